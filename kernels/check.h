@@ -1,0 +1,16 @@
+/* Checks on entry of every operation, the same in both back ends. */
+#pragma once
+#include "model/error.h"
+#include "model/tensor.h"
+
+/* Dies unless t exists with this shape and a format that means something. */
+#define CHECK_TENSOR(t, rows, cols) check_tensor(__func__, #t, t, rows, cols)
+void check_tensor(const char *op, const char *name, Tensor t, int rows, int cols);
+
+/* The same for a tensor that may be absent. */
+#define CHECK_OPTIONAL(t, rows, cols) \
+    do { if ((t).data) check_tensor(__func__, #t, t, rows, cols); } while (0)
+
+/* Dies unless t is F32 or BF16: what accumulates over calls. */
+#define CHECK_SUM(t) check_sum(__func__, #t, t)
+void check_sum(const char *op, const char *name, Tensor t);

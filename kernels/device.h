@@ -1,0 +1,26 @@
+/* The device: memory, copies, time. One per process. All work is queued in order on one stream;
+ * a call returns at once unless it says that it waits. Errors end the program with a message. */
+#pragma once
+#include "model/tensor.h"
+
+void        device_init(int local_rank);        /* chooses the GPU of that number; says so if there is none */
+const char *device_name(void);                  /* "NVIDIA H200", "cpu" */
+double      device_peak_flops(DType d);         /* data-sheet dense FLOP/s for GEMM operands of d; 0: unknown */
+double      device_bandwidth(void);             /* data-sheet memory bytes/s; 0: unknown */
+size_t      device_memory_total(void);          /* bytes */
+size_t      device_memory_used(void);           /* bytes of the device in use now, by whomever (CPU: this process) */
+
+void *device_alloc(size_t bytes);               /* 256-byte aligned, zeroed; never NULL: says what was asked and what is free */
+void  device_free (void *p);
+void  device_put  (void *dst, const void *src, size_t bytes);   /* host to device; src may be reused on return */
+void  device_get  (void *dst, const void *src, size_t bytes);   /* device to host; waits for all queued work */
+void  device_zero (void *dst, size_t bytes);
+void  device_sync (void);                       /* waits for all queued work */
+
+/* Device memory that kernels use inside a call (GEMM and attention workspaces, partial sums). Bytes held now. */
+size_t device_scratch_bytes(void);
+
+/* Milliseconds of device time between two marks in the queue. `elapsed` waits for `to`. */
+typedef struct DeviceMark DeviceMark;
+DeviceMark *device_mark   (DeviceMark *reuse);  /* NULL: a new mark */
+double      device_elapsed(DeviceMark *from, DeviceMark *to);

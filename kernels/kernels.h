@@ -1,0 +1,113 @@
+/* Every operation the model needs. Implemented twice: kernels/cpu/ is the specification, kernels/cuda/ the fast one.
+ *
+ *   Outputs first, then inputs, then sizes. An operation reads its inputs and writes its outputs in whatever Format
+ *   the tensors carry; arithmetic in between is F32. "+=" marks outputs that accumulate. Shapes and formats are
+ *   checked on entry; a combination that a back end does not have is an error that names it. Integer and float
+ *   arrays are device memory. Nothing here waits for the device.
+ *
+ *   N = B*T tokens, C = model width, D = head width, H = query heads, K = key/value heads, F = MLP width,
+ *   V = rows of the embedding (the vocabulary, padded).
+ */
+#pragma once
+#include "model/tensor.h"
+
+/* ---- formats ---------------------------------------------------------------------------------------------- */
+
+/* y = x in y's format. The same memory: nothing happens. FP8: S = max|x| / max(format) per group or tensor,
+ * code = round to nearest even of x/S, saturating [COAT eq. 1]; writes y.data_t too if there is one. */
+void quantize(Tensor y, Tensor x);
+
+/* w[i] = std * z, z normal, |z| <= cutoff (0: no cutoff); a function of (seed, first + i) alone. */
+void init_normal(Tensor w, float std, float cutoff, uint64_t seed, uint64_t first);
+void init_constant(Tensor w, float value);
+
+/* ---- embedding -------------------------------------------------------------------------------------------- */
+
+void embedding_forward (Tensor y, const int *tokens, Tensor w);         /* y[n] = w[tokens[n]]        (N,C) (N) (V,C) */
+void embedding_backward(Tensor dw, const int *tokens, Tensor dy);       /* dw[tokens[n]] += dy[n], in the order of n  */
+
+/* ---- normalization ---------------------------------------------------------------------------------------- */
+
+typedef enum { RMS_NORM, LAYER_NORM } NormKind;
+typedef struct { NormKind kind; float eps; } Norm;
+
+/* x = stream, in x's format (the same memory: nothing); stats of x as stored: row n has mean stats[2n] (0 for RMS_NORM)
+ * and rstd stats[2n+1] = 1/sqrt(mean((x-mean)^2) + eps); y = (x - mean) rstd w [+ residual].
+ * x, stream, y, residual (N,C); w (1,C) or no tensor, meaning 1; residual may be no tensor. */
+void norm_forward (Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual, Norm norm);
+
+/* dx = [dx +] the gradient of y with respect to x; dw += (no tensor: not wanted). With g = dy w, xh = (x - mean) rstd:
+ * dx = rstd (g - mean(g) [LAYER_NORM only] - xh mean(g xh)), dw = sum over n of dy xh. dx may be dy if not accumulating. */
+void norm_backward(Tensor dx, Tensor dw, Tensor dy, Tensor x, const float *stats, Tensor w, Norm norm, bool accumulate);
+
+/* ---- linear ----------------------------------------------------------------------------------------------- */
+
+void matmul   (Tensor y,  Tensor x,  Tensor w, Tensor add);             /* y  = x wT [+ add]   (N,O) (N,C) (O,C) (N,O) */
+void matmul_dx(Tensor dx, Tensor dy, Tensor w, bool accumulate);        /* dx = [dx +] dy w    (N,C) (N,O) (O,C)       */
+void matmul_dw(Tensor dw, Tensor dy, Tensor x);                         /* dw += dyT x         (O,C) (N,O) (N,C)       */
+
+/* ---- attention -------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    int   B, T, H, K, D;
+    float scale;           /* of the scores: 1/sqrt(D)                                  */
+    float clip;            /* q, k, v are clamped to [-clip, clip] first; 0: not        */
+    Norm  norm;            /* of q and k over their full widths H*D and K*D, where weights are given */
+    const float *rope;     /* (T, D/2, 2) cosine and sine                               */
+} Attention;
+
+/* Documents packed in the batch: document i is tokens start[i] .. start[i+1]-1 of N; none crosses a sequence. */
+typedef struct {
+    int        count;      /* 0: each of the B sequences is one document                */
+    int        longest;    /* tokens of the longest document                            */
+    const int *start;      /* (count + 1), device memory                                */
+} Documents;
+
+/* From projection to attention input: y = rope(norm(clamp(x))), v only clamped. Rows of x and y are [q (H*D) | k (K*D) |
+ * v (K*D)]. rope turns (a, b) = elements (i, i + D/2) of a head at position t by angle(t,i). y may be x.
+ * qnorm (1,H*D), knorm (1,K*D): weights, or no tensor: no norm. stats (N,2): rstd of q and of k; NULL without norm. */
+void rope_forward (Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm, Attention a);
+
+/* dx from dy; may be the same memory. dqnorm, dknorm +=. x: what went into rope_forward; read only if there is a clip
+ * or a norm (a clamped element has gradient 0; one equal to the limit counts as not clamped). */
+void rope_backward(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x, const float *stats,
+                   Tensor qnorm, Tensor knorm, Attention a);
+
+/* Causal softmax attention inside each document; head h reads key/value head h / (H/K). y (N, H*D), qkv (N, (H+2K)D);
+ * lse (B,H,T) or, with documents, any layout of N*H floats that attention_backward of the same back end reads back. */
+void attention_forward (Tensor y, float *lse, Tensor qkv, Attention a, Documents docs);
+void attention_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a, Documents docs);
+
+/* ---- MLP -------------------------------------------------------------------------------------------------- */
+
+void swiglu_forward (Tensor act, Tensor gate_up);     /* act = silu(gate) * up;  (N,F), rows of gate_up are [gate | up] */
+
+/* dgate_up from dact; may be the memory of gate_up. act is written again unless it is no tensor; may be the memory of dact. */
+void swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, Tensor gate_up);
+
+/* ---- loss ------------------------------------------------------------------------------------------------- */
+
+/* For each row n of logits (n, V), of which the first `vocab` columns count: z = log sum exp; loss[n] = z - logits[target[n]]
+ * and zloss[n] = z^2; both 0 where target[n] < 0 (masked). Then, if `backward`, the logits become
+ * scale * d(loss + z_weight * zloss)/d(logits): 0 in masked rows and in the columns from `vocab` on. */
+void cross_entropy(Tensor logits, float *loss, float *zloss, const int *target, int vocab,
+                   float scale, float z_weight, bool backward);
+
+/* ---- reductions and the optimizer; always in the same order, hence the same bits ---------------------------- */
+
+void sum        (float *out, const float *x, size_t n);                 /* *out += sum of x */
+void sum_squares(float *out, Tensor x);                                 /* *out += sum of x^2; not finite if any x is not */
+
+typedef struct {
+    float    lr, beta1, beta2, eps, weight_decay;
+    float    correction1, correction2;    /* 1 - beta1^t, 1 - beta2^t                             */
+    float    grad_scale;                  /* the gradient is multiplied by it: clipping           */
+    bool     expand;                      /* FP8 moments: dynamic range expansion                 */
+    uint64_t seed;                        /* of stochastic rounding: a function of run and step   */
+} AdamW;
+
+/* g = grad_scale grad; m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2;
+ * w -= lr (m / c1 / (sqrt(v / c2) + eps) + weight_decay w).  [Loshchilov & Hutter 2019, alg. 2]
+ * All (1,n): consecutive elements of a flat unit, whose first has number `first` in the model. A BF16 w is rounded
+ * stochastically with random bits that depend on (seed, first + i) alone. */
+void adamw(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first);

@@ -1,0 +1,61 @@
+/* Random numbers by counter: number i of a seed is a function of (seed, i) alone, so any thread can make any of them,
+ * a resumed run makes the same ones, and both back ends make the same bits. */
+#pragma once
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifdef __CUDACC__
+#define HOST_DEVICE __host__ __device__
+#else
+#define HOST_DEVICE
+#endif
+
+/* A bijection in which every input bit moves every output bit. [Steele, Lea & Flood 2014, SplitMix64, "variant 13"] */
+HOST_DEVICE static inline uint64_t random_mix(uint64_t x)
+{
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+/* 64 random bits. The seed is mixed first, so that seeds which differ by 1 give unrelated sequences. */
+HOST_DEVICE static inline uint64_t random_bits(uint64_t seed, uint64_t i)
+{
+    const uint64_t golden = 0x9e3779b97f4a7c15u;
+    return random_mix(random_mix(seed + golden) ^ (i * golden));
+}
+
+/* 16 random bits; four consecutive numbers come from one call of random_bits. */
+HOST_DEVICE static inline uint32_t random_16(uint64_t seed, uint64_t i)
+{
+    return (uint32_t)(random_bits(seed, i / 4) >> (16 * (i % 4))) & 0xffffu;
+}
+
+/* A normal number with |z| <= cutoff (0: no cutoff): Box-Muller from two 32-bit halves, |z| < 6.77; a number beyond the
+ * cutoff is drawn again from another sequence. The cutoff must be >= 0.01, so that 4096 draws always suffice in practice.
+ * NOTE: in double, because log and cos differ by an ulp between back ends: a difference that survives the rounding to
+ * float, or falls on either side of the cutoff, is then too rare to be met. */
+HOST_DEVICE static inline double random_normal(uint64_t seed, uint64_t i, double cutoff)
+{
+    double z = 0;
+    for (uint64_t attempt = 0; attempt < 4096; attempt++) {
+        uint64_t bits = random_bits(seed ^ (attempt << 40), i);
+        double u = ((double)(bits >> 32) + 0.5) * 0x1p-32, angle = (double)(bits & 0xffffffffu) * 0x1p-32;
+        z = sqrt(-2 * log(u)) * cos(6.283185307179586 * angle);
+        if (cutoff == 0 || fabs(z) <= cutoff)
+            return z;
+    }
+    return 0;
+}
+
+/* x as BF16 bits, rounded up with the probability of its distance from the lower neighbour: adding 16 uniform bits r to
+ * the 16 bits that are cut off carries with probability (cut bits) / 2^16, so the mean is x. Infinities stay, NaN becomes 0x7fff. */
+HOST_DEVICE static inline uint16_t bf16_round_stochastic(float x, uint32_t r)
+{
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    if ((u & 0x7f800000u) == 0x7f800000u)
+        return (uint16_t)(u & 0x7fffffu ? 0x7fffu : u >> 16);
+    return (uint16_t)((u + r) >> 16);
+}

@@ -1,0 +1,22 @@
+/* Errors have one reaction: say what is wrong, where and what to do, then take every rank down. */
+#pragma once
+
+/* Prints "error: ..." (with the rank, if there are several) on stderr and aborts all ranks with status 1.
+ * An error that every rank meets is printed once: ranks other than 0 wait a moment for rank 0 to speak first. */
+_Noreturn void die(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* Rank 0 prints "warning: ..." on stderr; the other ranks print nothing. */
+void warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* For what the program itself guarantees; user input is reported with die() in the user's words. */
+#define CHECK(condition, ...)                                                  \
+    do {                                                                       \
+        if (!(condition))                                                      \
+            die_check(__FILE__, __LINE__, #condition, __VA_ARGS__);            \
+    } while (0)
+_Noreturn void die_check(const char *file, int line, const char *condition, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+
+/* malloc and calloc that never return NULL. */
+void *xmalloc(unsigned long bytes);
+void *xcalloc(unsigned long count, unsigned long bytes);

@@ -1,0 +1,34 @@
+/* The table of recipes. [COAT, arXiv 2410.19313, fig. 1 and sec. 3-4] for the FP8 rows. */
+#include "model/recipe.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define F32_  { F32, 0 }
+#define BF16_ { BF16, 0 }
+
+const Recipe recipes[] = {
+    /* name    stream saved  qkv    att    hidden operand gradient keep        master grads  m      v      expand */
+    { "f32",   F32_,  F32_,  F32_,  F32_,  F32_,  F32_,   F32_,    KEEP_ALL,   F32_,  F32_,  F32_,  F32_,  false },
+    { "bf16",  BF16_, BF16_, BF16_, BF16_, BF16_, BF16_,  BF16_,   KEEP_ALL,   F32_,  BF16_, F32_,  F32_,  false },
+    { .name = NULL }
+};
+
+const Recipe *recipe_find(const char *name)
+{
+    for (const Recipe *r = recipes; r->name; r++)
+        if (strcmp(r->name, name) == 0)
+            return r;
+    return NULL;
+}
+
+void recipe_print(const Recipe *r)
+{
+    static const char *const keep[] = { "all", "inputs", "block" };
+    printf("recipe %s: stream %s, saved %s, qkv %s, attention %s, hidden %s, operands %s, gradients %s,\n"
+           "  keep %s, master %s, accumulated gradients %s, moments %s and %s%s\n",
+           r->name, format_name(r->stream), format_name(r->saved), format_name(r->qkv), format_name(r->att),
+           format_name(r->hidden), format_name(r->operand), format_name(r->gradient), keep[r->keep],
+           format_name(r->master), format_name(r->grads), format_name(r->moment1), format_name(r->moment2),
+           r->expand ? ", expanded" : "");
+}

@@ -1,0 +1,31 @@
+/* A recipe says in which Format each kind of tensor is stored, and what backward recomputes. It is data:
+ * model code never asks which recipe runs; an ablation is one more row. */
+#pragma once
+#include "model/tensor.h"
+
+/* What forward leaves in memory for backward. */
+typedef enum {
+    KEEP_ALL,       /* every tensor that backward reads                                                     */
+    KEEP_INPUTS,    /* norm outputs and silu(gate)*up are recomputed from norm inputs, gate and up          */
+    KEEP_BLOCK      /* only each block's input: backward runs the block's forward again (activation checkpointing) */
+} Keep;
+
+typedef struct {
+    const char *name;
+    Format stream;     /* residual stream, and whatever no other column names             */
+    Format saved;      /* norm inputs kept for backward                                   */
+    Format qkv;        /* q, k, v kept for backward                                       */
+    Format att;        /* attention output kept for backward                              */
+    Format hidden;     /* gate and up kept for backward                                   */
+    Format operand;    /* GEMM operands: activations and weights                          */
+    Format gradient;   /* GEMM operands: gradients                                        */
+    Keep   keep;
+    Format master;     /* weights that the optimizer updates                              */
+    Format grads;      /* accumulated weight gradients                                    */
+    Format moment1, moment2;   /* AdamW's m and v                                         */
+    bool   expand;     /* FP8 moments: dynamic range expansion                            */
+} Recipe;
+
+extern const Recipe recipes[];      /* ends with name == NULL */
+const Recipe *recipe_find(const char *name);          /* NULL if there is none */
+void          recipe_print(const Recipe *r);          /* one line per column on stdout */

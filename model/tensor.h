@@ -1,0 +1,38 @@
+/* A Tensor is a view: a row-major matrix in some Format, in device memory owned by an Arena. Passed by value.
+ * With the CPU back end device memory is ordinary memory. */
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef enum { F32, BF16, E4M3, E5M2 } DType;
+
+/* How values are stored. FP8 values carry scales: value = scale * code.
+ * group: consecutive elements of a row that share one scale; 0: one scale for the whole tensor. */
+typedef struct { DType dtype; int group; } Format;
+
+typedef struct {
+    void  *data;      /* (rows, cols), 256-byte aligned; NULL: the tensor does not exist                       */
+    void  *data_t;    /* (cols, rows): transposed FP8 codes with the same scale, as operands of FP8 GEMMs; or NULL */
+    void  *scale;     /* group 0: one float (16 bytes apart); else BF16 (rows, cols/group). NULL unless FP8     */
+    Format format;
+    int    rows, cols;
+} Tensor;
+
+/* Bump allocator of device memory. With base == NULL it only measures:
+ * a plan runs once to size the arena, then again to place every tensor in it. */
+typedef struct { char *base; size_t used; } Arena;
+
+void  *arena_alloc (Arena *a, size_t bytes);                          /* 256-byte aligned */
+Tensor tensor_alloc(Arena *a, Format f, int rows, int cols);
+Tensor tensor_at   (void *data, Format f, int rows, int cols);        /* a view of plain memory; f.dtype F32 or BF16 */
+Tensor tensor_rows (Tensor t, int first, int rows);                   /* a view of some rows; group 0 FP8 has no data_t */
+
+bool        format_equal (Format a, Format b);
+bool        format_is_fp8(Format f);
+const char *format_name  (Format f);                                  /* "bf16", "e4m3/16"; static storage, 8 names live */
+bool        format_parse (Format *f, const char *text);               /* false if text is not a format name */
+size_t      dtype_size   (DType d);                                   /* bytes of an element */
+int         tensor_scales_per_group(Format f);                        /* BF16 values that a group's scale takes */
+size_t      tensor_numel (Tensor t);
+size_t      tensor_bytes (Tensor t);                                  /* data, data_t and scale as allocated */
