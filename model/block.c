@@ -1,0 +1,108 @@
+/* One transformer block, forward and backward. The formats are the recipe's (model.h, Acts); the text is the same for all.
+ *
+ *     pre-norm (Llama, OLMo-1)                      norm_after (OLMo-2)
+ *     r1 = r0 + Wout Attention(Norm(r0))            r1 = r0 + Norm(Wout Attention(r0))
+ *     r2 = r1 + Wdown SwiGLU(Norm(r1))              r2 = r1 + Norm(Wdown SwiGLU(r1))
+ *
+ * r0 is a->res0, r1 a->res1 and r2 the next block's res0. An operation whose output is its input's memory does nothing
+ * (quantize) or works in place, so a recipe that stores two of these tensors alike pays for one. */
+#include "model/model.h"
+
+static const Tensor NONE = { 0 };
+
+/* The operand of a branch's first GEMM from the residual stream. x, stats: what the norm's backward reads. */
+static void branch_in(const Model *m, Tensor h, Tensor x, float *stats, Tensor res, Tensor w)
+{
+    if (m->config->norm_after)
+        quantize(h, res);
+    else
+        norm_forward(h, x, stats, res, w, NONE, m->config->norm);
+}
+
+/* out = res + the branch's last GEMM, y w^T, with its norm if the architecture puts it there.
+ * branch: where the GEMM writes in front of that norm; x: the same, as saved for its backward. */
+static void branch_out(const Model *m, Tensor out, Tensor y, Tensor w, Tensor res,
+                       Tensor branch, Tensor x, float *stats, Tensor norm)
+{
+    if (m->config->norm_after) {
+        matmul(branch, y, w, NONE);
+        norm_forward(out, x, stats, branch, norm, res, m->config->norm);
+    } else
+        matmul(out, y, w, res);
+}
+
+/* The operand again, from the saved norm input, where the recipe keeps no other. */
+static void branch_in_again(const Model *m, Tensor h, Tensor x, float *stats, Tensor w)
+{
+    if (m->recipe.keep == KEEP_INPUTS && !m->config->norm_after)
+        norm_forward(h, x, stats, x, w, NONE, m->config->norm);
+}
+
+void block_forward(const Model *m, const Unit *w, Acts *a, Acts *next)
+{
+    branch_in        (m, a->h0, a->x0, a->stats0, a->res0, w->norm0);
+    matmul           (a->proj, a->h0, w->qkv, NONE);
+    quantize         (a->qkv, a->proj);
+    rope_forward     (a->rot, a->qk_stats, a->qkv, w->qnorm, w->knorm, m->attn);
+    attention_forward(a->mix, a->lse, a->rot, m->attn, m->docs);
+    quantize         (a->att, a->mix);
+    quantize         (a->att_op, a->att);
+    branch_out       (m, a->res1, a->att_op, w->out, a->res0, a->branch0, a->x0, a->stats0, w->norm0);
+
+    branch_in        (m, a->h1, a->x1, a->stats1, a->res1, w->norm1);
+    matmul           (a->wide, a->h1, w->gate_up, NONE);
+    quantize         (a->gate_up, a->wide);
+    swiglu_forward   (a->act, a->gate_up);
+    branch_out       (m, next->res0, a->act, w->down, a->res1, a->branch1, a->x1, a->stats1, w->norm1);
+}
+
+/* From the gradient of the residual stream to that of the branch's last GEMM: dy. */
+static Tensor branch_out_backward(const Model *m, Tensor dnorm, Tensor x, const float *stats, Tensor norm)
+{
+    if (m->config->norm_after)
+        norm_backward(m->work.dy, dnorm, m->work.dres, x, stats, norm, m->config->norm, false);
+    else
+        quantize(m->work.dy, m->work.dres);
+    return m->work.dy;
+}
+
+/* dres += the branch's part: through its first GEMM (dy w) and the norm in front of it. */
+static void branch_in_backward(const Model *m, Tensor dy, Tensor w, Tensor dnorm, Tensor x, const float *stats, Tensor norm)
+{
+    if (m->config->norm_after)
+        matmul_dx(m->work.dres, dy, w, true);
+    else {
+        matmul_dx(m->work.dh, dy, w, false);
+        norm_backward(m->work.dres, dnorm, m->work.dh, x, stats, norm, m->config->norm, true);
+    }
+}
+
+/* On entry m->work.dres is dLoss/d(r2), on return dLoss/d(r0). Weight gradients are added to dw.
+ * What the recipe does not keep is recomputed where it is read: act by swiglu_backward, the rest as in forward. */
+void block_backward(const Model *m, const Unit *w, Unit *dw, const Acts *a)
+{
+    const Work *t = &m->work;
+    Tensor act_again = m->recipe.keep == KEEP_INPUTS ? a->act : NONE;
+    Tensor dy;
+
+    dy = branch_out_backward(m, dw->norm1, a->x1, a->stats1, w->norm1);
+    matmul_dx         (t->dact, dy, w->down, false);
+    swiglu_backward   (t->dgate_up, act_again, t->dact, a->gate_up);
+    matmul_dw         (dw->down, dy, a->act);
+    branch_in_again   (m, a->h1, a->x1, a->stats1, w->norm1);
+    matmul_dw         (dw->gate_up, t->dgate_up, a->h1);
+    branch_in_backward(m, t->dgate_up, w->gate_up, dw->norm1, a->x1, a->stats1, w->norm1);
+
+    if (a->rot.data != a->qkv.data)
+        rope_forward  (a->rot, a->qk_stats, a->qkv, w->qnorm, w->knorm, m->attn);
+    quantize          (a->mix, a->att);
+    quantize          (a->att_op, a->att);
+    dy = branch_out_backward(m, dw->norm0, a->x0, a->stats0, w->norm0);
+    matmul_dx         (t->datt, dy, w->out, false);
+    matmul_dw         (dw->out, dy, a->att_op);
+    attention_backward(t->dqkv, t->datt, a->rot, a->mix, a->lse, m->attn, m->docs);
+    rope_backward     (t->dqkv_op, dw->qnorm, dw->knorm, t->dqkv, a->qkv, a->qk_stats, w->qnorm, w->knorm, m->attn);
+    branch_in_again   (m, a->h0, a->x0, a->stats0, w->norm0);
+    matmul_dw         (dw->qkv, t->dqkv_op, a->h0);
+    branch_in_backward(m, t->dqkv_op, w->qkv, dw->norm0, a->x0, a->stats0, w->norm0);
+}

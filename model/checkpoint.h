@@ -1,0 +1,37 @@
+/* Checkpoints: stepN/ is a Hugging Face model folder (config.json, safetensors) plus the trainer's state.
+ *
+ *   stepN/config.json, model.safetensors or model-0000i-of-0000n.safetensors + model.safetensors.index.json
+ *        /config.yaml                    the resolved configuration of the run
+ *        /optimizer-0000i.safetensors    <name>.exp_avg, <name>.exp_avg_sq and, for FP8, their scales, exactly as stored
+ *        /trainer.json                   step, tokens, loader position, format version; written last: the manifest
+ *
+ * The layout of the files depends on the architecture alone, not on the number of ranks: every rank writes the bytes of its
+ * own shards into the places where they belong, so any number of ranks can read them back.
+ * Written as stepN.tmp, fsynced, renamed; then the link `latest` moves. */
+#pragma once
+#include "data/loader.h"
+#include "model/fsdp.h"
+
+typedef struct {
+    long   step;               /* optimizer steps done, skipped ones included */
+    long   tokens;             /* trained on so far, over all ranks */
+    long   skipped;            /* steps skipped because a loss or gradient was not finite */
+    LoaderState loader;
+    uint64_t fingerprint;      /* of the data set */
+} TrainState;
+
+/* Writes save_folder/step<N>, then points save_folder/latest to it. All ranks call. Dies if the disk does not take it,
+ * leaving the last complete checkpoint as it was. */
+void checkpoint_save(const Config *c, const Fsdp *f, const TrainState *s);
+
+/* Deletes what save_num_checkpoints_to_keep and the permanent and ephemeral intervals of `c` do not keep.
+ * Never deletes what `latest` points to. Rank 0 acts. */
+void checkpoint_prune(const Config *c);
+
+/* Loads weights from `folder` (a checkpoint, or a folder written by Hugging Face's save_pretrained: f32, bf16 or f16
+ * safetensors, one file or several) and, if it is a checkpoint of ours, moments and state. Returns whether it was.
+ * Dies on a tensor that is missing, left over or of another shape, naming it. `with_optimizer`: load the moments too. */
+bool checkpoint_load(const char *folder, const Config *c, Fsdp *f, TrainState *s, bool with_optimizer);
+
+/* save_folder/latest if there is a complete checkpoint, else NULL. malloc'ed. */
+char *checkpoint_latest(const char *save_folder);

@@ -1,0 +1,107 @@
+/* What a run is: the YAML file (OLMo's keys), overridden by --a.b=c. Plain data; config.c fills, checks and prints it. */
+#pragma once
+#include "model/recipe.h"
+#include "kernels/kernels.h"
+
+typedef enum { INIT_MITCHELL, INIT_NORMAL, INIT_FULL_MEGATRON } InitFn;
+typedef enum { COSINE_WITH_WARMUP, LINEAR_WITH_WARMUP, INVERSE_SQRT_WITH_WARMUP, CONSTANT, CONSTANT_WITH_WARMUP, WSD } ScheduleName;
+
+/* The architecture. */
+typedef struct {
+    int    d_model, n_layers, n_heads, n_kv_heads, head_dim, mlp_width;       /* C L H K D F (F: one half of mlp_hidden_size) */
+    int    max_sequence_length;                                              /* T */
+    int    vocab_size, embedding_size;                                       /* ids that exist; rows V, padded */
+    int    eos_token_id, pad_token_id;                                       /* -1: none */
+    Norm   norm;                                                             /* kind and eps of all norms */
+    bool   norm_affine;                                                      /* norms have weights (OLMo-1: not) */
+    bool   norm_after;                                                       /* OLMo-2: norm the branch output, not its input */
+    bool   qk_norm;                                                          /* OLMo-2: attention_layer_norm */
+    bool   weight_tying;
+    float  clip_qkv;                                                         /* 0: off */
+    double rope_theta;
+    struct { double factor, low_freq_factor, high_freq_factor; int original_length; } rope_scaling;  /* llama3; factor 0: off */
+    InitFn init_fn;
+    double init_std, init_cutoff_factor;                                     /* cutoff 0: off */
+} ModelConfig;
+
+/* A length of training: one of the three is > 0 (max_duration: 100 | 2e9T | 1ep). */
+typedef struct { long steps, tokens; double epochs; } Duration;
+
+typedef struct {
+    char  *label;                 /* "v3-small-c4_en-validation" */
+    char **paths;
+    int    num_paths;
+    int    itemsize;
+} EvalSet;
+
+typedef struct {
+    ModelConfig model;
+    Recipe      recipe;           /* resolved: the named row with its overrides */
+    char       *run_name;
+    uint64_t    seed;
+    bool        dry_run;          /* print settings and memory plan, then stop */
+
+    struct {
+        char **paths; int num_paths;
+        char **label_mask_paths; int num_label_mask_paths;
+        int    itemsize;                      /* memmap_dtype: uint16 2, uint32 4 */
+        bool   generate_doc_lengths;          /* attention stays inside documents */
+        bool   mask_padding;                  /* generate_attention_mask */
+        uint64_t seed;                        /* data.seed, else seed */
+        struct { int max_period, min_period, max_count; } instance_filter;   /* max_count 0: off */
+    } data;
+
+    int      global_train_batch_size;         /* sequences per step over all ranks */
+    int      device_train_microbatch_size;    /* sequences per forward pass of a rank */
+    Duration max_duration;
+    Duration stop_at;                         /* all 0: not; ends the run early, the schedule unchanged */
+
+    struct {
+        double lr, beta1, beta2, eps, weight_decay;
+        bool   decay_norm_and_bias, decay_embeddings;
+    } optimizer;
+    struct {
+        ScheduleName name;
+        bool     in_tokens;                   /* units: steps | tokens; t_* below are in them */
+        long     t_warmup, t_max;             /* t_max 0: max_duration */
+        long     t_decay;                     /* wsd: length of the final linear decay */
+        double   alpha_f;                     /* final lr / lr */
+        double   warmup_min_lr;               /* lr at step 0; < 0: 0.1 lr, OLMo's default */
+        long     grad_clip_warmup_steps;      /* in units; for that long max_grad_norm is ... */
+        double   grad_clip_warmup_factor;     /* ... multiplied by this */
+    } scheduler;
+    double   max_grad_norm;                   /* 0: no clipping */
+    double   z_loss;                          /* softmax_auxiliary_loss ? auxiliary_loss_multiplier : 0 */
+
+    char    *save_folder;
+    bool     save_overwrite;
+    long     save_interval;                   /* steps; 0: only at the end */
+    long     save_interval_unsharded;         /* permanent every K steps, never deleted; 0: none */
+    long     save_interval_ephemeral;         /* steps; replaced by the next one; 0: none */
+    long     save_num_checkpoints_to_keep;    /* of save_interval; -1: all */
+    char    *load_path;                       /* a checkpoint or a Hugging Face folder; NULL: none */
+    bool     try_load_latest_save;            /* resume from save_folder/latest if it is there */
+    bool     restore_dataloader;              /* false: the data starts over */
+    bool     reset_optimizer_state, reset_trainer_state;
+
+    long     eval_interval;                   /* steps; 0: never */
+    bool     eval_on_load;
+    int      device_eval_batch_size;
+    long     eval_subset_num_batches;         /* -1: all */
+    EvalSet *eval; int num_eval;
+
+    long     console_log_interval;            /* steps */
+    int      speed_window;                    /* speed_monitor.window_size: steps that tok/s is averaged over */
+    int      loss_chunk;                      /* tokens whose logits exist at once; 0: chosen */
+
+    char    *text;                            /* the resolved configuration as YAML; saved with the run */
+} Config;
+
+/* Reads argv[1] and the --a.b=c behind it. Prints help and exits 0 for --help or no argument.
+ * Errors: file:line, what was found, what was expected, the nearest key. `world`: ranks, to check the batch against. */
+Config *config_load(int argc, char **argv, int world);
+void    config_free(Config *c);
+
+/* Reads the architecture of a Hugging Face config.json into `m` (only what the file says); dies on an architecture
+ * that is none of Llama, OLMo, OLMo-2. config_load does so when the file has `load_path` and no `model` section. */
+void    config_read_hf(ModelConfig *m, const char *folder);

@@ -1,0 +1,107 @@
+/* A micro-batch through the whole model: embedding -> blocks -> head -> loss, and back. */
+#include "model/model.h"
+
+#include "data/loader.h"
+#include "kernels/device.h"
+#include "model/fsdp.h"
+
+static const Tensor NONE = { 0 };
+
+static void load_batch(Model *m, const int *tokens, const int *targets, int B)
+{
+    int N = B * m->attn.T;
+    device_put(m->tokens, tokens, sizeof(int) * N);
+    device_put(m->targets, targets, sizeof(int) * N);
+    m->docs = (Documents){ 0 };
+    if (m->documents) {
+        m->docs.count = document_starts(m->host_doc_start, &m->docs.longest, tokens, B, m->attn.T, m->config->eos_token_id);
+        m->docs.start = m->doc_start;
+        device_put(m->doc_start, m->host_doc_start, sizeof(int) * (m->docs.count + 1));
+    }
+}
+
+static void forward(Model *m, Fsdp *f)
+{
+    fsdp_gather(f, 0);
+    fsdp_gather(f, 1);
+    embedding_forward(m->acts[0].res0, m->tokens, fsdp_acquire(f, 0)->embed);
+    fsdp_release(f, 0);
+    for (int l = 0; l < m->L; l++) {
+        fsdp_gather(f, l + 2);
+        block_forward(m, fsdp_acquire(f, l + 1), &m->acts[l], &m->acts[l + 1]);
+        fsdp_release(f, l + 1);
+    }
+}
+
+/* Final norm, head and loss, a chunk of tokens at a time: all (N, V) logits never exist. With `backward` the chunk's
+ * logits become their gradient in place, and work.dh gets dLoss/d(final_h). */
+static void head(Model *m, Fsdp *f, float scale, float z_weight, bool backward)
+{
+    bool tied = m->config->weight_tying;
+    int last = m->L + 1, head_unit = tied ? 0 : last, chunk = m->logits.rows;
+    const Unit *w = fsdp_acquire(f, last);
+    if (tied)
+        fsdp_gather(f, 0);
+    const Unit *hw = fsdp_acquire(f, head_unit);
+    Tensor weight = tied ? hw->embed : hw->head;
+    Unit *dw = fsdp_grads(f, head_unit);
+    Tensor dweight = tied ? dw->embed : dw->head;
+
+    Tensor x = m->acts[m->L].res0;
+    norm_forward(m->final_h, x, m->final_stats, x, w->norm, NONE, m->config->norm);
+    for (int n = 0; n < m->N; n += chunk) {
+        int rows = m->N - n < chunk ? m->N - n : chunk;
+        Tensor h = tensor_rows(m->final_h, n, rows), logits = tensor_rows(m->logits, 0, rows);
+        matmul(logits, h, weight, NONE);
+        cross_entropy(logits, m->losses + n, m->losses + m->N + n, m->targets + n, m->config->vocab_size,
+                      scale, z_weight, backward);
+        if (backward) {
+            matmul_dx(tensor_rows(m->work.dh, n, rows), logits, weight, false);
+            matmul_dw(dweight, logits, h);
+        }
+    }
+    if (backward)
+        norm_backward(m->work.dres, fsdp_grads(f, last)->norm, m->work.dh, x, m->final_stats, w->norm,
+                      m->config->norm, false);
+    fsdp_release(f, last);
+    if (tied)
+        fsdp_release(f, 0);
+    sum(&m->sums[0], m->losses, m->N);
+    sum(&m->sums[1], m->losses + m->N, m->N);
+}
+
+static void backward(Model *m, Fsdp *f)
+{
+    fsdp_reduce(f, m->L + 1);
+    fsdp_gather(f, m->L);
+    for (int l = m->L - 1; l >= 0; l--) {
+        int u = l + 1;
+        if (l > 0)
+            fsdp_gather(f, u - 1);
+        const Unit *w = fsdp_acquire(f, u);
+        if (m->recipe.keep == KEEP_BLOCK)
+            block_forward(m, w, &m->acts[l], &m->acts[l + 1]);
+        block_backward(m, w, fsdp_grads(f, u), &m->acts[l]);
+        fsdp_release(f, u);
+        fsdp_reduce(f, u);
+    }
+    embedding_backward(fsdp_grads(f, 0)->embed, m->tokens, m->work.dres);
+    fsdp_reduce(f, 0);
+}
+
+void model_step(Model *m, Fsdp *f, const int *tokens, const int *targets, float scale, float z_weight, bool with_backward)
+{
+    load_batch(m, tokens, targets, m->attn.B);
+    forward(m, f);
+    head(m, f, scale, z_weight, with_backward);
+    if (with_backward)
+        backward(m, f);
+}
+
+LossSums model_losses(Model *m)
+{
+    float s[2];
+    device_get(s, m->sums, sizeof s);
+    device_zero(m->sums, sizeof s);
+    return (LossSums){ s[0], s[1] };
+}

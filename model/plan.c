@@ -1,0 +1,240 @@
+/* recipe + config -> every Tensor placed in the arena. The same function runs twice: to measure, then to place. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/comm.h"
+#include "kernels/device.h"
+#include "model/error.h"
+#include "model/fsdp.h"
+
+/* One block's activations. `first`: those of block 0, whose memory the others share where a tensor is not their own. */
+typedef struct { Arena *arena; const Acts *first; int N; } Planner;
+
+static Tensor own(Planner *p, Format f, int cols)
+{
+    return tensor_alloc(p->arena, f, p->N, cols);
+}
+
+static Tensor shared(Planner *p, Tensor of_first, Format f, int cols)
+{
+    return p->first ? of_first : own(p, f, cols);
+}
+
+static Tensor place(Planner *p, bool is_own, Tensor of_first, Format f, int cols)
+{
+    return is_own ? own(p, f, cols) : shared(p, of_first, f, cols);
+}
+
+static bool same(Tensor a, Format f)
+{
+    return format_equal(a.format, f);
+}
+
+/* The stream is kept where backward reads it: as norm input, as GEMM operand, or to run the block again. */
+static bool stream_is_kept(const Model *m)
+{
+    const Recipe *r = &m->recipe;
+    return r->keep == KEEP_BLOCK || format_equal(m->config->norm_after ? r->operand : r->saved, r->stream);
+}
+
+static void plan_stream(Planner *p, const Model *m, Acts *a)
+{
+    const Recipe *r = &m->recipe;
+    const Acts none = { 0 }, *s = p->first ? p->first : &none;
+    int C = m->config->d_model;
+    bool after = m->config->norm_after, block = r->keep == KEEP_BLOCK;
+    bool keep_h = !block && (after || r->keep == KEEP_ALL);
+
+    a->res0 = place(p, stream_is_kept(m), s->res0, r->stream, C);
+    a->res1 = !stream_is_kept(m) ? a->res0 : place(p, !block, s->res1, r->stream, C);
+    bool alias_x = !after && format_equal(r->saved, r->stream);
+    a->x0 = alias_x ? a->res0 : place(p, !block, s->x0, r->saved, C);
+    a->x1 = alias_x ? a->res1 : place(p, !block, s->x1, r->saved, C);
+    bool alias_h = after && format_equal(r->operand, r->stream);
+    a->h0 = alias_h ? a->res0 : place(p, keep_h, s->h0, r->operand, C);
+    a->h1 = alias_h ? a->res1 : r->keep == KEEP_INPUTS && !after ? a->h0 : place(p, keep_h, s->h1, r->operand, C);
+    if (after) {
+        a->branch0 = same(a->x0, r->stream) ? a->x0 : shared(p, s->branch0, r->stream, C);
+        a->branch1 = same(a->x1, r->stream) ? a->x1 : a->branch0;
+    }
+}
+
+static void plan_acts(Planner *p, const Model *m, Acts *a)
+{
+    const Recipe *r = &m->recipe;
+    const ModelConfig *c = m->config;
+    const Acts none = { 0 }, *s = p->first ? p->first : &none;
+    int HD = c->n_heads * c->head_dim, S = HD + 2 * c->n_kv_heads * c->head_dim, F = c->mlp_width;
+    bool block = r->keep == KEEP_BLOCK, changed = c->qk_norm || c->clip_qkv > 0;
+
+    plan_stream(p, m, a);
+    a->qkv = place(p, !block, s->qkv, r->qkv, S);
+    a->proj = same(a->qkv, r->stream) ? a->qkv : shared(p, s->proj, r->stream, S);
+    a->rot = !same(a->qkv, r->stream) ? a->proj : changed ? shared(p, s->rot, r->stream, S) : a->qkv;
+    a->att = place(p, !block, s->att, r->att, HD);
+    a->mix = same(a->att, r->stream) ? a->att : shared(p, s->mix, r->stream, HD);
+    a->att_op = same(a->att, r->operand) ? a->att : same(a->mix, r->operand) ? a->mix
+              : shared(p, s->att_op, r->operand, HD);
+    a->gate_up = place(p, !block, s->gate_up, r->hidden, 2 * F);
+    a->wide = same(a->gate_up, r->stream) ? a->gate_up : shared(p, s->wide, r->stream, 2 * F);
+    a->act = place(p, r->keep == KEEP_ALL, s->act, r->operand, F);
+
+    a->stats0 = arena_alloc(p->arena, 2 * sizeof(float) * p->N);
+    a->stats1 = arena_alloc(p->arena, 2 * sizeof(float) * p->N);
+    a->qk_stats = c->qk_norm ? arena_alloc(p->arena, 2 * sizeof(float) * p->N) : NULL;
+    a->lse = arena_alloc(p->arena, sizeof(float) * p->N * c->n_heads);
+}
+
+static void plan_work(Arena *arena, Model *m)
+{
+    const Recipe *r = &m->recipe;
+    const ModelConfig *c = m->config;
+    Work *t = &m->work;
+    int N = m->N, C = c->d_model, HD = c->n_heads * c->head_dim, S = HD + 2 * c->n_kv_heads * c->head_dim;
+
+    t->dres = tensor_alloc(arena, r->stream, N, C);
+    t->dy = !c->norm_after && same(t->dres, r->gradient) ? t->dres : tensor_alloc(arena, r->gradient, N, C);
+    t->dh = tensor_alloc(arena, r->stream, N, C);
+    t->dact = tensor_alloc(arena, r->stream, N, c->mlp_width);
+    t->dgate_up = tensor_alloc(arena, r->gradient, N, 2 * c->mlp_width);
+    t->datt = tensor_alloc(arena, r->stream, N, HD);
+    t->dqkv = tensor_alloc(arena, r->stream, N, S);
+    t->dqkv_op = same(t->dqkv, r->gradient) ? t->dqkv : tensor_alloc(arena, r->gradient, N, S);
+}
+
+/* Logits of this many tokens exist at once: equal chunks of at most 512 MiB, at least one token. */
+static int loss_chunk(const Config *c, int N)
+{
+    if (c->loss_chunk > 0)
+        return c->loss_chunk < N ? c->loss_chunk : N;
+    size_t row = (size_t)c->model.embedding_size * dtype_size(c->recipe.stream.dtype);
+    int count = (int)((row * N + (512u << 20) - 1) / (512u << 20));
+    while (N % count != 0)
+        count++;
+    return N / count;
+}
+
+static void plan_head(Arena *arena, Model *m, const Config *c)
+{
+    int N = m->N, T = c->model.max_sequence_length;
+    m->final_stats = arena_alloc(arena, 2 * sizeof(float) * N);
+    m->final_h = tensor_alloc(arena, m->recipe.stream, N, c->model.d_model);
+    m->logits = tensor_alloc(arena, m->recipe.stream, loss_chunk(c, N), c->model.embedding_size);
+    m->tokens = arena_alloc(arena, sizeof(int) * N);
+    m->targets = arena_alloc(arena, sizeof(int) * N);
+    m->doc_start = arena_alloc(arena, sizeof(int) * (N + 1));
+    m->losses = arena_alloc(arena, 2 * sizeof(float) * N);
+    m->sums = arena_alloc(arena, 2 * sizeof(float));
+    m->rope = arena_alloc(arena, sizeof(float) * T * c->model.head_dim);
+    m->attn.rope = m->rope;
+}
+
+/* Bytes of the plan by purpose. */
+typedef struct { size_t units, activations, work, head; } PlanBytes;
+
+static PlanBytes plan_all(Arena *arena, Model *m, Fsdp *f, const Config *c, int world, int rank)
+{
+    PlanBytes b;
+    arena->used = 0;
+    fsdp_plan(f, arena, &c->model, &c->recipe, world, rank);
+    b.units = arena->used;
+    for (int l = 0; l < m->L; l++)
+        plan_acts(&(Planner){ arena, l ? &m->acts[0] : NULL, m->N }, m, &m->acts[l]);
+    m->acts[m->L].res0 = stream_is_kept(m) ? tensor_alloc(arena, m->recipe.stream, m->N, c->model.d_model)
+                                           : m->acts[0].res0;
+    b.activations = arena->used - b.units;
+    plan_work(arena, m);
+    b.work = arena->used - b.units - b.activations;
+    plan_head(arena, m, c);
+    b.head = arena->used - b.units - b.activations - b.work;
+    return b;
+}
+
+static double gib(double bytes)
+{
+    return bytes / (1 << 30);
+}
+
+static void print_plan(const Model *m, const Fsdp *f, PlanBytes b, size_t total)
+{
+    size_t n = 0, weights = 0, master = 0, grads = 0, moments = 0;
+    for (int u = 0; u < f->num_units; u++) {
+        const Shard *s = &f->shard[u];
+        for (int i = 0; i < f->shape[u].num_params; i++)
+            n += (size_t)f->shape[u].param[i].rows * f->shape[u].param[i].cols;
+        master += tensor_bytes(s->master);
+        grads += tensor_bytes(s->grad);
+        moments += tensor_bytes(s->m) + tensor_bytes(s->v);
+        if (f->weights[u] != s->master.data)
+            weights += f->shape[u].numel * dtype_size(m->recipe.operand.dtype);
+    }
+    printf("model: %.4g M parameters, %d blocks; micro-batch %d x %d tokens\n", n / 1e6, m->L, m->attn.B, m->attn.T);
+    recipe_print(&m->recipe);
+    printf("memory plan of a rank, GiB: master %.3f, weights %.3f, gradients %.3f, moments %.3f, activations %.3f "
+           "(%.1f kB per token and block), work %.3f, head and loss %.3f; total %.3f of %.1f\n",
+           gib(master), gib(weights), gib(grads), gib(moments), gib(b.activations),
+           b.activations / 1e3 / m->N / m->L, gib(b.work), gib(b.head), gib(total), gib(device_memory_total()));
+}
+
+/* [Su et al. 2021, RoFormer, eq. 15]; scaled as Llama 3.1 does: wavelengths beyond the original context are stretched
+ * by `factor`, short ones stay, those between are interpolated. */
+static double rope_frequency(const ModelConfig *c, int i)
+{
+    double f = pow(c->rope_theta, -2.0 * i / c->head_dim);
+    if (c->rope_scaling.factor <= 0)
+        return f;
+    double lo = c->rope_scaling.low_freq_factor, hi = c->rope_scaling.high_freq_factor;
+    double wavelength = 2 * M_PI / f, old = c->rope_scaling.original_length;
+    if (wavelength > old / lo)
+        return f / c->rope_scaling.factor;
+    if (wavelength < old / hi)
+        return f;
+    double s = (old / wavelength - lo) / (hi - lo);
+    return (1 - s) * f / c->rope_scaling.factor + s * f;
+}
+
+static void fill_rope(Model *m)
+{
+    int T = m->attn.T, D = m->attn.D;
+    float *table = xmalloc(sizeof(float) * T * D);
+    for (int i = 0; i < D / 2; i++) {
+        double f = rope_frequency(m->config, i);
+        for (int t = 0; t < T; t++) {
+            table[(t * (D / 2) + i) * 2] = (float)cos(t * f);
+            table[(t * (D / 2) + i) * 2 + 1] = (float)sin(t * f);
+        }
+    }
+    device_put(m->rope, table, sizeof(float) * T * D);
+    free(table);
+}
+
+void model_create(Model *m, Fsdp *f, const Config *c, int world, int rank, bool print)
+{
+    const ModelConfig *mc = &c->model;
+    *m = (Model){ .config = mc, .recipe = c->recipe, .L = mc->n_layers, .documents = c->data.generate_doc_lengths };
+    *f = (Fsdp){ 0 };
+    m->attn = (Attention){ .B = c->device_train_microbatch_size, .T = mc->max_sequence_length, .H = mc->n_heads,
+                           .K = mc->n_kv_heads, .D = mc->head_dim, .scale = (float)(1 / sqrt(mc->head_dim)),
+                           .clip = mc->clip_qkv, .norm = mc->norm };
+    m->N = m->attn.B * m->attn.T;
+    m->acts = xcalloc(m->L + 1, sizeof *m->acts);
+    m->host_doc_start = xmalloc(sizeof(int) * (m->N + 1));
+
+    Arena arena = { 0 };
+    PlanBytes b = plan_all(&arena, m, f, c, world, rank);
+    if (print)
+        print_plan(m, f, b, arena.used);
+    m->memory = arena.base = device_alloc(arena.used);
+    plan_all(&arena, m, f, c, world, rank);
+    fill_rope(m);
+}
+
+void model_free(Model *m, Fsdp *f)
+{
+    device_free(m->memory);
+    fsdp_free(f);
+    free(m->acts);
+    free(m->host_doc_start);
+}
