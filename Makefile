@@ -1,0 +1,111 @@
+# make            build ./train: with CUDA if nvcc and a GPU are found, else for the CPU
+# make demo       install what is missing, build for the CPU, train a small model on real tokens, show the loss going down
+# make test       build and run every test
+# make bench      time every kernel and a training step
+# make help       print this text
+# make clean      remove what was built
+#
+# Settings, on the command line:
+#   BACKEND=cpu|cuda   which back end                       SANITIZE=1    address and undefined-behaviour checks
+#   DEPS=prefix        libraries in prefix/include, /lib    CUDA_HOME=... NCCL_HOME=...   if they are elsewhere
+#   CC=... CFLAGS=... NVCCFLAGS=...                         MPIRUN=...    the launcher of demo and tests
+
+CUDA_HOME ?= /usr/local/cuda
+NCCL_HOME ?= $(CUDA_HOME)
+ARCH      ?= 90a
+MPIRUN    ?= mpirun
+NVCC      := $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc 2>/dev/null))
+BACKEND   ?= $(if $(and $(NVCC),$(wildcard /dev/nvidiactl)),cuda,cpu)
+PKG        = $(shell pkg-config $(1) $(2) 2>/dev/null)
+
+# A library is found in DEPS, or by pkg-config, or is hoped to be on the compiler's own paths.
+ifdef DEPS
+DEPS_FLAGS := -I$(DEPS)/include
+DEPS_LIBS  := -L$(DEPS)/lib -Wl,-rpath,$(abspath $(DEPS)/lib)
+endif
+MPI_FLAGS  := $(or $(call PKG,--cflags,ompi-c),$(shell mpicc --showme:compile 2>/dev/null))
+MPI_LIBS   := $(or $(call PKG,--libs,ompi-c),$(shell mpicc --showme:link 2>/dev/null))
+YAML_LIBS  := $(if $(DEPS),-lfyaml,$(or $(call PKG,--libs,libfyaml),-lfyaml))
+JSON_LIBS  := $(if $(DEPS),-ljansson,$(or $(call PKG,--libs,jansson),-ljansson))
+BLAS_FLAGS := $(call PKG,--cflags,openblas)
+BLAS_LIBS  := $(or $(call PKG,--libs,openblas),-lopenblas)
+
+# What the code requires comes first; CFLAGS and NVCCFLAGS are the user's.
+CC_FLAGS  := -std=c17 -D_GNU_SOURCE -O2 -g -Wall -Wextra -ffp-contract=off -I. $(DEPS_FLAGS) $(MPI_FLAGS)
+NV_FLAGS  := -std=c++17 -O3 -lineinfo -gencode=arch=compute_$(ARCH),code=sm_$(ARCH) -I. $(DEPS_FLAGS)
+LIBS      := $(DEPS_LIBS) $(YAML_LIBS) $(JSON_LIBS) $(MPI_LIBS) -lm -lpthread
+ifeq ($(BACKEND),cuda)
+CC_FLAGS  += -I$(CUDA_HOME)/include -I$(NCCL_HOME)/include
+CUDA_LIBS := $(foreach d,$(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/lib $(NCCL_HOME)/lib),-L$d -Wl,-rpath,$d)
+LIBS      += $(CUDA_LIBS) -lcudart -lcublasLt -lcudnn -lnccl -lstdc++
+else ifeq ($(BACKEND),cpu)
+CC_FLAGS  += $(BLAS_FLAGS)
+LIBS      += $(BLAS_LIBS)
+else
+$(error BACKEND=$(BACKEND): expected cpu or cuda)
+endif
+ifdef SANITIZE
+CC_FLAGS  += -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
+LIBS      += -fsanitize=address,undefined
+endif
+
+B         := build/$(BACKEND)$(if $(SANITIZE),-sanitize)
+SOURCES   := $(wildcard model/*.c data/*.c kernels/*.c kernels/$(BACKEND)/*.c kernels/$(BACKEND)/*.cu)
+OBJECTS   := $(SOURCES:%=$B/%.o)
+# tests/test_X.c is a test; those that belong to one back end say so in their name.
+TESTS     := $(patsubst %.c,$B/%,$(filter-out $(if $(filter cuda,$(BACKEND)),tests/test_cpu_%,tests/test_cuda_%),\
+               $(wildcard tests/test_*.c)))
+HELPERS   := $(patsubst %,$B/%.o,$(filter-out tests/test_% tests/bench_%,$(wildcard tests/*.c)))
+
+# As root OpenMPI wants to be told twice; more ranks than cores is fine for tests.
+export OMPI_ALLOW_RUN_AS_ROOT = 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
+LAUNCH    := $(MPIRUN) --oversubscribe --bind-to none
+
+train: $B/train
+	@cp -f $< $@ && echo "built ./train for $(BACKEND)"
+$B/train: $B/train.c.o $(OBJECTS)
+	$(CC) $^ $(LIBS) $(LDFLAGS) -o $@
+$(TESTS): $B/%: $B/%.c.o $(HELPERS) $(OBJECTS)
+	$(CC) $^ $(DEPS_LIBS) -lcmocka $(LIBS) $(LDFLAGS) -o $@
+$B/tests/bench_%: $B/tests/bench_%.c.o $(OBJECTS)
+	$(CC) $^ $(LIBS) $(LDFLAGS) -o $@
+$B/%.c.o: %.c | check
+	@mkdir -p $(@D)
+	$(CC) $(CC_FLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
+$B/%.cu.o: %.cu | check
+	@mkdir -p $(@D)
+	$(NVCC) $(NV_FLAGS) $(NVCCFLAGS) -MMD -MP -c $< -o $@
+
+# Says what was found, once per build folder, and what a missing piece means.
+check: $B/found
+$B/found:
+	@mkdir -p $(@D)
+	@sh scripts/check-libraries "$(BACKEND)" "$(CC)" "$(CC_FLAGS) $(CFLAGS)" "$(LIBS) $(LDFLAGS)" "$(NVCC)"
+	@touch $@
+
+demo:
+	@sh scripts/install-libraries
+	@$(MAKE) --no-print-directory BACKEND=cpu build/cpu/train
+	@echo "training configs/tiny.yaml with $(MPIRUN) -n 2"
+	@OPENBLAS_NUM_THREADS=1 $(LAUNCH) -n 2 build/cpu/train configs/tiny.yaml --save_overwrite
+
+# The libraries come first, in a make of their own: what pkg-config finds is read when make starts.
+test:
+ifndef DEPS
+	@sh scripts/install-libraries libcmocka-dev
+endif
+	@$(MAKE) --no-print-directory run-tests
+run-tests: build-all
+	@sh scripts/run-tests $B "$(LAUNCH)" $(TESTS)
+build-all: $B/train $(TESTS) $B/tests/bench_kernels
+bench: $B/tests/bench_kernels $B/train
+	@sh scripts/bench $B "$(LAUNCH)"
+
+help:
+	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
+clean:
+	rm -rf build train
+.PHONY: train demo test run-tests build-all bench check help clean
+.SECONDARY:
+-include $(shell find build -name '*.d' 2>/dev/null)

@@ -1,0 +1,58 @@
+/* Every rank runs the same number of forward passes, because units are gathered together: a rank that has no sequences
+ * left runs masked ones. */
+#include "model/evaluate.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/comm.h"
+#include "model/error.h"
+
+/* Sequences [first, first + B) of the batch as a full micro-batch; what lies behind its end is masked. */
+static void micro_batch(int *tokens, int *targets, const Batch *b, int first, int B, int T)
+{
+    int n = b->sequences - first;
+    n = n < 0 ? 0 : n < B ? n : B;
+    memset(tokens, 0, sizeof(int) * B * T);
+    for (int i = 0; i < B * T; i++)
+        targets[i] = -1;
+    if (n > 0) {
+        memcpy(tokens, b->tokens + (size_t)first * T, sizeof(int) * n * T);
+        memcpy(targets, b->targets + (size_t)first * T, sizeof(int) * n * T);
+    }
+}
+
+EvalResult evaluate(const Config *c, int i, Model *m, Fsdp *f)
+{
+    const EvalSet *set = &c->eval[i];
+    int B = m->attn.B, T = m->attn.T, world = comm_size();
+    DataSpec spec = { .paths = set->paths, .num_paths = set->num_paths, .itemsize = set->itemsize, .sequence_length = T,
+                      .vocab_size = c->model.vocab_size, .eos_token_id = c->model.eos_token_id,
+                      .pad_token_id = c->model.pad_token_id, .mask_padding = c->data.mask_padding };
+    Loader *l = loader_open(&spec, c->device_eval_batch_size * world, comm_rank(), world);
+    int *tokens = xmalloc(sizeof(int) * B * T), *targets = xmalloc(sizeof(int) * B * T);
+    double total[2] = { 0 };
+
+    model_losses(m);
+    Batch b = { 0 };
+    for (long n = 0; n != c->eval_subset_num_batches; n++) {
+        bool more = loader_next(l, &b);
+        double sequences = more ? b.sequences : 0;
+        comm_max(&sequences, 1);
+        if (sequences == 0)
+            break;
+        if (!more)
+            b.sequences = 0;
+        for (int first = 0; first < sequences; first += B) {
+            micro_batch(tokens, targets, &b, first, B, T);
+            model_step(m, f, tokens, targets, 0, 0, false);
+        }
+        total[0] += model_losses(m).loss;
+        total[1] += b.sequences ? b.labels : 0;
+    }
+    loader_close(l);
+    free(tokens);
+    free(targets);
+    comm_sum(total, 2);
+    return (EvalResult){ set->label, total[1] ? total[0] / total[1] : 0, (long)total[1] };
+}

@@ -1,0 +1,9 @@
+/* Loss and perplexity on held-out shards. */
+#pragma once
+#include "data/loader.h"
+#include "model/fsdp.h"
+
+typedef struct { const char *label; double loss; long labels; } EvalResult;    /* loss: mean per label */
+
+/* One pass, in file order, over the shards of c->eval[i] (at most eval_subset_num_batches batches). All ranks call. */
+EvalResult evaluate(const Config *c, int i, Model *m, Fsdp *f);

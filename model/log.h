@@ -1,0 +1,26 @@
+/* What a run tells: a line per step on stdout, metrics.jsonl in the save folder, a plot of the loss at the end. Rank 0 only. */
+#pragma once
+#include "model/evaluate.h"
+#include "model/optimizer.h"
+
+typedef struct {
+    long   step, tokens;          /* steps and tokens done, this one included                    */
+    double loss, zloss;           /* means per label of the global batch; zloss is not weighted  */
+    double grad_norm, clip, lr;   /* clip: what the gradient was multiplied by                   */
+    bool   skipped;
+} StepStats;
+
+typedef struct Log Log;
+
+/* Opens save_folder/metrics.jsonl for appending. `first_step`: steps done before; of an older run's metrics those beyond
+ * it are dropped, since this run writes them anew. NULL-safe on ranks other than 0: every call does nothing there. */
+Log *log_open (const Config *c, RunLength length, long first_step, int world);
+void log_step (Log *l, const StepStats *s);
+void log_eval (Log *l, long step, const EvalResult *r);
+void log_close(Log *l);           /* prints first and last loss, and the plot */
+
+/* FLOPs of forward and backward per token, GEMMs and causal attention of T tokens, and the seconds they take at the
+ * device's data-sheet rates (0: unknown): the "speed of light" of the progress line. */
+typedef struct { double linear, head, attention; } TokenFlops;
+TokenFlops token_flops(const ModelConfig *c);
+double     speed_of_light(const ModelConfig *c, const Recipe *r);      /* tokens per second of a device */

@@ -1,0 +1,176 @@
+/* Opening a run: data, folder, memory, initial or loaded weights. Everything that can be wrong is found before the
+ * first step. */
+#include "model/run.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "kernels/comm.h"
+#include "kernels/device.h"
+#include "kernels/random.h"
+#include "model/error.h"
+
+static Loader *open_data(const Config *c)
+{
+    DataSpec spec = {
+        .paths = c->data.paths, .num_paths = c->data.num_paths, .label_mask_paths = c->data.label_mask_paths,
+        .num_label_mask_paths = c->data.num_label_mask_paths, .itemsize = c->data.itemsize,
+        .sequence_length = c->model.max_sequence_length, .vocab_size = c->model.vocab_size,
+        .eos_token_id = c->model.eos_token_id, .pad_token_id = c->model.pad_token_id, .mask_padding = c->data.mask_padding,
+        .shuffle = true, .seed = c->data.seed, .drop_last = true, .max_period = c->data.instance_filter.max_period,
+        .min_period = c->data.instance_filter.min_period, .max_count = c->data.instance_filter.max_count,
+    };
+    return loader_open(&spec, c->global_train_batch_size, comm_rank(), comm_size());
+}
+
+/* Ranks that read another file or other data would train nonsense or hang: all must agree. */
+static void check_agreement(const char *what, uint64_t hash)
+{
+    double half[4] = { (double)(hash >> 32), (double)(hash & UINT32_MAX), -half[0], -half[1] };
+    half[2] = -half[0];
+    half[3] = -half[1];
+    comm_max(half, 4);
+    if (half[0] != -half[2] || half[1] != -half[3])
+        die("the ranks have different %s; give every rank the same files and arguments", what);
+}
+
+static uint64_t text_hash(const char *text)
+{
+    uint64_t h = 0;
+    for (; *text; text++)
+        h = random_bits(h, (unsigned char)*text);
+    return h;
+}
+
+static void make_folder(const char *path)
+{
+    char *p = strdup(path);
+    for (char *s = p + 1; ; s++) {
+        char c = *s;
+        if (c != '/' && c != '\0')
+            continue;
+        *s = '\0';
+        if (mkdir(p, 0777) != 0 && errno != EEXIST)
+            die("save_folder %s: cannot create %s: %s", path, p, strerror(errno));
+        *s = c;
+        if (c == '\0')
+            break;
+    }
+    free(p);
+}
+
+/* A folder that holds a run is continued only when asked to, and never written over by accident. */
+static void prepare_folder(const Config *c, bool resumes)
+{
+    if (comm_rank() == 0) {
+        make_folder(c->save_folder);
+        char path[4096];
+        snprintf(path, sizeof path, "%s/config.yaml", c->save_folder);
+        FILE *f = fopen(path, "r");
+        if (f) {
+            fclose(f);
+            if (!resumes && !c->save_overwrite)
+                die("save_folder %s holds a run already: --try_load_latest_save continues it, --save_overwrite writes over it, "
+                    "--save_folder=... goes elsewhere", c->save_folder);
+        }
+        f = fopen(path, "w");
+        if (!f || fputs(c->text, f) == EOF || fclose(f) != 0)
+            die("%s: cannot write: %s", path, strerror(errno));
+    }
+    comm_barrier();
+}
+
+static RunLength run_length(const Config *c, const Loader *l)
+{
+    long per_step = (long)c->global_train_batch_size * c->model.max_sequence_length;
+    const Duration *d = &c->max_duration;
+    RunLength n = { .steps = d->steps };
+    if (d->tokens > 0)
+        n.steps = (d->tokens + per_step - 1) / per_step;
+    else if (d->epochs > 0)
+        n.steps = (long)(d->epochs * (double)(loader_instances(l) / c->global_train_batch_size));
+    n.tokens = d->tokens > 0 ? d->tokens : n.steps * per_step;
+    return n;
+}
+
+bool run_is_over(const Run *r)
+{
+    const Duration *s = &r->config->stop_at;
+    return r->state.step >= r->length.steps || (s->steps > 0 && r->state.step >= s->steps)
+        || (s->tokens > 0 && r->state.tokens >= s->tokens);
+}
+
+/* Weights: from a checkpoint or a Hugging Face folder, else random. */
+static void load_or_initialize(Run *r, const char *folder)
+{
+    const Config *c = r->config;
+    r->state = (TrainState){ .fingerprint = loader_fingerprint(r->loader) };
+    if (!folder) {
+        fsdp_init(&r->fsdp, &c->model, c->seed);
+        if (comm_rank() == 0)
+            printf("initialized with seed %llu\n", (unsigned long long)c->seed);
+        return;
+    }
+    TrainState s = r->state;
+    bool ours = checkpoint_load(folder, c, &r->fsdp, &s, !c->reset_optimizer_state);
+    if (ours && !c->reset_trainer_state) {
+        if (c->restore_dataloader && s.fingerprint != r->state.fingerprint)
+            die("%s was trained on other data files than those configured now; --restore_dataloader=false starts the data "
+                "over", folder);
+        if (!c->restore_dataloader)
+            s.loader = (LoaderState){ 0 };
+        s.fingerprint = r->state.fingerprint;
+        r->state = s;
+        loader_seek(r->loader, s.loader);
+    }
+    if (comm_rank() == 0)
+        printf("loaded %s%s\n", folder, ours && !c->reset_trainer_state ? ": continuing" : "");
+}
+
+static void print_data(const Run *r)
+{
+    const Config *c = r->config;
+    if (comm_rank() != 0)
+        return;
+    printf("data: %llu tokens in %llu instances of %d; %ld steps of %d sequences on %d rank%s, %d micro-batch%s each\n",
+           (unsigned long long)loader_tokens(r->loader), (unsigned long long)loader_instances(r->loader),
+           c->model.max_sequence_length, r->length.steps, c->global_train_batch_size, comm_size(),
+           comm_size() > 1 ? "s" : "", c->global_train_batch_size / comm_size() / c->device_train_microbatch_size,
+           c->global_train_batch_size / comm_size() / c->device_train_microbatch_size > 1 ? "es" : "");
+    fflush(stdout);
+}
+
+void run_open(Run *r, const Config *c)
+{
+    *r = (Run){ .config = c, .saved_step = -1 };
+    check_agreement("configurations", text_hash(c->text));
+    if (comm_rank() == 0)
+        printf("coat.c on %s\n%s\n", device_name(), c->text);
+    r->loader = open_data(c);
+    check_agreement("data files", loader_fingerprint(r->loader));
+    r->length = run_length(c, r->loader);
+
+    char *latest = c->try_load_latest_save ? checkpoint_latest(c->save_folder) : NULL;
+    const char *folder = latest ? latest : c->load_path;
+    bool resumes = folder && strncmp(folder, c->save_folder, strlen(c->save_folder)) == 0;
+    prepare_folder(c, resumes);
+    print_data(r);
+    model_create(&r->model, &r->fsdp, c, comm_size(), comm_rank(), comm_rank() == 0);
+    optimizer_create(&r->optimizer);
+    load_or_initialize(r, folder);
+    if (resumes)
+        r->saved_step = r->state.step;
+    r->log = log_open(c, r->length, r->state.step, comm_size());
+    free(latest);
+}
+
+void run_close(Run *r)
+{
+    log_close(r->log);
+    loader_close(r->loader);
+    optimizer_free(&r->optimizer);
+    model_free(&r->model, &r->fsdp);
+}

@@ -1,0 +1,21 @@
+/* A training run: everything between the configuration and the first step. */
+#pragma once
+#include "model/checkpoint.h"
+#include "model/log.h"
+
+typedef struct {
+    const Config *config;
+    Model      model;
+    Fsdp       fsdp;
+    Optimizer  optimizer;
+    Loader    *loader;
+    TrainState state;
+    RunLength  length;
+    Log       *log;
+    long       saved_step;     /* of the last checkpoint; -1: none yet */
+} Run;
+
+/* Opens the data, creates the save folder, places the model, and initializes it or loads it. Prints what it did. */
+void run_open (Run *r, const Config *c);
+bool run_is_over(const Run *r);            /* max_duration or stop_at is reached */
+void run_close(Run *r);

@@ -1,0 +1,147 @@
+/* coat.c: mpirun ./train config.yaml [--a.b=c ...]
+ *
+ * Every rank: read the configuration, place the model in memory, then for each step
+ *     zero the gradients; forward and backward of each micro-batch; sum gradients over ranks;
+ *     clip; AdamW; log; now and then evaluate and save. */
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "data/loader.h"
+#include "kernels/comm.h"
+#include "kernels/device.h"
+#include "model/checkpoint.h"
+#include "model/error.h"
+#include "model/evaluate.h"
+#include "model/log.h"
+#include "model/optimizer.h"
+#include "model/run.h"
+
+static volatile sig_atomic_t asked_to_stop;
+
+static void on_signal(int signal)
+{
+    (void)signal;
+    asked_to_stop = 1;
+}
+
+/* Labels of the global batch; also whether any rank was asked to stop, so that all stop at the same step. */
+static double global_labels(const Batch *b, bool *stop)
+{
+    double x[2] = { b->labels, asked_to_stop };
+    comm_sum(x, 2);
+    *stop = x[1] > 0;
+    return x[0];
+}
+
+/* Forward and backward of this rank's part of the batch; returns means per label over all ranks. */
+static LossSums forward_backward(Run *r, const Batch *b, double labels)
+{
+    const Config *c = r->config;
+    int B = r->model.attn.B, T = r->model.attn.T;
+    fsdp_zero_grads(&r->fsdp);
+    for (int i = 0; i < b->sequences; i += B) {
+        r->fsdp.last_micro_batch = i + B >= b->sequences;
+        model_step(&r->model, &r->fsdp, b->tokens + (size_t)i * T, b->targets + (size_t)i * T,
+                   (float)(1 / labels), (float)c->z_loss, true);
+    }
+    LossSums s = model_losses(&r->model);
+    double x[2] = { s.loss / labels, s.zloss / labels };
+    comm_sum(x, 2);
+    return (LossSums){ x[0], x[1] };
+}
+
+/* One step. A loss or gradient that is not finite changes nothing but the count of skipped steps. */
+static StepStats train_step(Run *r, bool *stop)
+{
+    const Config *c = r->config;
+    TrainState *s = &r->state;
+    Batch b;
+    loader_next(r->loader, &b);
+    double labels = fmax(global_labels(&b, stop), 1);
+    LossSums loss = forward_backward(r, &b, labels);
+    double norm = optimizer_grad_norm(&r->optimizer, &r->fsdp);
+
+    s->step++;
+    s->tokens += (long)c->global_train_batch_size * c->model.max_sequence_length;
+    s->loader = loader_state(r->loader);
+    double max_norm = schedule_max_grad_norm(c, s->step, s->tokens);
+    StepStats t = { .step = s->step, .tokens = s->tokens, .loss = loss.loss, .zloss = loss.zloss, .grad_norm = norm,
+                    .clip = max_norm > 0 ? fmin(1, max_norm / (norm + 1e-6)) : 1,
+                    .lr = schedule_lr(c, r->length, s->step, s->tokens), .skipped = !isfinite(loss.loss) || !isfinite(norm) };
+    if (t.skipped)
+        s->skipped++;
+    else
+        optimizer_step(&r->fsdp, c, s->step, s->step - s->skipped, t.lr, t.clip);
+    return t;
+}
+
+static void evaluate_all(Run *r)
+{
+    for (int i = 0; i < r->config->num_eval; i++) {
+        EvalResult e = evaluate(r->config, i, &r->model, &r->fsdp);
+        log_eval(r->log, r->state.step, &e);
+    }
+}
+
+static bool every(long step, long interval)
+{
+    return interval > 0 && step % interval == 0;
+}
+
+static void save(Run *r)
+{
+    if (r->saved_step == r->state.step)
+        return;
+    checkpoint_save(r->config, &r->fsdp, &r->state);
+    checkpoint_prune(r->config);
+    r->saved_step = r->state.step;
+}
+
+static void train(Run *r)
+{
+    const Config *c = r->config;
+    bool stop = false;
+    int skipped_in_a_row = 0;
+    if (c->eval_on_load)
+        evaluate_all(r);
+    while (!stop && !run_is_over(r)) {
+        StepStats t = train_step(r, &stop);
+        log_step(r->log, &t);
+        skipped_in_a_row = t.skipped ? skipped_in_a_row + 1 : 0;
+        if (skipped_in_a_row == 3) {
+            save(r);
+            die("step %ld: the third step in a row whose loss or gradient is not finite; the model as it was before them is "
+                "in %s/step%ld. Lower optimizer.learning_rate or look at the data of these steps",
+                t.step, c->save_folder, t.step);
+        }
+        if (every(t.step, c->eval_interval))
+            evaluate_all(r);
+        if (every(t.step, c->save_interval) || every(t.step, c->save_interval_unsharded)
+            || every(t.step, c->save_interval_ephemeral))
+            save(r);
+    }
+    if (stop && comm_rank() == 0)
+        printf("asked to stop: saving step %ld\n", r->state.step);
+    save(r);
+}
+
+int main(int argc, char **argv)
+{
+    comm_start(&argc, &argv);
+    Config *c = config_load(argc, argv, comm_size());
+    device_init(comm_local_rank());
+    comm_init();
+    signal(SIGTERM, on_signal);
+    signal(SIGINT, on_signal);
+
+    Run r;
+    run_open(&r, c);
+    train(&r);
+    run_close(&r);
+    config_free(c);
+    comm_finish();
+    return 0;
+}
