@@ -1,0 +1,70 @@
+#include "tests/models.h"
+
+#include "kernels/random.h"
+#include "model/error.h"
+
+static const char *const names[NUM_ARCHITECTURES] = { "llama", "llama-gqa", "llama-head", "olmo", "olmo2" };
+
+const char *architecture_name(Architecture a)
+{
+    return names[a];
+}
+
+ModelConfig architecture(Architecture a)
+{
+    ModelConfig m = {
+        .d_model = 64, .n_layers = 2, .n_heads = 4, .n_kv_heads = 4, .head_dim = 16, .mlp_width = 96,
+        .max_sequence_length = 16, .vocab_size = 90, .embedding_size = 128, .eos_token_id = 0, .pad_token_id = -1,
+        .norm = { RMS_NORM, 1e-5f }, .norm_affine = true, .rope_theta = 10000,
+        .init_fn = INIT_NORMAL, .init_std = 0.1, .init_cutoff_factor = 3,
+    };
+    switch (a) {
+    case LLAMA_GQA:
+        m.n_kv_heads = 2;
+        m.weight_tying = true;
+        m.rope_scaling.factor = 8, m.rope_scaling.low_freq_factor = 1, m.rope_scaling.high_freq_factor = 4;
+        m.rope_scaling.original_length = 8;
+        break;
+    case LLAMA_HEAD:
+        m.n_kv_heads = 1;
+        m.head_dim = 24;
+        break;
+    case OLMO:
+        m.norm.kind = LAYER_NORM;
+        m.norm_affine = false;
+        m.clip_qkv = 0.75f;
+        m.weight_tying = true;
+        m.init_fn = INIT_MITCHELL;
+        break;
+    case OLMO2:
+        m.n_kv_heads = 2;
+        m.norm.eps = 1e-6f;
+        m.norm_after = m.qk_norm = true;
+        m.rope_theta = 500000;
+        m.init_fn = INIT_FULL_MEGATRON;
+        break;
+    default:
+        break;
+    }
+    return m;
+}
+
+void model_config(Config *c, const ModelConfig *m, const char *recipe, int B)
+{
+    const Recipe *r = recipe_find(recipe);
+    CHECK(r, "no recipe %s", recipe);
+    *c = (Config){ .model = *m, .recipe = *r, .seed = 6198, .global_train_batch_size = B, .device_train_microbatch_size = B,
+                   .optimizer = { .lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-5, .weight_decay = 0.1 },
+                   .scheduler = { .name = CONSTANT }, .max_grad_norm = 1, .eval_subset_num_batches = -1,
+                   .device_eval_batch_size = B, .speed_window = 1, .console_log_interval = 1 };
+}
+
+float test_uniform(uint64_t seed, uint64_t i)
+{
+    return (float)((double)(random_bits(seed, i) >> 11) * 0x1p-52 - 1);
+}
+
+int test_token(uint64_t seed, uint64_t i, int below)
+{
+    return (int)(random_bits(seed, i) % (uint64_t)below);
+}

@@ -1,0 +1,16 @@
+/* Small models of every architecture, for tests. */
+#pragma once
+#include "model/fsdp.h"
+
+/* LLAMA: plain. LLAMA_GQA: also tied, llama3 rope. LLAMA_HEAD: head_dim != C/H. OLMO: weightless LayerNorm, clip, tied.
+ * OLMO2: norms on the branch outputs, QK-norm, GQA. */
+typedef enum { LLAMA, LLAMA_GQA, LLAMA_HEAD, OLMO, OLMO2, NUM_ARCHITECTURES } Architecture;
+ModelConfig architecture     (Architecture a);
+const char *architecture_name(Architecture a);
+
+/* A run of one rank with micro-batches of B sequences; everything a model needs, nothing on disk. */
+void model_config(Config *c, const ModelConfig *m, const char *recipe, int B);
+
+/* Values that depend on (seed, i) alone: uniform in [-1, 1), and token ids below `below`. */
+float test_uniform(uint64_t seed, uint64_t i);
+int   test_token  (uint64_t seed, uint64_t i, int below);

@@ -1,0 +1,231 @@
+/* Gradients of the whole model in f32 against finite differences: every parameter tensor of every architecture.
+ *
+ * With L(w) the summed loss and r a direction of length 1, D(h) = (L(w + h r) - L(w - h r)) / 2h has an error of
+ * c h^2 + e/h. From D(h) and D(h/2), R = (4 D(h/2) - D(h)) / 3 removes the first term; what it removed bounds what
+ * is left. Of several h the one with the smallest bound counts. e comes from rounding: every token's loss l carries an error of some K u |l| with u = 2^-24; these are
+ * independent, and K = 32 stands for the ~1000 roundings on the way (their root). */
+#include <math.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <cmocka.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/device.h"
+#include "tests/models.h"
+
+enum { B = 2, DIRECTIONS = 3 };
+static const float Z_WEIGHT = 0.01f;
+
+typedef struct {
+    Config config;
+    Model  model;
+    Fsdp   fsdp;
+    int    tokens[64], targets[64];
+} Setup;
+
+static void fill_batch(Setup *s)
+{
+    int N = s->model.N, vocab = s->config.model.vocab_size;
+    for (int n = 0; n < N; n++)
+        s->tokens[n] = n % 7 == 5 ? s->config.model.eos_token_id : test_token(1, n, vocab);
+    for (int n = 0; n < N; n++)
+        s->targets[n] = n % s->model.attn.T == s->model.attn.T - 1 || n % 9 == 4 ? -1 : s->tokens[n + 1];
+}
+
+/* Norm weights start as ones; other values show whether they are used at all. */
+static void perturb_norms(Setup *s)
+{
+    for (int u = 0; u < s->fsdp.num_units; u++)
+        for (int i = 0; i < s->fsdp.shape[u].num_params; i++) {
+            const Param *p = &s->fsdp.shape[u].param[i];
+            if (!p->is_norm)
+                continue;
+            float *w = malloc(sizeof(float) * p->cols);
+            for (int k = 0; k < p->cols; k++)
+                w[k] = 1 + 0.3f * test_uniform(u * 8 + i, k);
+            device_put(s->fsdp.unit[u].tensor[p->slot].data, w, sizeof(float) * p->cols);
+            free(w);
+        }
+}
+
+static void open_model(Setup *s, const ModelConfig *m, bool documents)
+{
+    model_config(&s->config, m, "f32", B);
+    s->config.data.generate_doc_lengths = documents;
+    model_create(&s->model, &s->fsdp, &s->config, 1, 0, false);
+    fsdp_init(&s->fsdp, &s->config.model, 7);
+    perturb_norms(s);
+    fill_batch(s);
+}
+
+typedef struct { double loss, magnitude; } Loss;
+
+/* The summed loss, with its z-loss, in double over the tokens' f32 losses. */
+static Loss loss_of(Setup *s, bool backward)
+{
+    int N = s->model.N;
+    float l[128];
+    model_step(&s->model, &s->fsdp, s->tokens, s->targets, 1, Z_WEIGHT, backward);
+    device_get(l, s->model.losses, sizeof(float) * 2 * N);
+    Loss r = { 0 };
+    for (int n = 0; n < N; n++) {
+        r.loss += l[n] + (double)Z_WEIGHT * l[N + n];
+        r.magnitude += fabs(l[n]) * fabs(l[n]);
+    }
+    r.magnitude = sqrt(r.magnitude);
+    return r;
+}
+
+static double difference(Setup *s, Tensor w, const float *at, const float *direction, double h, double *magnitude)
+{
+    size_t n = tensor_numel(w);
+    float *moved = malloc(sizeof(float) * n);
+    double loss[2];
+    for (int side = 0; side < 2; side++) {
+        for (size_t i = 0; i < n; i++)
+            moved[i] = (float)(at[i] + (side ? -h : h) * direction[i]);
+        device_put(w.data, moved, sizeof(float) * n);
+        Loss l = loss_of(s, false);
+        loss[side] = l.loss;
+        *magnitude = l.magnitude;
+    }
+    device_put(w.data, at, sizeof(float) * n);
+    free(moved);
+    return (loss[0] - loss[1]) / (2 * h);
+}
+
+/* Direction 0 is the gradient itself, the others are random signs. */
+static void make_direction(float *r, const float *g, size_t n, int which)
+{
+    double length = 0;
+    for (size_t i = 0; i < n; i++) {
+        r[i] = which == 0 ? g[i] : test_uniform(which, i) < 0 ? -1 : 1;
+        length += (double)r[i] * r[i];
+    }
+    for (size_t i = 0; i < n; i++)
+        r[i] = (float)(r[i] / sqrt(length));
+}
+
+static void check_tensor(Setup *s, const char *arch, const Param *p, Tensor w, Tensor dw)
+{
+    size_t n = tensor_numel(w);
+    float *at = malloc(4 * n), *g = malloc(4 * n), *r = malloc(4 * n);
+    device_get(at, w.data, 4 * n);
+    device_get(g, dw.data, 4 * n);
+    for (int which = 0; which <= DIRECTIONS; which++) {
+        make_direction(r, g, n, which);
+        double expected = 0, found = 0, bound = INFINITY, magnitude;
+        for (size_t i = 0; i < n; i++)
+            expected += (double)g[i] * r[i];
+        double coarse = difference(s, w, at, r, 0.04, &magnitude);
+        for (double h = 0.04; h > 0.001; h /= 2) {
+            double fine = difference(s, w, at, r, h / 2, &magnitude);
+            double error = fabs(fine - coarse) / 3 + 32 * 0x1p-24 * magnitude / h;
+            if (error < bound) {
+                bound = error;
+                found = (4 * fine - coarse) / 3;
+            }
+            coarse = fine;
+        }
+        if (!(fabs(found - expected) <= bound) || (which == 0 && !(bound < 0.05 * expected)))
+            fail_msg("%s, %s, direction %d: gradient %.8g, finite difference %.8g, bound %.2g", arch, p->name, which,
+                     expected, found, bound);
+    }
+    free(at), free(g), free(r);
+}
+
+static void check_architecture(Architecture a, bool documents)
+{
+    Setup s;
+    ModelConfig m = architecture(a);
+    open_model(&s, &m, documents);
+    fsdp_zero_grads(&s.fsdp);
+    loss_of(&s, true);
+    for (int u = 0; u < s.fsdp.num_units; u++)
+        for (int i = 0; i < s.fsdp.shape[u].num_params; i++) {
+            const Param *p = &s.fsdp.shape[u].param[i];
+            check_tensor(&s, architecture_name(a), p, s.fsdp.unit[u].tensor[p->slot], s.fsdp.dunit[u].tensor[p->slot]);
+        }
+    model_free(&s.model, &s.fsdp);
+}
+
+static void test_every_architecture(void **state)
+{
+    (void)state;
+    for (Architecture a = 0; a < NUM_ARCHITECTURES; a++)
+        check_architecture(a, false);
+}
+
+static void test_documents(void **state)
+{
+    (void)state;
+    check_architecture(LLAMA_GQA, true);
+}
+
+/* Gradients of one step, all units one behind the other. */
+static float *gradients(Architecture a, Keep keep, int chunk, size_t *n)
+{
+    Setup s;
+    ModelConfig m = architecture(a);
+    model_config(&s.config, &m, "f32", B);
+    s.config.loss_chunk = chunk;
+    s.config.recipe.keep = keep;
+    model_create(&s.model, &s.fsdp, &s.config, 1, 0, false);
+    fsdp_init(&s.fsdp, &s.config.model, 7);
+    fill_batch(&s);
+    loss_of(&s, true);
+    float *g = NULL;
+    *n = 0;
+    for (int u = 0; u < s.fsdp.num_units; u++) {
+        size_t count = s.fsdp.shard[u].count;
+        g = realloc(g, sizeof(float) * (*n + count));
+        device_get(g + *n, s.fsdp.grads[u], sizeof(float) * count);
+        *n += count;
+    }
+    model_free(&s.model, &s.fsdp);
+    return g;
+}
+
+/* What is recomputed is computed from the same values by the same operations: the same bits. */
+static void test_recomputation(void **state)
+{
+    (void)state;
+    for (Architecture a = 0; a < NUM_ARCHITECTURES; a++) {
+        size_t n;
+        float *all = gradients(a, KEEP_ALL, 0, &n);
+        for (Keep keep = KEEP_INPUTS; keep <= KEEP_BLOCK; keep++) {
+            float *less = gradients(a, keep, 0, &n);
+            assert_memory_equal(all, less, sizeof(float) * n);
+            free(less);
+        }
+        free(all);
+    }
+}
+
+/* The loss in chunks of 5 tokens: equal but for the order in which the head's gradient is summed. */
+static void test_loss_chunks(void **state)
+{
+    (void)state;
+    size_t n;
+    float *whole = gradients(LLAMA, KEEP_ALL, 0, &n), *chunks = gradients(LLAMA, KEEP_ALL, 5, &n);
+    double worst = 0, largest = 0;
+    for (size_t i = 0; i < n; i++) {
+        worst = fmax(worst, fabs(whole[i] - chunks[i]));
+        largest = fmax(largest, fabs(whole[i]));
+    }
+    assert_true(largest > 0);
+    assert_true(worst <= 64 * 0x1p-24 * largest);
+    free(whole), free(chunks);
+}
+
+int main(void)
+{
+    device_init(0);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_architecture), cmocka_unit_test(test_documents),
+        cmocka_unit_test(test_recomputation), cmocka_unit_test(test_loss_chunks),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

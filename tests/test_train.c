@@ -1,0 +1,250 @@
+/* The program as a user runs it: mpirun ./train configs/tiny.yaml with overrides, its files and its exit codes.
+ * BUILD names the build folder, LAUNCH the launcher; scripts/run-tests sets both. */
+#include <math.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <cmocka.h>
+#include <jansson.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { MAX_STEPS = 64 };
+
+static char folder[] = "/tmp/coat-train-XXXXXX";
+static char output[1 << 16];       /* of the last command: stdout and stderr */
+
+static const char *setting(const char *name, const char *otherwise)
+{
+    const char *value = getenv(name);
+    return value ? value : otherwise;
+}
+
+/* A small, quick variant of tiny.yaml: 2 blocks of width 32, 8 sequences of 32 tokens a step. */
+static const char SMALL[] = "--model.d_model=32 --model.n_layers=2 --model.n_heads=2 --model.n_kv_heads=1 --model.mlp_hidden_size=128 "
+                            "--model.max_sequence_length=32 --global_train_batch_size=8 --device_train_microbatch_size=2 "
+                            "--eval_interval=0 --save_interval=0 --recipe=f32 --scheduler.t_warmup=2";
+
+/* Runs train on `ranks` ranks with SMALL and the given arguments; returns its exit status, its output in `output`. */
+static int train(int ranks, const char *format, ...)
+{
+    char arguments[2048], command[8192];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(arguments, sizeof arguments, format, list);
+    va_end(list);
+    snprintf(command, sizeof command, "OPENBLAS_NUM_THREADS=1 %s -n %d %s/train configs/tiny.yaml %s %s 2>&1",
+             setting("LAUNCH", "mpirun --oversubscribe"), ranks, setting("BUILD", "build/cpu"), SMALL, arguments);
+    FILE *p = popen(command, "r");
+    assert_non_null(p);
+    size_t n = fread(output, 1, sizeof output - 1, p);
+    output[n] = '\0';
+    while (fgetc(p) != EOF)
+        ;
+    int status = pclose(p);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+static void expect_status(int found, int expected)
+{
+    if (found != expected)
+        fail_msg("exit status %d, expected %d; output:\n%s", found, expected, output);
+}
+
+static void expect_output(const char *text)
+{
+    if (!strstr(output, text))
+        fail_msg("no '%s' in the output:\n%s", text, output);
+}
+
+/* Values of a metric by step, NAN where there is none; returns the number of lines that have it. */
+static int metric(double *value, const char *run, const char *name)
+{
+    char path[512], line[8192];
+    snprintf(path, sizeof path, "%s/%s/metrics.jsonl", folder, run);
+    for (int i = 0; i < MAX_STEPS; i++)
+        value[i] = NAN;
+    FILE *f = fopen(path, "r");
+    if (!f)
+        fail_msg("%s is missing", path);
+    int found = 0;
+    while (fgets(line, sizeof line, f)) {
+        json_t *o = json_loads(line, 0, NULL);
+        if (!o)
+            fail_msg("%s: not JSON: %s", path, line);
+        json_t *v = json_object_get(o, name);
+        long step = json_integer_value(json_object_get(o, "step"));
+        assert_in_range(step, 0, MAX_STEPS - 1);
+        if (v) {
+            value[step] = json_number_value(v);
+            found++;
+        }
+        json_decref(o);
+    }
+    fclose(f);
+    return found;
+}
+
+static void losses(double *value, const char *run, int expected)
+{
+    int n = metric(value, run, "train/CrossEntropyLoss");
+    if (n != expected)
+        fail_msg("%s: %d losses, expected %d; output:\n%s", run, n, expected, output);
+}
+
+/* ten steps = five, saved, and five more, bit for bit; on two ranks with bf16 rounding and moments too */
+static void check_resume(int ranks, const char *arguments, const char *name)
+{
+    double whole[MAX_STEPS], parts[MAX_STEPS];
+    char run[64];
+    snprintf(run, sizeof run, "whole-%s", name);
+    expect_status(train(ranks, "%s --max_duration=10 --save_folder=%s/%s", arguments, folder, run), 0);
+    losses(whole, run, 10);
+    snprintf(run, sizeof run, "parts-%s", name);
+    expect_status(train(ranks, "%s --max_duration=10 --stop_at=5 --save_folder=%s/%s", arguments, folder, run), 0);
+    losses(parts, run, 5);
+    expect_status(train(ranks, "%s --max_duration=10 --try_load_latest_save --save_folder=%s/%s", arguments, folder, run), 0);
+    losses(parts, run, 10);
+    for (int i = 1; i <= 10; i++)
+        if (whole[i] != parts[i])
+            fail_msg("%s: step %d: loss %.17g in one run, %.17g after resuming", name, i, whole[i], parts[i]);
+}
+
+static void test_resume(void **state)
+{
+    (void)state;
+    check_resume(1, "", "f32");
+    check_resume(2, "--recipe=bf16 --format.master=bf16 --format.moment1=bf16 --format.moment2=bf16", "bf16");
+}
+
+/* Same global batch on 1, 2 and 4 ranks. The first losses differ by the order of summation alone: u times the number of
+ * tokens' worth of terms, 256, is an upper bound. Later ones also by what that did to the weights: as much again per step. */
+static void test_ranks_agree(void **state)
+{
+    (void)state;
+    double one[MAX_STEPS], more[MAX_STEPS];
+    expect_status(train(1, "--max_duration=5 --save_folder=%s/w1", folder), 0);
+    losses(one, "w1", 5);
+    for (int ranks = 2; ranks <= 4; ranks *= 2) {
+        expect_status(train(ranks, "--max_duration=5 --save_folder=%s/w%d", folder, ranks), 0);
+        char run[16];
+        snprintf(run, sizeof run, "w%d", ranks);
+        losses(more, run, 5);
+        for (int i = 1; i <= 5; i++)
+            if (!(fabs(more[i] - one[i]) <= i * 256 * 0x1p-24 * one[i]))
+                fail_msg("%d ranks, step %d: loss %.9g, on one rank %.9g", ranks, i, more[i], one[i]);
+    }
+}
+
+static void test_loss_falls(void **state)
+{
+    (void)state;
+    double loss[MAX_STEPS], perplexity[MAX_STEPS];
+    expect_status(train(1, "--max_duration=30 --optimizer.learning_rate=1e-2 --eval_interval=30 --save_folder=%s/falls", folder), 0);
+    losses(loss, "falls", 30);
+    assert_true(fabs(loss[1] - log(50280)) < 1);
+    assert_true(loss[30] < loss[1] - 1.5);
+    assert_int_equal(metric(perplexity, "falls", "eval/sample/Perplexity"), 1);
+    assert_true(perplexity[30] > 1 && perplexity[30] < 50280 / 4.0);
+}
+
+/* A learning rate that destroys the model: three steps that are not finite in a row end the run, with a checkpoint. */
+static void test_not_finite(void **state)
+{
+    (void)state;
+    double skipped[MAX_STEPS];
+    int status = train(1, "--max_duration=20 --optimizer.learning_rate=1e30 --scheduler.t_warmup=0 --save_folder=%s/nan", folder);
+    assert_int_not_equal(status, 0);
+    expect_output("third step in a row");
+    int steps = metric(skipped, "nan", "optim/step_skipped");
+    assert_in_range(steps, 4, 19);
+    char path[256];
+    struct stat s;
+    snprintf(path, sizeof path, "%s/nan/latest/config.json", folder);
+    assert_int_equal(stat(path, &s), 0);
+}
+
+static void test_sigterm(void **state)
+{
+    (void)state;
+    char path[256], command[512];
+    snprintf(path, sizeof path, "%s/term", folder);
+    pid_t child = fork();
+    if (child == 0) {
+        int status = train(2, "--max_duration=100000 --save_folder=%s", path);
+        fputs(output, stderr);
+        _exit(status);
+    }
+    snprintf(command, sizeof command, "test $(wc -l <%s/metrics.jsonl 2>/dev/null || echo 0) -ge 3", path);
+    for (int i = 0; i < 300 && system(command) != 0; i++)
+        usleep(100000);
+    snprintf(command, sizeof command, "pkill -TERM -f 'mpirun.*save_folder=%s'", path);
+    assert_int_equal(system(command), 0);
+    int status;
+    waitpid(child, &status, 0);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+    snprintf(command, sizeof command, "test -f %s/latest/trainer.json", path);
+    assert_int_equal(system(command), 0);
+}
+
+static void test_folder_is_not_overwritten(void **state)
+{
+    (void)state;
+    expect_status(train(1, "--max_duration=2 --save_folder=%s/once", folder), 0);
+    assert_int_not_equal(train(1, "--max_duration=2 --save_folder=%s/once", folder), 0);
+    expect_output("--save_overwrite");
+    expect_status(train(1, "--max_duration=2 --save_folder=%s/once --save_overwrite", folder), 0);
+}
+
+static void test_bad_arguments(void **state)
+{
+    (void)state;
+    static const struct { const char *arguments, *message; } bad[] = {
+        { "--optimizer.learning_rat=1", "learning_rate" },
+        { "--global_train_batch_size=7", "7" },
+        { "--data.paths=[data/no-such-file.npy]", "data/no-such-file.npy" },
+        { "--model.vocab_size=1000 --model.embedding_size=1024", "data/sample-train.npy" },
+        { "--load_path=no/such/folder", "no/such/folder" },
+        { "--recipe=fp9", "fp9" },
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        int status = train(2, "--max_duration=2 --save_folder=%s/bad%zu %s", folder, i, bad[i].arguments);
+        if (status == 0)
+            fail_msg("accepted: %s", bad[i].arguments);
+        expect_output(bad[i].message);
+        char *first = strstr(output, "error");
+        if (first && strstr(first + 1, "\nerror"))
+            fail_msg("said twice: %s\n%s", bad[i].arguments, output);
+    }
+}
+
+static int make_folder(void **state)
+{
+    (void)state;
+    return mkdtemp(folder) ? 0 : -1;
+}
+
+static int remove_folder(void **state)
+{
+    (void)state;
+    char command[256];
+    snprintf(command, sizeof command, "rm -rf %s", folder);
+    return system(command);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_resume), cmocka_unit_test(test_ranks_agree), cmocka_unit_test(test_loss_falls),
+        cmocka_unit_test(test_not_finite), cmocka_unit_test(test_sigterm), cmocka_unit_test(test_folder_is_not_overwritten),
+        cmocka_unit_test(test_bad_arguments),
+    };
+    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+}
