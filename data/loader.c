@@ -1,0 +1,338 @@
+/* Steps of training data: shards -> instances -> shuffled order -> this rank's sequences of each step.
+ *
+ * An instance is T consecutive tokens of one file (what is left at the end of a file is not used); instances are
+ * numbered through all files. In epoch e they come in the order numpy_shuffle(seed + e), or in file order. Step k is
+ * places k*G .. k*G+G-1 of that order, of which rank r of W takes every W-th from the r-th on: what a step trains on
+ * does not depend on the number of ranks, and epoch and place are all that a resumed run has to know.
+ *
+ * A thread fills a ring of batches ahead of the training loop:
+ *     EMPTY -fill-> READY -loader_next-> HELD -loader_next-> EMPTY          head - tail = slots READY or HELD
+ * (1) The thread alone touches `order`, `ahead` and EMPTY slots; the caller alone READY and HELD ones.
+ * (2) loader_seek stops the thread, moves, and starts it again, so no batch of the old place survives.
+ * (3) The thread neither prints nor calls MPI: an error travels in its slot, and loader_next dies of it when its
+ *     step is due, so a run meets it at the same step however far the thread is ahead. */
+#include "data/loader.h"
+
+#include "data/sequence.h"
+#include "data/shard.h"
+#include "model/error.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SLOTS = 3 };             /* one held by the caller, two ready */
+
+typedef struct {
+    Batch       batch;          /* owns its arrays, sized for a full step */
+    LoaderState next;           /* place behind this step */
+    bool        end;            /* no step: the unshuffled pass is over */
+    char        error[4096];    /* no step: what is wrong with the data; "": nothing */
+} Slot;
+
+struct Loader {
+    DataSpec  spec;             /* without its paths, which are the caller's */
+    Shard    *shards;           /* (num_shards) */
+    int       num_shards;
+    uint64_t *first;            /* (num_shards + 1): number of the first instance of each shard; their sum */
+    uint64_t  tokens, fingerprint;
+    int       batch, rank, world;
+
+    LoaderState place;          /* of the step that loader_next gives next */
+    bool        held;           /* the caller reads slot tail */
+
+    uint32_t   *order;          /* (instances) of epoch order_epoch; NULL: not shuffled, or no epoch yet */
+    uint64_t    order_epoch;
+    LoaderState ahead;          /* of the step that the thread fills next */
+
+    Slot            slots[SLOTS];
+    uint64_t        head, tail; /* slots filled and given back since the thread was started */
+    bool            stop;
+    pthread_t       thread;
+    pthread_mutex_t mutex;      /* guards head, tail, stop */
+    pthread_cond_t  changed;
+};
+
+/* ---- place ---------------------------------------------------------------------------------------------------- */
+
+/* Instances of the step at s, over all ranks: a full batch, or at the end what is left, or none. */
+static uint64_t step_instances(const Loader *l, LoaderState s)
+{
+    uint64_t left = loader_instances(l) - s.instance;
+    if (left >= (uint64_t)l->batch)
+        return l->batch;
+    return l->spec.drop_last ? 0 : left;
+}
+
+/* Where nothing is left of an epoch, the shuffled order goes on with the next one. */
+static LoaderState settle(const Loader *l, LoaderState s)
+{
+    if (l->spec.shuffle && step_instances(l, s) == 0)
+        return (LoaderState){ s.epoch + 1, 0 };
+    return s;
+}
+
+/* ---- filling a slot (thread) ---------------------------------------------------------------------------------- */
+
+static void load_order(Loader *l, uint64_t epoch)
+{
+    uint64_t n = loader_instances(l);
+    if (!l->spec.shuffle || (l->order && l->order_epoch == epoch))
+        return;
+    if (!l->order)
+        l->order = xmalloc(n * sizeof *l->order);
+    numpy_shuffle(l->order, n, l->spec.seed + epoch);
+    l->order_epoch = epoch;
+}
+
+/* The shard that holds an instance: the last one whose first instance is not behind it. */
+static int find_shard(const Loader *l, uint64_t instance)
+{
+    int low = 0, high = l->num_shards;
+    while (high - low > 1) {
+        int middle = low + (high - low) / 2;
+        if (l->first[middle] <= instance)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* Sequence i of the slot = an instance. False: the slot has an error. */
+static bool fill_sequence(const Loader *l, Slot *slot, int i, uint64_t instance)
+{
+    const DataSpec *spec = &l->spec;
+    int T = spec->sequence_length, f = find_shard(l, instance);
+    const Shard *shard = &l->shards[f];
+    uint64_t place = (instance - l->first[f]) * T;
+    int *tokens = slot->batch.tokens + (size_t)i * T, *targets = slot->batch.targets + (size_t)i * T;
+
+    int bad = shard_read(tokens, shard, place, T, spec->vocab_size);
+    if (bad >= 0) {
+        shard_describe_bad_id(slot->error, sizeof slot->error, shard, place + bad, spec->vocab_size);
+        return false;
+    }
+    slot->batch.index[i] = (uint32_t)instance;
+    if (spec->max_count > 0 && sequence_repeats(tokens, T, spec->min_period, spec->max_period, spec->max_count))
+        memset(targets, -1, T * sizeof *targets);
+    else
+        slot->batch.labels += sequence_targets(targets, tokens, shard->mask ? shard->mask + place : NULL, T,
+                                               spec->mask_padding ? spec->pad_token_id : -1);
+    return true;
+}
+
+static void fill_slot(Loader *l, Slot *slot)
+{
+    LoaderState s = l->ahead;
+    uint64_t count = step_instances(l, s);
+    slot->batch.sequences = 0;
+    slot->batch.labels = 0;
+    slot->error[0] = '\0';
+    slot->end = count == 0;
+    slot->next = l->ahead = settle(l, (LoaderState){ s.epoch, s.instance + count });
+    load_order(l, s.epoch);
+    for (uint64_t i = l->rank; i < count; i += l->world) {
+        uint64_t place = s.instance + i;
+        if (!fill_sequence(l, slot, slot->batch.sequences, l->spec.shuffle ? l->order[place] : place))
+            return;
+        slot->batch.sequences++;
+    }
+}
+
+static void *fill_ring(void *loader)
+{
+    Loader *l = loader;
+    bool last = false;
+    while (!last) {
+        pthread_mutex_lock(&l->mutex);
+        while (l->head - l->tail == SLOTS && !l->stop)
+            pthread_cond_wait(&l->changed, &l->mutex);
+        bool stop = l->stop;
+        Slot *slot = &l->slots[l->head % SLOTS];
+        pthread_mutex_unlock(&l->mutex);
+        if (stop)
+            break;
+        fill_slot(l, slot);
+        last = slot->end || slot->error[0];
+
+        pthread_mutex_lock(&l->mutex);
+        l->head++;
+        pthread_cond_signal(&l->changed);
+        pthread_mutex_unlock(&l->mutex);
+    }
+    return NULL;
+}
+
+static void start_thread(Loader *l)
+{
+    l->ahead = l->place;
+    l->head = l->tail = 0;
+    l->held = l->stop = false;
+    int error = pthread_create(&l->thread, NULL, fill_ring, l);
+    if (error)
+        die("cannot start the thread that reads the data: %s", strerror(error));
+}
+
+static void stop_thread(Loader *l)
+{
+    pthread_mutex_lock(&l->mutex);
+    l->stop = true;
+    pthread_cond_signal(&l->changed);
+    pthread_mutex_unlock(&l->mutex);
+    pthread_join(l->thread, NULL);
+}
+
+/* ---- the caller's side ---------------------------------------------------------------------------------------- */
+
+/* Numbers the instances. Files too short for one are no error: collections of shards often have a few. */
+static void count_instances(Loader *l)
+{
+    int T = l->spec.sequence_length, unused = 0;
+    l->first = xcalloc(l->num_shards + 1, sizeof *l->first);
+    for (int f = 0; f < l->num_shards; f++) {
+        uint64_t count = l->shards[f].num_tokens / T;
+        l->first[f + 1] = l->first[f] + count;
+        l->tokens += l->shards[f].num_tokens;
+        unused += count == 0;
+    }
+    uint64_t n = loader_instances(l), needed = l->spec.drop_last ? l->batch : 1;
+    if (n > (uint64_t)UINT32_MAX + 1)
+        die("data.paths: %llu sequences of %d tokens are more than the 2^32 that the shuffled order can number; "
+            "use fewer files or a larger model.max_sequence_length", (unsigned long long)n, T);
+    if (n < needed)
+        die("data.paths: %llu tokens in %d file%s make %llu sequence%s of %d tokens, fewer than the %llu of one "
+            "step. Add data, or lower %smodel.max_sequence_length", (unsigned long long)l->tokens, l->num_shards,
+            l->num_shards == 1 ? "" : "s", (unsigned long long)n, n == 1 ? "" : "s", T, (unsigned long long)needed,
+            needed > 1 ? "global_train_batch_size or " : "");
+    if (unused)
+        warn("data.paths: %d of %d files hold less than one sequence of %d tokens and are not used", unused,
+             l->num_shards, T);
+}
+
+static uint64_t fnv1a(uint64_t hash, const void *data, size_t bytes)
+{
+    const uint8_t *p = data;
+    for (size_t i = 0; i < bytes; i++)
+        hash = (hash ^ p[i]) * 0x100000001b3ull;
+    return hash;
+}
+
+/* FNV-1a of what decides which tokens instance i is. Folders are left out: data may move. */
+static uint64_t hash_files(const Loader *l)
+{
+    uint64_t hash = 0xcbf29ce484222325ull;
+    for (int f = 0; f < l->num_shards; f++) {
+        const Shard *s = &l->shards[f];
+        const char *slash = strrchr(s->path, '/'), *name = slash ? slash + 1 : s->path;
+        uint64_t numbers[] = { s->num_tokens, (uint64_t)s->itemsize, (uint64_t)(s->mask != NULL) };
+        hash = fnv1a(hash, name, strlen(name) + 1);
+        hash = fnv1a(hash, numbers, sizeof numbers);
+    }
+    uint64_t T = l->spec.sequence_length;
+    return fnv1a(hash, &T, sizeof T);
+}
+
+Loader *loader_open(const DataSpec *spec, int batch, int rank, int world)
+{
+    CHECK(spec->sequence_length > 0 && spec->vocab_size > 0, "T %d, V %d", spec->sequence_length, spec->vocab_size);
+    CHECK(batch > 0 && world > 0 && batch % world == 0 && rank >= 0 && rank < world, "batch %d, rank %d of %d", batch,
+          rank, world);
+    CHECK(spec->max_count == 0 || spec->min_period > 0, "min_period %d", spec->min_period);
+    Loader *l = xcalloc(1, sizeof *l);
+    l->spec = *spec;
+    l->spec.paths = l->spec.label_mask_paths = NULL;
+    l->batch = batch;
+    l->rank = rank;
+    l->world = world;
+    l->shards = shards_open(&l->num_shards, spec);
+    count_instances(l);
+    shards_check_eos(l->shards, l->num_shards, spec);
+    l->fingerprint = hash_files(l);
+
+    size_t sequences = batch / world, tokens = sequences * spec->sequence_length;
+    for (int i = 0; i < SLOTS; i++) {
+        Batch *b = &l->slots[i].batch;
+        b->tokens = xmalloc(tokens * sizeof *b->tokens);
+        b->targets = xmalloc(tokens * sizeof *b->targets);
+        b->index = xmalloc(sequences * sizeof *b->index);
+    }
+    pthread_mutex_init(&l->mutex, NULL);
+    pthread_cond_init(&l->changed, NULL);
+    l->place = settle(l, l->place);
+    start_thread(l);
+    return l;
+}
+
+uint64_t loader_instances(const Loader *l)
+{
+    return l->first[l->num_shards];
+}
+
+uint64_t loader_tokens(const Loader *l)
+{
+    return l->tokens;
+}
+
+uint64_t loader_fingerprint(const Loader *l)
+{
+    return l->fingerprint;
+}
+
+/* After the end of an unshuffled pass every call returns false; loader_seek starts another pass. */
+bool loader_next(Loader *l, Batch *b)
+{
+    pthread_mutex_lock(&l->mutex);
+    if (l->held) {
+        l->tail++;
+        l->held = false;
+        pthread_cond_signal(&l->changed);
+    }
+    while (l->head == l->tail)
+        pthread_cond_wait(&l->changed, &l->mutex);
+    const Slot *slot = &l->slots[l->tail % SLOTS];
+    pthread_mutex_unlock(&l->mutex);
+
+    if (slot->error[0])
+        die("%s", slot->error);
+    if (slot->end)
+        return false;
+    l->held = true;
+    l->place = slot->next;
+    *b = slot->batch;
+    return true;
+}
+
+void loader_seek(Loader *l, LoaderState s)
+{
+    if (s.instance > loader_instances(l))
+        die("cannot go on at sequence %llu of epoch %llu: data.paths has only %llu sequences of %d tokens. Give the "
+            "data and model.max_sequence_length that the checkpoint was made with",
+            (unsigned long long)s.instance, (unsigned long long)s.epoch, (unsigned long long)loader_instances(l),
+            l->spec.sequence_length);
+    stop_thread(l);
+    l->place = settle(l, s);
+    start_thread(l);
+}
+
+LoaderState loader_state(const Loader *l)
+{
+    return l->place;
+}
+
+void loader_close(Loader *l)
+{
+    stop_thread(l);
+    pthread_mutex_destroy(&l->mutex);
+    pthread_cond_destroy(&l->changed);
+    for (int i = 0; i < SLOTS; i++) {
+        free(l->slots[i].batch.tokens);
+        free(l->slots[i].batch.targets);
+        free(l->slots[i].batch.index);
+    }
+    shards_close(l->shards, l->num_shards);
+    free(l->first);
+    free(l->order);
+    free(l);
+}

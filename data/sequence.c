@@ -1,0 +1,51 @@
+/* Targets, repetition and documents of sequences, as OLMo defines them.
+ *
+ * A sequence is T tokens, not T + 1: targets are shifted inside it and the last position has none. The step from the
+ * end of one document to the start of the next is a target like any other, as in OLMo's training; only attention
+ * knows the boundaries. */
+#include "data/sequence.h"
+
+long sequence_targets(int *target, const int *token, const uint8_t *mask, int T, int padding)
+{
+    long labels = 0;
+    for (int t = 0; t + 1 < T; t++) {
+        bool masked = (mask && !mask[t + 1]) || (padding >= 0 && token[t + 1] == padding);
+        target[t] = masked ? -1 : token[t + 1];
+        labels += !masked;
+    }
+    target[T - 1] = -1;
+    return labels;
+}
+
+/* token[t] == token[t - p] for r tokens running means a stretch of r + p tokens with period p, so that its n-gram
+ * stands there floor((r + p) / p) times. OLMo (find_periodic_sequences) cannot tell fewer than three. */
+bool sequence_repeats(const int *token, int T, int min_period, int max_period, int max_count)
+{
+    int count = max_count < 3 ? 3 : max_count;
+    for (int p = min_period; p <= max_period; p++) {
+        int run = 0, needed = (count - 1) * p;
+        for (int t = p; t < T; t++) {
+            run = token[t] == token[t - p] ? run + 1 : 0;
+            if (run >= needed)
+                return true;
+        }
+    }
+    return false;
+}
+
+/* The eos belongs to the document that it ends; what follows the last eos of a sequence is a document too. */
+int document_starts(int *start, int *longest, const int *tokens, int B, int T, int eos)
+{
+    int count = 0, first = 0, N = B * T;
+    *longest = 0;
+    for (int n = 0; n < N; n++) {
+        bool ends = (eos >= 0 && tokens[n] == eos) || (n + 1) % T == 0;
+        if (!ends)
+            continue;
+        start[count++] = first;
+        *longest = n + 1 - first > *longest ? n + 1 - first : *longest;
+        first = n + 1;
+    }
+    start[count] = N;
+    return count;
+}

@@ -1,0 +1,349 @@
+/* Token files: Dolma shards (headerless little-endian uint16 or uint32, `.npy` in name only) and llm.c's `.bin`.
+ *
+ * Files are mapped, not read: opening thousands of them costs one page each, the page cache is shared by the ranks of
+ * a host, and no file descriptor stays open. Whatever can be known to be wrong is reported here, before the first
+ * step; an id beyond the vocabulary that lies deeper in a file is found when it is read. */
+#include "data/shard.h"
+
+#include "model/error.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <glob.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum {
+    BIN_HEADER_INTS = 256,      /* llm.c: magic, version, number of tokens, zeros */
+    HEAD_TOKENS     = 1000,     /* looked at in every file when it is opened */
+    EOS_SAMPLE      = 1 << 20,  /* tokens looked at for the end of documents, over all files */
+    EOS_FILES       = 64,       /* in at most so many files */
+};
+
+typedef struct { char **names; int count; } NameList;
+
+/* ---- names ------------------------------------------------------------------------------------------------- */
+
+static void name_add(NameList *list, const char *name)
+{
+    if (list->count % 64 == 0) {
+        list->names = realloc(list->names, (list->count + 64) * sizeof *list->names);
+        CHECK(list->names, "out of host memory");
+    }
+    list->names[list->count] = strdup(name);
+    CHECK(list->names[list->count], "out of host memory");
+    list->count++;
+}
+
+static bool has_suffix(const char *name, const char *suffix)
+{
+    size_t n = strlen(name), m = strlen(suffix);
+    return n >= m && strcmp(name + n - m, suffix) == 0;
+}
+
+/* A remote path: which command brings it here. */
+static void refuse_remote(const char *key, const char *path)
+{
+    static const struct { const char *scheme, *command; } fetch[] = {
+        { "s3://",    "aws s3 cp '%s' ." },
+        { "r2://",    "aws s3 cp --endpoint-url https://ACCOUNT.r2.cloudflarestorage.com 's3://...' . for '%s'" },
+        { "weka://",  "aws s3 cp --endpoint-url YOUR_WEKA_URL 's3://...' . for '%s'" },
+        { "gs://",    "gcloud storage cp '%s' ." },
+        { "http://",  "curl -fLO '%s'" },
+        { "https://", "curl -fLO '%s'" },
+    };
+    if (!strstr(path, "://"))
+        return;
+    char command[4096] = "fetch it with the tool of that store";
+    for (size_t i = 0; i < sizeof fetch / sizeof fetch[0]; i++)
+        if (strncmp(path, fetch[i].scheme, strlen(fetch[i].scheme)) == 0)
+            snprintf(command, sizeof command, fetch[i].command, path);
+    die("%s: '%s' is a remote path, and data are read from local files only. Fetch it first (%s), "
+        "then set %s to the local path", key, path, command, key);
+}
+
+/* Texts, tables and their compressed forms, which a pattern like part-* catches along with the shards. */
+static void refuse_foreign_suffix(const char *key, const char *path)
+{
+    static const char *const foreign[] = {
+        ".gz", ".zst", ".zip", ".csv", ".json", ".jsonl", ".txt", ".parquet", ".arrow", ".idx", ".yaml",
+    };
+    for (size_t i = 0; i < sizeof foreign / sizeof foreign[0]; i++)
+        if (has_suffix(path, foreign[i]))
+            die("%s: %s is not a token file (%s). Use a pattern that matches token files only, such as "
+                "part-*.npy; turn text into token files with scripts/make_shards.py", key, path, foreign[i]);
+}
+
+/* A path is a file of that very name, or else a pattern.
+ * NOTE: glob sorts by the locale, and the program never calls setlocale: every rank and host gets byte order. */
+static void expand(NameList *list, const char *key, const char *path)
+{
+    struct stat status;
+    refuse_remote(key, path);
+    if (stat(path, &status) == 0 || !strpbrk(path, "*?[")) {
+        name_add(list, path);
+        return;
+    }
+    glob_t found;
+    errno = 0;
+    int error = glob(path, GLOB_ERR, NULL, &found);
+    if (error == GLOB_NOMATCH || (error && errno == ENOENT))
+        die("%s: no file matches the pattern '%s'. Check the folder (relative paths start where the program was "
+            "started) and quote the pattern in YAML", key, path);
+    if (error)
+        die("%s: cannot list the files of the pattern '%s': %s. Check the rights of the folder", key, path,
+            strerror(errno));
+    for (size_t i = 0; i < found.gl_pathc; i++)
+        name_add(list, found.gl_pathv[i]);
+    globfree(&found);
+}
+
+static NameList expand_all(const char *key, char **paths, int num_paths)
+{
+    NameList list = { 0 };
+    for (int i = 0; i < num_paths; i++)
+        expand(&list, key, paths[i]);
+    for (int i = 0; i < list.count; i++)
+        refuse_foreign_suffix(key, list.names[i]);
+    return list;
+}
+
+static void name_list_free(NameList *list)
+{
+    for (int i = 0; i < list->count; i++)
+        free(list->names[i]);
+    free(list->names);
+}
+
+/* ---- opening one file ---------------------------------------------------------------------------------------- */
+
+static void *map_file(size_t *bytes, const char *key, const char *path)
+{
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0)
+        die("%s: cannot open %s: %s. Check the path (a relative one starts where the program was started)", key, path,
+            strerror(errno));
+    struct stat status;
+    if (fstat(file, &status) != 0)
+        die("%s: cannot examine %s: %s", key, path, strerror(errno));
+    if (S_ISDIR(status.st_mode))
+        die("%s: %s is a folder. Name its files, for example '%s/*.npy'", key, path, path);
+    if (!S_ISREG(status.st_mode))
+        die("%s: %s is not a regular file. Give a file of tokens on a disk, no pipe or device", key, path);
+    if (status.st_size == 0)
+        die("%s: %s is empty (0 bytes): a download or a tokenizer that did not finish? Make it again or remove it "
+            "from %s", key, path, key);
+    *bytes = status.st_size;
+    void *map = mmap(NULL, *bytes, PROT_READ, MAP_SHARED, file, 0);
+    if (map == MAP_FAILED)
+        die("%s: cannot map %s (%zu bytes): %s. With very many files, raise the limit vm.max_map_count",
+            key, path, *bytes, strerror(errno));
+    close(file);
+    return map;
+}
+
+/* llm.c's header, if the file has one. Its own idea of dtype and count goes before memmap_dtype. */
+static bool read_bin_header(Shard *s)
+{
+    int32_t header[3];
+    size_t header_bytes = BIN_HEADER_INTS * sizeof(int32_t);
+    if (s->map_bytes < header_bytes)
+        return false;
+    memcpy(header, s->map, sizeof header);
+    if (header[0] != 20240520 && header[0] != 20240801)
+        return false;
+
+    int version = header[0] == 20240520 ? 1 : 7;
+    s->itemsize = header[0] == 20240520 ? 2 : 4;
+    if (header[1] != version)
+        die("data.paths: %s has the magic number %d of llm.c, but version %d where %d is expected: make it again "
+            "with llm.c's dev/data scripts", s->path, header[0], header[1], version);
+    s->num_tokens = (uint32_t)header[2];
+    size_t expected = header_bytes + s->num_tokens * s->itemsize;
+    if (s->num_tokens == 0 || s->map_bytes != expected)
+        die("data.paths: %s says that it holds %llu tokens of %d bytes, so it should have %zu bytes, but it has %zu: "
+            "truncated? Fetch or make it again", s->path, (unsigned long long)s->num_tokens, s->itemsize, expected,
+            s->map_bytes);
+    s->tokens = (const uint8_t *)s->map + header_bytes;
+    return true;
+}
+
+static uint32_t token_at(const Shard *s, uint64_t i)
+{
+    if (s->itemsize == 2) {
+        uint16_t id;
+        memcpy(&id, s->tokens + i * 2, 2);
+        return id;
+    }
+    uint32_t id;
+    memcpy(&id, s->tokens + i * 4, 4);
+    return id;
+}
+
+/* uint32 read as uint16: every second number is an upper half, that is 0 or, for large vocabularies, 1 to 3,
+ * which no text looks like. (The converse gives ids beyond every vocabulary.) */
+static bool looks_like_uint32(const Shard *s, uint64_t count)
+{
+    bool low_halves_differ = false;
+    if (count < 64)
+        return false;
+    for (uint64_t i = 0; i + 1 < count; i += 2) {
+        if (token_at(s, i + 1) > 3)
+            return false;
+        low_halves_differ |= token_at(s, i) > 3;
+    }
+    return low_halves_differ;
+}
+
+/* What the first page of a file tells: a foreign format, a wrong dtype, another tokenizer's ids. */
+static void check_head(const Shard *s, bool has_header, int vocab_size)
+{
+    uint64_t count = s->num_tokens < HEAD_TOKENS ? s->num_tokens : HEAD_TOKENS;
+    if (!has_header && s->itemsize == 2 && looks_like_uint32(s, count))
+        die("data.paths: %s looks like 4-byte tokens: of its first %llu 2-byte numbers every second one is 0 to 3. "
+            "Set data.memmap_dtype to uint32", s->path, (unsigned long long)count);
+    int ids[HEAD_TOKENS];
+    int bad = shard_read(ids, s, 0, (int)count, vocab_size);
+    if (bad >= 0) {
+        char text[4096];
+        shard_describe_bad_id(text, sizeof text, s, bad, vocab_size);
+        die("%s", text);
+    }
+}
+
+static Shard shard_open(const char *path, const DataSpec *spec)
+{
+    Shard s = { .path = strdup(path), .itemsize = spec->itemsize };
+    CHECK(s.path, "out of host memory");
+    s.map = map_file(&s.map_bytes, "data.paths", path);
+    if (s.map_bytes >= 6 && memcmp(s.map, "\x93NUMPY", 6) == 0)
+        die("data.paths: %s has a numpy header; token files have none, they are bare numbers as ndarray.tofile "
+            "writes them. Convert it: python3 -c \"import numpy; numpy.load('%s').tofile('tokens.npy')\"",
+            path, path);
+    if (s.map_bytes >= 8 && memcmp(s.map, "BIN.TOK\n", 8) == 0)
+        die("data.paths: %s is a token file of llmq, which is not read. Use headerless uint16 or uint32 tokens "
+            "(scripts/make_shards.py) or llm.c's .bin", path);
+
+    bool has_header = read_bin_header(&s);
+    if (!has_header) {
+        if (s.map_bytes % s.itemsize)
+            die("data.paths: %s has %zu bytes, which is no multiple of %d, the bytes of a token: truncated, or of "
+                "another type? Fetch it again or set data.memmap_dtype (now %s)", path, s.map_bytes, s.itemsize,
+                s.itemsize == 2 ? "uint16" : "uint32");
+        s.tokens = s.map;
+        s.num_tokens = s.map_bytes / s.itemsize;
+    }
+    check_head(&s, has_header, spec->vocab_size);
+    return s;
+}
+
+static void open_mask(Shard *s, const char *path)
+{
+    size_t bytes;
+    s->mask = map_file(&bytes, "data.label_mask_paths", path);
+    if (bytes != s->num_tokens)
+        die("data.label_mask_paths: %s has %zu bytes, but %s has %llu tokens; a label mask is a headerless file of "
+            "one byte (0 or 1) for each token", path, bytes, s->path, (unsigned long long)s->num_tokens);
+}
+
+/* ---- all files ------------------------------------------------------------------------------------------------ */
+
+Shard *shards_open(int *num, const DataSpec *spec)
+{
+    CHECK(spec->itemsize == 2 || spec->itemsize == 4, "itemsize %d", spec->itemsize);
+    NameList names = expand_all("data.paths", spec->paths, spec->num_paths);
+    NameList masks = expand_all("data.label_mask_paths", spec->label_mask_paths, spec->num_label_mask_paths);
+    if (names.count == 0)
+        die("data.paths is empty: name at least one file of tokens");
+    if (masks.count > 0 && masks.count != names.count)
+        die("data.label_mask_paths names %d files, data.paths %d: every token file needs its mask, in the same order",
+            masks.count, names.count);
+
+    Shard *shards = xcalloc(names.count, sizeof *shards);
+    for (int i = 0; i < names.count; i++) {
+        shards[i] = shard_open(names.names[i], spec);
+        if (masks.count > 0)
+            open_mask(&shards[i], masks.names[i]);
+    }
+    *num = names.count;
+    name_list_free(&names);
+    name_list_free(&masks);
+    return shards;
+}
+
+void shards_close(Shard *shards, int num)
+{
+    for (int i = 0; i < num; i++) {
+        munmap(shards[i].map, shards[i].map_bytes);
+        if (shards[i].mask)
+            munmap((void *)shards[i].mask, shards[i].num_tokens);
+        free(shards[i].path);
+    }
+    free(shards);
+}
+
+int shard_read(int *ids, const Shard *s, uint64_t first, int count, int vocab_size)
+{
+    uint32_t largest = 0;
+    for (int i = 0; i < count; i++) {
+        uint32_t id = token_at(s, first + i);
+        largest = id > largest ? id : largest;
+        ids[i] = (int)id;
+    }
+    if (largest < (uint32_t)vocab_size)
+        return -1;
+    int bad = 0;
+    while ((uint32_t)ids[bad] < (uint32_t)vocab_size)
+        bad++;
+    return bad;
+}
+
+void shard_describe_bad_id(char *text, size_t size, const Shard *s, uint64_t place, int vocab_size)
+{
+    uint32_t id = token_at(s, place);
+    bool two_ids = s->itemsize == 4 && id >> 16 < (uint32_t)vocab_size && (id & 0xffff) < (uint32_t)vocab_size;
+    snprintf(text, size, "data.paths: %s: token %llu (counted from 0) is %u, but the vocabulary has %d ids. %s",
+             s->path, (unsigned long long)place, id, vocab_size,
+             two_ids ? "Taken as two 2-byte numbers it fits: is data.memmap_dtype (now uint32) to be uint16?"
+                     : "Was it tokenized for another model? Use that tokenizer's model.vocab_size, check "
+                       "data.memmap_dtype, or tokenize again");
+}
+
+/* Ids that end documents in well-known data: 50279 in Dolma v1.5 and v1.6, although tokenizer files and some
+ * configs say 0; 100257 with the dolma2 tokenizer. The sample takes the start of files spread over the list. */
+void shards_check_eos(const Shard *shards, int num, const DataSpec *spec)
+{
+    static const int known[] = { 0, 50279, 100257 };
+    enum { KNOWN = sizeof known / sizeof known[0] };
+    uint64_t seen = 0, eos = 0, others[KNOWN] = { 0 };
+    int files = num < EOS_FILES ? num : EOS_FILES;
+    if (spec->eos_token_id < 0)
+        return;
+    for (int f = 0; f < files; f++) {
+        const Shard *s = &shards[(uint64_t)f * num / files];
+        uint64_t count = s->num_tokens < EOS_SAMPLE / (uint64_t)files ? s->num_tokens : EOS_SAMPLE / (uint64_t)files;
+        for (uint64_t i = 0; i < count; i++) {
+            int id = (int)token_at(s, i);
+            eos += id == spec->eos_token_id;
+            for (int k = 0; k < KNOWN; k++)
+                others[k] += id == known[k] && id != spec->pad_token_id && id != spec->eos_token_id;
+        }
+        seen += count;
+    }
+    int best = 0;
+    for (int k = 1; k < KNOWN; k++)
+        best = others[k] > others[best] ? k : best;
+    if (others[best] > 10 * eos)
+        warn("model.eos_token_id is %d, which occurs %llu times in the %llu tokens looked at, while %d occurs %llu "
+             "times: if that is what ends the documents, set model.eos_token_id to %d", spec->eos_token_id,
+             (unsigned long long)eos, (unsigned long long)seen, known[best], (unsigned long long)others[best],
+             known[best]);
+    else if (eos == 0)
+        warn("model.eos_token_id is %d, which does not occur in the %llu tokens looked at: the ends of documents are "
+             "not marked in %s, or marked with another id", spec->eos_token_id, (unsigned long long)seen,
+             shards[0].path);
+}

@@ -1,0 +1,416 @@
+/* data/loader: file formats, patterns, and every message about data that cannot be used: each failing call runs in a
+ * child process, which must exit with a status that is not 0, having named the file and the remedy. */
+#include "data/loader.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { VOCAB = 50304, EOS = 50279 };
+
+/* Files are made in the current folder of a test, a new one for each, and removed with it. */
+static char folder[64], repository[4096];
+
+static int enter_folder(void **state)
+{
+    (void)state;
+    strcpy(folder, "/tmp/test_shard_XXXXXX");
+    return getcwd(repository, sizeof repository) && mkdtemp(folder) && chdir(folder) == 0 ? 0 : -1;
+}
+
+static int leave_folder(void **state)
+{
+    (void)state;
+    char command[128];
+    snprintf(command, sizeof command, "rm -rf '%s'", folder);
+    return chdir(repository) == 0 && system(command) == 0 ? 0 : -1;
+}
+
+static void write_bytes(const char *path, const void *head, size_t head_bytes, const void *data, size_t bytes)
+{
+    FILE *file = fopen(path, "wb");
+    assert_non_null(file);
+    assert_int_equal(fwrite(head, 1, head_bytes, file), head_bytes);
+    assert_int_equal(fwrite(data, 1, bytes, file), bytes);
+    assert_int_equal(fclose(file), 0);
+}
+
+/* n tokens first, first + 1, ... behind a header, which may be empty. */
+static void write_tokens(const char *path, const void *head, size_t head_bytes, int itemsize, int n, int first)
+{
+    uint16_t *narrow = calloc(n, sizeof *narrow);
+    uint32_t *wide = calloc(n, sizeof *wide);
+    for (int i = 0; i < n; i++)
+        narrow[i] = wide[i] = first + i;
+    write_bytes(path, head, head_bytes, itemsize == 2 ? (void *)narrow : (void *)wide, (size_t)n * itemsize);
+    free(narrow);
+    free(wide);
+}
+
+static void write_bin(const char *path, int magic, int version, int n_said, int itemsize, int n, int first)
+{
+    int32_t header[256] = { magic, version, n_said };
+    write_tokens(path, header, sizeof header, itemsize, n, first);
+}
+
+static DataSpec file_spec(char **paths, int num_paths)
+{
+    return (DataSpec){
+        .paths = paths, .num_paths = num_paths, .itemsize = 2, .sequence_length = 8, .vocab_size = VOCAB,
+        .eos_token_id = -1, .pad_token_id = -1,
+    };
+}
+
+/* Opens the data and reads them once. */
+static void read_all(const DataSpec *spec)
+{
+    Loader *l = loader_open(spec, 1, 0, 1);
+    Batch b;
+    while (loader_next(l, &b))
+        continue;
+    loader_close(l);
+}
+
+/* What read(spec) says on stderr, in a child process; returns the child's exit status. */
+static int run_child(char *said, size_t size, void (*read)(const DataSpec *), const DataSpec *spec)
+{
+    int ends[2], status;
+    fflush(NULL);
+    assert_int_equal(pipe(ends), 0);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        dup2(ends[1], STDERR_FILENO);
+        read(spec);
+        _exit(0);
+    }
+    close(ends[1]);
+    FILE *messages = fdopen(ends[0], "r");
+    said[fread(said, 1, size - 1, messages)] = '\0';
+    fclose(messages);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+static void assert_says(const char *said, const char *words)
+{
+    if (!strstr(said, words))
+        fail_msg("'%s' is missing in: %s", words, said);
+}
+
+/* Reading spec ends with an error that has these words, usually a place and a remedy. */
+static void assert_refused(const DataSpec *spec, const char *place, const char *remedy)
+{
+    char said[8192];
+    assert_int_not_equal(run_child(said, sizeof said, read_all, spec), 0);
+    assert_true(strncmp(said, "error: ", 7) == 0);
+    assert_says(said, place);
+    assert_says(said, remedy);
+}
+
+static void assert_path_refused(const char *path, const char *place, const char *remedy)
+{
+    char *paths[] = { (char *)path };
+    DataSpec spec = file_spec(paths, 1);
+    assert_refused(&spec, place, remedy);
+}
+
+/* The first token of every sequence of 8, in file order. */
+static int first_tokens(int *first, int most, const DataSpec *spec)
+{
+    Loader *l = loader_open(spec, 1, 0, 1);
+    Batch b;
+    int n = 0;
+    while (loader_next(l, &b) && n < most)
+        first[n++] = b.tokens[0];
+    loader_close(l);
+    return n;
+}
+
+/* ---- formats -------------------------------------------------------------------------------------------------- */
+
+static void test_formats_in_one_run(void **state)
+{
+    (void)state;
+    char *paths[] = { "a.npy", "b.bin", "c.bin", "d.bin" };
+    write_tokens("a.npy", "", 0, 4, 17, 100);         /* uint32 without header, as memmap_dtype says */
+    write_bin("b.bin", 20240520, 1, 16, 2, 16, 200);    /* uint16, as its header says */
+    write_bin("c.bin", 20240801, 7, 9, 4, 9, 300);
+    write_tokens("d.bin", "", 0, 4, 8, 400);          /* the name does not matter */
+    DataSpec spec = file_spec(paths, 4);
+    spec.itemsize = 4;
+    const int expected[] = { 100, 108, 200, 208, 300, 400 };
+    int first[8];
+    assert_int_equal(first_tokens(first, 8, &spec), 6);
+    assert_memory_equal(first, expected, sizeof expected);
+    Loader *l = loader_open(&spec, 1, 0, 1);
+    assert_int_equal(loader_tokens(l), 17 + 16 + 9 + 8);
+    loader_close(l);
+}
+
+static void test_patterns(void **state)
+{
+    (void)state;
+    char *paths[] = { "z.npy", "part-[0-9]*.npy", "lite[1].npy" };
+    write_tokens("part-2.npy", "", 0, 2, 8, 20);
+    write_tokens("part-10.npy", "", 0, 2, 8, 10);     /* byte order, not number order, as OLMo sorts */
+    write_tokens("part-1.npy", "", 0, 2, 8, 1);
+    write_tokens("part-x.npy", "", 0, 2, 8, 5000);
+    write_tokens("lite[1].npy", "", 0, 2, 8, 30);     /* a file of that very name */
+    write_tokens("z.npy", "", 0, 2, 8, 40);
+    DataSpec spec = file_spec(paths, 3);
+    const int expected[] = { 40, 1, 10, 20, 30 };
+    int first[8];
+    assert_int_equal(first_tokens(first, 8, &spec), 5);
+    assert_memory_equal(first, expected, sizeof expected);
+}
+
+/* 2^32 + 21 tokens, nearly all in a hole of the file: places beyond 32 bits, in bytes and in tokens. */
+static void test_huge_file(void **state)
+{
+    (void)state;
+    char *paths[] = { "huge.npy" };
+    const uint16_t last[8] = { 11, 12, 13, 14, 15, 16, 17, 18 };
+    const uint64_t instances = 536870914;
+    FILE *file = fopen("huge.npy", "wb");
+    assert_int_equal(fseeko(file, (off_t)((instances - 1) * 8 * 2), SEEK_SET), 0);
+    assert_int_equal(fwrite(last, 2, 8, file), 8);
+    fclose(file);
+    assert_int_equal(truncate("huge.npy", (off_t)((instances * 8 + 5) * 2)), 0);
+
+    DataSpec spec = file_spec(paths, 1);
+    Loader *l = loader_open(&spec, 2, 0, 1);
+    Batch b;
+    assert_int_equal(loader_instances(l), instances);
+    loader_seek(l, (LoaderState){ 0, instances - 2 });
+    assert_true(loader_next(l, &b));
+    assert_int_equal(b.index[1], instances - 1);
+    assert_int_equal(b.tokens[0], 0);
+    assert_int_equal(b.tokens[8], 11);
+    assert_int_equal(b.tokens[15], 18);
+    assert_false(loader_next(l, &b));
+    loader_close(l);
+
+    spec.sequence_length = 1;
+    assert_int_equal(truncate("huge.npy", (off_t)((1ull << 32) * 2 + 2)), 0);
+    assert_refused(&spec, "4294967297 sequences", "fewer files");
+}
+
+static void test_sample(void **state)
+{
+    (void)state;
+    char train[4200], val[4200], said[8192];
+    snprintf(train, sizeof train, "%s/data/sample-train.npy", repository);
+    snprintf(val, sizeof val, "%s/data/sample-val.npy", repository);
+    char *paths[] = { train, val };
+    DataSpec spec = file_spec(paths, 2);
+    spec.eos_token_id = EOS;
+    assert_int_equal(run_child(said, sizeof said, read_all, &spec), 0);
+    assert_string_equal(said, "");
+}
+
+/* ---- errors --------------------------------------------------------------------------------------------------- */
+
+static void test_paths_that_lead_nowhere(void **state)
+{
+    (void)state;
+    assert_path_refused("nowhere.npy", "nowhere.npy: No such file", "Check the path");
+    assert_path_refused("no/where-*.npy", "'no/where-*.npy'", "Check the folder");
+    mkdir("folder", 0777);
+    assert_path_refused("folder", "folder is a folder", "'folder/*.npy'");
+    assert_path_refused("/dev/zero", "/dev/zero is not a regular file", "file of tokens");
+    write_bytes("empty.npy", "", 0, "", 0);
+    assert_path_refused("empty.npy", "empty.npy is empty", "Make it again");
+    DataSpec spec = file_spec(NULL, 0);
+    assert_refused(&spec, "data.paths is empty", "name at least one file");
+}
+
+static void test_remote_paths(void **state)
+{
+    (void)state;
+    assert_path_refused("s3://ai2-llm/a.npy", "s3://ai2-llm/a.npy", "aws s3 cp 's3://ai2-llm/a.npy' .");
+    assert_path_refused("gs://b/a.npy", "gs://b/a.npy", "gcloud storage cp 'gs://b/a.npy' .");
+    assert_path_refused("http://b/a.npy", "http://b/a.npy", "curl -fLO 'http://b/a.npy'");
+    assert_path_refused("https://b/a-*.npy", "https://b/a-*.npy", "curl -fLO 'https://b/a-*.npy'");
+    assert_path_refused("r2://b/a.npy", "r2://b/a.npy", "--endpoint-url");
+    assert_path_refused("weka://b/a.npy", "weka://b/a.npy", "--endpoint-url");
+    assert_path_refused("hf://b/a.npy", "hf://b/a.npy", "Fetch it first");
+}
+
+static void test_foreign_files(void **state)
+{
+    (void)state;
+    write_tokens("part-0.npy", "", 0, 2, 8, 0);
+    write_tokens("part-0.csv.gz", "", 0, 2, 8, 0);
+    assert_path_refused("part-0*", "part-0.csv.gz is not a token file", "part-*.npy");
+    write_tokens("text.jsonl", "", 0, 2, 8, 0);
+    assert_path_refused("text.jsonl", "text.jsonl is not a token file", "scripts/make_shards.py");
+    write_tokens("numpy.npy", "\x93NUMPY\1\0", 8, 2, 60, 0);
+    assert_path_refused("numpy.npy", "numpy.npy has a numpy header", "tofile");
+    write_tokens("llmq.bin", "BIN.TOK\n", 8, 2, 60, 0);
+    assert_path_refused("llmq.bin", "llmq.bin is a token file of llmq", "make_shards.py");
+}
+
+static void test_broken_bin_files(void **state)
+{
+    (void)state;
+    write_bin("short.bin", 20240520, 1, 100, 2, 99, 0);
+    assert_path_refused("short.bin", "short.bin says that it holds 100 tokens of 2 bytes, so it should have 1224 "
+                        "bytes, but it has 1222", "Fetch or make it again");
+    write_bin("long.bin", 20240801, 7, 100, 4, 101, 0);
+    assert_path_refused("long.bin", "1424 bytes, but it has 1428", "Fetch or make it again");
+    write_bin("none.bin", 20240520, 1, 0, 2, 0, 0);
+    assert_path_refused("none.bin", "none.bin says that it holds 0 tokens", "make it again");
+    write_bin("old.bin", 20240520, 2, 100, 2, 100, 0);
+    assert_path_refused("old.bin", "version 2 where 1 is expected", "dev/data");
+}
+
+static void test_wrong_dtype(void **state)
+{
+    (void)state;
+    char *paths[] = { "wide.npy" };
+    write_tokens("odd.npy", "x", 1, 2, 100, 0);
+    assert_path_refused("odd.npy", "odd.npy has 201 bytes, which is no multiple of 2", "data.memmap_dtype");
+    write_tokens("wide.npy", "", 0, 4, 500, 40000);
+    assert_path_refused("wide.npy", "wide.npy looks like 4-byte tokens", "memmap_dtype to uint32");
+    write_tokens("wide.npy", "", 0, 4, 500, 100000);
+    assert_path_refused("wide.npy", "wide.npy looks like 4-byte tokens", "memmap_dtype to uint32");
+    write_tokens("wide.npy", "", 0, 2, 500, 100);
+    DataSpec spec = file_spec(paths, 1);
+    spec.itemsize = 4;
+    assert_refused(&spec, "wide.npy: token 0 (counted from 0) is 6619236", "to be uint16");
+    write_tokens("wide.npy", "", 0, 2, 501, 100);
+    assert_refused(&spec, "1002 bytes, which is no multiple of 4", "(now uint32)");
+}
+
+/* At the start of a file before anything is read; deeper, when the sequence is due: `read_some` never gets there. */
+static void read_some(const DataSpec *spec)
+{
+    Loader *l = loader_open(spec, 1, 0, 1);
+    Batch b;
+    for (int k = 0; k < 1500 / 8; k++)
+        loader_next(l, &b);
+    loader_close(l);
+}
+
+static void test_ids_beyond_the_vocabulary(void **state)
+{
+    (void)state;
+    char *paths[] = { "good.npy", "bad.npy" }, said[8192];
+    write_tokens("good.npy", "", 0, 2, 16, 0);
+    write_tokens("bad.npy", "", 0, 2, 1600, VOCAB - 1500);
+    DataSpec spec = file_spec(paths, 2);
+    assert_refused(&spec, "bad.npy: token 1500 (counted from 0) is 50304, but the vocabulary has 50304 ids",
+                   "model.vocab_size");
+    assert_int_equal(run_child(said, sizeof said, read_some, &spec), 0);
+    spec.vocab_size = VOCAB - 1000;
+    assert_int_not_equal(run_child(said, sizeof said, read_some, &spec), 0);
+    assert_says(said, "bad.npy: token 500 (counted from 0) is 49304");
+    write_tokens("bad.npy", "", 0, 4, 16, -8);
+    spec.paths = paths + 1;
+    spec.num_paths = 1;
+    spec.itemsize = 4;
+    assert_refused(&spec, "bad.npy: token 0 (counted from 0) is 4294967288", "tokenize again");
+}
+
+static void test_label_mask_errors(void **state)
+{
+    (void)state;
+    char *paths[] = { "a.npy", "b.npy" }, *masks[] = { "a.mask", "b.mask" };
+    write_tokens("a.npy", "", 0, 2, 100, 0);
+    write_tokens("b.npy", "", 0, 2, 100, 0);
+    write_tokens("a.mask", "", 0, 2, 50, 0);
+    write_tokens("b.mask", "", 0, 2, 49, 0);
+    DataSpec spec = file_spec(paths, 2);
+    spec.label_mask_paths = masks;
+    spec.num_label_mask_paths = 1;
+    assert_refused(&spec, "data.label_mask_paths names 1 files, data.paths 2", "needs its mask");
+    spec.num_label_mask_paths = 2;
+    assert_refused(&spec, "b.mask has 98 bytes, but b.npy has 100 tokens", "one byte");
+    unlink("b.mask");
+    assert_refused(&spec, "data.label_mask_paths: cannot open b.mask", "Check the path");
+}
+
+static void open_for_16(const DataSpec *spec)
+{
+    loader_close(loader_open(spec, 16, 0, 1));
+}
+
+static void seek_behind_the_end(const DataSpec *spec)
+{
+    Loader *l = loader_open(spec, 1, 0, 1);
+    loader_seek(l, (LoaderState){ 3, 16 });
+}
+
+static void test_too_few_data(void **state)
+{
+    (void)state;
+    char *paths[] = { "a.npy", "b.npy" }, said[8192];
+    write_tokens("a.npy", "", 0, 2, 15 * 8 + 7, 0);
+    write_tokens("b.npy", "", 0, 2, 7, 0);
+    DataSpec spec = file_spec(paths, 2);
+    spec.drop_last = true;
+    assert_int_not_equal(run_child(said, sizeof said, open_for_16, &spec), 0);
+    assert_says(said, "134 tokens in 2 files make 15 sequences of 8 tokens, fewer than the 16 of one step");
+    assert_says(said, "global_train_batch_size");
+    assert_int_not_equal(run_child(said, sizeof said, seek_behind_the_end, &spec), 0);
+    assert_says(said, "sequence 16 of epoch 3: data.paths has only 15 sequences of 8 tokens");
+    spec.drop_last = false;
+    assert_int_equal(run_child(said, sizeof said, open_for_16, &spec), 0);
+    assert_says(said, "warning: data.paths: 1 of 2 files hold less than one sequence");
+    assert_path_refused("b.npy", "7 tokens in 1 file make 0 sequences", "lower model.max_sequence_length");
+}
+
+/* Dolma's files end documents with 50279, whatever a config says. */
+static void test_eos_warning(void **state)
+{
+    (void)state;
+    char *paths[] = { "dolma.npy" }, said[8192];
+    uint16_t ids[1000];
+    for (int i = 0; i < 1000; i++)
+        ids[i] = i % 20 == 19 ? EOS : i + 1;
+    ids[500] = 0;
+    write_bytes("dolma.npy", "", 0, ids, sizeof ids);
+    DataSpec spec = file_spec(paths, 1);
+    spec.eos_token_id = EOS;
+    assert_int_equal(run_child(said, sizeof said, read_all, &spec), 0);
+    assert_string_equal(said, "");
+    spec.eos_token_id = 0;
+    assert_int_equal(run_child(said, sizeof said, read_all, &spec), 0);
+    assert_says(said, "warning: model.eos_token_id is 0, which occurs 1 times in the 1000 tokens looked at, while "
+                      "50279 occurs 50 times");
+    assert_says(said, "set model.eos_token_id to 50279");
+    write_tokens("dolma.npy", "", 0, 2, 1000, 1);
+    assert_int_equal(run_child(said, sizeof said, read_all, &spec), 0);
+    assert_says(said, "warning: model.eos_token_id is 0, which does not occur in the 1000 tokens");
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, enter_folder, leave_folder)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(test_formats_in_one_run),
+        TEST(test_patterns),
+        TEST(test_huge_file),
+        TEST(test_sample),
+        TEST(test_paths_that_lead_nowhere),
+        TEST(test_remote_paths),
+        TEST(test_foreign_files),
+        TEST(test_broken_bin_files),
+        TEST(test_wrong_dtype),
+        TEST(test_ids_beyond_the_vocabulary),
+        TEST(test_label_mask_errors),
+        TEST(test_too_few_data),
+        TEST(test_eos_warning),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
