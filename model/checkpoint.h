@@ -3,7 +3,7 @@
  *   stepN/config.json, model.safetensors or model-0000i-of-0000n.safetensors + model.safetensors.index.json
  *        /config.yaml                    the resolved configuration of the run
  *        /optimizer-0000i.safetensors    <name>.exp_avg, <name>.exp_avg_sq and, for FP8, their scales, exactly as stored
- *        /trainer.json                   step, tokens, loader position, format version; written last: the manifest
+ *        /trainer.json                   step, tokens, loader position, files and their sizes; written last: the manifest
  *
  * The layout of the files depends on the architecture alone, not on the number of ranks: every rank writes the bytes of its
  * own shards into the places where they belong, so any number of ranks can read them back.
@@ -24,6 +24,9 @@ typedef struct {
  * leaving the last complete checkpoint as it was. */
 void checkpoint_save(const Config *c, const Fsdp *f, const TrainState *s);
 
+/* Bytes of weights or moments in a file, unless one unit alone has more; 5 GB. Tests make it smaller. */
+extern size_t checkpoint_file_limit;
+
 /* Deletes what save_num_checkpoints_to_keep and the permanent and ephemeral intervals of `c` do not keep.
  * Never deletes what `latest` points to. Rank 0 acts. */
 void checkpoint_prune(const Config *c);
@@ -33,5 +36,6 @@ void checkpoint_prune(const Config *c);
  * Dies on a tensor that is missing, left over or of another shape, naming it. `with_optimizer`: load the moments too. */
 bool checkpoint_load(const char *folder, const Config *c, Fsdp *f, TrainState *s, bool with_optimizer);
 
-/* save_folder/latest if there is a complete checkpoint, else NULL. malloc'ed. */
+/* The checkpoint that save_folder/latest points to; if that is incomplete, the complete one of the highest step; NULL if
+ * there is none. malloc'ed. */
 char *checkpoint_latest(const char *save_folder);

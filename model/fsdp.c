@@ -1,4 +1,4 @@
-/* Flat units. Every rank holds whole units and updates all of them; gradients are summed over ranks once per step. */
+/* Every rank holds whole units and updates all of them; gradients are summed over ranks once per step. */
 #include "model/fsdp.h"
 
 #include <stdlib.h>
@@ -13,21 +13,42 @@ static Tensor flat(Arena *a, Format f, size_t n)
     return n ? tensor_alloc(a, f, 1, (int)n) : (Tensor){ .format = f, .rows = 1 };
 }
 
+static Format compute_format(const Fsdp *f, const Param *p)
+{
+    return p->is_operand ? f->recipe.operand : f->recipe.stream;
+}
+
+/* The memory of an FP8 weight in its slot; units that share a slot have the same shapes. The scale is the unit's own. */
+static Tensor slot_view(Fsdp *f, Arena *a, int u, const Param *p)
+{
+    int first = 1 + (u + 1) % WEIGHT_SLOTS;        /* the first block that uses this slot: 1 -> 1, 2 -> 2, 3 -> 1 */
+    if (u == first)
+        return operand_alloc(a, f->recipe.operand, p->rows, p->cols);
+    Tensor t = f->unit[first].tensor[p->slot];
+    t.scale = arena_alloc(a, 16);
+    return t;
+}
+
 static void plan_unit(Fsdp *f, Arena *a, int u)
 {
     const Recipe *r = &f->recipe;
-    size_t n = f->shape[u].numel;
+    const UnitShape *shape = &f->shape[u];
     Shard *s = &f->shard[u];
+    size_t n = shape->numel;
     s->first = 0;
     s->count = n;
     s->master = flat(a, r->master, n);
     s->grad = flat(a, r->grads, n);
     s->m = flat(a, r->moment1, n);
     s->v = flat(a, r->moment2, n);
-    f->weights[u] = format_equal(r->operand, r->master) ? s->master.data : flat(a, r->operand, n).data;
-    f->grads[u] = s->grad.data;
-    f->unit[u] = unit_views(&f->shape[u], f->weights[u], r->operand);
-    f->dunit[u] = unit_views(&f->shape[u], f->grads[u], r->grads);
+    f->dunit[u] = unit_views(shape, s->grad.data, r->grads);
+    for (int i = 0; i < shape->num_params; i++) {
+        const Param *p = &shape->param[i];
+        Format to = compute_format(f, p);
+        f->unit[u].tensor[p->slot] = format_equal(to, r->master) ? param_view(p, s->master.data, to)
+                                   : format_is_fp8(to)           ? slot_view(f, a, u, p)
+                                                                 : tensor_alloc(a, to, p->rows, p->cols);
+    }
 }
 
 void fsdp_plan(Fsdp *f, Arena *a, const ModelConfig *c, const Recipe *r, int world, int rank)
@@ -38,8 +59,6 @@ void fsdp_plan(Fsdp *f, Arena *a, const ModelConfig *c, const Recipe *r, int wor
         f->num_units = n;
         f->shape = xcalloc(n, sizeof *f->shape);
         f->shard = xcalloc(n, sizeof *f->shard);
-        f->weights = xcalloc(n, sizeof *f->weights);
-        f->grads = xcalloc(n, sizeof *f->grads);
         f->unit = xcalloc(n, sizeof *f->unit);
         f->dunit = xcalloc(n, sizeof *f->dunit);
     }
@@ -53,9 +72,32 @@ void fsdp_plan(Fsdp *f, Arena *a, const ModelConfig *c, const Recipe *r, int wor
     }
 }
 
-void fsdp_gather(Fsdp *f, int unit)
+size_t fsdp_weight_bytes(const Fsdp *f)
 {
-    (void)f, (void)unit;        /* whole units are always here */
+    size_t bytes = 0;
+    for (int u = 0; u < f->num_units; u++)
+        for (int i = 0; i < f->shape[u].num_params; i++) {
+            const Param *p = &f->shape[u].param[i];
+            Format to = compute_format(f, p);
+            if (!format_equal(to, f->recipe.master) && (!format_is_fp8(to) || u <= WEIGHT_SLOTS))
+                bytes += tensor_bytes(f->unit[u].tensor[p->slot]);
+        }
+    return bytes;
+}
+
+void fsdp_gather(Fsdp *f, int unit, int uses)
+{
+    for (int i = 0; i < f->shape[unit].num_params; i++) {
+        const Param *p = &f->shape[unit].param[i];
+        Tensor w = f->unit[unit].tensor[p->slot];
+        if (!format_is_fp8(w.format))
+            continue;
+        if (!(uses & FOR_FORWARD))
+            w.data = NULL;
+        if (!(uses & FOR_BACKWARD))
+            w.data_t = NULL;
+        quantize_codes(w, param_view(p, f->shard[unit].master.data, f->recipe.master));
+    }
 }
 
 const Unit *fsdp_acquire(Fsdp *f, int unit)
@@ -82,11 +124,12 @@ void fsdp_reduce(Fsdp *f, int unit)
 void fsdp_zero_grads(Fsdp *f)
 {
     for (int u = 0; u < f->num_units; u++)
-        device_zero(f->grads[u], tensor_bytes(f->shard[u].grad));
+        device_zero(f->shard[u].grad.data, tensor_bytes(f->shard[u].grad));
 }
 
 void fsdp_init(Fsdp *f, const ModelConfig *c, uint64_t seed)
 {
+    float cutoff = c->init_cutoff_factor > 0 ? (float)c->init_cutoff_factor : c->init_fn == INIT_MITCHELL ? 3 : 0;
     for (int u = 0; u < f->num_units; u++) {
         const UnitShape *s = &f->shape[u];
         Unit w = unit_views(s, f->shard[u].master.data, f->recipe.master);
@@ -97,7 +140,7 @@ void fsdp_init(Fsdp *f, const ModelConfig *c, uint64_t seed)
                 init_constant(t, 1);
             else    /* padding rows of the vocabulary stay 0 */
                 init_normal(p->has_padding ? tensor_rows(t, 0, c->vocab_size) : t, p->init_std,
-                            c->init_cutoff_factor * p->init_std, seed, s->first + p->offset);
+                            cutoff, seed, s->first + p->offset);
         }
     }
     fsdp_updated(f);
@@ -105,15 +148,19 @@ void fsdp_init(Fsdp *f, const ModelConfig *c, uint64_t seed)
 
 void fsdp_updated(Fsdp *f)
 {
-    for (int u = 0; u < f->num_units; u++) {
-        const Shard *s = &f->shard[u];
-        if (s->count)
-            quantize(tensor_at(f->weights[u], f->recipe.operand, 1, (int)s->count), s->master);
-    }
+    for (int u = 0; u < f->num_units; u++)
+        for (int i = 0; i < f->shape[u].num_params; i++) {
+            const Param *p = &f->shape[u].param[i];
+            Tensor w = f->unit[u].tensor[p->slot], master = param_view(p, f->shard[u].master.data, f->recipe.master);
+            if (format_is_fp8(w.format))
+                quantize_scale(w, master);
+            else
+                quantize(w, master);
+        }
 }
 
 void fsdp_free(Fsdp *f)
 {
-    free(f->shape), free(f->shard), free(f->weights), free(f->grads), free(f->unit), free(f->dunit);
+    free(f->shape), free(f->shard), free(f->unit), free(f->dunit);
     *f = (Fsdp){ 0 };
 }

@@ -22,12 +22,12 @@ static void load_batch(Model *m, const int *tokens, const int *targets, int B)
 
 static void forward(Model *m, Fsdp *f)
 {
-    fsdp_gather(f, 0);
-    fsdp_gather(f, 1);
+    fsdp_gather(f, 0, FOR_FORWARD);
+    fsdp_gather(f, 1, FOR_FORWARD);
     embedding_forward(m->acts[0].res0, m->tokens, fsdp_acquire(f, 0)->embed);
     fsdp_release(f, 0);
     for (int l = 0; l < m->L; l++) {
-        fsdp_gather(f, l + 2);
+        fsdp_gather(f, l + 2, FOR_FORWARD);
         block_forward(m, fsdp_acquire(f, l + 1), &m->acts[l], &m->acts[l + 1]);
         fsdp_release(f, l + 1);
     }
@@ -41,7 +41,7 @@ static void head(Model *m, Fsdp *f, float scale, float z_weight, bool backward)
     int last = m->L + 1, head_unit = tied ? 0 : last, chunk = m->logits.rows;
     const Unit *w = fsdp_acquire(f, last);
     if (tied)
-        fsdp_gather(f, 0);
+        fsdp_gather(f, 0, FOR_FORWARD | FOR_BACKWARD);
     const Unit *hw = fsdp_acquire(f, head_unit);
     Tensor weight = tied ? hw->embed : hw->head;
     Unit *dw = fsdp_grads(f, head_unit);
@@ -72,12 +72,13 @@ static void head(Model *m, Fsdp *f, float scale, float z_weight, bool backward)
 
 static void backward(Model *m, Fsdp *f)
 {
+    int uses = m->recipe.keep == KEEP_BLOCK ? FOR_FORWARD | FOR_BACKWARD : FOR_BACKWARD;
     fsdp_reduce(f, m->L + 1);
-    fsdp_gather(f, m->L);
+    fsdp_gather(f, m->L, uses);
     for (int l = m->L - 1; l >= 0; l--) {
         int u = l + 1;
         if (l > 0)
-            fsdp_gather(f, u - 1);
+            fsdp_gather(f, u - 1, uses);
         const Unit *w = fsdp_acquire(f, u);
         if (m->recipe.keep == KEEP_BLOCK)
             block_forward(m, w, &m->acts[l], &m->acts[l + 1]);

@@ -33,6 +33,7 @@ typedef struct {
     int    rows, cols;
     size_t offset;          /* elements from the unit's start; a multiple of PARAM_ALIGN       */
     bool   is_norm, is_embedding;      /* for weight decay                                     */
+    bool   is_operand;      /* a block's matrix: an operand in the recipe's format; the others are in the stream's */
     bool   has_padding;     /* its rows from vocab_size on are padding and stay 0              */
     float  init_std;        /* 0: starts as ones (norms)                                       */
 } Param;
@@ -106,6 +107,7 @@ void block_backward(const Model *m, const Unit *w, Unit *dw, const Acts *a);
 /* params.c: the units of an architecture, and initial values. */
 void unit_shape(UnitShape *u, const ModelConfig *c, int unit, int world);   /* .first is left to the caller */
 Unit unit_views(const UnitShape *u, void *data, Format f);                  /* F32 or BF16 tensors in a flat buffer */
+Tensor param_view(const Param *p, void *data, Format f);                    /* one of them */
 
 /* plan.c: places everything a run needs in one allocation; first prints the plan on stdout if asked to. */
 struct Fsdp;

@@ -54,6 +54,8 @@ static void block_shape(UnitShape *u, const ModelConfig *c, int l)
         add(u, SLOT(norm1), "norm1", 1, C, 0);
     add(u, SLOT(gate_up), "gate_up", 2 * F, C, s.in);
     add(u, SLOT(down), "down", C, F, s.mlp_out);
+    for (int i = 0; i < u->num_params; i++)
+        u->param[i].is_operand = !u->param[i].is_norm;
 }
 
 void unit_shape(UnitShape *u, const ModelConfig *c, int unit, int world)
@@ -75,12 +77,15 @@ void unit_shape(UnitShape *u, const ModelConfig *c, int unit, int world)
     u->numel = (u->numel + step - 1) / step * step;
 }
 
+Tensor param_view(const Param *p, void *data, Format f)
+{
+    return tensor_at((char *)data + p->offset * dtype_size(f.dtype), f, p->rows, p->cols);
+}
+
 Unit unit_views(const UnitShape *u, void *data, Format f)
 {
     Unit v = { 0 };
-    for (int i = 0; i < u->num_params; i++) {
-        const Param *p = &u->param[i];
-        v.tensor[p->slot] = tensor_at((char *)data + p->offset * dtype_size(f.dtype), f, p->rows, p->cols);
-    }
+    for (int i = 0; i < u->num_params; i++)
+        v.tensor[u->param[i].slot] = param_view(&u->param[i], data, f);
     return v;
 }

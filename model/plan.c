@@ -27,6 +27,17 @@ static Tensor place(Planner *p, bool is_own, Tensor of_first, Format f, int cols
     return is_own ? own(p, f, cols) : shared(p, of_first, f, cols);
 }
 
+/* A GEMM operand. In FP8 forward reads its rows and backward its transpose: only the latter has to be kept. */
+static Tensor operand(Planner *p, bool is_own, Tensor of_first, Format f, int cols)
+{
+    if (!format_is_fp8(f))
+        return place(p, is_own, of_first, f, cols);
+    Tensor t = shared(p, of_first, f, cols);
+    t.scale = arena_alloc(p->arena, 16);
+    t.data_t = is_own || !p->first ? arena_alloc(p->arena, tensor_numel(t)) : of_first.data_t;
+    return t;
+}
+
 static bool same(Tensor a, Format f)
 {
     return format_equal(a.format, f);
@@ -53,8 +64,8 @@ static void plan_stream(Planner *p, const Model *m, Acts *a)
     a->x0 = alias_x ? a->res0 : place(p, !block, s->x0, r->saved, C);
     a->x1 = alias_x ? a->res1 : place(p, !block, s->x1, r->saved, C);
     bool alias_h = after && format_equal(r->operand, r->stream);
-    a->h0 = alias_h ? a->res0 : place(p, keep_h, s->h0, r->operand, C);
-    a->h1 = alias_h ? a->res1 : r->keep == KEEP_INPUTS && !after ? a->h0 : place(p, keep_h, s->h1, r->operand, C);
+    a->h0 = alias_h ? a->res0 : operand(p, keep_h, s->h0, r->operand, C);
+    a->h1 = alias_h ? a->res1 : r->keep == KEEP_INPUTS && !after ? a->h0 : operand(p, keep_h, s->h1, r->operand, C);
     if (after) {
         a->branch0 = same(a->x0, r->stream) ? a->x0 : shared(p, s->branch0, r->stream, C);
         a->branch1 = same(a->x1, r->stream) ? a->x1 : a->branch0;
@@ -75,11 +86,10 @@ static void plan_acts(Planner *p, const Model *m, Acts *a)
     a->rot = !same(a->qkv, r->stream) ? a->proj : changed ? shared(p, s->rot, r->stream, S) : a->qkv;
     a->att = place(p, !block, s->att, r->att, HD);
     a->mix = same(a->att, r->stream) ? a->att : shared(p, s->mix, r->stream, HD);
-    a->att_op = same(a->att, r->operand) ? a->att : same(a->mix, r->operand) ? a->mix
-              : shared(p, s->att_op, r->operand, HD);
+    a->att_op = same(a->mix, r->operand) ? a->mix : operand(p, false, s->att_op, r->operand, HD);
     a->gate_up = place(p, !block, s->gate_up, r->hidden, 2 * F);
     a->wide = same(a->gate_up, r->stream) ? a->gate_up : shared(p, s->wide, r->stream, 2 * F);
-    a->act = place(p, r->keep == KEEP_ALL, s->act, r->operand, F);
+    a->act = operand(p, r->keep == KEEP_ALL, s->act, r->operand, F);
 
     a->stats0 = arena_alloc(p->arena, 2 * sizeof(float) * p->N);
     a->stats1 = arena_alloc(p->arena, 2 * sizeof(float) * p->N);
@@ -95,13 +105,13 @@ static void plan_work(Arena *arena, Model *m)
     int N = m->N, C = c->d_model, HD = c->n_heads * c->head_dim, S = HD + 2 * c->n_kv_heads * c->head_dim;
 
     t->dres = tensor_alloc(arena, r->stream, N, C);
-    t->dy = !c->norm_after && same(t->dres, r->gradient) ? t->dres : tensor_alloc(arena, r->gradient, N, C);
+    t->dy = !c->norm_after && same(t->dres, r->gradient) ? t->dres : operand_alloc(arena, r->gradient, N, C);
     t->dh = tensor_alloc(arena, r->stream, N, C);
     t->dact = tensor_alloc(arena, r->stream, N, c->mlp_width);
-    t->dgate_up = tensor_alloc(arena, r->gradient, N, 2 * c->mlp_width);
+    t->dgate_up = operand_alloc(arena, r->gradient, N, 2 * c->mlp_width);
     t->datt = tensor_alloc(arena, r->stream, N, HD);
     t->dqkv = tensor_alloc(arena, r->stream, N, S);
-    t->dqkv_op = same(t->dqkv, r->gradient) ? t->dqkv : tensor_alloc(arena, r->gradient, N, S);
+    t->dqkv_op = same(t->dqkv, r->gradient) ? t->dqkv : operand_alloc(arena, r->gradient, N, S);
 }
 
 /* Logits of this many tokens exist at once: equal chunks of at most 512 MiB, at least one token. */
@@ -159,7 +169,7 @@ static double gib(double bytes)
 
 static void print_plan(const Model *m, const Fsdp *f, PlanBytes b, size_t total)
 {
-    size_t n = 0, weights = 0, master = 0, grads = 0, moments = 0;
+    size_t n = 0, master = 0, grads = 0, moments = 0;
     for (int u = 0; u < f->num_units; u++) {
         const Shard *s = &f->shard[u];
         for (int i = 0; i < f->shape[u].num_params; i++)
@@ -167,14 +177,12 @@ static void print_plan(const Model *m, const Fsdp *f, PlanBytes b, size_t total)
         master += tensor_bytes(s->master);
         grads += tensor_bytes(s->grad);
         moments += tensor_bytes(s->m) + tensor_bytes(s->v);
-        if (f->weights[u] != s->master.data)
-            weights += f->shape[u].numel * dtype_size(m->recipe.operand.dtype);
     }
     printf("model: %.4g M parameters, %d blocks; micro-batch %d x %d tokens\n", n / 1e6, m->L, m->attn.B, m->attn.T);
     recipe_print(&m->recipe);
     printf("memory plan of a rank, GiB: master %.3f, weights %.3f, gradients %.3f, moments %.3f, activations %.3f "
            "(%.1f kB per token and block), work %.3f, head and loss %.3f; total %.3f of %.1f\n",
-           gib(master), gib(weights), gib(grads), gib(moments), gib(b.activations),
+           gib(master), gib(fsdp_weight_bytes(f)), gib(grads), gib(moments), gib(b.activations),
            b.activations / 1e3 / m->N / m->L, gib(b.work), gib(b.head), gib(total), gib(device_memory_total()));
 }
 

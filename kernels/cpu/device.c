@@ -1,0 +1,153 @@
+/* The "device" of this back end is the machine itself: device memory is plain memory, and a queued operation has
+ * finished when its call returns. */
+#include "kernels/device.h"
+
+#include <cblas.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "kernels/comm.h"
+#include "kernels/cpu/cpu.h"
+
+/* NOTE: mpirun binds each of up to two ranks to one core, where OpenBLAS would run all its threads. The ranks take back
+ * the cores that the system grants them (a cgroup still holds) and share them evenly. */
+void device_init(int local_rank)
+{
+    (void)local_rank;
+    cpu_set_t cores;
+    memset(&cores, 0xff, sizeof cores);
+    sched_setaffinity(0, sizeof cores, &cores);
+    int count = 1;
+    if (sched_getaffinity(0, sizeof cores, &cores) == 0)
+        count = CPU_COUNT(&cores);
+    int threads = count / comm_local_size();
+    openblas_set_num_threads(threads > 1 ? threads : 1);
+}
+
+const char *device_name(void)
+{
+    return "cpu";
+}
+
+static double seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* No data sheet: the best of some SGEMMs, about 50 ms in all, measured once. GEMMs run in F32 whatever the operands. */
+double device_peak_flops(DType d)
+{
+    static double best;
+    enum { SIZE = 512, MATRIX = SIZE * SIZE };
+    (void)d;
+    if (best > 0)
+        return best;
+    float *a = xcalloc(3 * MATRIX, sizeof *a);
+    for (double start = seconds(); best == 0 || seconds() - start < 0.05;) {
+        double t = seconds();
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, SIZE, SIZE, SIZE, 1, a, SIZE, a + MATRIX, SIZE, 0,
+                    a + 2 * MATRIX, SIZE);
+        double rate = 2.0 * SIZE * SIZE * SIZE / (seconds() - t);
+        best = rate > best ? rate : best;
+    }
+    free(a);
+    return best;
+}
+
+double device_bandwidth(void)
+{
+    return 0;
+}
+
+size_t device_memory_total(void)
+{
+    return (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+size_t device_memory_used(void)
+{
+    unsigned long size, resident = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    if (f) {
+        if (fscanf(f, "%lu %lu", &size, &resident) != 2)
+            resident = 0;
+        fclose(f);
+    }
+    return (size_t)resident * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+void *device_alloc(size_t bytes)
+{
+    size_t rounded = bytes ? (bytes + 255) & ~(size_t)255 : 256;
+    void *p = aligned_alloc(256, rounded);
+    if (!p)
+        die("out of memory: %.2f GiB asked for, %.2f GiB of %.2f GiB are free; use a smaller model or micro-batch",
+            (double)bytes / 0x1p30, (double)sysconf(_SC_AVPHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) / 0x1p30,
+            (double)device_memory_total() / 0x1p30);
+    return memset(p, 0, rounded);
+}
+
+void device_free(void *p)
+{
+    free(p);
+}
+
+void device_put(void *dst, const void *src, size_t bytes)
+{
+    memcpy(dst, src, bytes);
+}
+
+void device_get(void *dst, const void *src, size_t bytes)
+{
+    memcpy(dst, src, bytes);
+}
+
+void device_zero(void *dst, size_t bytes)
+{
+    memset(dst, 0, bytes);
+}
+
+void device_sync(void)
+{
+}
+
+static struct { float *memory; size_t floats; } slots[SLOTS];
+
+float *scratch(int slot, size_t floats)
+{
+    CHECK(slot >= 0 && slot < SLOTS, "slot %d", slot);
+    if (floats > slots[slot].floats) {
+        device_free(slots[slot].memory);
+        slots[slot].memory = device_alloc(floats * sizeof(float));
+        slots[slot].floats = floats;
+    }
+    return slots[slot].memory;
+}
+
+size_t device_scratch_bytes(void)
+{
+    size_t bytes = 0;
+    for (int i = 0; i < SLOTS; i++)
+        bytes += slots[i].floats * sizeof(float);
+    return bytes;
+}
+
+struct DeviceMark { double at; };
+
+DeviceMark *device_mark(DeviceMark *reuse)
+{
+    DeviceMark *m = reuse ? reuse : xmalloc(sizeof *m);
+    m->at = seconds();
+    return m;
+}
+
+double device_elapsed(DeviceMark *from, DeviceMark *to)
+{
+    return 1e3 * (to->at - from->at);
+}

@@ -1,0 +1,61 @@
+/* Cross entropy with z-loss [Chowdhery et al. 2022, sec. 5], and its gradient in place.
+ *
+ *     z = log sum_j exp(x_j)    loss = z - x_t    zloss = z^2
+ *     dz/dx_j = p_j = exp(x_j - z), so d(loss + a zloss)/dx_j = (1 + 2 a z) p_j - [j = t] */
+#include <math.h>
+
+#include "kernels/cpu/cpu.h"
+
+/* x becomes exp(x - max); returns z. */
+static double exponentials(float *x, int n)
+{
+    float max = -INFINITY;
+    double total = 0;
+    for (int j = 0; j < n; j++)
+        max = fmaxf(max, x[j]);
+    for (int j = 0; j < n; j++) {
+        x[j] = expf(x[j] - max);
+        total += x[j];
+    }
+    return max + log(total);
+}
+
+/* x: exp(logit - max) of the row, becomes its gradient. */
+static void row_gradient(float *x, int vocab, int V, int target, double z, float scale, float z_weight)
+{
+    double total = 0;
+    for (int j = 0; j < vocab; j++)
+        total += x[j];
+    const double factor = (1 + 2.0 * z_weight * z) / total;
+    for (int j = 0; j < vocab; j++)
+        x[j] = (float)(scale * (factor * x[j] - (j == target)));
+    for (int j = vocab; j < V; j++)
+        x[j] = 0;
+}
+
+void cross_entropy(Tensor logits, float *loss, float *zloss, const int *target, int vocab,
+                   float scale, float z_weight, bool backward)
+{
+    const int N = logits.rows, V = logits.cols;
+    CHECK_TENSOR(logits, N, V);
+    CHECK_PLAIN(logits);
+    CHECK(vocab > 0 && vocab <= V, "cross_entropy: a vocabulary of %d in %d columns", vocab, V);
+    float *row = scratch(0, (size_t)V);
+    for (int n = 0; n < N; n++) {
+        const size_t at = (size_t)n * (size_t)V;
+        loss[n] = zloss[n] = 0;
+        CHECK(target[n] < vocab, "cross_entropy: target %d at %d; the vocabulary is %d", target[n], n, vocab);
+        if (target[n] >= 0) {
+            load(row, logits, at, (size_t)V);
+            const double target_logit = row[target[n]], z = exponentials(row, vocab);
+            loss[n] = (float)(z - target_logit);
+            zloss[n] = (float)(z * z);
+            if (backward)
+                row_gradient(row, vocab, V, target[n], z, scale, z_weight);
+        } else
+            for (int j = 0; j < V; j++)
+                row[j] = 0;
+        if (backward)
+            store(logits, at, row, (size_t)V);
+    }
+}

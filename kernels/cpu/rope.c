@@ -1,0 +1,152 @@
+/* Between the q, k, v projection and attention: clamp, QK-norm, rotary position embedding. [Su et al. 2021; Hugging Face's
+ * half-split order]
+ *
+ *     u = clamp(x)    h = u r w, r = 1/sqrt(mean(u^2) + eps)    (a', b') = (a cos - b sin, a sin + b cos)
+ *
+ * Backward: the rotation is orthogonal, so its gradient turns by the opposite angle; the norm's is derived in norm.c;
+ * the clamp passes what it did not change. */
+#include <math.h>
+
+#include "kernels/cpu/cpu.h"
+
+static float clamp(float x, float limit)
+{
+    return limit > 0 ? fminf(fmaxf(x, -limit), limit) : x;
+}
+
+static bool clamped(float x, float limit)
+{
+    return limit > 0 && fabsf(x) > limit;
+}
+
+/* Turns each head of x (heads, D) by `sign` times the angles of one position: cosine_sine (D/2, 2). */
+static void rotate(float *x, int heads, int D, const float *cosine_sine, float sign)
+{
+    for (int h = 0; h < heads; h++)
+        for (int i = 0; i < D / 2; i++) {
+            float *p = x + (size_t)h * (size_t)D + i;
+            float c = cosine_sine[2 * i], s = sign * cosine_sine[2 * i + 1], a = p[0], b = p[D / 2];
+            p[0] = a * c - b * s;
+            p[D / 2] = a * s + b * c;
+        }
+}
+
+/* x = x r w; returns r. */
+static float norm_row(float *x, int width, const float *w, float eps)
+{
+    double square = 0;
+    for (int i = 0; i < width; i++)
+        square += (double)x[i] * x[i];
+    float rstd = (float)(1 / sqrt(square / width + eps));
+    for (int i = 0; i < width; i++)
+        x[i] = x[i] * rstd * w[i];
+    return rstd;
+}
+
+/* d: the gradient of the norm's output, becomes that of its input; dw += if there is one. */
+static void norm_row_backward(float *d, double *dw, const float *x, int width, float clip, float rstd, const float *w)
+{
+    double mean_gh = 0;
+    for (int i = 0; i < width; i++) {
+        double h = (double)clamp(x[i], clip) * rstd;
+        mean_gh += (double)d[i] * w[i] * h;
+        if (dw)
+            dw[i] += d[i] * h;
+    }
+    mean_gh /= width;
+    for (int i = 0; i < width; i++) {
+        double h = (double)clamp(x[i], clip) * rstd;
+        d[i] = (float)(rstd * ((double)d[i] * w[i] - h * mean_gh));
+    }
+}
+
+static void check_attention(const char *op, Tensor qkv, Tensor qnorm, Tensor knorm, const void *stats, Attention a)
+{
+    CHECK(a.D % 2 == 0 && a.H % a.K == 0, "%s: %d query heads, %d key/value heads of width %d", op, a.H, a.K, a.D);
+    check_tensor(op, "qkv", qkv, a.B * a.T, (a.H + 2 * a.K) * a.D);
+    CHECK(!qnorm.data == !knorm.data, "%s: q and k both have a norm, or neither", op);
+    if (!qnorm.data)
+        return;
+    check_tensor(op, "qnorm", qnorm, 1, a.H * a.D);
+    check_tensor(op, "knorm", knorm, 1, a.K * a.D);
+    CHECK(a.norm.kind == RMS_NORM, "%s: QK-norm is RMSNorm only", op);
+    CHECK(stats, "%s: QK-norm needs stats", op);
+}
+
+void rope_forward(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm, Attention a)
+{
+    check_attention(__func__, x, qnorm, knorm, stats, a);
+    CHECK_TENSOR(y, x.rows, x.cols);
+    const int q_width = a.H * a.D, k_width = a.K * a.D, S = x.cols;
+    const float *input = tensor_values(x, 0), *qw = tensor_values(qnorm, 1), *kw = tensor_values(knorm, 2);
+    float *output = tensor_result(y, 3);
+    for (int n = 0; n < x.rows; n++) {
+        const float *from = input + (size_t)n * (size_t)S, *angles = a.rope + (size_t)(n % a.T) * (size_t)a.D;
+        float *q = output + (size_t)n * (size_t)S, *k = q + q_width;
+        for (int i = 0; i < S; i++)
+            q[i] = clamp(from[i], a.clip);
+        if (qw) {
+            stats[2 * n] = norm_row(q, q_width, qw, a.norm.eps);
+            stats[2 * n + 1] = norm_row(k, k_width, kw, a.norm.eps);
+        }
+        rotate(q, a.H, a.D, angles, 1);
+        rotate(k, a.K, a.D, angles, 1);
+    }
+    tensor_finish(y, output);
+}
+
+static double *start_sum(const float *values, int width, int slot)
+{
+    if (!values)
+        return NULL;
+    double *sum = (double *)scratch(slot, 2 * (size_t)width);
+    for (int i = 0; i < width; i++)
+        sum[i] = values[i];
+    return sum;
+}
+
+static void finish_sum(Tensor t, float *values, const double *sum)
+{
+    if (!sum)
+        return;
+    for (int i = 0; i < t.cols; i++)
+        values[i] = (float)sum[i];
+    tensor_finish(t, values);
+}
+
+void rope_backward(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x, const float *stats,
+                   Tensor qnorm, Tensor knorm, Attention a)
+{
+    check_attention(__func__, dy, qnorm, knorm, stats, a);
+    CHECK_TENSOR(dx, dy.rows, dy.cols);
+    CHECK_OPTIONAL(dqnorm, 1, a.H * a.D);
+    CHECK_OPTIONAL(dknorm, 1, a.K * a.D);
+    CHECK_PLAIN(dqnorm);
+    CHECK_PLAIN(dknorm);
+    const int q_width = a.H * a.D, k_width = a.K * a.D, S = dy.cols;
+    const bool reads_x = a.clip > 0 || qnorm.data;
+    if (reads_x)
+        CHECK_TENSOR(x, dy.rows, S);
+    const float *gradient = tensor_values(dy, 0), *input = reads_x ? tensor_values(x, 1) : NULL;
+    const float *qw = tensor_values(qnorm, 2), *kw = tensor_values(knorm, 3);
+    float *output = tensor_result(dx, 4), *dqw = tensor_values(dqnorm, 5), *dkw = tensor_values(dknorm, 6);
+    double *q_sum = start_sum(dqw, q_width, 7), *k_sum = start_sum(dkw, k_width, 8);
+    for (int n = 0; n < dy.rows; n++) {
+        const float *from = reads_x ? input + (size_t)n * (size_t)S : NULL;
+        const float *angles = a.rope + (size_t)(n % a.T) * (size_t)a.D;
+        float *q = output + (size_t)n * (size_t)S, *k = q + q_width;
+        for (int i = 0; i < S; i++)
+            q[i] = gradient[(size_t)n * (size_t)S + i];
+        rotate(q, a.H, a.D, angles, -1);
+        rotate(k, a.K, a.D, angles, -1);
+        if (qw) {
+            norm_row_backward(q, q_sum, from, q_width, a.clip, stats[2 * n], qw);
+            norm_row_backward(k, k_sum, from + q_width, k_width, a.clip, stats[2 * n + 1], kw);
+        }
+        for (int i = 0; from && i < S; i++)
+            q[i] = clamped(from[i], a.clip) ? 0 : q[i];
+    }
+    tensor_finish(dx, output);
+    finish_sum(dqnorm, dqw, q_sum);
+    finish_sum(dknorm, dkw, k_sum);
+}

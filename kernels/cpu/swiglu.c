@@ -1,0 +1,50 @@
+/* SwiGLU [Shazeer 2020]: act = silu(g) u with silu(g) = g s, s = 1/(1 + exp(-g)).
+ *
+ *     d act/du = g s        d act/dg = u (s + g s') = u s (1 + g (1 - s)), since s' = s (1 - s) */
+#include <math.h>
+
+#include "kernels/cpu/cpu.h"
+
+static float sigmoid(float x)
+{
+    return 1 / (1 + expf(-x));
+}
+
+void swiglu_forward(Tensor act, Tensor gate_up)
+{
+    const int N = act.rows, F = act.cols;
+    CHECK_TENSOR(act, N, F);
+    CHECK_TENSOR(gate_up, N, 2 * F);
+    const float *input = tensor_values(gate_up, 0);
+    float *output = tensor_result(act, 1);
+    for (int n = 0; n < N; n++) {
+        const float *gate = input + (size_t)n * 2 * (size_t)F, *up = gate + F;
+        for (int f = 0; f < F; f++)
+            output[(size_t)n * (size_t)F + f] = gate[f] * sigmoid(gate[f]) * up[f];
+    }
+    tensor_finish(act, output);
+}
+
+void swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, Tensor gate_up)
+{
+    const int N = dact.rows, F = dact.cols;
+    CHECK_TENSOR(dact, N, F);
+    CHECK_TENSOR(gate_up, N, 2 * F);
+    CHECK_TENSOR(dgate_up, N, 2 * F);
+    CHECK_OPTIONAL(act, N, F);
+    const float *gradient = tensor_values(dact, 0), *input = tensor_values(gate_up, 1);
+    float *output = tensor_result(dgate_up, 2), *again = act.data ? tensor_result(act, 3) : NULL;
+    for (int n = 0; n < N; n++) {
+        const size_t wide = (size_t)n * 2 * (size_t)F, narrow = (size_t)n * (size_t)F;
+        for (int f = 0; f < F; f++) {
+            const float g = input[wide + f], u = input[wide + F + f], d = gradient[narrow + f], s = sigmoid(g);
+            output[wide + f] = d * u * s * (1 + g * (1 - s));
+            output[wide + F + f] = d * g * s;
+            if (again)
+                again[narrow + f] = g * s * u;
+        }
+    }
+    tensor_finish(dgate_up, output);
+    if (again)
+        tensor_finish(act, again);
+}

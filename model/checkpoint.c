@@ -1,0 +1,408 @@
+/* Saving and loading a run.
+ *
+ * A checkpoint is complete if its manifest, trainer.json, is there and every file that it lists has the size that it
+ * says. The manifest is the last file written into stepN.tmp; stepN.tmp becomes stepN when all of it is on disk. So a
+ * crash at any moment leaves the last complete checkpoint, and nothing incomplete is taken for one. */
+#include "model/checkpoint.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "kernels/comm.h"
+#include "kernels/device.h"
+#include "model/error.h"
+#include "model/folder.h"
+#include "model/hf.h"
+#include "model/layout.h"
+
+enum { FORMAT_VERSION = 1 };
+
+size_t checkpoint_file_limit = 5000000000;
+
+/* ---- saving ----------------------------------------------------------------------------------------------- */
+
+static const char *base_name(const char *path)
+{
+    return strrchr(path, '/') + 1;
+}
+
+static void write_json(const char *folder, const char *name, json_t *value)
+{
+    char *path = folder_format("%s/%s", folder, name), *text = json_dumps(value, JSON_INDENT(2));
+    CHECK(text, "%s cannot be written as JSON", name);
+    folder_write(path, text);
+    json_decref(value);
+    free(text);
+    free(path);
+}
+
+static json_t *index_of(const Layout *l)
+{
+    json_t *map = json_object();
+    json_int_t bytes = 0;
+    for (int i = 0; i < l->num_pieces; i++) {
+        const Piece *p = &l->piece[i];
+        json_object_set_new(map, p->name, json_string(base_name(l->file[p->file]->path)));
+        bytes += (json_int_t)(p->count * p->bytes);
+    }
+    return json_pack("{s:{s:I}, s:o}", "metadata", "total_size", bytes, "weight_map", map);
+}
+
+static void list_files(json_t *files, const Layout *l)
+{
+    for (int i = 0; i < l->num_files; i++)
+        json_object_set_new(files, base_name(l->file[i]->path),
+                            json_integer((json_int_t)(l->file[i]->data + l->file[i]->bytes)));
+}
+
+static json_t *manifest(const TrainState *s, const Layout *model, const Layout *optimizer)
+{
+    char fingerprint[32];
+    snprintf(fingerprint, sizeof fingerprint, "%016" PRIx64, s->fingerprint);
+    json_t *files = json_object();
+    list_files(files, model);
+    list_files(files, optimizer);
+    return json_pack("{s:i, s:I, s:I, s:I, s:{s:I, s:I}, s:s, s:i, s:o}", "format_version", FORMAT_VERSION,
+                     "step", (json_int_t)s->step, "tokens", (json_int_t)s->tokens, "skipped", (json_int_t)s->skipped,
+                     "loader", "epoch", (json_int_t)s->loader.epoch, "instance", (json_int_t)s->loader.instance,
+                     "data_fingerprint", fingerprint, "world_size", comm_size(), "files", files);
+}
+
+static void create_files(const Layout *l)
+{
+    for (int i = 0; i < l->num_files; i++)
+        safetensors_create(l->file[i]);
+}
+
+static void write_descriptions(const char *folder, const Config *c, const TrainState *s, const Layout *model,
+                               const Layout *optimizer)
+{
+    write_json(folder, "config.json", hf_config(&c->model, c->recipe.master.dtype));
+    if (model->num_files > 1)
+        write_json(folder, "model.safetensors.index.json", index_of(model));
+    char *path = folder_format("%s/config.yaml", folder);
+    folder_write(path, c->text ? c->text : "");
+    free(path);
+    write_json(folder, "trainer.json", manifest(s, model, optimizer));
+}
+
+void checkpoint_save(const Config *c, const Fsdp *f, const TrainState *s)
+{
+    char *folder = folder_format("%s/step%ld.tmp", c->save_folder, s->step);
+    Layout model = layout_make(folder, LAYOUT_MODEL, &c->model, f, checkpoint_file_limit);
+    Layout optimizer = layout_make(folder, LAYOUT_OPTIMIZER, &c->model, f, checkpoint_file_limit);
+    if (comm_rank() == 0) {
+        folder_prepare(c->save_folder, s->step);
+        create_files(&model);
+        create_files(&optimizer);
+    }
+    comm_barrier();
+    layout_write(&model, f);
+    layout_write(&optimizer, f);
+    comm_barrier();
+    if (comm_rank() == 0) {
+        write_descriptions(folder, c, s, &model, &optimizer);
+        folder_publish(c->save_folder, s->step);
+    }
+    comm_barrier();
+    layout_free(&model);
+    layout_free(&optimizer);
+    free(folder);
+}
+
+/* ---- the manifest ----------------------------------------------------------------------------------------- */
+
+/* Reads JSON; NULL and errno = ENOENT if there is no such file. */
+static json_t *read_json(const char *folder, const char *name)
+{
+    char *path = folder_format("%s/%s", folder, name);
+    FILE *file = fopen(path, "r");
+    if (!file) {
+        if (errno != ENOENT)
+            die("%s: %s", path, strerror(errno));
+        free(path);
+        return NULL;
+    }
+    json_error_t error;
+    json_t *value = json_loadf(file, JSON_REJECT_DUPLICATES, &error);
+    if (!value)
+        die("%s:%d: not JSON: %s", path, error.line, error.text);
+    fclose(file);
+    free(path);
+    return value;
+}
+
+/* Whether every file that the manifest lists is there in full; if not, `problem` says which is not. */
+static bool is_complete(const char *folder, const json_t *manifest, char *problem, size_t size)
+{
+    const char *name;
+    json_t *bytes;
+    json_object_foreach(json_object_get(manifest, "files"), name, bytes) {
+        char *path = folder_format("%s/%s", folder, name);
+        struct stat status;
+        bool found = stat(path, &status) == 0;
+        if (!found)
+            snprintf(problem, size, "%s: %s", path, strerror(errno));
+        else if (status.st_size != json_integer_value(bytes))
+            snprintf(problem, size, "%s: %lld bytes, expected %lld", path, (long long)status.st_size,
+                     (long long)json_integer_value(bytes));
+        free(path);
+        if (!found || status.st_size != json_integer_value(bytes))
+            return false;
+    }
+    return true;
+}
+
+/* The manifest of a complete checkpoint; NULL if the folder is none of ours. Dies if it is one, but incomplete. */
+static json_t *open_manifest(const char *folder)
+{
+    json_t *manifest = read_json(folder, "trainer.json");
+    char *optimizer = folder_format("%s/optimizer-00001.safetensors", folder), problem[4096];
+    if (!manifest && folder_exists(optimizer))
+        die("%s: the checkpoint is incomplete: trainer.json, which is written last, is missing; load another one",
+            folder);
+    free(optimizer);
+    if (!manifest)
+        return NULL;
+    if (!is_complete(folder, manifest, problem, sizeof problem))
+        die("the checkpoint is incomplete: %s; copy it again or load another one", problem);
+    json_int_t version = json_integer_value(json_object_get(manifest, "format_version"));
+    if (version != FORMAT_VERSION)
+        die("%s/trainer.json: format_version is %lld, this program reads %d", folder, (long long)version,
+            FORMAT_VERSION);
+    return manifest;
+}
+
+static void read_state(TrainState *s, json_t *manifest, const char *folder)
+{
+    json_int_t step, tokens, skipped, epoch, instance;
+    const char *fingerprint;
+    json_error_t error;
+    if (json_unpack_ex(manifest, &error, 0, "{s:I, s:I, s:I, s:{s:I, s:I}, s:s}", "step", &step, "tokens", &tokens,
+                       "skipped", &skipped, "loader", "epoch", &epoch, "instance", &instance,
+                       "data_fingerprint", &fingerprint) != 0)
+        die("%s/trainer.json: %s", folder, error.text);
+    *s = (TrainState){ .step = (long)step, .tokens = (long)tokens, .skipped = (long)skipped,
+                       .loader = { (uint64_t)epoch, (uint64_t)instance },
+                       .fingerprint = strtoull(fingerprint, NULL, 16) };
+}
+
+/* ---- loading ---------------------------------------------------------------------------------------------- */
+
+typedef struct { SafeFile **file; int count; } Source;
+
+static void add_source(Source *s, const char *folder, const char *name)
+{
+    char *path = folder_format("%s/%s", folder, name);
+    for (int i = 0; i < s->count; i++) {
+        if (strcmp(s->file[i]->path, path) != 0)
+            continue;
+        free(path);
+        return;
+    }
+    s->file = realloc(s->file, (size_t)(s->count + 1) * sizeof *s->file);
+    CHECK(s->file, "out of memory");
+    s->file[s->count++] = safetensors_open(path);
+    free(path);
+}
+
+static void close_source(Source *s)
+{
+    for (int i = 0; i < s->count; i++)
+        safetensors_close(s->file[i]);
+    free(s->file);
+}
+
+/* model.safetensors, or what model.safetensors.index.json lists. */
+static Source open_model(const char *folder)
+{
+    Source s = { 0 };
+    char *single = folder_format("%s/model.safetensors", folder);
+    json_t *index = NULL;
+    if (!folder_exists(folder))
+        die("%s: there is no such folder", folder);
+    if (folder_exists(single))
+        add_source(&s, folder, "model.safetensors");
+    else if ((index = read_json(folder, "model.safetensors.index.json"))) {
+        const char *name;
+        json_t *file;
+        json_object_foreach(json_object_get(index, "weight_map"), name, file) {
+            if (!json_is_string(file))
+                die("%s/model.safetensors.index.json: weight_map does not name a file for %s", folder, name);
+            add_source(&s, folder, json_string_value(file));
+        }
+    }
+    if (s.count == 0)
+        die("%s: no model.safetensors and no model.safetensors.index.json with a weight_map; weights in other "
+            "formats can be converted with transformers' save_pretrained", folder);
+    json_decref(index);
+    free(single);
+    return s;
+}
+
+/* The optimizer files of a manifest. */
+static Source open_optimizer(const char *folder, json_t *manifest)
+{
+    Source s = { 0 };
+    const char *name;
+    json_t *bytes;
+    json_object_foreach(json_object_get(manifest, "files"), name, bytes)
+        if (strncmp(name, "optimizer-", strlen("optimizer-")) == 0)
+            add_source(&s, folder, name);
+    if (s.count == 0)
+        die("%s: trainer.json lists no optimizer files; --reset_optimizer_state starts with new moments", folder);
+    return s;
+}
+
+static bool says_tied(const char *folder)
+{
+    json_t *config = read_json(folder, "config.json");
+    bool tied = json_is_true(json_object_get(config, "tie_word_embeddings"));
+    json_decref(config);
+    return tied;
+}
+
+/* Old Llama folders hold the rotary frequencies; some tied ones repeat the embedding as a head. */
+static bool may_be_ignored(const char *name, const char *folder, const ModelConfig *c)
+{
+    static const char buffer[] = ".rotary_emb.inv_freq";
+    size_t n = strlen(name), m = strlen(buffer);
+    if (n > m && strcmp(name + n - m, buffer) == 0)
+        return true;
+    return c->weight_tying && strcmp(name, "lm_head.weight") == 0 && says_tied(folder);
+}
+
+/* A tensor that nobody asked for means that the model is another one. */
+static void check_left_over(const Layout *l, const Source *s, const char *folder, const ModelConfig *c)
+{
+    for (int i = 0; i < s->count; i++)
+        for (int t = 0; t < s->file[i]->count; t++) {
+            const char *name = s->file[i]->tensor[t].name;
+            int k = 0;
+            while (k < l->num_pieces && strcmp(l->piece[k].name, name) != 0)
+                k++;
+            if (k == l->num_pieces && !may_be_ignored(name, folder, c))
+                die("%s: tensor %s has no place in the configured model; the configuration must describe the model "
+                    "in that folder", s->file[i]->path, name);
+        }
+}
+
+static void load(const char *folder, LayoutKind kind, Source s, const Config *c, Fsdp *f)
+{
+    Layout l = layout_make(NULL, kind, &c->model, f, 0);
+    check_left_over(&l, &s, folder, &c->model);
+    layout_read(&l, f, s.file, s.count);
+    layout_free(&l);
+    close_source(&s);
+}
+
+bool checkpoint_load(const char *folder, const Config *c, Fsdp *f, TrainState *s, bool with_optimizer)
+{
+    json_t *manifest = open_manifest(folder);
+    Source model = open_model(folder);
+    for (int u = 0; u < f->num_units; u++)      /* padding is in no file */
+        if (f->shard[u].count)
+            device_zero(f->shard[u].master.data, tensor_bytes(f->shard[u].master));
+    load(folder, LAYOUT_MODEL, model, c, f);
+    bool ours = manifest != NULL;
+    if (ours) {
+        read_state(s, manifest, folder);
+        if (with_optimizer)
+            load(folder, LAYOUT_OPTIMIZER, open_optimizer(folder, manifest), c, f);
+    }
+    json_decref(manifest);
+    fsdp_updated(f);
+    return ours;
+}
+
+/* ---- which checkpoints there are -------------------------------------------------------------------------- */
+
+/* Like open_manifest, but an incomplete checkpoint is no reason to die: there may be another. */
+static bool is_checkpoint(const char *folder)
+{
+    char problem[4096], *path = folder_format("%s/trainer.json", folder);
+    json_t *manifest = json_load_file(path, 0, NULL);
+    bool complete = manifest && is_complete(folder, manifest, problem, sizeof problem);
+    json_decref(manifest);
+    free(path);
+    return complete;
+}
+
+static bool has_suffix(const char *text, const char *suffix)
+{
+    size_t n = strlen(text), m = strlen(suffix);
+    return n >= m && strcmp(text + n - m, suffix) == 0;
+}
+
+/* The complete step<N><suffix> of the highest N, or NULL. */
+static char *highest(const char *save_folder, const char *suffix)
+{
+    long *steps;
+    char *found = NULL;
+    for (int i = folder_steps(&steps, save_folder, suffix) - 1; i >= 0 && !found; i--) {
+        found = folder_format("%s/step%ld%s", save_folder, steps[i], suffix);
+        if (is_checkpoint(found))
+            break;
+        free(found);
+        found = NULL;
+    }
+    free(steps);
+    return found;
+}
+
+char *checkpoint_latest(const char *save_folder)
+{
+    char *name = folder_latest(save_folder);
+    if (name && !has_suffix(name, ".tmp")) {
+        char *path = name[0] == '/' ? strdup(name) : folder_format("%s/%s", save_folder, name);
+        if (is_checkpoint(path)) {
+            free(name);
+            return path;
+        }
+        free(path);
+    }
+    char *found = highest(save_folder, "");
+    if (!found)
+        found = highest(save_folder, ".old");
+    if (name)
+        warn("%s/latest points to %s, which is no complete checkpoint; %s%s", save_folder, name,
+             found ? "taking " : "there is no other", found ? found : "");
+    free(name);
+    return found;
+}
+
+static bool divides(long interval, long step)
+{
+    return interval > 0 && step % interval == 0;
+}
+
+/* Checkpoints beyond `latest` belong to a run that was resumed from an earlier step; they are left alone until this
+ * run comes to them. */
+void checkpoint_prune(const Config *c)
+{
+    char *latest = folder_latest(c->save_folder);
+    long last, *steps, keep = c->save_num_checkpoints_to_keep, kept = 0;
+    bool ephemeral_kept = false;
+    if (comm_rank() != 0 || !latest || sscanf(latest, "step%ld", &last) != 1) {
+        free(latest);
+        return;
+    }
+    for (int i = folder_steps(&steps, c->save_folder, "") - 1; i >= 0; i--) {
+        long step = steps[i];
+        if (step > last || divides(c->save_interval_unsharded, step))
+            continue;
+        bool ephemeral = divides(c->save_interval_ephemeral, step) && !divides(c->save_interval, step);
+        bool wanted = ephemeral ? !ephemeral_kept : keep < 0 || kept < keep;
+        ephemeral_kept |= ephemeral;
+        kept += !ephemeral;
+        if (!wanted && step != last)
+            folder_remove_step(c->save_folder, step);
+    }
+    free(steps);
+    free(latest);
+}

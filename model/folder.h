@@ -1,0 +1,22 @@
+/* The folders of checkpoints on disk: stepN, stepN.tmp while it is written, stepN.old while it is replaced, `latest`.
+ * Rank 0 acts; errors die and name the path. Strings returned are malloc'ed. */
+#pragma once
+#include <stdbool.h>
+
+char *folder_format(const char *format, ...) __attribute__((format(printf, 1, 2)));     /* a path; never NULL */
+bool  folder_exists(const char *path);                /* anything of that name */
+
+/* N of all entries step<N><suffix>, ascending; their number. */
+int   folder_steps(long **steps, const char *save_folder, const char *suffix);
+
+/* Removes what an interrupted save left behind, and makes an empty step<N>.tmp. */
+void  folder_prepare(const char *save_folder, long step);
+
+/* step<N>.tmp becomes step<N>, whatever was there is deleted, and `latest` points to it; all of it durable. A crash
+ * in between leaves the old step<N>, or it as step<N>.old, or the new one. */
+void  folder_publish(const char *save_folder, long step);
+
+void  folder_remove_step(const char *save_folder, long step);
+char *folder_latest(const char *save_folder);         /* what the link `latest` says: "step100"; NULL: no link */
+
+void  folder_write(const char *path, const char *text);        /* a whole file, on disk when it returns */

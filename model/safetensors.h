@@ -1,0 +1,44 @@
+/* safetensors files: named tensors behind a JSON header, read and written at any offset, by several ranks at once.
+ * Everything here dies on an error, naming the file and, where there is one, the tensor. */
+#pragma once
+#include <stddef.h>
+
+enum { SAFE_DIMS = 8 };
+
+typedef struct {
+    char  *name;
+    char   dtype[12];                /* as in the file: "F32", "BF16", "F8_E4M3", ... */
+    int    dims;
+    size_t shape[SAFE_DIMS];
+    size_t begin, end;               /* bytes from the start of the file's data */
+} SafeTensor;
+
+typedef struct {
+    char  *path;
+    int    fd;                       /* -1: not open */
+    size_t data;                     /* file offset of the data: 8 + length of the header */
+    size_t bytes;                    /* of data */
+    int    count;
+    SafeTensor *tensor;              /* [count], in the order of their bytes */
+    char  *header;                   /* of a file to be written: data - 8 bytes */
+} SafeFile;
+
+size_t safetensors_dtype_size(const char *dtype);     /* bytes of an element; 0: a type that we do not know */
+
+/* Opens a file for reading and checks that it keeps to the format: header, types, shapes, and that the tensors cover
+ * the data without holes and the file is as long as they say. */
+SafeFile *safetensors_open(const char *path);
+const SafeTensor *safetensors_find(const SafeFile *f, const char *name);       /* NULL if there is none */
+void safetensors_read(const SafeFile *f, void *dst, const SafeTensor *t, size_t at, size_t bytes);   /* at: in t */
+
+/* Writing: describe all tensors, lay them out, create the file (one rank), then write any bytes (all ranks).
+ * The layout depends on the descriptions and their order alone: wider types first, so every tensor is aligned. */
+SafeFile *safetensors_new(const char *path);
+void safetensors_add(SafeFile *f, const char *name, const char *dtype, int dims, const size_t *shape);
+void safetensors_lay_out(SafeFile *f);
+void safetensors_create(const SafeFile *f);           /* header, and the full size; on disk when it returns */
+void safetensors_open_write(SafeFile *f);
+void safetensors_write(const SafeFile *f, const SafeTensor *t, size_t at, const void *src, size_t bytes);
+void safetensors_sync(const SafeFile *f);             /* what was written through `f` is on disk when it returns */
+
+void safetensors_close(SafeFile *f);                  /* frees f */
