@@ -65,17 +65,22 @@ LAUNCH    := $(MPIRUN) --oversubscribe --bind-to none
 train: $B/train
 	@cp -f $< $@ && echo "built ./train for $(BACKEND)"
 $B/train: $B/train.c.o $(OBJECTS)
-	$(CC) $^ $(LIBS) $(LDFLAGS) -o $@
+	@echo "  LINK  $@"
+	@$(CC) $^ $(LIBS) $(LDFLAGS) -o $@
 $(TESTS): $B/%: $B/%.c.o $(HELPERS) $(OBJECTS)
-	$(CC) $^ $(DEPS_LIBS) -lcmocka $(LIBS) $(LDFLAGS) -o $@
+	@echo "  LINK  $@"
+	@$(CC) $^ $(DEPS_LIBS) -lcmocka $(LIBS) $(LDFLAGS) -o $@
 $B/tests/bench_%: $B/tests/bench_%.c.o $(OBJECTS)
-	$(CC) $^ $(LIBS) $(LDFLAGS) -o $@
+	@echo "  LINK  $@"
+	@$(CC) $^ $(LIBS) $(LDFLAGS) -o $@
 $B/%.c.o: %.c | check
 	@mkdir -p $(@D)
-	$(CC) $(CC_FLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
+	@echo "  CC    $<"
+	@$(CC) $(CC_FLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
 $B/%.cu.o: %.cu | check
 	@mkdir -p $(@D)
-	$(NVCC) $(NV_FLAGS) $(NVCCFLAGS) -MMD -MP -c $< -o $@
+	@echo "  NVCC  $<"
+	@$(NVCC) $(NV_FLAGS) $(NVCCFLAGS) -MMD -MP -c $< -o $@
 
 # Says what was found, once per build folder, and what a missing piece means.
 check: $B/found

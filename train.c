@@ -138,8 +138,8 @@ int main(int argc, char **argv)
     signal(SIGINT, on_signal);
 
     Run r;
-    run_open(&r, c);
-    train(&r);
+    if (run_open(&r, c))
+        train(&r);
     run_close(&r);
     config_free(c);
     comm_finish();

@@ -11,6 +11,6 @@ void check_tensor(const char *op, const char *name, Tensor t, int rows, int cols
 #define CHECK_OPTIONAL(t, rows, cols) \
     do { if ((t).data) check_tensor(__func__, #t, t, rows, cols); } while (0)
 
-/* Dies unless t is F32 or BF16: what accumulates over calls. */
-#define CHECK_SUM(t) check_sum(__func__, #t, t)
-void check_sum(const char *op, const char *name, Tensor t);
+/* Dies unless t is F32 or BF16: what accumulates or is changed in place. */
+#define CHECK_PLAIN(t) check_plain(__func__, #t, t)
+void check_plain(const char *op, const char *name, Tensor t);

@@ -14,6 +14,7 @@ void *device_alloc(size_t bytes);               /* 256-byte aligned, zeroed; nev
 void  device_free (void *p);
 void  device_put  (void *dst, const void *src, size_t bytes);   /* host to device; src may be reused on return */
 void  device_get  (void *dst, const void *src, size_t bytes);   /* device to host; waits for all queued work */
+void  device_copy (void *dst, const void *src, size_t bytes);   /* inside the device; the two may not overlap */
 void  device_zero (void *dst, size_t bytes);
 void  device_sync (void);                       /* waits for all queued work */
 

@@ -17,6 +17,11 @@
  * code = round to nearest even of x/S, saturating [COAT eq. 1]; writes y.data_t too if there is one. */
 void quantize(Tensor y, Tensor x);
 
+/* Its two halves for an FP8 y of group 0: the scale from max|x|; then codes and, if there is one, transposed codes with
+ * the scale that y has. Here y.data or y.data_t may be NULL: not written. */
+void quantize_scale(Tensor y, Tensor x);
+void quantize_codes(Tensor y, Tensor x);
+
 /* w[i] = std * z, z normal, |z| <= cutoff (0: no cutoff); a function of (seed, first + i) alone. */
 void init_normal(Tensor w, float std, float cutoff, uint64_t seed, uint64_t first);
 void init_constant(Tensor w, float value);

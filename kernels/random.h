@@ -11,7 +11,7 @@
 #define HOST_DEVICE
 #endif
 
-/* A bijection in which every input bit moves every output bit. [Steele, Lea & Flood 2014, SplitMix64, "variant 13"] */
+/* A bijection in which every input bit moves every output bit. [Steele, Lea & Flood 2014, SplitMix64] */
 HOST_DEVICE static inline uint64_t random_mix(uint64_t x)
 {
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -32,8 +32,8 @@ HOST_DEVICE static inline uint32_t random_16(uint64_t seed, uint64_t i)
     return (uint32_t)(random_bits(seed, i / 4) >> (16 * (i % 4))) & 0xffffu;
 }
 
-/* A normal number with |z| <= cutoff (0: no cutoff): Box-Muller from two 32-bit halves, |z| < 6.77; a number beyond the
- * cutoff is drawn again from another sequence. The cutoff must be >= 0.01, so that 4096 draws always suffice in practice.
+/* A normal number with |z| <= cutoff (0: no cutoff): Box-Muller from two 32-bit halves, |z| < 6.77; a number beyond
+ * the cutoff is drawn again from another sequence. The cutoff must be >= 0.01, so that 4096 draws suffice.
  * NOTE: in double, because log and cos differ by an ulp between back ends: a difference that survives the rounding to
  * float, or falls on either side of the cutoff, is then too rare to be met. */
 HOST_DEVICE static inline double random_normal(uint64_t seed, uint64_t i, double cutoff)
@@ -49,8 +49,9 @@ HOST_DEVICE static inline double random_normal(uint64_t seed, uint64_t i, double
     return 0;
 }
 
-/* x as BF16 bits, rounded up with the probability of its distance from the lower neighbour: adding 16 uniform bits r to
- * the 16 bits that are cut off carries with probability (cut bits) / 2^16, so the mean is x. Infinities stay, NaN becomes 0x7fff. */
+/* x as BF16 bits, rounded up with the probability of its distance from the lower neighbour: adding 16 uniform bits r
+ * to the 16 bits that are cut off carries with probability (cut bits) / 2^16, so the mean is x. Infinities stay, NaN
+ * becomes 0x7fff. */
 HOST_DEVICE static inline uint16_t bf16_round_stochastic(float x, uint32_t r)
 {
     uint32_t u;

@@ -33,7 +33,8 @@ static const char *base_name(const char *path)
 
 static void write_json(const char *folder, const char *name, json_t *value)
 {
-    char *path = folder_format("%s/%s", folder, name), *text = json_dumps(value, JSON_INDENT(2));
+    char *path = folder_format("%s/%s", folder, name);
+    char *text = json_dumps(value, JSON_INDENT(2) | JSON_REAL_PRECISION(15));
     CHECK(text, "%s cannot be written as JSON", name);
     folder_write(path, text);
     json_decref(value);

@@ -2,11 +2,11 @@
  *
  *   stepN/config.json, model.safetensors or model-0000i-of-0000n.safetensors + model.safetensors.index.json
  *        /config.yaml                    the resolved configuration of the run
- *        /optimizer-0000i.safetensors    <name>.exp_avg, <name>.exp_avg_sq and, for FP8, their scales, exactly as stored
- *        /trainer.json                   step, tokens, loader position, files and their sizes; written last: the manifest
+ *        /optimizer-0000i.safetensors    <name>.exp_avg, <name>.exp_avg_sq and, for FP8, their scales, as stored
+ *        /trainer.json                   step, tokens, loader position, files and sizes; written last: the manifest
  *
- * The layout of the files depends on the architecture alone, not on the number of ranks: every rank writes the bytes of its
- * own shards into the places where they belong, so any number of ranks can read them back.
+ * The layout of the files depends on the architecture alone, not on the number of ranks: every rank writes the bytes
+ * of its own shards into the places where they belong, so any number of ranks can read them back.
  * Written as stepN.tmp, fsynced, renamed; then the link `latest` moves. */
 #pragma once
 #include "data/loader.h"
@@ -20,8 +20,8 @@ typedef struct {
     uint64_t fingerprint;      /* of the data set */
 } TrainState;
 
-/* Writes save_folder/step<N>, then points save_folder/latest to it. All ranks call. Dies if the disk does not take it,
- * leaving the last complete checkpoint as it was. */
+/* Writes save_folder/step<N>, then points save_folder/latest to it. All ranks call. Dies if the disk does not take
+ * it, leaving the last complete checkpoint as it was. */
 void checkpoint_save(const Config *c, const Fsdp *f, const TrainState *s);
 
 /* Bytes of weights or moments in a file, unless one unit alone has more; 5 GB. Tests make it smaller. */
@@ -33,9 +33,9 @@ void checkpoint_prune(const Config *c);
 
 /* Loads weights from `folder` (a checkpoint, or a folder written by Hugging Face's save_pretrained: f32, bf16 or f16
  * safetensors, one file or several) and, if it is a checkpoint of ours, moments and state. Returns whether it was.
- * Dies on a tensor that is missing, left over or of another shape, naming it. `with_optimizer`: load the moments too. */
+ * Dies on a tensor that is missing, left over or of another shape, naming it. `with_optimizer`: moments too. */
 bool checkpoint_load(const char *folder, const Config *c, Fsdp *f, TrainState *s, bool with_optimizer);
 
-/* The checkpoint that save_folder/latest points to; if that is incomplete, the complete one of the highest step; NULL if
- * there is none. malloc'ed. */
+/* The checkpoint that save_folder/latest points to; if that is incomplete, the complete one of the highest step; NULL
+ * if there is none. malloc'ed. */
 char *checkpoint_latest(const char *save_folder);

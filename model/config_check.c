@@ -25,7 +25,8 @@ static void check_heads(Reader *r)
         int heads = r->s->multi_query_attention ? 1 : m->n_heads;
         if (m->n_kv_heads != 0 && m->n_kv_heads != heads)
             die("%s: model.multi_query_attention %s means n_kv_heads %d, but model.n_kv_heads is %d; give only "
-                "n_kv_heads", config_where(r, "model.multi_query_attention"), heads == 1 ? "true" : "false", heads, m->n_kv_heads);
+                "n_kv_heads", config_where(r, "model.multi_query_attention"), heads == 1 ? "true" : "false", heads,
+                    m->n_kv_heads);
         m->n_kv_heads = heads;
     }
     if (m->n_kv_heads == 0)
@@ -60,7 +61,8 @@ static void check_vocabulary(Reader *r)
     if (m->embedding_size == 0)
         m->embedding_size = rounded;
     if (m->vocab_size > m->embedding_size)
-        die("%s: model.vocab_size %d does not fit model.embedding_size %d; take %d (a multiple of 128) or leave it out",
+        die("%s: model.vocab_size %d does not fit model.embedding_size %d; take %d (a multiple of 128) or "
+            "leave it out",
             config_where(r, "model.embedding_size"), m->vocab_size, m->embedding_size, rounded);
     const struct { const char *name; int id; } token[] = {
         { "model.eos_token_id", m->eos_token_id }, { "model.pad_token_id", m->pad_token_id }
@@ -110,7 +112,8 @@ static const Recipe *find_recipe(Reader *r, const char *name, const char *key)
     char known[512] = "";
     for (const Recipe *k = recipes; k->name; k++)
         snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", k == recipes ? "" : ", ", k->name);
-    die("%s: this build has no recipe '%s'; it has %s; --recipe=bf16 runs the rest of this file", config_where(r, key),
+    die("%s: this build has no recipe '%s'; it has %s; --recipe=bf16 runs the rest of this file", config_where(r,
+        key),
         name, known);
 }
 
@@ -267,7 +270,8 @@ void config_check_data(Reader *r)
     Config *c = &r->s->c;
     bool both = c->data.num_paths > 0 && r->s->num_datasets > 0;
     if (both)
-        die("%s: give data.paths or data.datasets, not both (--data.datasets=null drops those)", config_where(r, "data.datasets"));
+        die("%s: give data.paths or data.datasets, not both (--data.datasets=null drops those)", config_where(r,
+            "data.datasets"));
     const char *key = r->s->num_datasets > 0 ? "data.datasets" : "data.paths";
     use_datasets(r->s);
     if (c->data.num_paths == 0)

@@ -81,7 +81,7 @@ const char *config_suggest(const char *name)
         if (in_evaluators && strncmp(k->name, EVALUATOR_PREFIX, first) != 0)
             continue;
         for (size_t end = first + strcspn(k->name + first, ".["); k->name[end - 1] != '*';
-             end += 1 + strcspn(k->name + end + 1, ".[")) {           /* "a", "a.b", "a.b.c": its sections, then the key */
+             end += 1 + strcspn(k->name + end + 1, ".[")) {   /* "a", "a.b", "a.b.c": its sections, the key */
             char candidate[128];
             snprintf(candidate, sizeof candidate, "%.*s", (int)end, k->name);
             int distance = name_distance(name, candidate);

@@ -1,6 +1,6 @@
 /* The architecture that a Hugging Face folder describes. transformers leaves out keys that have their class's
- * default, so the defaults here are those of LlamaConfig, OlmoConfig and Olmo2Config. Rotary parameters are `rope_theta` and
- * `rope_scaling` up to transformers 4 and `rope_parameters` since 5. */
+ * default, so the defaults here are those of LlamaConfig, OlmoConfig and Olmo2Config. Rotary parameters are
+ * `rope_theta` and `rope_scaling` up to transformers 4 and `rope_parameters` since 5. */
 #include "model/config.h"
 #include "model/error.h"
 
@@ -32,13 +32,14 @@ static int size_of(const Source *s, const char *key, int otherwise)
     return (int)x;
 }
 
-/* A token id; a list of them stands for its first. */
-static int token_of(const Source *s, const char *key)
+/* A token id; a list of them stands for its first. The classes' defaults may lie beyond a small vocabulary: none. */
+static int token_of(const Source *s, const char *key, int vocab_size)
 {
     json_t *value = get(s, key);
     if (json_is_array(value))
         value = json_array_get(value, 0);
-    return json_is_integer(value) ? (int)json_integer_value(value) : -1;
+    json_int_t id = json_is_integer(value) ? json_integer_value(value) : -1;
+    return id >= 0 && id < vocab_size ? (int)id : -1;
 }
 
 static void read_rope(ModelConfig *m, const Source *s)
@@ -110,8 +111,8 @@ void config_read_hf(ModelConfig *m, const char *folder)
     m->vocab_size = size_of(&s, "vocab_size", 0);
     m->embedding_size = (m->vocab_size + 127) / 128 * 128;
     m->max_sequence_length = size_of(&s, "max_position_embeddings", 2048);
-    m->eos_token_id = token_of(&s, "eos_token_id");
-    m->pad_token_id = token_of(&s, "pad_token_id");
+    m->eos_token_id = token_of(&s, "eos_token_id", m->vocab_size);
+    m->pad_token_id = token_of(&s, "pad_token_id", m->vocab_size);
     read_rope(m, &s);
     json_decref(s.json);
 }

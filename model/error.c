@@ -6,6 +6,7 @@
 #include "model/error.h"
 
 #include <mpi.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -47,11 +48,14 @@ static _Noreturn void fail(const char *format, va_list args)
     char prefix[64] = "error";
     if (size > 1)
         snprintf(prefix, sizeof prefix, "error (rank %d)", rank);
+    signal(SIGTERM, SIG_DFL);       /* the abort of another rank ends this one without a word */
     if (rank != 0)
-        sleep(1);
+        sleep(3);
     print_message(prefix, format, args);
-    if (running)
+    if (running) {
+        usleep(300000);             /* mpirun drops output that it has not read when it aborts */
         MPI_Abort(MPI_COMM_WORLD, 1);
+    }
     exit(1);
 }
 

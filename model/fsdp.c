@@ -67,7 +67,9 @@ void fsdp_plan(Fsdp *f, Arena *a, const ModelConfig *c, const Recipe *r, int wor
     for (int u = 0; u < n; u++) {
         unit_shape(&f->shape[u], c, u, world);
         f->shape[u].first = first;
-        first += f->shape[u].numel;
+        UnitShape alone;                        /* without the padding for the world size: random numbers do not depend on it */
+        unit_shape(&alone, c, u, 1);
+        first += alone.numel;
         plan_unit(f, a, u);
     }
 }

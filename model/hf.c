@@ -29,7 +29,8 @@ const char *hf_class(const ModelConfig *c)
     die("no architecture of Hugging Face computes this model, so it cannot be saved: %s with%s weights, eps %g, "
         "norms %s the branches, %s norm of q and k, clip_qkv %g.\nExpected Llama (RMS norms with weights before the "
         "branches), OLMo (LayerNorms without weights before them, eps 1e-5, clip_qkv or not) or OLMo-2 (RMS norms "
-        "with weights behind the branches and of q and k)", rms ? "RMS norms" : "LayerNorms", c->norm_affine ? "" : "out",
+        "with weights behind the branches and of q and k)",
+        rms ? "RMS norms" : "LayerNorms", c->norm_affine ? "" : "out",
         (double)c->norm.eps, c->norm_after ? "behind" : "before", c->qk_norm ? "a" : "no", (double)c->clip_qkv);
 }
 

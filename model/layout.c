@@ -299,8 +299,8 @@ static void check_piece(const Piece *p, const SafeFile *file, const SafeTensor *
     if (p->kind == PIECE_WEIGHT && !is_float(t->dtype))
         die("%s: tensor %s is stored as %s; expected F32, BF16 or F16", file->path, t->name, t->dtype);
     if (!is_float(t->dtype) || !is_float(p->dtype))
-        die("%s: tensor %s is stored as %s, the recipe keeps it as %s; load with the recipe it was saved with, or start "
-            "with new moments: --reset_optimizer_state", file->path, t->name, t->dtype, p->dtype);
+        die("%s: tensor %s is stored as %s, the recipe keeps it as %s; load with the recipe it was saved with, or "
+            "start with new moments: --reset_optimizer_state", file->path, t->name, t->dtype, p->dtype);
 }
 
 /* raw: CHUNK bytes; values: as many floats as fit into CHUNK bytes. */

@@ -80,6 +80,8 @@ typedef struct {
     Tensor dqkv_op;    /* (N, S) GEMM operand; = dqkv if formats agree                                                 */
 } Work;
 
+typedef struct { size_t units, activations, work, head, total; } PlanBytes;
+
 typedef struct {
     const ModelConfig *config;
     Recipe    recipe;
@@ -97,6 +99,7 @@ typedef struct {
     float    *rope;            /* (T, D/2, 2) cosine and sine                                  */
     int      *host_doc_start;  /* (N+1) host memory                                            */
     bool      documents;       /* attention stays inside documents                             */
+    PlanBytes bytes;           /* of device memory, by purpose                                 */
     void     *memory;          /* the arena: all of the above that is device memory            */
 } Model;
 
@@ -109,9 +112,11 @@ void unit_shape(UnitShape *u, const ModelConfig *c, int unit, int world);   /* .
 Unit unit_views(const UnitShape *u, void *data, Format f);                  /* F32 or BF16 tensors in a flat buffer */
 Tensor param_view(const Param *p, void *data, Format f);                    /* one of them */
 
-/* plan.c: places everything a run needs in one allocation; first prints the plan on stdout if asked to. */
+/* plan.c: everything a run needs in one allocation. model_plan measures, model_place allocates. */
 struct Fsdp;
-void model_create(Model *m, struct Fsdp *f, const Config *c, int world, int rank, bool print);
+void model_plan (Model *m, struct Fsdp *f, const Config *c, int world, int rank);
+void model_place(Model *m, struct Fsdp *f, const Config *c, int world, int rank);
+void model_print_plan(const Model *m, const struct Fsdp *f);                /* on stdout */
 void model_free  (Model *m, struct Fsdp *f);
 
 /* model.c */

@@ -141,25 +141,22 @@ static void plan_head(Arena *arena, Model *m, const Config *c)
     m->attn.rope = m->rope;
 }
 
-/* Bytes of the plan by purpose. */
-typedef struct { size_t units, activations, work, head; } PlanBytes;
-
-static PlanBytes plan_all(Arena *arena, Model *m, Fsdp *f, const Config *c, int world, int rank)
+static void plan_all(Arena *arena, Model *m, Fsdp *f, const Config *c, int world, int rank)
 {
-    PlanBytes b;
+    PlanBytes *b = &m->bytes;
     arena->used = 0;
     fsdp_plan(f, arena, &c->model, &c->recipe, world, rank);
-    b.units = arena->used;
+    b->units = arena->used;
     for (int l = 0; l < m->L; l++)
         plan_acts(&(Planner){ arena, l ? &m->acts[0] : NULL, m->N }, m, &m->acts[l]);
     m->acts[m->L].res0 = stream_is_kept(m) ? tensor_alloc(arena, m->recipe.stream, m->N, c->model.d_model)
                                            : m->acts[0].res0;
-    b.activations = arena->used - b.units;
+    b->activations = arena->used - b->units;
     plan_work(arena, m);
-    b.work = arena->used - b.units - b.activations;
+    b->work = arena->used - b->units - b->activations;
     plan_head(arena, m, c);
-    b.head = arena->used - b.units - b.activations - b.work;
-    return b;
+    b->head = arena->used - b->units - b->activations - b->work;
+    b->total = arena->used;
 }
 
 static double gib(double bytes)
@@ -167,8 +164,9 @@ static double gib(double bytes)
     return bytes / (1 << 30);
 }
 
-static void print_plan(const Model *m, const Fsdp *f, PlanBytes b, size_t total)
+void model_print_plan(const Model *m, const Fsdp *f)
 {
+    const PlanBytes *b = &m->bytes;
     size_t n = 0, master = 0, grads = 0, moments = 0;
     for (int u = 0; u < f->num_units; u++) {
         const Shard *s = &f->shard[u];
@@ -182,8 +180,8 @@ static void print_plan(const Model *m, const Fsdp *f, PlanBytes b, size_t total)
     recipe_print(&m->recipe);
     printf("memory plan of a rank, GiB: master %.3f, weights %.3f, gradients %.3f, moments %.3f, activations %.3f "
            "(%.1f kB per token and block), work %.3f, head and loss %.3f; total %.3f of %.1f\n",
-           gib(master), gib(fsdp_weight_bytes(f)), gib(grads), gib(moments), gib(b.activations),
-           b.activations / 1e3 / m->N / m->L, gib(b.work), gib(b.head), gib(total), gib(device_memory_total()));
+           gib(master), gib(fsdp_weight_bytes(f)), gib(grads), gib(moments), gib(b->activations),
+           b->activations / 1e3 / m->N / m->L, gib(b->work), gib(b->head), gib(b->total), gib(device_memory_total()));
 }
 
 /* [Su et al. 2021, RoFormer, eq. 15]; scaled as Llama 3.1 does: wavelengths beyond the original context are stretched
@@ -218,7 +216,7 @@ static void fill_rope(Model *m)
     free(table);
 }
 
-void model_create(Model *m, Fsdp *f, const Config *c, int world, int rank, bool print)
+void model_plan(Model *m, Fsdp *f, const Config *c, int world, int rank)
 {
     const ModelConfig *mc = &c->model;
     *m = (Model){ .config = mc, .recipe = c->recipe, .L = mc->n_layers, .documents = c->data.generate_doc_lengths };
@@ -229,12 +227,12 @@ void model_create(Model *m, Fsdp *f, const Config *c, int world, int rank, bool 
     m->N = m->attn.B * m->attn.T;
     m->acts = xcalloc(m->L + 1, sizeof *m->acts);
     m->host_doc_start = xmalloc(sizeof(int) * (m->N + 1));
+    plan_all(&(Arena){ 0 }, m, f, c, world, rank);
+}
 
-    Arena arena = { 0 };
-    PlanBytes b = plan_all(&arena, m, f, c, world, rank);
-    if (print)
-        print_plan(m, f, b, arena.used);
-    m->memory = arena.base = device_alloc(arena.used);
+void model_place(Model *m, Fsdp *f, const Config *c, int world, int rank)
+{
+    Arena arena = { .base = m->memory = device_alloc(m->bytes.total) };
     plan_all(&arena, m, f, c, world, rank);
     fill_rope(m);
 }

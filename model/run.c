@@ -143,7 +143,7 @@ static void print_data(const Run *r)
     fflush(stdout);
 }
 
-void run_open(Run *r, const Config *c)
+bool run_open(Run *r, const Config *c)
 {
     *r = (Run){ .config = c, .saved_step = -1 };
     check_agreement("configurations", text_hash(c->text));
@@ -153,24 +153,32 @@ void run_open(Run *r, const Config *c)
     check_agreement("data files", loader_fingerprint(r->loader));
     r->length = run_length(c, r->loader);
 
+    print_data(r);
+    model_plan(&r->model, &r->fsdp, c, comm_size(), comm_rank());
+    if (comm_rank() == 0)
+        model_print_plan(&r->model, &r->fsdp);
+    if (c->dry_run)
+        return false;
+
     char *latest = c->try_load_latest_save ? checkpoint_latest(c->save_folder) : NULL;
     const char *folder = latest ? latest : c->load_path;
     bool resumes = folder && strncmp(folder, c->save_folder, strlen(c->save_folder)) == 0;
     prepare_folder(c, resumes);
-    print_data(r);
-    model_create(&r->model, &r->fsdp, c, comm_size(), comm_rank(), comm_rank() == 0);
+    model_place(&r->model, &r->fsdp, c, comm_size(), comm_rank());
     optimizer_create(&r->optimizer);
     load_or_initialize(r, folder);
     if (resumes)
         r->saved_step = r->state.step;
     r->log = log_open(c, r->length, r->state.step, comm_size());
     free(latest);
+    return true;
 }
 
 void run_close(Run *r)
 {
     log_close(r->log);
     loader_close(r->loader);
-    optimizer_free(&r->optimizer);
+    if (r->model.memory)
+        optimizer_free(&r->optimizer);
     model_free(&r->model, &r->fsdp);
 }

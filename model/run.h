@@ -15,7 +15,8 @@ typedef struct {
     long       saved_step;     /* of the last checkpoint; -1: none yet */
 } Run;
 
-/* Opens the data, creates the save folder, places the model, and initializes it or loads it. Prints what it did. */
-void run_open (Run *r, const Config *c);
+/* Opens the data, creates the save folder, places the model, and initializes it or loads it. Prints what it did.
+ * False for a dry run, which stops behind the memory plan and has created nothing. */
+bool run_open (Run *r, const Config *c);
 bool run_is_over(const Run *r);            /* max_duration or stop_at is reached */
 void run_close(Run *r);

@@ -32,7 +32,7 @@ ModelConfig architecture(Architecture a)
     case OLMO:
         m.norm.kind = LAYER_NORM;
         m.norm_affine = false;
-        m.clip_qkv = 0.75f;
+        m.clip_qkv = 2;
         m.weight_tying = true;
         m.init_fn = INIT_MITCHELL;
         break;
@@ -57,6 +57,12 @@ void model_config(Config *c, const ModelConfig *m, const char *recipe, int B)
                    .optimizer = { .lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-5, .weight_decay = 0.1 },
                    .scheduler = { .name = CONSTANT }, .max_grad_norm = 1, .eval_subset_num_batches = -1,
                    .device_eval_batch_size = B, .speed_window = 1, .console_log_interval = 1 };
+}
+
+void model_create(Model *m, Fsdp *f, const Config *c)
+{
+    model_plan(m, f, c, 1, 0);
+    model_place(m, f, c, 1, 0);
 }
 
 float test_uniform(uint64_t seed, uint64_t i)

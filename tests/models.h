@@ -11,6 +11,8 @@ const char *architecture_name(Architecture a);
 /* A run of one rank with micro-batches of B sequences; everything a model needs, nothing on disk. */
 void model_config(Config *c, const ModelConfig *m, const char *recipe, int B);
 
+void model_create(Model *m, Fsdp *f, const Config *c);        /* planned and placed, for one rank */
+
 /* Values that depend on (seed, i) alone: uniform in [-1, 1), and token ids below `below`. */
 float test_uniform(uint64_t seed, uint64_t i);
 int   test_token  (uint64_t seed, uint64_t i, int below);

@@ -154,22 +154,22 @@ static void test_loss_falls(void **state)
     assert_true(perplexity[30] > 1 && perplexity[30] < 50280 / 4.0);
 }
 
-/* A learning rate that destroys the model: three steps that are not finite in a row end the run, with a checkpoint. */
+/* Weight decay that multiplies the weights by -99: three steps that are not finite in a row end the run, with a checkpoint. */
 static void test_not_finite(void **state)
 {
     (void)state;
     double skipped[MAX_STEPS];
-    int status = train(1, "--max_duration=20 --optimizer.learning_rate=1e30 --scheduler.t_warmup=0 --save_folder=%s/nan", folder);
+    int status = train(1, "--max_duration=60 --optimizer.learning_rate=1000 --optimizer.weight_decay=0.1 --save_folder=%s/nan", folder);
     assert_int_not_equal(status, 0);
     expect_output("third step in a row");
-    int steps = metric(skipped, "nan", "optim/step_skipped");
-    assert_in_range(steps, 4, 19);
+    assert_in_range(metric(skipped, "nan", "optim/step_skipped"), 4, 59);
     char path[256];
     struct stat s;
     snprintf(path, sizeof path, "%s/nan/latest/config.json", folder);
     assert_int_equal(stat(path, &s), 0);
 }
 
+/* The ranks get the signal, as from a batch system; mpirun itself would kill them a second after its own. */
 static void test_sigterm(void **state)
 {
     (void)state;
@@ -184,7 +184,7 @@ static void test_sigterm(void **state)
     snprintf(command, sizeof command, "test $(wc -l <%s/metrics.jsonl 2>/dev/null || echo 0) -ge 3", path);
     for (int i = 0; i < 300 && system(command) != 0; i++)
         usleep(100000);
-    snprintf(command, sizeof command, "pkill -TERM -f 'mpirun.*save_folder=%s'", path);
+    snprintf(command, sizeof command, "pkill -TERM -f '^[^ ]*/train .*save_folder=%s'", path);
     assert_int_equal(system(command), 0);
     int status;
     waitpid(child, &status, 0);
@@ -219,7 +219,7 @@ static void test_bad_arguments(void **state)
         if (status == 0)
             fail_msg("accepted: %s", bad[i].arguments);
         expect_output(bad[i].message);
-        char *first = strstr(output, "error");
+        char *first = strstr(output, "\nerror");
         if (first && strstr(first + 1, "\nerror"))
             fail_msg("said twice: %s\n%s", bad[i].arguments, output);
     }

@@ -1,6 +1,6 @@
 /* Causal softmax attention, head by head and document by document, through GEMMs on blocks of query rows.
  *
- *     s_tu = scale q_t.k_u (u <= t)    lse_t = log sum_u exp(s_tu)    p_tu = exp(s_tu - lse_t)    y_t = sum_u p_tu v_u
+ *     s_tu = scale q_t.k_u (u <= t)   lse_t = log sum_u exp(s_tu)   p_tu = exp(s_tu - lse_t)   y_t = sum_u p_tu v_u
  *
  * Backward, from dy: dv_u = sum_t p_tu dy_t. dp_tu = dy_t.v_u. The softmax's Jacobian gives
  *     ds_tu = p_tu (dp_tu - sum_w p_tw dp_tw) = p_tu (dp_tu - delta_t), delta_t = dy_t . y_t,
@@ -71,7 +71,8 @@ static Head head_at(const float *qkv, float *dqkv, int first, int length, int h,
 }
 
 /* s (rows, keys) = factor * x (rows, D) m (keys, D)^T */
-static void products(float *s, int rows, int keys, float factor, const float *x, int ldx, const float *m, int ldm, int D)
+static void products(float *s, int rows, int keys, float factor, const float *x, int ldx, const float *m, int ldm,
+                     int D)
 {
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, rows, keys, D, factor, x, ldx, m, ldm, 0, s, keys);
 }
@@ -95,7 +96,7 @@ static float softmax(float *s, int t, int keys)
     float max = -INFINITY;
     double total = 0;
     for (int u = 0; u <= t; u++)
-        max = fmaxf(max, s[u]);
+        max = s[u] > max ? s[u] : max;
     for (int u = 0; u <= t; u++) {
         s[u] = expf(s[u] - max);
         total += s[u];

@@ -21,5 +21,6 @@ void check_tensor(const char *op, const char *name, Tensor t, int rows, int cols
 void check_plain(const char *op, const char *name, Tensor t)
 {
     if (format_is_fp8(t.format))
-        die("%s: %s is %s; expected f32 or bf16, since it accumulates or is changed in place", op, name, format_name(t.format));
+        die("%s: %s is %s; expected f32 or bf16, since it accumulates or is changed in place", op, name,
+            format_name(t.format));
 }

@@ -1,8 +1,8 @@
 /* Sums of device tensors over ranks, through MPI.
  *
- * Reduce-scatter, then all-gather, a chunk at a time: each rank receives its slice from everybody, adds in the order of
- * ranks in F32, rounds once and hands the result out. So all ranks hold the same bits, and a repetition gives them again,
- * which MPI_Allreduce does not promise; a rank sends and receives 2 (W-1)/W of the tensor's bytes. */
+ * Reduce-scatter, then all-gather, a chunk at a time: each rank receives its slice from everybody, adds in the order
+ * of ranks in F32, rounds once and hands the result out. So all ranks hold the same bits, and a repetition gives them
+ * again, which MPI_Allreduce does not promise; a rank sends and receives 2 (W-1)/W of the tensor's bytes. */
 #include "kernels/comm.h"
 
 #include <mpi.h>

@@ -1,10 +1,10 @@
 /* What the files of the CPU back end share: conversion of formats, scratch memory, checks.
  *
  * This back end is the specification: every operation loads its inputs as F32, computes, and rounds its outputs once.
- * Sums that a user sees (norms, losses, gradients of norm weights) are accumulated in double; GEMMs are OpenBLAS's. */
+ * Sums that a user sees (norms, losses, gradients of norm weights) add up in double; GEMMs are OpenBLAS's. */
 #pragma once
+#include "kernels/check.h"
 #include "kernels/kernels.h"
-#include "model/error.h"
 
 /* ---- numbers ---------------------------------------------------------------------------------------------- */
 
@@ -19,8 +19,8 @@ float    abs_max    (const float *x, size_t n); /* NaN counts as 0 */
 
 /* ---- tensors as floats -------------------------------------------------------------------------------------- */
 
-/* Elements first .. first + n - 1 in row-major order; whole groups. `store` sets group scales, but uses the scale of a
- * group-0 FP8 tensor as it is: tensor_finish sets that. */
+/* Elements first .. first + n - 1 in row-major order; whole groups. `store` sets group scales, but uses the one scale
+ * of a group-0 FP8 tensor as it is: tensor_finish sets that. */
 void load (float *x, Tensor t, size_t first, size_t n);
 void store(Tensor t, size_t first, const float *x, size_t n);
 void transpose_codes(Tensor t);                 /* data_t from data; nothing if there is no data_t */
@@ -36,16 +36,3 @@ void   tensor_finish(Tensor t, const float *values);        /* rounds them into 
 /* At least `floats` floats, undefined; a slot keeps its memory and only grows. One operation, one use of a slot. */
 float *scratch(int slot, size_t floats);
 
-/* ---- checks ------------------------------------------------------------------------------------------------ */
-
-/* Dies unless t exists with this shape and a format that means something. */
-#define CHECK_TENSOR(t, rows, cols) check_tensor(__func__, #t, t, rows, cols)
-void check_tensor(const char *op, const char *name, Tensor t, int rows, int cols);
-
-/* The same for a tensor that may be absent. */
-#define CHECK_OPTIONAL(t, rows, cols) \
-    do { if ((t).data) check_tensor(__func__, #t, t, rows, cols); } while (0)
-
-/* Dies unless t is F32 or BF16, as what accumulates must be; t may be absent. */
-#define CHECK_PLAIN(t) check_plain(__func__, #t, t)
-void check_plain(const char *op, const char *name, Tensor t);

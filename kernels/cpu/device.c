@@ -13,8 +13,9 @@
 #include "kernels/comm.h"
 #include "kernels/cpu/cpu.h"
 
-/* NOTE: mpirun binds each of up to two ranks to one core, where OpenBLAS would run all its threads. The ranks take back
- * the cores that the system grants them (a cgroup still holds) and share them evenly. */
+/* OpenBLAS gets this rank's share of the cores, unless its own variable says how many threads it has.
+ * NOTE: mpirun binds each of up to two ranks to one core, where OpenBLAS would run all its threads. The ranks take
+ * back the cores that the system grants them (a cgroup still holds) and share them evenly. */
 void device_init(int local_rank)
 {
     (void)local_rank;
@@ -25,7 +26,8 @@ void device_init(int local_rank)
     if (sched_getaffinity(0, sizeof cores, &cores) == 0)
         count = CPU_COUNT(&cores);
     int threads = count / comm_local_size();
-    openblas_set_num_threads(threads > 1 ? threads : 1);
+    if (!getenv("OPENBLAS_NUM_THREADS"))
+        openblas_set_num_threads(threads > 1 ? threads : 1);
 }
 
 const char *device_name(void)
@@ -40,7 +42,7 @@ static double seconds(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* No data sheet: the best of some SGEMMs, about 50 ms in all, measured once. GEMMs run in F32 whatever the operands. */
+/* No data sheet: the best of some SGEMMs, about 50 ms in all, measured once. GEMMs run in F32 whatever d is. */
 double device_peak_flops(DType d)
 {
     static double best;
@@ -104,6 +106,11 @@ void device_put(void *dst, const void *src, size_t bytes)
 }
 
 void device_get(void *dst, const void *src, size_t bytes)
+{
+    memcpy(dst, src, bytes);
+}
+
+void device_copy(void *dst, const void *src, size_t bytes)
 {
     memcpy(dst, src, bytes);
 }

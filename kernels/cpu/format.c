@@ -1,6 +1,6 @@
 /* Numbers in their formats, bit for bit, and tensors as floats.
  *
- * FP8 [Micikevicius et al. 2022, arXiv 2209.05433, tab. 1]; value = (-1)^s 2^(e - bias) 1.m, or 2^(1 - bias) 0.m if e = 0:
+ * FP8 [Micikevicius et al. 2022, arXiv 2209.05433, tab. 1]; value = 2^(e - bias) 1.m, or 2^(1 - bias) 0.m if e = 0:
  *            bits s/e/m  bias  largest          smallest normal  smallest   special
  *     E4M3   1/4/3       7     448   (0x7e)     2^-6             2^-9       0x7f NaN; no infinity
  *     E5M2   1/5/2       15    57344 (0x7b)     2^-14            2^-16      0x7c infinity, 0x7d .. 0x7f NaN */
@@ -53,10 +53,10 @@ float fp8_decode(uint8_t code, DType d)
     return code & 0x80 ? -x : x;
 }
 
-/* A normal result: the float's bits with the exponent re-biased, cut behind the mantissa bits that remain; adding just
- * under half of the last place (and one more if that place is odd) first rounds to nearest even, and a carry out of the
- * mantissa is the next exponent. A subnormal result counts in units of the smallest value; 2^mantissa_bits units are
- * the first normal code. */
+/* A normal result: the float's bits with the exponent re-biased, cut behind the mantissa bits that remain; adding
+ * just under half of the last place (and one more if that place is odd) first rounds to nearest even, and a carry out
+ * of the mantissa is the next exponent. A subnormal result counts in units of the smallest value; 2^mantissa_bits
+ * units are the first normal code. */
 uint8_t fp8_encode(float x, DType d)
 {
     if (isnan(x))
@@ -78,13 +78,13 @@ float fp8_max(DType d)
     return d == E4M3 ? 448 : 57344;
 }
 
-/* S = max|x| / max(format). An infinite maximum gives S = inf: then x/S is 0 or NaN and every value reads back as NaN. */
+/* S = max|x| / max(format). An infinite maximum gives S = inf: x/S is 0 or NaN, and all values read back as NaN. */
 float fp8_scale(float amax, DType d)
 {
     return fmaxf(amax, AMAX_MIN) / fp8_max(d);
 }
 
-/* Rounded up, hence |x/S| <= max(format) but for the last bit of the division, which the rounding to a code removes. */
+/* Rounded up, hence |x/S| <= max(format) but for the last bit of the division, which rounding to a code removes. */
 uint16_t fp8_group_scale(float amax, DType d)
 {
     uint32_t u = bits_of(fp8_scale(amax, d));

@@ -6,31 +6,30 @@
 
 #include "kernels/cpu/cpu.h"
 
-/* x becomes exp(x - max); returns z. */
-static double exponentials(float *x, int n)
+/* x becomes exp(x - max), *total their sum; returns z. */
+static double exponentials(float *x, int n, double *total)
 {
     float max = -INFINITY;
-    double total = 0;
+    double sum = 0;
     for (int j = 0; j < n; j++)
-        max = fmaxf(max, x[j]);
-    for (int j = 0; j < n; j++) {
+        max = x[j] > max ? x[j] : max;
+    for (int j = 0; j < n; j++)
         x[j] = expf(x[j] - max);
-        total += x[j];
-    }
-    return max + log(total);
+    for (int j = 0; j < n; j++)
+        sum += x[j];
+    *total = sum;
+    return max + log(sum);
 }
 
-/* x: exp(logit - max) of the row, becomes its gradient. */
-static void row_gradient(float *x, int vocab, int V, int target, double z, float scale, float z_weight)
+/* x: exp(logit - max) of the row, with their sum; becomes its gradient. */
+static void row_gradient(float *x, double total, int vocab, int V, int target, double z, float scale, float z_weight)
 {
-    double total = 0;
+    const double factor = scale * (1 + 2.0 * z_weight * z) / total, at_target = factor * x[target] - scale;
     for (int j = 0; j < vocab; j++)
-        total += x[j];
-    const double factor = (1 + 2.0 * z_weight * z) / total;
-    for (int j = 0; j < vocab; j++)
-        x[j] = (float)(scale * (factor * x[j] - (j == target)));
+        x[j] *= (float)factor;
     for (int j = vocab; j < V; j++)
         x[j] = 0;
+    x[target] = (float)at_target;
 }
 
 void cross_entropy(Tensor logits, float *loss, float *zloss, const int *target, int vocab,
@@ -47,11 +46,12 @@ void cross_entropy(Tensor logits, float *loss, float *zloss, const int *target, 
         CHECK(target[n] < vocab, "cross_entropy: target %d at %d; the vocabulary is %d", target[n], n, vocab);
         if (target[n] >= 0) {
             load(row, logits, at, (size_t)V);
-            const double target_logit = row[target[n]], z = exponentials(row, vocab);
+            const double target_logit = row[target[n]];
+            double total, z = exponentials(row, vocab, &total);
             loss[n] = (float)(z - target_logit);
             zloss[n] = (float)(z * z);
             if (backward)
-                row_gradient(row, vocab, V, target[n], z, scale, z_weight);
+                row_gradient(row, total, vocab, V, target[n], z, scale, z_weight);
         } else
             for (int j = 0; j < V; j++)
                 row[j] = 0;

@@ -1,5 +1,5 @@
-/* The three GEMMs of a linear layer, by OpenBLAS in F32. Its threads split rows and columns of the result, never a sum,
- * so the bits depend on the number of threads at most, and not on the run. */
+/* The three GEMMs of a linear layer, by OpenBLAS in F32. Its threads split rows and columns of the result, never a
+ * sum, so the bits depend on the number of threads at most, and not on the run. */
 #include <cblas.h>
 #include <string.h>
 

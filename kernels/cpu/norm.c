@@ -69,7 +69,8 @@ static void row_backward(float *dx, double *dw, const float *dy, const float *x,
     }
 }
 
-void norm_backward(Tensor dx, Tensor dw, Tensor dy, Tensor x, const float *stats, Tensor w, Norm norm, bool accumulate)
+void norm_backward(Tensor dx, Tensor dw, Tensor dy, Tensor x, const float *stats, Tensor w, Norm norm,
+                   bool accumulate)
 {
     const int N = dy.rows, C = dy.cols;
     CHECK_TENSOR(dy, N, C);

@@ -4,9 +4,9 @@
  * group is stretched to the range of the format by a power: with a = max|x|, b = min|x| over the group,
  *     k = floor(16 log2(R) / log2(a/b)) / 16, R = max^2/2: the dynamic range that the format's codes cover,
  *     code = Q(sign(x) (|x|/a)^k max),    x = sign(code) (|code|/max)^(1/k) a.
- * DIFFERS from the paper, which stores S, k and c = sqrt(a b) with f(x) = (|x|/c)^k and S = (a/c)^k / max: c cancels in
- * f(x)/S = (|x|/a)^k max, so two numbers say it all. The scales of a group are the BF16 pair (S, k), S = a/max rounded up
- * as without expansion, and a is read back as S max; k is a multiple of 1/16 up to 16, hence exact in BF16. */
+ * DIFFERS from the paper, which stores S, k and c = sqrt(a b) with f(x) = (|x|/c)^k and S = (a/c)^k / max: c cancels
+ * in f(x)/S = (|x|/a)^k max, so two numbers say it all. The scales of a group are the BF16 pair (S, k), S = a/max
+ * rounded up as without expansion, and a is read back as S max; k is a multiple of 1/16 up to 16, exact in BF16. */
 #include <math.h>
 
 #include "kernels/cpu/cpu.h"
@@ -30,7 +30,8 @@ static void load_expanded(float *x, Tensor t, size_t first, size_t n)
     const uint8_t *codes = (const uint8_t *)t.data + first;
     for (size_t i = 0; i < n; i++) {
         const uint16_t *scale = (const uint16_t *)t.scale + (first + i) / (size_t)t.format.group * 2;
-        const float a = bf16_decode(scale[0]) * max, k = bf16_decode(scale[1]), f = fp8_decode(codes[i], t.format.dtype);
+        const float a = bf16_decode(scale[0]) * max, k = bf16_decode(scale[1]);
+        const float f = fp8_decode(codes[i], t.format.dtype);
         x[i] = f == 0 ? f : copysignf(powf(fabsf(f) / max, 1 / k) * a, f);
     }
 }

@@ -37,7 +37,8 @@ void quantize_scale(Tensor y, Tensor x)
 void quantize_codes(Tensor y, Tensor x)
 {
     CHECK_TENSOR(x, x.rows, x.cols);
-    CHECK(y.rows == x.rows && y.cols == x.cols, "quantize_codes: (%d, %d) from (%d, %d)", y.rows, y.cols, x.rows, x.cols);
+    CHECK(y.rows == x.rows && y.cols == x.cols, "quantize_codes: (%d, %d) from (%d, %d)", y.rows, y.cols, x.rows,
+          x.cols);
     const size_t block = block_size(y, x), numel = tensor_numel(x);
     float *values = scratch(0, block);
     if (!y.data)        /* only the transpose is wanted: it is made from the rows */

@@ -1,5 +1,5 @@
-/* Between the q, k, v projection and attention: clamp, QK-norm, rotary position embedding. [Su et al. 2021; Hugging Face's
- * half-split order]
+/* Between the q, k, v projection and attention: clamp, QK-norm, rotary position embedding. [Su et al. 2021, in the
+ * half-split order of Hugging Face]
  *
  *     u = clamp(x)    h = u r w, r = 1/sqrt(mean(u^2) + eps)    (a', b') = (a cos - b sin, a sin + b cos)
  *

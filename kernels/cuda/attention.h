@@ -1,0 +1,72 @@
+/* Inside cuDNN attention: attention.c says which memory and which part of the batch, attention_graph.c what cuDNN
+ * computes, attention_plan.c turns that into kernels and runs them. */
+#pragma once
+#include <cudnn.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "kernels/cuda/cuda.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The faster backward plan sums dq with float atomics: other bits in every run. The deterministic one stores all of
+ * ds for a second pass, 2 H T^2 bytes a sequence, and takes 4-7 % more time (0.3 % of a Llama-2-7B step): worth a
+ * resume that repeats every bit. */
+enum { ATTENTION_DETERMINISTIC = true };
+
+/* What a plan is built for: one launch, on a part of the batch. All int64_t: compared with memcmp. */
+typedef struct {
+    int64_t backward;
+    int64_t B, T;           /* sequences of T tokens; or documents of up to T tokens */
+    int64_t H, K, D;        /* heads of this launch ...                              */
+    int64_t all_H, all_K;   /* ... and of the rows                                   */
+    int64_t tokens;         /* documents only: N, tokens of all rows; else 0         */
+} AttentionKey;
+
+/* The tensors of a plan. lse, delta: (B, all_H, T), with documents (tokens, all_H). */
+typedef enum {
+    ATT_Q = 1, ATT_K, ATT_V, ATT_Y, ATT_LSE, ATT_DY, ATT_DQ, ATT_DK, ATT_DV,
+    ATT_SCALE, ATT_MINUS_INFINITY, ATT_ONE,                         /* floats in host memory                     */
+    ATT_LENGTHS, ATT_ROWS_AT, ATT_Y_AT, ATT_LSE_AT, ATT_DKV_AT,     /* documents: lengths (B), offsets (B + 1)   */
+    ATT_DELTA, ATT_DQ_SUM, ATT_DK_HEADS, ATT_DV_HEADS,              /* backward's own buffers, in the workspace  */
+    ATT_NAMES,
+    ATT_VIRTUAL = 100                                               /* from here on: lives inside the kernel     */
+} AttentionName;
+
+typedef cudnnBackendDescriptor_t Desc;
+
+/* A graph under construction. */
+typedef struct {
+    const AttentionKey *key;
+    Desc made[256], op[64];             /* everything that was created; the operations among it */
+    int made_count, op_count;
+    int64_t next_virtual;
+    Desc lengths, rows_at, y_at, lse_at, dkv_at;        /* NULL without documents */
+    Desc q, k, v, y, lse, scale, minus_infinity;
+    int64_t at[ATT_NAMES], bytes;       /* backward's own buffers: offsets, or -1; their sum */
+} AttentionGraph;
+
+void attention_describe(AttentionGraph *g, const AttentionKey *key);
+
+/* cuDNN's plan for the key, built at its first use. Dies if cuDNN has none. */
+typedef struct AttentionPlan AttentionPlan;
+const AttentionPlan *attention_plan(AttentionKey key);
+
+/* Queues it. memory[name] for the names that the key needs, else NULL; the workspace is scratch memory of its own. */
+void attention_run(const AttentionPlan *plan, void *const memory[ATT_NAMES]);
+
+#define CUDNN_CHECK(call) cudnn_check((call), #call)
+void cudnn_check(cudnnStatus_t status, const char *call);
+Desc cudnn_create(cudnnBackendDescriptorType_t type);
+void cudnn_set(Desc d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t n, const void *x);
+void cudnn_set_desc(Desc d, cudnnBackendAttributeName_t name, Desc x);      /* nothing if x is NULL */
+
+/* attention_tables.cu. Elements per token of each buffer. */
+typedef struct { int qkv, y, lse, dkv; } AttentionStrides;
+void attention_tables(int *tables, Documents docs, int launches, int per_launch, int width, AttentionStrides strides);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,144 @@
+/* What the files of the CUDA back end share: checks, the stream, scratch memory, 16-byte row access, reductions.
+ *
+ * Included by .c files (host code, compiled as C) and by .cu files (C++17); CUDA types stay inside kernels/cuda.
+ * Everything is queued on device_stream(); nothing waits for the device unless its comment says so. */
+#pragma once
+#include <cuda_runtime_api.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+#include <cuda_bf16.h>
+#define _Noreturn [[noreturn]]
+extern "C" {
+#endif
+#include "kernels/check.h"
+#include "kernels/comm.h"
+#include "kernels/device.h"
+#include "kernels/kernels.h"
+#include "model/error.h"
+
+/* Ends the program if a CUDA runtime call fails. The error may stem from an earlier kernel. */
+#define CUDA_CHECK(call) cuda_check((call), #call, __FILE__, __LINE__)
+
+/* Behind every <<<>>>: a launch that was refused. Built with CFLAGS=-DDEBUG it also waits for the kernel, so that a
+ * fault is reported at the kernel that made it. */
+#define LAUNCH_CHECK() cuda_check_launch(__FILE__, __LINE__)
+
+void cuda_check(cudaError_t status, const char *call, const char *file, int line);
+void cuda_check_launch(const char *file, int line);
+
+cudaStream_t device_stream(void);       /* the one stream of all kernels and collectives */
+int          device_sm_count(void);
+
+/* Scratch memory for use inside one operation: `bytes` or more, 256-byte aligned, contents undefined. A slot only
+ * grows, and growing waits for the device; two buffers that one operation needs at once come from two slots. */
+enum {
+    SCRATCH_GEMM,           /* cuBLASLt's workspace                          */
+    SCRATCH_ATTENTION,      /* cuDNN's workspace, row sums of attention      */
+    SCRATCH_ATTENTION_DKV,  /* dK and dV of packed documents                 */
+    SCRATCH_DOCUMENTS,      /* document tables of attention                  */
+    SCRATCH_0,              /* elementwise kernels                           */
+    SCRATCH_1,
+    SCRATCH_2,
+    SCRATCH_SLOTS
+};
+void *device_scratch(size_t bytes, int slot);
+
+/* attention_plain.cu: attention in F32 arithmetic for any F32 or BF16 rows, D <= 256. */
+void attention_plain_forward (Tensor y, float *lse, Tensor qkv, Attention a, Documents docs);
+void attention_plain_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a,
+                              Documents docs);
+
+static inline size_t ceil_div(size_t n, size_t by)
+{
+    return (n + by - 1) / by;
+}
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef __CUDACC__
+
+/* ---- element types ---------------------------------------------------------------------------------------- */
+
+typedef __nv_bfloat16 bf16;
+
+__device__ inline float to_float(float x) { return x; }
+__device__ inline float to_float(bf16 x) { return __bfloat162float(x); }
+
+template <typename T> __device__ inline T from_float(float x);      /* rounds to nearest even */
+template <> __device__ inline float from_float<float>(float x) { return x; }
+template <> __device__ inline bf16 from_float<bf16>(float x) { return __float2bfloat16_rn(x); }
+
+/* ---- 16 bytes of a row, as floats: 4 of F32, 8 of BF16 ------------------------------------------------------- */
+
+template <typename T> constexpr int VEC = 16 / sizeof(T);
+
+/* p is 16-byte aligned; so are rows whose width is a multiple of VEC<T>. */
+template <typename T> __device__ inline void load16(float (&x)[VEC<T>], const T *p)
+{
+    union { uint4 bits; T element[VEC<T>]; } v;
+    v.bits = *reinterpret_cast<const uint4 *>(p);
+#pragma unroll
+    for (int i = 0; i < VEC<T>; i++)
+        x[i] = to_float(v.element[i]);
+}
+
+template <typename T> __device__ inline void store16(T *p, const float (&x)[VEC<T>])
+{
+    union { uint4 bits; T element[VEC<T>]; } v;
+#pragma unroll
+    for (int i = 0; i < VEC<T>; i++)
+        v.element[i] = from_float<T>(x[i]);
+    *reinterpret_cast<uint4 *>(p) = v.bits;
+}
+
+/* ---- reductions, always in the same order ------------------------------------------------------------------ */
+
+/* The result is in every lane. */
+__device__ inline float warp_sum(float x)
+{
+#pragma unroll
+    for (int o = 16; o > 0; o >>= 1)
+        x += __shfl_xor_sync(0xffffffffu, x, o);
+    return x;
+}
+
+__device__ inline float warp_max(float x)
+{
+#pragma unroll
+    for (int o = 16; o > 0; o >>= 1)
+        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, o));
+    return x;
+}
+
+/* The result is in every thread. All threads of the block call; blockDim.x is a multiple of 32; `shared` is 32 floats
+ * of shared memory, free for another use when the call returns. */
+__device__ inline float block_sum(float x, float *shared)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    x = warp_sum(x);
+    if (lane == 0)
+        shared[warp] = x;
+    __syncthreads();
+    x = warp_sum(lane < warps ? shared[lane] : 0.0f);
+    __syncthreads();
+    return x;
+}
+
+__device__ inline float block_max(float x, float *shared)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    x = warp_max(x);
+    if (lane == 0)
+        shared[warp] = x;
+    __syncthreads();
+    x = warp_max(lane < warps ? shared[lane] : -INFINITY);
+    __syncthreads();
+    return x;
+}
+
+#endif

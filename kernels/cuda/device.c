@@ -1,0 +1,271 @@
+/* The GPU: choice, memory, copies, time. One stream carries everything: order in the program is order on the device.
+ *
+ * Copies between host and device go through a ring of pinned buffers. A copy from pageable memory would make the
+ * driver wait for the stream; with the ring device_put returns as soon as the bytes are in a pinned buffer, and the
+ * host waits only when it is STAGING_SLOTS buffers ahead of the device. */
+#include "kernels/cuda/cuda.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { STAGING_SLOTS = 32, STAGING_DEPTH = 4 };
+static const size_t STAGING_BYTES = 1 << 20;
+
+struct DeviceMark { cudaEvent_t event; };
+
+static struct {
+    struct cudaDeviceProp prop;
+    cudaStream_t stream;
+    struct { void *data; size_t bytes; } scratch[SCRATCH_SLOTS];
+    struct { char *data; cudaEvent_t event; } slot[STAGING_SLOTS];     /* event: the slot's last copy is done */
+    unsigned next_slot;
+} dev;
+
+/* ---- checks ------------------------------------------------------------------------------------------------ */
+
+void cuda_check(cudaError_t status, const char *call, const char *file, int line)
+{
+    if (status != cudaSuccess)
+        die("%s:%d: %s: %s (%s)", file, line, call, cudaGetErrorString(status), cudaGetErrorName(status));
+}
+
+void cuda_check_launch(const char *file, int line)
+{
+    cuda_check(cudaGetLastError(), "kernel launch", file, line);
+#ifdef DEBUG
+    cuda_check(cudaStreamSynchronize(dev.stream), "kernel", file, line);
+#endif
+}
+
+/* ---- the device -------------------------------------------------------------------------------------------- */
+
+static int count_devices(void)
+{
+    int count = 0;
+    cudaError_t status = cudaGetDeviceCount(&count);
+    if (status == cudaErrorInsufficientDriver)
+        die("this machine has no NVIDIA driver, or one too old for CUDA %d.%d, which this program was built with: "
+            "see nvidia-smi, and install or update the driver; without a GPU build with BACKEND=cpu",
+            CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+    if (status != cudaSuccess || count == 0)
+        die("no usable NVIDIA GPU (%s): see whether nvidia-smi lists one and CUDA_VISIBLE_DEVICES does not hide it; "
+            "without a GPU build with BACKEND=cpu", cudaGetErrorString(status));
+    return count;
+}
+
+void device_init(int local_rank)
+{
+    int count = count_devices();
+    if (local_rank >= count)
+        die("rank %d of this host has no GPU of its own: the host shows %d. Start at most %d rank%s per host, for "
+            "example mpirun -n %d, or --map-by ppr:%d:node over several hosts, and let every rank see all GPUs "
+            "(CUDA_VISIBLE_DEVICES)", local_rank, count, count, count == 1 ? "" : "s", count, count);
+    CUDA_CHECK(cudaGetDeviceProperties(&dev.prop, local_rank));
+    if (dev.prop.major != 9 || dev.prop.minor != 0)
+        die("GPU %d is an %s of compute capability %d.%d; this program is built for 9.0 (H100, H200, GH200). "
+            "Use such a GPU, or build with BACKEND=cpu", local_rank, dev.prop.name, dev.prop.major, dev.prop.minor);
+    CUDA_CHECK(cudaSetDevice(local_rank));
+    CUDA_CHECK(cudaStreamCreateWithFlags(&dev.stream, cudaStreamNonBlocking));
+
+    char *pinned;
+    CUDA_CHECK(cudaMallocHost((void **)&pinned, STAGING_SLOTS * STAGING_BYTES));
+    for (int i = 0; i < STAGING_SLOTS; i++) {
+        dev.slot[i].data = pinned + i * STAGING_BYTES;
+        CUDA_CHECK(cudaEventCreateWithFlags(&dev.slot[i].event, cudaEventDisableTiming));
+    }
+}
+
+cudaStream_t device_stream(void)
+{
+    return dev.stream;
+}
+
+int device_sm_count(void)
+{
+    return dev.prop.multiProcessorCount;
+}
+
+const char *device_name(void)
+{
+    return dev.prop.name;
+}
+
+/* Data sheets, dense rates. F32: CUDA cores; nothing here runs in TF32. */
+typedef struct { const char *name; double f32, bf16, fp8, bandwidth; } Peak;
+
+static const Peak *find_peak(void)
+{
+    static const Peak peaks[] = {
+        { "H200 NVL",  60.0e12, 835.5e12, 1671.0e12, 4.8e12 },
+        { "H200",      66.9e12, 989.4e12, 1978.9e12, 4.8e12 },
+        { "H100 PCIe", 51.2e12, 756.4e12, 1513.0e12, 2.0e12 },
+        { "H100 NVL",  60.0e12, 835.5e12, 1671.0e12, 3.9e12 },
+        { "H100",      66.9e12, 989.4e12, 1978.9e12, 3.35e12 },
+    };
+    for (size_t i = 0; i < sizeof peaks / sizeof peaks[0]; i++)
+        if (strstr(dev.prop.name, peaks[i].name))
+            return &peaks[i];
+    return NULL;
+}
+
+double device_peak_flops(DType d)
+{
+    const Peak *p = find_peak();
+    if (!p)
+        return 0;
+    return d == F32 ? p->f32 : d == BF16 ? p->bf16 : p->fp8;
+}
+
+double device_bandwidth(void)
+{
+    const Peak *p = find_peak();
+    return p ? p->bandwidth : 0;
+}
+
+/* ---- memory ------------------------------------------------------------------------------------------------ */
+
+size_t device_memory_total(void)
+{
+    size_t available, total;
+    CUDA_CHECK(cudaMemGetInfo(&available, &total));
+    return total;
+}
+
+size_t device_memory_used(void)
+{
+    size_t available, total;
+    CUDA_CHECK(cudaMemGetInfo(&available, &total));
+    return total - available;
+}
+
+static void *allocate(size_t bytes, const char *what)
+{
+    void *p;
+    cudaError_t status = cudaMalloc(&p, bytes ? bytes : 1);
+    if (status == cudaErrorMemoryAllocation) {
+        size_t available = 0, total = 0;
+        cudaGetLastError();
+        cudaMemGetInfo(&available, &total);
+        die("out of GPU memory: %.2f GiB asked for %s, %.2f of %.2f GiB free on this %s. Reduce "
+            "device_train_microbatch_size, choose a recipe that stores or keeps less, or use more GPUs",
+            (double)bytes / (1 << 30), what, (double)available / (1 << 30), (double)total / (1 << 30), dev.prop.name);
+    }
+    cuda_check(status, "cudaMalloc", __FILE__, __LINE__);
+    return p;
+}
+
+void *device_alloc(size_t bytes)
+{
+    void *p = allocate(bytes, "tensors");
+    device_zero(p, bytes);
+    return p;
+}
+
+void device_free(void *p)
+{
+    CUDA_CHECK(cudaFree(p));
+}
+
+void device_copy(void *dst, const void *src, size_t bytes)
+{
+    CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, dev.stream));
+}
+
+void device_zero(void *dst, size_t bytes)
+{
+    CUDA_CHECK(cudaMemsetAsync(dst, 0, bytes, dev.stream));
+}
+
+void device_sync(void)
+{
+    CUDA_CHECK(cudaStreamSynchronize(dev.stream));
+}
+
+void *device_scratch(size_t bytes, int slot)
+{
+    CHECK(slot >= 0 && slot < SCRATCH_SLOTS, "slot %d", slot);
+    if (bytes > dev.scratch[slot].bytes) {
+        device_sync();
+        CUDA_CHECK(cudaFree(dev.scratch[slot].data));
+        dev.scratch[slot].data = allocate(bytes, "scratch memory");
+        dev.scratch[slot].bytes = bytes;
+    }
+    return dev.scratch[slot].data;
+}
+
+size_t device_scratch_bytes(void)
+{
+    size_t sum = 0;
+    for (int i = 0; i < SCRATCH_SLOTS; i++)
+        sum += dev.scratch[i].bytes;
+    return sum;
+}
+
+/* ---- copies ------------------------------------------------------------------------------------------------ */
+
+/* The next pinned buffer; waits until its last copy is done. */
+static unsigned acquire_slot(void)
+{
+    unsigned i = dev.next_slot++ % STAGING_SLOTS;
+    CUDA_CHECK(cudaEventSynchronize(dev.slot[i].event));
+    return i;
+}
+
+static size_t chunk_bytes(size_t bytes, size_t at)
+{
+    return bytes - at < STAGING_BYTES ? bytes - at : STAGING_BYTES;
+}
+
+void device_put(void *dst, const void *src, size_t bytes)
+{
+    for (size_t at = 0; at < bytes; at += STAGING_BYTES) {
+        unsigned i = acquire_slot();
+        size_t n = chunk_bytes(bytes, at);
+        memcpy(dev.slot[i].data, (const char *)src + at, n);
+        CUDA_CHECK(cudaMemcpyAsync((char *)dst + at, dev.slot[i].data, n, cudaMemcpyHostToDevice, dev.stream));
+        CUDA_CHECK(cudaEventRecord(dev.slot[i].event, dev.stream));
+    }
+}
+
+/* Keeps STAGING_DEPTH chunks in flight, so that the host's memcpy runs beside the transfers. */
+void device_get(void *dst, const void *src, size_t bytes)
+{
+    size_t chunks = ceil_div(bytes, STAGING_BYTES);
+    unsigned slot[STAGING_DEPTH];
+    for (size_t c = 0; c < chunks + STAGING_DEPTH; c++) {
+        unsigned *s = &slot[c % STAGING_DEPTH];
+        if (c >= STAGING_DEPTH && c - STAGING_DEPTH < chunks) {
+            size_t at = (c - STAGING_DEPTH) * STAGING_BYTES;
+            CUDA_CHECK(cudaEventSynchronize(dev.slot[*s].event));
+            memcpy((char *)dst + at, dev.slot[*s].data, chunk_bytes(bytes, at));
+        }
+        if (c < chunks) {
+            size_t at = c * STAGING_BYTES, n = chunk_bytes(bytes, at);
+            *s = acquire_slot();
+            CUDA_CHECK(cudaMemcpyAsync(dev.slot[*s].data, (const char *)src + at, n, cudaMemcpyDeviceToHost,
+                                       dev.stream));
+            CUDA_CHECK(cudaEventRecord(dev.slot[*s].event, dev.stream));
+        }
+    }
+    device_sync();
+}
+
+/* ---- time -------------------------------------------------------------------------------------------------- */
+
+DeviceMark *device_mark(DeviceMark *mark)
+{
+    if (!mark) {
+        mark = xmalloc(sizeof *mark);
+        CUDA_CHECK(cudaEventCreate(&mark->event));
+    }
+    CUDA_CHECK(cudaEventRecord(mark->event, dev.stream));
+    return mark;
+}
+
+double device_elapsed(DeviceMark *from, DeviceMark *to)
+{
+    float ms;
+    CUDA_CHECK(cudaEventSynchronize(to->event));
+    CUDA_CHECK(cudaEventElapsedTime(&ms, from->event, to->event));
+    return ms;
+}

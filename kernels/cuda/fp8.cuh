@@ -1,0 +1,100 @@
+/* FP8 in registers: scales, codes, eight elements at a time. Bit for bit what kernels/cpu/format.c says. */
+#pragma once
+#include <cuda_fp8.h>
+
+#include "kernels/cuda/vector.cuh"
+
+template <DType D> constexpr float FP8_MAX = D == E4M3 ? 448.0f : 57344.0f;
+template <DType D> constexpr __nv_fp8_interpretation_t FP8_KIND = D == E4M3 ? __NV_E4M3 : __NV_E5M2;
+
+/* ---- scales: S = max|x| / max(format) ------------------------------------------------------------------------ */
+
+/* Smaller maxima count as 2^-90, so that S times the smallest code is a normal float. */
+__device__ inline float fp8_scale(float amax, float max)
+{
+    return fmaxf(amax, 0x1p-90f) / max;
+}
+
+/* The bits of a BF16, rounded up: |x/S| <= max(format). */
+__device__ inline uint16_t fp8_group_scale(float amax, float max)
+{
+    return (uint16_t)((__float_as_uint(fp8_scale(amax, max)) + 0xffffu) >> 16);
+}
+
+__device__ inline float bf16_value(uint16_t bits)
+{
+    return __uint_as_float((uint32_t)bits << 16);
+}
+
+/* ---- x / S --------------------------------------------------------------------------------------------------- */
+
+/* Division by the same S many times: a product with 1/S and one correction by the exact remainder [Markstein 1990]
+ * give the correctly rounded quotient (none of 2e8 random ones differed) in a third of the instructions of the
+ * division. The remainder underflows for |x| < 2^-100. With S >= 2^-60 such a quotient is far below half the
+ * smallest code, so its last bit does not matter; for a smaller S, x and S are stretched by 2^60 first, which is
+ * exact and changes no quotient. An infinite S is replaced by 0 with inverse 0: finite x give 0,
+ * others NaN, as x / inf does.
+ * copysign: the correction turns -0 into 0. */
+struct Divisor { float scale, inverse, stretch; };
+
+__device__ inline Divisor make_divisor(float scale)
+{
+    const float stretch = scale < 0x1p-60f ? 0x1p60f : 1.0f, stretched = scale * stretch;
+    return isinf(scale) ? Divisor{ 0, 0, 1 } : Divisor{ stretched, 1.0f / stretched, stretch };
+}
+
+__device__ inline float divide(float x, Divisor d)
+{
+    const float y = __fmul_rn(x, d.stretch), q = __fmul_rn(y, d.inverse);
+    return copysignf(__fmaf_rn(__fmaf_rn(-q, d.scale, y), d.inverse, q), x);
+}
+
+/* ---- codes --------------------------------------------------------------------------------------------------- */
+
+template <DType D> __device__ inline float decode(uint8_t code)
+{
+    return __half2float(__half(__nv_cvt_fp8_to_halfraw(code, FP8_KIND<D>)));
+}
+
+/* Nearest even, saturating, NaN: 0x7f. */
+template <DType D> __device__ inline uint8_t encode(float x)
+{
+    return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, FP8_KIND<D>);
+}
+
+/* Eight codes, the first in the lowest byte. */
+template <DType D> __device__ inline void decode_pack(float (&x)[8], uint2 codes, float scale)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint32_t word = i < 2 ? codes.x : codes.y;
+        const __half2_raw h = __nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)(word >> 16 * (i % 2)), FP8_KIND<D>);
+        const float2 v = __half22float2(__half2(h));
+        x[2 * i] = v.x * scale;
+        x[2 * i + 1] = v.y * scale;
+    }
+}
+
+template <DType D> __device__ inline uint2 encode_pack(const float (&x)[8], Divisor d)
+{
+    uint32_t word[2];
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+        const float *q = x + 4 * k;
+        const uint32_t low = __nv_cvt_float2_to_fp8x2(make_float2(divide(q[0], d), divide(q[1], d)), __NV_SATFINITE,
+                                                      FP8_KIND<D>);
+        const uint32_t high = __nv_cvt_float2_to_fp8x2(make_float2(divide(q[2], d), divide(q[3], d)), __NV_SATFINITE,
+                                                       FP8_KIND<D>);
+        word[k] = low | high << 16;
+    }
+    return make_uint2(word[0], word[1]);
+}
+
+__device__ inline float pack_abs_max(const float (&x)[8])
+{
+    float a = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        a = fmaxf(a, fabsf(x[i]));
+    return a;
+}

@@ -1,0 +1,166 @@
+/* Cross entropy and its gradient in place. One block per row; in one pass each thread keeps a running maximum and
+ * the sum of exponentials relative to it, rescaled when the maximum grows, and the block merges them.
+ *
+ * Bytes per logit in BF16: 4 (read, gradient), 2 without the gradient. A thread keeps its first KEEP packs in
+ * registers, which is the whole row up to 65536 columns in BF16 and half of that in F32; what is beyond is read a
+ * second time, from the L2 cache while the rows in flight, one per SM then, fit there.
+ * Rounding: e^x is 2^(x log2 e) by the hardware's ex2, relative error 2^-22, in the same way in the sum and the
+ * gradient.
+ * Sums are F32 per thread and warp. */
+#include <float.h>
+
+#include "kernels/cuda/vector.cuh"
+
+enum { MAX_THREADS = 1024, AHEAD = 4 };
+template <typename T> constexpr int KEEP = 16 / sizeof(T);
+static constexpr float LOG2E = 1.44269504f;
+
+__device__ static inline float exp2_fast(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* sum of exp(x) = total * exp(max). Starts as { -FLT_MAX, 0 }, not -inf, whose difference to itself is NaN. */
+struct Running { float max, total; };
+
+/* left: columns of the vocabulary from the pack on. */
+template <typename T> __device__ static inline void add_pack(Running &r, const Pack<T> &pack, int left)
+{
+    float x[8], max = r.max;
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        x[i] = pack[i];
+    if (left < 8)
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            if (i >= left)
+                x[i] = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        max = fmaxf(max, x[i]);
+    const float shift = -max * LOG2E;
+    float total = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        total += exp2_fast(fmaf(x[i], LOG2E, shift));
+    r.total = r.total * exp2_fast(fmaf(r.max, LOG2E, shift)) + total;
+    r.max = max;
+}
+
+/* The sum over the block; shared: 32 floats. */
+__device__ static inline Running block_total(Running r, float *shared)
+{
+    const float max = block_max(r.max, shared);
+    const float total = r.total * exp2_fast((r.max - max) * LOG2E);
+    return { max, block_sum(total, shared) };
+}
+
+/* factor * exp(x - max), minus `scale` in the target's column; 0 from `vocab` on. All columns as seen from the
+ * pack. */
+template <bool ALIGNED, typename T>
+__device__ static inline void store_gradient(T *to, const Pack<T> &pack, int left, int vocab_left, int target,
+                                             float max, float factor, float scale)
+{
+    const float shift = -max * LOG2E;
+    float g[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        g[i] = factor * exp2_fast(fmaf(pack[i], LOG2E, shift));
+    if ((unsigned)target < 8 || vocab_left < 8)
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            g[i] = i >= vocab_left ? 0.0f : i == target ? g[i] - scale : g[i];
+    store_pack<ALIGNED>(to, g, left);
+}
+
+template <bool ALIGNED, typename T> __device__ static inline void store_zeros(T *row, int V)
+{
+    const float zero[8] = {};
+    for (int c = 8 * threadIdx.x; c < V; c += 8 * blockDim.x)
+        store_pack<ALIGNED>(row + c, zero, V - c);
+}
+
+template <bool ALIGNED, typename T> __global__ __launch_bounds__(MAX_THREADS)
+void cross_entropy_kernel(T *logits, float *loss, float *zloss, const int *targets, int V, int vocab, float scale,
+                          float z_weight, bool backward)
+{
+    __shared__ float shared[32];
+    T *row = logits + (size_t)blockIdx.x * V;
+    const int target = targets[blockIdx.x], step = 8 * blockDim.x, kept = KEEP<T> * step;
+    if (target < 0) {
+        if (threadIdx.x == 0)
+            loss[blockIdx.x] = zloss[blockIdx.x] = 0;
+        if (backward)
+            store_zeros<ALIGNED>(row, V);
+        return;
+    }
+    const float target_logit = to_float(row[target]);
+    const int first = 8 * threadIdx.x;
+    Pack<T> keep[KEEP<T>];
+    Running r = { -FLT_MAX, 0 };
+#pragma unroll
+    for (int j = 0; j < KEEP<T>; j++)
+        keep[j] = load_pack<ALIGNED>((const T *)row + first + j * step, V - first - j * step);
+#pragma unroll
+    for (int j = 0; j < KEEP<T>; j++)
+        if (first + j * step < vocab)
+            add_pack(r, keep[j], vocab - first - j * step);
+    for (int c = first + kept; c < vocab; c += AHEAD * step) {
+        Pack<T> pack[AHEAD];
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++)
+            pack[j] = load_pack<ALIGNED>((const T *)row + c + j * step, V - c - j * step);
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++)
+            if (c + j * step < vocab)
+                add_pack(r, pack[j], vocab - c - j * step);
+    }
+    r = block_total(r, shared);
+    const float z = r.max + logf(r.total);
+    if (threadIdx.x == 0) {
+        loss[blockIdx.x] = z - target_logit;
+        zloss[blockIdx.x] = z * z;
+    }
+    if (!backward)
+        return;
+    keep_packed(keep);
+    const float factor = scale * (1.0f + 2.0f * z_weight * z) / r.total;
+#pragma unroll
+    for (int j = 0; j < KEEP<T>; j++) {
+        const int c = first + j * step;
+        if (c < V)
+            store_gradient<ALIGNED>(row + c, keep[j], V - c, vocab - c, target - c, r.max, factor, scale);
+    }
+    for (int c = first + kept; c < V; c += AHEAD * step) {
+        Pack<T> pack[AHEAD];
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++)
+            pack[j] = load_pack<ALIGNED>((const T *)row + c + j * step, V - c - j * step);
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++)
+            if (c + j * step < V)
+                store_gradient<ALIGNED>(row + c + j * step, pack[j], V - c - j * step, vocab - c - j * step,
+                                        target - c - j * step, r.max, factor, scale);
+    }
+}
+
+void cross_entropy(Tensor logits, float *loss, float *zloss, const int *target, int vocab,
+                   float scale, float z_weight, bool backward)
+{
+    const int N = logits.rows, V = logits.cols;
+    CHECK_DENSE(logits, N, V);
+    CHECK(vocab > 0 && vocab <= V, "cross_entropy: a vocabulary of %d in %d columns", vocab, V);
+    if (N == 0)
+        return;
+    with_bool(is_aligned(logits, V), [&](auto aligned) {
+        with_type(logits, [&](auto *p) {
+            const int keep = 16 / sizeof *p;
+            cross_entropy_kernel<decltype(aligned)::value>
+                <<<N, block_threads((int)ceil_div(V, 8), keep, MAX_THREADS), 0, device_stream()>>>(
+                    p, loss, zloss, target, V, vocab, scale, z_weight, backward);
+        });
+    });
+    LAUNCH_CHECK();
+}

@@ -1,0 +1,370 @@
+/* The three GEMMs of a linear layer, by cuBLASLt.
+ *
+ * cuBLASLt is column-major: a row-major (rows, cols) matrix is its (cols, rows) matrix. So each product is written as
+ * D (m,n) = op(A) op(B) [+ C] with m = the row length of the output, n = its rows, k = the contraction:
+ *
+ *                 A                     B                     m   n   k
+ *     matmul      w    transposed       x                     O   N   C
+ *     matmul_dx   w                     dy                    C   N   O
+ *     matmul_dw   x                     dy   transposed       C   O   N
+ *
+ * NOTE: FP8 GEMMs of sm_90 take operands that are contiguous along k only: A transposed, B not. So matmul_dx reads
+ * w.data_t, matmul_dw reads x.data_t and dy.data_t. Scales must be 16-byte aligned, or the call fails although the
+ * heuristic accepted it; k must be a multiple of 16, m of 8.
+ *
+ * Choice of algorithm. The heuristic's first suggestion is up to 20 % slower than the best of the first eight, so
+ * large GEMMs time them once, on the real operands. A time is not reproducible, but results must be: same bits in
+ * every run, on every rank, after every resume. So split-K is excluded; the heuristic's first suggestion, which
+ * depends on shape and library alone, defines the bits; and only algorithms with identical output compete. Tiles of
+ * another shape sum over k in the same order, so most suggestions pass; timing then decides nothing but speed. */
+#include <cublasLt.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/cuda/cuda.h"
+
+enum { CANDIDATES = 8, TIMED_RUNS = 2, MAX_TRIALS = 3 };
+static const size_t WORKSPACE_BYTES = (size_t)64 << 20;
+static const size_t SAMPLE_BYTES = (size_t)1 << 20, SAMPLE_SLICES = 4;
+static const double TUNE_FLOPS = 1e10;      /* below it (some 20 us) the launch counts, not the algorithm */
+
+typedef enum { FORWARD, DX, DW } Kind;
+static const char *const kind_name[] = { [FORWARD] = "matmul", [DX] = "matmul_dx", [DW] = "matmul_dw" };
+
+/* FP8 only: adds products with the tensor cores' 14 fraction bits instead of promoting to F32 now and then: relative
+ * error of the product 1e-3 instead of 1e-4, 8 % less time. Gradients are summed precisely. */
+static const bool fast_accumulation[] = { [FORWARD] = true, [DX] = false, [DW] = false };
+
+/* What an algorithm is chosen by. Zeroed before it is filled: compared with memcmp. */
+typedef struct {
+    Kind  kind;
+    int   m, n, k;
+    int   trans_a, trans_b;
+    DType a, b, d;
+    int   add;              /* reads C */
+    int   align;            /* of all matrices, in bytes, up to 256 */
+} Shape;
+
+typedef struct {
+    const void *a, *b;
+    const void *scale_a, *scale_b;      /* one float each; NULL unless FP8 */
+    const void *c;                      /* added; NULL: nothing; may be d */
+    void       *d;
+} Operands;
+
+typedef struct {
+    Shape shape;
+    cublasLtMatmulDesc_t op;
+    cublasLtMatrixLayout_t a, b, d;     /* C has D's layout */
+    cublasLtMatmulAlgo_t algo;
+    int trials_left;                    /* 0: the algorithm is chosen */
+} Gemm;
+
+static struct {
+    cublasLtHandle_t handle;
+    Gemm *gemm;
+    int count;
+} cache;
+
+/* ---- descriptors ------------------------------------------------------------------------------------------- */
+
+#define LT_CHECK(call) lt_check((call), #call)
+
+static void lt_check(cublasStatus_t status, const char *call)
+{
+    if (status != CUBLAS_STATUS_SUCCESS)
+        die("%s: %s", call, cublasLtGetStatusString(status));
+}
+
+static cudaDataType_t cuda_type(DType d)
+{
+    static const cudaDataType_t type[] = {
+        [F32] = CUDA_R_32F, [BF16] = CUDA_R_16BF, [E4M3] = CUDA_R_8F_E4M3, [E5M2] = CUDA_R_8F_E5M2,
+    };
+    return type[d];
+}
+
+static const char *dtype_name(DType d)
+{
+    return format_name((Format){ d, 0 });
+}
+
+static _Noreturn void die_shape(const Shape *s, const char *reason)
+{
+    die("%s: cuBLASLt has no GEMM with m=%d n=%d k=%d, operands %s and %s, result %s%s, aligned to %d bytes (%s)",
+        kind_name[s->kind], s->m, s->n, s->k, dtype_name(s->a), dtype_name(s->b), dtype_name(s->d),
+        s->add ? " added to" : "", s->align, reason);
+}
+
+static void set(cublasLtMatmulDesc_t op, cublasLtMatmulDescAttributes_t attribute, const void *value, size_t bytes)
+{
+    LT_CHECK(cublasLtMatmulDescSetAttribute(op, attribute, value, bytes));
+}
+
+static void set_scales(const Gemm *g, const Operands *o)
+{
+    if (!o->scale_a)
+        return;
+    set(g->op, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &o->scale_a, sizeof o->scale_a);
+    set(g->op, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &o->scale_b, sizeof o->scale_b);
+}
+
+static void describe(Gemm *g, const Shape *s, const Operands *o)
+{
+    const uint64_t m = (uint64_t)s->m, n = (uint64_t)s->n, k = (uint64_t)s->k;
+    cublasOperation_t a = s->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N, b = s->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
+    *g = (Gemm){ .shape = *s };
+    /* COMPUTE_32F with F32 operands is true F32: TF32 would be another compute type */
+    LT_CHECK(cublasLtMatmulDescCreate(&g->op, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    set(g->op, CUBLASLT_MATMUL_DESC_TRANSA, &a, sizeof a);
+    set(g->op, CUBLASLT_MATMUL_DESC_TRANSB, &b, sizeof b);
+    if (o->scale_a) {
+        int8_t fast = fast_accumulation[s->kind];
+        set(g->op, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast);
+        set_scales(g, o);
+    }
+    LT_CHECK(s->trans_a ? cublasLtMatrixLayoutCreate(&g->a, cuda_type(s->a), k, m, s->k)
+                        : cublasLtMatrixLayoutCreate(&g->a, cuda_type(s->a), m, k, s->m));
+    LT_CHECK(s->trans_b ? cublasLtMatrixLayoutCreate(&g->b, cuda_type(s->b), n, k, s->n)
+                        : cublasLtMatrixLayoutCreate(&g->b, cuda_type(s->b), k, n, s->k));
+    LT_CHECK(cublasLtMatrixLayoutCreate(&g->d, cuda_type(s->d), m, n, s->m));
+}
+
+/* Up to CANDIDATES suggestions, best guess first; returns how many. */
+static int suggest(cublasLtMatmulHeuristicResult_t *found, const Gemm *g)
+{
+    const Shape *s = &g->shape;
+    const uint32_t align = (uint32_t)s->align, reduction = CUBLASLT_REDUCTION_SCHEME_NONE;
+    const struct { cublasLtMatmulPreferenceAttributes_t name; const void *value; size_t bytes; } want[] = {
+        { CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &WORKSPACE_BYTES, sizeof WORKSPACE_BYTES },
+        { CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction, sizeof reduction },
+        { CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &align, sizeof align },
+        { CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &align, sizeof align },
+        { CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &align, sizeof align },
+        { CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &align, sizeof align },
+    };
+    cublasLtMatmulPreference_t preference;
+    LT_CHECK(cublasLtMatmulPreferenceCreate(&preference));
+    for (size_t i = 0; i < sizeof want / sizeof want[0]; i++)
+        LT_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, want[i].name, want[i].value, want[i].bytes));
+    int count = 0;
+    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(cache.handle, g->op, g->a, g->b, g->d, g->d, preference,
+                                                           CANDIDATES, found, &count);
+    LT_CHECK(cublasLtMatmulPreferenceDestroy(preference));
+    int usable = 0;
+    for (int i = 0; i < count; i++)
+        if (found[i].state == CUBLAS_STATUS_SUCCESS)
+            found[usable++] = found[i];
+    if (status != CUBLAS_STATUS_SUCCESS || usable == 0)
+        die_shape(s, status == CUBLAS_STATUS_SUCCESS ? "no suggestion" : cublasLtGetStatusString(status));
+    return usable;
+}
+
+static cublasStatus_t launch(const Gemm *g, const cublasLtMatmulAlgo_t *algo, const Operands *o)
+{
+    const float one = 1, beta = o->c ? 1 : 0;
+    return cublasLtMatmul(cache.handle, g->op, &one, o->a, g->a, o->b, g->b, &beta, o->c ? o->c : o->d, g->d,
+                          o->d, g->d, algo, device_scratch(WORKSPACE_BYTES, SCRATCH_GEMM), WORKSPACE_BYTES,
+                          device_stream());
+}
+
+/* ---- choice of algorithm ------------------------------------------------------------------------------------- */
+
+static size_t output_bytes(const Shape *s)
+{
+    return (size_t)s->m * (size_t)s->n * dtype_size(s->d);
+}
+
+/* A B alone by this algorithm into `out`, and slices of the result; false if the algorithm does not run. */
+static bool sample(uint32_t *slices, const Gemm *g, const cublasLtMatmulAlgo_t *algo, Operands o, void *out)
+{
+    const size_t slice = SAMPLE_BYTES / SAMPLE_SLICES;
+    const size_t step = (output_bytes(&g->shape) - slice) / (SAMPLE_SLICES - 1) / 16 * 16;
+    o.c = NULL;
+    o.d = out;
+    if (launch(g, algo, &o) != CUBLAS_STATUS_SUCCESS)
+        return false;
+    for (size_t i = 0; i < SAMPLE_SLICES; i++)
+        device_get((char *)slices + i * slice, (char *)out + i * step, slice);
+    return true;
+}
+
+/* Zeros, NaNs or constants agree whatever the algorithm: such a sample tells nothing. */
+static bool is_telling(const uint32_t *slices)
+{
+    const size_t n = SAMPLE_BYTES / sizeof *slices;
+    size_t changes = 0;
+    for (size_t i = 1; i < n; i++)
+        changes += slices[i] != slices[i - 1];
+    return changes > n / 2;
+}
+
+static double time_algorithm(const Gemm *g, const cublasLtMatmulAlgo_t *algo, Operands o, void *out)
+{
+    static DeviceMark *from, *to;
+    o.d = out;
+    from = device_mark(from);
+    for (int i = 0; i < TIMED_RUNS; i++)
+        LT_CHECK(launch(g, algo, &o));
+    to = device_mark(to);
+    return device_elapsed(from, to) / TIMED_RUNS;
+}
+
+/* Sets g->algo to the fastest of those suggested whose bits are those of the first. `out` is overwritten. */
+static void choose(Gemm *g, const Operands *o, void *out)
+{
+    cublasLtMatmulHeuristicResult_t found[CANDIDATES];
+    int count = suggest(found, g);
+    uint32_t *first = xmalloc(SAMPLE_BYTES), *other = xmalloc(SAMPLE_BYTES);
+    if (sample(first, g, &found[0].algo, *o, out) && is_telling(first)) {
+        double best = time_algorithm(g, &found[0].algo, *o, out);
+        for (int i = 1; i < count; i++) {
+            if (!sample(other, g, &found[i].algo, *o, out) || memcmp(first, other, SAMPLE_BYTES) != 0)
+                continue;
+            double ms = time_algorithm(g, &found[i].algo, *o, out);
+            if (ms < best) {
+                best = ms;
+                g->algo = found[i].algo;
+            }
+        }
+        g->trials_left = 1;
+    }
+    free(first);
+    free(other);
+}
+
+/* Where d holds a sum that must survive, trials write into memory of their own; without room for it there is none. */
+static void tune(Gemm *g, const Operands *o)
+{
+    void *out = o->d;
+    if (o->c == o->d && cudaMalloc(&out, output_bytes(&g->shape)) != cudaSuccess) {
+        cudaGetLastError();
+        g->trials_left = 0;
+        return;
+    }
+    choose(g, o, out);
+    g->trials_left--;
+    if (out != o->d)
+        device_free(out);
+}
+
+/* ---- the GEMM ---------------------------------------------------------------------------------------------- */
+
+static Gemm *find(const Shape *s, const Operands *o)
+{
+    for (int i = 0; i < cache.count; i++)
+        if (memcmp(&cache.gemm[i].shape, s, sizeof *s) == 0)
+            return &cache.gemm[i];
+
+    if (!cache.handle)
+        LT_CHECK(cublasLtCreate(&cache.handle));
+    cache.gemm = realloc(cache.gemm, sizeof *cache.gemm * (size_t)(cache.count + 1));
+    CHECK(cache.gemm, "out of host memory");
+    Gemm *g = &cache.gemm[cache.count++];
+    cublasLtMatmulHeuristicResult_t found[CANDIDATES];
+    describe(g, s, o);
+    suggest(found, g);
+    g->algo = found[0].algo;
+    bool large = 2.0 * s->m * s->n * s->k >= TUNE_FLOPS && output_bytes(s) >= 2 * SAMPLE_BYTES;
+    g->trials_left = large ? MAX_TRIALS : 0;
+    return g;
+}
+
+static int alignment(const Operands *o)
+{
+    uintptr_t bits = (uintptr_t)o->a | (uintptr_t)o->b | (uintptr_t)o->c | (uintptr_t)o->d | 256;
+    return (int)(bits & -bits);
+}
+
+static void run(Kind kind, int m, int n, int k, bool trans_a, bool trans_b, DType a, DType b, DType d, Operands o)
+{
+    Shape s;
+    memset(&s, 0, sizeof s);
+    s.kind = kind, s.m = m, s.n = n, s.k = k, s.trans_a = trans_a, s.trans_b = trans_b;
+    s.a = a, s.b = b, s.d = d, s.add = o.c != NULL, s.align = alignment(&o);
+    CHECK(m > 0 && n > 0 && k > 0, "%s of m=%d n=%d k=%d", kind_name[kind], m, n, k);
+    CHECK(o.d != o.a && o.d != o.b, "%s: the output is an input", kind_name[kind]);
+
+    Gemm *g = find(&s, &o);
+    set_scales(g, &o);
+    if (g->trials_left > 0)
+        tune(g, &o);
+    cublasStatus_t status = launch(g, &g->algo, &o);
+    if (status != CUBLAS_STATUS_SUCCESS)
+        die_shape(&s, cublasLtGetStatusString(status));
+}
+
+/* Dies unless there is a GEMM of these formats; tells whether it is one of FP8. */
+static bool check_formats(Kind kind, Tensor d, Tensor a, Tensor b)
+{
+    const char *name = kind_name[kind];
+    const Format f = a.format, g = b.format, out = d.format;
+    const bool fp8 = format_is_fp8(f) && format_is_fp8(g) && !f.group && !g.group;
+    const bool plain = f.dtype == g.dtype && (f.dtype == F32 || f.dtype == BF16);
+    if (out.dtype != F32 && (out.dtype != BF16 || f.dtype == F32))
+        die("%s: %s and %s into %s; the result may be f32, or bf16 unless the operands are f32", name, format_name(f),
+            format_name(g), format_name(out));
+    if ((!fp8 && !plain) || (f.dtype == E5M2 && g.dtype == E5M2))
+        die("%s: no GEMM of %s and %s; there are f32 x f32, bf16 x bf16, e4m3 x e4m3 and e4m3 x e5m2 with one scale "
+            "per tensor", name, format_name(f), format_name(g));
+    return fp8;
+}
+
+static void check_fp8(Kind kind, int m, int k, const char *width, const char *contraction)
+{
+    if (m % 8 || k % 16)
+        die("%s in FP8: %s = %d must be a multiple of 8 and %s = %d a multiple of 16 on this GPU; pad the dimension, "
+            "or choose a recipe with bf16 operands", kind_name[kind], width, m, contraction, k);
+}
+
+static const void *transposed(Kind kind, Tensor t, const char *name)
+{
+    if (!t.data_t)
+        die("%s: %s is %s without the transposed copy that this GPU's FP8 GEMMs read", kind_name[kind], name,
+            format_name(t.format));
+    return t.data_t;
+}
+
+void matmul(Tensor y, Tensor x, Tensor w, Tensor add)
+{
+    const int N = x.rows, C = x.cols, O = w.rows;
+    CHECK_TENSOR(x, N, C);
+    CHECK_TENSOR(w, O, C);
+    CHECK_TENSOR(y, N, O);
+    CHECK_OPTIONAL(add, N, O);
+    if (add.data && !format_equal(add.format, y.format))
+        die("matmul: adds %s to %s; both must have one format", format_name(add.format), format_name(y.format));
+    if (check_formats(FORWARD, y, x, w))
+        check_fp8(FORWARD, O, C, "outputs", "inputs");
+    run(FORWARD, O, N, C, true, false, w.format.dtype, x.format.dtype, y.format.dtype,
+        (Operands){ .a = w.data, .b = x.data, .scale_a = w.scale, .scale_b = x.scale, .c = add.data, .d = y.data });
+}
+
+void matmul_dx(Tensor dx, Tensor dy, Tensor w, bool accumulate)
+{
+    const int N = dy.rows, O = w.rows, C = w.cols;
+    CHECK_TENSOR(dy, N, O);
+    CHECK_TENSOR(w, O, C);
+    CHECK_TENSOR(dx, N, C);
+    const bool fp8 = check_formats(DX, dx, dy, w);
+    if (fp8)
+        check_fp8(DX, C, O, "inputs", "outputs");
+    run(DX, C, N, O, fp8, false, w.format.dtype, dy.format.dtype, dx.format.dtype,
+        (Operands){ .a = fp8 ? transposed(DX, w, "w") : w.data, .b = dy.data, .scale_a = w.scale, .scale_b = dy.scale,
+                    .c = accumulate ? dx.data : NULL, .d = dx.data });
+}
+
+void matmul_dw(Tensor dw, Tensor dy, Tensor x)
+{
+    const int N = dy.rows, O = dy.cols, C = x.cols;
+    CHECK_TENSOR(dy, N, O);
+    CHECK_TENSOR(x, N, C);
+    CHECK_TENSOR(dw, O, C);
+    CHECK_PLAIN(dw);
+    const bool fp8 = check_formats(DW, dw, dy, x);
+    if (fp8)
+        check_fp8(DW, C, N, "inputs", "tokens");
+    run(DW, C, O, N, fp8, !fp8, x.format.dtype, dy.format.dtype, dw.format.dtype,
+        (Operands){ .a = fp8 ? transposed(DW, x, "x") : x.data, .b = fp8 ? transposed(DW, dy, "dy") : dy.data,
+                    .scale_a = x.scale, .scale_b = dy.scale, .c = dw.data, .d = dw.data });
+}

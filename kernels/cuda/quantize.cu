@@ -1,0 +1,404 @@
+/* From one format to another. A thread moves PACKS packs of eight elements.
+ *
+ * Bytes per element: those of x and y; BF16 to BF16 4; to E4M3/16 3.125 (codes and one BF16 per 16); to FP8 with
+ * one scale 5, since x is read twice, for the maximum and for the codes, or 6 with the transposed copy, which costs
+ * its bytes and no more: a block turns a tile of 128 x 64 codes in shared memory and writes both. Maxima do not
+ * depend on the order and the division is exact (fp8.cuh), so scales and codes are the specification's.
+ *
+ * The fast kernels take whole packs of aligned tensors, in groups of 8, 16, ... 256; the *_any kernels take the rest,
+ * element by element. */
+#include "kernels/cuda/fp8.cuh"
+
+enum { THREADS = 256, PACKS = 4, AMAX_BLOCKS = 1024, TILE_ROWS = 128, TILE_COLS = 64 };
+
+/* ---- sources ------------------------------------------------------------------------------------------------- */
+
+template <typename T> struct PlainSource {
+    const T *data;
+    __device__ void load(float (&x)[8], size_t at) const
+    {
+        const Pack<T> p = load_pack<true>(data + at, 8);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            x[i] = p[i];
+    }
+};
+
+/* shift: log2 of the group; 0: one scale. */
+template <DType D> struct CodeSource {
+    const uint8_t *codes;
+    const void *scale;
+    int shift;
+    __device__ void load(float (&x)[8], size_t at) const
+    {
+        const float s = shift ? bf16_value(((const uint16_t *)scale)[at >> shift]) : *(const float *)scale;
+        decode_pack<D>(x, *(const uint2 *)(codes + at), s);
+    }
+};
+
+/* Any tensor, element by element. */
+struct AnyTensor {
+    void *data, *data_t, *scale;
+    Format format;
+    int rows, cols;
+};
+
+__device__ static inline float element(const AnyTensor &t, size_t i)
+{
+    if (t.format.dtype == F32)
+        return ((const float *)t.data)[i];
+    if (t.format.dtype == BF16)
+        return to_float(((const bf16 *)t.data)[i]);
+    const int group = t.format.group;
+    const float s = group ? bf16_value(((const uint16_t *)t.scale)[i / group]) : *(const float *)t.scale;
+    const uint8_t code = ((const uint8_t *)t.data)[i];
+    return (t.format.dtype == E4M3 ? decode<E4M3>(code) : decode<E5M2>(code)) * s;
+}
+
+__device__ static inline uint8_t encode_any(DType d, float x)
+{
+    return d == E4M3 ? encode<E4M3>(x) : encode<E5M2>(x);
+}
+
+__device__ __host__ static inline float fp8_max(DType d)
+{
+    return d == E4M3 ? FP8_MAX<E4M3> : FP8_MAX<E5M2>;
+}
+
+/* ---- to F32 or BF16 ------------------------------------------------------------------------------------------ */
+
+template <typename Source> __global__ __launch_bounds__(THREADS)
+void convert_kernel(AnyOut y, Source x, size_t n)
+{
+    const size_t first = 8 * ((size_t)blockIdx.x * PACKS * THREADS + threadIdx.x);
+    float v[PACKS][8];
+#pragma unroll
+    for (int j = 0; j < PACKS; j++)
+        if (first + 8 * j * THREADS < n)
+            x.load(v[j], first + 8 * j * THREADS);
+#pragma unroll
+    for (int j = 0; j < PACKS; j++)
+        if (first + 8 * j * THREADS < n)
+            store_any<true>(y, first + 8 * j * THREADS, v[j], 8);
+}
+
+__global__ void convert_any_kernel(AnyOut y, AnyTensor x, size_t n)
+{
+    const size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i < n) {
+        if (y.is_f32)
+            ((float *)y.data)[i] = element(x, i);
+        else
+            ((bf16 *)y.data)[i] = from_float<bf16>(element(x, i));
+    }
+}
+
+/* ---- to FP8 with a scale per group ---------------------------------------------------------------------------- */
+
+/* Groups of 2^shift elements: 2^(shift - 3) neighbours hold one. */
+template <DType D, typename Source> __global__ __launch_bounds__(THREADS)
+void quantize_groups_kernel(uint8_t *codes, uint16_t *scale, Source x, size_t n, int shift)
+{
+    const size_t first = 8 * ((size_t)blockIdx.x * PACKS * THREADS + threadIdx.x);
+    float v[PACKS][8] = {};
+#pragma unroll
+    for (int j = 0; j < PACKS; j++)
+        if (first + 8 * j * THREADS < n)
+            x.load(v[j], first + 8 * j * THREADS);
+#pragma unroll
+    for (int j = 0; j < PACKS; j++) {
+        const size_t at = first + 8 * j * THREADS;
+        float amax = pack_abs_max(v[j]);
+        for (int o = 1; o < 1 << (shift - 3); o <<= 1)
+            amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, o));
+        const uint16_t s = fp8_group_scale(amax, FP8_MAX<D>);
+        if (at < n) {
+            *(uint2 *)(codes + at) = encode_pack<D>(v[j], make_divisor(bf16_value(s)));
+            if (at % (1 << shift) == 0)
+                scale[at >> shift] = s;
+        }
+    }
+}
+
+/* One warp per group. */
+__global__ void quantize_groups_any_kernel(AnyTensor y, AnyTensor x, size_t groups)
+{
+    const size_t g = ((size_t)blockIdx.x * THREADS + threadIdx.x) / 32;
+    const int group = y.format.group, lane = threadIdx.x % 32;
+    if (g >= groups)
+        return;
+    float amax = 0;
+    for (int i = lane; i < group; i += 32)
+        amax = fmaxf(amax, fabsf(element(x, g * group + i)));
+    const uint16_t s = fp8_group_scale(warp_max(amax), fp8_max(y.format.dtype));
+    for (int i = lane; i < group; i += 32)
+        ((uint8_t *)y.data)[g * group + i] = encode_any(y.format.dtype, element(x, g * group + i) / bf16_value(s));
+    if (lane == 0)
+        ((uint16_t *)y.scale)[g] = s;
+}
+
+/* ---- to FP8 with one scale: the maximum ----------------------------------------------------------------------- */
+
+template <typename Source> __global__ __launch_bounds__(THREADS)
+void amax_kernel(float *partial, Source x, size_t n)
+{
+    __shared__ float shared[32];
+    float amax = 0;
+    const size_t step = 8 * (size_t)gridDim.x * PACKS * THREADS;
+    for (size_t first = 8 * ((size_t)blockIdx.x * PACKS * THREADS + threadIdx.x); first < n; first += step) {
+        float v[PACKS][8] = {};
+#pragma unroll
+        for (int j = 0; j < PACKS; j++)
+            if (first + 8 * j * THREADS < n)
+                x.load(v[j], first + 8 * j * THREADS);
+#pragma unroll
+        for (int j = 0; j < PACKS; j++)
+            amax = fmaxf(amax, pack_abs_max(v[j]));
+    }
+    amax = block_max(amax, shared);
+    if (threadIdx.x == 0)
+        partial[blockIdx.x] = amax;
+}
+
+__global__ void amax_any_kernel(float *partial, AnyTensor x, size_t n)
+{
+    __shared__ float shared[32];
+    float amax = 0;
+    for (size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += (size_t)gridDim.x * THREADS)
+        amax = fmaxf(amax, fabsf(element(x, i)));
+    amax = block_max(amax, shared);
+    if (threadIdx.x == 0)
+        partial[blockIdx.x] = amax;
+}
+
+__global__ __launch_bounds__(AMAX_BLOCKS) void scale_kernel(float *scale, const float *partial, int n, float max)
+{
+    __shared__ float shared[32];
+    const float amax = block_max(threadIdx.x < n ? partial[threadIdx.x] : 0.0f, shared);
+    if (threadIdx.x == 0)
+        *scale = fp8_scale(amax, max);
+}
+
+/* ---- ... and the codes ---------------------------------------------------------------------------------------- */
+
+template <DType D, typename Source> __global__ __launch_bounds__(THREADS)
+void encode_kernel(uint8_t *codes, const float *scale, Source x, size_t n)
+{
+    const size_t first = 8 * ((size_t)blockIdx.x * PACKS * THREADS + threadIdx.x);
+    float v[PACKS][8];
+#pragma unroll
+    for (int j = 0; j < PACKS; j++)
+        if (first + 8 * j * THREADS < n)
+            x.load(v[j], first + 8 * j * THREADS);
+    const Divisor d = make_divisor(*scale);
+#pragma unroll
+    for (int j = 0; j < PACKS; j++)
+        if (first + 8 * j * THREADS < n)
+            *(uint2 *)(codes + first + 8 * j * THREADS) = encode_pack<D>(v[j], d);
+}
+
+/* The tile's element (r, c) goes to codes[r][c], unless NULL, and codes_t[c][r]. A thread has 4 x 8 of them; in
+ * shared memory a word holds four rows of one column. Rows of 33 words keep a warp's reads free of bank conflicts,
+ * and its writes from more than two-fold ones. rows % 16 == 0, cols % 8 == 0. */
+template <DType D, typename Source> __global__ __launch_bounds__(THREADS)
+void encode_transpose_kernel(uint8_t *codes, uint8_t *codes_t, const float *scale, Source x, int rows, int cols)
+{
+    __shared__ uint32_t tile[TILE_COLS][TILE_ROWS / 4 + 1];
+    const int cg = threadIdx.x % 8, rg = threadIdx.x / 8;
+    const int row = blockIdx.y * TILE_ROWS + 4 * rg, col = blockIdx.x * TILE_COLS + 8 * cg;
+    const bool inside = row < rows && col < cols;
+    float v[4][8];
+    uint2 code[4] = {};
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (inside)
+            x.load(v[i], (size_t)(row + i) * cols + col);
+    const Divisor d = make_divisor(*scale);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (inside) {
+            code[i] = encode_pack<D>(v[i], d);
+            if (codes)
+                *(uint2 *)(codes + (size_t)(row + i) * cols + col) = code[i];
+        }
+#pragma unroll
+    for (int j = 0; j < 8; j++) {                       /* byte j of the four rows */
+        const uint32_t pick = 0x0040 + 0x0011 * (j % 4);
+        const uint32_t r01 = __byte_perm(j < 4 ? code[0].x : code[0].y, j < 4 ? code[1].x : code[1].y, pick);
+        const uint32_t r23 = __byte_perm(j < 4 ? code[2].x : code[2].y, j < 4 ? code[3].x : code[3].y, pick);
+        tile[8 * cg + j][rg] = __byte_perm(r01, r23, 0x5410);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int p = 0; p < TILE_COLS / 32; p++) {
+        const int c = threadIdx.x / 8 + 32 * p, w = 4 * (threadIdx.x % 8);
+        const int to_row = blockIdx.x * TILE_COLS + c, to_col = blockIdx.y * TILE_ROWS + 4 * w;
+        if (to_row < cols && to_col < rows)
+            *(uint4 *)(codes_t + (size_t)to_row * rows + to_col) =
+                make_uint4(tile[c][w], tile[c][w + 1], tile[c][w + 2], tile[c][w + 3]);
+    }
+}
+
+__global__ void encode_any_kernel(AnyTensor y, AnyTensor x, size_t n)
+{
+    const size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i >= n)
+        return;
+    const uint8_t code = encode_any(y.format.dtype, element(x, i) / *(const float *)y.scale);
+    if (y.data)
+        ((uint8_t *)y.data)[i] = code;
+    if (y.data_t)
+        ((uint8_t *)y.data_t)[(i % y.cols) * y.rows + i / y.cols] = code;
+}
+
+/* ---- choice of kernel ------------------------------------------------------------------------------------------ */
+
+static AnyTensor any_tensor(Tensor t)
+{
+    return { t.data, t.data_t, t.scale, t.format, t.rows, t.cols };
+}
+
+/* log2 of the group if the fast kernels know it: 3 .. 8; 0 if there is one scale; else -1. */
+static int group_shift(Tensor t)
+{
+    if (!t.format.group)
+        return 0;
+    for (int shift = 3; shift <= 8; shift++)
+        if (t.format.group == 1 << shift)
+            return shift;
+    return -1;
+}
+
+static bool is_fast_source(Tensor x)
+{
+    return is_aligned(x, x.cols) && group_shift(x) >= 0;
+}
+
+static bool is_fast(Tensor y, Tensor x)
+{
+    return is_fast_source(x) && is_aligned(y, y.cols) && group_shift(y) >= 0 &&
+           (!y.data_t || (y.rows % 16 == 0 && (uintptr_t)y.data_t % 16 == 0));
+}
+
+/* f(source of x). */
+template <typename F> static void with_source(Tensor x, F f)
+{
+    const uint8_t *codes = (const uint8_t *)x.data;
+    switch (x.format.dtype) {
+    case F32:  f(PlainSource<float>{ (const float *)x.data }); break;
+    case BF16: f(PlainSource<bf16>{ (const bf16 *)x.data }); break;
+    case E4M3: f(CodeSource<E4M3>{ codes, x.scale, group_shift(x) }); break;
+    case E5M2: f(CodeSource<E5M2>{ codes, x.scale, group_shift(x) }); break;
+    }
+}
+
+static unsigned blocks_for(size_t n, size_t each)
+{
+    return (unsigned)ceil_div(n, each * THREADS);
+}
+
+static void to_plain(Tensor y, Tensor x, size_t n)
+{
+    if (is_fast(y, x))
+        with_source(x, [&](auto source) {
+            convert_kernel<<<blocks_for(n, 8 * PACKS), THREADS, 0, device_stream()>>>(any_out(y), source, n);
+        });
+    else
+        convert_any_kernel<<<blocks_for(n, 1), THREADS, 0, device_stream()>>>(any_out(y), any_tensor(x), n);
+    LAUNCH_CHECK();
+}
+
+template <DType D> static void to_groups(Tensor y, Tensor x, size_t n)
+{
+    const size_t groups = n / y.format.group;
+    if (is_fast(y, x))
+        with_source(x, [&](auto source) {
+            quantize_groups_kernel<D><<<blocks_for(n, 8 * PACKS), THREADS, 0, device_stream()>>>(
+                (uint8_t *)y.data, (uint16_t *)y.scale, source, n, group_shift(y));
+        });
+    else
+        quantize_groups_any_kernel<<<blocks_for(32 * groups, 1), THREADS, 0, device_stream()>>>(
+            any_tensor(y), any_tensor(x), groups);
+    LAUNCH_CHECK();
+}
+
+template <DType D> static void to_codes(Tensor y, Tensor x, size_t n)
+{
+    const dim3 tiles((unsigned)ceil_div(y.cols, TILE_COLS), (unsigned)ceil_div(y.rows, TILE_ROWS));
+    if (!is_fast(y, x) || (y.data_t && tiles.y > 65535))
+        encode_any_kernel<<<blocks_for(n, 1), THREADS, 0, device_stream()>>>(any_tensor(y), any_tensor(x), n);
+    else
+        with_source(x, [&](auto source) {
+            if (y.data_t)
+                encode_transpose_kernel<D><<<tiles, THREADS, 0, device_stream()>>>(
+                    (uint8_t *)y.data, (uint8_t *)y.data_t, (const float *)y.scale, source, y.rows, y.cols);
+            else
+                encode_kernel<D><<<blocks_for(n, 8 * PACKS), THREADS, 0, device_stream()>>>(
+                    (uint8_t *)y.data, (const float *)y.scale, source, n);
+        });
+    LAUNCH_CHECK();
+}
+
+template <DType D> static void to_fp8(Tensor y, Tensor x, size_t n)
+{
+    if (y.format.group)
+        to_groups<D>(y, x, n);
+    else
+        to_codes<D>(y, x, n);
+}
+
+/* ---- entry ---------------------------------------------------------------------------------------------------- */
+
+void quantize_scale(Tensor y, Tensor x)
+{
+    CHECK_TENSOR(x, x.rows, x.cols);
+    CHECK(format_is_fp8(y.format) && !y.format.group && y.scale, "quantize_scale: y is %s", format_name(y.format));
+    const size_t n = tensor_numel(x), needed = ceil_div(n, 8 * PACKS * THREADS);
+    const int blocks = needed < AMAX_BLOCKS ? (int)needed : AMAX_BLOCKS;
+    float *partial = (float *)device_scratch(AMAX_BLOCKS * sizeof(float), SCRATCH_0);
+    if (blocks > 0) {
+        if (is_fast_source(x))
+            with_source(x, [&](auto source) {
+                amax_kernel<<<blocks, THREADS, 0, device_stream()>>>(partial, source, n);
+            });
+        else
+            amax_any_kernel<<<blocks, THREADS, 0, device_stream()>>>(partial, any_tensor(x), n);
+        LAUNCH_CHECK();
+    }
+    scale_kernel<<<1, AMAX_BLOCKS, 0, device_stream()>>>((float *)y.scale, partial, blocks, fp8_max(y.format.dtype));
+    LAUNCH_CHECK();
+}
+
+void quantize_codes(Tensor y, Tensor x)
+{
+    CHECK_TENSOR(x, x.rows, x.cols);
+    CHECK(y.rows == x.rows && y.cols == x.cols, "quantize_codes: (%d, %d) from (%d, %d)", y.rows, y.cols, x.rows,
+          x.cols);
+    const size_t n = tensor_numel(x);
+    if (n == 0)
+        return;
+    if (!format_is_fp8(y.format))
+        to_plain(y, x, n);
+    else if (y.format.dtype == E4M3)
+        to_fp8<E4M3>(y, x, n);
+    else
+        to_fp8<E5M2>(y, x, n);
+}
+
+void quantize(Tensor y, Tensor x)
+{
+    CHECK_TENSOR(x, x.rows, x.cols);
+    CHECK_TENSOR(y, x.rows, x.cols);
+    if (y.data == x.data) {
+        CHECK(format_equal(y.format, x.format), "quantize: %s and %s in the same memory", format_name(y.format),
+              format_name(x.format));
+        return;
+    }
+    if (format_is_fp8(y.format) && !y.format.group) {
+        if (format_equal(y.format, x.format))           /* the same codes: nothing is rounded twice */
+            device_copy(y.scale, x.scale, sizeof(float));
+        else
+            quantize_scale(y, x);
+    }
+    quantize_codes(y, x);
+}

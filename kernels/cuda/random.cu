@@ -1,0 +1,60 @@
+/* Initial weights. A thread makes eight elements; the normal numbers are the specification's (random.h, in F64), a
+ * few hundred operations each, so the arithmetic and not the 2 bytes per element of BF16 is the limit. Runs once. */
+#include "kernels/cuda/vector.cuh"
+#include "kernels/random.h"
+
+enum { THREADS = 256 };
+
+struct Normal { double std, cutoff; uint64_t seed, first; };
+
+/* Elements at .. at + 7 of n; one by one behind the last whole pack and where w is not aligned. */
+__device__ static inline void store_flat(AnyOut w, size_t at, const float (&x)[8], size_t n, bool aligned)
+{
+    if (aligned && at + 8 <= n)
+        store_any<true>(w, at, x, 8);
+    else
+        store_any<false>(w, at, x, (int)min(n - at, (size_t)8));
+}
+
+__global__ __launch_bounds__(THREADS) void init_normal_kernel(AnyOut w, size_t n, Normal normal, bool aligned)
+{
+    const size_t at = 8 * ((size_t)blockIdx.x * THREADS + threadIdx.x);
+    if (at >= n)
+        return;
+    float x[8];
+#pragma unroll 1
+    for (int i = 0; i < 8; i++)
+        x[i] = (float)(normal.std * random_normal(normal.seed, normal.first + at + i, normal.cutoff));
+    store_flat(w, at, x, n, aligned);
+}
+
+__global__ __launch_bounds__(THREADS) void init_constant_kernel(AnyOut w, size_t n, float value, bool aligned)
+{
+    const size_t at = 8 * ((size_t)blockIdx.x * THREADS + threadIdx.x);
+    if (at >= n)
+        return;
+    const float x[8] = { value, value, value, value, value, value, value, value };
+    store_flat(w, at, x, n, aligned);
+}
+
+void init_normal(Tensor w, float std, float cutoff, uint64_t seed, uint64_t first)
+{
+    CHECK_DENSE(w, w.rows, w.cols);
+    const size_t n = tensor_numel(w);
+    if (n == 0)
+        return;
+    init_normal_kernel<<<(unsigned)ceil_div(n, 8 * THREADS), THREADS, 0, device_stream()>>>(
+        any_out(w), n, Normal{ std, cutoff, seed, first }, is_aligned(w, 8));
+    LAUNCH_CHECK();
+}
+
+void init_constant(Tensor w, float value)
+{
+    CHECK_DENSE(w, w.rows, w.cols);
+    const size_t n = tensor_numel(w);
+    if (n == 0)
+        return;
+    init_constant_kernel<<<(unsigned)ceil_div(n, 8 * THREADS), THREADS, 0, device_stream()>>>(any_out(w), n, value,
+                                                                                              is_aligned(w, 8));
+    LAUNCH_CHECK();
+}

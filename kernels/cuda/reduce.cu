@@ -1,0 +1,121 @@
+/* Sums over everything, in two kernels: SUM_BLOCKS partial sums, whose number and order depend on the length alone,
+ * then one block adds them. So the same values give the same bits on every GPU.
+ *
+ * Bytes per element: those of the element. A thread sums eight neighbours in F32, everything else in F64. */
+#include "kernels/cuda/vector.cuh"
+
+enum { SUM_BLOCKS = 1024, SUM_THREADS = 256, PACKS = 4, COLUMNS = 32, GROUPS = 32 };
+
+__device__ static inline double block_sum_f64(double x, double *shared)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    for (int o = 16; o > 0; o >>= 1)
+        x += __shfl_xor_sync(0xffffffffu, x, o);
+    if (lane == 0)
+        shared[warp] = x;
+    __syncthreads();
+    x = lane < warps ? shared[lane] : 0.0;
+    for (int o = 16; o > 0; o >>= 1)
+        x += __shfl_xor_sync(0xffffffffu, x, o);
+    return x;
+}
+
+/* partial[block] = sum of x, or of x^2, over the block's packs. */
+template <bool ALIGNED, bool SQUARE, typename T> __global__ __launch_bounds__(SUM_THREADS)
+void partial_sums_kernel(double *partial, const T *x, size_t n)
+{
+    __shared__ double shared[32];
+    double total = 0;
+    const size_t step = (size_t)gridDim.x * SUM_THREADS * PACKS;
+    for (size_t base = (size_t)blockIdx.x * SUM_THREADS * PACKS; 8 * base < n; base += step) {
+        Pack<T> pack[PACKS];
+#pragma unroll
+        for (int j = 0; j < PACKS; j++) {
+            const size_t at = 8 * (base + j * SUM_THREADS + threadIdx.x);
+            const int left = at < n ? (int)min(n - at, (size_t)8) : 0;
+            pack[j] = ALIGNED && left == 8 ? load_pack<true>(x + at, 8) : load_pack<false>(x + at, left);
+        }
+#pragma unroll
+        for (int j = 0; j < PACKS; j++) {
+            float s = 0;
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                s += SQUARE ? pack[j][i] * pack[j][i] : pack[j][i];
+            total += s;
+        }
+    }
+    total = block_sum_f64(total, shared);
+    if (threadIdx.x == 0)
+        partial[blockIdx.x] = total;
+}
+
+/* *out += sum of partial. */
+__global__ __launch_bounds__(SUM_BLOCKS)
+void final_sum_kernel(float *out, const double *partial, int n)
+{
+    __shared__ double shared[32];
+    const double total = block_sum_f64(threadIdx.x < n ? partial[threadIdx.x] : 0.0, shared);
+    if (threadIdx.x == 0)
+        *out = (float)(*out + total);
+}
+
+template <bool SQUARE, typename T> static void add_sum(float *out, const T *x, size_t n)
+{
+    if (n == 0)
+        return;
+    const size_t needed = ceil_div(n, 8 * SUM_THREADS * PACKS);
+    const int blocks = needed < SUM_BLOCKS ? (int)needed : SUM_BLOCKS;
+    double *partial = (double *)device_scratch(SUM_BLOCKS * sizeof(double), SCRATCH_0);
+    with_bool((uintptr_t)x % 16 == 0, [&](auto aligned) {
+        partial_sums_kernel<decltype(aligned)::value, SQUARE><<<blocks, SUM_THREADS, 0, device_stream()>>>(partial, x,
+                                                                                                          n);
+    });
+    LAUNCH_CHECK();
+    final_sum_kernel<<<1, SUM_BLOCKS, 0, device_stream()>>>(out, partial, blocks);
+    LAUNCH_CHECK();
+}
+
+void sum(float *out, const float *x, size_t n)
+{
+    add_sum<false>(out, x, n);
+}
+
+void sum_squares(float *out, Tensor x)
+{
+    CHECK_DENSE(x, x.rows, x.cols);
+    with_type(x, [&](auto *p) { add_sum<true>(out, p, tensor_numel(x)); });
+}
+
+/* ---- columns ------------------------------------------------------------------------------------------------- */
+
+/* One block per COLUMNS columns: thread (c, g) adds rows g, g + GROUPS, ... of its column, then the groups are
+ * added in their order. */
+__global__ __launch_bounds__(COLUMNS * GROUPS)
+void column_sums_kernel(AnyOut sum, const float *partial, int rows, size_t stride, int cols)
+{
+    __shared__ double shared[GROUPS][COLUMNS];
+    const int c = threadIdx.x % COLUMNS, g = threadIdx.x / COLUMNS, column = blockIdx.x * COLUMNS + c;
+    double total = 0;
+    if (column < cols)
+#pragma unroll 8
+        for (int r = g; r < rows; r += GROUPS)
+            total += partial[r * stride + column];
+    shared[g][c] = total;
+    __syncthreads();
+    if (g > 0 || column >= cols)
+        return;
+    total = sum.is_f32 ? ((float *)sum.data)[column] : to_float(((bf16 *)sum.data)[column]);
+    for (int k = 0; k < GROUPS; k++)
+        total += shared[k][c];
+    if (sum.is_f32)
+        ((float *)sum.data)[column] = (float)total;
+    else
+        ((bf16 *)sum.data)[column] = from_float<bf16>((float)total);
+}
+
+void add_column_sums(Tensor sum, const float *partial, int rows, size_t stride)
+{
+    column_sums_kernel<<<(unsigned)ceil_div(sum.cols, COLUMNS), COLUMNS * GROUPS, 0, device_stream()>>>(
+        any_out(sum), partial, rows, stride, sum.cols);
+    LAUNCH_CHECK();
+}

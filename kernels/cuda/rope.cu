@@ -1,0 +1,401 @@
+/* Between projection and attention: clamp, QK-norm, rotation. One block per token.
+ *
+ * A head is `chunks` pairs of packs: elements 8c .. 8c+7 of its first half and the same of its second, which the
+ * rotation mixes. A thread has one c, hence one set of cosines and sines, and several heads; neighbouring threads
+ * have neighbouring c. Without QK-norm heads are independent. With it the block holds all heads of its token at
+ * once, so that x is read once.
+ *
+ * Bytes per element in BF16: 4 (x, y), for the q and k part only if y is x and nothing is clamped; backward 4, or 6
+ * with a norm or a clamp, which need x again. The tables of angles and the weights come from L1 and L2.
+ * Sums are F32 trees; dqnorm and dknorm: partial sums per block, then their sum in the order of the blocks
+ * (reduce.cu). */
+#include "kernels/cuda/vector.cuh"
+
+enum { EACH = 4, EACH_BACKWARD = 2, MAX_THREADS = 512, BLOCKS_PER_SM = 2 };
+
+/* What all threads know. */
+struct Heads {
+    int H, K, D, T, S;      /* S = (H + 2K) D                                               */
+    int count;              /* heads to visit: H + K, or H + 2K if v is touched             */
+    int chunks;             /* packs of half a head                                         */
+    int parallel;           /* heads side by side in the block                              */
+    float clip;             /* INFINITY: none                                               */
+    float eps, q_inverse, k_inverse;            /* 1 / width of q and k                     */
+    const float *rope;
+};
+
+/* A thread's place: its columns within a half, the pair of packs of head h. */
+struct Place {
+    int first, left, head;
+    __device__ Place(const Heads &a)
+        : first(8 * (threadIdx.x % a.chunks)), left(a.D / 2 - first), head(threadIdx.x / a.chunks)
+    {
+        if (head >= a.parallel)         /* the block's last warp has threads too many */
+            head = a.count;
+    }
+};
+
+struct Angles { float cosine[8], sine[8]; };
+
+template <bool ALIGNED> __device__ static inline Angles load_angles(const Heads &a, int n, const Place &p)
+{
+    const float *table = a.rope + (size_t)(n % a.T) * a.D + 2 * p.first;
+    Angles t;
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+        const Pack<float> pack = load_pack<ALIGNED>(table + 8 * k, ALIGNED ? 8 : 2 * p.left - 8 * k);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            t.cosine[4 * k + i] = pack[2 * i], t.sine[4 * k + i] = pack[2 * i + 1];
+    }
+    return t;
+}
+
+__device__ static inline float clamp(float x, float limit)
+{
+    float y;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(-limit));        /* fmaxf would hide a NaN */
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(y), "f"(limit));
+    return y;
+}
+
+/* Weights of the norm at column `at` of a head of q or k. */
+template <bool ALIGNED>
+__device__ static inline void load_weight(float (&w)[8], const Heads &a, AnyIn qw, AnyIn kw, int head, int at,
+                                          int left)
+{
+    if (head < a.H)
+        load_any<ALIGNED>(w, qw, (size_t)head * a.D + at, left);
+    else
+        load_any<ALIGNED>(w, kw, (size_t)(head - a.H) * a.D + at, left);
+}
+
+/* A pair of elements turned by an angle: forward; backward with -sine. */
+__device__ static inline void turn(float &u, float &v, float cosine, float sine)
+{
+    const float old = u;
+    u = old * cosine - v * sine;
+    v = old * sine + v * cosine;
+}
+
+/* ---- without norm --------------------------------------------------------------------------------------------- */
+
+/* Forward (sign 1): y = rope(clamp(x)). Backward (sign -1): y from the gradient x; 0 where |limited| > clip, unless
+ * NULL. */
+template <bool ALIGNED, typename T, typename TL> __global__ __launch_bounds__(MAX_THREADS)
+void turn_kernel(AnyOut y, const T *x, const TL *limited, float sign, Heads a)
+{
+    const Place p(a);
+    const size_t row = (size_t)blockIdx.x * a.S + p.first;
+    const int half = a.D / 2;
+    const Angles t = load_angles<ALIGNED>(a, blockIdx.x, p);
+    for (int base = p.head; base < a.count; base += EACH * a.parallel) {
+        Pack<T> u[EACH], v[EACH];
+#pragma unroll
+        for (int j = 0; j < EACH; j++) {
+            const int head = base + j * a.parallel, left = head < a.count ? p.left : 0;
+            u[j] = load_pack<ALIGNED>(x + row + (size_t)head * a.D, left);
+            v[j] = load_pack<ALIGNED>(x + row + (size_t)head * a.D + half, left);
+        }
+#pragma unroll
+        for (int j = 0; j < EACH; j++) {
+            const int head = base + j * a.parallel;
+            if (head >= a.count)
+                break;
+            const size_t at = row + (size_t)head * a.D;
+            float ux[8], vx[8];
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                ux[i] = limited ? u[j][i] : clamp(u[j][i], a.clip);
+                vx[i] = limited ? v[j][i] : clamp(v[j][i], a.clip);
+                if (head < a.H + a.K)
+                    turn(ux[i], vx[i], t.cosine[i], sign * t.sine[i]);
+            }
+            if (limited) {
+                const Pack<TL> lu = load_pack<ALIGNED>(limited + at, p.left);
+                const Pack<TL> lv = load_pack<ALIGNED>(limited + at + half, p.left);
+#pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    ux[i] = fabsf(lu[i]) > a.clip ? 0.0f : ux[i];
+                    vx[i] = fabsf(lv[i]) > a.clip ? 0.0f : vx[i];
+                }
+            }
+            store_any<ALIGNED>(y, at, ux, p.left);
+            store_any<ALIGNED>(y, at + half, vx, p.left);
+        }
+    }
+}
+
+/* ---- with norm: a.count <= EACH * a.parallel ------------------------------------------------------------------ */
+
+template <bool ALIGNED, typename T> __global__ __launch_bounds__(MAX_THREADS)
+void norm_turn_kernel(AnyOut y, float2 *stats, const T *x, AnyIn qw, AnyIn kw, Heads a)
+{
+    __shared__ float shared[64];
+    const Place p(a);
+    const int half = a.D / 2;
+    const size_t row = (size_t)blockIdx.x * a.S + p.first;
+    Pack<T> u[EACH], v[EACH];
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+        const int head = p.head + j * a.parallel, left = head < a.count ? p.left : 0;
+        u[j] = load_pack<ALIGNED>(x + row + (size_t)head * a.D, left);
+        v[j] = load_pack<ALIGNED>(x + row + (size_t)head * a.D + half, left);
+    }
+    float sums[2] = {};
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+        const int head = p.head + j * a.parallel;
+        float s = 0;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const float ui = clamp(u[j][i], a.clip), vi = clamp(v[j][i], a.clip);
+            s += ui * ui + vi * vi;
+        }
+        sums[0] += head < a.H ? s : 0.0f;
+        sums[1] += head >= a.H && head < a.H + a.K ? s : 0.0f;
+    }
+    block_sums(sums, shared);
+    keep_packed(u);
+    keep_packed(v);
+    const float2 rstd = make_float2(1.0f / sqrtf(sums[0] * a.q_inverse + a.eps),
+                                    1.0f / sqrtf(sums[1] * a.k_inverse + a.eps));
+    if (threadIdx.x == 0)
+        stats[blockIdx.x] = rstd;
+    const Angles t = load_angles<ALIGNED>(a, blockIdx.x, p);
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+        const int head = p.head + j * a.parallel;
+        if (head >= a.count)
+            break;
+        float ux[8], vx[8], uw[8], vw[8];
+        const float r = head < a.H ? rstd.x : rstd.y;
+        const bool turned = head < a.H + a.K;
+        if (turned) {
+            load_weight<ALIGNED>(uw, a, qw, kw, head, p.first, p.left);
+            load_weight<ALIGNED>(vw, a, qw, kw, head, p.first + half, p.left);
+        }
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            ux[i] = clamp(u[j][i], a.clip), vx[i] = clamp(v[j][i], a.clip);
+            if (turned) {
+                ux[i] *= r * uw[i], vx[i] *= r * vw[i];
+                turn(ux[i], vx[i], t.cosine[i], t.sine[i]);
+            }
+        }
+        store_any<ALIGNED>(y, row + (size_t)head * a.D, ux, p.left);
+        store_any<ALIGNED>(y, row + (size_t)head * a.D + half, vx, p.left);
+    }
+}
+
+/* dy turned back, d (a pair of elements of a head of q or k), becomes the gradient of the norm's input: r (g - h
+ * mean_gh) with g = d w, h = clamp(x) r; 0 where x was clamped. partial: (gridDim.x, (H + K) D) sums of d h over
+ * the block's tokens.
+ * NOTE: these sums take 32 registers per thread; therefore fewer heads per thread than in forward, and nothing but
+ * packs is held over the reduction. */
+template <bool ALIGNED, typename TDY, typename TX> __global__ __launch_bounds__(MAX_THREADS)
+void norm_turn_backward_kernel(AnyOut dx, float *partial, const TDY *dy, const TX *x, const float2 *stats, AnyIn qw,
+                               AnyIn kw, Heads a, int N)
+{
+    __shared__ float shared[64];
+    const Place p(a);
+    const int half = a.D / 2;
+    float dwu[EACH_BACKWARD][8] = {}, dwv[EACH_BACKWARD][8] = {};
+    for (int n = blockIdx.x; n < N; n += gridDim.x) {
+        const size_t row = (size_t)n * a.S + p.first;
+        Pack<TDY> du[EACH_BACKWARD], dv[EACH_BACKWARD];
+        Pack<TX> xu[EACH_BACKWARD], xv[EACH_BACKWARD];
+#pragma unroll
+        for (int j = 0; j < EACH_BACKWARD; j++) {
+            const int head = p.head + j * a.parallel, left = head < a.count ? p.left : 0;
+            const size_t at = row + (size_t)head * a.D;
+            du[j] = load_pack<ALIGNED>(dy + at, left), dv[j] = load_pack<ALIGNED>(dy + at + half, left);
+            xu[j] = load_pack<ALIGNED>(x + at, left), xv[j] = load_pack<ALIGNED>(x + at + half, left);
+        }
+        const float2 rstd = stats[n];
+        Angles t = load_angles<ALIGNED>(a, n, p);
+        float sums[2] = {};
+#pragma unroll
+        for (int j = 0; j < EACH_BACKWARD; j++) {
+            const int head = p.head + j * a.parallel;
+            if (head >= a.H + a.K)
+                break;
+            float uw[8], vw[8], s = 0;
+            const float r = head < a.H ? rstd.x : rstd.y;
+            load_weight<ALIGNED>(uw, a, qw, kw, head, p.first, p.left);
+            load_weight<ALIGNED>(vw, a, qw, kw, head, p.first + half, p.left);
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                float u = du[j][i], v = dv[j][i];
+                turn(u, v, t.cosine[i], -t.sine[i]);
+                u *= clamp(xu[j][i], a.clip) * r, v *= clamp(xv[j][i], a.clip) * r;
+                dwu[j][i] += u, dwv[j][i] += v;
+                s += u * uw[i] + v * vw[i];
+            }
+            sums[0] += head < a.H ? s : 0.0f;
+            sums[1] += head < a.H ? 0.0f : s;
+        }
+        block_sums(sums, shared);
+        keep_packed(du), keep_packed(dv);
+        keep_packed(xu), keep_packed(xv);
+        t = load_angles<ALIGNED>(a, n, p);              /* again, rather than in 16 registers */
+#pragma unroll
+        for (int j = 0; j < EACH_BACKWARD; j++) {
+            const int head = p.head + j * a.parallel;
+            if (head >= a.count)
+                break;
+            float u[8], v[8];                           /* the weights, then the results */
+            const bool turned = head < a.H + a.K;
+            const float r = head < a.H ? rstd.x : rstd.y;
+            const float mean_gh = head < a.H ? sums[0] * a.q_inverse : sums[1] * a.k_inverse;
+            if (turned) {
+                load_weight<ALIGNED>(u, a, qw, kw, head, p.first, p.left);
+                load_weight<ALIGNED>(v, a, qw, kw, head, p.first + half, p.left);
+            }
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                float d = du[j][i], e = dv[j][i];
+                if (turned) {
+                    turn(d, e, t.cosine[i], -t.sine[i]);
+                    d = r * (d * u[i] - clamp(xu[j][i], a.clip) * r * mean_gh);
+                    e = r * (e * v[i] - clamp(xv[j][i], a.clip) * r * mean_gh);
+                }
+                u[i] = fabsf(xu[j][i]) > a.clip ? 0.0f : d;
+                v[i] = fabsf(xv[j][i]) > a.clip ? 0.0f : e;
+            }
+            store_any<ALIGNED>(dx, row + (size_t)head * a.D, u, p.left);
+            store_any<ALIGNED>(dx, row + (size_t)head * a.D + half, v, p.left);
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < EACH_BACKWARD; j++) {
+        const int head = p.head + j * a.parallel;
+        float *to = partial + ((size_t)blockIdx.x * (a.H + a.K) + head) * a.D + p.first;
+        if (head < a.H + a.K) {
+            store_pack<ALIGNED>(to, dwu[j], p.left);
+            store_pack<ALIGNED>(to + half, dwv[j], p.left);
+        }
+    }
+}
+
+/* ---- entry ---------------------------------------------------------------------------------------------------- */
+
+static void check_attention(const char *op, Tensor qkv, Tensor qnorm, Tensor knorm, const void *stats, Attention a)
+{
+    CHECK(a.D % 2 == 0 && a.H % a.K == 0, "%s: %d query heads, %d key/value heads of width %d", op, a.H, a.K, a.D);
+    check_dense(op, "qkv", qkv, a.B * a.T, (a.H + 2 * a.K) * a.D);
+    CHECK(!qnorm.data == !knorm.data, "%s: q and k both have a norm, or neither", op);
+    if (!qnorm.data)
+        return;
+    check_dense(op, "qnorm", qnorm, 1, a.H * a.D);
+    check_dense(op, "knorm", knorm, 1, a.K * a.D);
+    CHECK(a.norm.kind == RMS_NORM, "%s: QK-norm is RMSNorm only", op);
+    CHECK(stats, "%s: QK-norm needs stats", op);
+}
+
+/* whole: v is touched too. each: heads per thread at a time. */
+static Heads heads_of(const char *op, Attention a, bool norm, bool whole, int each)
+{
+    Heads h = {};
+    h.H = a.H, h.K = a.K, h.D = a.D, h.T = a.T, h.S = (a.H + 2 * a.K) * a.D;
+    h.count = a.H + (whole ? 2 : 1) * a.K;
+    h.chunks = (int)ceil_div(a.D / 2, 8);
+    h.parallel = (int)ceil_div(h.count, each);
+    h.clip = a.clip > 0 ? a.clip : INFINITY;
+    h.eps = a.norm.eps, h.q_inverse = 1.0f / (a.H * a.D), h.k_inverse = 1.0f / (a.K * a.D);
+    h.rope = a.rope;
+    if (h.parallel * h.chunks > MAX_THREADS) {
+        h.parallel = MAX_THREADS / h.chunks;
+        if (norm || h.parallel == 0)
+            die("%s: %d heads of width %d; the CUDA back end holds up to %d%s", op, h.count, a.D, h.parallel * each,
+                norm ? " at once, as QK-norm requires" : "");
+    }
+    return h;
+}
+
+static int threads_of(Heads h)
+{
+    return block_threads(h.parallel * h.chunks, 1, MAX_THREADS);
+}
+
+static bool halves_aligned(Attention a, Tensor x, Tensor y, Tensor z, Tensor qnorm, Tensor knorm)
+{
+    const int half = a.D / 2;
+    return is_aligned(x, half) && is_aligned(y, half) && is_aligned(z, half) && is_aligned(qnorm, half) &&
+           is_aligned(knorm, half) && (uintptr_t)a.rope % 16 == 0;
+}
+
+void rope_forward(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm, Attention a)
+{
+    check_attention(__func__, x, qnorm, knorm, stats, a);
+    CHECK_DENSE(y, x.rows, x.cols);
+    const bool norm = qnorm.data, in_place = y.data == x.data;
+    CHECK(!in_place || format_equal(y.format, x.format), "rope_forward: x and y share memory, not their format");
+    if (x.rows == 0)
+        return;
+    const Heads h = heads_of(__func__, a, norm, !in_place || a.clip > 0, EACH);
+    with_bool(halves_aligned(a, x, y, x, qnorm, knorm), [&](auto aligned) {
+        with_type(x, [&](auto *in) {
+            constexpr bool ALIGNED = decltype(aligned)::value;
+            if (norm)
+                norm_turn_kernel<ALIGNED><<<x.rows, threads_of(h), 0, device_stream()>>>(
+                    any_out(y), (float2 *)stats, in, any_in(qnorm), any_in(knorm), h);
+            else
+                turn_kernel<ALIGNED><<<x.rows, threads_of(h), 0, device_stream()>>>(any_out(y), in,
+                                                                                    (const bf16 *)NULL, 1, h);
+        });
+    });
+    LAUNCH_CHECK();
+}
+
+static void backward_with_norm(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x, const float *stats,
+                               Tensor qnorm, Tensor knorm, Attention a, bool whole)
+{
+    const Heads h = heads_of("rope_backward", a, true, whole, EACH_BACKWARD);
+    const int N = dy.rows, most = BLOCKS_PER_SM * device_sm_count(), blocks = most < N ? most : N;
+    const size_t q_width = (size_t)a.H * a.D, width = q_width + (size_t)a.K * a.D;
+    float *partial = (float *)device_scratch(blocks * width * sizeof(float), SCRATCH_0);
+    with_bool(halves_aligned(a, dx, dy, x, qnorm, knorm), [&](auto aligned) {
+        with_type(dy, [&](auto *d) {
+            with_type(x, [&](auto *in) {
+                norm_turn_backward_kernel<decltype(aligned)::value><<<blocks, threads_of(h), 0, device_stream()>>>(
+                    any_out(dx), partial, d, in, (const float2 *)stats, any_in(qnorm), any_in(knorm), h, N);
+            });
+        });
+    });
+    LAUNCH_CHECK();
+    if (dqnorm.data)
+        add_column_sums(dqnorm, partial, blocks, width);
+    if (dknorm.data)
+        add_column_sums(dknorm, partial + q_width, blocks, width);
+}
+
+void rope_backward(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x, const float *stats,
+                   Tensor qnorm, Tensor knorm, Attention a)
+{
+    check_attention(__func__, dy, qnorm, knorm, stats, a);
+    CHECK_DENSE(dx, dy.rows, dy.cols);
+    CHECK_DENSE_OPTIONAL(dqnorm, 1, a.H * a.D);
+    CHECK_DENSE_OPTIONAL(dknorm, 1, a.K * a.D);
+    const bool in_place = dx.data == dy.data, clips = a.clip > 0, whole = !in_place || clips;
+    CHECK(!in_place || format_equal(dx.format, dy.format), "rope_backward: dx and dy share memory, not their format");
+    if (clips || qnorm.data)
+        CHECK_DENSE(x, dy.rows, dy.cols);
+    if (dy.rows == 0)
+        return;
+    if (qnorm.data) {
+        backward_with_norm(dx, dqnorm, dknorm, dy, x, stats, qnorm, knorm, a, whole);
+        return;
+    }
+    const Heads h = heads_of(__func__, a, false, whole, EACH);
+    const Tensor limited = clips ? x : Tensor{};
+    with_bool(halves_aligned(a, dx, dy, limited, qnorm, knorm), [&](auto aligned) {
+        with_type(dy, [&](auto *d) {
+            with_type(limited, [&](auto *in) {
+                turn_kernel<decltype(aligned)::value><<<dy.rows, threads_of(h), 0, device_stream()>>>(any_out(dx), d,
+                                                                                                      in, -1, h);
+            });
+        });
+    });
+    LAUNCH_CHECK();
+}

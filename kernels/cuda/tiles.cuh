@@ -1,0 +1,301 @@
+/* FP8 operands: values -> codes and transposed codes under one scale, in two passes over a source.
+ *
+ * Group scaling [COAT sec. 4.2]: pass 1 finds max|v| where the values are at hand (fused into the kernel that makes them,
+ * or fp8_amax below), pass 2 turns it into the scale, computes the values again and writes the codes. A Source computes
+ * eight neighbours of a row from whatever memory it reads; the passes are the same for all of them.
+ *
+ * Pass 2 moves tiles of 128 rows x 64 columns, 4 x 8 elements a thread: codes leave in rows of 64 bytes, transposed ones
+ * in rows of 128 bytes by way of shared memory. Bytes per element: the source's, 1 for codes, 1 for transposed codes. */
+#pragma once
+#include "kernels/cuda/fp8.cuh"
+
+__host__ __device__ inline float fp8_max(DType d)
+{
+    return d == E4M3 ? FP8_MAX<E4M3> : FP8_MAX<E5M2>;
+}
+
+/* The format, where it is known only when the kernel runs: a branch that all threads take alike. */
+__device__ inline uint2 encode_pack(const float (&x)[8], Divisor by, DType d)
+{
+    return d == E4M3 ? encode_pack<E4M3>(x, by) : encode_pack<E5M2>(x, by);
+}
+
+__device__ inline void decode_pack(float (&x)[8], uint2 codes, float scale, DType d)
+{
+    if (d == E4M3)
+        decode_pack<E4M3>(x, codes, scale);
+    else
+        decode_pack<E5M2>(x, codes, scale);
+}
+
+/* ---- maxima ---------------------------------------------------------------------------------------------------- */
+
+/* A running maximum, 0 so far; good until the next thousand were handed out. */
+float *amax_slot(void);          /* tiles.cu */
+
+/* *amax = max(*amax, m) over the grid: m >= 0, whose bits order like integers, so the result does not depend on the
+ * order. All threads of the block call; `shared` as for block_max. */
+__device__ inline void raise_amax(float *amax, float m, float *shared)
+{
+    m = block_max(m, shared);
+    if (threadIdx.x == 0 && m > *(volatile float *)amax)
+        atomicMax((int *)amax, __float_as_int(m));
+}
+
+/* ---- what is read: eight neighbours of a row, in any format ---------------------------------------------------- */
+
+/* Behind the end of a row: 0. Loads are issued by fetch and used by values, so that a thread can have several under way. */
+template <typename T, bool ALIGNED = true> struct DenseReader {
+    const T *data;
+    int cols;
+    struct Raw { Pack<T> pack; };
+    __device__ Raw fetch(int row, int col) const
+    {
+        return { load_pack<ALIGNED>(data + (size_t)row * cols + col, cols - col) };
+    }
+    __device__ void values(float (&x)[8], const Raw &raw) const
+    {
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            x[i] = raw.pack[i];
+    }
+};
+
+/* FP8 codes with a BF16 scale per 16 elements. */
+struct GroupReader {
+    const uint8_t *data;
+    const uint16_t *scale;
+    DType dtype;
+    int cols;
+    struct Raw { uint2 codes; uint16_t scale; };
+    __device__ Raw fetch(int row, int col) const
+    {
+        const size_t at = (size_t)row * cols + col;
+        if (col >= cols)
+            return { make_uint2(0, 0), 0 };
+        return { *(const uint2 *)(data + at), scale[at / 16] };
+    }
+    __device__ void values(float (&x)[8], const Raw &raw) const
+    {
+        decode_pack(x, raw.codes, bf16_value(raw.scale), dtype);
+    }
+};
+
+/* FP8 codes with one scale. */
+struct TensorReader {
+    const uint8_t *data;
+    const float *scale;
+    DType dtype;
+    int cols;
+    struct Raw { uint2 codes; };
+    __device__ Raw fetch(int row, int col) const
+    {
+        return { col < cols ? *(const uint2 *)(data + (size_t)row * cols + col) : make_uint2(0, 0) };
+    }
+    __device__ void values(float (&x)[8], const Raw &raw) const
+    {
+        decode_pack(x, raw.codes, *scale, dtype);
+    }
+};
+
+/* f(reader of t). */
+template <typename F> static inline void with_reader(Tensor t, F f)
+{
+    if (t.cols % 8)
+        die("%s rows of %d elements; the CUDA back end has FP8 for multiples of 16", format_name(t.format), t.cols);
+    if (t.format.dtype == F32)
+        f(DenseReader<float>{ (const float *)t.data, t.cols });
+    else if (t.format.dtype == BF16)
+        f(DenseReader<bf16>{ (const bf16 *)t.data, t.cols });
+    else if (t.format.group == 16)
+        f(GroupReader{ (const uint8_t *)t.data, (const uint16_t *)t.scale, t.format.dtype, t.cols });
+    else if (t.format.group == 0)
+        f(TensorReader{ (const uint8_t *)t.data, (const float *)t.scale, t.format.dtype, t.cols });
+    else
+        die("%s: the CUDA back end reads FP8 rows with a scale per 16 elements or per tensor", format_name(t.format));
+}
+
+/* ---- what is written ------------------------------------------------------------------------------------------- */
+
+/* A tensor in FP8 groups of 16 elements; no data: nothing is stored. */
+struct GroupOut { uint8_t *data; uint16_t *scale; DType dtype; };
+
+static inline GroupOut group_out(Tensor t)
+{
+    return { (uint8_t *)t.data, (uint16_t *)t.scale, t.format.dtype };
+}
+
+/* Rounds eight values to the group that they share with the neighbour thread, stores them if they lie inside the row, and
+ * returns in v what was stored. All threads of a warp call. */
+__device__ inline void store_group(GroupOut out, size_t at, float (&v)[8], bool inside)
+{
+    float m = pack_abs_max(v);
+    m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
+    const uint16_t scale = fp8_group_scale(m, fp8_max(out.dtype));
+    const uint2 codes = encode_pack(v, make_divisor(bf16_value(scale)), out.dtype);
+    decode_pack(v, codes, bf16_value(scale), out.dtype);
+    if (!inside)
+        return;
+    *(uint2 *)(out.data + at) = codes;
+    if (at % 16 == 0)
+        out.scale[at / 16] = scale;
+}
+
+/* Columns from `first` on of an FP8 tensor with one scale: *scale is set from *amax, or used as it is if there is none. */
+struct TileOut {
+    uint8_t *data, *data_t;     /* either may be NULL */
+    float *scale;
+    const float *amax;
+    DType dtype;
+    int rows, cols, first;
+};
+
+static inline TileOut tile_out(Tensor t, const float *amax, int first)
+{
+    return { (uint8_t *)t.data, (uint8_t *)t.data_t, (float *)t.scale, amax, t.format.dtype, t.rows, t.cols, first };
+}
+
+__device__ inline float tile_scale(const TileOut &out)
+{
+    if (!out.amax)
+        return *out.scale;
+    const float s = fp8_scale(*out.amax, fp8_max(out.dtype));
+    if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
+        *out.scale = s;
+    return s;
+}
+
+/* Dies unless t is dense or an FP8 GEMM operand of this shape: one scale, rows and columns multiples of 16. */
+static inline void check_operand(const char *op, const char *name, Tensor t, int rows, int cols)
+{
+    if (t.rows != rows || t.cols != cols)
+        die("%s: %s is (%d, %d); expected (%d, %d)", op, name, t.rows, t.cols, rows, cols);
+    if (format_is_fp8(t.format) && (t.format.group || !t.scale || rows % 16 || cols % 16))
+        die("%s: %s is %s of (%d, %d); FP8 operands have one scale, and rows and columns in multiples of 16", op, name,
+            format_name(t.format), rows, cols);
+}
+
+/* Dies unless t is FP8 in groups of 16. */
+static inline void check_groups(const char *op, const char *name, Tensor t, int rows, int cols)
+{
+    if (t.rows != rows || t.cols != cols || !format_is_fp8(t.format) || t.format.group != 16 || !t.scale)
+        die("%s: %s is %s of (%d, %d); the CUDA back end saves f32, bf16 or FP8 in groups of 16, here of (%d, %d)", op, name,
+            format_name(t.format), t.rows, t.cols, rows, cols);
+}
+
+/* ---- the passes ------------------------------------------------------------------------------------------------ */
+
+enum { TILE_ROWS = 128, TILE_COLS = 64, TILE_THREADS = 256, AMAX_PACKS = 4 };
+
+/* A Source has: OUTPUTS, the tensors it makes; MEASURED, how many of them count in pass 1; Raw fetch(row, col);
+ * void values(float (&)[OUTPUTS][8], Raw, row, col). */
+
+/* Pass 1: max over all rows x cols elements of the measured outputs. */
+template <class Source> __global__ __launch_bounds__(TILE_THREADS)
+void fp8_amax_kernel(float *amax, Source source, int rows, int cols)
+{
+    __shared__ float shared[32];
+    const int packs = cols / 8, step = gridDim.x * blockDim.x;
+    const int total = rows * packs;             /* at most 2^31: 16 Gi elements */
+    float m = 0;
+    for (int at = blockIdx.x * blockDim.x + threadIdx.x; at < total; at += AMAX_PACKS * step) {
+        typename Source::Raw raw[AMAX_PACKS];
+#pragma unroll
+        for (int k = 0; k < AMAX_PACKS; k++)
+            if (at + k * step < total)
+                raw[k] = source.fetch((at + k * step) / packs, (at + k * step) % packs * 8);
+#pragma unroll
+        for (int k = 0; k < AMAX_PACKS; k++)
+            if (at + k * step < total) {
+                float v[Source::OUTPUTS][8];
+                source.values(v, raw[k], (at + k * step) / packs, (at + k * step) % packs * 8);
+#pragma unroll
+                for (int o = 0; o < Source::MEASURED; o++)
+                    m = fmaxf(m, pack_abs_max(v[o]));
+            }
+    }
+    raise_amax(amax, m, shared);
+}
+
+template <class Source> struct TileOuts { TileOut out[Source::OUTPUTS]; };
+
+/* codes[i]: eight codes of the thread's row i; width: of the source. Stores them as rows and, through t, as columns. */
+__device__ inline void store_tile(const TileOut &out, const uint2 (&codes)[4], int row0, int col0, int width, uint32_t *t)
+{
+    const int cg = threadIdx.x % 8, rg = threadIdx.x / 8, row = row0 + 4 * rg;
+    if (out.data && col0 + 8 * cg < width && row < out.rows)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            *(uint2 *)(out.data + (size_t)(row + i) * out.cols + out.first + col0 + 8 * cg) = codes[i];
+    if (!out.data_t)
+        return;
+    /* the thread's 4 x 8 bytes as eight words, each four rows of a column */
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const uint32_t a = half ? codes[0].y : codes[0].x, b = half ? codes[1].y : codes[1].x;
+        const uint32_t c = half ? codes[2].y : codes[2].x, d = half ? codes[3].y : codes[3].x;
+        const uint32_t ab0 = __byte_perm(a, b, 0x5140), ab1 = __byte_perm(a, b, 0x7362);
+        const uint32_t cd0 = __byte_perm(c, d, 0x5140), cd1 = __byte_perm(c, d, 0x7362);
+        uint32_t *at = t + (8 * cg + 4 * half) * 33 + rg;
+        at[0] = __byte_perm(ab0, cd0, 0x5410);
+        at[33] = __byte_perm(ab0, cd0, 0x7632);
+        at[66] = __byte_perm(ab1, cd1, 0x5410);
+        at[99] = __byte_perm(ab1, cd1, 0x7632);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int p = 0; p < TILE_COLS / 32; p++) {
+        const int c = rg + 32 * p, q = 4 * cg;
+        if (col0 + c < width && row0 + 4 * q < out.rows)
+            *(uint4 *)(out.data_t + (size_t)(out.first + col0 + c) * out.rows + row0 + 4 * q) =
+                make_uint4(t[c * 33 + q], t[c * 33 + q + 1], t[c * 33 + q + 2], t[c * 33 + q + 3]);
+    }
+    __syncthreads();
+}
+
+/* Pass 2. rows and cols: of the source; multiples of 16. */
+template <class Source> __global__ __launch_bounds__(TILE_THREADS)
+void fp8_tile_kernel(TileOuts<Source> outs, Source source, int rows, int cols)
+{
+    __shared__ uint32_t t[TILE_COLS * 33];
+    const int row0 = blockIdx.y * TILE_ROWS, row = row0 + threadIdx.x / 8 * 4;
+    const int col0 = blockIdx.x * TILE_COLS, col = col0 + threadIdx.x % 8 * 8;
+    const bool inside = row < rows && col < cols;
+    typename Source::Raw raw[4];
+    Divisor by[Source::OUTPUTS];
+    uint2 codes[Source::OUTPUTS][4] = {};
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (inside)
+            raw[i] = source.fetch(row + i, col);
+#pragma unroll
+    for (int o = 0; o < Source::OUTPUTS; o++)
+        by[o] = make_divisor(tile_scale(outs.out[o]));
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (inside) {
+            float v[Source::OUTPUTS][8];
+            source.values(v, raw[i], row + i, col);
+#pragma unroll
+            for (int o = 0; o < Source::OUTPUTS; o++)
+                codes[o][i] = encode_pack(v[o], by[o], outs.out[o].dtype);
+        }
+#pragma unroll
+    for (int o = 0; o < Source::OUTPUTS; o++)
+        store_tile(outs.out[o], codes[o], row0, col0, cols, t);
+}
+
+template <class Source> static inline void fp8_amax(float *amax, const Source &source, int rows, int cols)
+{
+    const int needed = (int)ceil_div((size_t)rows * cols, 8 * AMAX_PACKS * TILE_THREADS), most = 8 * device_sm_count();
+    fp8_amax_kernel<<<needed < most ? needed : most, TILE_THREADS, 0, device_stream()>>>(amax, source, rows, cols);
+    LAUNCH_CHECK();
+}
+
+template <class Source>
+static inline void fp8_tiles(const TileOuts<Source> &outs, const Source &source, int rows, int cols)
+{
+    const dim3 grid((unsigned)ceil_div(cols, TILE_COLS), (unsigned)ceil_div(rows, TILE_ROWS));
+    fp8_tile_kernel<<<grid, TILE_THREADS, 0, device_stream()>>>(outs, source, rows, cols);
+    LAUNCH_CHECK();
+}

@@ -1,0 +1,200 @@
+/* What the elementwise and row-wise kernels share: eight consecutive elements at a time, checks, choice of
+ * instantiation.
+ *
+ * A thread's unit of work is a Pack, eight neighbours of a row, whatever the format: one 16-byte access for BF16,
+ * two for F32. Inputs that carry the traffic are template parameters, so that a thread issues all its loads before
+ * it waits for one; outputs and small inputs (norm weights) choose their format by a branch that all threads take
+ * alike. ALIGNED is false where rows do not begin at multiples of 16 bytes; then elements move one by one. */
+#pragma once
+#include <type_traits>
+
+#include "kernels/cuda/cuda.h"
+
+/* ---- packs ------------------------------------------------------------------------------------------------- */
+
+/* Kept as loaded: a BF16 pack takes four registers. The low half of a word is the first of its two elements. */
+template <typename T> struct Pack {
+    uint32_t word[2 * sizeof(T)];
+    __device__ float operator[](int i) const;
+};
+
+template <> __device__ inline float Pack<float>::operator[](int i) const { return __uint_as_float(word[i]); }
+template <> __device__ inline float Pack<bf16>::operator[](int i) const
+{
+    return __uint_as_float(i % 2 ? word[i / 2] & 0xffff0000u : word[i / 2] << 16);
+}
+
+/* NOTE: for rows held over a reduction. Without it the compiler unpacks once and keeps floats, twice the
+ * registers. */
+template <typename T, int K> __device__ inline void keep_packed(Pack<T> (&packs)[K])
+{
+#pragma unroll
+    for (int j = 0; j < K; j++)
+#pragma unroll
+        for (size_t k = 0; k < 2 * sizeof(T); k++)
+            asm volatile("" : "+r"(packs[j].word[k]));
+}
+
+__device__ inline Pack<float> make_pack(const float (&x)[8], float)
+{
+    Pack<float> p;
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        p.word[i] = __float_as_uint(x[i]);
+    return p;
+}
+
+__device__ inline Pack<bf16> make_pack(const float (&x)[8], bf16)
+{
+    Pack<bf16> p;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const __nv_bfloat162 two = __floats2bfloat162_rn(x[2 * i], x[2 * i + 1]);
+        p.word[i] = *reinterpret_cast<const uint32_t *>(&two);
+    }
+    return p;
+}
+
+__device__ inline uint32_t element_bits(const float *p) { return __float_as_uint(*p); }
+__device__ inline uint32_t element_bits(const bf16 *p) { return __bfloat16_as_ushort(*p); }
+
+/* Elements p[0 .. left), at most eight; the others are 0. If ALIGNED, left is not between 1 and 7. */
+template <bool ALIGNED, typename T> __device__ inline Pack<T> load_pack(const T *p, int left)
+{
+    Pack<T> pack = {};
+    if (ALIGNED) {
+        if (left > 0)
+#pragma unroll
+            for (size_t k = 0; k < sizeof(T) / 2; k++) {
+                const uint4 v = reinterpret_cast<const uint4 *>(p)[k];
+                pack.word[4 * k] = v.x, pack.word[4 * k + 1] = v.y;
+                pack.word[4 * k + 2] = v.z, pack.word[4 * k + 3] = v.w;
+            }
+    } else
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            if (i < left)
+                pack.word[i * sizeof(T) / 4] |= element_bits(p + i) << (sizeof(T) == 2 && i % 2 ? 16 : 0);
+    return pack;
+}
+
+template <bool ALIGNED, typename T> __device__ inline void store_pack(T *p, const float (&x)[8], int left)
+{
+    if (ALIGNED) {
+        const Pack<T> pack = make_pack(x, T());
+        if (left > 0)
+#pragma unroll
+            for (size_t k = 0; k < sizeof(T) / 2; k++)
+                reinterpret_cast<uint4 *>(p)[k] =
+                    make_uint4(pack.word[4 * k], pack.word[4 * k + 1], pack.word[4 * k + 2], pack.word[4 * k + 3]);
+    } else
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            if (i < left)
+                p[i] = from_float<T>(x[i]);
+}
+
+/* ---- F32 or BF16, known when the kernel runs ----------------------------------------------------------------- */
+
+struct AnyIn  { const void *data; bool is_f32; };
+struct AnyOut { void *data; bool is_f32; };
+
+static inline AnyIn  any_in (Tensor t) { return { t.data, t.format.dtype == F32 }; }
+static inline AnyOut any_out(Tensor t) { return { t.data, t.format.dtype == F32 }; }
+
+template <bool ALIGNED> __device__ inline void load_any(float (&x)[8], AnyIn in, size_t at, int left)
+{
+    if (in.is_f32) {
+        const Pack<float> p = load_pack<ALIGNED>((const float *)in.data + at, left);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            x[i] = p[i];
+    } else {
+        const Pack<bf16> p = load_pack<ALIGNED>((const bf16 *)in.data + at, left);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            x[i] = p[i];
+    }
+}
+
+template <bool ALIGNED> __device__ inline void store_any(AnyOut out, size_t at, const float (&x)[8], int left)
+{
+    if (out.is_f32)
+        store_pack<ALIGNED>((float *)out.data + at, x, left);
+    else
+        store_pack<ALIGNED>((bf16 *)out.data + at, x, left);
+}
+
+__device__ inline float round_as(AnyOut out, float x)
+{
+    return out.is_f32 ? x : to_float(from_float<bf16>(x));
+}
+
+/* ---- reductions ---------------------------------------------------------------------------------------------- */
+
+/* K sums over the block at once; as block_sum of cuda.h, with 32 K floats of shared memory. */
+template <int K> __device__ inline void block_sums(float (&x)[K], float *shared)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+        x[k] = warp_sum(x[k]);
+        if (lane == 0)
+            shared[32 * k + warp] = x[k];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < K; k++)
+        x[k] = warp_sum(lane < warps ? shared[32 * k + lane] : 0.0f);
+    __syncthreads();
+}
+
+/* sum.cols columns: sum[c] += partial[0][c] + partial[1][c] + ... (rows rows, `stride` floats apart), in F64. */
+void add_column_sums(Tensor sum, const float *partial, int rows, size_t stride);        /* reduce.cu */
+
+/* ---- launches ------------------------------------------------------------------------------------------------ */
+
+/* Threads of a block that moves `packs` packs with `each` per thread. */
+static inline int block_threads(int packs, int each, int most)
+{
+    int threads = (int)ceil_div(ceil_div(packs, each), 32) * 32;
+    return threads < most ? threads : most;
+}
+
+/* True if rows of t (of width cols) can move 16 bytes at a time. No tensor: true. */
+static inline bool is_aligned(Tensor t, int cols)
+{
+    return !t.data || (cols % 8 == 0 && (uintptr_t)t.data % 16 == 0);
+}
+
+/* f(pointer to t's elements), F32 or BF16. */
+template <typename F> static inline void with_type(Tensor t, F f)
+{
+    if (t.format.dtype == F32)
+        f((float *)t.data);
+    else
+        f((bf16 *)t.data);
+}
+
+/* f(std::true_type) or f(std::false_type). */
+template <typename F> static inline void with_bool(bool b, F f)
+{
+    if (b)
+        f(std::true_type());
+    else
+        f(std::false_type());
+}
+
+/* ---- checks -------------------------------------------------------------------------------------------------- */
+
+/* Dies unless t exists, is F32 or BF16 and has this shape. */
+static inline void check_dense(const char *op, const char *name, Tensor t, int rows, int cols)
+{
+    check_tensor(op, name, t, rows, cols);
+    if (format_is_fp8(t.format))
+        die("%s: %s is %s; the CUDA back end has f32 and bf16 here", op, name, format_name(t.format));
+}
+
+#define CHECK_DENSE(t, rows, cols) check_dense(__func__, #t, t, rows, cols)
+#define CHECK_DENSE_OPTIONAL(t, rows, cols) \
+    do { if ((t).data) check_dense(__func__, #t, t, rows, cols); } while (0)

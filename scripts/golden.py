@@ -1,0 +1,139 @@
+#!/usr/bin/env python3
+"""Reference results of small random models, computed by Hugging Face transformers.
+
+    python3 scripts/golden.py [folder]        # default: tests/golden
+
+For each architecture it makes a seeded model, saves it with save_pretrained into folder/<name>/, and records in
+folder/<name>/golden.safetensors what float32 on a CPU gives:
+    tokens, targets (B, T)   one batch; a target below 0 is masked
+    logits (B, T, vocab)
+    loss ()                  mean cross entropy over the unmasked targets
+    grad.<tensor>            its gradient
+    losses (8)               of 8 AdamW steps on the same batch, each before its update
+    adamw (5)                lr, beta1, beta2, eps, weight decay of those steps; gradients are clipped to norm 1
+tests/test_parity.c compares. Needs torch and transformers.
+"""
+import os
+import sys
+
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, LlamaConfig, Olmo2Config, OlmoConfig
+
+B, T, STEPS = 2, 16, 8
+LR, BETA1, BETA2, EPS, DECAY, CLIP = 1e-2, 0.9, 0.95, 1e-5, 0.1, 1.0
+
+# no pad token: torch gives its row of the embedding no gradient
+COMMON = dict(num_hidden_layers=2, max_position_embeddings=64, vocab_size=99, initializer_range=0.02,
+              attention_dropout=0.0, bos_token_id=None, eos_token_id=0, pad_token_id=None)
+
+MODELS = {
+    # Llama-2: full multi-head attention, untied head
+    "llama": LlamaConfig(hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=4,
+                         rms_norm_eps=1e-5, tie_word_embeddings=False,
+                         rope_parameters={"rope_type": "default", "rope_theta": 10000.0}, **COMMON),
+    # Llama-3.2: grouped queries, tied head, scaled rotary frequencies. Of the 8 wavelengths one is kept (< 32/4),
+    # one interpolated, and six (> 32/1) divided by the factor.
+    "llama-gqa-tied": LlamaConfig(hidden_size=64, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2,
+                                  rms_norm_eps=1e-5, tie_word_embeddings=True,
+                                  rope_parameters={"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0,
+                                                   "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                                                   "original_max_position_embeddings": 32}, **COMMON),
+    # heads wider together than the model
+    "llama-head-dim": LlamaConfig(hidden_size=32, intermediate_size=64, num_attention_heads=4, num_key_value_heads=2,
+                                  head_dim=16, rms_norm_eps=1e-6, tie_word_embeddings=False,
+                                  rope_parameters={"rope_type": "default", "rope_theta": 500000.0}, **COMMON),
+    # OLMo-1: LayerNorm without weights, q, k and v clamped, tied head
+    "olmo": OlmoConfig(hidden_size=32, intermediate_size=64, num_attention_heads=4, num_key_value_heads=4,
+                       clip_qkv=1.0, tie_word_embeddings=True,
+                       rope_parameters={"rope_type": "default", "rope_theta": 10000.0}, **COMMON),
+    # OLMo-2: norms of the branch outputs, of q and of k, grouped queries; saved as several files with an index
+    "olmo2": Olmo2Config(hidden_size=48, intermediate_size=64, num_attention_heads=6, num_key_value_heads=2,
+                         rms_norm_eps=1e-6, tie_word_embeddings=False,
+                         rope_parameters={"rope_type": "default", "rope_theta": 500000.0}, **COMMON),
+}
+
+
+def randomize(model, generator):
+    """Weights that make every part of the model matter: unit-scale projections, norm weights that differ from 1."""
+    with torch.no_grad():
+        for p in model.parameters():
+            noise = torch.randn(p.shape, generator=generator)
+            p.copy_(1 + 0.2 * noise if p.dim() == 1 else noise / p.shape[1] ** 0.5)
+
+
+def check_clipping(model, tokens, limit):
+    """A clamp that never acts would prove nothing."""
+    seen = []
+    record = lambda module, args, y: seen.append((y.abs() > limit).float().mean())
+    hooks = [layer.self_attn.q_proj.register_forward_hook(record) for layer in model.model.layers]
+    with torch.no_grad():
+        model(tokens)
+    for hook in hooks:
+        hook.remove()
+    share = torch.stack(seen).mean().item()
+    assert 0.1 < share < 0.9, f"{share:.2f} of q is clipped"
+
+
+def mean_loss(logits, targets):
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-100)
+
+
+def parameter_groups(model):
+    """OLMo's groups: norms and the embedding are not decayed."""
+    decay = [p for n, p in model.named_parameters() if p.dim() == 2 and "embed_tokens" not in n]
+    rest = [p for n, p in model.named_parameters() if p.dim() == 1 or "embed_tokens" in n]
+    return [{"params": decay, "weight_decay": DECAY}, {"params": rest, "weight_decay": 0.0}]
+
+
+def train(model, tokens, targets):
+    optimizer = torch.optim.AdamW(parameter_groups(model), lr=LR, betas=(BETA1, BETA2), eps=EPS, foreach=False)
+    losses = []
+    for _ in range(STEPS):
+        loss = mean_loss(model(tokens).logits, targets)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP, foreach=False)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def make(name, config, folder, seed):
+    generator = torch.Generator().manual_seed(seed)
+    config._attn_implementation = "eager"
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    randomize(model, generator)
+    model.save_pretrained(folder, max_shard_size="100KB" if name == "olmo2" else "5GB")
+
+    tokens = torch.randint(0, config.vocab_size, (B, T), generator=generator)
+    targets = torch.full_like(tokens, -100)
+    targets[:, :-1] = tokens[:, 1:]
+    targets[1, 5] = -100
+    if getattr(config, "clip_qkv", None):
+        check_clipping(model, tokens, config.clip_qkv)
+
+    logits = model(tokens).logits
+    loss = mean_loss(logits, targets)
+    loss.backward()
+    golden = {"tokens": tokens.int(), "targets": targets.int(), "logits": logits.detach(), "loss": loss.detach()}
+    golden |= {"grad." + n: p.grad.clone() for n, p in model.named_parameters()}
+    golden["losses"] = torch.tensor(train(model, tokens, targets))
+    golden["adamw"] = torch.tensor([LR, BETA1, BETA2, EPS, DECAY])
+    save_file({n: t.contiguous() for n, t in golden.items()}, os.path.join(folder, "golden.safetensors"))
+    print(f"{name}: loss {loss.item():.4f}, max |logit| {logits.abs().max().item():.2f},",
+          "losses", *(f"{x:.3f}" for x in golden["losses"]))
+
+
+def main():
+    root = sys.argv[1] if len(sys.argv) > 1 else os.path.join(os.path.dirname(__file__), "..", "tests", "golden")
+    torch.use_deterministic_algorithms(True)
+    torch.set_num_threads(1)
+    for seed, (name, config) in enumerate(MODELS.items()):
+        folder = os.path.join(root, name)
+        os.makedirs(folder, exist_ok=True)
+        make(name, config, folder, seed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,331 @@
+/* Times every operation at the shapes of a Llama block: bench_kernels [Llama-2-7B | Llama-3-8B].
+ *
+ * A row shows the median of RUNS runs and what each must move or compute. Elementwise operations are judged by a
+ * device copy measured in the same run (bytes read + written), GEMMs and attention by the data sheet. Everything is
+ * larger than the L2 cache. On a CPU the shape shrinks to a few tokens: that shows only that every operation runs. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/device.h"
+#include "kernels/kernels.h"
+#include "kernels/random.h"
+
+enum { WARM_UP = 6, RUNS = 20, MAX_TENSORS = 64 };
+
+typedef struct { const char *name; int B, T, C, H, K, D, F, V, chunk; long params; } Model;
+static Model models[] = {       /* params: of one block; chunk: rows of logits */
+    { "Llama-2-7B", 8, 2048, 4096, 32, 32, 128, 11008, 32000, 4096, 202383360 },
+    { "Llama-3-8B", 2, 8192, 4096, 32, 8, 128, 14336, 128256, 2048, 218112000 },
+};
+
+static const Format F32_ = { F32, 0 }, BF16_ = { BF16, 0 }, E4M3_ = { E4M3, 0 }, E4M3_16 = { E4M3, 16 };
+static const Tensor NONE = { 0 };
+
+/* ---- memory --------------------------------------------------------------------------------------------------- */
+
+static void *held[MAX_TENSORS];
+static int num_held;
+
+static void *hold(size_t bytes)
+{
+    if (num_held == MAX_TENSORS)
+        exit(fprintf(stderr, "bench_kernels: more than %d tensors\n", MAX_TENSORS));
+    return held[num_held++] = device_alloc(bytes);
+}
+
+static void release(void)
+{
+    device_sync();
+    while (num_held > 0)
+        device_free(held[--num_held]);
+}
+
+static Tensor make(Format f, int rows, int cols)
+{
+    Tensor t = { .format = f, .rows = rows, .cols = cols };
+    t.data = hold(tensor_numel(t) * dtype_size(f.dtype));
+    if (format_is_fp8(f))
+        t.scale = hold(f.group ? 2 * tensor_numel(t) / (size_t)f.group : 16);
+    return t;
+}
+
+static Tensor make_normal(Format f, int rows, int cols, float std)
+{
+    static uint64_t seed;
+    Tensor t = make(f, rows, cols);
+    init_normal(t, std, 0, ++seed, 0);
+    return t;
+}
+
+/* ---- time ----------------------------------------------------------------------------------------------------- */
+
+static DeviceMark *marks[RUNS + 1];
+static double copy_rate;            /* bytes/s */
+
+static int compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median_ms(void)
+{
+    double ms[RUNS];
+    for (int i = 0; i < RUNS; i++)
+        ms[i] = device_elapsed(marks[i], marks[i + 1]);
+    qsort(ms, RUNS, sizeof *ms, compare);
+    return (ms[RUNS / 2 - 1] + ms[RUNS / 2]) / 2;
+}
+
+/* unit: GB or TFLOP; scale: 1e9 or 1e12; reference: what counts as 100 %, per second. */
+static void print_row(const char *name, double ms, double amount, const char *unit, double scale, double reference)
+{
+    char percent[16] = "";
+    if (reference > 0)
+        snprintf(percent, sizeof percent, "%.1f %%", 100 * amount / (1e-3 * ms) / reference);
+    printf("%-42s %9.3f ms %8.3f %-5s %7.0f %s/s %*s\n", name, ms, amount / scale, unit,
+           amount / (1e-3 * ms) / scale, unit, 15 - (int)strlen(unit), percent);
+    fflush(stdout);
+}
+
+static void report_bytes(const char *name, double bytes)
+{
+    double ms = median_ms();
+    if (copy_rate == 0)
+        copy_rate = bytes / (1e-3 * ms);
+    print_row(name, ms, bytes, "GB", 1e9, copy_rate);
+}
+
+static void report_flops(const char *name, double flops)
+{
+    print_row(name, median_ms(), flops, "TFLOP", 1e12, device_peak_flops(BF16));
+}
+
+/* Runs `call` and reports as report_bytes or report_flops(name, amount). */
+#define TIME(report, name, amount, call)                            \
+    do {                                                            \
+        for (int run_ = 0; run_ < WARM_UP; run_++)                  \
+            call;                                                   \
+        for (int run_ = 0; run_ < RUNS; run_++) {                   \
+            marks[run_] = device_mark(marks[run_]);                 \
+            call;                                                   \
+        }                                                           \
+        marks[RUNS] = device_mark(marks[RUNS]);                     \
+        report(name, amount);                                       \
+    } while (0)
+
+#define TIME_BYTES(name, bytes, call) TIME(report_bytes, name, bytes, call)
+#define TIME_FLOPS(name, flops, call) TIME(report_flops, name, flops, call)
+
+/* ---- elementwise ---------------------------------------------------------------------------------------------- */
+
+static void bench_formats(const Model *m)
+{
+    const int N = m->B * m->T, C = m->C;
+    Tensor x = make_normal(BF16_, N, C, 1), y = make(BF16_, N, C), z = make_normal(F32_, N, C, 1);
+    Tensor groups = make(E4M3_16, N, C), codes = make(E4M3_, N, C), both = make(E4M3_, N, C);
+    const double n = (double)N * C;
+    both.data_t = hold((size_t)N * (size_t)C);
+    TIME_BYTES("device copy", 4 * n, device_copy(y.data, x.data, tensor_bytes(x)));
+    TIME_BYTES("quantize f32 -> bf16", 6 * n, quantize(y, z));
+    TIME_BYTES("quantize bf16 -> f32", 6 * n, quantize(z, x));
+    TIME_BYTES("quantize bf16 -> e4m3/16", 3.125 * n, quantize(groups, x));
+    TIME_BYTES("quantize e4m3/16 -> bf16", 3.125 * n, quantize(y, groups));
+    TIME_BYTES("quantize bf16 -> e4m3", 5 * n, quantize(codes, x));
+    TIME_BYTES("quantize bf16 -> e4m3 and transposed", 6 * n, quantize(both, x));
+    TIME_BYTES("sum_squares bf16", 2 * n, sum_squares(z.data, x));
+    TIME_BYTES("sum_squares f32", 4 * n, sum_squares(y.data, z));
+    release();
+}
+
+static void bench_norm(const Model *m)
+{
+    const int N = m->B * m->T, C = m->C;
+    const double n = (double)N * C;
+    const Norm rms = { RMS_NORM, 1e-5f }, layer = { LAYER_NORM, 1e-5f };
+    Tensor x = make_normal(BF16_, N, C, 1), y = make(BF16_, N, C), dx = make_normal(BF16_, N, C, 1);
+    Tensor w = make_normal(BF16_, 1, C, 1), dw = make(BF16_, 1, C), stats = make(F32_, N, 2);
+    TIME_BYTES("norm_forward", 4 * n, norm_forward(y, x, stats.data, x, w, NONE, rms));
+    TIME_BYTES("norm_forward, residual", 6 * n, norm_forward(y, x, stats.data, x, w, dx, rms));
+    TIME_BYTES("norm_backward, dx +=", 8 * n, norm_backward(dx, dw, y, x, stats.data, w, rms, true));
+    TIME_BYTES("norm_backward", 6 * n, norm_backward(dx, dw, y, x, stats.data, w, rms, false));
+    TIME_BYTES("norm_forward, LayerNorm, no weight", 4 * n, norm_forward(y, x, stats.data, x, NONE, NONE, layer));
+    TIME_BYTES("norm_backward, LayerNorm, no weight, dx +=", 8 * n,
+               norm_backward(dx, NONE, y, x, stats.data, NONE, layer, true));
+    release();
+}
+
+static Attention attention_of(const Model *m)
+{
+    const int pairs = m->D / 2;
+    Attention a = { .B = m->B, .T = m->T, .H = m->H, .K = m->K, .D = m->D, .scale = (float)(1 / sqrt(m->D)),
+                    .norm = { RMS_NORM, 1e-6f } };
+    size_t bytes = (size_t)m->T * (size_t)m->D * sizeof(float);
+    float *table = malloc(bytes), *rope = hold(bytes);
+    for (int t = 0; t < m->T; t++)
+        for (int i = 0; i < pairs; i++) {
+            double angle = t * pow(10000, -(double)i / pairs);
+            table[2 * (t * pairs + i)] = (float)cos(angle);
+            table[2 * (t * pairs + i) + 1] = (float)sin(angle);
+        }
+    device_put(rope, table, bytes);
+    free(table);
+    a.rope = rope;
+    return a;
+}
+
+static void bench_rope(const Model *m)
+{
+    const int N = m->B * m->T, S = (m->H + 2 * m->K) * m->D, q = m->H * m->D, k = m->K * m->D;
+    const double n = (double)N * S, turned = (double)N * (q + k);
+    Attention a = attention_of(m), clipped = a;
+    clipped.clip = 8;
+    Tensor x = make_normal(BF16_, N, S, 1), y = make_normal(BF16_, N, S, 1), stats = make(F32_, N, 2);
+    Tensor qw = make_normal(BF16_, 1, q, 1), kw = make_normal(BF16_, 1, k, 1);
+    Tensor dqw = make(F32_, 1, q), dkw = make(F32_, 1, k);
+    TIME_BYTES("rope_forward in place", 4 * turned, rope_forward(y, NULL, y, NONE, NONE, a));
+    TIME_BYTES("rope_backward in place", 4 * turned, rope_backward(y, NONE, NONE, y, x, NULL, NONE, NONE, a));
+    TIME_BYTES("rope_forward, clip", 4 * n, rope_forward(y, NULL, x, NONE, NONE, clipped));
+    TIME_BYTES("rope_backward, clip", 6 * n, rope_backward(y, NONE, NONE, y, x, NULL, NONE, NONE, clipped));
+    TIME_BYTES("rope_forward, QK-norm", 4 * n, rope_forward(y, stats.data, x, qw, kw, a));
+    TIME_BYTES("rope_backward, QK-norm", 6 * turned, rope_backward(y, dqw, dkw, y, x, stats.data, qw, kw, a));
+    release();
+}
+
+static void bench_swiglu(const Model *m)
+{
+    const int N = m->B * m->T;
+    const double n = (double)N * m->F;
+    Tensor wide = make_normal(BF16_, N, 2 * m->F, 1), dwide = make(BF16_, N, 2 * m->F);
+    Tensor act = make(BF16_, N, m->F), dact = make_normal(BF16_, N, m->F, 1);
+    TIME_BYTES("swiglu_forward", 6 * n, swiglu_forward(act, wide));
+    TIME_BYTES("swiglu_backward", 10 * n, swiglu_backward(dwide, NONE, dact, wide));
+    TIME_BYTES("swiglu_backward, act again", 12 * n, swiglu_backward(dwide, act, dact, wide));
+    release();
+}
+
+static void bench_embedding(const Model *m)
+{
+    const int N = m->B * m->T;
+    const double row = m->C, n = (double)N * row;
+    int *token = malloc(sizeof *token * (size_t)N), distinct = 0, *tokens = hold(sizeof *token * (size_t)N);
+    char *seen = calloc((size_t)m->V, 1);
+    for (int i = 0; i < N; i++) {       /* uneven, as words are: half of the tokens from an eighth of the table */
+        double u = (double)(random_bits(1, (uint64_t)i) >> 11) * 0x1p-53;
+        token[i] = (int)(m->V * u * u * u);
+        distinct += !seen[token[i]];
+        seen[token[i]] = 1;
+    }
+    device_put(tokens, token, sizeof *token * (size_t)N);
+    free(token);
+    free(seen);
+    Tensor w = make_normal(BF16_, m->V, m->C, 1), y = make(BF16_, N, m->C), dw = make(BF16_, m->V, m->C);
+    TIME_BYTES("embedding_forward", 2 * n + 2 * distinct * row, embedding_forward(y, tokens, w));
+    TIME_BYTES("embedding_backward", 2 * n + 4 * distinct * row, embedding_backward(dw, tokens, y));
+    release();
+}
+
+/* Every run reads what the run before left, gradients of gradients in the end: what the values are does not
+ * matter. */
+static void bench_loss(const Model *m)
+{
+    const double n = (double)m->chunk * m->V;
+    int *target = malloc(sizeof *target * (size_t)m->chunk), *targets = hold(sizeof *target * (size_t)m->chunk);
+    for (int i = 0; i < m->chunk; i++)
+        target[i] = (int)(random_bits(2, (uint64_t)i) % (uint64_t)m->V);
+    device_put(targets, target, sizeof *target * (size_t)m->chunk);
+    free(target);
+    Tensor logits = make_normal(BF16_, m->chunk, m->V, 1), losses = make(F32_, 2, m->chunk);
+    float *loss = losses.data;
+    TIME_BYTES("cross_entropy, loss only", 2 * n,
+               cross_entropy(logits, loss, loss + m->chunk, targets, m->V, 1, 1e-4f, false));
+    TIME_BYTES("cross_entropy", 4 * n, cross_entropy(logits, loss, loss + m->chunk, targets, m->V, 1, 1e-4f, true));
+    release();
+}
+
+static void bench_adamw(const Model *m)
+{
+    const int n = (int)m->params;
+    const AdamW a = { .lr = 1e-4f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f,
+                      .correction1 = 0.1f, .correction2 = 0.05f, .grad_scale = 1, .seed = 1 };
+    Tensor grad = make_normal(BF16_, 1, n, 1e-3f), w = make_normal(BF16_, 1, n, 0.02f), mean = make(BF16_, 1, n);
+    Tensor square = make(BF16_, 1, n), w32 = make_normal(F32_, 1, n, 0.02f), mean32 = make(F32_, 1, n);
+    Tensor square32 = make(F32_, 1, n);
+    TIME_BYTES("adamw, bf16 weights and moments", 14.0 * n, adamw(w, mean, square, grad, a, 0));
+    TIME_BYTES("adamw, bf16 weights, f32 moments", 22.0 * n, adamw(w, mean32, square32, grad, a, 0));
+    TIME_BYTES("adamw, f32 weights and moments", 26.0 * n, adamw(w32, mean32, square32, grad, a, 0));
+    release();
+}
+
+/* ---- GEMMs and attention -------------------------------------------------------------------------------------- */
+
+static void bench_linear(const char *name, int N, int O, int C)
+{
+    char label[64];
+    const double flops = 2.0 * N * O * C;
+    Tensor x = make_normal(BF16_, N, C, 1), w = make_normal(BF16_, O, C, 0.02f), y = make_normal(BF16_, N, O, 1);
+    Tensor dx = make(BF16_, N, C), dw = make(BF16_, O, C);
+    snprintf(label, sizeof label, "matmul    %s (%d,%d)", name, O, C);
+    TIME_FLOPS(label, flops, matmul(y, x, w, NONE));
+    snprintf(label, sizeof label, "matmul_dx %s (%d,%d)", name, O, C);
+    TIME_FLOPS(label, flops, matmul_dx(dx, y, w, false));
+    snprintf(label, sizeof label, "matmul_dw %s (%d,%d)", name, O, C);
+    TIME_FLOPS(label, flops, matmul_dw(dw, y, x));
+    release();
+}
+
+/* Of the T x T scores the causal half is counted. */
+static void bench_attention(const Model *m)
+{
+    const int N = m->B * m->T, S = (m->H + 2 * m->K) * m->D, q = m->H * m->D;
+    const double flops = 2.0 * m->B * m->H * m->T * m->T * m->D;
+    const Attention a = attention_of(m);
+    const Documents whole = { 0 };
+    Tensor qkv = make_normal(BF16_, N, S, 1), dqkv = make(BF16_, N, S);
+    Tensor y = make(BF16_, N, q), dy = make_normal(BF16_, N, q, 1);
+    float *lse = hold((size_t)N * (size_t)m->H * sizeof *lse);
+    TIME_FLOPS("attention_forward", flops, attention_forward(y, lse, qkv, a, whole));
+    TIME_FLOPS("attention_backward", 2.5 * flops, attention_backward(dqkv, dy, qkv, y, lse, a, whole));
+    release();
+}
+
+/* Few enough numbers for one core and a second or two. */
+static void shrink(Model *m)
+{
+    *m = (Model){ m->name, 1, 16, 128, 4, 4 / (m->H / m->K), 32, 352, 1024, 16, 100000 };
+}
+
+static Model *choose(int argc, char **argv)
+{
+    for (size_t i = 0; i < sizeof models / sizeof models[0]; i++)
+        if (argc == 1 || (argc == 2 && strcmp(argv[1], models[i].name) == 0))
+            return &models[i];
+    fprintf(stderr, "usage: bench_kernels [Llama-2-7B | Llama-3-8B]\n");
+    exit(2);
+}
+
+int main(int argc, char **argv)
+{
+    Model *m = choose(argc, argv);
+    device_init(0);
+    if (strcmp(device_name(), "cpu") == 0)
+        shrink(m);
+    printf("%s on %s: %d x %d tokens, C %d, H %d, K %d, F %d, V %d\nmedian of %d runs; %% of the device copy or of the "
+           "data sheet\n", m->name, device_name(), m->B, m->T, m->C, m->H, m->K, m->F, m->V, RUNS);
+    bench_formats(m);
+    bench_norm(m);
+    bench_rope(m);
+    bench_swiglu(m);
+    bench_embedding(m);
+    bench_loss(m);
+    bench_adamw(m);
+    const int N = m->B * m->T, q = m->H * m->D, S = (m->H + 2 * m->K) * m->D;
+    bench_linear("qkv", N, S, m->C);
+    bench_linear("out", N, m->C, q);
+    bench_linear("gate_up", N, 2 * m->F, m->C);
+    bench_linear("down", N, m->C, m->F);
+    bench_linear("head", m->chunk, m->V, m->C);
+    bench_attention(m);
+    return 0;
+}

@@ -1,0 +1,36 @@
+/* Bytes that depend on (seed, their number) alone: any run of them can be made and checked on its own. */
+#pragma once
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/device.h"
+#include "kernels/random.h"
+
+static inline unsigned char pattern_byte(uint64_t seed, size_t i)
+{
+    return (unsigned char)(random_bits(seed, i / 8) >> i % 8 * 8);
+}
+
+/* Device bytes [0, n) become the pattern's bytes from `first` on. */
+static inline void pattern_put(void *device, uint64_t seed, size_t first, size_t n)
+{
+    unsigned char *host = malloc(n + 1);
+    for (size_t i = 0; i < n; i++)
+        host[i] = pattern_byte(seed, first + i);
+    if (n)
+        device_put(device, host, n);
+    free(host);
+}
+
+/* The first of the device bytes [0, n) that is not the pattern's byte from `first` on; n if there is none. */
+static inline size_t pattern_check(const void *device, uint64_t seed, size_t first, size_t n)
+{
+    unsigned char *host = malloc(n + 1);
+    size_t i = 0;
+    if (n)
+        device_get(host, device, n);
+    while (i < n && host[i] == pattern_byte(seed, first + i))
+        i++;
+    free(host);
+    return i;
+}

@@ -1,0 +1,114 @@
+/* What the tests of checkpoints share: runs with weights and moments but no activations, in folders of their own. */
+#pragma once
+#include <sys/stat.h>
+
+#include "model/checkpoint.h"
+#include "model/error.h"
+#include "tests/kit.h"
+#include "tests/models.h"
+
+static char root[] = "/tmp/coat-checkpoint-XXXXXX";
+static int num_folders;
+
+/* Paths and texts for the length of a test. */
+static inline const char *text(const char *format, ...)
+{
+    static char buffer[8][4096];
+    static unsigned next;
+    char *s = buffer[next++ % 8];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(s, sizeof buffer[0], format, args);
+    va_end(args);
+    return s;
+}
+
+static inline void shell(const char *command)
+{
+    if (system(command) != 0)
+        fail_msg("%s failed", command);
+}
+
+static inline bool exists(const char *path)
+{
+    struct stat status;
+    return lstat(path, &status) == 0;
+}
+
+/* ---- runs ------------------------------------------------------------------------------------------------- */
+
+typedef struct { Config config; Fsdp fsdp; void *memory; } Run;
+
+static inline void open_run(Run *r, const ModelConfig *m, Format master, Format m1, Format m2)
+{
+    *r = (Run){ 0 };
+    model_config(&r->config, m, "bf16", 1);
+    r->config.recipe.master = master;
+    r->config.recipe.moment1 = m1;
+    r->config.recipe.moment2 = m2;
+    r->config.save_num_checkpoints_to_keep = -1;
+    r->config.text = "run_name: test\n";
+    r->config.save_folder = keep(256);
+    snprintf(r->config.save_folder, 256, "%s/run%d", root, num_folders++);
+    mkdir(r->config.save_folder, 0777);
+    Arena arena = { 0 };
+    fsdp_plan(&r->fsdp, &arena, &r->config.model, &r->config.recipe, 1, 0);
+    arena.base = r->memory = device_alloc(arena.used);
+    arena.used = 0;
+    fsdp_plan(&r->fsdp, &arena, &r->config.model, &r->config.recipe, 1, 0);
+}
+
+static inline void open_small(Run *r)
+{
+    ModelConfig m = architecture(LLAMA);
+    open_run(r, &m, (Format){ F32, 0 }, (Format){ F32, 0 }, (Format){ F32, 0 });
+    fsdp_init(&r->fsdp, &r->config.model, 3);
+}
+
+static inline void close_run(Run *r)
+{
+    device_free(r->memory);
+    fsdp_free(&r->fsdp);
+}
+
+static inline TrainState state_of(long step)
+{
+    return (TrainState){ .step = step, .tokens = 123456789012345, .skipped = 3, .loader = { 7, 98765 },
+                         .fingerprint = 0xfedcba9876543210 };
+}
+
+static inline void save(Run *r, long step)
+{
+    TrainState s = state_of(step);
+    checkpoint_save(&r->config, &r->fsdp, &s);
+}
+
+static inline void load(Run *r, const char *folder)
+{
+    TrainState s;
+    checkpoint_load(folder, &r->config, &r->fsdp, &s, true);
+}
+
+static inline const char *step_folder(const Run *r, long step)
+{
+    return text("%s/step%ld", r->config.save_folder, step);
+}
+
+/* A child process of fork() has no GPU; what is tested with one is host code, the same with either back end. */
+static inline void needs_fork(void)
+{
+    if (!on_cpu())
+        skip();
+}
+
+static inline int make_root(void **state)
+{
+    (void)state;
+    return mkdtemp(root) ? 0 : -1;
+}
+
+static inline int remove_root(void **state)
+{
+    (void)state;
+    return system(text("rm -r %s", root));
+}

@@ -1,0 +1,398 @@
+/* What is in a checkpoint: bit-exact round trips, files that keep to the safetensors and Hugging Face formats,
+ * types that are converted, and models that do not fit. */
+#include "model/hf.h"
+#include "model/safetensors.h"
+#include "tests/pattern.h"
+#include "tests/saved.h"
+
+static const Format f32 = { F32, 0 }, bf16 = { BF16, 0 }, e4m3 = { E4M3, 128 }, e5m2 = { E5M2, 128 };
+
+/* ---- round trips ------------------------------------------------------------------------------------------ */
+
+static void fill_state(Run *r)
+{
+    for (int u = 0; u < r->fsdp.num_units; u++) {
+        const Tensor t[] = { r->fsdp.shard[u].master, r->fsdp.shard[u].m, r->fsdp.shard[u].v };
+        for (int i = 0; i < 3; i++) {
+            size_t n = tensor_numel(t[i]), bytes = n * dtype_size(t[i].format.dtype);
+            pattern_put(t[i].data, (uint64_t)(u * 8 + i), 0, bytes);
+            if (t[i].scale)
+                pattern_put(t[i].scale, (uint64_t)(u * 8 + i + 4), 0, tensor_bytes(t[i]) - bytes);
+        }
+    }
+}
+
+static void check_range(const char *name, const Tensor t, uint64_t seed, size_t first, size_t n)
+{
+    size_t size = dtype_size(t.format.dtype);
+    assert_int_equal(pattern_check((char *)t.data + first * size, seed, first * size, n * size), n * size);
+    if (!t.scale)
+        return;
+    size_t group = (size_t)t.format.group, bytes = 2 * (size_t)tensor_scales_per_group(t.format);
+    size_t from = first / group * bytes, to = (first + n + group - 1) / group * bytes;
+    if (pattern_check((char *)t.scale + from, seed + 4, from, to - from) != to - from)
+        fail_msg("%s: scales differ", name);
+}
+
+/* All that Hugging Face knows is as it was; what it does not know, padding, is 0 in the weights. */
+static void check_state(const Run *r)
+{
+    for (int u = 0; u < r->fsdp.num_units; u++) {
+        const Shard *s = &r->fsdp.shard[u];
+        const Tensor t[] = { s->master, s->m, s->v };
+        HfTensor tensor[HF_TENSORS];
+        int count = hf_tensors(tensor, &r->config.model, &r->fsdp.shape[u], u);
+        for (int i = 0; i < count * 3; i++)
+            check_range(tensor[i / 3].name, t[i % 3], (uint64_t)(u * 8 + i % 3), tensor[i / 3].first,
+                        tensor[i / 3].rows * tensor[i / 3].cols);
+        size_t size = dtype_size(s->master.format.dtype), at = 0;
+        unsigned char *bytes = keep(s->count * size);
+        if (s->count)
+            device_get(bytes, s->master.data, s->count * size);
+        for (int i = 0; i <= count; i++) {
+            size_t end = i < count ? tensor[i].first : s->count;
+            for (size_t k = at * size; k < end * size; k++)
+                assert_int_equal(bytes[k], 0);
+            at = i < count ? tensor[i].first + tensor[i].rows * tensor[i].cols : at;
+        }
+    }
+}
+
+static void check_round_trip(Architecture a, Format master, Format m1, Format m2, size_t limit)
+{
+    Run saved, loaded;
+    ModelConfig m = architecture(a);
+    open_run(&saved, &m, master, m1, m2);
+    open_run(&loaded, &m, master, m1, m2);
+    fill_state(&saved);
+    for (int u = 0; u < loaded.fsdp.num_units; u++)     /* what must be overwritten, or become 0 */
+        pattern_put(loaded.fsdp.shard[u].master.data, 99, 0, tensor_bytes(loaded.fsdp.shard[u].master));
+    checkpoint_file_limit = limit;
+    save(&saved, 20);
+    checkpoint_file_limit = 5000000000;
+    assert_int_equal(exists(text("%s/model.safetensors", step_folder(&saved, 20))), limit == 5000000000);
+
+    TrainState s = { 0 }, expected = state_of(20);
+    assert_true(checkpoint_load(step_folder(&saved, 20), &loaded.config, &loaded.fsdp, &s, true));
+    assert_memory_equal(&s, &expected, sizeof s);
+    check_state(&loaded);
+    close_run(&saved);
+    close_run(&loaded);
+    release();
+}
+
+static void test_round_trip(void **state)
+{
+    (void)state;
+    const Format formats[][3] = {
+        { f32, f32, f32 }, { bf16, bf16, bf16 }, { f32, e4m3, bf16 }, { bf16, e4m3, e5m2 },
+    };
+    for (Architecture a = 0; a < NUM_ARCHITECTURES; a++)
+        for (int i = 0; i < 4; i++)
+            check_round_trip(a, formats[i][0], formats[i][1], formats[i][2], i % 2 ? 50000 : 5000000000);
+}
+
+/* Without with_optimizer the moments stay as they are. */
+static void test_weights_only(void **state)
+{
+    (void)state;
+    Run r;
+    open_small(&r);
+    save(&r, 1);
+    fill_state(&r);
+    TrainState s;
+    assert_true(checkpoint_load(step_folder(&r, 1), &r.config, &r.fsdp, &s, false));
+    check_range("m", r.fsdp.shard[1].m, 8 + 1, 0, r.fsdp.shard[1].count);
+    assert_true(pattern_check(r.fsdp.shard[1].master.data, 8, 0, 1000) < 1000);
+    close_run(&r);
+    release();
+}
+
+/* ---- formats ---------------------------------------------------------------------------------------------- */
+
+/* What the reader does not check: the length of the header, its start, and the order that keeps tensors aligned. */
+static void test_file_layout(void **state)
+{
+    (void)state;
+    Run r;
+    ModelConfig m = architecture(LLAMA);
+    open_run(&r, &m, bf16, e4m3, f32);
+    save(&r, 5);
+    const char *name[] = { "model", "optimizer-00001" };
+    for (int i = 0; i < 2; i++) {
+        unsigned char head[9];
+        SafeFile *f = safetensors_open(text("%s/%s.safetensors", step_folder(&r, 5), name[i]));
+        assert_int_equal(pread(f->fd, head, sizeof head, 0), sizeof head);
+        assert_int_equal(head[0] | head[1] << 8 | head[2] << 16, f->data - 8);
+        assert_int_equal(f->data % 8, 0);
+        assert_int_equal(head[8], '{');
+        assert_true(f->count > 0);
+        for (int t = 0; t < f->count; t++)
+            assert_int_equal(f->tensor[t].begin % safetensors_dtype_size(f->tensor[t].dtype), 0);
+        safetensors_close(f);
+    }
+    close_run(&r);
+    release();
+}
+
+/* A header and some bytes of data behind it. */
+static const char *write_raw(const char *header, size_t data)
+{
+    const char *path = text("%s/raw.safetensors", root);
+    FILE *f = fopen(path, "w");
+    for (int i = 0; i < 8; i++)
+        fputc((int)(strlen(header) >> 8 * i & 255), f);
+    fputs(header, f);
+    for (size_t i = 0; i < data; i++)
+        fputc(0, f);
+    assert_int_equal(fclose(f), 0);
+    return path;
+}
+
+#define ENTRY(name, dtype, shape, from, to) \
+    "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":[" shape "],\"data_offsets\":[" #from "," #to "]}"
+
+static void test_damaged_headers(void **state)
+{
+    (void)state;
+    const char *good = "{" ENTRY("a", "F32", "2,3", 0, 24) "," ENTRY("b", "I64", "", 24, 32) "}";
+    safetensors_close(safetensors_open(write_raw(good, 32)));
+    good = "{" ENTRY("a", "F32", "0,3", 0, 0) "," ENTRY("b", "U8", "5", 0, 5) "}";
+    safetensors_close(safetensors_open(write_raw(good, 5)));
+    const struct { const char *header; size_t data; const char *message; } bad[] = {
+        { "[1]", 0, "no JSON object" },
+        { "{\"a\":3}", 0, "tensor a" },
+        { "{" ENTRY("a", "F32", "2", 0, 8) "," ENTRY("a", "F32", "2", 0, 8) "}", 8, "no JSON object" },
+        { "{" ENTRY("a", "F32", "2,3", 0, 23) "}", 23, "tensor a" },
+        { "{" ENTRY("a", "F32", "-2,-3", 0, 24) "}", 24, "tensor a" },
+        { "{" ENTRY("a", "F32", "9223372036854775807,2", 0, 8) "}", 8, "tensor a" },
+        { "{" ENTRY("a", "F32", "2", 8, 0) "}", 8, "tensor a" },
+        { "{" ENTRY("a", "F32", "2", 0, 8) "}", 7, "describes 8 bytes of data, the file has 7" },
+        { "{" ENTRY("a", "F32", "2", 0, 8) "}", 9, "describes 8 bytes of data, the file has 9" },
+        { "{" ENTRY("a", "F32", "2", 4, 12) "}", 12, "starts at byte 4" },
+        { "{" ENTRY("a", "F32", "2", 0, 8) "," ENTRY("b", "F32", "2", 4, 12) "}", 12, "starts at byte 4" },
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        DIES(bad[i].message, safetensors_open(write_raw(bad[i].header, bad[i].data)));
+    write_raw("{}", 0);
+    shell(text("truncate -s 5 %s/raw.safetensors", root));
+    DIES("cut short", safetensors_open(text("%s/raw.safetensors", root)));
+    DIES("No such file", safetensors_open(text("%s/nothing.safetensors", root)));
+}
+
+/* config.json says what the model is. */
+static void test_config_json(void **state)
+{
+    (void)state;
+    for (Architecture a = 0; a < NUM_ARCHITECTURES; a++) {
+        Run r;
+        ModelConfig m = architecture(a), found = { .init_fn = m.init_fn, .init_std = m.init_std,
+                                                   .init_cutoff_factor = m.init_cutoff_factor };
+        open_run(&r, &m, bf16, f32, f32);
+        save(&r, 1);
+        config_read_hf(&found, step_folder(&r, 1));
+        assert_int_equal(found.embedding_size, 128);
+        assert_true(found.norm.kind == m.norm.kind && found.norm.eps == m.norm.eps);
+        assert_true(found.clip_qkv == m.clip_qkv && found.rope_theta == m.rope_theta);
+        assert_true(found.rope_scaling.factor == m.rope_scaling.factor);
+        assert_true(found.rope_scaling.low_freq_factor == m.rope_scaling.low_freq_factor);
+        assert_true(found.rope_scaling.high_freq_factor == m.rope_scaling.high_freq_factor);
+        assert_true(found.rope_scaling.original_length == m.rope_scaling.original_length);
+        const int *x = &found.d_model, *y = &m.d_model;     /* the sizes stand first */
+        assert_memory_equal(x, y, offsetof(ModelConfig, norm));
+        assert_true(found.norm_affine == m.norm_affine && found.norm_after == m.norm_after);
+        assert_true(found.qk_norm == m.qk_norm && found.weight_tying == m.weight_tying);
+        close_run(&r);
+        release();
+    }
+    ModelConfig odd = architecture(LLAMA);
+    odd.qk_norm = true;
+    DIES("no architecture of Hugging Face", hf_class(&odd));
+}
+
+/* ---- conversions ------------------------------------------------------------------------------------------ */
+
+static double f16_value(uint16_t code)
+{
+    int e = code >> 10 & 31, m = code & 1023;
+    double x = e ? ldexp(1024 + m, e - 25) : ldexp(m, -24);
+    return code & 0x8000 ? -x : x;
+}
+
+/* n elements of `dtype` whose 16-bit codes count up from `code`, so that small tensors too see many values;
+ * infinities and NaNs are left out. The lower halves of F32 vary as well. */
+static void write_values(const SafeFile *f, const char *name, const char *dtype, size_t n, uint16_t code)
+{
+    uint16_t *codes = malloc(4 * n);
+    float *wide = malloc(4 * n);
+    for (size_t k = 0; k < n; k++) {
+        codes[k] = code++;
+        if ((codes[k] & 0x7c00) == 0x7c00)
+            codes[k] &= 0x83ff;
+        wide[k] = float_from_bits((uint32_t)codes[k] << 16 | (k % 3 == 0 ? 0x8000 : (uint32_t)k * 2654435761u >> 16));
+    }
+    bool is_f32 = strcmp(dtype, "F32") == 0;
+    safetensors_write(f, safetensors_find(f, name), 0, is_f32 ? (void *)wide : codes,
+                      n * safetensors_dtype_size(dtype));
+    free(codes), free(wide);
+}
+
+/* A Hugging Face folder with every tensor of the model in `dtype`; the embedding has `rows` rows. */
+static const char *write_folder(const Run *r, const char *dtype, size_t rows)
+{
+    const char *path = text("%s/hf%d", root, num_folders++);
+    mkdir(path, 0777);
+    SafeFile *f = safetensors_new(text("%s/model.safetensors", path));
+    for (int u = 0; u < r->fsdp.num_units; u++) {
+        HfTensor tensor[HF_TENSORS];
+        int count = hf_tensors(tensor, &r->config.model, &r->fsdp.shape[u], u);
+        for (int i = 0; i < count; i++) {
+            const HfTensor *t = &tensor[i];
+            const size_t matrix[2] = { t->max_rows > t->rows ? rows : t->rows, t->cols };
+            safetensors_add(f, t->name, dtype, t->vector ? 1 : 2, t->vector ? &t->cols : matrix);
+        }
+    }
+    safetensors_lay_out(f);
+    safetensors_create(f);
+    safetensors_open_write(f);
+    for (int i = 0; i < f->count; i++) {
+        const SafeTensor *t = &f->tensor[i];
+        write_values(f, t->name, dtype, (t->end - t->begin) / safetensors_dtype_size(dtype), (uint16_t)(i * 5000));
+    }
+    safetensors_close(f);
+    return path;
+}
+
+/* The BF16 nearest to x; of two equally near ones the even. */
+static uint16_t nearest_bf16(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    uint16_t low = (uint16_t)(bits >> 16), high = (uint16_t)(low + 1);
+    double below = float_from_bits((uint32_t)low << 16), above = float_from_bits((uint32_t)high << 16);
+    double to_low = fabs(x - below), to_high = fabs(above - x);
+    return to_low < to_high || (to_low == to_high && low % 2 == 0) ? low : high;
+}
+
+/* Compares the loaded master with the file's values, element by element. */
+static void check_converted(const char *folder, const char *dtype, Format master, int rows)
+{
+    Run r;
+    ModelConfig m = architecture(LLAMA);
+    open_run(&r, &m, master, f32, f32);
+    fill_state(&r);
+    if (!folder)
+        folder = write_folder(&r, dtype, rows);
+    assert_false(checkpoint_load(folder, &r.config, &r.fsdp, NULL, true));
+    SafeFile *f = safetensors_open(text("%s/model.safetensors", folder));
+    for (int u = 0; u < r.fsdp.num_units; u++) {
+        HfTensor tensor[HF_TENSORS];
+        int count = hf_tensors(tensor, &r.config.model, &r.fsdp.shape[u], u);
+        for (int i = 0; i < count; i++) {
+            const SafeTensor *t = safetensors_find(f, tensor[i].name);
+            size_t n = (t->end - t->begin) / safetensors_dtype_size(dtype), size = dtype_size(master.dtype);
+            char *raw = malloc(4 * n), *loaded = malloc(4 * n);
+            safetensors_read(f, raw, t, 0, t->end - t->begin);
+            device_get(loaded, (char *)r.fsdp.shard[u].master.data + tensor[i].first * size, n * size);
+            for (size_t k = 0; k < n; k++) {
+                uint16_t code = ((uint16_t *)raw)[k];
+                float x = strcmp(dtype, "F32") == 0 ? ((float *)raw)[k]
+                        : strcmp(dtype, "F16") == 0 ? (float)f16_value(code) : float_from_bits((uint32_t)code << 16);
+                if (master.dtype == F32)
+                    assert_memory_equal(&((float *)loaded)[k], &x, sizeof x);
+                else
+                    assert_int_equal(((uint16_t *)loaded)[k], nearest_bf16(x));
+            }
+            free(raw), free(loaded);
+        }
+    }
+    safetensors_close(f);
+    close_run(&r);
+    release();
+}
+
+static void test_conversions(void **state)
+{
+    (void)state;
+    const char *const dtype[] = { "F32", "BF16", "F16" };
+    for (int i = 0; i < 3; i++) {
+        check_converted(NULL, dtype[i], f32, 90);
+        check_converted(NULL, dtype[i], bf16, 90);
+        check_converted(NULL, dtype[i], bf16, 128);     /* the vocabulary with its padding */
+    }
+}
+
+/* ---- mismatches ------------------------------------------------------------------------------------------- */
+
+static void expect_mismatch(const char *folder, const ModelConfig *m, Format moments, const char *message)
+{
+    Run r;
+    open_run(&r, m, f32, moments, moments);
+    DIES(message, load(&r, folder));
+    close_run(&r);
+}
+
+static void test_mismatches(void **state)
+{
+    (void)state;
+    needs_fork();
+    Run r;
+    open_small(&r);
+    save(&r, 1);
+    char *folder = strdup(step_folder(&r, 1));
+    ModelConfig m = architecture(LLAMA), other = m;
+    other.mlp_width = 128;
+    expect_mismatch(folder, &other, f32,
+                    "model.layers.0.mlp.gate_proj.weight has shape (96, 64), the configured model needs (128, 64)");
+    other = m;
+    other.n_layers = 1;
+    expect_mismatch(folder, &other, f32, "model.layers.1.");
+    other.n_layers = 3;
+    expect_mismatch(folder, &other, f32, "no tensor model.layers.2.");
+    other = m;
+    other.weight_tying = true;
+    expect_mismatch(folder, &other, f32, "lm_head.weight has no place");
+    other = m;
+    other.vocab_size = 91;
+    expect_mismatch(folder, &other, f32, "embed_tokens.weight has shape (90, 64)");
+    expect_mismatch(folder, &m, e4m3, "--reset_optimizer_state");
+    expect_mismatch(write_folder(&r, "U8", 90), &m, f32, "stored as U8; expected F32, BF16 or F16");
+    free(folder);
+    close_run(&r);
+    release();
+}
+
+/* F32 moments become BF16 ones: the way from one recipe to another. */
+static void test_moments_are_converted(void **state)
+{
+    (void)state;
+    Run r, other;
+    ModelConfig m = architecture(LLAMA);
+    open_small(&r);
+    open_run(&other, &m, f32, bf16, bf16);
+    const Shard *from = &r.fsdp.shard[1], *to = &other.fsdp.shard[1];
+    fill(from->m, 1, -1, 1);
+    save(&r, 1);
+    load(&other, step_folder(&r, 1));
+    float *x = keep(4 * from->count);
+    uint16_t *y = keep(2 * from->count);
+    device_get(x, from->m.data, 4 * from->count);
+    device_get(y, to->m.data, 2 * from->count);
+    for (int i = 0; i < m.d_model; i++)
+        assert_int_equal(y[i], nearest_bf16(x[i]));
+    close_run(&r);
+    close_run(&other);
+    release();
+}
+
+int main(void)
+{
+    device_init(0);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_round_trip), cmocka_unit_test(test_weights_only), cmocka_unit_test(test_file_layout),
+        cmocka_unit_test(test_damaged_headers), cmocka_unit_test(test_config_json),
+        cmocka_unit_test(test_conversions), cmocka_unit_test(test_mismatches),
+        cmocka_unit_test(test_moments_are_converted),
+    };
+    return cmocka_run_group_tests(tests, make_root, remove_root);
+}

@@ -1,0 +1,269 @@
+/* Checkpoints as folders: which one is the latest, what is deleted, and what a crash, a full disk or a damaged file
+ * does. */
+#include <signal.h>
+#include <sys/resource.h>
+
+#include "model/folder.h"
+#include "tests/saved.h"
+
+/* checkpoint_latest says save_folder/<expected>, or nothing. */
+static void expect_latest(const Run *r, const char *expected)
+{
+    char *found = checkpoint_latest(r->config.save_folder);
+    if (!found || !expected)
+        assert_true(!found && !expected);
+    else
+        assert_string_equal(found, text("%s/%s", r->config.save_folder, expected));
+    free(found);
+}
+
+/* The entries of the save folder, sorted, with blanks between. */
+static void expect_entries(const Run *r, const char *expected)
+{
+    char found[1024] = "";
+    FILE *p = popen(text("ls %s", r->config.save_folder), "r");
+    size_t n = fread(found, 1, sizeof found - 1, p);
+    pclose(p);
+    for (size_t i = 0; i < n; i++)
+        found[i] = found[i] == '\n' ? i + 1 < n ? ' ' : '\0' : found[i];
+    assert_string_equal(found, expected);
+}
+
+static void in_folder(const Run *r, const char *command)
+{
+    shell(text("cd %s && %s", r->config.save_folder, command));
+}
+
+/* ---- the latest ------------------------------------------------------------------------------------------- */
+
+static void test_latest(void **state)
+{
+    (void)state;
+    Run r;
+    open_small(&r);
+    expect_latest(&r, NULL);
+    save(&r, 10);
+    expect_latest(&r, "step10");
+    save(&r, 20);
+    save(&r, 9);                            /* resumed from an earlier one */
+    expect_latest(&r, "step9");
+    expect_entries(&r, "latest step10 step20 step9");
+    char *link = folder_latest(r.config.save_folder);
+    assert_string_equal(link, "step9");     /* relative: the folder can be moved */
+    free(link);
+    in_folder(&r, "test \"$(ls step9)\" = 'config.json\nconfig.yaml\nmodel.safetensors\noptimizer-00001.safetensors\n"
+                  "trainer.json' && test \"$(cat step9/config.yaml)\" = 'run_name: test'");
+    assert_string_equal(r.config.text, "run_name: test\n");
+    close_run(&r);
+    release();
+}
+
+/* What a crash leaves at any of the steps of folder_publish. */
+static void test_crashes(void **state)
+{
+    (void)state;
+    const struct { const char *what, *latest; } crash[] = {
+        { "cp -r step10 step30.tmp",                                        "step20" },  /* before the rename     */
+        { "cp -r step10 step30",                                            "step20" },  /* before `latest` moved */
+        { "ln -s step30 latest.tmp",                                        "step20" },
+        { "rm latest",                                                      "step20" },
+        { "ln -sfn step30.tmp latest && cp -r step10 step30.tmp",           "step20" },
+        { "ln -sfn step99 latest",                                          "step20" },
+        { "rm -r step20",                                                   "step10" },
+        { "rm step20/trainer.json",                                         "step10" },
+        { "echo '{' >step20/trainer.json",                                  "step10" },
+        { "truncate -s -1 step20/model.safetensors",                        "step10" },
+        { "rm step20/optimizer-00001.safetensors",                          "step10" },
+        { "rm -r step10 && mv step20 step20.old && mkdir step20.tmp",       "step20.old" },  /* replacing step20  */
+        { "rm -r step10 step20",                                            NULL     },
+    };
+    for (size_t i = 0; i < sizeof crash / sizeof crash[0]; i++) {
+        Run r;
+        open_small(&r);
+        save(&r, 10);
+        save(&r, 20);
+        in_folder(&r, crash[i].what);
+        expect_latest(&r, crash[i].latest);
+        save(&r, 30);                       /* and the next save succeeds and cleans up */
+        expect_latest(&r, "step30");
+        assert_false(exists(text("%s/step30.tmp", r.config.save_folder)));
+        assert_false(exists(text("%s/step20.tmp", r.config.save_folder)));
+        assert_false(exists(text("%s/latest.tmp", r.config.save_folder)));
+        load(&r, step_folder(&r, 30));
+        close_run(&r);
+        release();
+    }
+}
+
+/* A step that is there already is replaced by the new one, and nothing of the old is left. */
+static void test_replace(void **state)
+{
+    (void)state;
+    Run r;
+    open_small(&r);
+    save(&r, 10);
+    in_folder(&r, "cp -r step10 step10.old && touch step10/left-over");
+    fsdp_init(&r.fsdp, &r.config.model, 4);
+    float before = 0, after = 0;
+    device_get(&before, r.fsdp.shard[0].master.data, sizeof before);
+    save(&r, 10);
+    expect_entries(&r, "latest step10");
+    assert_false(exists(text("%s/left-over", step_folder(&r, 10))));
+    fsdp_init(&r.fsdp, &r.config.model, 3);
+    load(&r, step_folder(&r, 10));
+    device_get(&after, r.fsdp.shard[0].master.data, sizeof after);
+    assert_true(before == after);
+    close_run(&r);
+    release();
+}
+
+/* ---- damage ----------------------------------------------------------------------------------------------- */
+
+static void test_damaged_checkpoints(void **state)
+{
+    (void)state;
+    needs_fork();
+    const struct { const char *damage, *message; } table[] = {
+        { "rm trainer.json",                           "trainer.json" },
+        { "echo '{' >trainer.json",                    "trainer.json:" },
+        { "truncate -s -1 model.safetensors",          "model.safetensors: " },
+        { "rm optimizer-00001.safetensors",            "optimizer-00001.safetensors: No such file" },
+        { "sed -i 's/\"step\"/\"stop\"/' trainer.json", "trainer.json" },
+        { "sed -i 's/version\": 1/version\": 2/' trainer.json", "format_version is 2" },
+        { "rm *",                                      "no model.safetensors" },
+        { "printf '\\377' | dd of=model.safetensors conv=notrunc bs=1 seek=7 status=none", "model.safetensors" },
+        { "printf 'x' | dd of=optimizer-00001.safetensors conv=notrunc bs=1 seek=20 status=none", "optimizer-00001" },
+    };
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        Run r;
+        open_small(&r);
+        save(&r, 10);
+        in_folder(&r, text("cd step10 && %s", table[i].damage));
+        DIES(table[i].message, load(&r, step_folder(&r, 10)));
+        close_run(&r);
+        release();
+    }
+    Run r;
+    open_small(&r);
+    DIES("there is no such folder", load(&r, "/nowhere/at/all"));
+    close_run(&r);
+    release();
+}
+
+/* The disk takes no more than `bytes` of any file. */
+static void save_on_full_disk(Run *r, rlim_t bytes)
+{
+    signal(SIGXFSZ, SIG_IGN);
+    setrlimit(RLIMIT_FSIZE, &(struct rlimit){ bytes, bytes });
+    save(r, 20);
+}
+
+static void test_disk_full(void **state)
+{
+    (void)state;
+    needs_fork();
+    Run r;
+    open_small(&r);
+    save(&r, 10);
+    for (rlim_t bytes = 0; bytes <= 65536; bytes += 16384) {
+        DIES("step20.tmp/", save_on_full_disk(&r, bytes));
+        expect_latest(&r, "step10");
+        load(&r, step_folder(&r, 10));
+    }
+    in_folder(&r, "chmod 600 step10 && rm -r step20.tmp && touch step20.tmp");     /* a name that is taken */
+    save(&r, 20);
+    expect_latest(&r, "step20");
+    char *good = r.config.save_folder;
+    r.config.save_folder = "/dev/null";
+    DIES("/dev/null/step20.tmp: cannot create: Not a directory", save(&r, 20));
+    r.config.save_folder = good;
+    close_run(&r);
+    release();
+}
+
+/* SIGKILL at any moment of a save: there is always a complete checkpoint, and it loads. With one step only, the save
+ * replaces the only checkpoint there is. */
+static void check_killed(long last_step)
+{
+    Run r;
+    open_small(&r);
+    save(&r, 10);
+    for (int i = 0; i < 100; i++) {
+        pid_t child = fork();
+        if (child == 0) {
+            for (;;)
+                for (long step = 10; step <= last_step; step++)
+                    save(&r, step);
+        }
+        usleep((useconds_t)(500 + i * 77));
+        kill(child, SIGKILL);
+        assert_int_equal(waitpid(child, NULL, 0), child);
+        char *latest = checkpoint_latest(r.config.save_folder);
+        assert_non_null(latest);
+        load(&r, latest);
+        free(latest);
+    }
+    save(&r, 11);
+    expect_latest(&r, "step11");
+    close_run(&r);
+    release();
+}
+
+static void test_killed(void **state)
+{
+    (void)state;
+    needs_fork();
+    check_killed(10);
+    check_killed(12);
+}
+
+/* ---- pruning ---------------------------------------------------------------------------------------------- */
+
+/* `steps` and what is left of them: names of empty folders, which is all that pruning looks at. */
+static void check_prune(long keep_last, long interval, long permanent, long ephemeral, const char *steps,
+                        const char *latest, const char *left)
+{
+    Run r;
+    open_small(&r);
+    r.config.save_num_checkpoints_to_keep = keep_last;
+    r.config.save_interval = interval;
+    r.config.save_interval_unsharded = permanent;
+    r.config.save_interval_ephemeral = ephemeral;
+    in_folder(&r, text("mkdir %s && ln -s %s latest", steps, latest));
+    checkpoint_prune(&r.config);
+    expect_entries(&r, left);
+    close_run(&r);
+    release();
+}
+
+static void test_prune(void **state)
+{
+    (void)state;
+    const char *four = "step100 step200 step300 step400";
+    check_prune(-1, 100, 0, 0, four, "step400", "latest step100 step200 step300 step400");
+    check_prune(2, 100, 0, 0, four, "step400", "latest step300 step400");
+    check_prune(1, 100, 0, 0, four, "step400", "latest step400");
+    check_prune(0, 100, 0, 0, four, "step400", "latest step400");
+    check_prune(9, 100, 0, 0, four, "step400", "latest step100 step200 step300 step400");
+    /* permanent ones stay and do not count */
+    check_prune(1, 100, 200, 0, four, "step400", "latest step200 step300 step400");
+    /* of the ephemeral ones only the last, whatever there is to keep */
+    check_prune(-1, 100, 0, 20, "step100 step120 step140 step200 step220 step240", "step240",
+                "latest step100 step200 step240");
+    check_prune(1, 100, 0, 20, "step100 step120 step200", "step200", "latest step120 step200");
+    /* resumed from 200: the old 300 and 400 are another run's until this one gets there */
+    check_prune(1, 100, 0, 0, four, "step200", "latest step200 step300 step400");
+    /* other entries are not looked at */
+    check_prune(1, 100, 0, 0, "step100 step200 steps step100x", "step200", "latest step100x step200 steps");
+}
+
+int main(void)
+{
+    device_init(0);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_latest), cmocka_unit_test(test_crashes), cmocka_unit_test(test_replace),
+        cmocka_unit_test(test_damaged_checkpoints), cmocka_unit_test(test_disk_full), cmocka_unit_test(test_killed),
+        cmocka_unit_test(test_prune),
+    };
+    return cmocka_run_group_tests(tests, make_root, remove_root);
+}

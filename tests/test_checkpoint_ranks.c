@@ -1,0 +1,236 @@
+/* Tensors of a checkpoint between ranks and files: what W ranks write, each its shard of every unit, any other
+ * division reads back bit for bit, in every format; ranks that hold the same shard write it once; the files do not
+ * depend on W. Run with 1, 2 and 4 ranks. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "kernels/comm.h"
+#include "model/error.h"
+#include "model/layout.h"
+#include "tests/models.h"
+#include "tests/pattern.h"
+
+enum { LIMIT = 100000 };       /* bytes of a file: units of the small models have 20 to 400 kB */
+
+static char folder[] = "/tmp/coat-layout-XXXXXX";
+
+static const Format f32 = { F32, 0 }, bf16 = { BF16, 0 }, e4m3 = { E4M3, 128 }, e5m2 = { E5M2, 128 };
+
+static Tensor flat(Format f, size_t n)
+{
+    Tensor t = { .format = f, .rows = 1, .cols = (int)n, .data = device_alloc(n * dtype_size(f.dtype) + 1) };
+    if (format_is_fp8(f))
+        t.scale = device_alloc(n / (size_t)f.group * 2 * (size_t)tensor_scales_per_group(f) + 1);
+    return t;
+}
+
+/* The shards that rank `part` of `parts` has of a model made for `world` ranks; nothing but what layout.c reads. */
+static Fsdp make_shards(const ModelConfig *c, Format master, Format m, Format v, int world, int part, int parts)
+{
+    Fsdp f = { .num_units = c->n_layers + 2, .recipe = *recipe_find("bf16") };
+    f.recipe.master = master;
+    f.recipe.moment1 = m;
+    f.recipe.moment2 = v;
+    f.shape = xcalloc((size_t)f.num_units, sizeof *f.shape);
+    f.shard = xcalloc((size_t)f.num_units, sizeof *f.shard);
+    for (int u = 0; u < f.num_units; u++) {
+        Shard *s = &f.shard[u];
+        unit_shape(&f.shape[u], c, u, world);
+        size_t blocks = f.shape[u].numel / PARAM_ALIGN;
+        s->first = blocks * (size_t)part / (size_t)parts * PARAM_ALIGN;
+        s->count = blocks * (size_t)(part + 1) / (size_t)parts * PARAM_ALIGN - s->first;
+        s->master = flat(master, s->count);
+        s->m = flat(m, s->count);
+        s->v = flat(v, s->count);
+    }
+    return f;
+}
+
+static void free_shards(Fsdp *f)
+{
+    for (int u = 0; u < f->num_units; u++) {
+        const Tensor t[] = { f->shard[u].master, f->shard[u].m, f->shard[u].v };
+        for (int i = 0; i < 3; i++) {
+            device_free(t[i].data);
+            if (t[i].scale)
+                device_free(t[i].scale);
+        }
+    }
+    free(f->shape);
+    free(f->shard);
+}
+
+static uint64_t seed_of(int unit, int kind)
+{
+    return (uint64_t)(unit * 16 + kind);
+}
+
+static void fill(Tensor t, int unit, int kind, size_t first)
+{
+    size_t size = dtype_size(t.format.dtype), n = tensor_numel(t);
+    pattern_put(t.data, seed_of(unit, kind), first * size, n * size);
+    if (!t.scale)
+        return;
+    size_t group = (size_t)t.format.group, bytes = 2 * (size_t)tensor_scales_per_group(t.format);
+    pattern_put(t.scale, seed_of(unit, kind + 2), first / group * bytes, n / group * bytes);
+}
+
+static void fill_shards(Fsdp *f)
+{
+    for (int u = 0; u < f->num_units; u++) {
+        fill(f->shard[u].master, u, PIECE_WEIGHT, f->shard[u].first);
+        fill(f->shard[u].m, u, PIECE_M, f->shard[u].first);
+        fill(f->shard[u].v, u, PIECE_V, f->shard[u].first);
+    }
+}
+
+static const char *memory_of(const Piece *p, const Shard *s)
+{
+    const void *memory[] = { [PIECE_WEIGHT] = s->master.data, [PIECE_M] = s->m.data, [PIECE_V] = s->v.data,
+                             [PIECE_M_SCALE] = s->m.scale, [PIECE_V_SCALE] = s->v.scale };
+    return memory[p->kind];
+}
+
+/* Every element of a piece that is in this rank's shard has its own value. Returns how many elements were looked
+ * at. */
+static size_t check_piece(const Piece *p, const Shard *s)
+{
+    size_t first = s->first / p->per, end = (s->first + s->count) / p->per;
+    size_t lo = first > p->first ? first : p->first, hi = end < p->first + p->count ? end : p->first + p->count;
+    if (lo >= hi)
+        return 0;
+    const char *at = memory_of(p, s) + (lo - first) * p->bytes;
+    size_t bytes = (hi - lo) * p->bytes, good = pattern_check(at, seed_of(p->unit, p->kind), lo * p->bytes, bytes);
+    if (good < bytes)
+        fail_msg("rank %d of %d: %s: byte %zu of %zu differs", comm_rank(), comm_size(), p->name, good, bytes);
+    return hi - lo;
+}
+
+/* Files take whole units up to the limit, which only a unit alone may exceed; all of them are needed. */
+static void check_sizes(const Layout *l, size_t limit)
+{
+    assert_true(l->num_files > 1);
+    for (int i = 0; i < l->num_files; i++) {
+        int first = -1, last = -1;
+        for (int k = 0; k < l->num_pieces; k++)
+            if (l->piece[k].file == i) {
+                first = first < 0 ? l->piece[k].unit : first;
+                last = l->piece[k].unit;
+            }
+        assert_true(first >= 0 && (first == last || l->file[i]->bytes <= limit));
+        assert_true(i == 0 || l->file[i - 1]->bytes + l->file[i]->bytes > limit);
+    }
+}
+
+static void write_files(LayoutKind kind, const ModelConfig *c, const Fsdp *f)
+{
+    Layout l = layout_make(folder, kind, c, f, LIMIT);
+    check_sizes(&l, LIMIT);
+    if (comm_rank() == 0)
+        for (int i = 0; i < l.num_files; i++)
+            safetensors_create(l.file[i]);
+    comm_barrier();
+    layout_write(&l, f);
+    comm_barrier();
+    layout_free(&l);
+}
+
+static void read_and_check(LayoutKind kind, const ModelConfig *c, Fsdp *f)
+{
+    Layout l = layout_make(folder, kind, c, f, LIMIT);
+    SafeFile **file = xcalloc((size_t)l.num_files, sizeof *file);
+    for (int i = 0; i < l.num_files; i++)
+        file[i] = safetensors_open(l.file[i]->path);
+    layout_read(&l, f, file, l.num_files);
+    double seen = 0, all = 0;
+    for (int i = 0; i < l.num_pieces; i++) {
+        seen += (double)check_piece(&l.piece[i], &f->shard[l.piece[i].unit]);
+        all += (double)l.piece[i].count;
+    }
+    assert_true(seen > 0 && seen <= all);
+    for (int i = 0; i < l.num_files; i++)
+        safetensors_close(file[i]);
+    free(file);
+    layout_free(&l);
+    comm_barrier();
+}
+
+/* Ranks write as `part` of `parts`, and read as another part of another number of parts. */
+static void check_division(Architecture a, Format master, Format m, Format v, int part, int parts, int part2,
+                           int parts2)
+{
+    ModelConfig c = architecture(a);
+    Fsdp written = make_shards(&c, master, m, v, parts, part, parts);
+    fill_shards(&written);
+    for (LayoutKind kind = LAYOUT_MODEL; kind <= LAYOUT_OPTIMIZER; kind++)
+        write_files(kind, &c, &written);
+    Fsdp read = make_shards(&c, master, m, v, parts2, part2, parts2);
+    for (LayoutKind kind = LAYOUT_MODEL; kind <= LAYOUT_OPTIMIZER; kind++)
+        read_and_check(kind, &c, &read);
+    free_shards(&written);
+    free_shards(&read);
+}
+
+static void test_sharded(void **state)
+{
+    (void)state;
+    int W = comm_size(), rank = comm_rank();
+    for (Architecture a = 0; a < NUM_ARCHITECTURES; a++) {
+        check_division(a, f32, f32, f32, rank, W, 0, 1);
+        check_division(a, bf16, bf16, f32, rank, W, W - 1 - rank, W);
+        check_division(a, bf16, e4m3, e5m2, rank, W, rank % 3, 3);
+    }
+}
+
+/* All ranks have everything: none may be left out and none may write over another with something else. */
+static void test_replicated(void **state)
+{
+    (void)state;
+    int W = comm_size(), rank = comm_rank();
+    check_division(LLAMA, f32, f32, f32, 0, 1, rank, W);
+    check_division(OLMO2, bf16, e4m3, e4m3, 0, 1, rank, W);
+}
+
+/* Two groups of ranks with the same division in each. */
+static void test_hybrid(void **state)
+{
+    (void)state;
+    if (comm_size() % 2 != 0)
+        return;
+    int half = comm_size() / 2;
+    check_division(LLAMA_GQA, f32, bf16, bf16, comm_rank() % half, half, 0, 1);
+}
+
+static int make_folder(void **state)
+{
+    (void)state;
+    if (comm_rank() == 0 && !mkdtemp(folder))
+        return -1;
+    comm_broadcast(folder, sizeof folder, 0);
+    return 0;
+}
+
+static int remove_folder(void **state)
+{
+    (void)state;
+    char command[64];
+    comm_barrier();
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    return comm_rank() == 0 ? system(command) : 0;
+}
+
+int main(int argc, char **argv)
+{
+    comm_start(&argc, &argv);
+    device_init(comm_local_rank());
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sharded), cmocka_unit_test(test_replicated), cmocka_unit_test(test_hybrid),
+    };
+    int failed = cmocka_run_group_tests(tests, make_folder, remove_folder);
+    comm_finish();
+    return failed;
+}

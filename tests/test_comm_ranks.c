@@ -1,0 +1,73 @@
+/* Collectives, on any number of ranks: values, the same bits on every rank, the same bits again. */
+#include "tests/kit.h"
+
+#include "kernels/comm.h"
+
+static void test_host_values(void **state)
+{
+    (void)state;
+    const int W = comm_size(), own = comm_rank();
+    assert_true(own >= 0 && own < W && comm_local_rank() < comm_local_size() && comm_local_size() <= W);
+    double x[3] = { own + 1, 0.1 * own, -own }, y[2] = { own, -own }, expected = 0;
+    comm_sum(x, 3);
+    for (int r = 0; r < W; r++)
+        expected += 0.1 * r;
+    assert_true(x[0] == W * (W + 1) / 2 && x[1] == expected && x[2] == -W * (W - 1) / 2);
+    comm_max(y, 2);
+    assert_true(y[0] == W - 1 && y[1] == 0);
+    char text[32];
+    snprintf(text, sizeof text, "rank %d speaks", own);
+    comm_broadcast(text, sizeof text, W - 1);
+    char last[32];
+    snprintf(last, sizeof last, "rank %d speaks", W - 1);
+    assert_string_equal(text, last);
+    comm_barrier();
+}
+
+/* Adding W numbers in F32 errs by (W - 1) u of their sizes, in any order; BF16 is rounded once after that. */
+static void all_reduce_case(Format f, int n)
+{
+    const int W = comm_size();
+    float *x = keep((size_t)n * sizeof *x);
+    double *total = keep((size_t)n * sizeof *total), *bound = keep((size_t)n * sizeof *bound);
+    Tensor t = make(f, 1, n);
+    for (int r = 0; r < W; r++) {
+        fill(t, (uint64_t)r, -1, 1);
+        const double *v = values(t);
+        for (int i = 0; i < n; i++)
+            total[i] += v[i], bound[i] += (W - 1) * U24 * fabs(v[i]);
+    }
+    fill(t, (uint64_t)comm_rank(), -1, 1);
+    TWICE(comm_all_reduce(t), t);
+    check_close("comm_all_reduce", t, total, bound);
+
+    void *bits = tensor_snapshot(t), *first = keep(tensor_bytes(t));
+    memcpy(first, bits, tensor_bytes(t));
+    comm_broadcast(first, tensor_bytes(t), 0);
+    check_same_bytes("comm_all_reduce on rank 0", bits, first, tensor_bytes(t));
+    release();
+}
+
+static void test_all_reduce(void **state)
+{
+    (void)state;
+    static const int sizes[] = { 1, 3, 1000, (1 << 20) + (1 << 18) + 5 };
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        all_reduce_case((Format){ F32, 0 }, sizes[i]);
+        all_reduce_case((Format){ BF16, 0 }, sizes[i]);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_host_values), cmocka_unit_test(test_all_reduce) };
+    alarm(300);     /* a rank that fails leaves the others in a collective */
+    comm_start(&argc, &argv);
+    device_init(comm_local_rank());
+    comm_init();
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    double any = failed;
+    comm_max(&any, 1);
+    comm_finish();
+    return any > 0;
+}

@@ -1,0 +1,424 @@
+/* model/config: values, interpolations, overrides, OLMo's and COAT's spellings, Hugging Face folders,
+    the resolved text.
+ * Mistakes and their messages: test_config_errors.c. */
+#include "tests/try_config.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <cmocka.h>
+
+#include <glob.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* ---- what is right ---------------------------------------------------------------------------------------- */
+
+static void test_defaults(void **state)
+{
+    (void)state;
+    try_write(try_path, try_base);
+    Config *c = try_load(2, NULL, NULL, NULL, NULL);
+    const ModelConfig *m = &c->model;
+    assert_int_equal(m->n_kv_heads, 4);
+    assert_int_equal(m->head_dim, 16);
+    assert_int_equal(m->mlp_width, 128);               /* mlp_ratio 4 counts both halves */
+    assert_int_equal(m->embedding_size, 128);
+    assert_int_equal(m->eos_token_id, 99);
+    assert_int_equal(m->pad_token_id, -1);
+    assert_int_equal(m->norm.kind, RMS_NORM);
+    assert_true(m->norm.eps == 1e-5f && m->norm_affine && m->weight_tying && !m->qk_norm && !m->norm_after);
+    assert_true(m->clip_qkv == 0 && m->rope_theta == 10000 && m->rope_scaling.factor == 0 &&
+                m->init_fn == INIT_NORMAL);
+    assert_string_equal(c->recipe.name, "bf16");
+    assert_true(c->optimizer.eps == 1e-5 && c->optimizer.beta1 == 0.9 && c->optimizer.beta2 == 0.95);
+    assert_true(c->scheduler.warmup_min_lr == -1 && c->scheduler.t_max == 0 &&
+                c->scheduler.grad_clip_warmup_factor == 1);
+    assert_true(c->max_grad_norm == 0 && c->z_loss == 0 && c->data.itemsize == 2 && c->data.seed == 6198);
+    assert_true(c->data.instance_filter.max_count == 0 && c->max_duration.steps == 100 && c->stop_at.steps == 0);
+    assert_true(c->save_interval == 1000 && c->save_num_checkpoints_to_keep == -1 && c->eval_interval == 1000);
+    assert_true(c->device_eval_batch_size == 2 && c->eval_subset_num_batches == -1 && c->restore_dataloader);
+    assert_string_equal(c->save_folder, "runs/try");
+    assert_null(c->load_path);
+    config_free(c);
+}
+
+static void test_values(void **state)
+{
+    (void)state;
+    try_write_changed("paths", "paths: b.npy");
+    Config *c = try_load(1, "--max_duration=2e12T", "--optimizer={betas: [0, .5], eps: 1E-8}", "--save-overwrite",
+        "--stop_at=1_000");
+    assert_true(c->max_duration.tokens == 2000000000000 && c->max_duration.steps == 0 && c->stop_at.steps == 1000);
+    assert_true(c->optimizer.beta1 == 0 && c->optimizer.beta2 == 0.5 && c->optimizer.eps == 1e-8);
+    assert_true(c->optimizer.lr == 1e-3);              /* an override of a section keeps its other keys */
+    assert_true(c->save_overwrite && c->data.num_paths == 1);
+    assert_string_equal(c->data.paths[0], "b.npy");
+    config_free(c);
+
+    c = try_load(1, "--max_duration=1.5ep", "--scheduler.units=tokens", "--scheduler.t_max=5e12",
+                 "--data.paths=[x, 'y z', \"q\"]");
+    assert_true(c->max_duration.epochs == 1.5 && c->scheduler.in_tokens && c->scheduler.t_max == 5000000000000);
+    assert_int_equal(c->data.num_paths, 3);
+    assert_string_equal(c->data.paths[1], "y z");
+    config_free(c);
+
+    c = try_load(1, "--seed=9007199254740993", "--data.seed=0", "--save_interval=null", "--eval_interval=0");
+    assert_true(c->seed == 9007199254740993 && c->data.seed == 0 && c->save_interval == 0 && c->eval_interval == 0);
+    config_free(c);
+
+    c = try_load(1, "--data.paths=null", "--data.datasets={zebra: [z.npy], ape: [a.npy, b.npy]}", "--recipe=f32",
+             "--format={master: bf16, moment2: e4m3/128, keep: inputs}");
+    assert_int_equal(c->data.num_paths, 3);
+    assert_string_equal(c->data.paths[0], "a.npy");
+    assert_string_equal(c->data.paths[2], "z.npy");
+    assert_true(c->recipe.master.dtype == BF16 && c->recipe.moment1.dtype == F32 && c->recipe.keep == KEEP_INPUTS);
+    assert_true(c->recipe.moment2.dtype == E4M3 && c->recipe.moment2.group == 128);
+    config_free(c);
+
+    c = try_load(1, "--precision=fp32", "--activation_checkpointing", "--data.instance_filter={}",
+                 "--max_duration=5");
+    assert_string_equal(c->recipe.name, "f32");
+    assert_true(c->recipe.keep == KEEP_BLOCK && c->data.instance_filter.max_count == 32);
+    config_free(c);
+}
+
+static void test_interpolation(void **state)
+{
+    (void)state;
+    char made[128], out[256];
+    for (int step = 9; step <= 10; step++) {
+        snprintf(made, sizeof made, "%s/step%d", try_folder, step);
+        assert_int_equal(mkdir(made, 0777), 0);
+    }
+    snprintf(made, sizeof made, "%s/step11.tmp", try_folder);
+    assert_int_equal(mkdir(made, 0777), 0);
+    unsetenv("NO_SUCH_VARIABLE");
+    setenv("TRY_VARIABLE", "from env", 1);
+
+    try_write(try_path, try_base);
+    snprintf(out, sizeof out, "--load_path=${path.last_checkpoint:%s}", try_folder);
+    Config *c = try_load(1, "--run_name=${oc.env:NO_SUCH_VARIABLE,n${seed}}",
+                     "--save_folder=${path.choose:/nowhere/x,${oc.env:NO_SUCH_VARIABLE,/tmp}}/a/${run_name}", out,
+                     "--eval_interval=${save_interval}");
+    assert_string_equal(c->run_name, "n6198");
+    assert_string_equal(c->save_folder, "/tmp/a/n6198");
+    snprintf(made, sizeof made, "%s/step10", try_folder);
+    assert_string_equal(c->load_path, made);
+    assert_int_equal(c->eval_interval, 1000);          /* the default of a key that the file does not have */
+    config_free(c);
+
+    c = try_load(1, "--run_name=${oc.env:TRY_VARIABLE}",
+                 "--load_path=${path.check_exist:/nowhere/${run_name}/latest}",
+             "--data.paths=['${path.glob:configs/tiny*.yaml}', x.npy]",
+                 "--device_eval_batch_size=${global_train_batch_size}");
+    assert_string_equal(c->run_name, "from env");
+    assert_null(c->load_path);
+    assert_int_equal(c->data.num_paths, 2);
+    assert_string_equal(c->data.paths[0], "configs/tiny.yaml");
+    assert_int_equal(c->device_eval_batch_size, 8);
+    config_free(c);
+}
+
+/* The spellings of OLMo's and COAT's published files, shortened. */
+static const char published[] =
+    "run_name: pub\n"
+    "wandb:\n  name: ${run_name}\n  entity: ${oc.env:NO_SUCH_VARIABLE}\n"
+    "model: {d_model: 64, n_heads: 4, n_layers: 2, mlp_ratio: 8, weight_tying: true, alibi: false, rope: true,\n"
+    "        flash_attention: true, attention_dropout: 0.0, attention_layer_norm: false,\n"
+    "        multi_query_attention: false, include_bias: false, block_type: sequential, layer_norm_type: default,\n"
+    "        layer_norm_with_affine: false,\n"
+    "        bias_for_layer_norm: false, attention_layer_norm_with_affine: false, activation_type: swiglu,\n"
+    "        residual_dropout: 0.0, embedding_dropout: 0.0, max_sequence_length: 32, vocab_size: 50280,\n"
+    "        embedding_size: 50304, eos_token_id: 50279, pad_token_id: 1, init_device: meta, init_fn: mitchell}\n"
+    "quantize_model: {use_quantize_model: coat_real, fabit: E4M3, fwbit: E4M3, fobit: E4M3, bwbit: E5M2,\n"
+    "                 babit: E5M2, bobit: E5M2, weight_memory_efficient: true, group_size: 32}\n"
+    "quantize_optimizer: {use_quantize_optimizer: coat_fp8_adamw, qgroup_size: 256, first_order_bit: E4M3,\n"
+    "                     first_order_expansion: expand, second_order_bit: E5M2, second_order_expansion: expand}\n"
+    "compile: null\n"
+    "optimizer:\n  name: adamw\n  learning_rate: 4.0e-4\n  weight_decay: 0.1\n  betas:\n  - 0.9\n  - 0.95\n"
+    "  metrics_log_interval: 10\n"
+    "scheduler: {name: linear_with_warmup, t_warmup: 10, alpha_f: 0.1, grad_clip_warmup_steps: 1000,\n"
+    "            grad_clip_warmup_factor: 10.0}\n"
+    "save_num_unsharded_checkpoints_to_keep: -1\n"
+    "save_interval: 1000\n"
+    "save_interval_unsharded: 10000\n"
+    "max_duration: 739_328  # steps\n"
+    "global_train_batch_size: 2048\n"
+    "device_train_microbatch_size: 8\n"
+    "precision: amp_bf16\n"
+    "fsdp: {wrapping_strategy: by_block, precision: mixed, sharding_strategy: FULL_SHARD}\n"
+    "max_grad_norm: 1.0\n"
+    "max_grad_norm_ratio: null\n"
+    "time_limit: null\n"
+    "eval_interval: ${save_interval}\n"
+    "device_eval_batch_size: ${device_train_microbatch_size}\n"
+    "evaluators:\n"
+    "  - label: small\n    data:\n      num_workers: 0\n      drop_last: true\n      datasets:\n"
+    "        c4-validation:\n          - eval/c4.npy\n        pile-validation: [eval/p0.npy, eval/p1.npy]\n"
+    "        far-validation: [s3://far/x.npy]\n"
+    "  - {label: own, data: {paths: eval/own.npy, memmap_dtype: uint32, num_workers: 0}}\n"
+    "  - label: piqa\n    type: downstream\n"
+    "data: {pad_direction: right, num_workers: 0, drop_last: true, pin_memory: true, timeout: 0, paths: [d.npy]}\n";
+
+static void test_published(void **state)
+{
+    (void)state;
+    try_write(try_path, published);
+    Config *c = try_load(4, "--recipe=bf16", NULL, NULL, NULL);
+    assert_true(c->model.mlp_width == 256 && !c->model.norm_affine && c->model.init_fn == INIT_MITCHELL);
+    assert_true(c->scheduler.name == LINEAR_WITH_WARMUP && c->scheduler.grad_clip_warmup_steps == 1000 &&
+                c->scheduler.grad_clip_warmup_factor == 10);
+    assert_true(c->max_duration.steps == 739328 && c->save_interval_unsharded == 10000 &&
+                c->device_eval_batch_size == 8);
+    assert_int_equal(c->num_eval, 3);
+    assert_string_equal(c->eval[0].label, "c4-validation");
+    assert_string_equal(c->eval[1].label, "pile-validation");
+    assert_string_equal(c->eval[1].paths[1], "eval/p1.npy");
+    assert_string_equal(c->eval[2].label, "own");
+    assert_int_equal(c->eval[0].itemsize, 2);
+    assert_int_equal(c->eval[2].itemsize, 4);
+    config_free(c);
+}
+
+/* One warning names what has no effect; what says what happens anyway is not worth a word. */
+static void test_warning(void **state)
+{
+    (void)state;
+    char message[8192];
+    try_write(try_path, published);
+    assert_true(try_printed(message, sizeof message, 2, 1, "--recipe=bf16", NULL));
+    static const char *const named[] = {
+        "wandb", "model.init_device",
+            "fsdp.sharding_strategy (weights, gradients and moments are whole on every rank)",
+        "data.pin_memory", "quantize_model and quantize_optimizer (recipe bf16 is given)",
+        "downstream evaluators (piqa)", "evaluators with remote data (far-validation)",
+            "evaluators[].data.num_workers",
+    };
+    for (size_t i = 0; i < sizeof named / sizeof *named; i++)
+        try_contains(message, named[i]);
+    static const char *const silent[] = { "compile", "flash_attention", "alibi", "unsharded", "drop_last (",
+        "pad_direction" };
+    for (size_t i = 0; i < sizeof silent / sizeof *silent; i++)
+        if (strstr(message, silent[i]))
+            fail_msg("'%s' needs no warning: %s", silent[i], message);
+    assert_null(strstr(strstr(message, "warning:") + 1, "warning:"));
+    const char *first = strstr(message, "evaluators[].data.num_workers");
+    assert_null(strstr(first + 1, "evaluators[].data.num_workers"));
+
+    try_write(try_path, try_base);
+    assert_true(try_printed(message, sizeof message, 2, 1, NULL, NULL));
+    assert_string_equal(message, "");
+}
+
+/* COAT's blocks choose a recipe; a build without it says so. */
+static void test_blocks(void **state)
+{
+    (void)state;
+    char message[8192];
+    static const struct { const char *drop, *recipe; } list[] = {
+        { NULL, "coat" }, { "--quantize_optimizer=null", "coat-act" }, { "--quantize_model=null", "coat-opt" },
+    };
+    try_write(try_path, published);
+    for (int i = 0; i < 3; i++) {
+        char expected[64];
+        snprintf(expected, sizeof expected, "this build has no recipe '%s'", list[i].recipe);
+        bool known = recipe_find(list[i].recipe) != NULL;
+        assert_int_equal(try_printed(message, sizeof message, 2, 1, list[i].drop, NULL), known);
+        if (!known) {
+            try_contains(message, expected);
+            continue;
+        }
+        Config *c = try_load(1, list[i].drop, NULL, NULL, NULL);
+        assert_string_equal(c->recipe.name, list[i].recipe);
+        if (i != 2)
+            assert_true(c->recipe.saved.group == 32 && c->recipe.gradient.dtype == E5M2);
+        if (i != 1)
+            assert_true(c->recipe.moment1.group == 256 && c->recipe.moment2.dtype == E5M2 && c->recipe.expand);
+        config_free(c);
+    }
+}
+
+/* ---- Hugging Face ----------------------------------------------------------------------------------------- */
+
+static void test_hf(void **state)
+{
+    (void)state;
+    char from[128];
+    snprintf(from, sizeof from, "--load_path=%s", try_folder);
+    try_write_hf("{" TRY_LLAMA ", \"num_key_value_heads\": 2, \"head_dim\": 8, \"rope_parameters\": {"
+               "\"rope_type\": \"llama3\", \"rope_theta\": 5e5, \"factor\": 32.0, \"low_freq_factor\": 1.0, "
+               "\"high_freq_factor\": 4.0, \"original_max_position_embeddings\": 256}, \"rms_norm_eps\": 1e-5, "
+               "\"eos_token_id\": [7, 8]}");
+    Config *c = try_load(1, from, "--model.max_sequence_length=128", NULL, NULL);
+    const ModelConfig *m = &c->model;
+    assert_true(m->d_model == 64 && m->n_layers == 2 && m->n_kv_heads == 2 && m->head_dim == 8 && m->mlp_width == 96);
+    assert_true(m->vocab_size == 90 && m->embedding_size == 128 && m->max_sequence_length == 128 &&
+                m->eos_token_id == 7);
+    assert_true(m->norm.kind == RMS_NORM && m->norm.eps == 1e-5f && m->norm_affine && !m->norm_after &&
+                !m->weight_tying);
+    assert_true(m->rope_theta == 5e5 && m->rope_scaling.factor == 32 && m->rope_scaling.original_length == 256);
+    config_free(c);
+
+    try_write_hf("{" TRY_LLAMA ", \"rope_theta\": 20000.0, \"rope_scaling\": {"
+               "\"type\": \"llama3\", \"factor\": 8.0}, \"tie_word_embeddings\": true, \"head_dim\": null}");
+    c = try_load(1, from, NULL, NULL, NULL);
+    assert_true(c->model.rope_theta == 20000 && c->model.rope_scaling.factor == 8 && c->model.weight_tying);
+    assert_true(c->model.n_kv_heads == 4 && c->model.head_dim == 16 && c->model.norm.eps == 1e-6f);
+    config_free(c);
+
+    ModelConfig read = { 0 };
+    try_write_hf("{\"architectures\": [\"OlmoForCausalLM\"], \"hidden_size\": 64, \"num_hidden_layers\": 1, "
+               "\"clip_qkv\": 8, \"num_attention_heads\": 4, \"intermediate_size\": 96, \"vocab_size\": 90, "
+               "\"rope_scaling\": null, \"eos_token_id\": 50279}");
+    config_read_hf(&read, try_folder);
+    assert_true(read.norm.kind == LAYER_NORM && !read.norm_affine && read.clip_qkv == 8 && read.rope_theta == 10000);
+    assert_int_equal(read.eos_token_id, -1);           /* beyond the vocabulary */
+    try_write_hf("{\"architectures\": [\"Olmo2ForCausalLM\"], \"hidden_size\": 64, \"num_hidden_layers\": 1, "
+               "\"num_attention_heads\": 4, \"intermediate_size\": 96, \"vocab_size\": 90, \"rms_norm_eps\": 1e-6}");
+    config_read_hf(&read, try_folder);
+    assert_true(read.norm.kind == RMS_NORM && read.norm_after && read.qk_norm && read.norm_affine &&
+                read.clip_qkv == 0);
+}
+
+/* ---- the resolved text, the table ------------------------------------------------------------------------- */
+
+/* Loading the text that a configuration was written out as gives the same configuration. */
+static void check_reload(Config *c)
+{
+    try_write(try_path, c->text);
+    Config *again = try_load(1, NULL, NULL, NULL, NULL);
+    assert_string_equal(c->text, again->text);
+    assert_memory_equal(&c->model, &again->model, sizeof c->model);
+    assert_memory_equal(&c->optimizer, &again->optimizer, sizeof c->optimizer);
+    assert_memory_equal(&c->scheduler, &again->scheduler, sizeof c->scheduler);
+    assert_memory_equal(&c->max_duration, &again->max_duration, sizeof c->max_duration);
+    assert_true(format_equal(c->recipe.moment2, again->recipe.moment2) && c->recipe.keep == again->recipe.keep);
+    assert_true(c->z_loss == again->z_loss && c->data.seed == again->data.seed && c->num_eval == again->num_eval);
+    for (int i = 0; i < c->num_eval; i++) {
+        assert_string_equal(c->eval[i].label, again->eval[i].label);
+        assert_int_equal(c->eval[i].itemsize, again->eval[i].itemsize);
+    }
+    config_free(again);
+    config_free(c);
+}
+
+static void test_reload(void **state)
+{
+    (void)state;
+    try_write(try_path, try_base);
+    check_reload(try_load(1, NULL, NULL, NULL, NULL));
+    try_write(try_path, published);
+    check_reload(try_load(1, "--recipe=f32", "--format={moment2: e5m2/64, keep: block}", "--max_duration=0.1ep",
+                      "--optimizer.learning_rate=0.1234567890123456"));
+    try_write(try_path, try_base);
+    check_reload(try_load(1, "--run_name=a \"b\" \\: #c", "--data.paths=['null', '~', 'x: y', 'true', '']",
+                 "--softmax_auxiliary_loss",
+                      "--model={rope_scaling: {rope_type: llama3, factor: 8}, clip_qkv: 0.3, mlp_hidden_size: 100, "
+                      "layer_norm_type: default, layer_norm_with_affine: false}"));
+    try_write(try_path, try_base);
+    check_reload(try_load(1, "--data.seed=0", "--eval_interval=null", "--scheduler.warmup_min_lr=0",
+                 "--max_duration=7e9T"));
+}
+
+/* The files that are shipped, and their texts. */
+static void test_shipped(void **state)
+{
+    (void)state;
+    glob_t files;
+    char message[8192];
+    assert_int_equal(glob("configs/*.yaml", 0, NULL, &files), 0);
+    assert_true(files.gl_pathc >= 6);
+    char saved[sizeof try_path];
+    strcpy(saved, try_path);
+    for (size_t i = 0; i < files.gl_pathc; i++) {
+        snprintf(try_path, sizeof try_path, "%s", files.gl_pathv[i]);
+        assert_true(try_printed(message, sizeof message, 2, 1, NULL, NULL));
+        assert_string_equal(message, "");
+        Config *c = try_load(1, NULL, NULL, NULL, NULL);
+        strcpy(try_path, saved);
+        check_reload(c);
+    }
+    globfree(&files);
+}
+
+static void test_table(void **state)
+{
+    (void)state;
+    for (const ConfigKey *k = config_keys; k->name; k++) {
+        int type = k->type & TYPE_MASK;
+        for (const ConfigKey *other = k + 1; other->name; other++) {
+            assert_string_not_equal(k->name, other->name);
+            bool same_struct = (strncmp(k->name, EVALUATOR_PREFIX, 12) == 0) == (strncmp(other->name,
+                EVALUATOR_PREFIX, 12) == 0);
+            if (type < FIXED && (other->type & TYPE_MASK) < FIXED && same_struct)
+                assert_int_not_equal(k->place, other->place);
+        }
+        assert_true(k->help || type == UNUSED);
+        assert_ptr_equal(config_key(k->name), k);
+    }
+    assert_string_equal(config_key("wandb.name")->name, "wandb.*");
+    assert_null(config_key("wandbx"));
+}
+
+static void test_help(void **state)
+{
+    (void)state;
+    static char text[1 << 17];
+    char saved[sizeof try_path];
+    strcpy(saved, try_path);
+    strcpy(try_path, "--help");
+    assert_true(try_printed(text, sizeof text, 1, 1, NULL, NULL));
+    for (const ConfigKey *k = config_keys; k->name; k++)
+        try_contains(text, k->name);
+    strcpy(try_path, "--help=markdown");
+    assert_true(try_printed(text, sizeof text, 1, 1, NULL, NULL));
+    try_contains(text, "| `optimizer.eps` | a number from 0 to 1 | 1e-5 |");
+    strcpy(try_path, saved);
+}
+
+/* README.md has the table between these two lines. */
+static void test_readme(void **state)
+{
+    (void)state;
+    char *table = NULL, *readme = NULL;
+    size_t size = 0, length = 0;
+    FILE *f = fopen("README.md", "r");
+    if (f) {
+        if (getdelim(&readme, &length, '\0', f) < 0)
+            readme[0] = '\0';
+        fclose(f);
+    }
+    const char *start = readme ? strstr(readme, "<!-- keys: ./train --help=markdown -->\n") : NULL;
+    if (!start) {
+        free(readme);
+        skip();
+    }
+    f = open_memstream(&table, &size);
+    config_print_markdown(f);
+    fclose(f);
+    try_contains(start, table);
+    free(table);
+    free(readme);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_values),
+        cmocka_unit_test(test_interpolation),
+        cmocka_unit_test(test_published),
+        cmocka_unit_test(test_warning),
+        cmocka_unit_test(test_blocks),
+        cmocka_unit_test(test_hf),
+        cmocka_unit_test(test_reload),
+        cmocka_unit_test(test_shipped),
+        cmocka_unit_test(test_table),
+        cmocka_unit_test(test_help),
+        cmocka_unit_test(test_readme),
+    };
+    return cmocka_run_group_tests(tests, try_make_folder, try_remove_folder);
+}

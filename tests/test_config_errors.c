@@ -1,0 +1,246 @@
+/* Every kind of mistake in a configuration: the message names the place, what is wrong and what would do. */
+#include "tests/try_config.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- mistakes --------------------------------------------------------------------------------------------- */
+
+/* A line of `base` (NULL: a line at the end) and what takes its place, or an argument; and words of the message. */
+typedef struct { const char *line, *with, *words, *more; } Mistake;
+
+static void check_mistakes(const Mistake *m, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        char place[256], message[8192];
+        int number = try_write_changed(m[i].line, m[i].with);
+        snprintf(place, sizeof place, "error: %s:%d: ", try_path, number);
+        if (try_printed(message, sizeof message, 2, 1, NULL, NULL))
+            fail_msg("'%s' was accepted", m[i].with);
+        try_contains(message, place);
+        try_contains(message, m[i].words);
+        if (m[i].more)
+            try_contains(message, m[i].more);
+    }
+}
+#define CHECK_MISTAKES(list) check_mistakes(list, sizeof list / sizeof *list)
+
+static void test_unknown_keys(void **state)
+{
+    (void)state;
+    static const Mistake list[] = {
+        { "seed",          "sead: 1",             "unknown key 'sead'", "did you mean 'seed'?" },
+        { "learning_rate", "learning_rat: 1",     "unknown key 'optimizer.learning_rat'",
+          "did you mean 'optimizer.learning_rate'?" },
+        { "seed",          "n_heads: 4",          "unknown key 'n_heads'", "did you mean 'model.n_heads'?" },
+        { "n_heads",       "num_heads: 4",        "did you mean 'model.n_heads'?", NULL },
+        { NULL,            "optimiser: {}",       "did you mean 'optimizer'?", NULL },
+        { NULL,            "xyzzy_plugh: 1",      "unknown key 'xyzzy_plugh'; ./train --help lists all", NULL },
+        { NULL,            "evaluator: []",       "did you mean 'evaluators'?", NULL },
+        { NULL,            "evaluators: [{label: x, data: {pathz: [a]}}]", "unknown key 'evaluators[].data.pathz'",
+          "did you mean 'evaluators[].data.paths'?" },
+    };
+    CHECK_MISTAKES(list);
+}
+
+static void test_wrong_values(void **state)
+{
+    (void)state;
+    static const Mistake list[] = {
+        { "n_layers",      "n_layers: two",
+          "model.n_layers: expected an integer from 1 to 10000, found 'two'", NULL },
+        { "n_layers",      "n_layers: 2.5",        "expected an integer", "found '2.5'" },
+        { "n_layers",      "n_layers: 0",          "expected an integer from 1 to 10000, found '0'", NULL },
+        { "n_layers",      "n_layers: null",       "found 'null'", NULL },
+        { "n_layers",      "n_layers: [1]",        "found 'a list'", NULL },
+        { "n_layers",      "n_layers: {a: 1}",     "found 'a section'", NULL },
+        { "learning_rate", "learning_rate: nan",   "expected a number", NULL },
+        { "learning_rate", "learning_rate: -1",    "expected a number from 0 to 1000, found '-1'", NULL },
+        { "betas",         "betas: [0.9, 1]",
+          "optimizer.betas: expected [beta1, beta2], each from 0 to below 1", NULL },
+        { "betas",         "betas: 0.9",           "optimizer.betas", NULL },
+        { NULL,            "save_overwrite: 3",    "expected true or false, found '3'", NULL },
+        { "max_duration",  "max_duration: 2e9X",
+          "expected steps (100), tokens (2e9T) or epochs (1ep), found '2e9X'", NULL },
+        { "max_duration",  "max_duration: 0",      "max_duration", NULL },
+        { NULL,            "format: {saved: fp9}", "format.saved: expected f32, bf16", "found 'fp9'" },
+        { NULL,            "format: {keep: some}", "format.keep: expected all|inputs|block", NULL },
+        { NULL,            "format: {master: e4m3/128}", "format.master cannot be e4m3/128; take bf16 or f32", NULL },
+        { NULL,            "fsdp: on",             "fsdp is a section", "found 'on'" },
+        { NULL,            "evaluators: {label: a}", "evaluators is a list", NULL },
+        { NULL,            "evaluators: [{type: lm}]", "evaluator has no label", NULL },
+        { NULL,            "evaluators: [{label: a}]", "evaluator 'a' has no data", NULL },
+    };
+    CHECK_MISTAKES(list);
+}
+
+static void test_unsupported(void **state)
+{
+    (void)state;
+    static const Mistake list[] = {
+        { "include_bias", "include_bias: true",        "model.include_bias: 'true' is not supported, only false",
+          NULL },
+        { "include_bias", "alibi: true",               "model.alibi: 'true' is not supported", NULL },
+        { "include_bias", "rope: false",               "model.rope", "positions are rotary" },
+        { "include_bias", "activation_type: gelu",     "only swiglu", NULL },
+        { "include_bias", "block_type: parallel",      "only sequential|llama", NULL },
+        { "include_bias", "attention_dropout: 0.1",    "there is no dropout", NULL },
+        { "include_bias", "bias_for_layer_norm: true", "norms have no bias", NULL },
+        { "include_bias", "scale_logits: true",        "model.scale_logits", NULL },
+        { "layer_norm_type", "layer_norm_type: group",    "expected rms|default|low_precision|amd_compatible", NULL },
+        { "include_bias", "init_fn: kaiming_normal",   "expected mitchell|normal|full_megatron", NULL },
+        { "betas",        "name: lionw",               "optimizer.name: 'lionw' is not supported, only adamw", NULL },
+        { "t_warmup",     "name: max_scheduler",       "expected cosine_with_warmup|linear_with_warmup", NULL },
+        { NULL, "precision: amp_fp16",                 "expected amp_bf16|fp32, found 'amp_fp16'", NULL },
+        { NULL, "max_grad_norm_ratio: 0.5",            "clipped by max_grad_norm", NULL },
+        { NULL, "time_limit: 3600",                    "SIGTERM", NULL },
+        { NULL, "activation_checkpointing: one_in_two", "expected whole_layer|true|fine_grained|false", NULL },
+        { NULL, "recipe: fp4",                         "this build has no recipe 'fp4'; it has f32, bf16", NULL },
+        { NULL, "quantize_model: {use_quantize_model: fp8deepseek}", "expected coat_real|fp8linear", NULL },
+        { NULL, "load_path: s3://bucket/step1",        "load_path 's3://bucket/step1' is remote; fetch", NULL },
+        { NULL, "save_folder: s3://bucket/run",        "save_folder 's3://bucket/run' is remote", NULL },
+        { "paths", "paths: [https://host/a.npy]",      "'https://host/a.npy' is remote",
+          "wget -x https://host/a.npy" },
+        { "paths", "paths: [b.npy, s3://b/a.npy, s3://b/c.npy]", "'s3://b/a.npy' and others are remote",
+          "aws s3 cp s3://b/a.npy" },
+    };
+    CHECK_MISTAKES(list);
+}
+
+static void test_combinations(void **state)
+{
+    (void)state;
+    static const Mistake list[] = {
+        { "n_heads",      "n_heads: 5",
+          "model.d_model 64 is not a multiple of model.n_heads 5; take d_model 60 or 65",
+          "model.head_dim" },
+        { "include_bias", "n_kv_heads: 3",           "model.n_heads 4 is not a multiple of model.n_kv_heads 3",
+          NULL },
+        { "include_bias", "head_dim: 5",             "heads are 5 wide", "must be even" },
+        { "n_heads",      "n_heads: 64",             "heads are 1 wide", NULL },
+        { "include_bias", "mlp_hidden_size: 333",    "so it must be even", NULL },
+        { "include_bias", "mlp_ratio: 0.7",          "both halves of the MLP 44.8 wide", NULL },
+        { "include_bias", "embedding_size: 96",
+          "model.vocab_size 100 does not fit model.embedding_size 96; take 128", NULL },
+        { "eos_token_id", "eos_token_id: 100",       "model.eos_token_id 100 is beyond the vocabulary", NULL },
+        { "include_bias", "pad_token_id: 777",       "model.pad_token_id 777 is beyond the vocabulary", NULL },
+        { "include_bias", "rope_scaling: {rope_type: llama3}", "needs model.rope_scaling.factor", NULL },
+        { "include_bias", "rope_scaling: {factor: 8, high_freq_factor: 1}", "high_freq_factor 1 must be above",
+          NULL },
+        { "global_train_batch_size", "global_train_batch_size: 7", "--device_train_microbatch_size=1",
+          "--global_train_batch_size=6 or 8 would do" },
+        { "global_train_batch_size", "global_train_batch_size: 1", "--device_train_microbatch_size=1",
+          "--global_train_batch_size=2 would do" },
+        { "t_warmup", "name: wsd",                   "needs scheduler.t_decay", NULL },
+        { "t_warmup", "warmup_min_lr: 1",
+          "scheduler.warmup_min_lr 1 is above optimizer.learning_rate 0.001", NULL },
+        { "paths",    "paths: []",                   "no training data", NULL },
+    };
+    CHECK_MISTAKES(list);
+}
+
+/* Mistakes that take two lines or an argument. */
+static void test_arguments(void **state)
+{
+    (void)state;
+    static const struct { int world; const char *a, *b, *words; } list[] = {
+        { 1, "--max_duratoin=3", NULL,
+          "error: --max_duratoin=3: unknown key 'max_duratoin'; did you mean 'max_duration'?" },
+        { 1, "--model.n_layers=x", NULL, "error: --model.n_layers=x: model.n_layers: expected an integer" },
+        { 1, "max_duration=3", NULL, "unexpected argument 'max_duration=3'" },
+        { 1, "--betas=[1", NULL, "--betas=[1: " },
+        { 3, NULL, NULL, "global_train_batch_size 8 is not a multiple of 3 ranks x device_train_microbatch_size 2; "
+                         "--global_train_batch_size=6 or 12 would do" },
+        { 8, NULL, NULL, "--device_train_microbatch_size=1 or --global_train_batch_size=16 would do" },
+        { 1, "--scheduler.t_max=10", "--scheduler.t_warmup=20", "t_warmup 20 is longer than scheduler.t_max 10" },
+        { 1, "--scheduler.name=inverse_sqrt_with_warmup", "--scheduler.t_warmup=0", "needs scheduler.t_warmup > 0" },
+        { 1, "--model.multi_query_attention", "--model.n_kv_heads=2", "give only n_kv_heads" },
+        { 1, "--model.attention_layer_norm", "--model.layer_norm_type=default", "set model.layer_norm_type: rms" },
+        { 1, "--model.layer_norm_type=default", NULL, "LayerNorms with weights" },
+        { 1, "--data.generate_attention_mask", NULL, "needs model.pad_token_id" },
+        { 1, "--data.generate_doc_lengths", "--model.eos_token_id=null", "needs model.eos_token_id" },
+        { 1, "--data.datasets={x: [b.npy]}", NULL, "not both" },
+        { 1, "--model.vocab_size=null", NULL, "found 'null'" },
+        { 1, "--run_name=${oc.env:NO_SUCH_VARIABLE}", NULL, "NO_SUCH_VARIABLE is not set" },
+        { 1, "--run_name=${nowhere}", NULL, "there is no key 'nowhere'" },
+        { 1, "--run_name=${save_folder}", "--save_folder=${run_name}", "refers to itself" },
+        { 1, "--run_name=${path.best:x}", NULL, "${path.best:...} is unknown; there are oc.env" },
+        { 1, "--run_name=${seed", NULL, "lacks a closing }" },
+        { 1, "--data.paths=${path.glob:/nowhere/*.npy}", NULL, "no file matches '/nowhere/*.npy'" },
+        { 1, "--load_path=${path.last_checkpoint:/nowhere}", NULL, "there is no checkpoint stepN in '/nowhere'" },
+        { 1, "--run_name=${data.paths}-x", NULL, "puts a list or a section inside a text" },
+    };
+    try_write(try_path, try_base);
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+        char message[8192];
+        if (try_printed(message, sizeof message, 2, list[i].world, list[i].a, list[i].b))
+            fail_msg("%s was accepted", list[i].a ? list[i].a : "the number of ranks");
+        try_contains(message, list[i].words);
+    }
+}
+
+static void test_files(void **state)
+{
+    (void)state;
+    char message[8192], expected[256];
+    static const struct { const char *text, *words; int line; } list[] = {
+        { "a: 1\nb: 2\na: 3\n",     "duplicate key", 3 },
+        { "model:\n  a: [1, 2\n",   "", 0 },
+        { "",                       "is empty or no YAML", 0 },
+        { "- 1\n- 2\n",             "a list of `key: value` lines", 0 },
+        { "seed: 1\n",              "model.d_model is missing: width", 0 },
+    };
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+        try_write(try_path, list[i].text);
+        assert_false(try_printed(message, sizeof message, 2, 1, NULL, NULL));
+        snprintf(expected, sizeof expected, list[i].line ? "%s:%d:" : "%s", try_path, list[i].line);
+        try_contains(message, expected);
+        try_contains(message, list[i].words);
+    }
+    unlink(try_path);
+    assert_false(try_printed(message, sizeof message, 2, 1, NULL, NULL));
+    try_contains(message, "cannot open this configuration file");
+}
+
+/* ---- Hugging Face folders -------------------------------------------------------------------------------- */
+
+static void test_hf_refused(void **state)
+{
+    (void)state;
+    static const struct { const char *json, *words; } list[] = {
+        { "{" TRY_LLAMA ", \"attention_bias\": true}",                     "attention_bias is not supported" },
+        { "{" TRY_LLAMA ", \"mlp_bias\": true}",                           "mlp_bias is not supported" },
+        { "{" TRY_LLAMA ", \"rope_scaling\": {\"rope_type\": \"yarn\"}}",  "rope_type 'yarn' is not supported" },
+        { "{\"architectures\": [\"MistralForCausalLM\"]}",             "architecture MistralForCausalLM" },
+        { "{\"architectures\": [\"LlamaForCausalLM\"]}",               "hidden_size: expected a whole number" },
+        { "{\"architectures\"\n: }",                                   "config.json:2:" },
+    };
+    char from[128], message[8192];
+    snprintf(from, sizeof from, "--load_path=%s", try_folder);
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+        try_write_hf(list[i].json);
+        assert_false(try_printed(message, sizeof message, 2, 1, from, NULL));
+        try_contains(message, list[i].words);
+    }
+    assert_false(try_printed(message, sizeof message, 2, 1, "--load_path=/nowhere", NULL));
+    try_contains(message, "/nowhere/config.json: cannot be read");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_unknown_keys),
+        cmocka_unit_test(test_wrong_values),
+        cmocka_unit_test(test_unsupported),
+        cmocka_unit_test(test_combinations),
+        cmocka_unit_test(test_arguments),
+        cmocka_unit_test(test_files),
+        cmocka_unit_test(test_hf_refused),
+    };
+    return cmocka_run_group_tests(tests, try_make_folder, try_remove_folder);
+}

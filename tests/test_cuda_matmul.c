@@ -1,0 +1,189 @@
+/* GEMMs of cuBLASLt where the common tests do not reach: FP8 operands, and GEMMs large enough that their algorithm is
+ * chosen by timing, which must leave accumulators alone and the bits as they were. */
+#include "tests/kit.h"
+
+static const Format F = { F32, 0 }, BF = { BF16, 0 }, E4 = { E4M3, 0 }, E5 = { E5M2, 0 };
+
+/* ---- FP8 --------------------------------------------------------------------------------------------------- */
+
+/* Finite codes of both signs, some subnormal, with their transposed copy, and a scale that is no power of two. */
+static Tensor make_fp8(Format f, int rows, int cols, uint64_t seed)
+{
+    Tensor t = make(f, rows, cols);
+    const size_t n = tensor_numel(t);
+    uint8_t *codes = keep(n), *transposed = keep(n);
+    const float scale = 0.0123f;
+    t.data_t = guarded(n);
+    for (size_t i = 0; i < n; i++) {
+        uint64_t bits = random_bits(seed, i);
+        codes[i] = (uint8_t)((bits & 0x80) | (bits >> 8) % (f.dtype == E4M3 ? 0x58 : 0x48));
+        transposed[i % (size_t)cols * (size_t)rows + i / (size_t)cols] = codes[i];
+    }
+    device_put(t.data, codes, n);
+    device_put(t.data_t, transposed, n);
+    device_put(t.scale, &scale, sizeof scale);
+    return t;
+}
+
+typedef struct { const double *x; int row, col; } Strided;       /* element (i, k) is x[i row + k col] */
+
+/* ref = old + a b^T over k, and what Hopper's FP8 tensor cores may err: they add 32 products and the accumulator at a
+ * time, each cut to 13 fraction bits of the largest of them, so 33 2^-13 max per step, where max bounds every product
+ * and every sum over a range of k, a difference of two sums from 0. F32 sums and the old value add the usual k u. */
+static void product(double *ref, double *bound, const double *old, int rows, int cols, int K, Strided a, Strided b)
+{
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < cols; j++) {
+            double sum = 0, size = 0, most = 0;     /* most: of products and doubled sums */
+            for (int k = 0; k < K; k++) {
+                double term = a.x[i * a.row + k * a.col] * b.x[j * b.row + k * b.col];
+                sum += term;
+                size += fabs(term);
+                most = fmax(most, fmax(fabs(term), 2 * fabs(sum)));
+            }
+            size_t at = (size_t)i * (size_t)cols + (size_t)j;
+            double start = old ? old[at] : 0;
+            ref[at] = start + sum;
+            bound[at] = (K + 31) / 32 * 33 * 0x1p-13 * most + (K + 4) * U24 * size + 4 * U24 * fabs(start);
+        }
+}
+
+static void fp8_case(int N, int C, int O, Format out, Format gradient)
+{
+    const size_t most = (size_t)(N > O ? N : O) * (size_t)(C > O ? C : O);
+    Tensor x = make_fp8(E4, N, C, 1), w = make_fp8(E4, O, C, 2), dy = make_fp8(gradient, N, O, 3);
+    Tensor y = make(out, N, O), add = make_filled(out, N, O, 4, -2, 2);
+    Tensor dx = make_filled(out, N, C, 5, -2, 2), dw = make_filled(out, O, C, 6, -2, 2);
+    double *X = values(x), *W = values(w), *DY = values(dy), *old, *ref = keep(most * 8), *bound = keep(most * 8);
+
+    TWICE(matmul(y, x, w, NONE), y);
+    product(ref, bound, NULL, N, O, C, (Strided){ X, C, 1 }, (Strided){ W, C, 1 });
+    check_close("matmul", y, ref, bound);
+    TWICE(matmul(y, x, w, add), y);
+    product(ref, bound, values(add), N, O, C, (Strided){ X, C, 1 }, (Strided){ W, C, 1 });
+    check_close("matmul + add", y, ref, bound);
+
+    old = values(dx);
+    TWICE(matmul_dx(dx, dy, w, true), dx);
+    product(ref, bound, old, N, C, O, (Strided){ DY, O, 1 }, (Strided){ W, 1, C });
+    check_close("matmul_dx +=", dx, ref, bound);
+    TWICE(matmul_dx(dx, dy, w, false), dx);
+    product(ref, bound, NULL, N, C, O, (Strided){ DY, O, 1 }, (Strided){ W, 1, C });
+    check_close("matmul_dx", dx, ref, bound);
+
+    old = values(dw);
+    TWICE(matmul_dw(dw, dy, x), dw);
+    product(ref, bound, old, O, C, N, (Strided){ DY, 1, O }, (Strided){ X, 1, C });
+    check_close("matmul_dw", dw, ref, bound);
+    release();
+}
+
+static void test_fp8(void **state)
+{
+    (void)state;
+    fp8_case(16, 16, 16, BF, E5);
+    fp8_case(48, 64, 32, BF, E5);
+    fp8_case(96, 256, 384, BF, E5);
+    fp8_case(96, 256, 384, F, E5);
+    fp8_case(96, 256, 384, BF, E4);
+}
+
+/* ---- large ------------------------------------------------------------------------------------------------- */
+
+/* |y - sum a b - old| <= u |y| + 2 (K + 4) u24 sum|a b| for sampled elements; the factor 2 covers tensor cores, which
+ * cut where others round. */
+static void check_samples(const char *what, Tensor t, const double *old, int K, Strided a, Strided b)
+{
+    const double *y = values(t);
+    for (uint64_t s = 0; s < 2000; s++) {
+        int i = (int)(random_bits(7, s) % (unsigned)t.rows), j = (int)(random_bits(8, s) % (unsigned)t.cols);
+        size_t at = (size_t)i * (size_t)t.cols + (size_t)j;
+        double sum = old ? old[at] : 0, size = fabs(sum);
+        for (int k = 0; k < K; k++) {
+            double term = a.x[(size_t)i * a.row + (size_t)k * a.col] * b.x[(size_t)j * b.row + (size_t)k * b.col];
+            sum += term;
+            size += fabs(term);
+        }
+        double error = 2 * (K + 4) * U24 * size, limit = unit_roundoff(t.format) * (fabs(sum) + error) + error;
+        if (!(fabs(y[at] - sum) <= limit))
+            fail_msg("%s[%d,%d]: %.9g, expected %.9g; at most %.3g off is explained", what, i, j, y[at], sum, limit);
+    }
+}
+
+/* 2 N C O > 1e10: the first call of each GEMM tries algorithms, the second does not. */
+static void large_case(Format operand, Format out)
+{
+    const int N = 2048, C = 1536, O = 2304;
+    Tensor x = make_filled(operand, N, C, 1, -1, 1), w = make_filled(operand, O, C, 2, -1, 1);
+    Tensor dy = make_filled(operand, N, O, 3, -1, 1), y = make_filled(out, N, O, 4, -8, 8);
+    Tensor dx = make_filled(out, N, C, 5, -8, 8), dw = make_filled(out, O, C, 6, -8, 8);
+    double *X = values(x), *W = values(w), *DY = values(dy), *old = values(y);
+
+    TWICE(matmul(y, x, w, y), y);
+    check_samples("matmul, added in place", y, old, C, (Strided){ X, C, 1 }, (Strided){ W, C, 1 });
+    TWICE(matmul(y, x, w, NONE), y);
+    check_samples("matmul", y, NULL, C, (Strided){ X, C, 1 }, (Strided){ W, C, 1 });
+    old = values(dx);
+    TWICE(matmul_dx(dx, dy, w, true), dx);
+    check_samples("matmul_dx", dx, old, O, (Strided){ DY, O, 1 }, (Strided){ W, 1, C });
+    old = values(dw);
+    TWICE(matmul_dw(dw, dy, x), dw);
+    check_samples("matmul_dw", dw, old, N, (Strided){ DY, 1, O }, (Strided){ X, 1, C });
+    release();
+}
+
+static void test_large(void **state)
+{
+    (void)state;
+    large_case(F, F);
+    large_case(BF, BF);
+    large_case(BF, F);
+}
+
+/* With operands of zeros all algorithms give the same bits, so the choice waits for data, which come third. */
+static void test_zeros(void **state)
+{
+    (void)state;
+    const int n = 1792;
+    Tensor x = make_filled(BF, n, n, 1, 0, 0), w = make_filled(BF, n, n, 2, -1, 1), y = make(BF, n, n);
+    for (int i = 0; i < 2; i++)
+        matmul(y, x, w, NONE);
+    const double *zeros = values(y);
+    for (int i = 0; i < n * n; i++)
+        assert_true(zeros[i] == 0);
+    fill(x, 3, -1, 1);
+    TWICE(matmul(y, x, w, NONE), y);
+    check_samples("after zeros", y, NULL, n, (Strided){ values(x), n, 1 }, (Strided){ values(w), n, 1 });
+    release();
+}
+
+/* ---- errors ------------------------------------------------------------------------------------------------ */
+
+static void test_errors(void **state)
+{
+    (void)state;
+    Tensor a = make(BF, 16, 16), f = make(F, 16, 16), e4 = make_fp8(E4, 16, 16, 1), e5 = make_fp8(E5, 16, 16, 2);
+    Tensor narrow = make_fp8(E4, 16, 24, 3), no_t = e4;
+    no_t.data_t = NULL;
+    DIES("no GEMM of f32 and bf16", matmul(f, f, a, NONE));
+    DIES("no GEMM of e5m2 and e5m2", matmul(a, e5, e5, NONE));
+    DIES("into e4m3", matmul(e4, a, a, NONE));
+    DIES("f32 and f32 into bf16", matmul(a, f, f, NONE));
+    DIES("adds f32 to bf16", matmul(a, e4, e4, f));
+    DIES("inputs = 24 a multiple of 16", matmul(a, narrow, narrow, NONE));
+    DIES("w is e4m3 without the transposed copy", matmul_dx(a, e5, no_t, false));
+    DIES("x is e4m3 without the transposed copy", matmul_dw(a, e5, no_t));
+    release();
+}
+
+/* ./test_cuda_matmul [pattern]: only the tests whose names match. */
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_fp8), cmocka_unit_test(test_large), cmocka_unit_test(test_zeros),
+        cmocka_unit_test(test_errors),
+    };
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
+    return cmocka_run_group_tests(tests, start_device, NULL);
+}

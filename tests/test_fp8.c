@@ -1,0 +1,206 @@
+/* FP8 through quantize(): codes, scales and transposed copies, bit for bit on both back ends. */
+#include "tests/fp8.h"
+#include "tests/golden.h"
+
+static const Format F = { F32, 0 }, H = { BF16, 0 };
+
+/* S = max(max|x|, 2^-90) / max(format) in F32; the smallest BF16 that is not below it for a group. */
+static float expected_scale(const double *x, size_t n, Format f)
+{
+    float amax = 0x1p-90f;
+    for (size_t i = 0; i < n; i++)
+        amax = fmaxf(amax, (float)fabs(x[i]));
+    float s = amax / (float)fp8_table(f.dtype)[fp8_last(f.dtype)];
+    if (!f.group)
+        return s;
+    uint32_t u;
+    memcpy(&u, &s, sizeof u);
+    float cut = float_from_bits(u & 0xffff0000u);
+    return cut < s ? float_from_bits((u & 0xffff0000u) + 0x10000) : cut;
+}
+
+/* What a snapshot of `t` must be, from the values of what was quantized. */
+static uint8_t *expected_bytes(Tensor t, const double *x)
+{
+    const size_t n = tensor_numel(t), codes = t.data_t ? 2 * n : n;
+    const size_t group = t.format.group ? (size_t)t.format.group : n;
+    uint8_t *bytes = keep(tensor_bytes(t));
+    for (size_t g = 0; g < n; g += group) {
+        float s = expected_scale(x + g, group, t.format);
+        uint32_t u;
+        memcpy(&u, &s, sizeof u);
+        uint16_t half = (uint16_t)(u >> 16);
+        if (t.format.group)
+            memcpy(bytes + codes + 2 * (g / group), &half, sizeof half);
+        else
+            memcpy(bytes + codes, &s, sizeof s);
+        for (size_t i = g; i < g + group; i++)
+            bytes[i] = fp8_nearest((float)x[i] / s, t.format.dtype);
+    }
+    for (int r = 0; t.data_t && r < t.rows; r++)
+        for (int c = 0; c < t.cols; c++)
+            bytes[n + (size_t)(c * t.rows + r)] = bytes[r * t.cols + c];
+    return bytes;
+}
+
+static Tensor make_transposed(Format f, int rows, int cols)
+{
+    Tensor t = make(f, rows, cols);
+    t.data_t = guarded(tensor_numel(t));
+    return t;
+}
+
+static const Format formats[] = { { E4M3, 0 }, { E5M2, 0 }, { E4M3, 16 }, { E5M2, 16 }, { E4M3, 128 } };
+enum { FORMATS = sizeof formats / sizeof formats[0] };
+
+static void check_quantize(const char *what, Format f, Tensor x, bool transposed)
+{
+    char text[96];
+    snprintf(text, sizeof text, "quantize/%s/%s-%s%s", what, format_name(f), format_name(x.format),
+             transposed ? "-t" : "");
+    Tensor y = transposed ? make_transposed(f, x.rows, x.cols) : make(f, x.rows, x.cols);
+    TWICE(quantize(y, x), y);
+    check_same_bytes(text, tensor_snapshot(y), expected_bytes(y, values(x)), tensor_bytes(y));
+    golden_check(text, y, NULL);
+    Tensor back = make(F, x.rows, x.cols), half = make(H, x.rows, x.cols);
+    quantize(back, y);
+    quantize(half, y);
+    const double *exact = values(y), *got = values(back), *rounded = values(half);
+    for (size_t i = 0; i < tensor_numel(x); i++) {      /* code times scale in F32, rounded once more for BF16 */
+        assert_true(isnan(exact[i]) ? isnan(got[i]) : got[i] == (double)(float)exact[i]);
+        assert_true(isnan(exact[i]) ? isnan(rounded[i]) : fabs(rounded[i] - got[i]) <= 0x1p-8 * fabs(got[i]));
+    }
+}
+
+/* Rows of very different size, a row of zeros, one of numbers too small for any scale, ties. */
+static void fill_hard(Tensor t)
+{
+    float *x = keep(tensor_numel(t) * sizeof *x);
+    for (size_t i = 0; i < tensor_numel(t); i++) {
+        uint64_t row = i / (size_t)t.cols, bits = random_bits(3, i);
+        x[i] = ldexpf(uniform(4, i, -1, 1), (int)(random_bits(5, row) % 60) - 40);
+        x[i] = row % 5 == 1 ? 0 : row % 5 == 2 ? ldexpf(x[i], -90) : x[i];
+        x[i] = bits % 8 == 0 ? ldexpf((float)(bits >> 60), -6) : x[i];
+    }
+    put(t, x);
+}
+
+static void test_quantize(void **state)
+{
+    (void)state;
+    static const int shapes[][2] = { { 1, 128 }, { 8, 128 }, { 96, 256 }, { 3, 384 } };
+    for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++)
+        for (int i = 0; i < FORMATS; i++)
+            for (int half = 0; half < 2; half++) {
+                if (shapes[s][0] == 3 && !on_cpu())
+                    continue;
+                char what[32];
+                snprintf(what, sizeof what, "%dx%d", shapes[s][0], shapes[s][1]);
+                Tensor x = make(half ? H : F, shapes[s][0], shapes[s][1]);
+                fill_hard(x);
+                check_quantize(what, formats[i], x, false);
+                if (!formats[i].group)
+                    check_quantize(what, formats[i], x, true);
+                release();
+            }
+}
+
+/* With the largest value in the tensor S is 1, and the codes are those of the numbers themselves: every BF16 value
+ * and every tie that is in range, and random floats. */
+static void test_rounding(void **state)
+{
+    (void)state;
+    enum { N = 1 << 18 };
+    for (int i = 0; i < 2; i++) {
+        const DType d = formats[i].dtype;
+        const float max = (float)fp8_table(d)[fp8_last(d)];
+        float *x = keep(N * sizeof *x);
+        for (uint32_t j = 0; j < N; j++) {
+            uint64_t bits = random_bits(6, j);
+            float any = ldexpf(1 + (float)(bits >> 41) * 0x1p-23f, (int)(bits % 40) - 24);
+            float tie = (float)(fp8_table(d)[j % 120] + fp8_table(d)[j % 120 + 1]) / 2;
+            x[j] = j < 0x10000 ? float_from_bits(j << 16) : j % 4 ? any : bits & 1 ? tie : -tie;
+            if (!(fabsf(x[j]) <= max))
+                x[j] = isnan(x[j]) ? NAN : max;
+        }
+        Tensor t = make(F, N / 128, 128);
+        put(t, x);
+        check_quantize("rounding", formats[i], t, true);
+        release();
+    }
+}
+
+/* NaN stays where it is and does not count for the scale; an infinity poisons what shares its scale. */
+static void test_not_finite(void **state)
+{
+    (void)state;
+    for (int i = 0; i < FORMATS; i++) {
+        float x[256];
+        for (size_t j = 0; j < 256; j++)
+            x[j] = uniform(7, j, -1, 1);
+        x[3] = NAN;
+        Tensor t = make(F, 2, 128), y = make(formats[i], 2, 128);
+        put(t, x);
+        check_quantize("nan", formats[i], t, false);
+        x[130] = -INFINITY;
+        put(t, x);
+        quantize(y, t);
+        const double *v = values(y);
+        const size_t group = formats[i].group ? (size_t)formats[i].group : 256;
+        for (size_t j = 0; j < 256; j++)
+            assert_int_equal(isnan(v[j]) != 0, j == 3 || j / group == 130 / group);
+        release();
+    }
+}
+
+/* From one FP8 format to another, and sums over FP8: through the values. */
+static void test_between_formats(void **state)
+{
+    (void)state;
+    for (int i = 0; i < FORMATS; i++)
+        for (int j = 0; j < FORMATS; j++) {
+            Tensor x = make(F, 8, 256), y = make(formats[i], 8, 256), z = make(formats[j], 8, 256);
+            fill_hard(x);
+            quantize(y, x);
+            double *v = values(y);
+            for (int k = 0; k < 8 * 256; k++)
+                v[k] = (float)v[k];
+            quantize(z, y);
+            check_same_bytes("from FP8 to FP8", tensor_snapshot(z), expected_bytes(z, v), tensor_bytes(z));
+            release();
+        }
+}
+
+/* The halves of quantize: a scale that stays, codes without rows or without a transpose. */
+static void test_halves(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        Tensor x = make(F, 24, 32), whole = make_transposed(formats[i], 24, 32);
+        Tensor y = make_transposed(formats[i], 24, 32);
+        fill_hard(x);
+        quantize(whole, x);
+        const uint8_t *expected = tensor_snapshot(whole);
+        quantize_scale(y, x);
+        quantize_codes(y, x);
+        check_same_bytes("scale, then codes", tensor_snapshot(y), expected, tensor_bytes(y));
+
+        Tensor rows = make(formats[i], 24, 32), columns = make(formats[i], 32, 24), only = columns;
+        rows.scale = columns.scale = only.scale = y.scale;
+        TWICE(quantize_codes(rows, x), rows);
+        check_same_bytes("rows", tensor_snapshot(rows), expected, tensor_numel(rows));
+        only.rows = 24, only.cols = 32, only.data = NULL, only.data_t = columns.data;
+        TWICE(quantize_codes(only, x), columns);
+        check_same_bytes("columns", tensor_snapshot(columns), expected + tensor_numel(rows), tensor_numel(rows));
+        release();
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_quantize), cmocka_unit_test(test_rounding), cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_between_formats), cmocka_unit_test(test_halves),
+    };
+    return cmocka_run_group_tests(tests, start_device, NULL);
+}

@@ -1,0 +1,353 @@
+/* The backward of every operation against central differences of its forward, in F32.
+ *
+ * For L = sum cot * y with random cot, D(h) = (L(x+h) - L(x-h)) / 2h. Its truncation error is about
+ * (D(2h) - D(h)) / 3, so |D(2h) - D(h)| bounds it while the cubic term leads. Outputs that a perturbation leaves
+ * alone cancel exactly; each other one errs by k u max|y|, k stated at the operation, which D(h) divides by h. */
+#include "tests/kit.h"
+
+enum { MAX_SAMPLES = 200 };
+static const Format F = { F32, 0 };
+static const float STEP = 0x1p-6f;
+
+/* What is differentiated: y = f(inputs), where `forward` reads and writes the tensors it names. */
+typedef struct {
+    const char *name;
+    void (*forward)(void);
+    Tensor y, cot;
+    double noise;               /* k: error of an output in units of u max|y| */
+} Function;
+
+/* ---- differences ------------------------------------------------------------------------------------------- */
+
+static double *forward_at(const Function *f, Tensor x, size_t i, float value)
+{
+    device_put((float *)x.data + i, &value, sizeof value);
+    f->forward();
+    return values(f->y);
+}
+
+/* D(h) at element i; *noise: what it may err. */
+static double difference(const Function *f, Tensor x, size_t i, float at, float h, double *noise)
+{
+    const int mark = num_kept;
+    const double *cot = values(f->cot), *up = forward_at(f, x, i, at + h), *down = forward_at(f, x, i, at - h);
+    double sum = 0, largest = 0, changed = 0, width = (double)(at + h) - (double)(at - h);
+    for (size_t j = 0; j < tensor_numel(f->y); j++) {
+        sum += cot[j] * (up[j] - down[j]);
+        largest = fmax(largest, fmax(fabs(up[j]), fabs(down[j])));
+        changed += up[j] != down[j] ? fabs(cot[j]) : 0;
+    }
+    *noise = changed * f->noise * U24 * largest * 2 / width;
+    for (int k = mark; k < num_kept; k++)
+        free(kept[k].memory);
+    num_kept = mark;
+    return sum / width;
+}
+
+/* x is perturbed; dx holds the analytic gradient. At most MAX_SAMPLES elements, spread evenly. */
+static void check_gradient(const Function *f, const char *of, Tensor x, Tensor dx)
+{
+    const size_t numel = tensor_numel(x), stride = numel / MAX_SAMPLES + 1;
+    const double *X = values(x), *D = values(dx);
+    double largest = 0;         /* the analytic gradient is made of terms up to this size, and errs by k u of it */
+    for (size_t i = 0; i < numel; i++)
+        largest = fmax(largest, fabs(D[i]));
+    for (size_t i = 0; i < numel; i += stride) {
+        double noise, wide_noise;
+        double d = difference(f, x, i, (float)X[i], STEP, &noise);
+        double wide = difference(f, x, i, (float)X[i], 2 * STEP, &wide_noise);
+        float at = (float)X[i];
+        device_put((float *)x.data + i, &at, sizeof at);
+        double limit = fabs(wide - d) + noise + wide_noise + f->noise * U24 * largest;
+        if (!(fabs(D[i] - d) <= limit))
+            fail_msg("%s: gradient of %s[%zu] is %.7g, by differences %.7g; off by %.2g, at most %.2g is explained",
+                     f->name, of, i, D[i], d, fabs(D[i] - d), limit);
+    }
+    f->forward();
+}
+
+/* ---- the operations, on tensors that stay in place while they are perturbed -------------------------------- */
+
+static struct {
+    Tensor x, w, add, y, qnorm, knorm, losses;
+    float *stats;
+    Norm norm;
+    Attention attention;
+    Documents documents;
+    const int *ints;
+    int vocab;
+} now;
+
+static Tensor filled(int rows, int cols, uint64_t seed)
+{
+    return make_filled(F, rows, cols, seed, -1, 1);
+}
+
+static Tensor zeros(int rows, int cols)
+{
+    return make_filled(F, rows, cols, 0, 0, 0);
+}
+
+static void run_norm(void)
+{
+    norm_forward(now.y, now.x, now.stats, now.x, now.w, now.add, now.norm);
+}
+
+/* k: rstd from a sum of C terms, then four operations. */
+static void norm_case(NormKind kind, bool weight, bool residual, int N, int C)
+{
+    now.norm = (Norm){ kind, 1e-5f };
+    now.x = filled(N, C, 1), now.y = make(F, N, C), now.stats = make(F, N, 2).data;
+    now.w = weight ? make_filled(F, 1, C, 2, 0.5f, 1.5f) : NONE;
+    now.add = residual ? filled(N, C, 3) : NONE;
+    const Function f = { "norm", run_norm, now.y, filled(N, C, 4), C + 16 };
+    Tensor dx = zeros(N, C), dw = weight ? zeros(1, C) : NONE;
+    f.forward();
+    norm_backward(dx, dw, f.cot, now.x, now.stats, now.w, now.norm, true);
+    check_gradient(&f, "x", now.x, dx);
+    if (weight)
+        check_gradient(&f, "w", now.w, dw);
+    if (residual)
+        check_gradient(&f, "residual", now.add, f.cot);
+    release();
+}
+
+static void test_norm(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 8; i++) {
+        norm_case(i & 1 ? LAYER_NORM : RMS_NORM, i & 2, i & 4, 3, 16);
+        if (on_cpu()) {
+            norm_case(i & 1 ? LAYER_NORM : RMS_NORM, i & 2, i & 4, 1, 7);
+            norm_case(i & 1 ? LAYER_NORM : RMS_NORM, i & 2, i & 4, 5, 13);
+        }
+    }
+}
+
+static void run_matmul(void)
+{
+    matmul(now.y, now.x, now.w, now.add);
+}
+
+/* k: a sum of C products, whose sizes exceed |y| by a factor below C. */
+static void matmul_case(int N, int C, int O)
+{
+    now.x = filled(N, C, 1), now.w = filled(O, C, 2), now.add = filled(N, O, 3), now.y = make(F, N, O);
+    const Function f = { "matmul", run_matmul, now.y, filled(N, O, 4), C * (C + 2) };
+    Tensor dx = zeros(N, C), dw = zeros(O, C);
+    f.forward();
+    matmul_dx(dx, f.cot, now.w, true);
+    matmul_dw(dw, f.cot, now.x);
+    check_gradient(&f, "x", now.x, dx);
+    check_gradient(&f, "w", now.w, dw);
+    check_gradient(&f, "add", now.add, f.cot);
+    release();
+}
+
+static void test_matmul(void **state)
+{
+    (void)state;
+    matmul_case(8, 16, 8);
+    if (on_cpu()) {
+        matmul_case(1, 1, 1);
+        matmul_case(1, 7, 3);
+        matmul_case(5, 3, 9);
+    }
+}
+
+static void run_embedding(void)
+{
+    embedding_forward(now.y, now.ints, now.w);
+}
+
+static void test_embedding(void **state)
+{
+    (void)state;
+    enum { N = 6, C = 8, V = 5 };
+    now.ints = put_ints((int[N]){ 4, 0, 4, 2, 0, 4 }, N);
+    now.w = filled(V, C, 1), now.y = make(F, N, C);
+    const Function f = { "embedding", run_embedding, now.y, filled(N, C, 2), 1 };
+    Tensor dw = zeros(V, C);
+    embedding_backward(dw, now.ints, f.cot);
+    check_gradient(&f, "w", now.w, dw);
+    release();
+}
+
+static void run_swiglu(void)
+{
+    swiglu_forward(now.y, now.x);
+}
+
+/* k: five operations and expf. */
+static void swiglu_case(int N, int width)
+{
+    now.x = make_filled(F, N, 2 * width, 1, -3, 3), now.y = make(F, N, width);
+    const Function f = { "swiglu", run_swiglu, now.y, filled(N, width, 2), 12 };
+    Tensor dx = make(F, N, 2 * width);
+    swiglu_backward(dx, NONE, f.cot, now.x);
+    check_gradient(&f, "gate_up", now.x, dx);
+    release();
+}
+
+static void test_swiglu(void **state)
+{
+    (void)state;
+    swiglu_case(4, 16);
+    if (on_cpu()) {
+        swiglu_case(1, 1);
+        swiglu_case(3, 5);
+    }
+}
+
+static void run_loss(void)
+{
+    float *losses = now.losses.data;
+    cross_entropy(now.x, losses, losses + now.x.rows, now.ints, now.vocab, 1, 0, false);
+}
+
+/* k: a sum of `vocab` exponentials, and |max - min| <= 6 in exp's argument; zloss doubles it. */
+static void loss_case(int N, int V, int vocab, float scale, float z_weight)
+{
+    int *target = keep(sizeof *target * (size_t)N);
+    float *cot = keep(sizeof *cot * 2 * (size_t)N);
+    for (int n = 0; n < N; n++) {
+        target[n] = n % 3 == 1 ? -1 : (int)(random_bits(5, (uint64_t)n) % (uint64_t)vocab);
+        cot[n] = scale, cot[N + n] = scale * z_weight;
+    }
+    now.ints = put_ints(target, (size_t)N), now.vocab = vocab;
+    now.x = make_filled(F, N, V, 1, -3, 3), now.losses = make(F, 2, N);
+    Function f = { "cross_entropy", run_loss, now.losses, make(F, 2, N), 2 * (vocab + 30) };
+    put(f.cot, cot);
+    Tensor grad = make_filled(F, N, V, 1, -3, 3), scratch = make(F, 2, N);
+    cross_entropy(grad, scratch.data, (float *)scratch.data + N, now.ints, vocab, scale, z_weight, true);
+    check_gradient(&f, "logits", now.x, grad);
+    release();
+}
+
+static void test_loss(void **state)
+{
+    (void)state;
+    loss_case(4, 16, 13, 0.5f, 0);
+    loss_case(4, 16, 16, 0.5f, 0.1f);
+    if (on_cpu()) {
+        loss_case(1, 3, 2, 1, 0.01f);
+        loss_case(7, 11, 9, 2, 0.1f);
+    }
+}
+
+/* ---- rope and attention ------------------------------------------------------------------------------------ */
+
+static Attention attention_of(int B, int T, int H, int K, int D)
+{
+    float *host = keep(sizeof *host * (size_t)(T * D));
+    Tensor table = make(F, T, D);
+    for (int t = 0; t < T; t++)
+        for (int i = 0; i < D / 2; i++) {
+            host[t * D + 2 * i] = (float)cos(t * pow(100, -2.0 * i / D));
+            host[t * D + 2 * i + 1] = (float)sin(t * pow(100, -2.0 * i / D));
+        }
+    put(table, host);
+    return (Attention){ .B = B, .T = T, .H = H, .K = K, .D = D, .scale = 1 / sqrtf((float)D),
+                        .norm = { RMS_NORM, 1e-5f }, .rope = table.data };
+}
+
+static void run_rope(void)
+{
+    rope_forward(now.y, now.qnorm.data ? now.stats : NULL, now.x, now.qnorm, now.knorm, now.attention);
+}
+
+/* Elements near the limit are moved away from it: there the clamp has no derivative. */
+static void fill_beside(Tensor t, uint64_t seed, float limit)
+{
+    float *x = keep(tensor_numel(t) * sizeof *x);
+    for (size_t i = 0; i < tensor_numel(t); i++) {
+        x[i] = uniform(seed, i, -1, 1);
+        if (fabsf(fabsf(x[i]) - limit) < 3 * STEP)
+            x[i] *= 0.5f;
+    }
+    put(t, x);
+}
+
+/* k: the norm's rstd from a sum of H*D terms, then six operations. */
+static void rope_case(float clip, bool norm, int B, int T, int H, int K, int D)
+{
+    const int N = B * T, S = (H + 2 * K) * D;
+    now.attention = attention_of(B, T, H, K, D);
+    now.attention.clip = clip;
+    now.x = make(F, N, S), now.y = make(F, N, S), now.stats = make(F, N, 2).data;
+    fill_beside(now.x, 1, clip);
+    now.qnorm = norm ? make_filled(F, 1, H * D, 2, 0.5f, 1.5f) : NONE;
+    now.knorm = norm ? make_filled(F, 1, K * D, 3, 0.5f, 1.5f) : NONE;
+    const Function f = { "rope", run_rope, now.y, filled(N, S, 4), H * D + 20 };
+    Tensor dx = make(F, N, S), dq = norm ? zeros(1, H * D) : NONE, dk = norm ? zeros(1, K * D) : NONE;
+    f.forward();
+    rope_backward(dx, dq, dk, f.cot, now.x, norm ? now.stats : NULL, now.qnorm, now.knorm, now.attention);
+    check_gradient(&f, "x", now.x, dx);
+    if (norm) {
+        check_gradient(&f, "qnorm", now.qnorm, dq);
+        check_gradient(&f, "knorm", now.knorm, dk);
+    }
+    release();
+}
+
+static void test_rope(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        rope_case(i & 1 ? 0.6f : 0, i & 2, 2, 4, 4, 2, 8);
+        if (on_cpu()) {
+            rope_case(i & 1 ? 0.6f : 0, i & 2, 1, 1, 1, 1, 2);
+            rope_case(i & 1 ? 0.6f : 0, i & 2, 2, 3, 3, 1, 6);
+        }
+    }
+}
+
+static void run_attention(void)
+{
+    attention_forward(now.y, now.stats, now.x, now.attention, now.documents);
+}
+
+/* k: scores sum D products below 1, scaled: 2 sqrt(D) (D + 2), twice in exp; T + 2 terms in the mean of v. */
+static void attention_case(const int *start, int B, int T, int H, int K, int D)
+{
+    const int N = B * T, S = (H + 2 * K) * D, O = H * D;
+    now.attention = attention_of(B, T, H, K, D);
+    now.documents = (Documents){ 0 };
+    if (start) {
+        while (start[now.documents.count] < N)
+            now.documents.count++;
+        now.documents.longest = T;
+        now.documents.start = put_ints(start, (size_t)now.documents.count + 1);
+    }
+    now.x = filled(N, S, 1), now.y = make(F, N, O), now.stats = make(F, N, H).data;
+    const Function f = { "attention", run_attention, now.y, filled(N, O, 2), 4 * sqrt(D) * (D + 2) + 2 * (T + 12) };
+    Tensor dx = make(F, N, S);
+    f.forward();
+    attention_backward(dx, f.cot, now.x, now.y, now.stats, now.attention, now.documents);
+    check_gradient(&f, "qkv", now.x, dx);
+    release();
+}
+
+static void test_attention(void **state)
+{
+    (void)state;
+    static const int documents[] = { 0, 3, 4, 8, 10, 16 }, singles[] = { 0, 1, 2, 3, 4, 5, 6 };
+    attention_case(NULL, 2, 8, 4, 2, 8);
+    attention_case(documents, 2, 8, 4, 2, 8);
+    if (on_cpu()) {
+        attention_case(NULL, 1, 1, 1, 1, 2);
+        attention_case(NULL, 2, 5, 3, 1, 6);
+        attention_case(NULL, 1, 5, 2, 2, 3);
+        attention_case(singles, 2, 3, 2, 1, 4);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_norm), cmocka_unit_test(test_matmul), cmocka_unit_test(test_embedding),
+        cmocka_unit_test(test_swiglu), cmocka_unit_test(test_loss), cmocka_unit_test(test_rope),
+        cmocka_unit_test(test_attention),
+    };
+    return cmocka_run_group_tests(tests, start_device, NULL);
+}

@@ -1,0 +1,401 @@
+/* Norms, linear layers, embedding, SwiGLU and loss against a double reference, within bounds derived next to each.
+ *
+ * u = 2^-24. A sum of n terms, in any order, errs by at most n u sum|terms|; a factor 2 covers tensor cores, which
+ * cut where the others round. Elementwise F32 functions err by 4 u at most (CUDA's expf and rsqrtf: 2 ulp).
+ * Each operation runs twice, for each row of formats, on odd (for the CPU only), small and medium shapes. */
+#include "tests/golden.h"
+
+#define MAX2(a, b) ((a) > (b) ? (a) : (b))
+
+typedef struct { int N, C, O; bool odd; } Shape;
+static const Shape shapes[] = { { 1, 7, 3, true }, { 5, 13, 9, true }, { 1, 64, 32, false }, { 6, 40, 24, false },
+                                { 96, 256, 384, false } };
+enum { SHAPES = sizeof shapes / sizeof shapes[0] };
+
+static char label[128];
+static const char *name(const char *op, const FormatRow *f, const Shape *s, const char *variant)
+{
+    snprintf(label, sizeof label, "%s/%s/%dx%dx%d%s", op, f->name, s->N, s->C, s->O, variant);
+    return label;
+}
+
+static void check(const char *op, const FormatRow *f, const Shape *s, const char *variant, Tensor t,
+                  const double *ref, const double *bound)
+{
+    check_close(name(op, f, s, variant), t, ref, bound);
+    golden_check(label, t, bound);
+}
+
+static void for_all(void (*test)(const FormatRow *, const Shape *))
+{
+    for (int f = 0; f < FORMAT_ROWS; f++)
+        for (int s = 0; s < SHAPES; s++)
+            if (on_cpu() || !shapes[s].odd) {
+                test(&format_rows[f], &shapes[s]);
+                release();
+            }
+}
+
+static double *doubles(size_t n)
+{
+    return keep(n * sizeof(double));
+}
+
+/* ---- norms -------------------------------------------------------------------------------------------------- */
+
+typedef struct { NormKind kind; bool weight, residual, accumulate; const char *text; } NormCase;
+static const NormCase norm_cases[] = {
+    { RMS_NORM,   true,  false, true,  "-rms" },        { RMS_NORM,   false, true,  false, "-rms-plain-residual" },
+    { LAYER_NORM, true,  true,  false, "-layer-residual" }, { LAYER_NORM, false, false, true, "-layer-plain" },
+};
+
+/* Mean and rstd of a row, and what an F32 implementation may err: the mean by C u mean|x|; the variance, a sum of
+ * squares of differences that err by u (|x|+|m|), relatively by (C + 8) u; rstd by half of that and 4 u. */
+typedef struct { double mean, rstd, mean_error, rstd_error, mean_abs; } Stats;
+
+static Stats row_stats(const double *x, int C, NormKind kind, double eps)
+{
+    Stats s = { 0 };
+    double variance = 0, size = 0;
+    for (int c = 0; c < C; c++) {
+        s.mean += kind == LAYER_NORM ? x[c] / C : 0;
+        s.mean_abs += fabs(x[c]) / C;
+    }
+    for (int c = 0; c < C; c++) {
+        variance += (x[c] - s.mean) * (x[c] - s.mean) / C;
+        size += fabs(x[c] - s.mean) * (fabs(x[c]) + fabs(s.mean)) / C;
+    }
+    s.rstd = 1 / sqrt(variance + eps);
+    s.mean_error = kind == LAYER_NORM ? (C + 2) * U24 * s.mean_abs : 0;
+    s.rstd_error = s.rstd * ((C + 8) * U24 / 2 + 6 * U24) + pow(s.rstd, 3) * size * 2 * U24;
+    return s;
+}
+
+static void norm_forward_reference(double *y, double *bound, double *stats, double *stats_bound, const double *x,
+                                   const double *w, const double *add, int N, int C, Norm norm)
+{
+    for (int n = 0; n < N; n++) {
+        Stats s = row_stats(x + n * C, C, norm.kind, norm.eps);
+        stats[2 * n] = s.mean, stats[2 * n + 1] = s.rstd;
+        stats_bound[2 * n] = s.mean_error, stats_bound[2 * n + 1] = s.rstd_error;
+        for (int c = 0; c < C; c++) {
+            double d = x[n * C + c] - s.mean, wc = w ? w[c] : 1, r = add ? add[n * C + c] : 0, h = d * s.rstd * wc;
+            y[n * C + c] = h + r;
+            bound[n * C + c] = fabs(d * wc) * s.rstd_error + fabs(wc) * s.rstd * (s.mean_error + U24 * fabs(d))
+                + 5 * U24 * (fabs(h) + fabs(r));
+        }
+    }
+}
+
+static void norm_forward_case(const FormatRow *f, const Shape *s, const NormCase *k, bool saved_apart)
+{
+    const int N = s->N, C = s->C;
+    const size_t n = (size_t)N * (size_t)C;
+    const Norm norm = { k->kind, 1e-5f };
+    Tensor stream = make_filled(f->act, N, C, 1, -1, 2), x = saved_apart ? make(f->act, N, C) : stream;
+    Tensor w = k->weight ? make_filled(f->weight, 1, C, 2, 0.5f, 1.5f) : NONE;
+    Tensor residual = k->residual ? make_filled(f->act, N, C, 3, -1, 1) : NONE;
+    Tensor y = make(f->act, N, C), stats = make_f32(N, 2);
+    TWICE(norm_forward(y, x, stats.data, stream, w, residual, norm), y, x, stats);
+    check_same_bytes("the saved norm input", tensor_snapshot(x), tensor_snapshot(stream), tensor_bytes(x));
+
+    double *ref = doubles(n), *bound = doubles(n), *ref_stats = doubles(2 * (size_t)N), *bs = doubles(2 * (size_t)N);
+    norm_forward_reference(ref, bound, ref_stats, bs, values(stream), values(w), values(residual), N, C, norm);
+    check(saved_apart ? "norm_forward_apart" : "norm_forward", f, s, k->text, y, ref, bound);
+    check(saved_apart ? "norm_stats_apart" : "norm_stats", f, s, k->text, stats, ref_stats, bs);
+}
+
+/* With h = (x-m) r from the given stats, in F32: |error of h| <= 3 u |h| + u r (|x|+|m|) =: e. A mean of C terms
+ * errs by (C + 8) u of its absolute mean, and by e through its factors. */
+static void norm_backward_row(double *dx, double *bx, double *dw, double *bw, const double *dy, const double *x,
+                              const double *stats, const double *w, const double *old, int C, NormKind kind)
+{
+    double mean = stats[0], r = stats[1], mg = 0, mgh = 0, ag = 0, agh = 0, age = 0;
+    for (int c = 0; c < C; c++) {
+        double g = dy[c] * (w ? w[c] : 1), h = (x[c] - mean) * r;
+        double e = 3 * U24 * fabs(h) + U24 * r * (fabs(x[c]) + fabs(mean));
+        mg += g / C, mgh += g * h / C, ag += fabs(g) / C, agh += fabs(g * h) / C, age += fabs(g) * e / C;
+        dw[c] += dy[c] * h;
+        bw[c] += fabs(dy[c]) * e + fabs(dy[c] * h) * U24;
+    }
+    for (int c = 0; c < C; c++) {
+        double g = dy[c] * (w ? w[c] : 1), h = (x[c] - mean) * r;
+        double e = 3 * U24 * fabs(h) + U24 * r * (fabs(x[c]) + fabs(mean)), m = kind == LAYER_NORM ? mg : 0;
+        dx[c] = r * (g - m - h * mgh) + (old ? old[c] : 0);
+        bx[c] = r * (6 * U24 * (fabs(g) + fabs(h * mgh)) + (m != 0 ? (C + 8) * U24 * ag : 0)
+                     + fabs(h) * ((C + 8) * U24 * agh + age) + e * agh) + 2 * U24 * (old ? fabs(old[c]) : 0);
+    }
+}
+
+static void norm_backward_case(const FormatRow *f, const Shape *s, const NormCase *k, bool in_place)
+{
+    const int N = s->N, C = s->C;
+    const size_t n = (size_t)N * (size_t)C;
+    const Norm norm = { k->kind, 1e-5f };
+    const bool accumulate = k->accumulate && !in_place;
+    Tensor x = make_filled(f->act, N, C, 1, -1, 2), dy = make_filled(f->act, N, C, 4, -1, 1);
+    Tensor w = k->weight ? make_filled(f->weight, 1, C, 2, 0.5f, 1.5f) : NONE;
+    Tensor dw = k->weight ? make_filled(f->grad, 1, C, 5, -1, 1) : NONE;
+    Tensor dx = in_place ? dy : make_filled(f->act, N, C, 6, -1, 1), stats = make_f32(N, 2);
+    double *X = values(x), *DY = values(dy), *W = values(w), *old_dx = values(dx), *old_dw = values(dw);
+    float *given = keep(2 * sizeof *given * (size_t)N);
+    double *ref = doubles(n), *bound = doubles(n), *dw_ref = doubles((size_t)C), *dw_bound = doubles((size_t)C);
+    for (int i = 0; i < N; i++) {
+        Stats t = row_stats(X + i * C, C, norm.kind, norm.eps);
+        given[2 * i] = (float)t.mean, given[2 * i + 1] = (float)t.rstd;
+    }
+    put(stats, given);
+    TWICE(norm_backward(dx, dw, dy, x, stats.data, w, norm, accumulate), dx, dw);
+
+    for (int c = 0; old_dw && c < C; c++)
+        dw_ref[c] = old_dw[c];
+    double *terms = doubles((size_t)C);
+    for (int i = 0; i < N; i++) {
+        double row[2] = { given[2 * i], given[2 * i + 1] };
+        norm_backward_row(ref + i * C, bound + i * C, dw_ref, dw_bound, DY + i * C, X + i * C, row, W,
+                          accumulate ? old_dx + i * C : NULL, C, norm.kind);
+        for (int c = 0; c < C; c++)
+            terms[c] += fabs(DY[i * C + c] * (X[i * C + c] - row[0]) * row[1]);
+    }
+    check(in_place ? "norm_backward_in_place" : "norm_backward", f, s, k->text, dx, ref, bound);
+    for (int c = 0; old_dw && c < C; c++)
+        dw_bound[c] += (N + 4) * U24 * (terms[c] + fabs(old_dw[c]));
+    if (dw.data)
+        check(in_place ? "norm_dw_in_place" : "norm_dw", f, s, k->text, dw, dw_ref, dw_bound);
+}
+
+static void norm_cases_of(const FormatRow *f, const Shape *s)
+{
+    for (size_t i = 0; i < sizeof norm_cases / sizeof norm_cases[0]; i++) {
+        for (int variant = 0; variant < 2; variant++) {
+            norm_forward_case(f, s, &norm_cases[i], variant);
+            norm_backward_case(f, s, &norm_cases[i], variant);
+            release();
+        }
+    }
+}
+
+static void test_norm(void **state)
+{
+    (void)state;
+    for_all(norm_cases_of);
+}
+
+/* ---- linear ------------------------------------------------------------------------------------------------- */
+
+/* y (rows, cols) = old + sum over i of a(r,i) b(c,i), each matrix addressed by strides; terms = sum|a||b| + |old|. */
+typedef struct { const double *x; int outer, inner; } Strided;
+
+static void product(double *y, double *bound, const double *old, int rows, int cols, int sum, Strided a, Strided b)
+{
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < cols; c++) {
+            double total = old ? old[r * cols + c] : 0, terms = fabs(total);
+            for (int i = 0; i < sum; i++) {
+                double p = a.x[r * a.outer + i * a.inner] * b.x[c * b.outer + i * b.inner];
+                total += p, terms += fabs(p);
+            }
+            y[r * cols + c] = total;
+            bound[r * cols + c] = 2 * (sum + 2) * U24 * terms;
+        }
+}
+
+static void matmul_cases(const FormatRow *f, const Shape *s)
+{
+    const int N = s->N, C = s->C, O = s->O;
+    const size_t most = (size_t)MAX2(N, O) * (size_t)MAX2(C, O);
+    Tensor x = make_filled(f->act, N, C, 1, -1, 1), w = make_filled(f->weight, O, C, 2, -1, 1);
+    Tensor add = make_filled(f->act, N, O, 3, -8, 8), dy = make_filled(f->act, N, O, 4, -1, 1);
+    Tensor y = make(f->act, N, O), dx = make_filled(f->act, N, C, 5, -8, 8);
+    Tensor dw = make_filled(f->grad, O, C, 6, -8, 8);
+    double *X = values(x), *W = values(w), *DY = values(dy), *ref = doubles(most), *bound = doubles(most);
+
+    TWICE(matmul(y, x, w, NONE), y);
+    product(ref, bound, NULL, N, O, C, (Strided){ X, C, 1 }, (Strided){ W, C, 1 });
+    check("matmul", f, s, "", y, ref, bound);
+    TWICE(matmul(y, x, w, add), y);
+    product(ref, bound, values(add), N, O, C, (Strided){ X, C, 1 }, (Strided){ W, C, 1 });
+    check("matmul", f, s, "-add", y, ref, bound);
+    TWICE(matmul(add, x, w, add), add);
+    check("matmul", f, s, "-add-in-place", add, ref, bound);
+
+    double *old = values(dx);
+    TWICE(matmul_dx(dx, dy, w, true), dx);
+    product(ref, bound, old, N, C, O, (Strided){ DY, O, 1 }, (Strided){ W, 1, C });
+    check("matmul_dx", f, s, "-accumulate", dx, ref, bound);
+    TWICE(matmul_dx(dx, dy, w, false), dx);
+    product(ref, bound, NULL, N, C, O, (Strided){ DY, O, 1 }, (Strided){ W, 1, C });
+    check("matmul_dx", f, s, "", dx, ref, bound);
+
+    old = values(dw);
+    TWICE(matmul_dw(dw, dy, x), dw);
+    product(ref, bound, old, O, C, N, (Strided){ DY, 1, O }, (Strided){ X, 1, C });
+    check("matmul_dw", f, s, "", dw, ref, bound);
+}
+
+static void test_matmul(void **state)
+{
+    (void)state;
+    for_all(matmul_cases);
+}
+
+/* ---- embedding ---------------------------------------------------------------------------------------------- */
+
+static void embedding_cases(const FormatRow *f, const Shape *s)
+{
+    const int N = s->N, C = s->C, V = s->O;
+    const size_t n = (size_t)V * (size_t)C;
+    Tensor w = make_filled(f->weight, V, C, 1, -1, 1), y = make(f->act, N, C);
+    Tensor dy = make_filled(f->act, N, C, 2, -1, 1), dw = make_filled(f->grad, V, C, 3, -1, 1);
+    int *token = keep(sizeof *token * (size_t)N);
+    for (int i = 0; i < N; i++)     /* half of the tokens are the same one; some never occur */
+        token[i] = i % 2 ? V - 1 : (int)(random_bits(7, (uint64_t)i) % (uint64_t)V);
+    int *tokens = put_ints(token, (size_t)N);
+    double *W = values(w), *DY = values(dy), *ref = values(dw), *bound = doubles(n);
+    double *exact = doubles((size_t)(N * C));
+
+    TWICE(embedding_forward(y, tokens, w), y);
+    for (int i = 0; i < N; i++)
+        memcpy(exact + i * C, W + token[i] * C, sizeof *exact * (size_t)C);
+    check_close("embedding_forward", y, exact, doubles((size_t)(N * C)));
+    golden_check(name("embedding_forward", f, s, ""), y, NULL);
+
+    TWICE(embedding_backward(dw, tokens, dy), dw);
+    int *count = keep(sizeof *count * (size_t)V);
+    for (size_t i = 0; i < n; i++)
+        bound[i] = fabs(ref[i]);
+    for (int i = 0; i < N; i++) {
+        count[token[i]]++;
+        for (int c = 0; c < C; c++) {
+            ref[token[i] * C + c] += DY[i * C + c];
+            bound[token[i] * C + c] += fabs(DY[i * C + c]);
+        }
+    }
+    for (size_t i = 0; i < n; i++)
+        bound[i] *= count[i / (size_t)C] * U24;
+    check("embedding_backward", f, s, "", dw, ref, bound);
+}
+
+static void test_embedding(void **state)
+{
+    (void)state;
+    for_all(embedding_cases);
+}
+
+/* ---- SwiGLU ------------------------------------------------------------------------------------------------- */
+
+/* Relative errors: s = 1/(1+exp(-g)): 6 u; g s u: 8 u. 1 - s errs by 7 u s absolutely, hence s (1 + g (1-s)) by
+ * 16 u s (1 + |g|). The gates reach to -100, where exp(-g) overflows F32 and act is 0 instead of 1e-42. */
+static void swiglu_cases(const FormatRow *f, const Shape *s)
+{
+    const int N = s->N, F = s->C;
+    const size_t n = (size_t)N * (size_t)F;
+    Tensor wide = make_filled(f->act, N, 2 * F, 1, -4, 4), dact = make_filled(f->act, N, F, 2, -1, 1);
+    Tensor act = make(f->act, N, F), dwide = make(f->act, N, 2 * F);
+    device_put(wide.data, f->act.dtype == F32 ? (const void *)&(float){ -100 } : &(uint16_t){ 0xc2c8 },
+               dtype_size(f->act.dtype));
+    double *W = values(wide), *D = values(dact);
+    double *ref = doubles(n), *bound = doubles(n), *dref = doubles(2 * n), *dbound = doubles(2 * n);
+    for (int r = 0; r < N; r++)
+        for (int c = 0; c < F; c++) {
+            int i = r * F + c, gate = 2 * r * F + c, up = gate + F;
+            double g = W[gate], u = W[up], sg = 1 / (1 + exp(-g));
+            ref[i] = g * sg * u;
+            bound[i] = 12 * U24 * fabs(ref[i]) + 1e-36;
+            dref[gate] = D[i] * u * sg * (1 + g * (1 - sg));
+            dref[up] = D[i] * g * sg;
+            dbound[gate] = 16 * U24 * fabs(D[i] * u) * sg * (1 + fabs(g)) + 1e-36;
+            dbound[up] = 12 * U24 * fabs(dref[up]) + 1e-36;
+        }
+    TWICE(swiglu_forward(act, wide), act);
+    check("swiglu_forward", f, s, "", act, ref, bound);
+    TWICE(swiglu_backward(dwide, NONE, dact, wide), dwide);
+    check("swiglu_backward", f, s, "", dwide, dref, dbound);
+    Tensor again = make(f->act, N, F);
+    TWICE(swiglu_backward(dwide, again, dact, wide), dwide, again);
+    check("swiglu_backward", f, s, "-again", dwide, dref, dbound);
+    check_same_bytes("act written again", tensor_snapshot(again), tensor_snapshot(act), tensor_bytes(act));
+    TWICE(swiglu_backward(wide, dact, dact, wide), wide, dact);
+    check("swiglu_backward", f, s, "-in-place", wide, dref, dbound);
+    check_same_bytes("act over dact", tensor_snapshot(dact), tensor_snapshot(act), tensor_bytes(act));
+}
+
+static void test_swiglu(void **state)
+{
+    (void)state;
+    for_all(swiglu_cases);
+}
+
+/* ---- loss --------------------------------------------------------------------------------------------------- */
+
+typedef struct { double *loss, *zloss, *grad, *loss_bound, *zloss_bound, *grad_bound; } Loss;
+
+/* exp(x - max) errs relatively by 4 u + u |x - max|, so z = max + log sum by
+ * e = u (vocab + 8 + range + 2 (|max| + |z|)), p = exp(x) / sum by 2 e + 8 u. */
+static void loss_row(Loss *l, int n, const double *x, int target, int vocab, int V, double scale, double weight)
+{
+    double max = -INFINITY, min = INFINITY, total = 0;
+    if (target < 0)
+        return;         /* all of it is exactly 0 */
+    for (int j = 0; j < vocab; j++)
+        max = fmax(max, x[j]), min = fmin(min, x[j]);
+    for (int j = 0; j < vocab; j++)
+        total += exp(x[j] - max);
+    double z = max + log(total), e = U24 * (vocab + 8 + (max - min) + 2 * (fabs(max) + fabs(z)));
+    l->loss[n] = z - x[target];
+    l->zloss[n] = z * z;
+    l->loss_bound[n] = e + 2 * U24 * (fabs(z) + fabs(x[target]));
+    l->zloss_bound[n] = 2 * fabs(z) * e + e * e + 4 * U24 * z * z;
+    for (int j = 0; j < vocab; j++) {
+        double p = exp(x[j] - z), factor = 1 + 2 * weight * fabs(z);
+        l->grad[n * V + j] = scale * ((1 + 2 * weight * z) * p - (j == target));
+        l->grad_bound[n * V + j] = scale * (factor * p * (2 * e + 12 * U24) + 2 * weight * e * p
+                                            + 4 * U24 * (j == target));
+    }
+}
+
+static void loss_cases(const FormatRow *f, const Shape *s)
+{
+    const int N = s->N, V = s->C, vocab = V - 3;
+    const size_t n = (size_t)N * (size_t)V;
+    const float scale = 0.125f, weight = 1e-2f;
+    Tensor logits = make_filled(f->act, N, V, 1, -9, 9), loss = make_f32(1, N), zloss = make_f32(1, N);
+    int *target = keep(sizeof *target * (size_t)N);
+    for (int i = 0; i < N; i++)
+        target[i] = i % 4 == 2 ? -1 : (int)(random_bits(8, (uint64_t)i) % (uint64_t)vocab);
+    int *targets = put_ints(target, (size_t)N);
+    double *X = values(logits);
+    void *untouched = tensor_snapshot(logits);
+    Loss l = { .loss = doubles((size_t)N), .zloss = doubles((size_t)N), .grad = doubles(n),
+               .loss_bound = doubles((size_t)N), .zloss_bound = doubles((size_t)N), .grad_bound = doubles(n) };
+    for (int i = 0; i < N; i++)
+        loss_row(&l, i, X + i * V, target[i], vocab, V, scale, weight);
+
+    TWICE(cross_entropy(logits, loss.data, zloss.data, targets, vocab, scale, weight, false), logits, loss, zloss);
+    check_same_bytes("logits without backward", tensor_snapshot(logits), untouched, tensor_bytes(logits));
+    check("loss", f, s, "", loss, l.loss, l.loss_bound);
+    check("zloss", f, s, "", zloss, l.zloss, l.zloss_bound);
+    TWICE(cross_entropy(logits, loss.data, zloss.data, targets, vocab, scale, weight, true), logits, loss, zloss);
+    check("loss", f, s, "-backward", loss, l.loss, l.loss_bound);
+    check("dlogits", f, s, "", logits, l.grad, l.grad_bound);
+    double *y = values(logits);
+    for (int i = 0; i < N; i++)
+        for (int j = 0; j < V; j++)
+            if ((target[i] < 0 || j >= vocab) && y[i * V + j] != 0)
+                fail_msg("dlogits[%d,%d] is %g in a masked row or beyond the vocabulary", i, j, y[i * V + j]);
+}
+
+static void test_loss(void **state)
+{
+    (void)state;
+    for_all(loss_cases);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_norm), cmocka_unit_test(test_matmul), cmocka_unit_test(test_embedding),
+        cmocka_unit_test(test_swiglu), cmocka_unit_test(test_loss),
+    };
+    return cmocka_run_group_tests(tests, start_device, NULL);
+}

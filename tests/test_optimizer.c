@@ -1,0 +1,388 @@
+/* AdamW, initial values, plain format changes, sums over everything, and the refusal of wrong shapes. */
+#include "tests/golden.h"
+
+#include <float.h>
+
+static const Format F = { F32, 0 }, H = { BF16, 0 };
+
+/* ---- AdamW ------------------------------------------------------------------------------------------------- */
+
+typedef struct { const char *name; Format w, m, v, grad; int n; } AdamCase;
+static const AdamCase adam_cases[] = {
+    { "adamw-f32",       { F32, 0 },  { F32, 0 },  { F32, 0 },  { F32, 0 },  5120 },
+    { "adamw-f32-bf16",  { F32, 0 },  { F32, 0 },  { F32, 0 },  { BF16, 0 }, 5120 },
+    { "adamw-bf16",      { BF16, 0 }, { BF16, 0 }, { BF16, 0 }, { BF16, 0 }, 5120 },
+    { "adamw-bf16-f32",  { BF16, 0 }, { F32, 0 },  { F32, 0 },  { F32, 0 },  256 },
+    { "adamw-odd",       { F32, 0 },  { BF16, 0 }, { F32, 0 },  { F32, 0 },  5 },
+};
+
+/* m, a sum of two products, errs by 3 u of their sizes, v by 4 u (its terms are >= 0). Then sqrt(v/c2) errs
+ * relatively by 4 u, the quotient by 8 u more, and -lr (q + wd w) + w by 3 u of its terms. Constants such as 1 - b2
+ * are F32's. */
+static void adam_reference(double *w, double *m, double *v, double *bw, double *bm, double *bv, double grad, AdamW a)
+{
+    double g = a.grad_scale * grad, b1 = a.beta1, b2 = a.beta2, c1 = 1 - a.beta1, c2 = 1 - a.beta2;
+    *bm = 4 * U24 * (fabs(b1 * *m) + fabs(c1 * g));
+    *m = b1 * *m + c1 * g;
+    *v = b2 * *v + c2 * g * g;
+    *bv = 6 * U24 * *v;
+    double below = sqrt(*v / a.correction2) + a.eps, q = *m / a.correction1 / below;
+    *bw = a.lr * (*bm / a.correction1 / below + 12 * U24 * fabs(q) + 3 * U24 * fabs(a.weight_decay * *w))
+        + 3 * U24 * fabs(*w);
+    *w -= a.lr * (q + a.weight_decay * *w);
+}
+
+static void adam_case(const AdamCase *k)
+{
+    const AdamW a = { .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f,
+                      .correction1 = 0.19f, .correction2 = 0.0975f, .grad_scale = 0.5f, .seed = 42 };
+    const size_t bytes = (size_t)k->n * sizeof(double);
+    Tensor w = make_filled(k->w, 1, k->n, 1, -1, 1), m = make_filled(k->m, 1, k->n, 2, -1e-3f, 1e-3f);
+    Tensor v = make_filled(k->v, 1, k->n, 3, 0, 1e-5f), grad = make_filled(k->grad, 1, k->n, 4, -1e-2f, 1e-2f);
+    double *W = values(w), *M = values(m), *V = values(v), *G = values(grad);
+    double *bw = keep(bytes), *bm = keep(bytes), *bv = keep(bytes);
+    TWICE(adamw(w, m, v, grad, a, 768), w, m, v);
+    for (int i = 0; i < k->n; i++) {
+        adam_reference(&W[i], &M[i], &V[i], &bw[i], &bm[i], &bv[i], G[i], a);
+        if (k->w.dtype == BF16)     /* rounded either way: by less than an ulp, twice the unit roundoff */
+            bw[i] += 0x1p-8 * fabs(W[i]);
+    }
+    char text[64];
+    Tensor t[3] = { w, m, v };
+    double *ref[3] = { W, M, V }, *bound[3] = { bw, bm, bv };
+    for (int i = 0; i < 3; i++) {
+        snprintf(text, sizeof text, "%s-%c", k->name, "wmv"[i]);
+        check_close(text, t[i], ref[i], bound[i]);
+        golden_check(text, t[i], bound[i]);
+    }
+}
+
+static void test_adamw(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof adam_cases / sizeof adam_cases[0]; i++)
+        if (on_cpu() || adam_cases[i].n % 256 == 0) {
+            adam_case(&adam_cases[i]);
+            release();
+        }
+}
+
+/* With zero gradients and lr * decay = 2^-10, w - 2^-10 w is exact in F32 (8 bits of w, shifted by 10): only the
+ * random bits decide, so every bit is known. An element's number depends on `first`, not on how a unit is cut. */
+static void test_stochastic_rounding(void **state)
+{
+    (void)state;
+    enum { N = 8192, PART = 2048 };
+    const AdamW a = { .lr = 0x1p-10f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 1,
+                      .correction1 = 1, .correction2 = 1, .grad_scale = 1, .seed = 3 };
+    Tensor w = make_filled(H, 1, N, 1, -1, 1), again = make(H, 1, N), zeros = make_filled(F, 1, N, 0, 0, 0);
+    const uint16_t *start = tensor_snapshot(w);
+    tensor_restore(again, start);
+    adamw(w, zeros, zeros, make_filled(F, 1, N, 0, 0, 0), a, 1 << 20);
+    uint16_t *expected = keep(N * sizeof *expected);
+    double up = 0, chance = 0, variance = 0;
+    for (int i = 0; i < N; i++) {
+        float x = float_from_bits((uint32_t)start[i] << 16);
+        uint32_t u;
+        x -= 0x1p-10f * x;
+        memcpy(&u, &x, sizeof u);
+        expected[i] = bf16_round_stochastic(x, random_16(3, (uint64_t)((1 << 20) + i)));
+        double p = (double)(u & 0xffff) / 0x10000;
+        up += expected[i] != u >> 16;
+        chance += p, variance += p * (1 - p);
+    }
+    check_same_bytes("stochastic rounding", tensor_snapshot(w), expected, N * sizeof *expected);
+    golden_check("stochastic-rounding", w, NULL);
+    assert_true(fabs(up - chance) < 5 * sqrt(variance));    /* a sum of independent bits; 5 sigma: 1 in 1.7 million */
+    for (int at = 0; at < N; at += PART) {
+        Tensor part = tensor_at((uint16_t *)again.data + at, H, 1, PART), m = make_filled(F, 1, PART, 0, 0, 0);
+        Tensor v = make_filled(F, 1, PART, 0, 0, 0), grad = make_filled(F, 1, PART, 0, 0, 0);
+        adamw(part, m, v, grad, a, (uint64_t)((1 << 20) + at));
+    }
+    check_same_bytes("in parts", tensor_snapshot(again), expected, N * sizeof *expected);
+    release();
+}
+
+static void test_rounding_of_extremes(void **state)
+{
+    (void)state;
+    assert_int_equal(bf16_round_stochastic(INFINITY, 0xffff), 0x7f80);
+    assert_int_equal(bf16_round_stochastic(-INFINITY, 0xffff), 0xff80);
+    assert_int_equal(bf16_round_stochastic(NAN, 0), 0x7fff);
+    assert_int_equal(bf16_round_stochastic(1, 0xffff), 0x3f80);
+    assert_int_equal(bf16_round_stochastic(float_from_bits(0x3f800001), 0xffff), 0x3f81);
+    assert_int_equal(bf16_round_stochastic(float_from_bits(0x3f800001), 0xfffe), 0x3f80);
+    assert_int_equal(bf16_round_stochastic(-0.0f, 0xffff), 0x8000);
+}
+
+/* ---- FP8 moments ------------------------------------------------------------------------------------------- */
+
+enum { GROUP = 128 };
+
+/* Scales of expanded moments are pairs (S, k) of BF16, twice as many as a Tensor says. */
+static Tensor make_moment(DType d, int n, bool expand)
+{
+    Tensor t = make((Format){ d, GROUP }, 1, n);
+    if (expand)
+        t.scale = guarded(2 * sizeof(uint16_t) * (size_t)(n / GROUP));
+    return t;
+}
+
+/* Values as optimizers make them: sizes spread over `decades` powers of ten, different from group to group. */
+static Tensor make_spread(int n, double decades, bool positive)
+{
+    Tensor t = make(F, 1, n);
+    float *x = keep((size_t)n * sizeof *x);
+    for (int i = 0; i < n; i++) {
+        double size = pow(10, -4 - i / GROUP % 5 - decades * uniform(21, (size_t)i, 0, 1));
+        x[i] = (float)(positive || i % 2 ? size : -size);
+    }
+    put(t, x);
+    return t;
+}
+
+/* With beta1 = 0 the moment that is stored is the gradient; with beta1 = 1, grad = 0, v = 0, eps = 1, lr = 1 and
+ * w = 0 the new w is minus the moment as read back. pairs, if any: the scales as first stored. */
+static double *through_moment(Tensor m, Tensor x, bool expand, uint16_t *pairs)
+{
+    const int n = x.cols;
+    AdamW a = { .lr = 0, .beta1 = 0, .beta2 = 1, .eps = 1, .correction1 = 1, .correction2 = 1, .grad_scale = 1,
+                .expand = expand };
+    Tensor w = make_filled(F, 1, n, 0, 0, 0), v = make_filled(F, 1, n, 0, 0, 0), zero = make_filled(F, 1, n, 0, 0, 0);
+    adamw(w, m, v, x, a, 0);
+    if (pairs)
+        device_get(pairs, m.scale, 2 * sizeof *pairs * (size_t)(n / GROUP));
+    a.beta1 = 1, a.lr = 1;
+    adamw(w, m, v, zero, a, 0);
+    double *back = values(w);
+    for (int i = 0; i < n; i++)
+        back[i] = -back[i];
+    return back;
+}
+
+/* f(x) = (|x|/a)^k max is stored to nearest, so it errs by 2^-4 f (2^-3 for E5M2) or half the smallest code, and a
+ * hair for powf; x comes back by the inverse of f, which is monotonic: it lies between the images of f -+ that. */
+static void check_expansion(DType d, double decades)
+{
+    enum { N = 20 * GROUP };
+    const double max = d == E4M3 ? 448 : 57344, smallest = d == E4M3 ? 0x1p-9 : 0x1p-16;
+    const double u = unit_roundoff((Format){ d, GROUP });
+    Tensor x = make_spread(N, decades, false), m = make_moment(d, N, true);
+    uint16_t scale[2 * N / GROUP];
+    const double *X = values(x), *back = through_moment(m, x, true, scale);
+    for (int i = 0; i < N; i++) {
+        double top = 0, low = INFINITY;
+        for (int j = i / GROUP * GROUP; j < (i / GROUP + 1) * GROUP; j++)
+            top = fmax(top, fabs(X[j])), low = fmin(low, fabs(X[j]));
+        double S = float_from_bits((uint32_t)scale[i / GROUP * 2] << 16), a = S * max;
+        double k = float_from_bits((uint32_t)scale[i / GROUP * 2 + 1] << 16);
+        assert_true(a >= top * (1 - 0x1p-23) && a <= top * (1 + 0x1p-7));
+        double exact = floor(log2(max * max / 2) / log2((top + 1e-20) / (low + 1e-20)) * 16) / 16;
+        assert_true(k == fmin(fmax(exact, 1.0 / 16), 16));
+        double f = pow(fabs(X[i]) / a, k) * max, err = fmax(u * f, smallest / 2) + 1e-4 * f;
+        double least = a * pow(fmax(f - err, 0) / max, 1 / k), most = a * pow((f + err) / max, 1 / k);
+        if (!(fabs(back[i]) >= least * (1 - 1e-4) && fabs(back[i]) <= most * (1 + 1e-4))
+            || (back[i] != 0 && signbit(back[i]) != signbit(X[i])))
+            fail_msg("moment %d: %g comes back as %g, expected %g .. %g with k = %g", i, X[i], back[i], least, most,
+                     k);
+    }
+    release();
+}
+
+static void test_expansion(void **state)
+{
+    (void)state;
+    for (DType d = E4M3; d <= E5M2; d++) {
+        check_expansion(d, 0.1);
+        check_expansion(d, 2);
+        check_expansion(d, 6);
+        check_expansion(d, 12);
+    }
+}
+
+/* Without expansion a moment is any grouped FP8 tensor. Zeros stay zeros with and without. */
+static void test_fp8_moments(void **state)
+{
+    (void)state;
+    enum { N = 64 * GROUP };
+    Tensor x = make_spread(N, 3, false), m = make_moment(E4M3, N, false), y = make_moment(E4M3, N, false);
+    const double *back = through_moment(m, x, false, NULL), *expected;
+    quantize(y, x);
+    expected = values(y);
+    for (int i = 0; i < N; i++)
+        assert_true(back[i] == (double)(float)expected[i]);
+    for (int expand = 0; expand < 2; expand++) {
+        back = through_moment(make_moment(E4M3, N, expand), make_filled(F, 1, N, 0, 0, 0), expand, NULL);
+        for (int i = 0; i < N; i++)
+            assert_true(back[i] == 0);
+    }
+    release();
+}
+
+/* ---- initial values ---------------------------------------------------------------------------------------- */
+
+/* Mean and variance of n truncated normal numbers lie within 5 standard errors; z^2's variance is below 2. */
+static void test_init(void **state)
+{
+    (void)state;
+    enum { ROWS = 64, COLS = 512, N = ROWS * COLS };
+    Tensor w = make(F, ROWS, COLS), part = make(F, 1, COLS), half = make(H, ROWS, COLS);
+    TWICE(init_normal(w, 0.5f, 3, 7, 1000), w);
+    const double *x = values(w);
+    double sum1 = 0, sum2 = 0, bound[N];
+    for (int i = 0; i < N; i++) {
+        assert_true(fabs(x[i]) <= 1.5);
+        sum1 += x[i] / 0.5 / N, sum2 += x[i] * x[i] / 0.25 / N;
+        bound[i] = 0;
+    }
+    assert_true(fabs(sum1) < 5 / sqrt(N));
+    assert_true(fabs(sum2 - 0.97334) < 5 * sqrt(2.0 / N));      /* variance of a normal cut at 3 sigma */
+    golden_check("init-normal", w, bound);
+    init_normal(part, 0.5f, 3, 7, 1000 + 5 * COLS);
+    const float *whole = tensor_snapshot(w);
+    check_same_bytes("row 5 alone", tensor_snapshot(part), whole + 5 * COLS, COLS * sizeof(float));
+    init_normal(half, 0.5f, 3, 7, 1000);
+    check_close("init in bf16", half, x, bound);
+
+    init_normal(w, 1, 0, 7, 1000);
+    x = values(w);
+    int beyond = 0;
+    for (int i = 0; i < N; i++)
+        beyond += fabs(x[i]) > 3;
+    assert_true(beyond > 30 && beyond < 160);                   /* 0.27 % of 32768 is 88, sigma 9.4 */
+    init_constant(half, -1.5f);
+    x = values(half);
+    for (int i = 0; i < N; i++)
+        assert_true(x[i] == -1.5);
+    release();
+}
+
+/* ---- formats, sums ----------------------------------------------------------------------------------------- */
+
+/* Every BF16 value, its neighbours in F32 and the ties between: to nearest even, against arithmetic on doubles. */
+static void test_bf16(void **state)
+{
+    (void)state;
+    enum { CODES = 0x7f80, OFFSETS = 5, N = 2 * CODES * OFFSETS };
+    static const uint32_t offset[OFFSETS] = { 0, 1, 0x7fff, 0x8000, 0x8001 };
+    float *x = keep(N * sizeof *x);
+    uint16_t *expected = keep(N * sizeof *expected);
+    for (uint32_t i = 0; i < N; i++) {
+        uint32_t low = i / OFFSETS % CODES, o = offset[i % OFFSETS], sign = i / OFFSETS / CODES;
+        x[i] = float_from_bits(sign << 31 | low << 16 | o);
+        bool up = o > 0x8000 || (o == 0x8000 && low % 2);
+        expected[i] = (uint16_t)(sign << 15 | (low + up));
+    }
+    Tensor a = make(F, N / 8, 8), b = make(H, N / 8, 8), c = make(F, N / 8, 8);
+    put(a, x);
+    TWICE(quantize(b, a), b);
+    check_same_bytes("f32 to bf16", tensor_snapshot(b), expected, N * sizeof *expected);
+    TWICE(quantize(c, b), c);
+    const double *exact = values(b), *back = values(c);
+    for (int i = 0; i < N; i++)
+        assert_true(exact[i] == back[i] && signbit(exact[i]) == signbit(back[i]));
+    void *before = tensor_snapshot(b);
+    quantize(b, b);
+    check_same_bytes("the same memory", tensor_snapshot(b), before, tensor_bytes(b));
+    release();
+}
+
+/* Integers up to 64 and their squares sum up exactly in any order while partial sums stay below 2^24. */
+static void test_sums(void **state)
+{
+    (void)state;
+    static const int sizes[] = { 1, 7, 1000, 4099, 50000 };
+    for (size_t k = 0; k < sizeof sizes / sizeof sizes[0]; k++) {
+        const int n = on_cpu() ? sizes[k] : (sizes[k] + 7) / 8 * 8;
+        float *x = keep((size_t)n * sizeof *x), s = 3;
+        double total = 3, squares = 3;
+        for (int i = 0; i < n; i++) {
+            x[i] = (float)((int)(random_bits(9, (uint64_t)i) % 33) - 16);
+            total += x[i], squares += x[i] * x[i];
+        }
+        Tensor t = make(F, 1, n), half = make(H, 1, n), out = make_f32(1, 1);
+        put(t, x), put(half, x), put(out, &s);
+        TWICE(sum(out.data, t.data, (size_t)n), out);
+        assert_true(values(out)[0] == total);
+        put(out, &s);
+        TWICE(sum_squares(out.data, t), out);
+        assert_true(values(out)[0] == squares);
+        put(out, &s);
+        sum_squares(out.data, half);
+        assert_true(values(out)[0] == squares);
+        x[n / 2] = k % 2 ? NAN : INFINITY;
+        put(t, x), put(half, x), put(out, &s);
+        sum_squares(out.data, t);
+        assert_false(isfinite(values(out)[0]));
+        put(out, &s);
+        sum_squares(out.data, half);
+        assert_false(isfinite(values(out)[0]));
+        release();
+    }
+}
+
+static void test_sum_golden(void **state)
+{
+    (void)state;
+    enum { N = 10000 };
+    for (int k = 0; k < 2; k++) {
+        Tensor x = make_filled(k ? H : F, 1, N, 11, -1, 1), out = make_filled(F, 1, 1, 0, 0, 0);
+        const double *v = values(x);
+        double total = 0, bound = 0;
+        for (int i = 0; i < N; i++)
+            total += v[i] * v[i];
+        bound = (N + 1) * U24 * total;
+        TWICE(sum_squares(out.data, x), out);
+        check_close("sum_squares", out, &total, &bound);
+        golden_check(k ? "sum_squares-bf16" : "sum_squares-f32", out, &bound);
+    }
+    release();
+}
+
+/* ---- errors ------------------------------------------------------------------------------------------------ */
+
+static void test_errors(void **state)
+{
+    (void)state;
+    Tensor a = make(F, 8, 16), b = make(F, 8, 24), c = make(F, 24, 16), fp8 = make((Format){ E4M3, 0 }, 8, 16);
+    Tensor stats = make_f32(8, 2), ints = make_f32(8, 1), odd = a;
+    Tensor row = make(F, 1, 16), row8 = make((Format){ E4M3, 0 }, 1, 16);
+    const Norm norm = { RMS_NORM, 1e-5f };
+    DIES("quantize: y is (8, 24); expected (8, 16)", quantize(b, a));
+    DIES("quantize: there is no x", quantize(b, NONE));
+    odd.format = H;
+    DIES("in the same memory", quantize(odd, a));
+    odd.format = (Format){ F32, 16 };
+    DIES("quantize: x is f32/16", quantize(b, odd));
+    odd = fp8, odd.scale = NULL;
+    DIES("quantize: x is e4m3 without scales", quantize(a, odd));
+    odd = fp8, odd.format.group = 3;
+    DIES("quantize: x is e4m3/3", quantize(a, odd));
+    DIES("matmul: y is (8, 16); expected (8, 24)", matmul(a, make(F, 8, 16), c, NONE));
+    DIES("matmul: w is (8, 24)", matmul(b, a, b, NONE));
+    DIES("matmul: add is (8, 16)", matmul(b, a, c, a));
+    DIES("matmul_dx: dx is", matmul_dx(b, b, c, false));
+    DIES("matmul_dw: dw is (8, 16); expected (24, 16)", matmul_dw(a, b, a));
+    DIES("matmul_dw: dw is e4m3", matmul_dw(make((Format){ E4M3, 0 }, 24, 16), b, a));
+    DIES("norm_forward: y is (8, 24)", norm_forward(b, a, stats.data, a, NONE, NONE, norm));
+    DIES("norm_forward: w is (8, 16)", norm_forward(make(F, 8, 16), a, stats.data, a, a, NONE, norm));
+    DIES("norm_backward: x is (8, 24)", norm_backward(a, NONE, a, b, stats.data, NONE, norm, false));
+    DIES("swiglu_forward: gate_up is (8, 24)", swiglu_forward(a, b));
+    DIES("embedding_forward: y is (8, 24)", embedding_forward(b, ints.data, c));
+    DIES("vocabulary", cross_entropy(a, stats.data, stats.data, ints.data, 17, 1, 0, false));
+    DIES("cross_entropy: logits is e4m3", cross_entropy(fp8, stats.data, stats.data, ints.data, 16, 1, 0, false));
+    DIES("adamw: grad is (8, 16)", adamw(row, row, row, a, (AdamW){ 0 }, 0));
+    DIES("adamw: w is e4m3", adamw(row8, row, row, row, (AdamW){ 0 }, 0));
+    release();
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_adamw), cmocka_unit_test(test_stochastic_rounding),
+        cmocka_unit_test(test_rounding_of_extremes), cmocka_unit_test(test_expansion),
+        cmocka_unit_test(test_fp8_moments), cmocka_unit_test(test_init), cmocka_unit_test(test_bf16),
+        cmocka_unit_test(test_sums), cmocka_unit_test(test_sum_golden), cmocka_unit_test(test_errors),
+    };
+    return cmocka_run_group_tests(tests, start_device, NULL);
+}

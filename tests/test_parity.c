@@ -1,0 +1,188 @@
+/* Our models against Hugging Face transformers: the folders of tests/golden, made by scripts/golden.py, are loaded
+ * as --load_path loads them; then logits, loss, every gradient and the losses of 8 AdamW steps must agree in f32.
+ *
+ * Bounds. Both sides round every operation to u = 2^-24. A logit is the end of some 60 roundings of sums over up to
+ * 96 products, which add up like a random walk to sqrt(60 * 96) u = 5e-6 of the largest: 1e-5. A gradient passes
+ * through the model twice, and the smallest tensors' sums cancel: 1e-4 of each tensor's largest element. AdamW
+ * divides by the root of v, so it hands a gradient's relative error on to the weights; 8 steps of it stay within
+ * 1e-4 of the loss. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/device.h"
+#include "model/checkpoint.h"
+#include "model/hf.h"
+#include "model/optimizer.h"
+#include "model/safetensors.h"
+#include "tests/models.h"
+
+enum { B = 2, T = 16, N = B * T, STEPS = 8 };
+
+typedef struct {
+    Config    config;
+    Model     model;
+    Fsdp      fsdp;
+    SafeFile *golden;
+    int       tokens[N], targets[N];
+    float     labels;
+    const char *name;
+} Setup;
+
+/* A tensor of the golden file, malloc'ed. */
+static void *recorded(const Setup *s, const char *name, const char *dtype, size_t count)
+{
+    const SafeTensor *t = safetensors_find(s->golden, name);
+    if (!t || strcmp(t->dtype, dtype) != 0 || t->end - t->begin != 4 * count)
+        fail_msg("%s: no %s of %zu %s", s->golden->path, name, count, dtype);
+    void *x = malloc(4 * count);
+    safetensors_read(s->golden, x, t, 0, 4 * count);
+    return x;
+}
+
+static void read_batch(Setup *s)
+{
+    int *tokens = recorded(s, "tokens", "I32", N), *targets = recorded(s, "targets", "I32", N);
+    s->labels = 0;
+    for (int n = 0; n < N; n++) {
+        s->tokens[n] = tokens[n];
+        s->targets[n] = targets[n] < 0 ? -1 : targets[n];
+        s->labels += targets[n] >= 0;
+    }
+    free(tokens);
+    free(targets);
+}
+
+static void open_setup(Setup *s, const char *name)
+{
+    char folder[256], path[300];
+    snprintf(folder, sizeof folder, "tests/golden/%s", name);
+    snprintf(path, sizeof path, "%s/golden.safetensors", folder);
+    ModelConfig m = { .init_std = 0.02 };
+    config_read_hf(&m, folder);
+    m.max_sequence_length = T;
+    model_config(&s->config, &m, "f32", B);
+    s->config.loss_chunk = N;
+    s->name = name;
+    s->golden = safetensors_open(path);
+    read_batch(s);
+    model_create(&s->model, &s->fsdp, &s->config);
+    s->fsdp.last_micro_batch = true;
+    assert_false(checkpoint_load(folder, &s->config, &s->fsdp, NULL, true));
+}
+
+static void close_setup(Setup *s)
+{
+    model_free(&s->model, &s->fsdp);
+    safetensors_close(s->golden);
+}
+
+/* max |found - expected| must be at most `bound` times max |expected|. */
+static void check_close(const Setup *s, const char *name, const float *found, const float *expected, size_t n,
+                        double bound)
+{
+    double largest = 0, worst = 0;
+    size_t where = 0;
+    for (size_t i = 0; i < n; i++) {
+        double off = fabs((double)found[i] - expected[i]);
+        largest = fmax(largest, fabs(expected[i]));
+        if (!(off <= worst)) {
+            worst = off;
+            where = i;
+        }
+    }
+    if (!(largest > 0) || !(worst <= bound * largest))
+        fail_msg("%s, %s[%zu]: %.9g, expected %.9g; off by %.2g of the largest, at most %.0e", s->name, name, where,
+                 (double)found[where], (double)expected[where], worst / largest, bound);
+}
+
+static void check_forward(Setup *s)
+{
+    int V = s->config.model.embedding_size, vocab = s->config.model.vocab_size;
+    model_step(&s->model, &s->fsdp, s->tokens, s->targets, 1, 0, false);
+    float loss = (float)(model_losses(&s->model).loss / s->labels), *expected_loss = recorded(s, "loss", "F32", 1);
+    float *expected = recorded(s, "logits", "F32", (size_t)N * vocab);
+    float *all = malloc(4 * (size_t)N * V), *found = malloc(4 * (size_t)N * vocab);
+    device_get(all, s->model.logits.data, 4 * (size_t)N * V);
+    for (int n = 0; n < N; n++)
+        memcpy(found + n * vocab, all + n * V, 4 * (size_t)vocab);
+    check_close(s, "logits", found, expected, (size_t)N * vocab, 1e-5);
+    check_close(s, "loss", &loss, expected_loss, 1, 1e-5);
+    free(expected_loss), free(expected), free(all), free(found);
+}
+
+static double mean_loss_and_gradients(Setup *s)
+{
+    fsdp_zero_grads(&s->fsdp);
+    model_step(&s->model, &s->fsdp, s->tokens, s->targets, 1 / s->labels, 0, true);
+    return model_losses(&s->model).loss / s->labels;
+}
+
+/* Every gradient by its Hugging Face name; and none is left over. */
+static void check_gradients(Setup *s)
+{
+    int checked = 0, there = 0;
+    mean_loss_and_gradients(s);
+    for (int u = 0; u < s->fsdp.num_units; u++) {
+        HfTensor tensor[HF_TENSORS];
+        int count = hf_tensors(tensor, &s->config.model, &s->fsdp.shape[u], u);
+        for (int i = 0; i < count; i++, checked++) {
+            char name[128];
+            size_t n = tensor[i].rows * tensor[i].cols;
+            snprintf(name, sizeof name, "grad.%.79s", tensor[i].name);
+            float *expected = recorded(s, name, "F32", n), *found = malloc(4 * n);
+            device_get(found, (float *)s->fsdp.shard[u].grad.data + tensor[i].first, 4 * n);
+            check_close(s, name, found, expected, n, 1e-4);
+            free(expected), free(found);
+        }
+    }
+    for (int i = 0; i < s->golden->count; i++)
+        there += strncmp(s->golden->tensor[i].name, "grad.", 5) == 0;
+    assert_int_equal(checked, there);
+}
+
+static void check_training(Setup *s)
+{
+    float *expected = recorded(s, "losses", "F32", STEPS), *adamw = recorded(s, "adamw", "F32", 5), found[STEPS];
+    Optimizer o;
+    optimizer_create(&o);
+    s->config.optimizer.beta1 = adamw[1];
+    s->config.optimizer.beta2 = adamw[2];
+    s->config.optimizer.eps = adamw[3];
+    s->config.optimizer.weight_decay = adamw[4];
+    for (int step = 1; step <= STEPS; step++) {
+        found[step - 1] = (float)mean_loss_and_gradients(s);
+        double norm = optimizer_grad_norm(&o, &s->fsdp);
+        optimizer_step(&s->fsdp, &s->config, step, step, adamw[0], fmin(1, 1 / (norm + 1e-6)));
+    }
+    for (int i = 0; i < STEPS; i++)
+        check_close(s, "loss of an AdamW step", &found[i], &expected[i], 1, 1e-4);
+    optimizer_free(&o);
+    free(expected), free(adamw);
+}
+
+static void test_parity(void **state)
+{
+    Setup s;
+    open_setup(&s, *state);
+    check_forward(&s);
+    check_gradients(&s);
+    check_training(&s);
+    close_setup(&s);
+}
+
+#define PARITY(folder) { .name = "test_parity: " folder, .test_func = test_parity, .initial_state = folder }
+
+int main(void)
+{
+    device_init(0);
+    const struct CMUnitTest tests[] = {
+        PARITY("llama"), PARITY("llama-gqa-tied"), PARITY("llama-head-dim"), PARITY("olmo"), PARITY("olmo2"),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,28 @@
+/* Configurations to try: a small complete file, changed line by line, loaded here or in a process of its own. */
+#pragma once
+#include "model/config_table.h"
+
+extern char try_folder[64], try_path[128];       /* a temporary folder; the file x.yaml in it that try_load reads */
+extern const char try_base[];                    /* a complete file */
+
+int  try_make_folder(void **state);
+int  try_remove_folder(void **state);
+void try_write(const char *name, const char *text);
+void try_contains(const char *text, const char *part);         /* asserts it */
+
+/* Writes try_base with the line that starts with `line` (behind its indentation) replaced by `with`, or with that
+ * added at the end if `line` is NULL. Returns the number of that line. */
+int try_write_changed(const char *line, const char *with);
+
+/* config_load of the file at try_path with up to four arguments. */
+Config *try_load(int world, const char *a, const char *b, const char *c, const char *d);
+
+/* What that prints on the given stream in a process of its own, and whether it ended well. */
+bool try_printed(char *out, size_t size, int stream, int world, const char *a, const char *b);
+
+/* Writes try_folder/config.json, and at try_path a configuration that has no model section. */
+void try_write_hf(const char *json);
+#define TRY_LLAMA                                                                                               \
+    "\"architectures\": [\"LlamaForCausalLM\"], \"hidden_size\": 64, \"num_hidden_layers\": 2, "                  \
+    "\"num_attention_heads\": 4, \"intermediate_size\": 96, \"vocab_size\": 90, "                               \
+    "\"max_position_embeddings\": 512, \"torch_dtype\": \"bfloat16\", \"hidden_act\": \"silu\""
