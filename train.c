@@ -93,7 +93,9 @@ static bool every(long step, long interval)
 
 static void save(Run *r)
 {
-    if (r->saved_step == r->state.step)
+    const Config *c = r->config;
+    bool wanted = c->save_interval > 0 || c->save_interval_unsharded > 0 || c->save_interval_ephemeral > 0;
+    if (!wanted || r->saved_step == r->state.step)
         return;
     checkpoint_save(r->config, &r->fsdp, &r->state);
     checkpoint_prune(r->config);
@@ -124,7 +126,7 @@ static void train(Run *r)
             save(r);
     }
     if (stop && comm_rank() == 0)
-        printf("asked to stop: saving step %ld\n", r->state.step);
+        printf("asked to stop at step %ld\n", r->state.step);
     save(r);
 }
 

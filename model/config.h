@@ -75,7 +75,7 @@ typedef struct {
 
     char    *save_folder;
     bool     save_overwrite;
-    long     save_interval;                   /* steps; 0: only at the end */
+    long     save_interval;                   /* steps, and at the end; no interval at all: nothing is saved */
     long     save_interval_unsharded;         /* permanent every K steps, never deleted; 0: none */
     long     save_interval_ephemeral;         /* steps; replaced by the next one; 0: none */
     long     save_num_checkpoints_to_keep;    /* of save_interval; -1: all */

@@ -126,7 +126,8 @@ void fsdp_reduce(Fsdp *f, int unit)
 void fsdp_zero_grads(Fsdp *f)
 {
     for (int u = 0; u < f->num_units; u++)
-        device_zero(f->shard[u].grad.data, tensor_bytes(f->shard[u].grad));
+        if (f->shard[u].count)
+            device_zero(f->shard[u].grad.data, tensor_bytes(f->shard[u].grad));
 }
 
 void fsdp_init(Fsdp *f, const ModelConfig *c, uint64_t seed)

@@ -29,7 +29,7 @@ static const char *setting(const char *name, const char *otherwise)
 /* A small, quick variant of tiny.yaml: 2 blocks of width 32, 8 sequences of 32 tokens a step. */
 static const char SMALL[] = "--model.d_model=32 --model.n_layers=2 --model.n_heads=2 --model.n_kv_heads=1 --model.mlp_hidden_size=128 "
                             "--model.max_sequence_length=32 --global_train_batch_size=8 --device_train_microbatch_size=2 "
-                            "--eval_interval=0 --save_interval=0 --recipe=f32 --scheduler.t_warmup=2";
+                            "--eval_interval=null --save_interval=1000 --recipe=f32 --scheduler.t_warmup=2";
 
 /* Runs train on `ranks` ranks with SMALL and the given arguments; returns its exit status, its output in `output`. */
 static int train(int ranks, const char *format, ...)
