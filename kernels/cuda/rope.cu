@@ -126,7 +126,26 @@ void turn_kernel(AnyOut y, const T *x, const TL *limited, float sign, Heads a)
     }
 }
 
-/* ---- with norm: a.count <= EACH * a.parallel ------------------------------------------------------------------ */
+/* ---- with norm: H + K <= EACH * a.parallel, so that a block holds q and k ------------------------------------ */
+
+/* The heads of v: y = clamp(x), or x where |limited| <= clip and else 0. limited may be NULL. */
+template <bool ALIGNED, typename T, typename TL>
+__device__ static inline void pass_values(AnyOut y, const T *x, const TL *limited, size_t row, const Place &p,
+                                          const Heads &a)
+{
+    for (int head = a.H + a.K + p.head; head < a.count; head += a.parallel)
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            const size_t at = row + (size_t)head * a.D + k * (a.D / 2);
+            const Pack<T> in = load_pack<ALIGNED>(x + at, p.left);
+            const Pack<TL> limit = load_pack<ALIGNED>(limited + at, limited ? p.left : 0);
+            float out[8];
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                out[i] = limited ? fabsf(limit[i]) > a.clip ? 0.0f : in[i] : clamp(in[i], a.clip);
+            store_any<ALIGNED>(y, at, out, p.left);
+        }
+}
 
 template <bool ALIGNED, typename T> __global__ __launch_bounds__(MAX_THREADS)
 void norm_turn_kernel(AnyOut y, float2 *stats, const T *x, AnyIn qw, AnyIn kw, Heads a)
@@ -138,7 +157,7 @@ void norm_turn_kernel(AnyOut y, float2 *stats, const T *x, AnyIn qw, AnyIn kw, H
     Pack<T> u[EACH], v[EACH];
 #pragma unroll
     for (int j = 0; j < EACH; j++) {
-        const int head = p.head + j * a.parallel, left = head < a.count ? p.left : 0;
+        const int head = p.head + j * a.parallel, left = head < a.H + a.K ? p.left : 0;
         u[j] = load_pack<ALIGNED>(x + row + (size_t)head * a.D, left);
         v[j] = load_pack<ALIGNED>(x + row + (size_t)head * a.D + half, left);
     }
@@ -153,8 +172,9 @@ void norm_turn_kernel(AnyOut y, float2 *stats, const T *x, AnyIn qw, AnyIn kw, H
             s += ui * ui + vi * vi;
         }
         sums[0] += head < a.H ? s : 0.0f;
-        sums[1] += head >= a.H && head < a.H + a.K ? s : 0.0f;
+        sums[1] += head < a.H ? 0.0f : s;
     }
+    pass_values<ALIGNED>(y, x, (const T *)NULL, row, p, a);
     block_sums(sums, shared);
     keep_packed(u);
     keep_packed(v);
@@ -166,22 +186,16 @@ void norm_turn_kernel(AnyOut y, float2 *stats, const T *x, AnyIn qw, AnyIn kw, H
 #pragma unroll
     for (int j = 0; j < EACH; j++) {
         const int head = p.head + j * a.parallel;
-        if (head >= a.count)
+        if (head >= a.H + a.K)
             break;
         float ux[8], vx[8], uw[8], vw[8];
         const float r = head < a.H ? rstd.x : rstd.y;
-        const bool turned = head < a.H + a.K;
-        if (turned) {
-            load_weight<ALIGNED>(uw, a, qw, kw, head, p.first, p.left);
-            load_weight<ALIGNED>(vw, a, qw, kw, head, p.first + half, p.left);
-        }
+        load_weight<ALIGNED>(uw, a, qw, kw, head, p.first, p.left);
+        load_weight<ALIGNED>(vw, a, qw, kw, head, p.first + half, p.left);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            ux[i] = clamp(u[j][i], a.clip), vx[i] = clamp(v[j][i], a.clip);
-            if (turned) {
-                ux[i] *= r * uw[i], vx[i] *= r * vw[i];
-                turn(ux[i], vx[i], t.cosine[i], t.sine[i]);
-            }
+            ux[i] = clamp(u[j][i], a.clip) * r * uw[i], vx[i] = clamp(v[j][i], a.clip) * r * vw[i];
+            turn(ux[i], vx[i], t.cosine[i], t.sine[i]);
         }
         store_any<ALIGNED>(y, row + (size_t)head * a.D, ux, p.left);
         store_any<ALIGNED>(y, row + (size_t)head * a.D + half, vx, p.left);
@@ -207,7 +221,7 @@ void norm_turn_backward_kernel(AnyOut dx, float *partial, const TDY *dy, const T
         Pack<TX> xu[EACH_BACKWARD], xv[EACH_BACKWARD];
 #pragma unroll
         for (int j = 0; j < EACH_BACKWARD; j++) {
-            const int head = p.head + j * a.parallel, left = head < a.count ? p.left : 0;
+            const int head = p.head + j * a.parallel, left = head < a.H + a.K ? p.left : 0;
             const size_t at = row + (size_t)head * a.D;
             du[j] = load_pack<ALIGNED>(dy + at, left), dv[j] = load_pack<ALIGNED>(dy + at + half, left);
             xu[j] = load_pack<ALIGNED>(x + at, left), xv[j] = load_pack<ALIGNED>(x + at + half, left);
@@ -235,6 +249,7 @@ void norm_turn_backward_kernel(AnyOut dx, float *partial, const TDY *dy, const T
             sums[0] += head < a.H ? s : 0.0f;
             sums[1] += head < a.H ? 0.0f : s;
         }
+        pass_values<ALIGNED>(dx, dy, x, row, p, a);
         block_sums(sums, shared);
         keep_packed(du), keep_packed(dv);
         keep_packed(xu), keep_packed(xv);
@@ -242,24 +257,19 @@ void norm_turn_backward_kernel(AnyOut dx, float *partial, const TDY *dy, const T
 #pragma unroll
         for (int j = 0; j < EACH_BACKWARD; j++) {
             const int head = p.head + j * a.parallel;
-            if (head >= a.count)
+            if (head >= a.H + a.K)
                 break;
             float u[8], v[8];                           /* the weights, then the results */
-            const bool turned = head < a.H + a.K;
             const float r = head < a.H ? rstd.x : rstd.y;
             const float mean_gh = head < a.H ? sums[0] * a.q_inverse : sums[1] * a.k_inverse;
-            if (turned) {
-                load_weight<ALIGNED>(u, a, qw, kw, head, p.first, p.left);
-                load_weight<ALIGNED>(v, a, qw, kw, head, p.first + half, p.left);
-            }
+            load_weight<ALIGNED>(u, a, qw, kw, head, p.first, p.left);
+            load_weight<ALIGNED>(v, a, qw, kw, head, p.first + half, p.left);
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 float d = du[j][i], e = dv[j][i];
-                if (turned) {
-                    turn(d, e, t.cosine[i], -t.sine[i]);
-                    d = r * (d * u[i] - clamp(xu[j][i], a.clip) * r * mean_gh);
-                    e = r * (e * v[i] - clamp(xv[j][i], a.clip) * r * mean_gh);
-                }
+                turn(d, e, t.cosine[i], -t.sine[i]);
+                d = r * (d * u[i] - clamp(xu[j][i], a.clip) * r * mean_gh);
+                e = r * (e * v[i] - clamp(xv[j][i], a.clip) * r * mean_gh);
                 u[i] = fabsf(xu[j][i]) > a.clip ? 0.0f : d;
                 v[i] = fabsf(xv[j][i]) > a.clip ? 0.0f : e;
             }
@@ -300,15 +310,15 @@ static Heads heads_of(const char *op, Attention a, bool norm, bool whole, int ea
     h.H = a.H, h.K = a.K, h.D = a.D, h.T = a.T, h.S = (a.H + 2 * a.K) * a.D;
     h.count = a.H + (whole ? 2 : 1) * a.K;
     h.chunks = (int)ceil_div(a.D / 2, 8);
-    h.parallel = (int)ceil_div(h.count, each);
+    h.parallel = (int)ceil_div(norm ? a.H + a.K : h.count, each);
     h.clip = a.clip > 0 ? a.clip : INFINITY;
     h.eps = a.norm.eps, h.q_inverse = 1.0f / (a.H * a.D), h.k_inverse = 1.0f / (a.K * a.D);
     h.rope = a.rope;
     if (h.parallel * h.chunks > MAX_THREADS) {
         h.parallel = MAX_THREADS / h.chunks;
         if (norm || h.parallel == 0)
-            die("%s: %d heads of width %d; the CUDA back end holds up to %d%s", op, h.count, a.D, h.parallel * each,
-                norm ? " at once, as QK-norm requires" : "");
+            die("%s: %d heads of width %d; the CUDA back end has up to %d%s", op, a.H + a.K, a.D, h.parallel * each,
+                norm ? " with QK-norm" : "");
     }
     return h;
 }
