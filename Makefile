@@ -31,7 +31,7 @@ BLAS_FLAGS := $(call PKG,--cflags,openblas)
 BLAS_LIBS  := $(or $(call PKG,--libs,openblas),-lopenblas)
 
 # What the code requires comes first; CFLAGS and NVCCFLAGS are the user's.
-CC_FLAGS  := -std=c17 -D_GNU_SOURCE -O2 -g -Wall -Wextra -ffp-contract=off -I. $(DEPS_FLAGS) $(MPI_FLAGS)
+CC_FLAGS  := -std=c17 -D_GNU_SOURCE -O2 -g -Wall -Wextra -Wno-missing-field-initializers -ffp-contract=off -I. $(DEPS_FLAGS) $(MPI_FLAGS)
 NV_FLAGS  := -std=c++17 -O3 -lineinfo -gencode=arch=compute_$(ARCH),code=sm_$(ARCH) -I. $(DEPS_FLAGS)
 LIBS      := $(DEPS_LIBS) $(YAML_LIBS) $(JSON_LIBS) $(MPI_LIBS) -lm -lpthread
 ifeq ($(BACKEND),cuda)

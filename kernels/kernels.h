@@ -41,12 +41,17 @@ typedef struct { NormKind kind; float eps; } Norm;
  * x, stream, y, residual (N,C); w (1,C) or no tensor, meaning 1; residual may be no tensor. */
 void norm_forward (Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual, Norm norm);
 
+/* y again from x and stats as norm_forward left them, without residual; in FP8 with the scale that y has, and y.data or
+ * y.data_t may be NULL: not written. */
+void norm_again(Tensor y, Tensor x, const float *stats, Tensor w, Norm norm);
+
 /* dx = [dx +] the gradient of y with respect to x; dw += (no tensor: not wanted). With g = dy w, xh = (x - mean) rstd:
  * dx = rstd (g - mean(g) [LAYER_NORM only] - xh mean(g xh)), dw = sum over n of dy xh. dx may be dy if not accumulating. */
 void norm_backward(Tensor dx, Tensor dw, Tensor dy, Tensor x, const float *stats, Tensor w, Norm norm, bool accumulate);
 
 /* ---- linear ----------------------------------------------------------------------------------------------- */
 
+/* FP8 operands have one scale and are read along the sum: matmul reads data, matmul_dx w.data_t, matmul_dw both data_t. */
 void matmul   (Tensor y,  Tensor x,  Tensor w, Tensor add);             /* y  = x wT [+ add]   (N,O) (N,C) (O,C) (N,O) */
 void matmul_dx(Tensor dx, Tensor dy, Tensor w, bool accumulate);        /* dx = [dx +] dy w    (N,C) (N,O) (O,C)       */
 void matmul_dw(Tensor dw, Tensor dy, Tensor x);                         /* dw += dyT x         (O,C) (N,O) (N,C)       */
@@ -73,7 +78,7 @@ typedef struct {
  * qnorm (1,H*D), knorm (1,K*D): weights, or no tensor: no norm. stats (N,2): rstd of q and of k; NULL without norm. */
 void rope_forward (Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm, Attention a);
 
-/* dx from dy; may be the same memory. dqnorm, dknorm +=. x: what went into rope_forward; read only if there is a clip
+/* dx from dy; may be the same memory; otherwise dy is overwritten. dqnorm, dknorm +=. x: what went into rope_forward; read only if there is a clip
  * or a norm (a clamped element has gradient 0; one equal to the limit counts as not clamped). */
 void rope_backward(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x, const float *stats,
                    Tensor qnorm, Tensor knorm, Attention a);
@@ -85,9 +90,12 @@ void attention_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const floa
 
 /* ---- MLP -------------------------------------------------------------------------------------------------- */
 
-void swiglu_forward (Tensor act, Tensor gate_up);     /* act = silu(gate) * up;  (N,F), rows of gate_up are [gate | up] */
+/* gate_up = wide, in gate_up's format (the same memory: nothing); act = silu(gate) * up of gate_up as stored. act (N,F);
+ * rows of gate_up and wide (N,2F) are [gate | up]. */
+void swiglu_forward (Tensor act, Tensor gate_up, Tensor wide);
 
-/* dgate_up from dact; may be the memory of gate_up. act is written again unless it is no tensor; may be the memory of dact. */
+/* dgate_up from dact; may be the memory of gate_up. act, unless it is no tensor, is written again as in forward: in FP8
+ * with the scale that it has, and its data or data_t may be NULL: not written. It may be the memory of dact. */
 void swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, Tensor gate_up);
 
 /* ---- loss ------------------------------------------------------------------------------------------------- */
@@ -107,7 +115,6 @@ typedef struct {
     float    lr, beta1, beta2, eps, weight_decay;
     float    correction1, correction2;    /* 1 - beta1^t, 1 - beta2^t                             */
     float    grad_scale;                  /* the gradient is multiplied by it: clipping           */
-    bool     expand;                      /* FP8 moments: dynamic range expansion                 */
     uint64_t seed;                        /* of stochastic rounding: a function of run and step   */
 } AdamW;
 

@@ -10,13 +10,33 @@
 
 static const Tensor NONE = { 0 };
 
+/* Of an FP8 operand forward reads the rows, backward the transpose. One that backward makes again is written half now,
+ * half then; other formats have one copy for both. */
+static Tensor rows_only(Tensor t)
+{
+    t.data_t = NULL;
+    return t;
+}
+
+static Tensor transpose_only(Tensor t)
+{
+    if (t.data_t)
+        t.data = NULL;
+    return t;
+}
+
+static Tensor forward_operand(const Model *m, Tensor t)
+{
+    return m->recipe.keep == KEEP_INPUTS ? rows_only(t) : t;
+}
+
 /* The operand of a branch's first GEMM from the residual stream. x, stats: what the norm's backward reads. */
 static void branch_in(const Model *m, Tensor h, Tensor x, float *stats, Tensor res, Tensor w)
 {
     if (m->config->norm_after)
         quantize(h, res);
     else
-        norm_forward(h, x, stats, res, w, NONE, m->config->norm);
+        norm_forward(forward_operand(m, h), x, stats, res, w, NONE, m->config->norm);
 }
 
 /* out = res + the branch's last GEMM, y w^T, with its norm if the architecture puts it there.
@@ -35,7 +55,7 @@ static void branch_out(const Model *m, Tensor out, Tensor y, Tensor w, Tensor re
 static void branch_in_again(const Model *m, Tensor h, Tensor x, float *stats, Tensor w)
 {
     if (m->recipe.keep == KEEP_INPUTS && !m->config->norm_after)
-        norm_forward(h, x, stats, x, w, NONE, m->config->norm);
+        norm_again(transpose_only(h), x, stats, w, m->config->norm);
 }
 
 void block_forward(const Model *m, const Unit *w, Acts *a, Acts *next)
@@ -46,13 +66,12 @@ void block_forward(const Model *m, const Unit *w, Acts *a, Acts *next)
     rope_forward     (a->rot, a->qk_stats, a->qkv, w->qnorm, w->knorm, m->attn);
     attention_forward(a->mix, a->lse, a->rot, m->attn, m->docs);
     quantize         (a->att, a->mix);
-    quantize         (a->att_op, a->att);
+    quantize         (rows_only(a->att_op), a->att);
     branch_out       (m, a->res1, a->att_op, w->out, a->res0, a->branch0, a->x0, a->stats0, w->norm0);
 
     branch_in        (m, a->h1, a->x1, a->stats1, a->res1, w->norm1);
     matmul           (a->wide, a->h1, w->gate_up, NONE);
-    quantize         (a->gate_up, a->wide);
-    swiglu_forward   (a->act, a->gate_up);
+    swiglu_forward   (forward_operand(m, a->act), a->gate_up, a->wide);
     branch_out       (m, next->res0, a->act, w->down, a->res1, a->branch1, a->x1, a->stats1, w->norm1);
 }
 
@@ -82,7 +101,7 @@ static void branch_in_backward(const Model *m, Tensor dy, Tensor w, Tensor dnorm
 void block_backward(const Model *m, const Unit *w, Unit *dw, const Acts *a)
 {
     const Work *t = &m->work;
-    Tensor act_again = m->recipe.keep == KEEP_INPUTS ? a->act : NONE;
+    Tensor act_again = m->recipe.keep == KEEP_INPUTS ? transpose_only(a->act) : NONE;
     Tensor dy;
 
     dy = branch_out_backward(m, dw->norm1, a->x1, a->stats1, w->norm1);
@@ -96,7 +115,8 @@ void block_backward(const Model *m, const Unit *w, Unit *dw, const Acts *a)
     if (a->rot.data != a->qkv.data)
         rope_forward  (a->rot, a->qk_stats, a->qkv, w->qnorm, w->knorm, m->attn);
     quantize          (a->mix, a->att);
-    quantize          (a->att_op, a->att);
+    if (a->att_op.data_t)
+        quantize_codes(transpose_only(a->att_op), a->att);
     dy = branch_out_backward(m, dw->norm0, a->x0, a->stats0, w->norm0);
     matmul_dx         (t->datt, dy, w->out, false);
     matmul_dw         (dw->out, dy, a->att_op);

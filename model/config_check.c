@@ -160,16 +160,13 @@ static void apply_blocks(Reader *r, bool model, bool optimizer)
     const int *expansion = s->quantize_optimizer.expansion;
     set_format(&recipe->moment1, s->quantize_optimizer.bit[0], s->quantize_optimizer.group_size);
     set_format(&recipe->moment2, s->quantize_optimizer.bit[1], s->quantize_optimizer.group_size);
-    bool on[2];
+    Format *moment[2] = { &recipe->moment1, &recipe->moment2 };
     for (int i = 0; i < 2; i++)
-        on[i] = expansion[i] < 0 ? recipe->expand : expansion[i] <= 2;
-    if (on[0] != on[1])
-        die("%s: first_order_expansion and second_order_expansion must be both on or both off",
-            config_where(r, "quantize_optimizer.second_order_expansion"));
-    recipe->expand = on[0];
+        if (expansion[i] >= 0)
+            moment[i]->expand = expansion[i] <= 2;
     if (expansion[0] == 1 || expansion[1] == 1)
         warn("%s: `expand` is read as on; COAT's own program takes only `expansion` and `true` as on, so its run of "
-             "this file had no expansion (--format.expand=false)",
+             "this file had no expansion (--format.moment1=e4m3/128 --format.moment2=e4m3/128)",
              config_where(r, "quantize_optimizer.first_order_expansion"));
 }
 

@@ -85,7 +85,10 @@ static void step_unit(const UnitShape *shape, const Shard *s, const Config *c, A
             continue;
         bool decays = p->is_norm ? c->optimizer.decay_norm_and_bias : p->is_embedding ? c->optimizer.decay_embeddings : true;
         a.weight_decay = decays ? weight_decay : 0;
-        size_t at = from - s->first, n = to - from;
+        size_t at = from - s->first, n = to - from, group = s->m.format.group > s->v.format.group ? s->m.format.group
+                                                                                                   : s->v.format.group;
+        if (group)      /* a last group that is not full goes on in the padding behind the parameter, which is 0 */
+            n = (n + group - 1) / group * group;
         adamw(part(s->master, at, n), part(s->m, at, n), part(s->v, at, n), part(s->grad, at, n), a, shape->first + from);
     }
 }
@@ -96,7 +99,7 @@ void optimizer_step(Fsdp *f, const Config *c, long step, long update, double lr,
                 .eps = (float)c->optimizer.eps, .weight_decay = (float)c->optimizer.weight_decay,
                 .correction1 = (float)(1 - pow(c->optimizer.beta1, update)),
                 .correction2 = (float)(1 - pow(c->optimizer.beta2, update)),
-                .grad_scale = (float)grad_scale, .expand = f->recipe.expand, .seed = random_bits(c->seed, step) };
+                .grad_scale = (float)grad_scale, .seed = random_bits(c->seed, step) };
     for (int u = 0; u < f->num_units; u++)
         step_unit(&f->shape[u], &f->shard[u], c, a);
     fsdp_updated(f);

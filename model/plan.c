@@ -66,6 +66,8 @@ static void plan_stream(Planner *p, const Model *m, Acts *a)
     bool alias_h = after && format_equal(r->operand, r->stream);
     a->h0 = alias_h ? a->res0 : operand(p, keep_h, s->h0, r->operand, C);
     a->h1 = alias_h ? a->res1 : r->keep == KEEP_INPUTS && !after ? a->h0 : operand(p, keep_h, s->h1, r->operand, C);
+    if (a->h1.data == a->h0.data && format_is_fp8(r->operand))
+        a->h1.scale = arena_alloc(p->arena, 16);       /* forward's scale is used again in backward */
     if (after) {
         a->branch0 = same(a->x0, r->stream) ? a->x0 : shared(p, s->branch0, r->stream, C);
         a->branch1 = same(a->x1, r->stream) ? a->x1 : a->branch0;

@@ -4,13 +4,22 @@
 #include <stdio.h>
 #include <string.h>
 
-#define F32_  { F32, 0 }
-#define BF16_ { BF16, 0 }
+#define F32_   { F32, 0, false }
+#define BF16_  { BF16, 0, false }
+#define E4M3_  { E4M3, 0, false }
+#define E5M2_  { E5M2, 0, false }
+#define GROUP_ { E4M3, 16, false }
+#define MOMENT { E4M3, 128, true }
 
 const Recipe recipes[] = {
-    /* name    stream saved  qkv    att    hidden operand gradient keep        master grads  m      v      expand */
-    { "f32",   F32_,  F32_,  F32_,  F32_,  F32_,  F32_,   F32_,    KEEP_ALL,   F32_,  F32_,  F32_,  F32_,  false },
-    { "bf16",  BF16_, BF16_, BF16_, BF16_, BF16_, BF16_,  BF16_,   KEEP_ALL,   F32_,  BF16_, F32_,  F32_,  false },
+    /* name         stream saved   qkv     att    hidden  operand gradient keep         master grads  m       v */
+    { "f32",        F32_,  F32_,   F32_,   F32_,  F32_,   F32_,   F32_,    KEEP_ALL,    F32_,  F32_,  F32_,   F32_ },
+    { "bf16",       BF16_, BF16_,  BF16_,  BF16_, BF16_,  BF16_,  BF16_,   KEEP_ALL,    F32_,  BF16_, F32_,   F32_ },
+    { "fp8",        BF16_, BF16_,  BF16_,  BF16_, BF16_,  E4M3_,  E5M2_,   KEEP_ALL,    F32_,  BF16_, F32_,   F32_ },
+    { "coat-act",   BF16_, GROUP_, BF16_,  BF16_, GROUP_, E4M3_,  E5M2_,   KEEP_INPUTS, F32_,  BF16_, F32_,   F32_ },
+    { "coat-opt",   BF16_, BF16_,  BF16_,  BF16_, BF16_,  BF16_,  BF16_,   KEEP_ALL,    BF16_, BF16_, MOMENT, MOMENT },
+    { "coat",       BF16_, GROUP_, BF16_,  BF16_, GROUP_, E4M3_,  E5M2_,   KEEP_INPUTS, BF16_, BF16_, MOMENT, MOMENT },
+    { "coat-lean",  BF16_, GROUP_, GROUP_, E4M3_, GROUP_, E4M3_,  E5M2_,   KEEP_INPUTS, BF16_, BF16_, MOMENT, MOMENT },
     { .name = NULL }
 };
 
@@ -26,9 +35,8 @@ void recipe_print(const Recipe *r)
 {
     static const char *const keep[] = { "all", "inputs", "block" };
     printf("recipe %s: stream %s, saved %s, qkv %s, attention %s, hidden %s, operands %s, gradients %s,\n"
-           "  keep %s, master %s, accumulated gradients %s, moments %s and %s%s\n",
+           "  keep %s, master %s, accumulated gradients %s, moments %s and %s\n",
            r->name, format_name(r->stream), format_name(r->saved), format_name(r->qkv), format_name(r->att),
            format_name(r->hidden), format_name(r->operand), format_name(r->gradient), keep[r->keep],
-           format_name(r->master), format_name(r->grads), format_name(r->moment1), format_name(r->moment2),
-           r->expand ? ", expanded" : "");
+           format_name(r->master), format_name(r->grads), format_name(r->moment1), format_name(r->moment2));
 }

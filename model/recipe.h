@@ -23,7 +23,6 @@ typedef struct {
     Format master;     /* weights that the optimizer updates                              */
     Format grads;      /* accumulated weight gradients                                    */
     Format moment1, moment2;   /* AdamW's m and v                                         */
-    bool   expand;     /* FP8 moments: dynamic range expansion                            */
 } Recipe;
 
 extern const Recipe recipes[];      /* ends with name == NULL */

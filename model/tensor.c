@@ -14,7 +14,7 @@ size_t dtype_size(DType d)
 
 bool format_equal(Format a, Format b)
 {
-    return a.dtype == b.dtype && a.group == b.group;
+    return a.dtype == b.dtype && a.group == b.group && a.expand == b.expand;
 }
 
 bool format_is_fp8(Format f)
@@ -30,7 +30,7 @@ const char *format_name(Format f)
     static unsigned next;
     char *s = text[next++ % 16];
     if (f.group)
-        snprintf(s, sizeof text[0], "%s/%d", dtype_name[f.dtype], f.group);
+        snprintf(s, sizeof text[0], "%s/%d%s", dtype_name[f.dtype], f.group, f.expand ? "+" : "");
     else
         snprintf(s, sizeof text[0], "%s", dtype_name[f.dtype]);
     return s;
@@ -42,10 +42,14 @@ bool format_parse(Format *f, const char *text)
         size_t n = strlen(dtype_name[d]);
         if (strncasecmp(text, dtype_name[d], n) != 0)
             continue;
-        Format g = { d, 0 };
-        char rest;
-        if (text[n] != '\0' && (!format_is_fp8(g) || sscanf(text + n, "/%d%c", &g.group, &rest) != 1 || g.group < 1))
-            continue;
+        Format g = { d, 0, false };
+        char plus = '\0', rest;
+        if (text[n] != '\0') {
+            int found = sscanf(text + n, "/%d%c%c", &g.group, &plus, &rest);
+            if (!format_is_fp8(g) || found < 1 || found > 2 || (found == 2 && plus != '+') || g.group < 1)
+                continue;
+            g.expand = found == 2;
+        }
         *f = g;
         return true;
     }
@@ -54,7 +58,12 @@ bool format_parse(Format *f, const char *text)
 
 int tensor_scales_per_group(Format f)
 {
-    return f.group ? 1 : 0;
+    return f.group ? 1 + f.expand : 0;
+}
+
+bool tensor_exists(Tensor t)
+{
+    return t.data || t.data_t;
 }
 
 size_t tensor_numel(Tensor t)

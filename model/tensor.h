@@ -8,13 +8,15 @@
 typedef enum { F32, BF16, E4M3, E5M2 } DType;
 
 /* How values are stored. FP8 values carry scales: value = scale * code.
- * group: consecutive elements of a row that share one scale; 0: one scale for the whole tensor. */
-typedef struct { DType dtype; int group; } Format;
+ * group: consecutive elements of a row that share one scale; 0: one scale for the whole tensor.
+ * expand: a group is stretched to the format's range by a power k that is stored beside its scale [COAT sec. 4]: only
+ * the optimizer's moments. */
+typedef struct { DType dtype; int group; bool expand; } Format;
 
 typedef struct {
     void  *data;      /* (rows, cols), 256-byte aligned; NULL: the tensor does not exist                       */
     void  *data_t;    /* (cols, rows): transposed FP8 codes with the same scale, as operands of FP8 GEMMs; or NULL */
-    void  *scale;     /* group 0: one float (16 bytes apart); else BF16 (rows, cols/group). NULL unless FP8     */
+    void  *scale;     /* group 0: one float (16 bytes apart); else BF16 (rows, cols/group), pairs with k if expanded. NULL unless FP8 */
     Format format;
     int    rows, cols;
 } Tensor;
@@ -29,9 +31,10 @@ Tensor operand_alloc(Arena *a, Format f, int rows, int cols);         /* with da
 Tensor tensor_at   (void *data, Format f, int rows, int cols);        /* a view of plain memory; f.dtype F32 or BF16 */
 Tensor tensor_rows (Tensor t, int first, int rows);                   /* a view of some rows; group 0 FP8 has no data_t */
 
+bool        tensor_exists(Tensor t);                                  /* it has data or data_t */
 bool        format_equal (Format a, Format b);
 bool        format_is_fp8(Format f);
-const char *format_name  (Format f);                                  /* "bf16", "e4m3/16"; static storage, 8 names live */
+const char *format_name  (Format f);                                  /* "bf16", "e4m3/16", "e4m3/128+": expanded; static storage, 16 live */
 bool        format_parse (Format *f, const char *text);               /* false if text is not a format name */
 size_t      dtype_size   (DType d);                                   /* bytes of an element */
 int         tensor_scales_per_group(Format f);                        /* BF16 values that a group's scale takes */

@@ -199,7 +199,7 @@ static void bench_swiglu(const Model *m)
     const double n = (double)N * m->F;
     Tensor wide = make_normal(BF16_, N, 2 * m->F, 1), dwide = make(BF16_, N, 2 * m->F);
     Tensor act = make(BF16_, N, m->F), dact = make_normal(BF16_, N, m->F, 1);
-    TIME_BYTES("swiglu_forward", 6 * n, swiglu_forward(act, wide));
+    TIME_BYTES("swiglu_forward", 6 * n, swiglu_forward(act, wide, wide));
     TIME_BYTES("swiglu_backward", 10 * n, swiglu_backward(dwide, NONE, dact, wide));
     TIME_BYTES("swiglu_backward, act again", 12 * n, swiglu_backward(dwide, act, dact, wide));
     release();

@@ -236,7 +236,7 @@ static void test_blocks(void **state)
         if (i != 2)
             assert_true(c->recipe.saved.group == 32 && c->recipe.gradient.dtype == E5M2);
         if (i != 1)
-            assert_true(c->recipe.moment1.group == 256 && c->recipe.moment2.dtype == E5M2 && c->recipe.expand);
+            assert_true(c->recipe.moment1.group == 256 && c->recipe.moment2.dtype == E5M2 && c->recipe.moment1.expand);
         config_free(c);
     }
 }

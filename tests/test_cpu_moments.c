@@ -5,13 +5,9 @@
 static const Format F = { F32, 0 };
 enum { GROUP = 128 };
 
-/* Scales of expanded moments are pairs (S, k) of BF16, twice as many as a Tensor says. */
 static Tensor make_moment(DType d, int n, bool expand)
 {
-    Tensor t = make((Format){ d, GROUP }, 1, n);
-    if (expand)
-        t.scale = guarded(2 * sizeof(uint16_t) * (size_t)(n / GROUP));
-    return t;
+    return make((Format){ d, GROUP, expand }, 1, n);
 }
 
 /* Values as optimizers make them: sizes spread over `decades` powers of ten, different from group to group. */
@@ -29,11 +25,10 @@ static Tensor make_spread(int n, double decades, bool positive)
 
 /* With beta1 = 0 the moment that is stored is the gradient; with beta1 = 1, grad = 0, v = 0, eps = 1, lr = 1 and
  * w = 0 the new w is minus the moment as read back. pairs, if any: the scales as first stored. */
-static double *through_moment(Tensor m, Tensor x, bool expand, uint16_t *pairs)
+static double *through_moment(Tensor m, Tensor x, uint16_t *pairs)
 {
     const int n = x.cols;
-    AdamW a = { .lr = 0, .beta1 = 0, .beta2 = 1, .eps = 1, .correction1 = 1, .correction2 = 1, .grad_scale = 1,
-                .expand = expand };
+    AdamW a = { .lr = 0, .beta1 = 0, .beta2 = 1, .eps = 1, .correction1 = 1, .correction2 = 1, .grad_scale = 1 };
     Tensor w = make_filled(F, 1, n, 0, 0, 0), v = make_filled(F, 1, n, 0, 0, 0), zero = make_filled(F, 1, n, 0, 0, 0);
     adamw(w, m, v, x, a, 0);
     if (pairs)
@@ -55,7 +50,7 @@ static void check_expansion(DType d, double decades)
     const double u = unit_roundoff((Format){ d, GROUP });
     Tensor x = make_spread(N, decades, false), m = make_moment(d, N, true);
     uint16_t scale[2 * N / GROUP];
-    const double *X = values(x), *back = through_moment(m, x, true, scale);
+    const double *X = values(x), *back = through_moment(m, x, scale);
     for (int i = 0; i < N; i++) {
         double top = 0, low = INFINITY;
         for (int j = i / GROUP * GROUP; j < (i / GROUP + 1) * GROUP; j++)
@@ -92,13 +87,13 @@ static void test_fp8_moments(void **state)
     (void)state;
     enum { N = 64 * GROUP };
     Tensor x = make_spread(N, 3, false), m = make_moment(E4M3, N, false), y = make_moment(E4M3, N, false);
-    const double *back = through_moment(m, x, false, NULL), *expected;
+    const double *back = through_moment(m, x, NULL), *expected;
     quantize(y, x);
     expected = values(y);
     for (int i = 0; i < N; i++)
         assert_true(back[i] == (double)(float)expected[i]);
     for (int expand = 0; expand < 2; expand++) {
-        back = through_moment(make_moment(E4M3, N, expand), make_filled(F, 1, N, 0, 0, 0), expand, NULL);
+        back = through_moment(make_moment(E4M3, N, expand), make_filled(F, 1, N, 0, 0, 0), NULL);
         for (int i = 0; i < N; i++)
             assert_true(back[i] == 0);
     }

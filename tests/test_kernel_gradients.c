@@ -175,7 +175,7 @@ static void test_embedding(void **state)
 
 static void run_swiglu(void)
 {
-    swiglu_forward(now.y, now.x);
+    swiglu_forward(now.y, now.x, now.x);
 }
 
 /* k: five operations and expf. */

@@ -31,6 +31,9 @@ float *tensor_values(Tensor t, int slot);       /* its values; NULL for no tenso
 float *tensor_result(Tensor t, int slot);       /* room for new values */
 void   tensor_finish(Tensor t, const float *values);        /* rounds them into t, with scales and data_t */
 
+/* The same with the scale that an FP8 t of group 0 has; its data or data_t may be NULL: not written. */
+void   tensor_finish_again(Tensor t, const float *values);
+
 /* ---- scratch memory ---------------------------------------------------------------------------------------- */
 
 /* At least `floats` floats, undefined; a slot keeps its memory and only grows. One operation, one use of a slot. */

@@ -199,3 +199,15 @@ void tensor_finish(Tensor t, const float *values)
         store(t, 0, values, tensor_numel(t));
     transpose_codes(t);
 }
+
+void tensor_finish_again(Tensor t, const float *values)
+{
+    if (!format_is_fp8(t.format) || t.format.group) {
+        tensor_finish(t, values);
+        return;
+    }
+    if (!t.data)
+        t.data = scratch(SLOTS - 1, tensor_numel(t) / sizeof(float) + 1);
+    store(t, 0, values, tensor_numel(t));
+    transpose_codes(t);
+}

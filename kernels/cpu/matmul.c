@@ -1,9 +1,30 @@
 /* The three GEMMs of a linear layer, by OpenBLAS in F32. Its threads split rows and columns of the result, never a
- * sum, so the bits depend on the number of threads at most, and not on the run. */
+ * sum, so the bits depend on the number of threads at most, and not on the run.
+ *
+ * FP8 operands have to be contiguous along the sum, as Hopper's tensor cores want them: matmul reads rows (data),
+ * matmul_dx the transpose of w and matmul_dw those of dy and x (data_t). The other copy may be stale. */
 #include <cblas.h>
 #include <string.h>
 
 #include "kernels/cpu/cpu.h"
+
+/* t as GEMMs read it when the sum runs over its rows: element (r, c) is at x[r * ld + c], or at x[c * ld + r] if turned. */
+typedef struct { const float *x; bool turned; int ld; } Columns;
+
+static Columns columns(const char *op, Tensor t, int slot)
+{
+    if (!format_is_fp8(t.format))
+        return (Columns){ tensor_values(t, slot), false, t.cols };
+    CHECK(t.data_t && !t.format.group, "%s: %s operand without its transpose", op, format_name(t.format));
+    Tensor turned = { .data = t.data_t, .scale = t.scale, .format = t.format, .rows = t.cols, .cols = t.rows };
+    return (Columns){ tensor_values(turned, slot), true, t.rows };
+}
+
+static const float *rows(const char *op, Tensor t, int slot)
+{
+    CHECK(!t.format.group, "%s: %s operand; GEMM operands have one scale", op, format_name(t.format));
+    return tensor_values(t, slot);
+}
 
 void matmul(Tensor y, Tensor x, Tensor w, Tensor add)
 {
@@ -13,7 +34,7 @@ void matmul(Tensor y, Tensor x, Tensor w, Tensor add)
     CHECK_TENSOR(y, N, O);
     CHECK_OPTIONAL(add, N, O);
     CHECK(y.data != x.data && y.data != w.data, "matmul: y is an input");
-    const float *input = tensor_values(x, 0), *weight = tensor_values(w, 1), *start = tensor_values(add, 2);
+    const float *input = rows("matmul", x, 0), *weight = rows("matmul", w, 1), *start = tensor_values(add, 2);
     float *output = tensor_result(y, 3);
     if (start && start != output)
         memcpy(output, start, tensor_numel(y) * sizeof *output);
@@ -25,15 +46,17 @@ void matmul_dx(Tensor dx, Tensor dy, Tensor w, bool accumulate)
 {
     const int N = dy.rows, O = w.rows, C = w.cols;
     CHECK_TENSOR(dy, N, O);
-    CHECK_TENSOR(w, O, C);
+    CHECK(tensor_exists(w), "matmul_dx: there is no w");
+    CHECK(dy.cols == O, "matmul_dx: dy is (%d, %d), w (%d, %d)", dy.rows, dy.cols, w.rows, w.cols);
     CHECK_TENSOR(dx, N, C);
     CHECK(dx.data != dy.data && dx.data != w.data, "matmul_dx: dx is an input");
     if (accumulate)
         CHECK_PLAIN(dx);
-    const float *gradient = tensor_values(dy, 0), *weight = tensor_values(w, 1);
+    const float *gradient = rows("matmul_dx", dy, 0);
+    const Columns weight = columns("matmul_dx", w, 1);
     float *output = accumulate ? tensor_values(dx, 3) : tensor_result(dx, 3);
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, N, C, O, 1, gradient, O, weight, C, accumulate ? 1 : 0,
-                output, C);
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, weight.turned ? CblasTrans : CblasNoTrans, N, C, O, 1, gradient, O,
+                weight.x, weight.ld, accumulate ? 1 : 0, output, C);
     tensor_finish(dx, output);
 }
 
@@ -45,8 +68,9 @@ void matmul_dw(Tensor dw, Tensor dy, Tensor x)
     CHECK_TENSOR(dw, O, C);
     CHECK_PLAIN(dw);
     CHECK(dw.data != dy.data && dw.data != x.data, "matmul_dw: dw is an input");
-    const float *gradient = tensor_values(dy, 0), *input = tensor_values(x, 1);
+    const Columns gradient = columns("matmul_dw", dy, 0), input = columns("matmul_dw", x, 1);
     float *output = tensor_values(dw, 3);
-    cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, O, C, N, 1, gradient, O, input, C, 1, output, C);
+    cblas_sgemm(CblasRowMajor, gradient.turned ? CblasNoTrans : CblasTrans, input.turned ? CblasTrans : CblasNoTrans,
+                O, C, N, 1, gradient.x, gradient.ld, input.x, input.ld, 1, output, C);
     tensor_finish(dw, output);
 }

@@ -48,6 +48,23 @@ void norm_forward(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Ten
     tensor_finish(y, output);
 }
 
+void norm_again(Tensor y, Tensor x, const float *stats, Tensor w, Norm norm)
+{
+    const int N = x.rows, C = x.cols;
+    (void)norm;
+    CHECK_TENSOR(x, N, C);
+    CHECK_OPTIONAL(w, 1, C);
+    CHECK(tensor_exists(y) && y.rows == N && y.cols == C, "norm_again: y is (%d, %d); expected (%d, %d)", y.rows, y.cols, N, C);
+    const float *input = tensor_values(x, 0), *weight = tensor_values(w, 1);
+    float *output = y.format.dtype == F32 ? y.data : scratch(3, tensor_numel(y));
+    for (int n = 0; n < N; n++)
+        for (int c = 0; c < C; c++) {
+            size_t i = (size_t)n * (size_t)C + (size_t)c;
+            output[i] = (input[i] - stats[2 * n]) * stats[2 * n + 1] * (weight ? weight[c] : 1);
+        }
+    tensor_finish_again(y, output);
+}
+
 /* dx[0..C) = [dx +] of one row; dw += if there is one. */
 static void row_backward(float *dx, double *dw, const float *dy, const float *x, const float *stats, const float *w,
                          int C, Norm norm, bool accumulate)

@@ -56,17 +56,17 @@ static void store_expanded(Tensor t, size_t first, const float *x, size_t n)
     }
 }
 
-static void load_moment(float *x, Tensor t, size_t first, size_t n, bool expand)
+static void load_moment(float *x, Tensor t, size_t first, size_t n)
 {
-    if (expand && format_is_fp8(t.format))
+    if (t.format.expand)
         load_expanded(x, t, first, n);
     else
         load(x, t, first, n);
 }
 
-static void store_moment(Tensor t, size_t first, const float *x, size_t n, bool expand)
+static void store_moment(Tensor t, size_t first, const float *x, size_t n)
 {
-    if (expand && format_is_fp8(t.format))
+    if (t.format.expand)
         store_expanded(t, first, x, n);
     else
         store(t, first, x, n);
@@ -112,11 +112,11 @@ void adamw(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first)
         size_t n = numel - at < BLOCK ? numel - at : BLOCK;
         load(wi, w, at, n);
         load(gi, grad, at, n);
-        load_moment(mi, m, at, n, a.expand);
-        load_moment(vi, v, at, n, a.expand);
+        load_moment(mi, m, at, n);
+        load_moment(vi, v, at, n);
         step(wi, mi, vi, gi, n, a);
         store_weights(w, at, wi, n, a.seed, first);
-        store_moment(m, at, mi, n, a.expand);
-        store_moment(v, at, vi, n, a.expand);
+        store_moment(m, at, mi, n);
+        store_moment(v, at, vi, n);
     }
 }

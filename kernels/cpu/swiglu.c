@@ -10,11 +10,12 @@ static float sigmoid(float x)
     return 1 / (1 + expf(-x));
 }
 
-void swiglu_forward(Tensor act, Tensor gate_up)
+void swiglu_forward(Tensor act, Tensor gate_up, Tensor wide)
 {
     const int N = act.rows, F = act.cols;
     CHECK_TENSOR(act, N, F);
     CHECK_TENSOR(gate_up, N, 2 * F);
+    quantize(gate_up, wide);
     const float *input = tensor_values(gate_up, 0);
     float *output = tensor_result(act, 1);
     for (int n = 0; n < N; n++) {
@@ -31,9 +32,11 @@ void swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, Tensor gate_up)
     CHECK_TENSOR(dact, N, F);
     CHECK_TENSOR(gate_up, N, 2 * F);
     CHECK_TENSOR(dgate_up, N, 2 * F);
-    CHECK_OPTIONAL(act, N, F);
+    CHECK(!tensor_exists(act) || (act.rows == N && act.cols == F), "swiglu_backward: act is (%d, %d)", act.rows, act.cols);
     const float *gradient = tensor_values(dact, 0), *input = tensor_values(gate_up, 1);
-    float *output = tensor_result(dgate_up, 2), *again = act.data ? tensor_result(act, 3) : NULL;
+    float *output = tensor_result(dgate_up, 2), *again = NULL;
+    if (tensor_exists(act))
+        again = act.format.dtype == F32 ? act.data : scratch(3, tensor_numel(act));
     for (int n = 0; n < N; n++) {
         const size_t wide = (size_t)n * 2 * (size_t)F, narrow = (size_t)n * (size_t)F;
         for (int f = 0; f < F; f++) {
@@ -46,5 +49,5 @@ void swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, Tensor gate_up)
     }
     tensor_finish(dgate_up, output);
     if (again)
-        tensor_finish(act, again);
+        tensor_finish_again(act, again);
 }

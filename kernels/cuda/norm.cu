@@ -18,12 +18,6 @@ __device__ static inline int column(int j)
 
 /* ---- forward ------------------------------------------------------------------------------------------------- */
 
-/* Element i of a pack of the stream as x stores it; x.data is NULL if x is the stream. */
-template <typename TS> __device__ static inline float as_stored(AnyOut x, const Pack<TS> &pack, int i)
-{
-    return sizeof(TS) == sizeof(float) && x.data ? round_as(x, pack[i]) : pack[i];
-}
-
 /* NOTE: rows are latency, so several must be in flight on an SM: the BF16 variants are held to 64 registers, 8 rows
  * of 4096. With both kinds of norm in one kernel, or without keep_packed, that spills. */
 template <bool ALIGNED, bool CENTER, typename TS, typename TR>
@@ -119,6 +113,49 @@ void norm_forward(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Ten
                                                              C, norm.eps);
                 });
             });
+        });
+    });
+    LAUNCH_CHECK();
+}
+
+/* ---- y again ------------------------------------------------------------------------------------------------- */
+
+template <bool ALIGNED, typename TX> __global__ __launch_bounds__(MAX_THREADS)
+void norm_again_kernel(AnyOut y, const TX *x, const float2 *stats, AnyIn w, int C)
+{
+    const size_t row = (size_t)blockIdx.x * C;
+    const float2 s = stats[blockIdx.x];
+    Pack<TX> in[MAX_PACKS];
+#pragma unroll
+    for (int j = 0; j < MAX_PACKS; j++)
+        in[j] = load_pack<ALIGNED>(x + row + column(j), C - column(j));
+#pragma unroll
+    for (int j = 0; j < MAX_PACKS; j++) {
+        float v[8], weight[8];
+        if (w.data)
+            load_any<ALIGNED>(weight, w, column(j), C - column(j));
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            v[i] = (in[j][i] - s.x) * s.y * (w.data ? weight[i] : 1.0f);
+        store_any<ALIGNED>(y, row + column(j), v, C - column(j));
+    }
+}
+
+void norm_again(Tensor y, Tensor x, const float *stats, Tensor w, Norm norm)
+{
+    const int N = x.rows, C = x.cols;
+    (void)norm;                         /* the statistics say it all */
+    CHECK_DENSE(x, N, C);
+    CHECK_DENSE(y, N, C);
+    CHECK_DENSE_OPTIONAL(w, 1, C);
+    check_width(__func__, C);
+    if (N == 0)
+        return;
+    with_bool(is_aligned(y, C) && is_aligned(x, C) && is_aligned(w, C), [&](auto aligned) {
+        with_type(x, [&](auto *in) {
+            const int threads = block_threads((int)ceil_div(C, 8), MAX_PACKS, MAX_THREADS);
+            norm_again_kernel<decltype(aligned)::value><<<N, threads, 0, device_stream()>>>(
+                any_out(y), in, (const float2 *)stats, any_in(w), C);
         });
     });
     LAUNCH_CHECK();

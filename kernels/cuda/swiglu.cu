@@ -1,6 +1,7 @@
 /* silu(gate) * up. One block per row, PACKS packs of gate and of up per thread in flight.
  *
- * Bytes per element of act in BF16: forward 6 (gate, up, act); backward 10 (gate, up, dact, dgate, dup), 12 with act.
+ * Bytes per element of act in BF16: forward 6 (gate, up, act), +4 if gate_up is
+ * stored apart from what the GEMM wrote; backward 10 (gate, up, dact, dgate, dup), 12 with act.
  * Every element is read before the same thread writes its place, so the outputs may be the inputs' memory. */
 #include "kernels/cuda/vector.cuh"
 
@@ -13,11 +14,12 @@ __device__ static inline float sigmoid(float x)
     return __fdividef(1.0f, 1.0f + expf(-x));
 }
 
+/* stored.data is NULL if gate_up is the memory of wide. */
 template <bool ALIGNED, typename T> __global__ __launch_bounds__(MAX_THREADS)
-void swiglu_forward_kernel(AnyOut act, const T *gate_up, int F)
+void swiglu_forward_kernel(AnyOut act, AnyOut stored, const T *wide, int F)
 {
     const size_t row = (size_t)blockIdx.x * F;
-    const T *gate = gate_up + 2 * row, *up = gate + F;
+    const T *gate = wide + 2 * row, *up = gate + F;
     for (int first = 8 * threadIdx.x; first < F; first += 8 * PACKS * blockDim.x) {
         Pack<T> g[PACKS], u[PACKS];
 #pragma unroll
@@ -29,26 +31,41 @@ void swiglu_forward_kernel(AnyOut act, const T *gate_up, int F)
 #pragma unroll
         for (int j = 0; j < PACKS; j++) {
             const int f = first + 8 * j * blockDim.x;
-            float out[8];
+            float gx[8], ux[8];
 #pragma unroll
             for (int i = 0; i < 8; i++)
-                out[i] = g[j][i] * sigmoid(g[j][i]) * u[j][i];
-            store_any<ALIGNED>(act, row + f, out, F - f);
+                gx[i] = as_stored(stored, g[j], i), ux[i] = as_stored(stored, u[j], i);
+            if (stored.data) {
+                store_any<ALIGNED>(stored, 2 * row + f, gx, F - f);
+                store_any<ALIGNED>(stored, 2 * row + F + f, ux, F - f);
+            }
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                gx[i] = gx[i] * sigmoid(gx[i]) * ux[i];
+            store_any<ALIGNED>(act, row + f, gx, F - f);
         }
     }
 }
 
-void swiglu_forward(Tensor act, Tensor gate_up)
+void swiglu_forward(Tensor act, Tensor gate_up, Tensor wide)
 {
     const int N = act.rows, F = act.cols;
     CHECK_DENSE(act, N, F);
     CHECK_DENSE(gate_up, N, 2 * F);
+    CHECK_DENSE(wide, N, 2 * F);
+    AnyOut stored = any_out(gate_up);
+    if (gate_up.data == wide.data) {
+        CHECK(format_equal(gate_up.format, wide.format), "swiglu_forward: gate_up is %s, wide in the same memory %s",
+              format_name(gate_up.format), format_name(wide.format));
+        stored.data = NULL;
+    }
     if (N == 0)
         return;
-    with_bool(is_aligned(act, F) && is_aligned(gate_up, F), [&](auto aligned) {
-        with_type(gate_up, [&](auto *in) {
+    with_bool(is_aligned(act, F) && is_aligned(gate_up, F) && is_aligned(wide, F), [&](auto aligned) {
+        with_type(wide, [&](auto *in) {
             const int threads = block_threads((int)ceil_div(F, 8), PACKS, MAX_THREADS);
-            swiglu_forward_kernel<decltype(aligned)::value><<<N, threads, 0, device_stream()>>>(any_out(act), in, F);
+            swiglu_forward_kernel<decltype(aligned)::value><<<N, threads, 0, device_stream()>>>(any_out(act), stored,
+                                                                                               in, F);
         });
     });
     LAUNCH_CHECK();

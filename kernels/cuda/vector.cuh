@@ -130,6 +130,12 @@ __device__ inline float round_as(AnyOut out, float x)
     return out.is_f32 ? x : to_float(from_float<bf16>(x));
 }
 
+/* Element i of a pack as `stored` holds it; stored.data is NULL if the pack came from that memory. */
+template <typename T> __device__ inline float as_stored(AnyOut stored, const Pack<T> &pack, int i)
+{
+    return sizeof(T) == sizeof(float) && stored.data ? round_as(stored, pack[i]) : pack[i];
+}
+
 /* ---- reductions ---------------------------------------------------------------------------------------------- */
 
 /* K sums over the block at once; as block_sum of cuda.h, with 32 K floats of shared memory. */
@@ -197,4 +203,4 @@ static inline void check_dense(const char *op, const char *name, Tensor t, int r
 
 #define CHECK_DENSE(t, rows, cols) check_dense(__func__, #t, t, rows, cols)
 #define CHECK_DENSE_OPTIONAL(t, rows, cols) \
-    do { if ((t).data) check_dense(__func__, #t, t, rows, cols); } while (0)
+    do { if ((t).data || (t).data_t) check_dense(__func__, #t, t, rows, cols); } while (0)

@@ -1,0 +1,166 @@
+/* Every recipe against f32 on the same weights and tokens: how far the loss and each gradient are off.
+ *
+ * A format with a mantissa of p bits rounds by at most 2^-(p+1) of a value: u = 2^-9 for BF16, 2^-4 for E4M3, 2^-3 for E5M2;
+ * the root mean square over many values is u / sqrt(3). Each GEMM multiplies two rounded operands; a gradient has come
+ * through as many roundings of its own and of the activations as the chain is deep, which adds their squares. In a block
+ * these are about 8 operands, in two blocks and the head 16: errors up to sqrt(16 (2^-4^2 + 2^-3^2) / 3) = 0.32 are explained
+ * for the first block's gradients and less for later ones. Larger ones are not. BF16 explains sqrt(16 * 2 * 2^-18 / 3) = 0.0064,
+ * and its rounded logits, which are up to 4, another 4 * 2^-9 = 0.0078 of the probabilities. */
+#include <math.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <cmocka.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "kernels/device.h"
+#include "tests/models.h"
+
+enum { B = 4, MAX_TOKENS = 128 };
+
+typedef struct { double loss; float *gradient[16]; size_t count[16]; int units; } Result;
+
+static ModelConfig wide(Architecture a)
+{
+    ModelConfig m = architecture(a);
+    m.d_model = 128;
+    m.head_dim = 32;
+    m.mlp_width = 256;
+    m.clip_qkv = 0;
+    m.init_fn = INIT_FULL_MEGATRON;
+    m.init_std = 0.05;
+    return m;
+}
+
+static float *as_floats(Tensor t)
+{
+    size_t n = tensor_numel(t);
+    float *x = malloc(sizeof(float) * n);
+    if (t.format.dtype == F32) {
+        device_get(x, t.data, sizeof(float) * n);
+        return x;
+    }
+    uint16_t *h = malloc(sizeof(uint16_t) * n);
+    device_get(h, t.data, sizeof(uint16_t) * n);
+    for (size_t i = 0; i < n; i++) {
+        union { uint32_t bits; float value; } v = { .bits = (uint32_t)h[i] << 16 };
+        x[i] = v.value;
+    }
+    free(h);
+    return x;
+}
+
+static Result run(Architecture a, const char *recipe, Keep keep)
+{
+    ModelConfig m = wide(a);
+    Config c;
+    Model model;
+    Fsdp fsdp;
+    int tokens[MAX_TOKENS], targets[MAX_TOKENS];
+    model_config(&c, &m, recipe, B);
+    c.recipe.grads = (Format){ F32, 0 };
+    if (keep != KEEP_ALL)
+        c.recipe.keep = keep;
+    model_create(&model, &fsdp, &c);
+    fsdp_init(&fsdp, &m, 3);
+    for (int n = 0; n < model.N; n++)
+        tokens[n] = test_token(1, n, m.vocab_size);
+    for (int n = 0; n < model.N; n++)
+        targets[n] = (n + 1) % model.attn.T ? tokens[n + 1] : -1;
+    model_step(&model, &fsdp, tokens, targets, 1.0f / model.N, 0, true);
+    Result r = { .loss = model_losses(&model).loss / model.N, .units = fsdp.num_units };
+    for (int u = 0; u < r.units; u++) {
+        r.count[u] = fsdp.shard[u].count;
+        r.gradient[u] = r.count[u] ? as_floats(fsdp.shard[u].grad) : NULL;
+    }
+    model_free(&model, &fsdp);
+    return r;
+}
+
+static void free_result(Result *r)
+{
+    for (int u = 0; u < r->units; u++)
+        free(r->gradient[u]);
+}
+
+static double distance(const float *x, const float *y, size_t n)
+{
+    double e = 0, s = 0;
+    for (size_t i = 0; i < n; i++) {
+        e += ((double)x[i] - y[i]) * ((double)x[i] - y[i]);
+        s += (double)y[i] * y[i];
+    }
+    return sqrt(e / s);
+}
+
+/* Relative error of the gradients of parameter `slot`-th of unit u. */
+static double param_distance(const Result *x, const Result *y, const UnitShape *shape, int u, int i)
+{
+    const Param *p = &shape->param[i];
+    return distance(x->gradient[u] + p->offset, y->gradient[u] + p->offset, (size_t)p->rows * p->cols);
+}
+
+static void check_recipe(Architecture a, const char *recipe, double loss_bound, double bound)
+{
+    ModelConfig m = wide(a);
+    Result exact = run(a, "f32", KEEP_ALL), found = run(a, recipe, KEEP_ALL);
+    double worst = 0;
+    const char *where = "";
+    int unit = 0;
+    for (int u = 0; u < exact.units; u++) {
+        UnitShape shape;
+        unit_shape(&shape, &m, u, 1);
+        for (int i = 0; i < shape.num_params; i++) {
+            double d = param_distance(&found, &exact, &shape, u, i);
+            if (!(d <= worst))
+                worst = d, where = shape.param[i].name, unit = u;
+        }
+    }
+    printf("%-10s %-10s loss %.6f (f32 %.6f), worst gradient %.4f (%s of unit %d)\n", architecture_name(a), recipe,
+           found.loss, exact.loss, worst, where, unit);
+    assert_true(fabs(found.loss - exact.loss) <= loss_bound * exact.loss);
+    assert_true(worst <= bound);
+    free_result(&exact);
+    free_result(&found);
+}
+
+static void test_bf16(void **state)
+{
+    (void)state;
+    for (Architecture a = 0; a < NUM_ARCHITECTURES; a++)
+        check_recipe(a, "bf16", 0.001, 0.0142);
+}
+
+static void test_fp8(void **state)
+{
+    (void)state;
+    static const char *const recipes[] = { "fp8", "coat-act", "coat", "coat-lean" };
+    for (int r = 0; r < 4; r++)
+        for (Architecture a = 0; a < NUM_ARCHITECTURES; a++)
+            check_recipe(a, recipes[r], 0.01, 0.32);
+}
+
+/* What backward makes again it makes from the same values with the same scales: the same bits. */
+static void test_recomputation(void **state)
+{
+    (void)state;
+    static const char *const recipes[] = { "bf16", "fp8", "coat-act" };
+    for (int r = 0; r < 3; r++) {
+        Result inputs = run(LLAMA_GQA, recipes[r], KEEP_INPUTS), block = run(LLAMA_GQA, recipes[r], KEEP_BLOCK);
+        for (int u = 0; u < inputs.units; u++)
+            if (inputs.count[u])
+                assert_memory_equal(inputs.gradient[u], block.gradient[u], sizeof(float) * inputs.count[u]);
+        free_result(&inputs);
+        free_result(&block);
+    }
+}
+
+int main(void)
+{
+    device_init(0);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_bf16), cmocka_unit_test(test_fp8), cmocka_unit_test(test_recomputation),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
