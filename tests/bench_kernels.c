@@ -19,7 +19,8 @@ static Model models[] = {       /* params: of one block; chunk: rows of logits *
     { "Llama-3-8B", 2, 8192, 4096, 32, 8, 128, 14336, 128256, 2048, 218112000 },
 };
 
-static const Format F32_ = { F32, 0 }, BF16_ = { BF16, 0 }, E4M3_ = { E4M3, 0 }, E4M3_16 = { E4M3, 16 };
+static const Format F32_ = { .dtype = F32 }, BF16_ = { .dtype = BF16 }, E4M3_ = { .dtype = E4M3 };
+static const Format E4M3_16 = { .dtype = E4M3, .group = 16 };
 static const Tensor NONE = { 0 };
 
 /* ---- memory --------------------------------------------------------------------------------------------------- */
@@ -311,8 +312,9 @@ int main(int argc, char **argv)
     device_init(0);
     if (strcmp(device_name(), "cpu") == 0)
         shrink(m);
-    printf("%s on %s: %d x %d tokens, C %d, H %d, K %d, F %d, V %d\nmedian of %d runs; %% of the device copy or of the "
-           "data sheet\n", m->name, device_name(), m->B, m->T, m->C, m->H, m->K, m->F, m->V, RUNS);
+    printf("%s on %s: %d x %d tokens, C %d, H %d, K %d, F %d, V %d\n"
+           "median of %d runs; %% of the device copy or of the data sheet\n",
+           m->name, device_name(), m->B, m->T, m->C, m->H, m->K, m->F, m->V, RUNS);
     bench_formats(m);
     bench_norm(m);
     bench_rope(m);

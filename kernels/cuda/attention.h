@@ -20,19 +20,22 @@ enum { ATTENTION_DETERMINISTIC = true };
 typedef struct {
     int64_t backward;
     int64_t B, T;           /* sequences of T tokens; or documents of up to T tokens */
-    int64_t H, K, D;        /* heads of this launch ...                              */
-    int64_t all_H, all_K;   /* ... and of the rows                                   */
+    int64_t H, K, D;        /* heads of this launch                                  */
+    int64_t all_H;          /* query heads in y, dy and lse                          */
+    int64_t q_width;        /* elements from token to token in q and dq ...          */
+    int64_t kv_width;       /* ... and in k, v, dk and dv                            */
     int64_t tokens;         /* documents only: N, tokens of all rows; else 0         */
 } AttentionKey;
 
 /* The tensors of a plan. lse, delta: (B, all_H, T), with documents (tokens, all_H). */
 typedef enum {
     ATT_Q = 1, ATT_K, ATT_V, ATT_Y, ATT_LSE, ATT_DY, ATT_DQ, ATT_DK, ATT_DV,
-    ATT_SCALE, ATT_MINUS_INFINITY, ATT_ONE,                         /* floats in host memory                     */
-    ATT_LENGTHS, ATT_ROWS_AT, ATT_Y_AT, ATT_LSE_AT, ATT_DKV_AT,     /* documents: lengths (B), offsets (B + 1)   */
-    ATT_DELTA, ATT_DQ_SUM, ATT_DK_HEADS, ATT_DV_HEADS,              /* backward's own buffers, in the workspace  */
+    ATT_SCALE, ATT_MINUS_INFINITY, ATT_ONE,                 /* floats in host memory                             */
+    ATT_QUERIES, ATT_KEYS,                                  /* documents: their lengths (B), as queries, as keys */
+    ATT_Q_AT, ATT_K_AT, ATT_V_AT, ATT_Y_AT, ATT_LSE_AT,     /* documents: where they begin (B + 1), in elements  */
+    ATT_DELTA, ATT_DQ_SUM, ATT_DK_HEADS, ATT_DV_HEADS,      /* backward's own buffers, in the workspace          */
     ATT_NAMES,
-    ATT_VIRTUAL = 100                                               /* from here on: lives inside the kernel     */
+    ATT_VIRTUAL = 100                                       /* from here on: lives inside the kernel             */
 } AttentionName;
 
 typedef cudnnBackendDescriptor_t Desc;
@@ -43,7 +46,7 @@ typedef struct {
     Desc made[256], op[64];             /* everything that was created; the operations among it */
     int made_count, op_count;
     int64_t next_virtual;
-    Desc lengths, rows_at, y_at, lse_at, dkv_at;        /* NULL without documents */
+    Desc queries, keys, q_at, k_at, v_at, y_at, lse_at;         /* NULL without documents */
     Desc q, k, v, y, lse, scale, minus_infinity;
     int64_t at[ATT_NAMES], bytes;       /* backward's own buffers: offsets, or -1; their sum */
 } AttentionGraph;
@@ -63,8 +66,8 @@ Desc cudnn_create(cudnnBackendDescriptorType_t type);
 void cudnn_set(Desc d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t n, const void *x);
 void cudnn_set_desc(Desc d, cudnnBackendAttributeName_t name, Desc x);      /* nothing if x is NULL */
 
-/* attention_tables.cu. Elements per token of each buffer. */
-typedef struct { int qkv, y, lse, dkv; } AttentionStrides;
+/* attention_tables.cu. Elements from token to token in each buffer. */
+typedef struct { int q, kv, y, lse; } AttentionStrides;
 void attention_tables(int *tables, Documents docs, int launches, int per_launch, int width, AttentionStrides strides);
 
 #ifdef __cplusplus

@@ -1,7 +1,10 @@
 /* The two graphs of attention, in the operations of cuDNN's backend API: those that its engines for sm_90 recognize
  * and run as one flash attention kernel. The equations are in kernels/cpu/attention.c.
  *
- * Names: B, T, H, K, D as in the key; q, k, v are (heads, T, D) per batch entry, in rows of (all_H + 2 all_K) D. */
+ * Names: B, T, H, K, D as in the key; q, k, v are (heads, T, D) per batch entry, in rows of q_width and kv_width.
+ *
+ * NOTE: with documents a gradient has the strides and the ragged offsets of its input: dq those of q, dk of k, dv of
+ * v. Where dk and dv had others, cuDNN 9 accepted the graph and wrote to wrong places, also outside of the tensors. */
 #include "kernels/cuda/attention.h"
 
 /* ---- describing a graph --------------------------------------------------------------------------------------- */
@@ -185,23 +188,20 @@ static Desc per_document(AttentionGraph *g, int64_t name, int64_t n)
     return tensor(g, name, CUDNN_DATA_INT32, (Dims){{ n, 1, 1, 1 }}, (Dims){{ 1, 1, 1, 1 }}, NULL);
 }
 
-static int64_t row_width(const AttentionKey *k)
-{
-    return (k->all_H + 2 * k->all_K) * k->D;
-}
-
 /* What both graphs read. NOTE: cuDNN wants k, and in backward v too, as columns. */
 static void add_inputs(AttentionGraph *g)
 {
     const AttentionKey *k = g->key;
-    const int64_t width = row_width(k);
-    g->rows_at = per_document(g, ATT_ROWS_AT, k->B + 1);
+    g->q_at = per_document(g, ATT_Q_AT, k->B + 1);
+    g->k_at = per_document(g, ATT_K_AT, k->B + 1);
+    g->v_at = per_document(g, ATT_V_AT, k->B + 1);
     g->y_at = per_document(g, ATT_Y_AT, k->B + 1);
     g->lse_at = per_document(g, ATT_LSE_AT, k->B + 1);
-    g->lengths = per_document(g, ATT_LENGTHS, k->B);
-    g->q = rows(g, ATT_Q, k->H, width, g->rows_at);
-    g->k = columns(g, ATT_K, k->K, width, g->rows_at);
-    g->v = k->backward ? columns(g, ATT_V, k->K, width, g->rows_at) : rows(g, ATT_V, k->K, width, g->rows_at);
+    g->queries = per_document(g, ATT_QUERIES, k->B);
+    g->keys = per_document(g, ATT_KEYS, k->B);
+    g->q = rows(g, ATT_Q, k->H, k->q_width, g->q_at);
+    g->k = columns(g, ATT_K, k->K, k->kv_width, g->k_at);
+    g->v = (k->backward ? columns : rows)(g, ATT_V, k->K, k->kv_width, g->v_at);
     g->y = rows(g, ATT_Y, k->H, k->all_H * k->D, g->y_at);
     g->lse = stored_per_query(g, ATT_LSE, k->all_H);
     g->scale = scalar(g, ATT_SCALE);
@@ -223,11 +223,11 @@ static Desc compare(AttentionGraph *g, cudnnPointwiseMode_t mode, Desc a, Desc b
 /* With documents: scores of queries and keys behind the document's end become minus infinity. */
 static Desc mask_padding(AttentionGraph *g, Desc x)
 {
-    if (!g->lengths)
+    if (!g->key->tokens)
         return x;
     Desc query = position(g, x, 2, CUDNN_DATA_INT32), key = position(g, x, 3, CUDNN_DATA_INT32);
-    Desc query_exists = compare(g, CUDNN_POINTWISE_CMP_LT, query, g->lengths);
-    Desc key_exists = compare(g, CUDNN_POINTWISE_CMP_LT, key, g->lengths);
+    Desc query_exists = compare(g, CUDNN_POINTWISE_CMP_LT, query, g->queries);
+    Desc key_exists = compare(g, CUDNN_POINTWISE_CMP_LT, key, g->keys);
     return keep_where(g, x, compare(g, CUDNN_POINTWISE_LOGICAL_AND, query_exists, key_exists));
 }
 
@@ -241,7 +241,7 @@ static Desc mask_causal(AttentionGraph *g, Desc x)
 static Desc scaled_scores(AttentionGraph *g)
 {
     Desc s = scores(g, CUDNN_DATA_FLOAT);
-    product(g, s, g->q, g->k, g->lengths, g->lengths, NULL);
+    product(g, s, g->q, g->k, g->queries, g->keys, NULL);
     return on_scores(g, CUDNN_POINTWISE_MUL, s, g->scale);
 }
 
@@ -256,7 +256,7 @@ static void describe_forward(AttentionGraph *g)
     Desc log_sum = pointwise(g, CUDNN_POINTWISE_LOG, f32, per_query(g), sum, NULL, NULL);
     pointwise(g, CUDNN_POINTWISE_ADD, f32, g->lse, top, log_sum, NULL);
     Desc p = pointwise(g, CUDNN_POINTWISE_DIV, f32, scores(g, CUDNN_DATA_BFLOAT16), e, sum, NULL);
-    product(g, g->y, p, g->v, g->lengths, NULL, g->lengths);
+    product(g, g->y, p, g->v, g->queries, NULL, g->keys);
 }
 
 /* Room for one of backward's own buffers behind the others. */
@@ -266,25 +266,26 @@ static void place(AttentionGraph *g, AttentionName name, int64_t bytes)
     g->bytes += (bytes + 255) / 256 * 256;
 }
 
-/* out (B, K, T, D) = a^T b (B, H, T, D), summed over the query heads that share a key/value head. */
-static void key_gradient(AttentionGraph *g, AttentionName out, AttentionName heads, Desc a_transposed, Desc b)
+/* out (B, K, T, D) = a b (B, H, T, D), summed over the query heads that share a key/value head. With documents
+ * `heads` names the buffer of the products before that sum; their offsets are `at` times the ratio of the strides. */
+static void key_gradient(AttentionGraph *g, AttentionName out, AttentionName heads, Desc at, Desc a, Desc b)
 {
     const AttentionKey *k = g->key;
-    const int64_t group = k->H / k->K, width = k->tokens ? k->K * k->D : row_width(k);
-    Desc sum = rows(g, out, k->K, width, g->dkv_at), full;
+    const int64_t group = k->H / k->K;
+    Desc sum = rows(g, out, k->K, k->kv_width, at), full;
     if (group == 1) {
-        product(g, sum, a_transposed, b, g->lengths, NULL, g->lengths);
+        product(g, sum, a, b, g->keys, NULL, g->queries);
         return;
     }
-    if (k->tokens) {            /* cuDNN multiplies the ragged offsets of `out` by the ratio of the strides */
-        full = rows(g, heads, k->H, width * group, g->dkv_at);
-        place(g, heads, 2 * k->tokens * width * group);
+    if (k->tokens) {
+        full = rows(g, heads, k->H, k->kv_width * group, at);
+        place(g, heads, 2 * k->tokens * k->kv_width * group);
     } else {
         const int64_t H = k->H, T = k->T, D = k->D;
         Dims dims = {{ k->B, H, T, D }}, strides = {{ H * T * D, T * D, D, 1 }};
         full = tensor(g, ATT_VIRTUAL, CUDNN_DATA_BFLOAT16, dims, strides, NULL);
     }
-    product(g, full, a_transposed, b, g->lengths, NULL, g->lengths);
+    product(g, full, a, b, g->keys, NULL, g->queries);
     reduce(g, CUDNN_REDUCE_TENSOR_ADD, sum, full);
 }
 
@@ -292,17 +293,17 @@ static void key_gradient(AttentionGraph *g, AttentionName out, AttentionName hea
 static void query_gradient(AttentionGraph *g, Desc ds)
 {
     const AttentionKey *k = g->key;
-    const int64_t B = k->B, H = k->H, T = k->T, D = k->D, width = row_width(k);
-    Desc dq = rows(g, ATT_DQ, H, width, g->rows_at), sum;
-    Desc keys = reshape(g, rows(g, ATT_VIRTUAL, k->K, width, g->rows_at), g->k);
+    const int64_t B = k->B, H = k->H, T = k->T, D = k->D, width = k->q_width;
+    Desc dq = rows(g, ATT_DQ, H, width, g->q_at), sum;
+    Desc keys = reshape(g, rows(g, ATT_VIRTUAL, k->K, k->kv_width, g->k_at), g->k);
     if (ATTENTION_DETERMINISTIC) {
-        product(g, dq, ds, keys, g->lengths, NULL, g->lengths);
+        product(g, dq, ds, keys, g->queries, NULL, g->keys);
         return;
     }
     Dims dims = {{ B, H, T, D }}, dense = {{ H * T * D, T * D, D, 1 }}, packed = {{ T * width, D, width, 1 }};
-    sum = tensor(g, ATT_DQ_SUM, CUDNN_DATA_FLOAT, dims, k->tokens ? packed : dense, g->rows_at);
+    sum = tensor(g, ATT_DQ_SUM, CUDNN_DATA_FLOAT, dims, k->tokens ? packed : dense, g->q_at);
     place(g, ATT_DQ_SUM, 4 * (k->tokens ? k->tokens * width : B * H * T * D));
-    product(g, sum, ds, keys, g->lengths, NULL, g->lengths);
+    product(g, sum, ds, keys, g->queries, NULL, g->keys);
     pointwise(g, CUDNN_POINTWISE_IDENTITY, CUDNN_DATA_FLOAT, dq, sum, NULL, NULL);
 }
 
@@ -312,7 +313,6 @@ static void describe_backward(AttentionGraph *g)
     const AttentionKey *k = g->key;
     const cudnnDataType_t f32 = CUDNN_DATA_FLOAT;
     const int64_t H = k->H, T = k->T, D = k->D;
-    g->dkv_at = per_document(g, ATT_DKV_AT, k->B + 1);
     Desc dy = rows(g, ATT_DY, H, k->all_H * D, g->y_at);
 
     Dims dims = {{ k->B, H, T, D }}, strides = {{ H * T * D, T * D, H * D, 1 }};
@@ -326,13 +326,13 @@ static void describe_backward(AttentionGraph *g)
     Desc s = mask_padding(g, scaled_scores(g));
     Desc e = mask_causal(g, on_scores(g, CUDNN_POINTWISE_SUB, s, g->lse));
     Desc prob = on_scores(g, CUDNN_POINTWISE_EXP, e, NULL);
-    key_gradient(g, ATT_DV, ATT_DV_HEADS, reshape(g, scores_transposed(g), prob), dy);
+    key_gradient(g, ATT_DV, ATT_DV_HEADS, g->v_at, reshape(g, scores_transposed(g), prob), dy);
 
     Desc dp = scores(g, f32);
-    product(g, dp, dy, g->v, g->lengths, g->lengths, NULL);
+    product(g, dp, dy, g->v, g->queries, g->keys, NULL);
     Desc ds = on_scores(g, CUDNN_POINTWISE_MUL, on_scores(g, CUDNN_POINTWISE_SUB, dp, delta), prob);
     ds = on_scores(g, CUDNN_POINTWISE_MUL, ds, g->scale);
-    key_gradient(g, ATT_DK, ATT_DK_HEADS, reshape(g, scores_transposed(g), ds), g->q);
+    key_gradient(g, ATT_DK, ATT_DK_HEADS, g->k_at, reshape(g, scores_transposed(g), ds), g->q);
     query_gradient(g, ds);
 }
 

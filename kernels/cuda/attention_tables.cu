@@ -1,7 +1,8 @@
 /* Tables of documents as cuDNN wants them: lengths, and where each document begins in each buffer, in elements.
  *
  * A launch covers `per_launch` documents; those that the last one lacks are empty documents at the end of the batch.
- * Each launch has 5 tables of `width` integers: lengths, then offsets into qkv, y, lse and the buffers of dk, dv. */
+ * Each launch has 5 tables of `width` integers: lengths, then offsets into q (and dq), k (and v, dk, dv), y (and dy)
+ * and lse. */
 #include "kernels/cuda/attention.h"
 
 __global__ static void tables_kernel(int *tables, const int *start, int count, int per_launch, int width,
@@ -15,10 +16,10 @@ __global__ static void tables_kernel(int *tables, const int *start, int count, i
     int *row = tables + (size_t)blockIdx.x * 5 * width + i;
     if (i < per_launch)
         row[0] = next - first;
-    row[width] = first * strides.qkv;
-    row[2 * width] = first * strides.y;
-    row[3 * width] = first * strides.lse;
-    row[4 * width] = first * strides.dkv;
+    row[width] = first * strides.q;
+    row[2 * width] = first * strides.kv;
+    row[3 * width] = first * strides.y;
+    row[4 * width] = first * strides.lse;
 }
 
 void attention_tables(int *tables, Documents docs, int launches, int per_launch, int width, AttentionStrides strides)

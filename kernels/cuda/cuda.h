@@ -37,11 +37,12 @@ int          device_sm_count(void);
 enum {
     SCRATCH_GEMM,           /* cuBLASLt's workspace                          */
     SCRATCH_ATTENTION,      /* cuDNN's workspace, row sums of attention      */
-    SCRATCH_ATTENTION_DKV,  /* dK and dV of packed documents                 */
+    SCRATCH_ATTENTION_DQKV, /* dQ, dK and dV of packed documents, each dense */
     SCRATCH_DOCUMENTS,      /* document tables of attention                  */
     SCRATCH_0,              /* elementwise kernels                           */
     SCRATCH_1,
     SCRATCH_2,
+    SCRATCH_AMAX,           /* running maxima of FP8 tensors                */
     SCRATCH_SLOTS
 };
 void *device_scratch(size_t bytes, int slot);

@@ -6,6 +6,7 @@
  * Rounding: sums are F32 trees instead of the specification's F64. dw: each block sums its rows in registers and
  * writes C floats of scratch; their sum in the order of the blocks is in F64. The number of blocks depends on the
  * GPU only. */
+#include "kernels/cuda/operations_fp8.h"
 #include "kernels/cuda/vector.cuh"
 
 enum { MAX_PACKS = 4, MAX_THREADS = 512, MAX_WIDTH = 8 * MAX_PACKS * MAX_THREADS, BLOCKS_PER_SM = 4 };
@@ -86,6 +87,10 @@ static void check_width(const char *op, int C)
 void norm_forward(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual, Norm norm)
 {
     const int N = stream.rows, C = stream.cols;
+    if (format_is_fp8(y.format) || format_is_fp8(x.format)) {
+        norm_forward_fp8(y, x, stats, stream, w, residual, norm);
+        return;
+    }
     CHECK_DENSE(stream, N, C);
     CHECK_DENSE(x, N, C);
     CHECK_DENSE(y, N, C);
@@ -144,6 +149,10 @@ void norm_again_kernel(AnyOut y, const TX *x, const float2 *stats, AnyIn w, int 
 void norm_again(Tensor y, Tensor x, const float *stats, Tensor w, Norm norm)
 {
     const int N = x.rows, C = x.cols;
+    if (format_is_fp8(y.format) || format_is_fp8(x.format)) {
+        norm_again_fp8(y, x, stats, w);
+        return;
+    }
     (void)norm;                         /* the statistics say it all */
     CHECK_DENSE(x, N, C);
     CHECK_DENSE(y, N, C);
@@ -228,6 +237,10 @@ void norm_backward(Tensor dx, Tensor dw, Tensor dy, Tensor x, const float *stats
 {
     const int N = dy.rows, C = dy.cols;
     CHECK_DENSE(dy, N, C);
+    if (format_is_fp8(dx.format) || format_is_fp8(x.format)) {
+        norm_backward_fp8(dx, dw, dy, x, stats, w, norm, accumulate);
+        return;
+    }
     CHECK_DENSE(x, N, C);
     CHECK_DENSE(dx, N, C);
     CHECK_DENSE_OPTIONAL(w, 1, C);

@@ -9,6 +9,7 @@
  * with a norm or a clamp, which need x again. The tables of angles and the weights come from L1 and L2.
  * Sums are F32 trees; dqnorm and dknorm: partial sums per block, then their sum in the order of the blocks
  * (reduce.cu). */
+#include "kernels/cuda/operations_fp8.h"
 #include "kernels/cuda/vector.cuh"
 
 enum { EACH = 4, EACH_BACKWARD = 2, MAX_THREADS = 512, BLOCKS_PER_SM = 2 };
@@ -335,8 +336,23 @@ static bool halves_aligned(Attention a, Tensor x, Tensor y, Tensor z, Tensor qno
            is_aligned(knorm, half) && (uintptr_t)a.rope % 16 == 0;
 }
 
+/* With a clip or norms: what is saved in FP8 is read into y, which then changes in place. */
+static void forward_from_fp8(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm, Attention a)
+{
+    if (!qnorm.data && a.clip == 0) {
+        rope_forward_fp8(y, x, a);
+        return;
+    }
+    quantize(y, x);
+    rope_forward(y, stats, y, qnorm, knorm, a);
+}
+
 void rope_forward(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm, Attention a)
 {
+    if (format_is_fp8(x.format)) {
+        forward_from_fp8(y, stats, x, qnorm, knorm, a);
+        return;
+    }
     check_attention(__func__, x, qnorm, knorm, stats, a);
     CHECK_DENSE(y, x.rows, x.cols);
     const bool norm = qnorm.data, in_place = y.data == x.data;
@@ -380,10 +396,32 @@ static void backward_with_norm(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor d
         add_column_sums(dknorm, partial + q_width, blocks, width);
 }
 
+/* With a clip or norms: x is read into scratch memory, and dy changes in place before it becomes dx. */
+static void backward_with_fp8(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x, const float *stats,
+                              Tensor qnorm, Tensor knorm, Attention a)
+{
+    if (!qnorm.data && a.clip == 0) {
+        rope_backward_fp8(dx, dy, a);
+        return;
+    }
+    if (format_is_fp8(x.format)) {
+        const Format f = { BF16, 0, false };
+        const Tensor dense = tensor_at(device_scratch(2 * tensor_numel(x), SCRATCH_1), f, x.rows, x.cols);
+        quantize(dense, x);
+        x = dense;
+    }
+    rope_backward(dy, dqnorm, dknorm, dy, x, stats, qnorm, knorm, a);
+    quantize(dx, dy);
+}
+
 void rope_backward(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x, const float *stats,
                    Tensor qnorm, Tensor knorm, Attention a)
 {
     check_attention(__func__, dy, qnorm, knorm, stats, a);
+    if (format_is_fp8(dx.format) || ((a.clip > 0 || qnorm.data) && format_is_fp8(x.format))) {
+        backward_with_fp8(dx, dqnorm, dknorm, dy, x, stats, qnorm, knorm, a);
+        return;
+    }
     CHECK_DENSE(dx, dy.rows, dy.cols);
     CHECK_DENSE_OPTIONAL(dqnorm, 1, a.H * a.D);
     CHECK_DENSE_OPTIONAL(dknorm, 1, a.K * a.D);

@@ -3,16 +3,10 @@
  * Bytes per element of act in BF16: forward 6 (gate, up, act), +4 if gate_up is
  * stored apart from what the GEMM wrote; backward 10 (gate, up, dact, dgate, dup), 12 with act.
  * Every element is read before the same thread writes its place, so the outputs may be the inputs' memory. */
+#include "kernels/cuda/operations_fp8.h"
 #include "kernels/cuda/vector.cuh"
 
 enum { PACKS = 4, MAX_THREADS = 512 };
-
-/* NOTE: an exact division branches for rare exponents and doubles the instructions; this one is off by at most 2
- * ulp, and gives 0 instead of numbers below 2^-126. */
-__device__ static inline float sigmoid(float x)
-{
-    return __fdividef(1.0f, 1.0f + expf(-x));
-}
 
 /* stored.data is NULL if gate_up is the memory of wide. */
 template <bool ALIGNED, typename T> __global__ __launch_bounds__(MAX_THREADS)
@@ -50,6 +44,10 @@ void swiglu_forward_kernel(AnyOut act, AnyOut stored, const T *wide, int F)
 void swiglu_forward(Tensor act, Tensor gate_up, Tensor wide)
 {
     const int N = act.rows, F = act.cols;
+    if (format_is_fp8(act.format)) {
+        swiglu_forward_fp8(act, gate_up, wide);
+        return;
+    }
     CHECK_DENSE(act, N, F);
     CHECK_DENSE(gate_up, N, 2 * F);
     CHECK_DENSE(wide, N, 2 * F);
@@ -111,6 +109,10 @@ void swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, Tensor gate_up)
 {
     const int N = dact.rows, F = dact.cols;
     CHECK_DENSE(dact, N, F);
+    if (format_is_fp8(dgate_up.format)) {
+        swiglu_backward_fp8(dgate_up, act, dact, gate_up);
+        return;
+    }
     CHECK_DENSE(gate_up, N, 2 * F);
     CHECK_DENSE(dgate_up, N, 2 * F);
     CHECK_DENSE_OPTIONAL(act, N, F);

@@ -158,6 +158,13 @@ template <int K> __device__ inline void block_sums(float (&x)[K], float *shared)
 /* sum.cols columns: sum[c] += partial[0][c] + partial[1][c] + ... (rows rows, `stride` floats apart), in F64. */
 void add_column_sums(Tensor sum, const float *partial, int rows, size_t stride);        /* reduce.cu */
 
+/* NOTE: an exact division branches for rare exponents and doubles the instructions; this one is off by at most 2
+ * ulp, and gives 0 instead of numbers below 2^-126. */
+__device__ inline float sigmoid(float x)
+{
+    return __fdividef(1.0f, 1.0f + expf(-x));
+}
+
 /* ---- launches ------------------------------------------------------------------------------------------------ */
 
 /* Threads of a block that moves `packs` packs with `each` per thread. */

@@ -1,6 +1,6 @@
 /* Checks on entry of every operation: a wrong shape or format is an error in the program, named by operation, tensor,
  * what was found and what was expected. */
-#include "kernels/cpu/cpu.h"
+#include "kernels/check.h"
 
 void check_tensor(const char *op, const char *name, Tensor t, int rows, int cols)
 {

@@ -1,0 +1,140 @@
+/* SwiGLU that reads or writes FP8.
+ *
+ * Forward in COAT: a pass over rows stores gate and up in FP8 groups and takes the maximum of act, computed from what was
+ * stored; a pass over tiles writes act and its transpose. Bytes per element of act: 4 + 2.25, then 2.25 + 2.
+ * Backward: a pass for the maximum of the gradients, then one that writes both gradients, their transposes and, if it is
+ * wanted, act: 4.25, then 4.25 + 4 (+ 2). act is written with the scale that it has. */
+#include "kernels/cuda/operations_fp8.h"
+#include "kernels/cuda/tiles.cuh"
+
+enum { ROW_PACKS = 2, ROW_THREADS = 512 };
+
+template <class Reader> struct SwigluSource {
+    enum { OUTPUTS = 1, MEASURED = 1 };
+    Reader gate_up;
+    int F;
+    struct Raw { typename Reader::Raw gate, up; };
+    __device__ Raw fetch(int row, int col) const
+    {
+        return { gate_up.fetch(row, col), gate_up.fetch(row, F + col) };
+    }
+    __device__ void values(float (&act)[1][8], const Raw &raw, int, int) const
+    {
+        float g[8], u[8];
+        gate_up.values(g, raw.gate);
+        gate_up.values(u, raw.up);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            act[0][i] = g[i] * sigmoid(g[i]) * u[i];
+    }
+};
+
+/* ACT: the third output is act. */
+template <class Reader, class ReaderD, bool ACT> struct SwigluBackwardSource {
+    enum { OUTPUTS = ACT ? 3 : 2, MEASURED = 2 };
+    Reader gate_up;
+    ReaderD dact;
+    int F;
+    struct Raw { typename Reader::Raw gate, up; typename ReaderD::Raw dact; };
+    __device__ Raw fetch(int row, int col) const
+    {
+        return { gate_up.fetch(row, col), gate_up.fetch(row, F + col), dact.fetch(row, col) };
+    }
+    __device__ void values(float (&out)[OUTPUTS][8], const Raw &raw, int, int) const
+    {
+        float g[8], u[8], d[8];
+        gate_up.values(g, raw.gate);
+        gate_up.values(u, raw.up);
+        dact.values(d, raw.dact);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const float s = sigmoid(g[i]), gs = g[i] * s;
+            out[0][i] = d[i] * u[i] * s * (1.0f + g[i] * (1.0f - s));
+            out[1][i] = d[i] * gs;
+            if (ACT)
+                out[OUTPUTS - 1][i] = gs * u[i];
+        }
+    }
+};
+
+/* Stores gate and up of a row in FP8 groups; raises amax to the largest act of what was stored. */
+template <typename T> __global__ __launch_bounds__(ROW_THREADS)
+void swiglu_save_kernel(float *amax, GroupOut saved, const T *gate_up, int F)
+{
+    __shared__ float shared[32];
+    const size_t row = (size_t)blockIdx.x * 2 * F;
+    const int step = 8 * blockDim.x;
+    float m = 0;
+    for (int first = 0; first < F; first += ROW_PACKS * step) {     /* all threads of a warp: store_group shuffles */
+        Pack<T> g[ROW_PACKS], u[ROW_PACKS];
+#pragma unroll
+        for (int j = 0; j < ROW_PACKS; j++) {
+            const int f = first + 8 * threadIdx.x + j * step;
+            g[j] = load_pack<true>(gate_up + row + f, F - f);
+            u[j] = load_pack<true>(gate_up + row + F + f, F - f);
+        }
+#pragma unroll
+        for (int j = 0; j < ROW_PACKS; j++) {
+            const int f = first + 8 * threadIdx.x + j * step;
+            float gate[8], up[8];
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                gate[i] = g[j][i], up[i] = u[j][i];
+            store_group(saved, row + f, gate, f < F);
+            store_group(saved, row + F + f, up, f < F);
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                m = fmaxf(m, fabsf(gate[i] * sigmoid(gate[i]) * up[i]));
+        }
+    }
+    raise_amax(amax, m, shared);
+}
+
+void swiglu_forward_fp8(Tensor act, Tensor gate_up, Tensor wide)
+{
+    const int N = act.rows, F = act.cols;
+    check_operand("swiglu_forward", "act", act, N, F);
+    float *amax = amax_slot();
+    if (gate_up.data != wide.data) {
+        check_groups("swiglu_forward", "gate_up", gate_up, N, 2 * F);
+        with_type(wide, [&](auto *in) {
+            swiglu_save_kernel<<<N, block_threads(F / 8, ROW_PACKS, ROW_THREADS), 0, device_stream()>>>(
+                amax, group_out(gate_up), in, F);
+        });
+        LAUNCH_CHECK();
+    }
+    with_reader(gate_up, [&](auto reader) {
+        const SwigluSource<decltype(reader)> source = { reader, F };
+        if (gate_up.data == wide.data)
+            fp8_amax(amax, source, N, F);
+        fp8_tiles<SwigluSource<decltype(reader)>>({ { tile_out(act, amax, 0) } }, source, N, F);
+    });
+}
+
+template <bool ACT, class Reader, class ReaderD>
+static void swiglu_backward_tiles(Tensor dgate_up, Tensor act, Reader gate_up, ReaderD dact, int N, int F)
+{
+    typedef SwigluBackwardSource<Reader, ReaderD, ACT> Source;
+    const Source source = { gate_up, dact, F };
+    float *amax = amax_slot();
+    TileOuts<Source> outs = { { tile_out(dgate_up, amax, 0), tile_out(dgate_up, amax, F) } };
+    if (ACT)
+        outs.out[Source::OUTPUTS - 1] = tile_out(act, NULL, 0);
+    fp8_amax(amax, source, N, F);
+    fp8_tiles(outs, source, N, F);
+}
+
+void swiglu_backward_fp8(Tensor dgate_up, Tensor act, Tensor dact, Tensor gate_up)
+{
+    const int N = dact.rows, F = dact.cols;
+    check_operand("swiglu_backward", "dgate_up", dgate_up, N, 2 * F);
+    with_reader(gate_up, [&](auto in) {
+        with_type(dact, [&](auto *d) {
+            const DenseReader<std::remove_pointer_t<decltype(d)>> gradient = { d, F };
+            if (tensor_exists(act))
+                swiglu_backward_tiles<true>(dgate_up, act, in, gradient, N, F);
+            else
+                swiglu_backward_tiles<false>(dgate_up, act, in, gradient, N, F);
+        });
+    });
+}
