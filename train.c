@@ -61,6 +61,7 @@ static StepStats train_step(Run *r, bool *stop)
     Batch b;
     loader_next(r->loader, &b);
     double labels = fmax(global_labels(&b, stop), 1);
+    telemetry_watch(r->telemetry, s->step + 1);
     LossSums loss = forward_backward(r, &b, labels);
     double norm = optimizer_grad_norm(&r->optimizer, &r->fsdp);
 
@@ -73,8 +74,10 @@ static StepStats train_step(Run *r, bool *stop)
                     .lr = schedule_lr(c, r->length, s->step, s->tokens), .skipped = !isfinite(loss.loss) || !isfinite(norm) };
     if (t.skipped)
         s->skipped++;
-    else
+    else {
+        telemetry_write(r->telemetry, s->step - s->skipped, t.clip);
         optimizer_step(&r->fsdp, c, s->step, s->step - s->skipped, t.lr, t.clip);
+    }
     return t;
 }
 

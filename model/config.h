@@ -92,6 +92,7 @@ typedef struct {
 
     long     console_log_interval;            /* steps */
     int      speed_window;                    /* speed_monitor.window_size: steps that tok/s is averaged over */
+    long     quant_stats_interval;            /* steps between quantization statistics in metrics.jsonl; 0: never */
     int      loss_chunk;                      /* tokens whose logits exist at once; 0: chosen */
 
     char    *text;                            /* the resolved configuration as YAML; saved with the run */

@@ -1,6 +1,6 @@
 /* The table of keys. Names, units and defaults are OLMo's (olmo/config.py) wherever OLMo has the key; where a default
  * of OLMo could not run here (dropout, biases) the key has the value that can. Keys of ours: recipe, format.*,
- * model.head_dim, model.rope_scaling.*, scheduler.t_decay, loss_chunk. Sections stand in the order in which the
+ * model.head_dim, model.rope_scaling.*, scheduler.t_decay, loss_chunk, quant_stats_interval. Sections stand in the order in which the
  * resolved configuration shows them. */
 #include "model/config_table.h"
 
@@ -47,6 +47,8 @@ const ConfigKey config_keys[] = {
     OTHER ("format.gradient", FORMAT, "null", C(recipe.gradient), "GEMM operands: gradients"),
     WORD  ("format.keep", CHOICE, "null", "all|inputs|block", C(recipe.keep), "what forward keeps for backward: all, "
            "without what is cheap to recompute, each block's input only"),
+    WORD  ("format.fast", CHOICE, "null", "none|forward|all", C(recipe.fast), "FP8 GEMMs that may add with short "
+           "accumulators"),
     OTHER ("format.master", FORMAT, "null", C(recipe.master), "weights that the optimizer updates"),
     OTHER ("format.grads", FORMAT, "null", C(recipe.grads), "accumulated weight gradients"),
     OTHER ("format.moment1", FORMAT, "null", C(recipe.moment1), "AdamW's m; e4m3/128+ is expanded (COAT), e4m3/128 is not"),
@@ -266,6 +268,8 @@ const ConfigKey config_keys[] = {
     NUMBER("console_log_interval", LONG, "1", 1, LONGS, C(console_log_interval),
            "steps between lines on the terminal"),
     NUMBER("speed_monitor.window_size", INT, "20", 1, 1000000, C(speed_window), "steps that tok/s is averaged over"),
+    OPTION("quant_stats_interval", LONG, "null", 0, 0, LONGS, C(quant_stats_interval),
+           "steps between statistics of what FP8 does to activations and moments; null: never"),
 
     /* ---- what PyTorch, its clusters and W&B need ---- */
     NO_USE("distributed_strategy", "ddp|single", "weights, gradients and moments are whole on every rank"),

@@ -98,7 +98,7 @@ Log *log_open(const Config *c, RunLength length, long first_step, int world)
     return l;
 }
 
-static void write_line(Log *l, json_t *object)
+void log_object(Log *l, json_t *object)
 {
     char *text = json_dumps(object, JSON_REAL_PRECISION(9));
     if (!text || fprintf(l->file, "%s\n", text) < 0 || fflush(l->file) != 0)
@@ -107,8 +107,8 @@ static void write_line(Log *l, json_t *object)
     json_decref(object);
 }
 
-/* JSON has no infinity: what is not finite is null. */
-static void set(json_t *object, const char *name, double value)
+/* JSON has no infinity. */
+void log_set(json_t *object, const char *name, double value)
 {
     json_object_set_new(object, name, isfinite(value) ? json_real(value) : json_null());
 }
@@ -156,21 +156,21 @@ static void print_step(const Log *l, const StepStats *s, double speed)
 static void write_step(Log *l, const StepStats *s, double speed)
 {
     json_t *o = json_pack("{s:I}", "step", (json_int_t)s->step);
-    set(o, "train/CrossEntropyLoss", s->loss);
-    set(o, "train/Perplexity", exp(s->loss));
+    log_set(o, "train/CrossEntropyLoss", s->loss);
+    log_set(o, "train/Perplexity", exp(s->loss));
     if (l->config->z_loss > 0)
-        set(o, "train/ZLoss", s->zloss * l->config->z_loss);
-    set(o, "optim/total_grad_norm", s->grad_norm);
-    set(o, "optim/clipping_rate", s->clip < 1);
-    set(o, "optim/learning_rate_group0", s->lr);
+        log_set(o, "train/ZLoss", s->zloss * l->config->z_loss);
+    log_set(o, "optim/total_grad_norm", s->grad_norm);
+    log_set(o, "optim/clipping_rate", s->clip < 1);
+    log_set(o, "optim/learning_rate_group0", s->lr);
     json_object_set_new(o, "optim/step_skipped", json_boolean(s->skipped));
     json_object_set_new(o, "throughput/total_tokens", json_integer(s->tokens));
-    set(o, "throughput/device/tokens_per_second", speed);
-    set(o, "throughput/device/seconds_total", now() - l->start);
+    log_set(o, "throughput/device/tokens_per_second", speed);
+    log_set(o, "throughput/device/seconds_total", now() - l->start);
     if (l->speed_of_light > 0)
-        set(o, "throughput/device/speed_of_light", speed / l->speed_of_light);
-    set(o, "System/Peak GPU Memory (MB)", device_memory_used() / 1e6);
-    write_line(l, o);
+        log_set(o, "throughput/device/speed_of_light", speed / l->speed_of_light);
+    log_set(o, "System/Peak GPU Memory (MB)", device_memory_used() / 1e6);
+    log_object(l, o);
 }
 
 void log_step(Log *l, const StepStats *s)
@@ -199,10 +199,10 @@ void log_eval(Log *l, long step, const EvalResult *r)
     char name[256];
     json_t *o = json_pack("{s:I}", "step", (json_int_t)step);
     snprintf(name, sizeof name, "eval/%s/CrossEntropyLoss", r->label);
-    set(o, name, r->loss);
+    log_set(o, name, r->loss);
     snprintf(name, sizeof name, "eval/%s/Perplexity", r->label);
-    set(o, name, exp(r->loss));
-    write_line(l, o);
+    log_set(o, name, exp(r->loss));
+    log_object(l, o);
     printf("eval at step %ld | %s | loss %.4f | perplexity %.4g | %ld labels\n", step, r->label, r->loss, exp(r->loss),
            r->labels);
     fflush(stdout);

@@ -17,6 +17,12 @@ typedef struct Log Log;
 Log *log_open (const Config *c, RunLength length, long first_step, int world);
 void log_step (Log *l, const StepStats *s);
 void log_eval (Log *l, long step, const EvalResult *r);
+
+/* Writes a JSON object that begins with "step" as a line of metrics.jsonl, and frees it. */
+struct json_t;
+void log_object(Log *l, struct json_t *object);
+void log_set(struct json_t *object, const char *name, double value);      /* what is not finite becomes null */
+
 void log_close(Log *l);           /* prints first and last loss, and the plot */
 
 /* FLOPs of forward and backward per token, GEMMs and causal attention of T tokens, and the seconds they take at the

@@ -20,15 +20,24 @@ static void load_batch(Model *m, const int *tokens, const int *targets, int B)
     }
 }
 
+static void observe(const Model *m, int blocks, const Unit *w)
+{
+    if (m->observe)
+        m->observe(m->observer, blocks, w);
+}
+
 static void forward(Model *m, Fsdp *f)
 {
     fsdp_gather(f, 0, FOR_FORWARD);
     fsdp_gather(f, 1, FOR_FORWARD);
     embedding_forward(m->acts[0].res0, m->tokens, fsdp_acquire(f, 0)->embed);
     fsdp_release(f, 0);
+    observe(m, 0, NULL);
     for (int l = 0; l < m->L; l++) {
         fsdp_gather(f, l + 2, FOR_FORWARD);
-        block_forward(m, fsdp_acquire(f, l + 1), &m->acts[l], &m->acts[l + 1]);
+        const Unit *w = fsdp_acquire(f, l + 1);
+        block_forward(m, w, &m->acts[l], &m->acts[l + 1]);
+        observe(m, l + 1, w);
         fsdp_release(f, l + 1);
     }
 }
@@ -92,6 +101,7 @@ static void backward(Model *m, Fsdp *f)
 
 void model_step(Model *m, Fsdp *f, const int *tokens, const int *targets, float scale, float z_weight, bool with_backward)
 {
+    matmul_accumulation(m->recipe.fast);
     load_batch(m, tokens, targets, m->attn.B);
     forward(m, f);
     head(m, f, scale, z_weight, with_backward);

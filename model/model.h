@@ -99,6 +99,8 @@ typedef struct {
     float    *rope;            /* (T, D/2, 2) cosine and sine                                  */
     int      *host_doc_start;  /* (N+1) host memory                                            */
     bool      documents;       /* attention stays inside documents                             */
+    void    (*observe)(void *observer, int blocks, const Unit *w);     /* unless NULL: called in forward when so many blocks */
+    void     *observer;        /* have run, the last with weights w; memory that blocks share still holds its values */
     PlanBytes bytes;           /* of device memory, by purpose                                 */
     void     *memory;          /* the arena: all of the above that is device memory            */
 } Model;

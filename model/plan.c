@@ -99,20 +99,35 @@ static void plan_acts(Planner *p, const Model *m, Acts *a)
     a->lse = arena_alloc(p->arena, sizeof(float) * p->N * c->n_heads);
 }
 
+/* With gate and up saved in FP8, what the GEMM wrote is not needed in backward: its memory holds the gradient's codes. */
+static Tensor plan_dgate_up(Arena *arena, const Model *m, int rows, int cols)
+{
+    Format f = m->recipe.gradient;
+    Tensor wide = m->acts[0].wide, t = { .format = f, .rows = rows, .cols = cols };
+    if (wide.data == m->acts[0].gate_up.data || !format_is_fp8(f))
+        return operand_alloc(arena, f, rows, cols);
+    t.data = wide.data;
+    t.data_t = (char *)wide.data + tensor_numel(t);
+    t.scale = arena_alloc(arena, 16);
+    return t;
+}
+
 static void plan_work(Arena *arena, Model *m)
 {
     const Recipe *r = &m->recipe;
     const ModelConfig *c = m->config;
     Work *t = &m->work;
-    int N = m->N, C = c->d_model, HD = c->n_heads * c->head_dim, S = HD + 2 * c->n_kv_heads * c->head_dim;
+    int N = m->N, C = c->d_model, HD = c->n_heads * c->head_dim, S = HD + 2 * c->n_kv_heads * c->head_dim, F = c->mlp_width;
 
     t->dres = tensor_alloc(arena, r->stream, N, C);
     t->dy = !c->norm_after && same(t->dres, r->gradient) ? t->dres : operand_alloc(arena, r->gradient, N, C);
-    t->dh = tensor_alloc(arena, r->stream, N, C);
-    t->dact = tensor_alloc(arena, r->stream, N, c->mlp_width);
-    t->dgate_up = operand_alloc(arena, r->gradient, N, 2 * c->mlp_width);
-    t->datt = tensor_alloc(arena, r->stream, N, HD);
-    t->dqkv = tensor_alloc(arena, r->stream, N, S);
+    /* these pairs are never alive together: the MLP's backward is over before attention's begins, dh comes last in both */
+    Tensor narrow = tensor_alloc(arena, r->stream, N, C > HD ? C : HD), wide = tensor_alloc(arena, r->stream, N, S > F ? S : F);
+    t->dh = tensor_at(narrow.data, r->stream, N, C);
+    t->datt = tensor_at(narrow.data, r->stream, N, HD);
+    t->dact = tensor_at(wide.data, r->stream, N, F);
+    t->dqkv = tensor_at(wide.data, r->stream, N, S);
+    t->dgate_up = plan_dgate_up(arena, m, N, 2 * F);
     t->dqkv_op = same(t->dqkv, r->gradient) ? t->dqkv : operand_alloc(arena, r->gradient, N, S);
 }
 

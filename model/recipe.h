@@ -1,7 +1,7 @@
 /* A recipe says in which Format each kind of tensor is stored, and what backward recomputes. It is data:
  * model code never asks which recipe runs; an ablation is one more row. */
 #pragma once
-#include "model/tensor.h"
+#include "kernels/kernels.h"
 
 /* What forward leaves in memory for backward. */
 typedef enum {
@@ -20,6 +20,7 @@ typedef struct {
     Format operand;    /* GEMM operands: activations and weights                          */
     Format gradient;   /* GEMM operands: gradients                                        */
     Keep   keep;
+    FastAccumulation fast;     /* which FP8 GEMMs may add with short accumulators          */
     Format master;     /* weights that the optimizer updates                              */
     Format grads;      /* accumulated weight gradients                                    */
     Format moment1, moment2;   /* AdamW's m and v                                         */

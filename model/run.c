@@ -170,12 +170,14 @@ bool run_open(Run *r, const Config *c)
     if (resumes)
         r->saved_step = r->state.step;
     r->log = log_open(c, r->length, r->state.step, comm_size());
+    r->telemetry = telemetry_open(c, &r->model, &r->fsdp, r->log);
     free(latest);
     return true;
 }
 
 void run_close(Run *r)
 {
+    telemetry_close(r->telemetry);
     log_close(r->log);
     loader_close(r->loader);
     if (r->model.memory)

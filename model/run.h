@@ -2,6 +2,7 @@
 #pragma once
 #include "model/checkpoint.h"
 #include "model/log.h"
+#include "model/telemetry.h"
 
 typedef struct {
     const Config *config;
@@ -12,6 +13,7 @@ typedef struct {
     TrainState state;
     RunLength  length;
     Log       *log;
+    Telemetry *telemetry;
     long       saved_step;     /* of the last checkpoint; -1: none yet */
 } Run;
 

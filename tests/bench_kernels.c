@@ -11,7 +11,7 @@
 #include "kernels/kernels.h"
 #include "kernels/random.h"
 
-enum { WARM_UP = 6, RUNS = 20, MAX_TENSORS = 64 };
+enum { WARM_UP = 6, RUNS = 20, MAX_TENSORS = 96 };
 
 typedef struct { const char *name; int B, T, C, H, K, D, F, V, chunk; long params; } Model;
 static Model models[] = {       /* params: of one block; chunk: rows of logits */
@@ -20,7 +20,7 @@ static Model models[] = {       /* params: of one block; chunk: rows of logits *
 };
 
 static const Format F32_ = { .dtype = F32 }, BF16_ = { .dtype = BF16 }, E4M3_ = { .dtype = E4M3 };
-static const Format E4M3_16 = { .dtype = E4M3, .group = 16 };
+static const Format E4M3_16 = { .dtype = E4M3, .group = 16 }, E5M2_ = { .dtype = E5M2 };
 static const Tensor NONE = { 0 };
 
 /* ---- memory --------------------------------------------------------------------------------------------------- */
@@ -47,7 +47,26 @@ static Tensor make(Format f, int rows, int cols)
     Tensor t = { .format = f, .rows = rows, .cols = cols };
     t.data = hold(tensor_numel(t) * dtype_size(f.dtype));
     if (format_is_fp8(f))
-        t.scale = hold(f.group ? 2 * tensor_numel(t) / (size_t)f.group : 16);
+        t.scale = hold(f.group ? 2 * (size_t)tensor_scales_per_group(f) * tensor_numel(t) / (size_t)f.group : 16);
+    return t;
+}
+
+static Tensor make_operand(Format f, int rows, int cols)
+{
+    Tensor t = make(f, rows, cols);
+    t.data_t = hold(tensor_numel(t));
+    return t;
+}
+
+static Tensor rows_only(Tensor t)
+{
+    t.data_t = NULL;
+    return t;
+}
+
+static Tensor transpose_only(Tensor t)
+{
+    t.data = NULL;
     return t;
 }
 
@@ -100,7 +119,7 @@ static void report_bytes(const char *name, double bytes)
 
 static void report_flops(const char *name, double flops)
 {
-    print_row(name, median_ms(), flops, "TFLOP", 1e12, device_peak_flops(BF16));
+    print_row(name, median_ms(), flops, "TFLOP", 1e12, device_peak_flops(strstr(name, "FP8") ? E4M3 : BF16));
 }
 
 /* Runs `call` and reports as report_bytes or report_flops(name, amount). */
@@ -206,6 +225,63 @@ static void bench_swiglu(const Model *m)
     release();
 }
 
+/* COAT's flow of one block: what is saved, what GEMMs read, both ways. */
+static void bench_coat(const Model *m)
+{
+    const int N = m->B * m->T, C = m->C, F = m->F, S = (m->H + 2 * m->K) * m->D;
+    const double n = (double)N * C, f = (double)N * F, s = (double)N * S;
+    const Norm rms = { RMS_NORM, 1e-5f };
+    Tensor res = make_normal(BF16_, N, C, 1), dh = make_normal(BF16_, N, C, 1), stats = make(F32_, N, 2);
+    Tensor w = make_normal(BF16_, 1, C, 1), dw = make(BF16_, 1, C), x = make(E4M3_16, N, C), h = make_operand(E4M3_, N, C);
+    Tensor h_rows = rows_only(h), h_turned = transpose_only(h), dy = make_operand(E5M2_, N, C);
+    TIME_BYTES("coat: norm_forward, x and h", (2 + 1.125 + 1.125 + 1) * n,
+               norm_forward(h_rows, x, stats.data, res, w, NONE, rms));
+    TIME_BYTES("coat: norm_again, h transposed", (1.125 + 1) * n, norm_again(h_turned, x, stats.data, w, rms));
+    TIME_BYTES("coat: norm_backward, dx +=", (2 + 1.125 + 4) * n,
+               norm_backward(res, dw, dh, x, stats.data, w, rms, true));
+    TIME_BYTES("coat: quantize dy, transposed too", (2 + 2 + 2) * n, quantize(dy, dh));
+    TIME_BYTES("coat: quantize attention output", (2 + 2 + 1) * n, quantize(h_rows, dh));
+    TIME_BYTES("coat: the same, transposed", (2 + 1) * n, quantize_codes(h_turned, dh));
+    release();
+    Tensor wide = make_normal(BF16_, N, 2 * F, 1), gate_up = make(E4M3_16, N, 2 * F), act = make_operand(E4M3_, N, F);
+    Tensor act_rows = rows_only(act), act_turned = transpose_only(act), dact = make_normal(BF16_, N, F, 1);
+    Tensor dwide = make_operand(E5M2_, N, 2 * F);
+    TIME_BYTES("coat: swiglu_forward, gate_up and act", (4 + 2.25 + 2.25 + 1) * f,
+               swiglu_forward(act_rows, gate_up, wide));
+    TIME_BYTES("coat: swiglu_backward, act transposed", (4.25 + 4.25 + 5) * f,
+               swiglu_backward(dwide, act_turned, dact, gate_up));
+    release();
+    Attention a = attention_of(m);
+    Tensor qkv = make_normal(BF16_, N, S, 1), dqkv = make_operand(E5M2_, N, S), saved = make(E4M3_16, N, S);
+    TIME_BYTES("coat: rope_backward", (2 + 2 + 2) * s, rope_backward(dqkv, NONE, NONE, qkv, qkv, NULL, NONE, NONE, a));
+    TIME_BYTES("coat-lean: quantize qkv", 3.125 * s, quantize(saved, qkv));
+    TIME_BYTES("coat-lean: rope_forward from it", 3.125 * s, rope_forward(qkv, NULL, saved, NONE, NONE, a));
+    release();
+}
+
+static void bench_adamw_fp8(const Model *m)
+{
+    const int n = (int)m->params / 256 * 256;
+    const Format moment = { E4M3, 128, true };
+    AdamW a = { .lr = 1e-3f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .correction1 = 0.1f, .correction2 = 0.05f,
+                .grad_scale = 1 };
+    Tensor w = make_normal(BF16_, 1, n, 1), g = make_normal(BF16_, 1, n, 1), mm = make(moment, 1, n), v = make(moment, 1, n);
+    adamw(w, mm, v, g, a, 0);
+    TIME_BYTES("coat: adamw, expanded FP8 moments", 10.0625 * n, adamw(w, mm, v, g, a, 0));
+    release();
+}
+
+static void bench_weights(const Model *m)
+{
+    Tensor w = make_normal(BF16_, 2 * m->F, m->C, 1), w8 = make_operand(E4M3_, 2 * m->F, m->C);
+    const double n = (double)tensor_numel(w);
+    quantize_scale(w8, w);
+    Tensor rows = rows_only(w8), turned = transpose_only(w8);
+    TIME_BYTES("coat: weights to FP8", 3 * n, quantize_codes(rows, w));
+    TIME_BYTES("coat: weights to FP8, transposed", 3 * n, quantize_codes(turned, w));
+    release();
+}
+
 static void bench_embedding(const Model *m)
 {
     const int N = m->B * m->T;
@@ -260,6 +336,27 @@ static void bench_adamw(const Model *m)
 }
 
 /* ---- GEMMs and attention -------------------------------------------------------------------------------------- */
+
+/* With quantized normal numbers as operands; all GEMMs with fast accumulation, as COAT's recipes have them. */
+static void bench_linear_fp8(const char *name, int N, int O, int C)
+{
+    char label[64];
+    const double flops = 2.0 * N * O * C;
+    Tensor source = make_normal(BF16_, N > O ? N : O, C > O ? C : O, 1), add = make_normal(BF16_, N, C, 1);
+    Tensor x = make_operand(E4M3_, N, C), w = make_operand(E4M3_, O, C), dy = make_operand(E5M2_, N, O);
+    Tensor y = make(BF16_, N, O), dx = make(BF16_, N, C), dw = make(BF16_, O, C);
+    source.rows = N, source.cols = C, quantize(x, source);
+    source.rows = O, source.cols = C, quantize(w, source);
+    source.rows = N, source.cols = O, quantize(dy, source);
+    matmul_accumulation(FAST_ALL);
+    snprintf(label, sizeof label, "matmul    FP8 %s (%d,%d)", name, O, C);
+    TIME_FLOPS(label, flops, matmul(y, x, w, O == C ? add : NONE));
+    snprintf(label, sizeof label, "matmul_dx FP8 %s (%d,%d)", name, O, C);
+    TIME_FLOPS(label, flops, matmul_dx(dx, dy, w, false));
+    snprintf(label, sizeof label, "matmul_dw FP8 %s (%d,%d)", name, O, C);
+    TIME_FLOPS(label, flops, matmul_dw(dw, dy, x));
+    release();
+}
 
 static void bench_linear(const char *name, int N, int O, int C)
 {
@@ -319,6 +416,9 @@ int main(int argc, char **argv)
     bench_norm(m);
     bench_rope(m);
     bench_swiglu(m);
+    bench_coat(m);
+    bench_adamw_fp8(m);
+    bench_weights(m);
     bench_embedding(m);
     bench_loss(m);
     bench_adamw(m);
@@ -328,6 +428,10 @@ int main(int argc, char **argv)
     bench_linear("gate_up", N, 2 * m->F, m->C);
     bench_linear("down", N, m->C, m->F);
     bench_linear("head", m->chunk, m->V, m->C);
+    bench_linear_fp8("qkv", N, S, m->C);
+    bench_linear_fp8("out", N, m->C, q);
+    bench_linear_fp8("gate_up", N, 2 * m->F, m->C);
+    bench_linear_fp8("down", N, m->C, m->F);
     bench_attention(m);
     return 0;
 }

@@ -289,7 +289,8 @@ static inline void restore_all(const Tensor *t, void **bytes, int n)
 
 /* ---- errors ------------------------------------------------------------------------------------------------- */
 
-/* `call` must end the process with a message that contains `text`: in a child, whose stderr is read. */
+/* `call` must end the process with a message that contains `text`: in a child, whose stderr is read. NOTE: CUDA does
+ * not work in the child of a process that uses it, so `call` must fail before it: its tensors are made outside. */
 #define DIES(text, call)                                                                  \
     do {                                                                                  \
         int pipe_[2];                                                                     \

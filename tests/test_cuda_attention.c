@@ -11,6 +11,8 @@
  * and with several query heads per key head those of dk and dv are rounded (w) before they are added. */
 #include "tests/kit.h"
 
+#include <spawn.h>
+
 typedef struct { const char *name; int B, T, H, K, D, documents; } Shape;     /* documents: their number; 0: none */
 static const Shape small[] = {
     { "one token",   2, 1,   2, 1, 64,  0 },
@@ -23,11 +25,31 @@ static const Shape small[] = {
     { "width 256",   1, 65,  2, 2, 256, 3 },
 };
 static const Shape large[] = {
-    { "parts of the batch", 3, 8192, 2, 1, 64,  0 },
-    { "parts of the heads", 1, 8192, 8, 2, 64,  0 },
-    { "300 documents",      4, 2048, 4, 2, 128, 300 },
-    { "long documents",     4, 2048, 8, 8, 64,  13 },
+    { "parts of the batch", 3, 8192, 4,  2, 64,  0 },
+    { "parts of the heads", 1, 8192, 16, 4, 64,  0 },
+    { "300 documents",      4, 2048, 4,  2, 128, 300 },
+    { "long documents",     4, 2048, 16, 8, 64,  13 },
 };
+
+/* From what cuDNN's samples do to what training does: launches are padded to 8, 16, ... 256 documents, at most 1 GiB
+ * of ds each; B documents are the sequences themselves. */
+static Shape ladder[] = {
+    { "whole sequences, shared keys, width 128",    8, 128,  8,  2,  128, 8 },
+    { "16 documents, shared keys, width 128",       4, 512,  8,  2,  128, 16 },
+    { "16 documents, own keys, width 128",          4, 512,  4,  4,  128, 16 },
+    { "16 documents, shared keys, width 64",        4, 512,  8,  4,  64,  16 },
+    { "16 documents, own keys, width 64",           4, 512,  4,  4,  64,  16 },
+    { "16 documents, own keys, width 96",           4, 512,  2,  2,  96,  16 },
+    { "one document of 8, shared keys, width 128",  1, 128,  4,  1,  128, 1 },
+    { "one odd document of 8, own keys, width 64",  1, 37,   2,  2,  64,  1 },
+    { "9 documents of 16, shared keys, width 128",  3, 200,  8,  2,  128, 9 },
+    { "9 documents of 16, own keys, width 64",      3, 70,   4,  4,  64,  9 },
+    { "two launches of 256, own keys, width 64",    2, 1024, 2,  2,  64,  300 },
+    { "two launches of 8, shared keys, width 128",  4, 2048, 16, 4,  128, 13 },
+};
+enum { RUNGS = sizeof ladder / sizeof ladder[0] };
+
+static char *program;
 
 /* Everything in double, as the device holds it. */
 typedef struct {
@@ -38,6 +60,11 @@ typedef struct {
     bool documents;
     Format format;
 } Case;
+
+/* What was compared in the current case. */
+typedef enum { Y, LSE, DQ, DK, DV, PARTS } Part;
+static const char *const part_name[] = { "y", "lse", "dq", "dk", "dv" };
+static struct { long checked, wrong; char first[200]; } tally[PARTS];
 
 static const double *query(const Case *c, int n, int h)
 {
@@ -70,12 +97,27 @@ static double dot(const double *a, const double *b, int D, double *size)
     return sum;
 }
 
-static void check_value(const Case *c, const char *what, int n, int h, int i, double x, double ref, double bound)
+static void check_value(Format f, Part part, int n, int h, int i, double x, double ref, double bound)
 {
-    double limit = unit_roundoff(c->format) * (fabs(ref) + bound) + bound + 0x1p-126;
-    if (!(fabs(x - ref) <= limit))
-        fail_msg("%s of token %d, head %d, element %d: %.9g, expected %.9g; off by %.3g, at most %.3g is explained",
-                 what, n, h, i, x, ref, fabs(x - ref), limit);
+    double limit = unit_roundoff(f) * (fabs(ref) + bound) + bound + 0x1p-126;
+    tally[part].checked++;
+    if (!(fabs(x - ref) <= limit) && tally[part].wrong++ == 0)
+        snprintf(tally[part].first, sizeof tally[part].first, "token %d, head %d, element %d is %.9g, expected %.9g; "
+                 "off by %.3g, at most %.3g is explained", n, h, i, x, ref, fabs(x - ref), limit);
+}
+
+/* All that is wrong at once: which of the tensors they are tells more than the first number. */
+static void check_tally(const char *name)
+{
+    long wrong = 0;
+    for (int i = 0; i < PARTS; i++)
+        wrong += tally[i].wrong;
+    for (int i = 0; wrong && i < PARTS; i++)
+        print_error("    %-3s %ld of %ld wrong%s%s\n", part_name[i], tally[i].wrong, tally[i].checked,
+                    tally[i].wrong ? ": " : "", tally[i].first);
+    memset(tally, 0, sizeof tally);
+    if (wrong)
+        fail_msg("%s: %ld numbers are wrong", name, wrong);
 }
 
 /* lse: (B, H, T), and with documents in BF16 (tokens, H), as cuDNN packs it. */
@@ -106,8 +148,8 @@ static void check_query(const Case *c, int first, int n, int h)
     for (int u = 0; u < keys; u++)
         sum += exp(p[u] - top);
     const double lse = top + log(sum), e = relative_error(c, worst, keys);
-    const Case f32 = { .format = { F32, 0 } };
-    check_value(&f32, "lse", n, h, 0, lse_of(c, n, h), lse, worst + (keys + 16) * U24 + 4 * U24 * fabs(lse));
+    check_value((Format){ F32, 0 }, LSE, n, h, 0, lse_of(c, n, h), lse,
+                worst + (keys + 16) * U24 + 4 * U24 * fabs(lse));
 
     delta = dot(at_y(c, c->dy, n, h), at_y(c, c->y, n, h), D, &y_size);
     for (int u = 0; u < keys; u++) {
@@ -123,8 +165,8 @@ static void check_query(const Case *c, int first, int n, int h)
         }
     }
     for (int i = 0; i < D; i++) {
-        check_value(c, "y", n, h, i, at_y(c, c->y, n, h)[i], y[i], e * y_abs[i]);
-        check_value(c, "dq", n, h, i, c->dqkv[(size_t)n * c->S + h * D + i], dq[i], dq_bound[i]);
+        check_value(c->format, Y, n, h, i, at_y(c, c->y, n, h)[i], y[i], e * y_abs[i]);
+        check_value(c->format, DQ, n, h, i, c->dqkv[(size_t)n * c->S + h * D + i], dq[i], dq_bound[i]);
     }
 }
 
@@ -157,8 +199,8 @@ static void check_key(const Case *c, int u, int end, int kv)
     }
     const double *row = c->dqkv + (size_t)u * c->S + (a.H + kv) * D;
     for (int i = 0; i < D; i++) {
-        check_value(c, "dk", u, kv, i, row[i], dk[i], dk_bound[i]);
-        check_value(c, "dv", u, kv, i, row[a.K * D + i], dv[i], dv_bound[i]);
+        check_value(c->format, DK, u, kv, i, row[i], dk[i], dk_bound[i]);
+        check_value(c->format, DV, u, kv, i, row[a.K * D + i], dv[i], dv_bound[i]);
     }
 }
 
@@ -208,6 +250,17 @@ static Documents documents_of(const Case *c)
     return d;
 }
 
+/* Every number was written: outside of the samples too. */
+static void check_finite(const Case *c)
+{
+    for (size_t i = 0; i < (size_t)c->a.B * (size_t)c->a.T * (size_t)c->S; i++) {
+        int n = (int)(i / (size_t)c->S), head = (int)(i % (size_t)c->S) / c->a.D;
+        Part part = head < c->a.H ? DQ : head < c->a.H + c->a.K ? DK : DV;
+        if (!isfinite(c->dqkv[i]))
+            check_value(c->format, part, n, head, (int)(i % (size_t)c->a.D), c->dqkv[i], 0, 0);
+    }
+}
+
 static void run_case(const Shape *s, Format format)
 {
     Case c = { .format = format, .S = (s->H + 2 * s->K) * s->D, .w = format.dtype == BF16 ? 0x1p-8 : 0,
@@ -217,15 +270,16 @@ static void run_case(const Shape *s, Format format)
     const Documents docs = documents_of(&c);
     Tensor qkv = make_filled(format, N, c.S, 1, -1, 1), y = make(format, N, s->H * s->D), lse = make_f32(N, s->H);
     Tensor dy = make_filled(format, N, s->H * s->D, 2, -1, 1), dqkv = make(format, N, c.S);
-    TWICE(attention_forward(y, lse.data, qkv, c.a, docs), y, lse);
-    TWICE(attention_backward(dqkv, dy, qkv, y, lse.data, c.a, docs), dqkv);
+    attention_forward(y, lse.data, qkv, c.a, docs);
+    attention_backward(dqkv, dy, qkv, y, lse.data, c.a, docs);
     c.qkv = values(qkv), c.y = values(y), c.dy = values(dy), c.dqkv = values(dqkv);
     c.lse = tensor_snapshot(lse);
-    for (size_t i = 0; i < tensor_numel(dqkv); i++)
-        if (!isfinite(c.dqkv[i]))
-            fail_msg("dqkv[%zu] is %g", i, c.dqkv[i]);
     for (int i = 0; i < c.count; i++)
         check_document(&c, i);
+    check_finite(&c);
+    check_tally(s->name);
+    TWICE(attention_forward(y, lse.data, qkv, c.a, docs), y, lse);
+    TWICE(attention_backward(dqkv, dy, qkv, y, lse.data, c.a, docs), dqkv);
     release();
 }
 
@@ -250,6 +304,34 @@ static void test_large(void **state)
     run_shapes(large, sizeof large / sizeof large[0]);
 }
 
+/* A rung of the ladder, in a process of its own. */
+static void test_rung(void **state)
+{
+    run_case(*state, (Format){ BF16, 0 });
+}
+
+/* Documents in BF16, each case in a new process: an access to wrong memory spoils all that follows it in its own. */
+static void test_documents(void **state)
+{
+    (void)state;
+    extern char **environ;
+    int failed = 0;
+    for (int i = 0; i < RUNGS; i++) {
+        char rung[16];
+        char *arguments[] = { program, "rung", rung, NULL };
+        pid_t child;
+        int status;
+        snprintf(rung, sizeof rung, "%d", i);
+        fflush(NULL);
+        assert_int_equal(posix_spawn(&child, program, NULL, NULL, arguments, environ), 0);
+        assert_int_equal(waitpid(child, &status, 0), child);
+        failed += status != 0;
+        print_message("  %s  %s\n", status ? "FAILED" : "passed", ladder[i].name);
+    }
+    if (failed)
+        fail_msg("%d of %d cases of documents failed", failed, (int)RUNGS);
+}
+
 static void test_errors(void **state)
 {
     (void)state;
@@ -257,16 +339,26 @@ static void test_errors(void **state)
     const Attention b = { .B = 1, .T = 4, .H = 1, .K = 1, .D = 300, .scale = 1 };
     const Format bf = { BF16, 0 }, f = { F32, 0 };
     Tensor qkv = make(bf, 4, 7 * 64), y = make(bf, 4, 3 * 64), lse = make_f32(4, 3);
+    Tensor wide_qkv = make(f, 4, 900), wide_y = make(f, 4, 300);
     DIES("3 query heads, 2 key/value heads", attention_forward(y, lse.data, qkv, a, (Documents){ 0 }));
-    DIES("head width 300", attention_forward(make(f, 4, 300), lse.data, make(f, 4, 900), b, (Documents){ 0 }));
+    DIES("head width 300", attention_forward(wide_y, lse.data, wide_qkv, b, (Documents){ 0 }));
     release();
 }
 
-/* ./test_cuda_attention [pattern]: only the tests whose names match, such as test_small under a sanitizer. */
+/* ./test_cuda_attention [pattern]: only the tests whose names match, such as test_small under a sanitizer;
+ * ./test_cuda_attention rung i: one case of documents. */
 int main(int argc, char **argv)
 {
+    program = argv[0];
+    if (argc == 3 && strcmp(argv[1], "rung") == 0 && (unsigned)atoi(argv[2]) < RUNGS) {
+        Shape *rung = &ladder[atoi(argv[2])];
+        const struct CMUnitTest test = { rung->name, test_rung, NULL, NULL, rung };
+        cmocka_set_message_output(CM_OUTPUT_TAP);           /* else it would count as a test */
+        return _cmocka_run_group_tests("rung", &test, 1, start_device, NULL);
+    }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_small), cmocka_unit_test(test_large), cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_small), cmocka_unit_test(test_documents), cmocka_unit_test(test_large),
+        cmocka_unit_test(test_errors),
     };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);

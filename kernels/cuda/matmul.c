@@ -11,6 +11,7 @@
  * NOTE: FP8 GEMMs of sm_90 take operands that are contiguous along k only: A transposed, B not. So matmul_dx reads
  * w.data_t, matmul_dw reads x.data_t and dy.data_t. Scales must be 16-byte aligned, or the call fails although the
  * heuristic accepted it; k must be a multiple of 16, m of 8.
+ * NOTE: with one token and a BF16 C that is D, cuBLASLt rounds the product to BF16 before it adds C, then the sum.
  *
  * Choice of algorithm. The heuristic's first suggestion is up to 20 % slower than the best of the first eight, so
  * large GEMMs time them once, on the real operands. A time is not reproducible, but results must be: same bits in
@@ -31,9 +32,13 @@ static const double TUNE_FLOPS = 1e10;      /* below it (some 20 us) the launch 
 typedef enum { FORWARD, DX, DW } Kind;
 static const char *const kind_name[] = { [FORWARD] = "matmul", [DX] = "matmul_dx", [DW] = "matmul_dw" };
 
-/* FP8 only: adds products with the tensor cores' 14 fraction bits instead of promoting to F32 now and then: relative
- * error of the product 1e-3 instead of 1e-4, 8 % less time. Gradients are summed precisely. */
-static const bool fast_accumulation[] = { [FORWARD] = true, [DX] = false, [DW] = false };
+/* FP8 only: adds products with the tensor cores' 14 fraction bits instead of promoting to F32 now and then. */
+static FastAccumulation fast_kinds = FAST_FORWARD;
+
+void matmul_accumulation(FastAccumulation fast)
+{
+    fast_kinds = fast;
+}
 
 /* What an algorithm is chosen by. Zeroed before it is filled: compared with memcmp. */
 typedef struct {
@@ -42,6 +47,7 @@ typedef struct {
     int   trans_a, trans_b;
     DType a, b, d;
     int   add;              /* reads C */
+    int   fast;             /* FP8: short accumulators */
     int   align;            /* of all matrices, in bytes, up to 256 */
 } Shape;
 
@@ -119,7 +125,7 @@ static void describe(Gemm *g, const Shape *s, const Operands *o)
     set(g->op, CUBLASLT_MATMUL_DESC_TRANSA, &a, sizeof a);
     set(g->op, CUBLASLT_MATMUL_DESC_TRANSB, &b, sizeof b);
     if (o->scale_a) {
-        int8_t fast = fast_accumulation[s->kind];
+        int8_t fast = (int8_t)s->fast;
         set(g->op, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast);
         set_scales(g, o);
     }
@@ -281,6 +287,7 @@ static void run(Kind kind, int m, int n, int k, bool trans_a, bool trans_b, DTyp
     Shape s;
     memset(&s, 0, sizeof s);
     s.kind = kind, s.m = m, s.n = n, s.k = k, s.trans_a = trans_a, s.trans_b = trans_b;
+    s.fast = o.scale_a && (fast_kinds == FAST_ALL || (fast_kinds == FAST_FORWARD && kind == FORWARD));
     s.a = a, s.b = b, s.d = d, s.add = o.c != NULL, s.align = alignment(&o);
     CHECK(m > 0 && n > 0 && k > 0, "%s of m=%d n=%d k=%d", kind_name[kind], m, n, k);
     CHECK(o.d != o.a && o.d != o.b, "%s: the output is an input", kind_name[kind]);

@@ -1,0 +1,223 @@
+/* Numbers in their formats, bit for bit.
+ *
+ * FP8 [Micikevicius et al. 2022, arXiv 2209.05433, tab. 1]; value = 2^(e - bias) 1.m, or 2^(1 - bias) 0.m if e = 0:
+ *            bits s/e/m  bias  largest          smallest normal  smallest   special
+ *     E4M3   1/4/3       7     448   (0x7e)     2^-6             2^-9       0x7f NaN; no infinity
+ *     E5M2   1/5/2       15    57344 (0x7b)     2^-14            2^-16      0x7c infinity, 0x7d .. 0x7f NaN
+ *
+ * Without expansion x = S code. With it a group is stretched to the range of the format by a power [COAT, sec. 4]: with
+ * a = max|x|, b = min|x| over the group,
+ *     k = floor(16 log2(R) / log2(a/b)) / 16, R = max^2/2: the dynamic range that the format's codes cover,
+ *     code = Q(sign(x) (|x|/a)^k max),    x = sign(code) (|code|/max)^(1/k) a.
+ * DIFFERS from the paper, which stores S, k and c = sqrt(a b) with f(x) = (|x|/c)^k and S = (a/c)^k / max: c cancels
+ * in f(x)/S = (|x|/a)^k max, so two numbers say it all. The scales of a group are the BF16 pair (S, k), S = a/max
+ * rounded up as without expansion, and a is read back as S max; k is a multiple of 1/16 up to 16, exact in BF16. */
+#include "kernels/fp8.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { MAX_K = 16, K_STEPS = 16 };
+
+/* Smaller maxima count as this. Then S and S * (smallest code) are normal floats: 2^-90 / 57344 * 2^-16 > 2^-122. */
+#define AMAX_MIN 0x1p-90f
+
+static uint32_t bits_of(float x)
+{
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+
+static float float_of(uint32_t u)
+{
+    float x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+
+float bf16_decode(uint16_t code)
+{
+    return float_of((uint32_t)code << 16);
+}
+
+uint16_t bf16_encode(float x)
+{
+    uint32_t u = bits_of(x);
+    if (isnan(x))
+        return 0x7fff;
+    return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
+float fp8_decode(uint8_t code, DType d)
+{
+    int mantissa_bits = d == E4M3 ? 3 : 2, bias = d == E4M3 ? 7 : 15;
+    int e = (code & 0x7f) >> mantissa_bits, m = code & ((1 << mantissa_bits) - 1);
+    float x;
+    if (d == E4M3 ? (code & 0x7f) == 0x7f : e == 31)
+        x = d == E5M2 && m == 0 ? INFINITY : NAN;
+    else if (e == 0)
+        x = ldexpf((float)m, 1 - bias - mantissa_bits);
+    else
+        x = ldexpf((float)(m + (1 << mantissa_bits)), e - bias - mantissa_bits);
+    return code & 0x80 ? -x : x;
+}
+
+/* A normal result: the float's bits with the exponent re-biased, cut behind the mantissa bits that remain; adding
+ * just under half of the last place (and one more if that place is odd) first rounds to nearest even, and a carry out
+ * of the mantissa is the next exponent. A subnormal result counts in units of the smallest value; 2^mantissa_bits
+ * units are the first normal code. */
+uint8_t fp8_encode(float x, DType d)
+{
+    if (isnan(x))
+        return 0x7f;
+    int mantissa_bits = d == E4M3 ? 3 : 2, bias = d == E4M3 ? 7 : 15, cut = 23 - mantissa_bits;
+    uint8_t sign = signbit(x) ? 0x80 : 0;
+    float a = fabsf(x);
+    if (a >= fp8_max(d))
+        return sign | (d == E4M3 ? 0x7e : 0x7b);
+    if (a < ldexpf(1, 1 - bias))
+        return sign | (uint8_t)rintf(ldexpf(a, bias - 1 + mantissa_bits));
+    uint32_t u = bits_of(a) - ((uint32_t)(127 - bias) << 23);
+    u += (1u << (cut - 1)) - 1 + (u >> cut & 1);
+    return sign | (uint8_t)(u >> cut);
+}
+
+float fp8_max(DType d)
+{
+    return d == E4M3 ? 448 : 57344;
+}
+
+/* S = max|x| / max(format). An infinite maximum gives S = inf: x/S is 0 or NaN, and all values read back as NaN. */
+float fp8_scale(float amax, DType d)
+{
+    return fmaxf(amax, AMAX_MIN) / fp8_max(d);
+}
+
+/* Rounded up, hence |x/S| <= max(format) but for the last bit of the division, which rounding to a code removes. */
+uint16_t fp8_group_scale(float amax, DType d)
+{
+    uint32_t u = bits_of(fp8_scale(amax, d));
+    return (uint16_t)((u + 0xffff) >> 16);
+}
+
+float abs_max(const float *x, size_t n)
+{
+    float a = 0;
+    for (size_t i = 0; i < n; i++)
+        a = fmaxf(a, fabsf(x[i]));
+    return a;
+}
+
+static const float *fp8_values(DType d)
+{
+    static float table[2][256];
+    static bool filled;
+    if (!filled) {
+        for (int c = 0; c < 256; c++) {
+            table[0][c] = fp8_decode((uint8_t)c, E4M3);
+            table[1][c] = fp8_decode((uint8_t)c, E5M2);
+        }
+        filled = true;
+    }
+    return table[d == E5M2];
+}
+
+static void load_fp8(float *x, Tensor t, size_t first, size_t n)
+{
+    const uint8_t *codes = (const uint8_t *)t.data + first;
+    const float *value = fp8_values(t.format.dtype);
+    const size_t group = (size_t)t.format.group;
+    for (size_t i = 0; i < n; i++) {
+        float s = group ? bf16_decode(((const uint16_t *)t.scale)[(first + i) / group]) : *(const float *)t.scale;
+        x[i] = value[codes[i]] * s;
+    }
+}
+
+static void load_expanded(float *x, Tensor t, size_t first, size_t n)
+{
+    const float max = fp8_max(t.format.dtype);
+    const uint8_t *codes = (const uint8_t *)t.data + first;
+    for (size_t i = 0; i < n; i++) {
+        const uint16_t *scale = (const uint16_t *)t.scale + (first + i) / (size_t)t.format.group * 2;
+        const float a = bf16_decode(scale[0]) * max, k = bf16_decode(scale[1]);
+        const float f = fp8_decode(codes[i], t.format.dtype);
+        x[i] = f == 0 ? f : copysignf(powf(fabsf(f) / max, 1 / k) * a, f);
+    }
+}
+
+void load(float *x, Tensor t, size_t first, size_t n)
+{
+    if (t.format.dtype == F32)
+        memcpy(x, (const float *)t.data + first, n * sizeof *x);
+    else if (t.format.dtype == BF16) {
+        const uint16_t *codes = (const uint16_t *)t.data + first;
+        for (size_t i = 0; i < n; i++)
+            x[i] = bf16_decode(codes[i]);
+    } else if (t.format.expand)
+        load_expanded(x, t, first, n);
+    else
+        load_fp8(x, t, first, n);
+}
+
+/* NOTE: in double, so that the floor does not depend on which log2 a back end has. */
+static float expansion_power(float a, float b, DType d)
+{
+    const float tiny = 1e-20f;
+    const double range = (double)fp8_max(d) * fp8_max(d) / 2;
+    double ratio = log2((double)(a + tiny) / (double)(b + tiny));
+    double steps = ratio > 0 ? floor(log2(range) / ratio * K_STEPS) : MAX_K * K_STEPS;
+    return (float)fmin(fmax(steps, 1), MAX_K * K_STEPS) / K_STEPS;
+}
+
+static void store_fp8(Tensor t, size_t first, const float *x, size_t n)
+{
+    const DType d = t.format.dtype;
+    const size_t group = t.format.group ? (size_t)t.format.group : n;
+    uint8_t *codes = (uint8_t *)t.data + first;
+    for (size_t g = 0; g < n; g += group) {
+        float s;
+        if (t.format.group) {
+            uint16_t *scale = (uint16_t *)t.scale + (first + g) / group;
+            *scale = fp8_group_scale(abs_max(x + g, group), d);
+            s = bf16_decode(*scale);
+        } else
+            s = *(const float *)t.scale;
+        for (size_t i = g; i < g + group; i++)
+            codes[i] = fp8_encode(x[i] / s, d);
+    }
+}
+
+static void store_expanded(Tensor t, size_t first, const float *x, size_t n)
+{
+    const DType d = t.format.dtype;
+    const size_t group = (size_t)t.format.group;
+    const float max = fp8_max(d);
+    uint8_t *codes = (uint8_t *)t.data + first;
+    for (size_t g = 0; g < n; g += group) {
+        uint16_t *scale = (uint16_t *)t.scale + (first + g) / group * 2;
+        float b = INFINITY, top = abs_max(x + g, group);
+        for (size_t i = g; i < g + group; i++)
+            b = fminf(b, fabsf(x[i]));
+        const float k = expansion_power(top, b, d);
+        scale[0] = fp8_group_scale(top, d);
+        scale[1] = bf16_encode(k);
+        const float a = bf16_decode(scale[0]) * max;
+        for (size_t i = g; i < g + group; i++)
+            codes[i] = fp8_encode(copysignf(powf(fabsf(x[i]) / a, k) * max, x[i]), d);
+    }
+}
+
+void store(Tensor t, size_t first, const float *x, size_t n)
+{
+    if (t.format.dtype == F32)
+        memmove((float *)t.data + first, x, n * sizeof *x);
+    else if (t.format.dtype == BF16) {
+        uint16_t *codes = (uint16_t *)t.data + first;
+        for (size_t i = 0; i < n; i++)
+            codes[i] = bf16_encode(x[i]);
+    } else if (t.format.expand)
+        store_expanded(t, first, x, n);
+    else
+        store_fp8(t, first, x, n);
+}

@@ -1,0 +1,18 @@
+/* Numbers in their formats, and tensors in host memory as floats: for the CPU back end, which computes with them, and
+ * for the telemetry, which looks at what either back end stored. */
+#pragma once
+#include "model/tensor.h"
+
+float    bf16_decode(uint16_t code);
+uint16_t bf16_encode(float x);                  /* to nearest, ties to even; NaN: 0x7fff */
+float    fp8_decode (uint8_t code, DType d);
+uint8_t  fp8_encode (float x, DType d);         /* to nearest, ties to even; saturates, also infinities; NaN: 0x7f */
+float    fp8_max    (DType d);                  /* largest finite value: 448 or 57344 */
+float    fp8_scale  (float amax, DType d);      /* S of a whole tensor, F32 */
+uint16_t fp8_group_scale(float amax, DType d);  /* S of a group, BF16 rounded up */
+float    abs_max    (const float *x, size_t n); /* NaN counts as 0 */
+
+/* Elements first .. first + n - 1 in row-major order, of a tensor in host memory; whole groups. `store` sets group
+ * scales, but uses the one scale of a group-0 FP8 tensor as it is. */
+void load (float *x, Tensor t, size_t first, size_t n);
+void store(Tensor t, size_t first, const float *x, size_t n);
