@@ -5,8 +5,8 @@
  *     E4M3   1/4/3       7     448   (0x7e)     2^-6             2^-9       0x7f NaN; no infinity
  *     E5M2   1/5/2       15    57344 (0x7b)     2^-14            2^-16      0x7c infinity, 0x7d .. 0x7f NaN
  *
- * Without expansion x = S code. With it a group is stretched to the range of the format by a power [COAT, sec. 4]: with
- * a = max|x|, b = min|x| over the group,
+ * Without expansion x = S code. With it a group is stretched to the range of the format by a power [COAT, sec. 4]:
+ * with a = max|x|, b = min|x| over the group,
  *     k = floor(16 log2(R) / log2(a/b)) / 16, R = max^2/2: the dynamic range that the format's codes cover,
  *     code = Q(sign(x) (|x|/a)^k max),    x = sign(code) (|code|/max)^(1/k) a.
  * DIFFERS from the paper, which stores S, k and c = sqrt(a b) with f(x) = (|x|/c)^k and S = (a/c)^k / max: c cancels
@@ -94,7 +94,7 @@ float fp8_scale(float amax, DType d)
     return fmaxf(amax, AMAX_MIN) / fp8_max(d);
 }
 
-/* Rounded up, hence |x/S| <= max(format) but for the last bit of the division, which rounding to a code removes. */
+/* Rounded up, hence |x/S| <= max(format) but for the last bits of 1/S and of the product, which rounding to a code removes. */
 uint16_t fp8_group_scale(float amax, DType d)
 {
     uint32_t u = bits_of(fp8_scale(amax, d));
@@ -183,8 +183,9 @@ static void store_fp8(Tensor t, size_t first, const float *x, size_t n)
             s = bf16_decode(*scale);
         } else
             s = *(const float *)t.scale;
+        const float inverse = 1 / s;
         for (size_t i = g; i < g + group; i++)
-            codes[i] = fp8_encode(x[i] / s, d);
+            codes[i] = fp8_encode(x[i] * inverse, d);
     }
 }
 

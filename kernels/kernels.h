@@ -14,7 +14,7 @@
 /* ---- formats ---------------------------------------------------------------------------------------------- */
 
 /* y = x in y's format. The same memory: nothing happens. FP8: S = max|x| / max(format) per group or tensor,
- * code = round to nearest even of x/S, saturating [COAT eq. 1]; writes y.data_t too if there is one. */
+ * code = round to nearest even of x (1/S), both in F32, saturating [COAT eq. 1]; writes y.data_t too if there is one. */
 void quantize(Tensor y, Tensor x);
 
 /* Its two halves for an FP8 y of group 0: the scale from max|x|; then codes and, if there is one, transposed codes with

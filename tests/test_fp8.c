@@ -35,7 +35,7 @@ static uint8_t *expected_bytes(Tensor t, const double *x)
         else
             memcpy(bytes + codes, &s, sizeof s);
         for (size_t i = g; i < g + group; i++)
-            bytes[i] = fp8_nearest((float)x[i] / s, t.format.dtype);
+            bytes[i] = fp8_nearest((float)x[i] * (1 / s), t.format.dtype);
     }
     for (int r = 0; t.data_t && r < t.rows; r++)
         for (int c = 0; c < t.cols; c++)

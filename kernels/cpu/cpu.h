@@ -7,7 +7,7 @@
 #include "kernels/fp8.h"
 #include "kernels/kernels.h"
 
-/* ---- tensors as floats; parts of them: load and store of fp8.h -------------------------------------------------- */
+/* ---- tensors as floats; parts of them: load and store of fp8.h ------------------------------------------- */
 
 void transpose_codes(Tensor t);                 /* data_t from data; nothing if there is no data_t */
 

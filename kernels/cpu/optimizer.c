@@ -1,4 +1,4 @@
-/* AdamW with decoupled weight decay [Loshchilov & Hutter 2019, alg. 2]. FP8 moments and their expansion: kernels/fp8.c. */
+/* AdamW with decoupled weight decay [Loshchilov & Hutter 2019, alg. 2]. FP8 moments: kernels/fp8.c. */
 #include <math.h>
 
 #include "kernels/cpu/cpu.h"

@@ -4,7 +4,7 @@
  * Names: B, T, H, K, D as in the key; q, k, v are (heads, T, D) per batch entry, in rows of q_width and kv_width.
  *
  * NOTE: with documents a gradient has the strides and the ragged offsets of its input: dq those of q, dk of k, dv of
- * v. Where dk and dv had others, cuDNN 9 accepted the graph and wrote to wrong places, also outside of the tensors. */
+ * v. Where dk and dv had others, cuDNN 9 accepted the graph and wrote to wrong places, also outside the tensors. */
 #include "kernels/cuda/attention.h"
 
 /* ---- describing a graph --------------------------------------------------------------------------------------- */

@@ -9,44 +9,29 @@ template <DType D> constexpr __nv_fp8_interpretation_t FP8_KIND = D == E4M3 ? __
 
 /* ---- scales: S = max|x| / max(format) ------------------------------------------------------------------------ */
 
-/* Smaller maxima count as 2^-90, so that S times the smallest code is a normal float. */
-__device__ inline float fp8_scale(float amax, float max)
+__host__ __device__ inline float fp8_max(DType d)
 {
-    return fmaxf(amax, 0x1p-90f) / max;
+    return d == E4M3 ? FP8_MAX<E4M3> : FP8_MAX<E5M2>;
+}
+
+/* Smaller maxima count as 2^-90, so that S times the smallest code is a normal float. The division is exact: a product
+ * with 1/max, corrected once by its remainder, is the correctly rounded quotient. [Markstein 1990] */
+__device__ inline float fp8_scale(float amax, DType d)
+{
+    const float max = fp8_max(d), inverse = d == E4M3 ? 1 / 448.0f : 1 / 57344.0f, x = fmaxf(amax, 0x1p-90f);
+    const float q = __fmul_rn(x, inverse);
+    return isinf(x) ? x : __fmaf_rn(__fmaf_rn(-q, max, x), inverse, q);
 }
 
 /* The bits of a BF16, rounded up: |x/S| <= max(format). */
-__device__ inline uint16_t fp8_group_scale(float amax, float max)
+__device__ inline uint16_t fp8_group_scale(float amax, DType d)
 {
-    return (uint16_t)((__float_as_uint(fp8_scale(amax, max)) + 0xffffu) >> 16);
+    return (uint16_t)((__float_as_uint(fp8_scale(amax, d)) + 0xffffu) >> 16);
 }
 
 __device__ inline float bf16_value(uint16_t bits)
 {
     return __uint_as_float((uint32_t)bits << 16);
-}
-
-/* ---- x / S --------------------------------------------------------------------------------------------------- */
-
-/* Division by the same S many times: a product with 1/S and one correction by the exact remainder [Markstein 1990]
- * give the correctly rounded quotient (none of 2e8 random ones differed) in a third of the instructions of the
- * division. The remainder underflows for |x| < 2^-100. With S >= 2^-60 such a quotient is far below half the
- * smallest code, so its last bit does not matter; for a smaller S, x and S are stretched by 2^60 first, which is
- * exact and changes no quotient. An infinite S is replaced by 0 with inverse 0: finite x give 0,
- * others NaN, as x / inf does.
- * copysign: the correction turns -0 into 0. */
-struct Divisor { float scale, inverse, stretch; };
-
-__device__ inline Divisor make_divisor(float scale)
-{
-    const float stretch = scale < 0x1p-60f ? 0x1p60f : 1.0f, stretched = scale * stretch;
-    return isinf(scale) ? Divisor{ 0, 0, 1 } : Divisor{ stretched, 1.0f / stretched, stretch };
-}
-
-__device__ inline float divide(float x, Divisor d)
-{
-    const float y = __fmul_rn(x, d.stretch), q = __fmul_rn(y, d.inverse);
-    return copysignf(__fmaf_rn(__fmaf_rn(-q, d.scale, y), d.inverse, q), x);
 }
 
 /* ---- codes --------------------------------------------------------------------------------------------------- */
@@ -75,15 +60,16 @@ template <DType D> __device__ inline void decode_pack(float (&x)[8], uint2 codes
     }
 }
 
-template <DType D> __device__ inline uint2 encode_pack(const float (&x)[8], Divisor d)
+/* inverse: 1/S. */
+template <DType D> __device__ inline uint2 encode_pack(const float (&x)[8], float inverse)
 {
     uint32_t word[2];
 #pragma unroll
     for (int k = 0; k < 2; k++) {
         const float *q = x + 4 * k;
-        const uint32_t low = __nv_cvt_float2_to_fp8x2(make_float2(divide(q[0], d), divide(q[1], d)), __NV_SATFINITE,
+        const uint32_t low = __nv_cvt_float2_to_fp8x2(make_float2(q[0] * inverse, q[1] * inverse), __NV_SATFINITE,
                                                       FP8_KIND<D>);
-        const uint32_t high = __nv_cvt_float2_to_fp8x2(make_float2(divide(q[2], d), divide(q[3], d)), __NV_SATFINITE,
+        const uint32_t high = __nv_cvt_float2_to_fp8x2(make_float2(q[2] * inverse, q[3] * inverse), __NV_SATFINITE,
                                                        FP8_KIND<D>);
         word[k] = low | high << 16;
     }

@@ -60,11 +60,6 @@ __device__ static inline uint8_t encode_any(DType d, float x)
     return d == E4M3 ? encode<E4M3>(x) : encode<E5M2>(x);
 }
 
-__device__ __host__ static inline float fp8_max(DType d)
-{
-    return d == E4M3 ? FP8_MAX<E4M3> : FP8_MAX<E5M2>;
-}
-
 /* ---- to F32 or BF16 ------------------------------------------------------------------------------------------ */
 
 template <typename Source> __global__ __launch_bounds__(THREADS)
@@ -111,9 +106,9 @@ void quantize_groups_kernel(uint8_t *codes, uint16_t *scale, Source x, size_t n,
         float amax = pack_abs_max(v[j]);
         for (int o = 1; o < 1 << (shift - 3); o <<= 1)
             amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, o));
-        const uint16_t s = fp8_group_scale(amax, FP8_MAX<D>);
+        const uint16_t s = fp8_group_scale(amax, D);
         if (at < n) {
-            *(uint2 *)(codes + at) = encode_pack<D>(v[j], make_divisor(bf16_value(s)));
+            *(uint2 *)(codes + at) = encode_pack<D>(v[j], 1.0f / bf16_value(s));
             if (at % (1 << shift) == 0)
                 scale[at >> shift] = s;
         }
@@ -130,9 +125,9 @@ __global__ void quantize_groups_any_kernel(AnyTensor y, AnyTensor x, size_t grou
     float amax = 0;
     for (int i = lane; i < group; i += 32)
         amax = fmaxf(amax, fabsf(element(x, g * group + i)));
-    const uint16_t s = fp8_group_scale(warp_max(amax), fp8_max(y.format.dtype));
+    const uint16_t s = fp8_group_scale(warp_max(amax), y.format.dtype);
     for (int i = lane; i < group; i += 32)
-        ((uint8_t *)y.data)[g * group + i] = encode_any(y.format.dtype, element(x, g * group + i) / bf16_value(s));
+        ((uint8_t *)y.data)[g * group + i] = encode_any(y.format.dtype, element(x, g * group + i) * (1.0f / bf16_value(s)));
     if (lane == 0)
         ((uint16_t *)y.scale)[g] = s;
 }
@@ -171,12 +166,12 @@ __global__ void amax_any_kernel(float *partial, AnyTensor x, size_t n)
         partial[blockIdx.x] = amax;
 }
 
-__global__ __launch_bounds__(AMAX_BLOCKS) void scale_kernel(float *scale, const float *partial, int n, float max)
+__global__ __launch_bounds__(AMAX_BLOCKS) void scale_kernel(float *scale, const float *partial, int n, DType d)
 {
     __shared__ float shared[32];
     const float amax = block_max(threadIdx.x < n ? partial[threadIdx.x] : 0.0f, shared);
     if (threadIdx.x == 0)
-        *scale = fp8_scale(amax, max);
+        *scale = fp8_scale(amax, d);
 }
 
 /* ---- ... and the codes ---------------------------------------------------------------------------------------- */
@@ -190,11 +185,11 @@ void encode_kernel(uint8_t *codes, const float *scale, Source x, size_t n)
     for (int j = 0; j < PACKS; j++)
         if (first + 8 * j * THREADS < n)
             x.load(v[j], first + 8 * j * THREADS);
-    const Divisor d = make_divisor(*scale);
+    const float inverse = 1.0f / *scale;
 #pragma unroll
     for (int j = 0; j < PACKS; j++)
         if (first + 8 * j * THREADS < n)
-            *(uint2 *)(codes + first + 8 * j * THREADS) = encode_pack<D>(v[j], d);
+            *(uint2 *)(codes + first + 8 * j * THREADS) = encode_pack<D>(v[j], inverse);
 }
 
 /* The tile's element (r, c) goes to codes[r][c], unless NULL, and codes_t[c][r]. A thread has 4 x 8 of them; in
@@ -213,11 +208,11 @@ void encode_transpose_kernel(uint8_t *codes, uint8_t *codes_t, const float *scal
     for (int i = 0; i < 4; i++)
         if (inside)
             x.load(v[i], (size_t)(row + i) * cols + col);
-    const Divisor d = make_divisor(*scale);
+    const float inverse = 1.0f / *scale;
 #pragma unroll
     for (int i = 0; i < 4; i++)
         if (inside) {
-            code[i] = encode_pack<D>(v[i], d);
+            code[i] = encode_pack<D>(v[i], inverse);
             if (codes)
                 *(uint2 *)(codes + (size_t)(row + i) * cols + col) = code[i];
         }
@@ -244,7 +239,7 @@ __global__ void encode_any_kernel(AnyTensor y, AnyTensor x, size_t n)
     const size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x;
     if (i >= n)
         return;
-    const uint8_t code = encode_any(y.format.dtype, element(x, i) / *(const float *)y.scale);
+    const uint8_t code = encode_any(y.format.dtype, element(x, i) * (1.0f / *(const float *)y.scale));
     if (y.data)
         ((uint8_t *)y.data)[i] = code;
     if (y.data_t)
@@ -365,7 +360,7 @@ void quantize_scale(Tensor y, Tensor x)
             amax_any_kernel<<<blocks, THREADS, 0, device_stream()>>>(partial, any_tensor(x), n);
         LAUNCH_CHECK();
     }
-    scale_kernel<<<1, AMAX_BLOCKS, 0, device_stream()>>>((float *)y.scale, partial, blocks, fp8_max(y.format.dtype));
+    scale_kernel<<<1, AMAX_BLOCKS, 0, device_stream()>>>((float *)y.scale, partial, blocks, y.format.dtype);
     LAUNCH_CHECK();
 }
 

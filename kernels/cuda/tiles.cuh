@@ -9,15 +9,10 @@
 #pragma once
 #include "kernels/cuda/fp8.cuh"
 
-__host__ __device__ inline float fp8_max(DType d)
-{
-    return d == E4M3 ? FP8_MAX<E4M3> : FP8_MAX<E5M2>;
-}
-
 /* The format, where it is known only when the kernel runs: a branch that all threads take alike. */
-__device__ inline uint2 encode_pack(const float (&x)[8], Divisor by, DType d)
+__device__ inline uint2 encode_pack(const float (&x)[8], float inverse, DType d)
 {
-    return d == E4M3 ? encode_pack<E4M3>(x, by) : encode_pack<E5M2>(x, by);
+    return d == E4M3 ? encode_pack<E4M3>(x, inverse) : encode_pack<E5M2>(x, inverse);
 }
 
 __device__ inline void decode_pack(float (&x)[8], uint2 codes, float scale, DType d)
@@ -131,8 +126,8 @@ __device__ inline void store_group(GroupOut out, size_t at, float (&v)[8], bool 
 {
     float m = pack_abs_max(v);
     m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
-    const uint16_t scale = fp8_group_scale(m, fp8_max(out.dtype));
-    const uint2 codes = encode_pack(v, make_divisor(bf16_value(scale)), out.dtype);
+    const uint16_t scale = fp8_group_scale(m, out.dtype);
+    const uint2 codes = encode_pack(v, 1.0f / bf16_value(scale), out.dtype);
     decode_pack(v, codes, bf16_value(scale), out.dtype);
     if (!inside)
         return;
@@ -159,7 +154,7 @@ __device__ inline float tile_scale(const TileOut &out)
 {
     if (!out.amax)
         return *out.scale;
-    const float s = fp8_scale(*out.amax, fp8_max(out.dtype));
+    const float s = fp8_scale(*out.amax, out.dtype);
     if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
         *out.scale = s;
     return s;
@@ -190,30 +185,29 @@ enum { TILE_ROWS = 128, TILE_COLS = 64, TILE_THREADS = 256, AMAX_PACKS = 4 };
 /* A Source has: OUTPUTS, the tensors it makes; MEASURED, how many of them count in pass 1; Raw fetch(row, col);
  * void values(float (&)[OUTPUTS][8], Raw, row, col). */
 
-/* Pass 1: max over all rows x cols elements of the measured outputs. */
-template <class Source> __global__ __launch_bounds__(TILE_THREADS)
+/* Pass 1: max over all rows x cols elements of the measured outputs. A block takes whole rows. */
+template <class Source> __global__ __launch_bounds__(TILE_THREADS, 3)
 void fp8_amax_kernel(float *amax, Source source, int rows, int cols)
 {
     __shared__ float shared[32];
-    const int packs = cols / 8, step = gridDim.x * blockDim.x;
-    const int total = rows * packs;             /* at most 2^31: 16 Gi elements */
     float m = 0;
-    for (int at = blockIdx.x * blockDim.x + threadIdx.x; at < total; at += AMAX_PACKS * step) {
-        typename Source::Raw raw[AMAX_PACKS];
+    for (int row = blockIdx.x; row < rows; row += gridDim.x)
+        for (int first = 8 * threadIdx.x; first < cols; first += 8 * AMAX_PACKS * TILE_THREADS) {
+            typename Source::Raw raw[AMAX_PACKS];
 #pragma unroll
-        for (int k = 0; k < AMAX_PACKS; k++)
-            if (at + k * step < total)
-                raw[k] = source.fetch((at + k * step) / packs, (at + k * step) % packs * 8);
+            for (int k = 0; k < AMAX_PACKS; k++)
+                if (first + 8 * k * TILE_THREADS < cols)
+                    raw[k] = source.fetch(row, first + 8 * k * TILE_THREADS);
 #pragma unroll
-        for (int k = 0; k < AMAX_PACKS; k++)
-            if (at + k * step < total) {
-                float v[Source::OUTPUTS][8];
-                source.values(v, raw[k], (at + k * step) / packs, (at + k * step) % packs * 8);
+            for (int k = 0; k < AMAX_PACKS; k++)
+                if (first + 8 * k * TILE_THREADS < cols) {
+                    float v[Source::OUTPUTS][8];
+                    source.values(v, raw[k], row, first + 8 * k * TILE_THREADS);
 #pragma unroll
-                for (int o = 0; o < Source::MEASURED; o++)
-                    m = fmaxf(m, pack_abs_max(v[o]));
-            }
-    }
+                    for (int o = 0; o < Source::MEASURED; o++)
+                        m = fmaxf(m, pack_abs_max(v[o]));
+                }
+        }
     raise_amax(amax, m, shared);
 }
 
@@ -254,7 +248,7 @@ __device__ inline void store_tile(const TileOut &out, const uint2 (&codes)[4], i
 }
 
 /* Pass 2. rows and cols: of the source; multiples of 16. */
-template <class Source> __global__ __launch_bounds__(TILE_THREADS)
+template <class Source> __global__ __launch_bounds__(TILE_THREADS, 3)
 void fp8_tile_kernel(TileOuts<Source> outs, Source source, int rows, int cols)
 {
     __shared__ uint32_t t[TILE_COLS * 33];
@@ -262,7 +256,7 @@ void fp8_tile_kernel(TileOuts<Source> outs, Source source, int rows, int cols)
     const int col0 = blockIdx.x * TILE_COLS, col = col0 + threadIdx.x % 8 * 8;
     const bool inside = row < rows && col < cols;
     typename Source::Raw raw[4];
-    Divisor by[Source::OUTPUTS];
+    float inverse[Source::OUTPUTS];
     uint2 codes[Source::OUTPUTS][4] = {};
 #pragma unroll
     for (int i = 0; i < 4; i++)
@@ -270,7 +264,7 @@ void fp8_tile_kernel(TileOuts<Source> outs, Source source, int rows, int cols)
             raw[i] = source.fetch(row + i, col);
 #pragma unroll
     for (int o = 0; o < Source::OUTPUTS; o++)
-        by[o] = make_divisor(tile_scale(outs.out[o]));
+        inverse[o] = 1.0f / tile_scale(outs.out[o]);
 #pragma unroll
     for (int i = 0; i < 4; i++)
         if (inside) {
@@ -278,7 +272,7 @@ void fp8_tile_kernel(TileOuts<Source> outs, Source source, int rows, int cols)
             source.values(v, raw[i], row + i, col);
 #pragma unroll
             for (int o = 0; o < Source::OUTPUTS; o++)
-                codes[o][i] = encode_pack(v[o], by[o], outs.out[o].dtype);
+                codes[o][i] = encode_pack(v[o], inverse[o], outs.out[o].dtype);
         }
 #pragma unroll
     for (int o = 0; o < Source::OUTPUTS; o++)
@@ -287,8 +281,8 @@ void fp8_tile_kernel(TileOuts<Source> outs, Source source, int rows, int cols)
 
 template <class Source> static inline void fp8_amax(float *amax, const Source &source, int rows, int cols)
 {
-    const int needed = (int)ceil_div((size_t)rows * cols, 8 * AMAX_PACKS * TILE_THREADS), most = 8 * device_sm_count();
-    fp8_amax_kernel<<<needed < most ? needed : most, TILE_THREADS, 0, device_stream()>>>(amax, source, rows, cols);
+    const int most = 8 * device_sm_count();
+    fp8_amax_kernel<<<rows < most ? rows : most, TILE_THREADS, 0, device_stream()>>>(amax, source, rows, cols);
     LAUNCH_CHECK();
 }
 

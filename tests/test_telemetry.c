@@ -1,0 +1,347 @@
+/* Quantization statistics: what metrics.jsonl says against the tensors themselves, read and decoded by the test. */
+#include "tests/kit.h"
+
+#include <jansson.h>
+
+#include "model/quant_stats.h"
+#include "model/telemetry.h"
+#include "tests/models.h"
+
+enum { B = 4, MAX_TOKENS = 128 };
+
+static char folder[] = "/tmp/coat-telemetry-XXXXXX";
+
+/* One rank that takes steps with statistics every step. */
+typedef struct { Config config; Model model; Fsdp fsdp; Log *log; Telemetry *telemetry; json_t *line; long step; } Small;
+
+static void small_open(Small *s, Architecture a, const char *recipe)
+{
+    static ModelConfig m;
+    *s = (Small){ 0 };
+    m = architecture(a);
+    model_config(&s->config, &m, recipe, B);
+    s->config.save_folder = folder;
+    s->config.quant_stats_interval = 1;
+}
+
+static void small_start(Small *s)
+{
+    model_create(&s->model, &s->fsdp, &s->config);
+    fsdp_init(&s->fsdp, &s->config.model, 3);
+    s->log = log_open(&s->config, (RunLength){ .steps = 10 }, 0, 1);
+    s->telemetry = telemetry_open(&s->config, &s->model, &s->fsdp, s->log);
+}
+
+static json_t *last_line(void)
+{
+    char path[64], line[1 << 16];
+    json_t *o = NULL;
+    snprintf(path, sizeof path, "%s/metrics.jsonl", folder);
+    FILE *f = fopen(path, "r");
+    assert_non_null(f);
+    while (fgets(line, sizeof line, f)) {
+        json_decref(o);
+        o = json_loads(line, 0, NULL);
+        assert_non_null(o);
+    }
+    fclose(f);
+    return o;
+}
+
+/* Forward, or forward, backward and the statistics' line; the optimizer is left to the caller. */
+static void small_step(Small *s, bool backward)
+{
+    int tokens[MAX_TOKENS], targets[MAX_TOKENS], N = s->model.N;
+    s->step++;
+    for (int n = 0; n < N; n++)
+        tokens[n] = test_token((uint64_t)s->step, (uint64_t)n, s->config.model.vocab_size);
+    for (int n = 0; n < N; n++)
+        targets[n] = (n + 1) % s->model.attn.T ? tokens[n + 1] : -1;
+    fsdp_zero_grads(&s->fsdp);
+    s->fsdp.last_micro_batch = true;
+    telemetry_watch(s->telemetry, s->step);
+    model_step(&s->model, &s->fsdp, tokens, targets, 1.0f / (float)N, 0, backward);
+    telemetry_write(s->telemetry, s->step, 1);
+    json_decref(s->line);
+    s->line = last_line();
+    assert_int_equal(json_integer_value(json_object_get(s->line, "step")), s->step);
+}
+
+static void small_update(Small *s)
+{
+    optimizer_step(&s->fsdp, &s->config, s->step, s->step, 1e-2, 1);
+}
+
+static void small_close(Small *s)
+{
+    char path[64];
+    json_decref(s->line);
+    telemetry_close(s->telemetry);
+    log_close(s->log);
+    model_free(&s->model, &s->fsdp);
+    snprintf(path, sizeof path, "%s/metrics.jsonl", folder);
+    assert_int_equal(unlink(path), 0);
+}
+
+static double metric(const Small *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static double metric(const Small *s, const char *format, ...)
+{
+    char name[128];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(name, sizeof name, format, list);
+    va_end(list);
+    json_t *v = json_object_get(s->line, name);
+    return json_is_number(v) ? json_number_value(v) : NAN;
+}
+
+/* A tensor's values, all of them; host memory freed by release(). */
+static const double *all(Tensor t)
+{
+    return decode(t, tensor_snapshot(t));
+}
+
+static double relative_error(const double *q, const double *x, size_t n)
+{
+    double error2 = 0, norm2 = 0;
+    for (size_t i = 0; i < n; i++)
+        error2 += (q[i] - x[i]) * (q[i] - x[i]), norm2 += x[i] * x[i];
+    return sqrt(error2 / norm2);
+}
+
+static void expect_near(const char *what, double found, double expected, double relative)
+{
+    if (!(fabs(found - expected) <= relative * fabs(expected)))
+        fail_msg("%s: %.9g in metrics.jsonl, %.9g by the test", what, found, expected);
+}
+
+/* Every number is finite. Shares are at most 1, ranges at least 1. A normal E4M3 value errs by up to 2^-4; a subnormal
+ * one by 2^-10 S where S = max|x|/448 <= ||x||/448 since the sample is the whole tensor (64 rows): of n together
+ * sqrt(n) 2^-10 / 448. Rounding makes an error of about 2^-4 / sqrt(3) / 1.5 = 0.024 in norm; half of it is nothing
+ * that E4M3 can reach with values that are not special. */
+static void check_line(const Small *s, const char *name, double x)
+{
+    const char *last = strrchr(name, '/') + 1;
+    if (!isfinite(x))
+        fail_msg("%s: %s is not finite", s->config.recipe.name, name);
+    bool share = strcmp(last, "underflow") == 0 || strcmp(last, "saturation") == 0;
+    bool range = strncmp(last, "dynamic_range", 13) == 0;
+    bool error = strcmp(last, "error") == 0 && strncmp(name, "quant/optimizer", 15) != 0;
+    bool activation = strncmp(name, "quant/m/", 8) && strncmp(name, "quant/v/", 8) && strncmp(name, "quant/u", 7);
+    const double most = 0x1p-4 + sqrt(64 * 192) * 0x1p-10 / 448;
+    if ((share && (x < 0 || x > 1)) || (range && x < 1) || (error && (x < 0 || x > 1))
+        || (error && activation && !strstr(name, "att_op") && (x < 0.012 || x > most)))
+        fail_msg("%s: %s = %g", s->config.recipe.name, name, x);
+}
+
+static void check_all(const Small *s)
+{
+    const char *name;
+    json_t *value;
+    json_object_foreach(s->line, name, value) {
+        if (strcmp(name, "step") == 0)
+            continue;
+        if (!json_is_array(value)) {
+            check_line(s, name, json_is_number(value) ? json_number_value(value) : NAN);
+            continue;
+        }
+        json_int_t count = 0;
+        for (size_t i = 0; i < json_array_size(value); i++)
+            count += json_integer_value(json_array_get(value, i));
+        assert_true(count > 0);
+    }
+}
+
+/* Which kinds appear: those that the recipe stores in FP8, and always the moments. */
+static void test_every_recipe(void **state)
+{
+    (void)state;
+    for (Architecture a = 0; a < NUM_ARCHITECTURES; a++)
+        for (const Recipe *r = recipes; r->name; r++) {
+            Small s;
+            small_open(&s, a, r->name);
+            small_start(&s);
+            for (int i = 0; i < 3; i++) {
+                small_step(&s, true);
+                check_all(&s);
+                small_update(&s);
+            }
+            assert_int_equal(isfinite(metric(&s, "quant/x1/1/saturation")), format_is_fp8(r->saved));
+            assert_int_equal(isfinite(metric(&s, "quant/h1/0/saturation")), format_is_fp8(r->operand));
+            assert_int_equal(isfinite(metric(&s, "quant/qkv/0/saturation")), format_is_fp8(r->qkv));
+            assert_int_equal(isfinite(metric(&s, "quant/gate_up/1/error")), format_is_fp8(r->hidden));
+            assert_int_equal(isfinite(metric(&s, "quant/m/1/k")), r->moment1.expand);
+            assert_true(isfinite(metric(&s, "quant/v/embedding/dynamic_range")));
+            assert_int_equal(isfinite(metric(&s, "quant/v/head/error")), !s.config.model.weight_tying);
+            small_close(&s);
+        }
+}
+
+/* The last block's tensors still hold what was measured. x1 has no source in `coat`, h0 is gone; with keep: all and a
+ * stream of its own it is not, and what was computed in its place must be what it holds. */
+static void test_activations(void **state)
+{
+    (void)state;
+    for (int keep_all = 0; keep_all < 2; keep_all++) {
+        Small s;
+        small_open(&s, LLAMA, "coat");
+        if (keep_all)
+            s.config.recipe.keep = KEEP_ALL;
+        small_start(&s);
+        small_step(&s, false);
+        const Acts *a = &s.model.acts[1];
+        const size_t N = (size_t)s.model.N, C = 64, F = 96;
+        assert_true(N <= 64);
+        const double *gate_up = all(a->gate_up), *act = all(a->act), *x1 = all(a->x1), *h1 = all(a->h1);
+        expect_near("gate_up", metric(&s, "quant/gate_up/1/error"), relative_error(gate_up, all(a->wide), N * 2 * F), 1e-6);
+        expect_near("att_op", metric(&s, "quant/att_op/1/error"), relative_error(all(a->att_op), all(a->att), N * C), 1e-6);
+        double *exact = keep(N * F * sizeof *exact);
+        for (size_t i = 0; i < N * F; i++) {
+            double gate = gate_up[i / F * 2 * F + i % F];
+            exact[i] = gate / (1 + exp(-gate)) * gate_up[i / F * 2 * F + F + i % F];
+        }
+        expect_near("act", metric(&s, "quant/act/1/error"), relative_error(act, exact, N * F), 1e-6);
+        for (size_t i = 0; i < N; i++) {
+            double mean2 = 0;
+            for (size_t c = 0; c < C; c++)
+                mean2 += x1[i * C + c] * x1[i * C + c] / C;
+            for (size_t c = 0; c < C; c++)      /* the initial weight is 1 */
+                exact[i * C + c] = x1[i * C + c] / sqrt(mean2 + s.config.model.norm.eps);
+        }
+        expect_near("h1", metric(&s, "quant/h1/1/error"), relative_error(h1, exact, N * C), 1e-4);
+        assert_int_equal(a->h0.data == a->h1.data, !keep_all);
+        static double h0[2];
+        h0[keep_all] = metric(&s, "quant/h0/1/error");
+        if (keep_all)
+            expect_near("h0", h0[0], h0[1], 1e-4);
+        assert_true(isnan(metric(&s, "quant/x1/1/error")) && metric(&s, "quant/x0/1/error") < 0x1p-4);
+        assert_true(metric(&s, "quant/gate_up/1/saturation") >= 1.0 / 16);      /* each group's maximum */
+        small_close(&s);
+        release();
+    }
+}
+
+/* What the optimizer then stored has the error that was announced. On the CPU its codes and scales are those that the
+ * telemetry computed, but where the F32 arithmetic of the update lies on the other side of the middle between two. */
+static void test_moments(void **state)
+{
+    (void)state;
+    Small s;
+    small_open(&s, LLAMA, "coat");
+    small_start(&s);
+    for (int i = 0; i < 4; i++) {
+        small_step(&s, true);
+        size_t differ = 0, codes = 0;
+        double sum[2] = { 0 }, beta[2] = { (float)0.9, (float)0.95 };
+        int matrices = 0;
+        Shard *shard = &s.fsdp.shard[1];
+        const double *g = all(shard->grad);
+        Sample old[2] = { sample_fetch(shard->m, 0, shard->count), sample_fetch(shard->v, 0, shard->count) };
+        small_update(&s);
+        Sample new[2] = { sample_fetch(shard->m, 0, shard->count), sample_fetch(shard->v, 0, shard->count) };
+        for (int p = 0; p < s.fsdp.shape[1].num_params; p++) {
+            const Param *param = &s.fsdp.shape[1].param[p];
+            size_t at = param->offset, n = (size_t)param->rows * (size_t)param->cols;
+            n = n < 8192 ? n : 8192;
+            if (param->is_norm)
+                continue;
+            matrices++;
+            for (int j = 0; j < 2; j++) {
+                double *x = keep(n * sizeof *x), *q = keep(n * sizeof *q);
+                for (size_t e = 0; e < n; e++) {
+                    x[e] = beta[j] * old[j].x[at + e] + (1 - beta[j]) * (j ? g[at + e] * g[at + e] : g[at + e]);
+                    q[e] = new[j].x[at + e];
+                }
+                sum[j] += pow(relative_error(q, x, n), 2);
+                Sample r = sample_round(x, n, shard->m.format);
+                for (size_t e = 0; e < n; e++)
+                    differ += ((uint8_t *)r.t.data)[e] != ((uint8_t *)new[j].t.data)[at + e];
+                codes += n;
+                sample_free(&r);
+            }
+        }
+        expect_near("m", metric(&s, "quant/m/0/error"), sqrt(sum[0] / matrices), 1e-4);
+        expect_near("v", metric(&s, "quant/v/0/error"), sqrt(sum[1] / matrices), 1e-4);
+        printf("step %d: %zu of %zu codes differ\n", i, differ, codes);
+        if (on_cpu())
+            assert_true(differ <= codes / 10000);
+        for (int j = 0; j < 2; j++)
+            sample_free(&old[j]), sample_free(&new[j]);
+        release();
+    }
+    small_close(&s);
+}
+
+/* F32 moments are rounded once, from double: u = 2^-24. Expansion must pay on each moment and on the update. */
+static void test_formats(void **state)
+{
+    (void)state;
+    Small s;
+    small_open(&s, LLAMA, "f32");
+    small_start(&s);
+    for (int i = 0; i < 4; i++) {
+        small_step(&s, true);
+        assert_true(metric(&s, "quant/m/0/error") <= U24 && metric(&s, "quant/v/head/error") <= U24);
+        assert_true(metric(&s, "quant/update/1/error") <= 3 * U24);
+        assert_true(metric(&s, "quant/m/1/underflow") == 0);
+        small_update(&s);
+    }
+    double plain = metric(&s, "quant/optimizer/update/e4m3/e4m3/typical_error");
+    double expanded = metric(&s, "quant/optimizer/update/e4m3+/e4m3+/typical_error");
+    printf("error of m/(sqrt(v)+eps): e4m3 %.4f, e4m3+ %.4f, factor %.2f\n", plain, expanded, plain / expanded);
+    assert_true(expanded < plain / 1.2);
+    assert_true(metric(&s, "quant/optimizer/m/e4m3+/error") < metric(&s, "quant/optimizer/m/e4m3/error"));
+    assert_true(metric(&s, "quant/optimizer/v/e5m2+/error") < metric(&s, "quant/optimizer/v/e5m2/error"));
+    small_close(&s);
+}
+
+/* Statistics change nothing: same loss and same moments with and without, and no line where none is due. */
+static void test_no_side_effects(void **state)
+{
+    (void)state;
+    double loss[2];
+    for (int interval = 0; interval < 2; interval++) {
+        Small s;
+        small_open(&s, LLAMA_GQA, "coat-lean");
+        s.config.quant_stats_interval = interval ? 2 : 1000;
+        small_start(&s);
+        int tokens[MAX_TOKENS], targets[MAX_TOKENS];
+        for (int n = 0; n < s.model.N; n++)
+            tokens[n] = targets[n] = n % 90;
+        for (long step = 1; step <= 4; step++) {
+            fsdp_zero_grads(&s.fsdp);
+            telemetry_watch(s.telemetry, step);
+            model_step(&s.model, &s.fsdp, tokens, targets, 0.01f, 0, true);
+            loss[interval] = model_losses(&s.model).loss;
+            telemetry_write(s.telemetry, step, 1);
+            optimizer_step(&s.fsdp, &s.config, step, step, 1e-2, 1);
+        }
+        json_t *line = last_line();
+        assert_int_equal(line != NULL, interval);
+        if (line)
+            assert_int_equal(json_integer_value(json_object_get(line, "step")), 4);
+        json_decref(line);
+        small_close(&s);
+    }
+    assert_true(loss[0] == loss[1]);
+}
+
+static int start(void **state)
+{
+    return mkdtemp(folder) ? start_device(state) : -1;
+}
+
+static int finish(void **state)
+{
+    (void)state;
+    return rmdir(folder);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_recipe), cmocka_unit_test(test_activations), cmocka_unit_test(test_moments),
+        cmocka_unit_test(test_formats), cmocka_unit_test(test_no_side_effects),
+    };
+    return cmocka_run_group_tests(tests, start, finish);
+}
