@@ -80,7 +80,8 @@ typedef struct {
     Tensor dqkv_op;    /* (N, S) GEMM operand; = dqkv if formats agree                                                 */
 } Work;
 
-typedef struct { size_t units, activations, work, head, total; } PlanBytes;
+/* block: saved activations of one; work: buffers that all blocks share. */
+typedef struct { size_t units, block, work, head, total; } PlanBytes;
 
 typedef struct {
     const ModelConfig *config;

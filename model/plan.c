@@ -164,15 +164,17 @@ static void plan_all(Arena *arena, Model *m, Fsdp *f, const Config *c, int world
     arena->used = 0;
     fsdp_plan(f, arena, &c->model, &c->recipe, world, rank);
     b->units = arena->used;
-    for (int l = 0; l < m->L; l++)
+    for (int l = 0; l < m->L; l++) {
+        size_t before = arena->used;
         plan_acts(&(Planner){ arena, l ? &m->acts[0] : NULL, m->N }, m, &m->acts[l]);
+        b->block = arena->used - before;        /* in the end the last block's: all that is its own, nothing shared */
+    }
     m->acts[m->L].res0 = stream_is_kept(m) ? tensor_alloc(arena, m->recipe.stream, m->N, c->model.d_model)
                                            : m->acts[0].res0;
-    b->activations = arena->used - b->units;
     plan_work(arena, m);
-    b->work = arena->used - b->units - b->activations;
+    b->work = arena->used - b->units - m->L * b->block;
     plan_head(arena, m, c);
-    b->head = arena->used - b->units - b->activations - b->work;
+    b->head = arena->used - b->units - m->L * b->block - b->work;
     b->total = arena->used;
 }
 
@@ -197,8 +199,8 @@ void model_print_plan(const Model *m, const Fsdp *f)
     recipe_print(&m->recipe);
     printf("memory plan of a rank, GiB: master %.3f, weights %.3f, gradients %.3f, moments %.3f, activations %.3f "
            "(%.1f kB per token and block), work %.3f, head and loss %.3f; total %.3f of %.1f\n",
-           gib(master), gib(fsdp_weight_bytes(f)), gib(grads), gib(moments), gib(b->activations),
-           b->activations / 1e3 / m->N / m->L, gib(b->work), gib(b->head), gib(b->total), gib(device_memory_total()));
+           gib(master), gib(fsdp_weight_bytes(f)), gib(grads), gib(moments), gib((double)m->L * b->block),
+           b->block / 1e3 / m->N, gib(b->work), gib(b->head), gib(b->total), gib(device_memory_total()));
 }
 
 /* [Su et al. 2021, RoFormer, eq. 15]; scaled as Llama 3.1 does: wavelengths beyond the original context are stretched

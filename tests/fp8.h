@@ -1,7 +1,8 @@
 /* FP8 by search: the reference of the encoders. Nothing here shares an idea with them: values come from a table of
- * all codes, and a number is encoded as the nearest of them, in double. */
+ * all codes, and a number is encoded as the nearest of them, in double. And operands of FP8 GEMMs: a tensor with one
+ * scale, rows of codes and the same codes transposed. */
 #pragma once
-#include "tests/kit.h"
+#include "tests/golden.h"
 
 /* Code of the largest finite value. */
 static inline int fp8_last(DType d)
@@ -37,4 +38,93 @@ static inline uint8_t fp8_nearest(double x, DType d)
     }
     double below = a - value[low], above = value[high] - a;     /* exact: both are multiples of a's last place */
     return sign | (uint8_t)(below < above || (below == above && low % 2 == 0) ? low : high);
+}
+
+/* ---- operands ------------------------------------------------------------------------------------------------ */
+
+static inline Tensor make_operand(Format f, int rows, int cols)
+{
+    Tensor t = make(f, rows, cols);
+    t.data_t = guarded(tensor_numel(t));
+    return t;
+}
+
+/* Views of an operand of which one copy is to be left alone. */
+static inline Tensor rows_of(Tensor t)
+{
+    t.data_t = NULL;
+    return t;
+}
+
+static inline Tensor columns_of(Tensor t)
+{
+    t.data = NULL;
+    return t;
+}
+
+static inline float operand_scale(Tensor t)
+{
+    float s;
+    device_get(&s, t.scale, sizeof s);
+    return s;
+}
+
+static inline void check_transposed(const char *name, Tensor t)
+{
+    const uint8_t *codes = tensor_snapshot(t), *transposed = codes + tensor_numel(t);
+    assert_non_null(t.data_t);
+    for (int r = 0; r < t.rows; r++)
+        for (int c = 0; c < t.cols; c++) {
+            uint8_t a = codes[r * t.cols + c], b = transposed[c * t.rows + r];
+            if (a != b)
+                fail_msg("%s[%d,%d]: code %02x, transposed %02x", name, r, c, a, b);
+        }
+}
+
+typedef struct { double low, high; } Range;
+
+/* Of max|x| where x errs by bound; what is smaller than 2^-90 counts as that. */
+static inline Range amax_range(const double *ref, const double *bound, size_t n)
+{
+    Range r = { 0x1p-90, 0x1p-90 };
+    for (size_t i = 0; i < n; i++) {
+        r.low = fmax(r.low, fabs(ref[i]) - bound[i]);
+        r.high = fmax(r.high, fabs(ref[i]) + bound[i]);
+    }
+    return r;
+}
+
+/* t holds values within `bound` of ref under one scale. Its scale must be max|x| / max of such values, in F32.
+ * Rounding to codes is monotonic, so with the scale S that t has each code lies between those of the smallest and the
+ * largest x/S that are explained; x (1/S) in F32 is off by two roundings. */
+static inline void check_operand(const char *name, Tensor t, const double *ref, const double *bound)
+{
+    const DType d = t.format.dtype;
+    const double *value = fp8_table(d), top = value[fp8_last(d)], S = operand_scale(t);
+    const Range amax = amax_range(ref, bound, tensor_numel(t));
+    const uint8_t *codes = tensor_snapshot(t);
+    if (!(S * top >= amax.low * (1 - 2 * U24) && S * top <= amax.high * (1 + 2 * U24)))
+        fail_msg("%s: scale %.9g, expected %.9g .. %.9g", name, S, amax.low / top, amax.high / top);
+    for (size_t i = 0; i < tensor_numel(t); i++) {
+        double low = (ref[i] - bound[i]) / S, high = (ref[i] + bound[i]) / S;
+        uint8_t least = fp8_nearest(low - 3 * U24 * fabs(low), d);
+        uint8_t most = fp8_nearest(high + 3 * U24 * fabs(high), d);
+        if (!(value[codes[i]] >= value[least] && value[codes[i]] <= value[most]))
+            fail_msg("%s[%zu,%zu]: code %02x (%g), expected %02x .. %02x for %.9g +- %.3g with scale %.9g", name,
+                     i / (size_t)t.cols, i % (size_t)t.cols, codes[i], value[codes[i]], least, most, ref[i], bound[i],
+                     S);
+    }
+}
+
+/* The same against the CPU's record. Codes are equal or neighbours: 2 u |y| apart, or the smallest code; that both
+ * scales may lie anywhere in their range comes on top. */
+static inline void golden_operand(const char *name, Tensor t, const double *ref, const double *bound)
+{
+    const Range amax = amax_range(ref, bound, tensor_numel(t));
+    const double smallest = fp8_table(t.format.dtype)[1] * operand_scale(t);
+    const double slack = amax.high / amax.low - 1 + 4 * U24;
+    double *wider = keep(tensor_numel(t) * sizeof *wider);
+    for (size_t i = 0; i < tensor_numel(t); i++)
+        wider[i] = bound[i] + smallest / 2 + slack * (fabs(ref[i]) + bound[i]);
+    golden_check(name, t, wider);
 }

@@ -210,7 +210,7 @@ static void test_bad_arguments(void **state)
         { "--optimizer.learning_rat=1", "learning_rate" },
         { "--global_train_batch_size=7", "7" },
         { "--data.paths=[data/no-such-file.npy]", "data/no-such-file.npy" },
-        { "--model.vocab_size=1000 --model.embedding_size=1024", "data/sample-train.npy" },
+        { "--model.vocab_size=1000 --model.embedding_size=1024 --model.eos_token_id=999", "data/sample-train.npy" },
         { "--load_path=no/such/folder", "no/such/folder" },
         { "--recipe=fp9", "fp9" },
     };

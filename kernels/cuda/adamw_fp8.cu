@@ -65,9 +65,9 @@ template <bool SIGNED> __device__ static inline void load_moment(float (&x)[8], 
 /* k of a group whose absolute values lie between b and a: a multiple of 1/16 that stretches them to the format's range. */
 __device__ static inline float expansion_power(float a, float b, DType d)
 {
-    const float tiny = 1e-20f, ratio = log2f(__fdividef(a + tiny, b + tiny)), range = 2 * fp8_log2_max(d) - 1;
-    const float steps = ratio > 0 ? floorf(range / ratio * K_STEPS) : (float)(MAX_K * K_STEPS);
-    return fminf(fmaxf(steps, 1), MAX_K * K_STEPS) / K_STEPS;
+    const float tiny = 1e-20f, ratio = log2_quick(__fdividef(a + tiny, b + tiny)), range = 2 * fp8_log2_max(d) - 1;
+    const float steps = ratio > 0 ? floorf(__fdividef(range * K_STEPS, ratio)) : (float)(MAX_K * K_STEPS);
+    return fminf(fmaxf(steps, 1), MAX_K * K_STEPS) * (1.0f / K_STEPS);
 }
 
 __device__ static inline float group_max(float x)

@@ -86,21 +86,32 @@ template <class Reader> struct NormSource {
     Reader x;
     const float2 *stats;
     AnyIn w;
-    typedef typename Reader::Raw Raw;
+    struct Raw { typename Reader::Raw x; float2 stats; };
+    struct Fix { float weight[8]; };
     __device__ Raw fetch(int row, int col) const
     {
-        return x.fetch(row, col);
+        return { x.fetch(row, col), stats[row] };
     }
-    __device__ void values(float (&y)[1][8], const Raw &raw, int row, int col) const
+    __device__ Fix prepare(int col) const
     {
-        const float2 s = stats[row];
-        float weight[8];
-        if (w.data)
-            load_any<true>(weight, w, col, 8);
-        x.values(y[0], raw);
+        Fix fix;
 #pragma unroll
         for (int i = 0; i < 8; i++)
-            y[0][i] = (y[0][i] - s.x) * s.y * (w.data ? weight[i] : 1.0f);
+            fix.weight[i] = 1.0f;
+        if (w.data)
+            load_any<true>(fix.weight, w, col, 8);
+        return fix;
+    }
+    __device__ void values(float (&y)[1][8], const Raw &raw, const Fix &fix, int, int) const
+    {
+        x.values(y[0], raw.x);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            y[0][i] = (y[0][i] - raw.stats.x) * raw.stats.y * fix.weight[i];
+    }
+    __device__ int column(int, int col) const
+    {
+        return col;
     }
 };
 
@@ -110,7 +121,7 @@ static void norm_tiles(Tensor y, Tensor x, const float *stats, Tensor w, const f
     with_reader(x, [&](auto reader) {
         typedef NormSource<decltype(reader)> Source;
         const Source source = { reader, (const float2 *)stats, any_in(w) };
-        fp8_tiles<Source>({ { tile_out(y, amax, 0) } }, source, x.rows, x.cols);
+        fp8_tiles<Source>({ { tile_out(y, amax) } }, source, x.rows, x.cols);
     });
 }
 
@@ -232,13 +243,22 @@ template <typename T> struct DenseSource {
     enum { OUTPUTS = 1, MEASURED = 1 };
     DenseReader<T> x;
     typedef typename DenseReader<T>::Raw Raw;
+    typedef Nothing Fix;
     __device__ Raw fetch(int row, int col) const
     {
         return x.fetch(row, col);
     }
-    __device__ void values(float (&y)[1][8], const Raw &raw, int, int) const
+    __device__ Fix prepare(int) const
+    {
+        return {};
+    }
+    __device__ void values(float (&y)[1][8], const Raw &raw, Fix, int, int) const
     {
         x.values(y[0], raw);
+    }
+    __device__ int column(int, int col) const
+    {
+        return col;
     }
 };
 
@@ -255,5 +275,5 @@ void norm_backward_fp8(Tensor dx, Tensor dw, Tensor dy, Tensor x, const float *s
     float *amax = amax_slot();
     const Tensor wide = tensor_at(device_scratch((size_t)N * C * sizeof(float), SCRATCH_1), Format{ F32, 0, false }, N, C);
     backward(wide, amax, dw, dy, x, stats, w, norm, false);
-    fp8_tiles<DenseSource<float>>({ { tile_out(dx, amax, 0) } }, { { (const float *)wide.data, C } }, N, C);
+    fp8_tiles<DenseSource<float>>({ { tile_out(dx, amax) } }, { { (const float *)wide.data, C } }, N, C);
 }

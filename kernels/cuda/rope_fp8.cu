@@ -1,48 +1,53 @@
 /* The rotation where it meets FP8: q, k, v saved in FP8 groups, and the gradient of the projection as a GEMM operand.
  *
  * Forward reads 1.125 bytes and writes 2 per element. Backward turns in both passes of group scaling: 2 bytes read twice
- * (the partner half of a head comes from the cache), 2 written. */
+ *, 2 written. */
 #include "kernels/cuda/operations_fp8.h"
 #include "kernels/cuda/tiles.cuh"
 
-/* Eight neighbours of a row of [q|k|v], turned by sign * angle; v stays. D is a multiple of 16, so a pack and its
- * partner, half a head away, are whole packs. */
-/* WIDTH: D where it is 64 or 128, so that no integer division is left; 0: any. */
+/* Two packs of a row of [q|k|v], half a head apart, turned by sign * angle; v stays. The source's columns are the first
+ * halves of the heads, one behind the other. WIDTH: D where it is 64 or 128, so that no integer division is left; 0: any.
+ * D is a multiple of 16, so halves are whole packs. */
 template <class Reader, int WIDTH> struct TurnSource {
-    enum { OUTPUTS = 1, MEASURED = 1 };
+    enum { OUTPUTS = 2, MEASURED = 2 };
     Reader x;
     const float *rope;          /* (T, D/2, 2) */
     float sign;
-    int T, head, turned;        /* head: D; turned: columns of q and k together */
-    struct Raw { typename Reader::Raw own, partner; };
-    __device__ unsigned width() const
+    int T, half_width, turned;  /* D/2; columns of the source that belong to q and k */
+    struct Raw { typename Reader::Raw a, b; };
+    typedef Nothing Fix;
+    __device__ unsigned half() const
     {
-        return WIDTH ? WIDTH : head;
+        return WIDTH ? WIDTH / 2 : half_width;
     }
-    __device__ int partner(int col) const
+    __device__ int column(int output, int col) const
     {
-        const unsigned D = width();
-        return (unsigned)col % D < D / 2 ? col + D / 2 : col - D / 2;
+        return (int)((unsigned)col / half() * half()) + col + output * (int)half();
     }
     __device__ Raw fetch(int row, int col) const
     {
-        return { x.fetch(row, col), x.fetch(row, col < turned ? partner(col) : col) };
+        return { x.fetch(row, column(0, col)), x.fetch(row, column(1, col)) };
     }
-    __device__ void values(float (&y)[1][8], const Raw &raw, int row, int col) const
+    __device__ Fix prepare(int) const
     {
-        x.values(y[0], raw.own);
-        if (col >= turned)
-            return;
-        float other[8];
-        x.values(other, raw.partner);
-        const unsigned D = width(), in_head = (unsigned)col % D, i = in_head < D / 2 ? in_head : in_head - D / 2;
-        const float4 *angle = (const float4 *)(rope + ((unsigned)row % (unsigned)T * (D / 2) + i) * 2);
-        const float side = in_head < D / 2 ? -sign : sign;      /* a cos - b sin; b cos + a sin */
+        return {};
+    }
+    __device__ void values(float (&y)[2][8], const Raw &raw, Fix, int row, int col) const
+    {
+        float a[8], b[8];
+        x.values(a, raw.a);
+        x.values(b, raw.b);
+        const unsigned at = (unsigned)row % (unsigned)T * half() + (unsigned)col % half();
+        const float4 *angle = (const float4 *)(rope + 2 * at);
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            const float4 a = angle[k];
-            y[0][2 * k] = y[0][2 * k] * a.x + side * (other[2 * k] * a.y);
-            y[0][2 * k + 1] = y[0][2 * k + 1] * a.z + side * (other[2 * k + 1] * a.w);
+            const float4 r = col < turned ? angle[k] : make_float4(1, 0, 1, 0);
+            const float sine[2] = { sign * r.y, sign * r.w }, cosine[2] = { r.x, r.z };
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                y[0][2 * k + i] = a[2 * k + i] * cosine[i] - b[2 * k + i] * sine[i];
+                y[1][2 * k + i] = b[2 * k + i] * cosine[i] + a[2 * k + i] * sine[i];
+            }
         }
     }
 };
@@ -50,25 +55,26 @@ template <class Reader, int WIDTH> struct TurnSource {
 /* f(source) with the width of the head known to the compiler where it is a common one. */
 template <class Reader, typename F> static void with_turn(Reader x, float sign, Attention a, F f)
 {
-    const int turned = (a.H + a.K) * a.D;
+    const int half = a.D / 2, turned = (a.H + a.K) * half;
     if (a.D % 16)
         die("head_dim %d: FP8 needs a multiple of 16", a.D);
     if (a.D == 128)
-        f(TurnSource<Reader, 128>{ x, a.rope, sign, a.T, a.D, turned });
+        f(TurnSource<Reader, 128>{ x, a.rope, sign, a.T, half, turned });
     else if (a.D == 64)
-        f(TurnSource<Reader, 64>{ x, a.rope, sign, a.T, a.D, turned });
+        f(TurnSource<Reader, 64>{ x, a.rope, sign, a.T, half, turned });
     else
-        f(TurnSource<Reader, 0>{ x, a.rope, sign, a.T, a.D, turned });
+        f(TurnSource<Reader, 0>{ x, a.rope, sign, a.T, half, turned });
 }
 
 /* A block turns one row. */
 template <class Source> __global__ __launch_bounds__(512) void turn_rows_kernel(bf16 *y, Source source, int cols)
 {
     const int row = blockIdx.x;
-    for (int col = 8 * threadIdx.x; col < cols; col += 8 * blockDim.x) {
-        float v[1][8];
-        source.values(v, source.fetch(row, col), row, col);
-        store_pack<true>(y + (size_t)row * cols + col, v[0], 8);
+    for (int col = 8 * threadIdx.x; 2 * col < cols; col += 8 * blockDim.x) {
+        float v[2][8];
+        source.values(v, source.fetch(row, col), source.prepare(col), row, col);
+        store_pack<true>(y + (size_t)row * cols + source.column(0, col), v[0], 8);
+        store_pack<true>(y + (size_t)row * cols + source.column(1, col), v[1], 8);
     }
 }
 
@@ -78,7 +84,8 @@ void rope_forward_fp8(Tensor y, Tensor x, Attention a)
         die("rope_forward: %s from %s; the CUDA back end writes bf16 here", format_name(y.format), format_name(x.format));
     with_reader(x, [&](auto reader) {
         with_turn(reader, 1, a, [&](auto source) {
-            turn_rows_kernel<<<x.rows, 512, 0, device_stream()>>>((bf16 *)y.data, source, x.cols);
+            const int threads = block_threads(x.cols / 16, 2, 512);
+            turn_rows_kernel<<<x.rows, threads, 0, device_stream()>>>((bf16 *)y.data, source, x.cols);
         });
     });
     LAUNCH_CHECK();
@@ -91,8 +98,8 @@ void rope_backward_fp8(Tensor dx, Tensor dy, Attention a)
     with_type(dy, [&](auto *d) {
         const DenseReader<std::remove_pointer_t<decltype(d)>> reader = { d, dy.cols };
         with_turn(reader, -1, a, [&](auto source) {
-            fp8_amax(amax, source, dy.rows, dy.cols);
-            fp8_tiles<decltype(source)>({ { tile_out(dx, amax, 0) } }, source, dy.rows, dy.cols);
+            fp8_amax(amax, source, dy.rows, dy.cols / 2);
+            fp8_tiles<decltype(source)>({ { tile_out(dx, amax), tile_out(dx, amax) } }, source, dy.rows, dy.cols / 2);
         });
     });
 }

@@ -24,7 +24,16 @@ template <class Reader> struct SwigluSource {
     {
         return { gate_up.fetch(row, col), gate_up.fetch(row, F + col) };
     }
-    __device__ void values(float (&act)[1][8], const Raw &raw, int, int) const
+    typedef Nothing Fix;
+    __device__ Fix prepare(int) const
+    {
+        return {};
+    }
+    __device__ int column(int, int col) const
+    {
+        return col;
+    }
+    __device__ void values(float (&act)[1][8], const Raw &raw, Fix, int, int) const
     {
         float g[8], u[8];
         gate_up.values(g, raw.gate);
@@ -46,7 +55,16 @@ template <class Reader, class ReaderD, bool ACT> struct SwigluBackwardSource {
     {
         return { gate_up.fetch(row, col), gate_up.fetch(row, F + col), dact.fetch(row, col) };
     }
-    __device__ void values(float (&out)[OUTPUTS][8], const Raw &raw, int, int) const
+    typedef Nothing Fix;
+    __device__ Fix prepare(int) const
+    {
+        return {};
+    }
+    __device__ int column(int output, int col) const
+    {
+        return output == 1 ? F + col : col;
+    }
+    __device__ void values(float (&out)[OUTPUTS][8], const Raw &raw, Fix, int, int) const
     {
         float g[8], u[8], d[8];
         gate_up.values(g, raw.gate);
@@ -113,7 +131,7 @@ void swiglu_forward_fp8(Tensor act, Tensor gate_up, Tensor wide)
         const SwigluSource<decltype(reader)> source = { reader, F };
         if (gate_up.data == wide.data)
             fp8_amax(amax, source, N, F);
-        fp8_tiles<SwigluSource<decltype(reader)>>({ { tile_out(act, amax, 0) } }, source, N, F);
+        fp8_tiles<SwigluSource<decltype(reader)>>({ { tile_out(act, amax) } }, source, N, F);
     });
 }
 
@@ -123,9 +141,9 @@ static void swiglu_backward_tiles(Tensor dgate_up, Tensor act, Reader gate_up, R
     typedef SwigluBackwardSource<Reader, ReaderD, ACT> Source;
     const Source source = { gate_up, dact, F };
     float *amax = amax_slot();
-    TileOuts<Source> outs = { { tile_out(dgate_up, amax, 0), tile_out(dgate_up, amax, F) } };
+    TileOuts<Source> outs = { { tile_out(dgate_up, amax), tile_out(dgate_up, amax) } };
     if (ACT)
-        outs.out[Source::OUTPUTS - 1] = tile_out(act, NULL, 0);
+        outs.out[Source::OUTPUTS - 1] = tile_out(act, NULL);
     fp8_amax(amax, source, N, F);
     fp8_tiles(outs, source, N, F);
 }

@@ -136,18 +136,18 @@ __device__ inline void store_group(GroupOut out, size_t at, float (&v)[8], bool 
         out.scale[at / 16] = scale;
 }
 
-/* Columns from `first` on of an FP8 tensor with one scale: *scale is set from *amax, or used as it is if there is none. */
+/* An FP8 tensor with one scale: *scale is set from *amax, or used as it is if there is none. */
 struct TileOut {
     uint8_t *data, *data_t;     /* either may be NULL */
     float *scale;
     const float *amax;
     DType dtype;
-    int rows, cols, first;
+    int rows, cols;
 };
 
-static inline TileOut tile_out(Tensor t, const float *amax, int first)
+static inline TileOut tile_out(Tensor t, const float *amax)
 {
-    return { (uint8_t *)t.data, (uint8_t *)t.data_t, (float *)t.scale, amax, t.format.dtype, t.rows, t.cols, first };
+    return { (uint8_t *)t.data, (uint8_t *)t.data_t, (float *)t.scale, amax, t.format.dtype, t.rows, t.cols };
 }
 
 __device__ inline float tile_scale(const TileOut &out)
@@ -182,11 +182,16 @@ static inline void check_groups(const char *op, const char *name, Tensor t, int 
 
 enum { TILE_ROWS = 128, TILE_COLS = 64, TILE_THREADS = 256, AMAX_PACKS = 4 };
 
-/* A Source has: OUTPUTS, the tensors it makes; MEASURED, how many of them count in pass 1; Raw fetch(row, col);
- * void values(float (&)[OUTPUTS][8], Raw, row, col). */
+/* A Source makes OUTPUTS packs from each of its own, of which the first MEASURED count in pass 1:
+ *     Raw  fetch(row, col)                                        what is loaded for one of its packs
+ *     Fix  prepare(col)                                           what all rows of a column share
+ *     void values(float (&)[OUTPUTS][8], Raw, Fix, row, col)
+ *     int  column(output, col)                                    where the pack lies in the rows of that output */
+
+struct Nothing { };
 
 /* Pass 1: max over all rows x cols elements of the measured outputs. A block takes whole rows. */
-template <class Source> __global__ __launch_bounds__(TILE_THREADS, 3)
+template <class Source> __global__ __launch_bounds__(TILE_THREADS, Source::OUTPUTS > 2 ? 2 : 3)
 void fp8_amax_kernel(float *amax, Source source, int rows, int cols)
 {
     __shared__ float shared[32];
@@ -202,7 +207,8 @@ void fp8_amax_kernel(float *amax, Source source, int rows, int cols)
             for (int k = 0; k < AMAX_PACKS; k++)
                 if (first + 8 * k * TILE_THREADS < cols) {
                     float v[Source::OUTPUTS][8];
-                    source.values(v, raw[k], row, first + 8 * k * TILE_THREADS);
+                    const int col = first + 8 * k * TILE_THREADS;
+                    source.values(v, raw[k], source.prepare(col), row, col);
 #pragma unroll
                     for (int o = 0; o < Source::MEASURED; o++)
                         m = fmaxf(m, pack_abs_max(v[o]));
@@ -214,13 +220,15 @@ void fp8_amax_kernel(float *amax, Source source, int rows, int cols)
 template <class Source> struct TileOuts { TileOut out[Source::OUTPUTS]; };
 
 /* codes[i]: eight codes of the thread's row i; width: of the source. Stores them as rows and, through t, as columns. */
-__device__ inline void store_tile(const TileOut &out, const uint2 (&codes)[4], int row0, int col0, int width, uint32_t *t)
+template <class Source>
+__device__ inline void store_tile(const TileOut &out, int o, const Source &source, const uint2 (&codes)[4], int row0,
+                                  int col0, int width, uint32_t *t)
 {
     const int cg = threadIdx.x % 8, rg = threadIdx.x / 8, row = row0 + 4 * rg;
     if (out.data && col0 + 8 * cg < width && row < out.rows)
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            *(uint2 *)(out.data + (size_t)(row + i) * out.cols + out.first + col0 + 8 * cg) = codes[i];
+            *(uint2 *)(out.data + (size_t)(row + i) * out.cols + source.column(o, col0 + 8 * cg)) = codes[i];
     if (!out.data_t)
         return;
     /* the thread's 4 x 8 bytes as eight words, each four rows of a column */
@@ -241,14 +249,14 @@ __device__ inline void store_tile(const TileOut &out, const uint2 (&codes)[4], i
     for (int p = 0; p < TILE_COLS / 32; p++) {
         const int c = rg + 32 * p, q = 4 * cg;
         if (col0 + c < width && row0 + 4 * q < out.rows)
-            *(uint4 *)(out.data_t + (size_t)(out.first + col0 + c) * out.rows + row0 + 4 * q) =
+            *(uint4 *)(out.data_t + (size_t)source.column(o, col0 + c) * out.rows + row0 + 4 * q) =
                 make_uint4(t[c * 33 + q], t[c * 33 + q + 1], t[c * 33 + q + 2], t[c * 33 + q + 3]);
     }
     __syncthreads();
 }
 
 /* Pass 2. rows and cols: of the source; multiples of 16. */
-template <class Source> __global__ __launch_bounds__(TILE_THREADS, 3)
+template <class Source> __global__ __launch_bounds__(TILE_THREADS, Source::OUTPUTS > 2 ? 2 : 3)
 void fp8_tile_kernel(TileOuts<Source> outs, Source source, int rows, int cols)
 {
     __shared__ uint32_t t[TILE_COLS * 33];
@@ -256,12 +264,15 @@ void fp8_tile_kernel(TileOuts<Source> outs, Source source, int rows, int cols)
     const int col0 = blockIdx.x * TILE_COLS, col = col0 + threadIdx.x % 8 * 8;
     const bool inside = row < rows && col < cols;
     typename Source::Raw raw[4];
+    typename Source::Fix fix;
     float inverse[Source::OUTPUTS];
     uint2 codes[Source::OUTPUTS][4] = {};
 #pragma unroll
     for (int i = 0; i < 4; i++)
         if (inside)
             raw[i] = source.fetch(row + i, col);
+    if (inside)
+        fix = source.prepare(col);
 #pragma unroll
     for (int o = 0; o < Source::OUTPUTS; o++)
         inverse[o] = 1.0f / tile_scale(outs.out[o]);
@@ -269,14 +280,14 @@ void fp8_tile_kernel(TileOuts<Source> outs, Source source, int rows, int cols)
     for (int i = 0; i < 4; i++)
         if (inside) {
             float v[Source::OUTPUTS][8];
-            source.values(v, raw[i], row + i, col);
+            source.values(v, raw[i], fix, row + i, col);
 #pragma unroll
             for (int o = 0; o < Source::OUTPUTS; o++)
                 codes[o][i] = encode_pack(v[o], inverse[o], outs.out[o].dtype);
         }
 #pragma unroll
     for (int o = 0; o < Source::OUTPUTS; o++)
-        store_tile(outs.out[o], codes[o], row0, col0, cols, t);
+        store_tile(outs.out[o], o, source, codes[o], row0, col0, cols, t);
 }
 
 template <class Source> static inline void fp8_amax(float *amax, const Source &source, int rows, int cols)

@@ -1,0 +1,432 @@
+/* Operations that read or write FP8, as COAT's data flow uses them: quantize, norms, SwiGLU, linear layers; the
+ * rotation is in test_fp8_rope.c. Each against a double reference computed from the stored codes, with bounds derived
+ * beside it, and on CUDA against the CPU's record too. Shapes end inside the tiles of 128 x 64 in which the CUDA back
+ * end moves codes, and inside its warps. u = 2^-24. */
+#include "tests/fp8.h"
+
+static const Format F = { F32, 0 }, H = { BF16, 0 }, E4 = { E4M3, 0 }, E5 = { E5M2, 0 }, E16 = { E4M3, 16 };
+
+typedef struct { int N, C, F; } Shape;
+static const Shape shapes[] = { { 16, 64, 384 }, { 96, 256, 176 }, { 160, 176, 384 }, { 160, 256, 176 } };
+enum { SHAPES = sizeof shapes / sizeof shapes[0] };
+
+static char label[96];
+static const char *name(const char *op, int rows, int cols, const char *variant)
+{
+    snprintf(label, sizeof label, "fp8-%s/%dx%d/%s", op, rows, cols, variant);
+    return label;
+}
+
+static double *doubles(size_t n)
+{
+    return keep(n * sizeof(double));
+}
+
+/* BF16, groups of 16 of different sizes, so that a wrong scale shows. */
+static Tensor make_uneven(int rows, int cols, uint64_t seed, float low, float high)
+{
+    Tensor t = make(H, rows, cols);
+    float *x = keep(tensor_numel(t) * sizeof *x);
+    for (size_t i = 0; i < tensor_numel(t); i++)
+        x[i] = ldexpf(uniform(seed, i, low, high), (int)(random_bits(seed + 100, i / 16) % 5) - 2);
+    put(t, x);
+    return t;
+}
+
+static Tensor make_saved(int rows, int cols, uint64_t seed, float low, float high)
+{
+    Tensor t = make(E16, rows, cols);
+    quantize(t, make_uneven(rows, cols, seed, low, high));
+    return t;
+}
+
+/* What an operation saved must be what quantize makes of it. */
+static void check_saved(const char *label_, Tensor saved, Tensor from)
+{
+    Tensor expected = make(saved.format, saved.rows, saved.cols);
+    quantize(expected, from);
+    check_same_bytes(label_, tensor_snapshot(saved), tensor_snapshot(expected), tensor_bytes(saved));
+    golden_check(label_, saved, NULL);
+}
+
+/* ---- quantize ------------------------------------------------------------------------------------------------ */
+
+static void quantize_operand(Format f, Tensor x)
+{
+    const int N = x.rows, C = x.cols;
+    Tensor y = make_operand(f, N, C), rows = make(f, N, C);
+    Tensor halves = make_operand(f, N, C), copy = make_operand(f, N, C);
+    TWICE(quantize(y, x), y);
+    check_operand("quantize", y, values(x), doubles(tensor_numel(x)));
+    check_transposed("quantize", y);
+    golden_check(name("quantize", N, C, format_name(f)), y, NULL);
+
+    const size_t bytes = tensor_bytes(y), codes = tensor_numel(y);
+    const uint8_t *expected = tensor_snapshot(y);
+    TWICE(quantize(rows, x), rows);
+    check_same_bytes("without data_t", tensor_snapshot(rows), expected, codes);
+    assert_true(operand_scale(rows) == operand_scale(y));
+    TWICE(quantize(copy, rows), copy);
+    check_same_bytes("copy", tensor_snapshot(copy), expected, bytes);
+    TWICE(quantize_scale(halves, x), halves);
+    quantize_codes(rows_of(halves), x);
+    quantize_codes(columns_of(halves), x);
+    check_same_bytes("scale, rows, columns", tensor_snapshot(halves), expected, bytes);
+}
+
+static void test_quantize(void **state)
+{
+    (void)state;
+    static const int N[] = { 16, 96, 160 }, C[] = { 64, 176, 256, 384 };
+    for (int i = 0; i < 12; i++) {
+        const int rows = N[i % 3], cols = C[i / 3];
+        Tensor x = make_uneven(rows, cols, 1, -1, 2), saved = make(E16, rows, cols), back = make(H, rows, cols);
+        Tensor exact = make(F, rows, cols);
+        quantize_operand(E4, x);
+        quantize_operand(E5, x);
+        TWICE(quantize(saved, x), saved);
+        golden_check(name("quantize", rows, cols, "e4m3-16"), saved, NULL);
+        const double *v = values(saved);
+        TWICE(quantize(back, saved), back);
+        check_close("from groups to bf16", back, v, doubles(tensor_numel(x)));
+        golden_check(name("quantize", rows, cols, "e4m3-16-bf16"), back, NULL);
+        TWICE(quantize(exact, saved), exact);
+        const double *w = values(exact);
+        for (size_t j = 0; j < tensor_numel(x); j++)        /* 4 bits of code times 8 of scale */
+            assert_true(v[j] == w[j]);
+        release();
+    }
+}
+
+/* ---- norms --------------------------------------------------------------------------------------------------- */
+
+typedef struct { const char *text; NormKind kind; bool weight, residual, saved; } NormCase;
+static const NormCase norm_cases[] = {
+    { "rms", RMS_NORM, true, false, true },     { "rms-plain", RMS_NORM, false, false, true },
+    { "layer", LAYER_NORM, true, false, true }, { "layer-plain", LAYER_NORM, false, false, true },
+    { "rms-residual", RMS_NORM, true, true, true }, { "layer-residual", LAYER_NORM, true, true, true },
+    { "rms-dense", RMS_NORM, true, false, false },
+};
+enum { NORM_CASES = sizeof norm_cases / sizeof norm_cases[0] };
+
+/* Mean and rstd of a row and their F32 errors: a sum of C terms errs by C u of its absolute terms, the variance, of
+ * differences that err by u (|x|+|m|), relatively by (C + 8) u; rstd by half of that, a root and a quotient. */
+typedef struct { double mean, rstd, mean_error, rstd_error; } Stats;
+
+static Stats row_stats(const double *x, int C, Norm norm)
+{
+    Stats s = { 0 };
+    double variance = 0, size = 0, mean_abs = 0;
+    for (int c = 0; c < C; c++) {
+        s.mean += norm.kind == LAYER_NORM ? x[c] / C : 0;
+        mean_abs += fabs(x[c]) / C;
+    }
+    for (int c = 0; c < C; c++) {
+        variance += (x[c] - s.mean) * (x[c] - s.mean) / C;
+        size += fabs(x[c] - s.mean) * (fabs(x[c]) + fabs(s.mean)) / C;
+    }
+    s.rstd = 1 / sqrt(variance + norm.eps);
+    s.mean_error = norm.kind == LAYER_NORM ? (C + 2) * U24 * mean_abs : 0;
+    s.rstd_error = s.rstd * ((C + 8) * U24 / 2 + 6 * U24) + pow(s.rstd, 3) * size * 2 * U24;
+    return s;
+}
+
+/* y = (x - m) r w + residual, and what the errors of m and r and five roundings do to it. */
+static void norm_reference(double *y, double *by, double *stats, double *bs, const double *x, const double *w,
+                           const double *add, int N, int C, Norm norm)
+{
+    for (int n = 0; n < N; n++) {
+        const Stats s = row_stats(x + n * C, C, norm);
+        stats[2 * n] = s.mean, stats[2 * n + 1] = s.rstd;
+        bs[2 * n] = s.mean_error, bs[2 * n + 1] = s.rstd_error;
+        for (int i = n * C; i < (n + 1) * C; i++) {
+            double d = x[i] - s.mean, wc = w ? w[i % C] : 1, r = add ? add[i] : 0, h = d * s.rstd * wc;
+            y[i] = h + r;
+            by[i] = fabs(d * wc) * s.rstd_error + fabs(wc) * s.rstd * (s.mean_error + U24 * fabs(d))
+                + 5 * U24 * (fabs(h) + fabs(r));
+        }
+    }
+}
+
+/* With the scale that y has, norm_again writes the same codes, both copies or either; and forward without the
+ * transpose writes the same rows. */
+static void check_norm_again(Tensor y, Tensor x, Tensor stats, Tensor stream, Tensor w, Norm norm)
+{
+    const void *expected = tensor_snapshot(y);
+    Tensor again = make_operand(y.format, y.rows, y.cols), halves = make_operand(y.format, y.rows, y.cols);
+    Tensor rows = make(y.format, y.rows, y.cols);
+    again.scale = halves.scale = y.scale;
+    TWICE(norm_again(again, x, stats.data, w, norm), again);
+    check_same_bytes("norm_again", tensor_snapshot(again), expected, tensor_bytes(y));
+    norm_again(columns_of(halves), x, stats.data, w, norm);
+    norm_again(rows_of(halves), x, stats.data, w, norm);
+    check_same_bytes("norm_again, one copy", tensor_snapshot(halves), expected, tensor_bytes(y));
+    norm_forward(rows, x, stats.data, stream, w, NONE, norm);
+    check_same_bytes("norm_forward without data_t", tensor_snapshot(rows), expected, tensor_numel(y));
+    assert_true(operand_scale(rows) == operand_scale(y));
+}
+
+static void norm_forward_case(const Shape *s, const NormCase *k)
+{
+    const int N = s->N, C = s->C;
+    const size_t n = (size_t)N * (size_t)C, rows = (size_t)N;
+    const Norm norm = { k->kind, 1e-5f };
+    Tensor stream = make_uneven(N, C, 1, -1, 2), x = k->saved ? make(E16, N, C) : stream, stats = make_f32(N, 2);
+    Tensor w = k->weight ? make_filled(H, 1, C, 2, 0.5f, 1.5f) : NONE;
+    Tensor residual = k->residual ? make_filled(H, N, C, 3, -1, 1) : NONE;
+    Tensor y = k->residual ? make(H, N, C) : make_operand(E4, N, C);
+    double *ref = doubles(n), *bound = doubles(n), *ref_stats = doubles(2 * rows), *bs = doubles(2 * rows);
+    TWICE(norm_forward(y, x, stats.data, stream, w, residual, norm), y, x, stats);
+    if (k->saved)
+        check_saved(name("norm_x", N, C, k->text), x, stream);
+    norm_reference(ref, bound, ref_stats, bs, values(x), values(w), values(residual), N, C, norm);
+    check_close(name("norm_stats", N, C, k->text), stats, ref_stats, bs);
+    golden_check(label, stats, bs);
+    name("norm_forward", N, C, k->text);
+    if (k->residual) {
+        check_close(label, y, ref, bound);
+        golden_check(label, y, bound);
+        return;
+    }
+    check_operand(label, y, ref, bound);
+    check_transposed(label, y);
+    golden_operand(label, y, ref, bound);
+    check_norm_again(y, x, stats, stream, w, norm);
+}
+
+/* With h = (x-m) r in F32: |error of h| <= 3 u |h| + u r (|x|+|m|) =: e. A mean of C terms errs by (C + 8) u of its
+ * absolute mean, and by e through its factors; a sum over N rows, whose absolute terms are in `terms`, by N u. */
+static void norm_backward_row(double *dx, double *bx, double *dw, double *bw, const double *dy, const double *x,
+                              const double *stats, const double *w, const double *old, int N, int C, NormKind kind)
+{
+    double mean = stats[0], r = stats[1], mg = 0, mgh = 0, ag = 0, agh = 0, age = 0;
+    for (int c = 0; c < C; c++) {
+        double g = dy[c] * (w ? w[c] : 1), h = (x[c] - mean) * r;
+        double e = 3 * U24 * fabs(h) + U24 * r * (fabs(x[c]) + fabs(mean));
+        mg += g / C, mgh += g * h / C, ag += fabs(g) / C, agh += fabs(g * h) / C, age += fabs(g) * e / C;
+        dw[c] += dy[c] * h;
+        bw[c] += fabs(dy[c]) * e + fabs(dy[c] * h) * (N + 5) * U24;
+    }
+    for (int c = 0; c < C; c++) {
+        double g = dy[c] * (w ? w[c] : 1), h = (x[c] - mean) * r, before = old ? old[c] : 0;
+        double e = 3 * U24 * fabs(h) + U24 * r * (fabs(x[c]) + fabs(mean)), m = kind == LAYER_NORM ? mg : 0;
+        dx[c] = r * (g - m - h * mgh) + before;
+        bx[c] = r * (6 * U24 * (fabs(g) + fabs(h * mgh)) + (m != 0 ? (C + 8) * U24 * ag : 0)
+                     + fabs(h) * ((C + 8) * U24 * agh + age) + e * agh) + 2 * U24 * fabs(before);
+    }
+}
+
+/* dx in BF16 accumulates, as in the stream; in E5M2 it is the operand of a GEMM. */
+static void norm_backward_case(const Shape *s, const NormCase *k, bool operand)
+{
+    const int N = s->N, C = s->C;
+    const size_t n = (size_t)N * (size_t)C, cols = (size_t)C;
+    const Norm norm = { k->kind, 1e-5f };
+    Tensor x = make_saved(N, C, 1, -1, 2), dy = make_uneven(N, C, 4, -1, 1), stats = make_f32(N, 2);
+    Tensor w = k->weight ? make_filled(H, 1, C, 2, 0.5f, 1.5f) : NONE;
+    Tensor dw = k->weight ? make_filled(F, 1, C, 5, -1, 1) : NONE;
+    Tensor dx = operand ? make_operand(E5, N, C) : make_filled(H, N, C, 6, -1, 1);
+    double *X = values(x), *DY = values(dy), *W = values(w), *old = operand ? NULL : values(dx), *old_dw = values(dw);
+    double *ref = doubles(n), *bound = doubles(n), *dw_ref = doubles(cols), *dw_bound = doubles(cols);
+    float *given = keep(2 * sizeof *given * (size_t)N);
+    for (int c = 0; old_dw && c < C; c++)
+        dw_ref[c] = old_dw[c], dw_bound[c] = (N + 4) * U24 * fabs(old_dw[c]);
+    for (int i = 0; i < N; i++) {
+        const Stats t = row_stats(X + i * C, C, norm);
+        given[2 * i] = (float)t.mean, given[2 * i + 1] = (float)t.rstd;
+        norm_backward_row(ref + i * C, bound + i * C, dw_ref, dw_bound, DY + i * C, X + i * C,
+                          (double[]){ given[2 * i], given[2 * i + 1] }, W, old ? old + i * C : NULL, N, C, k->kind);
+    }
+    put(stats, given);
+    TWICE(norm_backward(dx, dw, dy, x, stats.data, w, norm, !operand), dx, dw);
+    name(operand ? "norm_backward-e5m2" : "norm_backward", N, C, k->text);
+    if (operand) {
+        check_operand(label, dx, ref, bound);
+        check_transposed(label, dx);
+        golden_operand(label, dx, ref, bound);
+    } else {
+        check_close(label, dx, ref, bound);
+        golden_check(label, dx, bound);
+    }
+    if (dw.data) {
+        check_close(name(operand ? "norm_dw-e5m2" : "norm_dw", N, C, k->text), dw, dw_ref, dw_bound);
+        golden_check(label, dw, dw_bound);
+    }
+}
+
+static void test_norm(void **state)
+{
+    (void)state;
+    for (int s = 0; s < SHAPES; s++)
+        for (int k = 0; k < NORM_CASES; k++) {
+            norm_forward_case(&shapes[s], &norm_cases[k]);
+            release();
+            if (!norm_cases[k].saved || norm_cases[k].residual)
+                continue;
+            norm_backward_case(&shapes[s], &norm_cases[k], false);
+            norm_backward_case(&shapes[s], &norm_cases[k], true);
+            release();
+        }
+}
+
+/* ---- SwiGLU -------------------------------------------------------------------------------------------------- */
+
+/* Relative error of s = 1/(1+e^-g) on CUDA's fast functions, whose errors the CUDA C programming guide gives: __expf
+ * 2 + 1.173 |g| ulp, of which the share e^-g s = 1 - s counts, __fdividef 2 ulp; an ulp is at most 2 u, and the sum
+ * rounds once. The CPU's functions are better. */
+static double sigmoid_error(double g, double s)
+{
+    return ((1 - s) * (2 + 1.173 * fabs(g)) * 2 + 4 + 1) * U24;
+}
+
+/* t = 1 + g (1-s) errs by |g| (s E + 3 u (1-s)) and u of its terms; products by u each. Where e^-g overflows F32, s
+ * is 0 instead of less than 1e-38. */
+static void swiglu_reference(double *act, double *ba, double *d, double *bd, const double *gate_up, const double *dact,
+                             int N, int width)
+{
+    for (int i = 0; i < N * width; i++) {
+        const int gate = i / width * 2 * width + i % width, up = gate + width;
+        const double g = gate_up[gate], u = gate_up[up], s = 1 / (1 + exp(-g)), E = sigmoid_error(g, s), D = dact[i];
+        const double t = 1 + g * (1 - s), bt = fabs(g) * (s * E + 3 * U24 * (1 - s)) + U24 * (1 + fabs(t));
+        act[i] = g * s * u;
+        ba[i] = fabs(act[i]) * (E + 4 * U24) + 1e-36;
+        d[gate] = D * u * s * t;
+        bd[gate] = fabs(D * u) * s * (fabs(t) * (E + 5 * U24) + bt * (1 + E)) + 1e-36;
+        d[up] = D * g * s;
+        bd[up] = fabs(d[up]) * (E + 4 * U24) + 1e-36;
+    }
+}
+
+/* Saved in groups, as COAT does, or not at all. Backward writes act once more as forward did: both copies, its
+ * transpose alone, or nothing. */
+static void swiglu_case(const Shape *s, bool saved)
+{
+    const int N = s->N, width = s->F;
+    const size_t n = (size_t)N * (size_t)width;
+    const char *text = saved ? "saved" : "dense";
+    Tensor wide = make_uneven(N, 2 * width, 1, -2, 2), gate_up = saved ? make(E16, N, 2 * width) : wide;
+    Tensor dact = make_uneven(N, width, 2, -1, 1), act = make_operand(E4, N, width), again = make_operand(E4, N, width);
+    Tensor d = make_operand(E5, N, 2 * width), other = make_operand(E5, N, 2 * width);
+    Tensor columns = make_operand(E4, N, width);
+    double *ref = doubles(n), *bound = doubles(n), *dref = doubles(2 * n), *dbound = doubles(2 * n);
+    device_put(wide.data, &(uint16_t){ 0xc2c8 }, sizeof(uint16_t));     /* -100: e^100 overflows F32 */
+    again.scale = columns.scale = act.scale;
+
+    TWICE(swiglu_forward(act, gate_up, wide), act, gate_up);
+    if (saved)
+        check_saved(name("swiglu_saved", N, width, text), gate_up, wide);
+    swiglu_reference(ref, bound, dref, dbound, values(gate_up), values(dact), N, width);
+    check_operand(name("swiglu_forward", N, width, text), act, ref, bound);
+    check_transposed(label, act);
+    golden_operand(label, act, ref, bound);
+
+    TWICE(swiglu_backward(d, again, dact, gate_up), d, again);
+    check_operand(name("swiglu_backward", N, width, text), d, dref, dbound);
+    check_transposed(label, d);
+    golden_operand(label, d, dref, dbound);
+    const void *expected = tensor_snapshot(act), *gradient = tensor_snapshot(d);
+    check_same_bytes("act again", tensor_snapshot(again), expected, tensor_bytes(act));
+    TWICE(swiglu_backward(other, NONE, dact, gate_up), other);
+    check_same_bytes("without act", tensor_snapshot(other), gradient, tensor_bytes(d));
+    const size_t rows = tensor_numel(act);
+    const void *untouched = tensor_snapshot(columns);
+    swiglu_backward(other, columns_of(columns), dact, gate_up);
+    check_same_bytes("with act's transpose", tensor_snapshot(other), gradient, tensor_bytes(d));
+    const uint8_t *found = tensor_snapshot(columns);
+    check_same_bytes("rows of act", found, untouched, rows);
+    check_same_bytes("act's transpose", found + rows, (const uint8_t *)expected + rows, rows);
+    release();
+}
+
+static void test_swiglu(void **state)
+{
+    (void)state;
+    for (int s = 0; s < SHAPES; s++) {
+        swiglu_case(&shapes[s], true);
+        swiglu_case(&shapes[s], false);
+    }
+}
+
+/* ---- linear -------------------------------------------------------------------------------------------------- */
+
+typedef struct { const double *x; int row, col; } Strided;       /* element (i, k) is x[i row + k col] */
+
+/* ref = old + sum over k of a b. F32: decoding, products and sums round, K + 4 times u of sum|ab|. Hopper's FP8 tensor
+ * cores add 32 products and the accumulator at a time, with 14 fraction bits: each is cut at 2^-13 of the largest,
+ * which `most` bounds: all products, and all sums over a range of k, as differences of two sums from 0. In a step all
+ * 33 cuts may go the same way. With FAST_NONE sums move to F32 now and then, which is better. */
+static void product(double *ref, double *bound, const double *old, int rows, int cols, int K, Strided a, Strided b)
+{
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < cols; j++) {
+            double sum = 0, size = 0, most = 0;
+            for (int k = 0; k < K; k++) {
+                double term = a.x[i * a.row + k * a.col] * b.x[j * b.row + k * b.col];
+                sum += term;
+                size += fabs(term);
+                most = fmax(most, fmax(fabs(term), 2 * fabs(sum)));
+            }
+            size_t at = (size_t)i * (size_t)cols + (size_t)j;
+            double start = old ? old[at] : 0;
+            ref[at] = start + sum;
+            bound[at] = (K + 4) * U24 * size + 4 * U24 * fabs(start);
+            if (!on_cpu())
+                bound[at] += (K + 31) / 32 * 33 * 0x1p-13 * most;
+        }
+}
+
+static Tensor make_quantized(Format f, int rows, int cols, uint64_t seed)
+{
+    Tensor t = make_operand(f, rows, cols);
+    quantize(t, make_uneven(rows, cols, seed, -1, 1));
+    return t;
+}
+
+static void linear_case(const Shape *s, const char *text)
+{
+    const int N = s->N, C = s->C, O = s->F;
+    const size_t most = (size_t)(N > O ? N : O) * (size_t)(C > O ? C : O);
+    Tensor x = make_quantized(E4, N, C, 1), w = make_quantized(E4, O, C, 2), dy = make_quantized(E5, N, O, 3);
+    Tensor y = make(H, N, O), dx = make(H, N, C), dw = make_filled(F, O, C, 6, -2, 2);
+    double *X = values(x), *W = values(w), *DY = values(dy), *old = values(dw);
+    double *ref = doubles(most), *bound = doubles(most);
+
+    TWICE(matmul(y, rows_of(x), rows_of(w), NONE), y);
+    product(ref, bound, NULL, N, O, C, (Strided){ X, C, 1 }, (Strided){ W, C, 1 });
+    check_close(name("matmul", N, C, text), y, ref, bound);
+    golden_check(label, y, bound);
+
+    TWICE(matmul_dx(dx, rows_of(dy), w, false), dx);
+    product(ref, bound, NULL, N, C, O, (Strided){ DY, O, 1 }, (Strided){ W, 1, C });
+    check_close(name("matmul_dx", N, C, text), dx, ref, bound);
+    golden_check(label, dx, bound);
+
+    TWICE(matmul_dw(dw, dy, x), dw);
+    product(ref, bound, old, O, C, N, (Strided){ DY, 1, O }, (Strided){ X, 1, C });
+    check_close(name("matmul_dw", N, C, text), dw, ref, bound);
+    golden_check(label, dw, bound);
+    release();
+}
+
+static void test_linear(void **state)
+{
+    (void)state;
+    for (int s = 0; s < SHAPES; s++) {
+        matmul_accumulation(FAST_NONE);
+        linear_case(&shapes[s], "precise");
+        matmul_accumulation(FAST_ALL);
+        linear_case(&shapes[s], "fast");
+    }
+    matmul_accumulation(FAST_FORWARD);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_quantize), cmocka_unit_test(test_norm), cmocka_unit_test(test_swiglu),
+        cmocka_unit_test(test_linear),
+    };
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
+    return cmocka_run_group_tests(tests, start_device, NULL);
+}

@@ -1,0 +1,342 @@
+/* FP8 moments of AdamW, with and without dynamic range expansion [COAT, sec. 4]: scales, exponents, and what comes back,
+ * seen through adamw() alone. u = 2^-24.
+ *
+ * The CUDA back end computes powers as 2^(k log2 x) on the hardware's approximations, whose errors the PTX ISA gives:
+ * lg2 2^-22 of the result (between 1/2 and 2: 2^-22), ex2 2^-22 of it, a quick quotient or root 2^-22. So codes may be
+ * neighbours of the exact ones, and an exponent k is another where it lies next to a multiple of 1/16. */
+#include "tests/fp8.h"
+
+static const Format F = { F32, 0 };
+enum { GROUP = 128 };
+
+static double top_of(DType d)
+{
+    return fp8_table(d)[fp8_last(d)];
+}
+
+/* What the codes 0 and scales 0 of fresh memory mean: zeros. */
+static Tensor make_moment(DType d, int n, bool expand)
+{
+    Tensor t = make((Format){ d, GROUP, expand }, 1, n);
+    device_zero(t.data, (size_t)n);
+    device_zero(t.scale, tensor_bytes(t) - (size_t)n);
+    return t;
+}
+
+/* Values as optimizers make them: sizes spread over `decades` powers of ten, different from group to group. */
+static Tensor make_spread(int n, double decades)
+{
+    Tensor t = make(F, 1, n);
+    float *x = keep((size_t)n * sizeof *x);
+    for (int i = 0; i < n; i++) {
+        double size = pow(10, -4 - i / GROUP % 5 - decades * uniform(21, (size_t)i, 0, 1));
+        x[i] = (float)(i % 2 ? size : -size);
+    }
+    put(t, x);
+    return t;
+}
+
+/* ---- the map ------------------------------------------------------------------------------------------------- */
+
+/* Of the group of element i: the scale, and k if expanded, else 1: then the map is x/S. */
+typedef struct { double S, k; } Pair;
+
+static Pair pair_of(Format f, const uint16_t *scales, int i)
+{
+    const int at = i / GROUP * (f.expand ? 2 : 1);
+    return (Pair){ float_from_bits((uint32_t)scales[at] << 16),
+                   f.expand ? float_from_bits((uint32_t)scales[at + 1] << 16) : 1 };
+}
+
+/* f(x) = (|x|/a)^k max, a = S max, is monotonic, and so is its inverse. */
+static double map(double x, Pair p, DType d)
+{
+    return pow(fabs(x) / (p.S * top_of(d)), p.k) * top_of(d);
+}
+
+static double unmap(double f, Pair p, DType d)
+{
+    return pow(f / top_of(d), 1 / p.k) * p.S * top_of(d);
+}
+
+static double log2_size(double x)
+{
+    return x == 0 ? 0 : fabs(log2(fabs(x)));
+}
+
+/* Relative errors of map and unmap as 2^(k log2 x + (1-k) log2 max - k log2 S) and 2^((1/k) log2 f + log2 S + (1-1/k) log2
+ * max): an error of the exponent counts ln 2 < 0.7 times. Logarithms err by 2^-22 of themselves and of 1 near it; each
+ * product and sum rounds by u = 2^-24 of terms that these bound too, 1/k by 2^-22. Without expansion two roundings. */
+static double map_error(double x, Pair p, Format f)
+{
+    const double terms = p.k * (log2_size(x) + log2_size(p.S) + 2) + fabs(1 - p.k) * log2(top_of(f.dtype));
+    return f.expand ? 0x1p-21 * (1 + terms) : 3 * U24;
+}
+
+static double unmap_error(double code, Pair p, Format f)
+{
+    const double terms = (log2_size(code) + log2(top_of(f.dtype)) + 1) / p.k + log2(top_of(f.dtype));
+    return f.expand ? 0x1p-21 * (2 + 2 * terms + log2_size(p.S)) : 2 * U24;
+}
+
+/* What a moment reads as. */
+static double *moment_values(Tensor t, const void *snapshot)
+{
+    const uint8_t *codes = snapshot;
+    double *x = keep((size_t)t.cols * sizeof *x);
+    for (int i = 0; i < t.cols; i++) {
+        const double f = fp8_table(t.format.dtype)[codes[i]];
+        const Pair p = pair_of(t.format, (const uint16_t *)(codes + t.cols), i);
+        x[i] = f == 0 ? 0 : copysign(unmap(fabs(f), p, t.format.dtype), f);
+    }
+    return x;
+}
+
+/* k = floor(16 log2(max^2/2) / log2(a/b)) / 16, between 1/16 and 16, where the largest and smallest of the group lie in the
+ * ranges a and b. The CPU computes it in double; quick logarithms leave 1e-5 of doubt. */
+static void check_power(const char *name, double k, Range a, Range b, DType d)
+{
+    const double range = log2(top_of(d) * top_of(d) / 2), doubt = on_cpu() ? 0 : 1e-5;
+    const double wide = log2((a.high + 1e-20) / (b.low + 1e-20)), narrow = log2((a.low + 1e-20) / (b.high + 1e-20));
+    const double least = wide > 0 ? floor(range / wide * 16 * (1 - doubt)) / 16 : 16;
+    const double most = narrow > 0 ? floor(range / narrow * 16 * (1 + doubt)) / 16 : 16;
+    if (!(k >= fmin(fmax(least, 1.0 / 16), 16) && k <= fmin(fmax(most, 1.0 / 16), 16) && k * 16 == floor(k * 16)))
+        fail_msg("%s: k = %g, expected %g .. %g, between 1/16 and 16", name, k, least, most);
+}
+
+/* Group g of a moment whose values lie within `bound` of x: S is max|x| / max rounded up to BF16, which adds less than
+ * 2^-7; k; and each code lies between those of the ends of what is explained. */
+static void check_group(const char *name, Tensor t, const uint8_t *codes, int g, const double *x, const double *bound)
+{
+    const DType d = t.format.dtype;
+    const Pair p = pair_of(t.format, (const uint16_t *)(codes + t.cols), g * GROUP);
+    const Range a = amax_range(x + g * GROUP, bound + g * GROUP, GROUP);
+    Range b = { INFINITY, INFINITY };
+    for (int i = g * GROUP; i < (g + 1) * GROUP; i++) {
+        b.low = fmin(b.low, fmax(fabs(x[i]) - bound[i], 0));
+        b.high = fmin(b.high, fabs(x[i]) + bound[i]);
+    }
+    if (!(p.S * top_of(d) >= a.low * (1 - 2 * U24) && p.S * top_of(d) <= a.high * (1 + 0x1p-7) * (1 + 2 * U24)))
+        fail_msg("%s, group %d: scale %g for a maximum of %.9g .. %.9g", name, g, p.S, a.low, a.high);
+    if (t.format.expand)
+        check_power(name, p.k, a, b, d);
+    for (int i = g * GROUP; i < (g + 1) * GROUP; i++) {
+        const double low = map(fmax(fabs(x[i]) - bound[i], 0), p, d), high = map(fabs(x[i]) + bound[i], p, d);
+        const uint8_t least = fp8_nearest(low * (1 - map_error(x[i], p, t.format)), d);
+        const uint8_t most = fp8_nearest(high * (1 + map_error(x[i], p, t.format)), d);
+        const double code = fp8_table(d)[codes[i]];
+        if (!(fabs(code) >= fp8_table(d)[least] && fabs(code) <= fp8_table(d)[most])
+            || (code != 0 && fabs(x[i]) > bound[i] && signbit(code) != signbit(x[i])))
+            fail_msg("%s[%d]: code %02x, expected %02x .. %02x and the sign of %.9g +- %.3g; S = %g, k = %g", name, i,
+                     codes[i], least, most, x[i], bound[i], p.S, p.k);
+    }
+}
+
+static void check_moment(const char *name, Tensor t, const double *x, const double *bound)
+{
+    const uint8_t *codes = tensor_snapshot(t);
+    for (int g = 0; g < t.cols / GROUP; g++)
+        check_group(name, t, codes, g, x, bound);
+}
+
+/* ---- there and back ------------------------------------------------------------------------------------------ */
+
+/* With beta1 = 0 the moment that is stored is the gradient; with beta1 = 1, grad = 0, v = 0, eps = 1, lr = 1 and
+ * w = 0 the new w is minus the moment as read back. stored: a snapshot of the moment between the two. */
+static double *through_moment(Tensor m, Tensor x, void **stored)
+{
+    const int n = x.cols;
+    AdamW a = { .lr = 0, .beta1 = 0, .beta2 = 1, .eps = 1, .correction1 = 1, .correction2 = 1, .grad_scale = 1 };
+    Tensor w = make_filled(F, 1, n, 0, 0, 0), zero = make_filled(F, 1, n, 0, 0, 0);
+    Tensor v = make_moment(m.format.dtype, n, m.format.expand);
+    adamw(w, m, v, x, a, 0);
+    *stored = tensor_snapshot(m);
+    a.beta1 = 1, a.lr = 1;
+    adamw(w, m, v, zero, a, 0);
+    double *back = values(w);
+    for (int i = 0; i < n; i++)
+        back[i] = -back[i];
+    return back;
+}
+
+static void check_back(const char *name, Tensor m, const void *stored, const double *back)
+{
+    const uint8_t *codes = stored;
+    const double *expected = moment_values(m, stored);
+    for (int i = 0; i < m.cols; i++) {
+        const Pair p = pair_of(m.format, (const uint16_t *)(codes + m.cols), i);
+        const double error = unmap_error(fp8_table(m.format.dtype)[codes[i]], p, m.format) + (on_cpu() ? 0 : 0x1p-22);
+        if (!(fabs(back[i] - expected[i]) <= error * fabs(expected[i])))
+            fail_msg("%s[%d]: %.9g comes back, expected %.9g with a relative error below %g", name, i, back[i],
+                     expected[i], error);
+    }
+}
+
+static void test_there_and_back(void **state)
+{
+    (void)state;
+    static const double decades[] = { 0.1, 2, 6, 12 };
+    for (int i = 0; i < 16; i++) {
+        const int n = 20 * GROUP;
+        const Format f = { i % 2 ? E5M2 : E4M3, GROUP, i / 2 % 2 };
+        char name[64];
+        void *stored;
+        snprintf(name, sizeof name, "moments/%s/%g-decades", format_name(f), decades[i / 4]);
+        Tensor x = make_spread(n, decades[i / 4]), m = make_moment(f.dtype, n, f.expand);
+        const double *X = values(x), *back = through_moment(m, x, &stored), *none = keep((size_t)n * sizeof *none);
+        tensor_restore(m, stored);
+        check_moment(name, m, X, none);
+        check_back(name, m, stored, back);
+        release();
+    }
+}
+
+/* Without expansion a moment is any grouped FP8 tensor. Zeros stay zeros with and without. */
+static void test_plain_and_zeros(void **state)
+{
+    (void)state;
+    enum { N = 64 * GROUP };
+    void *stored;
+    for (DType d = E4M3; d <= E5M2; d++) {
+        Tensor x = make_spread(N, 3), y = make((Format){ d, GROUP }, 1, N);
+        through_moment(make_moment(d, N, false), x, &stored);
+        quantize(y, x);
+        check_same_bytes("moments without expansion", stored, tensor_snapshot(y), tensor_bytes(y));
+        for (int expand = 0; expand < 2; expand++) {
+            const double *back = through_moment(make_moment(d, N, expand), make_filled(F, 1, N, 0, 0, 0), &stored);
+            for (int i = 0; i < N; i++)
+                assert_true(back[i] == 0);
+        }
+        release();
+    }
+}
+
+/* ---- steps --------------------------------------------------------------------------------------------------- */
+
+typedef struct { const char *text; Format w, grad, m, v; } StepCase;
+static const StepCase steps[] = {
+    { "e4m3",     { BF16, 0 }, { BF16, 0 }, { E4M3, GROUP, true }, { E4M3, GROUP, true } },
+    { "mixed",    { F32, 0 },  { F32, 0 },  { E4M3, GROUP, true }, { E5M2, GROUP, true } },
+    { "e5m2",     { F32, 0 },  { BF16, 0 }, { E5M2, GROUP, true }, { E5M2, GROUP, true } },
+    { "plain",    { BF16, 0 }, { F32, 0 },  { E4M3, GROUP, false }, { E4M3, GROUP, false } },
+    { "plain-e5", { F32, 0 },  { BF16, 0 }, { E5M2, GROUP, false }, { E5M2, GROUP, false } },
+};
+
+/* The same bits on both back ends: finite codes, scales around `size`, powers up to 6. */
+static Tensor make_state(Format f, int n, uint64_t seed, double size, bool positive)
+{
+    Tensor t = make_moment(f.dtype, n, f.expand);
+    uint8_t *bytes = keep(tensor_bytes(t));
+    for (int i = 0; i < n; i++)
+        bytes[i] = (uint8_t)(random_bits(seed, (uint64_t)i) % (uint64_t)(fp8_last(f.dtype) + 1));
+    for (int i = 1; !positive && i < n; i += 2)
+        bytes[i] |= 0x80;
+    for (int g = 0; g < n / GROUP; g++) {
+        uint32_t u;
+        float S = (float)(size / top_of(f.dtype)) * uniform(seed + 1, (size_t)g, 0.1f, 1);
+        uint16_t *scale = (uint16_t *)(bytes + n) + g * (f.expand ? 2 : 1);
+        memcpy(&u, &S, sizeof u);
+        scale[0] = (uint16_t)(u >> 16);
+        if (f.expand) {
+            const float k = (float)(1 + random_bits(seed + 2, (uint64_t)g) % 96) / 16;
+            memcpy(&u, &k, sizeof u);
+            scale[1] = (uint16_t)(u >> 16);
+        }
+    }
+    tensor_restore(t, bytes);
+    return t;
+}
+
+/* How far the moment read may be off. */
+static double *moment_bounds(Tensor t, const double *x)
+{
+    const uint8_t *codes = tensor_snapshot(t);
+    double *bound = keep((size_t)t.cols * sizeof *bound);
+    for (int i = 0; i < t.cols; i++)
+        bound[i] = fabs(x[i]) * unmap_error(fp8_table(t.format.dtype)[codes[i]],
+                                            pair_of(t.format, (const uint16_t *)(codes + t.cols), i), t.format);
+    return bound;
+}
+
+/* As in AdamW with plain moments: m errs by 4 u of its two terms, v by 6 u. What the old moments are off comes on top,
+ * halved by the root of v. sqrt and quotient on CUDA's approximations: 2^-23 and 2^-22; products by 1/c 3 u: 16 u in all. */
+static void adam_reference(double *w, double *m, double *v, double *bw, double *bm, double *bv, double grad, AdamW a)
+{
+    double g = a.grad_scale * grad, b1 = a.beta1, b2 = a.beta2, c1 = 1 - a.beta1, c2 = 1 - a.beta2;
+    *bm = b1 * *bm + 4 * U24 * (fabs(b1 * *m) + fabs(c1 * g));
+    *m = b1 * *m + c1 * g;
+    *bv *= b2;
+    *v = b2 * *v + c2 * g * g;
+    *bv += 6 * U24 * *v;
+    const double below = sqrt(*v / a.correction2) + a.eps, q = *m / a.correction1 / below;
+    const double least = sqrt((*v - *bv) / a.correction2) + a.eps;
+    *bw = a.lr * (*bm / a.correction1 / least + fabs(q) * (below / least - 1) + 16 * U24 * fabs(q)
+                  + 3 * U24 * fabs(a.weight_decay * *w)) + 3 * U24 * fabs(*w);
+    *w -= a.lr * (q + a.weight_decay * *w);
+}
+
+/* The moments as they read, as F32. Both back ends store values within `bound` of the same; a value errs by half the
+ * distance of the codes around it, and the whole group where its scale or power differs: so what is explained is the
+ * distance to the images of the codes next to its own, twice where both may round. */
+static void golden_moment(const char *name, Tensor t, const double *bound)
+{
+    const uint8_t *codes = tensor_snapshot(t);
+    const double *value = fp8_table(t.format.dtype), *x = moment_values(t, codes);
+    float *decoded = keep((size_t)t.cols * sizeof *decoded);
+    double *wider = keep((size_t)t.cols * sizeof *wider);
+    Tensor plain = make(F, 1, t.cols);
+    for (int i = 0; i < t.cols; i++) {
+        const int c = codes[i] & 0x7f, last = fp8_last(t.format.dtype);
+        const Pair p = pair_of(t.format, (const uint16_t *)(codes + t.cols), i);
+        const double below = c ? unmap(value[c - 1], p, t.format.dtype) : 0;
+        const double above = unmap(value[c < last ? c + 1 : last], p, t.format.dtype);
+        decoded[i] = (float)x[i];
+        wider[i] = fmax(above - fabs(x[i]), fabs(x[i]) - below) / 2 + bound[i] + 0x1p-8 * fabs(x[i]);
+    }
+    put(plain, decoded);
+    golden_check(name, plain, wider);
+}
+
+static void step_case(const StepCase *k)
+{
+    enum { N = 20 * GROUP };        /* no multiple of a block of threads */
+    const AdamW a = { .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f,
+                      .correction1 = 0.19f, .correction2 = 0.0975f, .grad_scale = 0.5f, .seed = 42 };
+    Tensor w = make_filled(k->w, 1, N, 1, -1, 1), grad = make_filled(k->grad, 1, N, 4, -1e-2f, 1e-2f);
+    Tensor m = make_state(k->m, N, 2, 1e-3, false), v = make_state(k->v, N, 3, 1e-5, true);
+    double *W = values(w), *G = values(grad), *M = moment_values(m, tensor_snapshot(m));
+    double *V = moment_values(v, tensor_snapshot(v)), *bw = keep(N * sizeof *bw);
+    double *bm = moment_bounds(m, M), *bv = moment_bounds(v, V);
+    char text[64];
+    TWICE(adamw(w, m, v, grad, a, 768), w, m, v);
+    for (int i = 0; i < N; i++) {
+        adam_reference(&W[i], &M[i], &V[i], &bw[i], &bm[i], &bv[i], G[i], a);
+        if (k->w.dtype == BF16)     /* rounded either way: by less than an ulp, twice the unit roundoff */
+            bw[i] += 0x1p-8 * fabs(W[i]);
+    }
+    snprintf(text, sizeof text, "fp8-adamw/%s-w", k->text);
+    check_close(text, w, W, bw);
+    golden_check(text, w, bw);
+    snprintf(text, sizeof text, "fp8-adamw/%s-m", k->text);
+    check_moment(text, m, M, bm);
+    golden_moment(text, m, bm);
+    snprintf(text, sizeof text, "fp8-adamw/%s-v", k->text);
+    check_moment(text, v, V, bv);
+    golden_moment(text, v, bv);
+    release();
+}
+
+static void test_steps(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++)
+        step_case(&steps[i]);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_there_and_back), cmocka_unit_test(test_plain_and_zeros), cmocka_unit_test(test_steps),
+    };
+    return cmocka_run_group_tests(tests, start_device, NULL);
+}
