@@ -1,4 +1,4 @@
-/* What the table of keys tells people: --help, the table in README.md, and the key they probably meant. */
+/* What the table of keys tells people: --help, the table in configs/README.md, and the key they probably meant. */
 #include "model/config_table.h"
 
 #include <string.h>

@@ -1,4 +1,4 @@
-/* The configuration's keys as data: one row per key. Parsing, range checks, --help, the table in README.md and the
+/* The configuration's keys as data: one row per key. Parsing, range checks, --help, the table in configs/README.md and the
  * resolved configuration all come from these rows, so they cannot disagree. */
 #pragma once
 #include "model/config.h"
@@ -81,7 +81,7 @@ const char *config_default(const char *name);               /* a YamlDefault */
 const char *config_suggest(const char *name);               /* the key or section spelled most like it, or NULL */
 bool        key_listed(const char *choices, const char *text);   /* is text (NULL: null) one of the choices? */
 void        config_print_help(FILE *f);                     /* ./train --help */
-void        config_print_markdown(FILE *f);                 /* ./train --help=markdown: the table in README.md */
+void        config_print_markdown(FILE *f);                 /* ./train --help=markdown: the table in configs/README.md */
 
 /* One value. `base`: the Settings or Evaluator that holds it. */
 void value_parse(void *base, const ConfigKey *k, const YamlNode *n);    /* dies: place, expected, found */

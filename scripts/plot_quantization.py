@@ -29,8 +29,7 @@ def read(folder):
 
 
 def median(lines, name):
-    values = [line[name] for line in lines if line.get(name) is not None]
-    return float(np.median(values)) if values else float("nan")
+    return float(np.median([line[name] for line in lines if line.get(name) is not None] or [np.nan]))
 
 
 def update_errors(lines, statistic):
@@ -73,7 +72,8 @@ def plot_k(ax, line):
     for moment, color in zip("mv", COLORS[1::2]):
         bars(ax, line[f"quant/optimizer/{moment}/k"], 0, 1 / 16, color=color, alpha=0.7, label=moment)
     used = [i for m in "mv" for i, n in enumerate(line[f"quant/optimizer/{m}/k"]) if n]
-    ax.set(title="power k of the expansion", xlabel="k", ylabel="share of groups", xlim=(0, np.quantile(used, 0.98) / 16))
+    ax.set(title="power k of the expansion", xlabel="k", ylabel="share of groups",
+           xlim=(0, np.quantile(used, 0.98) / 16))
     ax.legend()
 
 
@@ -88,13 +88,14 @@ def plot_update(ax, lines):
 
 
 def plot_activations(ax, lines):
-    names = [name.split("/") for name in lines[-1] if name.startswith("quant/") and name.endswith("/error")]
+    names = [n.split("/") for n in lines[-1] if n.startswith("quant/") and n.endswith("/error")]
     for kind in dict.fromkeys(n[1] for n in names if n[1] not in ("m", "v", "update", "optimizer")):
         layers = sorted(int(n[2]) for n in names if n[1] == kind)
         ax.plot(layers, [100 * median(lines, f"quant/{kind}/{i}/error") for i in layers], marker=".", label=kind)
     ax.set(title="error of the activations in FP8", xlabel="block", ylabel="relative error, %")
     if ax.lines:
-        ax.set_ylim(bottom=0)
+        ax.set_ylim(0, 1.1 * max(line.get_ydata().max() for line in ax.lines))
+        ax.xaxis.get_major_locator().set_params(integer=True)
         ax.legend(ncols=2)
 
 
@@ -106,15 +107,15 @@ def main():
     lines = read(args.folder)
     print_tables(lines)
     figure, ax = plt.subplot_mosaic("ABC;DDE", figsize=(15, 8), layout="constrained")
-    plot_ranges(ax["A"], lines[-1], "m")
-    plot_ranges(ax["B"], lines[-1], "v")
+    for panel, moment in zip("AB", "mv"):
+        plot_ranges(ax[panel], lines[-1], moment)
     plot_k(ax["C"], lines[-1])
     plot_update(ax["D"], lines)
     plot_activations(ax["E"], lines)
     figure.suptitle(f"{os.path.basename(os.path.normpath(args.folder))}, step {lines[-1]['step']}")
-    output = args.output or os.path.join(args.folder, "quantization.png")
-    figure.savefig(output, dpi=110)
-    print(f"\nwrote {output}")
+    args.output = args.output or os.path.join(args.folder, "quantization.png")
+    figure.savefig(args.output, dpi=110)
+    print(f"\nwrote {args.output}")
 
 
 if __name__ == "__main__":

@@ -281,8 +281,8 @@ static double sigmoid_error(double g, double s)
 
 /* t = 1 + g (1-s) errs by |g| (s E + 3 u (1-s)) and u of its terms; products by u each. Where e^-g overflows F32, s
  * is 0 instead of less than 1e-38. */
-static void swiglu_reference(double *act, double *ba, double *d, double *bd, const double *gate_up, const double *dact,
-                             int N, int width)
+static void swiglu_reference(double *act, double *ba, double *d, double *bd, const double *gate_up,
+                             const double *dact, int N, int width)
 {
     for (int i = 0; i < N * width; i++) {
         const int gate = i / width * 2 * width + i % width, up = gate + width;
@@ -305,7 +305,8 @@ static void swiglu_case(const Shape *s, bool saved)
     const size_t n = (size_t)N * (size_t)width;
     const char *text = saved ? "saved" : "dense";
     Tensor wide = make_uneven(N, 2 * width, 1, -2, 2), gate_up = saved ? make(E16, N, 2 * width) : wide;
-    Tensor dact = make_uneven(N, width, 2, -1, 1), act = make_operand(E4, N, width), again = make_operand(E4, N, width);
+    Tensor act = make_operand(E4, N, width), again = make_operand(E4, N, width);
+    Tensor dact = make_uneven(N, width, 2, -1, 1);
     Tensor d = make_operand(E5, N, 2 * width), other = make_operand(E5, N, 2 * width);
     Tensor columns = make_operand(E4, N, width);
     double *ref = doubles(n), *bound = doubles(n), *dref = doubles(2 * n), *dbound = doubles(2 * n);
@@ -351,10 +352,10 @@ static void test_swiglu(void **state)
 
 typedef struct { const double *x; int row, col; } Strided;       /* element (i, k) is x[i row + k col] */
 
-/* ref = old + sum over k of a b. F32: decoding, products and sums round, K + 4 times u of sum|ab|. Hopper's FP8 tensor
- * cores add 32 products and the accumulator at a time, with 14 fraction bits: each is cut at 2^-13 of the largest,
- * which `most` bounds: all products, and all sums over a range of k, as differences of two sums from 0. In a step all
- * 33 cuts may go the same way. With FAST_NONE sums move to F32 now and then, which is better. */
+/* ref = old + sum over k of a b. F32: decoding, products and sums round, K + 4 times u of sum|ab|. Hopper's FP8
+ * tensor cores add 32 products and the accumulator at a time, with 14 fraction bits: each is cut at 2^-13 of the
+ * largest, which `most` bounds: all products, and all sums over a range of k, as differences of two sums from 0. In a
+ * step all 33 cuts may go the same way. With FAST_NONE sums move to F32 now and then, which is better. */
 static void product(double *ref, double *bound, const double *old, int rows, int cols, int K, Strided a, Strided b)
 {
     for (int i = 0; i < rows; i++)

@@ -1,8 +1,8 @@
 /* The rotation where it meets FP8: forward from q, k, v saved in groups of 16, backward into an operand of E5M2.
  * Against a double reference computed from the stored codes, and on CUDA against the CPU's record too. u = 2^-24.
  *
- * With a clip or with norms the CUDA back end passes through BF16: x on its way in, dx before it becomes FP8. Both may
- * then be off by v = 2^-8 of themselves. */
+ * With a clip or with norms the CUDA back end passes through BF16: x on its way in, dx before it becomes FP8. Both
+ * may then be off by v = 2^-8 of themselves. */
 #include "tests/fp8.h"
 
 static const Format F = { F32, 0 }, H = { BF16, 0 }, E5 = { E5M2, 0 }, E16 = { E4M3, 16 };
@@ -82,7 +82,8 @@ typedef struct { Attention a; const float *angles; const double *qw, *kw; double
 /* ---- forward ------------------------------------------------------------------------------------------------- */
 
 /* In q or k: y = u r w; errors of u and r, to second order, and two roundings. */
-static void norm_part(double *y, double *b, double *rstd, double *b_rstd, int W, const double *w, double eps, double v)
+static void norm_part(double *y, double *b, double *rstd, double *b_rstd, int W, const double *w, double eps,
+                      double v)
 {
     *rstd = rstd_of(y, W, 0, eps);
     *b_rstd = rstd_error(*rstd, W, v);
@@ -152,9 +153,10 @@ static void norm_part_backward(double *g, double *b, double *dw, double *bw, con
     }
 }
 
-/* g: dy, becomes dx; b: 0, becomes its bound. An x beyond the limit that BF16 may round to it counts as not clamped. */
-static void backward_reference(double *g, double *b, double *dw, double *bw, const double *x, const float *stats, int N,
-                               Setting s)
+/* g: dy, becomes dx; b: 0, becomes its bound. An x beyond the limit that BF16 may round to it may count as not
+ * clamped. */
+static void backward_reference(double *g, double *b, double *dw, double *bw, const double *x, const float *stats,
+                               int N, Setting s)
 {
     const Attention a = s.a;
     const int Q = a.H * a.D, K = a.K * a.D, width = Q + 2 * K;
@@ -167,7 +169,8 @@ static void backward_reference(double *g, double *b, double *dw, double *bw, con
             norm_part_backward(g + Q, b + Q, dw + Q, bw + Q, x + Q, s.kw, K, N, a.clip, stats[2 * n + 1], s.v);
         }
         for (int i = 0; i < width; i++) {
-            const bool beyond = a.clip > 0 && fabs(x[i]) > a.clip, rounds = beyond && fabs(x[i]) <= a.clip * (1 + s.v);
+            const bool beyond = a.clip > 0 && fabs(x[i]) > a.clip;
+            const bool rounds = beyond && fabs(x[i]) <= a.clip * (1 + s.v);
             b[i] = beyond && !rounds ? 0 : b[i] + s.v * (fabs(g[i]) + b[i]) + (rounds ? fabs(g[i]) : 0);
             g[i] = beyond ? 0 : g[i];
         }
@@ -185,7 +188,8 @@ static void backward_case(const RopeCase *k, Tensor x, Tensor qw, Tensor kw, Set
     const int N = x.rows, Q = s.a.H * s.a.D, K = s.a.K * s.a.D;
     const size_t n = tensor_numel(x), turned = (size_t)(Q + K);
     Tensor dy = make_uneven(N, x.cols, 4, 1), dx = make_operand(E5, N, x.cols), stats = make_f32(N, 2);
-    Tensor dqw = k->norm ? make_filled(F, 1, Q, 5, -1, 1) : NONE, dkw = k->norm ? make_filled(F, 1, K, 6, -1, 1) : NONE;
+    Tensor dqw = k->norm ? make_filled(F, 1, Q, 5, -1, 1) : NONE;
+    Tensor dkw = k->norm ? make_filled(F, 1, K, 6, -1, 1) : NONE;
     double *ref = values(dy), *bound = doubles(n), *dw = doubles(turned), *bw = doubles(turned);
     const double *X = values(x), *old_q = values(dqw), *old_k = values(dkw);
     float *given = keep(2 * (size_t)N * sizeof *given);

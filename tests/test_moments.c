@@ -1,9 +1,9 @@
-/* FP8 moments of AdamW, with and without dynamic range expansion [COAT, sec. 4]: scales, exponents, and what comes back,
- * seen through adamw() alone. u = 2^-24.
+/* FP8 moments of AdamW, with and without dynamic range expansion [COAT, sec. 4]: scales, exponents, and what comes
+ * back, seen through adamw() alone. u = 2^-24.
  *
  * The CUDA back end computes powers as 2^(k log2 x) on the hardware's approximations, whose errors the PTX ISA gives:
- * lg2 2^-22 of the result (between 1/2 and 2: 2^-22), ex2 2^-22 of it, a quick quotient or root 2^-22. So codes may be
- * neighbours of the exact ones, and an exponent k is another where it lies next to a multiple of 1/16. */
+ * lg2, ex2 and a quick quotient or root 2^-22 of the result, lg2 of 1/2 .. 2 an absolute 2^-22. So codes may be
+ * neighbours of the exact ones, and k may be another where the exact one lies next to a multiple of 1/16. */
 #include "tests/fp8.h"
 
 static const Format F = { F32, 0 };
@@ -64,9 +64,11 @@ static double log2_size(double x)
     return x == 0 ? 0 : fabs(log2(fabs(x)));
 }
 
-/* Relative errors of map and unmap as 2^(k log2 x + (1-k) log2 max - k log2 S) and 2^((1/k) log2 f + log2 S + (1-1/k) log2
- * max): an error of the exponent counts ln 2 < 0.7 times. Logarithms err by 2^-22 of themselves and of 1 near it; each
- * product and sum rounds by u = 2^-24 of terms that these bound too, 1/k by 2^-22. Without expansion two roundings. */
+/* Relative errors of map and unmap when computed in F32, as powers or as
+ *     2^(k log2 x + (1-k) log2 max - k log2 S) and 2^((1/k) log2 f + log2 S + (1-1/k) log2 max),
+ * where an error of the exponent counts ln 2 < 0.7 times. A logarithm L errs by 2^-22 (L + 1), 1/k by 2^-22 of
+ * itself, 2^x by 2^-22; products and sums by u = 2^-22/4 of terms that add up to less than twice these. Without expansion
+ * there are two roundings. */
 static double map_error(double x, Pair p, Format f)
 {
     const double terms = p.k * (log2_size(x) + log2_size(p.S) + 2) + fabs(1 - p.k) * log2(top_of(f.dtype));
@@ -92,8 +94,9 @@ static double *moment_values(Tensor t, const void *snapshot)
     return x;
 }
 
-/* k = floor(16 log2(max^2/2) / log2(a/b)) / 16, between 1/16 and 16, where the largest and smallest of the group lie in the
- * ranges a and b. The CPU computes it in double; quick logarithms leave 1e-5 of doubt. */
+/* k = floor(16 log2(max^2/2) / log2(a/b)) / 16, between 1/16 and 16, where the largest and smallest of the group lie
+ * in the ranges a and b. The CPU computes it in double. Quick functions are in doubt by 2^-22 of a/b, and k is below
+ * 16 where log2(a/b) > 1: 1e-6 in all; 1e-5 is safe. */
 static void check_power(const char *name, double k, Range a, Range b, DType d)
 {
     const double range = log2(top_of(d) * top_of(d) / 2), doubt = on_cpu() ? 0 : 1e-5;
@@ -104,8 +107,8 @@ static void check_power(const char *name, double k, Range a, Range b, DType d)
         fail_msg("%s: k = %g, expected %g .. %g, between 1/16 and 16", name, k, least, most);
 }
 
-/* Group g of a moment whose values lie within `bound` of x: S is max|x| / max rounded up to BF16, which adds less than
- * 2^-7; k; and each code lies between those of the ends of what is explained. */
+/* Group g of a moment whose values lie within `bound` of x: S is max|x| / max rounded up to BF16, which adds less
+ * than 2^-7; k; and each code lies between those of the ends of what is explained. */
 static void check_group(const char *name, Tensor t, const uint8_t *codes, int g, const double *x, const double *bound)
 {
     const DType d = t.format.dtype;
@@ -258,8 +261,8 @@ static double *moment_bounds(Tensor t, const double *x)
     return bound;
 }
 
-/* As in AdamW with plain moments: m errs by 4 u of its two terms, v by 6 u. What the old moments are off comes on top,
- * halved by the root of v. sqrt and quotient on CUDA's approximations: 2^-23 and 2^-22; products by 1/c 3 u: 16 u in all. */
+/* As in AdamW with plain moments: m errs by 4 u of its two terms, v by 6 u. What the old moments are off comes on
+ * top. A quick root errs by 2^-22, a quick quotient by 2^-22, products by 1/c by 2 u each: 16 u in all. */
 static void adam_reference(double *w, double *m, double *v, double *bw, double *bm, double *bv, double grad, AdamW a)
 {
     double g = a.grad_scale * grad, b1 = a.beta1, b2 = a.beta2, c1 = 1 - a.beta1, c2 = 1 - a.beta2;
