@@ -5,7 +5,7 @@
 /* n elements as stored, a flat tensor in host memory, and their values. */
 typedef struct { Tensor t; float *x; size_t n; } Sample;
 
-Sample  sample_fetch(Tensor t, size_t first, size_t n);    /* of a device tensor, whole groups; waits for the device */
+Sample  sample_fetch(Tensor t, size_t first, size_t n);    /* of a device tensor, whole groups; waits */
 Sample  sample_round(const double *x, size_t n, Format f); /* x in f as the CPU back end rounds it; FP8 in groups */
 void    sample_again(Sample *s, const double *x);          /* x instead; a tensor's one scale stays */
 double *sample_values(Tensor t, size_t first, size_t n);   /* as sample_fetch, the values alone; malloc'ed */

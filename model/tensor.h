@@ -17,6 +17,8 @@ typedef struct {
     void  *data;      /* (rows, cols), 256-byte aligned; NULL: the tensor does not exist                       */
     void  *data_t;    /* (cols, rows): transposed FP8 codes with the same scale, as operands of FP8 GEMMs; or NULL */
     void  *scale;     /* group 0: one float (16 bytes apart); else BF16 (rows, cols/group), pairs with k if expanded. NULL unless FP8 */
+    float *amax;      /* of dense data: where the operation that makes it leaves max|data| for quantize, which spends it:
+                         one float, 0 before; NULL: quantize looks itself. Only norm_backward fills it             */
     Format format;
     int    rows, cols;
 } Tensor;

@@ -3,7 +3,8 @@
 
     python3 scripts/plot_loss.py runs/bf16 runs/coat --output loss.png [--smooth 50] [--tokens]
 
-Prints each run's final losses: the mean of the last --smooth steps, and the last evaluations. Needs matplotlib, numpy.
+Prints each run's final losses: the mean of the last --smooth steps, and the last evaluations. Needs matplotlib and
+numpy.
 """
 import argparse, json, os, sys
 

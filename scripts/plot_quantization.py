@@ -3,9 +3,9 @@
 
     python3 scripts/plot_quantization.py runs/tiny [--output quantization.png]
 
-Dynamic range of the groups of m and v before and after expansion and the distribution of k, at the last step that has
-them; the relative error of m/(sqrt(v)+eps) if m and v were stored in E4M3 or E5M2, with (+) and without expansion, and
-of the activations: medians over all steps that have them. Prints the errors as tables. Needs matplotlib and numpy.
+Dynamic range of the groups of m and v before and after expansion and the distribution of k, at the last step that
+has them; the relative error of m/(sqrt(v)+eps) if m and v were stored in E4M3 or E5M2, with (+) and without
+expansion, and of the activations: medians over all steps. Prints the errors as tables. Needs matplotlib and numpy.
 """
 import argparse, json, os, sys
 
@@ -34,7 +34,8 @@ def median(lines, name):
 
 def update_errors(lines, statistic):
     """(4, 4): format of m, format of v."""
-    return np.array([[median(lines, f"quant/optimizer/update/{m}/{v}/{statistic}") for v in FORMATS] for m in FORMATS])
+    name = "quant/optimizer/update/{}/{}/" + statistic
+    return np.array([[median(lines, name.format(m, v)) for v in FORMATS] for m in FORMATS])
 
 
 def print_tables(lines):
@@ -47,8 +48,7 @@ def print_tables(lines):
     print(f"Expansion divides it by {typical[0, 0] / typical[1, 1]:.2f} for E4M3 and by "
           f"{typical[2, 2] / typical[3, 3]:.2f} for E5M2 (root mean square: {rms[0, 0] / rms[1, 1]:.3g} and "
           f"{rms[2, 2] / rms[3, 3]:.3g})\n")
-    print("Relative error of the moments, % (values other than 0 that are stored as 0, %)")
-    print(" " * 8 + "".join(f"{v:>18}" for v in FORMATS))
+    print("Relative error of the moments in the same formats, % (values other than 0 that are stored as 0, %)")
     for moment in "mv":
         error, lost = ([100 * median(lines, f"quant/optimizer/{moment}/{f}/{what}") for f in FORMATS]
                        for what in ("error", "underflow"))
@@ -64,16 +64,14 @@ def plot_ranges(ax, line, moment):
     bars(ax, line[f"quant/optimizer/{moment}/log2_range"], 0, 1, color=COLORS[0], alpha=0.7, label="before expansion")
     bars(ax, line[f"quant/optimizer/{moment}/log2_range_expanded"], 0, 1, color=COLORS[1], alpha=0.7, label="after")
     ax.axvline(np.log2(448 / 2**-9), color="black", linestyle="--", linewidth=1, label="E4M3: 448 / 2$^{-9}$")
-    ax.set(title=f"dynamic range of {moment}", xlabel="log$_2$(max / min) of a group of 128", ylabel="share of groups")
+    ax.set(title=f"dynamic range of {moment}, groups of 128", xlabel="log$_2$(max / min)", ylabel="share of groups")
     ax.legend()
 
 
 def plot_k(ax, line):
     for moment, color in zip("mv", COLORS[1::2]):
         bars(ax, line[f"quant/optimizer/{moment}/k"], 0, 1 / 16, color=color, alpha=0.7, label=moment)
-    used = [i for m in "mv" for i, n in enumerate(line[f"quant/optimizer/{m}/k"]) if n]
-    ax.set(title="power k of the expansion", xlabel="k", ylabel="share of groups",
-           xlim=(0, np.quantile(used, 0.98) / 16))
+    ax.set(title="power of the expansion", xlabel="k", ylabel="share of groups", xlim=(0, 6))
     ax.legend()
 
 

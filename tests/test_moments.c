@@ -67,8 +67,8 @@ static double log2_size(double x)
 /* Relative errors of map and unmap when computed in F32, as powers or as
  *     2^(k log2 x + (1-k) log2 max - k log2 S) and 2^((1/k) log2 f + log2 S + (1-1/k) log2 max),
  * where an error of the exponent counts ln 2 < 0.7 times. A logarithm L errs by 2^-22 (L + 1), 1/k by 2^-22 of
- * itself, 2^x by 2^-22; products and sums by u = 2^-22/4 of terms that add up to less than twice these. Without expansion
- * there are two roundings. */
+ * itself, 2^x by 2^-22; products and sums by u = 2^-22/4 of terms that add up to less than twice these. Without
+ * expansion there are two roundings. */
 static double map_error(double x, Pair p, Format f)
 {
     const double terms = p.k * (log2_size(x) + log2_size(p.S) + 2) + fabs(1 - p.k) * log2(top_of(f.dtype));

@@ -237,7 +237,7 @@ void norm_backward(Tensor dx, Tensor dw, Tensor dy, Tensor x, const float *stats
 {
     const int N = dy.rows, C = dy.cols;
     CHECK_DENSE(dy, N, C);
-    if (format_is_fp8(dx.format) || format_is_fp8(x.format)) {
+    if (format_is_fp8(dx.format) || format_is_fp8(x.format) || dx.amax) {
         norm_backward_fp8(dx, dw, dy, x, stats, w, norm, accumulate);
         return;
     }

@@ -267,7 +267,9 @@ void norm_backward_fp8(Tensor dx, Tensor dw, Tensor dy, Tensor x, const float *s
 {
     const int N = dy.rows, C = dy.cols;
     if (!format_is_fp8(dx.format)) {
-        backward(dx, NULL, dw, dy, x, stats, w, norm, accumulate);
+        if (dx.amax && !accumulate)     /* an older maximum that nobody spent */
+            device_zero(dx.amax, sizeof(float));
+        backward(dx, dx.amax, dw, dy, x, stats, w, norm, accumulate);
         return;
     }
     check_operand("norm_backward", "dx", dx, N, C);

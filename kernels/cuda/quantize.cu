@@ -7,9 +7,9 @@
  *
  * The fast kernels take whole packs of aligned tensors, in groups of 8, 16, ... 256; the *_any kernels take the rest,
  * element by element. */
-#include "kernels/cuda/fp8.cuh"
+#include "kernels/cuda/tiles.cuh"
 
-enum { THREADS = 256, PACKS = 4, AMAX_BLOCKS = 1024, TILE_ROWS = 128, TILE_COLS = 64 };
+enum { THREADS = 256, PACKS = 4, AMAX_BLOCKS = 1024 };
 
 /* ---- sources ------------------------------------------------------------------------------------------------- */
 
@@ -192,47 +192,34 @@ void encode_kernel(uint8_t *codes, const float *scale, Source x, size_t n)
             *(uint2 *)(codes + first + 8 * j * THREADS) = encode_pack<D>(v[j], inverse);
 }
 
-/* The tile's element (r, c) goes to codes[r][c], unless NULL, and codes_t[c][r]. A thread has 4 x 8 of them; in
- * shared memory a word holds four rows of one column. Rows of 33 words keep a warp's reads free of bank conflicts,
- * and its writes from more than two-fold ones. rows % 16 == 0, cols % 8 == 0. */
-template <DType D, typename Source> __global__ __launch_bounds__(THREADS)
-void encode_transpose_kernel(uint8_t *codes, uint8_t *codes_t, const float *scale, Source x, int rows, int cols)
-{
-    __shared__ uint32_t tile[TILE_COLS][TILE_ROWS / 4 + 1];
-    const int cg = threadIdx.x % 8, rg = threadIdx.x / 8;
-    const int row = blockIdx.y * TILE_ROWS + 4 * rg, col = blockIdx.x * TILE_COLS + 8 * cg;
-    const bool inside = row < rows && col < cols;
-    float v[4][8];
-    uint2 code[4] = {};
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        if (inside)
-            x.load(v[i], (size_t)(row + i) * cols + col);
-    const float inverse = 1.0f / *scale;
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        if (inside) {
-            code[i] = encode_pack<D>(v[i], inverse);
-            if (codes)
-                *(uint2 *)(codes + (size_t)(row + i) * cols + col) = code[i];
-        }
-#pragma unroll
-    for (int j = 0; j < 8; j++) {                       /* byte j of the four rows */
-        const uint32_t pick = 0x0040 + 0x0011 * (j % 4);
-        const uint32_t r01 = __byte_perm(j < 4 ? code[0].x : code[0].y, j < 4 ? code[1].x : code[1].y, pick);
-        const uint32_t r23 = __byte_perm(j < 4 ? code[2].x : code[2].y, j < 4 ? code[3].x : code[3].y, pick);
-        tile[8 * cg + j][rg] = __byte_perm(r01, r23, 0x5410);
+/* A source as tiles.cuh reads it. */
+template <typename Source> struct TileSource {
+    enum { OUTPUTS = 1, MEASURED = 1 };
+    Source x;
+    int cols;
+    struct Raw { float v[8]; };
+    typedef Nothing Fix;
+    __device__ Raw fetch(int row, int col) const
+    {
+        Raw raw;
+        x.load(raw.v, (size_t)row * cols + col);
+        return raw;
     }
-    __syncthreads();
-#pragma unroll
-    for (int p = 0; p < TILE_COLS / 32; p++) {
-        const int c = threadIdx.x / 8 + 32 * p, w = 4 * (threadIdx.x % 8);
-        const int to_row = blockIdx.x * TILE_COLS + c, to_col = blockIdx.y * TILE_ROWS + 4 * w;
-        if (to_row < cols && to_col < rows)
-            *(uint4 *)(codes_t + (size_t)to_row * rows + to_col) =
-                make_uint4(tile[c][w], tile[c][w + 1], tile[c][w + 2], tile[c][w + 3]);
+    __device__ Fix prepare(int) const
+    {
+        return {};
     }
-}
+    __device__ void values(float (&y)[1][8], const Raw &raw, Fix, int, int) const
+    {
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            y[0][i] = raw.v[i];
+    }
+    __device__ int column(int, int col) const
+    {
+        return col;
+    }
+};
 
 __global__ void encode_any_kernel(AnyTensor y, AnyTensor x, size_t n)
 {
@@ -319,14 +306,13 @@ template <DType D> static void to_groups(Tensor y, Tensor x, size_t n)
 
 template <DType D> static void to_codes(Tensor y, Tensor x, size_t n)
 {
-    const dim3 tiles((unsigned)ceil_div(y.cols, TILE_COLS), (unsigned)ceil_div(y.rows, TILE_ROWS));
-    if (!is_fast(y, x) || (y.data_t && tiles.y > 65535))
+    if (!is_fast(y, x) || (y.data_t && ceil_div(y.rows, TILE_ROWS) > 65535))
         encode_any_kernel<<<blocks_for(n, 1), THREADS, 0, device_stream()>>>(any_tensor(y), any_tensor(x), n);
     else
         with_source(x, [&](auto source) {
+            typedef TileSource<decltype(source)> Tiles;
             if (y.data_t)
-                encode_transpose_kernel<D><<<tiles, THREADS, 0, device_stream()>>>(
-                    (uint8_t *)y.data, (uint8_t *)y.data_t, (const float *)y.scale, source, y.rows, y.cols);
+                fp8_tiles<Tiles>({ { tile_out(y, NULL) } }, { source, x.cols }, x.rows, x.cols);
             else
                 encode_kernel<D><<<blocks_for(n, 8 * PACKS), THREADS, 0, device_stream()>>>(
                     (uint8_t *)y.data, (const float *)y.scale, source, n);
@@ -350,6 +336,12 @@ void quantize_scale(Tensor y, Tensor x)
     CHECK(format_is_fp8(y.format) && !y.format.group && y.scale, "quantize_scale: y is %s", format_name(y.format));
     const size_t n = tensor_numel(x), needed = ceil_div(n, 8 * PACKS * THREADS);
     const int blocks = needed < AMAX_BLOCKS ? (int)needed : AMAX_BLOCKS;
+    if (x.amax) {
+        scale_kernel<<<1, AMAX_BLOCKS, 0, device_stream()>>>((float *)y.scale, x.amax, 1, y.format.dtype);
+        LAUNCH_CHECK();
+        device_zero(x.amax, sizeof(float));
+        return;
+    }
     float *partial = (float *)device_scratch(AMAX_BLOCKS * sizeof(float), SCRATCH_0);
     if (blocks > 0) {
         if (is_fast_source(x))
