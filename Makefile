@@ -16,6 +16,8 @@ ARCH      ?= 90a
 MPIRUN    ?= mpirun
 NVCC      := $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc 2>/dev/null))
 BACKEND   ?= $(if $(and $(NVCC),$(wildcard /dev/nvidiactl)),cuda,cpu)
+# what to say where the choice may surprise
+WHY       := $(if $(and $(NVCC),$(filter file,$(origin BACKEND)),$(filter cpu,$(BACKEND))),: nvcc but no GPU found; to compile for one: make BACKEND=cuda)
 PKG        = $(shell pkg-config $(1) $(2) 2>/dev/null)
 
 # A library is found in DEPS, or by pkg-config, or is hoped to be on the compiler's own paths.
@@ -47,6 +49,10 @@ endif
 ifdef SANITIZE
 CC_FLAGS  += -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
 LIBS      += -fsanitize=address,undefined
+# OpenMPI's own leaks are not reported; the fast unwinder would not find its frames.
+export LSAN_OPTIONS  := suppressions=tests/lsan.supp:print_suppressions=0
+export ASAN_OPTIONS  := fast_unwind_on_malloc=0
+export UBSAN_OPTIONS := print_stacktrace=1
 endif
 
 B         := build/$(BACKEND)$(if $(SANITIZE),-sanitize)
@@ -63,7 +69,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 LAUNCH    := $(MPIRUN) --oversubscribe --bind-to none
 
 train: $B/train
-	@cp -f $< $@ && echo "built ./train for $(BACKEND)"
+	@cp -f $< $@ && echo "built ./train for $(BACKEND)$(WHY)"
 $B/train: $B/train.c.o $(OBJECTS)
 	@echo "  LINK  $@"
 	@$(CC) $^ $(LIBS) $(LDFLAGS) -o $@
@@ -89,18 +95,18 @@ $B/found:
 	@sh scripts/check-libraries "$(BACKEND)" "$(CC)" "$(CC_FLAGS) $(CFLAGS)" "$(LIBS) $(LDFLAGS)" "$(NVCC)"
 	@touch $@
 
+# The libraries come first, and the rest in a make of its own: what pkg-config finds is read when make starts.
+INSTALL    = $(if $(DEPS),:,sh scripts/install-libraries)
+PARALLEL   = $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc))
 demo:
-	@sh scripts/install-libraries
-	@$(MAKE) --no-print-directory BACKEND=cpu build/cpu/train
+	@$(INSTALL)
+	@$(MAKE) --no-print-directory $(PARALLEL) BACKEND=cpu run-demo
+run-demo: $B/train
 	@echo "training configs/tiny.yaml with $(MPIRUN) -n 2"
-	@OPENBLAS_NUM_THREADS=1 $(LAUNCH) -n 2 build/cpu/train configs/tiny.yaml --save_overwrite
-
-# The libraries come first, in a make of their own: what pkg-config finds is read when make starts.
+	@OPENBLAS_NUM_THREADS=1 $(LAUNCH) -n 2 $B/train configs/tiny.yaml --save_overwrite
 test:
-ifndef DEPS
-	@sh scripts/install-libraries libcmocka-dev
-endif
-	@$(MAKE) --no-print-directory run-tests
+	@$(INSTALL) libcmocka-dev
+	@$(MAKE) --no-print-directory $(PARALLEL) run-tests
 run-tests: build-all
 	@sh scripts/run-tests $B "$(LAUNCH)" $(TESTS)
 build-all: $B/train $(TESTS) $B/tests/bench_kernels
@@ -111,6 +117,6 @@ help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 clean:
 	rm -rf build train
-.PHONY: train demo test run-tests build-all bench check help clean
+.PHONY: train demo run-demo test run-tests build-all bench check help clean
 .SECONDARY:
 -include $(shell find build -name '*.d' 2>/dev/null)

@@ -25,6 +25,16 @@ static Tensor transpose_only(Tensor t)
     return t;
 }
 
+/* Which of the two forward goes on with: a tensor as saved (the operation called with it rounds it), or as made, of which
+ * then a rounded copy is saved. */
+static Tensor source(const Model *m, Tensor saved, Tensor made)
+{
+    if (m->recipe.forward == FROM_SAVED)
+        return saved;
+    quantize(saved, made);
+    return made;
+}
+
 static Tensor forward_operand(const Model *m, Tensor t)
 {
     return m->recipe.keep == KEEP_INPUTS ? rows_only(t) : t;
@@ -36,7 +46,7 @@ static void branch_in(const Model *m, Tensor h, Tensor x, float *stats, Tensor r
     if (m->config->norm_after)
         quantize(h, res);
     else
-        norm_forward(forward_operand(m, h), x, stats, res, w, NONE, m->config->norm);
+        norm_forward(forward_operand(m, h), source(m, x, res), stats, res, w, NONE, m->config->norm);
 }
 
 /* out = res + the branch's last GEMM, y w^T, with its norm if the architecture puts it there.
@@ -46,7 +56,7 @@ static void branch_out(const Model *m, Tensor out, Tensor y, Tensor w, Tensor re
 {
     if (m->config->norm_after) {
         matmul(branch, y, w, NONE);
-        norm_forward(out, x, stats, branch, norm, res, m->config->norm);
+        norm_forward(out, source(m, x, branch), stats, branch, norm, res, m->config->norm);
     } else
         matmul(out, y, w, res);
 }
@@ -63,7 +73,7 @@ void block_forward(const Model *m, const Unit *w, Acts *a, Acts *next)
     branch_in        (m, a->h0, a->x0, a->stats0, a->res0, w->norm0);
     matmul           (a->proj, a->h0, w->qkv, NONE);
     quantize         (a->qkv, a->proj);
-    rope_forward     (a->rot, a->qk_stats, a->qkv, w->qnorm, w->knorm, m->attn);
+    rope_forward     (a->rot, a->qk_stats, m->recipe.forward == FROM_SAVED ? a->qkv : a->proj, w->qnorm, w->knorm, m->attn);
     attention_forward(a->mix, a->lse, a->rot, m->attn, m->docs);
     quantize         (a->att, a->mix);
     quantize         (rows_only(a->att_op), a->att);
@@ -71,7 +81,7 @@ void block_forward(const Model *m, const Unit *w, Acts *a, Acts *next)
 
     branch_in        (m, a->h1, a->x1, a->stats1, a->res1, w->norm1);
     matmul           (a->wide, a->h1, w->gate_up, NONE);
-    swiglu_forward   (forward_operand(m, a->act), a->gate_up, a->wide);
+    swiglu_forward   (forward_operand(m, a->act), source(m, a->gate_up, a->wide), a->wide);
     branch_out       (m, next->res0, a->act, w->down, a->res1, a->branch1, a->x1, a->stats1, w->norm1);
 }
 

@@ -47,6 +47,8 @@ const ConfigKey config_keys[] = {
     OTHER ("format.gradient", FORMAT, "null", C(recipe.gradient), "GEMM operands: gradients"),
     WORD  ("format.keep", CHOICE, "null", "all|inputs|block", C(recipe.keep), "what forward keeps for backward: all, "
            "without what is cheap to recompute, each block's input only"),
+    WORD  ("format.forward", CHOICE, "null", "saved|exact", C(recipe.forward), "what forward goes on with where it saves "
+           "FP8: the rounded values, as COAT does, or those before rounding"),
     WORD  ("format.fast", CHOICE, "null", "none|forward|all", C(recipe.fast), "FP8 GEMMs that may add with short "
            "accumulators"),
     OTHER ("format.master", FORMAT, "null", C(recipe.master), "weights that the optimizer updates"),

@@ -10,6 +10,12 @@ typedef enum {
     KEEP_BLOCK      /* only each block's input: backward runs the block's forward again (activation checkpointing) */
 } Keep;
 
+/* What forward goes on with where it saves a tensor rounded to FP8. */
+typedef enum {
+    FROM_SAVED,     /* the rounded values, so that forward and backward see the same [COAT]                 */
+    FROM_EXACT      /* the values before rounding: backward's error is forward's no longer                  */
+} ForwardSource;
+
 typedef struct {
     const char *name;
     Format stream;     /* residual stream, and whatever no other column names             */
@@ -20,6 +26,7 @@ typedef struct {
     Format operand;    /* GEMM operands: activations and weights                          */
     Format gradient;   /* GEMM operands: gradients                                        */
     Keep   keep;
+    ForwardSource forward;
     FastAccumulation fast;     /* which FP8 GEMMs may add with short accumulators          */
     Format master;     /* weights that the optimizer updates                              */
     Format grads;      /* accumulated weight gradients                                    */

@@ -181,6 +181,8 @@ static float *gradients(Architecture a, Keep keep, int chunk, size_t *n)
     *n = 0;
     for (int u = 0; u < s.fsdp.num_units; u++) {
         size_t count = s.fsdp.shard[u].count;
+        if (count == 0)
+            continue;       /* a unit without parameters */
         g = realloc(g, sizeof(float) * (*n + count));
         device_get(g + *n, s.fsdp.shard[u].grad.data, sizeof(float) * count);
         *n += count;

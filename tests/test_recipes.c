@@ -51,7 +51,7 @@ static float *as_floats(Tensor t)
     return x;
 }
 
-static Result run(Architecture a, const char *recipe, Keep keep)
+static Result run(Architecture a, const char *recipe, Keep keep, bool saved_forward)
 {
     ModelConfig m = wide(a);
     Config c;
@@ -61,6 +61,8 @@ static Result run(Architecture a, const char *recipe, Keep keep)
     model_config(&c, &m, recipe, B);
     c.recipe.grads = (Format){ F32, 0 };
     c.recipe.keep = keep;
+    if (saved_forward)
+        c.recipe.forward = FROM_SAVED;
     model_create(&model, &fsdp, &c);
     fsdp_init(&fsdp, &m, 3);
     for (int n = 0; n < model.N; n++)
@@ -100,10 +102,10 @@ static double param_distance(const Result *x, const Result *y, const UnitShape *
     return distance(x->gradient[u] + p->offset, y->gradient[u] + p->offset, (size_t)p->rows * p->cols);
 }
 
-static void check_recipe(Architecture a, const char *recipe, double loss_bound, double bound)
+static void check_recipe(Architecture a, const char *recipe, bool saved_forward, double loss_bound, double bound)
 {
     ModelConfig m = wide(a);
-    Result exact = run(a, "f32", KEEP_ALL), found = run(a, recipe, recipe_find(recipe)->keep);
+    Result exact = run(a, "f32", KEEP_ALL, true), found = run(a, recipe, recipe_find(recipe)->keep, saved_forward);
     double worst = 0;
     const char *where = "";
     int unit = 0;
@@ -128,7 +130,7 @@ static void test_bf16(void **state)
 {
     (void)state;
     for (Architecture a = 0; a < NUM_ARCHITECTURES; a++)
-        check_recipe(a, "bf16", 0.001, a == OLMO2 ? 0.0168 : 0.0142);
+        check_recipe(a, "bf16", true, 0.001, a == OLMO2 ? 0.0168 : 0.0142);
 }
 
 static void test_fp8(void **state)
@@ -137,12 +139,13 @@ static void test_fp8(void **state)
     static const char *const recipes[] = { "fp8", "coat-act", "coat", "coat-lean" };
     for (int r = 0; r < 4; r++)
         for (Architecture a = 0; a < NUM_ARCHITECTURES; a++)
-            check_recipe(a, recipes[r], 0.01, 0.32);
+            for (int saved = 0; saved < 2; saved++)
+                check_recipe(a, recipes[r], saved, 0.01, 0.32);
 }
 
 static void check_same(const char *recipe, Keep one, Keep other)
 {
-    Result x = run(LLAMA_GQA, recipe, one), y = run(LLAMA_GQA, recipe, other);
+    Result x = run(LLAMA_GQA, recipe, one, true), y = run(LLAMA_GQA, recipe, other, true);
     for (int u = 0; u < x.units; u++)
         for (size_t i = 0; i < x.count[u]; i++)
             if (x.gradient[u][i] != y.gradient[u][i])

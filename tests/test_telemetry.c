@@ -72,6 +72,7 @@ static void small_step(Small *s, bool backward)
     s->fsdp.last_micro_batch = true;
     telemetry_watch(s->telemetry, s->step);
     model_step(&s->model, &s->fsdp, tokens, targets, 1.0f / (float)N, 0, backward);
+    assert_null(s->model.observe);
     telemetry_write(s->telemetry, s->step, 1);
     json_decref(s->line);
     s->line = last_line();
@@ -127,8 +128,8 @@ static void expect_near(const char *what, double found, double expected, double 
 }
 
 /* Every number is finite. Shares are at most 1, ranges at least 1. A normal E4M3 value errs by up to 2^-4, one that
- * is subnormal by 2^-10 S where S = max|x|/448 <= ||x||/448, since the sample is the whole tensor (64 rows): n of them
- * together by sqrt(n) 2^-10 / 448 of the norm. Rounding makes an error of about 2^-4 / sqrt(3) / 1.5 = 0.024 of the
+ * is subnormal by 2^-10 S where S = max|x|/448 <= ||x||/448, since the sample is the whole tensor (64 rows): n of
+ * them together by sqrt(n) 2^-10 / 448 of the norm. Rounding makes an error of about 2^-4 / sqrt(3) / 1.5 = 0.024 of the
  * norm; values that are not special come nowhere near half of it. */
 static void check_line(const Small *s, const char *name, double x)
 {
