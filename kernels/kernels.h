@@ -41,6 +41,9 @@ typedef struct { NormKind kind; float eps; } Norm;
  * x, stream, y, residual (N,C); w (1,C) or no tensor, meaning 1; residual may be no tensor. */
 void norm_forward (Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual, Norm norm);
 
+/* The same with y and stats of the stream itself: x is saved, but its rounding touches nothing else. */
+void norm_forward_exact(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual, Norm norm);
+
 /* y again from x and stats as norm_forward left them, without residual; in FP8 with the scale that y has, and y.data or
  * y.data_t may be NULL: not written. */
 void norm_again(Tensor y, Tensor x, const float *stats, Tensor w, Norm norm);
@@ -98,6 +101,9 @@ void attention_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const floa
 /* gate_up = wide, in gate_up's format (the same memory: nothing); act = silu(gate) * up of gate_up as stored. act (N,F);
  * rows of gate_up and wide (N,2F) are [gate | up]. */
 void swiglu_forward (Tensor act, Tensor gate_up, Tensor wide);
+
+/* The same with act of wide itself: gate_up is saved, but its rounding touches nothing else. */
+void swiglu_forward_exact(Tensor act, Tensor gate_up, Tensor wide);
 
 /* dgate_up from dact; may be the memory of gate_up. act, unless it is no tensor, is written again as in forward: in FP8
  * with the scale that it has, and its data or data_t may be NULL: not written. It may be the memory of dact. */

@@ -25,19 +25,26 @@ static Tensor transpose_only(Tensor t)
     return t;
 }
 
-/* Which of the two forward goes on with: a tensor as saved (the operation called with it rounds it), or as made, of which
- * then a rounded copy is saved. */
-static Tensor source(const Model *m, Tensor saved, Tensor made)
-{
-    if (m->recipe.forward == FROM_SAVED)
-        return saved;
-    quantize(saved, made);
-    return made;
-}
-
 static Tensor forward_operand(const Model *m, Tensor t)
 {
     return m->recipe.keep == KEEP_INPUTS ? rows_only(t) : t;
+}
+
+/* y = [residual +] the norm of the stream, of which x is saved; the recipe says whether forward sees x's rounding. */
+static void norm(const Model *m, Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual)
+{
+    if (m->recipe.forward == FROM_SAVED)
+        norm_forward(y, x, stats, stream, w, residual, m->config->norm);
+    else
+        norm_forward_exact(y, x, stats, stream, w, residual, m->config->norm);
+}
+
+static void swiglu(const Model *m, Tensor act, Tensor gate_up, Tensor wide)
+{
+    if (m->recipe.forward == FROM_SAVED)
+        swiglu_forward(act, gate_up, wide);
+    else
+        swiglu_forward_exact(act, gate_up, wide);
 }
 
 /* The operand of a branch's first GEMM from the residual stream. x, stats: what the norm's backward reads. */
@@ -46,17 +53,17 @@ static void branch_in(const Model *m, Tensor h, Tensor x, float *stats, Tensor r
     if (m->config->norm_after)
         quantize(h, res);
     else
-        norm_forward(forward_operand(m, h), source(m, x, res), stats, res, w, NONE, m->config->norm);
+        norm(m, forward_operand(m, h), x, stats, res, w, NONE);
 }
 
 /* out = res + the branch's last GEMM, y w^T, with its norm if the architecture puts it there.
  * branch: where the GEMM writes in front of that norm; x: the same, as saved for its backward. */
 static void branch_out(const Model *m, Tensor out, Tensor y, Tensor w, Tensor res,
-                       Tensor branch, Tensor x, float *stats, Tensor norm)
+                       Tensor branch, Tensor x, float *stats, Tensor weight)
 {
     if (m->config->norm_after) {
         matmul(branch, y, w, NONE);
-        norm_forward(out, source(m, x, branch), stats, branch, norm, res, m->config->norm);
+        norm(m, out, x, stats, branch, weight, res);
     } else
         matmul(out, y, w, res);
 }
@@ -81,7 +88,7 @@ void block_forward(const Model *m, const Unit *w, Acts *a, Acts *next)
 
     branch_in        (m, a->h1, a->x1, a->stats1, a->res1, w->norm1);
     matmul           (a->wide, a->h1, w->gate_up, NONE);
-    swiglu_forward   (forward_operand(m, a->act), source(m, a->gate_up, a->wide), a->wide);
+    swiglu           (m, forward_operand(m, a->act), a->gate_up, a->wide);
     branch_out       (m, next->res0, a->act, w->down, a->res1, a->branch1, a->x1, a->stats1, w->norm1);
 }
 

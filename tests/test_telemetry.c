@@ -31,6 +31,7 @@ static void small_open(Small *s, Architecture a, const char *recipe)
     m.head_dim = 32;
     m.mlp_width = 256;
     model_config(&s->config, &m, recipe, B);
+    s->config.recipe.forward = FROM_SAVED;      /* so that operands follow from what is saved, bit for bit */
     s->config.save_folder = folder;
     s->config.quant_stats_interval = 1;
 }

@@ -26,6 +26,12 @@ void swiglu_forward(Tensor act, Tensor gate_up, Tensor wide)
     tensor_finish(act, output);
 }
 
+void swiglu_forward_exact(Tensor act, Tensor gate_up, Tensor wide)
+{
+    quantize(gate_up, wide);
+    swiglu_forward(act, wide, wide);
+}
+
 void swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, Tensor gate_up)
 {
     const int N = dact.rows, F = dact.cols;

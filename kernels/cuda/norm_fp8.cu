@@ -36,8 +36,8 @@ __device__ static inline float2 row_stats(const float (&v)[MAX_PACKS][8], int C,
     return make_float2(mean, 1.0f / sqrtf(block_sum(square, shared) / C + norm.eps));
 }
 
-/* x.data is NULL if the stream is x; amax is NULL if y is dense and written here. */
-template <class Reader> __global__ __launch_bounds__(MAX_THREADS)
+/* x.data is NULL if the stream is x; amax is NULL if y is dense and written here. EXACT: y does not see x's rounding. */
+template <bool EXACT, class Reader> __global__ __launch_bounds__(MAX_THREADS)
 void norm_rows_kernel(AnyOut y, float *amax, GroupOut x, float2 *stats, Reader stream, AnyIn w, AnyIn residual, int C,
                       Norm norm)
 {
@@ -51,7 +51,13 @@ void norm_rows_kernel(AnyOut y, float *amax, GroupOut x, float2 *stats, Reader s
 #pragma unroll
     for (int j = 0; j < MAX_PACKS; j++) {
         stream.values(v[j], raw[j]);
-        if (x.data)
+        if (x.data && EXACT) {
+            float rounded[8];
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                rounded[i] = v[j][i];
+            store_group(x, row + column(j), rounded, column(j) < C);
+        } else if (x.data)
             store_group(x, row + column(j), v[j], column(j) < C);
     }
     const float2 s = row_stats(v, C, norm, shared);
@@ -140,7 +146,8 @@ static int threads_of(int C)
     return block_threads(C / 8, MAX_PACKS, MAX_THREADS);
 }
 
-void norm_forward_fp8(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual, Norm norm)
+template <bool EXACT>
+static void forward(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual, Norm norm)
 {
     const int N = stream.rows, C = stream.cols;
     const bool y_fp8 = format_is_fp8(y.format), x_new = x.data != stream.data;
@@ -150,13 +157,28 @@ void norm_forward_fp8(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w,
     CHECK(!y_fp8 || !residual.data, "norm_forward: a residual is added to %s", format_name(y.format));
     float *amax = y_fp8 ? amax_slot() : NULL;
     with_reader(stream, [&](auto reader) {
-        norm_rows_kernel<<<N, threads_of(C), 0, device_stream()>>>(
+        norm_rows_kernel<EXACT><<<N, threads_of(C), 0, device_stream()>>>(
             any_out(y), amax, x_new ? group_out(x) : GroupOut{}, (float2 *)stats, reader, any_in(w), any_in(residual), C,
             norm);
     });
     LAUNCH_CHECK();
     if (y_fp8)
-        norm_tiles(y, x, stats, w, amax);
+        norm_tiles(y, EXACT ? stream : x, stats, w, amax);
+}
+
+void norm_forward_fp8(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual, Norm norm)
+{
+    forward<false>(y, x, stats, stream, w, residual, norm);
+}
+
+void norm_forward_exact(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual, Norm norm)
+{
+    if (format_is_fp8(x.format) && x.data != stream.data)
+        forward<true>(y, x, stats, stream, w, residual, norm);
+    else {
+        quantize(x, stream);
+        norm_forward(y, stream, stats, stream, w, residual, norm);
+    }
 }
 
 /* As norm_backward_kernel of norm.cu, for any x. amax, if there is one, is raised to the largest dx. */

@@ -81,8 +81,9 @@ template <class Reader, class ReaderD, bool ACT> struct SwigluBackwardSource {
     }
 };
 
-/* Stores gate and up of a row in FP8 groups; raises amax to the largest act of what was stored. */
-template <typename T> __global__ __launch_bounds__(ROW_THREADS)
+/* Stores gate and up of a row in FP8 groups; raises amax to the largest act, of what was stored or, if EXACT, of what was
+ * read. */
+template <bool EXACT, typename T> __global__ __launch_bounds__(ROW_THREADS)
 void swiglu_save_kernel(float *amax, GroupOut saved, const T *gate_up, int F)
 {
     __shared__ float shared[32];
@@ -107,32 +108,50 @@ void swiglu_save_kernel(float *amax, GroupOut saved, const T *gate_up, int F)
             store_group(saved, row + f, gate, f < F);
             store_group(saved, row + F + f, up, f < F);
 #pragma unroll
-            for (int i = 0; i < 8; i++)
-                m = fmaxf(m, fabsf(gate[i] * quick_sigmoid(gate[i]) * up[i]));
+            for (int i = 0; i < 8; i++) {
+                const float x = EXACT ? g[j][i] : gate[i];
+                m = fmaxf(m, fabsf(x * quick_sigmoid(x) * (EXACT ? u[j][i] : up[i])));
+            }
         }
     }
     raise_amax(amax, m, shared);
 }
 
-void swiglu_forward_fp8(Tensor act, Tensor gate_up, Tensor wide)
+template <bool EXACT> static void forward(Tensor act, Tensor gate_up, Tensor wide)
 {
     const int N = act.rows, F = act.cols;
+    const bool saves = gate_up.data != wide.data;
     check_operand("swiglu_forward", "act", act, N, F);
     float *amax = amax_slot();
-    if (gate_up.data != wide.data) {
+    if (saves) {
         check_groups("swiglu_forward", "gate_up", gate_up, N, 2 * F);
         with_type(wide, [&](auto *in) {
-            swiglu_save_kernel<<<N, block_threads(F / 8, ROW_PACKS, ROW_THREADS), 0, device_stream()>>>(
+            swiglu_save_kernel<EXACT><<<N, block_threads(F / 8, ROW_PACKS, ROW_THREADS), 0, device_stream()>>>(
                 amax, group_out(gate_up), in, F);
         });
         LAUNCH_CHECK();
     }
-    with_reader(gate_up, [&](auto reader) {
+    with_reader(EXACT ? wide : gate_up, [&](auto reader) {
         const SwigluSource<decltype(reader)> source = { reader, F };
-        if (gate_up.data == wide.data)
+        if (!saves)
             fp8_amax(amax, source, N, F);
         fp8_tiles<SwigluSource<decltype(reader)>>({ { tile_out(act, amax) } }, source, N, F);
     });
+}
+
+void swiglu_forward_fp8(Tensor act, Tensor gate_up, Tensor wide)
+{
+    forward<false>(act, gate_up, wide);
+}
+
+void swiglu_forward_exact(Tensor act, Tensor gate_up, Tensor wide)
+{
+    if (format_is_fp8(act.format) && format_is_fp8(gate_up.format))
+        forward<true>(act, gate_up, wide);
+    else {
+        quantize(gate_up, wide);
+        swiglu_forward(act, wide, wide);
+    }
 }
 
 template <bool ACT, class Reader, class ReaderD>
