@@ -11,6 +11,9 @@
 #define HOST_DEVICE
 #endif
 
+/* An odd number near 2^64 / golden ratio: multiples of it, modulo 2^64, are spread evenly. */
+#define RANDOM_GOLDEN UINT64_C(0x9e3779b97f4a7c15)
+
 /* A bijection in which every input bit moves every output bit. [Steele, Lea & Flood 2014, SplitMix64] */
 HOST_DEVICE static inline uint64_t random_mix(uint64_t x)
 {
@@ -19,17 +22,32 @@ HOST_DEVICE static inline uint64_t random_mix(uint64_t x)
     return x ^ (x >> 31);
 }
 
-/* 64 random bits. The seed is mixed first, so that seeds which differ by 1 give unrelated sequences. */
-HOST_DEVICE static inline uint64_t random_bits(uint64_t seed, uint64_t i)
+/* What names the sequence of a seed. The seed is mixed, so that seeds which differ by 1 give unrelated sequences. */
+HOST_DEVICE static inline uint64_t random_sequence(uint64_t seed)
 {
-    const uint64_t golden = 0x9e3779b97f4a7c15u;
-    return random_mix(random_mix(seed + golden) ^ (i * golden));
+    return random_mix(seed + RANDOM_GOLDEN);
 }
 
-/* 16 random bits; four consecutive numbers come from one call of random_bits. */
+/* Number i of a sequence: 64 random bits, and 16, of which four consecutive numbers come from one of the former. */
+HOST_DEVICE static inline uint64_t random_bits_of(uint64_t sequence, uint64_t i)
+{
+    return random_mix(sequence ^ (i * RANDOM_GOLDEN));
+}
+
+HOST_DEVICE static inline uint32_t random_16_of(uint64_t sequence, uint64_t i)
+{
+    return (uint32_t)(random_bits_of(sequence, i / 4) >> (16 * (i % 4))) & 0xffffu;
+}
+
+/* The same of a seed. */
+HOST_DEVICE static inline uint64_t random_bits(uint64_t seed, uint64_t i)
+{
+    return random_bits_of(random_sequence(seed), i);
+}
+
 HOST_DEVICE static inline uint32_t random_16(uint64_t seed, uint64_t i)
 {
-    return (uint32_t)(random_bits(seed, i / 4) >> (16 * (i % 4))) & 0xffffu;
+    return random_16_of(random_sequence(seed), i);
 }
 
 /* A normal number with |z| <= cutoff (0: no cutoff): Box-Muller from two 32-bit halves, |z| < 6.77; a number beyond

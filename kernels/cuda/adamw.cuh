@@ -39,6 +39,7 @@ struct Step {
     AdamW a;
     float rest1, rest2;                 /* 1 - beta1, 1 - beta2              */
     float inverse1, inverse2;           /* 1 / correction1, 1 / correction2  */
+    uint64_t sequence;                  /* random_sequence(seed)             */
 };
 
 __device__ static inline void update(float &w, float &m, float &v, float grad, const Step &s)
@@ -51,18 +52,29 @@ __device__ static inline void update(float &w, float &m, float &v, float grad, c
     w = __fsub_rn(w, __fmul_rn(s.a.lr, __fadd_rn(ratio, __fmul_rn(s.a.weight_decay, w))));
 }
 
-/* random_16 of elements i .. i + 7; four share one hash. */
-__device__ static inline void random_pack(uint32_t (&r)[8], uint64_t seed, uint64_t i)
+/* bf16_round_stochastic of x[0..7], whose first is element i, a multiple of 4: two BF16 a word.
+ * A dot product of halves and bytes, of which one is 1, adds half a word of random bits in one instruction; a
+ * permutation picks two upper halves. The sum is right for infinities too, but may turn NaN into a number: a running
+ * sum of products is NaN if any factor is, and rarely otherwise. */
+__device__ static inline uint4 round_pack(const float (&x)[8], uint64_t sequence, uint64_t i)
 {
-    if (i % 4 == 0) {
-        const uint64_t bits[2] = { random_bits(seed, i / 4), random_bits(seed, i / 4 + 1) };
+    const uint64_t bits[2] = { random_bits_of(sequence, i / 4), random_bits_of(sequence, i / 4 + 1) };
+    uint32_t sum[8];
+    float any_nan = 0;
+#pragma unroll
+    for (int k = 0; k < 8; k += 2) {
+        const uint32_t r = (uint32_t)(bits[k / 4] >> 16 * (k % 4));
+        sum[k] = __dp2a_lo(r, 0x0001u, __float_as_uint(x[k]));
+        sum[k + 1] = __dp2a_lo(r, 0x0100u, __float_as_uint(x[k + 1]));
+        any_nan = __fmaf_rn(x[k], x[k + 1], any_nan);
+    }
+    if (isnan(any_nan))
 #pragma unroll
         for (int k = 0; k < 8; k++)
-            r[k] = (uint32_t)(bits[k / 4] >> 16 * (k % 4)) & 0xffffu;
-    } else
-#pragma unroll 1
-        for (int k = 0; k < 8; k++)
-            r[k] = random_16(seed, i + k);
+            if (isnan(x[k]))
+                sum[k] = 0x7fff0000u;
+    return make_uint4(__byte_perm(sum[0], sum[1], 0x7632), __byte_perm(sum[2], sum[3], 0x7632),
+                      __byte_perm(sum[4], sum[5], 0x7632), __byte_perm(sum[6], sum[7], 0x7632));
 }
 
 template <bool ALIGNED>
@@ -71,22 +83,23 @@ __device__ static inline void store_weights(float *w, const float (&x)[8], int l
     store_pack<ALIGNED>(w, x, left);
 }
 
+/* The first is element i; if ALIGNED, that is a multiple of 4, and there are eight. */
 template <bool ALIGNED>
-__device__ static inline void store_weights(bf16 *w, const float (&x)[8], int left, uint64_t seed, uint64_t i)
+__device__ static inline void store_weights(bf16 *w, const float (&x)[8], int left, uint64_t sequence, uint64_t i)
 {
-    float rounded[8];                   /* BF16 values, which the store leaves as they are */
-    uint32_t r[8];
-    random_pack(r, seed, i);
+    if (ALIGNED)
+        *(uint4 *)w = round_pack(x, sequence, i);
+    else
 #pragma unroll
-    for (int k = 0; k < 8; k++)
-        rounded[k] = __uint_as_float((uint32_t)bf16_round_stochastic(x[k], r[k]) << 16);
-    store_pack<ALIGNED>(w, rounded, left);
+        for (int k = 0; k < 8; k++)
+            if (k < left)
+                w[k] = __ushort_as_bfloat16(bf16_round_stochastic(x[k], random_16_of(sequence, i + k)));
 }
 
 static inline Step make_step(AdamW a)
 {
-    return { a, 1 - a.beta1, 1 - a.beta2, 1 / a.correction1, 1 / a.correction2 };
+    return { a, 1 - a.beta1, 1 - a.beta2, 1 / a.correction1, 1 / a.correction2, random_sequence(a.seed) };
 }
 
 /* adamw_fp8.cu: both moments in FP8 groups. */
-void adamw_fp8(Tensor w, Tensor m, Tensor v, Tensor grad, const Step &s, uint64_t first);
+void adamw_fp8(Tensor w, Tensor m, Tensor v, Tensor grad, const AdamW &a, uint64_t first);

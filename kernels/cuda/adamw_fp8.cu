@@ -1,20 +1,38 @@
 /* AdamW with FP8 moments in groups of 128 [COAT sec. 4]: decode, update and encode in registers, in one pass.
  *
- * Sixteen threads share a group, eight elements each: maximum and minimum of the new moments by shuffles. Bytes per
+ * Eight threads share a group, sixteen elements each: maximum and minimum of the new moments by shuffles. Bytes per
  * element with BF16 weights and gradients: 2 + 2 + 2 and four codes, and 1/16 for the scales: 10.06.
- * Rounding: powers are 2^(k log2 x) on the hardware's approximations, a few 2^-22 off in the exponent, as are the root
- * and the quotient; a code may be the neighbour of the specification's where a value lies that close to the middle
- * between two. NOTE: exact functions make this kernel twice as slow: instructions, not memory, are its limit. */
+ *
+ * Rounding: powers are 2^(k log2 x) on the hardware's approximations, a few 2^-22 off in the exponent, as are the
+ * root and the quotient; a code may be the neighbour of the specification's where a value lies that close to the
+ * middle between two.
+ * NOTE: special functions are the limit, not memory: 16 a clock and SM, and an element takes 10 1/4 of them with both
+ * moments expanded (4 each, 1 1/2 in the update, the rest per group), besides some 45 other instructions. Hence
+ * approximations that flush to zero (the others scale their arguments), constants from the host, formats known to the
+ * compiler, and one reciprocal for two elements. */
 #include "kernels/cuda/adamw.cuh"
-#include "kernels/cuda/tiles.cuh"
+#include "kernels/cuda/fp8.cuh"
 
-enum { GROUP = 128, LANES = GROUP / 8, MAX_K = 16, K_STEPS = 16 };
+enum { GROUP = 128, LANES = 8, HALF = GROUP / 2, THREADS = 256, MAX_K = 16, K_STEPS = 16 };
+
+/* The formats of a moment as a type. */
+template <DType D, bool E> struct Form {
+    static constexpr DType dtype = D;
+    static constexpr bool expand = E;
+    static constexpr float log2_max = D == E4M3 ? 8.8073549f : 15.8073549f;
+};
 
 struct Moment {
     uint8_t *codes;
-    uint16_t *scale;        /* per group: S, or S and k with expansion */
-    DType dtype;
-    bool expand;
+    void *scale;            /* per group: S, or S and k with expansion */
+    float beta;             /* log2 of beta with expansion             */
+};
+
+/* A thread's elements are eight of the first half of the group, and the same eight of the second: so neighbours touch
+ * whole sectors of memory together, whatever they load. */
+struct Codes {
+    uint2 half[2];
+    uint32_t scale;
 };
 
 __device__ static inline float log2_quick(float x)
@@ -38,35 +56,54 @@ __device__ static inline float sqrt_quick(float x)
     return y;
 }
 
-__device__ static inline float fp8_log2_max(DType d)
+__device__ static inline float inverse_quick(float x)
 {
-    return d == E4M3 ? 8.8073549f : 15.8073549f;
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 
-/* x = sign(f) (|f|/max)^(1/k) a with f the value of a code. A code 0 has logarithm -inf and gives 0. */
-template <bool SIGNED> __device__ static inline void load_moment(float (&x)[8], const Moment &t, size_t at)
+template <class F> __device__ static inline Codes load_codes(const Moment &t, unsigned at)
 {
-    const uint2 codes = *(const uint2 *)(t.codes + at);
-    if (!t.expand) {
-        decode_pack(x, codes, bf16_value(t.scale[at / GROUP]), t.dtype);
-        return;
-    }
-    const uint32_t pair = ((const uint32_t *)t.scale)[at / GROUP];
-    const float root = __fdividef(1.0f, bf16_value((uint16_t)(pair >> 16)));
-    const float shift = log2_quick(bf16_value((uint16_t)pair)) + (1.0f - root) * fp8_log2_max(t.dtype);
-    decode_pack(x, codes, 1.0f, t.dtype);
+    Codes c;
+    c.half[0] = *(const uint2 *)(t.codes + at);
+    c.half[1] = *(const uint2 *)(t.codes + at + HALF);
+    c.scale = F::expand ? ((const uint32_t *)t.scale)[at / GROUP] : ((const uint16_t *)t.scale)[at / GROUP];
+    return c;
+}
+
+/* x = +-2^(a log2 |x| + b), with the sign of x if it has one. 0 stays 0. */
+template <bool SIGNED> __device__ static inline void raise(float (&x)[2][8], float a, float b)
+{
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        const float y = exp2_quick(__fmaf_rn(root, log2_quick(fabsf(x[i])), shift));
-        x[i] = SIGNED ? copysignf(y, x[i]) : y;
+    for (int i = 0; i < 16; i++) {
+        float &xi = x[i / 8][i % 8];
+        const float y = exp2_quick(__fmaf_rn(a, log2_quick(fabsf(xi)), b));
+        xi = SIGNED ? copysignf(y, xi) : y;
     }
 }
 
-/* k of a group whose absolute values lie between b and a: a multiple of 1/16 that stretches them to the format's range. */
-__device__ static inline float expansion_power(float a, float b, DType d)
+/* beta times the moment, which is sign(f) (|f|/max)^(1/k) S max with f the value of a code. */
+template <class F, bool SIGNED>
+__device__ static inline void decode_moment(float (&x)[2][8], const Codes &c, float beta)
 {
-    const float tiny = 1e-20f, ratio = log2_quick(__fdividef(a + tiny, b + tiny)), range = 2 * fp8_log2_max(d) - 1;
-    const float steps = ratio > 0 ? floorf(__fdividef(range * K_STEPS, ratio)) : (float)(MAX_K * K_STEPS);
+    const float scale = bf16_value((uint16_t)c.scale);
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+        decode_pack<F::dtype>(x[h], c.half[h], F::expand ? 1.0f : scale * beta);
+    if (F::expand) {
+        const float root = inverse_quick(bf16_value((uint16_t)(c.scale >> 16)));
+        raise<SIGNED>(x, root, log2_quick(scale) + (1.0f - root) * F::log2_max + beta);
+    }
+}
+
+/* k of a group whose absolute values lie between b and a: a multiple of 1/16 that stretches them to the format's
+ * range. */
+template <class F> __device__ static inline float expansion_power(float a, float b)
+{
+    constexpr float tiny = 1e-20f, range = 2 * F::log2_max - 1;
+    const float ratio = log2_quick((a + tiny) * inverse_quick(b + tiny));
+    const float steps = ratio > 0 ? floorf(range * K_STEPS * inverse_quick(ratio)) : (float)(MAX_K * K_STEPS);
     return fminf(fmaxf(steps, 1), MAX_K * K_STEPS) * (1.0f / K_STEPS);
 }
 
@@ -78,84 +115,138 @@ __device__ static inline float group_max(float x)
     return x;
 }
 
-/* f = sign(x) (|x|/a)^k max, a = S max. */
-template <bool SIGNED>
-__device__ static inline void store_moment(const Moment &t, size_t at, float (&x)[8], bool inside)
+/* f = sign(x) (|x|/a)^k max, a = S max. All threads of a warp call; those inside store. */
+template <class F, bool SIGNED>
+__device__ static inline void store_moment(const Moment &t, unsigned at, float (&x)[2][8], bool inside)
 {
-    const float a = group_max(pack_abs_max(x));
-    const uint16_t s = fp8_group_scale(a, t.dtype);
-    const bool leader = threadIdx.x % LANES == 0 && inside;
-    if (!t.expand) {
-        if (leader)
-            t.scale[at / GROUP] = s;
-        if (inside)
-            *(uint2 *)(t.codes + at) = encode_pack(x, 1.0f / bf16_value(s), t.dtype);
+    const float a = group_max(fmaxf(pack_abs_max(x[0]), pack_abs_max(x[1])));
+    const uint16_t s = fp8_group_scale(a, F::dtype);
+    float inverse = 1.0f, k = 0;
+    if (F::expand) {
+        float b = fabsf(x[0][0]);
+#pragma unroll
+        for (int i = 1; i < 16; i++)
+            b = fminf(b, fabsf(x[i / 8][i % 8]));
+        k = expansion_power<F>(a, -group_max(-b));
+        raise<SIGNED>(x, k, (1.0f - k) * F::log2_max - k * log2_quick(bf16_value(s)));
+    } else
+        inverse = 1.0f / bf16_value(s);
+    if (!inside)
         return;
-    }
-    float b = INFINITY;
 #pragma unroll
-    for (int i = 0; i < 8; i++)
-        b = fminf(b, fabsf(x[i]));
-    b = -group_max(-b);
-    const float k = expansion_power(a, b, t.dtype);
-    const float shift = (1.0f - k) * fp8_log2_max(t.dtype) - k * log2_quick(bf16_value(s));
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        const float y = exp2_quick(__fmaf_rn(k, log2_quick(fabsf(x[i])), shift));
-        x[i] = SIGNED ? copysignf(y, x[i]) : y;
-    }
-    if (leader)
+    for (int h = 0; h < 2; h++)
+        *(uint2 *)(t.codes + at + h * HALF) = encode_pack<F::dtype>(x[h], inverse);
+    if (threadIdx.x % LANES != 0)
+        return;
+    if (F::expand)
         ((uint32_t *)t.scale)[at / GROUP] = s | __float_as_uint(k) >> 16 << 16;
-    if (inside)
-        *(uint2 *)(t.codes + at) = encode_pack(x, 1.0f, t.dtype);
+    else
+        ((uint16_t *)t.scale)[at / GROUP] = s;
 }
 
-__device__ static inline void update_quick(float &w, float &m, float &v, float grad, const Step &s)
+/* The update rearranged, c1 and c2 being the corrections:
+ *     m / c1 / (sqrt(v / c2) + eps) = sqrt(c2) / c1 * m / (sqrt(v) + sqrt(c2) eps)
+ *     w - lr (... + weight_decay w) = (1 - lr weight_decay) w - lr (...)
+ * With u = 2^-24 the quotient errs by 2 u each for root and reciprocal, and by u for each of two constants, a sum and
+ * three products: 10 u; w errs by another 3 u of itself. */
+struct QuickStep {
+    float rest1, rest2;     /* (1 - beta1) grad_scale, (1 - beta2) grad_scale^2 */
+    float keep;             /* 1 - lr weight_decay                              */
+    float rate;             /* lr sqrt(c2) / c1                                 */
+    float eps;              /* eps sqrt(c2)                                     */
+    uint64_t sequence;      /* of the random bits                               */
+};
+
+/* Two elements, which share one reciprocal: 1/a = b (1/ab). A root is 0 or at least 2^-63, so 1/ab is finite if
+ * sqrt(c2) eps > 2^-63; a gradient that is infinite or NaN, or whose square is, spoils both. On entry m and v are the
+ * old ones times beta. */
+__device__ static inline void update_two(float *w, float *m, float *v, float g0, float g1, const QuickStep &s)
 {
-    const float g = s.a.grad_scale * grad;
-    m = s.a.beta1 * m + s.rest1 * g;
-    v = s.a.beta2 * v + s.rest2 * g * g;
-    const float ratio = __fdividef(m * s.inverse1, sqrt_quick(v * s.inverse2) + s.a.eps);
-    w -= s.a.lr * (ratio + s.a.weight_decay * w);
+    m[0] = __fmaf_rn(s.rest1, g0, m[0]);
+    m[1] = __fmaf_rn(s.rest1, g1, m[1]);
+    v[0] = __fmaf_rn(s.rest2 * g0, g0, v[0]);
+    v[1] = __fmaf_rn(s.rest2 * g1, g1, v[1]);
+    const float a = sqrt_quick(v[0]) + s.eps, b = sqrt_quick(v[1]) + s.eps, r = inverse_quick(a * b);
+    w[0] = __fmaf_rn(-s.rate, m[0] * (b * r), s.keep * w[0]);
+    w[1] = __fmaf_rn(-s.rate, m[1] * (a * r), s.keep * w[1]);
 }
 
-template <typename TW, typename TG> __global__ __launch_bounds__(256)
-void adamw_fp8_kernel(TW *w, Moment m, Moment v, const TG *grad, size_t n, Step s, uint64_t first)
+/* n: whole groups. Threads behind the end compute the last one again, for the shuffles' sake, and store nothing. */
+template <class FM, class FV, typename TW, typename TG> __global__ __launch_bounds__(THREADS, 3)
+void adamw_fp8_kernel(TW *w, Moment m, Moment v, const TG *grad, unsigned n, QuickStep s, uint64_t first)
 {
-    const size_t at = 8 * ((size_t)blockIdx.x * 256 + threadIdx.x);
-    const bool inside = at < n;         /* whole groups: all threads of one agree */
-    float wx[8], mx[8] = {}, vx[8] = {};
-    if (inside) {
-        const Pack<TW> wp = load_pack<true>((const TW *)w + at, 8);
-        const Pack<TG> gp = load_pack<true>(grad + at, 8);
-        load_moment<true>(mx, m, at);
-        load_moment<false>(vx, v, at);
+    const unsigned group = (blockIdx.x * THREADS + threadIdx.x) / LANES, last = n / GROUP - 1;
+    const unsigned at = min(group, last) * GROUP + threadIdx.x % LANES * 8;
+    const bool inside = group <= last;
+    Pack<TW> wp[2];
+    Pack<TG> gp[2];
+    float wx[2][8], mx[2][8], vx[2][8];
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            wx[i] = wp[i];
-            update_quick(wx[i], mx[i], vx[i], gp[i], s);
-        }
-        store_weights<true>(w + at, wx, 8, s.a.seed, first + at);
+    for (int h = 0; h < 2; h++) {
+        wp[h] = load_pack<true>((const TW *)w + at + h * HALF, 8);
+        gp[h] = load_pack<true>(grad + at + h * HALF, 8);
     }
-    store_moment<true>(m, at, mx, inside);
-    store_moment<false>(v, at, vx, inside);
+    const Codes mc = load_codes<FM>(m, at), vc = load_codes<FV>(v, at);
+    decode_moment<FM, true>(mx, mc, m.beta);
+    decode_moment<FV, false>(vx, vc, v.beta);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+#pragma unroll
+        for (int i = 0; i < 8; i += 2) {
+            wx[h][i] = wp[h][i], wx[h][i + 1] = wp[h][i + 1];
+            update_two(wx[h] + i, mx[h] + i, vx[h] + i, gp[h][i], gp[h][i + 1], s);
+        }
+        if (inside)
+            store_weights<true>(w + at + h * HALF, wx[h], 8, s.sequence, first + at + h * HALF);
+    }
+    store_moment<FM, true>(m, at, mx, inside);
+    store_moment<FV, false>(v, at, vx, inside);
 }
 
-static Moment moment(const char *name, Tensor t, int n)
+static Moment moment(const char *name, Tensor t, int n, float beta)
 {
     if (!format_is_fp8(t.format) || t.format.group != GROUP || n % GROUP)
-        die("adamw: %s is %s of %d elements; the CUDA back end has FP8 moments in whole groups of %d, both of them", name,
-            format_name(t.format), n, (int)GROUP);
-    return { (uint8_t *)t.data, (uint16_t *)t.scale, t.format.dtype, t.format.expand };
+        die("adamw: %s is %s of %d elements; the CUDA back end has FP8 moments in whole groups of %d, both of them",
+            name, format_name(t.format), n, (int)GROUP);
+    return { (uint8_t *)t.data, t.scale, t.format.expand ? log2f(beta) : beta };
 }
 
-void adamw_fp8(Tensor w, Tensor m, Tensor v, Tensor grad, const Step &s, uint64_t first)
+/* f(the Form of t). */
+template <typename F> static void with_form(Tensor t, F f)
+{
+    with_bool(t.format.expand, [&](auto expand) {
+        if (t.format.dtype == E4M3)
+            f(Form<E4M3, decltype(expand)::value>());
+        else
+            f(Form<E5M2, decltype(expand)::value>());
+    });
+}
+
+static QuickStep make_quick_step(const AdamW &a)
+{
+    const double root = sqrt((double)a.correction2), scale = a.grad_scale;
+    return { (float)((1 - (double)a.beta1) * scale), (float)((1 - (double)a.beta2) * scale * scale),
+             (float)(1 - (double)a.lr * a.weight_decay), (float)(a.lr * root / a.correction1), (float)(a.eps * root),
+             random_sequence(a.seed) };
+}
+
+void adamw_fp8(Tensor w, Tensor m, Tensor v, Tensor grad, const AdamW &a, uint64_t first)
 {
     const int n = w.cols;
-    const Moment m1 = moment("m", m, n), m2 = moment("v", v, n);
+    const Moment m1 = moment("m", m, n, a.beta1), m2 = moment("v", v, n, a.beta2);
+    const QuickStep s = make_quick_step(a);
+    const unsigned blocks = (unsigned)ceil_div(n, GROUP / LANES * THREADS);
+    CHECK(first % 4 == 0, "adamw: first is %llu; four elements share their random bits", (unsigned long long)first);
+    if (n == 0)
+        return;
     with_type(w, [&](auto *wp) {
         with_type(grad, [&](auto *gp) {
-            adamw_fp8_kernel<<<(unsigned)ceil_div(n, 8 * 256), 256, 0, device_stream()>>>(wp, m1, m2, gp, (size_t)n, s, first);
+            with_form(m, [&](auto fm) {
+                with_form(v, [&](auto fv) {
+                    adamw_fp8_kernel<decltype(fm), decltype(fv)><<<blocks, THREADS, 0, device_stream()>>>(
+                        wp, m1, m2, gp, (unsigned)n, s, first);
+                });
+            });
         });
     });
     LAUNCH_CHECK();

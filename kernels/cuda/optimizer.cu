@@ -21,7 +21,7 @@ __device__ static inline void update_pack(TW *w, TM *m, TV *v, const TG *grad, i
         wx[k] = wp[k], mx[k] = mp[k], vx[k] = vp[k];
         update(wx[k], mx[k], vx[k], gp[k], s);
     }
-    store_weights<ALIGNED>(w, wx, left, s.a.seed, number);
+    store_weights<ALIGNED>(w, wx, left, s.sequence, number);
     store_pack<ALIGNED>(m, mx, left);
     store_pack<ALIGNED>(v, vx, left);
 }
@@ -41,7 +41,7 @@ void adamw(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first)
     CHECK_DENSE(w, 1, w.cols);
     CHECK_DENSE(grad, 1, w.cols);
     if (format_is_fp8(m.format) && format_is_fp8(v.format)) {
-        adamw_fp8(w, m, v, grad, make_step(a), first);
+        adamw_fp8(w, m, v, grad, a, first);
         return;
     }
     CHECK_DENSE(m, 1, w.cols);
@@ -51,7 +51,8 @@ void adamw(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first)
         return;
     const unsigned blocks = (unsigned)ceil_div(n, 8 * THREADS);
     const Step s = make_step(a);
-    const bool aligned = is_aligned(w, 8) && is_aligned(m, 8) && is_aligned(v, 8) && is_aligned(grad, 8);
+    const bool aligned = is_aligned(w, 8) && is_aligned(m, 8) && is_aligned(v, 8) && is_aligned(grad, 8)
+                         && first % 4 == 0;
     with_bool(aligned, [&](auto is_aligned) {
         with_type(w, [&](auto *wp) {
             with_type(m, [&](auto *mp) {
