@@ -232,7 +232,8 @@ static void bench_coat(const Model *m)
     const double n = (double)N * C, f = (double)N * F, s = (double)N * S;
     const Norm rms = { RMS_NORM, 1e-5f };
     Tensor res = make_normal(BF16_, N, C, 1), dh = make_normal(BF16_, N, C, 1), stats = make(F32_, N, 2);
-    Tensor w = make_normal(BF16_, 1, C, 1), dw = make(BF16_, 1, C), x = make(E4M3_16, N, C), h = make_operand(E4M3_, N, C);
+    Tensor w = make_normal(BF16_, 1, C, 1), dw = make(BF16_, 1, C), x = make(E4M3_16, N, C);
+    Tensor h = make_operand(E4M3_, N, C);
     Tensor h_rows = rows_only(h), h_turned = transpose_only(h), dy = make_operand(E5M2_, N, C);
     TIME_BYTES("coat: norm_forward, x and h", (2 + 1.125 + 1.125 + 1) * n,
                norm_forward(h_rows, x, stats.data, res, w, NONE, rms));
@@ -253,7 +254,8 @@ static void bench_coat(const Model *m)
     release();
     Attention a = attention_of(m);
     Tensor qkv = make_normal(BF16_, N, S, 1), dqkv = make_operand(E5M2_, N, S), saved = make(E4M3_16, N, S);
-    TIME_BYTES("coat: rope_backward", (2 + 2 + 2) * s, rope_backward(dqkv, NONE, NONE, qkv, qkv, NULL, NONE, NONE, a));
+    TIME_BYTES("coat: rope_backward", (2 + 2 + 2) * s,
+               rope_backward(dqkv, NONE, NONE, qkv, qkv, NULL, NONE, NONE, a));
     TIME_BYTES("coat-lean: quantize qkv", 3.125 * s, quantize(saved, qkv));
     TIME_BYTES("coat-lean: rope_forward from it", 3.125 * s, rope_forward(qkv, NULL, saved, NONE, NONE, a));
     release();
@@ -265,7 +267,8 @@ static void bench_adamw_fp8(const Model *m)
     const Format moment = { E4M3, 128, true };
     AdamW a = { .lr = 1e-3f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .correction1 = 0.1f, .correction2 = 0.05f,
                 .grad_scale = 1 };
-    Tensor w = make_normal(BF16_, 1, n, 1), g = make_normal(BF16_, 1, n, 1), mm = make(moment, 1, n), v = make(moment, 1, n);
+    Tensor w = make_normal(BF16_, 1, n, 1), g = make_normal(BF16_, 1, n, 1);
+    Tensor mm = make(moment, 1, n), v = make(moment, 1, n);
     adamw(w, mm, v, g, a, 0);
     TIME_BYTES("coat: adamw, expanded FP8 moments", 10.0625 * n, adamw(w, mm, v, g, a, 0));
     release();
@@ -282,6 +285,7 @@ static void bench_weights(const Model *m)
     release();
 }
 
+/* Rows of w and dw count once, however often their token occurs. */
 static void bench_embedding(const Model *m)
 {
     const int N = m->B * m->T;

@@ -1,15 +1,29 @@
 /* Rows of the embedding table.
  *
  * Forward: one block per token; 4 bytes per element in BF16 (w, y).
- * Backward: positions are sorted by token (CUB's radix sort, stable), then one block per position that begins a run
- * of equal tokens adds the run's rows, in F32 and in their order, to the row of dw, which is read and written once.
- * Bytes per element in BF16: 2 of dy and 4 for every different token. No atomics: the same bits every time, those
- * of the CPU. */
-#include <cub/device/device_radix_sort.cuh>
+ * Backward: positions are sorted by token (sort_kernel), then the rows of equal tokens are added, in F32 and in
+ * their order, to the row of dw, which is read and written once (add_rows_kernel). Bytes per element in BF16: 2 of
+ * dy and 4 for every different token. No atomics on floats: the same bits every time, those of the CPU. */
+#include <cub/block/block_scan.cuh>
 
 #include "kernels/cuda/vector.cuh"
 
-enum { PACKS = 4, MAX_THREADS = 256, IOTA_THREADS = 256, ROWS = 8 };
+enum { PACKS = 4, MAX_THREADS = 256 };
+
+/* As store_any, but out of the L2 cache first: y is many times its size, and rows of w are read again. */
+template <bool ALIGNED, typename T> __device__ static inline void store_once(T *p, const float (&x)[8], int left)
+{
+    if (!ALIGNED) {
+        store_pack<ALIGNED>(p, x, left);
+        return;
+    }
+    const Pack<T> pack = make_pack(x, T());
+    if (left > 0)
+#pragma unroll
+        for (size_t k = 0; k < sizeof(T) / 2; k++)
+            __stcs(reinterpret_cast<uint4 *>(p) + k, make_uint4(pack.word[4 * k], pack.word[4 * k + 1],
+                                                                pack.word[4 * k + 2], pack.word[4 * k + 3]));
+}
 
 template <bool ALIGNED, typename T> __global__ __launch_bounds__(MAX_THREADS)
 void embedding_forward_kernel(AnyOut y, const int *tokens, const T *w, int C)
@@ -27,7 +41,10 @@ void embedding_forward_kernel(AnyOut y, const int *tokens, const T *w, int C)
 #pragma unroll
             for (int i = 0; i < 8; i++)
                 x[i] = pack[j][i];
-            store_any<ALIGNED>(y, (size_t)blockIdx.x * C + c, x, C - c);
+            if (y.is_f32)
+                store_once<ALIGNED>((float *)y.data + (size_t)blockIdx.x * C + c, x, C - c);
+            else
+                store_once<ALIGNED>((bf16 *)y.data + (size_t)blockIdx.x * C + c, x, C - c);
         }
     }
 }
@@ -49,63 +66,178 @@ void embedding_forward(Tensor y, const int *tokens, Tensor w)
     LAUNCH_CHECK();
 }
 
-/* ---- backward -------------------------------------------------------------------------------------------------- */
+/* ---- backward: sort ------------------------------------------------------------------------------------------- */
 
-__global__ void iota_kernel(int *x, int n)
-{
-    const int i = blockIdx.x * IOTA_THREADS + threadIdx.x;
-    if (i < n)
-        x[i] = i;
-}
+enum { SORT_WARPS = 16, SORT_THREADS = 32 * SORT_WARPS, BUCKET_SIZE = SORT_THREADS, BATCH = 8 };
 
-/* token, position: (N), sorted. ROWS rows of dy are in flight at a time: a frequent token is a long chain of sums. */
-template <bool ALIGNED, typename TDW, typename TDY> __global__ __launch_bounds__(MAX_THREADS)
-void embedding_backward_kernel(TDW *dw, const int *token, const int *position, const TDY *dy, int N, int C)
+/* sorted: (token, position), equal tokens side by side and in the order of their positions.
+ *
+ * A counting sort in one launch. Block b has bucket b: the tokens t with t % 2^bits = b, at most BUCKET_SIZE
+ * different ones. They lie behind those of the buckets before, which the block counts too, so that no block waits
+ * for another: each reads all of `tokens`, twice, mostly from L1. A warp has a segment of the positions and, for
+ * each token of the bucket, the place of the next one that it finds. */
+__global__ __launch_bounds__(SORT_THREADS)
+void sort_kernel(int2 *sorted, const int *tokens, int N, int bits)
 {
-    const int begin = blockIdx.x, t = token[begin];
-    const int c = 8 * (blockIdx.y * blockDim.x + threadIdx.x);
-    if (c >= C || (begin > 0 && token[begin - 1] == t))
-        return;
-    const Pack<TDW> before = load_pack<ALIGNED>((const TDW *)dw + (size_t)t * C + c, C - c);
-    float sum[8];
+    using Scan = cub::BlockScan<int, SORT_THREADS>;
+    __shared__ typename Scan::TempStorage storage;
+    __shared__ int place[SORT_WARPS][BUCKET_SIZE], before;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, bucket = blockIdx.x, mask = (1 << bits) - 1;
+    const int segment = (N + SORT_THREADS - 1) / SORT_THREADS * 32, begin = warp * segment;
+    const int end = min(N, begin + segment);
+    for (int w = 0; w < SORT_WARPS; w++)
+        place[w][threadIdx.x] = 0;
+    if (threadIdx.x == 0)
+        before = 0;
+    __syncthreads();
+
+    int smaller = 0;
+    for (int base = begin; base < end; base += 32 * BATCH) {
+        int t[BATCH];
 #pragma unroll
-    for (int i = 0; i < 8; i++)
-        sum[i] = before[i];
-    for (int n = begin; n < N && token[n] == t; n += ROWS) {
-        Pack<TDY> row[ROWS];
+        for (int j = 0; j < BATCH; j++)
+            t[j] = base + 32 * j + lane < end ? tokens[base + 32 * j + lane] : -1;
 #pragma unroll
-        for (int k = 0; k < ROWS; k++) {
-            const bool ours = n + k < N && token[n + k] == t;
-            row[k] = load_pack<ALIGNED>(dy + (size_t)(ours ? position[n + k] : 0) * C + c, ours ? C - c : 0);
+        for (int j = 0; j < BATCH; j++) {
+            smaller += (t[j] & mask) < bucket;          /* not so for -1 */
+            if (t[j] >= 0 && (t[j] & mask) == bucket)
+                atomicAdd(&place[warp][t[j] >> bits], 1);
         }
-#pragma unroll
-        for (int k = 0; k < ROWS; k++)
-#pragma unroll
-            for (int i = 0; i < 8; i++)
-                sum[i] += row[k][i];            /* 0 behind the end of the run */
     }
-    store_pack<ALIGNED>(dw + (size_t)t * C + c, sum, C - c);
+    smaller = __reduce_add_sync(0xffffffffu, smaller);
+    if (lane == 0)
+        atomicAdd(&before, smaller);
+    __syncthreads();
+
+    int count = 0, at;                                  /* of this thread's token: counts become places */
+    for (int w = 0; w < SORT_WARPS; w++)
+        count += place[w][threadIdx.x];
+    Scan(storage).ExclusiveSum(count, at);
+    at += before;
+    for (int w = 0; w < SORT_WARPS; w++) {
+        count = place[w][threadIdx.x];
+        place[w][threadIdx.x] = at;
+        at += count;
+    }
+    __syncthreads();
+
+    for (int base = begin; base < end; base += 32 * BATCH) {
+        int t[BATCH];
+#pragma unroll
+        for (int j = 0; j < BATCH; j++)
+            t[j] = base + 32 * j + lane < end ? tokens[base + 32 * j + lane] : -1;
+#pragma unroll
+        for (int j = 0; j < BATCH; j++) {
+            const bool ours = t[j] >= 0 && (t[j] & mask) == bucket;
+            const unsigned all = __ballot_sync(0xffffffffu, ours);
+            if (ours) {
+                const unsigned same = __match_any_sync(all, t[j]);
+                const int leader = __ffs(same) - 1;
+                int *next = &place[warp][t[j] >> bits], to = 0;
+                if (lane == leader) {
+                    to = *next;
+                    *next = to + __popc(same);
+                }
+                to = __shfl_sync(same, to, leader) + __popc(same & ((1u << lane) - 1));
+                sorted[to] = make_int2(t[j], base + 32 * j + lane);
+            }
+            __syncwarp();
+        }
+    }
 }
 
-struct Sorted { int *token, *position; };
-
-/* Scratch: the two sorted arrays and the unsorted positions; CUB's own. */
-static Sorted sort_by_token(const int *tokens, int N, int V)
+/* In scratch memory. */
+static const int2 *sort_by_token(const int *tokens, int N, int V)
 {
-    int *memory = (int *)device_scratch(3 * (size_t)N * sizeof(int), SCRATCH_0);
-    const Sorted s = { memory, memory + N };
-    int *unsorted = memory + 2 * (size_t)N, bits = 1;
-    size_t bytes = 0;
-    while (bits < 31 && V > 1 << bits)
+    int2 *sorted = (int2 *)device_scratch((size_t)N * sizeof *sorted, SCRATCH_0);
+    int bits = 8;                       /* two blocks per SM of a GPU of today; each reads all tokens */
+    while (ceil_div(V, (size_t)1 << bits) > BUCKET_SIZE)
         bits++;
-    iota_kernel<<<(unsigned)ceil_div(N, IOTA_THREADS), IOTA_THREADS, 0, device_stream()>>>(unsorted, N);
+    sort_kernel<<<1 << bits, SORT_THREADS, 0, device_stream()>>>(sorted, tokens, N, bits);
     LAUNCH_CHECK();
-    CUDA_CHECK(cub::DeviceRadixSort::SortPairs(NULL, bytes, tokens, s.token, unsorted, s.position, N, 0, bits,
-                                               device_stream()));
-    void *temporary = device_scratch(bytes, SCRATCH_1);
-    CUDA_CHECK(cub::DeviceRadixSort::SortPairs(temporary, bytes, tokens, s.token, unsorted, s.position, N, 0, bits,
-                                               device_stream()));
-    return s;
+    return sorted;
+}
+
+/* ---- backward: sum -------------------------------------------------------------------------------------------- */
+
+enum { ROWS = 8, SUM_THREADS = 128 };
+
+/* The rest of a long run, from entry n on: sum += the rows of dy whose token is t, one by one. c: the thread's
+ * column. A frequent token is a long chain of sums, which would wait for memory: rows come to L2 32 ahead. */
+template <bool ALIGNED, typename T>
+__device__ static inline void add_run(float (&sum)[8], const int2 *sorted, const T *dy, int n, int t, int c, int N,
+                                      int C)
+{
+    constexpr int EACH = 32 / sizeof(T);                /* rows in flight */
+    const int lane = threadIdx.x % 32, first = c - 8 * lane;
+    const int2 none = { -1, 0 };
+    int2 now = n + lane < N ? sorted[n + lane] : none, next = n + 32 + lane < N ? sorted[n + 32 + lane] : none;
+    for (;;) {
+        const int count = __popc(__ballot_sync(0xffffffffu, now.x == t));
+        if (next.x == t)
+#pragma unroll
+            for (int k = 0; k < 256; k += 128 / sizeof(T))
+                if (first + k < C)
+                    asm volatile("prefetch.global.L2 [%0];" ::"l"(dy + (size_t)next.y * C + first + k));
+        n += 32;
+        const int2 later = n + 32 + lane < N ? sorted[n + 32 + lane] : none;
+        for (int from = 0; from < count; from += EACH) {
+            Pack<T> row[EACH];
+#pragma unroll
+            for (int k = 0; k < EACH; k++) {
+                const size_t position = __shfl_sync(0xffffffffu, now.y, from + k);
+                row[k] = load_pack<ALIGNED>(dy + position * C + c, from + k < count ? C - c : 0);
+            }
+#pragma unroll
+            for (int k = 0; k < EACH; k++)
+                if (from + k < count)
+#pragma unroll
+                    for (int i = 0; i < 8; i++)
+                        sum[i] += row[k][i];
+        }
+        if (count < 32)
+            return;
+        now = next, next = later;
+    }
+}
+
+/* A block has ROWS entries of `sorted` and SUM_THREADS packs of columns: the runs of equal tokens that begin there,
+ * the last of which may go on behind. All loads of those entries are in flight at once. */
+template <bool ALIGNED, typename TDW, typename TDY> __global__ __launch_bounds__(SUM_THREADS)
+void add_rows_kernel(TDW *dw, const int2 *sorted, const TDY *dy, int N, int C, int slices)
+{
+    const int first = blockIdx.x / slices * ROWS, c = 8 * (blockIdx.x % slices * blockDim.x + threadIdx.x);
+    const int left = C - c;
+    int2 entry[ROWS + 1];
+#pragma unroll
+    for (int k = 0; k <= ROWS; k++)
+        entry[k] = first + k < N ? sorted[first + k] : make_int2(-1, 0);
+    int token = first > 0 ? sorted[first - 1].x : -1;
+    bool begins[ROWS], ours[ROWS], some = false;
+    Pack<TDW> before[ROWS];
+    Pack<TDY> row[ROWS];
+#pragma unroll
+    for (int k = 0; k < ROWS; k++) {
+        begins[k] = entry[k].x >= 0 && entry[k].x != token;
+        token = entry[k].x;
+        some |= begins[k];
+        ours[k] = some && token >= 0;
+        before[k] = load_pack<ALIGNED>((const TDW *)dw + (size_t)entry[k].x * C + c, begins[k] ? left : 0);
+        row[k] = load_pack<ALIGNED>(dy + (size_t)entry[k].y * C + c, ours[k] ? left : 0);
+    }
+    float sum[8] = {};
+#pragma unroll
+    for (int k = 0; k < ROWS; k++) {
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            sum[i] = (begins[k] ? before[k][i] : sum[i]) + row[k][i];
+        if (ours[k] && entry[k + 1].x != entry[k].x)
+            store_pack<ALIGNED>(dw + (size_t)entry[k].x * C + c, sum, left);
+    }
+    if (!ours[ROWS - 1] || entry[ROWS].x != token)
+        return;
+    add_run<ALIGNED>(sum, sorted, dy, first + ROWS, token, c, N, C);
+    store_pack<ALIGNED>(dw + (size_t)token * C + c, sum, left);
 }
 
 void embedding_backward(Tensor dw, const int *tokens, Tensor dy)
@@ -115,14 +247,14 @@ void embedding_backward(Tensor dw, const int *tokens, Tensor dy)
     CHECK_DENSE(dy, N, C);
     if (N == 0)
         return;
-    const Sorted s = sort_by_token(tokens, N, dw.rows);
-    const int threads = block_threads((int)ceil_div(C, 8), 1, MAX_THREADS);
-    const dim3 grid(N, (unsigned)ceil_div(C, 8 * threads));
+    const int2 *sorted = sort_by_token(tokens, N, dw.rows);
+    const int threads = block_threads((int)ceil_div(C, 8), 1, SUM_THREADS), slices = (int)ceil_div(C, 8 * threads);
+    const unsigned blocks = (unsigned)(ceil_div(N, ROWS) * slices);
     with_bool(is_aligned(dw, C) && is_aligned(dy, C), [&](auto aligned) {
         with_type(dw, [&](auto *out) {
             with_type(dy, [&](auto *in) {
-                embedding_backward_kernel<decltype(aligned)::value><<<grid, threads, 0, device_stream()>>>(
-                    out, s.token, s.position, in, N, C);
+                add_rows_kernel<decltype(aligned)::value><<<blocks, threads, 0, device_stream()>>>(out, sorted, in, N,
+                                                                                                   C, slices);
             });
         });
     });

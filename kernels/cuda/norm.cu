@@ -172,8 +172,14 @@ void norm_again(Tensor y, Tensor x, const float *stats, Tensor w, Norm norm)
 
 /* ---- backward ------------------------------------------------------------------------------------------------ */
 
+/* Brings `bytes` from p on to the L2 cache; both are multiples of 16. */
+__device__ static inline void prefetch(const void *p, size_t bytes)
+{
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"((unsigned)bytes));
+}
+
 /* partial: (gridDim.x, C) sums of dy xh over the block's rows, or NULL. Rows of dx are written where nothing else
- * reads them any more, so dx may be dy. */
+ * reads them any more, so dx may be dy. Registers hold one row; the block's next one comes to L2 meanwhile. */
 template <bool ALIGNED, typename TX, typename TDY, typename TDX> __global__ __launch_bounds__(MAX_THREADS)
 void norm_backward_kernel(TDX *dx, float *partial, const TDY *dy, const TX *x, const float2 *stats, AnyIn w, int N,
                           int C, Norm norm, bool accumulate)
@@ -190,6 +196,13 @@ void norm_backward_kernel(TDX *dx, float *partial, const TDY *dy, const TX *x, c
         for (int j = 0; j < MAX_PACKS; j++) {
             d[j] = load_pack<ALIGNED>(dy + row + column(j), C - column(j));
             in[j] = load_pack<ALIGNED>(x + row + column(j), C - column(j));
+        }
+        if (ALIGNED && threadIdx.x == 0 && n + gridDim.x < N) {
+            const size_t next = row + (size_t)gridDim.x * C;
+            prefetch(dy + next, C * sizeof *dy);
+            prefetch(x + next, C * sizeof *x);
+            if (accumulate)
+                prefetch(dx + next, C * sizeof *dx);
         }
         float sums[2] = {};             /* of g and g xh; dy is 0 behind column C */
 #pragma unroll

@@ -2,11 +2,11 @@
  *
  * A head is `chunks` pairs of packs: elements 8c .. 8c+7 of its first half and the same of its second, which the
  * rotation mixes. A thread has one c, hence one set of cosines and sines, and several heads; neighbouring threads
- * have neighbouring c. Without QK-norm heads are independent. With it the block holds all heads of its token at
- * once, so that x is read once.
+ * have neighbouring c. Without QK-norm heads are independent. With it the block holds all heads of q and k of its
+ * token at once, so that x is read once; those of v take a launch of their own, without a norm.
  *
  * Bytes per element in BF16: 4 (x, y), for the q and k part only if y is x and nothing is clamped; backward 4, or 6
- * with a norm or a clamp, which need x again. The tables of angles and the weights come from L1 and L2.
+ * where a norm or a clamp needs x again. The tables of angles and the weights come from L1 and L2.
  * Sums are F32 trees; dqnorm and dknorm: partial sums per block, then their sum in the order of the blocks
  * (reduce.cu). */
 #include "kernels/cuda/operations_fp8.h"
@@ -17,7 +17,7 @@ enum { EACH = 4, EACH_BACKWARD = 2, MAX_THREADS = 512, BLOCKS_PER_SM = 2 };
 /* What all threads know. */
 struct Heads {
     int H, K, D, T, S;      /* S = (H + 2K) D                                               */
-    int count;              /* heads to visit: H + K, or H + 2K if v is touched             */
+    int from, count;        /* heads to visit: from .. count-1; those from H + K on are v's */
     int chunks;             /* packs of half a head                                         */
     int parallel;           /* heads side by side in the block                              */
     float clip;             /* INFINITY: none                                               */
@@ -26,19 +26,20 @@ struct Heads {
 };
 
 /* A thread's place: its columns within a half, the pair of packs of head h. */
-struct Place {
+template <bool ALIGNED> struct Place {
     int first, left, head;
     __device__ Place(const Heads &a)
-        : first(8 * (threadIdx.x % a.chunks)), left(a.D / 2 - first), head(threadIdx.x / a.chunks)
+        : first(8 * (threadIdx.x % a.chunks)), left(ALIGNED ? 8 : a.D / 2 - first),
+          head(a.from + threadIdx.x / a.chunks)
     {
-        if (head >= a.parallel)         /* the block's last warp has threads too many */
+        if (head >= a.from + a.parallel)        /* the block's last warp has threads too many */
             head = a.count;
     }
 };
 
 struct Angles { float cosine[8], sine[8]; };
 
-template <bool ALIGNED> __device__ static inline Angles load_angles(const Heads &a, int n, const Place &p)
+template <bool ALIGNED> __device__ static inline Angles load_angles(const Heads &a, int n, const Place<ALIGNED> &p)
 {
     const float *table = a.rope + (size_t)(n % a.T) * a.D + 2 * p.first;
     Angles t;
@@ -81,25 +82,32 @@ __device__ static inline void turn(float &u, float &v, float cosine, float sine)
 
 /* ---- without norm --------------------------------------------------------------------------------------------- */
 
-/* Forward (sign 1): y = rope(clamp(x)). Backward (sign -1): y from the gradient x; 0 where |limited| > clip, unless
- * NULL. */
-template <bool ALIGNED, typename T, typename TL> __global__ __launch_bounds__(MAX_THREADS)
+/* Forward (sign 1): y = rope(clamp(x)). Backward (sign -1): y from the gradient x; if LIMITED, 0 where |limited| >
+ * clip, with as many loads in flight from half the heads. Heads of v are not turned. */
+template <bool ALIGNED, bool LIMITED, typename T, typename TL> __global__ __launch_bounds__(MAX_THREADS)
 void turn_kernel(AnyOut y, const T *x, const TL *limited, float sign, Heads a)
 {
-    const Place p(a);
+    constexpr int HEADS = LIMITED ? EACH / 2 : EACH;
+    const Place<ALIGNED> p(a);
     const size_t row = (size_t)blockIdx.x * a.S + p.first;
     const int half = a.D / 2;
     const Angles t = load_angles<ALIGNED>(a, blockIdx.x, p);
-    for (int base = p.head; base < a.count; base += EACH * a.parallel) {
-        Pack<T> u[EACH], v[EACH];
+    for (int base = p.head; base < a.count; base += HEADS * a.parallel) {
+        Pack<T> u[HEADS], v[HEADS];
+        Pack<TL> lu[HEADS], lv[HEADS];
 #pragma unroll
-        for (int j = 0; j < EACH; j++) {
+        for (int j = 0; j < HEADS; j++) {
             const int head = base + j * a.parallel, left = head < a.count ? p.left : 0;
-            u[j] = load_pack<ALIGNED>(x + row + (size_t)head * a.D, left);
-            v[j] = load_pack<ALIGNED>(x + row + (size_t)head * a.D + half, left);
+            const size_t at = row + (size_t)head * a.D;
+            u[j] = load_pack<ALIGNED>(x + at, left);
+            v[j] = load_pack<ALIGNED>(x + at + half, left);
+            if (LIMITED) {
+                lu[j] = load_pack<ALIGNED>(limited + at, left);
+                lv[j] = load_pack<ALIGNED>(limited + at + half, left);
+            }
         }
 #pragma unroll
-        for (int j = 0; j < EACH; j++) {
+        for (int j = 0; j < HEADS; j++) {
             const int head = base + j * a.parallel;
             if (head >= a.count)
                 break;
@@ -107,18 +115,13 @@ void turn_kernel(AnyOut y, const T *x, const TL *limited, float sign, Heads a)
             float ux[8], vx[8];
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-                ux[i] = limited ? u[j][i] : clamp(u[j][i], a.clip);
-                vx[i] = limited ? v[j][i] : clamp(v[j][i], a.clip);
+                ux[i] = LIMITED ? u[j][i] : clamp(u[j][i], a.clip);
+                vx[i] = LIMITED ? v[j][i] : clamp(v[j][i], a.clip);
                 if (head < a.H + a.K)
                     turn(ux[i], vx[i], t.cosine[i], sign * t.sine[i]);
-            }
-            if (limited) {
-                const Pack<TL> lu = load_pack<ALIGNED>(limited + at, p.left);
-                const Pack<TL> lv = load_pack<ALIGNED>(limited + at + half, p.left);
-#pragma unroll
-                for (int i = 0; i < 8; i++) {
-                    ux[i] = fabsf(lu[i]) > a.clip ? 0.0f : ux[i];
-                    vx[i] = fabsf(lv[i]) > a.clip ? 0.0f : vx[i];
+                if (LIMITED) {
+                    ux[i] = fabsf(lu[j][i]) > a.clip ? 0.0f : ux[i];
+                    vx[i] = fabsf(lv[j][i]) > a.clip ? 0.0f : vx[i];
                 }
             }
             store_any<ALIGNED>(y, at, ux, p.left);
@@ -127,38 +130,30 @@ void turn_kernel(AnyOut y, const T *x, const TL *limited, float sign, Heads a)
     }
 }
 
-/* ---- with norm: H + K <= EACH * a.parallel, so that a block holds q and k ------------------------------------ */
+/* ---- with norm: H + K <= EACH * a.parallel, so that a block holds q and k; v is left to turn_kernel ----------- */
 
-/* The heads of v: y = clamp(x), or x where |limited| <= clip and else 0. limited may be NULL. */
-template <bool ALIGNED, typename T, typename TL>
-__device__ static inline void pass_values(AnyOut y, const T *x, const TL *limited, size_t row, const Place &p,
-                                          const Heads &a)
+template <bool CLIPS> __device__ static inline float limit(float x, float clip)
 {
-    for (int head = a.H + a.K + p.head; head < a.count; head += a.parallel)
-#pragma unroll
-        for (int k = 0; k < 2; k++) {
-            const size_t at = row + (size_t)head * a.D + k * (a.D / 2);
-            const Pack<T> in = load_pack<ALIGNED>(x + at, p.left);
-            const Pack<TL> limit = load_pack<ALIGNED>(limited + at, limited ? p.left : 0);
-            float out[8];
-#pragma unroll
-            for (int i = 0; i < 8; i++)
-                out[i] = limited ? fabsf(limit[i]) > a.clip ? 0.0f : in[i] : clamp(in[i], a.clip);
-            store_any<ALIGNED>(y, at, out, p.left);
-        }
+    return CLIPS ? clamp(x, clip) : x;
 }
 
-template <bool ALIGNED, typename T> __global__ __launch_bounds__(MAX_THREADS)
+/* Brings `bytes` from p on to the L2 cache; both are multiples of 16. */
+__device__ static inline void prefetch(const void *p, size_t bytes)
+{
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"((unsigned)bytes));
+}
+
+template <bool ALIGNED, bool CLIPS, typename T> __global__ __launch_bounds__(MAX_THREADS)
 void norm_turn_kernel(AnyOut y, float2 *stats, const T *x, AnyIn qw, AnyIn kw, Heads a)
 {
     __shared__ float shared[64];
-    const Place p(a);
+    const Place<ALIGNED> p(a);
     const int half = a.D / 2;
     const size_t row = (size_t)blockIdx.x * a.S + p.first;
     Pack<T> u[EACH], v[EACH];
 #pragma unroll
     for (int j = 0; j < EACH; j++) {
-        const int head = p.head + j * a.parallel, left = head < a.H + a.K ? p.left : 0;
+        const int head = p.head + j * a.parallel, left = head < a.count ? p.left : 0;
         u[j] = load_pack<ALIGNED>(x + row + (size_t)head * a.D, left);
         v[j] = load_pack<ALIGNED>(x + row + (size_t)head * a.D + half, left);
     }
@@ -169,13 +164,12 @@ void norm_turn_kernel(AnyOut y, float2 *stats, const T *x, AnyIn qw, AnyIn kw, H
         float s = 0;
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            const float ui = clamp(u[j][i], a.clip), vi = clamp(v[j][i], a.clip);
+            const float ui = limit<CLIPS>(u[j][i], a.clip), vi = limit<CLIPS>(v[j][i], a.clip);
             s += ui * ui + vi * vi;
         }
         sums[0] += head < a.H ? s : 0.0f;
         sums[1] += head < a.H ? 0.0f : s;
     }
-    pass_values<ALIGNED>(y, x, (const T *)NULL, row, p, a);
     block_sums(sums, shared);
     keep_packed(u);
     keep_packed(v);
@@ -187,7 +181,7 @@ void norm_turn_kernel(AnyOut y, float2 *stats, const T *x, AnyIn qw, AnyIn kw, H
 #pragma unroll
     for (int j = 0; j < EACH; j++) {
         const int head = p.head + j * a.parallel;
-        if (head >= a.H + a.K)
+        if (head >= a.count)
             break;
         float ux[8], vx[8], uw[8], vw[8];
         const float r = head < a.H ? rstd.x : rstd.y;
@@ -195,7 +189,7 @@ void norm_turn_kernel(AnyOut y, float2 *stats, const T *x, AnyIn qw, AnyIn kw, H
         load_weight<ALIGNED>(vw, a, qw, kw, head, p.first + half, p.left);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            ux[i] = clamp(u[j][i], a.clip) * r * uw[i], vx[i] = clamp(v[j][i], a.clip) * r * vw[i];
+            ux[i] = limit<CLIPS>(u[j][i], a.clip) * r * uw[i], vx[i] = limit<CLIPS>(v[j][i], a.clip) * r * vw[i];
             turn(ux[i], vx[i], t.cosine[i], t.sine[i]);
         }
         store_any<ALIGNED>(y, row + (size_t)head * a.D, ux, p.left);
@@ -206,14 +200,15 @@ void norm_turn_kernel(AnyOut y, float2 *stats, const T *x, AnyIn qw, AnyIn kw, H
 /* dy turned back, d (a pair of elements of a head of q or k), becomes the gradient of the norm's input: r (g - h
  * mean_gh) with g = d w, h = clamp(x) r; 0 where x was clamped. partial: (gridDim.x, (H + K) D) sums of d h over
  * the block's tokens.
- * NOTE: these sums take 32 registers per thread; therefore fewer heads per thread than in forward, and nothing but
- * packs is held over the reduction. */
-template <bool ALIGNED, typename TDY, typename TX> __global__ __launch_bounds__(MAX_THREADS)
+ * NOTE: these sums take 32 registers per thread; therefore fewer heads per thread than in forward, nothing but
+ * packs is held over the reduction, and the block's next token waits in L2 rather than in registers. */
+template <bool ALIGNED, bool CLIPS, typename TDY, typename TX>
+__global__ __launch_bounds__(MAX_THREADS)
 void norm_turn_backward_kernel(AnyOut dx, float *partial, const TDY *dy, const TX *x, const float2 *stats, AnyIn qw,
                                AnyIn kw, Heads a, int N)
 {
     __shared__ float shared[64];
-    const Place p(a);
+    const Place<ALIGNED> p(a);
     const int half = a.D / 2;
     float dwu[EACH_BACKWARD][8] = {}, dwv[EACH_BACKWARD][8] = {};
     for (int n = blockIdx.x; n < N; n += gridDim.x) {
@@ -222,10 +217,15 @@ void norm_turn_backward_kernel(AnyOut dx, float *partial, const TDY *dy, const T
         Pack<TX> xu[EACH_BACKWARD], xv[EACH_BACKWARD];
 #pragma unroll
         for (int j = 0; j < EACH_BACKWARD; j++) {
-            const int head = p.head + j * a.parallel, left = head < a.H + a.K ? p.left : 0;
+            const int head = p.head + j * a.parallel, left = head < a.count ? p.left : 0;
             const size_t at = row + (size_t)head * a.D;
             du[j] = load_pack<ALIGNED>(dy + at, left), dv[j] = load_pack<ALIGNED>(dy + at + half, left);
             xu[j] = load_pack<ALIGNED>(x + at, left), xv[j] = load_pack<ALIGNED>(x + at + half, left);
+        }
+        if (ALIGNED && threadIdx.x == 0 && n + gridDim.x < N) {
+            const size_t next = (size_t)(n + gridDim.x) * a.S, width = (size_t)a.count * a.D;
+            prefetch(dy + next, width * sizeof *dy);
+            prefetch(x + next, width * sizeof *x);
         }
         const float2 rstd = stats[n];
         Angles t = load_angles<ALIGNED>(a, n, p);
@@ -233,7 +233,7 @@ void norm_turn_backward_kernel(AnyOut dx, float *partial, const TDY *dy, const T
 #pragma unroll
         for (int j = 0; j < EACH_BACKWARD; j++) {
             const int head = p.head + j * a.parallel;
-            if (head >= a.H + a.K)
+            if (head >= a.count)
                 break;
             float uw[8], vw[8], s = 0;
             const float r = head < a.H ? rstd.x : rstd.y;
@@ -243,14 +243,13 @@ void norm_turn_backward_kernel(AnyOut dx, float *partial, const TDY *dy, const T
             for (int i = 0; i < 8; i++) {
                 float u = du[j][i], v = dv[j][i];
                 turn(u, v, t.cosine[i], -t.sine[i]);
-                u *= clamp(xu[j][i], a.clip) * r, v *= clamp(xv[j][i], a.clip) * r;
+                u *= limit<CLIPS>(xu[j][i], a.clip) * r, v *= limit<CLIPS>(xv[j][i], a.clip) * r;
                 dwu[j][i] += u, dwv[j][i] += v;
                 s += u * uw[i] + v * vw[i];
             }
             sums[0] += head < a.H ? s : 0.0f;
             sums[1] += head < a.H ? 0.0f : s;
         }
-        pass_values<ALIGNED>(dx, dy, x, row, p, a);
         block_sums(sums, shared);
         keep_packed(du), keep_packed(dv);
         keep_packed(xu), keep_packed(xv);
@@ -258,7 +257,7 @@ void norm_turn_backward_kernel(AnyOut dx, float *partial, const TDY *dy, const T
 #pragma unroll
         for (int j = 0; j < EACH_BACKWARD; j++) {
             const int head = p.head + j * a.parallel;
-            if (head >= a.H + a.K)
+            if (head >= a.count)
                 break;
             float u[8], v[8];                           /* the weights, then the results */
             const float r = head < a.H ? rstd.x : rstd.y;
@@ -269,10 +268,10 @@ void norm_turn_backward_kernel(AnyOut dx, float *partial, const TDY *dy, const T
             for (int i = 0; i < 8; i++) {
                 float d = du[j][i], e = dv[j][i];
                 turn(d, e, t.cosine[i], -t.sine[i]);
-                d = r * (d * u[i] - clamp(xu[j][i], a.clip) * r * mean_gh);
-                e = r * (e * v[i] - clamp(xv[j][i], a.clip) * r * mean_gh);
-                u[i] = fabsf(xu[j][i]) > a.clip ? 0.0f : d;
-                v[i] = fabsf(xv[j][i]) > a.clip ? 0.0f : e;
+                d = r * (d * u[i] - limit<CLIPS>(xu[j][i], a.clip) * r * mean_gh);
+                e = r * (e * v[i] - limit<CLIPS>(xv[j][i], a.clip) * r * mean_gh);
+                u[i] = CLIPS && fabsf(xu[j][i]) > a.clip ? 0.0f : d;
+                v[i] = CLIPS && fabsf(xv[j][i]) > a.clip ? 0.0f : e;
             }
             store_any<ALIGNED>(dx, row + (size_t)head * a.D, u, p.left);
             store_any<ALIGNED>(dx, row + (size_t)head * a.D + half, v, p.left);
@@ -282,7 +281,7 @@ void norm_turn_backward_kernel(AnyOut dx, float *partial, const TDY *dy, const T
     for (int j = 0; j < EACH_BACKWARD; j++) {
         const int head = p.head + j * a.parallel;
         float *to = partial + ((size_t)blockIdx.x * (a.H + a.K) + head) * a.D + p.first;
-        if (head < a.H + a.K) {
+        if (head < a.count) {
             store_pack<ALIGNED>(to, dwu[j], p.left);
             store_pack<ALIGNED>(to + half, dwv[j], p.left);
         }
@@ -304,22 +303,22 @@ static void check_attention(const char *op, Tensor qkv, Tensor qnorm, Tensor kno
     CHECK(stats, "%s: QK-norm needs stats", op);
 }
 
-/* whole: v is touched too. each: heads per thread at a time. */
-static Heads heads_of(const char *op, Attention a, bool norm, bool whole, int each)
+/* Heads from .. count-1, `each` of them per thread at a time. at_once: none may be left for a second time. */
+static Heads heads_of(const char *op, Attention a, int from, int count, int each, bool at_once)
 {
     Heads h = {};
     h.H = a.H, h.K = a.K, h.D = a.D, h.T = a.T, h.S = (a.H + 2 * a.K) * a.D;
-    h.count = a.H + (whole ? 2 : 1) * a.K;
+    h.from = from, h.count = count;
     h.chunks = (int)ceil_div(a.D / 2, 8);
-    h.parallel = (int)ceil_div(norm ? a.H + a.K : h.count, each);
+    h.parallel = (int)ceil_div(count - from, each);
     h.clip = a.clip > 0 ? a.clip : INFINITY;
     h.eps = a.norm.eps, h.q_inverse = 1.0f / (a.H * a.D), h.k_inverse = 1.0f / (a.K * a.D);
     h.rope = a.rope;
     if (h.parallel * h.chunks > MAX_THREADS) {
         h.parallel = MAX_THREADS / h.chunks;
-        if (norm || h.parallel == 0)
+        if (at_once || h.parallel == 0)
             die("%s: %d heads of width %d; the CUDA back end has up to %d%s", op, a.H + a.K, a.D, h.parallel * each,
-                norm ? " with QK-norm" : "");
+                at_once ? " with QK-norm" : "");
     }
     return h;
 }
@@ -334,6 +333,27 @@ static bool halves_aligned(Attention a, Tensor x, Tensor y, Tensor z, Tensor qno
     const int half = a.D / 2;
     return is_aligned(x, half) && is_aligned(y, half) && is_aligned(z, half) && is_aligned(qnorm, half) &&
            is_aligned(knorm, half) && (uintptr_t)a.rope % 16 == 0;
+}
+
+/* Heads from .. count-1 without a norm. limited.data may be NULL. */
+static void turn_heads(const char *op, Tensor y, Tensor x, Tensor limited, float sign, Attention a, int from,
+                       int count)
+{
+    const Heads h = heads_of(op, a, from, count, EACH, false);
+    with_bool(halves_aligned(a, x, y, limited, Tensor{}, Tensor{}), [&](auto aligned) {
+        with_type(x, [&](auto *in) {
+            constexpr bool ALIGNED = decltype(aligned)::value;
+            if (limited.data)
+                with_type(limited, [&](auto *limit) {
+                    turn_kernel<ALIGNED, true><<<x.rows, threads_of(h), 0, device_stream()>>>(any_out(y), in, limit,
+                                                                                              sign, h);
+                });
+            else
+                turn_kernel<ALIGNED, false><<<x.rows, threads_of(h), 0, device_stream()>>>(any_out(y), in, in, sign,
+                                                                                           h);
+        });
+    });
+    LAUNCH_CHECK();
 }
 
 /* With a clip or norms: what is saved in FP8 is read into y, which then changes in place. */
@@ -355,37 +375,46 @@ void rope_forward(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm, 
     }
     check_attention(__func__, x, qnorm, knorm, stats, a);
     CHECK_DENSE(y, x.rows, x.cols);
-    const bool norm = qnorm.data, in_place = y.data == x.data;
+    const bool norm = qnorm.data, in_place = y.data == x.data, values = !in_place || a.clip > 0;
     CHECK(!in_place || format_equal(y.format, x.format), "rope_forward: x and y share memory, not their format");
     if (x.rows == 0)
         return;
-    const Heads h = heads_of(__func__, a, norm, !in_place || a.clip > 0, EACH);
+    const int turned = a.H + a.K, count = turned + (values ? a.K : 0);
+    if (!norm) {
+        turn_heads(__func__, y, x, Tensor{}, 1, a, 0, count);
+        return;
+    }
+    const Heads h = heads_of(__func__, a, 0, turned, EACH, true);
     with_bool(halves_aligned(a, x, y, x, qnorm, knorm), [&](auto aligned) {
-        with_type(x, [&](auto *in) {
-            constexpr bool ALIGNED = decltype(aligned)::value;
-            if (norm)
-                norm_turn_kernel<ALIGNED><<<x.rows, threads_of(h), 0, device_stream()>>>(
-                    any_out(y), (float2 *)stats, in, any_in(qnorm), any_in(knorm), h);
-            else
-                turn_kernel<ALIGNED><<<x.rows, threads_of(h), 0, device_stream()>>>(any_out(y), in,
-                                                                                    (const bf16 *)NULL, 1, h);
+        with_bool(a.clip > 0, [&](auto clips) {
+            with_type(x, [&](auto *in) {
+                norm_turn_kernel<decltype(aligned)::value, decltype(clips)::value>
+                    <<<x.rows, threads_of(h), 0, device_stream()>>>(any_out(y), (float2 *)stats, in, any_in(qnorm),
+                                                                    any_in(knorm), h);
+            });
         });
     });
     LAUNCH_CHECK();
+    if (values)
+        turn_heads(__func__, y, x, Tensor{}, 1, a, turned, count);
 }
 
 static void backward_with_norm(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x, const float *stats,
-                               Tensor qnorm, Tensor knorm, Attention a, bool whole)
+                               Tensor qnorm, Tensor knorm, Attention a)
 {
-    const Heads h = heads_of("rope_backward", a, true, whole, EACH_BACKWARD);
+    const Heads h = heads_of("rope_backward", a, 0, a.H + a.K, EACH_BACKWARD, true);
     const int N = dy.rows, most = BLOCKS_PER_SM * device_sm_count(), blocks = most < N ? most : N;
     const size_t q_width = (size_t)a.H * a.D, width = q_width + (size_t)a.K * a.D;
     float *partial = (float *)device_scratch(blocks * width * sizeof(float), SCRATCH_0);
     with_bool(halves_aligned(a, dx, dy, x, qnorm, knorm), [&](auto aligned) {
-        with_type(dy, [&](auto *d) {
-            with_type(x, [&](auto *in) {
-                norm_turn_backward_kernel<decltype(aligned)::value><<<blocks, threads_of(h), 0, device_stream()>>>(
-                    any_out(dx), partial, d, in, (const float2 *)stats, any_in(qnorm), any_in(knorm), h, N);
+        with_bool(a.clip > 0, [&](auto clips) {
+            with_type(dy, [&](auto *d) {
+                with_type(x, [&](auto *in) {
+                    norm_turn_backward_kernel<decltype(aligned)::value, decltype(clips)::value>
+                        <<<blocks, threads_of(h), 0, device_stream()>>>(any_out(dx), partial, d, in,
+                                                                        (const float2 *)stats, any_in(qnorm),
+                                                                        any_in(knorm), h, N);
+                });
             });
         });
     });
@@ -425,25 +454,16 @@ void rope_backward(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x,
     CHECK_DENSE(dx, dy.rows, dy.cols);
     CHECK_DENSE_OPTIONAL(dqnorm, 1, a.H * a.D);
     CHECK_DENSE_OPTIONAL(dknorm, 1, a.K * a.D);
-    const bool in_place = dx.data == dy.data, clips = a.clip > 0, whole = !in_place || clips;
+    const bool in_place = dx.data == dy.data, clips = a.clip > 0;
+    const int turned = a.H + a.K, count = turned + (!in_place || clips ? a.K : 0);
     CHECK(!in_place || format_equal(dx.format, dy.format), "rope_backward: dx and dy share memory, not their format");
     if (clips || qnorm.data)
         CHECK_DENSE(x, dy.rows, dy.cols);
     if (dy.rows == 0)
         return;
-    if (qnorm.data) {
-        backward_with_norm(dx, dqnorm, dknorm, dy, x, stats, qnorm, knorm, a, whole);
-        return;
-    }
-    const Heads h = heads_of(__func__, a, false, whole, EACH);
-    const Tensor limited = clips ? x : Tensor{};
-    with_bool(halves_aligned(a, dx, dy, limited, qnorm, knorm), [&](auto aligned) {
-        with_type(dy, [&](auto *d) {
-            with_type(limited, [&](auto *in) {
-                turn_kernel<decltype(aligned)::value><<<dy.rows, threads_of(h), 0, device_stream()>>>(any_out(dx), d,
-                                                                                                      in, -1, h);
-            });
-        });
-    });
-    LAUNCH_CHECK();
+    if (qnorm.data)
+        backward_with_norm(dx, dqnorm, dknorm, dy, x, stats, qnorm, knorm, a);
+    const int from = qnorm.data ? turned : 0;
+    if (from < count)
+        turn_heads(__func__, dx, dy, clips ? x : Tensor{}, -1, a, from, count);
 }
