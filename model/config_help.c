@@ -31,30 +31,31 @@ const char *config_default(const char *name)
 
 /* ---- the nearest key -------------------------------------------------------------------------------------- */
 
-/* Levenshtein's distance: insertions, deletions and replacements of one character that turn a into b. */
+/* Insertions, deletions and replacements of one character and swaps of two neighbours that turn a into b. */
 static int edit_distance(const char *a, const char *b)
 {
     enum { LONGEST = 128 };
-    int row[LONGEST + 1];
-    int n = (int)strlen(b);
+    int rows[3][LONGEST + 1] = { { 0 } };                    /* of i - 2, i - 1 and i, in turn */
+    int m = (int)strlen(a), n = (int)strlen(b);
     if (n > LONGEST)
         return LONGEST;
     for (int j = 0; j <= n; j++)
-        row[j] = j;
-    for (int i = 1; a[i - 1]; i++) {
-        int diagonal = row[0];
+        rows[0][j] = j;
+    for (int i = 1; i <= m; i++) {
+        int *row = rows[i % 3], *above = rows[(i + 2) % 3], *second = rows[(i + 1) % 3];
         row[0] = i;
         for (int j = 1; j <= n; j++) {
-            int above = row[j], best = diagonal + (a[i - 1] != b[j - 1]);
-            if (above + 1 < best)
-                best = above + 1;
+            int best = above[j - 1] + (a[i - 1] != b[j - 1]);
+            if (above[j] + 1 < best)
+                best = above[j] + 1;
             if (row[j - 1] + 1 < best)
                 best = row[j - 1] + 1;
-            diagonal = above;
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] && second[j - 2] + 1 < best)
+                best = second[j - 2] + 1;
             row[j] = best;
         }
     }
-    return row[n];
+    return rows[m % 3][n];
 }
 
 static const char *last_part(const char *name)

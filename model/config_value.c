@@ -141,6 +141,9 @@ static _Noreturn void wrong(const ConfigKey *k, const YamlNode *n)
         found = n->text;
     if ((k->type & TYPE_MASK) == FIXED)
         die("%s: %s: '%s' is not supported, only %s: %s", yaml_place(n), k->name, found, k->choices, k->help);
+    if (n->kind == YAML_MAP && strcmp(k->name, "recipe") == 0)
+        die("%s: recipe is a name; its columns are changed by format.*, as in --format.moment1=e5m2/128",
+            yaml_place(n));
     die("%s: %s: expected %s, found '%s'", yaml_place(n), k->name, expected, found);
 }
 

@@ -154,7 +154,8 @@ static YamlNode *parse(const char *path, const char *text, const char *name)
     message[strcspn(message, "\n")] = '\0';
     char *words = strstr(message, "error: ");              /* "file:line:column: error: duplicate key" */
     if (!document && words)
-        die("%.*s%s%s", text ? 0 : (int)(words - message), message, text ? name : "", words + strlen("error"));
+        die("%.*s: %s", text ? (int)strlen(name) : (int)(words - message) - 2, text ? name : message,
+            words + strlen("error: "));
     if (!document)
         die("%s: is empty or no YAML", name);
     YamlNode *tree = convert(fy_document_root(document), NULL, name, text ? 0 : 1);
@@ -168,8 +169,8 @@ static YamlNode *parse(const char *path, const char *text, const char *name)
 YamlNode *yaml_load(const char *path)
 {
     FILE *file = fopen(path, "rb");
-    if (!file)
-        die("%s: cannot open this configuration file: %m", path);
+    if (!file || (fgetc(file) == EOF && ferror(file)))       /* a folder opens but cannot be read */
+        die("%s: cannot read this configuration file: %m", path);
     fclose(file);
     YamlNode *root = parse(path, NULL, path);
     if (root->kind != YAML_MAP)

@@ -40,6 +40,7 @@ static void test_unknown_keys(void **state)
         { "seed",          "n_heads: 4",          "unknown key 'n_heads'", "did you mean 'model.n_heads'?" },
         { "n_heads",       "num_heads: 4",        "did you mean 'model.n_heads'?", NULL },
         { NULL,            "optimiser: {}",       "did you mean 'optimizer'?", NULL },
+        { NULL,            "modle: {}",           "did you mean 'model'?", NULL },
         { NULL,            "xyzzy_plugh: 1",      "unknown key 'xyzzy_plugh'; ./train --help lists all", NULL },
         { NULL,            "evaluator: []",       "did you mean 'evaluators'?", NULL },
         { NULL,            "evaluators: [{label: x, data: {pathz: [a]}}]", "unknown key 'evaluators[].data.pathz'",
@@ -71,6 +72,13 @@ static void test_wrong_values(void **state)
         { NULL,            "format: {saved: fp9}", "format.saved: expected f32, bf16", "found 'fp9'" },
         { NULL,            "format: {keep: some}", "format.keep: expected all|inputs|block", NULL },
         { NULL,            "format: {master: e4m3/128}", "format.master cannot be e4m3/128; take bf16 or f32", NULL },
+        { NULL,            "format: {saved: e4m3/48}", "format.saved is e4m3/48, but a row of 64 cannot be cut",
+          NULL },
+        { NULL,            "format: {saved: e4m3/16+}", "only moments are expanded", NULL },
+        { NULL,            "format: {operand: e4m3/16}", "a GEMM operand has one scale", NULL },
+        { NULL,            "format: {moment1: e4m3}", "FP8 moments have a scale per group, as in e4m3/128", NULL },
+        { NULL,            "format: {moment2: e5m2/100}", "a block of 256 cannot be cut into groups of 100", NULL },
+        { NULL,            "recipe: {moment1: e5m2}", "its columns are changed by format.*", NULL },
         { NULL,            "fsdp: on",             "fsdp is a section", "found 'on'" },
         { NULL,            "evaluators: {label: a}", "evaluators is a list", NULL },
         { NULL,            "evaluators: [{type: lm}]", "evaluator has no label", NULL },
@@ -204,7 +212,7 @@ static void test_files(void **state)
     }
     unlink(try_path);
     assert_false(try_printed(message, sizeof message, 2, 1, NULL, NULL));
-    try_contains(message, "cannot open this configuration file");
+    try_contains(message, "cannot read this configuration file");
 }
 
 /* ---- Hugging Face folders -------------------------------------------------------------------------------- */
