@@ -1,14 +1,16 @@
 /* Ranks and host values over MPI, for both back ends. What concerns device memory is in kernels/cpu or kernels/cuda.
  * MPI's default error handler ends all ranks with a message, so return values need no checks. */
-#include "kernels/comm.h"
+#include "kernels/comm_mpi.h"
 
-#include <mpi.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "model/error.h"
+#include "model/watchdog.h"
 
 static int rank = 0, size = 1, local_rank = 0, local_size = 1;
+static MPI_Win host_memory = MPI_WIN_NULL;
+static MPI_Comm group[NUM_GROUPS];
 
 void comm_start(int *argc, char ***argv)
 {
@@ -21,11 +23,73 @@ void comm_start(int *argc, char ***argv)
     MPI_Comm_rank(host, &local_rank);
     MPI_Comm_size(host, &local_size);
     MPI_Comm_free(&host);
+    group[RANKS_ALL] = MPI_COMM_WORLD;
+    group[RANKS_SHARD] = group[RANKS_REPLICA] = MPI_COMM_NULL;
+    comm_divide(1);
+}
+
+static void free_groups(void)
+{
+    for (Ranks g = RANKS_SHARD; g < NUM_GROUPS; g++)
+        if (group[g] != MPI_COMM_NULL)
+            MPI_Comm_free(&group[g]);
+}
+
+void comm_divide(int shard_ranks)
+{
+    CHECK(shard_ranks > 0 && size % shard_ranks == 0, "%d ranks in groups of %d", size, shard_ranks);
+    free_groups();
+    MPI_Comm_split(MPI_COMM_WORLD, rank / shard_ranks, rank, &group[RANKS_SHARD]);
+    MPI_Comm_split(MPI_COMM_WORLD, rank % shard_ranks, rank, &group[RANKS_REPLICA]);
+}
+
+MPI_Comm comm_mpi(Ranks g)
+{
+    CHECK(group[g], "comm_start comes first");
+    return group[g];
+}
+
+int comm_group_size(Ranks g)
+{
+    int n;
+    if (!group[g])      /* a program that never called comm_start */
+        return 1;
+    MPI_Comm_size(group[g], &n);
+    return n;
+}
+
+int comm_group_rank(Ranks g)
+{
+    int n;
+    if (!group[g])
+        return 0;
+    MPI_Comm_rank(group[g], &n);
+    return n;
+}
+
+/* A window of MPI: nothing is left behind on the host, however the ranks end. */
+void *comm_host_memory(size_t bytes)
+{
+    MPI_Comm host;
+    MPI_Aint length;
+    int unit;
+    void *memory;
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &host);
+    MPI_Win_allocate_shared(local_rank == 0 ? (MPI_Aint)bytes : 0, 1, MPI_INFO_NULL, host, &memory, &host_memory);
+    MPI_Win_shared_query(host_memory, 0, &length, &unit, &memory);
+    if (local_rank == 0)
+        memset(memory, 0, bytes);
+    MPI_Barrier(host);
+    MPI_Comm_free(&host);
+    return memory;
 }
 
 void comm_finish(void)
 {
     comm_device_finish();
+    if (host_memory != MPI_WIN_NULL)
+        MPI_Win_free(&host_memory);
+    free_groups();
     MPI_Finalize();
 }
 
@@ -51,8 +115,10 @@ int comm_local_size(void)
 
 void comm_barrier(void)
 {
-    if (size > 1)
-        MPI_Barrier(MPI_COMM_WORLD);
+    if (size == 1)
+        return;
+    progress_together("waiting for all ranks", -1);
+    MPI_Barrier(MPI_COMM_WORLD);
 }
 
 void comm_broadcast(void *data, size_t bytes, int root)
@@ -60,19 +126,27 @@ void comm_broadcast(void *data, size_t bytes, int root)
     const size_t most = 1 << 30;        /* MPI counts in int */
     if (size == 1)
         return;
+    progress_together("broadcast of host values", -1);
     for (size_t at = 0; at < bytes; at += most)
         MPI_Bcast((char *)data + at, (int)(bytes - at < most ? bytes - at : most), MPI_BYTE, root, MPI_COMM_WORLD);
 }
 
-/* Every rank adds in the order of ranks: MPI_Allreduce does not promise the same bits everywhere. */
 void comm_sum(double *x, int n)
 {
-    if (size == 1)
+    comm_sum_over(x, n, RANKS_ALL);
+}
+
+/* Every rank adds in the order of ranks: MPI_Allreduce does not promise the same bits everywhere. */
+void comm_sum_over(double *x, int n, Ranks g)
+{
+    const int W = comm_group_size(g);
+    if (W == 1)
         return;
-    double *all = xmalloc(sizeof *all * (size_t)size * (size_t)n);
-    MPI_Allgather(x, n, MPI_DOUBLE, all, n, MPI_DOUBLE, MPI_COMM_WORLD);
+    progress_together("sum over ranks", -1);
+    double *all = xmalloc(sizeof *all * (size_t)W * (size_t)n);
+    MPI_Allgather(x, n, MPI_DOUBLE, all, n, MPI_DOUBLE, group[g]);
     memset(x, 0, sizeof *x * (size_t)n);
-    for (int r = 0; r < size; r++)
+    for (int r = 0; r < W; r++)
         for (int i = 0; i < n; i++)
             x[i] += all[(size_t)r * (size_t)n + (size_t)i];
     free(all);
@@ -80,6 +154,8 @@ void comm_sum(double *x, int n)
 
 void comm_max(double *x, int n)
 {
-    if (size > 1)
-        MPI_Allreduce(MPI_IN_PLACE, x, n, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+    if (size == 1)
+        return;
+    progress_together("maximum over ranks", -1);
+    MPI_Allreduce(MPI_IN_PLACE, x, n, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
 }

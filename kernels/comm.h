@@ -12,11 +12,38 @@ int  comm_size  (void);
 int  comm_local_rank(void);                     /* among the ranks of this host */
 int  comm_local_size(void);
 
+/* Zeroed memory that the ranks of this host share, until comm_finish. All ranks call, once. */
+void *comm_host_memory(size_t bytes);
+const char *comm_device_error(void);            /* of the back end, met since; NULL: none. Any thread may ask */
+
+/* Groups of ranks. The shards of a unit are those of `shard_ranks` consecutive ranks; ranks at the same place of their
+ * shard groups hold the same shard, as replicas. comm_divide comes before comm_init; without it each rank is a shard group.
+ * shard_ranks must divide the number of ranks. */
+typedef enum { RANKS_ALL, RANKS_SHARD, RANKS_REPLICA, NUM_GROUPS } Ranks;
+void comm_divide    (int shard_ranks);
+int  comm_group_size(Ranks g);
+int  comm_group_rank(Ranks g);
+
 /* Host values, over MPI. All ranks must call. */
 void comm_barrier  (void);
 void comm_broadcast(void *data, size_t bytes, int root);
 void comm_sum      (double *x, int n);          /* x = sum over ranks, the same bits on every rank */
+void comm_sum_over (double *x, int n, Ranks g); /* the same over the ranks of a group, which must call */
 void comm_max      (double *x, int n);
 
-/* Device tensors (F32 or BF16): x = sum over ranks. Does nothing with one rank. */
-void comm_all_reduce(Tensor x);
+/* Device memory, in order with what the current queue did before. All ranks of a group issue the same operations in the same
+ * order, queue by queue. In a group of one rank a sum or maximum is x itself. */
+
+/* x (1,n) = sum, or maximum, over the ranks of g; F32 or BF16, a maximum F32 alone. */
+void comm_all_reduce    (Tensor x, Ranks g);
+void comm_all_reduce_max(Tensor x, Ranks g);
+
+/* RANKS_SHARD: part (1,n) = sum over ranks of slice `own rank` of their whole (1, W n). */
+void comm_reduce_scatter(Tensor part, Tensor whole);
+
+/* RANKS_SHARD: slice r of whole = rank r's part, of `bytes`. Both lie in one comm_alloc, at the same place on all ranks. */
+void comm_all_gather(void *whole, const void *part, size_t bytes);
+
+/* Device memory that comm_all_gather reads and writes fastest. One piece at a time; all ranks call both. */
+void *comm_alloc(size_t bytes);
+void  comm_free (void *p);

@@ -1,5 +1,5 @@
-/* The device: memory, copies, time. One per process. All work is queued in order on one stream;
- * a call returns at once unless it says that it waits. Errors end the program with a message. */
+/* The device: memory, copies, time. One per process. Work is queued and done in order; a call returns at once unless it
+ * says that it waits. Errors end the program with a message. */
 #pragma once
 #include "model/tensor.h"
 
@@ -10,18 +10,28 @@ double      device_bandwidth(void);             /* data-sheet memory bytes/s; 0:
 size_t      device_memory_total(void);          /* bytes */
 size_t      device_memory_used(void);           /* bytes of the device in use now, by whomever (CPU: this process) */
 
+/* Queues run side by side, each in order. All operations go to the current one, at first QUEUE_COMPUTE; only that one may
+ * run operations that need scratch memory. device_merge_queues: all are one from now on, for finding a missing wait. */
+typedef enum { QUEUE_COMPUTE, QUEUE_GATHER, QUEUE_REDUCE, NUM_QUEUES } Queue;
+void  device_queue(Queue q);
+Queue device_current_queue(void);
+void  device_merge_queues(bool merge);
+
 void *device_alloc(size_t bytes);               /* 256-byte aligned, zeroed; never NULL: says what was asked and what is free */
 void  device_free (void *p);
 void  device_put  (void *dst, const void *src, size_t bytes);   /* host to device; src may be reused on return */
-void  device_get  (void *dst, const void *src, size_t bytes);   /* device to host; waits for all queued work */
+void  device_get  (void *dst, const void *src, size_t bytes);   /* device to host; waits for all work of the current queue */
 void  device_copy (void *dst, const void *src, size_t bytes);   /* inside the device; the two may not overlap */
 void  device_zero (void *dst, size_t bytes);
-void  device_sync (void);                       /* waits for all queued work */
+void  device_sync (void);                       /* waits for all queued work, of all queues */
 
 /* Device memory that kernels use inside a call (GEMM and attention workspaces, partial sums). Bytes held now. */
 size_t device_scratch_bytes(void);
 
-/* Milliseconds of device time between two marks in the queue. `elapsed` waits for `to`. */
+/* A point in the current queue. device_wait: what is queued in the current queue from now on runs after it (NULL: nothing to
+ * wait for); the host goes on. device_elapsed: milliseconds of device time between two marks; waits for `to`. */
 typedef struct DeviceMark DeviceMark;
 DeviceMark *device_mark   (DeviceMark *reuse);  /* NULL: a new mark */
+void        device_wait   (DeviceMark *m);
+void        device_unmark (DeviceMark *m);      /* frees it */
 double      device_elapsed(DeviceMark *from, DeviceMark *to);

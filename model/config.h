@@ -34,9 +34,17 @@ typedef struct {
     int    itemsize;
 } EvalSet;
 
+/* How units are spread over ranks (fsdp.h). */
+typedef struct {
+    int  shard_ranks;             /* consecutive ranks that share one copy of the model: 1 .. number of ranks */
+    bool keep_weights;            /* gathered weights stay until the optimizer has run */
+    bool sum_once;                /* gradients are summed over the shard group once per step, not per micro-batch */
+} Strategy;
+
 typedef struct {
     ModelConfig model;
     Recipe      recipe;           /* resolved: the named row with its overrides */
+    Strategy    strategy;
     char       *run_name;
     uint64_t    seed;
     bool        dry_run;          /* print settings and memory plan, then stop */
@@ -55,6 +63,7 @@ typedef struct {
     int      device_train_microbatch_size;    /* sequences per forward pass of a rank */
     Duration max_duration;
     Duration stop_at;                         /* all 0: not; ends the run early, the schedule unchanged */
+    int      timeout_seconds;                 /* without progress of a rank, after which all end */
 
     struct {
         double lr, beta1, beta2, eps, weight_decay;
@@ -93,6 +102,7 @@ typedef struct {
     long     console_log_interval;            /* steps */
     int      speed_window;                    /* speed_monitor.window_size: steps that tok/s is averaged over */
     long     quant_stats_interval;            /* steps between quantization statistics in metrics.jsonl; 0: never */
+    int      profile;                         /* steps to trace, from the third of the run on; 0: none */
     int      loss_chunk;                      /* tokens whose logits exist at once; 0: chosen */
 
     char    *text;                            /* the resolved configuration as YAML; saved with the run */

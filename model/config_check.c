@@ -1,11 +1,14 @@
 /* What the table cannot say about one key alone: values that follow from others, and combinations that cannot work.
  * Every message names the place of a key that takes part and says which values would do. */
 #include "model/config_table.h"
-#include "model/error.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "kernels/comm.h"
+#include "model/error.h"
+#include "model/model.h"
 
 /* ---- model ------------------------------------------------------------------------------------------------ */
 
@@ -170,8 +173,27 @@ static void apply_blocks(Reader *r, bool model, bool optimizer)
              config_where(r, "quantize_optimizer.first_order_expansion"));
 }
 
+/* The column at `name`, whose groups must divide `size`; 0: it has one scale. `block`: COAT's key for their size. */
+static void check_groups(Reader *r, const char *name, const char *block, Format f, int size)
+{
+    bool moment = strncmp(name, "format.moment", strlen("format.moment")) == 0;
+    const char *place = config_where(r, block && !config_given(r, name) ? block : name);
+    if (f.expand && !moment)
+        die("%s: %s cannot be %s: only moments are expanded, leave out the +", place, name, format_name(f));
+    if (f.group && !size)
+        die("%s: %s cannot be %s: a GEMM operand has one scale, take e4m3 or e5m2", place, name, format_name(f));
+    if (f.group && size % f.group != 0)
+        die("%s: %s is %s, but %s of %d cannot be cut into groups of %d; take a divisor of it, or bf16", place, name,
+            format_name(f), moment ? "a block" : "a row", size, f.group);
+    if (moment && format_is_fp8(f) && !f.group)
+        die("%s: %s cannot be %s: FP8 moments have a scale per group, as in %s/128", place, name, format_name(f),
+            format_name(f));
+}
+
 static void check_columns(Reader *r)
 {
+    const ModelConfig *m = &r->s->c.model;
+    const int q = m->n_heads * m->head_dim, kv = m->n_kv_heads * m->head_dim;
     const Recipe *c = &r->s->c.recipe;
     const struct { const char *name; Format format; } wide[] = {
         { "format.stream", c->stream }, { "format.master", c->master }, { "format.grads", c->grads }
@@ -180,6 +202,41 @@ static void check_columns(Reader *r)
         if (format_is_fp8(wide[i].format))
             die("%s: %s cannot be %s; take bf16 or f32", config_where(r, wide[i].name), wide[i].name,
                 format_name(wide[i].format));
+    const char *model = "quantize_model.group_size", *optimizer = "quantize_optimizer.qgroup_size";
+    check_groups(r, "format.saved", model, c->saved, m->d_model);
+    check_groups(r, "format.qkv", model, c->qkv, q + 2 * kv);
+    check_groups(r, "format.att", model, c->att, q);
+    check_groups(r, "format.hidden", model, c->hidden, 2 * m->mlp_width);
+    check_groups(r, "format.operand", NULL, c->operand, 0);
+    check_groups(r, "format.gradient", NULL, c->gradient, 0);
+    check_groups(r, "format.moment1", optimizer, c->moment1, PARAM_ALIGN);
+    check_groups(r, "format.moment2", optimizer, c->moment2, PARAM_ALIGN);
+}
+
+/* One of COAT's blocks has keys but does not choose the recipe, so they change nothing; a block that says `none` has
+ * said so itself. `method` as in Settings. */
+static bool block_is_idle(Reader *r, const char *name, int method, bool in_force)
+{
+    const YamlNode *n = yaml_find(r->root, name);
+    return !in_force && method < 2 && n && n->num_children > 0;
+}
+
+static void note_idle(Reader *r, bool model, bool optimizer, bool chosen)
+{
+    Settings *s = r->s;
+    bool idle[2] = { block_is_idle(r, "quantize_model", s->quantize_model.method, model && !chosen),
+                     block_is_idle(r, "quantize_optimizer", s->quantize_optimizer.method, optimizer && !chosen) };
+    const char *names = idle[0] && idle[1] ? "quantize_model and quantize_optimizer"
+                      : idle[0] ? "quantize_model" : "quantize_optimizer";
+    if ((idle[0] || idle[1]) && chosen)
+        config_note(r, "%s (recipe %s is given)", names, s->recipe);
+    else if (idle[0] || idle[1])
+        config_note(r, "%s (no %s.use_%s)", names, idle[0] ? "quantize_model" : "quantize_optimizer",
+                    idle[0] ? "quantize_model" : "quantize_optimizer");
+    if (s->quantize_model.method == 1 && s->quantize_model.group_size > 0 && !chosen)
+        config_note(r, "quantize_model.group_size (fp8linear saves nothing in groups)");
+    if (s->precision >= 0 && (s->precision == 1) != (s->c.recipe.stream.dtype == F32))
+        config_note(r, "precision (recipe %s)", s->recipe);
 }
 
 void config_check_recipe(Reader *r)
@@ -188,8 +245,6 @@ void config_check_recipe(Reader *r)
     bool model = s->quantize_model.method == 0 || s->quantize_model.method == 1;
     bool optimizer = s->quantize_optimizer.method == 0, chosen = s->recipe != NULL;
     const char *key = "recipe";
-    if (chosen && (model || optimizer))
-        config_note(r, "quantize_model and quantize_optimizer (recipe %s is given)", s->recipe);
     if (!chosen) {
         key = model ? "quantize_model" : optimizer ? "quantize_optimizer" : "precision";
         if (s->quantize_model.method == 1 && optimizer)
@@ -199,6 +254,7 @@ void config_check_recipe(Reader *r)
                            : optimizer ? "coat-opt" : s->precision == 1 ? "f32" : "bf16");
     }
     s->c.recipe = *find_recipe(r, s->recipe, key);
+    note_idle(r, model, optimizer, chosen);
     if (!chosen)
         apply_blocks(r, model, optimizer);
     if (s->activation_checkpointing >= 0 && s->activation_checkpointing <= 2)
@@ -367,11 +423,39 @@ static void check_folders(Reader *r)
             "and give its local path", config_where(r, "load_path"), c->load_path);
 }
 
+/* Ranks that share one copy of the model. */
+static int shard_ranks(Reader *r)
+{
+    const int hybrid = 3, no_shard = 2, strategy = r->s->fsdp.strategy, world = r->world;
+    const int hosts = world / comm_local_size(), replicas = r->s->fsdp.replicas ? r->s->fsdp.replicas : hosts;
+    if (strategy == no_shard || r->s->fsdp.distributed > 0)
+        return 1;
+    if (strategy < hybrid)
+        return world;
+    if (replicas < 1 || world % replicas != 0)
+        die("%s: %d ranks cannot form %d groups of equal size; fsdp.hybrid_sharding_num_model_replicas must divide the "
+            "number of ranks, null makes one group per host",
+            config_where(r, "fsdp.hybrid_sharding_num_model_replicas"), world, replicas);
+    return world / replicas;
+}
+
+static void check_strategy(Reader *r)
+{
+    const int zero2 = 1, hybrid_zero2 = 4, strategy = r->s->fsdp.strategy;
+    r->s->c.strategy = (Strategy){ .shard_ranks = shard_ranks(r), .keep_weights = strategy == zero2 || strategy == hybrid_zero2,
+                                   .sum_once = r->s->fsdp.grad_sync_mode == 1 };
+    if (r->s->fsdp.distributed > 0)
+        r->s->fsdp.strategy = 2;
+    if (r->s->fsdp.precision == 1 && r->world > 1 && !config_given(r, "format.grads"))
+        r->s->c.recipe.grads = (Format){ F32, 0, false };
+}
+
 void config_check_run(Reader *r)
 {
     Config *c = &r->s->c;
     if (!c->run_name || !*c->run_name)
         die("%s: run_name is empty", config_where(r, "run_name"));
+    check_strategy(r);
     check_batch(r);
     check_schedule(r);
     check_folders(r);

@@ -1,7 +1,7 @@
 /* The table of keys. Names, units and defaults are OLMo's (olmo/config.py) wherever OLMo has the key; where a default
  * of OLMo could not run here (dropout, biases) the key has the value that can. Keys of ours: recipe, format.*,
- * model.head_dim, model.rope_scaling.*, scheduler.t_decay, loss_chunk, quant_stats_interval. Sections stand in the order in which the
- * resolved configuration shows them. */
+ * model.head_dim, model.rope_scaling.*, scheduler.t_decay, loss_chunk, quant_stats_interval, fsdp.grad_sync_mode,
+ * profile, timeout_seconds. Sections stand in the order in which the resolved configuration shows them. */
 #include "model/config_table.h"
 
 #include <assert.h>
@@ -78,7 +78,7 @@ const ConfigKey config_keys[] = {
     WORD  ("quantize_optimizer.first_order_expansion", CHOICE | SPENT, "null", "expansion|expand|true|none|false",
            X(quantize_optimizer.expansion[0]), "dynamic range expansion of m"),
     WORD  ("quantize_optimizer.second_order_expansion", CHOICE | SPENT, "null", "expansion|expand|true|none|false",
-           X(quantize_optimizer.expansion[1]), "of v; must be that of m"),
+           X(quantize_optimizer.expansion[1]), "of v"),
     ONLY  ("quantize_optimizer.expand_min", "16|null", "the expansion exponent is a multiple of 1/16"),
     WORD  ("activation_checkpointing", CHOICE | SPENT, "null", "whole_layer|true|fine_grained|false",
            X(activation_checkpointing), "whole_layer: format.keep=block; fine_grained: format.keep=inputs"),
@@ -142,7 +142,7 @@ const ConfigKey config_keys[] = {
     ONLY  ("model.scale_logits", "false|null", "logits are not scaled"),
     ONLY  ("model.scale_emb_init", "false|null", "initial embeddings follow init_fn"),
     ONLY  ("model.emb_init_std", "null", "initial embeddings follow init_fn"),
-    NO_USE("model.flash_attention", "true|false", NULL),
+    NO_USE("model.flash_attention", "true", "attention never stores its matrix"),
     NO_USE("model.alibi_bias_max", "8|8.0", NULL),
     NO_USE("model.rope_full_precision", "true", "always in f32"),
     NO_USE("model.block_group_size", "1", NULL),
@@ -184,6 +184,8 @@ const ConfigKey config_keys[] = {
     OTHER ("max_duration", DURATION, "10000", C(max_duration),
            "length of the training: 100 (steps), 2e9T (tokens), 1ep"),
     OTHER ("stop_at", DURATION, "null", C(stop_at), "stop here already, the schedule unchanged"),
+    NUMBER("timeout_seconds", INT, "45", 1, 1000000, C(timeout_seconds),
+           "all ranks end if one makes no progress for so long; ten times that for reading and writing files"),
     ONLY  ("optimizer.name", "adamw", "the optimizer is AdamW"),
     NUMBER("optimizer.learning_rate", DOUBLE, "1e-4", 0, 1e3, C(optimizer.lr), "highest learning rate"),
     OTHER ("optimizer.betas", BETAS, "[0.9, 0.95]", C(optimizer.beta1), "decay of m and v"),
@@ -223,7 +225,7 @@ const ConfigKey config_keys[] = {
            "where checkpoints and metrics go; default runs/<run_name>"),
     OTHER ("save_overwrite", BOOL, "false", C(save_overwrite), "write into a folder that has a run already"),
     OPTION("save_interval", LONG, "1000", 0, 0, LONGS, C(save_interval),
-           "steps between checkpoints; null: only at the end"),
+           "steps between checkpoints, of which there is one at the end, too; null: none, unless below"),
     OPTION("save_num_checkpoints_to_keep", LONG, "-1", -1, -1, LONGS, C(save_num_checkpoints_to_keep),
            "of these; -1: all"),
     OPTION("save_interval_unsharded", LONG, "null", 0, 1, LONGS, C(save_interval_unsharded),
@@ -266,7 +268,24 @@ const ConfigKey config_keys[] = {
     NO_USE("evaluators[].device_eval_batch_size", NULL, "device_eval_batch_size counts"),
     NO_USE("evaluators[].subset_num_batches", NULL, "eval_subset_num_batches counts"),
 
+    /* ---- ranks ---- */
+    WORD  ("distributed_strategy", CHOICE | SPENT, "null", "fsdp|ddp|single", X(fsdp.distributed),
+           "ddp and single: as fsdp.sharding_strategy NO_SHARD"),
+    WORD  ("fsdp.sharding_strategy", CHOICE, "FULL_SHARD", "FULL_SHARD|SHARD_GRAD_OP|NO_SHARD|HYBRID_SHARD|_HYBRID_SHARD_ZERO2",
+           X(fsdp.strategy), "what is cut over the ranks: weights, gradients and moments; not the weights in use; "
+           "nothing; the first two inside groups of ranks that are replicas of each other"),
+    OPTION("fsdp.hybrid_sharding_num_model_replicas", INT, "null", 0, 1, MANY, X(fsdp.replicas),
+           "groups of HYBRID_SHARD; null: one per host"),
+    WORD  ("fsdp.precision", CHOICE | SPENT, "null", "pure|mixed", X(fsdp.precision),
+           "mixed: several ranks accumulate and sum gradients in f32, unless format.grads says otherwise; else in the "
+           "recipe's format"),
+    WORD  ("fsdp.grad_sync_mode", CHOICE, "micro_batch", "micro_batch|batch", X(fsdp.grad_sync_mode),
+           "when sharded gradients are summed over ranks; batch: once per step, at the price of whole gradients on "
+           "every rank"),
+
     /* ---- the log ---- */
+    NUMBER("profile", INT, "0", 0, 1000, C(profile),
+           "steps, from the third on, whose device time goes into trace-rank*.json in save_folder (for Perfetto)"),
     NUMBER("console_log_interval", LONG, "1", 1, LONGS, C(console_log_interval),
            "steps between lines on the terminal"),
     NUMBER("speed_monitor.window_size", INT, "20", 1, 1000000, C(speed_window), "steps that tok/s is averaged over"),
@@ -274,12 +293,8 @@ const ConfigKey config_keys[] = {
            "steps between statistics of what FP8 does to activations and moments; null: never"),
 
     /* ---- what PyTorch, its clusters and W&B need ---- */
-    NO_USE("distributed_strategy", "ddp|single", "weights, gradients and moments are whole on every rank"),
-    NO_USE("fsdp.sharding_strategy", "NO_SHARD", "weights, gradients and moments are whole on every rank"),
-    NO_USE("fsdp.wrapping_strategy", NULL, NULL),
-    NO_USE("fsdp.precision", NULL, "format.grads is what gradients are summed in"),
+    NO_USE("fsdp.wrapping_strategy", "by_block", "each block is a unit, so are the embedding and the head"),
     NO_USE("fsdp.use_orig_params", NULL, NULL),
-    NO_USE("fsdp.hybrid_sharding_num_model_replicas", NULL, NULL),
     NO_USE("ddp.*", NULL, NULL),
     NO_USE("single.*", NULL, NULL),
     NO_USE("compile.*", NULL, NULL),

@@ -48,6 +48,13 @@ typedef struct {
     int     layer_norm_type;               /* rms, default, low_precision, amd_compatible */
     int     rope_type;                     /* default, llama3; -1: not given */
     int     memmap_dtype;                  /* uint16, uint32 */
+    struct {
+        int distributed;                   /* fsdp, ddp, single; -1: not given */
+        int strategy;                      /* FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD, _HYBRID_SHARD_ZERO2 */
+        int replicas;                      /* 0: one per host */
+        int precision;                     /* pure, mixed; -1: not given */
+        int grad_sync_mode;                /* micro_batch, batch */
+    } fsdp;
     int     scheduler_units;               /* steps, tokens */
     bool    softmax_auxiliary_loss;
     double  auxiliary_loss_multiplier;

@@ -1,169 +1,299 @@
-/* Every rank holds whole units and updates all of them; gradients are summed over ranks once per step. */
+/* The verbs. fsdp_plan.c says where everything lies. */
 #include "model/fsdp.h"
 
 #include <stdlib.h>
 
 #include "kernels/comm.h"
-#include "kernels/device.h"
 #include "model/error.h"
+#include "model/fsdp_plan.h"
+#include "model/trace.h"
+#include "model/watchdog.h"
 
-static Tensor flat(Arena *a, Format f, size_t n)
-{
-    CHECK(n <= INT32_MAX, "a unit of %zu elements", n);
-    return n ? tensor_alloc(a, f, 1, (int)n) : (Tensor){ .format = f, .rows = 1 };
-}
+/* ---- weights ---------------------------------------------------------------------------------------------- */
 
-static Format compute_format(const Fsdp *f, const Param *p)
+/* This rank's slice in the compute format, from its master weights. `to`: where the slice stands, in the slot's format. */
+static void cast_slice(Fsdp *f, int u, Tensor to)
 {
-    return p->is_operand ? f->recipe.operand : f->recipe.stream;
-}
-
-/* The memory of an FP8 weight in its slot; units that share a slot have the same shapes. The scale is the unit's own. */
-static Tensor slot_view(Fsdp *f, Arena *a, int u, const Param *p)
-{
-    int first = 1 + (u + 1) % WEIGHT_SLOTS;        /* the first block that uses this slot: 1 -> 1, 2 -> 2, 3 -> 1 */
-    if (u == first)
-        return operand_alloc(a, f->recipe.operand, p->rows, p->cols);
-    Tensor t = f->unit[first].tensor[p->slot];
-    t.scale = arena_alloc(a, 16);
-    return t;
-}
-
-static void plan_unit(Fsdp *f, Arena *a, int u)
-{
-    const Recipe *r = &f->recipe;
-    const UnitShape *shape = &f->shape[u];
-    Shard *s = &f->shard[u];
-    size_t n = shape->numel;
-    s->first = 0;
-    s->count = n;
-    s->master = flat(a, r->master, n);
-    s->grad = flat(a, r->grads, n);
-    s->m = flat(a, r->moment1, n);
-    s->v = flat(a, r->moment2, n);
-    f->dunit[u] = unit_views(shape, s->grad.data, r->grads);
-    for (int i = 0; i < shape->num_params; i++) {
-        const Param *p = &shape->param[i];
-        Format to = compute_format(f, p);
-        f->unit[u].tensor[p->slot] = format_equal(to, r->master) ? param_view(p, s->master.data, to)
-                                   : format_is_fp8(to)           ? slot_view(f, a, u, p)
-                                                                 : tensor_alloc(a, to, p->rows, p->cols);
+    const Shard *s = &f->shard[u];
+    for (int i = 0; i < f->shape[u].num_params; i++) {
+        const Param *p = &f->shape[u].param[i];
+        size_t first, n = shard_part(s, p, &first), at = p->offset + first;
+        if (!is_gathered(f, u, p) || n == 0)
+            continue;
+        Tensor part = to;
+        part.data = (char *)to.data + (at - s->first) * dtype_size(to.format.dtype);
+        part.data_t = NULL;
+        part.scale = f->unit[u].tensor[p->slot].scale;
+        part.rows = 1;
+        part.cols = (int)n;
+        quantize_codes(part, shard_view(s, s->master, at, n));
     }
 }
 
-void fsdp_plan(Fsdp *f, Arena *a, const ModelConfig *c, const Recipe *r, int world, int rank)
+/* All of the unit's compute copies. */
+static void gather_slices(Fsdp *f, int u, WeightSlot *s)
 {
-    (void)rank;
-    int n = c->n_layers + 2;
-    if (!f->shape) {
-        f->num_units = n;
-        f->shape = xcalloc(n, sizeof *f->shape);
-        f->shard = xcalloc(n, sizeof *f->shard);
-        f->unit = xcalloc(n, sizeof *f->unit);
-        f->dunit = xcalloc(n, sizeof *f->dunit);
-    }
-    f->recipe = *r;
-    size_t first = 0;
-    for (int u = 0; u < n; u++) {
-        unit_shape(&f->shape[u], c, u, world);
-        f->shape[u].first = first;
-        UnitShape alone;                        /* without the padding for the world size: random numbers do not depend on it */
-        unit_shape(&alone, c, u, 1);
-        first += alone.numel;
-        plan_unit(f, a, u);
-    }
+    Tensor part = s->flat;
+    if (f->shards > 1)
+        part.data = f->outgoing;
+    cast_slice(f, u, part);
+    if (f->shards == 1)
+        return;
+    progress_together("all-gather", u);
+    comm_all_gather(s->flat.data, f->outgoing, f->shard[u].count * dtype_size(part.format.dtype));
 }
 
-size_t fsdp_weight_bytes(const Fsdp *f)
+/* FP8 operands from master weights that are all here: codes, transposed codes or both in one pass. */
+static void cast_operands(Fsdp *f, int u, int uses)
 {
-    size_t bytes = 0;
-    for (int u = 0; u < f->num_units; u++)
-        for (int i = 0; i < f->shape[u].num_params; i++) {
-            const Param *p = &f->shape[u].param[i];
-            Format to = compute_format(f, p);
-            if (!format_equal(to, f->recipe.master) && (!format_is_fp8(to) || u <= WEIGHT_SLOTS))
-                bytes += tensor_bytes(f->unit[u].tensor[p->slot]);
-        }
-    return bytes;
-}
-
-void fsdp_gather(Fsdp *f, int unit, int uses)
-{
-    for (int i = 0; i < f->shape[unit].num_params; i++) {
-        const Param *p = &f->shape[unit].param[i];
-        Tensor w = f->unit[unit].tensor[p->slot];
-        if (!format_is_fp8(w.format))
+    for (int i = 0; i < f->shape[u].num_params; i++) {
+        const Param *p = &f->shape[u].param[i];
+        Tensor w = f->unit[u].tensor[p->slot];
+        if (!is_gathered(f, u, p))
             continue;
         if (!(uses & FOR_FORWARD))
             w.data = NULL;
         if (!(uses & FOR_BACKWARD))
             w.data_t = NULL;
-        quantize_codes(w, param_view(p, f->shard[unit].master.data, f->recipe.master));
+        quantize_codes(w, param_view(p, f->shard[u].master.data, f->recipe.master));
     }
 }
 
-const Unit *fsdp_acquire(Fsdp *f, int unit)
+/* From sharded ones: codes are gathered, and transposed here. */
+static void gather_operands(Fsdp *f, int u, WeightSlot *s, int uses)
 {
-    return &f->unit[unit];
+    if (!(s->has & FOR_FORWARD))
+        gather_slices(f, u, s);
+    s->has |= FOR_FORWARD;
+    for (int i = 0; i < f->shape[u].num_params && uses & FOR_BACKWARD; i++) {
+        const Param *p = &f->shape[u].param[i];
+        Tensor codes = f->unit[u].tensor[p->slot], transposed = codes;
+        if (!is_gathered(f, u, p))
+            continue;
+        codes.data_t = transposed.data = NULL;
+        quantize_codes(transposed, codes);
+    }
 }
 
-void fsdp_release(Fsdp *f, int unit)
+void fsdp_gather(Fsdp *f, int u, int uses)
 {
-    (void)f, (void)unit;
+    WeightSlot *s = weight_slot(f, u);
+    if (!s)
+        return;
+    if (s->unit != u) {
+        s->unit = u;
+        s->has = 0;
+    }
+    const bool fp8 = format_is_fp8(s->flat.format);
+    if (!fp8)
+        uses = FOR_FORWARD | FOR_BACKWARD;
+    uses &= ~s->has;
+    if (!uses)
+        return;
+    if (f->shards > 1)
+        device_queue(QUEUE_GATHER);         /* alone, a cast beside the GEMMs would only slow them */
+    trace_begin("gather", u);
+    device_wait(s->released);
+    if (!fp8)
+        gather_slices(f, u, s);
+    else if (f->shards == 1)
+        cast_operands(f, u, uses);
+    else
+        gather_operands(f, u, s, uses);
+    s->has |= uses;
+    trace_end();
+    if (f->shards > 1) {
+        s->ready = device_mark(s->ready);
+        device_queue(QUEUE_COMPUTE);
+    }
 }
 
-Unit *fsdp_grads(Fsdp *f, int unit)
+const Unit *fsdp_acquire(Fsdp *f, int u)
 {
-    return &f->dunit[unit];
+    WeightSlot *s = weight_slot(f, u);
+    progress("computation", u);
+    if (s) {
+        CHECK(s->unit == u, "unit %d is acquired but was not gathered", u);
+        trace_wait(s->ready, "weights", u);
+    }
+    return &f->unit[u];
 }
 
-void fsdp_reduce(Fsdp *f, int unit)
+void fsdp_release(Fsdp *f, int u)
 {
-    if (f->last_micro_batch && f->shard[unit].count)
-        comm_all_reduce(f->shard[unit].grad);
+    WeightSlot *s = weight_slot(f, u);
+    if (s && f->shards > 1)
+        s->released = device_mark(s->released);
+}
+
+/* ---- gradients -------------------------------------------------------------------------------------------- */
+
+static Tensor own_slice(const Fsdp *f, int u, const GradSlot *s)
+{
+    Tensor t = s->flat;
+    t.data = (char *)t.data + f->shard[u].first * dtype_size(t.format.dtype);
+    t.cols = (int)f->shard[u].count;
+    return t;
+}
+
+/* With a sum per micro-batch the slot starts from 0, but the own slice from what this step has summed so far: summing over ranks
+ * then also accumulates. */
+static void begin_grads(Fsdp *f, int u, GradSlot *s)
+{
+    const Shard *own = &f->shard[u];
+    CHECK(s->unit < 0, "the gradients of unit %d are not reduced, those of unit %d begin", s->unit, u);
+    s->unit = u;
+    trace_wait(s->reduced, "gradients", u);
+    Tensor slice = own_slice(f, u, s);
+    device_zero(s->flat.data, f->shape[u].numel * dtype_size(s->flat.format.dtype));
+    device_copy(slice.data, own->grad.data, tensor_bytes(own->grad));
+}
+
+Unit *fsdp_grads(Fsdp *f, int u)
+{
+    GradSlot *s = grad_slot(f, u);
+    if (s && !sums_once(f) && s->unit != u)
+        begin_grads(f, u, s);
+    return &f->dunit[u];
+}
+
+void fsdp_reduce(Fsdp *f, int u)
+{
+    GradSlot *s = grad_slot(f, u);
+    const bool reduces = s && (f->last_micro_batch || !sums_once(f));
+    const bool replicas = f->last_micro_batch && comm_group_size(RANKS_REPLICA) > 1;
+    if (!f->shard[u].count || !(reduces || replicas))
+        return;
+    DeviceMark **filled = s ? &s->filled : &f->grad_slot[u].filled;
+    *filled = device_mark(*filled);
+    device_queue(QUEUE_REDUCE);
+    device_wait(*filled);
+    trace_begin("reduce", u);
+    progress_together("summing gradients", u);
+    if (reduces) {
+        Tensor whole = s->flat;
+        whole.cols = (int)f->shape[u].numel;
+        comm_reduce_scatter(f->shard[u].grad, whole);
+        s->unit = -1;
+    }
+    if (replicas)
+        comm_all_reduce(f->shard[u].grad, RANKS_REPLICA);
+    trace_end();
+    if (s)
+        s->reduced = device_mark(s->reduced);
+    f->reduced = device_mark(f->reduced);
+    device_queue(QUEUE_COMPUTE);
+}
+
+void fsdp_wait_grads(Fsdp *f)
+{
+    trace_wait(f->reduced, "gradients", -1);
 }
 
 void fsdp_zero_grads(Fsdp *f)
 {
-    for (int u = 0; u < f->num_units; u++)
+    for (int u = 0; u < f->num_units; u++) {
+        GradSlot *s = grad_slot(f, u);
         if (f->shard[u].count)
             device_zero(f->shard[u].grad.data, tensor_bytes(f->shard[u].grad));
+        if (s && sums_once(f))
+            device_zero(s->flat.data, tensor_bytes(s->flat));
+    }
 }
 
+/* ---- master weights --------------------------------------------------------------------------------------- */
+
+size_t shard_part(const Shard *s, const Param *p, size_t *first)
+{
+    size_t from = p->offset, to = from + (size_t)p->rows * p->cols;
+    from = from > s->first ? from : s->first;
+    to = to < s->first + s->count ? to : s->first + s->count;
+    *first = from < to ? from - p->offset : 0;
+    return from < to ? to - from : 0;
+}
+
+Tensor shard_view(const Shard *s, Tensor t, size_t first, size_t n)
+{
+    size_t at = first - s->first;
+    t.data = (char *)t.data + at * dtype_size(t.format.dtype);
+    if (t.format.group)
+        t.scale = (uint16_t *)t.scale + at / t.format.group * tensor_scales_per_group(t.format);
+    t.cols = (int)n;
+    return t;
+}
+
+/* Padding, of units and of the vocabulary's rows, stays 0. */
 void fsdp_init(Fsdp *f, const ModelConfig *c, uint64_t seed)
 {
     float cutoff = c->init_cutoff_factor > 0 ? (float)c->init_cutoff_factor : c->init_fn == INIT_MITCHELL ? 3 : 0;
     for (int u = 0; u < f->num_units; u++) {
-        const UnitShape *s = &f->shape[u];
-        Unit w = unit_views(s, f->shard[u].master.data, f->recipe.master);
-        for (int i = 0; i < s->num_params; i++) {
-            const Param *p = &s->param[i];
-            Tensor t = w.tensor[p->slot];
-            if (p->init_std == 0)
-                init_constant(t, 1);
-            else    /* padding rows of the vocabulary stay 0 */
-                init_normal(p->has_padding ? tensor_rows(t, 0, c->vocab_size) : t, p->init_std,
-                            cutoff, seed, s->first + p->offset);
+        const Shard *s = &f->shard[u];
+        for (int i = 0; i < f->shape[u].num_params; i++) {
+            Param p = f->shape[u].param[i];
+            if (p.has_padding)
+                p.rows = c->vocab_size;
+            size_t first, n = shard_part(s, &p, &first);
+            if (n == 0)
+                continue;
+            Tensor part = shard_view(s, s->master, p.offset + first, n);
+            if (p.init_std == 0)
+                init_constant(part, 1);
+            else
+                init_normal(part, p.init_std, cutoff, seed, f->shape[u].first + p.offset + first);
         }
     }
     fsdp_updated(f);
 }
 
-void fsdp_updated(Fsdp *f)
+/* Scales of all FP8 operands: the maximum over ranks of each rank's part. A scale grows with the maximum it is made from, so
+ * that the largest scale is the scale of the largest. */
+static void update_scales(Fsdp *f)
 {
+    device_zero(f->scales.data, tensor_bytes(f->scales));
     for (int u = 0; u < f->num_units; u++)
         for (int i = 0; i < f->shape[u].num_params; i++) {
             const Param *p = &f->shape[u].param[i];
-            Tensor w = f->unit[u].tensor[p->slot], master = param_view(p, f->shard[u].master.data, f->recipe.master);
-            if (format_is_fp8(w.format))
-                quantize_scale(w, master);
-            else
-                quantize(w, master);
+            Tensor w = f->unit[u].tensor[p->slot];
+            size_t first, n = shard_part(&f->shard[u], p, &first);
+            if (format_is_fp8(w.format) && n > 0)
+                quantize_scale(w, shard_view(&f->shard[u], f->shard[u].master, p->offset + first, n));
         }
+    if (f->shards > 1)
+        comm_all_reduce_max(f->scales, RANKS_SHARD);
 }
 
-void fsdp_free(Fsdp *f)
+/* Of each element one rank has the value and the others 0: the sum is exact. */
+static void update_dense(Fsdp *f)
 {
-    free(f->shape), free(f->shard), free(f->unit), free(f->dunit);
-    *f = (Fsdp){ 0 };
+    if (f->dense.cols == 0)
+        return;
+    device_zero(f->dense.data, tensor_bytes(f->dense));
+    for (int u = 0; u < f->num_units; u++)
+        for (int i = 0; i < f->shape[u].num_params; i++) {
+            const Param *p = &f->shape[u].param[i];
+            Tensor w = f->unit[u].tensor[p->slot];
+            size_t first, n = shard_part(&f->shard[u], p, &first);
+            if (!is_dense(f, u, p) || n == 0)
+                continue;
+            w.data = (char *)w.data + first * dtype_size(w.format.dtype);
+            w.cols = (int)n;
+            quantize(w, shard_view(&f->shard[u], f->shard[u].master, p->offset + first, n));
+        }
+    if (f->shards > 1)
+        comm_all_reduce(f->dense, RANKS_SHARD);
+}
+
+void fsdp_updated(Fsdp *f)
+{
+    if (f->scales.cols > 0)
+        update_scales(f);
+    update_dense(f);
+    for (int u = 0; u < f->num_units; u++)
+        f->weight_slot[u].unit = -1;
+    if (f->shards > 1) {
+        f->updated = device_mark(f->updated);
+        device_queue(QUEUE_GATHER);
+        device_wait(f->updated);
+        device_queue(QUEUE_COMPUTE);
+    }
 }

@@ -144,11 +144,14 @@ static void print_step(const Log *l, const StepStats *s, double speed)
     format_count(tokens, sizeof tokens, s->tokens);
     double per_step = (double)l->config->global_train_batch_size * l->config->model.max_sequence_length;
     format_time(eta, sizeof eta, (l->length.steps - s->step) * per_step / (speed * l->world));
+    char exposed[48] = "";
+    if (l->world > 1)
+        snprintf(exposed, sizeof exposed, " | exposed %.3g ms", s->exposed_ms);
     if (l->speed_of_light > 0)
         snprintf(light, sizeof light, " | %4.1f%% of peak", 100 * speed / l->speed_of_light);
-    printf("step %*ld/%ld | %6s tokens | loss %.4f | norm %8.3g | lr %.2e | %.0f tok/s%s%s | %.1f GiB | eta %s%s\n",
+    printf("step %*ld/%ld | %6s tokens | loss %.4f | norm %8.3g | lr %.2e | %.0f tok/s%s%s%s | %.1f GiB | eta %s%s\n",
            snprintf(NULL, 0, "%ld", l->length.steps), s->step, l->length.steps, tokens, s->loss, s->grad_norm, s->lr,
-           speed, l->world > 1 ? "/rank" : "", light, device_memory_used() / (double)(1 << 30), eta,
+           speed, l->world > 1 ? "/rank" : "", light, exposed, device_memory_used() / (double)(1 << 30), eta,
            s->skipped ? " | SKIPPED: loss or gradient is not finite" : "");
     fflush(stdout);
 }
@@ -169,6 +172,8 @@ static void write_step(Log *l, const StepStats *s, double speed)
     log_set(o, "throughput/device/seconds_total", now() - l->start);
     if (l->speed_of_light > 0)
         log_set(o, "throughput/device/speed_of_light", speed / l->speed_of_light);
+    if (l->world > 1)
+        log_set(o, "throughput/device/exposed_communication_ms", s->exposed_ms);
     log_set(o, "System/Peak GPU Memory (MB)", device_memory_used() / 1e6);
     log_object(l, o);
 }

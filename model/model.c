@@ -4,6 +4,7 @@
 #include "data/loader.h"
 #include "kernels/device.h"
 #include "model/fsdp.h"
+#include "model/trace.h"
 
 static const Tensor NONE = { 0 };
 
@@ -36,7 +37,9 @@ static void forward(Model *m, Fsdp *f)
     for (int l = 0; l < m->L; l++) {
         fsdp_gather(f, l + 2, FOR_FORWARD);
         const Unit *w = fsdp_acquire(f, l + 1);
+        trace_begin("forward", l + 1);
         block_forward(m, w, &m->acts[l], &m->acts[l + 1]);
+        trace_end();
         observe(m, l + 1, w);
         fsdp_release(f, l + 1);
     }
@@ -52,10 +55,10 @@ static void head(Model *m, Fsdp *f, float scale, float z_weight, bool backward)
     if (tied)
         fsdp_gather(f, 0, FOR_FORWARD | FOR_BACKWARD);
     const Unit *hw = fsdp_acquire(f, head_unit);
-    Tensor weight = tied ? hw->embed : hw->head;
-    Unit *dw = fsdp_grads(f, head_unit);
-    Tensor dweight = tied ? dw->embed : dw->head;
+    Unit none = { 0 }, *dw = backward ? fsdp_grads(f, head_unit) : &none, *dnorm = backward ? fsdp_grads(f, last) : &none;
+    Tensor weight = tied ? hw->embed : hw->head, dweight = tied ? dw->embed : dw->head;
 
+    trace_begin("head", head_unit);
     Tensor x = m->acts[m->L].res0;
     norm_forward(m->final_h, x, m->final_stats, x, w->norm, NONE, m->config->norm);
     for (int n = 0; n < m->N; n += chunk) {
@@ -70,8 +73,9 @@ static void head(Model *m, Fsdp *f, float scale, float z_weight, bool backward)
         }
     }
     if (backward)
-        norm_backward(m->work.dres, fsdp_grads(f, last)->norm, m->work.dh, x, m->final_stats, w->norm,
+        norm_backward(m->work.dres, dnorm->norm, m->work.dh, x, m->final_stats, w->norm,
                       m->config->norm, false);
+    trace_end();
     fsdp_release(f, last);
     if (tied)
         fsdp_release(f, 0);
@@ -89,14 +93,19 @@ static void backward(Model *m, Fsdp *f)
         if (l > 0)
             fsdp_gather(f, u - 1, uses);
         const Unit *w = fsdp_acquire(f, u);
+        Unit *dw = fsdp_grads(f, u);
+        trace_begin("backward", u);
         if (m->recipe.keep == KEEP_BLOCK)
             block_forward(m, w, &m->acts[l], &m->acts[l + 1]);
-        block_backward(m, w, fsdp_grads(f, u), &m->acts[l]);
+        block_backward(m, w, dw, &m->acts[l]);
+        trace_end();
         fsdp_release(f, u);
         fsdp_reduce(f, u);
     }
     embedding_backward(fsdp_grads(f, 0)->embed, m->tokens, m->work.dres);
     fsdp_reduce(f, 0);
+    if (f->last_micro_batch)
+        fsdp_wait_grads(f);
 }
 
 void model_step(Model *m, Fsdp *f, const int *tokens, const int *targets, float scale, float z_weight, bool with_backward)

@@ -117,8 +117,9 @@ Tensor param_view(const Param *p, void *data, Format f);                    /* o
 
 /* plan.c: everything a run needs in one allocation. model_plan measures, model_place allocates. */
 struct Fsdp;
-void model_plan (Model *m, struct Fsdp *f, const Config *c, int world, int rank);
-void model_place(Model *m, struct Fsdp *f, const Config *c, int world, int rank);
+/* shards, rank: see fsdp_plan. */
+void model_plan (Model *m, struct Fsdp *f, const Config *c, int shards, int rank);
+void model_place(Model *m, struct Fsdp *f, const Config *c, int shards, int rank);
 void model_print_plan(const Model *m, const struct Fsdp *f);                /* on stdout */
 void model_free  (Model *m, struct Fsdp *f);
 

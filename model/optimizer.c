@@ -3,6 +3,7 @@
 
 #include <math.h>
 
+#include "kernels/comm.h"
 #include "kernels/device.h"
 #include "kernels/random.h"
 
@@ -60,17 +61,9 @@ double optimizer_grad_norm(Optimizer *o, const Fsdp *f)
         if (f->shard[u].count)
             sum_squares(o->sum, f->shard[u].grad);
     device_get(&s, o->sum, sizeof s);
-    return sqrt(s);
-}
-
-/* n elements of a flat (1, count) tensor from `first` on; both multiples of PARAM_ALIGN or the tensor's end. */
-static Tensor part(Tensor t, size_t first, size_t n)
-{
-    t.data = (char *)t.data + first * dtype_size(t.format.dtype);
-    if (t.format.group)
-        t.scale = (uint16_t *)t.scale + first / t.format.group * tensor_scales_per_group(t.format);
-    t.cols = (int)n;
-    return t;
+    double total = s;
+    comm_sum_over(&total, 1, RANKS_SHARD);
+    return sqrt(total);
 }
 
 static void step_unit(const UnitShape *shape, const Shard *s, const Config *c, AdamW a)
@@ -78,18 +71,16 @@ static void step_unit(const UnitShape *shape, const Shard *s, const Config *c, A
     float weight_decay = a.weight_decay;
     for (int i = 0; i < shape->num_params; i++) {
         const Param *p = &shape->param[i];
-        size_t from = p->offset, to = p->offset + (size_t)p->rows * p->cols;
-        from = from > s->first ? from : s->first;
-        to = to < s->first + s->count ? to : s->first + s->count;
-        if (from >= to)
+        size_t first, n = shard_part(s, p, &first), at = p->offset + first;
+        if (n == 0)
             continue;
         bool decays = p->is_norm ? c->optimizer.decay_norm_and_bias : p->is_embedding ? c->optimizer.decay_embeddings : true;
         a.weight_decay = decays ? weight_decay : 0;
-        size_t at = from - s->first, n = to - from, group = s->m.format.group > s->v.format.group ? s->m.format.group
-                                                                                                   : s->v.format.group;
+        size_t group = s->m.format.group > s->v.format.group ? s->m.format.group : s->v.format.group;
         if (group)      /* a last group that is not full goes on in the padding behind the parameter, which is 0 */
             n = (n + group - 1) / group * group;
-        adamw(part(s->master, at, n), part(s->m, at, n), part(s->v, at, n), part(s->grad, at, n), a, shape->first + from);
+        adamw(shard_view(s, s->master, at, n), shard_view(s, s->m, at, n), shard_view(s, s->v, at, n),
+              shard_view(s, s->grad, at, n), a, shape->first + at);
     }
 }
 

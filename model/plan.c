@@ -160,11 +160,11 @@ static void plan_head(Arena *arena, Model *m, const Config *c)
     m->attn.rope = m->rope;
 }
 
-static void plan_all(Arena *arena, Model *m, Fsdp *f, const Config *c, int world, int rank)
+static void plan_all(Arena *arena, Model *m, Fsdp *f, const Config *c, int shards, int rank)
 {
     PlanBytes *b = &m->bytes;
     arena->used = 0;
-    fsdp_plan(f, arena, &c->model, &c->recipe, world, rank);
+    fsdp_plan(f, arena, c, shards, rank);
     b->units = arena->used;
     for (int l = 0; l < m->L; l++) {
         size_t before = arena->used;
@@ -188,21 +188,20 @@ static double gib(double bytes)
 void model_print_plan(const Model *m, const Fsdp *f)
 {
     const PlanBytes *b = &m->bytes;
-    size_t n = 0, master = 0, grads = 0, moments = 0;
+    size_t n = 0, master = 0, moments = 0;
     for (int u = 0; u < f->num_units; u++) {
         const Shard *s = &f->shard[u];
         for (int i = 0; i < f->shape[u].num_params; i++)
             n += (size_t)f->shape[u].param[i].rows * f->shape[u].param[i].cols;
         master += tensor_bytes(s->master);
-        grads += tensor_bytes(s->grad);
         moments += tensor_bytes(s->m) + tensor_bytes(s->v);
     }
     printf("model: %.4g M parameters, %d blocks; micro-batch %d x %d tokens\n", n / 1e6, m->L, m->attn.B, m->attn.T);
     recipe_print(&m->recipe);
     printf("memory plan of a rank, GiB: master %.3f, weights %.3f, gradients %.3f, moments %.3f, activations %.3f "
            "(%.1f kB per token and block), work %.3f, head and loss %.3f; total %.3f of %.1f\n",
-           gib(master), gib(fsdp_weight_bytes(f)), gib(grads), gib(moments), gib((double)m->L * b->block),
-           b->block / 1e3 / m->N, gib(b->work), gib(b->head), gib(b->total), gib(device_memory_total()));
+           gib(master), gib(fsdp_weight_bytes(f)), gib(fsdp_grad_bytes(f)), gib(moments), gib((double)m->L * b->block),
+           b->block / 1e3 / m->N, gib(b->work), gib(b->head), gib(b->total + f->gathered.used), gib(device_memory_total()));
 }
 
 /* [Su et al. 2021, RoFormer, eq. 15]; scaled as Llama 3.1 does: wavelengths beyond the original context are stretched
@@ -237,7 +236,7 @@ static void fill_rope(Model *m)
     free(table);
 }
 
-void model_plan(Model *m, Fsdp *f, const Config *c, int world, int rank)
+void model_plan(Model *m, Fsdp *f, const Config *c, int shards, int rank)
 {
     const ModelConfig *mc = &c->model;
     *m = (Model){ .config = mc, .recipe = c->recipe, .L = mc->n_layers, .documents = c->data.generate_doc_lengths };
@@ -248,13 +247,14 @@ void model_plan(Model *m, Fsdp *f, const Config *c, int world, int rank)
     m->N = m->attn.B * m->attn.T;
     m->acts = xcalloc(m->L + 1, sizeof *m->acts);
     m->host_doc_start = xmalloc(sizeof(int) * (m->N + 1));
-    plan_all(&(Arena){ 0 }, m, f, c, world, rank);
+    plan_all(&(Arena){ 0 }, m, f, c, shards, rank);
 }
 
-void model_place(Model *m, Fsdp *f, const Config *c, int world, int rank)
+void model_place(Model *m, Fsdp *f, const Config *c, int shards, int rank)
 {
     Arena arena = { .base = m->memory = device_alloc(m->bytes.total) };
-    plan_all(&arena, m, f, c, world, rank);
+    fsdp_place_gathered(f);
+    plan_all(&arena, m, f, c, shards, rank);
     fill_rope(m);
 }
 

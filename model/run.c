@@ -12,6 +12,7 @@
 #include "kernels/device.h"
 #include "kernels/random.h"
 #include "model/error.h"
+#include "model/trace.h"
 
 static Loader *open_data(const Config *c)
 {
@@ -62,25 +63,41 @@ static void make_folder(const char *path)
     free(p);
 }
 
+static bool holds_run(const char *folder)
+{
+    static const char *const signs[] = { "config.yaml", "metrics.jsonl", "latest" };
+    bool found = false;
+    for (size_t i = 0; i < sizeof signs / sizeof signs[0]; i++) {
+        char path[4096];
+        struct stat status;
+        snprintf(path, sizeof path, "%s/%s", folder, signs[i]);
+        found |= lstat(path, &status) == 0;
+    }
+    return found;
+}
+
 /* A folder that holds a run is continued only when asked to, and never written over by accident. */
 static void prepare_folder(const Config *c, bool resumes)
 {
     if (comm_rank() == 0) {
         make_folder(c->save_folder);
+        if (holds_run(c->save_folder) && !resumes && !c->save_overwrite)
+            die("save_folder %s holds a run already: --try_load_latest_save continues it, --save_overwrite writes over it, "
+                "--save_folder=... goes elsewhere", c->save_folder);
+    }
+    comm_barrier();
+}
+
+/* When everything that can be wrong is known to be right: a run that did not begin leaves nothing to trip over. */
+static void write_config(const Config *c)
+{
+    if (comm_rank() == 0) {
         char path[4096];
         snprintf(path, sizeof path, "%s/config.yaml", c->save_folder);
-        FILE *f = fopen(path, "r");
-        if (f) {
-            fclose(f);
-            if (!resumes && !c->save_overwrite)
-                die("save_folder %s holds a run already: --try_load_latest_save continues it, --save_overwrite writes over it, "
-                    "--save_folder=... goes elsewhere", c->save_folder);
-        }
-        f = fopen(path, "w");
+        FILE *f = fopen(path, "w");
         if (!f || fputs(c->text, f) == EOF || fclose(f) != 0)
             die("%s: cannot write: %s", path, strerror(errno));
     }
-    comm_barrier();
 }
 
 static RunLength run_length(const Config *c, const Loader *l)
@@ -151,10 +168,11 @@ bool run_open(Run *r, const Config *c)
         printf("coat.c on %s\n%s\n", device_name(), c->text);
     r->loader = open_data(c);
     check_agreement("data files", loader_fingerprint(r->loader));
+    evaluate_check(c);
     r->length = run_length(c, r->loader);
 
     print_data(r);
-    model_plan(&r->model, &r->fsdp, c, comm_size(), comm_rank());
+    model_plan(&r->model, &r->fsdp, c, comm_group_size(RANKS_SHARD), comm_group_rank(RANKS_SHARD));
     if (comm_rank() == 0)
         model_print_plan(&r->model, &r->fsdp);
     if (c->dry_run)
@@ -163,12 +181,15 @@ bool run_open(Run *r, const Config *c)
     char *latest = c->try_load_latest_save ? checkpoint_latest(c->save_folder) : NULL;
     const char *folder = latest ? latest : c->load_path;
     bool resumes = folder && strncmp(folder, c->save_folder, strlen(c->save_folder)) == 0;
-    prepare_folder(c, resumes);
-    model_place(&r->model, &r->fsdp, c, comm_size(), comm_rank());
+    prepare_folder(c, resumes || c->try_load_latest_save);
+    model_place(&r->model, &r->fsdp, c, comm_group_size(RANKS_SHARD), comm_group_rank(RANKS_SHARD));
     optimizer_create(&r->optimizer);
     load_or_initialize(r, folder);
+    write_config(c);
     if (resumes)
         r->saved_step = r->state.step;
+    r->first_step = r->state.step;
+    trace_open(c->save_folder, comm_rank());
     r->log = log_open(c, r->length, r->state.step, comm_size());
     r->telemetry = telemetry_open(c, &r->model, &r->fsdp, r->log);
     free(latest);
@@ -178,6 +199,7 @@ bool run_open(Run *r, const Config *c)
 void run_close(Run *r)
 {
     telemetry_close(r->telemetry);
+    trace_close();
     log_close(r->log);
     loader_close(r->loader);
     if (r->model.memory)

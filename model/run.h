@@ -14,6 +14,7 @@ typedef struct {
     RunLength  length;
     Log       *log;
     Telemetry *telemetry;
+    long       first_step;     /* steps done before this process began */
     long       saved_step;     /* of the last checkpoint; -1: none yet */
 } Run;
 

@@ -39,7 +39,7 @@ static void all_reduce_case(Format f, int n)
             total[i] += v[i], bound[i] += (W - 1) * u * fabs(v[i]);
     }
     fill(t, (uint64_t)comm_rank(), -1, 1);
-    TWICE(comm_all_reduce(t), t);
+    TWICE(comm_all_reduce(t, RANKS_ALL), t);
     check_close("comm_all_reduce", t, total, bound);
 
     void *bits = tensor_snapshot(t), *first = keep(tensor_bytes(t));
@@ -59,9 +59,62 @@ static void test_all_reduce(void **state)
     }
 }
 
+/* Groups of every size: who is in them, gathers, sums of slices, maxima, all made of the group's ranks alone. */
+static void groups_case(int shards)
+{
+    enum { N = 700 };
+    comm_device_finish();
+    comm_divide(shards);
+    comm_init();
+    const int own = comm_group_rank(RANKS_SHARD), first = comm_rank() - own;
+    assert_int_equal(comm_group_size(RANKS_SHARD), shards);
+    assert_int_equal(comm_group_size(RANKS_REPLICA), comm_size() / shards);
+    assert_int_equal(own, comm_rank() % shards);
+    assert_int_equal(comm_group_rank(RANKS_REPLICA), comm_rank() / shards);
+    double x = comm_rank(), sum = 0;
+    comm_sum_over(&x, 1, RANKS_REPLICA);
+    for (int r = comm_rank() % shards; r < comm_size(); r += shards)
+        sum += r;
+    assert_true(x == sum);
+
+    const size_t bytes = N * sizeof(float), W = (size_t)shards;
+    char *memory = comm_alloc((W + 1) * bytes);
+    Tensor part = tensor_at(memory, (Format){ F32, 0 }, 1, N), whole = tensor_at(memory + bytes, part.format, 1, shards * N);
+    fill(part, (uint64_t)comm_rank(), -1, 1);
+    comm_all_gather(whole.data, part.data, bytes);
+    const double *all = values(whole);
+    for (int i = 0; i < shards * N; i++)
+        assert_true(all[i] == uniform((uint64_t)(first + i / N), (size_t)(i % N), -1, 1));
+
+    comm_reduce_scatter(part, whole);          /* all have the same: W times it, which F32 holds for W a power of two */
+    const double *sums = values(part);
+    for (int i = 0; i < N; i++)
+        assert_true(sums[i] == shards * all[own * N + i]);
+
+    fill(part, (uint64_t)comm_rank(), -1, 1);
+    comm_all_reduce_max(part, RANKS_SHARD);
+    const double *most = values(part);
+    for (int i = 0; i < N; i++) {
+        double expected = -1;
+        for (int r = first; r < first + shards; r++)
+            expected = fmax(expected, uniform((uint64_t)r, (size_t)i, -1, 1));
+        assert_true(most[i] == expected);
+    }
+    comm_free(memory);
+    release();
+}
+
+static void test_groups(void **state)
+{
+    (void)state;
+    for (int shards = comm_size(); shards > 0; shards /= 2)
+        groups_case(shards);
+}
+
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_host_values), cmocka_unit_test(test_all_reduce) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_host_values), cmocka_unit_test(test_all_reduce),
+                                        cmocka_unit_test(test_groups) };
     alarm(300);     /* a rank that fails leaves the others in a collective */
     comm_start(&argc, &argv);
     device_init(comm_local_rank());

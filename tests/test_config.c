@@ -192,7 +192,6 @@ static void test_warning(void **state)
     assert_true(try_printed(message, sizeof message, 2, 1, "--recipe=bf16", NULL));
     static const char *const named[] = {
         "wandb", "model.init_device",
-            "fsdp.sharding_strategy (weights, gradients and moments are whole on every rank)",
         "data.pin_memory", "quantize_model and quantize_optimizer (recipe bf16 is given)",
         "downstream evaluators (piqa)", "evaluators with remote data (far-validation)",
             "evaluators[].data.num_workers",
@@ -208,7 +207,18 @@ static void test_warning(void **state)
     const char *first = strstr(message, "evaluators[].data.num_workers");
     assert_null(strstr(first + 1, "evaluators[].data.num_workers"));
 
+    static const struct { const char *a, *b, *words; } idle[] = {
+        { "--recipe=coat", "--quantize_model.group_size=32", "quantize_model (recipe coat is given)" },
+        { "--quantize_optimizer.qgroup_size=64", NULL, "quantize_optimizer (no quantize_optimizer.use_quantize_opt" },
+        { "--quantize_model.use_quantize_model=fp8linear", "--quantize_model.group_size=32", "nothing in groups" },
+        { "--recipe=coat", "--precision=fp32", "precision (recipe coat)" },
+        { "--model.flash_attention=false", NULL, "model.flash_attention" },
+    };
     try_write(try_path, try_base);
+    for (size_t i = 0; i < sizeof idle / sizeof *idle; i++) {
+        assert_true(try_printed(message, sizeof message, 2, 1, idle[i].a, idle[i].b));
+        try_contains(message, idle[i].words);
+    }
     assert_true(try_printed(message, sizeof message, 2, 1, NULL, NULL));
     assert_string_equal(message, "");
 }

@@ -1,21 +1,21 @@
-/* Sums of device tensors over ranks, through MPI.
+/* Collectives on device tensors, through MPI.
  *
- * Reduce-scatter, then all-gather, a chunk at a time: each rank receives its slice from everybody, adds in the order
- * of ranks in F32, rounds once and hands the result out. So all ranks hold the same bits, and a repetition gives them
- * again, which MPI_Allreduce does not promise; a rank sends and receives 2 (W-1)/W of the tensor's bytes. */
-#include "kernels/comm.h"
+ * A sum: each rank receives its slice from everybody, adds in the order of ranks in F32 and rounds once; an all-reduce then
+ * hands the slices out. So all ranks hold the same bits, and a repetition gives them again, which MPI_Allreduce does not
+ * promise. Everything goes a chunk at a time, in buffers of bounded size. */
+#include "kernels/comm_mpi.h"
 
-#include <mpi.h>
 #include <stdlib.h>
 
 #include "kernels/cpu/cpu.h"
+#include "kernels/device.h"
 
 enum { SLICE = 1 << 18 };       /* elements that a rank reduces per chunk */
 
 static struct {
     void *received;                     /* (W, SLICE) elements of the tensor's format */
     float *sum;                         /* (SLICE) */
-    int *count, *at;                    /* (W) elements of each rank's slice, and where in the chunk it begins */
+    int *count, *at;                    /* (W) elements of each rank's slice, and where in the tensor it begins */
     int *received_count, *received_at;  /* (W) the same in `received` */
 } buffer;
 
@@ -40,46 +40,118 @@ void comm_device_finish(void)
     free(buffer.received_at);
 }
 
-/* `piece`: elements of the tensor, at most W * SLICE, in one row. */
-static void reduce_chunk(Tensor piece, MPI_Datatype type)
+const char *comm_device_error(void)     /* MPI ends the program itself */
 {
-    const int W = comm_size(), own = comm_rank(), slice = (piece.cols + W - 1) / W;
+    return NULL;
+}
+
+void *comm_alloc(size_t bytes)
+{
+    return device_alloc(bytes);
+}
+
+void comm_free(void *p)
+{
+    device_free(p);
+}
+
+static MPI_Datatype mpi_type(Format f)
+{
+    return f.dtype == F32 ? MPI_FLOAT : MPI_UINT16_T;
+}
+
+/* buffer.sum = sum over ranks of this rank's slice, as buffer.count and buffer.at cut the tensor. Returns its elements. */
+static int sum_slice(Tensor x, Ranks g)
+{
+    const int W = comm_group_size(g), n = buffer.count[comm_group_rank(g)];
+    const MPI_Datatype type = mpi_type(x.format);
+    for (int r = 0; r < W; r++) {
+        buffer.received_count[r] = n;
+        buffer.received_at[r] = r * n;
+    }
+    MPI_Alltoallv(x.data, buffer.count, buffer.at, type, buffer.received, buffer.received_count, buffer.received_at, type,
+                  comm_mpi(g));
+    Tensor received = tensor_at(buffer.received, x.format, W, n);
+    for (int i = 0; i < n; i++)
+        buffer.sum[i] = 0;
+    float *values = scratch(0, SLICE);
+    for (int r = 0; r < W; r++) {
+        load(values, received, (size_t)r * (size_t)n, (size_t)n);
+        for (int i = 0; i < n; i++)
+            buffer.sum[i] += values[i];
+    }
+    return n;
+}
+
+/* `piece`: elements of the tensor, at most W * SLICE. */
+static void all_reduce_piece(Tensor piece, Ranks g)
+{
+    const int W = comm_group_size(g), own = comm_group_rank(g), slice = (piece.cols + W - 1) / W;
     for (int r = 0; r < W; r++) {
         int left = piece.cols - r * slice;
         buffer.count[r] = left < 0 ? 0 : left < slice ? left : slice;
         buffer.at[r] = left < 0 ? 0 : r * slice;
     }
-    const int n = buffer.count[own];
-    for (int r = 0; r < W; r++) {
-        buffer.received_count[r] = n;
-        buffer.received_at[r] = r * n;
-    }
-    MPI_Alltoallv(piece.data, buffer.count, buffer.at, type,
-                  buffer.received, buffer.received_count, buffer.received_at, type, MPI_COMM_WORLD);
-
-    Tensor received = tensor_at(buffer.received, piece.format, W, n);
-    for (int i = 0; i < n; i++)
-        buffer.sum[i] = 0;
-    float *x = scratch(0, SLICE);
-    for (int r = 0; r < W; r++) {
-        load(x, received, (size_t)r * (size_t)n, (size_t)n);
-        for (int i = 0; i < n; i++)
-            buffer.sum[i] += x[i];
-    }
+    int n = sum_slice(piece, g);
     store(piece, (size_t)buffer.at[own], buffer.sum, (size_t)n);
-    MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, piece.data, buffer.count, buffer.at, type, MPI_COMM_WORLD);
+    MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, piece.data, buffer.count, buffer.at, mpi_type(piece.format),
+                   comm_mpi(g));
 }
 
-void comm_all_reduce(Tensor x)
+void comm_all_reduce(Tensor x, Ranks g)
 {
     CHECK_PLAIN(x);
-    if (comm_size() == 1)
+    if (comm_group_size(g) == 1)
         return;
     CHECK(buffer.received, "comm_init comes first");
-    const size_t numel = tensor_numel(x), chunk = (size_t)comm_size() * SLICE, bytes = dtype_size(x.format.dtype);
-    MPI_Datatype type = x.format.dtype == F32 ? MPI_FLOAT : MPI_UINT16_T;
+    const size_t numel = tensor_numel(x), chunk = (size_t)comm_group_size(g) * SLICE, bytes = dtype_size(x.format.dtype);
     for (size_t first = 0; first < numel; first += chunk) {
         size_t n = numel - first < chunk ? numel - first : chunk;
-        reduce_chunk(tensor_at((char *)x.data + first * bytes, x.format, 1, (int)n), type);
+        all_reduce_piece(tensor_at((char *)x.data + first * bytes, x.format, 1, (int)n), g);
     }
+}
+
+void comm_all_reduce_max(Tensor x, Ranks g)
+{
+    CHECK(x.format.dtype == F32, "the maximum of %s", format_name(x.format));
+    if (comm_group_size(g) > 1)
+        MPI_Allreduce(MPI_IN_PLACE, x.data, (int)tensor_numel(x), MPI_FLOAT, MPI_MAX, comm_mpi(g));
+}
+
+void comm_reduce_scatter(Tensor part, Tensor whole)
+{
+    const int W = comm_group_size(RANKS_SHARD);
+    CHECK_PLAIN(whole);
+    CHECK(whole.cols == W * part.cols && format_equal(whole.format, part.format), "%d elements for %d ranks with %d",
+          whole.cols, W, part.cols);
+    if (W == 1) {
+        if (part.data != whole.data)
+            device_copy(part.data, whole.data, tensor_bytes(part));
+        return;
+    }
+    CHECK(buffer.received, "comm_init comes first");
+    for (int first = 0; first < part.cols; first += SLICE) {
+        int n = part.cols - first < SLICE ? part.cols - first : SLICE;
+        for (int r = 0; r < W; r++) {
+            buffer.count[r] = n;
+            buffer.at[r] = r * part.cols + first;
+        }
+        sum_slice(whole, RANKS_SHARD);
+        store(part, (size_t)first, buffer.sum, (size_t)n);
+    }
+}
+
+void comm_all_gather(void *whole, const void *part, size_t bytes)
+{
+    const size_t most = 1 << 28;        /* MPI counts in int */
+    const int W = comm_group_size(RANKS_SHARD);
+    if (bytes <= most) {
+        MPI_Allgather(part, (int)bytes, MPI_BYTE, whole, (int)bytes, MPI_BYTE, comm_mpi(RANKS_SHARD));
+        return;
+    }
+    device_copy((char *)whole + bytes * (size_t)comm_group_rank(RANKS_SHARD), part, bytes);
+    for (int r = 0; r < W; r++)
+        for (size_t at = 0; at < bytes; at += most)
+            MPI_Bcast((char *)whole + (size_t)r * bytes + at, (int)(bytes - at < most ? bytes - at : most), MPI_BYTE, r,
+                      comm_mpi(RANKS_SHARD));
 }

@@ -1,5 +1,5 @@
 /* The "device" of this back end is the machine itself: device memory is plain memory, and a queued operation has
- * finished when its call returns. */
+ * finished when its call returns, so the order of the program is that of all queues. */
 #include "kernels/device.h"
 
 #include <cblas.h>
@@ -124,6 +124,23 @@ void device_sync(void)
 {
 }
 
+static Queue current = QUEUE_COMPUTE;
+
+void device_queue(Queue q)
+{
+    current = q;
+}
+
+Queue device_current_queue(void)
+{
+    return current;
+}
+
+void device_merge_queues(bool merge)
+{
+    (void)merge;
+}
+
 static struct { float *memory; size_t floats; } slots[SLOTS];
 
 float *scratch(int slot, size_t floats)
@@ -152,6 +169,16 @@ DeviceMark *device_mark(DeviceMark *reuse)
     DeviceMark *m = reuse ? reuse : xmalloc(sizeof *m);
     m->at = seconds();
     return m;
+}
+
+void device_wait(DeviceMark *m)
+{
+    (void)m;
+}
+
+void device_unmark(DeviceMark *m)
+{
+    free(m);
 }
 
 double device_elapsed(DeviceMark *from, DeviceMark *to)

@@ -29,7 +29,7 @@ extern "C" {
 void cuda_check(cudaError_t status, const char *call, const char *file, int line);
 void cuda_check_launch(const char *file, int line);
 
-cudaStream_t device_stream(void);       /* the one stream of all kernels and collectives */
+cudaStream_t device_stream(void);       /* of the current queue */
 int          device_sm_count(void);
 
 /* Scratch memory for use inside one operation: `bytes` or more, 256-byte aligned, contents undefined. A slot only

@@ -1,4 +1,5 @@
-/* The GPU: choice, memory, copies, time. One stream carries everything: order in the program is order on the device.
+/* The GPU: choice, memory, copies, time. A queue is a stream; collectives' streams have the higher priority, so that their
+ * few blocks start before those of a kernel that fills the GPU.
  *
  * Copies between host and device go through a ring of pinned buffers. A copy from pageable memory would make the
  * driver wait for the stream; with the ring device_put returns as soon as the bytes are in a pinned buffer, and the
@@ -15,7 +16,9 @@ struct DeviceMark { cudaEvent_t event; };
 
 static struct {
     struct cudaDeviceProp prop;
-    cudaStream_t stream;
+    cudaStream_t queue[NUM_QUEUES], stream;      /* stream: what the current queue runs on */
+    Queue current;
+    bool merged;
     struct { void *data; size_t bytes; } scratch[SCRATCH_SLOTS];
     struct { char *data; cudaEvent_t event; } slot[STAGING_SLOTS];     /* event: the slot's last copy is done */
     unsigned next_slot;
@@ -65,7 +68,11 @@ void device_init(int local_rank)
         die("GPU %d is an %s of compute capability %d.%d; this program is built for 9.0 (H100, H200, GH200). "
             "Use such a GPU, or build with BACKEND=cpu", local_rank, dev.prop.name, dev.prop.major, dev.prop.minor);
     CUDA_CHECK(cudaSetDevice(local_rank));
-    CUDA_CHECK(cudaStreamCreateWithFlags(&dev.stream, cudaStreamNonBlocking));
+    int least, greatest;
+    CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    for (int q = 0; q < NUM_QUEUES; q++)
+        CUDA_CHECK(cudaStreamCreateWithPriority(&dev.queue[q], cudaStreamNonBlocking, q == QUEUE_COMPUTE ? least : greatest));
+    device_queue(QUEUE_COMPUTE);
 
     char *pinned;
     CUDA_CHECK(cudaMallocHost((void **)&pinned, STAGING_SLOTS * STAGING_BYTES));
@@ -78,6 +85,24 @@ void device_init(int local_rank)
 cudaStream_t device_stream(void)
 {
     return dev.stream;
+}
+
+void device_queue(Queue q)
+{
+    dev.current = q;
+    dev.stream = dev.queue[dev.merged ? QUEUE_COMPUTE : q];
+}
+
+Queue device_current_queue(void)
+{
+    return dev.current;
+}
+
+void device_merge_queues(bool merge)
+{
+    device_sync();
+    dev.merged = merge;
+    device_queue(QUEUE_COMPUTE);
 }
 
 int device_sm_count(void)
@@ -178,12 +203,14 @@ void device_zero(void *dst, size_t bytes)
 
 void device_sync(void)
 {
-    CUDA_CHECK(cudaStreamSynchronize(dev.stream));
+    for (int q = 0; q < NUM_QUEUES; q++)
+        CUDA_CHECK(cudaStreamSynchronize(dev.queue[q]));
 }
 
 void *device_scratch(size_t bytes, int slot)
 {
     CHECK(slot >= 0 && slot < SCRATCH_SLOTS, "slot %d", slot);
+    CHECK(dev.current == QUEUE_COMPUTE, "scratch memory outside the compute queue");
     if (bytes > dev.scratch[slot].bytes) {
         device_sync();
         CUDA_CHECK(cudaFree(dev.scratch[slot].data));
@@ -247,7 +274,7 @@ void device_get(void *dst, const void *src, size_t bytes)
             CUDA_CHECK(cudaEventRecord(dev.slot[*s].event, dev.stream));
         }
     }
-    device_sync();
+    CUDA_CHECK(cudaStreamSynchronize(dev.stream));
 }
 
 /* ---- time -------------------------------------------------------------------------------------------------- */
@@ -260,6 +287,19 @@ DeviceMark *device_mark(DeviceMark *mark)
     }
     CUDA_CHECK(cudaEventRecord(mark->event, dev.stream));
     return mark;
+}
+
+void device_wait(DeviceMark *m)
+{
+    if (m)
+        CUDA_CHECK(cudaStreamWaitEvent(dev.stream, m->event, 0));
+}
+
+void device_unmark(DeviceMark *m)
+{
+    if (m)
+        CUDA_CHECK(cudaEventDestroy(m->event));
+    free(m);
 }
 
 double device_elapsed(DeviceMark *from, DeviceMark *to)

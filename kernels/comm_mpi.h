@@ -1,0 +1,7 @@
+/* MPI's names for the groups of ranks, for the files that call MPI. */
+#pragma once
+#include <mpi.h>
+
+#include "kernels/comm.h"
+
+MPI_Comm comm_mpi(Ranks g);

@@ -1,0 +1,250 @@
+/* Where units lie: the shards, the memory for gathered weights and for gradients, and all views of them. */
+#include "model/fsdp_plan.h"
+
+#include <stdlib.h>
+
+#include "kernels/comm.h"
+#include "model/error.h"
+
+/* ---- which memory ----------------------------------------------------------------------------------------- */
+
+static Format compute_format(const Fsdp *f, const Param *p)
+{
+    return p->is_operand ? f->recipe.operand : f->recipe.stream;
+}
+
+static bool is_block(const Fsdp *f, int u)
+{
+    return u > 0 && u < f->num_units - 1;
+}
+
+/* Of what is gathered. */
+static Format unit_format(const Fsdp *f, int u)
+{
+    return is_block(f, u) ? f->recipe.operand : f->recipe.stream;
+}
+
+bool is_gathered(const Fsdp *f, int u, const Param *p)
+{
+    return format_equal(compute_format(f, p), unit_format(f, u));
+}
+
+bool is_dense(const Fsdp *f, int u, const Param *p)
+{
+    return !is_gathered(f, u, p) && (f->shards > 1 || !format_equal(f->recipe.stream, f->recipe.master));
+}
+
+bool sums_once(const Fsdp *f)
+{
+    return f->strategy.sum_once;
+}
+
+/* Memory that units share: two blocks take turns; the embedding is not needed with the head, unless it is the head. */
+static int shared_slot(const Fsdp *f, int u)
+{
+    return is_block(f, u) ? 2 + u % 2 : u == 0 || !f->tied ? 0 : 1;
+}
+
+WeightSlot *weight_slot(const Fsdp *f, int u)
+{
+    const bool fp8 = format_is_fp8(unit_format(f, u));
+    if (f->shape[u].numel == 0 || (f->shards == 1 && format_equal(unit_format(f, u), f->recipe.master)))
+        return NULL;
+    const bool stays = f->shards > 1 ? f->strategy.keep_weights : !fp8;
+    return &f->weight_slot[stays ? u : shared_slot(f, u)];
+}
+
+GradSlot *grad_slot(const Fsdp *f, int u)
+{
+    if (f->shape[u].numel == 0 || f->shards == 1)
+        return NULL;
+    return &f->grad_slot[sums_once(f) ? u : shared_slot(f, u)];
+}
+
+/* ---- placement -------------------------------------------------------------------------------------------- */
+
+static Tensor flat(Arena *a, Format f, size_t n)
+{
+    CHECK(n <= INT32_MAX, "a unit of %zu elements", n);
+    return n ? tensor_alloc(a, f, 1, (int)n) : (Tensor){ .format = f, .rows = 1 };
+}
+
+static void place_shard(Fsdp *f, Arena *a, int u, int rank)
+{
+    const Recipe *r = &f->recipe;
+    Shard *s = &f->shard[u];
+    s->count = f->shape[u].numel / f->shards;
+    s->first = s->count * rank;
+    s->master = flat(a, r->master, s->count);
+    s->grad = flat(a, r->grads, s->count);
+    s->m = flat(a, r->moment1, s->count);
+    s->v = flat(a, r->moment2, s->count);
+}
+
+/* A slot is as large as the largest unit that it serves. */
+static void measure_slots(Fsdp *f)
+{
+    for (int i = 0; i < f->num_units + 2; i++)
+        f->weight_slot[i].flat.cols = f->grad_slot[i].flat.cols = 0;
+    for (int u = 0; u < f->num_units; u++) {
+        WeightSlot *w = weight_slot(f, u);
+        GradSlot *g = grad_slot(f, u);
+        const int n = (int)f->shape[u].numel;
+        if (w) {
+            w->flat.format = unit_format(f, u);
+            w->flat.cols = n > w->flat.cols ? n : w->flat.cols;
+        }
+        if (g)
+            g->flat.cols = n > g->flat.cols ? n : g->flat.cols;
+    }
+}
+
+static void place_slots(Fsdp *f, Arena *a)
+{
+    Arena *gathered = f->shards > 1 ? &f->gathered : a;
+    size_t outgoing = 0;
+    measure_slots(f);
+    f->gathered.used = 0;
+    for (int i = 0; i < f->num_units + 2; i++) {
+        WeightSlot *w = &f->weight_slot[i];
+        GradSlot *g = &f->grad_slot[i];
+        w->unit = g->unit = -1;
+        if (w->flat.cols > 0) {
+            const size_t n = w->flat.cols, bytes = n * dtype_size(w->flat.format.dtype);
+            w->flat.rows = 1;
+            w->flat.data = arena_alloc(gathered, bytes);
+            outgoing = bytes / f->shards > outgoing ? bytes / f->shards : outgoing;
+            w->flat.data_t = format_is_fp8(w->flat.format) ? arena_alloc(a, n) : NULL;
+        }
+        if (g->flat.cols > 0)
+            g->flat = flat(a, f->recipe.grads, g->flat.cols);
+    }
+    f->outgoing = f->shards > 1 ? arena_alloc(gathered, outgoing) : NULL;
+}
+
+/* Scales and norm weights of all units: together, so that one collective serves all. */
+static void place_small(Fsdp *f, Arena *a)
+{
+    size_t operands = 0, dense = 0;
+    for (int u = 0; u < f->num_units; u++)
+        for (int i = 0; i < f->shape[u].num_params; i++) {
+            const Param *p = &f->shape[u].param[i];
+            operands += is_gathered(f, u, p) && format_is_fp8(unit_format(f, u));
+            dense += is_dense(f, u, p) ? ((size_t)p->cols + PARAM_ALIGN - 1) / PARAM_ALIGN * PARAM_ALIGN : 0;
+        }
+    f->scales = flat(a, (Format){ F32, 0, false }, 4 * operands);
+    f->dense = flat(a, f->recipe.stream, dense);
+}
+
+static Tensor view_in_slot(const Fsdp *f, int u, const Param *p, size_t *scales)
+{
+    const WeightSlot *s = weight_slot(f, u);
+    Tensor t = { .format = s->flat.format, .rows = p->rows, .cols = p->cols };
+    t.data = (char *)s->flat.data + p->offset * dtype_size(t.format.dtype);
+    if (format_is_fp8(t.format)) {
+        t.data_t = (char *)s->flat.data_t + p->offset;
+        t.scale = (float *)f->scales.data + *scales;
+        *scales += 4;
+    }
+    return t;
+}
+
+static void make_views(Fsdp *f)
+{
+    size_t scales = 0, dense = 0;
+    for (int u = 0; u < f->num_units; u++) {
+        const GradSlot *g = grad_slot(f, u);
+        const Shard *s = &f->shard[u];
+        f->dunit[u] = unit_views(&f->shape[u], g ? g->flat.data : s->grad.data, f->recipe.grads);
+        for (int i = 0; i < f->shape[u].num_params; i++) {
+            const Param *p = &f->shape[u].param[i];
+            Tensor *w = &f->unit[u].tensor[p->slot];
+            if (is_dense(f, u, p)) {
+                *w = tensor_at((char *)f->dense.data + dense * dtype_size(f->recipe.stream.dtype), f->recipe.stream, 1, p->cols);
+                dense += ((size_t)p->cols + PARAM_ALIGN - 1) / PARAM_ALIGN * PARAM_ALIGN;
+            } else if (is_gathered(f, u, p) && weight_slot(f, u))
+                *w = view_in_slot(f, u, p, &scales);
+            else
+                *w = param_view(p, s->master.data, f->recipe.master);
+        }
+    }
+}
+
+static void create(Fsdp *f, int num_units)
+{
+    f->num_units = num_units;
+    f->shape = xcalloc(num_units, sizeof *f->shape);
+    f->shard = xcalloc(num_units, sizeof *f->shard);
+    f->unit = xcalloc(num_units, sizeof *f->unit);
+    f->dunit = xcalloc(num_units, sizeof *f->dunit);
+    f->weight_slot = xcalloc(num_units + 2, sizeof *f->weight_slot);
+    f->grad_slot = xcalloc(num_units + 2, sizeof *f->grad_slot);
+}
+
+void fsdp_plan(Fsdp *f, Arena *a, const Config *c, int shards, int rank)
+{
+    const ModelConfig *m = &c->model;
+    if (!f->shape)
+        create(f, m->n_layers + 2);
+    f->recipe = c->recipe;
+    f->strategy = c->strategy;
+    f->tied = m->weight_tying;
+    f->shards = shards;
+    size_t first = 0;
+    for (int u = 0; u < f->num_units; u++) {
+        unit_shape(&f->shape[u], m, u, shards);
+        f->shape[u].first = first;
+        UnitShape alone;                        /* without the padding for the shards: random numbers do not depend on them */
+        unit_shape(&alone, m, u, 1);
+        first += alone.numel;
+        place_shard(f, a, u, rank);
+    }
+    place_slots(f, a);
+    place_small(f, a);
+    make_views(f);
+}
+
+void fsdp_place_gathered(Fsdp *f)
+{
+    if (f->shards > 1)
+        f->gathered.base = comm_alloc(f->gathered.used);
+}
+
+static size_t slot_bytes(Tensor t)
+{
+    return (size_t)t.cols * (dtype_size(t.format.dtype) + (t.data_t || format_is_fp8(t.format)));
+}
+
+size_t fsdp_weight_bytes(const Fsdp *f)
+{
+    size_t bytes = tensor_bytes(f->scales) + tensor_bytes(f->dense);
+    for (int i = 0; i < f->num_units + 2; i++)
+        bytes += slot_bytes(f->weight_slot[i].flat);
+    return bytes;
+}
+
+size_t fsdp_grad_bytes(const Fsdp *f)
+{
+    size_t bytes = 0;
+    for (int u = 0; u < f->num_units; u++)
+        bytes += tensor_bytes(f->shard[u].grad);
+    for (int i = 0; i < f->num_units + 2; i++)
+        bytes += (size_t)f->grad_slot[i].flat.cols * dtype_size(f->recipe.grads.dtype);
+    return bytes;
+}
+
+void fsdp_free(Fsdp *f)
+{
+    for (int i = 0; f->shape && i < f->num_units + 2; i++) {
+        device_unmark(f->weight_slot[i].ready);
+        device_unmark(f->weight_slot[i].released);
+        device_unmark(f->grad_slot[i].filled);
+        device_unmark(f->grad_slot[i].reduced);
+    }
+    device_unmark(f->updated);
+    device_unmark(f->reduced);
+    if (f->gathered.base)
+        comm_free(f->gathered.base);
+    free(f->shape), free(f->shard), free(f->unit), free(f->dunit), free(f->weight_slot), free(f->grad_slot);
+    *f = (Fsdp){ 0 };
+}

@@ -1,0 +1,17 @@
+/* Where a step's device time goes: spans on the queues, waits between them, and a trace that Perfetto or chrome://tracing shows.
+ *
+ * Waits are measured in every step: what the compute queue stands still for the others is exposed communication. All else is
+ * recorded in the steps of `profile` only, into trace-rank<r>.json in the save folder. One step at a time, one thread. */
+#pragma once
+#include <stdbool.h>
+
+#include "kernels/device.h"
+
+void   trace_open (const char *folder, int rank);          /* where traces go; the file appears with the first traced step */
+void   trace_step (long step, bool record);                /* a step begins */
+double trace_step_end(void);       /* milliseconds that the compute queue waited in the step; the device must be idle */
+void   trace_close(void);
+
+void   trace_begin(const char *name, int unit);            /* a span on the current queue; name: a literal; unit -1: none */
+void   trace_end  (void);                                  /* of the span begun last */
+void   trace_wait (DeviceMark *m, const char *for_what, int unit);     /* device_wait, as a span */
