@@ -13,6 +13,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "model/watchdog.h"
+
 enum { MESSAGE_SIZE = 4096 };
 
 /* Rank and size, or 0 of 1 outside MPI_Init .. MPI_Finalize; tells whether MPI may be called. */
@@ -48,6 +50,7 @@ static _Noreturn void fail(const char *format, va_list args)
     char prefix[64] = "error";
     if (size > 1)
         snprintf(prefix, sizeof prefix, "error (rank %d)", rank);
+    watchdog_leave();
     signal(SIGTERM, SIG_DFL);       /* the abort of another rank ends this one without a word */
     if (rank != 0)
         sleep(3);

@@ -7,6 +7,7 @@
 
 #include "kernels/comm.h"
 #include "model/error.h"
+#include "model/watchdog.h"
 
 /* Sequences [first, first + B) of the batch as a full micro-batch; what lies behind its end is masked. */
 static void micro_batch(int *tokens, int *targets, const Batch *b, int first, int B, int T)
@@ -22,20 +23,34 @@ static void micro_batch(int *tokens, int *targets, const Batch *b, int first, in
     }
 }
 
-EvalResult evaluate(const Config *c, int i, Model *m, Fsdp *f)
+static Loader *open_set(const Config *c, int i)
 {
     const EvalSet *set = &c->eval[i];
-    int B = m->attn.B, T = m->attn.T, world = comm_size();
-    DataSpec spec = { .paths = set->paths, .num_paths = set->num_paths, .itemsize = set->itemsize, .sequence_length = T,
-                      .vocab_size = c->model.vocab_size, .eos_token_id = c->model.eos_token_id,
-                      .pad_token_id = c->model.pad_token_id, .mask_padding = c->data.mask_padding };
-    Loader *l = loader_open(&spec, c->device_eval_batch_size * world, comm_rank(), world);
+    DataSpec spec = { .paths = set->paths, .num_paths = set->num_paths, .itemsize = set->itemsize,
+                      .sequence_length = c->model.max_sequence_length, .vocab_size = c->model.vocab_size,
+                      .eos_token_id = c->model.eos_token_id, .pad_token_id = c->model.pad_token_id,
+                      .mask_padding = c->data.mask_padding };
+    progress("opening validation data", -1);
+    return loader_open(&spec, c->device_eval_batch_size * comm_size(), comm_rank(), comm_size());
+}
+
+void evaluate_check(const Config *c)
+{
+    for (int i = 0; i < c->num_eval && (c->eval_interval > 0 || c->eval_on_load); i++)
+        loader_close(open_set(c, i));
+}
+
+EvalResult evaluate(const Config *c, int i, Model *m, Fsdp *f)
+{
+    int B = m->attn.B, T = m->attn.T;
+    Loader *l = open_set(c, i);
     int *tokens = xmalloc(sizeof(int) * B * T), *targets = xmalloc(sizeof(int) * B * T);
     double total[2] = { 0 };
 
     model_losses(m);
     Batch b = { 0 };
     for (long n = 0; n != c->eval_subset_num_batches; n++) {
+        progress("reading validation tokens", -1);
         bool more = loader_next(l, &b);
         double sequences = more ? b.sequences : 0;
         comm_max(&sequences, 1);
@@ -44,9 +59,11 @@ EvalResult evaluate(const Config *c, int i, Model *m, Fsdp *f)
         if (!more)
             b.sequences = 0;
         for (int first = 0; first < sequences; first += B) {
+            progress("evaluation", -1);
             micro_batch(tokens, targets, &b, first, B, T);
             model_step(m, f, tokens, targets, 0, 0, false);
         }
+        progress_together("reading the validation losses", -1);
         total[0] += model_losses(m).loss;
         total[1] += b.sequences ? b.labels : 0;
     }
@@ -54,5 +71,5 @@ EvalResult evaluate(const Config *c, int i, Model *m, Fsdp *f)
     free(tokens);
     free(targets);
     comm_sum(total, 2);
-    return (EvalResult){ set->label, total[1] ? total[0] / total[1] : 0, (long)total[1] };
+    return (EvalResult){ c->eval[i].label, total[1] ? total[0] / total[1] : 0, (long)total[1] };
 }

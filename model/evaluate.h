@@ -5,5 +5,8 @@
 
 typedef struct { const char *label; double loss; long labels; } EvalResult;    /* loss: mean per label */
 
+/* Dies if the data of an evaluation that this run will make is missing or unfit. All ranks call. */
+void evaluate_check(const Config *c);
+
 /* One pass, in file order, over the shards of c->eval[i] (at most eval_subset_num_batches batches). All ranks call. */
 EvalResult evaluate(const Config *c, int i, Model *m, Fsdp *f);

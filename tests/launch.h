@@ -1,0 +1,160 @@
+/* The program as a user runs it, for tests that start it: mpirun ./train configs/tiny.yaml with overrides, its
+ * output, its exit code and its metrics. BUILD names the build folder, LAUNCH the launcher; scripts/run-tests sets
+ * both. */
+#pragma once
+#include <math.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+#include <jansson.h>
+
+enum { MAX_STEPS = 64 };
+
+static char folder[] = "/tmp/coat-train-XXXXXX";        /* for all that a test writes */
+static char output[1 << 16];       /* of the last command: stdout and stderr */
+
+static inline const char *setting(const char *name, const char *otherwise)
+{
+    const char *value = getenv(name);
+    return value ? value : otherwise;
+}
+
+/* Ranks that can run at once: with CUDA one per GPU. */
+static inline int most_ranks(void)
+{
+    if (!strstr(setting("BUILD", "build/cpu"), "cuda"))
+        return 4;
+    FILE *p = popen("nvidia-smi -L | grep -c GPU", "r");
+    int gpus = 1;
+    if (!p || fscanf(p, "%d", &gpus) != 1)
+        gpus = 1;
+    if (p)
+        pclose(p);
+    return gpus;
+}
+
+/* A small, quick variant of tiny.yaml: 2 blocks of width 32, 8 sequences of 32 tokens a step. */
+static const char SMALL[] = "--model.d_model=32 --model.n_layers=2 --model.n_heads=2 --model.n_kv_heads=1 "
+                            "--model.mlp_hidden_size=128 --model.max_sequence_length=32 --global_train_batch_size=8 "
+                            "--device_train_microbatch_size=2 --eval_interval=null --save_interval=1000 --recipe=f32 "
+                            "--scheduler.t_warmup=2";
+
+/* Starts a command of the shell. What hangs is ended after 5 minutes. */
+static inline FILE *start_command(const char *format, ...) __attribute__((format(printf, 1, 2)));
+static inline FILE *start_command(const char *format, ...)
+{
+    char command[8192], all[8400];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(command, sizeof command, format, list);
+    va_end(list);
+    snprintf(all, sizeof all, "OPENBLAS_NUM_THREADS=1 timeout --foreground 300 %s 2>&1", command);
+    FILE *p = popen(all, "r");
+    assert_non_null(p);
+    return p;
+}
+
+/* Starts train on `ranks` ranks, or as many as there can be, with SMALL and the given arguments. */
+static inline FILE *start(int ranks, const char *arguments)
+{
+    if (ranks > most_ranks())
+        ranks = most_ranks();
+    return start_command("%s -n %d %s/train configs/tiny.yaml %s %s", setting("LAUNCH", "mpirun --oversubscribe"),
+                         ranks, setting("BUILD", "build/cpu"), SMALL, arguments);
+}
+
+/* Waits for its end; returns its exit status, its output in `output`. */
+static inline int finish(FILE *p)
+{
+    size_t n = fread(output, 1, sizeof output - 1, p);
+    output[n] = '\0';
+    while (fgetc(p) != EOF)
+        ;
+    int status = pclose(p);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+static inline int train(int ranks, const char *format, ...)
+{
+    char arguments[2048];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(arguments, sizeof arguments, format, list);
+    va_end(list);
+    return finish(start(ranks, arguments));
+}
+
+/* NOTE: cmocka cuts messages at 1024 characters, so the output is printed on its own. */
+static inline void expect_status(int found, int expected)
+{
+    if (found != expected) {
+        fprintf(stderr, "%s\n", output);
+        fail_msg("exit status %d, expected %d", found, expected);
+    }
+}
+
+static inline void expect_output(const char *text)
+{
+    if (!strstr(output, text)) {
+        fprintf(stderr, "%s\n", output);
+        fail_msg("no '%s' in the output", text);
+    }
+}
+
+/* Values of a metric by step, NAN where there is none; returns the number of lines that have it. */
+static inline int metric(double *value, const char *run, const char *name)
+{
+    char path[512], line[8192];
+    snprintf(path, sizeof path, "%s/%s/metrics.jsonl", folder, run);
+    for (int i = 0; i < MAX_STEPS; i++)
+        value[i] = NAN;
+    FILE *f = fopen(path, "r");
+    if (!f)
+        fail_msg("%s is missing", path);
+    int found = 0;
+    while (fgets(line, sizeof line, f)) {
+        json_t *o = json_loads(line, 0, NULL);
+        if (!o)
+            fail_msg("%s: not JSON: %s", path, line);
+        json_t *v = json_object_get(o, name);
+        long step = json_integer_value(json_object_get(o, "step"));
+        assert_in_range(step, 0, MAX_STEPS - 1);
+        if (v) {
+            value[step] = json_number_value(v);
+            found++;
+        }
+        json_decref(o);
+    }
+    fclose(f);
+    return found;
+}
+
+static inline void losses(double *value, const char *run, int expected)
+{
+    int n = metric(value, run, "train/CrossEntropyLoss");
+    if (n != expected)
+        fail_msg("%s: %d losses, expected %d; output:\n%s", run, n, expected, output);
+}
+
+static inline int make_folder(void **state)
+{
+    (void)state;
+    return mkdtemp(folder) ? 0 : -1;
+}
+
+static inline int remove_folder(void **state)
+{
+    (void)state;
+    char command[256];
+    snprintf(command, sizeof command, "rm -rf %s", folder);
+    return system(command);
+}

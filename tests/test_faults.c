@@ -1,0 +1,299 @@
+/* Ranks that are killed, stopped, hang or meet an error of their own: all must end, somebody must say which rank it
+ * was and in what, and the run must go on from its last complete checkpoint as if nothing had been. */
+#include "tests/launch.h"
+
+#include <dirent.h>
+#include <limits.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <time.h>
+
+enum { STEPS = 8, TIMEOUT = 3, SLACK = 10 };    /* SLACK: seconds from the discovery of a fault to the end of all */
+
+static double seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* ---- the processes of a run ------------------------------------------------------------------------------- */
+
+/* A file of /proc, NUL between its entries and two at its end; empty if the process is gone. */
+static size_t read_proc(char *text, size_t size, const char *pid, const char *name)
+{
+    char path[300];
+    snprintf(path, sizeof path, "/proc/%s/%s", pid, name);
+    memset(text, 0, size);
+    FILE *f = fopen(path, "r");
+    if (!f)
+        return 0;
+    size_t n = fread(text, 1, size - 2, f);
+    fclose(f);
+    return n;
+}
+
+static bool has_entry(const char *text, size_t n, const char *entry)
+{
+    for (const char *s = text; s < text + n; s += strlen(s) + 1)
+        if (strcmp(s, entry) == 0)
+            return true;
+    return false;
+}
+
+/* The process of a rank of the run that saves in folder/run; 0: none (yet). */
+static pid_t find_rank(const char *run, int rank)
+{
+    static char text[1 << 16];
+    char save_folder[512], number[64];
+    snprintf(save_folder, sizeof save_folder, "--save_folder=%s/%s", folder, run);
+    snprintf(number, sizeof number, "OMPI_COMM_WORLD_RANK=%d", rank);
+    pid_t found = 0;
+    DIR *dir = opendir("/proc");
+    assert_non_null(dir);
+    for (struct dirent *e; !found && (e = readdir(dir)); ) {
+        const char *pid = e->d_name;
+        if (*pid >= '0' && *pid <= '9' && has_entry(text, read_proc(text, sizeof text, pid, "cmdline"), save_folder)
+            && has_entry(text, read_proc(text, sizeof text, pid, "environ"), number))
+            found = (pid_t)strtol(pid, NULL, 10);
+    }
+    closedir(dir);
+    return found;
+}
+
+static void signal_rank(const char *run, int rank, int number)
+{
+    pid_t pid = find_rank(run, rank);
+    if (pid == 0 || kill(pid, number) != 0)
+        fail_msg("%s: no process of rank %d to signal", run, rank);
+}
+
+/* ---- waiting ---------------------------------------------------------------------------------------------- */
+
+static int count_lines(const char *run)
+{
+    char path[512];
+    snprintf(path, sizeof path, "%s/%s/metrics.jsonl", folder, run);
+    FILE *f = fopen(path, "r");
+    int lines = 0;
+    for (int c; f && (c = fgetc(f)) != EOF; )
+        lines += c == '\n';
+    if (f)
+        fclose(f);
+    return lines;
+}
+
+static void wait_for_steps(const char *run, int steps)
+{
+    for (int i = 0; count_lines(run) < steps; i++) {
+        if (i == 6000)
+            fail_msg("%s: no step %d after a minute", run, steps);
+        usleep(10000);
+    }
+}
+
+/* The highest N of all step<N>.tmp; 0: none. */
+static long unfinished_save(const char *run)
+{
+    char path[512], *end;
+    snprintf(path, sizeof path, "%s/%s", folder, run);
+    DIR *dir = opendir(path);
+    long most = 0;
+    for (struct dirent *e; dir && (e = readdir(dir)); ) {
+        if (strncmp(e->d_name, "step", 4) != 0)
+            continue;
+        long step = strtol(e->d_name + 4, &end, 10);
+        if (strcmp(end, ".tmp") == 0 && step > most)
+            most = step;
+    }
+    if (dir)
+        closedir(dir);
+    return most;
+}
+
+static void wait_for_save(const char *run, long from)
+{
+    double start = seconds();
+    while (unfinished_save(run) < from) {
+        if (seconds() - start > 60)
+            fail_msg("%s: no save of step %ld or later in a minute", run, from);
+        usleep(100);
+    }
+}
+
+/* The run must end by itself, soon after `since`, and not as if all were well. */
+static void expect_end(FILE *run, double since)
+{
+    int status = finish(run);
+    double took = seconds() - since;
+    if (status == 0 || took > TIMEOUT + SLACK) {
+        fprintf(stderr, "%s\n", output);
+        fail_msg("status %d after %.1f s, expected another than 0 within %d s", status, took, TIMEOUT + SLACK);
+    }
+    printf("ended with status %d %.1f s after the fault\n", status, took);
+}
+
+static void expect_once(const char *text)
+{
+    expect_output(text);
+    if (strstr(strstr(output, text) + 1, text)) {
+        fprintf(stderr, "%s\n", output);
+        fail_msg("said twice: '%s'", text);
+    }
+}
+
+/* ---- tests ------------------------------------------------------------------------------------------------ */
+
+static const char TINY[] = "--model.d_model=16 --model.max_sequence_length=8";
+
+static FILE *start_run(int ranks, const char *run, const char *more)
+{
+    char arguments[1024];
+    snprintf(arguments, sizeof arguments, "%s --max_duration=%d --try_load_latest_save %s --save_folder=%s/%s", TINY,
+             STEPS, more, folder, run);
+    return start(ranks, arguments);
+}
+
+/* Goes on to the end of `run`; its losses must be those of a run that nothing happened to. */
+static void expect_same_losses(const char *run, const char *more)
+{
+    static double whole[MAX_STEPS];
+    static bool known = false;
+    double parts[MAX_STEPS];
+    if (!known) {
+        expect_status(finish(start_run(2, "whole", "--save_interval=null")), 0);
+        losses(whole, "whole", STEPS);
+        known = true;
+    }
+    expect_status(finish(start_run(2, run, more)), 0);
+    losses(parts, run, STEPS);
+    for (int i = 1; i <= STEPS; i++)
+        if (whole[i] != parts[i])
+            fail_msg("%s: step %d: loss %.17g, of a run without faults %.17g", run, i, parts[i], whole[i]);
+}
+
+static void test_kill_in_a_step(void **state)
+{
+    (void)state;
+    if (most_ranks() < 2)
+        skip();
+    FILE *p = start_run(2, "kill", "--save_interval=2");
+    wait_for_steps("kill", 3);
+    double since = seconds();
+    signal_rank("kill", 1, SIGKILL);
+    expect_end(p, since);
+    expect_once("rank 1 (process");
+    expect_output("ended without a word");
+    expect_output(" in step ");
+    expect_same_losses("kill", "--save_interval=2");
+}
+
+/* One rank is killed while a checkpoint is written, then, in the next run, all. The first to be signalled is stopped,
+ * so that the others cannot complete the save without it. */
+static void test_kill_in_a_save(void **state)
+{
+    (void)state;
+    int interrupted = 0;
+    if (most_ranks() < 2)
+        skip();
+    for (int i = 0; i < 2; i++) {
+        FILE *p = start_run(2, "save", "--save_interval=1");
+        wait_for_save("save", 2 + 2 * i);
+        signal_rank("save", 1, SIGSTOP);
+        double since = seconds();
+        if (i == 1)
+            signal_rank("save", 0, SIGKILL);
+        signal_rank("save", 1, SIGKILL);
+        expect_end(p, since);
+        interrupted += unfinished_save("save") > 0;
+    }
+    if (interrupted == 0)
+        fail_msg("no kill came during a save");
+    printf("%d of 2 came during a save\n", interrupted);
+    expect_same_losses("save", "--save_interval=1");
+    assert_int_equal(unfinished_save("save"), 0);
+}
+
+static void test_stop(void **state)
+{
+    (void)state;
+    if (most_ranks() < 2)
+        skip();
+    char arguments[128];
+    snprintf(arguments, sizeof arguments, "--save_interval=null --max_duration=20000 --timeout_seconds=%d", TIMEOUT);
+    FILE *p = start_run(4, "stop", arguments);
+    wait_for_steps("stop", 2);
+    double since = seconds();
+    signal_rank("stop", 1, SIGSTOP);
+    expect_end(p, since);
+    expect_once("has not responded");
+    expect_output("rank 1 (process");
+    expect_output(" in step ");
+    assert_int_equal(find_rank("stop", 1), 0);
+}
+
+/* A folder for one rank to run in, where configs and data are found. */
+static void make_home(char *path, const char *name)
+{
+    char here[PATH_MAX], command[4 * PATH_MAX];
+    assert_non_null(getcwd(here, sizeof here));
+    snprintf(path, PATH_MAX, "%s/%s", folder, name);
+    snprintf(command, sizeof command, "mkdir -p %s/data && ln -s %s/configs %s/ && ln -s %s/data/*.npy %s/data/", path, here,
+             path, here, path);
+    assert_int_equal(system(command), 0);
+}
+
+/* Two ranks, each in a folder of its own. */
+static FILE *start_apart(const char *first, const char *second, const char *arguments)
+{
+    char program[PATH_MAX], train[PATH_MAX + 2048];
+    assert_non_null(realpath(setting("BUILD", "build/cpu"), program));
+    snprintf(train, sizeof train, "%s/train configs/tiny.yaml %s %s --timeout_seconds=%d %s", program, SMALL, TINY,
+             TIMEOUT, arguments);
+    return start_command("%s -n 1 --wdir %s %s : -n 1 --wdir %s %s", setting("LAUNCH", "mpirun --oversubscribe"),
+                         first, train, second, train);
+}
+
+/* While it trains, one rank's file of the evaluation becomes a pipe that nobody writes to: who opens it waits for ever, as on
+ * a dead file server. */
+static void test_hang(void **state)
+{
+    (void)state;
+    char home[PATH_MAX], arguments[1024], command[2 * PATH_MAX];
+    if (most_ranks() < 2)
+        skip();
+    make_home(home, "hangs");
+    snprintf(arguments, sizeof arguments, "--max_duration=10000 --eval_interval=2 --save_folder=%s/hang", folder);
+    FILE *p = start_apart(".", home, arguments);
+    wait_for_steps("hang", 2);
+    snprintf(command, sizeof command, "cd %.4000s/data && mkfifo pipe && mv -f pipe sample-val.npy", home);
+    assert_int_equal(system(command), 0);
+    expect_end(p, seconds());
+    expect_once("has made no progress");
+    expect_output("rank 1 (process");
+    expect_output("since opening validation data in step ");
+}
+
+/* A rank that does not see the folder into which rank 0 saves: the error of one rank alone. */
+static void test_error_of_one_rank(void **state)
+{
+    (void)state;
+    char first[PATH_MAX], second[PATH_MAX];
+    if (most_ranks() < 2)
+        skip();
+    make_home(first, "first");
+    make_home(second, "second");
+    FILE *p = start_apart(first, second, "--max_duration=4 --save_interval=2 --save_folder=run");
+    expect_end(p, seconds());
+    expect_output("run/step2.tmp/");
+    assert_null(strstr(output, "ended without a word"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_kill_in_a_step), cmocka_unit_test(test_kill_in_a_save), cmocka_unit_test(test_stop),
+        cmocka_unit_test(test_hang), cmocka_unit_test(test_error_of_one_rank),
+    };
+    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+}
