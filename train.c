@@ -18,6 +18,8 @@
 #include "model/log.h"
 #include "model/optimizer.h"
 #include "model/run.h"
+#include "model/trace.h"
+#include "model/watchdog.h"
 
 static volatile sig_atomic_t asked_to_stop;
 
@@ -44,9 +46,11 @@ static LossSums forward_backward(Run *r, const Batch *b, double labels)
     fsdp_zero_grads(&r->fsdp);
     for (int i = 0; i < b->sequences; i += B) {
         r->fsdp.last_micro_batch = i + B >= b->sequences;
+        progress("forward and backward", -1);
         model_step(&r->model, &r->fsdp, b->tokens + (size_t)i * T, b->targets + (size_t)i * T,
                    (float)(1 / labels), (float)c->z_loss, true);
     }
+    progress_together("reading the losses", -1);
     LossSums s = model_losses(&r->model);
     double x[2] = { s.loss / labels, s.zloss / labels };
     comm_sum(x, 2);
@@ -59,22 +63,27 @@ static StepStats train_step(Run *r, bool *stop)
     const Config *c = r->config;
     TrainState *s = &r->state;
     Batch b;
+    progress_step(s->step + 1);
+    progress("reading tokens", -1);
     loader_next(r->loader, &b);
+    trace_step(s->step + 1, s->step - r->first_step >= 2 && s->step - r->first_step < 2 + c->profile);
     double labels = fmax(global_labels(&b, stop), 1);
     telemetry_watch(r->telemetry, s->step + 1);
     LossSums loss = forward_backward(r, &b, labels);
-    double norm = optimizer_grad_norm(&r->optimizer, &r->fsdp);
+    progress_together("reading the gradient norm", -1);
+    double norm = optimizer_grad_norm(&r->optimizer, &r->fsdp), exposed = trace_step_end();
 
     s->step++;
     s->tokens += (long)c->global_train_batch_size * c->model.max_sequence_length;
     s->loader = loader_state(r->loader);
     double max_norm = schedule_max_grad_norm(c, s->step, s->tokens);
     StepStats t = { .step = s->step, .tokens = s->tokens, .loss = loss.loss, .zloss = loss.zloss, .grad_norm = norm,
-                    .clip = max_norm > 0 ? fmin(1, max_norm / (norm + 1e-6)) : 1,
+                    .exposed_ms = exposed, .clip = max_norm > 0 ? fmin(1, max_norm / (norm + 1e-6)) : 1,
                     .lr = schedule_lr(c, r->length, s->step, s->tokens), .skipped = !isfinite(loss.loss) || !isfinite(norm) };
     if (t.skipped)
         s->skipped++;
     else {
+        progress("the optimizer", -1);
         telemetry_write(r->telemetry, s->step - s->skipped, t.clip);
         optimizer_step(&r->fsdp, c, s->step, s->step - s->skipped, t.lr, t.clip);
     }
@@ -94,14 +103,17 @@ static bool every(long step, long interval)
     return interval > 0 && step % interval == 0;
 }
 
+/* Starts to save; it goes on beside the next steps. */
 static void save(Run *r)
 {
     const Config *c = r->config;
     bool wanted = c->save_interval > 0 || c->save_interval_unsharded > 0 || c->save_interval_ephemeral > 0;
     if (!wanted || r->saved_step == r->state.step)
         return;
-    checkpoint_save(r->config, &r->fsdp, &r->state);
-    checkpoint_prune(r->config);
+    progress_patient(true);
+    progress("saving", -1);
+    checkpoint_begin(r->config, &r->fsdp, &r->state);
+    progress_patient(false);
     r->saved_step = r->state.step;
 }
 
@@ -115,9 +127,14 @@ static void train(Run *r)
     while (!stop && !run_is_over(r)) {
         StepStats t = train_step(r, &stop);
         log_step(r->log, &t);
+        progress_patient(true);
+        checkpoint_poll();
+        progress_patient(false);
         skipped_in_a_row = t.skipped ? skipped_in_a_row + 1 : 0;
         if (skipped_in_a_row == 3) {
             save(r);
+            progress_patient(true);
+            checkpoint_finish();
             die("step %ld: the third step in a row whose loss or gradient is not finite; the model as it was before them is "
                 "in %s/step%ld. Lower optimizer.learning_rate or look at the data of these steps",
                 t.step, c->save_folder, t.step);
@@ -131,21 +148,34 @@ static void train(Run *r)
     if (stop && comm_rank() == 0)
         printf("asked to stop at step %ld\n", r->state.step);
     save(r);
+    progress_patient(true);
+    progress_together("waiting for the checkpoint", -1);
+    checkpoint_finish();
 }
 
 int main(int argc, char **argv)
 {
     comm_start(&argc, &argv);
     Config *c = config_load(argc, argv, comm_size());
+    comm_divide(c->strategy.shard_ranks);
+    watchdog_start(c->timeout_seconds, c->model.n_layers + 2);
+    progress("starting the device", -1);
     device_init(comm_local_rank());
+    progress_together("connecting the devices", -1);
     comm_init();
     signal(SIGTERM, on_signal);
     signal(SIGINT, on_signal);
 
     Run r;
-    if (run_open(&r, c))
+    progress_patient(true);
+    progress("opening data and model", -1);
+    if (run_open(&r, c)) {
+        progress_patient(false);
         train(&r);
+    }
+    progress_patient(true);
     run_close(&r);
+    watchdog_stop();
     config_free(c);
     comm_finish();
     return 0;

@@ -1,12 +1,10 @@
-/* Saving and loading a run.
+/* Loading a run, and which checkpoints there are; checkpoint_save.c writes them.
  *
  * A checkpoint is complete if its manifest, trainer.json, is there and every file that it lists has the size that it
- * says. The manifest is the last file written into stepN.tmp; stepN.tmp becomes stepN when all of it is on disk. So a
- * crash at any moment leaves the last complete checkpoint, and nothing incomplete is taken for one. */
+ * says. Nothing incomplete is taken for one. */
 #include "model/checkpoint.h"
 
 #include <errno.h>
-#include <inttypes.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,104 +15,7 @@
 #include "kernels/device.h"
 #include "model/error.h"
 #include "model/folder.h"
-#include "model/hf.h"
 #include "model/layout.h"
-
-enum { FORMAT_VERSION = 1 };
-
-size_t checkpoint_file_limit = 5000000000;
-
-/* ---- saving ----------------------------------------------------------------------------------------------- */
-
-static const char *base_name(const char *path)
-{
-    return strrchr(path, '/') + 1;
-}
-
-static void write_json(const char *folder, const char *name, json_t *value)
-{
-    char *path = folder_format("%s/%s", folder, name);
-    char *text = json_dumps(value, JSON_INDENT(2) | JSON_REAL_PRECISION(15));
-    CHECK(text, "%s cannot be written as JSON", name);
-    folder_write(path, text);
-    json_decref(value);
-    free(text);
-    free(path);
-}
-
-static json_t *index_of(const Layout *l)
-{
-    json_t *map = json_object();
-    json_int_t bytes = 0;
-    for (int i = 0; i < l->num_pieces; i++) {
-        const Piece *p = &l->piece[i];
-        json_object_set_new(map, p->name, json_string(base_name(l->file[p->file]->path)));
-        bytes += (json_int_t)(p->count * p->bytes);
-    }
-    return json_pack("{s:{s:I}, s:o}", "metadata", "total_size", bytes, "weight_map", map);
-}
-
-static void list_files(json_t *files, const Layout *l)
-{
-    for (int i = 0; i < l->num_files; i++)
-        json_object_set_new(files, base_name(l->file[i]->path),
-                            json_integer((json_int_t)(l->file[i]->data + l->file[i]->bytes)));
-}
-
-static json_t *manifest(const TrainState *s, const Layout *model, const Layout *optimizer)
-{
-    char fingerprint[32];
-    snprintf(fingerprint, sizeof fingerprint, "%016" PRIx64, s->fingerprint);
-    json_t *files = json_object();
-    list_files(files, model);
-    list_files(files, optimizer);
-    return json_pack("{s:i, s:I, s:I, s:I, s:{s:I, s:I}, s:s, s:i, s:o}", "format_version", FORMAT_VERSION,
-                     "step", (json_int_t)s->step, "tokens", (json_int_t)s->tokens, "skipped", (json_int_t)s->skipped,
-                     "loader", "epoch", (json_int_t)s->loader.epoch, "instance", (json_int_t)s->loader.instance,
-                     "data_fingerprint", fingerprint, "world_size", comm_size(), "files", files);
-}
-
-static void create_files(const Layout *l)
-{
-    for (int i = 0; i < l->num_files; i++)
-        safetensors_create(l->file[i]);
-}
-
-static void write_descriptions(const char *folder, const Config *c, const TrainState *s, const Layout *model,
-                               const Layout *optimizer)
-{
-    write_json(folder, "config.json", hf_config(&c->model, c->recipe.master.dtype));
-    if (model->num_files > 1)
-        write_json(folder, "model.safetensors.index.json", index_of(model));
-    char *path = folder_format("%s/config.yaml", folder);
-    folder_write(path, c->text ? c->text : "");
-    free(path);
-    write_json(folder, "trainer.json", manifest(s, model, optimizer));
-}
-
-void checkpoint_save(const Config *c, const Fsdp *f, const TrainState *s)
-{
-    char *folder = folder_format("%s/step%ld.tmp", c->save_folder, s->step);
-    Layout model = layout_make(folder, LAYOUT_MODEL, &c->model, f, checkpoint_file_limit);
-    Layout optimizer = layout_make(folder, LAYOUT_OPTIMIZER, &c->model, f, checkpoint_file_limit);
-    if (comm_rank() == 0) {
-        folder_prepare(c->save_folder, s->step);
-        create_files(&model);
-        create_files(&optimizer);
-    }
-    comm_barrier();
-    layout_write(&model, f);
-    layout_write(&optimizer, f);
-    comm_barrier();
-    if (comm_rank() == 0) {
-        write_descriptions(folder, c, s, &model, &optimizer);
-        folder_publish(c->save_folder, s->step);
-    }
-    comm_barrier();
-    layout_free(&model);
-    layout_free(&optimizer);
-    free(folder);
-}
 
 /* ---- the manifest ----------------------------------------------------------------------------------------- */
 
@@ -173,9 +74,9 @@ static json_t *open_manifest(const char *folder)
     if (!is_complete(folder, manifest, problem, sizeof problem))
         die("the checkpoint is incomplete: %s; copy it again or load another one", problem);
     json_int_t version = json_integer_value(json_object_get(manifest, "format_version"));
-    if (version != FORMAT_VERSION)
+    if (version != CHECKPOINT_VERSION)
         die("%s/trainer.json: format_version is %lld, this program reads %d", folder, (long long)version,
-            FORMAT_VERSION);
+            CHECKPOINT_VERSION);
     return manifest;
 }
 

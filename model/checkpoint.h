@@ -20,9 +20,18 @@ typedef struct {
     uint64_t fingerprint;      /* of the data set */
 } TrainState;
 
-/* Writes save_folder/step<N>, then points save_folder/latest to it. All ranks call. Dies if the disk does not take
- * it, leaving the last complete checkpoint as it was. */
-void checkpoint_save(const Config *c, const Fsdp *f, const TrainState *s);
+enum { CHECKPOINT_VERSION = 1 };       /* format_version of trainer.json */
+
+/* Saving, beside training. All ranks call all three.
+ * begin: waits for an earlier save, copies this rank's part of weights and moments to host memory, and returns while
+ *     a thread writes it to save_folder/step<N>.tmp. `c` must stay until the save is complete; `s` is copied.
+ * poll: if a save is under way and all ranks have written their parts: completes it and returns true. Else returns
+ *     false at once. Completing: step<N>.tmp becomes step<N>, save_folder/latest points to it, older ones are pruned.
+ * finish: waits until a save that is under way is complete.
+ * They die if the disk does not take it, leaving the last complete checkpoint as it was. */
+void checkpoint_begin (const Config *c, const Fsdp *f, const TrainState *s);
+bool checkpoint_poll  (void);
+void checkpoint_finish(void);
 
 /* Bytes of weights or moments in a file, unless one unit alone has more; 5 GB. Tests make it smaller. */
 extern size_t checkpoint_file_limit;

@@ -2,8 +2,10 @@
  *
  * The files describe the model, not the run: a unit's padding and the vocabulary's padding rows are left out, and
  * nothing depends on the number of ranks. A rank owns a run of elements of each unit; it copies the intersection of
- * that run with each tensor, in chunks of bounded size, straight to or from the file offset where it belongs. Ranks
- * that hold the same run share the writing of it.
+ * that run with each tensor to or from the file offset where it belongs. Ranks that hold the same run share the
+ * writing of it. Reading goes in chunks of bounded size. Writing goes in two halves, of which training waits for the
+ * first only: all that this rank writes is copied to one piece of host memory, in the order of the pieces, and from
+ * there to the files.
  *
  * FP8 moments are copied as they are: codes, and the scales of the groups that a tensor touches. A group on the
  * border of two tensors is written with both; its owner writes the same scales twice. */
@@ -18,9 +20,7 @@
 #include "model/error.h"
 #include "model/hf.h"
 
-enum { CHUNK = 64 << 20 };      /* bytes of host memory */
-
-typedef struct { size_t first, end; } Range;
+enum { CHUNK = 64 << 20 };      /* bytes of host memory for reading */
 
 static Range intersect(Range a, Range b)
 {
@@ -168,8 +168,8 @@ static char *address_of(const Piece *p, const Shard *s)
 
 /* ---- writing ---------------------------------------------------------------------------------------------- */
 
-/* The run of each unit's elements that this rank writes: its shard, shared among the ranks that have the same. */
-static Range *writing_ranges(const Fsdp *f)
+/* Its shard of each unit, divided among the ranks that have the same. */
+Range *layout_ranges(const Fsdp *f)
 {
     int W = comm_size(), rank = comm_rank(), n = f->num_units;
     double *all = xcalloc((size_t)n * W * 2, sizeof *all);
@@ -197,34 +197,58 @@ static Range *writing_ranges(const Fsdp *f)
     return range;
 }
 
-static void write_piece(const Piece *p, const Shard *s, Range own, SafeFile *file, char *buffer)
+/* The elements of a piece that this rank writes. */
+static Range own_part(const Piece *p, const Range *own)
 {
-    Range r = intersect((Range){ own.first / p->per, own.end / p->per }, (Range){ p->first, p->first + p->count });
-    if (r.first == r.end)
-        return;
-    if (file->fd < 0)
-        safetensors_open_write(file);
-    const SafeTensor *t = safetensors_find(file, p->name);
-    size_t step = CHUNK / p->bytes;
-    for (size_t at = r.first; at < r.end; at += step) {
-        size_t n = r.end - at < step ? r.end - at : step;
-        device_get(buffer, address_of(p, s) + (at - s->first / p->per) * p->bytes, n * p->bytes);
-        safetensors_write(file, t, (at - p->first) * p->bytes, buffer, n * p->bytes);
+    Range unit = own[p->unit];
+    return intersect((Range){ unit.first / p->per, unit.end / p->per }, (Range){ p->first, p->first + p->count });
+}
+
+size_t layout_bytes(const Layout *l, const Range *own)
+{
+    size_t bytes = 0;
+    for (int i = 0; i < l->num_pieces; i++) {
+        Range r = own_part(&l->piece[i], own);
+        bytes += (r.end - r.first) * l->piece[i].bytes;
+    }
+    return bytes;
+}
+
+void layout_snapshot(void *snapshot, const Layout *l, const Range *own, const Fsdp *f)
+{
+    char *dst = snapshot;
+    for (int i = 0; i < l->num_pieces; i++) {
+        const Piece *p = &l->piece[i];
+        const Shard *s = &f->shard[p->unit];
+        Range r = own_part(p, own);
+        size_t bytes = (r.end - r.first) * p->bytes;
+        if (bytes)
+            device_get(dst, address_of(p, s) + (r.first - s->first / p->per) * p->bytes, bytes);
+        dst += bytes;
     }
 }
 
-void layout_write(const Layout *l, const Fsdp *f)
+const char *layout_write(Layout *l, const Range *own, const void *snapshot)
 {
-    Range *own = writing_ranges(f);
-    char *buffer = xmalloc(CHUNK);
+    const char *src = snapshot;
     for (int i = 0; i < l->num_pieces; i++) {
         const Piece *p = &l->piece[i];
-        write_piece(p, &f->shard[p->unit], own[p->unit], l->file[p->file], buffer);
+        SafeFile *file = l->file[p->file];
+        Range r = own_part(p, own);
+        size_t bytes = (r.end - r.first) * p->bytes;
+        if (bytes == 0)
+            continue;
+        if (file->fd < 0 && !safetensors_open_write(file))
+            return file->problem;
+        const SafeTensor *t = safetensors_find(file, p->name);
+        if (!safetensors_write(file, t, (r.first - p->first) * p->bytes, src, bytes))
+            return file->problem;
+        src += bytes;
     }
     for (int i = 0; i < l->num_files; i++)
-        safetensors_sync(l->file[i]);
-    free(buffer);
-    free(own);
+        if (!safetensors_sync(l->file[i]))
+            return l->file[i]->problem;
+    return NULL;
 }
 
 /* ---- reading ---------------------------------------------------------------------------------------------- */

@@ -1,4 +1,4 @@
-/* The tensors of a checkpoint, and the copies between files and the units in device memory. */
+/* The tensors of a checkpoint, and the copies between files, host memory and the units in device memory. */
 #pragma once
 #include "model/fsdp.h"
 #include "model/safetensors.h"
@@ -32,8 +32,17 @@ typedef struct {
 Layout layout_make(const char *folder, LayoutKind kind, const ModelConfig *c, const Fsdp *f, size_t file_limit);
 void   layout_free(Layout *l);
 
-/* Every rank writes its part into the files, which rank 0 has created; on disk when it returns. */
-void   layout_write(const Layout *l, const Fsdp *f);
+/* What this rank writes: elements [first, end) of each unit. All ranks call; malloc'ed. */
+typedef struct { size_t first, end; } Range;
+Range *layout_ranges  (const Fsdp *f);
+size_t layout_bytes   (const Layout *l, const Range *own);
+
+/* Copies them to host memory of layout_bytes(). */
+void   layout_snapshot(void *snapshot, const Layout *l, const Range *own, const Fsdp *f);
+
+/* Writes a snapshot into the files, which rank 0 has created; on disk when it returns. Touches neither device nor
+ * MPI and ends nothing: another thread may do it. NULL, or why it failed, naming the file; lives with the layout. */
+const char *layout_write(Layout *l, const Range *own, const void *snapshot);
 
 /* Reads this rank's part of every piece from the `count` files of `source`, converting F32, BF16 and F16 as needed.
  * Dies naming a tensor that is missing, has another shape, or has a type that cannot be converted. */

@@ -4,7 +4,10 @@
  * skipped.
  *
  * Offsets and shapes come from a file that may be damaged, so each is checked before it is used; sizes are compared
- * by division, where a product could overflow. */
+ * by division, where a product could overflow.
+ *
+ * Data may be written by a thread that is not allowed to end the program: what writes it returns whether it could,
+ * and keeps the reason in the SafeFile. */
 #include "model/safetensors.h"
 
 #include <errno.h>
@@ -12,6 +15,7 @@
 #include <jansson.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -50,18 +54,34 @@ static void read_all(const SafeFile *f, void *dst, size_t bytes, size_t at)
     }
 }
 
-static void write_all(const SafeFile *f, const void *src, size_t bytes, size_t at)
+/* Keeps errno's reason why something could not be done with the file. */
+static bool give_up(SafeFile *f, const char *what)
+{
+    char reason[256];
+    free(f->problem);
+    if (asprintf(&f->problem, "%s: cannot %s: %s", f->path, what, strerror_r(errno, reason, sizeof reason)) < 0)
+        f->problem = strdup("out of host memory");
+    return false;
+}
+
+static bool write_all(SafeFile *f, const void *src, size_t bytes, size_t at)
 {
     while (bytes > 0) {
         ssize_t n = pwrite(f->fd, src, bytes, (off_t)at);
         if (n < 0 && errno == EINTR)
             continue;
-        if (n < 0)
-            die("%s: cannot write %zu bytes at offset %zu: %s", f->path, bytes, at, strerror(errno));
+        if (n < 0) {
+            char what[96];
+            int error = errno;
+            snprintf(what, sizeof what, "write %zu bytes at offset %zu", bytes, at);
+            errno = error;
+            return give_up(f, what);
+        }
         src = (const char *)src + n;
         at += (size_t)n;
         bytes -= (size_t)n;
     }
+    return true;
 }
 
 /* ---- reading ---------------------------------------------------------------------------------------------- */
@@ -268,41 +288,36 @@ void safetensors_lay_out(SafeFile *f)
     json_decref(header);
 }
 
-void safetensors_open_write(SafeFile *f)
+bool safetensors_open_write(SafeFile *f)
 {
     f->fd = open(f->path, O_WRONLY | O_CLOEXEC);
-    if (f->fd < 0)
-        die("%s: cannot write: %s", f->path, strerror(errno));
+    return f->fd >= 0 || give_up(f, "write");
 }
 
-void safetensors_create(const SafeFile *f)
+void safetensors_create(SafeFile *f)
 {
-    SafeFile g = *f;
-    g.fd = open(f->path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (g.fd < 0)
+    f->fd = open(f->path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (f->fd < 0)
         die("%s: cannot create: %s", f->path, strerror(errno));
     unsigned char raw[8];
     for (int i = 0; i < 8; i++)
         raw[i] = (unsigned char)((uint64_t)(f->data - 8) >> 8 * i);
-    write_all(&g, raw, sizeof raw, 0);
-    write_all(&g, f->header, f->data - 8, sizeof raw);
-    if (ftruncate(g.fd, (off_t)(f->data + f->bytes)) != 0)
+    if (!write_all(f, raw, sizeof raw, 0) || !write_all(f, f->header, f->data - 8, sizeof raw))
+        die("%s", f->problem);
+    if (ftruncate(f->fd, (off_t)(f->data + f->bytes)) != 0)
         die("%s: cannot extend to %zu bytes: %s", f->path, f->data + f->bytes, strerror(errno));
-    if (fsync(g.fd) != 0 || close(g.fd) != 0)
-        die("%s: cannot write: %s", f->path, strerror(errno));
 }
 
-void safetensors_write(const SafeFile *f, const SafeTensor *t, size_t at, const void *src, size_t bytes)
+bool safetensors_write(SafeFile *f, const SafeTensor *t, size_t at, const void *src, size_t bytes)
 {
     CHECK(at + bytes <= t->end - t->begin, "%s: bytes %zu to %zu of %s", f->path, at, at + bytes, t->name);
-    write_all(f, src, bytes, f->data + t->begin + at);
+    return write_all(f, src, bytes, f->data + t->begin + at);
 }
 
 /* A full disk may show only here. */
-void safetensors_sync(const SafeFile *f)
+bool safetensors_sync(SafeFile *f)
 {
-    if (f->fd >= 0 && fsync(f->fd) != 0)
-        die("%s: cannot write: %s", f->path, strerror(errno));
+    return f->fd < 0 || fsync(f->fd) == 0 || give_up(f, "write");
 }
 
 void safetensors_close(SafeFile *f)
@@ -314,5 +329,6 @@ void safetensors_close(SafeFile *f)
     free(f->tensor);
     free(f->header);
     free(f->path);
+    free(f->problem);
     free(f);
 }

@@ -1,6 +1,8 @@
 /* safetensors files: named tensors behind a JSON header, read and written at any offset, by several ranks at once.
- * Everything here dies on an error, naming the file and, where there is one, the tensor. */
+ * Describing, creating and reading die on an error, naming the file and, where there is one, the tensor. Opening for
+ * writing, writing and syncing may be done by a thread: they return false and leave the reason in `problem`. */
 #pragma once
+#include <stdbool.h>
 #include <stddef.h>
 
 enum { SAFE_DIMS = 8 };
@@ -21,6 +23,7 @@ typedef struct {
     int    count;
     SafeTensor *tensor;              /* [count], in the order of their bytes */
     char  *header;                   /* of a file to be written: data - 8 bytes */
+    char  *problem;                  /* why it cannot be written, with the file's name; NULL: none so far */
 } SafeFile;
 
 size_t safetensors_dtype_size(const char *dtype);     /* bytes of an element; 0: a type that we do not know */
@@ -36,9 +39,9 @@ void safetensors_read(const SafeFile *f, void *dst, const SafeTensor *t, size_t 
 SafeFile *safetensors_new(const char *path);
 void safetensors_add(SafeFile *f, const char *name, const char *dtype, int dims, const size_t *shape);
 void safetensors_lay_out(SafeFile *f);
-void safetensors_create(const SafeFile *f);           /* header, and the full size; on disk when it returns */
-void safetensors_open_write(SafeFile *f);
-void safetensors_write(const SafeFile *f, const SafeTensor *t, size_t at, const void *src, size_t bytes);
-void safetensors_sync(const SafeFile *f);             /* what was written through `f` is on disk when it returns */
+void safetensors_create(SafeFile *f);                 /* header, and the full size; stays open for writing */
+bool safetensors_open_write(SafeFile *f);             /* what another rank has created */
+bool safetensors_write(SafeFile *f, const SafeTensor *t, size_t at, const void *src, size_t bytes);
+bool safetensors_sync(SafeFile *f);                   /* what was written through `f` is on disk when it returns */
 
 void safetensors_close(SafeFile *f);                  /* frees f */

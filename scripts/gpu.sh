@@ -30,11 +30,12 @@ run() {     # run NAME COMMAND...: shows the end of its output, and all of it if
     return $status
 }
 
-# Tests that launch kernels of our own or of the libraries. The slow cases of the last two stay out.
+# Tests that launch kernels of our own or of the libraries. The slow cases of two stay out.
 sanitize() {
     local tool=$1 test filter
     shift
-    for test in kernels attention kernel_gradients fp8 optimizer cuda_matmul cuda_attention; do
+    for test in kernels attention kernel_gradients fp8 fp8_operations fp8_rope moments optimizer recipes cuda_matmul \
+                cuda_attention; do
         [ -x build/cuda/tests/test_$test ] || continue
         case $test in cuda_matmul) filter=test_fp8 ;; cuda_attention) filter=test_small ;; *) filter= ;; esac
         run "$tool test_$test" timeout "$limit" compute-sanitizer --tool "$tool" --error-exitcode 9 \

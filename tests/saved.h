@@ -52,10 +52,10 @@ static inline void open_run(Run *r, const ModelConfig *m, Format master, Format 
     snprintf(r->config.save_folder, 256, "%s/run%d", root, num_folders++);
     mkdir(r->config.save_folder, 0777);
     Arena arena = { 0 };
-    fsdp_plan(&r->fsdp, &arena, &r->config.model, &r->config.recipe, 1, 0);
+    fsdp_plan(&r->fsdp, &arena, &r->config, 1, 0);
     arena.base = r->memory = device_alloc(arena.used);
     arena.used = 0;
-    fsdp_plan(&r->fsdp, &arena, &r->config.model, &r->config.recipe, 1, 0);
+    fsdp_plan(&r->fsdp, &arena, &r->config, 1, 0);
 }
 
 static inline void open_small(Run *r)
@@ -77,10 +77,16 @@ static inline TrainState state_of(long step)
                          .fingerprint = 0xfedcba9876543210 };
 }
 
-static inline void save(Run *r, long step)
+static inline void begin(Run *r, long step)
 {
     TrainState s = state_of(step);
-    checkpoint_save(&r->config, &r->fsdp, &s);
+    checkpoint_begin(&r->config, &r->fsdp, &s);
+}
+
+static inline void save(Run *r, long step)
+{
+    begin(r, step);
+    checkpoint_finish();
 }
 
 static inline void load(Run *r, const char *folder)

@@ -221,7 +221,7 @@ static double f16_value(uint16_t code)
 
 /* n elements of `dtype` whose 16-bit codes count up from `code`, so that small tensors too see many values;
  * infinities and NaNs are left out. The lower halves of F32 vary as well. */
-static void write_values(const SafeFile *f, const char *name, const char *dtype, size_t n, uint16_t code)
+static void write_values(SafeFile *f, const char *name, const char *dtype, size_t n, uint16_t code)
 {
     uint16_t *codes = malloc(4 * n);
     float *wide = malloc(4 * n);
@@ -254,7 +254,6 @@ static const char *write_folder(const Run *r, const char *dtype, size_t rows)
     }
     safetensors_lay_out(f);
     safetensors_create(f);
-    safetensors_open_write(f);
     for (int i = 0; i < f->count; i++) {
         const SafeTensor *t = &f->tensor[i];
         write_values(f, t->name, dtype, (t->end - t->begin) / safetensors_dtype_size(dtype), (uint16_t)(i * 5000));

@@ -1,14 +1,16 @@
 /* Tensors of a checkpoint between ranks and files: what W ranks write, each its shard of every unit, any other
  * division reads back bit for bit, in every format; ranks that hold the same shard write it once; the files do not
- * depend on W. Run with 1, 2 and 4 ranks. */
+ * depend on W; the same of whole checkpoints, saved beside training. Run with 1, 2 and 4 ranks. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <cmocka.h>
+#include <jansson.h>
 #include <stdio.h>
 #include <unistd.h>
 
 #include "kernels/comm.h"
+#include "model/checkpoint.h"
 #include "model/error.h"
 #include "model/layout.h"
 #include "tests/models.h"
@@ -134,14 +136,22 @@ static void write_files(LayoutKind kind, const ModelConfig *c, const Fsdp *f)
         for (int i = 0; i < l.num_files; i++)
             safetensors_create(l.file[i]);
     comm_barrier();
-    layout_write(&l, f);
+    Range *own = layout_ranges(f);
+    size_t bytes = layout_bytes(&l, own);
+    char *snapshot = xmalloc(bytes);
+    layout_snapshot(snapshot, &l, own, f);
+    const char *problem = layout_write(&l, own, snapshot);
+    if (problem)
+        fail_msg("%s", problem);
+    free(snapshot);
+    free(own);
     comm_barrier();
     layout_free(&l);
 }
 
-static void read_and_check(LayoutKind kind, const ModelConfig *c, Fsdp *f)
+static void read_and_check(const char *where, LayoutKind kind, const ModelConfig *c, Fsdp *f)
 {
-    Layout l = layout_make(folder, kind, c, f, LIMIT);
+    Layout l = layout_make(where, kind, c, f, LIMIT);
     SafeFile **file = xcalloc((size_t)l.num_files, sizeof *file);
     for (int i = 0; i < l.num_files; i++)
         file[i] = safetensors_open(l.file[i]->path);
@@ -170,7 +180,7 @@ static void check_division(Architecture a, Format master, Format m, Format v, in
         write_files(kind, &c, &written);
     Fsdp read = make_shards(&c, master, m, v, parts2, part2, parts2);
     for (LayoutKind kind = LAYOUT_MODEL; kind <= LAYOUT_OPTIMIZER; kind++)
-        read_and_check(kind, &c, &read);
+        read_and_check(folder, kind, &c, &read);
     free_shards(&written);
     free_shards(&read);
 }
@@ -205,6 +215,79 @@ static void test_hybrid(void **state)
     check_division(LLAMA_GQA, f32, bf16, bf16, comm_rank() % half, half, 0, 1);
 }
 
+/* ---- whole checkpoints ------------------------------------------------------------------------------------ */
+
+static void begin(const Config *c, const Fsdp *f, long step)
+{
+    TrainState s = { .step = step, .tokens = 1000 * step };
+    checkpoint_begin(c, f, &s);
+}
+
+/* What training does to a shard while it is being written. */
+static void overwrite_shards(Fsdp *f)
+{
+    for (int u = 0; u < f->num_units; u++) {
+        const Tensor t[] = { f->shard[u].master, f->shard[u].m, f->shard[u].v };
+        for (int i = 0; i < 3; i++)
+            pattern_put(t[i].data, 999, f->shard[u].first, tensor_numel(t[i]) * dtype_size(t[i].format.dtype));
+    }
+}
+
+static void check_checkpoint(const Config *c, long step, int part, int parts)
+{
+    char where[128], manifest[160];
+    snprintf(where, sizeof where, "%s/step%ld", folder, step);
+    snprintf(manifest, sizeof manifest, "%s/trainer.json", where);
+    json_t *found = json_load_file(manifest, 0, NULL);
+    assert_int_equal(json_integer_value(json_object_get(found, "step")), step);
+    assert_int_equal(json_integer_value(json_object_get(found, "tokens")), 1000 * step);
+    assert_int_equal(json_integer_value(json_object_get(found, "world_size")), comm_size());
+    json_decref(found);
+    Fsdp read = make_shards(&c->model, c->recipe.master, c->recipe.moment1, c->recipe.moment2, parts, part, parts);
+    for (LayoutKind kind = LAYOUT_MODEL; kind <= LAYOUT_OPTIMIZER; kind++)
+        read_and_check(where, kind, &c->model, &read);
+    free_shards(&read);
+}
+
+/* Ranks, each with its shard or every two with the same, save one step beside training, and two more at once. */
+static void check_saves(Config *c, int part, int parts)
+{
+    int W = comm_size(), rank = comm_rank();
+    Fsdp f = make_shards(&c->model, c->recipe.master, c->recipe.moment1, c->recipe.moment2, parts, part, parts);
+    fill_shards(&f);
+    assert_false(checkpoint_poll());
+    begin(c, &f, 1);
+    overwrite_shards(&f);
+    while (!checkpoint_poll())
+        overwrite_shards(&f);
+    check_checkpoint(c, 1, W - 1 - rank, W);
+    fill_shards(&f);
+    begin(c, &f, 2);
+    begin(c, &f, 3);
+    overwrite_shards(&f);
+    check_checkpoint(c, 2, 0, 1);
+    checkpoint_finish();
+    check_checkpoint(c, 3, rank % 3, 3);
+    free_shards(&f);
+}
+
+static void test_saves(void **state)
+{
+    (void)state;
+    Config c;
+    ModelConfig m = architecture(LLAMA_GQA);
+    int W = comm_size(), rank = comm_rank();
+    model_config(&c, &m, "bf16", 1);
+    c.recipe.moment1 = e4m3;
+    c.recipe.moment2 = e5m2;
+    c.save_folder = folder;
+    c.save_num_checkpoints_to_keep = -1;
+    checkpoint_file_limit = LIMIT;
+    check_saves(&c, rank, W);
+    if (W % 2 == 0)
+        check_saves(&c, rank / 2, W / 2);
+}
+
 static int make_folder(void **state)
 {
     (void)state;
@@ -229,6 +312,7 @@ int main(int argc, char **argv)
     device_init(comm_local_rank());
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_sharded), cmocka_unit_test(test_replicated), cmocka_unit_test(test_hybrid),
+        cmocka_unit_test(test_saves),
     };
     int failed = cmocka_run_group_tests(tests, make_folder, remove_folder);
     comm_finish();

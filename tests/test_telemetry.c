@@ -275,9 +275,11 @@ static void test_moments(void **state)
                 sample_free(&r);
             }
         }
-        expect_near("m", metric(&s, "quant/m/0/error"), sqrt(sum[0] / matrices), 1e-4);
-        expect_near("v", metric(&s, "quant/v/0/error"), sqrt(sum[1] / matrices), 1e-4);
-        if (on_cpu() && differ > codes / 10000)
+        /* A group whose k lies next to a step of 1/16 may fall on either side here: then all its codes differ, and its
+         * error, one of 64 groups' of its matrix, changes by less than 1/16. */
+        expect_near("m", metric(&s, "quant/m/0/error"), sqrt(sum[0] / matrices), 1e-3);
+        expect_near("v", metric(&s, "quant/v/0/error"), sqrt(sum[1] / matrices), 1e-3);
+        if (on_cpu() && differ > codes / 10000 + (size_t)shard->m.format.group)
             fail_msg("step %d: %zu of %zu codes differ", i, differ, codes);
         for (int j = 0; j < 2; j++)
             sample_free(&old[j]), sample_free(&new[j]);
