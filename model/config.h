@@ -34,11 +34,14 @@ typedef struct {
     int    itemsize;
 } EvalSet;
 
+/* When gradients are summed over a shard group: with every micro-batch, once per step, or once where memory allows. */
+typedef enum { SUM_OFTEN, SUM_ONCE, SUM_ONCE_IF_FITS } GradSum;
+
 /* How units are spread over ranks (fsdp.h). */
 typedef struct {
     int  shard_ranks;             /* consecutive ranks that share one copy of the model: 1 .. number of ranks */
     bool keep_weights;            /* gathered weights stay until the optimizer has run */
-    bool sum_once;                /* gradients are summed over the shard group once per step, not per micro-batch */
+    GradSum grad_sum;
 } Strategy;
 
 typedef struct {

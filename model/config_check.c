@@ -443,7 +443,8 @@ static void check_strategy(Reader *r)
 {
     const int zero2 = 1, hybrid_zero2 = 4, strategy = r->s->fsdp.strategy;
     r->s->c.strategy = (Strategy){ .shard_ranks = shard_ranks(r), .keep_weights = strategy == zero2 || strategy == hybrid_zero2,
-                                   .sum_once = r->s->fsdp.grad_sync_mode == 1 };
+                                   .grad_sum = r->s->fsdp.grad_sync_mode < 0 ? SUM_ONCE_IF_FITS
+                                             : (GradSum)r->s->fsdp.grad_sync_mode };
     if (r->s->fsdp.distributed > 0)
         r->s->fsdp.strategy = 2;
     if (r->s->fsdp.precision == 1 && r->world > 1 && !config_given(r, "format.grads"))

@@ -279,9 +279,9 @@ const ConfigKey config_keys[] = {
     WORD  ("fsdp.precision", CHOICE | SPENT, "null", "pure|mixed", X(fsdp.precision),
            "mixed: several ranks accumulate and sum gradients in f32, unless format.grads says otherwise; else in the "
            "recipe's format"),
-    WORD  ("fsdp.grad_sync_mode", CHOICE, "micro_batch", "micro_batch|batch", X(fsdp.grad_sync_mode),
+    WORD  ("fsdp.grad_sync_mode", CHOICE, "null", "micro_batch|batch", X(fsdp.grad_sync_mode),
            "when sharded gradients are summed over ranks; batch: once per step, at the price of whole gradients on "
-           "every rank"),
+           "every rank; null: so if they fit"),
 
     /* ---- the log ---- */
     NUMBER("profile", INT, "0", 0, 1000, C(profile),

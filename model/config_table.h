@@ -53,7 +53,7 @@ typedef struct {
         int strategy;                      /* FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD, _HYBRID_SHARD_ZERO2 */
         int replicas;                      /* 0: one per host */
         int precision;                     /* pure, mixed; -1: not given */
-        int grad_sync_mode;                /* micro_batch, batch */
+        int grad_sync_mode;                /* micro_batch, batch; -1: not given */
     } fsdp;
     int     scheduler_units;               /* steps, tokens */
     bool    softmax_auxiliary_loss;

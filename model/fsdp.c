@@ -92,8 +92,8 @@ void fsdp_gather(Fsdp *f, int u, int uses)
         return;
     if (f->shards > 1)
         device_queue(QUEUE_GATHER);         /* alone, a cast beside the GEMMs would only slow them */
-    trace_begin("gather", u);
     device_wait(s->released);
+    trace_begin("gather", u);
     if (!fp8)
         gather_slices(f, u, s);
     else if (f->shards == 1)
@@ -152,7 +152,7 @@ static void begin_grads(Fsdp *f, int u, GradSlot *s)
 Unit *fsdp_grads(Fsdp *f, int u)
 {
     GradSlot *s = grad_slot(f, u);
-    if (s && !sums_once(f) && s->unit != u)
+    if (s && !f->sum_once && s->unit != u)
         begin_grads(f, u, s);
     return &f->dunit[u];
 }
@@ -160,7 +160,7 @@ Unit *fsdp_grads(Fsdp *f, int u)
 void fsdp_reduce(Fsdp *f, int u)
 {
     GradSlot *s = grad_slot(f, u);
-    const bool reduces = s && (f->last_micro_batch || !sums_once(f));
+    const bool reduces = s && (f->last_micro_batch || !f->sum_once);
     const bool replicas = f->last_micro_batch && comm_group_size(RANKS_REPLICA) > 1;
     if (!f->shard[u].count || !(reduces || replicas))
         return;
@@ -196,7 +196,7 @@ void fsdp_zero_grads(Fsdp *f)
         GradSlot *s = grad_slot(f, u);
         if (f->shard[u].count)
             device_zero(f->shard[u].grad.data, tensor_bytes(f->shard[u].grad));
-        if (s && sums_once(f))
+        if (s && f->sum_once)
             device_zero(s->flat.data, tensor_bytes(s->flat));
     }
 }

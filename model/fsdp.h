@@ -55,6 +55,7 @@ typedef struct Fsdp {
     Strategy    strategy;
     bool        tied;
     int         shards;                /* ranks of a shard group */
+    bool        sum_once;              /* gradients are summed over them once per step; set before fsdp_plan */
     Arena       gathered;              /* memory of the weight slots and of `outgoing`, if shards > 1 */
     void       *outgoing;              /* this rank's slice of the unit that is being gathered */
     DeviceMark *updated, *reduced;

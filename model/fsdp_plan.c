@@ -34,11 +34,6 @@ bool is_dense(const Fsdp *f, int u, const Param *p)
     return !is_gathered(f, u, p) && (f->shards > 1 || !format_equal(f->recipe.stream, f->recipe.master));
 }
 
-bool sums_once(const Fsdp *f)
-{
-    return f->strategy.sum_once;
-}
-
 /* Memory that units share: two blocks take turns; the embedding is not needed with the head, unless it is the head. */
 static int shared_slot(const Fsdp *f, int u)
 {
@@ -58,7 +53,7 @@ GradSlot *grad_slot(const Fsdp *f, int u)
 {
     if (f->shape[u].numel == 0 || f->shards == 1)
         return NULL;
-    return &f->grad_slot[sums_once(f) ? u : shared_slot(f, u)];
+    return &f->grad_slot[f->sum_once ? u : shared_slot(f, u)];
 }
 
 /* ---- placement -------------------------------------------------------------------------------------------- */

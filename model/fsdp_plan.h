@@ -6,4 +6,3 @@ WeightSlot *weight_slot(const Fsdp *f, int unit);      /* NULL: the master weigh
 GradSlot   *grad_slot  (const Fsdp *f, int unit);      /* NULL: gradients are added to the shard's */
 bool        is_gathered(const Fsdp *f, int unit, const Param *p);      /* p stands in the unit's slot */
 bool        is_dense   (const Fsdp *f, int unit, const Param *p);      /* ... in f->dense */
-bool        sums_once  (const Fsdp *f);                /* gradients are summed over ranks once per step */

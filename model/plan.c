@@ -236,6 +236,17 @@ static void fill_rope(Model *m)
     free(table);
 }
 
+/* Whole gradients on every rank, to sum them once per step, if that leaves a fifth of the memory to libraries and chance and if
+ * steps have several micro-batches. The ranks agree. */
+static bool fits(const Model *m, const Fsdp *f, const Config *c, int shards)
+{
+    const double bytes = (double)(m->bytes.total + f->gathered.used);
+    double refused = bytes > 0.8 * (double)device_memory_total()
+                  || c->global_train_batch_size <= (long)c->device_train_microbatch_size * comm_size() || shards == 1;
+    comm_max(&refused, 1);
+    return !refused;
+}
+
 void model_plan(Model *m, Fsdp *f, const Config *c, int shards, int rank)
 {
     const ModelConfig *mc = &c->model;
@@ -247,7 +258,12 @@ void model_plan(Model *m, Fsdp *f, const Config *c, int shards, int rank)
     m->N = m->attn.B * m->attn.T;
     m->acts = xcalloc(m->L + 1, sizeof *m->acts);
     m->host_doc_start = xmalloc(sizeof(int) * (m->N + 1));
+    f->sum_once = c->strategy.grad_sum != SUM_OFTEN;
     plan_all(&(Arena){ 0 }, m, f, c, shards, rank);
+    if (c->strategy.grad_sum == SUM_ONCE_IF_FITS && !fits(m, f, c, shards)) {
+        f->sum_once = false;
+        plan_all(&(Arena){ 0 }, m, f, c, shards, rank);
+    }
 }
 
 void model_place(Model *m, Fsdp *f, const Config *c, int shards, int rank)

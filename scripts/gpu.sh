@@ -1,66 +1,95 @@
 #!/bin/bash
-# gpu.sh [build] [test] [sanitize] [bench]: everything that needs a GPU, in one go; without arguments all four stages.
-# Ends with a table of what passed and how long it took; exits 1 if anything failed.
+# gpu.sh [build] [test] [sanitize] [bench] [shard]: everything that needs GPUs, in one go; without arguments all stages.
+# Ends with a table of what passed and how long it took; exits 1 if anything failed. Logs are in build/gpu-logs.
 #   build     both back ends
-#   test      the CPU tests, which record what the CUDA tests then compare with, and the CUDA tests
+#   test      the CPU tests that record what CUDA tests compare with, then all CUDA tests, several at a time
 #   sanitize  compute-sanitizer: memcheck and racecheck on the CUDA kernel tests
-#   bench     make bench: per kernel, and training steps of the whole model
-# Settings in the environment: DEPS=prefix (default .deps if it is there), JOBS, LIMIT (seconds per sanitizer run).
+#   bench     make bench: per kernel, and training steps of the whole model on one GPU
+#   shard     speed and memory of FSDP on all GPUs (2 or more)
+# Settings in the environment: DEPS=prefix (default .deps if it is there), JOBS (at a time), LIMIT (seconds per run),
+# RECIPES and STEPS as for scripts/bench.
 cd "$(dirname "$0")/.." || exit 1
-stages="${*:-build test sanitize bench}"
+stages="${*:-build test sanitize bench shard}"
 for s in $stages; do
-    case $s in build|test|sanitize|bench) ;; *) sed -n '2,8s/^# //p' "$0"; exit 2 ;; esac
+    case $s in build|test|sanitize|bench|shard) ;; *) sed -n '2,10s/^# //p' "$0"; exit 2 ;; esac
 done
 [ -z "$DEPS" ] && [ -d .deps ] && DEPS=.deps
 jobs=${JOBS:-$(nproc)} limit=${LIMIT:-240}
 make=(make --no-print-directory -j"$jobs" ${DEPS:+DEPS="$DEPS"})
 logs=build/gpu-logs
+rm -rf $logs
 mkdir -p $logs
-table='' failed=0
+export GOLDEN_DIR=build/golden BUILD=build/cuda LAUNCH="${MPIRUN:-mpirun --oversubscribe --bind-to none}"
+kernel_tests="kernels attention kernel_gradients fp8 fp8_operations fp8_rope moments optimizer"
+gpus=$(nvidia-smi -L | grep -c '^GPU')
 
-run() {     # run NAME COMMAND...: shows the end of its output, and all of it if it fails; a line for the table
+run() {     # run NAME COMMAND...: a line of the table; the end of the output if it fails
     local name=$1 begin=$SECONDS log=$logs/${1// /-}.log status
     shift
-    echo "== $name"
-    "$@" >"$log" 2>&1
+    timeout "$limit" "$@" >"$log" 2>&1
     status=$?
-    if [ $status -eq 0 ]; then tail -n 3 "$log"; else tail -n 60 "$log"; failed=1; fi
-    table+=$(printf '%-44s %-14s %5d s' "$name" "$([ $status -eq 0 ] && echo ok || echo "FAILED ($status)")" \
-             $((SECONDS - begin)))$'\n'
+    printf '%-50s %-14s %5d s\n' "$name" "$([ $status -eq 0 ] && echo ok || echo "FAILED ($status)")" $((SECONDS - begin)) \
+        | tee -a $logs/table
+    [ $status -eq 0 ] || { grep -E 'ERROR|error|FAILED|Invalid|hazard' "$log" | head -n 20; }
     return $status
 }
 
-# Tests that launch kernels of our own or of the libraries. The slow cases of two stay out.
-sanitize() {
-    local tool=$1 test filter
-    shift
-    for test in kernels attention kernel_gradients fp8 fp8_operations fp8_rope moments optimizer recipes cuda_matmul \
-                cuda_attention; do
-        [ -x build/cuda/tests/test_$test ] || continue
-        case $test in cuda_matmul) filter=test_fp8 ;; cuda_attention) filter=test_small ;; *) filter= ;; esac
-        run "$tool test_$test" timeout "$limit" compute-sanitizer --tool "$tool" --error-exitcode 9 \
-            --target-processes application-only "$@" build/cuda/tests/test_$test $filter
+beside() {      # the same in the background, at most eight at a time
+    while [ "$(jobs -rp | wc -l)" -ge 8 ]; do wait -n; done
+    run "$@" &
+}
+
+cuda_tests() {
+    local test name n
+    for test in build/cuda/tests/test_*; do
+        name=$(basename "$test")
+        case $name in
+        *.d|*.o|*test_cpu_*) ;;
+        *ranks*) for n in 1 2 4; do [ $n -le "$gpus" ] && beside "$name on $n" $LAUNCH -n $n "$test"; done ;;
+        *) [ -x "$test" ] && beside "$name" "$test" ;;
+        esac
     done
+    wait
+}
+
+# NOTE: a process under compute-sanitizer cannot fork, as tests of error messages do. cuDNN's kernels synchronize in ways that
+# racecheck does not see; they are not ours.
+sanitize() {
+    local tool test
+    for tool in memcheck racecheck; do
+        for test in $kernel_tests recipes; do
+            beside "$tool test_$test" env NO_FORK=1 compute-sanitizer --tool $tool --error-exitcode 9 \
+                --target-processes application-only --kernel-name-exclude kernel_substring=cudnn build/cuda/tests/test_$test
+        done
+        beside "$tool test_cuda_matmul" compute-sanitizer --tool $tool --error-exitcode 9 --target-processes \
+            application-only build/cuda/tests/test_cuda_matmul test_fp8
+        beside "$tool test_cuda_attention" compute-sanitizer --tool $tool --error-exitcode 9 --target-processes \
+            application-only --kernel-name-exclude kernel_substring=cudnn build/cuda/tests/test_cuda_attention test_small
+    done
+    wait
 }
 
 for stage in $stages; do
+    echo "== $stage (after $SECONDS s)"
     case $stage in
     build)
-        run "build for the CPU" "${make[@]}" BACKEND=cpu build-all
-        run "build for CUDA" "${make[@]}" BACKEND=cuda build-all || break ;;
+        beside "build for the CPU" "${make[@]}" BACKEND=cpu build-all
+        beside "build for CUDA" "${make[@]}" BACKEND=cuda build-all
+        wait ;;
     test)
-        export GOLDEN_DIR=build/golden
-        run "tests of the CPU back end" "${make[@]}" BACKEND=cpu run-tests
-        run "tests of the CUDA back end" "${make[@]}" BACKEND=cuda run-tests ;;
-    sanitize)
-        export GOLDEN_DIR=build/golden
-        sanitize memcheck --leak-check no
-        sanitize racecheck ;;
+        for t in $kernel_tests; do beside "record test_$t" env OPENBLAS_NUM_THREADS=2 build/cpu/tests/test_$t; done
+        wait
+        cuda_tests ;;
+    sanitize) sanitize ;;
     bench)
-        run "benchmarks" "${make[@]}" BACKEND=cuda bench
+        run "benchmarks" sh scripts/bench build/cuda "$LAUNCH"
         cat $logs/benchmarks.log ;;
+    shard)
+        [ "$gpus" -ge 2 ] || continue
+        run "FSDP on $gpus" env STEPS_ONLY=1 RANKS="$gpus" sh scripts/bench build/cuda "$LAUNCH"
+        cat "$logs/FSDP-on-$gpus.log" ;;
     esac
 done
 echo
-printf '%s' "$table"
-exit $failed
+sort $logs/table
+! grep -q FAILED $logs/table

@@ -11,10 +11,10 @@
 
 enum { BATCH = 8, MICRO = 1, STEPS = 3, MAX_TOKENS = 4096 };
 
-static const struct { const char *name; int groups; bool keep_weights, sum_once; } strategies[] = {
-    { "no_shard", 0, false, false },                { "full_shard", 1, false, false },
-    { "full_shard, one sum", 1, false, true },      { "shard_grad_op", 1, true, false },
-    { "hybrid_shard", 2, false, false },            { "hybrid_shard_zero2", 2, true, true },
+static const struct { const char *name; int groups; bool keep_weights; GradSum sum; } strategies[] = {
+    { "no_shard", 0, false, SUM_OFTEN },                { "full_shard", 1, false, SUM_OFTEN },
+    { "full_shard, one sum", 1, false, SUM_ONCE },      { "shard_grad_op", 1, true, SUM_OFTEN },
+    { "hybrid_shard", 2, false, SUM_OFTEN },            { "hybrid_shard_zero2", 2, true, SUM_ONCE_IF_FITS },
 };
 enum { NUM_STRATEGIES = sizeof strategies / sizeof strategies[0] };
 
@@ -43,7 +43,8 @@ static void open_run(Run *r, const ModelConfig *m, const char *recipe, int strat
 {
     *r = (Run){ 0 };
     model_config(&r->config, m, recipe, MICRO);
-    r->config.strategy = (Strategy){ shard_ranks(strategy), strategies[strategy].keep_weights, strategies[strategy].sum_once };
+    r->config.global_train_batch_size = BATCH;
+    r->config.strategy = (Strategy){ shard_ranks(strategy), strategies[strategy].keep_weights, strategies[strategy].sum };
     comm_device_finish();
     comm_divide(r->config.strategy.shard_ranks);
     comm_init();

@@ -84,7 +84,9 @@ void comm_device_finish(void)
     for (size_t i = 0; i < sizeof comms / sizeof comms[0]; i++)
         if (comms[i])
             NCCL_CHECK(ncclCommDestroy(comms[i]));
-    all = NULL;
+    all = gather = NULL;
+    for (Ranks g = RANKS_ALL; g < NUM_GROUPS; g = (Ranks)(g + 1))
+        group[g] = NULL;
 }
 
 /* A window makes the copy engines usable; without one (an older driver, no peer access) gathers are slower, not wrong. */
