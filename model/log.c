@@ -186,6 +186,8 @@ void log_step(Log *l, const StepStats *s)
     double t = now();
     l->steps++;
     long past = l->steps < window ? l->steps : window;
+    if (past == l->steps && past > 1)       /* a process's first step also chooses algorithms and grows buffers */
+        past--;
     double before = l->time[(l->steps - past) % (window + 1)];
     l->time[l->steps % (window + 1)] = t;
     double tokens = (double)l->config->global_train_batch_size * l->config->model.max_sequence_length / l->world;
