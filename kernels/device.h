@@ -33,5 +33,6 @@ size_t device_scratch_bytes(void);
 typedef struct DeviceMark DeviceMark;
 DeviceMark *device_mark   (DeviceMark *reuse);  /* NULL: a new mark */
 void        device_wait   (DeviceMark *m);
+bool        device_reached(const DeviceMark *m);       /* now; any thread may ask */
 void        device_unmark (DeviceMark *m);      /* frees it */
 double      device_elapsed(DeviceMark *from, DeviceMark *to);

@@ -84,6 +84,18 @@ void trace_wait(DeviceMark *m, const char *for_what, int unit)
     s->to = device_mark(s->to);
 }
 
+const char *trace_blocked(int *unit)
+{
+    for (int i = 0; i < trace.count; i++) {
+        const Span *s = &trace.span[i];
+        if (s->is_wait && s->to && device_reached(s->from) && !device_reached(s->to)) {
+            *unit = s->unit;
+            return s->name;
+        }
+    }
+    return NULL;
+}
+
 void trace_step(long step, bool record)
 {
     trace.count = 0;

@@ -15,3 +15,6 @@ void   trace_close(void);
 void   trace_begin(const char *name, int unit);            /* a span on the current queue; name: a literal; unit -1: none */
 void   trace_end  (void);                                  /* of the span begun last */
 void   trace_wait (DeviceMark *m, const char *for_what, int unit);     /* device_wait, as a span */
+
+/* For the watchdog, while the main thread stands still: the wait in which the compute queue is; NULL: in none. */
+const char *trace_blocked(int *unit);

@@ -27,6 +27,7 @@
 
 #include "kernels/comm.h"
 #include "model/error.h"
+#include "model/trace.h"
 
 enum { WATCHING = 1, LEAVING };         /* Slot.state; 0: not started */
 
@@ -116,17 +117,23 @@ void watchdog_leave(void)
 
 /* ---- messages ---------------------------------------------------------------------------------------------- */
 
-/* "all-gather of block 3 in step 12" */
-static const char *describe(char text[128], const Slot *s)
+/* "all-gather of block 3" */
+static int name_unit(char text[128], const char *operation, int unit)
 {
-    int n = snprintf(text, 128, "%s", s->operation[0] ? s->operation : "starting");
-    int unit = s->unit;
+    int n = snprintf(text, 128, "%s", operation);
     if (unit == 0)
         n += snprintf(text + n, (size_t)(128 - n), " of the embedding");
     else if (unit > 0 && unit == dog.units - 1)
         n += snprintf(text + n, (size_t)(128 - n), " of the head");
     else if (unit > 0)
         n += snprintf(text + n, (size_t)(128 - n), " of block %d", unit - 1);
+    return n;
+}
+
+/* "all-gather of block 3 in step 12" */
+static const char *describe(char text[128], const Slot *s)
+{
+    int n = name_unit(text, s->operation[0] ? s->operation : "starting", s->unit);
     if (s->step > 0)
         snprintf(text + n, (size_t)(128 - n), " in step %ld", s->step);
     return text;
@@ -145,7 +152,13 @@ static int compose(char *text, size_t size, const Fault *f)
     static const char advice[] = "--try_load_latest_save continues from the last complete checkpoint";
     const Slot *s = &dog.slot[f->who];
     const Sight *seen = &dog.sight[f->who];
-    char host[64] = "", who[160], culprit[128], waiting[128];
+    char host[64] = "", who[160], culprit[128], waiting[128], device[160] = "";
+    int unit = -1;
+    const char *blocked = f->kind == NOBODY ? trace_blocked(&unit) : NULL;
+    if (blocked) {
+        name_unit(culprit, blocked, unit);
+        snprintf(device, sizeof device, " (this rank's device waits for %s)", culprit);
+    }
     gethostname(host, sizeof host - 1);
     snprintf(who, sizeof who, "error (rank %d): rank %d (process %d on %s)", own->rank, s->rank, s->pid, host);
     describe(culprit, s);
@@ -164,8 +177,8 @@ static int compose(char *text, size_t size, const Fault *f)
                         waiting, dog.timeout, advice);
     case NOBODY:
         return snprintf(text, size, "error (rank %d): no rank of %s has made progress for %.0f s, since %s: a device "
-                        "or a rank of another host does not answer; NCCL_DEBUG=INFO says more. timeout_seconds is "
-                        "%d. %s\n", own->rank, host, seen->idle, waiting, dog.timeout, advice);
+                        "or a rank of another host does not answer%s; NCCL_DEBUG=INFO says more. timeout_seconds is "
+                        "%d. %s\n", own->rank, host, seen->idle, waiting, device, dog.timeout, advice);
     default:
         return snprintf(text, size, "error (rank %d): %s, during %s. %s\n", own->rank, f->text, waiting, advice);
     }
@@ -292,6 +305,8 @@ static void *watch(void *nothing)
 
 void watchdog_start(int timeout, int units)
 {
+    if (comm_size() == 1)               /* nobody waits */
+        return;
     dog.n = comm_local_size();
     dog.self = comm_local_rank();
     dog.timeout = timeout;
@@ -320,6 +335,8 @@ void watchdog_start(int timeout, int units)
 
 void watchdog_stop(void)
 {
+    if (!dog.board)
+        return;
     comm_barrier();
     watchdog_leave();
     pthread_mutex_lock(&dog.lock);

@@ -7,7 +7,7 @@
 #include <stdbool.h>
 
 /* Starts this rank's thread. All ranks call, after comm_start. A rank that does not go on for `timeout` seconds,
- * while others wait, ends the run. `units`: how many the model has, for their names. */
+ * while others wait, ends the run; alone it is not watched. `units`: how many the model has, for their names. */
 void watchdog_start(int timeout, int units);
 void watchdog_stop (void);              /* all ranks call; waits for all, then ends the thread */
 void watchdog_leave(void);              /* this rank is about to end all with a message of its own */

@@ -289,11 +289,37 @@ static void test_error_of_one_rank(void **state)
     assert_null(strstr(output, "ended without a word"));
 }
 
+/* Two ranks whose files differ: nothing begins. */
+static void differ_case(const char *name, const char *change, const char *message)
+{
+    char home[PATH_MAX], command[2 * PATH_MAX], arguments[512];
+    make_home(home, name);
+    snprintf(command, sizeof command, "cd %.4000s && %s", home, change);
+    assert_int_equal(system(command), 0);
+    snprintf(arguments, sizeof arguments, "--max_duration=4 --save_folder=%s/%s-run", folder, name);
+    FILE *p = start_apart(".", home, arguments);
+    expect_end(p, seconds());
+    expect_once(message);
+    snprintf(command, sizeof command, "test ! -e %s/%s-run/metrics.jsonl", folder, name);
+    assert_int_equal(system(command), 0);
+}
+
+static void test_ranks_differ(void **state)
+{
+    (void)state;
+    if (most_ranks() < 2)
+        skip();
+    differ_case("seed", "cp -rL configs copy && rm configs && mv copy configs && sed -i 's/^seed:.*/seed: 1/' configs/tiny.yaml",
+                "the ranks have different configurations");
+    differ_case("files", "mv data/sample-val.npy data/sample-train.npy && cp data/sample-train.npy data/sample-val.npy",
+                "the ranks have different data files");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_kill_in_a_step), cmocka_unit_test(test_kill_in_a_save), cmocka_unit_test(test_stop),
-        cmocka_unit_test(test_hang), cmocka_unit_test(test_error_of_one_rank),
+        cmocka_unit_test(test_hang), cmocka_unit_test(test_ranks_differ), cmocka_unit_test(test_error_of_one_rank),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

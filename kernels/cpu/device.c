@@ -176,6 +176,12 @@ void device_wait(DeviceMark *m)
     (void)m;
 }
 
+bool device_reached(const DeviceMark *m)
+{
+    (void)m;
+    return true;
+}
+
 void device_unmark(DeviceMark *m)
 {
     free(m);

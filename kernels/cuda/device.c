@@ -6,6 +6,7 @@
  * host waits only when it is STAGING_SLOTS buffers ahead of the device. */
 #include "kernels/cuda/cuda.h"
 
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -56,6 +57,17 @@ static int count_devices(void)
     return count;
 }
 
+/* NOTE: mpirun binds each of up to two ranks to one core, where the loader's, the checkpoint's and NCCL's threads would
+ * hold up the thread that launches kernels. A rank with fewer than four takes back the cores that the system grants it. */
+static void take_cores(void)
+{
+    cpu_set_t cores;
+    if (sched_getaffinity(0, sizeof cores, &cores) != 0 || CPU_COUNT(&cores) >= 4)
+        return;
+    memset(&cores, 0xff, sizeof cores);
+    sched_setaffinity(0, sizeof cores, &cores);
+}
+
 void device_init(int local_rank)
 {
     int count = count_devices();
@@ -68,6 +80,7 @@ void device_init(int local_rank)
         die("GPU %d is an %s of compute capability %d.%d; this program is built for 9.0 (H100, H200, GH200). "
             "Use such a GPU, or build with BACKEND=cpu", local_rank, dev.prop.name, dev.prop.major, dev.prop.minor);
     CUDA_CHECK(cudaSetDevice(local_rank));
+    take_cores();
     int least, greatest;
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     for (int q = 0; q < NUM_QUEUES; q++)
@@ -293,6 +306,11 @@ void device_wait(DeviceMark *m)
 {
     if (m)
         CUDA_CHECK(cudaStreamWaitEvent(dev.stream, m->event, 0));
+}
+
+bool device_reached(const DeviceMark *m)
+{
+    return cudaEventQuery(m->event) != cudaErrorNotReady;
 }
 
 void device_unmark(DeviceMark *m)
