@@ -86,8 +86,8 @@ typedef struct {
  * qnorm (1,H*D), knorm (1,K*D): weights, or no tensor: no norm. stats (N,2): rstd of q and of k; NULL without norm. */
 void rope_forward (Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm, Attention a);
 
-/* dx from dy; may be the same memory; otherwise dy is overwritten. dqnorm, dknorm +=. x: what went into rope_forward; read only if there is a clip
- * or a norm (a clamped element has gradient 0; one equal to the limit counts as not clamped). */
+/* dx from dy; may be the same memory; otherwise dy is overwritten. dqnorm, dknorm +=. x: what went into rope_forward; read
+ * only if there is a clip or a norm (a clamped element has gradient 0; one equal to the limit counts as not clamped). */
 void rope_backward(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x, const float *stats,
                    Tensor qnorm, Tensor knorm, Attention a);
 

@@ -121,6 +121,7 @@ struct Fsdp;
 void model_plan (Model *m, struct Fsdp *f, const Config *c, int shards, int rank);
 void model_place(Model *m, struct Fsdp *f, const Config *c, int shards, int rank);
 void model_print_plan(const Model *m, const struct Fsdp *f);                /* on stdout */
+size_t model_planned_bytes(const Model *m, const struct Fsdp *f);           /* of device memory on this rank */
 void model_free  (Model *m, struct Fsdp *f);
 
 /* model.c */

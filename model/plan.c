@@ -185,6 +185,11 @@ static double gib(double bytes)
     return bytes / (1 << 30);
 }
 
+size_t model_planned_bytes(const Model *m, const Fsdp *f)
+{
+    return m->bytes.total + f->gathered.used;
+}
+
 void model_print_plan(const Model *m, const Fsdp *f)
 {
     const PlanBytes *b = &m->bytes;
@@ -201,7 +206,7 @@ void model_print_plan(const Model *m, const Fsdp *f)
     printf("memory plan of a rank, GiB: master %.3f, weights %.3f, gradients %.3f, moments %.3f, activations %.3f "
            "(%.1f kB per token and block), work %.3f, head and loss %.3f; total %.3f of %.1f\n",
            gib(master), gib(fsdp_weight_bytes(f)), gib(fsdp_grad_bytes(f)), gib(moments), gib((double)m->L * b->block),
-           b->block / 1e3 / m->N, gib(b->work), gib(b->head), gib(b->total + f->gathered.used), gib(device_memory_total()));
+           b->block / 1e3 / m->N, gib(b->work), gib(b->head), gib(model_planned_bytes(m, f)), gib(device_memory_total()));
 }
 
 /* [Su et al. 2021, RoFormer, eq. 15]; scaled as Llama 3.1 does: wavelengths beyond the original context are stretched
@@ -240,8 +245,7 @@ static void fill_rope(Model *m)
  * steps have several micro-batches. The ranks agree. */
 static bool fits(const Model *m, const Fsdp *f, const Config *c, int shards)
 {
-    const double bytes = (double)(m->bytes.total + f->gathered.used);
-    double refused = bytes > 0.8 * (double)device_memory_total()
+    double refused = (double)model_planned_bytes(m, f) > 0.8 * (double)device_memory_total()
                   || c->global_train_batch_size <= (long)c->device_train_microbatch_size * comm_size() || shards == 1;
     comm_max(&refused, 1);
     return !refused;

@@ -160,6 +160,23 @@ static void print_data(const Run *r)
     fflush(stdout);
 }
 
+/* Also what the same would take in the classic setup: bf16 with f32 master weights and moments. All ranks call. */
+static void print_plan(const Run *r)
+{
+    Config classic = *r->config;
+    Model m;
+    Fsdp f;
+    classic.recipe = *recipe_find("bf16");
+    model_plan(&m, &f, &classic, r->fsdp.shards, comm_group_rank(RANKS_SHARD));
+    if (comm_rank() == 0) {
+        model_print_plan(&r->model, &r->fsdp);
+        printf("recipe bf16, with f32 master weights and moments, would take %.3f GiB: %.2f times as much\n",
+               (double)model_planned_bytes(&m, &f) / 0x1p30,
+               (double)model_planned_bytes(&m, &f) / (double)model_planned_bytes(&r->model, &r->fsdp));
+    }
+    model_free(&m, &f);
+}
+
 bool run_open(Run *r, const Config *c)
 {
     *r = (Run){ .config = c, .saved_step = -1 };
@@ -173,8 +190,7 @@ bool run_open(Run *r, const Config *c)
 
     print_data(r);
     model_plan(&r->model, &r->fsdp, c, comm_group_size(RANKS_SHARD), comm_group_rank(RANKS_SHARD));
-    if (comm_rank() == 0)
-        model_print_plan(&r->model, &r->fsdp);
+    print_plan(r);
     if (c->dry_run)
         return false;
 
