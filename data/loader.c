@@ -199,15 +199,15 @@ static void count_instances(Loader *l)
     }
     uint64_t n = loader_instances(l), needed = l->spec.drop_last ? l->batch : 1;
     if (n > (uint64_t)UINT32_MAX + 1)
-        die("data.paths: %llu sequences of %d tokens are more than the 2^32 that the shuffled order can number; "
-            "use fewer files or a larger model.max_sequence_length", (unsigned long long)n, T);
+        die("%s: %llu sequences of %d tokens are more than the 2^32 that the shuffled order can number; "
+            "use fewer files or a larger model.max_sequence_length", l->shards[0].key, (unsigned long long)n, T);
     if (n < needed)
-        die("data.paths: %llu tokens in %d file%s make %llu sequence%s of %d tokens, fewer than the %llu of one "
-            "step. Add data, or lower %smodel.max_sequence_length", (unsigned long long)l->tokens, l->num_shards,
-            l->num_shards == 1 ? "" : "s", (unsigned long long)n, n == 1 ? "" : "s", T, (unsigned long long)needed,
+        die("%s: %llu tokens in %d file%s make %llu sequence%s of %d tokens, fewer than the %llu of one "
+            "step. Add data, or lower %smodel.max_sequence_length", l->shards[0].key, (unsigned long long)l->tokens,
+            l->num_shards, l->num_shards == 1 ? "" : "s", (unsigned long long)n, n == 1 ? "" : "s", T, (unsigned long long)needed,
             needed > 1 ? "global_train_batch_size or " : "");
     if (unused)
-        warn("data.paths: %d of %d files hold less than one sequence of %d tokens and are not used", unused,
+        warn("%s: %d of %d files hold less than one sequence of %d tokens and are not used", l->shards[0].key, unused,
              l->num_shards, T);
 }
 

@@ -5,6 +5,7 @@
 #include <stdint.h>
 
 typedef struct {
+    const char *key;           /* the configuration's name of `paths`, for messages; NULL: data.paths            */
     char **paths;              /* shard files or glob patterns, in order                                        */
     int    num_paths;
     char **label_mask_paths;   /* parallel bool files, or NULL                                                  */

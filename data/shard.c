@@ -160,13 +160,13 @@ static bool read_bin_header(Shard *s)
     int version = header[0] == 20240520 ? 1 : 7;
     s->itemsize = header[0] == 20240520 ? 2 : 4;
     if (header[1] != version)
-        die("data.paths: %s has the magic number %d of llm.c, but version %d where %d is expected: make it again "
-            "with llm.c's dev/data scripts", s->path, header[0], header[1], version);
+        die("%s: %s has the magic number %d of llm.c, but version %d where %d is expected: make it again "
+            "with llm.c's dev/data scripts", s->key, s->path, header[0], header[1], version);
     s->num_tokens = (uint32_t)header[2];
     size_t expected = header_bytes + s->num_tokens * s->itemsize;
     if (s->num_tokens == 0 || s->map_bytes != expected)
-        die("data.paths: %s says that it holds %llu tokens of %d bytes, so it should have %zu bytes, but it has %zu: "
-            "truncated? Fetch or make it again", s->path, (unsigned long long)s->num_tokens, s->itemsize, expected,
+        die("%s: %s says that it holds %llu tokens of %d bytes, so it should have %zu bytes, but it has %zu: "
+            "truncated? Fetch or make it again", s->key, s->path, (unsigned long long)s->num_tokens, s->itemsize, expected,
             s->map_bytes);
     s->tokens = (const uint8_t *)s->map + header_bytes;
     return true;
@@ -204,8 +204,8 @@ static void check_head(const Shard *s, bool has_header, int vocab_size)
 {
     uint64_t count = s->num_tokens < HEAD_TOKENS ? s->num_tokens : HEAD_TOKENS;
     if (!has_header && s->itemsize == 2 && looks_like_uint32(s, count))
-        die("data.paths: %s looks like 4-byte tokens: of its first %llu 2-byte numbers every second one is 0 to 3. "
-            "Set data.memmap_dtype to uint32", s->path, (unsigned long long)count);
+        die("%s: %s looks like 4-byte tokens: of its first %llu 2-byte numbers every second one is 0 to 3. "
+            "Set data.memmap_dtype to uint32", s->key, s->path, (unsigned long long)count);
     int ids[HEAD_TOKENS];
     int bad = shard_read(ids, s, 0, (int)count, vocab_size);
     if (bad >= 0) {
@@ -215,24 +215,29 @@ static void check_head(const Shard *s, bool has_header, int vocab_size)
     }
 }
 
+static const char *key_of(const DataSpec *spec)
+{
+    return spec->key ? spec->key : "data.paths";
+}
+
 static Shard shard_open(const char *path, const DataSpec *spec)
 {
-    Shard s = { .path = strdup(path), .itemsize = spec->itemsize };
+    Shard s = { .key = key_of(spec), .path = strdup(path), .itemsize = spec->itemsize };
     CHECK(s.path, "out of host memory");
-    s.map = map_file(&s.map_bytes, "data.paths", path);
+    s.map = map_file(&s.map_bytes, s.key, path);
     if (s.map_bytes >= 6 && memcmp(s.map, "\x93NUMPY", 6) == 0)
-        die("data.paths: %s has a numpy header; token files have none, they are bare numbers as ndarray.tofile "
+        die("%s: %s has a numpy header; token files have none, they are bare numbers as ndarray.tofile "
             "writes them. Convert it: python3 -c \"import numpy; numpy.load('%s').tofile('tokens.npy')\"",
-            path, path);
+            s.key, path, path);
     if (s.map_bytes >= 8 && memcmp(s.map, "BIN.TOK\n", 8) == 0)
-        die("data.paths: %s is a token file of llmq, which is not read. Use headerless uint16 or uint32 tokens "
-            "(scripts/make_shards.py) or llm.c's .bin", path);
+        die("%s: %s is a token file of llmq, which is not read. Use headerless uint16 or uint32 tokens "
+            "(scripts/make_shards.py) or llm.c's .bin", s.key, path);
 
     bool has_header = read_bin_header(&s);
     if (!has_header) {
         if (s.map_bytes % s.itemsize)
-            die("data.paths: %s has %zu bytes, which is no multiple of %d, the bytes of a token: truncated, or of "
-                "another type? Fetch it again or set data.memmap_dtype (now %s)", path, s.map_bytes, s.itemsize,
+            die("%s: %s has %zu bytes, which is no multiple of %d, the bytes of a token: truncated, or of "
+                "another type? Fetch it again or set data.memmap_dtype (now %s)", s.key, path, s.map_bytes, s.itemsize,
                 s.itemsize == 2 ? "uint16" : "uint32");
         s.tokens = s.map;
         s.num_tokens = s.map_bytes / s.itemsize;
@@ -255,10 +260,10 @@ static void open_mask(Shard *s, const char *path)
 Shard *shards_open(int *num, const DataSpec *spec)
 {
     CHECK(spec->itemsize == 2 || spec->itemsize == 4, "itemsize %d", spec->itemsize);
-    NameList names = expand_all("data.paths", spec->paths, spec->num_paths);
+    NameList names = expand_all(key_of(spec), spec->paths, spec->num_paths);
     NameList masks = expand_all("data.label_mask_paths", spec->label_mask_paths, spec->num_label_mask_paths);
     if (names.count == 0)
-        die("data.paths is empty: name at least one file of tokens");
+        die("%s is empty: name at least one file of tokens", key_of(spec));
     if (masks.count > 0 && masks.count != names.count)
         die("data.label_mask_paths names %d files, data.paths %d: every token file needs its mask, in the same order",
             masks.count, names.count);
@@ -306,8 +311,8 @@ void shard_describe_bad_id(char *text, size_t size, const Shard *s, uint64_t pla
 {
     uint32_t id = token_at(s, place);
     bool two_ids = s->itemsize == 4 && id >> 16 < (uint32_t)vocab_size && (id & 0xffff) < (uint32_t)vocab_size;
-    snprintf(text, size, "data.paths: %s: token %llu (counted from 0) is %u, but the vocabulary has %d ids. %s",
-             s->path, (unsigned long long)place, id, vocab_size,
+    snprintf(text, size, "%s: %s: token %llu (counted from 0) is %u, but the vocabulary has %d ids. %s",
+             s->key, s->path, (unsigned long long)place, id, vocab_size,
              two_ids ? "Taken as two 2-byte numbers it fits: is data.memmap_dtype (now uint32) to be uint16?"
                      : "Was it tokenized for another model? Use that tokenizer's model.vocab_size, check "
                        "data.memmap_dtype, or tokenize again");

@@ -3,6 +3,7 @@
 #include "data/loader.h"
 
 typedef struct {
+    const char    *key;          /* where the configuration names it                                            */
     char          *path;
     const uint8_t *tokens;       /* (num_tokens) little-endian numbers of itemsize bytes, inside map            */
     const uint8_t *mask;         /* (num_tokens) bool: 0 where a token is not a target; NULL: none              */
