@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <time.h>
 
-enum { STEPS = 8, TIMEOUT = 3, SLACK = 10 };    /* SLACK: seconds from the discovery of a fault to the end of all */
+enum { STEPS = 8, TIMEOUT = 3, MOST = 60 };      /* MOST: seconds from a fault to the end of all ranks, on a busy machine */
 
 static double seconds(void)
 {
@@ -126,9 +126,9 @@ static void expect_end(FILE *run, double since)
 {
     int status = finish(run);
     double took = seconds() - since;
-    if (status == 0 || took > TIMEOUT + SLACK) {
+    if (status == 0 || took > MOST) {
         fprintf(stderr, "%s\n", output);
-        fail_msg("status %d after %.1f s, expected another than 0 within %d s", status, took, TIMEOUT + SLACK);
+        fail_msg("status %d after %.1f s, expected another than 0 within %d s", status, took, MOST);
     }
     printf("ended with status %d %.1f s after the fault\n", status, took);
 }
