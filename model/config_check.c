@@ -428,6 +428,8 @@ static int shard_ranks(Reader *r)
 {
     const int hybrid = 3, no_shard = 2, strategy = r->s->fsdp.strategy, world = r->world;
     const int hosts = world / comm_local_size(), replicas = r->s->fsdp.replicas ? r->s->fsdp.replicas : hosts;
+    if (r->s->fsdp.replicas && strategy < hybrid)
+        config_note(r, "fsdp.hybrid_sharding_num_model_replicas (only HYBRID_SHARD has it)");
     if (strategy == no_shard || r->s->fsdp.distributed > 0)
         return 1;
     if (strategy < hybrid)
