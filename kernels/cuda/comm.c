@@ -14,7 +14,8 @@
 #define NCCL_CHECK(call) nccl_check((call), #call)
 
 static ncclComm_t all, gather, group[NUM_GROUPS];       /* NULL: a group of one rank */
-static ncclWindow_t window;
+static ncclWindow_t window;         /* over the memory at `registered`; NULL: none */
+static void *registered;
 static atomic_bool connected;                           /* the communicators are all there */
 
 static void nccl_check(ncclResult_t status, const char *call)
@@ -89,33 +90,44 @@ void comm_device_finish(void)
         group[g] = NULL;
 }
 
-/* A window makes the copy engines usable; without one (an older driver, no peer access) gathers are slower, not wrong. */
+/* A window makes the copy engines usable; where one cannot be had (an older driver, no peer access, a container's limits)
+ * gathers are slower, not wrong. The ranks agree, since registering is something that all of them do. */
 void *comm_alloc(size_t bytes)
 {
-    void *p;
     if (!gather)
         return device_alloc(bytes);
-    NCCL_CHECK(ncclMemAlloc(&p, bytes ? bytes : 1));
-    device_zero(p, bytes);
-    if (ncclCommWindowRegister(gather, p, bytes, &window, NCCL_WIN_COLL_SYMMETRIC) != ncclSuccess || !window) {
-        window = NULL;
-        warn("NCCL cannot register memory as a symmetric window (%s): all-gathers take SMs from the computation",
-             ncclGetLastError(gather));
+    double failed = ncclMemAlloc(&registered, bytes ? bytes : 1) != ncclSuccess, mine = failed;
+    comm_max(&failed, 1);
+    if (failed == 0) {
+        device_zero(registered, bytes);
+        device_sync();
+        failed = ncclCommWindowRegister(gather, registered, bytes, &window, NCCL_WIN_COLL_SYMMETRIC) != ncclSuccess || !window;
+        comm_max(&failed, 1);
+        if (failed == 0)
+            return registered;
     }
-    return p;
+    warn("NCCL cannot register memory as a symmetric window (%s): all-gathers take SMs from the computation",
+         ncclGetLastError(gather));
+    if (window)
+        NCCL_CHECK(ncclCommWindowDeregister(gather, window));
+    if (mine == 0)
+        NCCL_CHECK(ncclMemFree(registered));
+    registered = NULL;
+    window = NULL;
+    return device_alloc(bytes);
 }
 
 void comm_free(void *p)
 {
-    if (!gather) {
+    device_sync();
+    if (!registered) {
         device_free(p);
         return;
     }
-    device_sync();
-    if (window)
-        NCCL_CHECK(ncclCommWindowDeregister(gather, window));
+    NCCL_CHECK(ncclCommWindowDeregister(gather, window));
+    NCCL_CHECK(ncclMemFree(registered));
+    registered = NULL;
     window = NULL;
-    NCCL_CHECK(ncclMemFree(p));
 }
 
 static ncclDataType_t type_of(Tensor x)

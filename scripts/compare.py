@@ -1,0 +1,73 @@
+#!/usr/bin/env python3
+"""Trains the same run with several recipes and prints a table of memory, speed and loss.
+
+    python3 scripts/compare.py configs/OLMo-1B.yaml bf16 fp8 coat coat-lean -- --data.paths='[train-*.npy]' ...
+
+What stands behind -- goes to every run. Each run is in --folder/RECIPE (scripts/plot_loss.py draws them side by side);
+a recipe whose run is there in full is not trained again. Losses: training, the mean of the last 10 % of the steps, and
+the last of each evaluation set; in brackets their difference from the first recipe's. Speed: the mean of all steps but
+the first tenth.
+"""
+import argparse, json, os, statistics, subprocess, sys
+
+TRAIN, SPEED, MEMORY = "train/CrossEntropyLoss", "throughput/device/tokens_per_second", "System/Peak GPU Memory (MB)"
+SECONDS, TOKENS = "throughput/device/seconds_total", "throughput/total_tokens"
+
+
+def train(options, recipe, folder):
+    command = [*options.launch.split(), "-n", str(options.ranks), options.train, options.config, f"--recipe={recipe}",
+               f"--run_name={recipe}", f"--save_folder={folder}", "--save_interval=null", "--save_overwrite", *options.rest]
+    print(f"== {recipe}: {' '.join(command)}", flush=True)
+    if subprocess.run(command).returncode != 0:
+        sys.exit(f"error: the run with recipe {recipe} failed")
+    open(os.path.join(folder, "complete"), "w").close()
+
+
+def read(folder):
+    with open(os.path.join(folder, "metrics.jsonl"), encoding="utf-8") as file:
+        lines = [json.loads(line) for line in file]
+    steps = [line for line in lines if line.get(TRAIN) is not None]
+    tail = steps[-max(1, len(steps) // 10):]
+    warm = steps[len(steps) // 10]
+    losses = {"training": statistics.mean(line[TRAIN] for line in tail)}
+    for line in lines:
+        for name, value in line.items():
+            if name.startswith("eval/") and name.endswith("/CrossEntropyLoss"):
+                losses[name.split("/")[1]] = value
+    seconds = steps[-1][SECONDS] - warm[SECONDS]
+    return {"losses": losses, "memory": steps[-1][MEMORY] * 1e6 / 2**30,
+            "speed": (steps[-1][TOKENS] - warm[TOKENS]) / seconds if seconds > 0 else steps[-1][SPEED]}
+
+
+def table(runs):
+    first = next(iter(runs.values()))
+    names = list(first["losses"])
+    print("| recipe | memory, GiB | tokens/s | " + " | ".join(f"{name} loss" for name in names) + " |")
+    print("|---" * (3 + len(names)) + "|")
+    for recipe, run in runs.items():
+        losses = [f"{run['losses'][n]:.4f} ({100 * (run['losses'][n] / first['losses'][n] - 1):+.2f} %)" for n in names]
+        print(f"| `{recipe}` | {run['memory']:.1f} | {run['speed']:,.0f} | " + " | ".join(losses) + " |")
+
+
+def main():
+    own = sys.argv[1:sys.argv.index("--")] if "--" in sys.argv else sys.argv[1:]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config")
+    parser.add_argument("recipes", nargs="+")
+    parser.add_argument("--folder", default="runs/compare")
+    parser.add_argument("--train", default="./train", help="the program")
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--launch", default="mpirun", help="launcher with its options")
+    options = parser.parse_args(own)
+    options.rest = sys.argv[sys.argv.index("--") + 1:] if "--" in sys.argv else []
+    runs = {}
+    for recipe in options.recipes:
+        folder = os.path.join(options.folder, recipe)
+        if not os.path.exists(os.path.join(folder, "complete")):
+            train(options, recipe, folder)
+        runs[recipe] = read(folder)
+    table(runs)
+
+
+if __name__ == "__main__":
+    main()
