@@ -25,6 +25,10 @@ void  device_copy (void *dst, const void *src, size_t bytes);   /* inside the de
 void  device_zero (void *dst, size_t bytes);
 void  device_sync (void);                       /* waits for all queued work, of all queues */
 
+/* Host memory that device_get fills at the full speed of the bus. Allocating it takes long. One piece at a time. */
+void *device_host_alloc(size_t bytes);
+void  device_host_free (void *p);
+
 /* Device memory that kernels use inside a call (GEMM and attention workspaces, partial sums). Bytes held now. */
 size_t device_scratch_bytes(void);
 

@@ -21,6 +21,7 @@
 #include <time.h>
 
 #include "kernels/comm.h"
+#include "kernels/device.h"
 #include "model/error.h"
 #include "model/folder.h"
 #include "model/hf.h"
@@ -176,8 +177,8 @@ static void take_snapshot(const Fsdp *f)
 {
     size_t model = layout_bytes(&save.model, save.own), bytes = model + layout_bytes(&save.optimizer, save.own);
     if (bytes > save.capacity) {
-        free(save.snapshot);
-        save.snapshot = xmalloc(bytes);
+        device_host_free(save.snapshot);
+        save.snapshot = device_host_alloc(bytes);
         save.capacity = bytes;
     }
     layout_snapshot(save.snapshot, &save.model, save.own, f);

@@ -145,7 +145,7 @@ static void print_step(const Log *l, const StepStats *s, double speed)
     double per_step = (double)l->config->global_train_batch_size * l->config->model.max_sequence_length;
     format_time(eta, sizeof eta, (l->length.steps - s->step) * per_step / (speed * l->world));
     char exposed[48] = "";
-    if (l->world > 1)
+    if (l->world > 1 && s->exposed_ms >= 0.05)
         snprintf(exposed, sizeof exposed, " | exposed %.3g ms", s->exposed_ms);
     if (l->speed_of_light > 0)
         snprintf(light, sizeof light, " | %4.1f%% of peak", 100 * speed / l->speed_of_light);

@@ -100,6 +100,16 @@ void device_free(void *p)
     free(p);
 }
 
+void *device_host_alloc(size_t bytes)
+{
+    return xmalloc(bytes);
+}
+
+void device_host_free(void *p)
+{
+    free(p);
+}
+
 void device_put(void *dst, const void *src, size_t bytes)
 {
     memcpy(dst, src, bytes);

@@ -22,6 +22,7 @@ static struct {
     bool merged;
     struct { void *data; size_t bytes; } scratch[SCRATCH_SLOTS];
     struct { char *data; cudaEvent_t event; } slot[STAGING_SLOTS];     /* event: the slot's last copy is done */
+    struct { char *data; size_t bytes; } pinned;                       /* device_host_alloc's */
     unsigned next_slot;
 } dev;
 
@@ -267,9 +268,42 @@ void device_put(void *dst, const void *src, size_t bytes)
     }
 }
 
+/* The system may refuse to pin so much: then it is plain memory, and copies go through the ring. */
+void *device_host_alloc(size_t bytes)
+{
+    CHECK(!dev.pinned.data, "device_host_alloc: there is a piece already");
+    if (cudaMallocHost((void **)&dev.pinned.data, bytes ? bytes : 1) != cudaSuccess) {
+        cudaGetLastError();
+        dev.pinned.data = NULL;
+        return xmalloc(bytes);
+    }
+    dev.pinned.bytes = bytes;
+    return dev.pinned.data;
+}
+
+void device_host_free(void *p)
+{
+    if (p && p == dev.pinned.data) {
+        CUDA_CHECK(cudaFreeHost(p));
+        dev.pinned.data = NULL;
+        dev.pinned.bytes = 0;
+    } else
+        free(p);
+}
+
+static bool is_pinned(const char *p)
+{
+    return p >= dev.pinned.data && p < dev.pinned.data + dev.pinned.bytes;
+}
+
 /* Keeps STAGING_DEPTH chunks in flight, so that the host's memcpy runs beside the transfers. */
 void device_get(void *dst, const void *src, size_t bytes)
 {
+    if (is_pinned(dst)) {
+        CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToHost, dev.stream));
+        CUDA_CHECK(cudaStreamSynchronize(dev.stream));
+        return;
+    }
     size_t chunks = ceil_div(bytes, STAGING_BYTES);
     unsigned slot[STAGING_DEPTH];
     for (size_t c = 0; c < chunks + STAGING_DEPTH; c++) {
