@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <jansson.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -203,10 +204,37 @@ static void load(const char *folder, LayoutKind kind, Source s, const Config *c,
     close_source(&s);
 }
 
+/* What shapes do not show. Other heads make another function of the same matrices; rotation, eps and clip may have been
+ * changed on purpose, as for longer texts. */
+static void check_description(const char *folder, const ModelConfig *c)
+{
+    const struct { const char *theirs, *ours; double value; bool refuse; } keys[] = {
+        { "num_attention_heads", "model.n_heads", c->n_heads, true },
+        { "num_key_value_heads", "model.n_kv_heads", c->n_kv_heads, true },
+        { "rope_theta", "model.rope_theta", c->rope_theta, false },
+        { "rms_norm_eps", "model.layer_norm_eps", (double)c->norm.eps, false },
+        { "clip_qkv", "model.clip_qkv", (double)c->clip_qkv, false },
+    };
+    json_t *config = read_json(folder, "config.json");
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        const json_t *found = json_object_get(config, keys[i].theirs);
+        const double x = json_number_value(found), y = keys[i].value;       /* null: 0 */
+        if (!found || fabs(x - y) <= 1e-6 * fabs(x))
+            continue;
+        if (keys[i].refuse)
+            die("%s/config.json: %s is %g, but %s is %g: another model with matrices of the same shapes", folder,
+                keys[i].theirs, x, keys[i].ours, y);
+        warn("%s/config.json: %s is %g, the configuration's %s is %g, which counts", folder, keys[i].theirs, x,
+             keys[i].ours, y);
+    }
+    json_decref(config);
+}
+
 bool checkpoint_load(const char *folder, const Config *c, Fsdp *f, TrainState *s, bool with_optimizer)
 {
     json_t *manifest = open_manifest(folder);
     Source model = open_model(folder);
+    check_description(folder, &c->model);
     for (int u = 0; u < f->num_units; u++)      /* padding is in no file */
         if (f->shard[u].count)
             device_zero(f->shard[u].master.data, tensor_bytes(f->shard[u].master));

@@ -349,6 +349,10 @@ static void test_mismatches(void **state)
     other.n_layers = 3;
     expect_mismatch(folder, &other, f32, "no tensor model.layers.2.");
     other = m;
+    other.n_heads = other.n_kv_heads = 8;
+    other.head_dim = 8;
+    expect_mismatch(folder, &other, f32, "num_attention_heads is 4, but model.n_heads is 8");
+    other = m;
     other.weight_tying = true;
     expect_mismatch(folder, &other, f32, "lm_head.weight has no place");
     other = m;
