@@ -426,13 +426,13 @@ static void check_folders(Reader *r)
 /* Ranks that share one copy of the model. */
 static int shard_ranks(Reader *r)
 {
-    const int hybrid = 3, no_shard = 2, strategy = r->s->fsdp.strategy, world = r->world;
+    const int strategy = r->s->fsdp.strategy, world = r->world;
     const int hosts = world / comm_local_size(), replicas = r->s->fsdp.replicas ? r->s->fsdp.replicas : hosts;
-    if (r->s->fsdp.replicas && strategy < hybrid)
+    if (r->s->fsdp.replicas && strategy < HYBRID_SHARD)
         config_note(r, "fsdp.hybrid_sharding_num_model_replicas (only HYBRID_SHARD has it)");
-    if (strategy == no_shard || r->s->fsdp.distributed > 0)
+    if (strategy == NO_SHARD)
         return 1;
-    if (strategy < hybrid)
+    if (strategy < HYBRID_SHARD)
         return world;
     if (replicas < 1 || world % replicas != 0)
         die("%s: %d ranks cannot form %d groups of equal size; fsdp.hybrid_sharding_num_model_replicas must divide the "
@@ -443,12 +443,12 @@ static int shard_ranks(Reader *r)
 
 static void check_strategy(Reader *r)
 {
-    const int zero2 = 1, hybrid_zero2 = 4, strategy = r->s->fsdp.strategy;
-    r->s->c.strategy = (Strategy){ .shard_ranks = shard_ranks(r), .keep_weights = strategy == zero2 || strategy == hybrid_zero2,
-                                   .grad_sum = r->s->fsdp.grad_sync_mode < 0 ? SUM_ONCE_IF_FITS
-                                             : (GradSum)r->s->fsdp.grad_sync_mode };
-    if (r->s->fsdp.distributed > 0)
-        r->s->fsdp.strategy = 2;
+    if (r->s->fsdp.distributed == DDP || r->s->fsdp.distributed == SINGLE)
+        r->s->fsdp.strategy = NO_SHARD;
+    const int strategy = r->s->fsdp.strategy, mode = r->s->fsdp.grad_sync_mode;
+    r->s->c.strategy = (Strategy){ .shard_ranks = shard_ranks(r),
+                                   .keep_weights = strategy == SHARD_GRAD_OP || strategy == HYBRID_SHARD_ZERO2,
+                                   .grad_sum = mode < 0 ? SUM_ONCE_IF_FITS : (GradSum)mode };
     if (r->s->fsdp.precision == 1 && r->world > 1 && !config_given(r, "format.grads"))
         r->s->c.recipe.grads = (Format){ F32, 0, false };
 }

@@ -35,6 +35,10 @@ typedef struct {
 
 typedef struct { char *name, **paths; int num_paths; } NamedPaths;
 
+/* In the order of the choices of fsdp.sharding_strategy and distributed_strategy. */
+enum { FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD, HYBRID_SHARD_ZERO2 };
+enum { FSDP, DDP, SINGLE };
+
 /* What the rows fill: the Config, which must come first, and what only helps to compute it. */
 typedef struct {
     Config  c;
@@ -49,8 +53,8 @@ typedef struct {
     int     rope_type;                     /* default, llama3; -1: not given */
     int     memmap_dtype;                  /* uint16, uint32 */
     struct {
-        int distributed;                   /* fsdp, ddp, single; -1: not given */
-        int strategy;                      /* FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD, _HYBRID_SHARD_ZERO2 */
+        int distributed;                   /* FSDP, DDP, SINGLE; -1: not given */
+        int strategy;                      /* FULL_SHARD, ... */
         int replicas;                      /* 0: one per host */
         int precision;                     /* pure, mixed; -1: not given */
         int grad_sync_mode;                /* micro_batch, batch; -1: not given */

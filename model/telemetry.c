@@ -237,16 +237,14 @@ static void compare_formats(Telemetry *t, const Next *x, Format m, Format v)
 /* Elements of a parameter's sample: what this rank has of it, up to GROUPS, in whole groups; 0 for norms. */
 static size_t sample_size(const Shard *s, const Param *p, size_t *first)
 {
-    size_t group = MOMENT_GROUP, from = p->offset, to = p->offset + (size_t)p->rows * (size_t)p->cols;
+    size_t group = MOMENT_GROUP, in_param, n = shard_part(s, p, &in_param);
     group = (size_t)s->m.format.group > group ? (size_t)s->m.format.group : group;
     group = (size_t)s->v.format.group > group ? (size_t)s->v.format.group : group;
-    from = from > s->first ? from : s->first;
-    to = to < s->first + s->count ? to : s->first + s->count;
-    if (p->is_norm || from >= to)
+    if (p->is_norm || n == 0)
         return 0;
-    *first = from - s->first;
+    *first = p->offset + in_param - s->first;
     size_t most = GROUPS * MOMENT_GROUP > group ? GROUPS * MOMENT_GROUP : group;
-    return (to - from < most ? to - from : most) / group * group;
+    return (n < most ? n : most) / group * group;
 }
 
 static void measure_unit(Telemetry *t, int u, long update, double grad_scale)

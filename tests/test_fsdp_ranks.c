@@ -4,7 +4,7 @@
 
 #include "tests/kit.h"
 
-#include "kernels/comm.h"
+#include "tests/ranks.h"
 #include "model/optimizer.h"
 #include "model/trace.h"
 #include "tests/models.h"
@@ -290,13 +290,6 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_unsharded), cmocka_unit_test(test_strategies),
                                         cmocka_unit_test(test_trace) };
-    alarm(600);     /* a rank that fails leaves the others in a collective */
-    comm_start(&argc, &argv);
-    device_init(comm_local_rank());
-    comm_init();
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    double any = failed;
-    comm_max(&any, 1);
-    comm_finish();
-    return any > 0;
+    start_ranks(&argc, &argv);
+    return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
 }

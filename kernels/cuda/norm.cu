@@ -172,12 +172,6 @@ void norm_again(Tensor y, Tensor x, const float *stats, Tensor w, Norm norm)
 
 /* ---- backward ------------------------------------------------------------------------------------------------ */
 
-/* Brings `bytes` from p on to the L2 cache; both are multiples of 16. */
-__device__ static inline void prefetch(const void *p, size_t bytes)
-{
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"((unsigned)bytes));
-}
-
 /* partial: (gridDim.x, C) sums of dy xh over the block's rows, or NULL. Rows of dx are written where nothing else
  * reads them any more, so dx may be dy. Registers hold one row; the block's next one comes to L2 meanwhile. */
 template <bool ALIGNED, typename TX, typename TDY, typename TDX> __global__ __launch_bounds__(MAX_THREADS)

@@ -137,12 +137,6 @@ template <bool CLIPS> __device__ static inline float limit(float x, float clip)
     return CLIPS ? clamp(x, clip) : x;
 }
 
-/* Brings `bytes` from p on to the L2 cache; both are multiples of 16. */
-__device__ static inline void prefetch(const void *p, size_t bytes)
-{
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"((unsigned)bytes));
-}
-
 template <bool ALIGNED, bool CLIPS, typename T> __global__ __launch_bounds__(MAX_THREADS)
 void norm_turn_kernel(AnyOut y, float2 *stats, const T *x, AnyIn qw, AnyIn kw, Heads a)
 {

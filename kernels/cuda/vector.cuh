@@ -94,6 +94,12 @@ template <bool ALIGNED, typename T> __device__ inline void store_pack(T *p, cons
                 p[i] = from_float<T>(x[i]);
 }
 
+/* Brings `bytes` from p on to the L2 cache; both are multiples of 16. */
+__device__ static inline void prefetch(const void *p, size_t bytes)
+{
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"((unsigned)bytes));
+}
+
 /* ---- F32 or BF16, known when the kernel runs ----------------------------------------------------------------- */
 
 struct AnyIn  { const void *data; bool is_f32; };
