@@ -164,7 +164,7 @@ void fsdp_reduce(Fsdp *f, int u)
     const bool replicas = f->last_micro_batch && comm_group_size(RANKS_REPLICA) > 1;
     if (!f->shard[u].count || !(reduces || replicas))
         return;
-    DeviceMark **filled = s ? &s->filled : &f->grad_slot[u].filled;
+    DeviceMark **filled = s ? &s->filled : &f->grad_slot[SHARED_SLOTS + u].filled;
     *filled = device_mark(*filled);
     device_queue(QUEUE_REDUCE);
     device_wait(*filled);
@@ -288,8 +288,8 @@ void fsdp_updated(Fsdp *f)
     if (f->scales.cols > 0)
         update_scales(f);
     update_dense(f);
-    for (int u = 0; u < f->num_units; u++)
-        f->weight_slot[u].unit = -1;
+    for (int i = 0; i < num_slots(f); i++)
+        f->weight_slot[i].unit = -1;
     if (f->shards > 1) {
         f->updated = device_mark(f->updated);
         device_queue(QUEUE_GATHER);

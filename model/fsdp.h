@@ -47,8 +47,8 @@ typedef struct Fsdp {
     UnitShape  *shape;                 /* [num_units] */
     Shard      *shard;                 /* [num_units] */
     Unit       *unit, *dunit;          /* [num_units] weights in compute format, and gradients */
-    WeightSlot *weight_slot;           /* [num_units]; those that a strategy shares among units come first */
-    GradSlot   *grad_slot;             /* [num_units] */
+    WeightSlot *weight_slot;           /* [num_slots]: those that units share, then one per unit */
+    GradSlot   *grad_slot;             /* [num_slots] */
     Tensor      scales;                /* (1, 4 per FP8 operand): scales of the operands, 16 bytes apart */
     Tensor      dense;                 /* (1, n): what block units with FP8 operands have besides them: norm weights */
     Recipe      recipe;

@@ -46,14 +46,14 @@ WeightSlot *weight_slot(const Fsdp *f, int u)
     if (f->shape[u].numel == 0 || (f->shards == 1 && format_equal(unit_format(f, u), f->recipe.master)))
         return NULL;
     const bool stays = f->shards > 1 ? f->strategy.keep_weights : !fp8;
-    return &f->weight_slot[stays ? u : shared_slot(f, u)];
+    return &f->weight_slot[stays ? SHARED_SLOTS + u : shared_slot(f, u)];
 }
 
 GradSlot *grad_slot(const Fsdp *f, int u)
 {
     if (f->shape[u].numel == 0 || f->shards == 1)
         return NULL;
-    return &f->grad_slot[f->sum_once ? u : shared_slot(f, u)];
+    return &f->grad_slot[f->sum_once ? SHARED_SLOTS + u : shared_slot(f, u)];
 }
 
 /* ---- placement -------------------------------------------------------------------------------------------- */
@@ -79,7 +79,7 @@ static void place_shard(Fsdp *f, Arena *a, int u, int rank)
 /* A slot is as large as the largest unit that it serves. */
 static void measure_slots(Fsdp *f)
 {
-    for (int i = 0; i < f->num_units + 2; i++)
+    for (int i = 0; i < num_slots(f); i++)
         f->weight_slot[i].flat.cols = f->grad_slot[i].flat.cols = 0;
     for (int u = 0; u < f->num_units; u++) {
         WeightSlot *w = weight_slot(f, u);
@@ -100,7 +100,7 @@ static void place_slots(Fsdp *f, Arena *a)
     size_t outgoing = 0;
     measure_slots(f);
     f->gathered.used = 0;
-    for (int i = 0; i < f->num_units + 2; i++) {
+    for (int i = 0; i < num_slots(f); i++) {
         WeightSlot *w = &f->weight_slot[i];
         GradSlot *g = &f->grad_slot[i];
         w->unit = g->unit = -1;
@@ -172,8 +172,8 @@ static void create(Fsdp *f, int num_units)
     f->shard = xcalloc(num_units, sizeof *f->shard);
     f->unit = xcalloc(num_units, sizeof *f->unit);
     f->dunit = xcalloc(num_units, sizeof *f->dunit);
-    f->weight_slot = xcalloc(num_units + 2, sizeof *f->weight_slot);
-    f->grad_slot = xcalloc(num_units + 2, sizeof *f->grad_slot);
+    f->weight_slot = xcalloc(num_slots(f), sizeof *f->weight_slot);
+    f->grad_slot = xcalloc(num_slots(f), sizeof *f->grad_slot);
 }
 
 void fsdp_plan(Fsdp *f, Arena *a, const Config *c, int shards, int rank)
@@ -213,7 +213,7 @@ static size_t slot_bytes(Tensor t)
 size_t fsdp_weight_bytes(const Fsdp *f)
 {
     size_t bytes = tensor_bytes(f->scales) + tensor_bytes(f->dense);
-    for (int i = 0; i < f->num_units + 2; i++)
+    for (int i = 0; i < num_slots(f); i++)
         bytes += slot_bytes(f->weight_slot[i].flat);
     return bytes;
 }
@@ -223,14 +223,14 @@ size_t fsdp_grad_bytes(const Fsdp *f)
     size_t bytes = 0;
     for (int u = 0; u < f->num_units; u++)
         bytes += tensor_bytes(f->shard[u].grad);
-    for (int i = 0; i < f->num_units + 2; i++)
+    for (int i = 0; i < num_slots(f); i++)
         bytes += (size_t)f->grad_slot[i].flat.cols * dtype_size(f->recipe.grads.dtype);
     return bytes;
 }
 
 void fsdp_free(Fsdp *f)
 {
-    for (int i = 0; f->shape && i < f->num_units + 2; i++) {
+    for (int i = 0; f->shape && i < num_slots(f); i++) {
         device_unmark(f->weight_slot[i].ready);
         device_unmark(f->weight_slot[i].released);
         device_unmark(f->grad_slot[i].filled);

@@ -34,9 +34,14 @@ run() {     # run NAME COMMAND...: a line of the table; the end of the output if
     return $status
 }
 
-beside() {      # the same in the background, at most eight at a time
-    while [ "$(jobs -rp | wc -l)" -ge 8 ]; do wait -n; done
+next=0
+beside() {      # the same in the background, at most eight at a time per GPU
+    while [ "$(jobs -rp | wc -l)" -ge $((8 * gpus)) ]; do wait -n; done
     run "$@" &
+}
+
+on_one() {      # beside, on one GPU, each time the next
+    CUDA_VISIBLE_DEVICES=$((next++ % gpus)) beside "$@"
 }
 
 cuda_tests() {
@@ -46,7 +51,8 @@ cuda_tests() {
         case $name in
         *.d|*.o|*test_cpu_*) ;;
         *ranks*) for n in 1 2 4; do [ $n -le "$gpus" ] && beside "$name on $n" $LAUNCH -n $n "$test"; done ;;
-        *) [ -x "$test" ] && beside "$name" "$test" ;;
+        *train|*faults) beside "$name" "$test" ;;
+        *) [ -x "$test" ] && on_one "$name" "$test" ;;
         esac
     done
     wait
@@ -58,12 +64,12 @@ sanitize() {
     local tool test
     for tool in memcheck racecheck; do
         for test in $kernel_tests recipes; do
-            beside "$tool test_$test" env NO_FORK=1 compute-sanitizer --tool $tool --error-exitcode 9 \
+            on_one "$tool test_$test" env NO_FORK=1 compute-sanitizer --tool $tool --error-exitcode 9 \
                 --target-processes application-only --kernel-name-exclude kernel_substring=cudnn build/cuda/tests/test_$test
         done
-        beside "$tool test_cuda_matmul" compute-sanitizer --tool $tool --error-exitcode 9 --target-processes \
+        on_one "$tool test_cuda_matmul" compute-sanitizer --tool $tool --error-exitcode 9 --target-processes \
             application-only build/cuda/tests/test_cuda_matmul test_fp8
-        beside "$tool test_cuda_attention" compute-sanitizer --tool $tool --error-exitcode 9 --target-processes \
+        on_one "$tool test_cuda_attention" compute-sanitizer --tool $tool --error-exitcode 9 --target-processes \
             application-only --kernel-name-exclude kernel_substring=cudnn build/cuda/tests/test_cuda_attention test_small
     done
     wait

@@ -31,6 +31,13 @@ static const float *rows(const char *op, Tensor t, int slot)
     return tensor_values(t, slot);
 }
 
+/* No GPU multiplies FP8 by anything else. */
+static void check_pair(const char *op, Tensor a, Tensor b)
+{
+    CHECK(format_is_fp8(a.format) == format_is_fp8(b.format), "%s: no GEMM of %s and %s", op, format_name(a.format),
+          format_name(b.format));
+}
+
 void matmul(Tensor y, Tensor x, Tensor w, Tensor add)
 {
     const int N = x.rows, C = x.cols, O = w.rows;
@@ -39,6 +46,7 @@ void matmul(Tensor y, Tensor x, Tensor w, Tensor add)
     CHECK_TENSOR(y, N, O);
     CHECK_OPTIONAL(add, N, O);
     CHECK(y.data != x.data && y.data != w.data, "matmul: y is an input");
+    check_pair(__func__, x, w);
     const float *input = rows("matmul", x, 0), *weight = rows("matmul", w, 1), *start = tensor_values(add, 2);
     float *output = tensor_result(y, 3);
     if (start && start != output)
@@ -55,6 +63,7 @@ void matmul_dx(Tensor dx, Tensor dy, Tensor w, bool accumulate)
     CHECK(dy.cols == O, "matmul_dx: dy is (%d, %d), w (%d, %d)", dy.rows, dy.cols, w.rows, w.cols);
     CHECK_TENSOR(dx, N, C);
     CHECK(dx.data != dy.data && dx.data != w.data, "matmul_dx: dx is an input");
+    check_pair(__func__, dy, w);
     if (accumulate)
         CHECK_PLAIN(dx);
     const float *gradient = rows("matmul_dx", dy, 0);
@@ -73,6 +82,7 @@ void matmul_dw(Tensor dw, Tensor dy, Tensor x)
     CHECK_TENSOR(dw, O, C);
     CHECK_PLAIN(dw);
     CHECK(dw.data != dy.data && dw.data != x.data, "matmul_dw: dw is an input");
+    check_pair(__func__, dy, x);
     const Columns gradient = columns("matmul_dw", dy, 0), input = columns("matmul_dw", x, 1);
     float *output = tensor_values(dw, 3);
     cblas_sgemm(CblasRowMajor, gradient.turned ? CblasNoTrans : CblasTrans, input.turned ? CblasTrans : CblasNoTrans,
