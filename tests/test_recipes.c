@@ -167,11 +167,80 @@ static void test_recomputation(void **state)
     check_same("coat-lean", KEEP_ALL, KEEP_INPUTS);
 }
 
+/* ---- one block ------------------------------------------------------------------------------------------------ */
+
+/* Forward and backward of a Llama block on normal inputs and output gradients, weights with std 0.02. */
+typedef struct { float *branches, *dx, *dw; size_t n; UnitShape shape; } Layer;
+
+static Layer run_block(const char *recipe)
+{
+    ModelConfig m = architecture(LLAMA);
+    m.d_model = 512, m.head_dim = 64, m.n_heads = m.n_kv_heads = 8, m.mlp_width = 1408, m.max_sequence_length = 128;
+    m.n_layers = 1, m.init_std = 0.02;
+    Config c;
+    Model model;
+    Fsdp fsdp;
+    model_config(&c, &m, recipe, 4);
+    c.recipe.grads = (Format){ F32, 0 };
+    model_create(&model, &fsdp, &c);
+    fsdp_init(&fsdp, &m, 3);
+    Acts *a = &model.acts[0];
+    init_normal(a->res0, 1, 0, 4, 0);
+    float *in = as_floats(a->res0);
+    fsdp_gather(&fsdp, 1, FOR_FORWARD | FOR_BACKWARD);
+    const Unit *w = fsdp_acquire(&fsdp, 1);
+    block_forward(&model, w, a, &model.acts[1]);
+    Layer r = { .branches = as_floats(model.acts[1].res0), .n = tensor_numel(a->res0) };
+    for (size_t i = 0; i < r.n; i++)
+        r.branches[i] -= in[i];
+    init_normal(model.work.dres, 1, 0, 5, 0);
+    block_backward(&model, w, fsdp_grads(&fsdp, 1), a);
+    r.dx = as_floats(model.work.dres);
+    r.dw = as_floats(fsdp.shard[1].grad);
+    unit_shape(&r.shape, &m, 1, 1);
+    fsdp_release(&fsdp, 1);
+    free(in);
+    model_free(&model, &fsdp);
+    return r;
+}
+
+static void free_layer(Layer *r)
+{
+    free(r->branches), free(r->dx), free(r->dw);
+}
+
+/* COAT's own code, measured on one Llama-2-7B layer: the output is off by 8 %, weight gradients by 10 to 17 %. Here the output
+ * is counted without the residual stream, which would hide the error. */
+static void test_block(void **state)
+{
+    (void)state;
+    static const char *const recipes[] = { "fp8", "coat", "coat-lean" };
+    Layer exact = run_block("f32");
+    for (int r = 0; r < 3; r++) {
+        Layer found = run_block(recipes[r]);
+        const double y = distance(found.branches, exact.branches, exact.n), dx = distance(found.dx, exact.dx, exact.n);
+        printf("one block, %-10s output %.4f, input gradient %.4f, weight gradients", recipes[r], y, dx);
+        double worst = 0;
+        for (int i = 0; i < exact.shape.num_params; i++) {
+            const Param *p = &exact.shape.param[i];
+            const double d = distance(found.dw + p->offset, exact.dw + p->offset, (size_t)p->rows * p->cols);
+            printf(" %s %.4f", p->name, d);
+            worst = d > worst ? d : worst;
+        }
+        printf("\n");
+        assert_true(y <= 0.08);
+        assert_true(worst <= 0.17);
+        free_layer(&found);
+    }
+    free_layer(&exact);
+}
+
 int main(void)
 {
     device_init(0);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bf16), cmocka_unit_test(test_fp8), cmocka_unit_test(test_recomputation),
+        cmocka_unit_test(test_block),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
