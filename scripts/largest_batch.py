@@ -1,0 +1,80 @@
+#!/usr/bin/env python3
+"""Finds the largest micro-batch that fits a GPU for each recipe and number of ranks, and trains a few steps with it.
+
+    python3 scripts/largest_batch.py configs/Llama-2-7B.yaml bf16 coat coat-lean --ranks 1 2 4 --limit 80 -- --data.paths=...
+
+What stands behind -- goes to every run. The batch follows from the memory plan (--dry_run), which is linear in it; the
+table shows what was measured: peak memory per GPU in GB (10^9 bytes), all of it, as the driver counts it, and tokens/s
+per GPU of the last step, one micro-batch a step. If the peak is above --limit, the next smaller batch is tried.
+"""
+import argparse, json, math, os, re, shlex, subprocess, sys, tempfile
+
+RESERVE = {1: 1.0, 2: 3.5}      # GB that are not in the plan: the CUDA context and libraries, and NCCL's buffers
+STEPS = 4
+
+
+def command(options, recipe, ranks, batch, *more):
+    return [*shlex.split(options.launch), "-n", str(ranks), options.train, options.config, f"--recipe={recipe}",
+            f"--global_train_batch_size={ranks * batch}", f"--device_train_microbatch_size={batch}", "--save_interval=null",
+            "--eval_interval=null", "--save_overwrite", *options.rest, *more]
+
+
+def planned(options, recipe, ranks, batch):
+    done = subprocess.run(command(options, recipe, ranks, batch, "--dry_run"), capture_output=True, text=True)
+    found = re.search(r"memory plan of a rank.* total ([0-9.]+) of", done.stdout)
+    if not found:
+        sys.exit(f"error: {recipe} on {ranks} ranks printed no memory plan:\n{done.stdout[-2000:]}{done.stderr}")
+    return float(found[1]) * 2**30 / 1e9
+
+
+def measured(options, recipe, ranks, batch):
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(command(options, recipe, ranks, batch, f"--max_duration={STEPS}", f"--save_folder={folder}"),
+                              capture_output=True, text=True)
+        if done.returncode != 0:
+            print(done.stderr[-1000:], file=sys.stderr)
+            return None
+        with open(os.path.join(folder, "metrics.jsonl"), encoding="utf-8") as file:
+            lines = [line for line in map(json.loads, file) if "train/CrossEntropyLoss" in line]
+    seconds = "throughput/device/seconds_total"
+    speed = (lines[-1]["throughput/total_tokens"] - lines[0]["throughput/total_tokens"]) / ranks \
+        / (lines[-1][seconds] - lines[0][seconds])
+    return lines[-1]["System/Peak GPU Memory (MB)"] / 1e3, speed
+
+
+def search(options, recipe, ranks):
+    """(batch, peak in GB, tokens/s per GPU) or None."""
+    one, two = planned(options, recipe, ranks, 1), planned(options, recipe, ranks, 2)
+    batch = options.batch or 1 + math.floor((options.limit - RESERVE[min(ranks, 2)] - one) / (two - one))
+    while batch > 0:
+        found = measured(options, recipe, ranks, batch)
+        if found and (options.batch or found[0] <= options.limit):
+            return batch, *found
+        if options.batch:
+            return None
+        batch -= 1
+    return None
+
+
+def main():
+    own = sys.argv[1:sys.argv.index("--")] if "--" in sys.argv else sys.argv[1:]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config")
+    parser.add_argument("recipes", nargs="+")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1])
+    parser.add_argument("--limit", type=float, default=80, help="GB per GPU")
+    parser.add_argument("--batch", type=int, help="this micro-batch instead of the largest")
+    parser.add_argument("--train", default="./train", help="the program")
+    parser.add_argument("--launch", default="mpirun", help="launcher with its options")
+    options = parser.parse_args(own)
+    options.rest = sys.argv[sys.argv.index("--") + 1:] if "--" in sys.argv else []
+    print("| GPUs | recipe | micro-batch | GB per GPU | tokens/s per GPU |\n|---|---|---|---|---|", flush=True)
+    for ranks in options.ranks:
+        for recipe in options.recipes:
+            found = search(options, recipe, ranks)
+            row = "{} | {:.1f} | {:,.0f}".format(*found) if found else "none | |"
+            print(f"| {ranks} | `{recipe}` | {row} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
