@@ -16,7 +16,8 @@ SECONDS, TOKENS = "throughput/device/seconds_total", "throughput/total_tokens"
 
 def train(options, recipe, folder):
     command = [*options.launch.split(), "-n", str(options.ranks), options.train, options.config, f"--recipe={recipe}",
-               f"--run_name={recipe}", f"--save_folder={folder}", "--save_interval=null", "--save_overwrite", *options.rest]
+               f"--run_name={recipe}", f"--save_folder={folder}", "--save_interval=null",
+               "--save_interval_unsharded=null", "--save_overwrite", *options.rest]
     print(f"== {recipe}: {' '.join(command)}", flush=True)
     if subprocess.run(command).returncode != 0:
         sys.exit(f"error: the run with recipe {recipe} failed")

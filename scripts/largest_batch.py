@@ -16,7 +16,7 @@ STEPS = 4
 def command(options, recipe, ranks, batch, *more):
     return [*shlex.split(options.launch), "-n", str(ranks), options.train, options.config, f"--recipe={recipe}",
             f"--global_train_batch_size={ranks * batch}", f"--device_train_microbatch_size={batch}", "--save_interval=null",
-            "--eval_interval=null", "--save_overwrite", *options.rest, *more]
+            "--save_interval_unsharded=null", "--eval_interval=null", "--save_overwrite", *options.rest, *more]
 
 
 def planned(options, recipe, ranks, batch):

@@ -3,25 +3,24 @@
  * A row shows the median of RUNS runs and what each must move or compute. Elementwise operations are judged by a
  * device copy measured in the same run (bytes read + written), GEMMs and attention by the data sheet. Everything is
  * larger than the L2 cache. On a CPU the shape shrinks to a few tokens: that shows only that every operation runs. */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "kernels/device.h"
-#include "kernels/kernels.h"
 #include "kernels/random.h"
+#include "tests/bench.h"
 
-enum { WARM_UP = 6, RUNS = 20, MAX_TENSORS = 96 };
+enum { MAX_TENSORS = 96 };
 
-typedef struct { const char *name; int B, T, C, H, K, D, F, V, chunk; long params; } Model;
-static Model models[] = {       /* params: of one block; chunk: rows of logits */
-    { "Llama-2-7B", 8, 2048, 4096, 32, 32, 128, 11008, 32000, 4096, 202383360 },
-    { "Llama-3-8B", 2, 8192, 4096, 32, 8, 128, 14336, 128256, 2048, 218112000 },
+typedef struct { const char *name; int B, T, C, H, K, D, F, V, chunk; long params; int L, micro_batches; } Model;
+static Model models[] = {       /* chunk: rows of logits; params: of one block; micro_batches: of a step */
+    { "Llama-2-7B", 8, 2048, 4096, 32, 32, 128, 11008, 32000, 4096, 202383360, 32, 8 },
+    { "Llama-3-8B", 2, 8192, 4096, 32, 8, 128, 14336, 128256, 2048, 218112000, 32, 8 },
 };
 
 static const Format F32_ = { .dtype = F32 }, BF16_ = { .dtype = BF16 }, E4M3_ = { .dtype = E4M3 };
 static const Format E4M3_16 = { .dtype = E4M3, .group = 16 }, E5M2_ = { .dtype = E5M2 };
 static const Tensor NONE = { 0 };
+
+/* How often a step runs an operation that each block, each chunk of logits or each micro-batch has once. */
+static double blocks(const Model *m) { return (double)m->L * m->micro_batches; }
+static double chunks(const Model *m) { return (double)m->micro_batches * m->B * m->T / m->chunk; }
 
 /* ---- memory --------------------------------------------------------------------------------------------------- */
 
@@ -78,66 +77,6 @@ static Tensor make_normal(Format f, int rows, int cols, float std)
     return t;
 }
 
-/* ---- time ----------------------------------------------------------------------------------------------------- */
-
-static DeviceMark *marks[RUNS + 1];
-static double copy_rate;            /* bytes/s */
-
-static int compare(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median_ms(void)
-{
-    double ms[RUNS];
-    for (int i = 0; i < RUNS; i++)
-        ms[i] = device_elapsed(marks[i], marks[i + 1]);
-    qsort(ms, RUNS, sizeof *ms, compare);
-    return (ms[RUNS / 2 - 1] + ms[RUNS / 2]) / 2;
-}
-
-/* unit: GB or TFLOP; scale: 1e9 or 1e12; reference: what counts as 100 %, per second. */
-static void print_row(const char *name, double ms, double amount, const char *unit, double scale, double reference)
-{
-    char percent[16] = "";
-    if (reference > 0)
-        snprintf(percent, sizeof percent, "%.1f %%", 100 * amount / (1e-3 * ms) / reference);
-    printf("%-42s %9.3f ms %8.3f %-5s %7.0f %s/s %*s\n", name, ms, amount / scale, unit,
-           amount / (1e-3 * ms) / scale, unit, 15 - (int)strlen(unit), percent);
-    fflush(stdout);
-}
-
-static void report_bytes(const char *name, double bytes)
-{
-    double ms = median_ms();
-    if (copy_rate == 0)
-        copy_rate = bytes / (1e-3 * ms);
-    print_row(name, ms, bytes, "GB", 1e9, copy_rate);
-}
-
-static void report_flops(const char *name, double flops)
-{
-    print_row(name, median_ms(), flops, "TFLOP", 1e12, device_peak_flops(strstr(name, "FP8") ? E4M3 : BF16));
-}
-
-/* Runs `call` and reports as report_bytes or report_flops(name, amount). */
-#define TIME(report, name, amount, call)                            \
-    do {                                                            \
-        for (int run_ = 0; run_ < WARM_UP; run_++)                  \
-            call;                                                   \
-        for (int run_ = 0; run_ < RUNS; run_++) {                   \
-            marks[run_] = device_mark(marks[run_]);                 \
-            call;                                                   \
-        }                                                           \
-        marks[RUNS] = device_mark(marks[RUNS]);                     \
-        report(name, amount);                                       \
-    } while (0)
-
-#define TIME_BYTES(name, bytes, call) TIME(report_bytes, name, bytes, call)
-#define TIME_FLOPS(name, flops, call) TIME(report_flops, name, flops, call)
-
 /* ---- elementwise ---------------------------------------------------------------------------------------------- */
 
 static void bench_formats(const Model *m)
@@ -167,9 +106,11 @@ static void bench_norm(const Model *m)
     Tensor x = make_normal(BF16_, N, C, 1), y = make(BF16_, N, C), dx = make_normal(BF16_, N, C, 1);
     Tensor w = make_normal(BF16_, 1, C, 1), dw = make(BF16_, 1, C), stats = make(F32_, N, 2);
     TIME_BYTES("norm_forward", 4 * n, norm_forward(y, x, stats.data, x, w, NONE, rms));
+    in_step(ELEMENTWISE, m->micro_batches);
     TIME_BYTES("norm_forward, residual", 6 * n, norm_forward(y, x, stats.data, x, w, dx, rms));
     TIME_BYTES("norm_backward, dx +=", 8 * n, norm_backward(dx, dw, y, x, stats.data, w, rms, true));
     TIME_BYTES("norm_backward", 6 * n, norm_backward(dx, dw, y, x, stats.data, w, rms, false));
+    in_step(ELEMENTWISE, m->micro_batches);
     TIME_BYTES("norm_forward, LayerNorm, no weight", 4 * n, norm_forward(y, x, stats.data, x, NONE, NONE, layer));
     TIME_BYTES("norm_backward, LayerNorm, no weight, dx +=", 8 * n,
                norm_backward(dx, NONE, y, x, stats.data, NONE, layer, true));
@@ -205,6 +146,7 @@ static void bench_rope(const Model *m)
     Tensor qw = make_normal(BF16_, 1, q, 1), kw = make_normal(BF16_, 1, k, 1);
     Tensor dqw = make(F32_, 1, q), dkw = make(F32_, 1, k);
     TIME_BYTES("rope_forward in place", 4 * turned, rope_forward(y, NULL, y, NONE, NONE, a));
+    in_step(ELEMENTWISE, blocks(m));
     TIME_BYTES("rope_backward in place", 4 * turned, rope_backward(y, NONE, NONE, y, x, NULL, NONE, NONE, a));
     TIME_BYTES("rope_forward, clip", 4 * n, rope_forward(y, NULL, x, NONE, NONE, clipped));
     TIME_BYTES("rope_backward, clip", 6 * n, rope_backward(y, NONE, NONE, y, x, NULL, NONE, NONE, clipped));
@@ -235,27 +177,36 @@ static void bench_coat(const Model *m)
     Tensor w = make_normal(BF16_, 1, C, 1), dw = make(BF16_, 1, C), x = make(E4M3_16, N, C);
     Tensor h = make_operand(E4M3_, N, C);
     Tensor h_rows = rows_only(h), h_turned = transpose_only(h), dy = make_operand(E5M2_, N, C);
-    TIME_BYTES("coat: norm_forward, x and h", (2 + 1.125 + 1.125 + 1) * n,
-               norm_forward(h_rows, x, stats.data, res, w, NONE, rms));
+    TIME_BYTES("coat: norm_forward, x and h", (2 + 1.125 + 2 + 1) * n,
+               norm_forward_exact(h_rows, x, stats.data, res, w, NONE, rms));
+    in_step(ELEMENTWISE, 2 * blocks(m));
     TIME_BYTES("coat: norm_again, h transposed", (1.125 + 1) * n, norm_again(h_turned, x, stats.data, w, rms));
+    in_step(ELEMENTWISE, 2 * blocks(m));
     TIME_BYTES("coat: norm_backward, dx +=", (2 + 1.125 + 4) * n,
                norm_backward(res, dw, dh, x, stats.data, w, rms, true));
+    in_step(ELEMENTWISE, 2 * blocks(m));
     TIME_BYTES("coat: quantize dy, transposed too", (2 + 2 + 2) * n, quantize(dy, dh));
+    in_step(ELEMENTWISE, 2 * blocks(m));
     TIME_BYTES("coat: quantize attention output", (2 + 2 + 1) * n, quantize(h_rows, dh));
+    in_step(ELEMENTWISE, blocks(m));
     TIME_BYTES("coat: the same, transposed", (2 + 1) * n, quantize_codes(h_turned, dh));
+    in_step(ELEMENTWISE, blocks(m));
     release();
     Tensor wide = make_normal(BF16_, N, 2 * F, 1), gate_up = make(E4M3_16, N, 2 * F), act = make_operand(E4M3_, N, F);
     Tensor act_rows = rows_only(act), act_turned = transpose_only(act), dact = make_normal(BF16_, N, F, 1);
     Tensor dwide = make_operand(E5M2_, N, 2 * F);
-    TIME_BYTES("coat: swiglu_forward, gate_up and act", (4 + 2.25 + 2.25 + 1) * f,
-               swiglu_forward(act_rows, gate_up, wide));
+    TIME_BYTES("coat: swiglu_forward, gate_up and act", (4 + 2.25 + 4 + 1) * f,
+               swiglu_forward_exact(act_rows, gate_up, wide));
+    in_step(ELEMENTWISE, blocks(m));
     TIME_BYTES("coat: swiglu_backward, act transposed", (4.25 + 4.25 + 5) * f,
                swiglu_backward(dwide, act_turned, dact, gate_up));
+    in_step(ELEMENTWISE, blocks(m));
     release();
     Attention a = attention_of(m);
     Tensor qkv = make_normal(BF16_, N, S, 1), dqkv = make_operand(E5M2_, N, S), saved = make(E4M3_16, N, S);
     TIME_BYTES("coat: rope_backward", (2 + 2 + 2) * s,
                rope_backward(dqkv, NONE, NONE, qkv, qkv, NULL, NONE, NONE, a));
+    in_step(ELEMENTWISE, blocks(m));
     TIME_BYTES("coat-lean: quantize qkv", 3.125 * s, quantize(saved, qkv));
     TIME_BYTES("coat-lean: rope_forward from it", 3.125 * s, rope_forward(qkv, NULL, saved, NONE, NONE, a));
     release();
@@ -271,6 +222,7 @@ static void bench_adamw_fp8(const Model *m)
     Tensor mm = make(moment, 1, n), v = make(moment, 1, n);
     adamw(w, mm, v, g, a, 0);
     TIME_BYTES("coat: adamw, expanded FP8 moments", 10.0625 * n, adamw(w, mm, v, g, a, 0));
+    in_step(OPTIMIZER, m->L);
     release();
 }
 
@@ -281,7 +233,9 @@ static void bench_weights(const Model *m)
     quantize_scale(w8, w);
     Tensor rows = rows_only(w8), turned = transpose_only(w8);
     TIME_BYTES("coat: weights to FP8", 3 * n, quantize_codes(rows, w));
+    in_step(ELEMENTWISE, blocks(m) * m->params / n);
     TIME_BYTES("coat: weights to FP8, transposed", 3 * n, quantize_codes(turned, w));
+    in_step(ELEMENTWISE, blocks(m) * m->params / n);
     release();
 }
 
@@ -303,7 +257,9 @@ static void bench_embedding(const Model *m)
     free(seen);
     Tensor w = make_normal(BF16_, m->V, m->C, 1), y = make(BF16_, N, m->C), dw = make(BF16_, m->V, m->C);
     TIME_BYTES("embedding_forward", 2 * n + 2 * distinct * row, embedding_forward(y, tokens, w));
+    in_step(ELEMENTWISE, m->micro_batches);
     TIME_BYTES("embedding_backward", 2 * n + 4 * distinct * row, embedding_backward(dw, tokens, y));
+    in_step(ELEMENTWISE, m->micro_batches);
     release();
 }
 
@@ -322,6 +278,7 @@ static void bench_loss(const Model *m)
     TIME_BYTES("cross_entropy, loss only", 2 * n,
                cross_entropy(logits, loss, loss + m->chunk, targets, m->V, 1, 1e-4f, false));
     TIME_BYTES("cross_entropy", 4 * n, cross_entropy(logits, loss, loss + m->chunk, targets, m->V, 1, 1e-4f, true));
+    in_step(ELEMENTWISE, chunks(m));
     release();
 }
 
@@ -342,7 +299,7 @@ static void bench_adamw(const Model *m)
 /* ---- GEMMs and attention -------------------------------------------------------------------------------------- */
 
 /* With quantized normal numbers as operands; all GEMMs with fast accumulation, as COAT's recipes have them. */
-static void bench_linear_fp8(const char *name, int N, int O, int C)
+static void bench_linear_fp8(const char *name, int N, int O, int C, double times)
 {
     char label[64];
     const double flops = 2.0 * N * O * C;
@@ -355,14 +312,17 @@ static void bench_linear_fp8(const char *name, int N, int O, int C)
     matmul_accumulation(FAST_ALL);
     snprintf(label, sizeof label, "matmul    FP8 %s (%d,%d)", name, O, C);
     TIME_FLOPS(label, flops, matmul(y, x, w, O == C ? add : NONE));
+    in_step(GEMMS, times);
     snprintf(label, sizeof label, "matmul_dx FP8 %s (%d,%d)", name, O, C);
     TIME_FLOPS(label, flops, matmul_dx(dx, dy, w, false));
+    in_step(GEMMS, times);
     snprintf(label, sizeof label, "matmul_dw FP8 %s (%d,%d)", name, O, C);
     TIME_FLOPS(label, flops, matmul_dw(dw, dy, x));
+    in_step(GEMMS, times);
     release();
 }
 
-static void bench_linear(const char *name, int N, int O, int C)
+static void bench_linear(const char *name, int N, int O, int C, double times)
 {
     char label[64];
     const double flops = 2.0 * N * O * C;
@@ -370,10 +330,13 @@ static void bench_linear(const char *name, int N, int O, int C)
     Tensor dx = make(BF16_, N, C), dw = make(BF16_, O, C);
     snprintf(label, sizeof label, "matmul    %s (%d,%d)", name, O, C);
     TIME_FLOPS(label, flops, matmul(y, x, w, NONE));
+    in_step(GEMMS, times);
     snprintf(label, sizeof label, "matmul_dx %s (%d,%d)", name, O, C);
     TIME_FLOPS(label, flops, matmul_dx(dx, y, w, false));
+    in_step(GEMMS, times);
     snprintf(label, sizeof label, "matmul_dw %s (%d,%d)", name, O, C);
     TIME_FLOPS(label, flops, matmul_dw(dw, y, x));
+    in_step(GEMMS, times);
     release();
 }
 
@@ -388,14 +351,16 @@ static void bench_attention(const Model *m)
     Tensor y = make(BF16_, N, q), dy = make_normal(BF16_, N, q, 1);
     float *lse = hold((size_t)N * (size_t)m->H * sizeof *lse);
     TIME_FLOPS("attention_forward", flops, attention_forward(y, lse, qkv, a, whole));
+    in_step(ATTENTION, blocks(m));
     TIME_FLOPS("attention_backward", 2.5 * flops, attention_backward(dqkv, dy, qkv, y, lse, a, whole));
+    in_step(ATTENTION, blocks(m));
     release();
 }
 
 /* Few enough numbers for one core and a second or two. */
 static void shrink(Model *m)
 {
-    *m = (Model){ m->name, 1, 16, 128, 4, 4 / (m->H / m->K), 32, 352, 1024, 16, 100000 };
+    *m = (Model){ m->name, 1, 16, 128, 4, 4 / (m->H / m->K), 32, 352, 1024, 16, 100000, 2, 1 };
 }
 
 static Model *choose(int argc, char **argv)
@@ -427,15 +392,16 @@ int main(int argc, char **argv)
     bench_loss(m);
     bench_adamw(m);
     const int N = m->B * m->T, q = m->H * m->D, S = (m->H + 2 * m->K) * m->D;
-    bench_linear("qkv", N, S, m->C);
-    bench_linear("out", N, m->C, q);
-    bench_linear("gate_up", N, 2 * m->F, m->C);
-    bench_linear("down", N, m->C, m->F);
-    bench_linear("head", m->chunk, m->V, m->C);
-    bench_linear_fp8("qkv", N, S, m->C);
-    bench_linear_fp8("out", N, m->C, q);
-    bench_linear_fp8("gate_up", N, 2 * m->F, m->C);
-    bench_linear_fp8("down", N, m->C, m->F);
+    bench_linear("qkv", N, S, m->C, 0);
+    bench_linear("out", N, m->C, q, 0);
+    bench_linear("gate_up", N, 2 * m->F, m->C, 0);
+    bench_linear("down", N, m->C, m->F, 0);
+    bench_linear("head", m->chunk, m->V, m->C, chunks(m));
+    bench_linear_fp8("qkv", N, S, m->C, blocks(m));
+    bench_linear_fp8("out", N, m->C, q, blocks(m));
+    bench_linear_fp8("gate_up", N, 2 * m->F, m->C, blocks(m));
+    bench_linear_fp8("down", N, m->C, m->F, blocks(m));
     bench_attention(m);
+    print_step("coat", m->micro_batches * N);
     return 0;
 }
