@@ -5,7 +5,8 @@
 
 What stands behind -- goes to every run. The batch follows from the memory plan (--dry_run), which is linear in it; the
 table shows what was measured: peak memory per GPU in GB (10^9 bytes), all of it, as the driver counts it, and tokens/s
-per GPU of the last step, one micro-batch a step. If the peak is above --limit, the next smaller batch is tried.
+per GPU after the first step, one micro-batch a step. Where that shows room for one sequence more, or one too many, the next
+batch is tried.
 """
 import argparse, json, math, os, re, shlex, subprocess, sys, tempfile
 
@@ -43,17 +44,24 @@ def measured(options, recipe, ranks, batch):
 
 
 def search(options, recipe, ranks):
-    """(batch, peak in GB, tokens/s per GPU) or None."""
+    """(batch, peak in GB, tokens/s per GPU) or None. The plan says where to begin."""
+    if options.batch:
+        found = measured(options, recipe, ranks, options.batch)
+        return (options.batch, *found) if found else None
     one, two = planned(options, recipe, ranks, 1), planned(options, recipe, ranks, 2)
-    batch = options.batch or 1 + math.floor((options.limit - RESERVE[min(ranks, 2)] - one) / (two - one))
+    batch, best = 1 + math.floor((options.limit - RESERVE[min(ranks, 2)] - one) / (two - one)), None
     while batch > 0:
         found = measured(options, recipe, ranks, batch)
-        if found and (options.batch or found[0] <= options.limit):
-            return batch, *found
-        if options.batch:
-            return None
-        batch -= 1
-    return None
+        if found and found[0] <= options.limit:
+            best = (batch, *found)
+            if found[0] + two - one > options.limit:
+                break
+            batch += 1
+        elif best:
+            break
+        else:
+            batch -= 1
+    return best
 
 
 def main():

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws the loss curves of runs: training loss, smoothed, and the validation losses.
+"""Draws the loss curves of runs: training loss, smoothed, its difference from the first run's, and the validation losses.
 
     python3 scripts/plot_loss.py runs/bf16 runs/coat --output loss.png [--smooth 50] [--tokens]
 
@@ -53,14 +53,24 @@ def main():
     if args.smooth < 1:
         sys.exit("error: --smooth counts steps: at least 1")
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(13, 5), layout="constrained")
+    several = len(args.folders) > 1
+    figure, axes = plt.subplots(1, 2 + several, figsize=(13, 4 if several else 5), layout="constrained")
+    left, right = axes[0], axes[-1]
+    first = {}      # the first run's curve: value by step
     for i, folder in enumerate(args.folders):
         label, color = os.path.basename(os.path.normpath(folder)), f"C{i}"
         train, sets = read(folder)
-        x, tokens_per_step = train[:, 1 if args.tokens else 0], train[-1, 1] / train[-1, 0]
+        x = train[:, 1] / 1e6 if args.tokens else train[:, 0]
+        tokens_per_step = train[-1, 1] / 1e6 / train[-1, 0]
         curve = smooth(train[:, 2], args.smooth)
         left.plot(x, train[:, 2], color=color, alpha=0.15, linewidth=0.7)
         left.plot(x, curve, color=color, linewidth=1.2, label=label)
+        if i == 0:
+            first = dict(zip(train[:, 0], curve))
+        else:
+            both = np.array([step in first for step in train[:, 0]])
+            axes[1].plot(x[both], curve[both] - [first[step] for step in train[both, 0]], color=color, linewidth=1.2,
+                         label=f"{label} - {os.path.basename(os.path.normpath(args.folders[0]))}")
         text = f"{label}: step {int(train[-1, 0])}, training {curve[-1]:.4f}"
         for j, (name, points) in enumerate(sets.items()):
             at = points[:, 0] * (tokens_per_step if args.tokens else 1)
@@ -68,10 +78,12 @@ def main():
                        label=f"{label}, {name}")
             text += f", {name} {points[-1, 1]:.4f}"
         print(text)
-    unit = "tokens" if args.tokens else "step"
+    unit = "tokens, millions" if args.tokens else "step"
     left.set(title=f"training loss, mean of {args.smooth} steps", xlabel=unit, ylabel="cross entropy")
     right.set(title="validation loss", xlabel=unit, ylabel="cross entropy")
-    for ax in (left, right):
+    if several:
+        axes[1].set(title="difference of these curves", xlabel=unit, ylabel="cross entropy")
+    for ax in axes:
         ax.grid(alpha=0.3)
         if ax.lines:
             ax.legend()
