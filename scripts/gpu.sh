@@ -59,19 +59,22 @@ cuda_tests() {
 }
 
 # NOTE: a process under compute-sanitizer cannot fork, as tests of error messages do. cuDNN's kernels synchronize in ways that
-# racecheck does not see; they are not ours.
+# racecheck does not see; they are not ours. A whole model under racecheck takes many minutes and adds no kernel of ours.
 sanitize() {
-    local tool test
+    local tool test options
     for tool in memcheck racecheck; do
-        for test in $kernel_tests recipes; do
-            on_one "$tool test_$test" env NO_FORK=1 compute-sanitizer --tool $tool --error-exitcode 9 \
-                --target-processes application-only --kernel-name-exclude kernel_substring=cudnn build/cuda/tests/test_$test
+        options="--tool $tool --error-exitcode 9 --target-processes application-only"
+        options="$options --kernel-name-exclude kernel_substring=cudnn"
+        for test in $kernel_tests; do
+            on_one "$tool test_$test" env NO_FORK=1 compute-sanitizer $options build/cuda/tests/test_$test
         done
-        on_one "$tool test_cuda_matmul" compute-sanitizer --tool $tool --error-exitcode 9 --target-processes \
-            application-only build/cuda/tests/test_cuda_matmul test_fp8
-        on_one "$tool test_cuda_attention" compute-sanitizer --tool $tool --error-exitcode 9 --target-processes \
-            application-only --kernel-name-exclude kernel_substring=cudnn build/cuda/tests/test_cuda_attention test_small
+        on_one "$tool test_cuda_matmul" compute-sanitizer $options build/cuda/tests/test_cuda_matmul test_fp8
+        on_one "$tool test_cuda_attention" compute-sanitizer $options build/cuda/tests/test_cuda_attention test_small
     done
+    options=${options/racecheck/memcheck}
+    on_one "memcheck test_recipes" compute-sanitizer $options build/cuda/tests/test_recipes
+    [ "$gpus" -ge 2 ] && beside "memcheck test_fsdp_ranks on 2" \
+        $LAUNCH -n 2 compute-sanitizer $options build/cuda/tests/test_fsdp_ranks
     wait
 }
 
