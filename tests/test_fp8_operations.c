@@ -216,6 +216,21 @@ static void norm_backward_row(double *dx, double *bx, double *dw, double *bw, co
     }
 }
 
+/* The maximum that norm_backward leaves for quantize is the one that quantize finds. */
+static void check_amax(Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor stats, Tensor w, Norm norm)
+{
+    Tensor given = make_operand(E5, dx.rows, dx.cols), found = make_operand(E5, dx.rows, dx.cols), amax = make_f32(1, 1);
+    put(amax, &(float){ 0 });
+    dx.amax = amax.data;
+    norm_backward(dx, dw, dy, x, stats.data, w, norm, true);
+    quantize(given, dx);
+    dx.amax = NULL;
+    quantize(found, dx);
+    assert_true(operand_scale(given) == operand_scale(found));
+    check_same_bytes("codes by the maximum of norm_backward", tensor_snapshot(given), tensor_snapshot(found),
+                     tensor_bytes(found));
+}
+
 /* dx in BF16 accumulates, as in the stream; in E5M2 it is the operand of a GEMM. */
 static void norm_backward_case(const Shape *s, const NormCase *k, bool operand)
 {
@@ -252,6 +267,8 @@ static void norm_backward_case(const Shape *s, const NormCase *k, bool operand)
         check_close(name(operand ? "norm_dw-e5m2" : "norm_dw", N, C, k->text), dw, dw_ref, dw_bound);
         golden_check(label, dw, dw_bound);
     }
+    if (!operand)
+        check_amax(dx, dw, dy, x, stats, w, norm);
 }
 
 static void test_norm(void **state)

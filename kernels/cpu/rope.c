@@ -9,9 +9,10 @@
 
 #include "kernels/cpu/cpu.h"
 
+/* A NaN stays one; fminf and fmaxf would hide it. */
 static float clamp(float x, float limit)
 {
-    return limit > 0 ? fminf(fmaxf(x, -limit), limit) : x;
+    return limit > 0 && fabsf(x) > limit ? copysignf(limit, x) : x;
 }
 
 static bool clamped(float x, float limit)

@@ -238,8 +238,8 @@ void norm_backward_fp8_kernel(TDX *dx, float *amax, float *partial, const TDY *d
 #pragma unroll
         for (int j = 0; j < MAX_PACKS; j++)
             store_pack<true>(partial + (size_t)blockIdx.x * C + column(j), dw[j], C - column(j));
-    if (amax)
-        raise_amax(amax, m, shared);
+    if (amax)       /* of what is stored: rounding keeps the order, so the largest is the largest rounded */
+        raise_amax(amax, to_float(from_float<TDX>(m)), shared);
 }
 
 /* dx dense. */

@@ -171,6 +171,8 @@ void swiglu_backward_fp8(Tensor dgate_up, Tensor act, Tensor dact, Tensor gate_u
 {
     const int N = dact.rows, F = dact.cols;
     check_operand("swiglu_backward", "dgate_up", dgate_up, N, 2 * F);
+    if (tensor_exists(act))
+        check_operand("swiglu_backward", "act", act, N, F);
     with_reader(gate_up, [&](auto in) {
         with_type(dact, [&](auto *d) {
             const DenseReader<std::remove_pointer_t<decltype(d)>> gradient = { d, F };
