@@ -80,12 +80,11 @@ static StepStats train_step(Run *r, bool *stop)
     StepStats t = { .step = s->step, .tokens = s->tokens, .loss = loss.loss, .zloss = loss.zloss, .grad_norm = norm,
                     .exposed_ms = exposed, .clip = max_norm > 0 ? fmin(1, max_norm / (norm + 1e-6)) : 1,
                     .lr = schedule_lr(c, r->length, s->step, s->tokens), .skipped = !isfinite(loss.loss) || !isfinite(norm) };
-    if (t.skipped)
-        s->skipped++;
-    else {
+    if (!t.skipped) {
         progress("the optimizer", -1);
-        telemetry_write(r->telemetry, s->step - s->skipped, t.clip);
-        optimizer_step(&r->fsdp, c, s->step, s->step - s->skipped, t.lr, t.clip);
+        s->updates++;
+        telemetry_write(r->telemetry, s->updates, t.clip);
+        optimizer_step(&r->fsdp, c, s->step, s->updates, t.lr, t.clip);
     }
     return t;
 }
@@ -106,9 +105,7 @@ static bool every(long step, long interval)
 /* Starts to save; it goes on beside the next steps. */
 static void save(Run *r)
 {
-    const Config *c = r->config;
-    bool wanted = c->save_interval > 0 || c->save_interval_unsharded > 0 || c->save_interval_ephemeral > 0;
-    if (!wanted || r->saved_step == r->state.step)
+    if (r->saved_step == r->state.step)
         return;
     progress_patient(true);
     progress("saving", -1);
@@ -147,7 +144,8 @@ static void train(Run *r)
     }
     if (stop && comm_rank() == 0)
         printf("asked to stop at step %ld\n", r->state.step);
-    save(r);
+    if (c->save_interval > 0 || c->save_interval_unsharded > 0 || c->save_interval_ephemeral > 0)
+        save(r);
     progress_patient(true);
     progress_together("waiting for the checkpoint", -1);
     checkpoint_finish();
@@ -164,6 +162,7 @@ int main(int argc, char **argv)
     progress_together("connecting the devices", -1);
     comm_init();
     signal(SIGTERM, on_signal);
+    signal(SIGUSR1, on_signal);         /* what mpirun forwards without killing the ranks a second later */
     signal(SIGINT, on_signal);
 
     Run r;

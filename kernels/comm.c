@@ -38,6 +38,11 @@ static void free_groups(void)
 void comm_divide(int shard_ranks)
 {
     CHECK(shard_ranks > 0 && size % shard_ranks == 0, "%d ranks in groups of %d", size, shard_ranks);
+    double groups[2] = { shard_ranks, -shard_ranks };
+    comm_max(groups, 2);
+    if (groups[0] != -groups[1])
+        die("the ranks would form groups of %.0f to %.0f; give every rank the same configuration and every host the same number "
+            "of ranks, or set fsdp.hybrid_sharding_num_model_replicas", -groups[1], groups[0]);
     free_groups();
     MPI_Comm_split(MPI_COMM_WORLD, rank / shard_ranks, rank, &group[RANKS_SHARD]);
     MPI_Comm_split(MPI_COMM_WORLD, rank % shard_ranks, rank, &group[RANKS_REPLICA]);

@@ -83,14 +83,14 @@ static json_t *open_manifest(const char *folder)
 
 static void read_state(TrainState *s, json_t *manifest, const char *folder)
 {
-    json_int_t step, tokens, skipped, epoch, instance;
+    json_int_t step, tokens, updates, epoch, instance;
     const char *fingerprint;
     json_error_t error;
     if (json_unpack_ex(manifest, &error, 0, "{s:I, s:I, s:I, s:{s:I, s:I}, s:s}", "step", &step, "tokens", &tokens,
-                       "skipped", &skipped, "loader", "epoch", &epoch, "instance", &instance,
+                       "updates", &updates, "loader", "epoch", &epoch, "instance", &instance,
                        "data_fingerprint", &fingerprint) != 0)
         die("%s/trainer.json: %s", folder, error.text);
-    *s = (TrainState){ .step = (long)step, .tokens = (long)tokens, .skipped = (long)skipped,
+    *s = (TrainState){ .step = (long)step, .tokens = (long)tokens, .updates = (long)updates,
                        .loader = { (uint64_t)epoch, (uint64_t)instance },
                        .fingerprint = strtoull(fingerprint, NULL, 16) };
 }

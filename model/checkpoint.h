@@ -13,9 +13,10 @@
 #include "model/fsdp.h"
 
 typedef struct {
-    long   step;               /* optimizer steps done, skipped ones included */
+    long   step;               /* training steps done, skipped ones included */
     long   tokens;             /* trained on so far, over all ranks */
-    long   skipped;            /* steps skipped because a loss or gradient was not finite */
+    long   updates;            /* of the moments: t of AdamW's bias correction. A step with a loss or gradient that is not
+                                  finite makes none, and moments that are loaded bring theirs along */
     LoaderState loader;
     uint64_t fingerprint;      /* of the data set */
 } TrainState;

@@ -99,7 +99,7 @@ static json_t *manifest(json_t *files)
     char fingerprint[32];
     snprintf(fingerprint, sizeof fingerprint, "%016" PRIx64, s->fingerprint);
     return json_pack("{s:i, s:I, s:I, s:I, s:{s:I, s:I}, s:s, s:i, s:o}", "format_version", CHECKPOINT_VERSION,
-                     "step", (json_int_t)s->step, "tokens", (json_int_t)s->tokens, "skipped", (json_int_t)s->skipped,
+                     "step", (json_int_t)s->step, "tokens", (json_int_t)s->tokens, "updates", (json_int_t)s->updates,
                      "loader", "epoch", (json_int_t)s->loader.epoch, "instance", (json_int_t)s->loader.instance,
                      "data_fingerprint", fingerprint, "world_size", comm_size(), "files", files);
 }

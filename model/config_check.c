@@ -209,6 +209,10 @@ static void check_columns(Reader *r)
     check_groups(r, "format.hidden", model, c->hidden, 2 * m->mlp_width);
     check_groups(r, "format.operand", NULL, c->operand, 0);
     check_groups(r, "format.gradient", NULL, c->gradient, 0);
+    if (format_is_fp8(c->operand) != format_is_fp8(c->gradient))
+        die("%s: format.operand is %s and format.gradient %s; no GPU multiplies FP8 by anything else, so make both FP8 or neither",
+            config_where(r, config_given(r, "format.gradient") ? "format.gradient" : "format.operand"), format_name(c->operand),
+            format_name(c->gradient));
     check_groups(r, "format.moment1", optimizer, c->moment1, PARAM_ALIGN);
     check_groups(r, "format.moment2", optimizer, c->moment2, PARAM_ALIGN);
 }

@@ -189,7 +189,7 @@ const ConfigKey config_keys[] = {
     ONLY  ("optimizer.name", "adamw", "the optimizer is AdamW"),
     NUMBER("optimizer.learning_rate", DOUBLE, "1e-4", 0, 1e3, C(optimizer.lr), "highest learning rate"),
     OTHER ("optimizer.betas", BETAS, "[0.9, 0.95]", C(optimizer.beta1), "decay of m and v"),
-    NUMBER("optimizer.eps", DOUBLE, "1e-5", 0, 1, C(optimizer.eps), "added to sqrt(v)"),
+    NUMBER("optimizer.eps", DOUBLE, "1e-5", TINY, 1, C(optimizer.eps), "added to sqrt(v)"),
     NUMBER("optimizer.weight_decay", DOUBLE, "0.01", 0, 1e3, C(optimizer.weight_decay), "times the learning rate"),
     OTHER ("optimizer.decay_norm_and_bias", BOOL, "false", C(optimizer.decay_norm_and_bias),
            "decay norm weights too"),
@@ -223,7 +223,7 @@ const ConfigKey config_keys[] = {
     /* ---- saving and loading ---- */
     OTHER ("save_folder", STRING, "null", C(save_folder),
            "where checkpoints and metrics go; default runs/<run_name>"),
-    OTHER ("save_overwrite", BOOL, "false", C(save_overwrite), "write into a folder that has a run already"),
+    OTHER ("save_overwrite", BOOL, "false", C(save_overwrite), "replace the run in save_folder: its checkpoints are deleted"),
     OPTION("save_interval", LONG, "1000", 0, 0, LONGS, C(save_interval),
            "steps between checkpoints, of which there is one at the end, too; null: none, unless below"),
     OPTION("save_num_checkpoints_to_keep", LONG, "-1", -1, -1, LONGS, C(save_num_checkpoints_to_keep),
@@ -242,7 +242,8 @@ const ConfigKey config_keys[] = {
     ONLY  ("fast_forward_batches", "null|0", "set data.seed to skip what led to a loss spike"),
     ONLY  ("epoch", "null|0", "the epoch follows from the data; set data.seed for another order"),
     ONLY  ("stop_after", "null", "use stop_at"),
-    ONLY  ("time_limit", "null", "a run that gets SIGTERM saves and ends: timeout 47h mpirun ... ./train ..."),
+    ONLY  ("time_limit", "null", "a run that gets SIGTERM or SIGUSR1 saves and ends: timeout -s USR1 47h mpirun ... ./train ... (a "
+           "second after SIGTERM mpirun kills the ranks)"),
     ONLY  ("early_stopping_factor", "null", "no run is stopped for its loss"),
 
     /* ---- evaluation ---- */

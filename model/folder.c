@@ -164,6 +164,22 @@ void folder_remove_step(const char *save_folder, long step)
     free(temporary);
 }
 
+/* `latest` last: what an interruption leaves is a run that can be continued, or nothing. */
+void folder_clear(const char *save_folder)
+{
+    long *steps;
+    const int count = folder_steps(&steps, save_folder, "");
+    char *link = folder_format("%s/latest", save_folder);
+    for (int i = 0; i < count; i++)
+        folder_remove_step(save_folder, steps[i]);
+    remove_all(save_folder, ".tmp", false);
+    remove_all(save_folder, ".old", false);
+    if (unlink(link) != 0 && errno != ENOENT)
+        die("%s: cannot delete: %s", link, strerror(errno));
+    free(link);
+    free(steps);
+}
+
 char *folder_latest(const char *save_folder)
 {
     char *link = folder_format("%s/latest", save_folder), target[PATH_MAX];

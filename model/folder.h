@@ -17,6 +17,7 @@ void  folder_prepare(const char *save_folder, long step);
 void  folder_publish(const char *save_folder, long step);
 
 void  folder_remove_step(const char *save_folder, long step);
+void  folder_clear(const char *save_folder);          /* removes all checkpoints and `latest` */
 char *folder_latest(const char *save_folder);         /* what the link `latest` says: "step100"; NULL: no link */
 
 void  folder_write(const char *path, const char *text);        /* a whole file, on disk when it returns */

@@ -188,6 +188,9 @@ void fsdp_plan(Fsdp *f, Arena *a, const Config *c, int shards, int rank)
     size_t first = 0;
     for (int u = 0; u < f->num_units; u++) {
         unit_shape(&f->shape[u], m, u, shards);
+        if (f->shape[u].numel > INT32_MAX)
+            die("%s has %zu parameters; a unit can have %d. Smaller model.d_model, model.mlp_hidden_size or vocabulary",
+                is_block(f, u) ? "a block" : u == 0 ? "the embedding" : "the head", f->shape[u].numel, INT32_MAX);
         f->shape[u].first = first;
         UnitShape alone;                        /* without the padding for the shards: random numbers do not depend on them */
         unit_shape(&alone, m, u, 1);

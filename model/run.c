@@ -12,6 +12,7 @@
 #include "kernels/device.h"
 #include "kernels/random.h"
 #include "model/error.h"
+#include "model/folder.h"
 #include "model/trace.h"
 
 static Loader *open_data(const Config *c)
@@ -30,9 +31,8 @@ static Loader *open_data(const Config *c)
 /* Ranks that read another file or other data would train nonsense or hang: all must agree. */
 static void check_agreement(const char *what, uint64_t hash)
 {
-    double half[4] = { (double)(hash >> 32), (double)(hash & UINT32_MAX), -half[0], -half[1] };
-    half[2] = -half[0];
-    half[3] = -half[1];
+    const double high = (double)(hash >> 32), low = (double)(hash & UINT32_MAX);
+    double half[4] = { high, low, -high, -low };
     comm_max(half, 4);
     if (half[0] != -half[2] || half[1] != -half[3])
         die("the ranks have different %s; give every rank the same files and arguments", what);
@@ -76,6 +76,16 @@ static bool holds_run(const char *folder)
     return found;
 }
 
+static bool lies_in(const char *path, const char *folder)
+{
+    char *inner = realpath(path, NULL), *outer = realpath(folder, NULL);
+    const size_t n = outer ? strlen(outer) : 0;
+    const bool lies = inner && outer && strncmp(inner, outer, n) == 0 && inner[n] == '/';
+    free(inner);
+    free(outer);
+    return lies;
+}
+
 /* A folder that holds a run is continued only when asked to, and never written over by accident. */
 static void prepare_folder(const Config *c, bool resumes)
 {
@@ -88,11 +98,14 @@ static void prepare_folder(const Config *c, bool resumes)
     comm_barrier();
 }
 
-/* When everything that can be wrong is known to be right: a run that did not begin leaves nothing to trip over. */
-static void write_config(const Config *c)
+/* When everything that can be wrong is known to be right: a run that did not begin leaves nothing to trip over. Checkpoints
+ * of a run that this one replaces must go, or --try_load_latest_save would continue that one. */
+static void write_config(const Config *c, bool resumes)
 {
     if (comm_rank() == 0) {
         char path[4096];
+        if (c->save_overwrite && !resumes)
+            folder_clear(c->save_folder);
         snprintf(path, sizeof path, "%s/config.yaml", c->save_folder);
         FILE *f = fopen(path, "w");
         if (!f || fputs(c->text, f) == EOF || fclose(f) != 0)
@@ -100,10 +113,10 @@ static void write_config(const Config *c)
     }
 }
 
-static RunLength run_length(const Config *c, const Loader *l)
+/* 0: no end. */
+static RunLength run_length(const Config *c, const Duration *d, const Loader *l)
 {
     long per_step = (long)c->global_train_batch_size * c->model.max_sequence_length;
-    const Duration *d = &c->max_duration;
     RunLength n = { .steps = d->steps };
     if (d->tokens > 0)
         n.steps = (d->tokens + per_step - 1) / per_step;
@@ -115,9 +128,9 @@ static RunLength run_length(const Config *c, const Loader *l)
 
 bool run_is_over(const Run *r)
 {
-    const Duration *s = &r->config->stop_at;
-    return r->state.step >= r->length.steps || (s->steps > 0 && r->state.step >= s->steps)
-        || (s->tokens > 0 && r->state.tokens >= s->tokens);
+    const bool in_tokens = r->config->stop_at.tokens > 0, stops = in_tokens || r->stop.steps > 0;
+    return r->state.step >= r->length.steps
+        || (stops && (in_tokens ? r->state.tokens >= r->stop.tokens : r->state.step >= r->stop.steps));
 }
 
 /* Weights: from a checkpoint or a Hugging Face folder, else random. */
@@ -133,6 +146,9 @@ static void load_or_initialize(Run *r, const char *folder)
     }
     TrainState s = r->state;
     bool ours = checkpoint_load(folder, c, &r->fsdp, &s, !c->reset_optimizer_state);
+    if (!ours || c->reset_optimizer_state)
+        s.updates = 0;
+    r->state.updates = s.updates;
     if (ours && !c->reset_trainer_state) {
         if (c->restore_dataloader && s.fingerprint != r->state.fingerprint)
             die("%s was trained on other data files than those configured now; --restore_dataloader=false starts the data "
@@ -186,7 +202,8 @@ bool run_open(Run *r, const Config *c)
     r->loader = open_data(c);
     check_agreement("data files", loader_fingerprint(r->loader));
     evaluate_check(c);
-    r->length = run_length(c, r->loader);
+    r->length = run_length(c, &c->max_duration, r->loader);
+    r->stop = run_length(c, &c->stop_at, r->loader);
 
     print_data(r);
     model_plan(&r->model, &r->fsdp, c, comm_group_size(RANKS_SHARD), comm_group_rank(RANKS_SHARD));
@@ -196,12 +213,12 @@ bool run_open(Run *r, const Config *c)
 
     char *latest = c->try_load_latest_save ? checkpoint_latest(c->save_folder) : NULL;
     const char *folder = latest ? latest : c->load_path;
-    bool resumes = folder && strncmp(folder, c->save_folder, strlen(c->save_folder)) == 0;
+    bool resumes = folder && lies_in(folder, c->save_folder);
     prepare_folder(c, resumes || c->try_load_latest_save);
     model_place(&r->model, &r->fsdp, c, comm_group_size(RANKS_SHARD), comm_group_rank(RANKS_SHARD));
     optimizer_create(&r->optimizer);
     load_or_initialize(r, folder);
-    write_config(c);
+    write_config(c, resumes);
     if (resumes)
         r->saved_step = r->state.step;
     r->first_step = r->state.step;

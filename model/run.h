@@ -11,7 +11,7 @@ typedef struct {
     Optimizer  optimizer;
     Loader    *loader;
     TrainState state;
-    RunLength  length;
+    RunLength  length, stop;   /* of max_duration and of stop_at */
     Log       *log;
     Telemetry *telemetry;
     long       first_step;     /* steps done before this process began */

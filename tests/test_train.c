@@ -136,13 +136,69 @@ static void test_sigterm(void **state)
     assert_int_equal(system(command), 0);
 }
 
+static bool exists(const char *name)
+{
+    char path[512];
+    struct stat s;
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    return stat(path, &s) == 0;
+}
+
+/* A number of a checkpoint's trainer.json. */
+static long trainer(const char *checkpoint, const char *key)
+{
+    char path[512];
+    snprintf(path, sizeof path, "%s/%s/trainer.json", folder, checkpoint);
+    json_t *o = json_load_file(path, 0, NULL), *value = json_object_get(o, key);
+    if (!json_is_integer(value))
+        fail_msg("no %s in %s", key, path);
+    const long n = (long)json_integer_value(value);
+    json_decref(o);
+    return n;
+}
+
 static void test_folder_is_not_overwritten(void **state)
 {
     (void)state;
     expect_status(train(1, "--max_duration=2 --save_folder=%s/once", folder), 0);
     assert_int_not_equal(train(1, "--max_duration=2 --save_folder=%s/once", folder), 0);
     expect_output("--save_overwrite");
-    expect_status(train(1, "--max_duration=2 --save_folder=%s/once --save_overwrite", folder), 0);
+    expect_status(train(1, "--max_duration=3 --save_folder=%s/once --save_overwrite", folder), 0);
+    assert_false(exists("once/step2"));         /* or --try_load_latest_save could continue it */
+    assert_true(exists("once/step3"));
+    /* a folder is not continued because its name begins like another's */
+    expect_status(train(1, "--max_duration=2 --save_folder=%s/onc", folder), 0);
+    assert_int_not_equal(train(1, "--max_duration=4 --save_folder=%s/onc --load_path=%s/once/step3", folder, folder), 0);
+    expect_output("--save_overwrite");
+}
+
+/* An update of the moments counts for AdamW's bias correction as long as the moments last. */
+static void test_updates(void **state)
+{
+    (void)state;
+    expect_status(train(1, "--max_duration=4 --save_folder=%s/four", folder), 0);
+    assert_int_equal(trainer("four/step4", "updates"), 4);
+    expect_status(train(1, "--max_duration=6 --load_path=%s/four/step4 --save_folder=%s/six", folder, folder), 0);
+    assert_int_equal(trainer("six/step6", "updates"), 6);
+    expect_status(train(1, "--max_duration=2 --load_path=%s/four/step4 --reset_trainer_state --save_folder=%s/again", folder,
+                        folder), 0);
+    assert_int_equal(trainer("again/step2", "updates"), 6);
+    expect_status(train(1, "--max_duration=6 --load_path=%s/four/step4 --reset_optimizer_state --save_folder=%s/fresh", folder,
+                        folder), 0);
+    assert_int_equal(trainer("fresh/step6", "updates"), 2);
+}
+
+static void test_stop_in_epochs(void **state)
+{
+    (void)state;
+    long tokens, instances;
+    expect_status(train(1, "--max_duration=1ep --stop_at=0.002ep --save_folder=%s/epoch", folder), 0);
+    const char *data = strstr(output, "data: ");
+    assert_int_equal(data ? sscanf(data, "data: %ld tokens in %ld instances", &tokens, &instances) : 0, 2);
+    char name[64];
+    snprintf(name, sizeof name, "epoch/step%ld", (long)(0.002 * (double)(instances / 8)));
+    if (!exists(name))
+        fail_msg("no %s", name);
 }
 
 static void test_bad_arguments(void **state)
@@ -155,6 +211,8 @@ static void test_bad_arguments(void **state)
         { "--model.vocab_size=1000 --model.embedding_size=1024 --model.eos_token_id=999", "data/sample-train.npy" },
         { "--load_path=no/such/folder", "no/such/folder" },
         { "--recipe=fp9", "fp9" },
+        { "--recipe=coat --format.gradient=f32", "format.gradient" },
+        { "--optimizer.eps=0", "optimizer.eps" },
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         int status = train(2, "--max_duration=2 --save_folder=%s/bad%zu %s", folder, i, bad[i].arguments);
@@ -172,7 +230,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_resume), cmocka_unit_test(test_resharding), cmocka_unit_test(test_ranks_agree), cmocka_unit_test(test_loss_falls),
         cmocka_unit_test(test_not_finite), cmocka_unit_test(test_sigterm), cmocka_unit_test(test_folder_is_not_overwritten),
-        cmocka_unit_test(test_bad_arguments),
+        cmocka_unit_test(test_updates), cmocka_unit_test(test_stop_in_epochs), cmocka_unit_test(test_bad_arguments),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

@@ -17,6 +17,7 @@ struct DeviceMark { cudaEvent_t event; };
 
 static struct {
     struct cudaDeviceProp prop;
+    int number;
     cudaStream_t queue[NUM_QUEUES], stream;      /* stream: what the current queue runs on */
     Queue current;
     bool merged;
@@ -80,6 +81,7 @@ void device_init(int local_rank)
     if (dev.prop.major != 9 || dev.prop.minor != 0)
         die("GPU %d is an %s of compute capability %d.%d; this program is built for 9.0 (H100, H200, GH200). "
             "Use such a GPU, or build with BACKEND=cpu", local_rank, dev.prop.name, dev.prop.major, dev.prop.minor);
+    dev.number = local_rank;
     CUDA_CHECK(cudaSetDevice(local_rank));
     take_cores();
     int least, greatest;
@@ -342,8 +344,10 @@ void device_wait(DeviceMark *m)
         CUDA_CHECK(cudaStreamWaitEvent(dev.stream, m->event, 0));
 }
 
+/* NOTE: another thread's device is 0 until it says otherwise; asking would start a context there. */
 bool device_reached(const DeviceMark *m)
 {
+    CUDA_CHECK(cudaSetDevice(dev.number));
     return cudaEventQuery(m->event) != cudaErrorNotReady;
 }
 
