@@ -67,7 +67,11 @@ static StepStats train_step(Run *r, bool *stop)
     progress("reading tokens", -1);
     loader_next(r->loader, &b);
     trace_step(s->step + 1, s->step - r->first_step >= 2 && s->step - r->first_step < 2 + c->profile);
-    double labels = fmax(global_labels(&b, stop), 1);
+    double labels = global_labels(&b, stop);
+    if (labels == 0 && comm_rank() == 0)
+        warn("step %ld: no token of the batch has a label; only weight decay changes the weights (data.label_mask_paths?)",
+             s->step + 1);
+    labels = fmax(labels, 1);
     telemetry_watch(r->telemetry, s->step + 1);
     LossSums loss = forward_backward(r, &b, labels);
     progress_together("reading the gradient norm", -1);
@@ -100,6 +104,15 @@ static void evaluate_all(Run *r)
 static bool every(long step, long interval)
 {
     return interval > 0 && step % interval == 0;
+}
+
+/* As OLMo: save_num_checkpoints_to_keep 0 leaves only those of save_interval_unsharded, which stay for ever; and where it is
+ * not 0, the end of training is saved whatever the intervals are. */
+static bool is_saved(const Config *c, long step, bool last)
+{
+    const bool some = c->save_num_checkpoints_to_keep != 0;
+    return every(step, c->save_interval_unsharded) || (last && c->save_interval_unsharded > 0)
+        || (some && (last || every(step, c->save_interval) || every(step, c->save_interval_ephemeral)));
 }
 
 /* Starts to save; it goes on beside the next steps. */
@@ -138,13 +151,12 @@ static void train(Run *r)
         }
         if (every(t.step, c->eval_interval))
             evaluate_all(r);
-        if (every(t.step, c->save_interval) || every(t.step, c->save_interval_unsharded)
-            || every(t.step, c->save_interval_ephemeral))
+        if (is_saved(c, t.step, false))
             save(r);
     }
     if (stop && comm_rank() == 0)
         printf("asked to stop at step %ld\n", r->state.step);
-    if (c->save_interval > 0 || c->save_interval_unsharded > 0 || c->save_interval_ephemeral > 0)
+    if (is_saved(c, r->state.step, true))
         save(r);
     progress_patient(true);
     progress_together("waiting for the checkpoint", -1);

@@ -184,9 +184,9 @@ static uint32_t token_at(const Shard *s, uint64_t i)
     return id;
 }
 
-/* uint32 read as uint16: every second number is an upper half, that is 0 or, for large vocabularies, 1 to 3,
+/* Tokens of twice the size: every second number is an upper half, that is 0 or, of 4 bytes and large vocabularies, 1 to 3,
  * which no text looks like. (The converse gives ids beyond every vocabulary.) */
-static bool looks_like_uint32(const Shard *s, uint64_t count)
+static bool looks_wider(const Shard *s, uint64_t count)
 {
     bool low_halves_differ = false;
     if (count < 64)
@@ -203,9 +203,11 @@ static bool looks_like_uint32(const Shard *s, uint64_t count)
 static void check_head(const Shard *s, bool has_header, int vocab_size)
 {
     uint64_t count = s->num_tokens < HEAD_TOKENS ? s->num_tokens : HEAD_TOKENS;
-    if (!has_header && s->itemsize == 2 && looks_like_uint32(s, count))
-        die("%s: %s looks like 4-byte tokens: of its first %llu 2-byte numbers every second one is 0 to 3. "
-            "Set data.memmap_dtype to uint32", s->key, s->path, (unsigned long long)count);
+    if (!has_header && looks_wider(s, count))
+        die("%s: %s looks like %d-byte tokens: of its first %llu %d-byte numbers every second one is 0 to 3. %s", s->key, s->path,
+            2 * s->itemsize, (unsigned long long)count, s->itemsize,
+            s->itemsize == 2 ? "Set data.memmap_dtype to uint32"
+                             : "Convert it: numpy.fromfile(file, 'int64').astype('uint32').tofile(...)");
     int ids[HEAD_TOKENS];
     int bad = shard_read(ids, s, 0, (int)count, vocab_size);
     if (bad >= 0) {

@@ -140,6 +140,10 @@ static Source open_model(const char *folder)
             add_source(&s, folder, json_string_value(file));
         }
     }
+    char *latest = folder_format("%s/latest", folder);
+    if (s.count == 0 && folder_exists(latest))
+        die("%s is a run, not a checkpoint; its last one is %s", folder, latest);
+    free(latest);
     if (s.count == 0)
         die("%s: no model.safetensors and no model.safetensors.index.json with a weight_map; weights in other "
             "formats can be converted with transformers' save_pretrained", folder);

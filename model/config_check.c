@@ -177,7 +177,10 @@ static void apply_blocks(Reader *r, bool model, bool optimizer)
 static void check_groups(Reader *r, const char *name, const char *block, Format f, int size)
 {
     bool moment = strncmp(name, "format.moment", strlen("format.moment")) == 0;
-    const char *place = config_where(r, block && !config_given(r, name) ? block : name);
+    const bool own = config_given(r, name);
+    char recipe[64];
+    snprintf(recipe, sizeof recipe, "recipe %s", r->s->recipe);
+    const char *place = own ? config_where(r, name) : block && config_given(r, block) ? config_where(r, block) : recipe;
     if (f.expand && !moment)
         die("%s: %s cannot be %s: only moments are expanded, leave out the +", place, name, format_name(f));
     if (f.group && !size)

@@ -86,12 +86,30 @@ static bool lies_in(const char *path, const char *folder)
     return lies;
 }
 
-/* A folder that holds a run is continued only when asked to, and never written over by accident. */
-static void prepare_folder(const Config *c, bool resumes)
+/* Going back in a run takes back what came later. */
+static void check_rewind(const Config *c, const char *from)
+{
+    char *link = folder_format("%s/latest", c->save_folder), *last = realpath(link, NULL), *here = realpath(from, NULL);
+    if (last && here && strcmp(last, here) != 0 && !c->save_overwrite)
+        die("save_folder %s holds a run that went on from %s to %s: --save_overwrite goes back to it, --save_folder=... goes "
+            "elsewhere", c->save_folder, from, last);
+    free(link);
+    free(last);
+    free(here);
+}
+
+/* A folder that holds a run is continued only when asked to, and never written over by accident. `from`: what is loaded, if
+ * it lies there. */
+static void prepare_folder(const Config *c, const char *from, bool resumes)
 {
     if (comm_rank() == 0) {
         make_folder(c->save_folder);
-        if (holds_run(c->save_folder) && !resumes && !c->save_overwrite)
+        if (from && !resumes)
+            die("load_path %s lies in save_folder %s, and with reset_trainer_state this is another run: give it a save_folder of "
+                "its own", from, c->save_folder);
+        if (from && !c->try_load_latest_save)
+            check_rewind(c, from);
+        if (holds_run(c->save_folder) && !resumes && !c->try_load_latest_save && !c->save_overwrite)
             die("save_folder %s holds a run already: --try_load_latest_save continues it, --save_overwrite writes over it, "
                 "--save_folder=... goes elsewhere", c->save_folder);
     }
@@ -103,13 +121,14 @@ static void prepare_folder(const Config *c, bool resumes)
 static void write_config(const Config *c, bool resumes)
 {
     if (comm_rank() == 0) {
-        char path[4096];
         if (c->save_overwrite && !resumes)
             folder_clear(c->save_folder);
-        snprintf(path, sizeof path, "%s/config.yaml", c->save_folder);
-        FILE *f = fopen(path, "w");
-        if (!f || fputs(c->text, f) == EOF || fclose(f) != 0)
+        char *path = folder_format("%s/config.yaml", c->save_folder), *temporary = folder_format("%s.tmp", path);
+        folder_write(temporary, c->text);
+        if (rename(temporary, path) != 0)
             die("%s: cannot write: %s", path, strerror(errno));
+        free(path);
+        free(temporary);
     }
 }
 
@@ -133,10 +152,12 @@ bool run_is_over(const Run *r)
         || (stops && (in_tokens ? r->state.tokens >= r->stop.tokens : r->state.step >= r->stop.steps));
 }
 
-/* Weights: from a checkpoint or a Hugging Face folder, else random. */
-static void load_or_initialize(Run *r, const char *folder)
+/* Weights: from a checkpoint or a Hugging Face folder, else random. What load_path brings can be reset; a run that is continued
+ * keeps all it had. */
+static void load_or_initialize(Run *r, const char *folder, bool resets)
 {
     const Config *c = r->config;
+    const bool new_optimizer = resets && c->reset_optimizer_state, new_trainer = resets && c->reset_trainer_state;
     r->state = (TrainState){ .fingerprint = loader_fingerprint(r->loader) };
     if (!folder) {
         fsdp_init(&r->fsdp, &c->model, c->seed);
@@ -145,11 +166,11 @@ static void load_or_initialize(Run *r, const char *folder)
         return;
     }
     TrainState s = r->state;
-    bool ours = checkpoint_load(folder, c, &r->fsdp, &s, !c->reset_optimizer_state);
-    if (!ours || c->reset_optimizer_state)
+    bool ours = checkpoint_load(folder, c, &r->fsdp, &s, !new_optimizer);
+    if (!ours || new_optimizer)
         s.updates = 0;
     r->state.updates = s.updates;
-    if (ours && !c->reset_trainer_state) {
+    if (ours && !new_trainer) {
         if (c->restore_dataloader && s.fingerprint != r->state.fingerprint)
             die("%s was trained on other data files than those configured now; --restore_dataloader=false starts the data "
                 "over", folder);
@@ -159,8 +180,9 @@ static void load_or_initialize(Run *r, const char *folder)
         r->state = s;
         loader_seek(r->loader, s.loader);
     }
+    const bool continues = ours && !new_trainer;
     if (comm_rank() == 0)
-        printf("loaded %s%s\n", folder, ours && !c->reset_trainer_state ? ": continuing" : "");
+        printf("loaded %s%s\n", folder, !continues ? "" : run_is_over(r) ? ": complete, nothing is left to train" : ": continuing");
 }
 
 static void print_data(const Run *r)
@@ -204,6 +226,9 @@ bool run_open(Run *r, const Config *c)
     evaluate_check(c);
     r->length = run_length(c, &c->max_duration, r->loader);
     r->stop = run_length(c, &c->stop_at, r->loader);
+    if (r->length.steps < 1)
+        die("max_duration is less than one step: an epoch of these data has %llu, of %d sequences each",
+            (unsigned long long)(loader_instances(r->loader) / c->global_train_batch_size), c->global_train_batch_size);
 
     print_data(r);
     model_plan(&r->model, &r->fsdp, c, comm_group_size(RANKS_SHARD), comm_group_rank(RANKS_SHARD));
@@ -213,11 +238,11 @@ bool run_open(Run *r, const Config *c)
 
     char *latest = c->try_load_latest_save ? checkpoint_latest(c->save_folder) : NULL;
     const char *folder = latest ? latest : c->load_path;
-    bool resumes = folder && lies_in(folder, c->save_folder);
-    prepare_folder(c, resumes || c->try_load_latest_save);
+    const bool inside = folder && lies_in(folder, c->save_folder), resumes = inside && (latest || !c->reset_trainer_state);
+    prepare_folder(c, inside ? folder : NULL, resumes);
     model_place(&r->model, &r->fsdp, c, comm_group_size(RANKS_SHARD), comm_group_rank(RANKS_SHARD));
     optimizer_create(&r->optimizer);
-    load_or_initialize(r, folder);
+    load_or_initialize(r, folder, !latest);
     write_config(c, resumes);
     if (resumes)
         r->saved_step = r->state.step;

@@ -8,25 +8,35 @@ a recipe whose run is there in full is not trained again. Losses: training, the 
 the last of each evaluation set; in brackets their difference from the first recipe's. Speed: the mean of all steps but
 the first tenth.
 """
-import argparse, json, os, statistics, subprocess, sys
+import argparse, os, statistics, subprocess, sys
+
+import metrics
 
 TRAIN, SPEED, MEMORY = "train/CrossEntropyLoss", "throughput/device/tokens_per_second", "System/Peak GPU Memory (MB)"
 SECONDS, TOKENS = "throughput/device/seconds_total", "throughput/total_tokens"
 
 
 def train(options, recipe, folder):
+    """Unless the same command has trained it already."""
     command = [*options.launch.split(), "-n", str(options.ranks), options.train, options.config, f"--recipe={recipe}",
-               f"--run_name={recipe}", f"--save_folder={folder}", "--save_interval=null",
+               f"--run_name={recipe}", f"--save_folder={folder}", "--save_num_checkpoints_to_keep=0",
                "--save_interval_unsharded=null", "--save_overwrite", *options.rest]
-    print(f"== {recipe}: {' '.join(command)}", flush=True)
+    line, complete = " ".join(command), os.path.join(folder, "complete")
+    if os.path.exists(complete):
+        with open(complete, encoding="utf-8") as file:
+            before = file.read()
+        if before == line:
+            return
+        sys.exit(f"error: {folder} has the run of another command:\n  {before}\nnow:\n  {line}\ndelete it, or give another --folder")
+    print(f"== {recipe}: {line}", flush=True)
     if subprocess.run(command).returncode != 0:
         sys.exit(f"error: the run with recipe {recipe} failed")
-    open(os.path.join(folder, "complete"), "w").close()
+    with open(complete, "w", encoding="utf-8") as file:
+        file.write(line)
 
 
 def read(folder):
-    with open(os.path.join(folder, "metrics.jsonl"), encoding="utf-8") as file:
-        lines = [json.loads(line) for line in file]
+    lines = metrics.read(folder)
     steps = [line for line in lines if line.get(TRAIN) is not None]
     tail = steps[-max(1, len(steps) // 10):]
     warm = steps[len(steps) // 10]
@@ -64,8 +74,7 @@ def main():
     runs = {}
     for recipe in options.recipes:
         folder = os.path.join(options.folder, recipe)
-        if not os.path.exists(os.path.join(folder, "complete")):
-            train(options, recipe, folder)
+        train(options, recipe, folder)
         runs[recipe] = read(folder)
     table(runs)
 

@@ -13,8 +13,8 @@ folder/<name>/golden.safetensors what float32 on a CPU gives:
     adamw (5)                lr, beta1, beta2, eps, weight decay of those steps; gradients are clipped to norm 1
 tests/test_parity.c compares. Needs torch and transformers.
 """
+import argparse
 import os
-import sys
 
 import torch
 from safetensors.torch import save_file
@@ -126,7 +126,9 @@ def make(name, config, folder, seed):
 
 
 def main():
-    root = sys.argv[1] if len(sys.argv) > 1 else os.path.join(os.path.dirname(__file__), "..", "tests", "golden")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", default=os.path.join(os.path.dirname(__file__), "..", "tests", "golden"))
+    root = parser.parse_args().folder
     torch.use_deterministic_algorithms(True)
     torch.set_num_threads(1)
     for seed, (name, config) in enumerate(MODELS.items()):

@@ -8,7 +8,9 @@ table shows what was measured: peak memory per GPU in GB (10^9 bytes), all of it
 per GPU after the first step, one micro-batch a step. Where that shows room for one sequence more, or one too many, the next
 batch is tried.
 """
-import argparse, json, math, os, re, shlex, subprocess, sys, tempfile
+import argparse, math, re, shlex, subprocess, sys, tempfile
+
+import metrics
 
 RESERVE = {1: 1.0, 2: 3.5}      # GB that are not in the plan: the CUDA context and libraries, and NCCL's buffers
 STEPS = 4
@@ -16,8 +18,8 @@ STEPS = 4
 
 def command(options, recipe, ranks, batch, *more):
     return [*shlex.split(options.launch), "-n", str(ranks), options.train, options.config, f"--recipe={recipe}",
-            f"--global_train_batch_size={ranks * batch}", f"--device_train_microbatch_size={batch}", "--save_interval=null",
-            "--save_interval_unsharded=null", "--eval_interval=null", "--save_overwrite", *options.rest, *more]
+            f"--global_train_batch_size={ranks * batch}", f"--device_train_microbatch_size={batch}",
+            "--save_num_checkpoints_to_keep=0", "--save_interval_unsharded=null", "--eval_interval=null", "--save_overwrite", *options.rest, *more]
 
 
 def planned(options, recipe, ranks, batch):
@@ -35,8 +37,7 @@ def measured(options, recipe, ranks, batch):
         if done.returncode != 0:
             print(done.stderr[-1000:], file=sys.stderr)
             return None
-        with open(os.path.join(folder, "metrics.jsonl"), encoding="utf-8") as file:
-            lines = [line for line in map(json.loads, file) if "train/CrossEntropyLoss" in line]
+        lines = [line for line in metrics.read(folder) if "train/CrossEntropyLoss" in line]
     seconds = "throughput/device/seconds_total"
     speed = (lines[-1]["throughput/total_tokens"] - lines[0]["throughput/total_tokens"]) / ranks \
         / (lines[-1][seconds] - lines[0][seconds])

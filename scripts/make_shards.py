@@ -8,7 +8,7 @@ Texts are stripped, empty ones skipped, and the eos token ends each document; no
 part-00000.npy, part-00000.csv.gz has a row per document: first token, token behind the last, id, file, line (from 1).
 Needs the packages tokenizers and numpy. NOTE: tokenize.py as a name would hide Python's own module of that name.
 """
-import argparse, csv, gzip, json, os, sys
+import argparse, csv, glob, gzip, json, os, sys
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -20,14 +20,24 @@ def documents(path):
     with (gzip.open if name != path else open)(path, "rt", encoding="utf-8") as file:
         if name.endswith(".jsonl"):
             for number, line in enumerate(file, 1):
-                entry = json.loads(line)
-                if "text" not in entry:
-                    sys.exit(f"error: {path}:{number}: no field 'text'; it has {', '.join(entry)}")
+                try:
+                    entry = json.loads(line)
+                except ValueError as error:
+                    sys.exit(f"error: {path}:{number}: {error}")
+                if not isinstance(entry, dict) or not isinstance(entry.get("text"), str):
+                    sys.exit(f"error: {path}:{number}: expected an object with a string \"text\"; found {line.strip()[:80]}")
                 yield str(entry.get("id", number)), entry["text"], number
         elif name.endswith(".txt"):
             yield os.path.basename(name), file.read(), 1
         else:
             sys.exit(f"error: {path}: neither .txt nor .jsonl (nor one of them with .gz)")
+
+
+def readable(path):
+    try:
+        yield from documents(path)
+    except (UnicodeDecodeError, gzip.BadGzipFile) as error:
+        sys.exit(f"error: {path}: {error}")
 
 
 def write_shard(folder, number, dtype, tokens, rows):
@@ -47,6 +57,11 @@ def main():
     parser.add_argument("--shard-tokens", type=int, default=2**28, help="begin a new shard after so many tokens")
     args = parser.parse_args()
 
+    for path in [args.tokenizer, *args.files]:
+        if not os.path.isfile(path):
+            sys.exit(f"error: {path}: no such file")
+    if glob.glob(os.path.join(args.output, "part-*.npy")):
+        sys.exit(f"error: {args.output} has shards already; delete them, or give another --output")
     tokenizer = Tokenizer.from_file(args.tokenizer)
     vocab = max(tokenizer.get_vocab().values()) + 1
     if tokenizer.id_to_token(args.eos) is None:
@@ -56,7 +71,7 @@ def main():
 
     tokens, rows, end, shards = [], [], 0, 0
     for path in args.files:
-        for name, text, line in documents(path):
+        for name, text, line in readable(path):
             ids = tokenizer.encode(text.strip(), add_special_tokens=False).ids
             if not ids:
                 continue

@@ -6,27 +6,24 @@
 Prints each run's final losses: the mean of the last --smooth steps, and the last evaluations. Needs matplotlib and
 numpy.
 """
-import argparse, json, os, sys
+import argparse, os, sys
 
 import numpy as np
 import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+import metrics
+
 TRAIN = "train/CrossEntropyLoss"
 
 
 def read(folder):
     """Steps, tokens and training losses; and for each evaluation set its steps and losses."""
-    path = os.path.join(folder, "metrics.jsonl")
-    try:
-        with open(path, encoding="utf-8") as file:
-            lines = [json.loads(line) for line in file]
-    except OSError as error:
-        sys.exit(f"error: {path}: {error.strerror}; give the save_folder of a run")
+    lines = metrics.read(folder)
     train = [(l["step"], l["throughput/total_tokens"], l[TRAIN]) for l in lines if l.get(TRAIN) is not None]
     if not train:
-        sys.exit(f"error: {path} has no training losses yet")
+        sys.exit(f"error: {folder}/metrics.jsonl has no training losses yet")
     sets = {}
     for line in lines:
         for name, loss in line.items():

@@ -14,17 +14,17 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+import metrics
+
 FORMATS = ["e4m3", "e4m3+", "e5m2", "e5m2+"]
 COLORS = ["#c44e52", "#55a868", "#dd8452", "#4c72b0"]
 
 
 def read(folder):
     """The lines of metrics.jsonl that have statistics."""
-    path = os.path.join(folder, "metrics.jsonl")
-    with open(path, encoding="utf-8") as file:
-        lines = [line for line in map(json.loads, file) if "quant/optimizer/m/k" in line]
+    lines = [line for line in metrics.read(folder) if "quant/optimizer/m/k" in line]
     if not lines:
-        sys.exit(f"error: {path} has no quantization statistics: train with --quant_stats_interval=100, for example")
+        sys.exit(f"error: {folder}/metrics.jsonl has no quantization statistics: train with --quant_stats_interval=100, for example")
     return lines
 
 

@@ -180,12 +180,42 @@ static void test_updates(void **state)
     assert_int_equal(trainer("four/step4", "updates"), 4);
     expect_status(train(1, "--max_duration=6 --load_path=%s/four/step4 --save_folder=%s/six", folder, folder), 0);
     assert_int_equal(trainer("six/step6", "updates"), 6);
+    assert_int_not_equal(train(1, "--max_duration=2 --load_path=%s/four/step4 --reset_trainer_state --save_folder=%s/four "
+                               "--save_overwrite", folder, folder), 0);
+    expect_output("a save_folder of its own");
     expect_status(train(1, "--max_duration=2 --load_path=%s/four/step4 --reset_trainer_state --save_folder=%s/again", folder,
                         folder), 0);
     assert_int_equal(trainer("again/step2", "updates"), 6);
     expect_status(train(1, "--max_duration=6 --load_path=%s/four/step4 --reset_optimizer_state --save_folder=%s/fresh", folder,
                         folder), 0);
     assert_int_equal(trainer("fresh/step6", "updates"), 2);
+}
+
+/* Back to step 2 only if what came later may go. */
+static void test_rewind(void **state)
+{
+    (void)state;
+    double loss[MAX_STEPS];
+    expect_status(train(1, "--max_duration=4 --save_interval=2 --save_folder=%s/there", folder), 0);
+    assert_int_not_equal(train(1, "--max_duration=4 --load_path=%s/there/step2 --save_folder=%s/there", folder, folder), 0);
+    expect_output("--save_overwrite goes back");
+    losses(loss, "there", 4);
+    expect_status(train(1, "--max_duration=3 --load_path=%s/there/step2 --save_folder=%s/there --save_overwrite", folder, folder), 0);
+    losses(loss, "there", 3);
+    expect_status(train(1, "--max_duration=4 --load_path=%s/there/latest --save_folder=%s/there", folder, folder), 0);
+    losses(loss, "there", 4);
+    assert_int_not_equal(train(1, "--load_path=%s/there --save_folder=%s/elsewhere", folder, folder), 0);
+    expect_output("there/latest");
+}
+
+/* As in OLMo: without intervals the end is saved, unless no checkpoint is kept. */
+static void test_last_checkpoint(void **state)
+{
+    (void)state;
+    expect_status(train(1, "--max_duration=2 --save_interval=null --save_folder=%s/end", folder), 0);
+    assert_true(exists("end/step2"));
+    expect_status(train(1, "--max_duration=2 --save_interval=1 --save_num_checkpoints_to_keep=0 --save_folder=%s/none", folder), 0);
+    assert_false(exists("none/step1") || exists("none/step2"));
 }
 
 static void test_stop_in_epochs(void **state)
@@ -211,6 +241,7 @@ static void test_bad_arguments(void **state)
         { "--model.vocab_size=1000 --model.embedding_size=1024 --model.eos_token_id=999", "data/sample-train.npy" },
         { "--load_path=no/such/folder", "no/such/folder" },
         { "--recipe=fp9", "fp9" },
+        { "--max_duration=0.00001ep", "max_duration" },
         { "--recipe=coat --format.gradient=f32", "format.gradient" },
         { "--optimizer.eps=0", "optimizer.eps" },
     };
@@ -230,7 +261,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_resume), cmocka_unit_test(test_resharding), cmocka_unit_test(test_ranks_agree), cmocka_unit_test(test_loss_falls),
         cmocka_unit_test(test_not_finite), cmocka_unit_test(test_sigterm), cmocka_unit_test(test_folder_is_not_overwritten),
-        cmocka_unit_test(test_updates), cmocka_unit_test(test_stop_in_epochs), cmocka_unit_test(test_bad_arguments),
+        cmocka_unit_test(test_updates), cmocka_unit_test(test_rewind), cmocka_unit_test(test_last_checkpoint),
+        cmocka_unit_test(test_stop_in_epochs), cmocka_unit_test(test_bad_arguments),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }
