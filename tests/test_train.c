@@ -105,35 +105,43 @@ static void test_not_finite(void **state)
     assert_int_equal(stat(path, &s), 0);
 }
 
-/* Sends SIGTERM to every rank whose save_folder is `path`; returns 0 if there were any. */
-static int terminate(const char *path)
+/* Sends a signal to every process whose command line begins with `program` and whose save_folder is `path`; returns 0 if there
+ * were any. */
+static int send_signal(const char *name, const char *program, const char *path)
 {
     char command[1024];
     snprintf(command, sizeof command,
              "n=0; for p in /proc/[0-9]*; do case $(2>/dev/null tr '\\0' ' ' <$p/cmdline) in "
-             "%s/train\\ *save_folder=%s\\ *) kill -TERM ${p#/proc/} && n=$((n + 1)) ;; esac; done; test $n -gt 0",
-             setting("BUILD", "build/cpu"), path);
+             "%s\\ *save_folder=%s\\ *) kill -%s ${p#/proc/} && n=$((n + 1)) ;; esac; done; test $n -gt 0", program, path, name);
     return system(command);
 }
 
-/* The ranks get the signal, as from a batch system; mpirun itself would kill them a second after its own.
- * Nobody waits for the 20000 steps unless the signal is lost. */
-static void test_sigterm(void **state)
+/* Nobody waits for the 20000 steps unless the signal is lost. */
+static void check_signal(const char *name, const char *program)
 {
-    (void)state;
     char path[256], command[512];
-    snprintf(path, sizeof path, "%s/term", folder);
+    snprintf(path, sizeof path, "%s/%s", folder, name);
     snprintf(command, sizeof command, "--max_duration=20000 --console_log_interval=100 --save_folder=%s", path);
     FILE *p = start(2, command);
     snprintf(command, sizeof command, "test $(2>/dev/null wc -l <%s/metrics.jsonl || echo 0) -ge 3", path);
     for (int i = 0; i < 1000 && system(command) != 0; i++)
         usleep(100000);
-    int signalled = terminate(path);
+    int signalled = send_signal(name, program, path);
     expect_status(finish(p), 0);
     assert_int_equal(signalled, 0);
     expect_output("asked to stop at step");
     snprintf(command, sizeof command, "test -f %s/latest/trainer.json", path);
     assert_int_equal(system(command), 0);
+}
+
+/* The ranks get SIGTERM, as from a batch system; mpirun itself would kill them a second after its own. SIGUSR1 it hands on. */
+static void test_signals(void **state)
+{
+    (void)state;
+    char program[256];
+    snprintf(program, sizeof program, "%s/train", setting("BUILD", "build/cpu"));
+    check_signal("TERM", program);
+    check_signal("USR1", "*mpirun");
 }
 
 static bool exists(const char *name)
@@ -260,7 +268,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_resume), cmocka_unit_test(test_resharding), cmocka_unit_test(test_ranks_agree), cmocka_unit_test(test_loss_falls),
-        cmocka_unit_test(test_not_finite), cmocka_unit_test(test_sigterm), cmocka_unit_test(test_folder_is_not_overwritten),
+        cmocka_unit_test(test_not_finite), cmocka_unit_test(test_signals), cmocka_unit_test(test_folder_is_not_overwritten),
         cmocka_unit_test(test_updates), cmocka_unit_test(test_rewind), cmocka_unit_test(test_last_checkpoint),
         cmocka_unit_test(test_stop_in_epochs), cmocka_unit_test(test_bad_arguments),
     };
