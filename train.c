@@ -149,7 +149,7 @@ static void train(Run *r)
                 "in %s/step%ld. Lower optimizer.learning_rate or look at the data of these steps",
                 t.step, c->save_folder, t.step);
         }
-        if (every(t.step, c->eval_interval))
+        if (every(t.step, c->eval_interval) || (c->eval_interval > 0 && run_is_over(r)))
             evaluate_all(r);
         if (is_saved(c, t.step, false))
             save(r);

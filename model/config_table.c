@@ -247,7 +247,7 @@ const ConfigKey config_keys[] = {
     ONLY  ("early_stopping_factor", "null", "no run is stopped for its loss"),
 
     /* ---- evaluation ---- */
-    OPTION("eval_interval", LONG, "1000", 0, 0, LONGS, C(eval_interval), "steps between evaluations; null: never"),
+    OPTION("eval_interval", LONG, "1000", 0, 0, LONGS, C(eval_interval), "steps between evaluations, of which one is at the end; null: never"),
     OTHER ("eval_on_load", BOOL, "false", C(eval_on_load), "evaluate before the first step, too"),
     OPTION("device_eval_batch_size", INT, "null", 0, 1, MANY, C(device_eval_batch_size),
            "sequences per forward pass; default device_train_microbatch_size"),

@@ -82,7 +82,7 @@ static void test_loss_falls(void **state)
 {
     (void)state;
     double loss[MAX_STEPS], perplexity[MAX_STEPS];
-    expect_status(train(1, "--max_duration=30 --optimizer.learning_rate=1e-2 --eval_interval=30 --save_folder=%s/falls", folder), 0);
+    expect_status(train(1, "--max_duration=30 --optimizer.learning_rate=1e-2 --eval_interval=1000 --save_folder=%s/falls", folder), 0);
     losses(loss, "falls", 30);
     assert_true(fabs(loss[1] - log(50280)) < 1);
     assert_true(loss[30] < loss[1] - 1.5);
@@ -229,7 +229,7 @@ static void test_last_checkpoint(void **state)
 static void test_stop_in_epochs(void **state)
 {
     (void)state;
-    long tokens, instances;
+    long tokens = 0, instances = 0;
     expect_status(train(1, "--max_duration=1ep --stop_at=0.002ep --save_folder=%s/epoch", folder), 0);
     const char *data = strstr(output, "data: ");
     assert_int_equal(data ? sscanf(data, "data: %ld tokens in %ld instances", &tokens, &instances) : 0, 2);
