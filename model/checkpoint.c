@@ -14,6 +14,7 @@
 
 #include "kernels/comm.h"
 #include "kernels/device.h"
+#include "model/companions.h"
 #include "model/error.h"
 #include "model/folder.h"
 #include "model/layout.h"
@@ -239,6 +240,7 @@ bool checkpoint_load(const char *folder, const Config *c, Fsdp *f, TrainState *s
     json_t *manifest = open_manifest(folder);
     Source model = open_model(folder);
     check_description(folder, &c->model);
+    companions_read(folder);
     for (int u = 0; u < f->num_units; u++)      /* padding is in no file */
         if (f->shard[u].count)
             device_zero(f->shard[u].master.data, tensor_bytes(f->shard[u].master));

@@ -1,6 +1,7 @@
 /* Checkpoints: stepN/ is a Hugging Face model folder (config.json, safetensors) plus the trainer's state.
  *
  *   stepN/config.json, model.safetensors or model-0000i-of-0000n.safetensors + model.safetensors.index.json
+ *        /tokenizer.json, ...            what the run began with beside the model (companions.h)
  *        /config.yaml                    the resolved configuration of the run
  *        /optimizer-0000i.safetensors    <name>.exp_avg, <name>.exp_avg_sq and, for FP8, their scales, as stored
  *        /trainer.json                   step, tokens, loader position, files and sizes; written last: the manifest

@@ -22,6 +22,7 @@
 
 #include "kernels/comm.h"
 #include "kernels/device.h"
+#include "model/companions.h"
 #include "model/error.h"
 #include "model/folder.h"
 #include "model/hf.h"
@@ -63,7 +64,7 @@ static void write_json(const char *name, json_t *value)
     char *path = folder_format("%s/%s", save.folder, name);
     char *text = json_dumps(value, JSON_INDENT(2) | JSON_REAL_PRECISION(15));
     CHECK(text, "%s cannot be written as JSON", name);
-    folder_write(path, text);
+    folder_write(path, text, strlen(text));
     json_decref(value);
     free(text);
     free(path);
@@ -114,8 +115,9 @@ static size_t write_descriptions(void)
     if (save.model.num_files > 1)
         write_json("model.safetensors.index.json", index_of(&save.model));
     char *path = folder_format("%s/config.yaml", save.folder);
-    folder_write(path, c->text ? c->text : "");
+    folder_write(path, c->text ? c->text : "", c->text ? strlen(c->text) : 0);
     free(path);
+    companions_write(save.folder);
     write_json("trainer.json", manifest(files));
     return bytes;
 }

@@ -191,11 +191,11 @@ char *folder_latest(const char *save_folder)
     return strdup(target);
 }
 
-void folder_write(const char *path, const char *text)
+void folder_write(const char *path, const char *data, size_t bytes)
 {
     FILE *file = fopen(path, "w");
     if (!file)
         die("%s: cannot create: %s", path, strerror(errno));
-    if (fputs(text, file) == EOF || fflush(file) != 0 || fsync(fileno(file)) != 0 || fclose(file) != 0)
+    if (fwrite(data, 1, bytes, file) != bytes || fflush(file) != 0 || fsync(fileno(file)) != 0 || fclose(file) != 0)
         die("%s: cannot write: %s", path, strerror(errno));
 }

@@ -2,6 +2,7 @@
  * Rank 0 acts; errors die and name the path. Strings returned are malloc'ed. */
 #pragma once
 #include <stdbool.h>
+#include <stddef.h>
 
 char *folder_format(const char *format, ...) __attribute__((format(printf, 1, 2)));     /* a path; never NULL */
 bool  folder_exists(const char *path);                /* anything of that name */
@@ -20,4 +21,4 @@ void  folder_remove_step(const char *save_folder, long step);
 void  folder_clear(const char *save_folder);          /* removes all checkpoints and `latest` */
 char *folder_latest(const char *save_folder);         /* what the link `latest` says: "step100"; NULL: no link */
 
-void  folder_write(const char *path, const char *text);        /* a whole file, on disk when it returns */
+void  folder_write(const char *path, const char *data, size_t bytes);       /* a whole file, on disk when it returns */

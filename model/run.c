@@ -124,7 +124,7 @@ static void write_config(const Config *c, bool resumes)
         if (c->save_overwrite && !resumes)
             folder_clear(c->save_folder);
         char *path = folder_format("%s/config.yaml", c->save_folder), *temporary = folder_format("%s.tmp", path);
-        folder_write(temporary, c->text);
+        folder_write(temporary, c->text, strlen(c->text));
         if (rename(temporary, path) != 0)
             die("%s: cannot write: %s", path, strerror(errno));
         free(path);

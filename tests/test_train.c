@@ -216,6 +216,20 @@ static void test_rewind(void **state)
     expect_output("there/latest");
 }
 
+/* A checkpoint of a run that began with a model folder has that folder's tokenizer, and so have those that follow. */
+static void test_companions(void **state)
+{
+    (void)state;
+    char command[512];
+    expect_status(train(1, "--max_duration=1 --save_folder=%s/model", folder), 0);
+    snprintf(command, sizeof command, "cd %s/model/step1 && rm trainer.json optimizer* && printf 'a\\0b' >tokenizer.json", folder);
+    assert_int_equal(system(command), 0);
+    expect_status(train(2, "--max_duration=2 --stop_at=1 --load_path=%s/model/step1 --save_folder=%s/tuned", folder, folder), 0);
+    expect_status(train(2, "--max_duration=2 --try_load_latest_save --save_folder=%s/tuned", folder), 0);
+    snprintf(command, sizeof command, "cmp %s/model/step1/tokenizer.json %s/tuned/step2/tokenizer.json", folder, folder);
+    assert_int_equal(system(command), 0);
+}
+
 /* As in OLMo: without intervals the end is saved, unless no checkpoint is kept. */
 static void test_last_checkpoint(void **state)
 {
@@ -269,7 +283,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_resume), cmocka_unit_test(test_resharding), cmocka_unit_test(test_ranks_agree), cmocka_unit_test(test_loss_falls),
         cmocka_unit_test(test_not_finite), cmocka_unit_test(test_signals), cmocka_unit_test(test_folder_is_not_overwritten),
-        cmocka_unit_test(test_updates), cmocka_unit_test(test_rewind), cmocka_unit_test(test_last_checkpoint),
+        cmocka_unit_test(test_updates), cmocka_unit_test(test_rewind), cmocka_unit_test(test_companions), cmocka_unit_test(test_last_checkpoint),
         cmocka_unit_test(test_stop_in_epochs), cmocka_unit_test(test_bad_arguments),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
