@@ -334,7 +334,7 @@ void config_check_data(Reader *r)
             "data.datasets"));
     const char *key = r->s->num_datasets > 0 ? "data.datasets" : "data.paths";
     use_datasets(r->s);
-    if (c->data.num_paths == 0)
+    if (c->data.num_paths == 0 && !c->dry_run)      /* a memory plan needs none */
         die("%s: no training data: give data.paths, a list of token shards", config_where(r, "data.paths"));
     refuse_remote(r, key, c->data.paths, c->data.num_paths);
     refuse_remote(r, "data.label_mask_paths", c->data.label_mask_paths, c->data.num_label_mask_paths);

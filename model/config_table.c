@@ -32,7 +32,7 @@ static_assert(offsetof(Config, optimizer.beta2) == offsetof(Config, optimizer.be
 const ConfigKey config_keys[] = {
     OTHER ("run_name", STRING, "run", C(run_name), "name of the run"),
     NUMBER("seed", U64, "6198", 0, LONGS, C(seed), "seed of initial weights and stochastic rounding"),
-    OTHER ("dry_run", BOOL, "false", C(dry_run), "print the settings and the memory plan, then stop"),
+    OTHER ("dry_run", BOOL, "false", C(dry_run), "print the settings and the memory plan, then stop; needs no data: --data.paths=[]"),
 
     /* ---- numbers ---- */
     OTHER ("recipe", STRING, "null", X(recipe), "in which formats everything is stored; default: by `precision` or "

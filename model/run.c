@@ -15,7 +15,7 @@
 #include "model/folder.h"
 #include "model/trace.h"
 
-static Loader *open_data(const Config *c)
+static Loader *open_loader(const Config *c)
 {
     DataSpec spec = {
         .paths = c->data.paths, .num_paths = c->data.num_paths, .label_mask_paths = c->data.label_mask_paths,
@@ -215,13 +215,10 @@ static void print_plan(const Run *r)
     model_free(&m, &f);
 }
 
-bool run_open(Run *r, const Config *c)
+static void open_data(Run *r)
 {
-    *r = (Run){ .config = c, .saved_step = -1 };
-    check_agreement("configurations", text_hash(c->text));
-    if (comm_rank() == 0)
-        printf("coat.c on %s\n%s\n", device_name(), c->text);
-    r->loader = open_data(c);
+    const Config *c = r->config;
+    r->loader = open_loader(c);
     check_agreement("data files", loader_fingerprint(r->loader));
     evaluate_check(c);
     r->length = run_length(c, &c->max_duration, r->loader);
@@ -229,8 +226,18 @@ bool run_open(Run *r, const Config *c)
     if (r->length.steps < 1)
         die("max_duration is less than one step: an epoch of these data has %llu, of %d sequences each",
             (unsigned long long)(loader_instances(r->loader) / c->global_train_batch_size), c->global_train_batch_size);
-
     print_data(r);
+}
+
+bool run_open(Run *r, const Config *c)
+{
+    *r = (Run){ .config = c, .saved_step = -1 };
+    check_agreement("configurations", text_hash(c->text));
+    if (comm_rank() == 0)
+        printf("coat.c on %s\n%s\n", device_name(), c->text);
+    if (c->data.num_paths > 0)
+        open_data(r);
+
     model_plan(&r->model, &r->fsdp, c, comm_group_size(RANKS_SHARD), comm_group_rank(RANKS_SHARD));
     print_plan(r);
     if (c->dry_run)
@@ -259,7 +266,8 @@ void run_close(Run *r)
     telemetry_close(r->telemetry);
     trace_close();
     log_close(r->log);
-    loader_close(r->loader);
+    if (r->loader)
+        loader_close(r->loader);
     if (r->model.memory)
         optimizer_free(&r->optimizer);
     model_free(&r->model, &r->fsdp);

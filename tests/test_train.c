@@ -240,6 +240,16 @@ static void test_last_checkpoint(void **state)
     assert_false(exists("none/step1") || exists("none/step2"));
 }
 
+static void test_plan_without_data(void **state)
+{
+    (void)state;
+    expect_status(train(4, "--dry_run --data.paths=[] --save_folder=%s/plan", folder), 0);
+    expect_output("memory plan of a rank");
+    assert_false(exists("plan"));
+    assert_int_not_equal(train(1, "--data.paths=[] --save_folder=%s/plan", folder), 0);
+    expect_output("no training data");
+}
+
 static void test_stop_in_epochs(void **state)
 {
     (void)state;
@@ -284,7 +294,8 @@ int main(void)
         cmocka_unit_test(test_resume), cmocka_unit_test(test_resharding), cmocka_unit_test(test_ranks_agree), cmocka_unit_test(test_loss_falls),
         cmocka_unit_test(test_not_finite), cmocka_unit_test(test_signals), cmocka_unit_test(test_folder_is_not_overwritten),
         cmocka_unit_test(test_updates), cmocka_unit_test(test_rewind), cmocka_unit_test(test_companions), cmocka_unit_test(test_last_checkpoint),
-        cmocka_unit_test(test_stop_in_epochs), cmocka_unit_test(test_bad_arguments),
+        cmocka_unit_test(test_stop_in_epochs), cmocka_unit_test(test_plan_without_data),
+        cmocka_unit_test(test_bad_arguments),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }
