@@ -209,30 +209,41 @@ static void load(const char *folder, LayoutKind kind, Source s, const Config *c,
     close_source(&s);
 }
 
-/* What shapes do not show. Other heads make another function of the same matrices; rotation, eps and clip may have been
- * changed on purpose, as for longer texts. */
+/* What shapes do not show: a class or activation that this program does not have, which config_read_hf refuses; other heads, which
+ * make another function of the same matrices. Rotation, eps and clip may have been changed on purpose, as for longer texts. */
 static void check_description(const char *folder, const ModelConfig *c)
 {
-    const struct { const char *theirs, *ours; double value; bool refuse; } keys[] = {
-        { "num_attention_heads", "model.n_heads", c->n_heads, true },
-        { "num_key_value_heads", "model.n_kv_heads", c->n_kv_heads, true },
-        { "rope_theta", "model.rope_theta", c->rope_theta, false },
-        { "rms_norm_eps", "model.layer_norm_eps", (double)c->norm.eps, false },
-        { "clip_qkv", "model.clip_qkv", (double)c->clip_qkv, false },
+    ModelConfig t = *c;
+    char *path = folder_format("%s/config.json", folder);
+    const bool described = folder_exists(path);
+    free(path);
+    if (!described)
+        return;
+    config_read_hf(&t, folder);
+    const struct { const char *theirs, *ours; double x, y; bool refuse; } keys[] = {
+        { "num_attention_heads", "model.n_heads", t.n_heads, c->n_heads, true },
+        { "num_key_value_heads", "model.n_kv_heads", t.n_kv_heads, c->n_kv_heads, true },
+        { "head_dim", "model.head_dim", t.head_dim, c->head_dim, true },
+        { "rope_theta", "model.rope_theta", t.rope_theta, c->rope_theta, false },
+        { "rope_scaling.factor", "model.rope_scaling.factor", t.rope_scaling.factor, c->rope_scaling.factor, false },
+        { "its low_freq_factor", "model.rope_scaling.low_freq_factor", t.rope_scaling.low_freq_factor,
+          c->rope_scaling.low_freq_factor, false },
+        { "its high_freq_factor", "model.rope_scaling.high_freq_factor", t.rope_scaling.high_freq_factor,
+          c->rope_scaling.high_freq_factor, false },
+        { "its original_max_position_embeddings", "model.rope_scaling.original_max_position_embeddings",
+          t.rope_scaling.original_length, c->rope_scaling.original_length, false },
+        { "the norms' eps", "model.layer_norm_eps", (double)t.norm.eps, (double)c->norm.eps, false },
+        { "clip_qkv", "model.clip_qkv", (double)t.clip_qkv, (double)c->clip_qkv, false },
     };
-    json_t *config = read_json(folder, "config.json");
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
-        const json_t *found = json_object_get(config, keys[i].theirs);
-        const double x = json_number_value(found), y = keys[i].value;       /* null: 0 */
-        if (!found || fabs(x - y) <= 1e-6 * fabs(x))
+        if (fabs(keys[i].x - keys[i].y) <= 1e-6 * fabs(keys[i].x))
             continue;
         if (keys[i].refuse)
             die("%s/config.json: %s is %g, but %s is %g: another model with matrices of the same shapes", folder,
-                keys[i].theirs, x, keys[i].ours, y);
-        warn("%s/config.json: %s is %g, the configuration's %s is %g, which counts", folder, keys[i].theirs, x,
-             keys[i].ours, y);
+                keys[i].theirs, keys[i].x, keys[i].ours, keys[i].y);
+        warn("%s/config.json: %s is %g, the configuration's %s is %g, which counts", folder, keys[i].theirs, keys[i].x,
+             keys[i].ours, keys[i].y);
     }
-    json_decref(config);
 }
 
 bool checkpoint_load(const char *folder, const Config *c, Fsdp *f, TrainState *s, bool with_optimizer)

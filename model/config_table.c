@@ -52,7 +52,8 @@ const ConfigKey config_keys[] = {
     WORD  ("format.fast", CHOICE, "null", "none|forward|all", C(recipe.fast), "FP8 GEMMs that may add with short "
            "accumulators"),
     OTHER ("format.master", FORMAT, "null", C(recipe.master), "weights that the optimizer updates"),
-    OTHER ("format.grads", FORMAT, "null", C(recipe.grads), "accumulated weight gradients"),
+    OTHER ("format.grads", FORMAT, "null", C(recipe.grads), "accumulated weight gradients; "
+           "f32 unless given where a step has more than 128 micro-batches"),
     OTHER ("format.moment1", FORMAT, "null", C(recipe.moment1), "AdamW's m; e4m3/128+ is expanded (COAT), e4m3/128 is not"),
     OTHER ("format.moment2", FORMAT, "null", C(recipe.moment2), "AdamW's v"),
     WORD  ("quantize_model.use_quantize_model", CHOICE | SPENT, "null", "coat_real|fp8linear|none|false",

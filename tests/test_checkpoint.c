@@ -359,6 +359,10 @@ static void test_mismatches(void **state)
     other.vocab_size = 91;
     expect_mismatch(folder, &other, f32, "embed_tokens.weight has shape (90, 64)");
     expect_mismatch(folder, &m, e4m3, "--reset_optimizer_state");
+    char command[1024];
+    snprintf(command, sizeof command, "sed -i s/LlamaForCausalLM/MistralForCausalLM/ %s/config.json", folder);
+    assert_int_equal(system(command), 0);
+    expect_mismatch(folder, &m, f32, "architecture MistralForCausalLM");
     expect_mismatch(write_folder(&r, "U8", 90), &m, f32, "stored as U8; expected F32, BF16 or F16");
     free(folder);
     close_run(&r);

@@ -65,6 +65,17 @@ static void test_values(void **state)
     assert_string_equal(c->data.paths[1], "y z");
     config_free(c);
 
+    /* sums of many gradients are F32 unless BF16 is asked for */
+    c = try_load(1, "--recipe=coat", "--global_train_batch_size=256", "--device_train_microbatch_size=2", NULL);
+    assert_int_equal(c->recipe.grads.dtype, BF16);
+    config_free(c);
+    c = try_load(1, "--recipe=coat", "--global_train_batch_size=258", "--device_train_microbatch_size=2", NULL);
+    assert_int_equal(c->recipe.grads.dtype, F32);
+    config_free(c);
+    c = try_load(2, "--recipe=coat", "--global_train_batch_size=512", "--device_train_microbatch_size=1", "--format.grads=bf16");
+    assert_int_equal(c->recipe.grads.dtype, BF16);
+    config_free(c);
+
     c = try_load(1, "--seed=9007199254740993", "--data.seed=0", "--save_interval=null", "--eval_interval=0");
     assert_true(c->seed == 9007199254740993 && c->data.seed == 0 && c->save_interval == 0 && c->eval_interval == 0);
     config_free(c);
@@ -243,6 +254,7 @@ static void test_warning(void **state)
         { "--recipe=coat", "--quantize_model.group_size=32", "quantize_model (recipe coat is given)" },
         { "--quantize_optimizer.qgroup_size=64", NULL, "quantize_optimizer (no quantize_optimizer.use_quantize_opt" },
         { "--quantize_model.use_quantize_model=fp8linear", "--quantize_model.group_size=32", "nothing in groups" },
+        { "--recipe=coat", "--optimizer.betas=[0.9, 0.999]", "too coarse for a beta2 of 0.999" },
         { "--recipe=coat", "--precision=fp32", "precision (recipe coat)" },
         { "--model.flash_attention=false", NULL, "model.flash_attention" },
     };
