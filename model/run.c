@@ -132,15 +132,20 @@ static void write_config(const Config *c, bool resumes)
     }
 }
 
-/* 0: no end. */
-static RunLength run_length(const Config *c, const Duration *d, const Loader *l)
+/* `key`: the configuration's name of d. Steps are 0 if it is not given. */
+static RunLength run_length(const Config *c, const char *key, const Duration *d, const Loader *l)
 {
     long per_step = (long)c->global_train_batch_size * c->model.max_sequence_length;
     RunLength n = { .steps = d->steps };
     if (d->tokens > 0)
         n.steps = (d->tokens + per_step - 1) / per_step;
-    else if (d->epochs > 0)
-        n.steps = (long)(d->epochs * (double)(loader_instances(l) / c->global_train_batch_size));
+    else if (d->epochs > 0) {
+        const uint64_t epoch = loader_instances(l) / c->global_train_batch_size;
+        n.steps = (long)(d->epochs * (double)epoch);
+        if (n.steps < 1)
+            die("%s is less than one step: an epoch of these data has %llu, of %d sequences each", key, (unsigned long long)epoch,
+                c->global_train_batch_size);
+    }
     n.tokens = d->tokens > 0 ? d->tokens : n.steps * per_step;
     return n;
 }
@@ -221,11 +226,8 @@ static void open_data(Run *r)
     r->loader = open_loader(c);
     check_agreement("data files", loader_fingerprint(r->loader));
     evaluate_check(c);
-    r->length = run_length(c, &c->max_duration, r->loader);
-    r->stop = run_length(c, &c->stop_at, r->loader);
-    if (r->length.steps < 1)
-        die("max_duration is less than one step: an epoch of these data has %llu, of %d sequences each",
-            (unsigned long long)(loader_instances(r->loader) / c->global_train_batch_size), c->global_train_batch_size);
+    r->length = run_length(c, "max_duration", &c->max_duration, r->loader);
+    r->stop = run_length(c, "stop_at", &c->stop_at, r->loader);
     print_data(r);
 }
 

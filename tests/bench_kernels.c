@@ -298,7 +298,8 @@ static void bench_adamw(const Model *m)
 
 /* ---- GEMMs and attention -------------------------------------------------------------------------------------- */
 
-/* With quantized normal numbers as operands; all GEMMs with fast accumulation, as COAT's recipes have them. */
+/* With quantized normal numbers as operands; all GEMMs with fast accumulation, as COAT's recipes have them.
+ * times: how often a step of coat runs each. */
 static void bench_linear_fp8(const char *name, int N, int O, int C, double times)
 {
     char label[64];

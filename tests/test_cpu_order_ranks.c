@@ -5,13 +5,14 @@
 
 #include "tests/kit.h"
 
+#include "model/error.h"
 #include "model/optimizer.h"
 #include "tests/models.h"
 #include "tests/ranks.h"
 
 /* ---- clocks --------------------------------------------------------------------------------------------------- */
 
-enum { CELL = 16, CELLS = 1 << 21 };    /* bytes that are watched together; a power of two of them, more than are used */
+enum { CELL = 16, CELLS = 1 << 21 };    /* bytes that are watched together; as many of them as a run uses, and more */
 
 typedef struct {
     uintptr_t address;
@@ -36,13 +37,15 @@ static void begin(const char *name)
 
 static Cell *find(uintptr_t address)
 {
-    for (size_t i = address * 0x9e3779b97f4a7c15u >> 20;; i++) {
-        Cell *c = &cells[i % CELLS];
+    const size_t first = address * 0x9e3779b97f4a7c15u >> 20;
+    for (size_t i = 0; i < CELLS; i++) {
+        Cell *c = &cells[(first + i) % CELLS];
         if (c->address == address || !c->address) {
             c->address = address;
             return c;
         }
     }
+    die("more than %d cells of memory are watched: raise CELLS", CELLS);
 }
 
 static void report(const Cell *c, const char *other, Queue theirs, const char *verb)

@@ -273,7 +273,8 @@ static void test_bad_arguments(void **state)
         { "--model.vocab_size=1000 --model.embedding_size=1024 --model.eos_token_id=999", "data/sample-train.npy" },
         { "--load_path=no/such/folder", "no/such/folder" },
         { "--recipe=fp9", "fp9" },
-        { "--max_duration=0.00001ep", "max_duration" },
+        { "--max_duration=0.00001ep", "max_duration is less than one step" },
+        { "--stop_at=0.00001ep", "stop_at is less than one step" },
         { "--recipe=coat --format.gradient=f32", "format.gradient" },
         { "--optimizer.eps=0", "optimizer.eps" },
     };
