@@ -28,8 +28,14 @@ void init_constant(Tensor w, float value);
 
 /* ---- embedding -------------------------------------------------------------------------------------------- */
 
+/* A token and where in the batch it stands. */
+typedef struct { int token, position; } TokenAt;
+
+/* On the host: the N tokens, each in [0, V), by token, equal ones by position. */
+void sort_tokens(TokenAt *sorted, const int *tokens, int N, int V);
+
 void embedding_forward (Tensor y, const int *tokens, Tensor w);         /* y[n] = w[tokens[n]]        (N,C) (N) (V,C) */
-void embedding_backward(Tensor dw, const int *tokens, Tensor dy);       /* dw[tokens[n]] += dy[n], in the order of n  */
+void embedding_backward(Tensor dw, const TokenAt *sorted, Tensor dy);   /* dw[tokens[n]] += dy[n], in the order of n  */
 
 /* ---- normalization ---------------------------------------------------------------------------------------- */
 

@@ -8,11 +8,15 @@
 
 static const Tensor NONE = { 0 };
 
-static void load_batch(Model *m, const int *tokens, const int *targets, int B)
+static void load_batch(Model *m, const int *tokens, const int *targets, int B, bool with_backward)
 {
     int N = B * m->attn.T;
     device_put(m->tokens, tokens, sizeof(int) * N);
     device_put(m->targets, targets, sizeof(int) * N);
+    if (with_backward) {
+        sort_tokens(m->host_sorted, tokens, N, m->config->embedding_size);
+        device_put(m->sorted, m->host_sorted, sizeof *m->sorted * N);
+    }
     m->docs = (Documents){ 0 };
     if (m->documents) {
         m->docs.count = document_starts(m->host_doc_start, &m->docs.longest, tokens, B, m->attn.T, m->config->eos_token_id);
@@ -102,7 +106,7 @@ static void backward(Model *m, Fsdp *f)
         fsdp_release(f, u);
         fsdp_reduce(f, u);
     }
-    embedding_backward(fsdp_grads(f, 0)->embed, m->tokens, m->work.dres);
+    embedding_backward(fsdp_grads(f, 0)->embed, m->sorted, m->work.dres);
     fsdp_reduce(f, 0);
     if (f->last_micro_batch)
         fsdp_wait_grads(f);
@@ -111,7 +115,7 @@ static void backward(Model *m, Fsdp *f)
 void model_step(Model *m, Fsdp *f, const int *tokens, const int *targets, float scale, float z_weight, bool with_backward)
 {
     matmul_accumulation(m->recipe.fast);
-    load_batch(m, tokens, targets, m->attn.B);
+    load_batch(m, tokens, targets, m->attn.B, with_backward);
     forward(m, f);
     head(m, f, scale, z_weight, with_backward);
     if (with_backward)

@@ -98,7 +98,9 @@ typedef struct {
     float    *losses;          /* (2, N) cross entropy and z-loss per token                    */
     float    *sums;            /* [2] their sums since model_losses                            */
     float    *rope;            /* (T, D/2, 2) cosine and sine                                  */
+    TokenAt  *sorted;          /* (N) the tokens as embedding_backward wants them              */
     int      *host_doc_start;  /* (N+1) host memory                                            */
+    TokenAt  *host_sorted;     /* (N) host memory                                              */
     bool      documents;       /* attention stays inside documents                             */
     void    (*observe)(void *observer, int blocks, const Unit *w);     /* unless NULL: called in forward when so many blocks */
     void     *observer;        /* have run, the last with weights w; memory that blocks share still holds its values */

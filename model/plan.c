@@ -153,6 +153,7 @@ static void plan_head(Arena *arena, Model *m, const Config *c)
     m->logits = tensor_alloc(arena, m->recipe.stream, loss_chunk(c, N), c->model.embedding_size);
     m->tokens = arena_alloc(arena, sizeof(int) * N);
     m->targets = arena_alloc(arena, sizeof(int) * N);
+    m->sorted = arena_alloc(arena, sizeof *m->sorted * N);
     m->doc_start = arena_alloc(arena, sizeof(int) * (N + 1));
     m->losses = arena_alloc(arena, 2 * sizeof(float) * N);
     m->sums = arena_alloc(arena, 2 * sizeof(float));
@@ -262,6 +263,7 @@ void model_plan(Model *m, Fsdp *f, const Config *c, int shards, int rank)
     m->N = m->attn.B * m->attn.T;
     m->acts = xcalloc(m->L + 1, sizeof *m->acts);
     m->host_doc_start = xmalloc(sizeof(int) * (m->N + 1));
+    m->host_sorted = xmalloc(sizeof *m->host_sorted * m->N);
     f->sum_once = c->strategy.grad_sum != SUM_OFTEN;
     plan_all(&(Arena){ 0 }, m, f, c, shards, rank);
     if (c->strategy.grad_sum == SUM_ONCE_IF_FITS && !fits(m, f, c, shards)) {
@@ -284,4 +286,5 @@ void model_free(Model *m, Fsdp *f)
     fsdp_free(f);
     free(m->acts);
     free(m->host_doc_start);
+    free(m->host_sorted);
 }

@@ -231,6 +231,17 @@ static inline int *put_ints(const int *x, size_t n)
     return p;
 }
 
+/* The tokens as embedding_backward wants them. */
+static inline TokenAt *put_sorted(const int *tokens, int N, int V)
+{
+    const size_t bytes = sizeof(TokenAt) * (size_t)N;
+    TokenAt *sorted = malloc(bytes), *p = guarded(bytes);
+    sort_tokens(sorted, tokens, N, V);
+    device_put(p, sorted, bytes);
+    free(sorted);
+    return p;
+}
+
 /* ---- comparison --------------------------------------------------------------------------------------------- */
 
 static inline void check_same_bytes(const char *name, const void *a, const void *b, size_t bytes)
