@@ -101,6 +101,24 @@ uint16_t fp8_group_scale(float amax, DType d)
     return (uint16_t)((u + 0xffff) >> 16);
 }
 
+uint32_t fp8_pair(float amax, float k, DType d)
+{
+    return (bits_of(fp8_scale(amax, d)) + 0x7f) >> 7 | ((uint32_t)(k * K_STEPS) - 1) << 24;
+}
+
+float fp8_pair_scale(uint32_t pair)
+{
+    const uint32_t u = (pair & 0xffffff) << 7;
+    float s;
+    memcpy(&s, &u, sizeof s);
+    return s;
+}
+
+float fp8_pair_power(uint32_t pair)
+{
+    return (float)((pair >> 24) + 1) / K_STEPS;
+}
+
 float abs_max(const float *x, size_t n)
 {
     float a = 0;
@@ -139,8 +157,8 @@ static void load_expanded(float *x, Tensor t, size_t first, size_t n)
     const float max = fp8_max(t.format.dtype);
     const uint8_t *codes = (const uint8_t *)t.data + first;
     for (size_t i = 0; i < n; i++) {
-        const uint16_t *scale = (const uint16_t *)t.scale + (first + i) / (size_t)t.format.group * 2;
-        const float a = bf16_decode(scale[0]) * max, k = bf16_decode(scale[1]);
+        const uint32_t pair = ((const uint32_t *)t.scale)[(first + i) / (size_t)t.format.group];
+        const float a = fp8_pair_scale(pair) * max, k = fp8_pair_power(pair);
         const float f = fp8_decode(codes[i], t.format.dtype);
         x[i] = f == 0 ? f : copysignf(powf(fabsf(f) / max, 1 / k) * a, f);
     }
@@ -196,14 +214,13 @@ static void store_expanded(Tensor t, size_t first, const float *x, size_t n)
     const float max = fp8_max(d);
     uint8_t *codes = (uint8_t *)t.data + first;
     for (size_t g = 0; g < n; g += group) {
-        uint16_t *scale = (uint16_t *)t.scale + (first + g) / group * 2;
+        uint32_t *pair = (uint32_t *)t.scale + (first + g) / group;
         float b = INFINITY, top = abs_max(x + g, group);
         for (size_t i = g; i < g + group; i++)
             b = fminf(b, fabsf(x[i]));
         const float k = expansion_power(top, b, d);
-        scale[0] = fp8_group_scale(top, d);
-        scale[1] = bf16_encode(k);
-        const float a = bf16_decode(scale[0]) * max;
+        *pair = fp8_pair(top, k, d);
+        const float a = fp8_pair_scale(*pair) * max;
         for (size_t i = g; i < g + group; i++)
             codes[i] = fp8_encode(copysignf(powf(fabsf(x[i]) / a, k) * max, x[i]), d);
     }

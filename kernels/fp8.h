@@ -10,6 +10,12 @@ uint8_t  fp8_encode (float x, DType d);         /* to nearest, ties to even; sat
 float    fp8_max    (DType d);                  /* largest finite value: 448 or 57344 */
 float    fp8_scale  (float amax, DType d);      /* S of a whole tensor, F32 */
 uint16_t fp8_group_scale(float amax, DType d);  /* S of a group, BF16 rounded up */
+
+/* S and k of an expanded group in 32 bits: S with 24, as F32 without sign and its last 7 bits, rounded up; k = 1/16 .. 16 with
+ * 8. NOTE: a maximum that falls by less than S can say does not fall, and a moment with beta2 = 0.999 falls by 2^-10 a step. */
+uint32_t fp8_pair      (float amax, float k, DType d);
+float    fp8_pair_scale(uint32_t pair);
+float    fp8_pair_power(uint32_t pair);
 float    abs_max    (const float *x, size_t n); /* NaN counts as 0 */
 
 /* Elements first .. first + n - 1 in row-major order, of a tensor in host memory; whole groups. `store` sets group

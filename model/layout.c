@@ -58,7 +58,7 @@ static void add_values(Layout *l, PieceKind kind, const HfTensor *t, int unit, c
     p->max_rows = t->vector ? t->cols : t->max_rows;
 }
 
-/* (groups, scales per group) */
+/* (groups, 1) */
 static void add_scales(Layout *l, PieceKind kind, const HfTensor *t, int unit, const char *suffix, Format f)
 {
     if (!format_is_fp8(f))
@@ -66,14 +66,14 @@ static void add_scales(Layout *l, PieceKind kind, const HfTensor *t, int unit, c
     CHECK(f.group && PARAM_ALIGN % f.group == 0, "moments in %s", format_name(f));
     Piece *p = add_piece(l, kind, t, unit, suffix);
     size_t group = (size_t)f.group, end = t->first + t->rows * t->cols;
-    p->dtype = "BF16";
+    p->dtype = f.expand ? "U32" : "BF16";       /* fp8_pair of kernels/fp8.h, or S */
     p->per = group;
     p->bytes = 2 * (size_t)tensor_scales_per_group(f);
     p->first = t->first / group;
     p->count = (end + group - 1) / group - p->first;
     p->dims = 2;
     p->shape[0] = p->max_rows = p->count;
-    p->shape[1] = (size_t)tensor_scales_per_group(f);
+    p->shape[1] = 1;
 }
 
 static void add_unit(Layout *l, LayoutKind kind, const ModelConfig *c, const Fsdp *f, int unit)

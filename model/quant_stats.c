@@ -76,7 +76,7 @@ double log_range(const double *x, size_t n)
 
 double sample_k(Sample s, size_t group)
 {
-    return bf16_decode(((const uint16_t *)s.t.scale)[2 * group + 1]);
+    return fp8_pair_power(((const uint32_t *)s.t.scale)[group]);
 }
 
 static void add_ranges(Stats *st, Sample s, const double *x, size_t group)

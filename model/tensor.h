@@ -16,7 +16,7 @@ typedef struct { DType dtype; int group; bool expand; } Format;
 typedef struct {
     void  *data;      /* (rows, cols), 256-byte aligned; NULL: the tensor does not exist                       */
     void  *data_t;    /* (cols, rows): transposed FP8 codes with the same scale, as operands of FP8 GEMMs; or NULL */
-    void  *scale;     /* group 0: one float (16 bytes apart); else BF16 (rows, cols/group), pairs with k if expanded. NULL unless FP8 */
+    void  *scale;     /* group 0: one float (16 bytes apart); else BF16 (rows, cols/group), if expanded fp8_pair. NULL unless FP8 */
     float *amax;      /* of dense data: where the operation that makes it leaves max|data| for quantize, which spends it:
                          one float, 0 before; NULL: quantize looks itself. Only norm_backward fills it             */
     Format format;
@@ -39,6 +39,6 @@ bool        format_is_fp8(Format f);
 const char *format_name  (Format f);                                  /* "bf16", "e4m3/16", "e4m3/128+": expanded; static storage, 16 live */
 bool        format_parse (Format *f, const char *text);               /* false if text is not a format name */
 size_t      dtype_size   (DType d);                                   /* bytes of an element */
-int         tensor_scales_per_group(Format f);                        /* BF16 values that a group's scale takes */
+int         tensor_scales_per_group(Format f);                        /* 2-byte words that a group's scale takes */
 size_t      tensor_numel (Tensor t);
 size_t      tensor_bytes (Tensor t);                                  /* data, data_t and scale as allocated */

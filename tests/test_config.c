@@ -254,7 +254,6 @@ static void test_warning(void **state)
         { "--recipe=coat", "--quantize_model.group_size=32", "quantize_model (recipe coat is given)" },
         { "--quantize_optimizer.qgroup_size=64", NULL, "quantize_optimizer (no quantize_optimizer.use_quantize_opt" },
         { "--quantize_model.use_quantize_model=fp8linear", "--quantize_model.group_size=32", "nothing in groups" },
-        { "--recipe=coat", "--optimizer.betas=[0.9, 0.999]", "too coarse for a beta2 of 0.999" },
         { "--recipe=coat", "--precision=fp32", "precision (recipe coat)" },
         { "--model.flash_attention=false", NULL, "model.flash_attention" },
     };
@@ -265,6 +264,11 @@ static void test_warning(void **state)
     }
     assert_true(try_printed(message, sizeof message, 2, 1, NULL, NULL));
     assert_string_equal(message, "");
+    try_write_changed("betas:", "betas: [0.9, 0.999]");
+    assert_true(try_printed(message, sizeof message, 2, 1, "--recipe=coat", NULL));
+    assert_string_equal(message, "");
+    assert_true(try_printed(message, sizeof message, 2, 1, "--recipe=coat", "--format.moment2=e4m3/128"));
+    try_contains(message, "too coarse for a beta2 of 0.999");
 }
 
 /* COAT's blocks choose a recipe; a build without it says so. */

@@ -4,6 +4,7 @@
  * The CUDA back end computes powers as 2^(k log2 x) on the hardware's approximations, whose errors the PTX ISA gives:
  * lg2, ex2 and a quick quotient or root 2^-22 of the result, lg2 of 1/2 .. 2 an absolute 2^-22. So codes may be
  * neighbours of the exact ones, and k may be another where the exact one lies next to a multiple of 1/16. */
+#include "kernels/fp8.h"
 #include "tests/fp8.h"
 
 static const Format F = { F32, 0 };
@@ -43,9 +44,10 @@ typedef struct { double S, k; } Pair;
 
 static Pair pair_of(Format f, const uint16_t *scales, int i)
 {
-    const int at = i / GROUP * (f.expand ? 2 : 1);
-    return (Pair){ float_from_bits((uint32_t)scales[at] << 16),
-                   f.expand ? float_from_bits((uint32_t)scales[at + 1] << 16) : 1 };
+    if (!f.expand)
+        return (Pair){ float_from_bits((uint32_t)scales[i / GROUP] << 16), 1 };
+    const uint32_t pair = ((const uint32_t *)scales)[i / GROUP];
+    return (Pair){ float_from_bits((pair & 0xffffff) << 7), ((pair >> 24) + 1) / 16.0 };
 }
 
 /* f(x) = (|x|/a)^k max, a = S max, is monotonic, and so is its inverse. */
@@ -107,8 +109,8 @@ static void check_power(const char *name, double k, Range a, Range b, DType d)
         fail_msg("%s: k = %g, expected %g .. %g, between 1/16 and 16", name, k, least, most);
 }
 
-/* Group g of a moment whose values lie within `bound` of x: S is max|x| / max rounded up to BF16, which adds less
- * than 2^-7; k; and each code lies between those of the ends of what is explained. */
+/* Group g of a moment whose values lie within `bound` of x: S is max|x| / max rounded up, to BF16, which adds less
+ * than 2^-7, or beside k less than 2^-16; k; and each code lies between those of the ends of what is explained. */
 static void check_group(const char *name, Tensor t, const uint8_t *codes, int g, const double *x, const double *bound)
 {
     const DType d = t.format.dtype;
@@ -119,7 +121,8 @@ static void check_group(const char *name, Tensor t, const uint8_t *codes, int g,
         b.low = fmin(b.low, fmax(fabs(x[i]) - bound[i], 0));
         b.high = fmin(b.high, fabs(x[i]) + bound[i]);
     }
-    if (!(p.S * top_of(d) >= a.low * (1 - 2 * U24) && p.S * top_of(d) <= a.high * (1 + 0x1p-7) * (1 + 2 * U24)))
+    const double up = t.format.expand ? 0x1p-16 : 0x1p-7;
+    if (!(p.S * top_of(d) >= a.low * (1 - 2 * U24) && p.S * top_of(d) <= a.high * (1 + up) * (1 + 2 * U24)))
         fail_msg("%s, group %d: scale %g for a maximum of %.9g .. %.9g", name, g, p.S, a.low, a.high);
     if (t.format.expand)
         check_power(name, p.k, a, b, d);
@@ -237,14 +240,11 @@ static Tensor make_state(Format f, int n, uint64_t seed, double size, bool posit
     for (int g = 0; g < n / GROUP; g++) {
         uint32_t u;
         float S = (float)(size / top_of(f.dtype)) * uniform(seed + 1, (size_t)g, 0.1f, 1);
-        uint16_t *scale = (uint16_t *)(bytes + n) + g * (f.expand ? 2 : 1);
         memcpy(&u, &S, sizeof u);
-        scale[0] = (uint16_t)(u >> 16);
-        if (f.expand) {
-            const float k = (float)(1 + random_bits(seed + 2, (uint64_t)g) % 96) / 16;
-            memcpy(&u, &k, sizeof u);
-            scale[1] = (uint16_t)(u >> 16);
-        }
+        if (f.expand)
+            ((uint32_t *)(bytes + n))[g] = u >> 7 | (uint32_t)(random_bits(seed + 2, (uint64_t)g) % 96) << 24;
+        else
+            ((uint16_t *)(bytes + n))[g] = (uint16_t)(u >> 16);
     }
     tensor_restore(t, bytes);
     return t;
@@ -329,6 +329,37 @@ static void step_case(const StepCase *k)
     release();
 }
 
+static double sum_of_moment(Tensor t)
+{
+    char *bytes = tensor_snapshot(t);
+    float *x = keep((size_t)t.cols * sizeof *x);
+    double sum = 0;
+    load(x, (Tensor){ .data = bytes, .scale = bytes + t.cols, .format = t.format, .rows = 1, .cols = t.cols }, 0, (size_t)t.cols);
+    for (int i = 0; i < t.cols; i++)
+        sum += x[i];
+    return sum;
+}
+
+/* 1000 steps without a gradient at beta2 = 0.999 take v to e^-1 of itself; a scale too coarse for 2^-10 a step would keep it. */
+static void test_slow_decay(void **state)
+{
+    (void)state;
+    enum { N = 8 * GROUP, STEPS = 1000 };
+    Tensor w = make_filled(F, 1, N, 1, -1, 1), grad = make_filled(F, 1, N, 2, -1, 1), none = make_filled(F, 1, N, 3, 0, 0);
+    Tensor m = make_moment(E4M3, N, true), v = make_moment(E4M3, N, true);
+    AdamW a = { .lr = 0, .beta1 = 0.9f, .beta2 = 0.999f, .eps = 1e-8f, .correction1 = 1, .correction2 = 1, .grad_scale = 1 };
+    tensor_restore(m, keep(tensor_bytes(m)));
+    tensor_restore(v, keep(tensor_bytes(v)));
+    adamw(w, m, v, grad, a, 0);
+    const double before = sum_of_moment(v);
+    for (int s = 0; s < STEPS; s++)
+        adamw(w, m, v, none, a, 0);
+    const double left = sum_of_moment(v) / before, expected = pow(0.999, STEPS);
+    printf("v went to %.4f of itself, expected %.4f\n", left, expected);
+    assert_true(fabs(left / expected - 1) < 0.1);
+    release();
+}
+
 static void test_steps(void **state)
 {
     (void)state;
@@ -339,7 +370,8 @@ static void test_steps(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_there_and_back), cmocka_unit_test(test_plain_and_zeros), cmocka_unit_test(test_steps),
+        cmocka_unit_test(test_there_and_back), cmocka_unit_test(test_plain_and_zeros), cmocka_unit_test(test_slow_decay),
+        cmocka_unit_test(test_steps),
     };
     return cmocka_run_group_tests(tests, start_device, NULL);
 }

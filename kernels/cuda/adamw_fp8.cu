@@ -32,8 +32,11 @@ struct Moment {
  * whole sectors of memory together, whatever they load. */
 struct Codes {
     uint2 half[2];
-    uint32_t scale;
+    uint32_t scale;         /* of the group; with k: fp8_pair of kernels/fp8.h */
 };
+
+__device__ static inline float pair_scale(uint32_t pair) { return __uint_as_float((pair & 0xffffff) << 7); }
+__device__ static inline float pair_power(uint32_t pair) { return (float)((pair >> 24) + 1) * (1.0f / K_STEPS); }
 
 __device__ static inline float log2_quick(float x)
 {
@@ -87,12 +90,12 @@ template <bool SIGNED> __device__ static inline void raise(float (&x)[2][8], flo
 template <class F, bool SIGNED>
 __device__ static inline void decode_moment(float (&x)[2][8], const Codes &c, float beta)
 {
-    const float scale = bf16_value((uint16_t)c.scale);
+    const float scale = F::expand ? pair_scale(c.scale) : bf16_value((uint16_t)c.scale);
 #pragma unroll
     for (int h = 0; h < 2; h++)
         decode_pack<F::dtype>(x[h], c.half[h], F::expand ? 1.0f : scale * beta);
     if (F::expand) {
-        const float root = inverse_quick(bf16_value((uint16_t)(c.scale >> 16)));
+        const float root = inverse_quick(pair_power(c.scale));
         raise<SIGNED>(x, root, log2_quick(scale) + (1.0f - root) * F::log2_max + beta);
     }
 }
@@ -120,17 +123,18 @@ template <class F, bool SIGNED>
 __device__ static inline void store_moment(const Moment &t, unsigned at, float (&x)[2][8], bool inside)
 {
     const float a = group_max(fmaxf(pack_abs_max(x[0]), pack_abs_max(x[1])));
-    const uint16_t s = fp8_group_scale(a, F::dtype);
-    float inverse = 1.0f, k = 0;
+    uint32_t s = F::expand ? (__float_as_uint(fp8_scale(a, F::dtype)) + 0x7f) >> 7 : fp8_group_scale(a, F::dtype);
+    float inverse = 1.0f;
     if (F::expand) {
         float b = fabsf(x[0][0]);
 #pragma unroll
         for (int i = 1; i < 16; i++)
             b = fminf(b, fabsf(x[i / 8][i % 8]));
-        k = expansion_power<F>(a, -group_max(-b));
-        raise<SIGNED>(x, k, (1.0f - k) * F::log2_max - k * log2_quick(bf16_value(s)));
+        const float k = expansion_power<F>(a, -group_max(-b));
+        raise<SIGNED>(x, k, (1.0f - k) * F::log2_max - k * log2_quick(pair_scale(s)));
+        s |= (uint32_t)(k * K_STEPS - 1) << 24;
     } else
-        inverse = 1.0f / bf16_value(s);
+        inverse = 1.0f / bf16_value((uint16_t)s);
     if (!inside)
         return;
 #pragma unroll
@@ -139,9 +143,9 @@ __device__ static inline void store_moment(const Moment &t, unsigned at, float (
     if (threadIdx.x % LANES != 0)
         return;
     if (F::expand)
-        ((uint32_t *)t.scale)[at / GROUP] = s | __float_as_uint(k) >> 16 << 16;
+        ((uint32_t *)t.scale)[at / GROUP] = s;
     else
-        ((uint16_t *)t.scale)[at / GROUP] = s;
+        ((uint16_t *)t.scale)[at / GROUP] = (uint16_t)s;
 }
 
 /* The update rearranged, c1 and c2 being the corrections:
