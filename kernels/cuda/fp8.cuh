@@ -34,6 +34,16 @@ __device__ inline float bf16_value(uint16_t bits)
     return __uint_as_float((uint32_t)bits << 16);
 }
 
+/* 1/S of a group scale, correctly rounded: S has 8 significant bits, so 1/S lies at least 2^-33 of itself from the middle
+ * between two floats, and a Newton step from the hardware's approximation errs by 2^-45. Infinity: 0. */
+__device__ inline float fp8_group_inverse(uint16_t scale)
+{
+    float r;
+    const float s = bf16_value(scale);
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(s));
+    return isinf(s) ? 0.0f : __fmaf_rn(__fmaf_rn(-s, r, 1.0f), r, r);
+}
+
 /* ---- codes --------------------------------------------------------------------------------------------------- */
 
 template <DType D> __device__ inline float decode(uint8_t code)

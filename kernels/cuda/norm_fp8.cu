@@ -86,6 +86,63 @@ void norm_rows_kernel(AnyOut y, float *amax, GroupOut x, float2 *stats, Reader s
         raise_amax(amax, m, shared);
 }
 
+/* The same of an RMS_NORM whose y is an FP8 operand: max|y| = rstd max|x w|, so that nothing is held over the sum of
+ * squares and one reduction is enough. */
+template <bool EXACT, class Reader> __global__ __launch_bounds__(MAX_THREADS, 2)
+void rms_rows_kernel(float *amax, GroupOut x, float2 *stats, Reader stream, AnyIn w, int C, float eps)
+{
+    __shared__ float sums[32], maxima[32];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    const size_t row = (size_t)blockIdx.x * C;
+    typename Reader::Raw raw[MAX_PACKS];
+    float square = 0, m = 0;
+#pragma unroll
+    for (int j = 0; j < MAX_PACKS; j++)
+        raw[j] = stream.fetch(blockIdx.x, column(j));
+#pragma unroll
+    for (int j = 0; j < MAX_PACKS; j++) {
+        float v[8], stored[8], weight[8];
+        if (column(j) - 8 * lane >= C)                  /* all of the warp */
+            break;
+        stream.values(v, raw[j]);
+        if (x.data) {
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                stored[i] = v[i];
+            store_group(x, row + column(j), stored, column(j) < C);
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                v[i] = EXACT ? v[i] : stored[i];
+        }
+        if (w.data) {
+            load_any<true>(weight, w, column(j), C - column(j));
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                m = fmaxf(m, fabsf(v[i] * weight[i]));
+        } else
+            m = fmaxf(m, pack_abs_max(v));
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            square += v[i] * v[i];                      /* 0 behind column C */
+    }
+    square = warp_sum(square);
+    m = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(m)));
+    if (lane == 0)
+        sums[warp] = square, maxima[warp] = m;
+    __syncthreads();
+    if (warp > 0)
+        return;
+    square = warp_sum(lane < warps ? sums[lane] : 0.0f);
+    m = __uint_as_float(__reduce_max_sync(0xffffffffu, lane < warps ? __float_as_uint(maxima[lane]) : 0u));
+    if (lane > 0)
+        return;
+    const float rstd = 1.0f / sqrtf(square / C + eps);
+    stats[blockIdx.x] = make_float2(0, rstd);
+    m *= rstd;
+    if (m > *(volatile float *)amax)
+        atomicMax((int *)amax, __float_as_int(m));
+}
+
 /* y from x and its statistics. */
 template <class Reader> struct NormSource {
     enum { OUTPUTS = 1, MEASURED = 1 };
@@ -96,7 +153,7 @@ template <class Reader> struct NormSource {
     struct Fix { float weight[8]; };
     __device__ Raw fetch(int row, int col) const
     {
-        return { x.fetch(row, col), stats[row] };
+        return { x.inside(row, col), stats[row] };
     }
     __device__ Fix prepare(int col) const
     {
@@ -157,9 +214,13 @@ static void forward(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, T
     CHECK(!y_fp8 || !residual.data, "norm_forward: a residual is added to %s", format_name(y.format));
     float *amax = y_fp8 ? amax_slot() : NULL;
     with_reader(stream, [&](auto reader) {
-        norm_rows_kernel<EXACT><<<N, threads_of(C), 0, device_stream()>>>(
-            any_out(y), amax, x_new ? group_out(x) : GroupOut{}, (float2 *)stats, reader, any_in(w), any_in(residual), C,
-            norm);
+        if (y_fp8 && norm.kind == RMS_NORM)
+            rms_rows_kernel<EXACT><<<N, threads_of(C), 0, device_stream()>>>(
+                amax, x_new ? group_out(x) : GroupOut{}, (float2 *)stats, reader, any_in(w), C, norm.eps);
+        else
+            norm_rows_kernel<EXACT><<<N, threads_of(C), 0, device_stream()>>>(
+                any_out(y), amax, x_new ? group_out(x) : GroupOut{}, (float2 *)stats, reader, any_in(w), any_in(residual),
+                C, norm);
     });
     LAUNCH_CHECK();
     if (y_fp8)
@@ -181,7 +242,7 @@ void norm_forward_exact(Tensor y, Tensor x, float *stats, Tensor stream, Tensor 
     }
 }
 
-/* As norm_backward_kernel of norm.cu, for any x. amax, if there is one, is raised to the largest dx. */
+/* As norm_backward_kernel of norm.cu, for any x. amax, if there is one, is raised to the largest dx as stored. */
 template <class Reader, typename TDY, typename TDX> __global__ __launch_bounds__(MAX_THREADS)
 void norm_backward_fp8_kernel(TDX *dx, float *amax, float *partial, const TDY *dy, Reader x, const float2 *stats, AnyIn w,
                               int N, int C, Norm norm, bool accumulate)
@@ -199,6 +260,13 @@ void norm_backward_fp8_kernel(TDX *dx, float *amax, float *partial, const TDY *d
             d[j] = load_pack<true>(dy + row + column(j), C - column(j));
             raw[j] = x.fetch(n, column(j));
             before[j] = load_pack<true>((const TDX *)dx + row + column(j), accumulate ? C - column(j) : 0);
+        }
+        if (threadIdx.x == 0 && n + gridDim.x < N) {
+            const size_t next = row + (size_t)gridDim.x * C;
+            prefetch(dy + next, C * sizeof *dy);
+            x.bring(n + gridDim.x);
+            if (accumulate)
+                prefetch(dx + next, C * sizeof *dx);
         }
         float sums[2] = {};             /* of g and g xh; dy is 0 behind column C */
 #pragma unroll
@@ -268,7 +336,7 @@ template <typename T> struct DenseSource {
     typedef Nothing Fix;
     __device__ Raw fetch(int row, int col) const
     {
-        return x.fetch(row, col);
+        return x.inside(row, col);
     }
     __device__ Fix prepare(int) const
     {

@@ -191,17 +191,35 @@ void norm_turn_kernel(AnyOut y, float2 *stats, const T *x, AnyIn qw, AnyIn kw, H
     }
 }
 
+/* to: (H + K, D) */
+template <bool ALIGNED>
+__device__ static inline void store_sums(float *to, const float (&u)[EACH_BACKWARD][8], const float (&v)[EACH_BACKWARD][8],
+                                         const Heads &a, const Place<ALIGNED> &p)
+{
+#pragma unroll
+    for (int j = 0; j < EACH_BACKWARD; j++) {
+        const int head = p.head + j * a.parallel;
+        float *pair = to + (size_t)head * a.D + p.first;
+        if (head < a.count) {
+            store_pack<ALIGNED>(pair, u[j], p.left);
+            store_pack<ALIGNED>(pair + a.D / 2, v[j], p.left);
+        }
+    }
+}
+
 /* dy turned back, d (a pair of elements of a head of q or k), becomes the gradient of the norm's input: r (g - h
  * mean_gh) with g = d w, h = clamp(x) r; 0 where x was clamped. partial: (gridDim.x, (H + K) D) sums of d h over
  * the block's tokens.
  * NOTE: these sums take 32 registers per thread; therefore fewer heads per thread than in forward, nothing but
- * packs is held over the reduction, and the block's next token waits in L2 rather than in registers. */
-template <bool ALIGNED, bool CLIPS, typename TDY, typename TX>
+ * packs is held over the reduction, the block's next token waits in L2 rather than in registers, and the compiler
+ * knows the format of the weights: else it spills. */
+template <bool ALIGNED, bool CLIPS, typename TW, typename TDY, typename TX>
 __global__ __launch_bounds__(MAX_THREADS)
-void norm_turn_backward_kernel(AnyOut dx, float *partial, const TDY *dy, const TX *x, const float2 *stats, AnyIn qw,
-                               AnyIn kw, Heads a, int N)
+void norm_turn_backward_kernel(AnyOut dx, float *partial, const TDY *dy, const TX *x, const float2 *stats,
+                               const TW *q_weight, const TW *k_weight, Heads a, int N)
 {
     __shared__ float shared[64];
+    const AnyIn qw = { q_weight, std::is_same<TW, float>::value }, kw = { k_weight, qw.is_f32 };
     const Place<ALIGNED> p(a);
     const int half = a.D / 2;
     float dwu[EACH_BACKWARD][8] = {}, dwv[EACH_BACKWARD][8] = {};
@@ -255,15 +273,15 @@ void norm_turn_backward_kernel(AnyOut dx, float *partial, const TDY *dy, const T
                 break;
             float u[8], v[8];                           /* the weights, then the results */
             const float r = head < a.H ? rstd.x : rstd.y;
-            const float mean_gh = head < a.H ? sums[0] * a.q_inverse : sums[1] * a.k_inverse;
+            const float r_mean_gh = r * (head < a.H ? sums[0] * a.q_inverse : sums[1] * a.k_inverse);
             load_weight<ALIGNED>(u, a, qw, kw, head, p.first, p.left);
             load_weight<ALIGNED>(v, a, qw, kw, head, p.first + half, p.left);
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 float d = du[j][i], e = dv[j][i];
                 turn(d, e, t.cosine[i], -t.sine[i]);
-                d = r * (d * u[i] - limit<CLIPS>(xu[j][i], a.clip) * r * mean_gh);
-                e = r * (e * v[i] - limit<CLIPS>(xv[j][i], a.clip) * r * mean_gh);
+                d = r * (d * u[i] - limit<CLIPS>(xu[j][i], a.clip) * r_mean_gh);
+                e = r * (e * v[i] - limit<CLIPS>(xv[j][i], a.clip) * r_mean_gh);
                 u[i] = CLIPS && fabsf(xu[j][i]) > a.clip ? 0.0f : d;
                 v[i] = CLIPS && fabsf(xv[j][i]) > a.clip ? 0.0f : e;
             }
@@ -271,15 +289,7 @@ void norm_turn_backward_kernel(AnyOut dx, float *partial, const TDY *dy, const T
             store_any<ALIGNED>(dx, row + (size_t)head * a.D + half, v, p.left);
         }
     }
-#pragma unroll
-    for (int j = 0; j < EACH_BACKWARD; j++) {
-        const int head = p.head + j * a.parallel;
-        float *to = partial + ((size_t)blockIdx.x * (a.H + a.K) + head) * a.D + p.first;
-        if (head < a.count) {
-            store_pack<ALIGNED>(to, dwu[j], p.left);
-            store_pack<ALIGNED>(to + half, dwv[j], p.left);
-        }
-    }
+    store_sums(partial + (size_t)blockIdx.x * (a.H + a.K) * a.D, dwu, dwv, a, p);
 }
 
 /* ---- entry ---------------------------------------------------------------------------------------------------- */
@@ -400,14 +410,18 @@ static void backward_with_norm(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor d
     const int N = dy.rows, most = BLOCKS_PER_SM * device_sm_count(), blocks = most < N ? most : N;
     const size_t q_width = (size_t)a.H * a.D, width = q_width + (size_t)a.K * a.D;
     float *partial = (float *)device_scratch(blocks * width * sizeof(float), SCRATCH_0);
+    CHECK(qnorm.format.dtype == knorm.format.dtype, "rope_backward: weights in %s and %s", format_name(qnorm.format),
+          format_name(knorm.format));
     with_bool(halves_aligned(a, dx, dy, x, qnorm, knorm), [&](auto aligned) {
         with_bool(a.clip > 0, [&](auto clips) {
-            with_type(dy, [&](auto *d) {
-                with_type(x, [&](auto *in) {
-                    norm_turn_backward_kernel<decltype(aligned)::value, decltype(clips)::value>
-                        <<<blocks, threads_of(h), 0, device_stream()>>>(any_out(dx), partial, d, in,
-                                                                        (const float2 *)stats, any_in(qnorm),
-                                                                        any_in(knorm), h, N);
+            with_type(qnorm, [&](auto *weight) {
+                with_type(dy, [&](auto *d) {
+                    with_type(x, [&](auto *in) {
+                        norm_turn_backward_kernel<decltype(aligned)::value, decltype(clips)::value>
+                            <<<blocks, threads_of(h), 0, device_stream()>>>(
+                                any_out(dx), partial, d, in, (const float2 *)stats, weight,
+                                (decltype(weight))knorm.data, h, N);
+                    });
                 });
             });
         });

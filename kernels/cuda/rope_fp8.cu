@@ -26,7 +26,7 @@ template <class Reader, int WIDTH> struct TurnSource {
     }
     __device__ Raw fetch(int row, int col) const
     {
-        return { x.fetch(row, column(0, col)), x.fetch(row, column(1, col)) };
+        return { x.inside(row, column(0, col)), x.inside(row, column(1, col)) };
     }
     __device__ Fix prepare(int) const
     {

@@ -61,7 +61,7 @@ void swiglu_forward(Tensor act, Tensor gate_up, Tensor wide)
         return;
     with_bool(is_aligned(act, F) && is_aligned(gate_up, F) && is_aligned(wide, F), [&](auto aligned) {
         with_type(wide, [&](auto *in) {
-            const int threads = block_threads((int)ceil_div(F, 8), PACKS, MAX_THREADS);
+            const int threads = round_threads((int)ceil_div(F, 8), PACKS, MAX_THREADS);
             swiglu_forward_kernel<decltype(aligned)::value><<<N, threads, 0, device_stream()>>>(any_out(act), stored,
                                                                                                in, F);
         });
@@ -128,7 +128,7 @@ void swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, Tensor gate_up)
         with_type(dact, [&](auto *d) {
             with_type(gate_up, [&](auto *in) {
                 swiglu_backward_kernel<decltype(is_aligned)::value>
-                    <<<N, block_threads((int)ceil_div(F, 8), PACKS / 2, MAX_THREADS), 0, device_stream()>>>(
+                    <<<N, round_threads((int)ceil_div(F, 8), PACKS / 2, MAX_THREADS), 0, device_stream()>>>(
                         any_out(dgate_up), any_out(act), d, in, F);
             });
         });

@@ -39,11 +39,16 @@ __device__ inline void raise_amax(float *amax, float m, float *shared)
 
 /* ---- what is read: eight neighbours of a row, in any format ---------------------------------------------------- */
 
-/* Behind the end of a row: 0. Loads are issued by fetch and used by values, so that a thread can have several under way. */
+/* Loads are issued by inside, or by fetch where the pack may lie behind the end of a row and is then 0, and used by values,
+ * so that a thread can have several under way. */
 template <typename T, bool ALIGNED = true> struct DenseReader {
     const T *data;
     int cols;
     struct Raw { Pack<T> pack; };
+    __device__ Raw inside(int row, int col) const
+    {
+        return { load_pack<ALIGNED>(data + (size_t)row * cols + col, 8) };
+    }
     __device__ Raw fetch(int row, int col) const
     {
         return { load_pack<ALIGNED>(data + (size_t)row * cols + col, cols - col) };
@@ -54,6 +59,10 @@ template <typename T, bool ALIGNED = true> struct DenseReader {
         for (int i = 0; i < 8; i++)
             x[i] = raw.pack[i];
     }
+    __device__ void bring(int row) const        /* to the L2 cache */
+    {
+        prefetch(data + (size_t)row * cols, cols * sizeof(T));
+    }
 };
 
 /* FP8 codes with a BF16 scale per 16 elements. */
@@ -63,16 +72,27 @@ struct GroupReader {
     DType dtype;
     int cols;
     struct Raw { uint2 codes; uint16_t scale; };
-    __device__ Raw fetch(int row, int col) const
+    __device__ Raw inside(int row, int col) const
     {
         const size_t at = (size_t)row * cols + col;
+        return { *(const uint2 *)(data + at), scale[at / 16] };
+    }
+    __device__ Raw fetch(int row, int col) const
+    {
         if (col >= cols)
             return { make_uint2(0, 0), 0 };
-        return { *(const uint2 *)(data + at), scale[at / 16] };
+        return inside(row, col);
     }
     __device__ void values(float (&x)[8], const Raw &raw) const
     {
         decode_pack(x, raw.codes, bf16_value(raw.scale), dtype);
+    }
+    __device__ void bring(int row) const
+    {
+        const size_t at = (size_t)row * cols;
+        prefetch(data + at, cols);
+        if (cols % 128 == 0)
+            prefetch(scale + at / 16, cols / 8);
     }
 };
 
@@ -83,13 +103,22 @@ struct TensorReader {
     DType dtype;
     int cols;
     struct Raw { uint2 codes; };
+    __device__ Raw inside(int row, int col) const
+    {
+        return { *(const uint2 *)(data + (size_t)row * cols + col) };
+    }
     __device__ Raw fetch(int row, int col) const
     {
-        return { col < cols ? *(const uint2 *)(data + (size_t)row * cols + col) : make_uint2(0, 0) };
+        return col < cols ? inside(row, col) : Raw{ make_uint2(0, 0) };
     }
     __device__ void values(float (&x)[8], const Raw &raw) const
     {
         decode_pack(x, raw.codes, *scale, dtype);
+    }
+    __device__ void bring(int row) const
+    {
+        if (cols % 16 == 0)
+            prefetch(data + (size_t)row * cols, cols);
     }
 };
 
@@ -127,7 +156,7 @@ __device__ inline void store_group(GroupOut out, size_t at, float (&v)[8], bool 
     float m = pack_abs_max(v);
     m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
     const uint16_t scale = fp8_group_scale(m, out.dtype);
-    const uint2 codes = encode_pack(v, 1.0f / bf16_value(scale), out.dtype);
+    const uint2 codes = encode_pack(v, fp8_group_inverse(scale), out.dtype);
     decode_pack(v, codes, bf16_value(scale), out.dtype);
     if (!inside)
         return;
@@ -150,11 +179,17 @@ static inline TileOut tile_out(Tensor t, const float *amax)
     return { (uint8_t *)t.data, (uint8_t *)t.data_t, (float *)t.scale, amax, t.format.dtype, t.rows, t.cols };
 }
 
-__device__ inline float tile_scale(const TileOut &out)
+/* The scale, from what lies at tile_scale_from. */
+__device__ inline const float *tile_scale_from(const TileOut &out)
+{
+    return out.amax ? out.amax : out.scale;
+}
+
+__device__ inline float tile_scale(const TileOut &out, float from)
 {
     if (!out.amax)
-        return *out.scale;
-    const float s = fp8_scale(*out.amax, out.dtype);
+        return from;
+    const float s = fp8_scale(from, out.dtype);
     if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
         *out.scale = s;
     return s;
@@ -255,36 +290,36 @@ __device__ inline void store_tile(const TileOut &out, int o, const Source &sourc
     __syncthreads();
 }
 
-/* Pass 2. rows and cols: of the source; multiples of 16. */
+/* Pass 2. rows and cols: of the source; multiples of 16.
+ * NOTE: a thread outside reads the last pack of the last rows, and stores nothing: a condition around the loads would make
+ * a branch of each, and the second pair of rows, the weights and the scale wait for what came before. */
 template <class Source> __global__ __launch_bounds__(TILE_THREADS, Source::OUTPUTS > 2 ? 2 : 3)
 void fp8_tile_kernel(TileOuts<Source> outs, Source source, int rows, int cols)
 {
     __shared__ uint32_t t[TILE_COLS * 33];
-    const int row0 = blockIdx.y * TILE_ROWS, row = row0 + threadIdx.x / 8 * 4;
-    const int col0 = blockIdx.x * TILE_COLS, col = col0 + threadIdx.x % 8 * 8;
-    const bool inside = row < rows && col < cols;
+    const int row0 = blockIdx.y * TILE_ROWS, row = min(row0 + (int)threadIdx.x / 8 * 4, rows - 4);
+    const int col0 = blockIdx.x * TILE_COLS, col = min(col0 + (int)threadIdx.x % 8 * 8, cols - 8);
     typename Source::Raw raw[4];
-    typename Source::Fix fix;
-    float inverse[Source::OUTPUTS];
-    uint2 codes[Source::OUTPUTS][4] = {};
+    float from[Source::OUTPUTS], inverse[Source::OUTPUTS];
+    uint2 codes[Source::OUTPUTS][4];
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        if (inside)
-            raw[i] = source.fetch(row + i, col);
-    if (inside)
-        fix = source.prepare(col);
+        raw[i] = source.fetch(row + i, col);
 #pragma unroll
     for (int o = 0; o < Source::OUTPUTS; o++)
-        inverse[o] = 1.0f / tile_scale(outs.out[o]);
+        from[o] = *tile_scale_from(outs.out[o]);
+    const typename Source::Fix fix = source.prepare(col);
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-        if (inside) {
-            float v[Source::OUTPUTS][8];
-            source.values(v, raw[i], fix, row + i, col);
+    for (int o = 0; o < Source::OUTPUTS; o++)
+        inverse[o] = 1.0f / tile_scale(outs.out[o], from[o]);
 #pragma unroll
-            for (int o = 0; o < Source::OUTPUTS; o++)
-                codes[o][i] = encode_pack(v[o], inverse[o], outs.out[o].dtype);
-        }
+    for (int i = 0; i < 4; i++) {
+        float v[Source::OUTPUTS][8];
+        source.values(v, raw[i], fix, row + i, col);
+#pragma unroll
+        for (int o = 0; o < Source::OUTPUTS; o++)
+            codes[o][i] = encode_pack(v[o], inverse[o], outs.out[o].dtype);
+    }
 #pragma unroll
     for (int o = 0; o < Source::OUTPUTS; o++)
         store_tile(outs.out[o], o, source, codes[o], row0, col0, cols, t);

@@ -180,6 +180,13 @@ static inline int block_threads(int packs, int each, int most)
     return threads < most ? threads : most;
 }
 
+/* The same where a block may go round several times: no more threads than fill its last round too. */
+static inline int round_threads(int packs, int each, int most)
+{
+    const int rounds = (int)ceil_div(packs, each * most);
+    return block_threads((int)ceil_div(packs, rounds), each, most);
+}
+
 /* True if rows of t (of width cols) can move 16 bytes at a time. No tensor: true. */
 static inline bool is_aligned(Tensor t, int cols)
 {
