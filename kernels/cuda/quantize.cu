@@ -62,19 +62,42 @@ __device__ static inline uint8_t encode_any(DType d, float x)
 
 /* ---- to F32 or BF16 ------------------------------------------------------------------------------------------ */
 
+/* Eight elements of each thread from `at` on, all of the warp's behind one another. NOTE: as two stores a thread, each touches
+ * half of every sector; so two threads first swap halves. */
+__device__ static inline void store_sectors(float *y, size_t at, const float (&x)[8], size_t n)
+{
+    const bool odd = threadIdx.x % 2;
+    float first[4], second[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float other = __shfl_xor_sync(0xffffffffu, odd ? x[i] : x[4 + i], 1);
+        first[i] = odd ? other : x[i];
+        second[i] = odd ? x[4 + i] : other;
+    }
+    const size_t to_first = odd ? at - 4 : at, to_second = odd ? at + 4 : at + 8;
+    if (to_first < n)
+        *(float4 *)(y + to_first) = make_float4(first[0], first[1], first[2], first[3]);
+    if (to_second < n)
+        *(float4 *)(y + to_second) = make_float4(second[0], second[1], second[2], second[3]);
+}
+
 template <typename Source> __global__ __launch_bounds__(THREADS)
 void convert_kernel(AnyOut y, Source x, size_t n)
 {
     const size_t first = 8 * ((size_t)blockIdx.x * PACKS * THREADS + threadIdx.x);
-    float v[PACKS][8];
+    float v[PACKS][8] = {};
 #pragma unroll
     for (int j = 0; j < PACKS; j++)
         if (first + 8 * j * THREADS < n)
             x.load(v[j], first + 8 * j * THREADS);
 #pragma unroll
-    for (int j = 0; j < PACKS; j++)
-        if (first + 8 * j * THREADS < n)
-            store_any<true>(y, first + 8 * j * THREADS, v[j], 8);
+    for (int j = 0; j < PACKS; j++) {
+        const size_t at = first + 8 * j * THREADS;
+        if (y.is_f32)
+            store_sectors((float *)y.data, at, v[j], n);
+        else if (at < n)
+            store_pack<true>((bf16 *)y.data + at, v[j], 8);
+    }
 }
 
 __global__ void convert_any_kernel(AnyOut y, AnyTensor x, size_t n)
