@@ -73,8 +73,9 @@ sanitize() {
     done
     options=${options/racecheck/memcheck}
     on_one "memcheck test_recipes" compute-sanitizer $options build/cuda/tests/test_recipes
+    # NCCL asks which of its kernels are there for this GPU, which memcheck would report as failed calls.
     [ "$gpus" -ge 2 ] && beside "memcheck test_fsdp_ranks on 2" \
-        $LAUNCH -n 2 compute-sanitizer $options build/cuda/tests/test_fsdp_ranks
+        $LAUNCH -n 2 compute-sanitizer $options --report-api-errors no build/cuda/tests/test_fsdp_ranks
     wait
 }
 
