@@ -381,15 +381,14 @@ static void check_batch(Reader *r)
         place, batch, world, share, micro, smaller, batches);
 }
 
-/* NOTE: a group's scale without k is BF16, rounded up: a maximum that falls by less than 2^-8 in a step does not fall at all.
- * With beta2 = 0.99 stationary gradients leave v 1.2 times too large, with 0.999 five times and updates at half their size. */
+/* NOTE: a group's scale without k is BF16, rounded up: a maximum that falls by less than 2^-8 in a step does not fall.
+ * With beta2 = 0.99 stationary gradients leave v 1.2 times too large, with 0.999 five times: updates of half the size. */
 static void check_moments(Reader *r)
 {
     const Config *c = &r->s->c;
-    const Format v = c->recipe.moment2;
-    if (format_is_fp8(v) && !v.expand && c->optimizer.beta2 > 0.98)
-        warn("%s: FP8 moments without expansion are too coarse for a beta2 of %g: v falls too slowly, and updates are too small. "
-             "Take 0.95, or --format.moment2=%s+", config_where(r, "optimizer.betas"), c->optimizer.beta2, format_name(v));
+    if (format_is_fp8(c->recipe.moment2) && !c->recipe.moment2.expand && c->optimizer.beta2 > 0.98)
+        warn("%s: FP8 moments without expansion are too coarse for a beta2 of %g: updates are too small. Take 0.95, or "
+             "--format.moment2=e4m3/128+", config_where(r, "optimizer.betas"), c->optimizer.beta2);
 }
 
 /* Gradients are summed in F32 where OLMo's precision says so, and where a sum has many terms: in BF16 it loses those below 2^-9
