@@ -34,8 +34,9 @@ typedef struct { int token, position; } TokenAt;
 /* On the host: the N tokens, each in [0, V), by token, equal ones by position. */
 void sort_tokens(TokenAt *sorted, const int *tokens, int N, int V);
 
-void embedding_forward (Tensor y, const int *tokens, Tensor w);         /* y[n] = w[tokens[n]]        (N,C) (N) (V,C) */
-void embedding_backward(Tensor dw, const TokenAt *sorted, Tensor dy);   /* dw[tokens[n]] += dy[n], in the order of n  */
+/* For every (token, position) of N: y[position] = w[token], dw[token] += dy[position], in this order. y, dy (N,C); w, dw (V,C) */
+void embedding_forward (Tensor y, const TokenAt *sorted, Tensor w);
+void embedding_backward(Tensor dw, const TokenAt *sorted, Tensor dy);
 
 /* ---- normalization ---------------------------------------------------------------------------------------- */
 

@@ -1,5 +1,5 @@
-/* A batch's tokens in the order in which the embedding's gradient wants them: a counting sort on the host, which has the tokens
- * first and time to spare. */
+/* A batch's tokens in the order of the embedding table: a counting sort on the host, which has the tokens first and time
+ * to spare. */
 #include <stdlib.h>
 
 #include "kernels/kernels.h"

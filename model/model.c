@@ -8,15 +8,12 @@
 
 static const Tensor NONE = { 0 };
 
-static void load_batch(Model *m, const int *tokens, const int *targets, int B, bool with_backward)
+static void load_batch(Model *m, const int *tokens, const int *targets, int B)
 {
     int N = B * m->attn.T;
-    device_put(m->tokens, tokens, sizeof(int) * N);
+    sort_tokens(m->host_sorted, tokens, N, m->config->embedding_size);
+    device_put(m->sorted, m->host_sorted, sizeof *m->sorted * N);
     device_put(m->targets, targets, sizeof(int) * N);
-    if (with_backward) {
-        sort_tokens(m->host_sorted, tokens, N, m->config->embedding_size);
-        device_put(m->sorted, m->host_sorted, sizeof *m->sorted * N);
-    }
     m->docs = (Documents){ 0 };
     if (m->documents) {
         m->docs.count = document_starts(m->host_doc_start, &m->docs.longest, tokens, B, m->attn.T, m->config->eos_token_id);
@@ -35,7 +32,7 @@ static void forward(Model *m, Fsdp *f)
 {
     fsdp_gather(f, 0, FOR_FORWARD);
     fsdp_gather(f, 1, FOR_FORWARD);
-    embedding_forward(m->acts[0].res0, m->tokens, fsdp_acquire(f, 0)->embed);
+    embedding_forward(m->acts[0].res0, m->sorted, fsdp_acquire(f, 0)->embed);
     fsdp_release(f, 0);
     observe(m, 0, NULL);
     for (int l = 0; l < m->L; l++) {
@@ -115,7 +112,7 @@ static void backward(Model *m, Fsdp *f)
 void model_step(Model *m, Fsdp *f, const int *tokens, const int *targets, float scale, float z_weight, bool with_backward)
 {
     matmul_accumulation(m->recipe.fast);
-    load_batch(m, tokens, targets, m->attn.B, with_backward);
+    load_batch(m, tokens, targets, m->attn.B);
     forward(m, f);
     head(m, f, scale, z_weight, with_backward);
     if (with_backward)

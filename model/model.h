@@ -94,11 +94,11 @@ typedef struct {
     float    *final_stats;     /* (N, 2) mean and rstd of the last block's output              */
     Tensor    final_h;         /* (N, C) the head's operand                                    */
     Tensor    logits;          /* (chunk, V): never all N rows                                 */
-    int      *tokens, *targets, *doc_start;     /* (N), (N), (N+1): device memory              */
+    int      *targets, *doc_start;     /* (N), (N+1): device memory                            */
     float    *losses;          /* (2, N) cross entropy and z-loss per token                    */
     float    *sums;            /* [2] their sums since model_losses                            */
     float    *rope;            /* (T, D/2, 2) cosine and sine                                  */
-    TokenAt  *sorted;          /* (N) the tokens as embedding_backward wants them              */
+    TokenAt  *sorted;          /* (N) the tokens as the embedding wants them                   */
     int      *host_doc_start;  /* (N+1) host memory                                            */
     TokenAt  *host_sorted;     /* (N) host memory                                              */
     bool      documents;       /* attention stays inside documents                             */

@@ -151,7 +151,6 @@ static void plan_head(Arena *arena, Model *m, const Config *c)
     m->final_stats = arena_alloc(arena, 2 * sizeof(float) * N);
     m->final_h = tensor_alloc(arena, m->recipe.stream, N, c->model.d_model);
     m->logits = tensor_alloc(arena, m->recipe.stream, loss_chunk(c, N), c->model.embedding_size);
-    m->tokens = arena_alloc(arena, sizeof(int) * N);
     m->targets = arena_alloc(arena, sizeof(int) * N);
     m->sorted = arena_alloc(arena, sizeof *m->sorted * N);
     m->doc_start = arena_alloc(arena, sizeof(int) * (N + 1));

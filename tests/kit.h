@@ -231,7 +231,7 @@ static inline int *put_ints(const int *x, size_t n)
     return p;
 }
 
-/* The tokens as embedding_backward wants them. */
+/* The tokens as the embedding wants them. */
 static inline TokenAt *put_sorted(const int *tokens, int N, int V)
 {
     const size_t bytes = sizeof(TokenAt) * (size_t)N;

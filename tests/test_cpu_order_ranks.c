@@ -127,7 +127,7 @@ OP(quantize_scale,       (Tensor y, Tensor x), (y, x), R(x), touch(y.scale, size
 OP(quantize_codes,       (Tensor y, Tensor x), (y, x), R(x), touch_codes(y))
 OP(init_normal,          (Tensor w, float s, float c, uint64_t seed, uint64_t f), (w, s, c, seed, f), W(w))
 OP(init_constant,        (Tensor w, float x), (w, x), W(w))
-OP(embedding_forward,    (Tensor y, const int *t, Tensor w), (y, t, w), R(w), W(y))
+OP(embedding_forward,    (Tensor y, const TokenAt *t, Tensor w), (y, t, w), R(w), W(y))
 OP(embedding_backward,   (Tensor dw, const TokenAt *t, Tensor dy), (dw, t, dy), R(dy), W(dw))
 OP(norm_forward,         (Tensor y, Tensor x, float *s, Tensor r0, Tensor w, Tensor r, Norm n), (y, x, s, r0, w, r, n),
    R(r0), R(w), R(r), W(x), W(y))

@@ -75,6 +75,7 @@ static struct {
     Attention attention;
     Documents documents;
     const int *ints;
+    const TokenAt *tokens;
     int vocab;
 } now;
 
@@ -157,7 +158,7 @@ static void test_matmul(void **state)
 
 static void run_embedding(void)
 {
-    embedding_forward(now.y, now.ints, now.w);
+    embedding_forward(now.y, now.tokens, now.w);
 }
 
 static void test_embedding(void **state)
@@ -165,11 +166,11 @@ static void test_embedding(void **state)
     (void)state;
     enum { N = 6, C = 8, V = 5 };
     const int tokens[N] = { 4, 0, 4, 2, 0, 4 };
-    now.ints = put_ints(tokens, N);
+    now.tokens = put_sorted(tokens, N, V);
     now.w = filled(V, C, 1), now.y = make(F, N, C);
     const Function f = { "embedding", run_embedding, now.y, filled(N, C, 2), 1 };
     Tensor dw = zeros(V, C);
-    embedding_backward(dw, put_sorted(tokens, N, V), f.cot);
+    embedding_backward(dw, now.tokens, f.cot);
     check_gradient(&f, "w", now.w, dw);
     release();
 }

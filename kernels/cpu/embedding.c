@@ -3,15 +3,20 @@
  *     y[n] = w[token n]        dw[v] += sum over the n with token n = v of dy[n] */
 #include "kernels/cpu/cpu.h"
 
-void embedding_forward(Tensor y, const int *tokens, Tensor w)
+static void check_token(int token, Tensor w)
+{
+    CHECK(token >= 0 && token < w.rows, "embedding: token %d; the table has %d rows", token, w.rows);
+}
+
+void embedding_forward(Tensor y, const TokenAt *sorted, Tensor w)
 {
     CHECK_TENSOR(w, w.rows, w.cols);
     CHECK_TENSOR(y, y.rows, w.cols);
     const size_t C = (size_t)w.cols;
     float *values = tensor_result(y, 0);
     for (int n = 0; n < y.rows; n++) {
-        CHECK(tokens[n] >= 0 && tokens[n] < w.rows, "embedding: token %d at %d; the table has %d rows", tokens[n], n, w.rows);
-        load(values + (size_t)n * C, w, (size_t)tokens[n] * C, C);
+        check_token(sorted[n].token, w);
+        load(values + (size_t)sorted[n].position * C, w, (size_t)sorted[n].token * C, C);
     }
     tensor_finish(y, values);
 }
@@ -28,7 +33,7 @@ void embedding_backward(Tensor dw, const TokenAt *sorted, Tensor dy)
     float *row = scratch(1, C);
     for (int i = 0; i < N;) {
         const int token = sorted[i].token;
-        CHECK(token >= 0 && token < dw.rows, "embedding: token %d; the table has %d rows", token, dw.rows);
+        check_token(token, dw);
         load(row, dw, (size_t)token * C, C);
         for (; i < N && sorted[i].token == token; i++)
             for (size_t c = 0; c < C; c++)

@@ -1,54 +1,64 @@
-/* Rows of the embedding table.
+/* Rows of the embedding table, in the order of the tokens: each row of the table is read from memory once.
  *
- * Forward: one block per token; 4 bytes per element in BF16 (w, y).
- * Backward: the rows of equal tokens, which come sorted, are added, in F32 and in their order, to the row of dw, which is
- * read and written once. Bytes per element in BF16: 2 of dy and 4 for every different token. No atomics on floats: the
- * same bits every time, those of the CPU. */
+ * Bytes per element in BF16: forward 2 of y and 2 for every different token; backward 2 of dy and 4 for every different
+ * token, whose rows are added, in F32 and in the order of their positions, to the row of dw, which is read and written
+ * once. No atomics on floats: the same bits every time, those of the CPU. */
 #include "kernels/cuda/vector.cuh"
 
-enum { PACKS = 4, MAX_THREADS = 256 };
+/* A block has ROWS entries of `sorted` and a slice of MAX_THREADS packs of their columns. */
+enum { ROWS = 8, MAX_THREADS = 128 };
+
+struct Grid { unsigned blocks; int threads, slices; };
+
+static Grid grid_of(int N, int C)
+{
+    const int threads = block_threads((int)ceil_div(C, 8), 1, MAX_THREADS), slices = (int)ceil_div(C, 8 * threads);
+    return { (unsigned)(ceil_div(N, ROWS) * slices), threads, slices };
+}
 
 template <bool ALIGNED, typename T> __global__ __launch_bounds__(MAX_THREADS)
-void embedding_forward_kernel(AnyOut y, const int *tokens, const T *w, int C)
+void copy_rows_kernel(AnyOut y, const TokenAt *sorted, const T *w, int N, int C, int slices)
 {
-    const T *from = w + (size_t)tokens[blockIdx.x] * C;
-    for (int first = 8 * threadIdx.x; first < C; first += 8 * PACKS * blockDim.x) {
-        Pack<T> pack[PACKS];
+    const int first = blockIdx.x / slices * ROWS, c = 8 * (blockIdx.x % slices * blockDim.x + threadIdx.x);
+    TokenAt entry[ROWS];
+    int left[ROWS];
+    Pack<T> row[ROWS];
 #pragma unroll
-        for (int j = 0; j < PACKS; j++)
-            pack[j] = load_pack<ALIGNED>(from + first + 8 * j * blockDim.x, C - first - 8 * j * (int)blockDim.x);
+    for (int k = 0; k < ROWS; k++) {
+        entry[k] = first + k < N ? sorted[first + k] : TokenAt{ 0, 0 };
+        left[k] = first + k < N ? C - c : 0;
+    }
 #pragma unroll
-        for (int j = 0; j < PACKS; j++) {
-            const int c = first + 8 * j * blockDim.x;
-            float x[8];
+    for (int k = 0; k < ROWS; k++)
+        row[k] = load_pack<ALIGNED>(w + (size_t)entry[k].token * C + c, left[k]);
 #pragma unroll
-            for (int i = 0; i < 8; i++)
-                x[i] = pack[j][i];
-            store_any<ALIGNED>(y, (size_t)blockIdx.x * C + c, x, C - c);
-        }
+    for (int k = 0; k < ROWS; k++) {
+        float x[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            x[i] = row[k][i];
+        store_any<ALIGNED>(y, (size_t)entry[k].position * C + c, x, left[k]);
     }
 }
 
-void embedding_forward(Tensor y, const int *tokens, Tensor w)
+void embedding_forward(Tensor y, const TokenAt *sorted, Tensor w)
 {
     const int N = y.rows, C = w.cols;
     CHECK_DENSE(w, w.rows, C);
     CHECK_DENSE(y, N, C);
     if (N == 0)
         return;
+    const Grid g = grid_of(N, C);
     with_bool(is_aligned(y, C) && is_aligned(w, C), [&](auto aligned) {
         with_type(w, [&](auto *table) {
-            const int threads = block_threads((int)ceil_div(C, 8), PACKS, MAX_THREADS);
-            embedding_forward_kernel<decltype(aligned)::value><<<N, threads, 0, device_stream()>>>(any_out(y), tokens,
-                                                                                                  table, C);
+            copy_rows_kernel<decltype(aligned)::value><<<g.blocks, g.threads, 0, device_stream()>>>(
+                any_out(y), sorted, table, N, C, g.slices);
         });
     });
     LAUNCH_CHECK();
 }
 
 /* ---- backward -------------------------------------------------------------------------------------------------- */
-
-enum { ROWS = 8, SUM_THREADS = 128 };
 
 /* The rest of a long run, from entry n on: sum += the rows of dy whose token is t, one by one. c: the thread's
  * column. A frequent token is a long chain of sums, which would wait for memory: rows come to L2 32 ahead. */
@@ -89,9 +99,9 @@ __device__ static inline void add_run(float (&sum)[8], const TokenAt *sorted, co
     }
 }
 
-/* A block has ROWS entries of `sorted` and SUM_THREADS packs of columns: the runs of equal tokens that begin there,
- * the last of which may go on behind. All loads of those entries are in flight at once. */
-template <bool ALIGNED, typename TDW, typename TDY> __global__ __launch_bounds__(SUM_THREADS)
+/* A block has the runs of equal tokens that begin in its entries, the last of which may go on behind. All loads of those
+ * entries are in flight at once. */
+template <bool ALIGNED, typename TDW, typename TDY> __global__ __launch_bounds__(MAX_THREADS)
 void add_rows_kernel(TDW *dw, const TokenAt *sorted, const TDY *dy, int N, int C, int slices)
 {
     const int first = blockIdx.x / slices * ROWS, c = 8 * (blockIdx.x % slices * blockDim.x + threadIdx.x);
@@ -135,13 +145,12 @@ void embedding_backward(Tensor dw, const TokenAt *sorted, Tensor dy)
     CHECK_DENSE(dy, N, C);
     if (N == 0)
         return;
-    const int threads = block_threads((int)ceil_div(C, 8), 1, SUM_THREADS), slices = (int)ceil_div(C, 8 * threads);
-    const unsigned blocks = (unsigned)(ceil_div(N, ROWS) * slices);
+    const Grid g = grid_of(N, C);
     with_bool(is_aligned(dw, C) && is_aligned(dy, C), [&](auto aligned) {
         with_type(dw, [&](auto *out) {
             with_type(dy, [&](auto *in) {
-                add_rows_kernel<decltype(aligned)::value><<<blocks, threads, 0, device_stream()>>>(out, sorted, in, N,
-                                                                                                   C, slices);
+                add_rows_kernel<decltype(aligned)::value><<<g.blocks, g.threads, 0, device_stream()>>>(
+                    out, sorted, in, N, C, g.slices);
             });
         });
     });
