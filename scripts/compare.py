@@ -4,9 +4,10 @@
     python3 scripts/compare.py configs/OLMo-1B.yaml bf16 fp8 coat coat-lean -- --data.paths='[train-*.npy]' ...
 
 What stands behind -- goes to every run. Each run is in --folder/RECIPE (scripts/plot_loss.py draws them side by side);
-a recipe whose run is there in full is not trained again. Losses: training, the mean of the last 10 % of the steps, and
-the last of each evaluation set; in brackets their difference from the first recipe's. Speed: the mean of all steps but
-the first tenth.
+a run that is there in full is not trained again. Losses: training, the mean of the last 10 % of the steps, and the last
+of each evaluation set; in brackets their difference from the first recipe's. Speed: the mean of all steps but the first
+tenth. With --seeds each recipe is trained once for each, in --folder/RECIPE-SEED; the table has the means and, behind
++-, the standard error of the mean difference.
 """
 import argparse, os, statistics, subprocess, sys
 
@@ -16,11 +17,11 @@ TRAIN, SPEED, MEMORY = "train/CrossEntropyLoss", "throughput/device/tokens_per_s
 SECONDS, TOKENS = "throughput/device/seconds_total", "throughput/total_tokens"
 
 
-def train(options, recipe, folder):
+def train(options, recipe, folder, more):
     """Unless the same command has trained it already."""
     command = [*options.launch.split(), "-n", str(options.ranks), options.train, options.config, f"--recipe={recipe}",
                f"--run_name={recipe}", f"--save_folder={folder}", "--save_num_checkpoints_to_keep=0",
-               "--save_interval_unsharded=null", "--save_overwrite", *options.rest]
+               "--save_interval_unsharded=null", "--save_overwrite", *options.rest, *more]
     line, complete = " ".join(command), os.path.join(folder, "complete")
     if os.path.exists(complete):
         with open(complete, encoding="utf-8") as file:
@@ -50,14 +51,23 @@ def read(folder):
             "speed": (steps[-1][TOKENS] - warm[TOKENS]) / seconds if seconds > 0 else steps[-1][SPEED]}
 
 
-def table(runs):
-    first = next(iter(runs.values()))
-    names = list(first["losses"])
+def differences(runs, first, name):
+    """Mean loss and, in brackets, its mean difference from the same seeds' of the first recipe."""
+    percent = [100 * (run["losses"][name] / base["losses"][name] - 1) for run, base in zip(runs, first)]
+    error = f" +- {statistics.stdev(percent) / len(percent) ** 0.5:.2f}" if len(percent) > 1 and runs is not first else ""
+    return f"{statistics.mean(run['losses'][name] for run in runs):.4f} ({statistics.mean(percent):+.2f}{error} %)"
+
+
+def table(recipes):
+    """recipes: for each recipe its runs, one per seed."""
+    first = next(iter(recipes.values()))
+    names = list(first[0]["losses"])
     print("| recipe | memory, GiB | tokens/s | " + " | ".join(f"{name} loss" for name in names) + " |")
     print("|---" * (3 + len(names)) + "|")
-    for recipe, run in runs.items():
-        losses = [f"{run['losses'][n]:.4f} ({100 * (run['losses'][n] / first['losses'][n] - 1):+.2f} %)" for n in names]
-        print(f"| `{recipe}` | {run['memory']:.1f} | {run['speed']:,.0f} | " + " | ".join(losses) + " |")
+    for recipe, runs in recipes.items():
+        memory, speed = max(run["memory"] for run in runs), statistics.mean(run["speed"] for run in runs)
+        losses = [differences(runs, first, name) for name in names]
+        print(f"| `{recipe}` | {memory:.1f} | {speed:,.0f} | " + " | ".join(losses) + " |")
 
 
 def main():
@@ -68,15 +78,18 @@ def main():
     parser.add_argument("--folder", default="runs/compare")
     parser.add_argument("--train", default="./train", help="the program")
     parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--seeds", type=int, nargs="+", help="of weights and data order")
     parser.add_argument("--launch", default="mpirun", help="launcher with its options")
     options = parser.parse_args(own)
     options.rest = sys.argv[sys.argv.index("--") + 1:] if "--" in sys.argv else []
-    runs = {}
-    for recipe in options.recipes:
-        folder = os.path.join(options.folder, recipe)
-        train(options, recipe, folder)
-        runs[recipe] = read(folder)
-    table(runs)
+    places = [(f"-{seed}", [f"--seed={seed}"]) for seed in options.seeds] if options.seeds else [("", [])]
+    recipes = {recipe: [] for recipe in options.recipes}
+    for ending, more in places:
+        for recipe in options.recipes:
+            folder = os.path.join(options.folder, recipe + ending)
+            train(options, recipe, folder, more)
+            recipes[recipe].append(read(folder))
+    table(recipes)
 
 
 if __name__ == "__main__":
