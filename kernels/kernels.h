@@ -22,6 +22,9 @@ void quantize(Tensor y, Tensor x);
 void quantize_scale(Tensor y, Tensor x);
 void quantize_codes(Tensor y, Tensor x);
 
+/* Whether FP8 with groups of this size is known: on the CPU any, with CUDA 16 for activations and 128 for moments. */
+bool knows_group(int group, bool moment);
+
 /* w[i] = std * z, z normal, |z| <= cutoff (0: no cutoff); a function of (seed, first + i) alone. */
 void init_normal(Tensor w, float std, float cutoff, uint64_t seed, uint64_t first);
 void init_constant(Tensor w, float value);

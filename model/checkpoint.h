@@ -22,7 +22,7 @@ typedef struct {
     uint64_t fingerprint;      /* of the data set */
 } TrainState;
 
-enum { CHECKPOINT_VERSION = 2 };       /* format_version of trainer.json */
+enum { CHECKPOINT_VERSION = 1 };       /* format_version of trainer.json */
 
 /* Saving, beside training. All ranks call all three.
  * begin: waits for an earlier save, copies this rank's part of weights and moments to host memory, and returns while

@@ -190,7 +190,7 @@ const ConfigKey config_keys[] = {
     ONLY  ("optimizer.name", "adamw", "the optimizer is AdamW"),
     NUMBER("optimizer.learning_rate", DOUBLE, "1e-4", 0, 1e3, C(optimizer.lr), "highest learning rate"),
     OTHER ("optimizer.betas", BETAS, "[0.9, 0.95]", C(optimizer.beta1), "decay of m and v"),
-    NUMBER("optimizer.eps", DOUBLE, "1e-5", TINY, 1, C(optimizer.eps), "added to sqrt(v)"),
+    NUMBER("optimizer.eps", DOUBLE, "1e-5", 1e-15, 1, C(optimizer.eps), "added to sqrt(v)"),
     NUMBER("optimizer.weight_decay", DOUBLE, "0.01", 0, 1e3, C(optimizer.weight_decay), "times the learning rate"),
     OTHER ("optimizer.decay_norm_and_bias", BOOL, "false", C(optimizer.decay_norm_and_bias),
            "decay norm weights too"),

@@ -312,19 +312,17 @@ static const char *shape_text(char text[64], int dims, const size_t *shape)
 static void check_piece(const Piece *p, const SafeFile *file, const SafeTensor *t)
 {
     char found[64], expected[64];
+    if (p->kind == PIECE_WEIGHT && !is_float(t->dtype))
+        die("%s: tensor %s is stored as %s; expected F32, BF16 or F16", file->path, t->name, t->dtype);
+    if (strcmp(t->dtype, p->dtype) != 0 && (!is_float(t->dtype) || !is_float(p->dtype)))
+        die("%s: tensor %s is stored as %s, the recipe keeps it as %s; load with the recipe it was saved with, or "
+            "start with new moments: --reset_optimizer_state", file->path, t->name, t->dtype, p->dtype);
     bool fits = t->dims == p->dims && (t->shape[0] == p->shape[0] || t->shape[0] == p->max_rows)
              && (p->dims == 1 || t->shape[1] == p->shape[1]);
     if (!fits)
         die("%s: tensor %s has shape %s, the configured model needs %s; the configuration must describe the model in "
             "that folder", file->path, t->name, shape_text(found, t->dims, t->shape),
             shape_text(expected, p->dims, p->shape));
-    if (strcmp(t->dtype, p->dtype) == 0)
-        return;
-    if (p->kind == PIECE_WEIGHT && !is_float(t->dtype))
-        die("%s: tensor %s is stored as %s; expected F32, BF16 or F16", file->path, t->name, t->dtype);
-    if (!is_float(t->dtype) || !is_float(p->dtype))
-        die("%s: tensor %s is stored as %s, the recipe keeps it as %s; load with the recipe it was saved with, or "
-            "start with new moments: --reset_optimizer_state", file->path, t->name, t->dtype, p->dtype);
 }
 
 /* raw: CHUNK bytes; values: as many floats as fit into CHUNK bytes. */

@@ -130,7 +130,7 @@ static void test_damaged_checkpoints(void **state)
         { "truncate -s -1 model.safetensors",          "model.safetensors: " },
         { "rm optimizer-00001.safetensors",            "optimizer-00001.safetensors: No such file" },
         { "sed -i 's/\"step\"/\"stop\"/' trainer.json", "trainer.json" },
-        { "sed -i 's/version\": 2/version\": 3/' trainer.json", "format_version is 3" },
+        { "sed -i 's/version\": 1/version\": 2/' trainer.json", "format_version is 2" },
         { "rm *",                                      "no model.safetensors" },
         { "printf '\\377' | dd of=model.safetensors conv=notrunc bs=1 seek=7 status=none", "model.safetensors" },
         { "printf 'x' | dd of=optimizer-00001.safetensors conv=notrunc bs=1 seek=20 status=none", "optimizer-00001" },

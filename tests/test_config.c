@@ -81,11 +81,11 @@ static void test_values(void **state)
     config_free(c);
 
     c = try_load(1, "--data.paths=null", "--data.datasets={zebra: [z.npy], ape: [a.npy, b.npy]}", "--recipe=f32",
-             "--format={master: bf16, moment2: e4m3/128, keep: inputs}");
+             "--format={master: bf16, moment1: e5m2/128, moment2: e4m3/128, keep: inputs}");
     assert_int_equal(c->data.num_paths, 3);
     assert_string_equal(c->data.paths[0], "a.npy");
     assert_string_equal(c->data.paths[2], "z.npy");
-    assert_true(c->recipe.master.dtype == BF16 && c->recipe.moment1.dtype == F32 && c->recipe.keep == KEEP_INPUTS);
+    assert_true(c->recipe.master.dtype == BF16 && c->recipe.moment1.dtype == E5M2 && c->recipe.keep == KEEP_INPUTS);
     assert_true(c->recipe.moment2.dtype == E4M3 && c->recipe.moment2.group == 128);
     config_free(c);
 
@@ -369,7 +369,7 @@ static void test_reload(void **state)
     try_write(try_path, try_base);
     check_reload(try_load(1, NULL, NULL, NULL, NULL));
     try_write(try_path, published);
-    check_reload(try_load(1, "--recipe=f32", "--format={moment2: e5m2/64, keep: block}", "--max_duration=0.1ep",
+    check_reload(try_load(1, "--recipe=f32", "--format={moment1: e4m3/64, moment2: e5m2/64, keep: block}", "--max_duration=0.1ep",
                       "--optimizer.learning_rate=0.1234567890123456"));
     try_write(try_path, try_base);
     check_reload(try_load(1, "--run_name=a \"b\" \\: #c", "--data.paths=['null', '~', 'x: y', 'true', '']",

@@ -184,6 +184,9 @@ static void test_arguments(void **state)
         { 1, "--run_name=${seed", NULL, "lacks a closing }" },
         { 1, "--data.paths=${path.glob:/nowhere/*.npy}", NULL, "no file matches '/nowhere/*.npy'" },
         { 1, "--load_path=${path.last_checkpoint:/nowhere}", NULL, "there is no checkpoint stepN in '/nowhere'" },
+        { 1, "--recipe=coat", "--format.moment1=bf16", "both in FP8 or neither" },
+        { 1, "--recipe=bf16", "--format.moment2=e5m2/128", "both in FP8 or neither" },
+        { 1, "--optimizer.eps=1e-20", NULL, "optimizer.eps" },
         { 1, "--run_name=${data.paths}-x", NULL, "puts a list or a section inside a text" },
     };
     try_write(try_path, try_base);

@@ -1,7 +1,12 @@
-/* The running maxima of group scaling: a ring, cleared when it has gone round. */
+/* Group scaling: the groups that there are, and the running maxima, a ring that is cleared when it has gone round. */
 #include "kernels/cuda/tiles.cuh"
 
 enum { SLOTS = 1024 };
+
+bool knows_group(int group, bool moment)
+{
+    return group == (moment ? 128 : 16);
+}
 
 float *amax_slot(void)
 {
