@@ -6,8 +6,6 @@
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "data/loader.h"
 #include "kernels/comm.h"
@@ -39,7 +37,7 @@ static double global_labels(const Batch *b, bool *stop)
 }
 
 /* Forward and backward of this rank's part of the batch; returns means per label over all ranks. */
-static LossSums forward_backward(Run *r, const Batch *b, double labels)
+static Losses forward_backward(Run *r, const Batch *b, double labels)
 {
     const Config *c = r->config;
     int B = r->model.attn.B, T = r->model.attn.T;
@@ -51,10 +49,10 @@ static LossSums forward_backward(Run *r, const Batch *b, double labels)
                    (float)(1 / labels), (float)c->z_loss, true);
     }
     progress_together("reading the losses", -1);
-    LossSums s = model_losses(&r->model);
+    Losses s = model_losses(&r->model);
     double x[2] = { s.loss / labels, s.zloss / labels };
     comm_sum(x, 2);
-    return (LossSums){ x[0], x[1] };
+    return (Losses){ x[0], x[1] };
 }
 
 /* One step. A loss or gradient that is not finite changes nothing but the count of skipped steps. */
@@ -73,9 +71,9 @@ static StepStats train_step(Run *r, bool *stop)
              s->step + 1);
     labels = fmax(labels, 1);
     telemetry_watch(r->telemetry, s->step + 1);
-    LossSums loss = forward_backward(r, &b, labels);
+    Losses loss = forward_backward(r, &b, labels);
     progress_together("reading the gradient norm", -1);
-    double norm = optimizer_grad_norm(&r->optimizer, &r->fsdp), exposed = trace_step_end();
+    double norm = optimizer_grad_norm(&r->fsdp), exposed = trace_step_end();
 
     s->step++;
     s->tokens += (long)c->global_train_batch_size * c->model.max_sequence_length;
@@ -99,11 +97,6 @@ static void evaluate_all(Run *r)
         EvalResult e = evaluate(r->config, i, &r->model, &r->fsdp);
         log_eval(r->log, r->state.step, &e);
     }
-}
-
-static bool every(long step, long interval)
-{
-    return interval > 0 && step % interval == 0;
 }
 
 /* As OLMo: save_num_checkpoints_to_keep 0 leaves only those of save_interval_unsharded, which stay for ever; and where it is

@@ -30,10 +30,8 @@ typedef struct { char **names; int count; } NameList;
 
 static void name_add(NameList *list, const char *name)
 {
-    if (list->count % 64 == 0) {
-        list->names = realloc(list->names, (list->count + 64) * sizeof *list->names);
-        CHECK(list->names, "out of host memory");
-    }
+    if (list->count % 64 == 0)
+        list->names = xrealloc(list->names, (list->count + 64) * sizeof *list->names);
     list->names[list->count] = strdup(name);
     CHECK(list->names[list->count], "out of host memory");
     list->count++;
@@ -43,27 +41,6 @@ static bool has_suffix(const char *name, const char *suffix)
 {
     size_t n = strlen(name), m = strlen(suffix);
     return n >= m && strcmp(name + n - m, suffix) == 0;
-}
-
-/* A remote path: which command brings it here. */
-static void refuse_remote(const char *key, const char *path)
-{
-    static const struct { const char *scheme, *command; } fetch[] = {
-        { "s3://",    "aws s3 cp '%s' ." },
-        { "r2://",    "aws s3 cp --endpoint-url https://ACCOUNT.r2.cloudflarestorage.com 's3://...' . for '%s'" },
-        { "weka://",  "aws s3 cp --endpoint-url YOUR_WEKA_URL 's3://...' . for '%s'" },
-        { "gs://",    "gcloud storage cp '%s' ." },
-        { "http://",  "curl -fLO '%s'" },
-        { "https://", "curl -fLO '%s'" },
-    };
-    if (!strstr(path, "://"))
-        return;
-    char command[4096] = "fetch it with the tool of that store";
-    for (size_t i = 0; i < sizeof fetch / sizeof fetch[0]; i++)
-        if (strncmp(path, fetch[i].scheme, strlen(fetch[i].scheme)) == 0)
-            snprintf(command, sizeof command, fetch[i].command, path);
-    die("%s: '%s' is a remote path, and data are read from local files only. Fetch it first (%s), "
-        "then set %s to the local path", key, path, command, key);
 }
 
 /* Texts, tables and their compressed forms, which a pattern like part-* catches along with the shards. */
@@ -83,7 +60,6 @@ static void refuse_foreign_suffix(const char *key, const char *path)
 static void expand(NameList *list, const char *key, const char *path)
 {
     struct stat status;
-    refuse_remote(key, path);
     if (stat(path, &status) == 0 || !strpbrk(path, "*?[")) {
         name_add(list, path);
         return;

@@ -14,7 +14,7 @@ typedef struct {
 } Shard;
 
 /* All files of spec in order, patterns expanded; *num gets their number. Dies on the first file that is not what
- * spec says: remote, missing, empty, of a foreign format, of the wrong size or dtype, without its label mask. */
+ * spec says: missing, empty, of a foreign format, of the wrong size or dtype, without its label mask. */
 Shard *shards_open (int *num, const DataSpec *spec);
 void   shards_close(Shard *shards, int num);
 

@@ -6,7 +6,6 @@
 void        device_init(int local_rank);        /* chooses the GPU of that number; says so if there is none */
 const char *device_name(void);                  /* "NVIDIA H200", "cpu" */
 double      device_peak_flops(DType d);         /* data-sheet dense FLOP/s for GEMM operands of d; 0: unknown */
-double      device_bandwidth(void);             /* data-sheet memory bytes/s; 0: unknown */
 size_t      device_memory_total(void);          /* bytes */
 size_t      device_memory_used(void);           /* bytes of the device in use now, by whomever (CPU: this process) */
 
@@ -28,9 +27,6 @@ void  device_sync (void);                       /* waits for all queued work, of
 /* Host memory that device_get fills at the full speed of the bus. Allocating it takes long. One piece at a time. */
 void *device_host_alloc(size_t bytes);
 void  device_host_free (void *p);
-
-/* Device memory that kernels use inside a call (GEMM and attention workspaces, partial sums). Bytes held now. */
-size_t device_scratch_bytes(void);
 
 /* A point in the current queue. device_wait: what is queued in the current queue from now on runs after it (NULL: nothing to
  * wait for); the host goes on. device_elapsed: milliseconds of device time between two marks; waits for `to`. */

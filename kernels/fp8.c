@@ -10,8 +10,8 @@
  *     k = floor(16 log2(R) / log2(a/b)) / 16, R = max^2/2: the dynamic range that the format's codes cover,
  *     code = Q(sign(x) (|x|/a)^k max),    x = sign(code) (|code|/max)^(1/k) a.
  * DIFFERS from the paper, which stores S, k and c = sqrt(a b) with f(x) = (|x|/c)^k and S = (a/c)^k / max: c cancels
- * in f(x)/S = (|x|/a)^k max, so two numbers say it all. The scales of a group are the BF16 pair (S, k), S = a/max
- * rounded up as without expansion, and a is read back as S max; k is a multiple of 1/16 up to 16, exact in BF16. */
+ * in f(x)/S = (|x|/a)^k max, so two numbers say it all. A group stores S and k in 32 bits (fp8.h, fp8_pair): S = a/max
+ * with 24 bits, rounded up, and a is read back as S max; k is a multiple of 1/16 up to 16, so it is exact. */
 #include "kernels/fp8.h"
 
 #include <math.h>
@@ -88,7 +88,8 @@ float fp8_max(DType d)
     return d == E4M3 ? 448 : 57344;
 }
 
-/* S = max|x| / max(format). An infinite maximum gives S = inf: x/S is 0 or NaN, and all values read back as NaN. */
+/* S = max|x| / max(format). An infinite maximum gives S = inf: x/S is 0 or NaN, and all values read back as NaN; with
+ * expansion the infinite ones as NaN, the others as 0. Training skips such a step. */
 float fp8_scale(float amax, DType d)
 {
     return fmaxf(amax, AMAX_MIN) / fp8_max(d);
@@ -108,10 +109,7 @@ uint32_t fp8_pair(float amax, float k, DType d)
 
 float fp8_pair_scale(uint32_t pair)
 {
-    const uint32_t u = (pair & 0xffffff) << 7;
-    float s;
-    memcpy(&s, &u, sizeof s);
-    return s;
+    return float_of((pair & 0xffffff) << 7);
 }
 
 float fp8_pair_power(uint32_t pair)

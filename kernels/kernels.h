@@ -6,7 +6,7 @@
  *   arrays are device memory. Nothing here waits for the device.
  *
  *   N = B*T tokens, C = model width, D = head width, H = query heads, K = key/value heads, F = MLP width,
- *   V = rows of the embedding (the vocabulary, padded).
+ *   V = rows of the embedding (the vocabulary, padded), O = outputs of a linear layer.
  */
 #pragma once
 #include "model/tensor.h"
@@ -56,7 +56,7 @@ void norm_forward_exact(Tensor y, Tensor x, float *stats, Tensor stream, Tensor 
 
 /* y again from x and stats as norm_forward left them, without residual; in FP8 with the scale that y has, and y.data or
  * y.data_t may be NULL: not written. */
-void norm_again(Tensor y, Tensor x, const float *stats, Tensor w, Norm norm);
+void norm_again(Tensor y, Tensor x, const float *stats, Tensor w);
 
 /* dx = [dx +] the gradient of y with respect to x; dw += (no tensor: not wanted). With g = dy w, xh = (x - mean) rstd:
  * dx = rstd (g - mean(g) [LAYER_NORM only] - xh mean(g xh)), dw = sum over n of dy xh. dx may be dy if not accumulating. */
@@ -65,7 +65,7 @@ void norm_backward(Tensor dx, Tensor dw, Tensor dy, Tensor x, const float *stats
 /* ---- linear ----------------------------------------------------------------------------------------------- */
 
 /* Which FP8 GEMMs may add with the tensor cores' short accumulators: 8 % faster, each product 1e-3 instead of 1e-4 off
- * (H200). What this leaves to choice is a back end's rounding; the CPU's is exact either way. Holds for all calls behind. */
+ * (H200). What this leaves to choice is a back end's rounding; the CPU's is exact either way. Holds for all later calls. */
 typedef enum { FAST_NONE, FAST_FORWARD, FAST_ALL } FastAccumulation;
 void matmul_accumulation(FastAccumulation fast);
 

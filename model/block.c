@@ -72,7 +72,7 @@ static void branch_out(const Model *m, Tensor out, Tensor y, Tensor w, Tensor re
 static void branch_in_again(const Model *m, Tensor h, Tensor x, float *stats, Tensor w)
 {
     if (m->recipe.keep == KEEP_INPUTS && !m->config->norm_after)
-        norm_again(transpose_only(h), x, stats, w, m->config->norm);
+        norm_again(transpose_only(h), x, stats, w);
 }
 
 void block_forward(const Model *m, const Unit *w, Acts *a, Acts *next)

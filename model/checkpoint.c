@@ -21,10 +21,10 @@
 
 /* ---- the manifest ----------------------------------------------------------------------------------------- */
 
-/* Reads JSON; NULL and errno = ENOENT if there is no such file. */
+/* Reads JSON; NULL if there is no such file. */
 static json_t *read_json(const char *folder, const char *name)
 {
-    char *path = folder_format("%s/%s", folder, name);
+    char *path = xasprintf("%s/%s", folder, name);
     FILE *file = fopen(path, "r");
     if (!file) {
         if (errno != ENOENT)
@@ -47,7 +47,7 @@ static bool is_complete(const char *folder, const json_t *manifest, char *proble
     const char *name;
     json_t *bytes;
     json_object_foreach(json_object_get(manifest, "files"), name, bytes) {
-        char *path = folder_format("%s/%s", folder, name);
+        char *path = xasprintf("%s/%s", folder, name);
         struct stat status;
         bool found = stat(path, &status) == 0;
         if (!found)
@@ -66,7 +66,7 @@ static bool is_complete(const char *folder, const json_t *manifest, char *proble
 static json_t *open_manifest(const char *folder)
 {
     json_t *manifest = read_json(folder, "trainer.json");
-    char *optimizer = folder_format("%s/optimizer-00001.safetensors", folder), problem[4096];
+    char *optimizer = xasprintf("%s/optimizer-00001.safetensors", folder), problem[4096];
     if (!manifest && folder_exists(optimizer))
         die("%s: the checkpoint is incomplete: trainer.json, which is written last, is missing; load another one",
             folder);
@@ -102,15 +102,14 @@ typedef struct { SafeFile **file; int count; } Source;
 
 static void add_source(Source *s, const char *folder, const char *name)
 {
-    char *path = folder_format("%s/%s", folder, name);
+    char *path = xasprintf("%s/%s", folder, name);
     for (int i = 0; i < s->count; i++) {
         if (strcmp(s->file[i]->path, path) != 0)
             continue;
         free(path);
         return;
     }
-    s->file = realloc(s->file, (size_t)(s->count + 1) * sizeof *s->file);
-    CHECK(s->file, "out of memory");
+    s->file = xrealloc(s->file, (size_t)(s->count + 1) * sizeof *s->file);
     s->file[s->count++] = safetensors_open(path);
     free(path);
 }
@@ -126,7 +125,7 @@ static void close_source(Source *s)
 static Source open_model(const char *folder)
 {
     Source s = { 0 };
-    char *single = folder_format("%s/model.safetensors", folder);
+    char *single = xasprintf("%s/model.safetensors", folder);
     json_t *index = NULL;
     if (!folder_exists(folder))
         die("%s: there is no such folder", folder);
@@ -141,7 +140,7 @@ static Source open_model(const char *folder)
             add_source(&s, folder, json_string_value(file));
         }
     }
-    char *latest = folder_format("%s/latest", folder);
+    char *latest = xasprintf("%s/latest", folder);
     if (s.count == 0 && folder_exists(latest))
         die("%s is a run, not a checkpoint; its last one is %s", folder, latest);
     free(latest);
@@ -175,12 +174,16 @@ static bool says_tied(const char *folder)
     return tied;
 }
 
+static bool has_suffix(const char *text, const char *suffix)
+{
+    size_t n = strlen(text), m = strlen(suffix);
+    return n >= m && strcmp(text + n - m, suffix) == 0;
+}
+
 /* Old Llama folders hold the rotary frequencies; some tied ones repeat the embedding as a head. */
 static bool may_be_ignored(const char *name, const char *folder, const ModelConfig *c)
 {
-    static const char buffer[] = ".rotary_emb.inv_freq";
-    size_t n = strlen(name), m = strlen(buffer);
-    if (n > m && strcmp(name + n - m, buffer) == 0)
+    if (has_suffix(name, ".rotary_emb.inv_freq"))
         return true;
     return c->weight_tying && strcmp(name, "lm_head.weight") == 0 && says_tied(folder);
 }
@@ -214,7 +217,7 @@ static void load(const char *folder, LayoutKind kind, Source s, const Config *c,
 static void check_description(const char *folder, const ModelConfig *c)
 {
     ModelConfig t = *c;
-    char *path = folder_format("%s/config.json", folder);
+    char *path = xasprintf("%s/config.json", folder);
     const bool described = folder_exists(path);
     free(path);
     if (!described)
@@ -272,18 +275,12 @@ bool checkpoint_load(const char *folder, const Config *c, Fsdp *f, TrainState *s
 /* Like open_manifest, but an incomplete checkpoint is no reason to die: there may be another. */
 static bool is_checkpoint(const char *folder)
 {
-    char problem[4096], *path = folder_format("%s/trainer.json", folder);
+    char problem[4096], *path = xasprintf("%s/trainer.json", folder);
     json_t *manifest = json_load_file(path, 0, NULL);
     bool complete = manifest && is_complete(folder, manifest, problem, sizeof problem);
     json_decref(manifest);
     free(path);
     return complete;
-}
-
-static bool has_suffix(const char *text, const char *suffix)
-{
-    size_t n = strlen(text), m = strlen(suffix);
-    return n >= m && strcmp(text + n - m, suffix) == 0;
 }
 
 /* The complete step<N><suffix> of the highest N, or NULL. */
@@ -292,7 +289,7 @@ static char *highest(const char *save_folder, const char *suffix)
     long *steps;
     char *found = NULL;
     for (int i = folder_steps(&steps, save_folder, suffix) - 1; i >= 0 && !found; i--) {
-        found = folder_format("%s/step%ld%s", save_folder, steps[i], suffix);
+        found = xasprintf("%s/step%ld%s", save_folder, steps[i], suffix);
         if (is_checkpoint(found))
             break;
         free(found);
@@ -306,7 +303,7 @@ char *checkpoint_latest(const char *save_folder)
 {
     char *name = folder_latest(save_folder);
     if (name && !has_suffix(name, ".tmp")) {
-        char *path = name[0] == '/' ? strdup(name) : folder_format("%s/%s", save_folder, name);
+        char *path = name[0] == '/' ? strdup(name) : xasprintf("%s/%s", save_folder, name);
         if (is_checkpoint(path)) {
             free(name);
             return path;
@@ -323,11 +320,6 @@ char *checkpoint_latest(const char *save_folder)
     return found;
 }
 
-static bool divides(long interval, long step)
-{
-    return interval > 0 && step % interval == 0;
-}
-
 /* Checkpoints beyond `latest` belong to a run that was resumed from an earlier step; they are left alone until this
  * run comes to them. */
 void checkpoint_prune(const Config *c)
@@ -341,9 +333,9 @@ void checkpoint_prune(const Config *c)
     }
     for (int i = folder_steps(&steps, c->save_folder, "") - 1; i >= 0; i--) {
         long step = steps[i];
-        if (step > last || divides(c->save_interval_unsharded, step))
+        if (step > last || every(step, c->save_interval_unsharded))
             continue;
-        bool ephemeral = divides(c->save_interval_ephemeral, step) && !divides(c->save_interval, step);
+        bool ephemeral = every(step, c->save_interval_ephemeral) && !every(step, c->save_interval);
         bool wanted = ephemeral ? !ephemeral_kept : keep < 0 || kept < keep;
         ephemeral_kept |= ephemeral;
         kept += !ephemeral;

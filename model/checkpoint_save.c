@@ -18,10 +18,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "kernels/comm.h"
 #include "kernels/device.h"
+#include "model/clock.h"
 #include "model/companions.h"
 #include "model/error.h"
 #include "model/folder.h"
@@ -45,13 +45,6 @@ static struct {
     double      paused;        /* seconds that training waited */
 } save;
 
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* ---- descriptions ----------------------------------------------------------------------------------------- */
 
 static const char *base_name(const char *path)
@@ -61,7 +54,7 @@ static const char *base_name(const char *path)
 
 static void write_json(const char *name, json_t *value)
 {
-    char *path = folder_format("%s/%s", save.folder, name);
+    char *path = xasprintf("%s/%s", save.folder, name);
     char *text = json_dumps(value, JSON_INDENT(2) | JSON_REAL_PRECISION(15));
     CHECK(text, "%s cannot be written as JSON", name);
     folder_write(path, text, strlen(text));
@@ -114,7 +107,7 @@ static size_t write_descriptions(void)
     write_json("config.json", hf_config(&c->model, c->recipe.master.dtype));
     if (save.model.num_files > 1)
         write_json("model.safetensors.index.json", index_of(&save.model));
-    char *path = folder_format("%s/config.yaml", save.folder);
+    char *path = xasprintf("%s/config.yaml", save.folder);
     folder_write(path, c->text ? c->text : "", c->text ? strlen(c->text) : 0);
     free(path);
     companions_write(save.folder);
@@ -126,11 +119,11 @@ static size_t write_descriptions(void)
 
 static void *write_snapshot(void *unused)
 {
-    double start = now();
+    double start = clock_seconds();
     save.problem = layout_write(&save.model, save.own, save.snapshot);
     if (!save.problem)
         save.problem = layout_write(&save.optimizer, save.own, save.snapshot + layout_bytes(&save.model, save.own));
-    save.seconds = now() - start;
+    save.seconds = clock_seconds() - start;
     atomic_store(&save.written, true);
     return unused;
 }
@@ -189,18 +182,18 @@ static void take_snapshot(const Fsdp *f)
 
 void checkpoint_begin(const Config *c, const Fsdp *f, const TrainState *s)
 {
-    double start = now();
+    double start = clock_seconds();
     checkpoint_finish();
     save.config = c;
     save.state = *s;
-    save.folder = folder_format("%s/step%ld.tmp", c->save_folder, s->step);
+    save.folder = xasprintf("%s/step%ld.tmp", c->save_folder, s->step);
     save.model = layout_make(save.folder, LAYOUT_MODEL, &c->model, f, checkpoint_file_limit);
     save.optimizer = layout_make(save.folder, LAYOUT_OPTIMIZER, &c->model, f, checkpoint_file_limit);
     save.own = layout_ranges(f);
     open_files();
     take_snapshot(f);
     start_writer();
-    save.paused = now() - start;
+    save.paused = clock_seconds() - start;
 }
 
 static void publish(void)

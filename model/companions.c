@@ -1,3 +1,4 @@
+/* Small files, held in rank 0's memory from loading to saving. */
 #include "model/companions.h"
 
 #include <errno.h>
@@ -40,7 +41,7 @@ static void read_file(int i, const char *path)
 void companions_read(const char *folder)
 {
     for (int i = 0; i < COUNT && comm_rank() == 0; i++) {
-        char *path = folder_format("%s/%s", folder, names[i]);
+        char *path = xasprintf("%s/%s", folder, names[i]);
         read_file(i, path);
         free(path);
     }
@@ -49,7 +50,7 @@ void companions_read(const char *folder)
 void companions_write(const char *folder)
 {
     for (int i = 0; i < COUNT; i++) {
-        char *path = folder_format("%s/%s", folder, names[i]);
+        char *path = xasprintf("%s/%s", folder, names[i]);
         if (held[i].data)
             folder_write(path, held[i].data, held[i].bytes);
         free(path);

@@ -50,7 +50,7 @@ static void note_unused(Reader *r, const ConfigKey *k, const YamlNode *n, const 
     if (n->kind == YAML_SCALAR && (!n->text || key_listed(k->choices, n->text)))
         return;
     fflush(r->notes);
-    if (strncmp(name, EVALUATOR_PREFIX, strlen(EVALUATOR_PREFIX)) == 0 && strstr(r->notes_text, name))
+    if (config_is_evaluator(name) && strstr(r->notes_text, name))
         return;                                            /* another evaluator had it */
     if (k->help)
         config_note(r, "%s (%s)", name, k->help);
@@ -102,7 +102,7 @@ static void read_values(Reader *r, bool from_hf)
     }
     for (const ConfigKey *k = config_keys; k->name; k++) {
         bool known = k->fallback || (from_hf && strncmp(k->name, "model.", strlen("model.")) == 0);
-        if (!known && strncmp(k->name, EVALUATOR_PREFIX, strlen(EVALUATOR_PREFIX)) != 0 && !config_given(r, k->name))
+        if (!known && !config_is_evaluator(k->name) && !config_given(r, k->name))
             die("%s: %s is missing: %s", r->file, k->name, k->help);
     }
 }
@@ -110,7 +110,7 @@ static void read_values(Reader *r, bool from_hf)
 static void set_defaults(void *base, bool evaluators)
 {
     for (const ConfigKey *k = config_keys; k->name; k++)
-        if ((strncmp(k->name, EVALUATOR_PREFIX, strlen(EVALUATOR_PREFIX)) == 0) == evaluators)
+        if (config_is_evaluator(k->name) == evaluators)
             value_default(base, k);
 }
 
@@ -131,9 +131,7 @@ static bool read_hf(Reader *r)
 
 static void add_eval_set(Config *c, const char *label, char ***paths, int *count, int itemsize)
 {
-    c->eval = realloc(c->eval, (c->num_eval + 1) * sizeof *c->eval);
-    if (!c->eval)
-        die("out of host memory");
+    c->eval = xrealloc(c->eval, (c->num_eval + 1) * sizeof *c->eval);
     c->eval[c->num_eval++] = (EvalSet){ .label = strdup(label), .paths = *paths, .num_paths = *count,
                                         .itemsize = itemsize };
     *paths = NULL;
@@ -179,7 +177,7 @@ static void read_evaluator(Reader *r, YamlNode *n, FILE *downstream, FILE *remot
             add_eval_set(&r->s->c, set->name, &set->paths, &set->num_paths, itemsize);
     }
     for (const ConfigKey *k = config_keys; k->name; k++)
-        if (strncmp(k->name, EVALUATOR_PREFIX, strlen(EVALUATOR_PREFIX)) == 0)
+        if (config_is_evaluator(k->name))
             value_free(&e, k);
 }
 
@@ -246,8 +244,7 @@ void config_write_text(Settings *s)
     fputs("# All settings of a run, defaults included. ./train with this file does the same again.\n", f);
     for (const ConfigKey *k = config_keys; k->name; k++) {
         int type = k->type & TYPE_MASK;
-        if (type == FIXED || type == UNUSED || (k->type & SPENT) ||
-            strncmp(k->name, EVALUATOR_PREFIX, strlen(EVALUATOR_PREFIX)) == 0)
+        if (type == FIXED || type == UNUSED || (k->type & SPENT) || config_is_evaluator(k->name))
             continue;
         int indent = print_key(f, k->name, previous);
         value_print(f, s, k, indent);
@@ -311,7 +308,7 @@ void config_free(Config *c)
 {
     Settings *s = (Settings *)c;
     for (const ConfigKey *k = config_keys; k->name; k++)
-        if (strncmp(k->name, EVALUATOR_PREFIX, strlen(EVALUATOR_PREFIX)) != 0)
+        if (!config_is_evaluator(k->name))
             value_free(s, k);
     for (int i = 0; i < c->num_eval; i++) {
         free(c->eval[i].label);

@@ -111,6 +111,12 @@ typedef struct {
     char    *text;                            /* the resolved configuration as YAML; saved with the run */
 } Config;
 
+/* Whether a step is one of those that lie `interval` apart; 0: none is. */
+static inline bool every(long step, long interval)
+{
+    return interval > 0 && step % interval == 0;
+}
+
 /* Reads argv[1] and the --a.b=c behind it. Prints help and exits 0 for --help or no argument.
  * Errors: file:line, what was found, what was expected, the nearest key. `world`: ranks, to check the batch against. */
 Config *config_load(int argc, char **argv, int world);

@@ -119,9 +119,7 @@ static void use_datasets(Settings *s)
         qsort(s->datasets, s->num_datasets, sizeof *s->datasets, compare_names);
     for (int i = 0; i < s->num_datasets; i++) {
         NamedPaths *set = &s->datasets[i];
-        c->data.paths = realloc(c->data.paths, (c->data.num_paths + set->num_paths + 1) * sizeof *c->data.paths);
-        if (!c->data.paths)
-            die("out of host memory");
+        c->data.paths = xrealloc(c->data.paths, (c->data.num_paths + set->num_paths + 1) * sizeof *c->data.paths);
         for (int k = 0; k < set->num_paths; k++)
             c->data.paths[c->data.num_paths++] = set->paths[k];
         set->num_paths = 0;                                /* the texts belong to data.paths now */
@@ -141,6 +139,17 @@ static const YamlNode *place_of(const YamlNode *n, const char *text)
     return NULL;
 }
 
+/* `command`, the path behind the scheme, `to`: fetches a file. The last row is any other store. */
+static const struct { const char *scheme, *command, *to; } stores[] = {
+    { "s3://",    "aws s3 cp s3://", " ." },
+    { "r2://",    "aws s3 cp --endpoint-url https://ACCOUNT.r2.cloudflarestorage.com s3://", " ." },
+    { "weka://",  "aws s3 cp --endpoint-url YOUR_WEKA_URL s3://", " ." },
+    { "gs://",    "gcloud storage cp gs://", " ." },
+    { "http://",  "wget -x http://", "" },
+    { "https://", "wget -x https://", "" },
+    { "",         "with the tool of that store: ", "" },
+};
+
 static void refuse_remote(Reader *r, const char *key, char **paths, int count)
 {
     int remote = 0, first = 0;
@@ -151,11 +160,14 @@ static void refuse_remote(Reader *r, const char *key, char **paths, int count)
         }
     if (!remote)
         return;
+    int store = 0;
+    while (strncmp(paths[first], stores[store].scheme, strlen(stores[store].scheme)) != 0)
+        store++;
     const YamlNode *n = place_of(yaml_find(r->root, key), paths[first]);
-    bool web = strncmp(paths[first], "http", 4) == 0;
     die("%s: %s: '%s'%s remote, and only local files are read. Fetch what you want to train on, for example\n"
-        "  %s %s\nthen give the files you have: --%s='folder/*.npy'", n ? yaml_place(n) : config_where(r, key), key,
-        paths[first], remote > 1 ? " and others are" : " is", web ? "wget -x" : "aws s3 cp", paths[first], key);
+        "  %s%s%s\nthen give the files you have: --%s='folder/*.npy'", n ? yaml_place(n) : config_where(r, key), key,
+        paths[first], remote > 1 ? " and others are" : " is", stores[store].command,
+        paths[first] + strlen(stores[store].scheme), stores[store].to, key);
 }
 
 void config_check_data(Reader *r)
@@ -269,8 +281,8 @@ static void check_schedule(Reader *r)
 static void check_folders(Reader *r)
 {
     Config *c = &r->s->c;
-    if (!c->save_folder && asprintf(&c->save_folder, "runs/%s", c->run_name) < 0)
-        die("out of host memory");
+    if (!c->save_folder)
+        c->save_folder = xasprintf("runs/%s", c->run_name);
     if (strstr(c->save_folder, "://"))
         die("%s: save_folder '%s' is remote; save to a local folder and copy it from there",
             config_where(r, "save_folder"), c->save_folder);

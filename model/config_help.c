@@ -23,6 +23,11 @@ const ConfigKey *config_key(const char *name)
     return NULL;
 }
 
+bool config_is_evaluator(const char *name)
+{
+    return strncmp(name, EVALUATOR_PREFIX, strlen(EVALUATOR_PREFIX)) == 0;
+}
+
 const char *config_default(const char *name)
 {
     const ConfigKey *k = config_key(name);
@@ -75,11 +80,11 @@ const char *config_suggest(const char *name)
 {
     static char best[128];
     int best_distance = 1 + (int)strlen(name) / 3;
-    bool in_evaluators = strncmp(name, EVALUATOR_PREFIX, strlen(EVALUATOR_PREFIX)) == 0;
+    bool in_evaluators = config_is_evaluator(name);
     best[0] = '\0';
     for (const ConfigKey *k = config_keys; k->name; k++) {
         size_t first = in_evaluators ? strlen(EVALUATOR_PREFIX) : 0;
-        if (in_evaluators && strncmp(k->name, EVALUATOR_PREFIX, first) != 0)
+        if (in_evaluators && !config_is_evaluator(k->name))
             continue;
         for (size_t end = first + strcspn(k->name + first, ".["); k->name[end - 1] != '*';
              end += 1 + strcspn(k->name + end + 1, ".[")) {   /* "a", "a.b", "a.b.c": its sections, the key */

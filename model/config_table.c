@@ -32,7 +32,8 @@ static_assert(offsetof(Config, optimizer.beta2) == offsetof(Config, optimizer.be
 const ConfigKey config_keys[] = {
     OTHER ("run_name", STRING, "run", C(run_name), "name of the run"),
     NUMBER("seed", U64, "6198", 0, LONGS, C(seed), "seed of initial weights and stochastic rounding"),
-    OTHER ("dry_run", BOOL, "false", C(dry_run), "print the settings and the memory plan, then stop; needs no data: --data.paths=[]"),
+    OTHER ("dry_run", BOOL, "false", C(dry_run),
+           "print the settings and the memory plan, then stop; needs no data: --data.paths=[]"),
 
     /* ---- numbers ---- */
     OTHER ("recipe", STRING, "null", X(recipe), "in which formats everything is stored; default: by `precision` or "
@@ -243,12 +244,13 @@ const ConfigKey config_keys[] = {
     ONLY  ("fast_forward_batches", "null|0", "set data.seed to skip what led to a loss spike"),
     ONLY  ("epoch", "null|0", "the epoch follows from the data; set data.seed for another order"),
     ONLY  ("stop_after", "null", "use stop_at"),
-    ONLY  ("time_limit", "null", "a run that gets SIGTERM or SIGUSR1 saves and ends: timeout --preserve-status -s USR1 47h mpirun ... "
-           "(SIGTERM to mpirun kills the ranks a second later)"),
+    ONLY  ("time_limit", "null", "a run that gets SIGTERM or SIGUSR1 saves and ends: timeout --preserve-status -s USR1 47h "
+           "mpirun ... (SIGTERM to mpirun kills the ranks a second later)"),
     ONLY  ("early_stopping_factor", "null", "no run is stopped for its loss"),
 
     /* ---- evaluation ---- */
-    OPTION("eval_interval", LONG, "1000", 0, 0, LONGS, C(eval_interval), "steps between evaluations, of which one is at the end; null: never"),
+    OPTION("eval_interval", LONG, "1000", 0, 0, LONGS, C(eval_interval),
+           "steps between evaluations, of which one is at the end; null: never"),
     OTHER ("eval_on_load", BOOL, "false", C(eval_on_load), "evaluate before the first step, too"),
     OPTION("device_eval_batch_size", INT, "null", 0, 1, MANY, C(device_eval_batch_size),
            "sequences per forward pass; default device_train_microbatch_size"),

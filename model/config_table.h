@@ -90,6 +90,7 @@ extern const ConfigKey config_keys[];      /* ends with name == NULL; keys of a 
 const ConfigKey *config_key(const char *name);              /* the row of that name or of its section.*; NULL */
 const char *config_default(const char *name);               /* a YamlDefault */
 const char *config_suggest(const char *name);               /* the key or section spelled most like it, or NULL */
+bool        config_is_evaluator(const char *name);          /* a key of an evaluator: evaluators[].* */
 bool        key_listed(const char *choices, const char *text);   /* is text (NULL: null) one of the choices? */
 void        config_print_help(FILE *f);                     /* ./train --help */
 void        config_print_markdown(FILE *f);                 /* ./train --help=markdown: the table in configs/README.md */

@@ -156,11 +156,8 @@ static char *copy_text(const char *text)
 
 static void add_path(char ***paths, int *count, const char *path)
 {
-    char **grown = realloc(*paths, (*count + 1) * sizeof *grown);
-    if (!grown)
-        die("out of host memory");
-    *paths = grown;
-    grown[(*count)++] = copy_text(path);
+    *paths = xrealloc(*paths, (*count + 1) * sizeof **paths);
+    (*paths)[(*count)++] = copy_text(path);
 }
 
 /* A path, a list of them, or lists in a list (from ${path.glob:...}). */

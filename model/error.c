@@ -91,18 +91,34 @@ void warn(const char *format, ...)
     va_end(args);
 }
 
-void *xmalloc(unsigned long bytes)
+void *xmalloc(size_t bytes)
 {
-    void *memory = malloc(bytes ? bytes : 1);
-    if (!memory)
-        die("out of host memory: %lu bytes asked for", bytes);
-    return memory;
+    return xrealloc(NULL, bytes);
 }
 
-void *xcalloc(unsigned long count, unsigned long bytes)
+void *xcalloc(size_t count, size_t bytes)
 {
     void *memory = calloc(count ? count : 1, bytes ? bytes : 1);
     if (!memory)
-        die("out of host memory: %lu x %lu bytes asked for", count, bytes);
+        die("out of host memory: %zu x %zu bytes asked for", count, bytes);
     return memory;
+}
+
+void *xrealloc(void *memory, size_t bytes)
+{
+    memory = realloc(memory, bytes ? bytes : 1);
+    if (!memory)
+        die("out of host memory: %zu bytes asked for", bytes);
+    return memory;
+}
+
+char *xasprintf(const char *format, ...)
+{
+    char *text;
+    va_list args;
+    va_start(args, format);
+    if (vasprintf(&text, format, args) < 0)
+        die("out of host memory");
+    va_end(args);
+    return text;
 }

@@ -1,5 +1,6 @@
 /* Errors have one reaction: say what is wrong, where and what to do, then take every rank down. */
 #pragma once
+#include <stddef.h>
 
 /* Prints "error: ..." (with the rank, if there are several) on stderr and aborts all ranks with status 1.
  * An error that every rank meets is printed once: ranks other than 0 wait a moment for rank 0 to speak first. */
@@ -17,6 +18,8 @@ void warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 _Noreturn void die_check(const char *file, int line, const char *condition, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
-/* malloc and calloc that never return NULL. */
-void *xmalloc(unsigned long bytes);
-void *xcalloc(unsigned long count, unsigned long bytes);
+/* malloc, calloc, realloc and asprintf that never return NULL. */
+void *xmalloc (size_t bytes);
+void *xcalloc (size_t count, size_t bytes);
+void *xrealloc(void *memory, size_t bytes);
+char *xasprintf(const char *format, ...) __attribute__((format(printf, 1, 2)));

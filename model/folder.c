@@ -7,7 +7,6 @@
 #include <fcntl.h>
 #include <ftw.h>
 #include <limits.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,20 +15,9 @@
 
 #include "model/error.h"
 
-char *folder_format(const char *format, ...)
-{
-    char *path;
-    va_list args;
-    va_start(args, format);
-    int n = vasprintf(&path, format, args);
-    va_end(args);
-    CHECK(n >= 0, "out of memory");
-    return path;
-}
-
 static char *step_path(const char *save_folder, long step, const char *suffix)
 {
-    return folder_format("%s/step%ld%s", save_folder, step, suffix);
+    return xasprintf("%s/step%ld%s", save_folder, step, suffix);
 }
 
 bool folder_exists(const char *path)
@@ -59,8 +47,7 @@ int folder_steps(long **steps, const char *save_folder, const char *suffix)
         long step = strtol(digits, &end, 10);
         if (strcmp(end, suffix) != 0)
             continue;
-        *steps = realloc(*steps, sizeof **steps * (size_t)(count + 1));
-        CHECK(*steps, "out of memory");
+        *steps = xrealloc(*steps, sizeof **steps * (size_t)(count + 1));
         (*steps)[count++] = step;
     }
     closedir(dir);
@@ -122,8 +109,8 @@ void folder_prepare(const char *save_folder, long step)
 
 static void point_latest(const char *save_folder, long step)
 {
-    char *link = folder_format("%s/latest", save_folder), *temporary = folder_format("%s/latest.tmp", save_folder);
-    char *target = folder_format("step%ld", step);
+    char *link = xasprintf("%s/latest", save_folder), *temporary = xasprintf("%s/latest.tmp", save_folder);
+    char *target = xasprintf("step%ld", step);
     if (unlink(temporary) != 0 && errno != ENOENT)
         die("%s: cannot delete: %s", temporary, strerror(errno));
     if (symlink(target, temporary) != 0)
@@ -169,7 +156,7 @@ void folder_clear(const char *save_folder)
 {
     long *steps;
     const int count = folder_steps(&steps, save_folder, "");
-    char *link = folder_format("%s/latest", save_folder);
+    char *link = xasprintf("%s/latest", save_folder);
     for (int i = 0; i < count; i++)
         folder_remove_step(save_folder, steps[i]);
     remove_all(save_folder, ".tmp", false);
@@ -182,7 +169,7 @@ void folder_clear(const char *save_folder)
 
 char *folder_latest(const char *save_folder)
 {
-    char *link = folder_format("%s/latest", save_folder), target[PATH_MAX];
+    char *link = xasprintf("%s/latest", save_folder), target[PATH_MAX];
     ssize_t n = readlink(link, target, sizeof target - 1);
     free(link);
     if (n < 0)

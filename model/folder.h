@@ -4,7 +4,6 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-char *folder_format(const char *format, ...) __attribute__((format(printf, 1, 2)));     /* a path; never NULL */
 bool  folder_exists(const char *path);                /* anything of that name */
 
 /* N of all entries step<N><suffix>, ascending; their number. */

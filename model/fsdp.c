@@ -1,8 +1,6 @@
 /* The verbs. fsdp_plan.c says where everything lies. */
 #include "model/fsdp.h"
 
-#include <stdlib.h>
-
 #include "kernels/comm.h"
 #include "model/error.h"
 #include "model/fsdp_plan.h"

@@ -51,6 +51,7 @@ typedef struct Fsdp {
     GradSlot   *grad_slot;             /* [num_slots] */
     Tensor      scales;                /* (1, 4 per FP8 operand): scales of the operands, 16 bytes apart */
     Tensor      dense;                 /* (1, n): what block units with FP8 operands have besides them: norm weights */
+    float      *norm;                  /* device memory: sum of the squares of this rank's gradients */
     Recipe      recipe;
     Strategy    strategy;
     bool        tied;

@@ -117,7 +117,7 @@ static void place_slots(Fsdp *f, Arena *a)
     f->outgoing = f->shards > 1 ? arena_alloc(gathered, outgoing) : NULL;
 }
 
-/* Scales and norm weights of all units: together, so that one collective serves all. */
+/* Scales and norm weights of all units: together, so that one collective serves all. And room for optimizer_grad_norm. */
 static void place_small(Fsdp *f, Arena *a)
 {
     size_t operands = 0, dense = 0;
@@ -125,10 +125,11 @@ static void place_small(Fsdp *f, Arena *a)
         for (int i = 0; i < f->shape[u].num_params; i++) {
             const Param *p = &f->shape[u].param[i];
             operands += is_gathered(f, u, p) && format_is_fp8(unit_format(f, u));
-            dense += is_dense(f, u, p) ? ((size_t)p->cols + PARAM_ALIGN - 1) / PARAM_ALIGN * PARAM_ALIGN : 0;
+            dense += is_dense(f, u, p) ? param_align((size_t)p->cols) : 0;
         }
     f->scales = flat(a, (Format){ F32, 0, false }, 4 * operands);
     f->dense = flat(a, f->recipe.stream, dense);
+    f->norm = arena_alloc(a, sizeof *f->norm);
 }
 
 static Tensor view_in_slot(const Fsdp *f, int u, const Param *p, size_t *scales)
@@ -156,7 +157,7 @@ static void make_views(Fsdp *f)
             Tensor *w = &f->unit[u].tensor[p->slot];
             if (is_dense(f, u, p)) {
                 *w = tensor_at((char *)f->dense.data + dense * dtype_size(f->recipe.stream.dtype), f->recipe.stream, 1, p->cols);
-                dense += ((size_t)p->cols + PARAM_ALIGN - 1) / PARAM_ALIGN * PARAM_ALIGN;
+                dense += param_align((size_t)p->cols);
             } else if (is_gathered(f, u, p) && weight_slot(f, u))
                 *w = view_in_slot(f, u, p, &scales);
             else

@@ -9,7 +9,6 @@
  * OLMo-2. */
 #include "model/hf.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,9 +27,9 @@ const char *hf_class(const ModelConfig *c)
         return "Olmo2ForCausalLM";
     die("no architecture of Hugging Face computes this model, so it cannot be saved: %s with%s weights, eps %g, "
         "norms %s the branches, %s norm of q and k, clip_qkv %g.\nExpected Llama (RMS norms with weights before the "
-        "branches: model.layer_norm_type: rms, layer_norm_with_affine: true), OLMo (LayerNorms without weights before them, eps 1e-5, "
-        "clip_qkv or not: layer_norm_type: default, layer_norm_with_affine: false) or OLMo-2 (RMS norms with weights behind the "
-        "branches and of q and k: layer_norm_type: rms, norm_after: true, attention_layer_norm: true)",
+        "branches: model.layer_norm_type: rms, layer_norm_with_affine: true), OLMo (LayerNorms without weights before them, "
+        "eps 1e-5, clip_qkv or not: layer_norm_type: default, layer_norm_with_affine: false) or OLMo-2 (RMS norms with weights "
+        "behind the branches and of q and k: layer_norm_type: rms, norm_after: true, attention_layer_norm: true)",
         rms ? "RMS norms" : "LayerNorms", c->norm_affine ? "" : "out",
         (double)c->norm.eps, c->norm_after ? "behind" : "before", c->qk_norm ? "a" : "no", (double)c->clip_qkv);
 }

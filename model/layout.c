@@ -17,6 +17,7 @@
 
 #include "kernels/comm.h"
 #include "kernels/device.h"
+#include "kernels/fp8.h"
 #include "model/error.h"
 #include "model/hf.h"
 
@@ -38,8 +39,7 @@ static const char *dtype_in_file(DType d)
 
 static Piece *add_piece(Layout *l, PieceKind kind, const HfTensor *t, int unit, const char *suffix)
 {
-    l->piece = realloc(l->piece, (size_t)(l->num_pieces + 1) * sizeof *l->piece);
-    CHECK(l->piece, "out of memory");
+    l->piece = xrealloc(l->piece, (size_t)(l->num_pieces + 1) * sizeof *l->piece);
     Piece *p = &l->piece[l->num_pieces++];
     *p = (Piece){ .kind = kind, .unit = unit, .per = 1, .first = t->first };
     snprintf(p->name, sizeof p->name, "%s%s", t->name, suffix);
@@ -276,22 +276,16 @@ static void decode(float *x, const char *from, const void *raw, size_t n)
         for (size_t i = 0; i < n; i++)
             x[i] = f16_decode(code[i]);
     else
-        for (size_t i = 0; i < n; i++) {
-            uint32_t bits = (uint32_t)code[i] << 16;
-            memcpy(&x[i], &bits, sizeof bits);
-        }
+        for (size_t i = 0; i < n; i++)
+            x[i] = bf16_decode(code[i]);
 }
 
-/* In place: the codes take half the room of what they come from. To nearest, ties to even. */
+/* In place: the codes take half the room of what they come from. */
 static void encode_bf16(float *x, size_t n)
 {
-    uint16_t *code = (uint16_t *)x;
     for (size_t i = 0; i < n; i++) {
-        uint32_t bits;
-        memcpy(&bits, (char *)x + i * sizeof bits, sizeof bits);
-        bool nan = (bits & 0x7fffffff) > 0x7f800000;
-        uint16_t rounded = nan ? 0x7fff : (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-        memcpy((char *)code + i * sizeof rounded, &rounded, sizeof rounded);
+        uint16_t code = bf16_encode(x[i]);
+        memcpy((char *)x + i * sizeof code, &code, sizeof code);
     }
 }
 

@@ -7,11 +7,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "kernels/comm.h"
 #include "kernels/device.h"
+#include "model/clock.h"
 #include "model/error.h"
 
 enum { PLOT_WIDTH = 64, PLOT_HEIGHT = 12 };
@@ -25,17 +25,10 @@ struct Log {
     double  speed_of_light;
     double *time;              /* ring of speed_window + 1 step ends, seconds */
     long    steps;             /* logged by this process */
-    double  start, last_tokens_per_second;
+    double  start;
     double *loss;              /* of every step of this process that was not skipped */
     long    losses, first_step;
 };
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec + 1e-9 * t.tv_nsec;
-}
 
 TokenFlops token_flops(const ModelConfig *c)
 {
@@ -88,9 +81,8 @@ Log *log_open(const Config *c, RunLength length, long first_step, int world)
     l->speed_of_light = speed_of_light(&c->model, &c->recipe);
     l->time = xcalloc(c->speed_window + 1, sizeof *l->time);
     l->loss = xmalloc(sizeof *l->loss * (length.steps - first_step > 0 ? length.steps - first_step : 1));
-    l->time[0] = l->start = now();
-    if (asprintf(&l->path, "%s/metrics.jsonl", c->save_folder) < 0)
-        die("out of host memory");
+    l->time[0] = l->start = clock_seconds();
+    l->path = xasprintf("%s/metrics.jsonl", c->save_folder);
     drop_later_steps(l->path, first_step);
     l->file = fopen(l->path, "a");
     if (!l->file)
@@ -169,7 +161,7 @@ static void write_step(Log *l, const StepStats *s, double speed)
     json_object_set_new(o, "optim/step_skipped", json_boolean(s->skipped));
     json_object_set_new(o, "throughput/total_tokens", json_integer(s->tokens));
     log_set(o, "throughput/device/tokens_per_second", speed);
-    log_set(o, "throughput/device/seconds_total", now() - l->start);
+    log_set(o, "throughput/device/seconds_total", clock_seconds() - l->start);
     if (l->speed_of_light > 0)
         log_set(o, "throughput/device/speed_of_light", speed / l->speed_of_light);
     if (l->world > 1)
@@ -183,7 +175,7 @@ void log_step(Log *l, const StepStats *s)
     if (!l)
         return;
     int window = l->config->speed_window;
-    double t = now();
+    double t = clock_seconds();
     l->steps++;
     long past = l->steps < window ? l->steps : window;
     if (past == l->steps && past > 1)       /* a process's first step also chooses algorithms and grows buffers */

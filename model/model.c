@@ -8,15 +8,16 @@
 
 static const Tensor NONE = { 0 };
 
-static void load_batch(Model *m, const int *tokens, const int *targets, int B)
+static void load_batch(Model *m, const int *tokens, const int *targets)
 {
-    int N = B * m->attn.T;
+    int N = m->N;
     sort_tokens(m->host_sorted, tokens, N, m->config->embedding_size);
     device_put(m->sorted, m->host_sorted, sizeof *m->sorted * N);
     device_put(m->targets, targets, sizeof(int) * N);
     m->docs = (Documents){ 0 };
     if (m->documents) {
-        m->docs.count = document_starts(m->host_doc_start, &m->docs.longest, tokens, B, m->attn.T, m->config->eos_token_id);
+        m->docs.count = document_starts(m->host_doc_start, &m->docs.longest, tokens, m->attn.B, m->attn.T,
+                                        m->config->eos_token_id);
         m->docs.start = m->doc_start;
         device_put(m->doc_start, m->host_doc_start, sizeof(int) * (m->docs.count + 1));
     }
@@ -112,17 +113,17 @@ static void backward(Model *m, Fsdp *f)
 void model_step(Model *m, Fsdp *f, const int *tokens, const int *targets, float scale, float z_weight, bool with_backward)
 {
     matmul_accumulation(m->recipe.fast);
-    load_batch(m, tokens, targets, m->attn.B);
+    load_batch(m, tokens, targets);
     forward(m, f);
     head(m, f, scale, z_weight, with_backward);
     if (with_backward)
         backward(m, f);
 }
 
-LossSums model_losses(Model *m)
+Losses model_losses(Model *m)
 {
     float s[2];
     device_get(s, m->sums, sizeof s);
     device_zero(m->sums, sizeof s);
-    return (LossSums){ s[0], s[1] };
+    return (Losses){ s[0], s[1] };
 }

@@ -39,6 +39,12 @@ typedef struct {
 } Param;
 enum { PARAM_ALIGN = 256 }; /* elements: whole optimizer groups of 128, 256-byte aligned in any format */
 
+/* n rounded up to a multiple of it. */
+static inline size_t param_align(size_t n)
+{
+    return (n + PARAM_ALIGN - 1) / PARAM_ALIGN * PARAM_ALIGN;
+}
+
 typedef struct {
     int    num_params;
     Param  param[MAX_PARAMS];
@@ -54,7 +60,7 @@ typedef struct {
     Tensor x0, x1;     /* (N, C) norm inputs (OLMo-2: branch outputs)          = res0, res1  e4m3/16                   */
     Tensor branch0, branch1;       /* (N, C) branch outputs in front of a norm (OLMo-2)  = x0, x1    shared               */
     float *stats0, *stats1;        /* (N, 2) mean and rstd of x0, x1                                                   */
-    Tensor h0, h1;     /* (N, C) operands of the branches' first GEMMs         own           e4m3                      */
+    Tensor h0, h1;     /* (N, C) operands of the branches' first GEMMs         own           e4m3, shared              */
     Tensor proj;       /* (N, S) [q|k|v] as the GEMM writes it                 = qkv         = qkv                     */
     Tensor qkv;        /* (N, S) ... as saved                                  own           own, bf16                 */
     Tensor rot;        /* (N, S) ... as attention reads it                     = qkv, or shared with QK-norm or clip   */
@@ -62,10 +68,10 @@ typedef struct {
     Tensor mix;        /* (N, H*D) attention output as attention writes it     = att         = att                     */
     Tensor att;        /* (N, H*D) ... as saved                                own           own, bf16                 */
     Tensor att_op;     /* (N, H*D) ... as GEMM operand                         = att         e4m3, shared              */
-    float *lse;        /* (N, H) log-sum-exp of the attention scores                                                   */
+    float *lse;        /* (B, H, T) log-sum-exp of the scores; see attention_forward                                   */
     Tensor wide;       /* (N, 2F) [gate|up] as the GEMM writes it              = gate_up     shared                    */
     Tensor gate_up;    /* (N, 2F) ... as saved                                 own           e4m3/16                   */
-    Tensor act;        /* (N, F) silu(gate)*up, GEMM operand                   own           e4m3                      */
+    Tensor act;        /* (N, F) silu(gate)*up, GEMM operand                   own           e4m3, shared              */
 } Acts;
 
 /* Buffers that all blocks share. */
@@ -86,7 +92,7 @@ typedef struct { size_t units, block, work, head, total; } PlanBytes;
 typedef struct {
     const ModelConfig *config;
     Recipe    recipe;
-    Attention attn;            /* B and T of the micro-batch now in flight                     */
+    Attention attn;            /* its B and T: every micro-batch's                              */
     Documents docs;
     int       L, N;            /* blocks; tokens of a micro-batch                              */
     Acts     *acts;            /* [L+1]; of the last only res0 is used: the last block's output */
@@ -127,10 +133,10 @@ size_t model_planned_bytes(const Model *m, const struct Fsdp *f);           /* o
 void model_free  (Model *m, struct Fsdp *f);
 
 /* model.c */
-typedef struct { double loss, zloss; } LossSums;     /* sums over tokens since the last reset */
+typedef struct { double loss, zloss; } Losses;
 
 /* Forward of one micro-batch, attn.B sequences (host arrays (B, T); target -1: masked); adds its losses to the sums.
  * With backward, gradients of scale * (sum of losses + z_weight * sum of z-losses) are added to those in `f`. */
 void     model_step(Model *m, struct Fsdp *f, const int *tokens, const int *targets,
                     float scale, float z_weight, bool backward);
-LossSums model_losses(Model *m);                     /* waits for the device, then starts the sums from 0 */
+Losses   model_losses(Model *m);                     /* sums over tokens; waits for the device, then starts them from 0 */

@@ -43,24 +43,14 @@ double schedule_max_grad_norm(const Config *c, long step, long tokens)
                                                     : c->max_grad_norm;
 }
 
-void optimizer_create(Optimizer *o)
-{
-    o->sum = device_alloc(sizeof *o->sum);
-}
-
-void optimizer_free(Optimizer *o)
-{
-    device_free(o->sum);
-}
-
-double optimizer_grad_norm(Optimizer *o, const Fsdp *f)
+double optimizer_grad_norm(const Fsdp *f)
 {
     float s;
-    device_zero(o->sum, sizeof s);
+    device_zero(f->norm, sizeof s);
     for (int u = 0; u < f->num_units; u++)
         if (f->shard[u].count)
-            sum_squares(o->sum, f->shard[u].grad);
-    device_get(&s, o->sum, sizeof s);
+            sum_squares(f->norm, f->shard[u].grad);
+    device_get(&s, f->norm, sizeof s);
     double total = s;
     comm_sum_over(&total, 1, RANKS_SHARD);
     return sqrt(total);

@@ -9,12 +9,8 @@ typedef struct { long steps, tokens; } RunLength;
 double schedule_lr           (const Config *c, RunLength length, long step, long tokens);
 double schedule_max_grad_norm(const Config *c, long step, long tokens);    /* 0: no clipping */
 
-typedef struct { float *sum; } Optimizer;              /* device memory: one float */
-void   optimizer_create(Optimizer *o);
-void   optimizer_free  (Optimizer *o);
-
 /* Euclidean norm of the gradients of all units, after fsdp_reduce; not finite if any gradient is not. Waits. */
-double optimizer_grad_norm(Optimizer *o, const Fsdp *f);
+double optimizer_grad_norm(const Fsdp *f);
 
 /* One AdamW update of every shard. `update` counts the updates made, this one included; `step` seeds the random rounding.
  * OLMo's parameter groups: norms and embeddings decay only if the config says so. */

@@ -30,8 +30,7 @@ static Param *add(UnitShape *u, int slot, const char *name, int rows, int cols, 
     Param *p = &u->param[u->num_params++];
     *p = (Param){ .name = name, .slot = slot, .rows = rows, .cols = cols, .offset = u->numel, .is_norm = rows == 1,
                   .init_std = std };
-    size_t end = u->numel + (size_t)rows * cols;
-    u->numel = (end + PARAM_ALIGN - 1) / PARAM_ALIGN * PARAM_ALIGN;
+    u->numel = param_align(u->numel + (size_t)rows * cols);
     return p;
 }
 

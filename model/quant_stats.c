@@ -63,7 +63,7 @@ double *sample_values(Tensor t, size_t first, size_t n)
     return x;
 }
 
-double log_range(const double *x, size_t n)
+double range_log2(const double *x, size_t n)
 {
     double most = 0, least = INFINITY;
     for (size_t i = 0; i < n; i++)
@@ -82,7 +82,7 @@ double sample_k(Sample s, size_t group)
 static void add_ranges(Stats *st, Sample s, const double *x, size_t group)
 {
     for (size_t i = 0; i < s.n; i += group) {
-        double range = log_range(x + i, group), k = s.t.format.expand ? sample_k(s, i / group) : 1;
+        double range = range_log2(x + i, group), k = s.t.format.expand ? sample_k(s, i / group) : 1;
         if (range < 0)
             continue;
         st->groups++;

@@ -30,4 +30,4 @@ double stats_error(const Stats *st);            /* root mean square over tensors
 double stats_typical_error(const Stats *st);    /* geometric mean over tensors */
 
 /* log2(max |x| / min |x|) over values other than 0; -1 if there is none. */
-double log_range(const double *x, size_t n);
+double range_log2(const double *x, size_t n);

@@ -35,4 +35,4 @@ typedef struct {
 
 extern const Recipe recipes[];      /* ends with name == NULL */
 const Recipe *recipe_find(const char *name);          /* NULL if there is none */
-void          recipe_print(const Recipe *r);          /* one line per column on stdout */
+void          recipe_print(const Recipe *r);          /* all columns, on stdout */

@@ -68,10 +68,9 @@ static bool holds_run(const char *folder)
     static const char *const signs[] = { "config.yaml", "metrics.jsonl", "latest" };
     bool found = false;
     for (size_t i = 0; i < sizeof signs / sizeof signs[0]; i++) {
-        char path[4096];
-        struct stat status;
-        snprintf(path, sizeof path, "%s/%s", folder, signs[i]);
-        found |= lstat(path, &status) == 0;
+        char *path = xasprintf("%s/%s", folder, signs[i]);
+        found |= folder_exists(path);
+        free(path);
     }
     return found;
 }
@@ -89,7 +88,7 @@ static bool lies_in(const char *path, const char *folder)
 /* Going back in a run takes back what came later. */
 static void check_rewind(const Config *c, const char *from)
 {
-    char *link = folder_format("%s/latest", c->save_folder), *last = realpath(link, NULL), *here = realpath(from, NULL);
+    char *link = xasprintf("%s/latest", c->save_folder), *last = realpath(link, NULL), *here = realpath(from, NULL);
     if (last && here && strcmp(last, here) != 0 && !c->save_overwrite)
         die("save_folder %s holds a run that went on from %s to %s: --save_overwrite goes back to it, --save_folder=... goes "
             "elsewhere", c->save_folder, from, last);
@@ -123,7 +122,7 @@ static void write_config(const Config *c, bool resumes)
     if (comm_rank() == 0) {
         if (c->save_overwrite && !resumes)
             folder_clear(c->save_folder);
-        char *path = folder_format("%s/config.yaml", c->save_folder), *temporary = folder_format("%s.tmp", path);
+        char *path = xasprintf("%s/config.yaml", c->save_folder), *temporary = xasprintf("%s.tmp", path);
         folder_write(temporary, c->text, strlen(c->text));
         if (rename(temporary, path) != 0)
             die("%s: cannot write: %s", path, strerror(errno));
@@ -250,7 +249,6 @@ bool run_open(Run *r, const Config *c)
     const bool inside = folder && lies_in(folder, c->save_folder), resumes = inside && (latest || !c->reset_trainer_state);
     prepare_folder(c, inside ? folder : NULL, resumes);
     model_place(&r->model, &r->fsdp, c, comm_group_size(RANKS_SHARD), comm_group_rank(RANKS_SHARD));
-    optimizer_create(&r->optimizer);
     load_or_initialize(r, folder, !latest);
     write_config(c, resumes);
     if (resumes)
@@ -270,7 +268,5 @@ void run_close(Run *r)
     log_close(r->log);
     if (r->loader)
         loader_close(r->loader);
-    if (r->model.memory)
-        optimizer_free(&r->optimizer);
     model_free(&r->model, &r->fsdp);
 }

@@ -8,7 +8,6 @@ typedef struct {
     const Config *config;
     Model      model;
     Fsdp       fsdp;
-    Optimizer  optimizer;
     Loader    *loader;
     TrainState state;
     RunLength  length, stop;   /* of max_duration and of stop_at */

@@ -228,8 +228,7 @@ SafeFile *safetensors_new(const char *path)
 void safetensors_add(SafeFile *f, const char *name, const char *dtype, int dims, const size_t *shape)
 {
     CHECK(dims <= SAFE_DIMS && safetensors_dtype_size(dtype), "%s: %s with %d dimensions", name, dtype, dims);
-    f->tensor = realloc(f->tensor, (size_t)(f->count + 1) * sizeof *f->tensor);
-    CHECK(f->tensor, "out of memory");
+    f->tensor = xrealloc(f->tensor, (size_t)(f->count + 1) * sizeof *f->tensor);
     SafeTensor *t = &f->tensor[f->count++];
     *t = (SafeTensor){ .name = strdup(name), .dims = dims, .end = safetensors_dtype_size(dtype) };
     strcpy(t->dtype, dtype);

@@ -206,7 +206,7 @@ static void add_update(Stats *st, const Next *x, Sample m, Sample v)
 static void add_histogram(Histogram *h, Sample s, const double *x)
 {
     for (size_t i = 0; i < s.n; i += MOMENT_GROUP) {
-        double range = log_range(x + i, MOMENT_GROUP), k = sample_k(s, i / MOMENT_GROUP);
+        double range = range_log2(x + i, MOMENT_GROUP), k = sample_k(s, i / MOMENT_GROUP);
         if (range < 0)
             continue;
         h->k[(int)fmin(16 * k, BINS)]++;

@@ -36,7 +36,7 @@ Tensor tensor_rows (Tensor t, int first, int rows);                   /* a view 
 bool        tensor_exists(Tensor t);                                  /* it has data or data_t */
 bool        format_equal (Format a, Format b);
 bool        format_is_fp8(Format f);
-const char *format_name  (Format f);                                  /* "bf16", "e4m3/16", "e4m3/128+": expanded; static storage, 16 live */
+const char *format_name  (Format f);                                  /* "bf16", "e4m3/16", "e4m3/128+" (expanded); 16 stay valid */
 bool        format_parse (Format *f, const char *text);               /* false if text is not a format name */
 size_t      dtype_size   (DType d);                                   /* bytes of an element */
 int         tensor_scales_per_group(Format f);                        /* 2-byte words that a group's scale takes */

@@ -31,18 +31,15 @@ static struct {
 
 void trace_open(const char *folder, int rank)
 {
-    size_t n = strlen(folder) + 32;
-    trace.path = xmalloc(n);
+    trace.path = xasprintf("%s/trace-rank%d.json", folder, rank);
     trace.rank = rank;
-    snprintf(trace.path, n, "%s/trace-rank%d.json", folder, rank);
 }
 
 static Span *add(const char *name, int unit, bool is_wait)
 {
     if (trace.count == trace.made) {
         trace.made = trace.made ? 2 * trace.made : 256;
-        trace.span = realloc(trace.span, sizeof *trace.span * (size_t)trace.made);
-        CHECK(trace.span, "out of memory");
+        trace.span = xrealloc(trace.span, sizeof *trace.span * (size_t)trace.made);
         memset(trace.span + trace.count, 0, sizeof *trace.span * (size_t)(trace.made - trace.count));
     }
     Span *s = &trace.span[trace.count++];
@@ -122,8 +119,8 @@ static void open_file(void)
 
 static void write_span(const char *category, const char *name, int unit, int queue, double from, double to)
 {
-    fprintf(trace.file, ",\n{\"ph\": \"X\", \"cat\": \"%s\", \"name\": \"%s%s", category, strcmp(category, "wait") ? "" : "wait for ",
-            name);
+    fprintf(trace.file, ",\n{\"ph\": \"X\", \"cat\": \"%s\", \"name\": \"%s%s", category,
+            strcmp(category, "wait") ? "" : "wait for ", name);
     if (unit >= 0)
         fprintf(trace.file, " %d", unit);
     fprintf(trace.file, "\", \"pid\": %d, \"tid\": %d, \"ts\": %.3f, \"dur\": %.3f}", trace.rank, queue, 1e3 * (trace.clock + from),

@@ -26,6 +26,7 @@
 #include <unistd.h>
 
 #include "kernels/comm.h"
+#include "model/clock.h"
 #include "model/error.h"
 #include "model/trace.h"
 
@@ -137,13 +138,6 @@ static const char *describe(char text[128], const Slot *s)
     if (s->step > 0)
         snprintf(text + n, (size_t)(128 - n), " in step %ld", s->step);
     return text;
-}
-
-static double seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 /* One line that says who, where and in what. */
@@ -282,9 +276,9 @@ static bool sleep_or_stop(void)
 
 static void *watch(void *nothing)
 {
-    double last = seconds(), faulty = 0;
+    double last = clock_seconds(), faulty = 0;
     while (sleep_or_stop()) {
-        double now = seconds(), passed = now - last < 1 ? now - last : 1;      /* more: this process was suspended */
+        double now = clock_seconds(), passed = now - last < 1 ? now - last : 1;      /* more: this process was suspended */
         last = now;
         own->beats++;
         look(passed);

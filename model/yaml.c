@@ -25,10 +25,7 @@ YamlNode *yaml_new(YamlKind kind, const char *key, const char *text, const char 
 
 void yaml_add(YamlNode *parent, YamlNode *child)
 {
-    YamlNode **grown = realloc(parent->child, (parent->num_children + 1) * sizeof *grown);
-    if (!grown)
-        die("out of host memory");
-    parent->child = grown;
+    parent->child = xrealloc(parent->child, (parent->num_children + 1) * sizeof *parent->child);
     parent->child[parent->num_children++] = child;
 }
 

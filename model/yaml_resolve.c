@@ -202,9 +202,8 @@ static YamlNode *expand(Scope *s, const char *text)
         return value;
     if (value->kind != YAML_SCALAR)
         die("%s: '%s' puts a list or a section inside a text", yaml_place(s->at), text);
-    char *rest = expand_text(s, close + 1, strlen(close + 1)), *whole;
-    if (asprintf(&whole, "%.*s%s%s", (int)(open - text), text, value->text ? value->text : "null", rest) < 0)
-        die("out of host memory");
+    char *rest = expand_text(s, close + 1, strlen(close + 1));
+    char *whole = xasprintf("%.*s%s%s", (int)(open - text), text, value->text ? value->text : "null", rest);
     YamlNode *out = scalar(s, whole);
     free(whole);
     free(rest);

@@ -7,7 +7,7 @@ Dynamic range of the groups of m and v before and after expansion and the distri
 has them; the relative error of m/(sqrt(v)+eps) if m and v were stored in E4M3 or E5M2, with (+) and without
 expansion, and of the activations: medians over all steps. Prints the errors as tables. Needs matplotlib and numpy.
 """
-import argparse, json, os, sys
+import argparse, os, sys
 
 import numpy as np
 import matplotlib

@@ -180,7 +180,7 @@ static void bench_coat(const Model *m)
     TIME_BYTES("coat: norm_forward, x and h", (2 + 1.125 + 2 + 1) * n,
                norm_forward_exact(h_rows, x, stats.data, res, w, NONE, rms));
     in_step(ELEMENTWISE, 2 * blocks(m));
-    TIME_BYTES("coat: norm_again, h transposed", (1.125 + 1) * n, norm_again(h_turned, x, stats.data, w, rms));
+    TIME_BYTES("coat: norm_again, h transposed", (1.125 + 1) * n, norm_again(h_turned, x, stats.data, w));
     in_step(ELEMENTWISE, 2 * blocks(m));
     TIME_BYTES("coat: norm_backward, dx +=", (2 + 1.125 + 4) * n,
                norm_backward(res, dw, dh, x, stats.data, w, rms, true));

@@ -128,3 +128,31 @@ static inline void golden_operand(const char *name, Tensor t, const double *ref,
         wider[i] = bound[i] + smallest / 2 + slack * (fabs(ref[i]) + bound[i]);
     golden_check(name, t, wider);
 }
+
+/* ---- GEMMs --------------------------------------------------------------------------------------------------- */
+
+typedef struct { const double *x; int row, col; } Strided;       /* element (i, k) is x[i row + k col] */
+
+/* ref = old + sum over k of a b. F32: decoding, products and sums round, K + 4 times u of sum|ab|. Hopper's FP8
+ * tensor cores add 32 products and the accumulator at a time, with 14 fraction bits: each is cut at 2^-13 of the
+ * largest, which `most` bounds: all products, and all sums over a range of k, as differences of two sums from 0. In a
+ * step all 33 cuts may go the same way. With FAST_NONE sums move to F32 now and then, which is better. */
+static inline void product(double *ref, double *bound, const double *old, int rows, int cols, int K, Strided a, Strided b)
+{
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < cols; j++) {
+            double sum = 0, size = 0, most = 0;
+            for (int k = 0; k < K; k++) {
+                double term = a.x[i * a.row + k * a.col] * b.x[j * b.row + k * b.col];
+                sum += term;
+                size += fabs(term);
+                most = fmax(most, fmax(fabs(term), 2 * fabs(sum)));
+            }
+            size_t at = (size_t)i * (size_t)cols + (size_t)j;
+            double start = old ? old[at] : 0;
+            ref[at] = start + sum;
+            bound[at] = (K + 4) * U24 * size + 4 * U24 * fabs(start);
+            if (!on_cpu())
+                bound[at] += (K + 31) / 32 * 33 * 0x1p-13 * most;
+        }
+}

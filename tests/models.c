@@ -1,3 +1,4 @@
+/* One small base, and what each architecture changes in it; values and tokens are functions of a seed alone. */
 #include "tests/models.h"
 
 #include "kernels/random.h"

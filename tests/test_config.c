@@ -1,6 +1,5 @@
-/* model/config: values, interpolations, overrides, OLMo's and COAT's spellings, Hugging Face folders,
-    the resolved text.
- * Mistakes and their messages: test_config_errors.c. */
+/* model/config: values, interpolations, overrides, OLMo's and COAT's spellings, Hugging Face folders, the resolved
+ * text. Mistakes and their messages: test_config_errors.c. */
 #include "kernels/kernels.h"
 #include "tests/try_config.h"
 
@@ -13,7 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 /* ---- what is right ---------------------------------------------------------------------------------------- */
 
@@ -410,8 +408,7 @@ static void test_table(void **state)
         int type = k->type & TYPE_MASK;
         for (const ConfigKey *other = k + 1; other->name; other++) {
             assert_string_not_equal(k->name, other->name);
-            bool same_struct = (strncmp(k->name, EVALUATOR_PREFIX, 12) == 0) == (strncmp(other->name,
-                EVALUATOR_PREFIX, 12) == 0);
+            bool same_struct = config_is_evaluator(k->name) == config_is_evaluator(other->name);
             if (type < FIXED && (other->type & TYPE_MASK) < FIXED && same_struct)
                 assert_int_not_equal(k->place, other->place);
         }

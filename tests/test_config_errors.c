@@ -6,7 +6,6 @@
 #include <cmocka.h>
 
 #include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
 /* ---- mistakes --------------------------------------------------------------------------------------------- */
@@ -115,7 +114,11 @@ static void test_unsupported(void **state)
         { "paths", "paths: [https://host/a.npy]",      "'https://host/a.npy' is remote",
           "wget -x https://host/a.npy" },
         { "paths", "paths: [b.npy, s3://b/a.npy, s3://b/c.npy]", "'s3://b/a.npy' and others are remote",
-          "aws s3 cp s3://b/a.npy" },
+          "aws s3 cp s3://b/a.npy ." },
+        { "paths", "paths: [gs://b/a.npy]",            "'gs://b/a.npy' is remote", "gcloud storage cp gs://b/a.npy ." },
+        { "paths", "paths: [r2://b/a.npy]",            "'r2://b/a.npy' is remote", "r2.cloudflarestorage.com s3://b/a.npy ." },
+        { "paths", "paths: [weka://b/a.npy]",          "'weka://b/a.npy' is remote", "WEKA_URL s3://b/a.npy ." },
+        { "paths", "paths: [hf://b/a.npy]",            "'hf://b/a.npy' is remote", "the tool of that store: hf://b/a.npy" },
     };
     CHECK_MISTAKES(list);
 }

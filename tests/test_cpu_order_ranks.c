@@ -133,13 +133,14 @@ OP(norm_forward,         (Tensor y, Tensor x, float *s, Tensor r0, Tensor w, Ten
    R(r0), R(w), R(r), W(x), W(y))
 OP(norm_forward_exact,   (Tensor y, Tensor x, float *s, Tensor r0, Tensor w, Tensor r, Norm n), (y, x, s, r0, w, r, n),
    R(r0), R(w), R(r), W(x), W(y))
-OP(norm_again,           (Tensor y, Tensor x, const float *s, Tensor w, Norm n), (y, x, s, w, n), R(x), R(w), W(y))
+OP(norm_again,           (Tensor y, Tensor x, const float *s, Tensor w), (y, x, s, w), R(x), R(w), W(y))
 OP(norm_backward,        (Tensor dx, Tensor dw, Tensor dy, Tensor x, const float *s, Tensor w, Norm n, bool add),
    (dx, dw, dy, x, s, w, n, add), R(dy), R(x), R(w), W(dw), W(dx))
 OP(matmul,               (Tensor y, Tensor x, Tensor w, Tensor add), (y, x, w, add), R(x), R(w), R(add), W(y))
 OP(matmul_dx,            (Tensor dx, Tensor dy, Tensor w, bool add), (dx, dy, w, add), R(dy), R(w), W(dx))
 OP(matmul_dw,            (Tensor dw, Tensor dy, Tensor x), (dw, dy, x), R(dy), R(x), W(dw))
-OP(rope_forward,         (Tensor y, float *s, Tensor x, Tensor q, Tensor k, Attention a), (y, s, x, q, k, a), R(x), R(q), R(k), W(y))
+OP(rope_forward,         (Tensor y, float *s, Tensor x, Tensor q, Tensor k, Attention a), (y, s, x, q, k, a),
+   R(x), R(q), R(k), W(y))
 OP(rope_backward,        (Tensor dx, Tensor dq, Tensor dk, Tensor dy, Tensor x, const float *s, Tensor q, Tensor k, Attention a),
    (dx, dq, dk, dy, x, s, q, k, a), R(dy), R(x), R(q), R(k), W(dq), W(dk), W(dx))
 OP(attention_forward,    (Tensor y, float *l, Tensor x, Attention a, Documents d), (y, l, x, a, d), R(x), W(y))
@@ -148,7 +149,8 @@ OP(attention_backward,   (Tensor dx, Tensor dy, Tensor x, Tensor y, const float 
 OP(swiglu_forward,       (Tensor y, Tensor g, Tensor x), (y, g, x), R(x), W(g), W(y))
 OP(swiglu_forward_exact, (Tensor y, Tensor g, Tensor x), (y, g, x), R(x), W(g), W(y))
 OP(swiglu_backward,      (Tensor dg, Tensor y, Tensor dy, Tensor g), (dg, y, dy, g), R(dy), R(g), W(y), W(dg))
-OP(cross_entropy,        (Tensor x, float *l, float *z, const int *t, int v, float s, float w, bool b), (x, l, z, t, v, s, w, b), W(x))
+OP(cross_entropy,        (Tensor x, float *l, float *z, const int *t, int v, float s, float w, bool b), (x, l, z, t, v, s, w, b),
+   W(x))
 OP(sum_squares,          (float *out, Tensor x), (out, x), R(x), touch(out, sizeof *out, true))
 OP(adamw,                (Tensor w, Tensor m, Tensor v, Tensor g, AdamW a, uint64_t f), (w, m, v, g, a, f), R(g), W(m), W(v), W(w))
 OP(comm_all_reduce,      (Tensor x, Ranks g), (x, g), W(x))
@@ -200,7 +202,6 @@ static void train(const char *recipe, Architecture a, Strategy strategy)
     Config c;
     Model model = { 0 };
     Fsdp fsdp = { 0 };
-    Optimizer optimizer;
     model_config(&c, &m, recipe, 2);
     c.strategy = strategy;
     comm_device_finish();
@@ -209,7 +210,6 @@ static void train(const char *recipe, Architecture a, Strategy strategy)
     memset(cells, 0, CELLS * sizeof *cells);
     model_plan(&model, &fsdp, &c, comm_group_size(RANKS_SHARD), comm_group_rank(RANKS_SHARD));
     model_place(&model, &fsdp, &c, comm_group_size(RANKS_SHARD), comm_group_rank(RANKS_SHARD));
-    optimizer_create(&optimizer);
     fsdp_init(&fsdp, &m, 5);
     for (int step = 1; step <= STEPS && !*problem; step++) {
         fsdp_zero_grads(&fsdp);
@@ -218,12 +218,11 @@ static void train(const char *recipe, Architecture a, Strategy strategy)
             micro_batch(&model, &fsdp, true);
         }
         model_losses(&model);
-        const double norm = optimizer_grad_norm(&optimizer, &fsdp);
+        const double norm = optimizer_grad_norm(&fsdp);
         optimizer_step(&fsdp, &c, step, step, 1e-3, fmin(1, 1 / norm));
         micro_batch(&model, &fsdp, false);
         model_losses(&model);
     }
-    optimizer_free(&optimizer);
     model_free(&model, &fsdp);
     if (*problem)
         fail_msg("%s, %s, groups of %d, keep_weights %d, grad_sum %d: %s", recipe, architecture_name(a), strategy.shard_ranks,

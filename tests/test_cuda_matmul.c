@@ -1,6 +1,6 @@
 /* GEMMs of cuBLASLt where the common tests do not reach: FP8 operands, and GEMMs large enough that their algorithm is
  * chosen by timing, which must leave accumulators alone and the bits as they were. */
-#include "tests/kit.h"
+#include "tests/fp8.h"
 
 static const Format F = { F32, 0 }, BF = { BF16, 0 }, E4 = { E4M3, 0 }, E5 = { E5M2, 0 };
 
@@ -23,29 +23,6 @@ static Tensor make_fp8(Format f, int rows, int cols, uint64_t seed)
     device_put(t.data_t, transposed, n);
     device_put(t.scale, &scale, sizeof scale);
     return t;
-}
-
-typedef struct { const double *x; int row, col; } Strided;       /* element (i, k) is x[i row + k col] */
-
-/* ref = old + a b^T over k, and what Hopper's FP8 tensor cores may err: they add 32 products and the accumulator at a
- * time, each cut to 13 fraction bits of the largest of them, so 33 2^-13 max per step, where max bounds every product
- * and every sum over a range of k, a difference of two sums from 0. F32 sums and the old value add the usual k u. */
-static void product(double *ref, double *bound, const double *old, int rows, int cols, int K, Strided a, Strided b)
-{
-    for (int i = 0; i < rows; i++)
-        for (int j = 0; j < cols; j++) {
-            double sum = 0, size = 0, most = 0;     /* most: of products and doubled sums */
-            for (int k = 0; k < K; k++) {
-                double term = a.x[i * a.row + k * a.col] * b.x[j * b.row + k * b.col];
-                sum += term;
-                size += fabs(term);
-                most = fmax(most, fmax(fabs(term), 2 * fabs(sum)));
-            }
-            size_t at = (size_t)i * (size_t)cols + (size_t)j;
-            double start = old ? old[at] : 0;
-            ref[at] = start + sum;
-            bound[at] = (K + 31) / 32 * 33 * 0x1p-13 * most + (K + 4) * U24 * size + 4 * U24 * fabs(start);
-        }
 }
 
 static void fp8_case(int N, int C, int O, Format out, Format gradient)

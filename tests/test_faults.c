@@ -1,21 +1,14 @@
 /* Ranks that are killed, stopped, hang or meet an error of their own: all must end, somebody must say which rank it
  * was and in what, and the run must go on from its last complete checkpoint as if nothing had been. */
+#include "model/clock.h"
 #include "tests/launch.h"
 
 #include <dirent.h>
 #include <limits.h>
 #include <signal.h>
 #include <sys/stat.h>
-#include <time.h>
 
 enum { STEPS = 8, TIMEOUT = 3, MOST = 60 };      /* MOST: seconds from a fault to the end of all ranks, on a busy machine */
-
-static double seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* ---- the processes of a run ------------------------------------------------------------------------------- */
 
@@ -113,9 +106,9 @@ static long unfinished_save(const char *run)
 
 static void wait_for_save(const char *run, long from)
 {
-    double start = seconds();
+    double start = clock_seconds();
     while (unfinished_save(run) < from) {
-        if (seconds() - start > 60)
+        if (clock_seconds() - start > 60)
             fail_msg("%s: no save of step %ld or later in a minute", run, from);
         usleep(100);
     }
@@ -125,7 +118,7 @@ static void wait_for_save(const char *run, long from)
 static void expect_end(FILE *run, double since)
 {
     int status = finish(run);
-    double took = seconds() - since;
+    double took = clock_seconds() - since;
     if (status == 0 || took > MOST) {
         fprintf(stderr, "%s\n", output);
         fail_msg("status %d after %.1f s, expected another than 0 within %d s", status, took, MOST);
@@ -179,7 +172,7 @@ static void test_kill_in_a_step(void **state)
         skip();
     FILE *p = start_run(2, "kill", "--save_interval=2");
     wait_for_steps("kill", 3);
-    double since = seconds();
+    double since = clock_seconds();
     signal_rank("kill", 1, SIGKILL);
     expect_end(p, since);
     expect_once("rank 1 (process");
@@ -200,7 +193,7 @@ static void test_kill_in_a_save(void **state)
         FILE *p = start_run(2, "save", "--save_interval=1");
         wait_for_save("save", 2 + 2 * i);
         signal_rank("save", 1, SIGSTOP);
-        double since = seconds();
+        double since = clock_seconds();
         if (i == 1)
             signal_rank("save", 0, SIGKILL);
         signal_rank("save", 1, SIGKILL);
@@ -223,7 +216,7 @@ static void test_stop(void **state)
     snprintf(arguments, sizeof arguments, "--save_interval=null --max_duration=20000 --timeout_seconds=%d", TIMEOUT);
     FILE *p = start_run(4, "stop", arguments);
     wait_for_steps("stop", 2);
-    double since = seconds();
+    double since = clock_seconds();
     signal_rank("stop", 1, SIGSTOP);
     expect_end(p, since);
     expect_once("has not responded");
@@ -268,7 +261,7 @@ static void test_hang(void **state)
     wait_for_steps("hang", 2);
     snprintf(command, sizeof command, "cd %.4000s/data && mkfifo pipe && mv -f pipe sample-val.npy", home);
     assert_int_equal(system(command), 0);
-    expect_end(p, seconds());
+    expect_end(p, clock_seconds());
     expect_once("has made no progress");
     expect_output("rank 1 (process");
     expect_output("since opening validation data in step ");
@@ -284,7 +277,7 @@ static void test_error_of_one_rank(void **state)
     make_home(first, "first");
     make_home(second, "second");
     FILE *p = start_apart(first, second, "--max_duration=4 --save_interval=2 --save_folder=run");
-    expect_end(p, seconds());
+    expect_end(p, clock_seconds());
     expect_output("run/step2.tmp/");
     assert_null(strstr(output, "ended without a word"));
 }
@@ -298,7 +291,7 @@ static void differ_case(const char *name, const char *change, const char *messag
     assert_int_equal(system(command), 0);
     snprintf(arguments, sizeof arguments, "--max_duration=4 --save_folder=%s/%s-run", folder, name);
     FILE *p = start_apart(".", home, arguments);
-    expect_end(p, seconds());
+    expect_end(p, clock_seconds());
     expect_once(message);
     snprintf(command, sizeof command, "test ! -e %s/%s-run/metrics.jsonl", folder, name);
     assert_int_equal(system(command), 0);

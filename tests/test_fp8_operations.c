@@ -156,10 +156,10 @@ static void check_norm_again(Tensor y, Tensor x, Tensor stats, Tensor stream, Te
     Tensor again = make_operand(y.format, y.rows, y.cols), halves = make_operand(y.format, y.rows, y.cols);
     Tensor rows = make(y.format, y.rows, y.cols);
     again.scale = halves.scale = y.scale;
-    TWICE(norm_again(again, x, stats.data, w, norm), again);
+    TWICE(norm_again(again, x, stats.data, w), again);
     check_same_bytes("norm_again", tensor_snapshot(again), expected, tensor_bytes(y));
-    norm_again(columns_of(halves), x, stats.data, w, norm);
-    norm_again(rows_of(halves), x, stats.data, w, norm);
+    norm_again(columns_of(halves), x, stats.data, w);
+    norm_again(rows_of(halves), x, stats.data, w);
     check_same_bytes("norm_again, one copy", tensor_snapshot(halves), expected, tensor_bytes(y));
     norm_forward(rows, x, stats.data, stream, w, NONE, norm);
     check_same_bytes("norm_forward without data_t", tensor_snapshot(rows), expected, tensor_numel(y));
@@ -366,32 +366,6 @@ static void test_swiglu(void **state)
 }
 
 /* ---- linear -------------------------------------------------------------------------------------------------- */
-
-typedef struct { const double *x; int row, col; } Strided;       /* element (i, k) is x[i row + k col] */
-
-/* ref = old + sum over k of a b. F32: decoding, products and sums round, K + 4 times u of sum|ab|. Hopper's FP8
- * tensor cores add 32 products and the accumulator at a time, with 14 fraction bits: each is cut at 2^-13 of the
- * largest, which `most` bounds: all products, and all sums over a range of k, as differences of two sums from 0. In a
- * step all 33 cuts may go the same way. With FAST_NONE sums move to F32 now and then, which is better. */
-static void product(double *ref, double *bound, const double *old, int rows, int cols, int K, Strided a, Strided b)
-{
-    for (int i = 0; i < rows; i++)
-        for (int j = 0; j < cols; j++) {
-            double sum = 0, size = 0, most = 0;
-            for (int k = 0; k < K; k++) {
-                double term = a.x[i * a.row + k * a.col] * b.x[j * b.row + k * b.col];
-                sum += term;
-                size += fabs(term);
-                most = fmax(most, fmax(fabs(term), 2 * fabs(sum)));
-            }
-            size_t at = (size_t)i * (size_t)cols + (size_t)j;
-            double start = old ? old[at] : 0;
-            ref[at] = start + sum;
-            bound[at] = (K + 4) * U24 * size + 4 * U24 * fabs(start);
-            if (!on_cpu())
-                bound[at] += (K + 31) / 32 * 33 * 0x1p-13 * most;
-        }
-}
 
 static Tensor make_quantized(Format f, int rows, int cols, uint64_t seed)
 {

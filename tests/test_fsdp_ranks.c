@@ -21,7 +21,7 @@ enum { NUM_STRATEGIES = sizeof strategies / sizeof strategies[0] };
 static const char *const recipe_names[] = { "f32", "bf16", "fp8", "coat", "coat-lean" };
 enum { NUM_RECIPES = sizeof recipe_names / sizeof recipe_names[0] };
 
-typedef struct { Config config; Model model; Fsdp fsdp; Optimizer optimizer; } Run;
+typedef struct { Config config; Model model; Fsdp fsdp; } Run;
 typedef struct { double loss[STEPS], norm[STEPS]; } Curve;
 
 /* What no sharding gives, per recipe: all weights as computed with, the first step's gradients, losses. */
@@ -62,13 +62,11 @@ static void open_run(Run *r, int recipe, Strategy strategy)
     divide(strategy.shard_ranks);
     model_plan(&r->model, &r->fsdp, &r->config, comm_group_size(RANKS_SHARD), comm_group_rank(RANKS_SHARD));
     model_place(&r->model, &r->fsdp, &r->config, comm_group_size(RANKS_SHARD), comm_group_rank(RANKS_SHARD));
-    optimizer_create(&r->optimizer);
     fsdp_init(&r->fsdp, &r->config.model, 5);
 }
 
 static void close_run(Run *r)
 {
-    optimizer_free(&r->optimizer);
     model_free(&r->model, &r->fsdp);
 }
 
@@ -100,7 +98,7 @@ static Curve train(Run *r)
     Curve c;
     for (int s = 0; s < STEPS; s++) {
         c.loss[s] = forward_backward(r, s);
-        c.norm[s] = optimizer_grad_norm(&r->optimizer, &r->fsdp);
+        c.norm[s] = optimizer_grad_norm(&r->fsdp);
         optimizer_step(&r->fsdp, &r->config, s + 1, s + 1, 1e-2, fmin(1, 1 / c.norm[s]));
     }
     return c;

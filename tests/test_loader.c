@@ -2,6 +2,7 @@
  * Files, formats and error messages: test_shard.c. */
 #include "data/loader.h"
 #include "data/sequence.h"
+#include "model/error.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -43,8 +44,8 @@ static int make_files(void **state)
             mask[i] = ids[i] % 3 != 0;
         }
         instance += shard_tokens[f] / T;
-        if (asprintf(&paths[f], "%s/%d.npy", folder, f) < 0 || asprintf(&masks[f], "%s/%d.mask", folder, f) < 0)
-            return -1;
+        paths[f] = xasprintf("%s/%d.npy", folder, f);
+        masks[f] = xasprintf("%s/%d.mask", folder, f);
         write_file(paths[f], ids, shard_tokens[f] * sizeof *ids);
         write_file(masks[f], mask, shard_tokens[f]);
     }

@@ -1,8 +1,6 @@
 /* AdamW, initial values, plain format changes, sums over everything, and the refusal of wrong shapes. */
 #include "tests/golden.h"
 
-#include <float.h>
-
 static const Format F = { F32, 0 }, H = { BF16, 0 };
 
 /* ---- AdamW ------------------------------------------------------------------------------------------------- */

@@ -5,7 +5,8 @@
  * through as many roundings of its own and of the activations as the chain is deep, which adds their squares. In a block
  * these are about 8 operands, in two blocks and the head 16: errors up to sqrt(16 (2^-4^2 + 2^-3^2) / 3) = 0.32 are explained
  * for the first block's gradients and less for later ones. Larger ones are not. BF16 explains sqrt(16 * 2 * 2^-18 / 3) = 0.0064,
- * and its rounded logits, which are up to 4, another 4 * 2^-9 = 0.0078 of the probabilities. OLMo-2, with its four more norms a block, has twice as many. */
+ * and its rounded logits, which are up to 4, another 4 * 2^-9 = 0.0078 of the probabilities. OLMo-2, with its four more norms
+ * a block, has twice as many. */
 #include <math.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -233,18 +233,6 @@ static void test_paths_that_lead_nowhere(void **state)
     assert_refused(&spec, "data.paths is empty", "name at least one file");
 }
 
-static void test_remote_paths(void **state)
-{
-    (void)state;
-    assert_path_refused("s3://ai2-llm/a.npy", "s3://ai2-llm/a.npy", "aws s3 cp 's3://ai2-llm/a.npy' .");
-    assert_path_refused("gs://b/a.npy", "gs://b/a.npy", "gcloud storage cp 'gs://b/a.npy' .");
-    assert_path_refused("http://b/a.npy", "http://b/a.npy", "curl -fLO 'http://b/a.npy'");
-    assert_path_refused("https://b/a-*.npy", "https://b/a-*.npy", "curl -fLO 'https://b/a-*.npy'");
-    assert_path_refused("r2://b/a.npy", "r2://b/a.npy", "--endpoint-url");
-    assert_path_refused("weka://b/a.npy", "weka://b/a.npy", "--endpoint-url");
-    assert_path_refused("hf://b/a.npy", "hf://b/a.npy", "Fetch it first");
-}
-
 static void test_foreign_files(void **state)
 {
     (void)state;
@@ -403,7 +391,6 @@ int main(void)
         TEST(test_huge_file),
         TEST(test_sample),
         TEST(test_paths_that_lead_nowhere),
-        TEST(test_remote_paths),
         TEST(test_foreign_files),
         TEST(test_broken_bin_files),
         TEST(test_wrong_dtype),

@@ -82,7 +82,8 @@ static void test_loss_falls(void **state)
 {
     (void)state;
     double loss[MAX_STEPS], perplexity[MAX_STEPS];
-    expect_status(train(1, "--max_duration=30 --optimizer.learning_rate=1e-2 --eval_interval=1000 --save_folder=%s/falls", folder), 0);
+    expect_status(train(1, "--max_duration=30 --optimizer.learning_rate=1e-2 --eval_interval=1000 --save_folder=%s/falls", folder),
+                  0);
     losses(loss, "falls", 30);
     assert_true(fabs(loss[1] - log(50280)) < 1);
     assert_true(loss[30] < loss[1] - 1.5);
@@ -95,7 +96,8 @@ static void test_not_finite(void **state)
 {
     (void)state;
     double skipped[MAX_STEPS];
-    int status = train(1, "--max_duration=60 --optimizer.learning_rate=1000 --optimizer.weight_decay=0.1 --save_folder=%s/nan", folder);
+    int status = train(1, "--max_duration=60 --optimizer.learning_rate=1000 --optimizer.weight_decay=0.1 --save_folder=%s/nan",
+                       folder);
     assert_int_not_equal(status, 0);
     expect_output("third step in a row");
     assert_in_range(metric(skipped, "nan", "optim/step_skipped"), 4, 59);
@@ -208,7 +210,8 @@ static void test_rewind(void **state)
     assert_int_not_equal(train(1, "--max_duration=4 --load_path=%s/there/step2 --save_folder=%s/there", folder, folder), 0);
     expect_output("--save_overwrite goes back");
     losses(loss, "there", 4);
-    expect_status(train(1, "--max_duration=3 --load_path=%s/there/step2 --save_folder=%s/there --save_overwrite", folder, folder), 0);
+    expect_status(train(1, "--max_duration=3 --load_path=%s/there/step2 --save_folder=%s/there --save_overwrite", folder, folder),
+                  0);
     losses(loss, "there", 3);
     expect_status(train(1, "--max_duration=4 --load_path=%s/there/latest --save_folder=%s/there", folder, folder), 0);
     losses(loss, "there", 4);
@@ -292,11 +295,11 @@ static void test_bad_arguments(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_resume), cmocka_unit_test(test_resharding), cmocka_unit_test(test_ranks_agree), cmocka_unit_test(test_loss_falls),
-        cmocka_unit_test(test_not_finite), cmocka_unit_test(test_signals), cmocka_unit_test(test_folder_is_not_overwritten),
-        cmocka_unit_test(test_updates), cmocka_unit_test(test_rewind), cmocka_unit_test(test_companions), cmocka_unit_test(test_last_checkpoint),
-        cmocka_unit_test(test_stop_in_epochs), cmocka_unit_test(test_plan_without_data),
-        cmocka_unit_test(test_bad_arguments),
+        cmocka_unit_test(test_resume), cmocka_unit_test(test_resharding), cmocka_unit_test(test_ranks_agree),
+        cmocka_unit_test(test_loss_falls), cmocka_unit_test(test_not_finite), cmocka_unit_test(test_signals),
+        cmocka_unit_test(test_folder_is_not_overwritten), cmocka_unit_test(test_updates), cmocka_unit_test(test_rewind),
+        cmocka_unit_test(test_companions), cmocka_unit_test(test_last_checkpoint), cmocka_unit_test(test_stop_in_epochs),
+        cmocka_unit_test(test_plan_without_data), cmocka_unit_test(test_bad_arguments),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

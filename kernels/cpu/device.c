@@ -7,11 +7,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "kernels/comm.h"
 #include "kernels/cpu/cpu.h"
+#include "model/clock.h"
 
 /* OpenBLAS gets this rank's share of the cores, unless its own variable says how many threads it has.
  * NOTE: mpirun binds each of up to two ranks to one core, where OpenBLAS would run all its threads. The ranks take
@@ -35,13 +35,6 @@ const char *device_name(void)
     return "cpu";
 }
 
-static double seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* No data sheet: the best of some SGEMMs, about 50 ms in all, measured once. GEMMs run in F32 whatever d is. */
 double device_peak_flops(DType d)
 {
@@ -51,20 +44,15 @@ double device_peak_flops(DType d)
     if (best > 0)
         return best;
     float *a = xcalloc(3 * MATRIX, sizeof *a);
-    for (double start = seconds(); best == 0 || seconds() - start < 0.05;) {
-        double t = seconds();
+    for (double start = clock_seconds(); best == 0 || clock_seconds() - start < 0.05;) {
+        double t = clock_seconds();
         cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, SIZE, SIZE, SIZE, 1, a, SIZE, a + MATRIX, SIZE, 0,
                     a + 2 * MATRIX, SIZE);
-        double rate = 2.0 * SIZE * SIZE * SIZE / (seconds() - t);
+        double rate = 2.0 * SIZE * SIZE * SIZE / (clock_seconds() - t);
         best = rate > best ? rate : best;
     }
     free(a);
     return best;
-}
-
-double device_bandwidth(void)
-{
-    return 0;
 }
 
 size_t device_memory_total(void)
@@ -164,20 +152,12 @@ float *scratch(int slot, size_t floats)
     return slots[slot].memory;
 }
 
-size_t device_scratch_bytes(void)
-{
-    size_t bytes = 0;
-    for (int i = 0; i < SLOTS; i++)
-        bytes += slots[i].floats * sizeof(float);
-    return bytes;
-}
-
 struct DeviceMark { double at; };
 
 DeviceMark *device_mark(DeviceMark *reuse)
 {
     DeviceMark *m = reuse ? reuse : xmalloc(sizeof *m);
-    m->at = seconds();
+    m->at = clock_seconds();
     return m;
 }
 

@@ -52,3 +52,22 @@ void tensor_finish_again(Tensor t, const float *values)
     store(t, 0, values, tensor_numel(t));
     transpose_codes(t);
 }
+
+double *start_sum(const float *values, int width, int slot)
+{
+    if (!values)
+        return NULL;
+    double *sum = (double *)scratch(slot, 2 * (size_t)width);
+    for (int i = 0; i < width; i++)
+        sum[i] = values[i];
+    return sum;
+}
+
+void finish_sum(Tensor t, float *values, const double *sum)
+{
+    if (!sum)
+        return;
+    for (int i = 0; i < t.cols; i++)
+        values[i] = (float)sum[i];
+    tensor_finish(t, values);
+}

@@ -32,8 +32,7 @@ void norm_forward(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Ten
     CHECK_TENSOR(y, N, C);
     CHECK_OPTIONAL(w, 1, C);
     CHECK_OPTIONAL(residual, N, C);
-    if (x.data != stream.data)
-        quantize(x, stream);
+    quantize(x, stream);
     const float *input = tensor_values(x, 0), *weight = tensor_values(w, 1), *add = tensor_values(residual, 2);
     float *output = tensor_result(y, 3);
     for (int n = 0; n < N; n++) {
@@ -54,15 +53,14 @@ void norm_forward_exact(Tensor y, Tensor x, float *stats, Tensor stream, Tensor 
     norm_forward(y, stream, stats, stream, w, residual, norm);
 }
 
-void norm_again(Tensor y, Tensor x, const float *stats, Tensor w, Norm norm)
+void norm_again(Tensor y, Tensor x, const float *stats, Tensor w)
 {
     const int N = x.rows, C = x.cols;
-    (void)norm;
     CHECK_TENSOR(x, N, C);
     CHECK_OPTIONAL(w, 1, C);
     CHECK(tensor_exists(y) && y.rows == N && y.cols == C, "norm_again: y is (%d, %d); expected (%d, %d)", y.rows, y.cols, N, C);
     const float *input = tensor_values(x, 0), *weight = tensor_values(w, 1);
-    float *output = y.format.dtype == F32 ? y.data : scratch(3, tensor_numel(y));
+    float *output = tensor_result(y, 3);
     for (int n = 0; n < N; n++)
         for (int c = 0; c < C; c++) {
             size_t i = (size_t)n * (size_t)C + (size_t)c;
@@ -107,17 +105,11 @@ void norm_backward(Tensor dx, Tensor dw, Tensor dy, Tensor x, const float *stats
         CHECK_PLAIN(dx);
     const float *gradient = tensor_values(dy, 0), *input = tensor_values(x, 1), *weight = tensor_values(w, 2);
     float *output = accumulate ? tensor_values(dx, 3) : tensor_result(dx, 3), *weight_gradient = tensor_values(dw, 4);
-    double *sum = dw.data ? (double *)scratch(5, 2 * (size_t)C) : NULL;
-    for (int c = 0; sum && c < C; c++)
-        sum[c] = weight_gradient[c];
+    double *sum = start_sum(weight_gradient, C, 5);
     for (int n = 0; n < N; n++) {
         const size_t row = (size_t)n * (size_t)C;
         row_backward(output + row, sum, gradient + row, input + row, stats + 2 * n, weight, C, norm, accumulate);
     }
     tensor_finish(dx, output);
-    if (!sum)
-        return;
-    for (int c = 0; c < C; c++)
-        weight_gradient[c] = (float)sum[c];
-    tensor_finish(dw, weight_gradient);
+    finish_sum(dw, weight_gradient, sum);
 }

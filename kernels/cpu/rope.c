@@ -96,25 +96,6 @@ void rope_forward(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm, 
     tensor_finish(y, output);
 }
 
-static double *start_sum(const float *values, int width, int slot)
-{
-    if (!values)
-        return NULL;
-    double *sum = (double *)scratch(slot, 2 * (size_t)width);
-    for (int i = 0; i < width; i++)
-        sum[i] = values[i];
-    return sum;
-}
-
-static void finish_sum(Tensor t, float *values, const double *sum)
-{
-    if (!sum)
-        return;
-    for (int i = 0; i < t.cols; i++)
-        values[i] = (float)sum[i];
-    tensor_finish(t, values);
-}
-
 void rope_backward(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x, const float *stats,
                    Tensor qnorm, Tensor knorm, Attention a)
 {

@@ -42,7 +42,7 @@ void swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, Tensor gate_up)
     const float *gradient = tensor_values(dact, 0), *input = tensor_values(gate_up, 1);
     float *output = tensor_result(dgate_up, 2), *again = NULL;
     if (tensor_exists(act))
-        again = act.format.dtype == F32 ? act.data : scratch(3, tensor_numel(act));
+        again = tensor_result(act, 3);
     for (int n = 0; n < N; n++) {
         const size_t wide = (size_t)n * 2 * (size_t)F, narrow = (size_t)n * (size_t)F;
         for (int f = 0; f < F; f++) {

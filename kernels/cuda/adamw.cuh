@@ -21,8 +21,7 @@ __device__ static inline float divide(float x, float d, float r)
 /* 1/d for divide: the hardware's approximation and a Newton step. d < 2^126. */
 __device__ static inline float reciprocal(float d)
 {
-    float r;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(d));
+    const float r = inverse_quick(d);
     return __fmaf_rn(__fmaf_rn(-d, r, 1.0f), r, r);
 }
 

@@ -45,24 +45,10 @@ __device__ static inline float log2_quick(float x)
     return y;
 }
 
-__device__ static inline float exp2_quick(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 __device__ static inline float sqrt_quick(float x)
 {
     float y;
     asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-__device__ static inline float inverse_quick(float x)
-{
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 

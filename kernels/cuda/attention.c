@@ -21,7 +21,7 @@ enum { FEWEST_DOCUMENTS = 8, MOST_DOCUMENTS = 256, SHORTEST_DOCUMENT = 128 };   
 
 static void check_attention(const char *op, Attention a, Documents docs)
 {
-    CHECK(a.H / a.K * a.K == a.H, "%s: %d query heads, %d key/value heads", op, a.H, a.K);
+    CHECK(a.H % a.K == 0, "%s: %d query heads, %d key/value heads", op, a.H, a.K);
     CHECK(docs.count == 0 || (docs.longest > 0 && docs.longest <= a.T), "%s: a document of %d tokens in sequences "
           "of %d", op, docs.longest, a.T);
 }

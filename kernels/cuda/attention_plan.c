@@ -131,8 +131,7 @@ const AttentionPlan *attention_plan(AttentionKey key)
             return cache.plan[i];
     if (!cache.handle)
         start_cudnn();
-    cache.plan = realloc(cache.plan, sizeof *cache.plan * (size_t)(cache.count + 1));
-    CHECK(cache.plan, "out of host memory");
+    cache.plan = xrealloc(cache.plan, sizeof *cache.plan * (size_t)(cache.count + 1));
     return cache.plan[cache.count++] = build(key);
 }
 

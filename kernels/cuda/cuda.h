@@ -1,4 +1,4 @@
-/* What the files of the CUDA back end share: checks, the stream, scratch memory, 16-byte row access, reductions.
+/* What the files of the CUDA back end share: checks, the stream, scratch memory, reductions.
  *
  * Included by .c files (host code, compiled as C) and by .cu files (C++17); CUDA types stay inside kernels/cuda.
  * Everything is queued on device_stream(); nothing waits for the device unless its comment says so. */
@@ -41,7 +41,6 @@ enum {
     SCRATCH_DOCUMENTS,      /* document tables of attention                  */
     SCRATCH_0,              /* elementwise kernels                           */
     SCRATCH_1,
-    SCRATCH_2,
     SCRATCH_AMAX,           /* running maxima of FP8 tensors                */
     SCRATCH_SLOTS
 };
@@ -73,29 +72,6 @@ __device__ inline float to_float(bf16 x) { return __bfloat162float(x); }
 template <typename T> __device__ inline T from_float(float x);      /* rounds to nearest even */
 template <> __device__ inline float from_float<float>(float x) { return x; }
 template <> __device__ inline bf16 from_float<bf16>(float x) { return __float2bfloat16_rn(x); }
-
-/* ---- 16 bytes of a row, as floats: 4 of F32, 8 of BF16 ------------------------------------------------------- */
-
-template <typename T> constexpr int VEC = 16 / sizeof(T);
-
-/* p is 16-byte aligned; so are rows whose width is a multiple of VEC<T>. */
-template <typename T> __device__ inline void load16(float (&x)[VEC<T>], const T *p)
-{
-    union { uint4 bits; T element[VEC<T>]; } v;
-    v.bits = *reinterpret_cast<const uint4 *>(p);
-#pragma unroll
-    for (int i = 0; i < VEC<T>; i++)
-        x[i] = to_float(v.element[i]);
-}
-
-template <typename T> __device__ inline void store16(T *p, const float (&x)[VEC<T>])
-{
-    union { uint4 bits; T element[VEC<T>]; } v;
-#pragma unroll
-    for (int i = 0; i < VEC<T>; i++)
-        v.element[i] = from_float<T>(x[i]);
-    *reinterpret_cast<uint4 *>(p) = v.bits;
-}
 
 /* ---- reductions, always in the same order ------------------------------------------------------------------ */
 

@@ -132,16 +132,16 @@ const char *device_name(void)
 }
 
 /* Data sheets, dense rates. F32: CUDA cores; nothing here runs in TF32. */
-typedef struct { const char *name; double f32, bf16, fp8, bandwidth; } Peak;
+typedef struct { const char *name; double f32, bf16, fp8; } Peak;
 
 static const Peak *find_peak(void)
 {
     static const Peak peaks[] = {
-        { "H200 NVL",  60.0e12, 835.5e12, 1671.0e12, 4.8e12 },
-        { "H200",      66.9e12, 989.4e12, 1978.9e12, 4.8e12 },
-        { "H100 PCIe", 51.2e12, 756.4e12, 1513.0e12, 2.0e12 },
-        { "H100 NVL",  60.0e12, 835.5e12, 1671.0e12, 3.9e12 },
-        { "H100",      66.9e12, 989.4e12, 1978.9e12, 3.35e12 },
+        { "H200 NVL",  60.0e12, 835.5e12, 1671.0e12 },
+        { "H200",      66.9e12, 989.4e12, 1978.9e12 },
+        { "H100 PCIe", 51.2e12, 756.4e12, 1513.0e12 },
+        { "H100 NVL",  60.0e12, 835.5e12, 1671.0e12 },
+        { "H100",      66.9e12, 989.4e12, 1978.9e12 },
     };
     for (size_t i = 0; i < sizeof peaks / sizeof peaks[0]; i++)
         if (strstr(dev.prop.name, peaks[i].name))
@@ -155,12 +155,6 @@ double device_peak_flops(DType d)
     if (!p)
         return 0;
     return d == F32 ? p->f32 : d == BF16 ? p->bf16 : p->fp8;
-}
-
-double device_bandwidth(void)
-{
-    const Peak *p = find_peak();
-    return p ? p->bandwidth : 0;
 }
 
 /* ---- memory ------------------------------------------------------------------------------------------------ */
@@ -234,14 +228,6 @@ void *device_scratch(size_t bytes, int slot)
         dev.scratch[slot].bytes = bytes;
     }
     return dev.scratch[slot].data;
-}
-
-size_t device_scratch_bytes(void)
-{
-    size_t sum = 0;
-    for (int i = 0; i < SCRATCH_SLOTS; i++)
-        sum += dev.scratch[i].bytes;
-    return sum;
 }
 
 /* ---- copies ------------------------------------------------------------------------------------------------ */

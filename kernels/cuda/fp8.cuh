@@ -1,4 +1,4 @@
-/* FP8 in registers: scales, codes, eight elements at a time. Bit for bit what kernels/cpu/format.c says. */
+/* FP8 in registers: scales, codes, eight elements at a time. Bit for bit what kernels/fp8.c says. */
 #pragma once
 #include <cuda_fp8.h>
 
@@ -38,9 +38,7 @@ __device__ inline float bf16_value(uint16_t bits)
  * between two floats, and a Newton step from the hardware's approximation errs by 2^-45. Infinity: 0. */
 __device__ inline float fp8_group_inverse(uint16_t scale)
 {
-    float r;
-    const float s = bf16_value(scale);
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(s));
+    const float s = bf16_value(scale), r = inverse_quick(s);
     return isinf(s) ? 0.0f : __fmaf_rn(__fmaf_rn(-s, r, 1.0f), r, r);
 }
 

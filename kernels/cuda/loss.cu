@@ -15,13 +15,6 @@ enum { MAX_THREADS = 1024, AHEAD = 4 };
 template <typename T> constexpr int KEEP = 16 / sizeof(T);
 static constexpr float LOG2E = 1.44269504f;
 
-__device__ static inline float exp2_fast(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 /* sum of exp(x) = total * exp(max). Starts as { -FLT_MAX, 0 }, not -inf, whose difference to itself is NaN. */
 struct Running { float max, total; };
 
@@ -44,8 +37,8 @@ template <typename T> __device__ static inline void add_pack(Running &r, const P
     float total = 0;
 #pragma unroll
     for (int i = 0; i < 8; i++)
-        total += exp2_fast(fmaf(x[i], LOG2E, shift));
-    r.total = r.total * exp2_fast(fmaf(r.max, LOG2E, shift)) + total;
+        total += exp2_quick(fmaf(x[i], LOG2E, shift));
+    r.total = r.total * exp2_quick(fmaf(r.max, LOG2E, shift)) + total;
     r.max = max;
 }
 
@@ -53,7 +46,7 @@ template <typename T> __device__ static inline void add_pack(Running &r, const P
 __device__ static inline Running block_total(Running r, float *shared)
 {
     const float max = block_max(r.max, shared);
-    const float total = r.total * exp2_fast((r.max - max) * LOG2E);
+    const float total = r.total * exp2_quick((r.max - max) * LOG2E);
     return { max, block_sum(total, shared) };
 }
 
@@ -67,7 +60,7 @@ __device__ static inline void store_gradient(T *to, const Pack<T> &pack, int lef
     float g[8];
 #pragma unroll
     for (int i = 0; i < 8; i++)
-        g[i] = factor * exp2_fast(fmaf(pack[i], LOG2E, shift));
+        g[i] = factor * exp2_quick(fmaf(pack[i], LOG2E, shift));
     if ((unsigned)target < 8 || vocab_left < 8)
 #pragma unroll
         for (int i = 0; i < 8; i++)

@@ -216,13 +216,15 @@ static double time_algorithm(const Gemm *g, const cublasLtMatmulAlgo_t *algo, Op
     return device_elapsed(from, to) / TIMED_RUNS;
 }
 
-/* Sets g->algo to the fastest of those suggested whose bits are those of the first. `out` is overwritten. */
-static void choose(Gemm *g, const Operands *o, void *out)
+/* Sets g->algo to the fastest of those suggested whose bits are those of the first; false if `o` does not tell the bits
+ * apart. `out` is overwritten. */
+static bool choose(Gemm *g, const Operands *o, void *out)
 {
     cublasLtMatmulHeuristicResult_t found[CANDIDATES];
     int count = suggest(found, g);
     uint32_t *first = xmalloc(SAMPLE_BYTES), *other = xmalloc(SAMPLE_BYTES);
-    if (sample(first, g, &found[0].algo, *o, out) && is_telling(first)) {
+    const bool tells = sample(first, g, &found[0].algo, *o, out) && is_telling(first);
+    if (tells) {
         double best = time_algorithm(g, &found[0].algo, *o, out);
         for (int i = 1; i < count; i++) {
             if (!sample(other, g, &found[i].algo, *o, out) || memcmp(first, other, SAMPLE_BYTES) != 0)
@@ -233,10 +235,10 @@ static void choose(Gemm *g, const Operands *o, void *out)
                 g->algo = found[i].algo;
             }
         }
-        g->trials_left = 1;
     }
     free(first);
     free(other);
+    return tells;
 }
 
 /* Where d holds a sum that must survive, trials write into memory of their own; without room for it there is none. */
@@ -248,8 +250,7 @@ static void tune(Gemm *g, const Operands *o)
         g->trials_left = 0;
         return;
     }
-    choose(g, o, out);
-    g->trials_left--;
+    g->trials_left = choose(g, o, out) ? 0 : g->trials_left - 1;
     if (out != o->d)
         device_free(out);
 }
@@ -264,8 +265,7 @@ static Gemm *find(const Shape *s, const Operands *o)
 
     if (!cache.handle)
         LT_CHECK(cublasLtCreate(&cache.handle));
-    cache.gemm = realloc(cache.gemm, sizeof *cache.gemm * (size_t)(cache.count + 1));
-    CHECK(cache.gemm, "out of host memory");
+    cache.gemm = xrealloc(cache.gemm, sizeof *cache.gemm * (size_t)(cache.count + 1));
     Gemm *g = &cache.gemm[cache.count++];
     cublasLtMatmulHeuristicResult_t found[CANDIDATES];
     describe(g, s, o);

@@ -1,8 +1,8 @@
 /* silu(gate) * up. One block per row, PACKS packs of gate and of up per thread in flight.
  *
- * Bytes per element of act in BF16: forward 6 (gate, up, act), +4 if gate_up is
- * stored apart from what the GEMM wrote; backward 10 (gate, up, dact, dgate, dup), 12 with act.
- * Every element is read before the same thread writes its place, so the outputs may be the inputs' memory. */
+ * Bytes per element of act in BF16: forward 6 (gate, up, act), +4 if gate_up is stored apart from what the GEMM wrote;
+ * backward 10 (gate, up, dact, dgate, dup), 12 with act. Every element is read before the same thread writes its place,
+ * so the outputs may be the inputs' memory. */
 #include "kernels/cuda/operations_fp8.h"
 #include "kernels/cuda/vector.cuh"
 

@@ -13,10 +13,7 @@ enum { ROW_PACKS = 2, ROW_THREADS = 512 };
  * NOTE: __expf and __fdividef scale their arguments to keep numbers below 2^-126: twice the instructions. */
 __device__ static inline float quick_sigmoid(float x)
 {
-    float e, y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x * -1.44269504f));
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.0f + e));
-    return y;
+    return inverse_quick(1.0f + exp2_quick(x * -1.44269504f));
 }
 
 template <class Reader> struct SwigluSource {

@@ -41,17 +41,17 @@ __device__ inline void raise_amax(float *amax, float m, float *shared)
 
 /* Loads are issued by inside, or by fetch where the pack may lie behind the end of a row and is then 0, and used by values,
  * so that a thread can have several under way. */
-template <typename T, bool ALIGNED = true> struct DenseReader {
+template <typename T> struct DenseReader {
     const T *data;
     int cols;
     struct Raw { Pack<T> pack; };
     __device__ Raw inside(int row, int col) const
     {
-        return { load_pack<ALIGNED>(data + (size_t)row * cols + col, 8) };
+        return { load_pack<true>(data + (size_t)row * cols + col, 8) };
     }
     __device__ Raw fetch(int row, int col) const
     {
-        return { load_pack<ALIGNED>(data + (size_t)row * cols + col, cols - col) };
+        return { load_pack<true>(data + (size_t)row * cols + col, cols - col) };
     }
     __device__ void values(float (&x)[8], const Raw &raw) const
     {

@@ -164,6 +164,23 @@ template <int K> __device__ inline void block_sums(float (&x)[K], float *shared)
 /* sum.cols columns: sum[c] += partial[0][c] + partial[1][c] + ... (rows rows, `stride` floats apart), in F64. */
 void add_column_sums(Tensor sum, const float *partial, int rows, size_t stride);        /* reduce.cu */
 
+/* ---- special functions --------------------------------------------------------------------------------------- */
+
+/* The hardware's approximations: 2^x to 2^-22, 1/x to an ulp; numbers below 2^-126 count as 0. */
+__device__ static inline float exp2_quick(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+__device__ static inline float inverse_quick(float x)
+{
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 /* NOTE: an exact division branches for rare exponents and doubles the instructions; this one is off by at most 2
  * ulp, and gives 0 instead of numbers below 2^-126. */
 __device__ inline float sigmoid(float x)

@@ -1,0 +1,10 @@
+/* Time that only goes forward. */
+#pragma once
+#include <time.h>
+
+static inline double clock_seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
