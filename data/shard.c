@@ -5,17 +5,15 @@
  * step; an id beyond the vocabulary that lies deeper in a file is found when it is read. */
 #include "data/shard.h"
 
+#include "data/map.h"
 #include "model/error.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <glob.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 enum {
     BIN_HEADER_INTS = 256,      /* llm.c: magic, version, number of tokens, zeros */
@@ -96,31 +94,6 @@ static void name_list_free(NameList *list)
 }
 
 /* ---- opening one file ---------------------------------------------------------------------------------------- */
-
-static void *map_file(size_t *bytes, const char *key, const char *path)
-{
-    int file = open(path, O_RDONLY | O_CLOEXEC);
-    if (file < 0)
-        die("%s: cannot open %s: %s. Check the path (a relative one starts where the program was started)", key, path,
-            strerror(errno));
-    struct stat status;
-    if (fstat(file, &status) != 0)
-        die("%s: cannot examine %s: %s", key, path, strerror(errno));
-    if (S_ISDIR(status.st_mode))
-        die("%s: %s is a folder. Name its files, for example '%s/*.npy'", key, path, path);
-    if (!S_ISREG(status.st_mode))
-        die("%s: %s is not a regular file. Give a file of tokens on a disk, no pipe or device", key, path);
-    if (status.st_size == 0)
-        die("%s: %s is empty (0 bytes): a download or a tokenizer that did not finish? Make it again or remove it "
-            "from %s", key, path, key);
-    *bytes = status.st_size;
-    void *map = mmap(NULL, *bytes, PROT_READ, MAP_SHARED, file, 0);
-    if (map == MAP_FAILED)
-        die("%s: cannot map %s (%zu bytes): %s. With very many files, raise the limit vm.max_map_count",
-            key, path, *bytes, strerror(errno));
-    close(file);
-    return map;
-}
 
 /* llm.c's header, if the file has one. Its own idea of dtype and count goes before memmap_dtype. */
 static bool read_bin_header(Shard *s)
@@ -261,9 +234,8 @@ Shard *shards_open(int *num, const DataSpec *spec)
 void shards_close(Shard *shards, int num)
 {
     for (int i = 0; i < num; i++) {
-        munmap(shards[i].map, shards[i].map_bytes);
-        if (shards[i].mask)
-            munmap((void *)shards[i].mask, shards[i].num_tokens);
+        unmap_file(shards[i].map);
+        unmap_file(shards[i].mask);
         free(shards[i].path);
     }
     free(shards);

@@ -9,7 +9,7 @@ typedef struct {
     const uint8_t *mask;         /* (num_tokens) bool: 0 where a token is not a target; NULL: none              */
     uint64_t       num_tokens;
     int            itemsize;     /* 2 or 4                                                                      */
-    void          *map;          /* the whole file                                                              */
+    const void    *map;          /* the whole file                                                              */
     size_t         map_bytes;
 } Shard;
 

@@ -227,6 +227,8 @@ static void test_paths_that_lead_nowhere(void **state)
     mkdir("folder", 0777);
     assert_path_refused("folder", "folder is a folder", "'folder/*.npy'");
     assert_path_refused("/dev/zero", "/dev/zero is not a regular file", "file of tokens");
+    assert_int_equal(mkfifo("pipe.npy", 0600), 0);
+    assert_path_refused("pipe.npy", "pipe.npy is not a regular file", "no pipe");
     write_bytes("empty.npy", "", 0, "", 0);
     assert_path_refused("empty.npy", "empty.npy is empty", "Make it again");
     DataSpec spec = file_spec(NULL, 0);
@@ -381,6 +383,32 @@ static void test_eos_warning(void **state)
     assert_says(said, "warning: model.eos_token_id is 0, which does not occur in the 1000 tokens");
 }
 
+/* Cuts the file after its first sequence. */
+static void read_while_cut(const DataSpec *spec)
+{
+    Loader *l = loader_open(spec, 1, 0, 1);
+    Batch b;
+    loader_next(l, &b);
+    assert_int_equal(truncate(spec->paths[0], 4096), 0);
+    while (loader_next(l, &b))
+        continue;
+    loader_close(l);
+}
+
+static void test_cut_while_read(void **state)
+{
+    (void)state;
+    enum { BYTES = 1 << 20 };
+    char said[8192], *paths[] = { "cut.npy" };
+    void *zeros = calloc(BYTES, 1);
+    write_bytes(paths[0], "", 0, zeros, BYTES);
+    free(zeros);
+    DataSpec spec = file_spec(paths, 1);
+    assert_int_equal(run_child(said, sizeof said, read_while_cut, &spec), 1);
+    assert_says(said, "error: data.paths: cut.npy can no longer be read at byte ");
+    assert_says(said, "--try_load_latest_save");
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, enter_folder, leave_folder)
 
 int main(void)
@@ -398,6 +426,7 @@ int main(void)
         TEST(test_label_mask_errors),
         TEST(test_too_few_data),
         TEST(test_eos_warning),
+        TEST(test_cut_while_read),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

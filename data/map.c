@@ -1,0 +1,86 @@
+/* Files in memory, and what happens when one is cut while it is in use: the kernel then answers a read with SIGBUS, which
+ * on its own would end the run with a stack of addresses. */
+#include "data/map.h"
+
+#include "model/error.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+typedef struct Map {
+    struct Map *next;
+    char *start, *path;
+    size_t bytes;
+    const char *key;
+} Map;
+
+static Map *maps;
+
+/* NOTE: the signal comes from a read of ours, not from within a library, so that this may do what any function may. */
+static void on_bus_error(int number, siginfo_t *info, void *context)
+{
+    (void)context;
+    const char *at = info->si_addr;
+    signal(number, SIG_DFL);
+    for (const Map *m = maps; m; m = m->next)
+        if (at >= m->start && at < m->start + m->bytes)
+            die("%s: %s can no longer be read at byte %zu of %zu: cut since the start, or the disk failed. Restore it and go on "
+                "with --try_load_latest_save", m->key, m->path, (size_t)(at - m->start), m->bytes);
+}
+
+static int open_regular(size_t *bytes, const char *key, const char *path)
+{
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);      /* a pipe would wait for its writer */
+    if (file < 0)
+        die("%s: cannot open %s: %s. Check the path (a relative one starts where the program was started)", key, path,
+            strerror(errno));
+    struct stat status;
+    if (fstat(file, &status) != 0)
+        die("%s: cannot examine %s: %s", key, path, strerror(errno));
+    if (S_ISDIR(status.st_mode))
+        die("%s: %s is a folder. Name its files, for example '%s/*.npy'", key, path, path);
+    if (!S_ISREG(status.st_mode))
+        die("%s: %s is not a regular file. Give a file of tokens on a disk, no pipe or device", key, path);
+    if (status.st_size == 0)
+        die("%s: %s is empty (0 bytes): a download or a tokenizer that did not finish? Make it again or remove it "
+            "from %s", key, path, key);
+    *bytes = (size_t)status.st_size;
+    return file;
+}
+
+const void *map_file(size_t *bytes, const char *key, const char *path)
+{
+    int file = open_regular(bytes, key, path);
+    void *start = mmap(NULL, *bytes, PROT_READ, MAP_SHARED, file, 0);
+    if (start == MAP_FAILED)
+        die("%s: cannot map %s (%zu bytes): %s. With very many files, raise the limit vm.max_map_count",
+            key, path, *bytes, strerror(errno));
+    close(file);
+    if (!maps)
+        sigaction(SIGBUS, &(struct sigaction){ .sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO }, NULL);
+    Map *m = xmalloc(sizeof *m);
+    *m = (Map){ .next = maps, .start = start, .path = strdup(path), .bytes = *bytes, .key = key };
+    CHECK(m->path, "out of host memory");
+    maps = m;
+    return start;
+}
+
+void unmap_file(const void *bytes)
+{
+    for (Map **p = &maps; *p; p = &(*p)->next) {
+        Map *m = *p;
+        if (m->start != bytes)
+            continue;
+        *p = m->next;
+        munmap(m->start, m->bytes);
+        free(m->path);
+        free(m);
+        return;
+    }
+}
