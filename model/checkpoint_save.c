@@ -104,7 +104,9 @@ static size_t write_descriptions(void)
     const Config *c = save.config;
     json_t *files = json_object();
     size_t bytes = list_files(files, &save.model) + list_files(files, &save.optimizer);
-    write_json("config.json", hf_config(&c->model, c->recipe.master.dtype));
+    json_t *config = hf_config(&c->model, c->recipe.master.dtype);
+    companions_complete(config);
+    write_json("config.json", config);
     if (save.model.num_files > 1)
         write_json("model.safetensors.index.json", index_of(&save.model));
     char *path = xasprintf("%s/config.yaml", save.folder);

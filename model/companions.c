@@ -11,6 +11,7 @@
 #include "model/folder.h"
 
 static const char *const names[] = {
+    "config.json",      /* not handed on as it is: companions_complete */
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "merges.txt", "chat_template.jinja", "generation_config.json",
 };
@@ -47,9 +48,23 @@ void companions_read(const char *folder)
     }
 }
 
+void companions_complete(json_t *config)
+{
+    json_t *loaded = held[0].data ? json_loadb(held[0].data, held[0].bytes, 0, NULL) : NULL;
+    json_t *bos = json_object_get(loaded, "bos_token_id"), *eos = json_object_get(loaded, "eos_token_id");
+    json_t *length = json_object_get(loaded, "max_position_embeddings");
+    if (bos)
+        json_object_set(config, "bos_token_id", bos);
+    if (json_is_array(eos) && json_equal(json_array_get(eos, 0), json_object_get(config, "eos_token_id")))
+        json_object_set(config, "eos_token_id", eos);
+    if (json_integer_value(length) > json_integer_value(json_object_get(config, "max_position_embeddings")))
+        json_object_set(config, "max_position_embeddings", length);
+    json_decref(loaded);
+}
+
 void companions_write(const char *folder)
 {
-    for (int i = 0; i < COUNT; i++) {
+    for (int i = 1; i < COUNT; i++) {
         char *path = xasprintf("%s/%s", folder, names[i]);
         if (held[i].data)
             folder_write(path, held[i].data, held[i].bytes);

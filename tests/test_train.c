@@ -225,12 +225,20 @@ static void test_companions(void **state)
     (void)state;
     char command[512];
     expect_status(train(1, "--max_duration=1 --save_folder=%s/model", folder), 0);
-    snprintf(command, sizeof command, "cd %s/model/step1 && rm trainer.json optimizer* && printf 'a\\0b' >tokenizer.json", folder);
+    snprintf(command, sizeof command, "cd %s/model/step1 && rm trainer.json optimizer* && printf 'a\\0b' >tokenizer.json && sed -i "
+             "'s/\\(bos_token_id\": \\)null/\\13/; s/\\(eos_token_id\": \\)\\([0-9]*\\)/\\1[\\2, 7]/; "
+             "s/\\(max_position_embeddings\": \\)[0-9]*/\\1131072/' config.json", folder);
     assert_int_equal(system(command), 0);
     expect_status(train(2, "--max_duration=2 --stop_at=1 --load_path=%s/model/step1 --save_folder=%s/tuned", folder, folder), 0);
     expect_status(train(2, "--max_duration=2 --try_load_latest_save --save_folder=%s/tuned", folder), 0);
     snprintf(command, sizeof command, "cmp %s/model/step1/tokenizer.json %s/tuned/step2/tokenizer.json", folder, folder);
     assert_int_equal(system(command), 0);
+    snprintf(command, sizeof command, "%s/tuned/step2/config.json", folder);
+    json_t *config = json_load_file(command, 0, NULL);
+    assert_int_equal(json_integer_value(json_object_get(config, "bos_token_id")), 3);
+    assert_int_equal(json_array_size(json_object_get(config, "eos_token_id")), 2);
+    assert_int_equal(json_integer_value(json_object_get(config, "max_position_embeddings")), 131072);
+    json_decref(config);
 }
 
 /* As in OLMo: without intervals the end is saved, unless no checkpoint is kept. */
