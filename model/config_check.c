@@ -268,9 +268,10 @@ static void check_schedule(Reader *r)
         die("%s: inverse_sqrt_with_warmup needs scheduler.t_warmup > 0", config_where(r, "scheduler.t_warmup"));
     if (c->scheduler.name == WSD && c->scheduler.t_decay == 0)
         die("%s: wsd needs scheduler.t_decay, the length of the final decay", config_where(r, "scheduler.name"));
-    if (end > 0 && c->scheduler.t_decay > end - warmup)
-        die("%s: scheduler.t_warmup %ld and t_decay %ld do not fit t_max %ld", config_where(r, "scheduler.t_decay"),
-            warmup, c->scheduler.t_decay, end);
+    const double last = end > 0 ? end : ceil(length);       /* 0: epochs */
+    if (c->scheduler.name == WSD && last > 0 && warmup + c->scheduler.t_decay > last)
+        die("%s: scheduler.t_warmup %ld and t_decay %ld do not fit %s %.0f; shorten one of them",
+            config_where(r, "scheduler.t_decay"), warmup, c->scheduler.t_decay, end > 0 ? "t_max" : "max_duration", last);
     if (c->scheduler.name != WSD && c->scheduler.t_decay > 0)
         config_note(r, "scheduler.t_decay (only wsd has it)");
     if (c->scheduler.warmup_min_lr > c->optimizer.lr)

@@ -75,6 +75,12 @@ static void test_values(void **state)
     assert_int_equal(c->recipe.grads.dtype, BF16);
     config_free(c);
 
+    /* 40 tokens a step are 8 sequences of 5: 2.5 steps are 3, which hold a warmup of 1 and a decay of 2 */
+    c = try_load(1, "--model.max_sequence_length=5", "--max_duration=100T", "--scheduler={name: wsd, t_warmup: 1, t_decay: 2}",
+                 NULL);
+    assert_true(c->scheduler.name == WSD && c->scheduler.t_decay == 2);
+    config_free(c);
+
     c = try_load(1, "--seed=9007199254740993", "--data.seed=0", "--save_interval=null", "--eval_interval=0");
     assert_true(c->seed == 9007199254740993 && c->data.seed == 0 && c->save_interval == 0 && c->eval_interval == 0);
     config_free(c);

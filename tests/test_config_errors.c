@@ -169,6 +169,8 @@ static void test_arguments(void **state)
                          "--global_train_batch_size=6 or 12 would do" },
         { 8, NULL, NULL, "--device_train_microbatch_size=1 or --global_train_batch_size=16 would do" },
         { 1, "--scheduler.t_max=10", "--scheduler.t_warmup=20", "t_warmup 20 is longer than scheduler.t_max 10" },
+        { 1, "--scheduler={name: wsd, t_decay: 91}", NULL, "t_warmup 10 and t_decay 91 do not fit max_duration 100" },
+        { 1, "--scheduler={name: wsd, t_decay: 41}", "--scheduler.t_max=50", "and t_decay 41 do not fit t_max 50" },
         { 1, "--scheduler.name=inverse_sqrt_with_warmup", "--scheduler.t_warmup=0", "needs scheduler.t_warmup > 0" },
         { 1, "--model.multi_query_attention", "--model.n_kv_heads=2", "give only n_kv_heads" },
         { 1, "--model.attention_layer_norm", "--model.layer_norm_type=default", "set model.layer_norm_type: rms" },
