@@ -27,8 +27,8 @@ static double number_of(const Source *s, json_t *from, const char *key, double o
 static int size_of(const Source *s, const char *key, int otherwise)
 {
     double x = number_of(s, s->json, key, otherwise);
-    if (x < 1 || x > 2147483647 || x != (int)x)
-        die("%s: %s: expected a whole number above 0", s->path, key);
+    if (x < 1 || x > 2147483520 || x != (int)x)              /* what can be rounded up to a multiple of 128 */
+        die("%s: %s: expected a whole number from 1 to 2147483520", s->path, key);
     return (int)x;
 }
 

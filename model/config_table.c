@@ -21,6 +21,7 @@
 
 #define MANY   2147483647.0
 #define LONGS  9e18
+#define VOCAB  2147483520.0         /* the largest int that is a multiple of 128 */
 #define TINY   1e-30
 
 static_assert(offsetof(Settings, c) == 0, "a Config is freed as the Settings it lies in");
@@ -99,7 +100,7 @@ const ConfigKey config_keys[] = {
            "mlp_hidden_size / d_model, if that is not given"),
     NUMBER("model.max_sequence_length", INT, "1024", 2, 1 << 24, C(model.max_sequence_length),
            "tokens of a sequence"),
-    NUMBER("model.vocab_size", INT, NULL, 2, MANY, C(model.vocab_size), "token ids that exist"),
+    NUMBER("model.vocab_size", INT, NULL, 2, VOCAB, C(model.vocab_size), "token ids that exist"),
     OPTION("model.embedding_size", INT, "null", 0, 2, MANY, C(model.embedding_size),
            "rows of the embedding; default vocab_size rounded up to a multiple of 128"),
     OPTION("model.eos_token_id", INT, "null", -1, 0, MANY, C(model.eos_token_id), "ends a document"),

@@ -107,9 +107,9 @@ bool key_listed(const char *choices, const char *text)
 static void range_text(char *out, size_t size, const char *what, const ConfigKey *k)
 {
     if (k->min > 0 && k->min < 1e-9)                     /* the table's way to say: anything above 0 */
-        snprintf(out, size, "%s above 0", what);
-    else if (k->max < 1e6)
-        snprintf(out, size, "%s from %g to %g", what, k->min, k->max);
+        snprintf(out, size, "%s above 0, at most %.10g", what, k->max);
+    else if (k->max < 9e18)
+        snprintf(out, size, "%s from %g to %.10g", what, k->min, k->max);
     else
         snprintf(out, size, "%s >= %g", what, k->min);
 }

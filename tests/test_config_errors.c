@@ -59,6 +59,9 @@ static void test_wrong_values(void **state)
         { "n_layers",      "n_layers: null",       "found 'null'", NULL },
         { "n_layers",      "n_layers: [1]",        "found 'a list'", NULL },
         { "n_layers",      "n_layers: {a: 1}",     "found 'a section'", NULL },
+        { "vocab_size",    "vocab_size: 2147483647",
+          "model.vocab_size: expected an integer from 2 to 2147483520, found '2147483647'", NULL },
+        { NULL,            "max_grad_norm: 2e9",   "expected a number above 0, at most 1000000000, found '2e9'", NULL },
         { "learning_rate", "learning_rate: nan",   "expected a number", NULL },
         { "learning_rate", "learning_rate: -1",    "expected a number from 0 to 1000, found '-1'", NULL },
         { "betas",         "betas: [0.9, 1]",
@@ -237,6 +240,7 @@ static void test_hf_refused(void **state)
         { "{" TRY_LLAMA ", \"rope_scaling\": {\"rope_type\": \"yarn\"}}",  "rope_type 'yarn' is not supported" },
         { "{\"architectures\": [\"MistralForCausalLM\"]}",             "architecture MistralForCausalLM" },
         { "{\"architectures\": [\"LlamaForCausalLM\"]}",               "hidden_size: expected a whole number" },
+        { "{" TRY_LLAMA ", \"vocab_size\": 2147483647}",              "vocab_size: expected a whole number from 1 to 2" },
         { "{\"architectures\"\n: }",                                   "config.json:2:" },
     };
     char from[128], message[8192];
