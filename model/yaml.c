@@ -151,8 +151,8 @@ static YamlNode *parse(const char *path, const char *text, const char *name)
     message[strcspn(message, "\n")] = '\0';
     char *words = strstr(message, "error: ");              /* "file:line:column: error: duplicate key" */
     if (!document && words)
-        die("%.*s: %s", text ? (int)strlen(name) : (int)(words - message) - 2, text ? name : message,
-            words + strlen("error: "));
+        die("%.*s: %s%s", text ? (int)strlen(name) : (int)(words - message) - 2, text ? name : message,
+            words + strlen("error: "), strstr(words, "alias") ? "; quote a pattern that begins with *, as in '*.npy'" : "");
     if (!document)
         die("%s: is empty or no YAML", name);
     YamlNode *tree = convert(fy_document_root(document), NULL, name, text ? 0 : 1);

@@ -168,6 +168,7 @@ static void test_arguments(void **state)
         { 1, "--model.n_layers=x", NULL, "error: --model.n_layers=x: model.n_layers: expected an integer" },
         { 1, "max_duration=3", NULL, "unexpected argument 'max_duration=3'" },
         { 1, "--betas=[1", NULL, "--betas=[1: " },
+        { 1, "--data.paths=[*.npy]", NULL, "--data.paths=[*.npy]: invalid alias; quote a pattern that begins with *" },
         { 3, NULL, NULL, "global_train_batch_size 8 is not a multiple of 3 ranks x device_train_microbatch_size 2; "
                          "--global_train_batch_size=6 or 12 would do" },
         { 8, NULL, NULL, "--device_train_microbatch_size=1 or --global_train_batch_size=16 would do" },
@@ -212,6 +213,7 @@ static void test_files(void **state)
     char message[8192], expected[256];
     static const struct { const char *text, *words; int line; } list[] = {
         { "a: 1\nb: 2\na: 3\n",     "duplicate key", 3 },
+        { "a: 1\npaths: *.npy\n",  "invalid alias; quote a pattern that begins with *, as in '*.npy'", 2 },
         { "model:\n  a: [1, 2\n",   "", 0 },
         { "",                       "is empty or no YAML", 0 },
         { "- 1\n- 2\n",             "a list of `key: value` lines", 0 },
