@@ -145,18 +145,24 @@ static YamlNode *parse(const char *path, const char *text, const char *name)
     how.colorize = how.show_source = how.show_position = how.show_type = how.show_module = false;
     struct fy_diag *diag = fy_diag_create(&how);
     struct fy_parse_cfg cfg = { .search_path = "", .flags = FYPCF_RESOLVE_DOCUMENT, .diag = diag };
-    struct fy_document *document = text ? fy_document_build_from_string(&cfg, text, FY_NT)
-                                        : fy_document_build_from_file(&cfg, path);
+    struct fy_parser *parser = fy_parser_create(&cfg);
+    if (text ? fy_parser_set_string(parser, text, FY_NT) : fy_parser_set_input_file(parser, path))
+        die("%s: cannot be read", name);
+    struct fy_document *document = fy_parse_load_document(parser);
+    struct fy_document *second = document ? fy_parse_load_document(parser) : NULL;
     fflush(log);
     message[strcspn(message, "\n")] = '\0';
     char *words = strstr(message, "error: ");              /* "file:line:column: error: duplicate key" */
-    if (!document && words)
+    if (words)
         die("%.*s: %s%s", text ? (int)strlen(name) : (int)(words - message) - 2, text ? name : message,
             words + strlen("error: "), strstr(words, "alias") ? "; quote a pattern that begins with *, as in '*.npy'" : "");
     if (!document)
         die("%s: is empty or no YAML", name);
+    if (second)
+        die("%s: holds several documents; a configuration is one: remove the lines --- and what is not wanted", name);
     YamlNode *tree = convert(fy_document_root(document), NULL, name, text ? 0 : 1);
-    fy_document_destroy(document);
+    fy_parse_document_destroy(parser, document);
+    fy_parser_destroy(parser);
     fy_diag_destroy(diag);
     fclose(log);
     free(message);

@@ -216,6 +216,8 @@ static void test_files(void **state)
         { "a: 1\npaths: *.npy\n",  "invalid alias; quote a pattern that begins with *, as in '*.npy'", 2 },
         { "model:\n  a: [1, 2\n",   "", 0 },
         { "",                       "is empty or no YAML", 0 },
+        { "---\na: 1\n---\nb: 2\n", "holds several documents; a configuration is one", 0 },
+        { "a: 1\n---\nb: [2\n",     "", 0 },
         { "- 1\n- 2\n",             "a list of `key: value` lines", 0 },
         { "seed: 1\n",              "model.d_model is missing: width", 0 },
     };
