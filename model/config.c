@@ -274,8 +274,11 @@ static void print_help_and_exit(const char *argument)
 
 Config *config_load(int argc, char **argv, int world)
 {
-    if (argc < 2 || strncmp(argv[1], "--help", 6) == 0 || strcmp(argv[1], "-h") == 0)
-        print_help_and_exit(argc < 2 ? "" : argv[1]);
+    if (argc < 2)
+        print_help_and_exit("");
+    for (int i = 1; i < argc; i++)
+        if (strncmp(argv[i], "--help", 6) == 0 || strcmp(argv[i], "-h") == 0)
+            print_help_and_exit(argv[i]);
     if (argv[1][0] == '-')
         die("'%s' is no configuration file; it comes first: ./train configs/tiny.yaml %s", argv[1], argv[1]);
     Settings *s = xcalloc(1, sizeof *s);

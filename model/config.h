@@ -117,7 +117,7 @@ static inline bool every(long step, long interval)
     return interval > 0 && step % interval == 0;
 }
 
-/* Reads argv[1] and the --a.b=c behind it. Prints help and exits 0 for --help or no argument.
+/* Reads argv[1] and the --a.b=c behind it. Prints help and exits 0 for --help anywhere or no argument.
  * Errors: file:line, what was found, what was expected, the nearest key. `world`: ranks, to check the batch against. */
 Config *config_load(int argc, char **argv, int world);
 void    config_free(Config *c);

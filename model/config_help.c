@@ -69,9 +69,18 @@ static const char *last_part(const char *name)
     return dot ? dot + 1 : name;
 }
 
+/* `lr` for learning_rate. */
+static bool are_initials(const char *letters, const char *words)
+{
+    const char *end = strchr(words, '_');
+    return *letters == *words && (end ? are_initials(letters + 1, end + 1) : !letters[1]);
+}
+
 /* The whole name misspelled, or the right last part in the wrong section, which costs one edit. */
 static int name_distance(const char *name, const char *candidate)
 {
+    if (last_part(name)[1] && are_initials(last_part(name), last_part(candidate)))
+        return 0;
     int whole = edit_distance(name, candidate), part = 1 + edit_distance(last_part(name), last_part(candidate));
     return part <= 1 + (int)strlen(last_part(name)) / 3 && part < whole ? part : whole;
 }
@@ -91,7 +100,8 @@ const char *config_suggest(const char *name)
             char candidate[128];
             snprintf(candidate, sizeof candidate, "%.*s", (int)end, k->name);
             int distance = name_distance(name, candidate);
-            if (distance < best_distance) {
+            bool around = strncmp(name, candidate, end) == 0 && name[end] == '.';      /* what `name` lies in already */
+            if (distance < best_distance && !around) {
                 best_distance = distance;
                 strcpy(best, candidate);
             }

@@ -435,6 +435,11 @@ static void test_help(void **state)
     assert_true(try_printed(text, sizeof text, 1, 1, NULL, NULL));
     for (const ConfigKey *k = config_keys; k->name; k++)
         try_contains(text, k->name);
+    strcpy(try_path, "configs/tiny.yaml");
+    for (int i = 0; i < 2; i++) {
+        assert_true(try_printed(text, sizeof text, 1, 1, "--seed=1", i ? "-h" : "--help"));
+        try_contains(text, "usage: mpirun");
+    }
     strcpy(try_path, "--help=markdown");
     assert_true(try_printed(text, sizeof text, 1, 1, NULL, NULL));
     try_contains(text, "| `optimizer.eps` | a number above 0, at most 1 | 1e-5 |");
