@@ -41,5 +41,6 @@ typedef const char *YamlDefault(const char *name);
  *   ${path.glob:pattern,...}      all matches, a list
  *   ${path.last_checkpoint:dir}   dir/stepN of the highest N
  *   ${path.check_exist:p}         p, or null if it does not exist
- * They nest. Dies on an unknown name, a cycle, a pattern without a match. */
+ * They nest. A ~/ at the start of a value or an argument becomes $HOME/. Dies on an unknown name, a cycle, a pattern without a
+ * match. */
 void yaml_resolve(const YamlNode *root, YamlNode *n, YamlDefault *default_of);

@@ -6,6 +6,7 @@
 
 #include <ctype.h>
 #include <glob.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,6 +31,16 @@ static YamlNode *scalar(const Scope *s, const char *text)
 static int exists(const char *path)
 {
     return strstr(path, "://") || access(path, F_OK) == 0;
+}
+
+/* A copy with $HOME for a ~ before the first slash, which a shell does not expand behind --key=. */
+static char *expand_home(const YamlNode *at, const char *text)
+{
+    const bool at_home = strncmp(text, "~/", 2) == 0;
+    const char *home = at_home ? getenv("HOME") : "";
+    if (!home)
+        die("%s: '%s': the environment variable HOME is not set; write the whole path", yaml_place(at), text);
+    return xasprintf("%s%s", home, text + at_home);
 }
 
 /* ---- resolvers: arguments in, value out ------------------------------------------------------------------- */
@@ -151,14 +162,19 @@ static YamlNode *evaluate(Scope *s, char *inner)
         char *comma = strchr(list, ',');
         if (comma)
             *comma++ = '\0';
-        arg[count++] = trim(list);
+        arg[count++] = expand_home(s->at, trim(list));
         list = comma;
     }
+    YamlNode *out = NULL;
     for (size_t i = 0; i < sizeof resolvers / sizeof *resolvers; i++)
         if (strcmp(resolvers[i].name, trim(inner)) == 0)
-            return resolvers[i].evaluate(s, arg, count);
-    die("%s: ${%s:...} is unknown; there are oc.env, path.choose, path.glob, path.last_checkpoint, path.check_exist",
-        yaml_place(s->at), inner);
+            out = resolvers[i].evaluate(s, arg, count);
+    if (!out)
+        die("%s: ${%s:...} is unknown; there are oc.env, path.choose, path.glob, path.last_checkpoint, path.check_exist",
+            yaml_place(s->at), inner);
+    while (count > 0)
+        free(arg[--count]);
+    return out;
 }
 
 /* The } that belongs to the ${ at `open`. */
@@ -215,16 +231,15 @@ void yaml_resolve(const YamlNode *root, YamlNode *n, YamlDefault *default_of)
 {
     for (int i = 0; i < n->num_children; i++)
         yaml_resolve(root, n->child[i], default_of);
-    if (n->kind != YAML_SCALAR || !n->text || !strstr(n->text, "${"))
+    if (n->kind != YAML_SCALAR || !n->text)
         return;
     Scope s = { .root = root, .at = n, .default_of = default_of };
     YamlNode *value = expand(&s, n->text);
     free(n->text);
-    n->text = value->text;
+    n->text = value->text ? expand_home(n, value->text) : NULL;
     n->kind = value->kind;
     n->child = value->child;
     n->num_children = value->num_children;
-    value->text = NULL;
     value->child = NULL;
     value->num_children = 0;
     yaml_free(value);

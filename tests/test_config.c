@@ -168,6 +168,16 @@ static void test_interpolation(void **state)
     assert_string_equal(c->data.paths[0], "configs/tiny.yaml");
     assert_int_equal(c->device_eval_batch_size, 8);
     config_free(c);
+
+    setenv("HOME", try_folder, 1);
+    c = try_load(1, "--save_folder=~/run", "--load_path=${path.last_checkpoint:~/}", "--data.paths=[~/a.npy, b~/c.npy]", NULL);
+    snprintf(made, sizeof made, "%s/run", try_folder);
+    assert_string_equal(c->save_folder, made);
+    snprintf(made, sizeof made, "%s/a.npy", try_folder);
+    assert_string_equal(c->data.paths[0], made);
+    assert_string_equal(c->data.paths[1], "b~/c.npy");
+    assert_non_null(strstr(c->load_path, "/step10"));
+    config_free(c);
 }
 
 /* The spellings of OLMo's and COAT's published files, shortened. */
