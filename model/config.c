@@ -129,10 +129,16 @@ static bool read_hf(Reader *r)
 
 /* ---- evaluators ------------------------------------------------------------------------------------------- */
 
-static void add_eval_set(Config *c, const char *label, char ***paths, int *count, int itemsize)
+/* Takes the paths, of which there are some, out of the hands of the evaluator that `n` is. */
+static void add_eval_set(Config *c, const YamlNode *n, const char *label, char ***paths, int *count, int itemsize)
 {
+    const char *place = yaml_place(config_find_path(n, (*paths)[0]));
+    for (int i = 0; i < c->num_eval; i++)
+        if (strcmp(c->eval[i].label, label) == 0)
+            die("%s: two validation sets are named '%s', and so would be their metrics; rename one", place, label);
     c->eval = xrealloc(c->eval, (c->num_eval + 1) * sizeof *c->eval);
-    c->eval[c->num_eval++] = (EvalSet){ .label = strdup(label), .paths = *paths, .num_paths = *count,
+    char *where = xasprintf("%s: evaluator '%s' (--evaluators=[] trains without)", place, label);
+    c->eval[c->num_eval++] = (EvalSet){ .label = strdup(label), .where = where, .paths = *paths, .num_paths = *count,
                                         .itemsize = itemsize };
     *paths = NULL;
     *count = 0;
@@ -168,13 +174,13 @@ static void read_evaluator(Reader *r, YamlNode *n, FILE *downstream, FILE *remot
     else if (e.num_paths > 0 && any_remote(e.paths, e.num_paths))
         fprintf(remote, " %s", e.label);
     else if (e.num_paths > 0)
-        add_eval_set(&r->s->c, e.label, &e.paths, &e.num_paths, itemsize);
+        add_eval_set(&r->s->c, n, e.label, &e.paths, &e.num_paths, itemsize);
     for (int i = 0; i < e.num_datasets && e.type == 0; i++) {
         NamedPaths *set = &e.datasets[i];
         if (any_remote(set->paths, set->num_paths))
             fprintf(remote, " %s", set->name);
         else if (set->num_paths > 0)
-            add_eval_set(&r->s->c, set->name, &set->paths, &set->num_paths, itemsize);
+            add_eval_set(&r->s->c, n, set->name, &set->paths, &set->num_paths, itemsize);
     }
     for (const ConfigKey *k = config_keys; k->name; k++)
         if (config_is_evaluator(k->name))
@@ -315,6 +321,7 @@ void config_free(Config *c)
             value_free(s, k);
     for (int i = 0; i < c->num_eval; i++) {
         free(c->eval[i].label);
+        free(c->eval[i].where);
         for (int k = 0; k < c->eval[i].num_paths; k++)
             free(c->eval[i].paths[k]);
         free(c->eval[i].paths);

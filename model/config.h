@@ -28,7 +28,8 @@ typedef struct {
 typedef struct { long steps, tokens; double epochs; } Duration;
 
 typedef struct {
-    char  *label;                 /* "v3-small-c4_en-validation" */
+    char  *label;                 /* "v3-small-c4_en-validation"; no two are equal: metrics are named so */
+    char  *where;                 /* "x.yaml:9: evaluator 'v3-...'" and how to train without, for messages */
     char **paths;
     int    num_paths;
     int    itemsize;

@@ -126,13 +126,12 @@ static void use_datasets(Settings *s)
     }
 }
 
-/* The place of one path in a list that may hold lists. */
-static const YamlNode *place_of(const YamlNode *n, const char *text)
+const YamlNode *config_find_path(const YamlNode *n, const char *path)
 {
-    if (n && n->text && strcmp(n->text, text) == 0)
+    if (n && n->text && strcmp(n->text, path) == 0)
         return n;
     for (int i = 0; n && i < n->num_children; i++) {
-        const YamlNode *found = place_of(n->child[i], text);
+        const YamlNode *found = config_find_path(n->child[i], path);
         if (found)
             return found;
     }
@@ -163,7 +162,7 @@ static void refuse_remote(Reader *r, const char *key, char **paths, int count)
     int store = 0;
     while (strncmp(paths[first], stores[store].scheme, strlen(stores[store].scheme)) != 0)
         store++;
-    const YamlNode *n = place_of(yaml_find(r->root, key), paths[first]);
+    const YamlNode *n = config_find_path(yaml_find(r->root, key), paths[first]);
     die("%s: %s: '%s'%s remote, and only local files are read. Fetch what you want to train on, for example\n"
         "  %s%s%s\nthen give the files you have: --%s='folder/*.npy'", n ? yaml_place(n) : config_where(r, key), key,
         paths[first], remote > 1 ? " and others are" : " is", stores[store].command,

@@ -100,7 +100,7 @@ const char *config_suggest(const char *name)
             char candidate[128];
             snprintf(candidate, sizeof candidate, "%.*s", (int)end, k->name);
             int distance = name_distance(name, candidate);
-            bool around = strncmp(name, candidate, end) == 0 && name[end] == '.';      /* what `name` lies in already */
+            bool around = strncmp(name, candidate, end) == 0 && name[end] == '.';   /* `name` lies in it already */
             if (distance < best_distance && !around) {
                 best_distance = distance;
                 strcpy(best, candidate);

@@ -116,6 +116,7 @@ typedef struct {
 
 bool        config_given(const Reader *r, const char *name);            /* not absent, not null */
 const char *config_where(const Reader *r, const char *name);            /* its place, else the file */
+const YamlNode *config_find_path(const YamlNode *n, const char *path);  /* its place at n or below; NULL: not there */
 void        config_note (Reader *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void        config_apply(Reader *r, YamlNode *n, const char *name, void *base);   /* a value or a section */
 

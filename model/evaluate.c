@@ -26,7 +26,7 @@ static void micro_batch(int *tokens, int *targets, const Batch *b, int first, in
 static Loader *open_set(const Config *c, int i)
 {
     const EvalSet *set = &c->eval[i];
-    DataSpec spec = { .key = "evaluators[].data.paths", .paths = set->paths, .num_paths = set->num_paths, .itemsize = set->itemsize,
+    DataSpec spec = { .key = set->where, .paths = set->paths, .num_paths = set->num_paths, .itemsize = set->itemsize,
                       .sequence_length = c->model.max_sequence_length, .vocab_size = c->model.vocab_size,
                       .eos_token_id = c->model.eos_token_id, .pad_token_id = c->model.pad_token_id,
                       .mask_padding = c->data.mask_padding };

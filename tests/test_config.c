@@ -232,6 +232,7 @@ static void test_published(void **state)
     assert_true(c->max_duration.steps == 739328 && c->save_interval_unsharded == 10000 &&
                 c->device_eval_batch_size == 8);
     assert_int_equal(c->num_eval, 3);
+    try_contains(c->eval[1].where, "x.yaml:48: evaluator 'pile-validation' (--evaluators=[] trains without)");
     assert_string_equal(c->eval[0].label, "c4-validation");
     assert_string_equal(c->eval[1].label, "pile-validation");
     assert_string_equal(c->eval[1].paths[1], "eval/p1.npy");

@@ -88,6 +88,8 @@ static void test_wrong_values(void **state)
         { NULL,            "evaluators: {label: a}", "evaluators is a list", NULL },
         { NULL,            "evaluators: [{type: lm}]", "evaluator has no label", NULL },
         { NULL,            "evaluators: [{label: a}]", "evaluator 'a' has no data", NULL },
+        { NULL,            "evaluators: [{label: a, data: {paths: a.npy}}, {label: b, data: {datasets: {a: b.npy}}}]",
+          "two validation sets are named 'a'", NULL },
     };
     CHECK_MISTAKES(list);
 }

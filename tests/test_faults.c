@@ -308,11 +308,21 @@ static void test_ranks_differ(void **state)
                 "the ranks have different data files");
 }
 
+/* Validation files are looked for before the first step, and their absence says how to do without. */
+static void test_no_validation_file(void **state)
+{
+    (void)state;
+    FILE *p = start_run(1, "blind", "--eval_interval=2 --evaluators='[{label: far, data: {paths: [nowhere.npy]}}]'");
+    expect_end(p, clock_seconds());
+    expect_once("evaluator 'far' (--evaluators=[] trains without): cannot open nowhere.npy");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_kill_in_a_step), cmocka_unit_test(test_kill_in_a_save), cmocka_unit_test(test_stop),
         cmocka_unit_test(test_hang), cmocka_unit_test(test_ranks_differ), cmocka_unit_test(test_error_of_one_rank),
+        cmocka_unit_test(test_no_validation_file),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }
