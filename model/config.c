@@ -1,8 +1,9 @@
 /* From the command line to a Config: defaults, then (without a `model` section) a Hugging Face config.json, then the
  * YAML file with its overrides, then what follows from them; at last everything written out again as YAML.
- * The keys are rows of config_table.c; nothing here knows them but what reads evaluators. */
+ * The keys are rows of config_table.c; nothing here knows them but what reads evaluators and load_path. */
 #include "model/config_table.h"
 #include "kernels/comm.h"
+#include "model/checkpoint.h"
 #include "model/error.h"
 #include "model/hf.h"
 
@@ -114,16 +115,24 @@ static void set_defaults(void *base, bool evaluators)
             value_default(base, k);
 }
 
-/* Takes the architecture from load_path/config.json; false if there is no load_path. */
+/* Takes the architecture from the config.json of the checkpoint that the run goes on with, else of load_path, which may be
+ * gone by then; false if there is no load_path. The keys that say so are read ahead of the others. */
 static bool read_hf(Reader *r)
 {
-    YamlNode *path = yaml_find(r->root, "load_path");
-    if (path)
-        yaml_resolve(r->root, path, config_default);
-    if (!path || path->kind != YAML_SCALAR || !path->text || strstr(path->text, "://"))
+    static const char *const keys[] = { "load_path", "try_load_latest_save", "save_folder", "run_name" };
+    Config *c = &r->s->c;
+    for (int i = 0; i < 4; i++) {
+        YamlNode *n = yaml_find(r->root, keys[i]);
+        if (n)
+            config_apply(r, n, keys[i], r->s);
+    }
+    if (!c->load_path || strstr(c->load_path, "://"))
         return false;
-    config_read_hf(&r->s->c.model, path->text);
-    r->s->layer_norm_type = r->s->c.model.norm.kind == RMS_NORM ? 0 : 1;
+    config_choose_save_folder(c);
+    char *latest = c->try_load_latest_save ? checkpoint_latest(c->save_folder) : NULL;
+    config_read_hf(&c->model, latest ? latest : c->load_path);
+    free(latest);
+    r->s->layer_norm_type = c->model.norm.kind == RMS_NORM ? 0 : 1;
     return true;
 }
 

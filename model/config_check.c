@@ -278,11 +278,16 @@ static void check_schedule(Reader *r)
             config_where(r, "scheduler.warmup_min_lr"), c->scheduler.warmup_min_lr, c->optimizer.lr);
 }
 
+void config_choose_save_folder(Config *c)
+{
+    if (!c->save_folder)
+        c->save_folder = xasprintf("runs/%s", c->run_name);
+}
+
 static void check_folders(Reader *r)
 {
     Config *c = &r->s->c;
-    if (!c->save_folder)
-        c->save_folder = xasprintf("runs/%s", c->run_name);
+    config_choose_save_folder(c);
     if (strstr(c->save_folder, "://"))
         die("%s: save_folder '%s' is remote; save to a local folder and copy it from there",
             config_where(r, "save_folder"), c->save_folder);

@@ -121,6 +121,7 @@ void        config_note (Reader *r, const char *format, ...) __attribute__((form
 void        config_apply(Reader *r, YamlNode *n, const char *name, void *base);   /* a value or a section */
 
 /* The steps that follow the reading of the values; each derives what was left open and dies on what cannot work. */
+void config_choose_save_folder(Config *c);           /* runs/<run_name>, if none is given */
 void config_check_model (Reader *r, bool from_hf);
 void config_check_recipe(Reader *r);
 void config_check_data  (Reader *r);

@@ -6,6 +6,8 @@
 #include <cmocka.h>
 
 #include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* ---- mistakes --------------------------------------------------------------------------------------------- */
@@ -263,6 +265,32 @@ static void test_hf_refused(void **state)
     try_contains(message, "/nowhere/config.json: cannot be read");
 }
 
+/* The folder that a run began with is missed only while there is no checkpoint to go on with. */
+static void test_hf_gone(void **state)
+{
+    (void)state;
+    char place[128], name[128], message[8192];
+    snprintf(place, sizeof place, "--save_folder=%s/run", try_folder);
+    try_write_hf("{" TRY_LLAMA "}");
+    try_write(try_path, "data: {paths: a.npy}\ntry_load_latest_save: true\n");
+    assert_false(try_printed(message, sizeof message, 2, 1, "--load_path=/nowhere", place));
+    try_contains(message, "/nowhere/config.json: cannot be read");
+
+    static const char *const made[] = { "run", "run/step3" };
+    for (int i = 0; i < 2; i++) {
+        snprintf(name, sizeof name, "%s/%s", try_folder, made[i]);
+        assert_int_equal(mkdir(name, 0777), 0);
+    }
+    snprintf(name, sizeof name, "%s/run/step3/trainer.json", try_folder);
+    try_write(name, "{\"files\": {}}");
+    snprintf(name, sizeof name, "%s/run/step3/config.json", try_folder);
+    try_write(name, "{" TRY_LLAMA "}");
+    Config *c = try_load(1, "--load_path=/nowhere", place, NULL, NULL);
+    assert_int_equal(c->model.vocab_size, 90);
+    assert_string_equal(c->save_folder, place + strlen("--save_folder="));
+    config_free(c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -273,6 +301,7 @@ int main(void)
         cmocka_unit_test(test_arguments),
         cmocka_unit_test(test_files),
         cmocka_unit_test(test_hf_refused),
+        cmocka_unit_test(test_hf_gone),
     };
     return cmocka_run_group_tests(tests, try_make_folder, try_remove_folder);
 }
