@@ -91,8 +91,19 @@ static StepStats train_step(Run *r, bool *stop)
     return t;
 }
 
+/* Waits until a save that is under way is complete. */
+static void finish_saving(void)
+{
+    progress_patient(true);
+    progress_together("waiting for the checkpoint", -1);
+    checkpoint_finish();
+    progress_patient(false);
+}
+
+/* What ends an evaluation, as a file that is gone, must not take the checkpoint of its step along. */
 static void evaluate_all(Run *r)
 {
+    finish_saving();
     for (int i = 0; i < r->config->num_eval; i++) {
         EvalResult e = evaluate(r->config, i, &r->model, &r->fsdp);
         log_eval(r->log, r->state.step, &e);
@@ -136,24 +147,21 @@ static void train(Run *r)
         skipped_in_a_row = t.skipped ? skipped_in_a_row + 1 : 0;
         if (skipped_in_a_row == 3) {
             save(r);
-            progress_patient(true);
-            checkpoint_finish();
+            finish_saving();
             die("step %ld: the third step in a row whose loss or gradient is not finite; the model as it was before them is "
                 "in %s/step%ld. Lower optimizer.learning_rate or look at the data of these steps",
                 t.step, c->save_folder, t.step);
         }
+        if (is_saved(c, t.step, run_is_over(r)))
+            save(r);
         if (every(t.step, c->eval_interval) || (c->eval_interval > 0 && run_is_over(r)))
             evaluate_all(r);
-        if (is_saved(c, t.step, false))
-            save(r);
     }
     if (stop && comm_rank() == 0)
         printf("asked to stop at step %ld\n", r->state.step);
     if (is_saved(c, r->state.step, true))
         save(r);
-    progress_patient(true);
-    progress_together("waiting for the checkpoint", -1);
-    checkpoint_finish();
+    finish_saving();
 }
 
 int main(int argc, char **argv)

@@ -251,6 +251,24 @@ static void test_last_checkpoint(void **state)
     assert_false(exists("none/step1") || exists("none/step2"));
 }
 
+/* An id beyond the vocabulary deep in the validation data ends the run at the evaluation: the checkpoint of that step stays. */
+static void test_evaluation_fails(void **state)
+{
+    (void)state;
+    char command[512];
+    snprintf(command, sizeof command, "cp data/sample-val.npy %s/val.npy && printf '\377\377\377\377' | "
+             "dd of=%s/val.npy conv=notrunc bs=1 seek=30000 2>/dev/null", folder, folder);
+    assert_int_equal(system(command), 0);
+    for (int steps = 2; steps <= 4; steps += 2) {       /* at the end of training, and before */
+        assert_int_not_equal(train(2, "--max_duration=%d --eval_interval=2 --save_interval=2 --save_folder=%s/lost%d "
+                                   "--evaluators='[{label: val, data: {paths: [%s/val.npy]}}]'", steps, folder, steps, folder), 0);
+        expect_output("val.npy: token 15000");
+        char name[32];
+        snprintf(name, sizeof name, "lost%d/step2", steps);
+        assert_true(exists(name));
+    }
+}
+
 static void test_plan_without_data(void **state)
 {
     (void)state;
@@ -305,9 +323,10 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_resume), cmocka_unit_test(test_resharding), cmocka_unit_test(test_ranks_agree),
         cmocka_unit_test(test_loss_falls), cmocka_unit_test(test_not_finite), cmocka_unit_test(test_signals),
-        cmocka_unit_test(test_folder_is_not_overwritten), cmocka_unit_test(test_updates), cmocka_unit_test(test_rewind),
-        cmocka_unit_test(test_companions), cmocka_unit_test(test_last_checkpoint), cmocka_unit_test(test_stop_in_epochs),
-        cmocka_unit_test(test_plan_without_data), cmocka_unit_test(test_bad_arguments),
+        cmocka_unit_test(test_folder_is_not_overwritten), cmocka_unit_test(test_updates),
+        cmocka_unit_test(test_rewind), cmocka_unit_test(test_companions), cmocka_unit_test(test_last_checkpoint),
+        cmocka_unit_test(test_stop_in_epochs), cmocka_unit_test(test_plan_without_data),
+        cmocka_unit_test(test_evaluation_fails), cmocka_unit_test(test_bad_arguments),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }
