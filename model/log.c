@@ -19,6 +19,7 @@ enum { PLOT_WIDTH = 64, PLOT_HEIGHT = 12 };
 struct Log {
     const Config *config;
     RunLength length;
+    long    last_step;
     int     world;
     char   *path;
     FILE   *file;
@@ -69,13 +70,14 @@ static void drop_later_steps(const char *path, long first_step)
         die("%s: cannot drop the steps from %ld on: %s", path, first_step + 1, strerror(errno));
 }
 
-Log *log_open(const Config *c, RunLength length, long first_step, int world)
+Log *log_open(const Config *c, RunLength length, long last_step, long first_step, int world)
 {
     if (comm_rank() != 0)
         return NULL;
     Log *l = xcalloc(1, sizeof *l);
     l->config = c;
     l->length = length;
+    l->last_step = last_step;
     l->world = world;
     l->first_step = first_step;
     l->speed_of_light = speed_of_light(&c->model, &c->recipe);
@@ -135,7 +137,7 @@ static void print_step(const Log *l, const StepStats *s, double speed)
     char tokens[32], eta[64], light[32] = "";
     format_count(tokens, sizeof tokens, s->tokens);
     double per_step = (double)l->config->global_train_batch_size * l->config->model.max_sequence_length;
-    format_time(eta, sizeof eta, (l->length.steps - s->step) * per_step / (speed * l->world));
+    format_time(eta, sizeof eta, (l->last_step - s->step) * per_step / (speed * l->world));
     char exposed[48] = "";
     if (l->world > 1 && s->exposed_ms >= 0.05)
         snprintf(exposed, sizeof exposed, " | exposed %.3g ms", s->exposed_ms);
@@ -187,7 +189,7 @@ void log_step(Log *l, const StepStats *s)
     if (!s->skipped)
         l->loss[l->losses++] = s->loss;
     write_step(l, s, speed);
-    if (s->step % l->config->console_log_interval == 0 || s->step == l->length.steps || l->steps == 1 || s->skipped)
+    if (s->step % l->config->console_log_interval == 0 || s->step == l->last_step || l->steps == 1 || s->skipped)
         print_step(l, s, speed);
 }
 

@@ -131,15 +131,18 @@ static void write_config(const Config *c, bool resumes)
     }
 }
 
-/* `key`: the configuration's name of d. Steps are 0 if it is not given. */
-static RunLength run_length(const Config *c, const char *key, const Duration *d, const Loader *l)
+/* `key`: the configuration's name of d. Steps are 0 if it is not given. Of tokens, those that are left count: steps done
+ * may have had another batch size. */
+static RunLength run_length(const Run *r, const char *key, const Duration *d)
 {
-    long per_step = (long)c->global_train_batch_size * c->model.max_sequence_length;
+    const Config *c = r->config;
+    const long per_step = (long)c->global_train_batch_size * c->model.max_sequence_length;
     RunLength n = { .steps = d->steps };
-    if (d->tokens > 0)
-        n.steps = (d->tokens + per_step - 1) / per_step;
-    else if (d->epochs > 0) {
-        const uint64_t epoch = loader_instances(l) / c->global_train_batch_size;
+    if (d->tokens > 0) {
+        const long left = d->tokens > r->state.tokens ? d->tokens - r->state.tokens : 0;
+        n.steps = r->state.step + (left + per_step - 1) / per_step;
+    } else if (d->epochs > 0) {
+        const uint64_t epoch = loader_instances(r->loader) / c->global_train_batch_size;
         n.steps = (long)(d->epochs * (double)epoch);
         if (n.steps < 1)
             die("%s is less than one step: an epoch of these data has %llu, of %d sequences each", key, (unsigned long long)epoch,
@@ -149,11 +152,16 @@ static RunLength run_length(const Config *c, const char *key, const Duration *d,
     return n;
 }
 
+static void set_lengths(Run *r)
+{
+    const RunLength stop = run_length(r, "stop_at", &r->config->stop_at);
+    r->length = run_length(r, "max_duration", &r->config->max_duration);
+    r->last_step = stop.steps > 0 && stop.steps < r->length.steps ? stop.steps : r->length.steps;
+}
+
 bool run_is_over(const Run *r)
 {
-    const bool in_tokens = r->config->stop_at.tokens > 0, stops = in_tokens || r->stop.steps > 0;
-    return r->state.step >= r->length.steps
-        || (stops && (in_tokens ? r->state.tokens >= r->stop.tokens : r->state.step >= r->stop.steps));
+    return r->state.step >= r->last_step;
 }
 
 /* Weights: from a checkpoint or a Hugging Face folder, else random. What load_path brings can be reset; a run that is continued
@@ -182,6 +190,7 @@ static void load_or_initialize(Run *r, const char *folder, bool resets)
             s.loader = (LoaderState){ 0 };
         s.fingerprint = r->state.fingerprint;
         r->state = s;
+        set_lengths(r);
         loader_seek(r->loader, s.loader);
     }
     const bool continues = ours && !new_trainer;
@@ -192,7 +201,7 @@ static void load_or_initialize(Run *r, const char *folder, bool resets)
 static void print_data(const Run *r)
 {
     const Config *c = r->config;
-    if (comm_rank() != 0)
+    if (comm_rank() != 0 || !r->loader)
         return;
     printf("data: %llu tokens in %llu instances of %d; %ld steps of %d sequences on %d rank%s, %d micro-batch%s each\n",
            (unsigned long long)loader_tokens(r->loader), (unsigned long long)loader_instances(r->loader),
@@ -225,9 +234,7 @@ static void open_data(Run *r)
     r->loader = open_loader(c);
     check_agreement("data files", loader_fingerprint(r->loader));
     evaluate_check(c);
-    r->length = run_length(c, "max_duration", &c->max_duration, r->loader);
-    r->stop = run_length(c, "stop_at", &c->stop_at, r->loader);
-    print_data(r);
+    set_lengths(r);
 }
 
 bool run_open(Run *r, const Config *c)
@@ -241,8 +248,10 @@ bool run_open(Run *r, const Config *c)
 
     model_plan(&r->model, &r->fsdp, c, comm_group_size(RANKS_SHARD), comm_group_rank(RANKS_SHARD));
     print_plan(r);
-    if (c->dry_run)
+    if (c->dry_run) {
+        print_data(r);
         return false;
+    }
 
     char *latest = c->try_load_latest_save ? checkpoint_latest(c->save_folder) : NULL;
     const char *folder = latest ? latest : c->load_path;
@@ -250,12 +259,13 @@ bool run_open(Run *r, const Config *c)
     prepare_folder(c, inside ? folder : NULL, resumes);
     model_place(&r->model, &r->fsdp, c, comm_group_size(RANKS_SHARD), comm_group_rank(RANKS_SHARD));
     load_or_initialize(r, folder, !latest);
+    print_data(r);
     write_config(c, resumes);
     if (resumes)
         r->saved_step = r->state.step;
     r->first_step = r->state.step;
     trace_open(c->save_folder, comm_rank());
-    r->log = log_open(c, r->length, r->state.step, comm_size());
+    r->log = log_open(c, r->length, r->last_step, r->state.step, comm_size());
     r->telemetry = telemetry_open(c, &r->model, &r->fsdp, r->log);
     free(latest);
     return true;

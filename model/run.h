@@ -10,7 +10,8 @@ typedef struct {
     Fsdp       fsdp;
     Loader    *loader;
     TrainState state;
-    RunLength  length, stop;   /* of max_duration and of stop_at */
+    RunLength  length;         /* of max_duration */
+    long       last_step;      /* of max_duration or stop_at, whichever comes first */
     Log       *log;
     Telemetry *telemetry;
     long       first_step;     /* steps done before this process began */

@@ -40,7 +40,7 @@ static void small_start(Small *s)
 {
     model_create(&s->model, &s->fsdp, &s->config);
     fsdp_init(&s->fsdp, &s->config.model, 3);
-    s->log = log_open(&s->config, (RunLength){ .steps = 10 }, 0, 1);
+    s->log = log_open(&s->config, (RunLength){ .steps = 10 }, 10, 0, 1);
     s->telemetry = telemetry_open(&s->config, &s->model, &s->fsdp, s->log);
 }
 

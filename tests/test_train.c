@@ -292,6 +292,22 @@ static void test_stop_in_epochs(void **state)
         fail_msg("no %s", name);
 }
 
+/* 8 steps of 8 sequences of 32 tokens, also if the batch changes on the way. */
+static void test_token_budget(void **state)
+{
+    (void)state;
+    static const struct { int batch, steps; } rest[] = { { 16, 6 }, { 4, 12 } };
+    for (int i = 0; i < 2; i++) {
+        expect_status(train(1, "--max_duration=2048T --stop_at=1024T --save_folder=%s/budget%d", folder, i), 0);
+        expect_status(train(1, "--max_duration=2048T --try_load_latest_save --global_train_batch_size=%d --save_folder=%s/budget%d",
+                            rest[i].batch, folder, i), 0);
+        char name[32];
+        snprintf(name, sizeof name, "budget%d/latest", i);
+        assert_int_equal(trainer(name, "step"), rest[i].steps);
+        assert_int_equal(trainer(name, "tokens"), 2048);
+    }
+}
+
 static void test_bad_arguments(void **state)
 {
     (void)state;
@@ -326,7 +342,8 @@ int main(void)
         cmocka_unit_test(test_folder_is_not_overwritten), cmocka_unit_test(test_updates),
         cmocka_unit_test(test_rewind), cmocka_unit_test(test_companions), cmocka_unit_test(test_last_checkpoint),
         cmocka_unit_test(test_stop_in_epochs), cmocka_unit_test(test_plan_without_data),
-        cmocka_unit_test(test_evaluation_fails), cmocka_unit_test(test_bad_arguments),
+        cmocka_unit_test(test_evaluation_fails), cmocka_unit_test(test_token_budget),
+        cmocka_unit_test(test_bad_arguments),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }
