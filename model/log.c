@@ -28,7 +28,7 @@ struct Log {
     long    steps;             /* logged by this process */
     double  start;
     double *loss;              /* of every step of this process that was not skipped */
-    long    losses, first_step;
+    long    losses, capacity, first_step;
 };
 
 TokenFlops token_flops(const ModelConfig *c)
@@ -82,7 +82,6 @@ Log *log_open(const Config *c, RunLength length, long last_step, long first_step
     l->first_step = first_step;
     l->speed_of_light = speed_of_light(&c->model, &c->recipe);
     l->time = xcalloc(c->speed_window + 1, sizeof *l->time);
-    l->loss = xmalloc(sizeof *l->loss * (length.steps - first_step > 0 ? length.steps - first_step : 1));
     l->time[0] = l->start = clock_seconds();
     l->path = xasprintf("%s/metrics.jsonl", c->save_folder);
     drop_later_steps(l->path, first_step);
@@ -172,6 +171,15 @@ static void write_step(Log *l, const StepStats *s, double speed)
     log_object(l, o);
 }
 
+static void keep_loss(Log *l, double loss)
+{
+    if (l->losses == l->capacity) {
+        l->capacity = l->capacity ? 2 * l->capacity : 1024;
+        l->loss = xrealloc(l->loss, sizeof *l->loss * l->capacity);
+    }
+    l->loss[l->losses++] = loss;
+}
+
 void log_step(Log *l, const StepStats *s)
 {
     if (!l)
@@ -187,7 +195,7 @@ void log_step(Log *l, const StepStats *s)
     double tokens = (double)l->config->global_train_batch_size * l->config->model.max_sequence_length / l->world;
     double speed = past * tokens / (t - before);
     if (!s->skipped)
-        l->loss[l->losses++] = s->loss;
+        keep_loss(l, s->loss);
     write_step(l, s, speed);
     if (s->step % l->config->console_log_interval == 0 || s->step == l->last_step || l->steps == 1 || s->skipped)
         print_step(l, s, speed);

@@ -308,6 +308,15 @@ static void test_token_budget(void **state)
     }
 }
 
+/* A run may be planned to be longer than any memory. */
+static void test_long_run(void **state)
+{
+    (void)state;
+    expect_status(train(1, "--max_duration=1e15 --stop_at=2 --console_log_interval=10 --save_folder=%s/long", folder), 0);
+    expect_output("step                2/1000000000000000 ");
+    expect_output("eta 0m00s");
+}
+
 static void test_bad_arguments(void **state)
 {
     (void)state;
@@ -342,7 +351,7 @@ int main(void)
         cmocka_unit_test(test_folder_is_not_overwritten), cmocka_unit_test(test_updates),
         cmocka_unit_test(test_rewind), cmocka_unit_test(test_companions), cmocka_unit_test(test_last_checkpoint),
         cmocka_unit_test(test_stop_in_epochs), cmocka_unit_test(test_plan_without_data),
-        cmocka_unit_test(test_evaluation_fails), cmocka_unit_test(test_token_budget),
+        cmocka_unit_test(test_evaluation_fails), cmocka_unit_test(test_token_budget), cmocka_unit_test(test_long_run),
         cmocka_unit_test(test_bad_arguments),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
