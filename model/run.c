@@ -184,9 +184,9 @@ static void load_or_initialize(Run *r, const char *folder, bool resets)
     r->state.updates = s.updates;
     if (ours && !new_trainer) {
         if (c->restore_dataloader && s.fingerprint != r->state.fingerprint)
-            die("%s was trained on other data files than those configured now; --restore_dataloader=false starts the data "
-                "over", folder);
-        if (!c->restore_dataloader)
+            die("%s was trained on other data files, or with another model.max_sequence_length, than configured now; "
+                "--restore_dataloader=false starts the data over", folder);
+        if (!c->restore_dataloader && (resets || s.fingerprint != r->state.fingerprint))
             s.loader = (LoaderState){ 0 };
         s.fingerprint = r->state.fingerprint;
         r->state = s;

@@ -160,6 +160,8 @@ static long trainer(const char *checkpoint, const char *key)
     char path[512];
     snprintf(path, sizeof path, "%s/%s/trainer.json", folder, checkpoint);
     json_t *o = json_load_file(path, 0, NULL), *value = json_object_get(o, key);
+    if (!value)
+        value = json_object_get(json_object_get(o, "loader"), key);
     if (!json_is_integer(value))
         fail_msg("no %s in %s", key, path);
     const long n = (long)json_integer_value(value);
@@ -199,6 +201,24 @@ static void test_updates(void **state)
     expect_status(train(1, "--max_duration=6 --load_path=%s/four/step4 --reset_optimizer_state --save_folder=%s/fresh", folder,
                         folder), 0);
     assert_int_equal(trainer("fresh/step6", "updates"), 2);
+}
+
+/* The data start over where a run begins and when they change; not when the same command goes on after an interruption. */
+static void test_data_start_over(void **state)
+{
+    (void)state;
+    static const char over[] = "--restore_dataloader=false --try_load_latest_save";
+    expect_status(train(1, "--max_duration=4 --save_folder=%s/began", folder), 0);
+    for (int stop = 5; stop <= 6; stop++)
+        expect_status(train(1, "--max_duration=8 --stop_at=%d --load_path=%s/began/step4 %s --save_folder=%s/goes-on", stop,
+                            folder, over, folder), 0);
+    assert_int_equal(trainer("goes-on/step5", "instance"), 8);
+    assert_int_equal(trainer("goes-on/step6", "instance"), 16);
+    assert_int_not_equal(train(1, "--max_duration=8 --try_load_latest_save --model.max_sequence_length=16 "
+                               "--save_folder=%s/goes-on", folder), 0);
+    expect_output("another model.max_sequence_length");
+    expect_status(train(1, "--max_duration=7 %s --model.max_sequence_length=16 --save_folder=%s/goes-on", over, folder), 0);
+    assert_int_equal(trainer("goes-on/step7", "instance"), 8);
 }
 
 /* Back to step 2 only if what came later may go. */
@@ -351,7 +371,7 @@ int main(void)
         cmocka_unit_test(test_folder_is_not_overwritten), cmocka_unit_test(test_updates),
         cmocka_unit_test(test_rewind), cmocka_unit_test(test_companions), cmocka_unit_test(test_last_checkpoint),
         cmocka_unit_test(test_stop_in_epochs), cmocka_unit_test(test_plan_without_data),
-        cmocka_unit_test(test_evaluation_fails), cmocka_unit_test(test_token_budget), cmocka_unit_test(test_long_run),
+        cmocka_unit_test(test_evaluation_fails), cmocka_unit_test(test_token_budget), cmocka_unit_test(test_long_run), cmocka_unit_test(test_data_start_over),
         cmocka_unit_test(test_bad_arguments),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
