@@ -103,11 +103,13 @@ static void finish_saving(void)
 /* What ends an evaluation, as a file that is gone, must not take the checkpoint of its step along. */
 static void evaluate_all(Run *r)
 {
+    log_pause(r->log);
     finish_saving();
     for (int i = 0; i < r->config->num_eval; i++) {
         EvalResult e = evaluate(r->config, i, &r->model, &r->fsdp);
         log_eval(r->log, r->state.step, &e);
     }
+    log_resume(r->log);
 }
 
 /* As OLMo: save_num_checkpoints_to_keep 0 leaves only those of save_interval_unsharded, which stay for ever; and where it is
@@ -124,10 +126,12 @@ static void save(Run *r)
 {
     if (r->saved_step == r->state.step)
         return;
+    log_pause(r->log);
     progress_patient(true);
     progress("saving", -1);
     checkpoint_begin(r->config, &r->fsdp, &r->state);
     progress_patient(false);
+    log_resume(r->log);
     r->saved_step = r->state.step;
 }
 

@@ -26,7 +26,7 @@ struct Log {
     double  speed_of_light;
     double *time;              /* ring of speed_window + 1 step ends, seconds */
     long    steps;             /* logged by this process */
-    double  start;
+    double  start, paused;     /* paused: when log_pause was called */
     double *loss;              /* of every step of this process that was not skipped */
     long    losses, capacity, first_step;
 };
@@ -199,6 +199,21 @@ void log_step(Log *l, const StepStats *s)
     write_step(l, s, speed);
     if (s->step % l->config->console_log_interval == 0 || s->step == l->last_step || l->steps == 1 || s->skipped)
         print_step(l, s, speed);
+}
+
+void log_pause(Log *l)
+{
+    if (l)
+        l->paused = clock_seconds();
+}
+
+void log_resume(Log *l)
+{
+    if (!l)
+        return;
+    const double seconds = clock_seconds() - l->paused;
+    for (int i = 0; i <= l->config->speed_window; i++)
+        l->time[i] += seconds;
 }
 
 void log_eval(Log *l, long step, const EvalResult *r)

@@ -19,6 +19,8 @@ typedef struct Log Log;
 Log *log_open (const Config *c, RunLength length, long last_step, long first_step, int world);
 void log_step (Log *l, const StepStats *s);
 void log_eval (Log *l, long step, const EvalResult *r);
+void log_pause (Log *l);          /* from here to log_resume nothing is trained: the speed does not count this time */
+void log_resume(Log *l);
 
 /* Writes a JSON object that begins with "step" as a line of metrics.jsonl, and frees it. */
 struct json_t;

@@ -85,15 +85,20 @@ static void small_update(Small *s)
     optimizer_step(&s->fsdp, &s->config, s->step, s->step, 1e-2, 1);
 }
 
-static void small_close(Small *s)
+static void remove_metrics(void)
 {
     char path[64];
+    snprintf(path, sizeof path, "%s/metrics.jsonl", folder);
+    assert_int_equal(unlink(path), 0);
+}
+
+static void small_close(Small *s)
+{
     json_decref(s->line);
     telemetry_close(s->telemetry);
     log_close(s->log);
     model_free(&s->model, &s->fsdp);
-    snprintf(path, sizeof path, "%s/metrics.jsonl", folder);
-    assert_int_equal(unlink(path), 0);
+    remove_metrics();
 }
 
 static double metric(const Small *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -342,6 +347,25 @@ static void test_no_side_effects(void **state)
     assert_true(loss[0] == loss[1]);
 }
 
+/* Two steps with 0.3 seconds of something else between them: the second took less. */
+static void test_speed(void **state)
+{
+    (void)state;
+    Small s;
+    small_open(&s, LLAMA, "bf16");
+    s.log = log_open(&s.config, (RunLength){ .steps = 10 }, 10, 0, 1);
+    log_step(s.log, &(StepStats){ .step = 1 });
+    log_pause(s.log);
+    usleep(300000);
+    log_resume(s.log);
+    log_step(s.log, &(StepStats){ .step = 2 });
+    s.line = last_line();
+    assert_true(metric(&s, "throughput/device/tokens_per_second") > B * s.config.model.max_sequence_length / 0.3);
+    json_decref(s.line);
+    log_close(s.log);
+    remove_metrics();
+}
+
 static int start(void **state)
 {
     return mkdtemp(folder) ? start_device(state) : -1;
@@ -357,7 +381,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_recipe), cmocka_unit_test(test_activations), cmocka_unit_test(test_moments),
-        cmocka_unit_test(test_formats), cmocka_unit_test(test_no_side_effects),
+        cmocka_unit_test(test_formats), cmocka_unit_test(test_no_side_effects), cmocka_unit_test(test_speed),
     };
     return cmocka_run_group_tests(tests, start, finish);
 }
