@@ -97,10 +97,15 @@ static void remove_all(const char *save_folder, const char *suffix, bool only_if
     free(steps);
 }
 
-void folder_prepare(const char *save_folder, long step)
+void folder_clean(const char *save_folder)
 {
     remove_all(save_folder, ".tmp", false);
     remove_all(save_folder, ".old", true);
+}
+
+void folder_prepare(const char *save_folder, long step)
+{
+    folder_clean(save_folder);
     char *path = step_path(save_folder, step, ".tmp");
     if (mkdir(path, 0777) != 0)
         die("%s: cannot create: %s", path, strerror(errno));

@@ -9,8 +9,8 @@ bool  folder_exists(const char *path);                /* anything of that name *
 /* N of all entries step<N><suffix>, ascending; their number. */
 int   folder_steps(long **steps, const char *save_folder, const char *suffix);
 
-/* Removes what an interrupted save left behind, and makes an empty step<N>.tmp. */
-void  folder_prepare(const char *save_folder, long step);
+void  folder_clean(const char *save_folder);          /* removes what an interrupted save left behind */
+void  folder_prepare(const char *save_folder, long step);       /* the same, and makes an empty step<N>.tmp */
 
 /* step<N>.tmp becomes step<N>, whatever was there is deleted, and `latest` points to it; all of it durable. A crash
  * in between leaves the old step<N>, or it as step<N>.old, or the new one. */

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include "kernels/comm.h"
@@ -70,6 +71,14 @@ static void drop_later_steps(const char *path, long first_step)
         die("%s: cannot drop the steps from %ld on: %s", path, first_step + 1, strerror(errno));
 }
 
+/* Two processes in one folder would mix their steps and delete each other's checkpoints. Where the file system has no locks,
+ * that is up to the user. The lock ends with the process. */
+static void lock(FILE *file, const char *folder)
+{
+    if (flock(fileno(file), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        die("another process trains in save_folder %s: wait for its end, or take another --save_folder", folder);
+}
+
 Log *log_open(const Config *c, RunLength length, long last_step, long first_step, int world)
 {
     if (comm_rank() != 0)
@@ -84,10 +93,11 @@ Log *log_open(const Config *c, RunLength length, long last_step, long first_step
     l->time = xcalloc(c->speed_window + 1, sizeof *l->time);
     l->time[0] = l->start = clock_seconds();
     l->path = xasprintf("%s/metrics.jsonl", c->save_folder);
-    drop_later_steps(l->path, first_step);
-    l->file = fopen(l->path, "a");
+    l->file = fopen(l->path, "ae");
     if (!l->file)
         die("%s: cannot open for writing: %s", l->path, strerror(errno));
+    lock(l->file, c->save_folder);
+    drop_later_steps(l->path, first_step);
     return l;
 }
 

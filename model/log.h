@@ -14,8 +14,8 @@ typedef struct {
 typedef struct Log Log;
 
 /* Opens save_folder/metrics.jsonl for appending. `last_step`: where this run ends. `first_step`: steps done before; of an
- * older run's metrics those beyond it are dropped, since this run writes them anew. NULL-safe on ranks other than 0: every
- * call does nothing there. */
+ * older run's metrics those beyond it are dropped, since this run writes them anew. Dies if another process trains in
+ * save_folder. NULL-safe on ranks other than 0: every call does nothing there. */
 Log *log_open (const Config *c, RunLength length, long last_step, long first_step, int world);
 void log_step (Log *l, const StepStats *s);
 void log_eval (Log *l, long step, const EvalResult *r);

@@ -122,6 +122,7 @@ static void write_config(const Config *c, bool resumes)
     if (comm_rank() == 0) {
         if (c->save_overwrite && !resumes)
             folder_clear(c->save_folder);
+        folder_clean(c->save_folder);           /* on a full disk, room for this file */
         char *path = xasprintf("%s/config.yaml", c->save_folder), *temporary = xasprintf("%s.tmp", path);
         folder_write(temporary, c->text, strlen(c->text));
         if (rename(temporary, path) != 0)
@@ -260,12 +261,12 @@ bool run_open(Run *r, const Config *c)
     model_place(&r->model, &r->fsdp, c, comm_group_size(RANKS_SHARD), comm_group_rank(RANKS_SHARD));
     load_or_initialize(r, folder, !latest);
     print_data(r);
+    r->log = log_open(c, r->length, r->last_step, r->state.step, comm_size());
     write_config(c, resumes);
     if (resumes)
         r->saved_step = r->state.step;
     r->first_step = r->state.step;
     trace_open(c->save_folder, comm_rank());
-    r->log = log_open(c, r->length, r->last_step, r->state.step, comm_size());
     r->telemetry = telemetry_open(c, &r->model, &r->fsdp, r->log);
     free(latest);
     return true;

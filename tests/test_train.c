@@ -1,6 +1,7 @@
 /* The program as a user runs it: mpirun ./train configs/tiny.yaml with overrides, its files and its exit codes. */
 #include "tests/launch.h"
 
+#include <sys/file.h>
 #include <sys/stat.h>
 
 /* ten steps = five, saved, and five more, bit for bit; on two ranks with bf16 rounding and moments too */
@@ -182,6 +183,26 @@ static void test_folder_is_not_overwritten(void **state)
     expect_status(train(1, "--max_duration=2 --save_folder=%s/onc", folder), 0);
     assert_int_not_equal(train(1, "--max_duration=4 --save_folder=%s/onc --load_path=%s/once/step3", folder, folder), 0);
     expect_output("--save_overwrite");
+}
+
+/* The test stands for another process that trains there, and for one that left half a checkpoint on a full disk. */
+static void test_folder_is_in_use(void **state)
+{
+    (void)state;
+    static const char more[] = "--max_duration=3 --save_num_checkpoints_to_keep=0 --try_load_latest_save";
+    char path[256];
+    expect_status(train(1, "--max_duration=2 --save_folder=%s/used", folder), 0);
+    snprintf(path, sizeof path, "%s/used/step9.tmp", folder);
+    assert_int_equal(mkdir(path, 0777), 0);
+    snprintf(path, sizeof path, "%s/used/metrics.jsonl", folder);
+    FILE *f = fopen(path, "ae");
+    assert_true(f && flock(fileno(f), LOCK_EX) == 0);
+    assert_int_not_equal(train(1, "--max_duration=2 --save_overwrite --save_folder=%s/used", folder), 0);
+    expect_output("another process trains in save_folder");
+    assert_true(exists("used/step2") && exists("used/step9.tmp"));
+    fclose(f);
+    expect_status(train(1, "%s --save_folder=%s/used", more, folder), 0);
+    assert_true(exists("used/step2") && !exists("used/step9.tmp"));
 }
 
 /* An update of the moments counts for AdamW's bias correction as long as the moments last. */
@@ -372,6 +393,7 @@ int main(void)
         cmocka_unit_test(test_rewind), cmocka_unit_test(test_companions), cmocka_unit_test(test_last_checkpoint),
         cmocka_unit_test(test_stop_in_epochs), cmocka_unit_test(test_plan_without_data),
         cmocka_unit_test(test_evaluation_fails), cmocka_unit_test(test_token_budget), cmocka_unit_test(test_long_run), cmocka_unit_test(test_data_start_over),
+        cmocka_unit_test(test_folder_is_in_use),
         cmocka_unit_test(test_bad_arguments),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
