@@ -21,10 +21,13 @@
 
 static volatile sig_atomic_t asked_to_stop;
 
-static void on_signal(int signal)
+/* The second SIGTERM or SIGINT ends a rank that cannot stop, as one that waits for a file server. Batch systems may send
+ * SIGUSR1 more than once. */
+static void on_signal(int number)
 {
-    (void)signal;
     asked_to_stop = 1;
+    if (number != SIGUSR1)
+        signal(number, SIG_DFL);
 }
 
 /* Labels of the global batch; also whether any rank was asked to stop, so that all stop at the same step. */
@@ -170,6 +173,9 @@ static void train(Run *r)
 
 int main(int argc, char **argv)
 {
+    signal(SIGTERM, on_signal);
+    signal(SIGUSR1, on_signal);         /* what mpirun forwards without killing the ranks a second later */
+    signal(SIGINT, on_signal);
     comm_start(&argc, &argv);
     Config *c = config_load(argc, argv, comm_size());
     comm_divide(c->strategy.shard_ranks);
@@ -178,9 +184,6 @@ int main(int argc, char **argv)
     device_init(comm_local_rank());
     progress_together("connecting the devices", -1);
     comm_init();
-    signal(SIGTERM, on_signal);
-    signal(SIGUSR1, on_signal);         /* what mpirun forwards without killing the ranks a second later */
-    signal(SIGINT, on_signal);
 
     Run r;
     progress_patient(true);

@@ -147,6 +147,24 @@ static void test_signals(void **state)
     check_signal("USR1", true);
 }
 
+/* One step of 5000 sequences takes longer than the test wants to wait. */
+static void test_second_signal(void **state)
+{
+    (void)state;
+    char path[256], command[512];
+    snprintf(path, sizeof path, "%s/twice", folder);
+    snprintf(command, sizeof command, "--max_duration=1 --global_train_batch_size=5000 --save_folder=%s", path);
+    FILE *p = start(1, command);
+    snprintf(command, sizeof command, "test -f %s/config.yaml", path);
+    for (int i = 0; i < 1000 && system(command) != 0; i++)
+        usleep(100000);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(send_signal("TERM", false, path), 0);
+        usleep(300000);
+    }
+    assert_int_not_equal(finish(p), 0);
+}
+
 static bool exists(const char *name)
 {
     char path[512];
@@ -393,7 +411,7 @@ int main(void)
         cmocka_unit_test(test_rewind), cmocka_unit_test(test_companions), cmocka_unit_test(test_last_checkpoint),
         cmocka_unit_test(test_stop_in_epochs), cmocka_unit_test(test_plan_without_data),
         cmocka_unit_test(test_evaluation_fails), cmocka_unit_test(test_token_budget), cmocka_unit_test(test_long_run), cmocka_unit_test(test_data_start_over),
-        cmocka_unit_test(test_folder_is_in_use),
+        cmocka_unit_test(test_folder_is_in_use), cmocka_unit_test(test_second_signal),
         cmocka_unit_test(test_bad_arguments),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
