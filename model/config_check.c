@@ -335,6 +335,9 @@ void config_check_run(Reader *r)
     check_schedule(r);
     check_folders(r);
     c->z_loss = r->s->softmax_auxiliary_loss ? r->s->auxiliary_loss_multiplier : 0;
+    if (c->eval_subset_num_batches == 0)
+        die("%s: eval_subset_num_batches 0 evaluates nothing: take -1 for all batches, or eval_interval null",
+            config_where(r, "eval_subset_num_batches"));
     if (c->device_eval_batch_size == 0)
         c->device_eval_batch_size = c->device_train_microbatch_size;
 }

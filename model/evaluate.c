@@ -2,6 +2,7 @@
  * left runs masked ones. */
 #include "model/evaluate.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -71,5 +72,5 @@ EvalResult evaluate(const Config *c, int i, Model *m, Fsdp *f)
     free(tokens);
     free(targets);
     comm_sum(total, 2);
-    return (EvalResult){ c->eval[i].label, total[1] ? total[0] / total[1] : 0, (long)total[1] };
+    return (EvalResult){ c->eval[i].label, total[1] ? total[0] / total[1] : NAN, (long)total[1] };
 }

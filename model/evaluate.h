@@ -3,7 +3,7 @@
 #include "data/loader.h"
 #include "model/fsdp.h"
 
-typedef struct { const char *label; double loss; long labels; } EvalResult;    /* loss: mean per label */
+typedef struct { const char *label; double loss; long labels; } EvalResult;    /* loss: mean per label; NAN: no labels */
 
 /* Dies if the data of an evaluation that this run will make is missing or unfit. All ranks call. */
 void evaluate_check(const Config *c);

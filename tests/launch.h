@@ -129,7 +129,7 @@ static inline int metric(double *value, const char *run, const char *name)
         long step = json_integer_value(json_object_get(o, "step"));
         assert_in_range(step, 0, MAX_STEPS - 1);
         if (v) {
-            value[step] = json_number_value(v);
+            value[step] = json_is_null(v) ? NAN : json_number_value(v);
             found++;
         }
         json_decref(o);

@@ -72,6 +72,7 @@ static void test_wrong_values(void **state)
         { "betas",         "betas: [0.9, 1]",
           "optimizer.betas: expected [beta1, beta2], each from 0 to below 1", NULL },
         { "betas",         "betas: 0.9",           "optimizer.betas", NULL },
+        { NULL,            "eval_subset_num_batches: 0", "evaluates nothing", NULL },
         { NULL,            "save_overwrite: 3",    "expected true or false, found '3'", NULL },
         { "max_duration",  "max_duration: 2e9X",
           "expected steps (100), tokens (2e9T) or epochs (1ep), found '2e9X'", NULL },

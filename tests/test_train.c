@@ -351,6 +351,21 @@ static void test_stop_in_epochs(void **state)
         fail_msg("no %s", name);
 }
 
+/* Validation data that are padding alone have no loss; 0 would be a good one. */
+static void test_evaluation_without_labels(void **state)
+{
+    (void)state;
+    double loss[MAX_STEPS];
+    char command[512];
+    snprintf(command, sizeof command, "yes | tr 'y\\n' '\\1\\0' | head -c 1000 >%s/padding.npy", folder);
+    assert_int_equal(system(command), 0);
+    expect_status(train(1, "--max_duration=1 --eval_interval=1 --data.generate_attention_mask --save_folder=%s/unlabelled "
+                        "--evaluators='[{label: val, data: {paths: [%s/padding.npy]}}]'", folder, folder), 0);
+    expect_output("| 0 labels");
+    metric(loss, "unlabelled", "eval/val/CrossEntropyLoss");
+    assert_true(isnan(loss[1]));
+}
+
 /* 8 steps of 8 sequences of 32 tokens, also if the batch changes on the way. */
 static void test_token_budget(void **state)
 {
@@ -410,7 +425,8 @@ int main(void)
         cmocka_unit_test(test_folder_is_not_overwritten), cmocka_unit_test(test_updates),
         cmocka_unit_test(test_rewind), cmocka_unit_test(test_companions), cmocka_unit_test(test_last_checkpoint),
         cmocka_unit_test(test_stop_in_epochs), cmocka_unit_test(test_plan_without_data),
-        cmocka_unit_test(test_evaluation_fails), cmocka_unit_test(test_token_budget), cmocka_unit_test(test_long_run), cmocka_unit_test(test_data_start_over),
+        cmocka_unit_test(test_evaluation_fails), cmocka_unit_test(test_evaluation_without_labels),
+        cmocka_unit_test(test_token_budget), cmocka_unit_test(test_long_run), cmocka_unit_test(test_data_start_over),
         cmocka_unit_test(test_folder_is_in_use), cmocka_unit_test(test_second_signal),
         cmocka_unit_test(test_bad_arguments),
     };
