@@ -21,13 +21,12 @@
 
 static volatile sig_atomic_t asked_to_stop;
 
-/* The second SIGTERM or SIGINT ends a rank that cannot stop, as one that waits for a file server. Batch systems may send
- * SIGUSR1 more than once. */
+/* A second Ctrl-C ends what cannot stop, as a rank that waits for a file server. Batch systems may send theirs twice. */
 static void on_signal(int number)
 {
     asked_to_stop = 1;
-    if (number != SIGUSR1)
-        signal(number, SIG_DFL);
+    if (number == SIGINT)
+        signal(SIGINT, SIG_DFL);
 }
 
 /* Labels of the global batch; also whether any rank was asked to stop, so that all stop at the same step. */
@@ -103,11 +102,9 @@ static void finish_saving(void)
     progress_patient(false);
 }
 
-/* What ends an evaluation, as a file that is gone, must not take the checkpoint of its step along. */
 static void evaluate_all(Run *r)
 {
     log_pause(r->log);
-    finish_saving();
     for (int i = 0; i < r->config->num_eval; i++) {
         EvalResult e = evaluate(r->config, i, &r->model, &r->fsdp);
         log_eval(r->log, r->state.step, &e);
@@ -161,6 +158,8 @@ static void train(Run *r)
         }
         if (is_saved(c, t.step, run_is_over(r)))
             save(r);
+        if (run_is_over(r))         /* what ends an evaluation, as a file that is gone, must not take the last checkpoint along */
+            finish_saving();
         if (every(t.step, c->eval_interval) || (c->eval_interval > 0 && run_is_over(r)))
             evaluate_all(r);
     }

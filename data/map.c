@@ -36,7 +36,7 @@ static void on_bus_error(int number, siginfo_t *info, void *context)
 
 static int open_regular(size_t *bytes, const char *key, const char *path)
 {
-    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);      /* a pipe would wait for its writer */
+    int file = open(path, O_RDONLY | O_CLOEXEC);
     if (file < 0)
         die("%s: cannot open %s: %s. Check the path (a relative one starts where the program was started)", key, path,
             strerror(errno));

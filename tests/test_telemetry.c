@@ -255,6 +255,7 @@ static void test_moments(void **state)
         double sum[2] = { 0 }, beta[2] = { (float)0.9, (float)0.95 };
         int matrices = 0;
         Shard *shard = &s.fsdp.shard[1];
+        const size_t group = (size_t)shard->m.format.group;
         const double *g = all(shard->grad);
         Sample old[2] = { sample_fetch(shard->m, 0, shard->count), sample_fetch(shard->v, 0, shard->count) };
         small_update(&s);
@@ -268,23 +269,25 @@ static void test_moments(void **state)
             matrices++;
             for (int j = 0; j < 2; j++) {
                 double *x = keep(n * sizeof *x), *q = keep(n * sizeof *q);
-                for (size_t e = 0; e < n; e++) {
+                for (size_t e = 0; e < n; e++)
                     x[e] = beta[j] * old[j].x[at + e] + (1 - beta[j]) * (j ? g[at + e] * g[at + e] : g[at + e]);
-                    q[e] = new[j].x[at + e];
+                Sample r = sample_round(x, n, shard->m.format);
+                for (size_t e = 0; e < n; e++) {
+                    const bool same_k = sample_k(r, e / group) == sample_k(new[j], (at + e) / group);
+                    q[e] = same_k ? new[j].x[at + e] : r.x[e];
                 }
                 sum[j] += pow(relative_error(q, x, n), 2);
-                Sample r = sample_round(x, n, shard->m.format);
                 for (size_t e = 0; e < n; e++)
                     differ += ((uint8_t *)r.t.data)[e] != ((uint8_t *)new[j].t.data)[at + e];
                 codes += n;
                 sample_free(&r);
             }
         }
-        /* A group whose k lies next to a step of 1/16 may fall on either side here: then all its codes differ, and its
-         * error, one of 64 groups' of its matrix, changes by less than 1/16. */
+        /* NOTE: a group has another k in F32 if the exact one lies next to a step of 1/16, or if its smallest element all but
+         * cancels; then all its codes differ, and it counts as announced. That few groups are so is checked below. */
         expect_near("m", metric(&s, "quant/m/0/error"), sqrt(sum[0] / matrices), 1e-3);
         expect_near("v", metric(&s, "quant/v/0/error"), sqrt(sum[1] / matrices), 1e-3);
-        if (on_cpu() && differ > codes / 10000 + (size_t)shard->m.format.group)
+        if (on_cpu() && differ > codes / 10000 + group)
             fail_msg("step %d: %zu of %zu codes differ", i, differ, codes);
         for (int j = 0; j < 2; j++)
             sample_free(&old[j]), sample_free(&new[j]);

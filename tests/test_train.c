@@ -147,7 +147,7 @@ static void test_signals(void **state)
     check_signal("USR1", true);
 }
 
-/* One step of 5000 sequences takes longer than the test wants to wait. */
+/* Ctrl-C twice. One step of 5000 sequences takes longer than the test wants to wait. */
 static void test_second_signal(void **state)
 {
     (void)state;
@@ -159,7 +159,7 @@ static void test_second_signal(void **state)
     for (int i = 0; i < 1000 && system(command) != 0; i++)
         usleep(100000);
     for (int i = 0; i < 2; i++) {
-        assert_int_equal(send_signal("TERM", false, path), 0);
+        assert_int_equal(send_signal("INT", false, path), 0);
         usleep(300000);
     }
     assert_int_not_equal(finish(p), 0);
@@ -310,7 +310,7 @@ static void test_last_checkpoint(void **state)
     assert_false(exists("none/step1") || exists("none/step2"));
 }
 
-/* An id beyond the vocabulary deep in the validation data ends the run at the evaluation: the checkpoint of that step stays. */
+/* An id beyond the vocabulary deep in the validation data ends the run at its last evaluation: the checkpoint stays. */
 static void test_evaluation_fails(void **state)
 {
     (void)state;
@@ -318,14 +318,10 @@ static void test_evaluation_fails(void **state)
     snprintf(command, sizeof command, "cp data/sample-val.npy %s/val.npy && printf '\377\377\377\377' | "
              "dd of=%s/val.npy conv=notrunc bs=1 seek=30000 2>/dev/null", folder, folder);
     assert_int_equal(system(command), 0);
-    for (int steps = 2; steps <= 4; steps += 2) {       /* at the end of training, and before */
-        assert_int_not_equal(train(2, "--max_duration=%d --eval_interval=2 --save_interval=2 --save_folder=%s/lost%d "
-                                   "--evaluators='[{label: val, data: {paths: [%s/val.npy]}}]'", steps, folder, steps, folder), 0);
-        expect_output("val.npy: token 15000");
-        char name[32];
-        snprintf(name, sizeof name, "lost%d/step2", steps);
-        assert_true(exists(name));
-    }
+    assert_int_not_equal(train(2, "--max_duration=2 --eval_interval=2 --save_folder=%s/lost "
+                               "--evaluators='[{label: val, data: {paths: [%s/val.npy]}}]'", folder, folder), 0);
+    expect_output("val.npy: token 15000");
+    assert_true(exists("lost/step2"));
 }
 
 static void test_plan_without_data(void **state)
