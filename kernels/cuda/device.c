@@ -4,6 +4,7 @@
  * Copies between host and device go through a ring of pinned buffers. A copy from pageable memory would make the
  * driver wait for the stream; with the ring device_put returns as soon as the bytes are in a pinned buffer, and the
  * host waits only when it is STAGING_SLOTS buffers ahead of the device. */
+#include "kernels/comm.h"
 #include "kernels/cuda/cuda.h"
 
 #include <sched.h>
@@ -73,10 +74,10 @@ static void take_cores(void)
 void device_init(int local_rank)
 {
     int count = count_devices();
-    if (local_rank >= count)
-        die("rank %d of this host has no GPU of its own: the host shows %d. Start at most %d rank%s per host, for "
-            "example mpirun -n %d, or --map-by ppr:%d:node over several hosts, and let every rank see all GPUs "
-            "(CUDA_VISIBLE_DEVICES)", local_rank, count, count, count == 1 ? "" : "s", count, count);
+    if (comm_local_size() > count)         /* all ranks of the host say it, so that it is said once */
+        die("%d ranks run on this host, which shows %d GPU%s. Start at most %d per host, for example mpirun -n %d, or "
+            "--map-by ppr:%d:node over several hosts, and let every rank see all GPUs (CUDA_VISIBLE_DEVICES)",
+            comm_local_size(), count, count == 1 ? "" : "s", count, count, count);
     CUDA_CHECK(cudaGetDeviceProperties(&dev.prop, local_rank));
     if (dev.prop.major != 9 || dev.prop.minor != 0)
         die("GPU %d is an %s of compute capability %d.%d; this program is built for 9.0 (H100, H200, GH200). "
