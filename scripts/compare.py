@@ -5,9 +5,9 @@
 
 What stands behind -- goes to every run. Each run is in --folder/RECIPE (scripts/plot_loss.py draws them side by side);
 a run that is there in full is not trained again. Losses: training, the mean of the last 10 % of the steps, and the last
-of each evaluation set; in brackets their difference from the first recipe's. Speed: the mean of all steps but the first
-tenth. With --seeds each recipe is trained once for each, in --folder/RECIPE-SEED; the table has the means and, behind
-+-, the standard error of the mean difference.
+of each evaluation set; in brackets their difference from the first recipe's. Speed: of all steps but the first tenth,
+evaluations between them included. With --seeds each recipe is trained once for each, in --folder/RECIPE-SEED; the table
+has the means and, behind +-, the standard error of the mean difference.
 """
 import argparse, os, statistics, subprocess, sys
 

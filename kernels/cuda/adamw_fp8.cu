@@ -38,20 +38,6 @@ struct Codes {
 __device__ static inline float pair_scale(uint32_t pair) { return __uint_as_float((pair & 0xffffff) << 7); }
 __device__ static inline float pair_power(uint32_t pair) { return (float)((pair >> 24) + 1) * (1.0f / K_STEPS); }
 
-__device__ static inline float log2_quick(float x)
-{
-    float y;
-    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-__device__ static inline float sqrt_quick(float x)
-{
-    float y;
-    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 template <class F> __device__ static inline Codes load_codes(const Moment &t, unsigned at)
 {
     Codes c;

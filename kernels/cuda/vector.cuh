@@ -166,20 +166,20 @@ void add_column_sums(Tensor sum, const float *partial, int rows, size_t stride);
 
 /* ---- special functions --------------------------------------------------------------------------------------- */
 
-/* The hardware's approximations: 2^x to 2^-22, 1/x to an ulp; numbers below 2^-126 count as 0. */
-__device__ static inline float exp2_quick(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-__device__ static inline float inverse_quick(float x)
-{
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
+/* The hardware's approximations of log2 x, 2^x, sqrt x and 1/x, within 2^-22 [PTX ISA; log2 near 1: absolutely]; numbers below
+ * 2^-126 count as 0. */
+#define QUICK(name, instruction)                                    \
+    __device__ static inline float name(float x)                    \
+    {                                                               \
+        float y;                                                    \
+        asm(instruction " %0, %1;" : "=f"(y) : "f"(x));             \
+        return y;                                                   \
+    }
+QUICK(log2_quick,    "lg2.approx.ftz.f32")
+QUICK(exp2_quick,    "ex2.approx.ftz.f32")
+QUICK(sqrt_quick,    "sqrt.approx.ftz.f32")
+QUICK(inverse_quick, "rcp.approx.ftz.f32")
+#undef QUICK
 
 /* NOTE: an exact division branches for rare exponents and doubles the instructions; this one is off by at most 2
  * ulp, and gives 0 instead of numbers below 2^-126. */
