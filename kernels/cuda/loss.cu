@@ -1,9 +1,10 @@
 /* Cross entropy and its gradient in place. One block per row; in one pass each thread keeps a running maximum and
  * the sum of exponentials relative to it, rescaled when the maximum grows, and the block merges them.
  *
- * Bytes per logit in BF16: 4 (read, gradient), 2 without the gradient. A thread keeps its first KEEP packs in
- * registers, which is the whole row up to 65536 columns in BF16 and half of that in F32; what is beyond is read a
- * second time, from the L2 cache while the rows in flight, one per SM then, fit there.
+ * Bytes per logit in BF16: 4 (read, gradient), 2 without the gradient. For the gradient a thread keeps its first KEEP
+ * packs in registers, which is the whole row up to 65536 columns in BF16 and half of that in F32; what is beyond is
+ * read a second time, from the L2 cache while the rows in flight, one per SM then, fit there. Without it nothing is
+ * kept, and blocks are small, so that others read while one adds up.
  * Rounding: e^x is 2^(x log2 e) by the hardware's ex2, relative error 2^-22, in the same way in the sum and the
  * gradient.
  * Sums are F32 per thread and warp. */
@@ -11,7 +12,7 @@
 
 #include "kernels/cuda/vector.cuh"
 
-enum { MAX_THREADS = 1024, AHEAD = 4 };
+enum { MAX_THREADS = 1024, LOSS_THREADS = 256, LOSS_BLOCKS = 6, AHEAD = 4 };
 template <typename T> constexpr int KEEP = 16 / sizeof(T);
 static constexpr float LOG2E = 1.44269504f;
 
@@ -75,17 +76,19 @@ template <bool ALIGNED, typename T> __device__ static inline void store_zeros(T 
         store_pack<ALIGNED>(row + c, zero, V - c);
 }
 
-template <bool ALIGNED, typename T> __global__ __launch_bounds__(MAX_THREADS)
+template <bool ALIGNED, bool BACKWARD, typename T>
+__global__ __launch_bounds__(BACKWARD ? MAX_THREADS : LOSS_THREADS, BACKWARD ? 1 : LOSS_BLOCKS)
 void cross_entropy_kernel(T *logits, float *loss, float *zloss, const int *targets, int V, int vocab, float scale,
-                          float z_weight, bool backward)
+                          float z_weight)
 {
+    constexpr int KEPT = BACKWARD ? KEEP<T> : 0;
     __shared__ float shared[32];
     T *row = logits + (size_t)blockIdx.x * V;
-    const int target = targets[blockIdx.x], step = 8 * blockDim.x, kept = KEEP<T> * step;
+    const int target = targets[blockIdx.x], step = 8 * blockDim.x, kept = KEPT * step;
     if (target < 0) {
         if (threadIdx.x == 0)
             loss[blockIdx.x] = zloss[blockIdx.x] = 0;
-        if (backward)
+        if (BACKWARD)
             store_zeros<ALIGNED>(row, V);
         return;
     }
@@ -94,10 +97,10 @@ void cross_entropy_kernel(T *logits, float *loss, float *zloss, const int *targe
     Pack<T> keep[KEEP<T>];
     Running r = { -FLT_MAX, 0 };
 #pragma unroll
-    for (int j = 0; j < KEEP<T>; j++)
+    for (int j = 0; j < KEPT; j++)
         keep[j] = load_pack<ALIGNED>((const T *)row + first + j * step, V - first - j * step);
 #pragma unroll
-    for (int j = 0; j < KEEP<T>; j++)
+    for (int j = 0; j < KEPT; j++)
         if (first + j * step < vocab)
             add_pack(r, keep[j], vocab - first - j * step);
     for (int c = first + kept; c < vocab; c += AHEAD * step) {
@@ -116,12 +119,12 @@ void cross_entropy_kernel(T *logits, float *loss, float *zloss, const int *targe
         loss[blockIdx.x] = z - target_logit;
         zloss[blockIdx.x] = z * z;
     }
-    if (!backward)
+    if (!BACKWARD)
         return;
     keep_packed(keep);
     const float factor = scale * (1.0f + 2.0f * z_weight * z) / r.total;
 #pragma unroll
-    for (int j = 0; j < KEEP<T>; j++) {
+    for (int j = 0; j < KEPT; j++) {
         const int c = first + j * step;
         if (c < V)
             store_gradient<ALIGNED>(row + c, keep[j], V - c, vocab - c, target - c, r.max, factor, scale);
@@ -148,11 +151,14 @@ void cross_entropy(Tensor logits, float *loss, float *zloss, const int *target, 
     if (N == 0)
         return;
     with_bool(is_aligned(logits, V), [&](auto aligned) {
-        with_type(logits, [&](auto *p) {
-            const int keep = 16 / sizeof *p;
-            cross_entropy_kernel<decltype(aligned)::value>
-                <<<N, block_threads((int)ceil_div(V, 8), keep, MAX_THREADS), 0, device_stream()>>>(
-                    p, loss, zloss, target, V, vocab, scale, z_weight, backward);
+        with_bool(backward, [&](auto gradient) {
+            with_type(logits, [&](auto *p) {
+                constexpr bool BACKWARD = decltype(gradient)::value;
+                const int each = BACKWARD ? 16 / (int)sizeof *p : AHEAD, most = BACKWARD ? MAX_THREADS : LOSS_THREADS;
+                cross_entropy_kernel<decltype(aligned)::value, BACKWARD>
+                    <<<N, block_threads((int)ceil_div(V, 8), each, most), 0, device_stream()>>>(
+                        p, loss, zloss, target, V, vocab, scale, z_weight);
+            });
         });
     });
     LAUNCH_CHECK();

@@ -13,28 +13,66 @@ enum { THREADS = 256, PACKS = 4, AMAX_BLOCKS = 1024 };
 
 /* ---- sources ------------------------------------------------------------------------------------------------- */
 
+/* As the readers of tiles.cuh, for any number of elements and any group: loads are issued by fetch and used by values. */
 template <typename T> struct PlainSource {
     const T *data;
-    __device__ void load(float (&x)[8], size_t at) const
+    typedef Pack<T> Raw;
+    __device__ Raw fetch(size_t at) const
     {
-        const Pack<T> p = load_pack<true>(data + at, 8);
+        return load_pack<true>(data + at, 8);
+    }
+    __device__ void values(float (&x)[8], const Raw &raw) const
+    {
 #pragma unroll
         for (int i = 0; i < 8; i++)
-            x[i] = p[i];
+            x[i] = raw[i];
     }
 };
 
-/* shift: log2 of the group; 0: one scale. */
+/* One scale. */
 template <DType D> struct CodeSource {
     const uint8_t *codes;
-    const void *scale;
-    int shift;
-    __device__ void load(float (&x)[8], size_t at) const
+    const float *scale;
+    struct Raw { uint2 codes; float scale; };
+    __device__ Raw fetch(size_t at) const
     {
-        const float s = shift ? bf16_value(((const uint16_t *)scale)[at >> shift]) : *(const float *)scale;
-        decode_pack<D>(x, *(const uint2 *)(codes + at), s);
+        return { *(const uint2 *)(codes + at), *scale };
+    }
+    __device__ void values(float (&x)[8], const Raw &raw) const
+    {
+        decode_pack<D>(x, raw.codes, raw.scale);
     }
 };
+
+/* A scale per 2^shift elements. */
+template <DType D> struct GroupSource {
+    const uint8_t *codes;
+    const uint16_t *scale;
+    int shift;
+    struct Raw { uint2 codes; uint16_t scale; };
+    __device__ Raw fetch(size_t at) const
+    {
+        return { *(const uint2 *)(codes + at), scale[at >> shift] };
+    }
+    __device__ void values(float (&x)[8], const Raw &raw) const
+    {
+        decode_pack<D>(x, raw.codes, bf16_value(raw.scale));
+    }
+};
+
+/* The thread's packs, 8 THREADS elements apart from `first` on; those behind n, a multiple of 8, are the last again.
+ * NOTE: a condition around the loads would make each wait for the one before. */
+template <typename Source>
+__device__ static inline void load_packs(float (&v)[PACKS][8], const Source &x, size_t first, size_t n)
+{
+    typename Source::Raw raw[PACKS];
+#pragma unroll
+    for (int j = 0; j < PACKS; j++)
+        raw[j] = x.fetch(min(first + 8 * j * THREADS, n - 8));
+#pragma unroll
+    for (int j = 0; j < PACKS; j++)
+        x.values(v[j], raw[j]);
+}
 
 /* Any tensor, element by element. */
 struct AnyTensor {
@@ -85,11 +123,8 @@ template <typename Source> __global__ __launch_bounds__(THREADS)
 void convert_kernel(AnyOut y, Source x, size_t n)
 {
     const size_t first = 8 * ((size_t)blockIdx.x * PACKS * THREADS + threadIdx.x);
-    float v[PACKS][8] = {};
-#pragma unroll
-    for (int j = 0; j < PACKS; j++)
-        if (first + 8 * j * THREADS < n)
-            x.load(v[j], first + 8 * j * THREADS);
+    float v[PACKS][8];
+    load_packs(v, x, first, n);
 #pragma unroll
     for (int j = 0; j < PACKS; j++) {
         const size_t at = first + 8 * j * THREADS;
@@ -118,11 +153,8 @@ template <DType D, typename Source> __global__ __launch_bounds__(THREADS)
 void quantize_groups_kernel(uint8_t *codes, uint16_t *scale, Source x, size_t n, int shift)
 {
     const size_t first = 8 * ((size_t)blockIdx.x * PACKS * THREADS + threadIdx.x);
-    float v[PACKS][8] = {};
-#pragma unroll
-    for (int j = 0; j < PACKS; j++)
-        if (first + 8 * j * THREADS < n)
-            x.load(v[j], first + 8 * j * THREADS);
+    float v[PACKS][8];
+    load_packs(v, x, first, n);
 #pragma unroll
     for (int j = 0; j < PACKS; j++) {
         const size_t at = first + 8 * j * THREADS;
@@ -164,11 +196,8 @@ void amax_kernel(float *partial, Source x, size_t n)
     float amax = 0;
     const size_t step = 8 * (size_t)gridDim.x * PACKS * THREADS;
     for (size_t first = 8 * ((size_t)blockIdx.x * PACKS * THREADS + threadIdx.x); first < n; first += step) {
-        float v[PACKS][8] = {};
-#pragma unroll
-        for (int j = 0; j < PACKS; j++)
-            if (first + 8 * j * THREADS < n)
-                x.load(v[j], first + 8 * j * THREADS);
+        float v[PACKS][8];
+        load_packs(v, x, first, n);
 #pragma unroll
         for (int j = 0; j < PACKS; j++)
             amax = fmaxf(amax, pack_abs_max(v[j]));
@@ -204,10 +233,7 @@ void encode_kernel(uint8_t *codes, const float *scale, Source x, size_t n)
 {
     const size_t first = 8 * ((size_t)blockIdx.x * PACKS * THREADS + threadIdx.x);
     float v[PACKS][8];
-#pragma unroll
-    for (int j = 0; j < PACKS; j++)
-        if (first + 8 * j * THREADS < n)
-            x.load(v[j], first + 8 * j * THREADS);
+    load_packs(v, x, first, n);
     const float inverse = 1.0f / *scale;
 #pragma unroll
     for (int j = 0; j < PACKS; j++)
@@ -220,13 +246,11 @@ template <typename Source> struct TileSource {
     enum { OUTPUTS = 1, MEASURED = 1 };
     Source x;
     int cols;
-    struct Raw { float v[8]; };
+    typedef typename Source::Raw Raw;
     typedef Nothing Fix;
     __device__ Raw fetch(int row, int col) const
     {
-        Raw raw;
-        x.load(raw.v, (size_t)row * cols + col);
-        return raw;
+        return x.fetch((size_t)row * cols + col);
     }
     __device__ Fix prepare(int) const
     {
@@ -234,9 +258,7 @@ template <typename Source> struct TileSource {
     }
     __device__ void values(float (&y)[1][8], const Raw &raw, Fix, int, int) const
     {
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            y[0][i] = raw.v[i];
+        x.values(y[0], raw);
     }
     __device__ int column(int, int col) const
     {
@@ -285,15 +307,23 @@ static bool is_fast(Tensor y, Tensor x)
            (!y.data_t || (y.rows % 16 == 0 && (uintptr_t)y.data_t % 16 == 0));
 }
 
+template <DType D, typename F> static void with_codes(Tensor x, F f)
+{
+    const uint8_t *codes = (const uint8_t *)x.data;
+    if (x.format.group)
+        f(GroupSource<D>{ codes, (const uint16_t *)x.scale, group_shift(x) });
+    else
+        f(CodeSource<D>{ codes, (const float *)x.scale });
+}
+
 /* f(source of x). */
 template <typename F> static void with_source(Tensor x, F f)
 {
-    const uint8_t *codes = (const uint8_t *)x.data;
     switch (x.format.dtype) {
     case F32:  f(PlainSource<float>{ (const float *)x.data }); break;
     case BF16: f(PlainSource<bf16>{ (const bf16 *)x.data }); break;
-    case E4M3: f(CodeSource<E4M3>{ codes, x.scale, group_shift(x) }); break;
-    case E5M2: f(CodeSource<E5M2>{ codes, x.scale, group_shift(x) }); break;
+    case E4M3: with_codes<E4M3>(x, f); break;
+    case E5M2: with_codes<E5M2>(x, f); break;
     }
 }
 

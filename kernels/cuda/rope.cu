@@ -3,7 +3,8 @@
  * A head is `chunks` pairs of packs: elements 8c .. 8c+7 of its first half and the same of its second, which the
  * rotation mixes. A thread has one c, hence one set of cosines and sines, and several heads; neighbouring threads
  * have neighbouring c. Without QK-norm heads are independent. With it the block holds all heads of q and k of its
- * token at once, so that x is read once; those of v take a launch of their own, without a norm.
+ * token at once, so that x is read once. In forward it copies those of v too while it waits for the others' sums; in
+ * backward they take a launch of their own.
  *
  * Bytes per element in BF16: 4 (x, y), for the q and k part only if y is x and nothing is clamped; backward 4, or 6
  * where a norm or a clamp needs x again. The tables of angles and the weights come from L1 and L2.
@@ -130,26 +131,34 @@ void turn_kernel(AnyOut y, const T *x, const TL *limited, float sign, Heads a)
     }
 }
 
-/* ---- with norm: H + K <= EACH * a.parallel, so that a block holds q and k; v is left to turn_kernel ----------- */
+/* ---- with norm: H + K <= EACH * a.parallel, so that a block holds q and k -------------------------------------- */
 
 template <bool CLIPS> __device__ static inline float limit(float x, float clip)
 {
     return CLIPS ? clamp(x, clip) : x;
 }
 
-template <bool ALIGNED, bool CLIPS, typename T> __global__ __launch_bounds__(MAX_THREADS)
-void norm_turn_kernel(AnyOut y, float2 *stats, const T *x, AnyIn qw, AnyIn kw, Heads a)
+/* `passing` elements of v follow those of q and k: K D, or 0 if they are to stay. There are no more of them than of q,
+ * so EACH packs a thread are enough. */
+template <bool ALIGNED, bool CLIPS, typename T, typename TW> __global__ __launch_bounds__(MAX_THREADS)
+void norm_turn_kernel(AnyOut y, float2 *stats, const T *x, const TW *q_weight, const TW *k_weight, Heads a, int passing)
 {
     __shared__ float shared[64];
+    const AnyIn qw = { q_weight, std::is_same<TW, float>::value }, kw = { k_weight, qw.is_f32 };
     const Place<ALIGNED> p(a);
     const int half = a.D / 2;
-    const size_t row = (size_t)blockIdx.x * a.S + p.first;
-    Pack<T> u[EACH], v[EACH];
+    const size_t row = (size_t)blockIdx.x * a.S + p.first, values = (size_t)blockIdx.x * a.S + (size_t)a.count * a.D;
+    Pack<T> u[EACH], v[EACH], pass[EACH];
 #pragma unroll
     for (int j = 0; j < EACH; j++) {
         const int head = p.head + j * a.parallel, left = head < a.count ? p.left : 0;
         u[j] = load_pack<ALIGNED>(x + row + (size_t)head * a.D, left);
         v[j] = load_pack<ALIGNED>(x + row + (size_t)head * a.D + half, left);
+    }
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+        const int c = 8 * (threadIdx.x + j * blockDim.x);
+        pass[j] = load_pack<ALIGNED>(x + values + c, passing - c);
     }
     float sums[2] = {};
 #pragma unroll
@@ -163,6 +172,15 @@ void norm_turn_kernel(AnyOut y, float2 *stats, const T *x, AnyIn qw, AnyIn kw, H
         }
         sums[0] += head < a.H ? s : 0.0f;
         sums[1] += head < a.H ? 0.0f : s;
+    }
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+        const int c = 8 * (threadIdx.x + j * blockDim.x);
+        float z[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            z[i] = limit<CLIPS>(pass[j][i], a.clip);
+        store_any<ALIGNED>(y, values + c, z, passing - c);
     }
     block_sums(sums, shared);
     keep_packed(u);
@@ -303,6 +321,8 @@ static void check_attention(const char *op, Tensor qkv, Tensor qnorm, Tensor kno
         return;
     check_dense(op, "qnorm", qnorm, 1, a.H * a.D);
     check_dense(op, "knorm", knorm, 1, a.K * a.D);
+    CHECK(qnorm.format.dtype == knorm.format.dtype, "%s: weights in %s and %s", op, format_name(qnorm.format),
+          format_name(knorm.format));
     CHECK(a.norm.kind == RMS_NORM, "%s: QK-norm is RMSNorm only", op);
     CHECK(stats, "%s: QK-norm needs stats", op);
 }
@@ -391,16 +411,17 @@ void rope_forward(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm, 
     const Heads h = heads_of(__func__, a, 0, turned, EACH, true);
     with_bool(halves_aligned(a, x, y, x, qnorm, knorm), [&](auto aligned) {
         with_bool(a.clip > 0, [&](auto clips) {
-            with_type(x, [&](auto *in) {
-                norm_turn_kernel<decltype(aligned)::value, decltype(clips)::value>
-                    <<<x.rows, threads_of(h), 0, device_stream()>>>(any_out(y), (float2 *)stats, in, any_in(qnorm),
-                                                                    any_in(knorm), h);
+            with_type(qnorm, [&](auto *weight) {
+                with_type(x, [&](auto *in) {
+                    norm_turn_kernel<decltype(aligned)::value, decltype(clips)::value>
+                        <<<x.rows, threads_of(h), 0, device_stream()>>>(any_out(y), (float2 *)stats, in, weight,
+                                                                        (decltype(weight))knorm.data, h,
+                                                                        values ? a.K * a.D : 0);
+                });
             });
         });
     });
     LAUNCH_CHECK();
-    if (values)
-        turn_heads(__func__, y, x, Tensor{}, 1, a, turned, count);
 }
 
 static void backward_with_norm(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x, const float *stats,
@@ -410,8 +431,6 @@ static void backward_with_norm(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor d
     const int N = dy.rows, most = BLOCKS_PER_SM * device_sm_count(), blocks = most < N ? most : N;
     const size_t q_width = (size_t)a.H * a.D, width = q_width + (size_t)a.K * a.D;
     float *partial = (float *)device_scratch(blocks * width * sizeof(float), SCRATCH_0);
-    CHECK(qnorm.format.dtype == knorm.format.dtype, "rope_backward: weights in %s and %s", format_name(qnorm.format),
-          format_name(knorm.format));
     with_bool(halves_aligned(a, dx, dy, x, qnorm, knorm), [&](auto aligned) {
         with_bool(a.clip > 0, [&](auto clips) {
             with_type(qnorm, [&](auto *weight) {
