@@ -32,7 +32,7 @@ static const Shape large[] = {
 };
 
 /* From what cuDNN's samples do to what training does: launches are padded to 8, 16, ... 256 documents, at most 1 GiB
- * of ds each; B documents are the sequences themselves. */
+ * of ds each, where one document has more of some of its heads; B documents are the sequences themselves. */
 static Shape ladder[] = {
     { "whole sequences, shared keys, width 128",    8, 128,  8,  2,  128, 8 },
     { "16 documents, shared keys, width 128",       4, 512,  8,  2,  128, 16 },
@@ -46,6 +46,8 @@ static Shape ladder[] = {
     { "9 documents of 16, own keys, width 64",      3, 70,   4,  4,  64,  9 },
     { "two launches of 256, own keys, width 64",    2, 1024, 2,  2,  64,  300 },
     { "two launches of 8, shared keys, width 128",  4, 2048, 16, 4,  128, 13 },
+    { "half of the heads, shared keys, width 64",   1, 8192, 16, 8,  64,  2 },
+    { "some of the heads, own keys, width 64",      1, 8192, 32, 32, 64,  2 },
 };
 enum { RUNGS = sizeof ladder / sizeof ladder[0] };
 

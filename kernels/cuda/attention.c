@@ -72,7 +72,7 @@ static AttentionKey key_of(const Job *j)
                            .kv_width = j->in.kv_width };
 }
 
-/* Sequences from b and key/value heads from kv; or, with tables of `width`, some documents. */
+/* Sequences from b, or with tables of `width` some documents; key/value heads from kv. */
 static void run_part(const Job *j, const AttentionPlan *plan, int64_t b, int64_t kv, int *tables, int width)
 {
     const int64_t T = j->a.T, H = j->a.H, D = j->a.D, h = kv * (H / j->a.K);
@@ -80,7 +80,7 @@ static void run_part(const Job *j, const AttentionPlan *plan, int64_t b, int64_t
     float scale = j->a.scale, minus_infinity = -INFINITY, one = 1;
     void *memory[ATT_NAMES] = {
         [ATT_Q] = at(j->in.q, q), [ATT_K] = at(j->in.k, k), [ATT_V] = at(j->in.v, k), [ATT_Y] = at(j->y, y),
-        [ATT_LSE] = j->lse + (b * H + h) * T, [ATT_SCALE] = &scale, [ATT_MINUS_INFINITY] = &minus_infinity,
+        [ATT_LSE] = j->lse + (tables ? h : (b * H + h) * T), [ATT_SCALE] = &scale, [ATT_MINUS_INFINITY] = &minus_infinity,
     };
     if (j->dy) {
         memory[ATT_ONE] = &one;
@@ -110,12 +110,22 @@ static int64_t largest_part(int64_t n, int64_t bytes)
     return d;
 }
 
+/* The same of the key/value heads, `bytes` each, where parts of lse must stay 16-byte aligned; the smallest if none fits. */
+static int64_t part_of_heads(Attention a, int64_t bytes)
+{
+    int64_t part = a.K;
+    for (int64_t d = a.K; d >= 1 && part * bytes > DS_BYTES; d--)
+        if (a.K % d == 0 && d * (a.H / a.K) % 4 == 0)
+            part = d;
+    return part;
+}
+
 static void run_sequences(const Job *j)
 {
     const Attention a = j->a;
     const int64_t ds = 2 * (int64_t)a.T * a.T * a.H;
     int64_t sequences = a.B, heads = a.K;
-    if (j->dy && ATTENTION_DETERMINISTIC && a.T % 4 == 0) {             /* parts of lse must stay 16-byte aligned */
+    if (j->dy && a.T % 4 == 0) {             /* parts of lse must stay 16-byte aligned */
         sequences = largest_part(a.B, ds);
         heads = sequences == 1 ? largest_part(a.K, ds / a.K) : a.K;
     }
@@ -159,18 +169,20 @@ static void run_documents(const Job *j, Documents docs)
             "reduce device_train_microbatch_size", (long long)tokens, (long long)elements_per_token(a));
 
     int per_launch = smaller(power_of_two(larger(docs.count, FEWEST_DOCUMENTS)), MOST_DOCUMENTS);
-    while (j->dy && ATTENTION_DETERMINISTIC && per_launch > 1 && per_launch * ds > DS_BYTES)
+    while (j->dy && per_launch > 1 && per_launch * ds > DS_BYTES)
         per_launch /= 2;
+    const int64_t heads = j->dy && per_launch == 1 ? part_of_heads(a, ds / a.K) : a.K;
     const int launches = (int)ceil_div((size_t)docs.count, (size_t)per_launch);
     const int width = (per_launch + 1 + 3) / 4 * 4;                     /* tables are 16-byte aligned */
     int *tables = device_scratch((size_t)launches * 5 * (size_t)width * sizeof *tables, SCRATCH_DOCUMENTS);
     attention_tables(tables, docs, launches, per_launch, width, strides);
 
     AttentionKey key = key_of(j);
-    key.B = per_launch, key.T = longest, key.H = a.H, key.K = a.K, key.tokens = tokens;
+    key.B = per_launch, key.T = longest, key.H = heads * (a.H / a.K), key.K = heads, key.tokens = tokens;
     const AttentionPlan *plan = attention_plan(key);
     for (int i = 0; i < launches; i++)
-        run_part(j, plan, 0, 0, tables + (size_t)i * 5 * (size_t)width, width);
+        for (int64_t kv = 0; kv < a.K; kv += heads)
+            run_part(j, plan, 0, kv, tables + (size_t)i * 5 * (size_t)width, width);
 }
 
 static void copy_columns(void *to, int64_t to_width, const void *from, int64_t from_width, int64_t columns,

@@ -11,11 +11,6 @@
 extern "C" {
 #endif
 
-/* The faster backward plan sums dq with float atomics: other bits in every run. The deterministic one stores all of
- * ds for a second pass, 2 H T^2 bytes a sequence, and takes 4-7 % more time (0.3 % of a Llama-2-7B step): worth a
- * resume that repeats every bit. */
-enum { ATTENTION_DETERMINISTIC = true };
-
 /* What a plan is built for: one launch, on a part of the batch. All int64_t: compared with memcmp. */
 typedef struct {
     int64_t backward;
@@ -27,13 +22,13 @@ typedef struct {
     int64_t tokens;         /* documents only: N, tokens of all rows; else 0         */
 } AttentionKey;
 
-/* The tensors of a plan. lse, delta: (B, all_H, T), with documents (tokens, all_H). */
+/* The tensors of a plan. lse: (B, all_H, T), with documents (tokens, all_H); delta: (B, H, T), with documents as lse. */
 typedef enum {
     ATT_Q = 1, ATT_K, ATT_V, ATT_Y, ATT_LSE, ATT_DY, ATT_DQ, ATT_DK, ATT_DV,
     ATT_SCALE, ATT_MINUS_INFINITY, ATT_ONE,                 /* floats in host memory                             */
     ATT_QUERIES, ATT_KEYS,                                  /* documents: their lengths (B), as queries, as keys */
     ATT_Q_AT, ATT_K_AT, ATT_V_AT, ATT_Y_AT, ATT_LSE_AT,     /* documents: where they begin (B + 1), in elements  */
-    ATT_DELTA, ATT_DQ_SUM, ATT_DK_HEADS, ATT_DV_HEADS,      /* backward's own buffers, in the workspace          */
+    ATT_DELTA, ATT_DK_HEADS, ATT_DV_HEADS,                  /* backward's own buffers, in the workspace          */
     ATT_NAMES,
     ATT_VIRTUAL = 100                                       /* from here on: lives inside the kernel             */
 } AttentionName;

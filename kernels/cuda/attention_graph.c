@@ -289,22 +289,15 @@ static void key_gradient(AttentionGraph *g, AttentionName out, AttentionName hea
     reduce(g, CUDNN_REDUCE_TENSOR_ADD, sum, full);
 }
 
-/* dq = ds k: directly, or summed in F32 by atomics. */
+/* dq = ds k. NOTE: cuDNN's faster plan sums dq with float atomics: other bits in every run. This one stores all of ds for a
+ * second pass, 2 H T^2 bytes a sequence, and takes 4-7 % more time (0.3 % of a Llama-2-7B step): worth a resume that
+ * repeats every bit. */
 static void query_gradient(AttentionGraph *g, Desc ds)
 {
     const AttentionKey *k = g->key;
-    const int64_t B = k->B, H = k->H, T = k->T, D = k->D, width = k->q_width;
-    Desc dq = rows(g, ATT_DQ, H, width, g->q_at), sum;
+    Desc dq = rows(g, ATT_DQ, k->H, k->q_width, g->q_at);
     Desc keys = reshape(g, rows(g, ATT_VIRTUAL, k->K, k->kv_width, g->k_at), g->k);
-    if (ATTENTION_DETERMINISTIC) {
-        product(g, dq, ds, keys, g->queries, NULL, g->keys);
-        return;
-    }
-    Dims dims = {{ B, H, T, D }}, dense = {{ H * T * D, T * D, D, 1 }}, packed = {{ T * width, D, width, 1 }};
-    sum = tensor(g, ATT_DQ_SUM, CUDNN_DATA_FLOAT, dims, k->tokens ? packed : dense, g->q_at);
-    place(g, ATT_DQ_SUM, 4 * (k->tokens ? k->tokens * width : B * H * T * D));
-    product(g, sum, ds, keys, g->queries, NULL, g->keys);
-    pointwise(g, CUDNN_POINTWISE_IDENTITY, CUDNN_DATA_FLOAT, dq, sum, NULL, NULL);
+    product(g, dq, ds, keys, g->queries, NULL, g->keys);
 }
 
 /* p = exp(scale q.k - lse), dv = p^T dy, ds = p (dy.v - delta) scale, dk = ds^T q, dq = ds k; delta = dy . y */
@@ -319,9 +312,10 @@ static void describe_backward(AttentionGraph *g)
     Desc products = tensor(g, ATT_VIRTUAL, f32, dims, strides, NULL);
     pointwise(g, CUDNN_POINTWISE_MUL, f32, products, dy, g->y, NULL);
     Desc row_sum = reduce(g, CUDNN_REDUCE_TENSOR_ADD, per_query(g), products);
-    Desc delta = stored_per_query(g, ATT_DELTA, H);
+    const int64_t delta_H = k->tokens ? k->all_H : H;       /* lse_at counts in all_H */
+    Desc delta = stored_per_query(g, ATT_DELTA, delta_H);
     pointwise(g, CUDNN_POINTWISE_MUL, f32, delta, row_sum, scalar(g, ATT_ONE), NULL);
-    place(g, ATT_DELTA, 4 * (k->tokens ? k->tokens * H : k->B * H * T));
+    place(g, ATT_DELTA, 4 * delta_H * (k->tokens ? k->tokens : k->B * T));
 
     Desc s = mask_padding(g, scaled_scores(g));
     Desc e = mask_causal(g, on_scores(g, CUDNN_POINTWISE_SUB, s, g->lse));
