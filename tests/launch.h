@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -143,6 +144,29 @@ static inline void losses(double *value, const char *run, int expected)
     int n = metric(value, run, "train/CrossEntropyLoss");
     if (n != expected)
         fail_msg("%s: %d losses, expected %d; output:\n%s", run, n, expected, output);
+}
+
+static inline bool exists(const char *name)
+{
+    char path[512];
+    struct stat s;
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    return stat(path, &s) == 0;
+}
+
+/* A number of a checkpoint's trainer.json. */
+static inline long trainer(const char *checkpoint, const char *key)
+{
+    char path[512];
+    snprintf(path, sizeof path, "%s/%s/trainer.json", folder, checkpoint);
+    json_t *o = json_load_file(path, 0, NULL), *value = json_object_get(o, key);
+    if (!value)
+        value = json_object_get(json_object_get(o, "loader"), key);
+    if (!json_is_integer(value))
+        fail_msg("no %s in %s", key, path);
+    const long n = (long)json_integer_value(value);
+    json_decref(o);
+    return n;
 }
 
 static inline int make_folder(void **state)

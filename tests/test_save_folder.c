@@ -1,0 +1,209 @@
+/* What a run leaves in its save_folder, however it ends, and how the next one goes on from there. */
+#include "tests/launch.h"
+
+#include <sys/file.h>
+
+/* Sends a signal to the ranks whose save_folder is `path`, or to their launcher; returns 0 if there were any.
+ * NOTE: the launcher is the ranks' parent; its own name may be mpirun.real, orterun or prterun. */
+static int send_signal(const char *name, bool to_launcher, const char *path)
+{
+    char command[1024];
+    snprintf(command, sizeof command,
+             "last=; for p in /proc/[0-9]*; do case $(2>/dev/null tr '\\0' ' ' <$p/cmdline) in "
+             "%s/train\\ *save_folder=%s\\ *) to=$(sed -n 's/^%s:[^0-9]*//p' $p/status); "
+             "test \"$to\" = \"$last\" || kill -%s $to; last=$to ;; esac; done; test -n \"$last\"",
+             setting("BUILD", "build/cpu"), path, to_launcher ? "PPid" : "Pid", name);
+    return system(command);
+}
+
+/* Nobody waits for the 20000 steps unless the signal is lost. */
+static void check_signal(const char *name, bool to_launcher)
+{
+    char path[256], command[512];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    snprintf(command, sizeof command, "--max_duration=20000 --console_log_interval=100 --save_folder=%s", path);
+    FILE *p = start(2, command);
+    snprintf(command, sizeof command, "test $(2>/dev/null wc -l <%s/metrics.jsonl || echo 0) -ge 3", path);
+    for (int i = 0; i < 1000 && system(command) != 0; i++)
+        usleep(100000);
+    int signalled = send_signal(name, to_launcher, path);
+    expect_status(finish(p), 0);
+    assert_int_equal(signalled, 0);
+    expect_output("asked to stop at step");
+    snprintf(command, sizeof command, "test -f %s/latest/trainer.json", path);
+    assert_int_equal(system(command), 0);
+}
+
+/* The ranks get SIGTERM, as from a batch system; mpirun itself would kill them a second after its own. SIGUSR1 it hands on. */
+static void test_signals(void **state)
+{
+    (void)state;
+    check_signal("TERM", false);
+    check_signal("USR1", true);
+}
+
+/* Ctrl-C twice. One step of 5000 sequences takes longer than the test wants to wait. */
+static void test_second_signal(void **state)
+{
+    (void)state;
+    char path[256], command[512];
+    snprintf(path, sizeof path, "%s/twice", folder);
+    snprintf(command, sizeof command, "--max_duration=1 --global_train_batch_size=5000 --save_folder=%s", path);
+    FILE *p = start(1, command);
+    snprintf(command, sizeof command, "test -f %s/config.yaml", path);
+    for (int i = 0; i < 1000 && system(command) != 0; i++)
+        usleep(100000);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(send_signal("INT", false, path), 0);
+        usleep(300000);
+    }
+    assert_int_not_equal(finish(p), 0);
+}
+
+static void test_folder_is_not_overwritten(void **state)
+{
+    (void)state;
+    expect_status(train(1, "--max_duration=2 --save_folder=%s/once", folder), 0);
+    assert_int_not_equal(train(1, "--max_duration=2 --save_folder=%s/once", folder), 0);
+    expect_output("--save_overwrite");
+    expect_status(train(1, "--max_duration=3 --save_folder=%s/once --save_overwrite", folder), 0);
+    assert_false(exists("once/step2"));         /* or --try_load_latest_save could continue it */
+    assert_true(exists("once/step3"));
+    /* a folder is not continued because its name begins like another's */
+    expect_status(train(1, "--max_duration=2 --save_folder=%s/onc", folder), 0);
+    assert_int_not_equal(train(1, "--max_duration=4 --save_folder=%s/onc --load_path=%s/once/step3", folder, folder), 0);
+    expect_output("--save_overwrite");
+}
+
+/* The test stands for another process that trains there, and for one that left half a checkpoint on a full disk. */
+static void test_folder_is_in_use(void **state)
+{
+    (void)state;
+    static const char more[] = "--max_duration=3 --save_num_checkpoints_to_keep=0 --try_load_latest_save";
+    char path[256];
+    expect_status(train(1, "--max_duration=2 --save_folder=%s/used", folder), 0);
+    snprintf(path, sizeof path, "%s/used/step9.tmp", folder);
+    assert_int_equal(mkdir(path, 0777), 0);
+    snprintf(path, sizeof path, "%s/used/metrics.jsonl", folder);
+    FILE *f = fopen(path, "ae");
+    assert_true(f && flock(fileno(f), LOCK_EX) == 0);
+    assert_int_not_equal(train(1, "--max_duration=2 --save_overwrite --save_folder=%s/used", folder), 0);
+    expect_output("another process trains in save_folder");
+    assert_true(exists("used/step2") && exists("used/step9.tmp"));
+    fclose(f);
+    expect_status(train(1, "%s --save_folder=%s/used", more, folder), 0);
+    assert_true(exists("used/step2") && !exists("used/step9.tmp"));
+}
+
+/* An update of the moments counts for AdamW's bias correction as long as the moments last. */
+static void test_updates(void **state)
+{
+    (void)state;
+    expect_status(train(1, "--max_duration=4 --save_folder=%s/four", folder), 0);
+    assert_int_equal(trainer("four/step4", "updates"), 4);
+    expect_status(train(1, "--max_duration=6 --load_path=%s/four/step4 --save_folder=%s/six", folder, folder), 0);
+    assert_int_equal(trainer("six/step6", "updates"), 6);
+    assert_int_not_equal(train(1, "--max_duration=2 --load_path=%s/four/step4 --reset_trainer_state --save_folder=%s/four "
+                               "--save_overwrite", folder, folder), 0);
+    expect_output("a save_folder of its own");
+    expect_status(train(1, "--max_duration=2 --load_path=%s/four/step4 --reset_trainer_state --save_folder=%s/again", folder,
+                        folder), 0);
+    assert_int_equal(trainer("again/step2", "updates"), 6);
+    expect_status(train(1, "--max_duration=6 --load_path=%s/four/step4 --reset_optimizer_state --save_folder=%s/fresh", folder,
+                        folder), 0);
+    assert_int_equal(trainer("fresh/step6", "updates"), 2);
+}
+
+/* The data start over where a run begins and when they change; not when the same command goes on after an interruption. */
+static void test_data_start_over(void **state)
+{
+    (void)state;
+    static const char over[] = "--restore_dataloader=false --try_load_latest_save";
+    expect_status(train(1, "--max_duration=4 --save_folder=%s/began", folder), 0);
+    for (int stop = 5; stop <= 6; stop++)
+        expect_status(train(1, "--max_duration=8 --stop_at=%d --load_path=%s/began/step4 %s --save_folder=%s/goes-on", stop,
+                            folder, over, folder), 0);
+    assert_int_equal(trainer("goes-on/step5", "instance"), 8);
+    assert_int_equal(trainer("goes-on/step6", "instance"), 16);
+    assert_int_not_equal(train(1, "--max_duration=8 --try_load_latest_save --model.max_sequence_length=16 "
+                               "--save_folder=%s/goes-on", folder), 0);
+    expect_output("another model.max_sequence_length");
+    expect_status(train(1, "--max_duration=7 %s --model.max_sequence_length=16 --save_folder=%s/goes-on", over, folder), 0);
+    assert_int_equal(trainer("goes-on/step7", "instance"), 8);
+}
+
+/* Back to step 2 only if what came later may go. */
+static void test_rewind(void **state)
+{
+    (void)state;
+    double loss[MAX_STEPS];
+    expect_status(train(1, "--max_duration=4 --save_interval=2 --save_folder=%s/there", folder), 0);
+    assert_int_not_equal(train(1, "--max_duration=4 --load_path=%s/there/step2 --save_folder=%s/there", folder, folder), 0);
+    expect_output("--save_overwrite goes back");
+    losses(loss, "there", 4);
+    expect_status(train(1, "--max_duration=3 --load_path=%s/there/step2 --save_folder=%s/there --save_overwrite", folder, folder),
+                  0);
+    losses(loss, "there", 3);
+    expect_status(train(1, "--max_duration=4 --load_path=%s/there/latest --save_folder=%s/there", folder, folder), 0);
+    losses(loss, "there", 4);
+    assert_int_not_equal(train(1, "--load_path=%s/there --save_folder=%s/elsewhere", folder, folder), 0);
+    expect_output("there/latest");
+}
+
+/* A checkpoint of a run that began with a model folder has that folder's tokenizer, and so have those that follow. */
+static void test_companions(void **state)
+{
+    (void)state;
+    char command[512];
+    expect_status(train(1, "--max_duration=1 --save_folder=%s/model", folder), 0);
+    snprintf(command, sizeof command, "cd %s/model/step1 && rm trainer.json optimizer* && printf 'a\\0b' >tokenizer.json && sed -i "
+             "'s/\\(bos_token_id\": \\)null/\\13/; s/\\(eos_token_id\": \\)\\([0-9]*\\)/\\1[\\2, 7]/; "
+             "s/\\(max_position_embeddings\": \\)[0-9]*/\\1131072/' config.json", folder);
+    assert_int_equal(system(command), 0);
+    expect_status(train(2, "--max_duration=2 --stop_at=1 --load_path=%s/model/step1 --save_folder=%s/tuned", folder, folder), 0);
+    expect_status(train(2, "--max_duration=2 --try_load_latest_save --save_folder=%s/tuned", folder), 0);
+    snprintf(command, sizeof command, "cmp %s/model/step1/tokenizer.json %s/tuned/step2/tokenizer.json", folder, folder);
+    assert_int_equal(system(command), 0);
+    snprintf(command, sizeof command, "%s/tuned/step2/config.json", folder);
+    json_t *config = json_load_file(command, 0, NULL);
+    assert_int_equal(json_integer_value(json_object_get(config, "bos_token_id")), 3);
+    assert_int_equal(json_array_size(json_object_get(config, "eos_token_id")), 2);
+    assert_int_equal(json_integer_value(json_object_get(config, "max_position_embeddings")), 131072);
+    json_decref(config);
+}
+
+/* As in OLMo: without intervals the end is saved, unless no checkpoint is kept. */
+static void test_last_checkpoint(void **state)
+{
+    (void)state;
+    expect_status(train(1, "--max_duration=2 --save_interval=null --save_folder=%s/end", folder), 0);
+    assert_true(exists("end/step2"));
+    expect_status(train(1, "--max_duration=2 --save_interval=1 --save_num_checkpoints_to_keep=0 --save_folder=%s/none", folder), 0);
+    assert_false(exists("none/step1") || exists("none/step2"));
+}
+
+/* An id beyond the vocabulary deep in the validation data ends the run at its last evaluation: the checkpoint stays. */
+static void test_evaluation_fails(void **state)
+{
+    (void)state;
+    char command[512];
+    snprintf(command, sizeof command, "cp data/sample-val.npy %s/val.npy && printf '\377\377\377\377' | "
+             "dd of=%s/val.npy conv=notrunc bs=1 seek=30000 2>/dev/null", folder, folder);
+    assert_int_equal(system(command), 0);
+    assert_int_not_equal(train(2, "--max_duration=2 --eval_interval=2 --save_folder=%s/lost "
+                               "--evaluators='[{label: val, data: {paths: [%s/val.npy]}}]'", folder, folder), 0);
+    expect_output("val.npy: token 15000");
+    assert_true(exists("lost/step2"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_signals), cmocka_unit_test(test_second_signal),
+        cmocka_unit_test(test_folder_is_not_overwritten), cmocka_unit_test(test_folder_is_in_use),
+        cmocka_unit_test(test_updates), cmocka_unit_test(test_data_start_over), cmocka_unit_test(test_rewind),
+        cmocka_unit_test(test_companions), cmocka_unit_test(test_last_checkpoint),
+        cmocka_unit_test(test_evaluation_fails),
+    };
+    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+}
