@@ -173,7 +173,8 @@ static void train(Run *r)
 int main(int argc, char **argv)
 {
     signal(SIGTERM, on_signal);
-    signal(SIGUSR1, on_signal);         /* what mpirun forwards without killing the ranks a second later */
+    signal(SIGUSR1, on_signal);         /* this and the next mpirun hands on without killing the ranks a second later */
+    signal(SIGUSR2, on_signal);
     signal(SIGINT, on_signal);
     comm_start(&argc, &argv);
     Config *c = config_load(argc, argv, comm_size());

@@ -246,7 +246,7 @@ const ConfigKey config_keys[] = {
     ONLY  ("fast_forward_batches", "null|0", "set data.seed to skip what led to a loss spike"),
     ONLY  ("epoch", "null|0", "the epoch follows from the data; set data.seed for another order"),
     ONLY  ("stop_after", "null", "use stop_at"),
-    ONLY  ("time_limit", "null", "a run that gets SIGTERM or SIGUSR1 saves and ends: timeout --preserve-status -s USR1 47h "
+    ONLY  ("time_limit", "null", "a run that gets SIGTERM or SIGUSR2 saves and ends: timeout --preserve-status -s USR2 47h "
            "mpirun ... (SIGTERM to mpirun kills the ranks a second later)"),
     ONLY  ("early_stopping_factor", "null", "no run is stopped for its loss"),
 
