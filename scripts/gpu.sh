@@ -14,7 +14,7 @@ for s in $stages; do
     case $s in build|test|sanitize|bench|shard) ;; *) sed -n '2,10s/^# //p' "$0"; exit 2 ;; esac
 done
 [ -z "$DEPS" ] && [ -d .deps ] && DEPS=.deps
-jobs=${JOBS:-$(nproc)} limit=${LIMIT:-240}
+jobs=${JOBS:-$(nproc)} limit=${LIMIT:-400}
 make=(make --no-print-directory -j"$jobs" ${DEPS:+DEPS="$DEPS"})
 logs=build/gpu-logs
 rm -rf $logs
