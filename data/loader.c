@@ -205,7 +205,7 @@ static void count_instances(Loader *l)
             "step. Add data, or lower %smodel.max_sequence_length", l->shards[0].key, (unsigned long long)l->tokens,
             l->num_shards, l->num_shards == 1 ? "" : "s", (unsigned long long)n, n == 1 ? "" : "s", T, (unsigned long long)needed,
             needed > 1 ? "global_train_batch_size or " : "");
-    if (unused)
+    if (unused && !l->spec.again)
         warn("%s: %d of %d files hold less than one sequence of %d tokens and are not used", l->shards[0].key, unused,
              l->num_shards, T);
 }
@@ -247,7 +247,8 @@ Loader *loader_open(const DataSpec *spec, int batch, int rank, int world)
     l->world = world;
     l->shards = shards_open(&l->num_shards, spec);
     count_instances(l);
-    shards_check_eos(l->shards, l->num_shards, spec);
+    if (!spec->again)
+        shards_check_eos(l->shards, l->num_shards, spec);
     l->fingerprint = hash_files(l);
 
     size_t sequences = batch / world, tokens = sequences * spec->sequence_length;

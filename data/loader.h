@@ -19,6 +19,7 @@ typedef struct {
     bool   shuffle;            /* false: file order (evaluation)                                                */
     uint64_t seed;             /* of the shuffle; epoch e uses seed + e                                         */
     bool   drop_last;          /* false (evaluation): the last step may be short                                */
+    bool   again;              /* was opened before: no warnings                                                */
     int    max_period, min_period, max_count;   /* OLMo's instance_filter: n-grams of min .. max tokens that occur
                                 * max_count times running mask the labels of the whole instance; 0: off         */
 } DataSpec;

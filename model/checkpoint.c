@@ -273,24 +273,27 @@ bool checkpoint_load(const char *folder, const Config *c, Fsdp *f, TrainState *s
 /* ---- which checkpoints there are -------------------------------------------------------------------------- */
 
 /* Like open_manifest, but an incomplete checkpoint is no reason to die: there may be another. */
-static bool is_checkpoint(const char *folder)
+static bool is_checkpoint(const char *folder, char *problem, size_t size)
 {
-    char problem[4096], *path = xasprintf("%s/trainer.json", folder);
-    json_t *manifest = json_load_file(path, 0, NULL);
-    bool complete = manifest && is_complete(folder, manifest, problem, sizeof problem);
+    char *path = xasprintf("%s/trainer.json", folder);
+    json_error_t error;
+    json_t *manifest = json_load_file(path, 0, &error);
+    bool complete = manifest && is_complete(folder, manifest, problem, size);
+    if (!manifest)
+        snprintf(problem, size, "%s: %s", path, error.text);
     json_decref(manifest);
     free(path);
     return complete;
 }
 
-/* The complete step<N><suffix> of the highest N, or NULL. */
-static char *highest(const char *save_folder, const char *suffix)
+/* The complete step<N><suffix> of the highest N, or NULL; in `problem` what another lacks. */
+static char *highest(const char *save_folder, const char *suffix, char *problem, size_t size)
 {
     long *steps;
     char *found = NULL;
     for (int i = folder_steps(&steps, save_folder, suffix) - 1; i >= 0 && !found; i--) {
         found = xasprintf("%s/step%ld%s", save_folder, steps[i], suffix);
-        if (is_checkpoint(found))
+        if (is_checkpoint(found, problem, size))
             break;
         free(found);
         found = NULL;
@@ -299,22 +302,26 @@ static char *highest(const char *save_folder, const char *suffix)
     return found;
 }
 
+/* NOTE: whoever asks for the latest does not want to begin anew because a disk or a file server does not answer. */
 char *checkpoint_latest(const char *save_folder)
 {
-    char *name = folder_latest(save_folder);
+    char problem[4096] = "", other[4096] = "", *name = folder_latest(save_folder), *found = NULL;
     if (name && !has_suffix(name, ".tmp")) {
-        char *path = name[0] == '/' ? strdup(name) : xasprintf("%s/%s", save_folder, name);
-        if (is_checkpoint(path)) {
+        found = name[0] == '/' ? strdup(name) : xasprintf("%s/%s", save_folder, name);
+        if (is_checkpoint(found, problem, sizeof problem)) {
             free(name);
-            return path;
+            return found;
         }
-        free(path);
+        free(found);
     }
-    char *found = highest(save_folder, "");
+    found = highest(save_folder, "", other, sizeof other);
     if (!found)
-        found = highest(save_folder, ".old");
+        found = highest(save_folder, ".old", other, sizeof other);
+    if (!found && *other)
+        die("save_folder %s has no complete checkpoint (%s); mend it, or begin anew with another --save_folder, or here with "
+            "--save_overwrite and without --try_load_latest_save", save_folder, other);
     if (name)
-        warn("%s/latest points to %s, which is no complete checkpoint; %s%s", save_folder, name,
+        warn("%s/latest points to %s, which is no complete checkpoint%s%s; %s%s", save_folder, name, *problem ? ": " : "", problem,
              found ? "taking " : "there is no other", found ? found : "");
     free(name);
     return found;

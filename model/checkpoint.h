@@ -48,5 +48,5 @@ void checkpoint_prune(const Config *c);
 bool checkpoint_load(const char *folder, const Config *c, Fsdp *f, TrainState *s, bool with_optimizer);
 
 /* The checkpoint that save_folder/latest points to; if that is incomplete, the complete one of the highest step; NULL
- * if there is none. malloc'ed. */
+ * if there is none. Dies if there are only incomplete ones. malloc'ed. */
 char *checkpoint_latest(const char *save_folder);

@@ -78,7 +78,9 @@ void config_apply(Reader *r, YamlNode *n, const char *name, void *base)
             return;
         }
         yaml_resolve(r->root, n, config_default);
-        value_parse(base, k, n);
+        const bool follows = strncmp(name, "format.", strlen("format.")) == 0 && n->kind == YAML_SCALAR && !n->text;
+        if (!follows)                           /* else the column is the recipe's */
+            value_parse(base, k, n);
         return;
     }
     if (n->kind == YAML_SCALAR && !n->text)
@@ -98,6 +100,9 @@ static void read_values(Reader *r, bool from_hf)
 {
     for (int i = 0; i < r->root->num_children; i++) {
         YamlNode *n = r->root->child[i];
+        if (strchr(n->key, '.'))
+            die("%s: '%s' is written with a dot, as on the command line; in a file it is a section and, indented below it, a key",
+                yaml_place(n), n->key);
         if (strcmp(n->key, "evaluators") != 0 && strcmp(n->key, "format") != 0)
             config_apply(r, n, n->key, r->s);
     }
@@ -249,10 +254,39 @@ static void print_eval_set(FILE *f, const EvalSet *e)
     }
 }
 
+static char *value_text(const Settings *s, const ConfigKey *k, int indent)
+{
+    char *text;
+    size_t size;
+    FILE *f = open_memstream(&text, &size);
+    if (!f)
+        die("out of host memory");
+    value_print(f, s, k, indent);
+    fclose(f);
+    return text;
+}
+
+/* What follows from another key, as columns from the recipe, stays null, so that a run of this file with another --recipe has
+ * that recipe's; the value stands behind it. follows: s with those values. */
+static void print_value(FILE *f, const Settings *s, const Settings *follows, const ConfigKey *k, int indent)
+{
+    char *own = value_text(s, k, indent);
+    if (strncmp(k->name, "format.", strlen("format.")) == 0 || strcmp(k->name, "data.seed") == 0) {
+        char *other = value_text(follows, k, indent);
+        fprintf(f, strcmp(own, other) == 0 ? " null    #%s" : "%s", own);
+        free(other);
+    } else
+        fputs(own, f);
+    free(own);
+}
+
 void config_write_text(Settings *s)
 {
     size_t size;
     const char *previous = "";
+    Settings follows = *s;
+    follows.c.recipe = *recipe_find(s->recipe);
+    follows.c.data.seed = s->c.seed;
     FILE *f = open_memstream(&s->c.text, &size);
     if (!f)
         die("out of host memory");
@@ -262,7 +296,7 @@ void config_write_text(Settings *s)
         if (type == FIXED || type == UNUSED || (k->type & SPENT) || config_is_evaluator(k->name))
             continue;
         int indent = print_key(f, k->name, previous);
-        value_print(f, s, k, indent);
+        print_value(f, s, &follows, k, indent);
         previous = k->name;
     }
     fputs(s->c.num_eval ? "evaluators:\n" : "evaluators: []\n", f);
@@ -300,7 +334,7 @@ Config *config_load(int argc, char **argv, int world)
     Reader r = { .s = s, .root = yaml_load(argv[1]), .file = argv[1], .world = world };
     size_t size;
     r.notes = open_memstream(&r.notes_text, &size);
-    bool has_model = yaml_find(r.root, "model") != NULL;
+    const bool has_model = yaml_find(r.root, "model.d_model") || yaml_find(r.root, "model.n_layers");
     for (int i = 2; i < argc; i++)
         yaml_override(r.root, argv[i]);
 

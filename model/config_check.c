@@ -288,6 +288,8 @@ static void check_folders(Reader *r)
 {
     Config *c = &r->s->c;
     config_choose_save_folder(c);
+    if (c->save_folder[0] == '\0')
+        die("%s: save_folder is empty; give a folder, '.' for the current one", config_where(r, "save_folder"));
     if (strstr(c->save_folder, "://"))
         die("%s: save_folder '%s' is remote; save to a local folder and copy it from there",
             config_where(r, "save_folder"), c->save_folder);

@@ -24,13 +24,13 @@ static void micro_batch(int *tokens, int *targets, const Batch *b, int first, in
     }
 }
 
-static Loader *open_set(const Config *c, int i)
+static Loader *open_set(const Config *c, int i, bool again)
 {
     const EvalSet *set = &c->eval[i];
     DataSpec spec = { .key = set->where, .paths = set->paths, .num_paths = set->num_paths, .itemsize = set->itemsize,
                       .sequence_length = c->model.max_sequence_length, .vocab_size = c->model.vocab_size,
                       .eos_token_id = c->model.eos_token_id, .pad_token_id = c->model.pad_token_id,
-                      .mask_padding = c->data.mask_padding };
+                      .mask_padding = c->data.mask_padding, .again = again };
     progress("opening validation data", -1);
     return loader_open(&spec, c->device_eval_batch_size * comm_size(), comm_rank(), comm_size());
 }
@@ -38,13 +38,13 @@ static Loader *open_set(const Config *c, int i)
 void evaluate_check(const Config *c)
 {
     for (int i = 0; i < c->num_eval && (c->eval_interval > 0 || c->eval_on_load); i++)
-        loader_close(open_set(c, i));
+        loader_close(open_set(c, i, false));
 }
 
 EvalResult evaluate(const Config *c, int i, Model *m, Fsdp *f)
 {
     int B = m->attn.B, T = m->attn.T;
-    Loader *l = open_set(c, i);
+    Loader *l = open_set(c, i, true);
     int *tokens = xmalloc(sizeof(int) * B * T), *targets = xmalloc(sizeof(int) * B * T);
     double total[2] = { 0 };
 

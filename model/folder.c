@@ -112,7 +112,7 @@ void folder_prepare(const char *save_folder, long step)
     free(path);
 }
 
-static void point_latest(const char *save_folder, long step)
+void folder_point_latest(const char *save_folder, long step)
 {
     char *link = xasprintf("%s/latest", save_folder), *temporary = xasprintf("%s/latest.tmp", save_folder);
     char *target = xasprintf("step%ld", step);
@@ -138,7 +138,7 @@ void folder_publish(const char *save_folder, long step)
     }
     move(temporary, path);
     sync_folder(save_folder);
-    point_latest(save_folder, step);
+    folder_point_latest(save_folder, step);
     remove_tree(old);
     free(path);
     free(old);

@@ -16,6 +16,7 @@ void  folder_prepare(const char *save_folder, long step);       /* the same, and
  * in between leaves the old step<N>, or it as step<N>.old, or the new one. */
 void  folder_publish(const char *save_folder, long step);
 
+void  folder_point_latest(const char *save_folder, long step);          /* durable too */
 void  folder_remove_step(const char *save_folder, long step);
 void  folder_clear(const char *save_folder);          /* removes all checkpoints and `latest` */
 char *folder_latest(const char *save_folder);         /* what the link `latest` says: "step100"; NULL: no link */

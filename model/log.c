@@ -250,8 +250,8 @@ static double mean(const double *x, long from, long to)
     return s / (to - from);
 }
 
-/* Loss over steps, each column the mean of its share of them. */
-static void plot(const double *loss, long n, long first_step)
+/* n losses of the steps first to last, each column the mean of its share of them. */
+static void plot(const double *loss, long n, long first, long last)
 {
     int width = n < PLOT_WIDTH ? (int)n : PLOT_WIDTH;
     double column[PLOT_WIDTH], low = INFINITY, high = -INFINITY;
@@ -269,7 +269,7 @@ static void plot(const double *loss, long n, long first_step)
         putchar('\n');
     }
     printf("%8s +%.*s\n%10ld%*ld\n", "loss", width, "----------------------------------------------------------------",
-           first_step + 1, width - 1, first_step + n);
+           first, width - 1, last);
 }
 
 void log_close(Log *l)
@@ -278,7 +278,7 @@ void log_close(Log *l)
         return;
     if (l->losses >= 2) {
         long tail = l->losses / 10 > 0 ? l->losses / 10 : 1;
-        plot(l->loss, l->losses, l->first_step);
+        plot(l->loss, l->losses, l->first_step + 1, l->first_step + l->steps);
         printf("loss %.4f at the start, %.4f at the end (mean of the last %ld steps); %s\n", l->loss[0],
                mean(l->loss, l->losses - tail, l->losses), tail, l->path);
     }

@@ -132,16 +132,14 @@ static void plan_work(Arena *arena, Model *m)
     t->dqkv_op = same(t->dqkv, r->gradient) ? t->dqkv : operand_alloc(arena, r->gradient, N, S);
 }
 
-/* Logits of this many tokens exist at once: equal chunks of at most 512 MiB, at least one token. */
+/* Logits of this many tokens exist at once: chunks of at most 512 MiB, as equal as can be, at least one token. */
 static int loss_chunk(const Config *c, int N)
 {
     if (c->loss_chunk > 0)
         return c->loss_chunk < N ? c->loss_chunk : N;
     size_t row = (size_t)c->model.embedding_size * dtype_size(c->recipe.stream.dtype);
     int count = (int)((row * N + (512u << 20) - 1) / (512u << 20));
-    while (N % count != 0)
-        count++;
-    return N / count;
+    return (N + count - 1) / count;
 }
 
 static void plan_head(Arena *arena, Model *m, const Config *c)

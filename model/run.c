@@ -46,6 +46,15 @@ static uint64_t text_hash(const char *text)
     return h;
 }
 
+static uint64_t state_hash(const TrainState *s)
+{
+    const uint64_t part[] = { (uint64_t)s->step, (uint64_t)s->tokens, (uint64_t)s->updates, s->loader.epoch, s->loader.instance };
+    uint64_t h = 0;
+    for (size_t i = 0; i < sizeof part / sizeof part[0]; i++)
+        h = random_bits(h, part[i]);
+    return h;
+}
+
 static void make_folder(const char *path)
 {
     char *p = strdup(path);
@@ -115,13 +124,26 @@ static void prepare_folder(const Config *c, const char *from, bool resumes)
     comm_barrier();
 }
 
+/* An interruption before the next save must not lead back to what came after step N: to the checkpoint `from`, if it is stepN. */
+static void point_latest(const Config *c, const char *from, long step)
+{
+    char *path = xasprintf("%s/step%ld", c->save_folder, step), *there = realpath(path, NULL), *here = realpath(from, NULL);
+    if (there && here && strcmp(there, here) == 0)
+        folder_point_latest(c->save_folder, step);
+    free(path);
+    free(there);
+    free(here);
+}
+
 /* When everything that can be wrong is known to be right: a run that did not begin leaves nothing to trip over. Checkpoints
  * of a run that this one replaces must go, or --try_load_latest_save would continue that one. */
-static void write_config(const Config *c, bool resumes)
+static void write_config(const Config *c, const char *from, long step, bool resumes)
 {
     if (comm_rank() == 0) {
         if (c->save_overwrite && !resumes)
             folder_clear(c->save_folder);
+        if (resumes)
+            point_latest(c, from, step);
         folder_clean(c->save_folder);           /* on a full disk, room for this file */
         char *path = xasprintf("%s/config.yaml", c->save_folder), *temporary = xasprintf("%s.tmp", path);
         folder_write(temporary, c->text, strlen(c->text));
@@ -132,7 +154,7 @@ static void write_config(const Config *c, bool resumes)
     }
 }
 
-/* `key`: the configuration's name of d. Steps are 0 if it is not given. Of tokens, those that are left count: steps done
+/* `key`: the configuration's name of d. Steps are 0 if it is not given. Of tokens and epochs, what is left counts: steps done
  * may have had another batch size. */
 static RunLength run_length(const Run *r, const char *key, const Duration *d)
 {
@@ -144,12 +166,14 @@ static RunLength run_length(const Run *r, const char *key, const Duration *d)
         n.steps = r->state.step + (left + per_step - 1) / per_step;
     } else if (d->epochs > 0) {
         const uint64_t epoch = loader_instances(r->loader) / c->global_train_batch_size;
-        n.steps = (long)(d->epochs * (double)epoch);
-        if (n.steps < 1)
+        const double all = d->epochs * (double)epoch, done = (double)(r->state.loader.epoch * epoch)
+                         + (double)r->state.loader.instance / c->global_train_batch_size;
+        if (all < 1)
             die("%s is less than one step: an epoch of these data has %llu, of %d sequences each", key, (unsigned long long)epoch,
                 c->global_train_batch_size);
+        n.steps = r->state.step + (all > done ? (long)(all - done) : 0);
     }
-    n.tokens = d->tokens > 0 ? d->tokens : n.steps * per_step;
+    n.tokens = d->tokens > 0 ? d->tokens : r->state.tokens + (n.steps - r->state.step) * per_step;
     return n;
 }
 
@@ -256,13 +280,15 @@ bool run_open(Run *r, const Config *c)
 
     char *latest = c->try_load_latest_save ? checkpoint_latest(c->save_folder) : NULL;
     const char *folder = latest ? latest : c->load_path;
+    check_agreement("checkpoints to go on from", text_hash(folder ? folder : ""));
     const bool inside = folder && lies_in(folder, c->save_folder), resumes = inside && (latest || !c->reset_trainer_state);
     prepare_folder(c, inside ? folder : NULL, resumes);
     model_place(&r->model, &r->fsdp, c, comm_group_size(RANKS_SHARD), comm_group_rank(RANKS_SHARD));
     load_or_initialize(r, folder, !latest);
+    check_agreement("checkpoints to go on from", state_hash(&r->state));
     print_data(r);
     r->log = log_open(c, r->length, r->last_step, r->state.step, comm_size());
-    write_config(c, resumes);
+    write_config(c, folder, r->state.step, resumes);
     if (resumes)
         r->saved_step = r->state.step;
     r->first_step = r->state.step;

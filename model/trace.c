@@ -159,8 +159,11 @@ double trace_step_end(void)
 
 void trace_close(void)
 {
-    if (trace.file)
-        fprintf(trace.file, "]\n"), fclose(trace.file);
+    if (trace.file) {
+        const bool spoilt = fprintf(trace.file, "]\n") < 0 || ferror(trace.file);
+        if (fclose(trace.file) != 0 || spoilt)
+            warn("%s: could not be written in full: %s", trace.path, strerror(errno));
+    }
     for (int i = 0; i < trace.made; i++) {
         device_unmark(trace.span[i].from);
         device_unmark(trace.span[i].to);

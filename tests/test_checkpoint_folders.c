@@ -96,6 +96,22 @@ static void test_crashes(void **state)
     }
 }
 
+/* The only checkpoint cannot be read: nobody wants to begin anew then. */
+static void test_none_complete(void **state)
+{
+    (void)state;
+    needs_fork();
+    Run r;
+    open_small(&r);
+    save(&r, 10);
+    in_folder(&r, "truncate -s -4 step10/optimizer-00001.safetensors");
+    DIES("no complete checkpoint (", checkpoint_latest(r.config.save_folder));
+    in_folder(&r, "rm -r latest step10/trainer.json");
+    DIES("trainer.json", checkpoint_latest(r.config.save_folder));
+    close_run(&r);
+    release();
+}
+
 /* A step that is there already is replaced by the new one, and nothing of the old is left. */
 static void test_replace(void **state)
 {
@@ -264,7 +280,7 @@ int main(void)
 {
     device_init(0);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_latest), cmocka_unit_test(test_crashes), cmocka_unit_test(test_replace),
+        cmocka_unit_test(test_latest), cmocka_unit_test(test_crashes), cmocka_unit_test(test_none_complete), cmocka_unit_test(test_replace),
         cmocka_unit_test(test_damaged_checkpoints), cmocka_unit_test(test_disk_full), cmocka_unit_test(test_killed),
         cmocka_unit_test(test_prune),
     };

@@ -159,6 +159,21 @@ static void test_token_budget(void **state)
     }
 }
 
+/* Epochs too: 0.04 of 5195 sequences are 207.8, of which 104 are done. */
+static void test_epoch_budget(void **state)
+{
+    (void)state;
+    static const struct { int batch, steps; } rest[] = { { 8, 25 }, { 16, 19 }, { 4, 38 } };
+    for (int i = 0; i < 3; i++) {
+        expect_status(train(1, "--max_duration=0.04ep --stop_at=13 --save_folder=%s/epochs%d", folder, i), 0);
+        expect_status(train(1, "--max_duration=0.04ep --try_load_latest_save --global_train_batch_size=%d --save_folder=%s/epochs%d",
+                            rest[i].batch, folder, i), 0);
+        char name[32];
+        snprintf(name, sizeof name, "epochs%d/latest", i);
+        assert_int_equal(trainer(name, "step"), rest[i].steps);
+    }
+}
+
 /* A run may be planned to be longer than any memory. */
 static void test_long_run(void **state)
 {
@@ -201,6 +216,7 @@ int main(void)
         cmocka_unit_test(test_loss_falls), cmocka_unit_test(test_not_finite),
         cmocka_unit_test(test_plan_without_data), cmocka_unit_test(test_stop_in_epochs),
         cmocka_unit_test(test_evaluation_without_labels), cmocka_unit_test(test_token_budget),
+        cmocka_unit_test(test_epoch_budget),
         cmocka_unit_test(test_long_run), cmocka_unit_test(test_bad_arguments),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);

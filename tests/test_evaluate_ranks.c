@@ -1,0 +1,203 @@
+/* The mean loss of a validation set: every sequence once, whatever the ranks, batches and micro-batches are, weighted by its
+ * labels. Against the same sequences run one by one on this rank alone. On 1, 2 and 4 ranks. */
+#include <math.h>
+
+#include "tests/kit.h"
+
+#include "model/error.h"
+#include "model/evaluate.h"
+#include "tests/models.h"
+#include "tests/ranks.h"
+
+/* The batch of a rank is no multiple of its micro-batch. On 4 ranks a batch is 12 sequences: the last one of `odd` has one, so that
+ * three ranks have none; of `two files` it has 5 and ranks differ. */
+enum { T = 16, MICRO = 2, EVAL_BATCH = 3, PAD = 1, MOST = 17, NUM_SETS = 4 };
+static const struct { const char *name; int sequences[2]; bool padding; } sets[NUM_SETS] = {
+    { "two files", { 10, 7 }, false }, { "odd", { 13, 0 }, false }, { "one", { 1, 0 }, false }, { "padding", { 2, 0 }, true },
+};
+
+static char folder[] = "/tmp/coat-evaluate-XXXXXX";
+static char paths[NUM_SETS][2][64];
+static Config config;
+
+/* ---- validation sets ------------------------------------------------------------------------------------------ */
+
+/* Sequences have padding behind 16, 11, 6, 1, 12 ... tokens, so that they differ in labels. */
+static int token(int set, int sequence, int t)
+{
+    const bool padded = sets[set].padding || t >= 16 - sequence * 5 % 16;
+    return padded ? PAD : 2 + test_token(40 + (uint64_t)set, (uint64_t)(sequence * T + t), config.model.vocab_size - 2);
+}
+
+/* Behind a file's last sequence is the beginning of one more, which is not part of the set. */
+static void write_file(const char *path, int set, int first, int count)
+{
+    uint16_t ids[(MOST + 1) * T];
+    for (int i = 0; i < (count + 1) * T; i++)
+        ids[i] = (uint16_t)token(set, first + i / T, i % T);
+    FILE *f = fopen(path, "wb");
+    assert_non_null(f);
+    const size_t n = (size_t)(count * T + T / 2);
+    assert_int_equal(fwrite(ids, sizeof *ids, n, f), n);
+    assert_int_equal(fclose(f), 0);
+}
+
+static int make_sets(void **state)
+{
+    (void)state;
+    ModelConfig m = architecture(LLAMA_GQA);
+    m.eos_token_id = -1;
+    m.pad_token_id = PAD;
+    model_config(&config, &m, "f32", MICRO);
+    config.device_eval_batch_size = EVAL_BATCH;
+    config.data.mask_padding = true;
+    if (comm_rank() == 0 && !mkdtemp(folder))
+        return -1;
+    comm_broadcast(folder, sizeof folder, 0);
+    config.eval = xcalloc(NUM_SETS, sizeof *config.eval);
+    config.num_eval = NUM_SETS;
+    for (int s = 0; s < NUM_SETS; s++) {
+        EvalSet *set = &config.eval[s];
+        *set = (EvalSet){ .label = (char *)sets[s].name, .where = (char *)sets[s].name, .itemsize = 2 };
+        set->paths = xcalloc(2, sizeof *set->paths);
+        for (int f = 0; f < 2 && sets[s].sequences[f]; f++) {
+            snprintf(paths[s][f], sizeof paths[s][f], "%s/%d-%d.npy", folder, s, f);
+            if (comm_rank() == 0)
+                write_file(paths[s][f], s, f ? sets[s].sequences[0] : 0, sets[s].sequences[f]);
+            set->paths[set->num_paths++] = paths[s][f];
+        }
+    }
+    comm_barrier();
+    return 0;
+}
+
+static int remove_sets(void **state)
+{
+    (void)state;
+    comm_barrier();
+    for (int s = 0; s < NUM_SETS; s++) {
+        for (int f = 0; f < config.eval[s].num_paths && comm_rank() == 0; f++)
+            unlink(paths[s][f]);
+        free(config.eval[s].paths);
+    }
+    free(config.eval);
+    return comm_rank() == 0 ? rmdir(folder) : 0;
+}
+
+/* ---- the reference ------------------------------------------------------------------------------------------ */
+
+static void open_model(Model *m, Fsdp *f, const Config *c)
+{
+    *m = (Model){ 0 };
+    *f = (Fsdp){ 0 };
+    model_plan(m, f, c, comm_group_size(RANKS_SHARD), comm_group_rank(RANKS_SHARD));
+    model_place(m, f, c, comm_group_size(RANKS_SHARD), comm_group_rank(RANKS_SHARD));
+    fsdp_init(f, &c->model, 5);
+}
+
+/* Mean over the labels of the first `count` sequences, each a micro-batch of its own on a model that is not sharded. */
+static EvalResult one_by_one(int set, int count)
+{
+    Config c = config;
+    Model m;
+    Fsdp f;
+    double loss = 0;
+    long labels = 0;
+    c.device_train_microbatch_size = 1;
+    c.strategy.shard_ranks = 1;
+    open_model(&m, &f, &c);
+    for (int i = 0; i < count; i++) {
+        int tokens[T], targets[T];
+        for (int t = 0; t < T; t++) {
+            tokens[t] = token(set, i, t);
+            targets[t] = t + 1 < T && token(set, i, t + 1) != PAD ? token(set, i, t + 1) : -1;
+            labels += targets[t] >= 0;
+        }
+        model_step(&m, &f, tokens, targets, 0, 0, false);
+        loss += model_losses(&m).loss;
+    }
+    model_free(&m, &f);
+    return (EvalResult){ sets[set].name, labels ? loss / (double)labels : NAN, labels };
+}
+
+/* Losses are positive: sums of up to MOST T of them in any order err by MOST T roundoffs. A loss itself comes from logits, whose
+ * sums of at most 96 products BLAS may order by the number of rows; what this does through two blocks is allowed as much again. */
+static void check_result(const EvalResult *found, const EvalResult *expected, const char *what)
+{
+    assert_string_equal(found->label, expected->label);
+    if (found->labels != expected->labels)
+        fail_msg("%s, %s: %ld labels, expected %ld", found->label, what, found->labels, expected->labels);
+    if (expected->labels ? !(fabs(found->loss - expected->loss) <= 2 * MOST * T * U24 * expected->loss) : !isnan(found->loss))
+        fail_msg("%s, %s: loss %.9g, expected %.9g", found->label, what, found->loss, expected->loss);
+    EvalResult first = *found;
+    comm_broadcast(&first.loss, sizeof first.loss, 0);
+    check_same_bytes("on rank 0", &found->loss, &first.loss, sizeof first.loss);
+}
+
+/* ---- tests -------------------------------------------------------------------------------------------------- */
+
+static EvalResult whole[NUM_SETS], part[NUM_SETS];     /* expected of all batches; of the first alone */
+
+static int set_size(int set)
+{
+    return sets[set].sequences[0] + sets[set].sequences[1];
+}
+
+/* Sets differ, and so do the mean over labels and that over sequences or positions: else the other tests show little. */
+static void test_reference(void **state)
+{
+    (void)state;
+    const int batch = EVAL_BATCH * comm_size();
+    for (int s = 0; s < NUM_SETS; s++) {
+        whole[s] = one_by_one(s, set_size(s));
+        part[s] = one_by_one(s, set_size(s) < batch ? set_size(s) : batch);
+    }
+    assert_true(fabs(whole[0].loss - whole[1].loss) > 1e-3 && fabs(whole[0].loss - part[0].loss) > 1e-3);
+    assert_int_equal(whole[2].labels, T - 1);
+    assert_int_equal(whole[3].labels, 0);
+}
+
+/* Twice on one model: nothing of an evaluation, or of a training step in front of it, is left in the next. */
+static void check_sharded(int shard_ranks, const char *name)
+{
+    static int tokens[MICRO * T], targets[MICRO * T];
+    Config c = config;
+    Model m;
+    Fsdp f;
+    c.strategy.shard_ranks = shard_ranks;
+    comm_device_finish();
+    comm_divide(shard_ranks);
+    comm_init();
+    open_model(&m, &f, &c);
+    model_step(&m, &f, tokens, targets, 0, 0, false);
+    for (int twice = 0; twice < 2; twice++)
+        for (int s = 0; s < NUM_SETS; s++) {
+            c.eval_subset_num_batches = -1;
+            EvalResult e = evaluate(&c, s, &m, &f);
+            check_result(&e, &whole[s], name);
+            c.eval_subset_num_batches = 1;
+            e = evaluate(&c, s, &m, &f);
+            check_result(&e, &part[s], name);
+        }
+    model_free(&m, &f);
+}
+
+static void test_unsharded(void **state)
+{
+    (void)state;
+    check_sharded(1, "unsharded");
+}
+
+static void test_sharded(void **state)
+{
+    (void)state;
+    check_sharded(comm_size(), "sharded");
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_reference), cmocka_unit_test(test_unsharded),
+                                        cmocka_unit_test(test_sharded) };
+    start_ranks(&argc, &argv);
+    return finish_ranks(cmocka_run_group_tests(tests, make_sets, remove_sets));
+}
