@@ -102,23 +102,28 @@ static void finish_saving(void)
     progress_patient(false);
 }
 
-static void evaluate_all(Run *r)
+/* True if the run was asked to stop and this has ended early. */
+static bool evaluate_all(Run *r)
 {
+    bool cut = false;
     log_pause(r->log);
-    for (int i = 0; i < r->config->num_eval; i++) {
-        EvalResult e = evaluate(r->config, i, &r->model, &r->fsdp);
-        log_eval(r->log, r->state.step, &e);
+    for (int i = 0; i < r->config->num_eval && !cut; i++) {
+        EvalResult e = evaluate(r->config, i, &r->model, &r->fsdp, &asked_to_stop);
+        cut = e.cut;
+        if (!cut)
+            log_eval(r->log, r->state.step, &e);
     }
     log_resume(r->log);
+    return cut;
 }
 
-/* As OLMo: save_num_checkpoints_to_keep 0 leaves only those of save_interval_unsharded, which stay for ever; and where it is
- * not 0, the end of training is saved whatever the intervals are. */
+/* As OLMo: save_num_checkpoints_to_keep 0 leaves only those of save_interval_unsharded, which stay for ever, and the newest of
+ * save_interval_ephemeral; and where it is not 0, the end of training is saved whatever the intervals are. */
 static bool is_saved(const Config *c, long step, bool last)
 {
     const bool some = c->save_num_checkpoints_to_keep != 0;
     return every(step, c->save_interval_unsharded) || (last && c->save_interval_unsharded > 0)
-        || (some && (last || every(step, c->save_interval) || every(step, c->save_interval_ephemeral)));
+        || every(step, c->save_interval_ephemeral) || (some && (last || every(step, c->save_interval)));
 }
 
 /* Starts to save; it goes on beside the next steps. */
@@ -141,7 +146,7 @@ static void train(Run *r)
     bool stop = false;
     int skipped_in_a_row = 0;
     if (c->eval_on_load)
-        evaluate_all(r);
+        stop = evaluate_all(r);
     while (!stop && !run_is_over(r)) {
         StepStats t = train_step(r, &stop);
         log_step(r->log, &t);
@@ -161,11 +166,11 @@ static void train(Run *r)
         if (run_is_over(r))         /* what ends an evaluation, as a file that is gone, must not take the last checkpoint along */
             finish_saving();
         if (every(t.step, c->eval_interval) || (c->eval_interval > 0 && run_is_over(r)))
-            evaluate_all(r);
+            stop |= evaluate_all(r);
     }
     if (stop && comm_rank() == 0)
         printf("asked to stop at step %ld\n", r->state.step);
-    if (is_saved(c, r->state.step, true))
+    if (stop || is_saved(c, r->state.step, true))
         save(r);
     finish_saving();
 }

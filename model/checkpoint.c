@@ -162,7 +162,8 @@ static Source open_optimizer(const char *folder, json_t *manifest)
         if (strncmp(name, "optimizer-", strlen("optimizer-")) == 0)
             add_source(&s, folder, name);
     if (s.count == 0)
-        die("%s: trainer.json lists no optimizer files; --reset_optimizer_state starts with new moments", folder);
+        die("%s: trainer.json lists no optimizer files; --load_path of this folder with --reset_optimizer_state and another "
+            "--save_folder starts with new moments", folder);
     return s;
 }
 

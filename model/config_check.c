@@ -2,6 +2,7 @@
  * Every message names the place of a key that takes part and says which values would do. */
 #include "model/config_table.h"
 
+#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -251,6 +252,16 @@ static double duration_in_units(const Config *c)
     return c->max_duration.steps * (c->scheduler.in_tokens ? tokens_per_step : 1);
 }
 
+/* Tokens of a micro-batch are counted by int. */
+static void check_micro_batch(Reader *r)
+{
+    const Config *c = &r->s->c;
+    const int T = c->model.max_sequence_length;
+    if ((double)c->device_train_microbatch_size * T > INT_MAX)
+        die("%s: %d sequences of %d tokens exceed the 2^31 - 1 tokens that a micro-batch can have",
+            config_where(r, "device_train_microbatch_size"), c->device_train_microbatch_size, T);
+}
+
 static void check_schedule(Reader *r)
 {
     Config *c = &r->s->c;
@@ -333,6 +344,7 @@ void config_check_run(Reader *r)
         die("%s: run_name is empty", config_where(r, "run_name"));
     check_strategy(r);
     check_batch(r);
+    check_micro_batch(r);
     choose_grads(r);
     check_schedule(r);
     check_folders(r);

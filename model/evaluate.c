@@ -41,25 +41,27 @@ void evaluate_check(const Config *c)
         loader_close(open_set(c, i, false));
 }
 
-EvalResult evaluate(const Config *c, int i, Model *m, Fsdp *f)
+EvalResult evaluate(const Config *c, int i, Model *m, Fsdp *f, const volatile sig_atomic_t *stop)
 {
     int B = m->attn.B, T = m->attn.T;
     Loader *l = open_set(c, i, true);
     int *tokens = xmalloc(sizeof(int) * B * T), *targets = xmalloc(sizeof(int) * B * T);
     double total[2] = { 0 };
+    bool cut = false;
 
     model_losses(m);
     Batch b = { 0 };
-    for (long n = 0; n != c->eval_subset_num_batches; n++) {
+    for (long n = 0; n != c->eval_subset_num_batches && !cut; n++) {
         progress("reading validation tokens", -1);
         bool more = loader_next(l, &b);
-        double sequences = more ? b.sequences : 0;
-        comm_max(&sequences, 1);
-        if (sequences == 0)
+        double most[2] = { more ? b.sequences : 0, stop && *stop };         /* sequences of a rank; stop */
+        comm_max(most, 2);
+        cut = most[1] > 0;
+        if (most[0] == 0)
             break;
         if (!more)
             b.sequences = 0;
-        for (int first = 0; first < sequences; first += B) {
+        for (int first = 0; first < most[0]; first += B) {
             progress("evaluation", -1);
             micro_batch(tokens, targets, &b, first, B, T);
             model_step(m, f, tokens, targets, 0, 0, false);
@@ -72,5 +74,5 @@ EvalResult evaluate(const Config *c, int i, Model *m, Fsdp *f)
     free(tokens);
     free(targets);
     comm_sum(total, 2);
-    return (EvalResult){ c->eval[i].label, total[1] ? total[0] / total[1] : NAN, (long)total[1] };
+    return (EvalResult){ c->eval[i].label, total[1] ? total[0] / total[1] : NAN, (long)total[1], cut };
 }

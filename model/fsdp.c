@@ -223,7 +223,7 @@ Tensor shard_view(const Shard *s, Tensor t, size_t first, size_t n)
 /* Padding, of units and of the vocabulary's rows, stays 0. */
 void fsdp_init(Fsdp *f, const ModelConfig *c, uint64_t seed)
 {
-    float cutoff = c->init_cutoff_factor > 0 ? (float)c->init_cutoff_factor : c->init_fn == INIT_MITCHELL ? 3 : 0;
+    float cutoff = c->init_cutoff_factor > 0 ? (float)c->init_cutoff_factor : c->init_fn != INIT_NORMAL ? 3 : 0;
     for (int u = 0; u < f->num_units; u++) {
         const Shard *s = &f->shard[u];
         for (int i = 0; i < f->shape[u].num_params; i++) {

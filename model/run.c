@@ -72,13 +72,15 @@ static void make_folder(const char *path)
     free(p);
 }
 
+/* An empty log is left by a run that found the disk full. */
 static bool holds_run(const char *folder)
 {
     static const char *const signs[] = { "config.yaml", "metrics.jsonl", "latest" };
     bool found = false;
     for (size_t i = 0; i < sizeof signs / sizeof signs[0]; i++) {
+        struct stat status;
         char *path = xasprintf("%s/%s", folder, signs[i]);
-        found |= folder_exists(path);
+        found |= lstat(path, &status) == 0 && status.st_size > 0;
         free(path);
     }
     return found;
@@ -210,7 +212,8 @@ static void load_or_initialize(Run *r, const char *folder, bool resets)
     if (ours && !new_trainer) {
         if (c->restore_dataloader && s.fingerprint != r->state.fingerprint)
             die("%s was trained on other data files, or with another model.max_sequence_length, than configured now; "
-                "--restore_dataloader=false starts the data over", folder);
+                "--restore_dataloader=false goes on with these, --reset_trainer_state (with another --save_folder) begins "
+                "a run at step 0", folder);
         if (!c->restore_dataloader && (resets || s.fingerprint != r->state.fingerprint))
             s.loader = (LoaderState){ 0 };
         s.fingerprint = r->state.fingerprint;

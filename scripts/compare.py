@@ -21,7 +21,7 @@ def train(options, recipe, folder, more):
     """Unless the same command has trained it already."""
     command = [*options.launch.split(), "-n", str(options.ranks), options.train, options.config, f"--recipe={recipe}",
                f"--run_name={recipe}", f"--save_folder={folder}", "--save_num_checkpoints_to_keep=0",
-               "--save_interval_unsharded=null", "--save_overwrite", *options.rest, *more]
+               "--save_interval_unsharded=null", "--save_interval_ephemeral=null", "--save_overwrite", *options.rest, *more]
     line, complete = " ".join(command), os.path.join(folder, "complete")
     if os.path.exists(complete):
         with open(complete, encoding="utf-8") as file:

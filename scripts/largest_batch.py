@@ -19,7 +19,8 @@ STEPS = 4
 def command(options, recipe, ranks, batch, *more):
     return [*shlex.split(options.launch), "-n", str(ranks), options.train, options.config, f"--recipe={recipe}",
             f"--global_train_batch_size={ranks * batch}", f"--device_train_microbatch_size={batch}",
-            "--save_num_checkpoints_to_keep=0", "--save_interval_unsharded=null", "--eval_interval=null", "--save_overwrite", *options.rest, *more]
+            "--save_num_checkpoints_to_keep=0", "--save_interval_unsharded=null", "--save_interval_ephemeral=null",
+            "--eval_interval=null", "--save_overwrite", *options.rest, *more]
 
 
 def planned(options, recipe, ranks, batch):

@@ -20,6 +20,8 @@ def documents(path):
     with (gzip.open if name != path else open)(path, "rt", encoding="utf-8") as file:
         if name.endswith(".jsonl"):
             for number, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
                 try:
                     entry = json.loads(line)
                 except ValueError as error:

@@ -46,6 +46,7 @@ static int make_sets(void **state)
 {
     (void)state;
     ModelConfig m = architecture(LLAMA_GQA);
+    m.n_layers = 3;             /* more than are gathered at a time: ranks must agree on the number of passes */
     m.eos_token_id = -1;
     m.pad_token_id = PAD;
     model_config(&config, &m, "f32", MICRO);
@@ -121,7 +122,7 @@ static EvalResult one_by_one(int set, int count)
 }
 
 /* Losses are positive: sums of up to MOST T of them in any order err by MOST T roundoffs. A loss itself comes from logits, whose
- * sums of at most 96 products BLAS may order by the number of rows; what this does through two blocks is allowed as much again. */
+ * sums of at most 96 products BLAS may order by the number of rows; what this does through the blocks is allowed as much again. */
 static void check_result(const EvalResult *found, const EvalResult *expected, const char *what)
 {
     assert_string_equal(found->label, expected->label);
@@ -173,12 +174,16 @@ static void check_sharded(int shard_ranks, const char *name)
     for (int twice = 0; twice < 2; twice++)
         for (int s = 0; s < NUM_SETS; s++) {
             c.eval_subset_num_batches = -1;
-            EvalResult e = evaluate(&c, s, &m, &f);
+            EvalResult e = evaluate(&c, s, &m, &f, NULL);
             check_result(&e, &whole[s], name);
             c.eval_subset_num_batches = 1;
-            e = evaluate(&c, s, &m, &f);
+            e = evaluate(&c, s, &m, &f, NULL);
             check_result(&e, &part[s], name);
+            assert_false(e.cut);
         }
+    /* one rank is asked to stop: all say so */
+    const volatile sig_atomic_t stop = comm_rank() == comm_size() - 1;
+    assert_true(evaluate(&c, 0, &m, &f, &stop).cut);
     model_free(&m, &f);
 }
 

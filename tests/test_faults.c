@@ -308,6 +308,23 @@ static void test_ranks_differ(void **state)
                 "the ranks have different data files");
 }
 
+/* Each rank has a save_folder of its own, and a checkpoint is in one of them only. */
+static void test_checkpoints_differ(void **state)
+{
+    (void)state;
+    char first[PATH_MAX], second[PATH_MAX];
+    if (most_ranks() < 2)
+        skip();
+    make_home(first, "has");
+    make_home(second, "lacks");
+    FILE *p = start_command("%s -n 1 --wdir %s $PWD/%s/train configs/tiny.yaml %s %s --max_duration=2 --save_folder=run",
+                            setting("LAUNCH", "mpirun --oversubscribe"), first, setting("BUILD", "build/cpu"), SMALL, TINY);
+    expect_status(finish(p), 0);
+    p = start_apart(first, second, "--max_duration=4 --save_folder=run --try_load_latest_save");
+    expect_end(p, clock_seconds());
+    expect_once("the ranks have different checkpoints to go on from");
+}
+
 /* Validation files are looked for before the first step, and their absence says how to do without. */
 static void test_no_validation_file(void **state)
 {
@@ -322,7 +339,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_kill_in_a_step), cmocka_unit_test(test_kill_in_a_save), cmocka_unit_test(test_stop),
         cmocka_unit_test(test_hang), cmocka_unit_test(test_ranks_differ), cmocka_unit_test(test_error_of_one_rank),
-        cmocka_unit_test(test_no_validation_file),
+        cmocka_unit_test(test_no_validation_file), cmocka_unit_test(test_checkpoints_differ),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

@@ -44,6 +44,27 @@ static void test_signals(void **state)
     check_signal("USR2", true);
 }
 
+/* An evaluation that takes minutes does not keep a run from stopping. */
+static void test_signal_in_evaluation(void **state)
+{
+    (void)state;
+    char path[256], command[1024], data[20 * 24] = "data/sample-train.npy";
+    for (int i = 1; i < 20; i++)
+        strcat(data, ",data/sample-train.npy");
+    snprintf(path, sizeof path, "%s/evaluates", folder);
+    snprintf(command, sizeof command, "--max_duration=100 --eval_interval=1 --save_folder=%s "
+             "--evaluators='[{label: val, data: {paths: [%s]}}]'", path, data);
+    FILE *p = start(2, command);
+    snprintf(command, sizeof command, "test -s %s/metrics.jsonl", path);
+    for (int i = 0; i < 1000 && system(command) != 0; i++)
+        usleep(100000);
+    assert_int_equal(send_signal("USR1", false, path), 0);
+    expect_status(finish(p), 0);
+    expect_output("asked to stop at step 1");
+    assert_null(strstr(output, "eval at step"));
+    assert_int_equal(trainer("evaluates/latest", "step"), 1);
+}
+
 /* Ctrl-C twice. One step of 5000 sequences takes longer than the test wants to wait. */
 static void test_second_signal(void **state)
 {
@@ -207,7 +228,8 @@ static void test_evaluation_fails(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_signals), cmocka_unit_test(test_second_signal),
+        cmocka_unit_test(test_signals), cmocka_unit_test(test_signal_in_evaluation),
+        cmocka_unit_test(test_second_signal),
         cmocka_unit_test(test_folder_is_not_overwritten), cmocka_unit_test(test_folder_is_in_use),
         cmocka_unit_test(test_updates), cmocka_unit_test(test_data_start_over), cmocka_unit_test(test_rewind),
         cmocka_unit_test(test_companions), cmocka_unit_test(test_last_checkpoint),
