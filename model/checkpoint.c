@@ -256,7 +256,7 @@ bool checkpoint_load(const char *folder, const Config *c, Fsdp *f, TrainState *s
     Source model = open_model(folder);
     check_description(folder, &c->model);
     companions_read(folder);
-    for (int u = 0; u < f->num_units; u++)      /* padding is in no file */
+    for (int u = 0; u < f->num_units; u++)      /* files need not hold padding */
         if (f->shard[u].count)
             device_zero(f->shard[u].master.data, tensor_bytes(f->shard[u].master));
     load(folder, LAYOUT_MODEL, model, c, f);

@@ -1,4 +1,4 @@
-/* From the command line to a Config: defaults, then (without a `model` section) a Hugging Face config.json, then the
+/* From the command line to a Config: defaults, then (without model.d_model and model.n_layers) a Hugging Face config.json, then the
  * YAML file with its overrides, then what follows from them; at last everything written out again as YAML.
  * The keys are rows of config_table.c; nothing here knows them but what reads evaluators and load_path. */
 #include "model/config_table.h"
@@ -67,6 +67,15 @@ static _Noreturn void unknown(const YamlNode *n, const char *name)
     die("%s: unknown key '%s'; ./train --help lists all", yaml_place(n), name);
 }
 
+/* A section within a section that is null, as --model.rope_scaling=null: not even a loaded model's values stay. */
+static void config_forget(void *base, const char *section)
+{
+    const size_t length = strlen(section);
+    for (const ConfigKey *k = config_keys; k->name && strchr(section, '.'); k++)
+        if (strncmp(k->name, section, length) == 0 && k->name[length] == '.')
+            value_default(base, k);
+}
+
 void config_apply(Reader *r, YamlNode *n, const char *name, void *base)
 {
     if (!is_section(name)) {
@@ -83,8 +92,10 @@ void config_apply(Reader *r, YamlNode *n, const char *name, void *base)
             value_parse(base, k, n);
         return;
     }
-    if (n->kind == YAML_SCALAR && !n->text)
+    if (n->kind == YAML_SCALAR && !n->text) {
+        config_forget(base, name);
         return;
+    }
     if (n->kind != YAML_MAP)
         die("%s: %s is a section, its keys go below it, indented; found '%s'", yaml_place(n), name,
             n->kind == YAML_LIST ? "a list" : n->text);

@@ -220,7 +220,7 @@ Tensor shard_view(const Shard *s, Tensor t, size_t first, size_t n)
     return t;
 }
 
-/* Padding, of units and of the vocabulary's rows, stays 0. */
+/* Padding, of units and of the vocabulary's rows, is left at 0. */
 void fsdp_init(Fsdp *f, const ModelConfig *c, uint64_t seed)
 {
     float cutoff = c->init_cutoff_factor > 0 ? (float)c->init_cutoff_factor : c->init_fn != INIT_NORMAL ? 3 : 0;

@@ -323,7 +323,7 @@ static void check_piece(const Piece *p, const SafeFile *file, const SafeTensor *
 static void read_piece(const Piece *p, const Shard *s, const SafeFile *file, const SafeTensor *t, void *raw,
                        float *values)
 {
-    size_t count = t->shape[0] * (t->dims == 2 ? t->shape[1] : 1) / (p->per > 1 ? p->shape[1] : 1);
+    size_t count = t->shape[0] * (t->dims == 2 ? t->shape[1] : 1);
     Range own = { s->first / p->per, (s->first + s->count) / p->per };
     Range r = intersect(own, (Range){ p->first, p->first + count });
     bool same = strcmp(t->dtype, p->dtype) == 0;

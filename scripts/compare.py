@@ -28,7 +28,8 @@ def train(options, recipe, folder, more):
             before = file.read()
         if before == line:
             return
-        sys.exit(f"error: {folder} has the run of another command:\n  {before}\nnow:\n  {line}\ndelete it, or give another --folder")
+        sys.exit(f"error: {folder} has the run of another command:\n  {before}\nnow:\n  {line}\ndelete it, or give another "
+                 "--folder")
     print(f"== {recipe}: {line}", flush=True)
     if subprocess.run(command).returncode != 0:
         sys.exit(f"error: the run with recipe {recipe} failed")

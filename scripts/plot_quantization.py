@@ -24,7 +24,8 @@ def read(folder):
     """The lines of metrics.jsonl that have statistics."""
     lines = [line for line in metrics.read(folder) if "quant/optimizer/m/k" in line]
     if not lines:
-        sys.exit(f"error: {folder}/metrics.jsonl has no quantization statistics: train with --quant_stats_interval=100, for example")
+        sys.exit(f"error: {folder}/metrics.jsonl has no quantization statistics: train with --quant_stats_interval=100, for "
+                 "example")
     return lines
 
 

@@ -342,6 +342,9 @@ static void test_hf(void **state)
     assert_true(c->model.rope_theta == 20000 && c->model.rope_scaling.factor == 8 && c->model.weight_tying);
     assert_true(c->model.n_kv_heads == 4 && c->model.head_dim == 16 && c->model.norm.eps == 1e-6f);
     config_free(c);
+    c = try_load(1, from, "--model.rope_scaling=null", NULL, NULL);
+    assert_true(c->model.rope_scaling.factor == 0);
+    config_free(c);
 
     ModelConfig read = { 0 };
     try_write_hf("{\"architectures\": [\"OlmoForCausalLM\"], \"hidden_size\": 64, \"num_hidden_layers\": 1, "
@@ -395,6 +398,21 @@ static void test_reload(void **state)
     try_write(try_path, try_base);
     check_reload(try_load(1, "--data.seed=0", "--eval_interval=null", "--scheduler.warmup_min_lr=0",
                  "--max_duration=7e9T"));
+}
+
+/* A run's own file with another recipe or seed: what followed from the old one follows from the new one, the rest stays. */
+static void test_reload_changed(void **state)
+{
+    (void)state;
+    try_write(try_path, try_base);
+    Config *c = try_load(1, "--recipe=bf16", "--format.moment1=bf16", "--format.moment2=bf16", NULL);
+    try_write(try_path, c->text);
+    Config *changed = try_load(1, "--recipe=fp8", "--seed=5", NULL, NULL);
+    assert_int_equal(changed->recipe.operand.dtype, E4M3);
+    assert_int_equal(changed->recipe.moment1.dtype, BF16);
+    assert_int_equal(changed->data.seed, 5);
+    config_free(changed);
+    config_free(c);
 }
 
 /* The files that are shipped, and their texts. */
@@ -488,6 +506,7 @@ int main(void)
         cmocka_unit_test(test_blocks),
         cmocka_unit_test(test_hf),
         cmocka_unit_test(test_reload),
+        cmocka_unit_test(test_reload_changed),
         cmocka_unit_test(test_shipped),
         cmocka_unit_test(test_table),
         cmocka_unit_test(test_help),

@@ -117,6 +117,8 @@ static void test_unsupported(void **state)
         { NULL, "precision: amp_fp16",                 "expected amp_bf16|fp32, found 'amp_fp16'", NULL },
         { NULL, "max_grad_norm_ratio: 0.5",            "clipped by max_grad_norm", NULL },
         { NULL, "time_limit: 3600",                    "SIGTERM", NULL },
+        { NULL, "optimizer.eps: 1e-6",                 "'optimizer.eps' is written with a dot", "a section" },
+        { NULL, "save_folder: ''",                     "save_folder is empty", NULL },
         { NULL, "activation_checkpointing: one_in_two", "expected whole_layer|true|fine_grained|false", NULL },
         { NULL, "recipe: fp4",                         "this build has no recipe 'fp4'; it has f32, bf16", NULL },
         { NULL, "quantize_model: {use_quantize_model: fp8deepseek}", "expected coat_real|fp8linear", NULL },
