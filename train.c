@@ -158,8 +158,9 @@ static void train(Run *r)
             save(r);
             finish_saving();
             die("step %ld: the third step in a row whose loss or gradient is not finite; the model as it was before them is "
-                "in %s/step%ld. Lower optimizer.learning_rate or look at the data of these steps",
-                t.step, c->save_folder, t.step);
+                "in %s/step%ld. %s", t.step, c->save_folder, t.step, t.step - r->first_step == 3
+                ? "No step of this run was finite: look at what it has loaded and at its data"
+                : "Lower optimizer.learning_rate or look at the data of these steps");
         }
         if (is_saved(c, t.step, run_is_over(r)))
             save(r);

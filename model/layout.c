@@ -310,7 +310,8 @@ static void check_piece(const Piece *p, const SafeFile *file, const SafeTensor *
         die("%s: tensor %s is stored as %s; expected F32, BF16 or F16", file->path, t->name, t->dtype);
     if (strcmp(t->dtype, p->dtype) != 0 && (!is_float(t->dtype) || !is_float(p->dtype)))
         die("%s: tensor %s is stored as %s, the recipe keeps it as %s; load with the recipe it was saved with, or "
-            "start a run of its own with new moments: --load_path of this folder, --reset_optimizer_state, another --save_folder", file->path, t->name, t->dtype, p->dtype);
+            "start a run of its own with new moments: --load_path of this folder, --reset_optimizer_state and another "
+            "--save_folder", file->path, t->name, t->dtype, p->dtype);
     bool fits = t->dims == p->dims && (t->shape[0] == p->shape[0] || t->shape[0] == p->max_rows)
              && (p->dims == 1 || t->shape[1] == p->shape[1]);
     if (!fits)

@@ -204,6 +204,7 @@ void model_print_plan(const Model *m, const Fsdp *f)
            "(%.1f kB per token and block), work %.3f, head and loss %.3f; total %.3f of %.1f\n",
            gib(master), gib(fsdp_weight_bytes(f)), gib(fsdp_grad_bytes(f)), gib(moments), gib((double)m->L * b->block),
            b->block / 1e3 / m->N, gib(b->work), gib(b->head), gib(model_planned_bytes(m, f)), gib(device_memory_total()));
+    printf("while a checkpoint is written, up to %.3f GiB of host memory besides\n", gib(master + moments));
 }
 
 /* [Su et al. 2021, RoFormer, eq. 15]; scaled as Llama 3.1 does: wavelengths beyond the original context are stretched

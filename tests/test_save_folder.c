@@ -168,8 +168,8 @@ static void test_rewind(void **state)
                   0);
     losses(loss, "there", 3);
     /* what is interrupted before its next save goes on from there, not from what came later */
-    expect_status(train(1, "--max_duration=4 --stop_at=2 --load_path=%s/there/step2 --save_folder=%s/there --save_overwrite", folder,
-                        folder), 0);
+    expect_status(train(1, "--max_duration=4 --stop_at=2 --load_path=%s/there/step2 --save_folder=%s/there --save_overwrite",
+                        folder, folder), 0);
     assert_int_equal(trainer("there/latest", "step"), 2);
     expect_status(train(1, "--max_duration=3 --try_load_latest_save --save_folder=%s/there", folder), 0);
     losses(loss, "there", 3);

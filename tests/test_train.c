@@ -166,8 +166,8 @@ static void test_epoch_budget(void **state)
     static const struct { int batch, steps; } rest[] = { { 8, 25 }, { 16, 19 }, { 4, 38 } };
     for (int i = 0; i < 3; i++) {
         expect_status(train(1, "--max_duration=0.04ep --stop_at=13 --save_folder=%s/epochs%d", folder, i), 0);
-        expect_status(train(1, "--max_duration=0.04ep --try_load_latest_save --global_train_batch_size=%d --save_folder=%s/epochs%d",
-                            rest[i].batch, folder, i), 0);
+        expect_status(train(1, "--max_duration=0.04ep --try_load_latest_save --global_train_batch_size=%d "
+                            "--save_folder=%s/epochs%d", rest[i].batch, folder, i), 0);
         char name[32];
         snprintf(name, sizeof name, "epochs%d/latest", i);
         assert_int_equal(trainer(name, "step"), rest[i].steps);
