@@ -140,12 +140,26 @@ static void save(Run *r)
     r->saved_step = r->state.step;
 }
 
+static bool evaluates_here(const Run *r)
+{
+    const long interval = r->config->eval_interval;
+    return every(r->state.step, interval) || (interval > 0 && run_is_over(r));
+}
+
+/* True if a run goes on from a checkpoint whose evaluation it did not come to. */
+static bool owes_evaluation(const Run *r)
+{
+    double has_eval = log_has_eval(r->log);         /* rank 0 knows */
+    comm_max(&has_eval, 1);
+    return r->saved_step == r->state.step && evaluates_here(r) && !has_eval;
+}
+
 static void train(Run *r)
 {
     const Config *c = r->config;
     bool stop = false;
     int skipped_in_a_row = 0;
-    if (c->eval_on_load)
+    if (c->eval_on_load || owes_evaluation(r))
         stop = evaluate_all(r);
     while (!stop && !run_is_over(r)) {
         StepStats t = train_step(r, &stop);
@@ -166,7 +180,7 @@ static void train(Run *r)
             save(r);
         if (run_is_over(r))         /* what ends an evaluation, as a file that is gone, must not take the last checkpoint along */
             finish_saving();
-        if (every(t.step, c->eval_interval) || (c->eval_interval > 0 && run_is_over(r)))
+        if (evaluates_here(r))
             stop |= evaluate_all(r);
     }
     if (stop && comm_rank() == 0)

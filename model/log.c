@@ -30,6 +30,7 @@ struct Log {
     double  start, paused;     /* paused: when log_pause was called */
     double *loss;              /* of every step of this process that was not skipped */
     long    losses, capacity, first_step;
+    bool    has_eval;          /* of first_step, by an earlier process */
 };
 
 TokenFlops token_flops(const ModelConfig *c)
@@ -48,12 +49,14 @@ double speed_of_light(const ModelConfig *c, const Recipe *r)
     return operand > 0 && stream > 0 ? 1 / (f.linear / operand + (f.head + f.attention) / stream) : 0;
 }
 
-/* Drops the lines of steps that this run will write again, and a last line that a crash cut short. */
-static void drop_later_steps(const char *path, long first_step)
+/* Drops the lines of steps that this run will write again, and a last line that a crash cut short. Returns whether what stays
+ * has evaluations of first_step. */
+static bool drop_later_steps(const char *path, long first_step)
 {
     FILE *in = fopen(path, "r");
     if (!in)
-        return;
+        return false;
+    bool has_eval = false;
     char *line = NULL;
     size_t size = 0;
     long keep = 0, at = 0;
@@ -64,11 +67,18 @@ static void drop_later_steps(const char *path, long first_step)
         if (line[n - 1] != '\n' || sscanf(line, "{\"step\": %ld", &step) != 1 || step > first_step)
             break;
         keep = at;
+        has_eval |= step == first_step && strstr(line, "\"eval/");
     }
     free(line);
     fclose(in);
     if (truncate(path, keep) != 0)
         die("%s: cannot drop the steps from %ld on: %s", path, first_step + 1, strerror(errno));
+    return has_eval;
+}
+
+bool log_has_eval(const Log *l)
+{
+    return l && l->has_eval;
 }
 
 /* Two processes in one folder would mix their steps and delete each other's checkpoints. Where the file system has no locks,
@@ -97,7 +107,7 @@ Log *log_open(const Config *c, RunLength length, long last_step, long first_step
     if (!l->file)
         die("%s: cannot open for writing: %s", l->path, strerror(errno));
     lock(l->file, c->save_folder);
-    drop_later_steps(l->path, first_step);
+    l->has_eval = drop_later_steps(l->path, first_step);
     return l;
 }
 

@@ -63,6 +63,11 @@ static void test_signal_in_evaluation(void **state)
     expect_output("asked to stop at step 1");
     assert_null(strstr(output, "eval at step"));
     assert_int_equal(trainer("evaluates/latest", "step"), 1);
+    /* the next process makes up for it, once */
+    for (int i = 0; i < 2; i++) {
+        expect_status(train(2, "--max_duration=100 --stop_at=1 --eval_interval=1 --try_load_latest_save --save_folder=%s", path), 0);
+        assert_int_equal(strstr(output, "eval at step 1 ") != NULL, i == 0);
+    }
 }
 
 /* Ctrl-C twice. One step of 5000 sequences takes longer than the test wants to wait. */
