@@ -67,12 +67,15 @@ static _Noreturn void unknown(const YamlNode *n, const char *name)
     die("%s: unknown key '%s'; ./train --help lists all", yaml_place(n), name);
 }
 
-/* A section within a section that is null, as --model.rope_scaling=null: not even a loaded model's values stay. */
-static void config_forget(void *base, const char *section)
+/* Null for a section: --model.rope_scaling=null takes away what a loaded model says. At the top level there is nothing else to
+ * take away, and `model: null` leaves the whole model to load_path. */
+static void forget_section(void *base, const char *name)
 {
-    const size_t length = strlen(section);
-    for (const ConfigKey *k = config_keys; k->name && strchr(section, '.'); k++)
-        if (strncmp(k->name, section, length) == 0 && k->name[length] == '.')
+    const size_t length = strlen(name);
+    if (!strchr(name, '.'))
+        return;
+    for (const ConfigKey *k = config_keys; k->name; k++)
+        if (strncmp(k->name, name, length) == 0 && k->name[length] == '.')
             value_default(base, k);
 }
 
@@ -87,13 +90,12 @@ void config_apply(Reader *r, YamlNode *n, const char *name, void *base)
             return;
         }
         yaml_resolve(r->root, n, config_default);
-        const bool follows = strncmp(name, "format.", strlen("format.")) == 0 && n->kind == YAML_SCALAR && !n->text;
-        if (!follows)                           /* else the column is the recipe's */
+        if (!(k->type & FOLLOWS) || n->kind != YAML_SCALAR || n->text)
             value_parse(base, k, n);
         return;
     }
     if (n->kind == YAML_SCALAR && !n->text) {
-        config_forget(base, name);
+        forget_section(base, name);
         return;
     }
     if (n->kind != YAML_MAP)
@@ -277,12 +279,12 @@ static char *value_text(const Settings *s, const ConfigKey *k, int indent)
     return text;
 }
 
-/* What follows from another key, as columns from the recipe, stays null, so that a run of this file with another --recipe has
- * that recipe's; the value stands behind it. follows: s with those values. */
+/* What follows from another key stays null, so that a run of this file with another --recipe has that recipe's columns; the
+ * value stands behind it. follows: s with those values. */
 static void print_value(FILE *f, const Settings *s, const Settings *follows, const ConfigKey *k, int indent)
 {
     char *own = value_text(s, k, indent);
-    if (strncmp(k->name, "format.", strlen("format.")) == 0 || strcmp(k->name, "data.seed") == 0) {
+    if (k->type & FOLLOWS) {
         char *other = value_text(follows, k, indent);
         fprintf(f, strcmp(own, other) == 0 ? " null    #%s" : "%s", own);
         free(other);

@@ -40,24 +40,25 @@ const ConfigKey config_keys[] = {
     OTHER ("recipe", STRING, "null", X(recipe), "in which formats everything is stored; default: by `precision` or "
            "COAT's quantize_* blocks, else bf16"),
     WORD  ("precision", CHOICE | SPENT, "null", "amp_bf16|fp32", X(precision), "OLMo's name of recipe bf16 or f32"),
-    OTHER ("format.stream", FORMAT, "null", C(recipe.stream), "residual stream"),
-    OTHER ("format.saved", FORMAT, "null", C(recipe.saved), "norm inputs kept for backward"),
-    OTHER ("format.qkv", FORMAT, "null", C(recipe.qkv), "q, k, v kept for backward"),
-    OTHER ("format.att", FORMAT, "null", C(recipe.att), "attention output kept for backward"),
-    OTHER ("format.hidden", FORMAT, "null", C(recipe.hidden), "gate and up kept for backward"),
-    OTHER ("format.operand", FORMAT, "null", C(recipe.operand), "GEMM operands: activations and weights"),
-    OTHER ("format.gradient", FORMAT, "null", C(recipe.gradient), "GEMM operands: gradients"),
-    WORD  ("format.keep", CHOICE, "null", "all|inputs|block", C(recipe.keep), "what forward keeps for backward: all, "
+    OTHER ("format.stream", FORMAT | FOLLOWS, "null", C(recipe.stream), "residual stream"),
+    OTHER ("format.saved", FORMAT | FOLLOWS, "null", C(recipe.saved), "norm inputs kept for backward"),
+    OTHER ("format.qkv", FORMAT | FOLLOWS, "null", C(recipe.qkv), "q, k, v kept for backward"),
+    OTHER ("format.att", FORMAT | FOLLOWS, "null", C(recipe.att), "attention output kept for backward"),
+    OTHER ("format.hidden", FORMAT | FOLLOWS, "null", C(recipe.hidden), "gate and up kept for backward"),
+    OTHER ("format.operand", FORMAT | FOLLOWS, "null", C(recipe.operand), "GEMM operands: activations and weights"),
+    OTHER ("format.gradient", FORMAT | FOLLOWS, "null", C(recipe.gradient), "GEMM operands: gradients"),
+    WORD  ("format.keep", CHOICE | FOLLOWS, "null", "all|inputs|block", C(recipe.keep), "what forward keeps for backward: all, "
            "without what is cheap to recompute, each block's input only"),
-    WORD  ("format.forward", CHOICE, "null", "saved|exact", C(recipe.forward), "what forward goes on with where it saves "
+    WORD  ("format.forward", CHOICE | FOLLOWS, "null", "saved|exact", C(recipe.forward), "what forward goes on with where it saves "
            "FP8: the rounded values, as COAT does, or those before rounding"),
-    WORD  ("format.fast", CHOICE, "null", "none|forward|all", C(recipe.fast), "FP8 GEMMs that may add with short "
+    WORD  ("format.fast", CHOICE | FOLLOWS, "null", "none|forward|all", C(recipe.fast), "FP8 GEMMs that may add with short "
            "accumulators"),
-    OTHER ("format.master", FORMAT, "null", C(recipe.master), "weights that the optimizer updates"),
-    OTHER ("format.grads", FORMAT, "null", C(recipe.grads), "accumulated weight gradients; "
+    OTHER ("format.master", FORMAT | FOLLOWS, "null", C(recipe.master), "weights that the optimizer updates"),
+    OTHER ("format.grads", FORMAT | FOLLOWS, "null", C(recipe.grads), "accumulated weight gradients; "
            "f32 unless given where a step has more than 128 micro-batches"),
-    OTHER ("format.moment1", FORMAT, "null", C(recipe.moment1), "AdamW's m; e4m3/128+ is expanded (COAT), e4m3/128 is not"),
-    OTHER ("format.moment2", FORMAT, "null", C(recipe.moment2), "AdamW's v"),
+    OTHER ("format.moment1", FORMAT | FOLLOWS, "null", C(recipe.moment1),
+           "AdamW's m; e4m3/128+ is expanded (COAT), e4m3/128 is not"),
+    OTHER ("format.moment2", FORMAT | FOLLOWS, "null", C(recipe.moment2), "AdamW's v"),
     WORD  ("quantize_model.use_quantize_model", CHOICE | SPENT, "null", "coat_real|fp8linear|none|false",
            X(quantize_model.method), "COAT's block for activations: recipes coat, coat-act, fp8"),
     WORD  ("quantize_model.fabit", CHOICE | SPENT, "null", "E4M3|E5M2", X(quantize_model.forward[0]), "activations"),
@@ -160,7 +161,7 @@ const ConfigKey config_keys[] = {
            "one bool per token, parallel to paths: false is not learned"),
     WORD  ("data.memmap_dtype", CHOICE, "uint16", "uint16|uint32", X(memmap_dtype),
            "type of a token in headerless shards"),
-    OPTION("data.seed", U64, "null", NAN, 0, LONGS, C(data.seed), "of the order of the data; default `seed`"),
+    OPTION("data.seed", U64 | FOLLOWS, "null", NAN, 0, LONGS, C(data.seed), "of the order of the data; default `seed`"),
     OTHER ("data.generate_doc_lengths", BOOL, "false", C(data.generate_doc_lengths),
            "attention stays inside documents"),
     OTHER ("data.generate_attention_mask", BOOL, "false", C(data.mask_padding), "pad_token_id is never a target"),

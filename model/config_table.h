@@ -19,12 +19,13 @@ typedef enum {
     FIXED,           /* nothing: only the `choices` are accepted, `help` says why                       */
     UNUSED,          /* nothing: any value; named in the one warning unless null or one of `choices`    */
     TYPE_MASK = 31,
-    SPENT = 32       /* flag: its effect is in other keys by the time the configuration is written      */
+    SPENT = 32,      /* flag: its effect is in other keys by the time the configuration is written      */
+    FOLLOWS = 64     /* flag: null means that the value follows from another key, as a column from the recipe */
 } Type;
 
 typedef struct {
     const char *name;          /* "optimizer.learning_rate"; "wandb.*": the whole section; "evaluators[].label" */
-    int         type;          /* Type, perhaps with SPENT                                               */
+    int         type;          /* Type, perhaps with SPENT or FOLLOWS                                    */
     const char *fallback;      /* default as YAML; NULL: the key must be given                           */
     double      none;          /* numbers and choices: what null is stored as; NAN: null is an error     */
     double      min, max;      /* numbers: the range, both ends included                                 */

@@ -1,5 +1,5 @@
-/* model/config: values, interpolations, overrides, OLMo's and COAT's spellings, Hugging Face folders, the resolved
- * text. Mistakes and their messages: test_config_errors.c. */
+/* model/config: values, interpolations, overrides, OLMo's and COAT's spellings, Hugging Face folders. The
+ * resolved text and the texts about the keys: test_config_text.c; mistakes and their messages: test_config_errors.c. */
 #include "kernels/kernels.h"
 #include "tests/try_config.h"
 
@@ -7,7 +7,6 @@
 #include <stdarg.h>
 #include <cmocka.h>
 
-#include <glob.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -180,51 +179,10 @@ static void test_interpolation(void **state)
     config_free(c);
 }
 
-/* The spellings of OLMo's and COAT's published files, shortened. */
-static const char published[] =
-    "run_name: pub\n"
-    "wandb:\n  name: ${run_name}\n  entity: ${oc.env:NO_SUCH_VARIABLE}\n"
-    "model: {d_model: 64, n_heads: 4, n_layers: 2, mlp_ratio: 8, weight_tying: true, alibi: false, rope: true,\n"
-    "        flash_attention: true, attention_dropout: 0.0, attention_layer_norm: false,\n"
-    "        multi_query_attention: false, include_bias: false, block_type: sequential, layer_norm_type: default,\n"
-    "        layer_norm_with_affine: false,\n"
-    "        bias_for_layer_norm: false, attention_layer_norm_with_affine: false, activation_type: swiglu,\n"
-    "        residual_dropout: 0.0, embedding_dropout: 0.0, max_sequence_length: 32, vocab_size: 50280,\n"
-    "        embedding_size: 50304, eos_token_id: 50279, pad_token_id: 1, init_device: meta, init_fn: mitchell}\n"
-    "quantize_model: {use_quantize_model: coat_real, fabit: E4M3, fwbit: E4M3, fobit: E4M3, bwbit: E5M2,\n"
-    "                 babit: E5M2, bobit: E5M2, weight_memory_efficient: true, group_size: 16}\n"
-    "quantize_optimizer: {use_quantize_optimizer: coat_fp8_adamw, qgroup_size: 128, first_order_bit: E4M3,\n"
-    "                     first_order_expansion: expand, second_order_bit: E5M2, second_order_expansion: expand}\n"
-    "compile: null\n"
-    "optimizer:\n  name: adamw\n  learning_rate: 4.0e-4\n  weight_decay: 0.1\n  betas:\n  - 0.9\n  - 0.95\n"
-    "  metrics_log_interval: 10\n"
-    "scheduler: {name: linear_with_warmup, t_warmup: 10, alpha_f: 0.1, grad_clip_warmup_steps: 1000,\n"
-    "            grad_clip_warmup_factor: 10.0}\n"
-    "save_num_unsharded_checkpoints_to_keep: -1\n"
-    "save_interval: 1000\n"
-    "save_interval_unsharded: 10000\n"
-    "max_duration: 739_328  # steps\n"
-    "global_train_batch_size: 2048\n"
-    "device_train_microbatch_size: 8\n"
-    "precision: amp_bf16\n"
-    "fsdp: {wrapping_strategy: by_block, precision: mixed, sharding_strategy: FULL_SHARD}\n"
-    "max_grad_norm: 1.0\n"
-    "max_grad_norm_ratio: null\n"
-    "time_limit: null\n"
-    "eval_interval: ${save_interval}\n"
-    "device_eval_batch_size: ${device_train_microbatch_size}\n"
-    "evaluators:\n"
-    "  - label: small\n    data:\n      num_workers: 0\n      drop_last: true\n      datasets:\n"
-    "        c4-validation:\n          - eval/c4.npy\n        pile-validation: [eval/p0.npy, eval/p1.npy]\n"
-    "        far-validation: [s3://far/x.npy]\n"
-    "  - {label: own, data: {paths: eval/own.npy, memmap_dtype: uint32, num_workers: 0}}\n"
-    "  - label: piqa\n    type: downstream\n"
-    "data: {pad_direction: right, num_workers: 0, drop_last: true, pin_memory: true, timeout: 0, paths: [d.npy]}\n";
-
 static void test_published(void **state)
 {
     (void)state;
-    try_write(try_path, published);
+    try_write(try_path, try_published);
     Config *c = try_load(4, "--recipe=bf16", NULL, NULL, NULL);
     assert_true(c->model.mlp_width == 256 && !c->model.norm_affine && c->model.init_fn == INIT_MITCHELL);
     assert_true(c->scheduler.name == LINEAR_WITH_WARMUP && c->scheduler.grad_clip_warmup_steps == 1000 &&
@@ -247,7 +205,7 @@ static void test_warning(void **state)
 {
     (void)state;
     char message[8192];
-    try_write(try_path, published);
+    try_write(try_path, try_published);
     assert_true(try_printed(message, sizeof message, 2, 1, "--recipe=bf16", NULL));
     static const char *const named[] = {
         "wandb", "model.init_device",
@@ -294,7 +252,7 @@ static void test_blocks(void **state)
     static const struct { const char *drop, *recipe; } list[] = {
         { NULL, "coat" }, { "--quantize_optimizer=null", "coat-act" }, { "--quantize_model=null", "coat-opt" },
     };
-    try_write(try_path, published);
+    try_write(try_path, try_published);
     for (int i = 0; i < 3; i++) {
         Config *c = try_load(1, list[i].drop, NULL, NULL, NULL);
         assert_string_equal(c->recipe.name, list[i].recipe);
@@ -360,141 +318,6 @@ static void test_hf(void **state)
                 read.clip_qkv == 0);
 }
 
-/* ---- the resolved text, the table ------------------------------------------------------------------------- */
-
-/* Loading the text that a configuration was written out as gives the same configuration. */
-static void check_reload(Config *c)
-{
-    try_write(try_path, c->text);
-    Config *again = try_load(1, NULL, NULL, NULL, NULL);
-    assert_string_equal(c->text, again->text);
-    assert_memory_equal(&c->model, &again->model, sizeof c->model);
-    assert_memory_equal(&c->optimizer, &again->optimizer, sizeof c->optimizer);
-    assert_memory_equal(&c->scheduler, &again->scheduler, sizeof c->scheduler);
-    assert_memory_equal(&c->max_duration, &again->max_duration, sizeof c->max_duration);
-    assert_true(format_equal(c->recipe.moment2, again->recipe.moment2) && c->recipe.keep == again->recipe.keep);
-    assert_true(c->z_loss == again->z_loss && c->data.seed == again->data.seed && c->num_eval == again->num_eval);
-    for (int i = 0; i < c->num_eval; i++) {
-        assert_string_equal(c->eval[i].label, again->eval[i].label);
-        assert_int_equal(c->eval[i].itemsize, again->eval[i].itemsize);
-    }
-    config_free(again);
-    config_free(c);
-}
-
-static void test_reload(void **state)
-{
-    (void)state;
-    try_write(try_path, try_base);
-    check_reload(try_load(1, NULL, NULL, NULL, NULL));
-    try_write(try_path, published);
-    check_reload(try_load(1, "--recipe=f32", "--format={moment1: e4m3/128, moment2: e5m2/128, keep: block}", "--max_duration=0.1ep",
-                      "--optimizer.learning_rate=0.1234567890123456"));
-    try_write(try_path, try_base);
-    check_reload(try_load(1, "--run_name=a \"b\" \\: #c", "--data.paths=['null', '~', 'x: y', 'true', '']",
-                 "--softmax_auxiliary_loss",
-                      "--model={rope_scaling: {rope_type: llama3, factor: 8}, clip_qkv: 0.3, mlp_hidden_size: 100, "
-                      "layer_norm_type: default, layer_norm_with_affine: false}"));
-    try_write(try_path, try_base);
-    check_reload(try_load(1, "--data.seed=0", "--eval_interval=null", "--scheduler.warmup_min_lr=0",
-                 "--max_duration=7e9T"));
-}
-
-/* A run's own file with another recipe or seed: what followed from the old one follows from the new one, the rest stays. */
-static void test_reload_changed(void **state)
-{
-    (void)state;
-    try_write(try_path, try_base);
-    Config *c = try_load(1, "--recipe=bf16", "--format.moment1=bf16", "--format.moment2=bf16", NULL);
-    try_write(try_path, c->text);
-    Config *changed = try_load(1, "--recipe=fp8", "--seed=5", NULL, NULL);
-    assert_int_equal(changed->recipe.operand.dtype, E4M3);
-    assert_int_equal(changed->recipe.moment1.dtype, BF16);
-    assert_int_equal(changed->data.seed, 5);
-    config_free(changed);
-    config_free(c);
-}
-
-/* The files that are shipped, and their texts. */
-static void test_shipped(void **state)
-{
-    (void)state;
-    glob_t files;
-    char message[8192];
-    assert_int_equal(glob("configs/*.yaml", 0, NULL, &files), 0);
-    assert_true(files.gl_pathc >= 6);
-    char saved[sizeof try_path];
-    strcpy(saved, try_path);
-    for (size_t i = 0; i < files.gl_pathc; i++) {
-        snprintf(try_path, sizeof try_path, "%s", files.gl_pathv[i]);
-        assert_true(try_printed(message, sizeof message, 2, 1, NULL, NULL));
-        assert_string_equal(message, "");
-        Config *c = try_load(1, NULL, NULL, NULL, NULL);
-        strcpy(try_path, saved);
-        check_reload(c);
-    }
-    globfree(&files);
-}
-
-static void test_table(void **state)
-{
-    (void)state;
-    for (const ConfigKey *k = config_keys; k->name; k++) {
-        int type = k->type & TYPE_MASK;
-        for (const ConfigKey *other = k + 1; other->name; other++) {
-            assert_string_not_equal(k->name, other->name);
-            bool same_struct = config_is_evaluator(k->name) == config_is_evaluator(other->name);
-            if (type < FIXED && (other->type & TYPE_MASK) < FIXED && same_struct)
-                assert_int_not_equal(k->place, other->place);
-        }
-        assert_true(k->help || type == UNUSED);
-        assert_ptr_equal(config_key(k->name), k);
-    }
-    assert_string_equal(config_key("wandb.name")->name, "wandb.*");
-    assert_null(config_key("wandbx"));
-}
-
-static void test_help(void **state)
-{
-    (void)state;
-    static char text[1 << 17];
-    char saved[sizeof try_path];
-    strcpy(saved, try_path);
-    strcpy(try_path, "--help");
-    assert_true(try_printed(text, sizeof text, 1, 1, NULL, NULL));
-    for (const ConfigKey *k = config_keys; k->name; k++)
-        try_contains(text, k->name);
-    strcpy(try_path, "configs/tiny.yaml");
-    for (int i = 0; i < 2; i++) {
-        assert_true(try_printed(text, sizeof text, 1, 1, "--seed=1", i ? "-h" : "--help"));
-        try_contains(text, "usage: mpirun");
-    }
-    strcpy(try_path, "--help=markdown");
-    assert_true(try_printed(text, sizeof text, 1, 1, NULL, NULL));
-    try_contains(text, "| `optimizer.eps` | a number above 0, at most 1 | 1e-5 |");
-    strcpy(try_path, saved);
-}
-
-/* configs/README.md ends with the table. */
-static void test_readme(void **state)
-{
-    (void)state;
-    char *table = NULL, *readme = NULL;
-    size_t size = 0, length = 0;
-    FILE *f = fopen("configs/README.md", "r");
-    assert_non_null(f);
-    assert_true(getdelim(&readme, &length, '\0', f) > 0);
-    fclose(f);
-    f = open_memstream(&table, &size);
-    config_print_markdown(f);
-    fclose(f);
-    const char *start = strstr(readme, "| key | value |");
-    assert_non_null(start);
-    assert_string_equal(start, table);
-    free(table);
-    free(readme);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -505,12 +328,6 @@ int main(void)
         cmocka_unit_test(test_warning),
         cmocka_unit_test(test_blocks),
         cmocka_unit_test(test_hf),
-        cmocka_unit_test(test_reload),
-        cmocka_unit_test(test_reload_changed),
-        cmocka_unit_test(test_shipped),
-        cmocka_unit_test(test_table),
-        cmocka_unit_test(test_help),
-        cmocka_unit_test(test_readme),
     };
     return cmocka_run_group_tests(tests, try_make_folder, try_remove_folder);
 }

@@ -34,6 +34,47 @@ const char try_base[] =
     "global_train_batch_size: 8\n"
     "device_train_microbatch_size: 2\n";
 
+/* The spellings of OLMo's and COAT's published files, shortened. */
+const char try_published[] =
+    "run_name: pub\n"
+    "wandb:\n  name: ${run_name}\n  entity: ${oc.env:NO_SUCH_VARIABLE}\n"
+    "model: {d_model: 64, n_heads: 4, n_layers: 2, mlp_ratio: 8, weight_tying: true, alibi: false, rope: true,\n"
+    "        flash_attention: true, attention_dropout: 0.0, attention_layer_norm: false,\n"
+    "        multi_query_attention: false, include_bias: false, block_type: sequential, layer_norm_type: default,\n"
+    "        layer_norm_with_affine: false,\n"
+    "        bias_for_layer_norm: false, attention_layer_norm_with_affine: false, activation_type: swiglu,\n"
+    "        residual_dropout: 0.0, embedding_dropout: 0.0, max_sequence_length: 32, vocab_size: 50280,\n"
+    "        embedding_size: 50304, eos_token_id: 50279, pad_token_id: 1, init_device: meta, init_fn: mitchell}\n"
+    "quantize_model: {use_quantize_model: coat_real, fabit: E4M3, fwbit: E4M3, fobit: E4M3, bwbit: E5M2,\n"
+    "                 babit: E5M2, bobit: E5M2, weight_memory_efficient: true, group_size: 16}\n"
+    "quantize_optimizer: {use_quantize_optimizer: coat_fp8_adamw, qgroup_size: 128, first_order_bit: E4M3,\n"
+    "                     first_order_expansion: expand, second_order_bit: E5M2, second_order_expansion: expand}\n"
+    "compile: null\n"
+    "optimizer:\n  name: adamw\n  learning_rate: 4.0e-4\n  weight_decay: 0.1\n  betas:\n  - 0.9\n  - 0.95\n"
+    "  metrics_log_interval: 10\n"
+    "scheduler: {name: linear_with_warmup, t_warmup: 10, alpha_f: 0.1, grad_clip_warmup_steps: 1000,\n"
+    "            grad_clip_warmup_factor: 10.0}\n"
+    "save_num_unsharded_checkpoints_to_keep: -1\n"
+    "save_interval: 1000\n"
+    "save_interval_unsharded: 10000\n"
+    "max_duration: 739_328  # steps\n"
+    "global_train_batch_size: 2048\n"
+    "device_train_microbatch_size: 8\n"
+    "precision: amp_bf16\n"
+    "fsdp: {wrapping_strategy: by_block, precision: mixed, sharding_strategy: FULL_SHARD}\n"
+    "max_grad_norm: 1.0\n"
+    "max_grad_norm_ratio: null\n"
+    "time_limit: null\n"
+    "eval_interval: ${save_interval}\n"
+    "device_eval_batch_size: ${device_train_microbatch_size}\n"
+    "evaluators:\n"
+    "  - label: small\n    data:\n      num_workers: 0\n      drop_last: true\n      datasets:\n"
+    "        c4-validation:\n          - eval/c4.npy\n        pile-validation: [eval/p0.npy, eval/p1.npy]\n"
+    "        far-validation: [s3://far/x.npy]\n"
+    "  - {label: own, data: {paths: eval/own.npy, memmap_dtype: uint32, num_workers: 0}}\n"
+    "  - label: piqa\n    type: downstream\n"
+    "data: {pad_direction: right, num_workers: 0, drop_last: true, pin_memory: true, timeout: 0, paths: [d.npy]}\n";
+
 char try_folder[64], try_path[128];
 
 int try_make_folder(void **state)

@@ -1,0 +1,155 @@
+/* model/config as text: what a configuration is written out as and read from again, the shipped files, the table of keys and the
+ * help and README that are made from it. */
+#include "kernels/kernels.h"
+#include "tests/try_config.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <cmocka.h>
+
+#include <glob.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Loading the text that a configuration was written out as gives the same configuration. */
+static void check_reload(Config *c)
+{
+    try_write(try_path, c->text);
+    Config *again = try_load(1, NULL, NULL, NULL, NULL);
+    assert_string_equal(c->text, again->text);
+    assert_memory_equal(&c->model, &again->model, sizeof c->model);
+    assert_memory_equal(&c->optimizer, &again->optimizer, sizeof c->optimizer);
+    assert_memory_equal(&c->scheduler, &again->scheduler, sizeof c->scheduler);
+    assert_memory_equal(&c->max_duration, &again->max_duration, sizeof c->max_duration);
+    assert_true(format_equal(c->recipe.moment2, again->recipe.moment2) && c->recipe.keep == again->recipe.keep);
+    assert_true(c->z_loss == again->z_loss && c->data.seed == again->data.seed && c->num_eval == again->num_eval);
+    for (int i = 0; i < c->num_eval; i++) {
+        assert_string_equal(c->eval[i].label, again->eval[i].label);
+        assert_int_equal(c->eval[i].itemsize, again->eval[i].itemsize);
+    }
+    config_free(again);
+    config_free(c);
+}
+
+static void test_reload(void **state)
+{
+    (void)state;
+    try_write(try_path, try_base);
+    check_reload(try_load(1, NULL, NULL, NULL, NULL));
+    try_write(try_path, try_published);
+    check_reload(try_load(1, "--recipe=f32", "--format={moment1: e4m3/128, moment2: e5m2/128, keep: block}", "--max_duration=0.1ep",
+                      "--optimizer.learning_rate=0.1234567890123456"));
+    try_write(try_path, try_base);
+    check_reload(try_load(1, "--run_name=a \"b\" \\: #c", "--data.paths=['null', '~', 'x: y', 'true', '']",
+                 "--softmax_auxiliary_loss",
+                      "--model={rope_scaling: {rope_type: llama3, factor: 8}, clip_qkv: 0.3, mlp_hidden_size: 100, "
+                      "layer_norm_type: default, layer_norm_with_affine: false}"));
+    try_write(try_path, try_base);
+    check_reload(try_load(1, "--data.seed=0", "--eval_interval=null", "--scheduler.warmup_min_lr=0",
+                 "--max_duration=7e9T"));
+}
+
+/* A run's own file with another recipe or seed: what followed from the old one follows from the new one, the rest stays. */
+static void test_reload_changed(void **state)
+{
+    (void)state;
+    try_write(try_path, try_base);
+    Config *c = try_load(1, "--recipe=bf16", "--format.moment1=bf16", "--format.moment2=bf16", NULL);
+    try_write(try_path, c->text);
+    Config *changed = try_load(1, "--recipe=fp8", "--seed=5", NULL, NULL);
+    assert_int_equal(changed->recipe.operand.dtype, E4M3);
+    assert_int_equal(changed->recipe.moment1.dtype, BF16);
+    assert_int_equal(changed->data.seed, 5);
+    config_free(changed);
+    config_free(c);
+}
+
+/* The files that are shipped, and their texts. */
+static void test_shipped(void **state)
+{
+    (void)state;
+    glob_t files;
+    char message[8192];
+    assert_int_equal(glob("configs/*.yaml", 0, NULL, &files), 0);
+    assert_true(files.gl_pathc >= 6);
+    char saved[sizeof try_path];
+    strcpy(saved, try_path);
+    for (size_t i = 0; i < files.gl_pathc; i++) {
+        snprintf(try_path, sizeof try_path, "%s", files.gl_pathv[i]);
+        assert_true(try_printed(message, sizeof message, 2, 1, NULL, NULL));
+        assert_string_equal(message, "");
+        Config *c = try_load(1, NULL, NULL, NULL, NULL);
+        strcpy(try_path, saved);
+        check_reload(c);
+    }
+    globfree(&files);
+}
+
+static void test_table(void **state)
+{
+    (void)state;
+    for (const ConfigKey *k = config_keys; k->name; k++) {
+        int type = k->type & TYPE_MASK;
+        for (const ConfigKey *other = k + 1; other->name; other++) {
+            assert_string_not_equal(k->name, other->name);
+            bool same_struct = config_is_evaluator(k->name) == config_is_evaluator(other->name);
+            if (type < FIXED && (other->type & TYPE_MASK) < FIXED && same_struct)
+                assert_int_not_equal(k->place, other->place);
+        }
+        assert_true(k->help || type == UNUSED);
+        assert_ptr_equal(config_key(k->name), k);
+    }
+    assert_string_equal(config_key("wandb.name")->name, "wandb.*");
+    assert_null(config_key("wandbx"));
+}
+
+static void test_help(void **state)
+{
+    (void)state;
+    static char text[1 << 17];
+    char saved[sizeof try_path];
+    strcpy(saved, try_path);
+    strcpy(try_path, "--help");
+    assert_true(try_printed(text, sizeof text, 1, 1, NULL, NULL));
+    for (const ConfigKey *k = config_keys; k->name; k++)
+        try_contains(text, k->name);
+    strcpy(try_path, "configs/tiny.yaml");
+    for (int i = 0; i < 2; i++) {
+        assert_true(try_printed(text, sizeof text, 1, 1, "--seed=1", i ? "-h" : "--help"));
+        try_contains(text, "usage: mpirun");
+    }
+    strcpy(try_path, "--help=markdown");
+    assert_true(try_printed(text, sizeof text, 1, 1, NULL, NULL));
+    try_contains(text, "| `optimizer.eps` | a number above 0, at most 1 | 1e-5 |");
+    strcpy(try_path, saved);
+}
+
+/* configs/README.md ends with the table. */
+static void test_readme(void **state)
+{
+    (void)state;
+    char *table = NULL, *readme = NULL;
+    size_t size = 0, length = 0;
+    FILE *f = fopen("configs/README.md", "r");
+    assert_non_null(f);
+    assert_true(getdelim(&readme, &length, '\0', f) > 0);
+    fclose(f);
+    f = open_memstream(&table, &size);
+    config_print_markdown(f);
+    fclose(f);
+    const char *start = strstr(readme, "| key | value |");
+    assert_non_null(start);
+    assert_string_equal(start, table);
+    free(table);
+    free(readme);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_reload), cmocka_unit_test(test_reload_changed), cmocka_unit_test(test_shipped),
+        cmocka_unit_test(test_table), cmocka_unit_test(test_help), cmocka_unit_test(test_readme),
+    };
+    return cmocka_run_group_tests(tests, try_make_folder, try_remove_folder);
+}
