@@ -10,14 +10,16 @@
 #include "data/loader.h"
 #include "kernels/comm.h"
 #include "kernels/device.h"
-#include "model/checkpoint.h"
-#include "model/error.h"
-#include "model/evaluate.h"
-#include "model/log.h"
+#include "kernels/error.h"
+#include "kernels/trace.h"
+#include "kernels/watchdog.h"
+#include "model/checkpoint/checkpoint.h"
+#include "model/config/load.h"
 #include "model/optimizer.h"
-#include "model/run.h"
-#include "model/trace.h"
-#include "model/watchdog.h"
+#include "model/run/evaluate.h"
+#include "model/run/log.h"
+#include "model/run/run.h"
+#include "model/schedule.h"
 
 static volatile sig_atomic_t asked_to_stop;
 
@@ -45,12 +47,12 @@ static Losses forward_backward(Run *r, const Batch *b, double labels)
     int B = r->model.attn.B, T = r->model.attn.T;
     fsdp_zero_grads(&r->fsdp);
     for (int i = 0; i < b->sequences; i += B) {
-        r->fsdp.last_micro_batch = i + B >= b->sequences;
-        progress("forward and backward", -1);
+        const bool last = i + B >= b->sequences;
+        watchdog_mark("forward and backward", -1);
         model_step(&r->model, &r->fsdp, b->tokens + (size_t)i * T, b->targets + (size_t)i * T,
-                   (float)(1 / labels), (float)c->z_loss, true);
+                   (float)(1 / labels), (float)c->z_loss, last ? PASS_COMPLETE : PASS_ACCUMULATE);
     }
-    progress_together("reading the losses", -1);
+    watchdog_mark_together("reading the losses", -1);
     Losses s = model_losses(&r->model);
     double x[2] = { s.loss / labels, s.zloss / labels };
     comm_sum(x, 2);
@@ -63,8 +65,8 @@ static StepStats train_step(Run *r, bool *stop)
     const Config *c = r->config;
     TrainState *s = &r->state;
     Batch b;
-    progress_step(s->step + 1);
-    progress("reading tokens", -1);
+    watchdog_set_step(s->step + 1);
+    watchdog_mark("reading tokens", -1);
     loader_next(r->loader, &b);
     trace_step(s->step + 1, s->step - r->first_step >= 2 && s->step - r->first_step < 2 + c->profile);
     double labels = global_labels(&b, stop);
@@ -74,7 +76,7 @@ static StepStats train_step(Run *r, bool *stop)
     labels = fmax(labels, 1);
     telemetry_watch(r->telemetry, s->step + 1);
     Losses loss = forward_backward(r, &b, labels);
-    progress_together("reading the gradient norm", -1);
+    watchdog_mark_together("reading the gradient norm", -1);
     double norm = optimizer_grad_norm(&r->fsdp), exposed = trace_step_end();
 
     s->step++;
@@ -85,7 +87,7 @@ static StepStats train_step(Run *r, bool *stop)
                     .exposed_ms = exposed, .clip = max_norm > 0 ? fmin(1, max_norm / (norm + 1e-6)) : 1,
                     .lr = schedule_lr(c, r->length, s->step, s->tokens), .skipped = !isfinite(loss.loss) || !isfinite(norm) };
     if (!t.skipped) {
-        progress("the optimizer", -1);
+        watchdog_mark("the optimizer", -1);
         s->updates++;
         telemetry_write(r->telemetry, s->updates, t.clip);
         optimizer_step(&r->fsdp, c, s->step, s->updates, t.lr, t.clip);
@@ -96,10 +98,10 @@ static StepStats train_step(Run *r, bool *stop)
 /* Waits until a save that is under way is complete. */
 static void finish_saving(void)
 {
-    progress_patient(true);
-    progress_together("waiting for the checkpoint", -1);
+    watchdog_set_patient(true);
+    watchdog_mark_together("waiting for the checkpoint", -1);
     checkpoint_finish();
-    progress_patient(false);
+    watchdog_set_patient(false);
 }
 
 /* True if the run was asked to stop and this has ended early. */
@@ -122,8 +124,8 @@ static bool evaluate_all(Run *r)
 static bool is_saved(const Config *c, long step, bool last)
 {
     const bool some = c->save_num_checkpoints_to_keep != 0;
-    return every(step, c->save_interval_unsharded) || (last && c->save_interval_unsharded > 0)
-        || every(step, c->save_interval_ephemeral) || (some && (last || every(step, c->save_interval)));
+    return is_due(step, c->save_interval_unsharded) || (last && c->save_interval_unsharded > 0)
+        || is_due(step, c->save_interval_ephemeral) || (some && (last || is_due(step, c->save_interval)));
 }
 
 /* Starts to save; it goes on beside the next steps. */
@@ -132,10 +134,10 @@ static void save(Run *r)
     if (r->saved_step == r->state.step)
         return;
     log_pause(r->log);
-    progress_patient(true);
-    progress("saving", -1);
-    checkpoint_begin(r->config, &r->fsdp, &r->state);
-    progress_patient(false);
+    watchdog_set_patient(true);
+    watchdog_mark("saving", -1);
+    checkpoint_begin(r->config, &r->fsdp, &r->state, CHECKPOINT_FILE_BYTES);
+    watchdog_set_patient(false);
     log_resume(r->log);
     r->saved_step = r->state.step;
 }
@@ -143,7 +145,7 @@ static void save(Run *r)
 static bool evaluates_here(const Run *r)
 {
     const long interval = r->config->eval_interval;
-    return every(r->state.step, interval) || (interval > 0 && run_is_over(r));
+    return is_due(r->state.step, interval) || (interval > 0 && run_is_over(r));
 }
 
 /* True if a run goes on from a checkpoint whose evaluation it did not come to. */
@@ -164,9 +166,9 @@ static void train(Run *r)
     while (!stop && !run_is_over(r)) {
         StepStats t = train_step(r, &stop);
         log_step(r->log, &t);
-        progress_patient(true);
+        watchdog_set_patient(true);
         checkpoint_poll();
-        progress_patient(false);
+        watchdog_set_patient(false);
         skipped_in_a_row = t.skipped ? skipped_in_a_row + 1 : 0;
         if (skipped_in_a_row == 3) {
             save(r);
@@ -197,22 +199,26 @@ int main(int argc, char **argv)
     signal(SIGUSR2, on_signal);
     signal(SIGINT, on_signal);
     comm_start(&argc, &argv);
-    Config *c = config_load(argc, argv, comm_size());
+    Config *c = config_load(argc, argv, comm_size(), checkpoint_latest);
+    if (!c) {
+        comm_finish();
+        return 0;
+    }
     comm_divide(c->strategy.shard_ranks);
     watchdog_start(c->timeout_seconds, c->model.n_layers + 2);
-    progress("starting the device", -1);
+    watchdog_mark("starting the device", -1);
     device_init(comm_local_rank());
-    progress_together("connecting the devices", -1);
+    watchdog_mark_together("connecting the devices", -1);
     comm_init();
 
     Run r;
-    progress_patient(true);
-    progress("opening data and model", -1);
+    watchdog_set_patient(true);
+    watchdog_mark("opening data and model", -1);
     if (run_open(&r, c)) {
-        progress_patient(false);
+        watchdog_set_patient(false);
         train(&r);
     }
-    progress_patient(true);
+    watchdog_set_patient(true);
     run_close(&r);
     watchdog_stop();
     config_free(c);

@@ -15,7 +15,8 @@
 
 #include "data/sequence.h"
 #include "data/shard.h"
-#include "model/error.h"
+#include "data/shuffle.h"
+#include "kernels/error.h"
 
 #include <pthread.h>
 #include <stdlib.h>

@@ -1,28 +1,6 @@
 /* Token shards on disk -> this rank's part of each training step, in OLMo's order. */
 #pragma once
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
-typedef struct {
-    const char *key;           /* the configuration's name of `paths`, for messages; NULL: data.paths            */
-    char **paths;              /* shard files or glob patterns, in order                                        */
-    int    num_paths;
-    char **label_mask_paths;   /* parallel bool files, or NULL                                                  */
-    int    num_label_mask_paths;
-    int    itemsize;           /* bytes of a token in headerless files: 2 or 4 (memmap_dtype)                   */
-    int    sequence_length;    /* T                                                                             */
-    int    vocab_size;         /* ids from here on are an error                                                 */
-    int    eos_token_id;       /* -1: none                                                                      */
-    int    pad_token_id;       /* -1: none; a padded token is never a target                                    */
-    bool   mask_padding;       /* targets equal to pad_token_id are masked                                      */
-    bool   shuffle;            /* false: file order (evaluation)                                                */
-    uint64_t seed;             /* of the shuffle; epoch e uses seed + e                                         */
-    bool   drop_last;          /* false (evaluation): the last step may be short                                */
-    bool   again;              /* was opened before: no warnings                                                */
-    int    max_period, min_period, max_count;   /* OLMo's instance_filter: n-grams of min .. max tokens that occur
-                                * max_count times running mask the labels of the whole instance; 0: off         */
-} DataSpec;
+#include "data/spec.h"
 
 typedef struct {
     int       sequences;       /* of this rank in this step                                                     */
@@ -46,10 +24,3 @@ bool     loader_next (Loader *l, Batch *b);     /* b is valid until the next cal
 void     loader_seek (Loader *l, LoaderState s);
 LoaderState loader_state(const Loader *l);         /* of the step that loader_next would give next */
 void     loader_close(Loader *l);
-
-/* Boundaries of the documents in B sequences of T tokens: a document ends behind each eos and at each sequence end.
- * start (up to B*T + 1 entries) gets the first token of each document and B*T; returns the number of documents. */
-int document_starts(int *start, int *longest, const int *tokens, int B, int T, int eos);
-
-/* numpy.random.Generator(PCG64(seed)).shuffle of 0 .. n-1, bit for bit. */
-void numpy_shuffle(uint32_t *index, uint64_t n, uint64_t seed);

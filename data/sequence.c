@@ -1,4 +1,4 @@
-/* Targets, repetition and documents of sequences, as OLMo defines them.
+/* Targets and repetition of sequences, as OLMo defines them.
  *
  * A sequence is T tokens, not T + 1: targets are shifted inside it and the last position has none. The step from the
  * end of one document to the start of the next is a target like any other, as in OLMo's training; only attention
@@ -31,21 +31,4 @@ bool sequence_repeats(const int *token, int T, int min_period, int max_period, i
         }
     }
     return false;
-}
-
-/* The eos belongs to the document that it ends; what follows the last eos of a sequence is a document too. */
-int document_starts(int *start, int *longest, const int *tokens, int B, int T, int eos)
-{
-    int count = 0, first = 0, N = B * T;
-    *longest = 0;
-    for (int n = 0; n < N; n++) {
-        bool ends = (eos >= 0 && tokens[n] == eos) || (n + 1) % T == 0;
-        if (!ends)
-            continue;
-        start[count++] = first;
-        *longest = n + 1 - first > *longest ? n + 1 - first : *longest;
-        first = n + 1;
-    }
-    start[count] = N;
-    return count;
 }

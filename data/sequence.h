@@ -1,6 +1,7 @@
 /* What follows from the tokens of one sequence. Inside data/ only. */
 #pragma once
-#include "data/loader.h"
+#include <stdbool.h>
+#include <stdint.h>
 
 /* target[t] = token[t+1]; -1 at the last position, where mask (T bools; NULL: none) of the next token is 0, and where
  * the next token is `padding` (-1: none). Returns the number of targets >= 0. */

@@ -6,7 +6,7 @@
 #include "data/shard.h"
 
 #include "data/map.h"
-#include "model/error.h"
+#include "kernels/error.h"
 
 #include <errno.h>
 #include <glob.h>

@@ -1,6 +1,6 @@
 /* One file of tokens, mapped into memory and checked. Inside data/ only; the rest of the program uses loader.h. */
 #pragma once
-#include "data/loader.h"
+#include "data/spec.h"
 
 typedef struct {
     const char    *key;          /* where the configuration names it                                            */

@@ -6,7 +6,9 @@
  *   Its 32-bit numbers are the low and then the high half of each 64-bit number.
  * - Fisher-Yates from the end, the index drawn by masking and rejecting, not by Lemire's multiplication, which
  *   other functions of numpy use. */
-#include "data/loader.h"
+#include "data/shuffle.h"
+
+#include <stdbool.h>
 
 typedef unsigned __int128 Uint128;
 

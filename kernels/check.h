@@ -1,7 +1,7 @@
 /* Checks on entry of every operation, the same in both back ends. */
 #pragma once
-#include "model/error.h"
-#include "model/tensor.h"
+#include "kernels/error.h"
+#include "kernels/tensor.h"
 
 /* Dies unless t exists with this shape and a format that means something. */
 #define CHECK_TENSOR(t, rows, cols) check_tensor(__func__, #t, t, rows, cols)

@@ -1,24 +1,52 @@
 /* Ranks and host values over MPI, for both back ends. What concerns device memory is in kernels/cpu or kernels/cuda.
  * MPI's default error handler ends all ranks with a message, so return values need no checks. */
-#include "kernels/comm_mpi.h"
+#include "kernels/comm.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-#include "model/error.h"
-#include "model/watchdog.h"
+#include "kernels/comm_mpi.h"
+#include "kernels/error.h"
 
 static int rank = 0, size = 1, local_rank = 0, local_size = 1;
 static MPI_Win host_memory = MPI_WIN_NULL;
 static MPI_Comm group[NUM_GROUPS];
+static pthread_t main_thread;
+static void (*before_waiting)(const char *operation);
+
+void comm_set_before_waiting(void (*call)(const char *operation))
+{
+    before_waiting = call;
+}
+
+static void wait_in(const char *operation)
+{
+    if (before_waiting)
+        before_waiting(operation);
+}
+
+/* NOTE: MPI is started for calls of the main thread alone. In another one the process ends without MPI, and the launcher, which
+ * sees that, ends the other ranks. */
+static void end_all_ranks(void)
+{
+    if (!pthread_equal(pthread_self(), main_thread))
+        _exit(1);
+    MPI_Abort(MPI_COMM_WORLD, 1);
+}
 
 void comm_start(int *argc, char ***argv)
 {
     MPI_Comm host;
     int provided;
-    MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);    /* other threads read files, but call no MPI */
+    main_thread = pthread_self();
+    MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);
+    if (provided < MPI_THREAD_FUNNELED)
+        die("this MPI supports no threads (MPI_Init_thread provides %d); use one with MPI_THREAD_FUNNELED, as OpenMPI has", provided);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
+    error_set_ranks(rank, size, end_all_ranks);
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &host);
     MPI_Comm_rank(host, &local_rank);
     MPI_Comm_size(host, &local_size);
@@ -48,7 +76,7 @@ void comm_divide(int shard_ranks)
     MPI_Comm_split(MPI_COMM_WORLD, rank % shard_ranks, rank, &group[RANKS_REPLICA]);
 }
 
-MPI_Comm comm_mpi(Ranks g)
+MPI_Comm comm_mpi(int g)
 {
     CHECK(group[g], "comm_start comes first");
     return group[g];
@@ -95,6 +123,7 @@ void comm_finish(void)
     if (host_memory != MPI_WIN_NULL)
         MPI_Win_free(&host_memory);
     free_groups();
+    error_set_ranks(0, 1, NULL);
     MPI_Finalize();
 }
 
@@ -122,7 +151,7 @@ void comm_barrier(void)
 {
     if (size == 1)
         return;
-    progress_together("waiting for all ranks", -1);
+    wait_in("waiting for all ranks");
     MPI_Barrier(MPI_COMM_WORLD);
 }
 
@@ -131,7 +160,7 @@ void comm_broadcast(void *data, size_t bytes, int root)
     const size_t most = 1 << 30;        /* MPI counts in int */
     if (size == 1)
         return;
-    progress_together("broadcast of host values", -1);
+    wait_in("broadcast of host values");
     for (size_t at = 0; at < bytes; at += most)
         MPI_Bcast((char *)data + at, (int)(bytes - at < most ? bytes - at : most), MPI_BYTE, root, MPI_COMM_WORLD);
 }
@@ -147,7 +176,7 @@ void comm_sum_over(double *x, int n, Ranks g)
     const int W = comm_group_size(g);
     if (W == 1)
         return;
-    progress_together("sum over ranks", -1);
+    wait_in("sum over ranks");
     double *all = xmalloc(sizeof *all * (size_t)W * (size_t)n);
     MPI_Allgather(x, n, MPI_DOUBLE, all, n, MPI_DOUBLE, group[g]);
     memset(x, 0, sizeof *x * (size_t)n);
@@ -161,6 +190,6 @@ void comm_max(double *x, int n)
 {
     if (size == 1)
         return;
-    progress_together("maximum over ranks", -1);
+    wait_in("maximum over ranks");
     MPI_Allreduce(MPI_IN_PLACE, x, n, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
 }

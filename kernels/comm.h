@@ -1,7 +1,7 @@
 /* Ranks. mpirun starts one process per device; MPI gives rank and size and carries small host values.
  * Collectives on device memory run over NCCL (CUDA) or MPI (CPU), in order with the kernels queued before and after. */
 #pragma once
-#include "model/tensor.h"
+#include "kernels/tensor.h"
 
 void comm_start (int *argc, char ***argv);      /* MPI only: rank and size are known after it */
 void comm_init  (void);                         /* device collectives; after device_init */
@@ -11,6 +11,9 @@ int  comm_rank  (void);
 int  comm_size  (void);
 int  comm_local_rank(void);                     /* among the ranks of this host */
 int  comm_local_size(void);
+
+/* `call` is called in front of everything in which the host waits for other ranks, with what that is; NULL: nothing is. */
+void comm_set_before_waiting(void (*call)(const char *operation));
 
 /* Zeroed memory that the ranks of this host share, until comm_finish. All ranks call, once. */
 void *comm_host_memory(size_t bytes);

@@ -2,6 +2,4 @@
 #pragma once
 #include <mpi.h>
 
-#include "kernels/comm.h"
-
-MPI_Comm comm_mpi(Ranks g);
+MPI_Comm comm_mpi(int group);           /* one of enum Ranks of comm.h */

@@ -1,7 +1,7 @@
 /* The device: memory, copies, time. One per process. Work is queued and done in order; a call returns at once unless it
  * says that it waits. Errors end the program with a message. */
 #pragma once
-#include "model/tensor.h"
+#include "kernels/tensor.h"
 
 void        device_init(int local_rank);        /* chooses the GPU of that number; says so if there is none */
 const char *device_name(void);                  /* "NVIDIA H200", "cpu" */

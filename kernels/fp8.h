@@ -1,7 +1,7 @@
 /* Numbers in their formats, and tensors in host memory as floats: for the CPU back end, which computes with them, and
  * for the telemetry, which looks at what either back end stored. */
 #pragma once
-#include "model/tensor.h"
+#include "kernels/tensor.h"
 
 float    bf16_decode(uint16_t code);
 uint16_t bf16_encode(float x);                  /* to nearest, ties to even; NaN: 0x7fff */

@@ -1,4 +1,4 @@
-/* One transformer block, forward and backward. The formats are the recipe's (model.h, Acts); the text is the same for all.
+/* One transformer block, forward and backward. The formats are the recipe's (buffers.h, Acts); the text is the same for all.
  *
  *     pre-norm (Llama, OLMo-1)                      norm_after (OLMo-2)
  *     r1 = r0 + Wout Attention(Norm(r0))            r1 = r0 + Norm(Wout Attention(r0))
@@ -6,7 +6,7 @@
  *
  * r0 is a->res0, r1 a->res1 and r2 the next block's res0. An operation whose output is its input's memory does nothing
  * (quantize) or works in place, so a recipe that stores two of these tensors alike pays for one. */
-#include "model/model.h"
+#include "model/block.h"
 
 static const Tensor NONE = { 0 };
 

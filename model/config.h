@@ -1,4 +1,4 @@
-/* What a run is: the YAML file (OLMo's keys), overridden by --a.b=c. Plain data; config.c fills, checks and prints it. */
+/* What a run is: the YAML file (OLMo's keys), overridden by --a.b=c. Plain data; model/config/ fills, checks and prints it. */
 #pragma once
 #include "model/recipe.h"
 #include "kernels/kernels.h"
@@ -113,16 +113,7 @@ typedef struct {
 } Config;
 
 /* Whether a step is one of those that lie `interval` apart; 0: none is. */
-static inline bool every(long step, long interval)
+static inline bool is_due(long step, long interval)
 {
     return interval > 0 && step % interval == 0;
 }
-
-/* Reads argv[1] and the --a.b=c behind it. Prints help and exits 0 for --help anywhere or no argument.
- * Errors: file:line, what was found, what was expected, the nearest key. `world`: ranks, to check the batch against. */
-Config *config_load(int argc, char **argv, int world);
-void    config_free(Config *c);
-
-/* Reads the architecture of a Hugging Face config.json into `m` (only what the file says); dies on an architecture
- * that is none of Llama, OLMo, OLMo-2. config_load does so when the file has `load_path` and no `model` section. */
-void    config_read_hf(ModelConfig *m, const char *folder);

@@ -2,14 +2,13 @@
 #include "model/fsdp.h"
 
 #include "kernels/comm.h"
-#include "model/error.h"
-#include "model/fsdp_plan.h"
-#include "model/trace.h"
-#include "model/watchdog.h"
+#include "kernels/error.h"
+#include "kernels/trace.h"
+#include "kernels/watchdog.h"
 
 /* ---- weights ---------------------------------------------------------------------------------------------- */
 
-/* This rank's slice in the compute format, from its master weights. `to`: where the slice stands, in the slot's format. */
+/* This rank's slice in the compute format, from its master weights. `to`: where the slice stands, in the buffer's format. */
 static void cast_slice(Fsdp *f, int u, Tensor to)
 {
     const Shard *s = &f->shard[u];
@@ -21,7 +20,7 @@ static void cast_slice(Fsdp *f, int u, Tensor to)
         Tensor part = to;
         part.data = (char *)to.data + (at - s->first) * dtype_size(to.format.dtype);
         part.data_t = NULL;
-        part.scale = f->unit[u].tensor[p->slot].scale;
+        part.scale = f->unit[u].tensor[p->id].scale;
         part.rows = 1;
         part.cols = (int)n;
         quantize_codes(part, shard_view(s, s->master, at, n));
@@ -29,7 +28,7 @@ static void cast_slice(Fsdp *f, int u, Tensor to)
 }
 
 /* All of the unit's compute copies. */
-static void gather_slices(Fsdp *f, int u, WeightSlot *s)
+static void gather_slices(Fsdp *f, int u, WeightBuffer *s)
 {
     Tensor part = s->flat;
     if (f->shards > 1)
@@ -37,7 +36,7 @@ static void gather_slices(Fsdp *f, int u, WeightSlot *s)
     cast_slice(f, u, part);
     if (f->shards == 1)
         return;
-    progress_together("all-gather", u);
+    watchdog_mark_together("all-gather", u);
     comm_all_gather(s->flat.data, f->outgoing, f->shard[u].count * dtype_size(part.format.dtype));
 }
 
@@ -46,7 +45,7 @@ static void cast_operands(Fsdp *f, int u, int uses)
 {
     for (int i = 0; i < f->shape[u].num_params; i++) {
         const Param *p = &f->shape[u].param[i];
-        Tensor w = f->unit[u].tensor[p->slot];
+        Tensor w = f->unit[u].tensor[p->id];
         if (!is_gathered(f, u, p))
             continue;
         if (!(uses & FOR_FORWARD))
@@ -58,14 +57,14 @@ static void cast_operands(Fsdp *f, int u, int uses)
 }
 
 /* From sharded ones: codes are gathered, and transposed here. */
-static void gather_operands(Fsdp *f, int u, WeightSlot *s, int uses)
+static void gather_operands(Fsdp *f, int u, WeightBuffer *s, int uses)
 {
     if (!(s->has & FOR_FORWARD))
         gather_slices(f, u, s);
     s->has |= FOR_FORWARD;
     for (int i = 0; i < f->shape[u].num_params && uses & FOR_BACKWARD; i++) {
         const Param *p = &f->shape[u].param[i];
-        Tensor codes = f->unit[u].tensor[p->slot], transposed = codes;
+        Tensor codes = f->unit[u].tensor[p->id], transposed = codes;
         if (!is_gathered(f, u, p))
             continue;
         codes.data_t = transposed.data = NULL;
@@ -75,7 +74,7 @@ static void gather_operands(Fsdp *f, int u, WeightSlot *s, int uses)
 
 void fsdp_gather(Fsdp *f, int u, int uses)
 {
-    WeightSlot *s = weight_slot(f, u);
+    WeightBuffer *s = weight_buffer(f, u);
     if (!s)
         return;
     if (s->unit != u) {
@@ -108,8 +107,8 @@ void fsdp_gather(Fsdp *f, int u, int uses)
 
 const Unit *fsdp_acquire(Fsdp *f, int u)
 {
-    WeightSlot *s = weight_slot(f, u);
-    progress("computation", u);
+    WeightBuffer *s = weight_buffer(f, u);
+    watchdog_mark("computation", u);
     if (s) {
         CHECK(s->unit == u, "unit %d is acquired but was not gathered", u);
         trace_wait(s->ready, "weights", u);
@@ -119,14 +118,14 @@ const Unit *fsdp_acquire(Fsdp *f, int u)
 
 void fsdp_release(Fsdp *f, int u)
 {
-    WeightSlot *s = weight_slot(f, u);
+    WeightBuffer *s = weight_buffer(f, u);
     if (s && f->shards > 1)
         s->released = device_mark(s->released);
 }
 
 /* ---- gradients -------------------------------------------------------------------------------------------- */
 
-static Tensor own_slice(const Fsdp *f, int u, const GradSlot *s)
+static Tensor own_slice(const Fsdp *f, int u, const GradBuffer *s)
 {
     Tensor t = s->flat;
     t.data = (char *)t.data + f->shard[u].first * dtype_size(t.format.dtype);
@@ -134,9 +133,9 @@ static Tensor own_slice(const Fsdp *f, int u, const GradSlot *s)
     return t;
 }
 
-/* With a sum per micro-batch the slot starts from 0, but the own slice from what this step has summed so far: summing over ranks
+/* With a sum per micro-batch the buffer starts from 0, but the own slice from what this step has summed so far: summing over ranks
  * then also accumulates. */
-static void begin_grads(Fsdp *f, int u, GradSlot *s)
+static void begin_grads(Fsdp *f, int u, GradBuffer *s)
 {
     const Shard *own = &f->shard[u];
     CHECK(s->unit < 0, "the gradients of unit %d are not reduced, those of unit %d begin", s->unit, u);
@@ -149,25 +148,25 @@ static void begin_grads(Fsdp *f, int u, GradSlot *s)
 
 Unit *fsdp_grads(Fsdp *f, int u)
 {
-    GradSlot *s = grad_slot(f, u);
+    GradBuffer *s = grad_buffer(f, u);
     if (s && !f->sum_once && s->unit != u)
         begin_grads(f, u, s);
     return &f->dunit[u];
 }
 
-void fsdp_reduce(Fsdp *f, int u)
+void fsdp_reduce(Fsdp *f, int u, bool last)
 {
-    GradSlot *s = grad_slot(f, u);
-    const bool reduces = s && (f->last_micro_batch || !f->sum_once);
-    const bool replicas = f->last_micro_batch && comm_group_size(RANKS_REPLICA) > 1;
+    GradBuffer *s = grad_buffer(f, u);
+    const bool reduces = s && (last || !f->sum_once);
+    const bool replicas = last && comm_group_size(RANKS_REPLICA) > 1;
     if (!f->shard[u].count || !(reduces || replicas))
         return;
-    DeviceMark **filled = s ? &s->filled : &f->grad_slot[SHARED_SLOTS + u].filled;
+    DeviceMark **filled = s ? &s->filled : &f->grad_buffer[SHARED_BUFFERS + u].filled;
     *filled = device_mark(*filled);
     device_queue(QUEUE_REDUCE);
     device_wait(*filled);
     trace_begin("reduce", u);
-    progress_together("summing gradients", u);
+    watchdog_mark_together("summing gradients", u);
     if (reduces) {
         Tensor whole = s->flat;
         whole.cols = (int)f->shape[u].numel;
@@ -191,7 +190,7 @@ void fsdp_wait_grads(Fsdp *f)
 void fsdp_zero_grads(Fsdp *f)
 {
     for (int u = 0; u < f->num_units; u++) {
-        GradSlot *s = grad_slot(f, u);
+        GradBuffer *s = grad_buffer(f, u);
         if (f->shard[u].count)
             device_zero(f->shard[u].grad.data, tensor_bytes(f->shard[u].grad));
         if (s && f->sum_once)
@@ -200,25 +199,6 @@ void fsdp_zero_grads(Fsdp *f)
 }
 
 /* ---- master weights --------------------------------------------------------------------------------------- */
-
-size_t shard_part(const Shard *s, const Param *p, size_t *first)
-{
-    size_t from = p->offset, to = from + (size_t)p->rows * p->cols;
-    from = from > s->first ? from : s->first;
-    to = to < s->first + s->count ? to : s->first + s->count;
-    *first = from < to ? from - p->offset : 0;
-    return from < to ? to - from : 0;
-}
-
-Tensor shard_view(const Shard *s, Tensor t, size_t first, size_t n)
-{
-    size_t at = first - s->first;
-    t.data = (char *)t.data + at * dtype_size(t.format.dtype);
-    if (t.format.group)
-        t.scale = (uint16_t *)t.scale + at / t.format.group * tensor_scales_per_group(t.format);
-    t.cols = (int)n;
-    return t;
-}
 
 /* Padding, of units and of the vocabulary's rows, is left at 0. */
 void fsdp_init(Fsdp *f, const ModelConfig *c, uint64_t seed)
@@ -251,7 +231,7 @@ static void update_scales(Fsdp *f)
     for (int u = 0; u < f->num_units; u++)
         for (int i = 0; i < f->shape[u].num_params; i++) {
             const Param *p = &f->shape[u].param[i];
-            Tensor w = f->unit[u].tensor[p->slot];
+            Tensor w = f->unit[u].tensor[p->id];
             size_t first, n = shard_part(&f->shard[u], p, &first);
             if (format_is_fp8(w.format) && n > 0)
                 quantize_scale(w, shard_view(&f->shard[u], f->shard[u].master, p->offset + first, n));
@@ -261,33 +241,33 @@ static void update_scales(Fsdp *f)
 }
 
 /* Of each element one rank has the value and the others 0: the sum is exact. */
-static void update_dense(Fsdp *f)
+static void update_replicated(Fsdp *f)
 {
-    if (f->dense.cols == 0)
+    if (f->replicated.cols == 0)
         return;
-    device_zero(f->dense.data, tensor_bytes(f->dense));
+    device_zero(f->replicated.data, tensor_bytes(f->replicated));
     for (int u = 0; u < f->num_units; u++)
         for (int i = 0; i < f->shape[u].num_params; i++) {
             const Param *p = &f->shape[u].param[i];
-            Tensor w = f->unit[u].tensor[p->slot];
+            Tensor w = f->unit[u].tensor[p->id];
             size_t first, n = shard_part(&f->shard[u], p, &first);
-            if (!is_dense(f, u, p) || n == 0)
+            if (!is_replicated(f, u, p) || n == 0)
                 continue;
             w.data = (char *)w.data + first * dtype_size(w.format.dtype);
             w.cols = (int)n;
             quantize(w, shard_view(&f->shard[u], f->shard[u].master, p->offset + first, n));
         }
     if (f->shards > 1)
-        comm_all_reduce(f->dense, RANKS_SHARD);
+        comm_all_reduce(f->replicated, RANKS_SHARD);
 }
 
 void fsdp_updated(Fsdp *f)
 {
     if (f->scales.cols > 0)
         update_scales(f);
-    update_dense(f);
-    for (int i = 0; i < num_slots(f); i++)
-        f->weight_slot[i].unit = -1;
+    update_replicated(f);
+    for (int i = 0; i < num_buffers(f); i++)
+        f->weight_buffer[i].unit = -1;
     if (f->shards > 1) {
         f->updated = device_mark(f->updated);
         device_queue(QUEUE_GATHER);

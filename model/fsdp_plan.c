@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "kernels/comm.h"
-#include "model/error.h"
+#include "kernels/error.h"
 
 /* ---- which memory ----------------------------------------------------------------------------------------- */
 
@@ -29,31 +29,31 @@ bool is_gathered(const Fsdp *f, int u, const Param *p)
     return format_equal(compute_format(f, p), unit_format(f, u));
 }
 
-bool is_dense(const Fsdp *f, int u, const Param *p)
+bool is_replicated(const Fsdp *f, int u, const Param *p)
 {
     return !is_gathered(f, u, p) && (f->shards > 1 || !format_equal(f->recipe.stream, f->recipe.master));
 }
 
 /* Memory that units share: two blocks take turns; the embedding is not needed with the head, unless it is the head. */
-static int shared_slot(const Fsdp *f, int u)
+static int shared_buffer(const Fsdp *f, int u)
 {
     return is_block(f, u) ? 2 + u % 2 : u == 0 || !f->tied ? 0 : 1;
 }
 
-WeightSlot *weight_slot(const Fsdp *f, int u)
+WeightBuffer *weight_buffer(const Fsdp *f, int u)
 {
     const bool fp8 = format_is_fp8(unit_format(f, u));
     if (f->shape[u].numel == 0 || (f->shards == 1 && format_equal(unit_format(f, u), f->recipe.master)))
         return NULL;
     const bool stays = f->shards > 1 ? f->strategy.keep_weights : !fp8;
-    return &f->weight_slot[stays ? SHARED_SLOTS + u : shared_slot(f, u)];
+    return &f->weight_buffer[stays ? SHARED_BUFFERS + u : shared_buffer(f, u)];
 }
 
-GradSlot *grad_slot(const Fsdp *f, int u)
+GradBuffer *grad_buffer(const Fsdp *f, int u)
 {
     if (f->shape[u].numel == 0 || f->shards == 1)
         return NULL;
-    return &f->grad_slot[f->sum_once ? SHARED_SLOTS + u : shared_slot(f, u)];
+    return &f->grad_buffer[f->sum_once ? SHARED_BUFFERS + u : shared_buffer(f, u)];
 }
 
 /* ---- placement -------------------------------------------------------------------------------------------- */
@@ -76,14 +76,14 @@ static void place_shard(Fsdp *f, Arena *a, int u, int rank)
     s->v = flat(a, r->moment2, s->count);
 }
 
-/* A slot is as large as the largest unit that it serves. */
-static void measure_slots(Fsdp *f)
+/* A buffer is as large as the largest unit that it serves. */
+static void measure_buffers(Fsdp *f)
 {
-    for (int i = 0; i < num_slots(f); i++)
-        f->weight_slot[i].flat.cols = f->grad_slot[i].flat.cols = 0;
+    for (int i = 0; i < num_buffers(f); i++)
+        f->weight_buffer[i].flat.cols = f->grad_buffer[i].flat.cols = 0;
     for (int u = 0; u < f->num_units; u++) {
-        WeightSlot *w = weight_slot(f, u);
-        GradSlot *g = grad_slot(f, u);
+        WeightBuffer *w = weight_buffer(f, u);
+        GradBuffer *g = grad_buffer(f, u);
         const int n = (int)f->shape[u].numel;
         if (w) {
             w->flat.format = unit_format(f, u);
@@ -94,15 +94,15 @@ static void measure_slots(Fsdp *f)
     }
 }
 
-static void place_slots(Fsdp *f, Arena *a)
+static void place_buffers(Fsdp *f, Arena *a)
 {
     Arena *gathered = f->shards > 1 ? &f->gathered : a;
     size_t outgoing = 0;
-    measure_slots(f);
+    measure_buffers(f);
     f->gathered.used = 0;
-    for (int i = 0; i < num_slots(f); i++) {
-        WeightSlot *w = &f->weight_slot[i];
-        GradSlot *g = &f->grad_slot[i];
+    for (int i = 0; i < num_buffers(f); i++) {
+        WeightBuffer *w = &f->weight_buffer[i];
+        GradBuffer *g = &f->grad_buffer[i];
         w->unit = g->unit = -1;
         if (w->flat.cols > 0) {
             const size_t n = w->flat.cols, bytes = n * dtype_size(w->flat.format.dtype);
@@ -120,21 +120,21 @@ static void place_slots(Fsdp *f, Arena *a)
 /* Scales and norm weights of all units: together, so that one collective serves all. And room for optimizer_grad_norm. */
 static void place_small(Fsdp *f, Arena *a)
 {
-    size_t operands = 0, dense = 0;
+    size_t operands = 0, replicated = 0;
     for (int u = 0; u < f->num_units; u++)
         for (int i = 0; i < f->shape[u].num_params; i++) {
             const Param *p = &f->shape[u].param[i];
             operands += is_gathered(f, u, p) && format_is_fp8(unit_format(f, u));
-            dense += is_dense(f, u, p) ? param_align((size_t)p->cols) : 0;
+            replicated += is_replicated(f, u, p) ? param_align((size_t)p->cols) : 0;
         }
     f->scales = flat(a, (Format){ F32, 0, false }, 4 * operands);
-    f->dense = flat(a, f->recipe.stream, dense);
-    f->norm = arena_alloc(a, sizeof *f->norm);
+    f->replicated = flat(a, f->recipe.stream, replicated);
+    f->square_sum = arena_alloc(a, sizeof *f->square_sum);
 }
 
-static Tensor view_in_slot(const Fsdp *f, int u, const Param *p, size_t *scales)
+static Tensor view_in_buffer(const Fsdp *f, int u, const Param *p, size_t *scales)
 {
-    const WeightSlot *s = weight_slot(f, u);
+    const WeightBuffer *s = weight_buffer(f, u);
     Tensor t = { .format = s->flat.format, .rows = p->rows, .cols = p->cols };
     t.data = (char *)s->flat.data + p->offset * dtype_size(t.format.dtype);
     if (format_is_fp8(t.format)) {
@@ -147,19 +147,19 @@ static Tensor view_in_slot(const Fsdp *f, int u, const Param *p, size_t *scales)
 
 static void make_views(Fsdp *f)
 {
-    size_t scales = 0, dense = 0;
+    size_t scales = 0, replicated = 0;
     for (int u = 0; u < f->num_units; u++) {
-        const GradSlot *g = grad_slot(f, u);
+        const GradBuffer *g = grad_buffer(f, u);
         const Shard *s = &f->shard[u];
         f->dunit[u] = unit_views(&f->shape[u], g ? g->flat.data : s->grad.data, f->recipe.grads);
         for (int i = 0; i < f->shape[u].num_params; i++) {
             const Param *p = &f->shape[u].param[i];
-            Tensor *w = &f->unit[u].tensor[p->slot];
-            if (is_dense(f, u, p)) {
-                *w = tensor_at((char *)f->dense.data + dense * dtype_size(f->recipe.stream.dtype), f->recipe.stream, 1, p->cols);
-                dense += param_align((size_t)p->cols);
-            } else if (is_gathered(f, u, p) && weight_slot(f, u))
-                *w = view_in_slot(f, u, p, &scales);
+            Tensor *w = &f->unit[u].tensor[p->id];
+            if (is_replicated(f, u, p)) {
+                *w = tensor_at((char *)f->replicated.data + replicated * dtype_size(f->recipe.stream.dtype), f->recipe.stream, 1, p->cols);
+                replicated += param_align((size_t)p->cols);
+            } else if (is_gathered(f, u, p) && weight_buffer(f, u))
+                *w = view_in_buffer(f, u, p, &scales);
             else
                 *w = param_view(p, s->master.data, f->recipe.master);
         }
@@ -173,11 +173,11 @@ static void create(Fsdp *f, int num_units)
     f->shard = xcalloc(num_units, sizeof *f->shard);
     f->unit = xcalloc(num_units, sizeof *f->unit);
     f->dunit = xcalloc(num_units, sizeof *f->dunit);
-    f->weight_slot = xcalloc(num_slots(f), sizeof *f->weight_slot);
-    f->grad_slot = xcalloc(num_slots(f), sizeof *f->grad_slot);
+    f->weight_buffer = xcalloc(num_buffers(f), sizeof *f->weight_buffer);
+    f->grad_buffer = xcalloc(num_buffers(f), sizeof *f->grad_buffer);
 }
 
-void fsdp_plan(Fsdp *f, Arena *a, const Config *c, int shards, int rank)
+void fsdp_plan(Fsdp *f, Arena *a, const Config *c, Placement p)
 {
     const ModelConfig *m = &c->model;
     if (!f->shape)
@@ -185,10 +185,12 @@ void fsdp_plan(Fsdp *f, Arena *a, const Config *c, int shards, int rank)
     f->recipe = c->recipe;
     f->strategy = c->strategy;
     f->tied = m->weight_tying;
-    f->shards = shards;
+    f->shards = p.shards;
+    f->rank = p.rank;
+    f->sum_once = p.sum_once;
     size_t first = 0;
     for (int u = 0; u < f->num_units; u++) {
-        unit_shape(&f->shape[u], m, u, shards);
+        unit_shape(&f->shape[u], m, u, p.shards);
         if (f->shape[u].numel > INT32_MAX)
             die("%s has %zu parameters; a unit can have %d. Smaller model.d_model, model.mlp_hidden_size or vocabulary",
                 is_block(f, u) ? "a block" : u == 0 ? "the embedding" : "the head", f->shape[u].numel, INT32_MAX);
@@ -196,9 +198,9 @@ void fsdp_plan(Fsdp *f, Arena *a, const Config *c, int shards, int rank)
         UnitShape alone;                        /* without the padding for the shards: random numbers do not depend on them */
         unit_shape(&alone, m, u, 1);
         first += alone.numel;
-        place_shard(f, a, u, rank);
+        place_shard(f, a, u, p.rank);
     }
-    place_slots(f, a);
+    place_buffers(f, a);
     place_small(f, a);
     make_views(f);
 }
@@ -209,16 +211,37 @@ void fsdp_place_gathered(Fsdp *f)
         f->gathered.base = comm_alloc(f->gathered.used);
 }
 
-static size_t slot_bytes(Tensor t)
+/* ---- asking ----------------------------------------------------------------------------------------------- */
+
+size_t shard_part(const Shard *s, const Param *p, size_t *first)
+{
+    size_t from = p->offset, to = from + (size_t)p->rows * p->cols;
+    from = from > s->first ? from : s->first;
+    to = to < s->first + s->count ? to : s->first + s->count;
+    *first = from < to ? from - p->offset : 0;
+    return from < to ? to - from : 0;
+}
+
+Tensor shard_view(const Shard *s, Tensor t, size_t first, size_t n)
+{
+    size_t at = first - s->first;
+    t.data = (char *)t.data + at * dtype_size(t.format.dtype);
+    if (t.format.group)
+        t.scale = (uint16_t *)t.scale + at / t.format.group * tensor_scales_per_group(t.format);
+    t.cols = (int)n;
+    return t;
+}
+
+static size_t buffer_bytes(Tensor t)
 {
     return (size_t)t.cols * (dtype_size(t.format.dtype) + (t.data_t || format_is_fp8(t.format)));
 }
 
 size_t fsdp_weight_bytes(const Fsdp *f)
 {
-    size_t bytes = tensor_bytes(f->scales) + tensor_bytes(f->dense);
-    for (int i = 0; i < num_slots(f); i++)
-        bytes += slot_bytes(f->weight_slot[i].flat);
+    size_t bytes = tensor_bytes(f->scales) + tensor_bytes(f->replicated);
+    for (int i = 0; i < num_buffers(f); i++)
+        bytes += buffer_bytes(f->weight_buffer[i].flat);
     return bytes;
 }
 
@@ -227,23 +250,23 @@ size_t fsdp_grad_bytes(const Fsdp *f)
     size_t bytes = 0;
     for (int u = 0; u < f->num_units; u++)
         bytes += tensor_bytes(f->shard[u].grad);
-    for (int i = 0; i < num_slots(f); i++)
-        bytes += (size_t)f->grad_slot[i].flat.cols * dtype_size(f->recipe.grads.dtype);
+    for (int i = 0; i < num_buffers(f); i++)
+        bytes += (size_t)f->grad_buffer[i].flat.cols * dtype_size(f->recipe.grads.dtype);
     return bytes;
 }
 
 void fsdp_free(Fsdp *f)
 {
-    for (int i = 0; f->shape && i < num_slots(f); i++) {
-        device_unmark(f->weight_slot[i].ready);
-        device_unmark(f->weight_slot[i].released);
-        device_unmark(f->grad_slot[i].filled);
-        device_unmark(f->grad_slot[i].reduced);
+    for (int i = 0; f->shape && i < num_buffers(f); i++) {
+        device_unmark(f->weight_buffer[i].ready);
+        device_unmark(f->weight_buffer[i].released);
+        device_unmark(f->grad_buffer[i].filled);
+        device_unmark(f->grad_buffer[i].reduced);
     }
     device_unmark(f->updated);
     device_unmark(f->reduced);
     if (f->gathered.base)
         comm_free(f->gathered.base);
-    free(f->shape), free(f->shard), free(f->unit), free(f->dunit), free(f->weight_slot), free(f->grad_slot);
+    free(f->shape), free(f->shard), free(f->unit), free(f->dunit), free(f->weight_buffer), free(f->grad_buffer);
     *f = (Fsdp){ 0 };
 }

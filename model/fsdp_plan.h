@@ -1,16 +1,79 @@
-/* What the verbs ask about the placement. */
+/* Where flat units lie: what each rank owns of weights, gradients and moments, the memory for gathered weights and for
+ * gradients that are not summed yet, and all views of them. fsdp.h moves them. */
 #pragma once
-#include "model/fsdp.h"
+#include "kernels/device.h"
+#include "model/params.h"
 
-/* Slots that units take turns with (fsdp_plan.c, shared_slot) come first, then one of each unit's own. */
-enum { SHARED_SLOTS = 4 };
+/* This rank's part of one unit: elements [first, first + count) of the flat buffer, in all four. (1, count) each. */
+typedef struct { size_t first, count; Tensor master, grad, m, v; } Shard;
 
-static inline int num_slots(const Fsdp *f)
+/* Which copies of an FP8 weight the next use reads: W in forward, W^T in backward. Other formats have one for both. */
+typedef enum { FOR_FORWARD = 1, FOR_BACKWARD = 2 } Use;
+
+/* A gathered unit's memory: (1, n) in its compute format, n the largest unit that it serves. */
+typedef struct {
+    Tensor      flat;                  /* data_t: the transposed copies of FP8 operands */
+    int         unit, has;             /* whose weights, -1: nobody's; for which uses they are there */
+    DeviceMark *ready, *released;
+} WeightBuffer;
+
+/* A unit's gradients before they are summed over the shard group. */
+typedef struct {
+    Tensor      flat;                  /* (1, n) in the recipe's format of gradients */
+    int         unit;                  /* who fills it; -1: nobody */
+    DeviceMark *filled, *reduced;
+} GradBuffer;
+
+typedef struct {
+    int         num_units;             /* L + 2 */
+    UnitShape  *shape;                 /* [num_units] */
+    Shard      *shard;                 /* [num_units] */
+    Unit       *unit, *dunit;          /* [num_units] weights in compute format, and gradients */
+    WeightBuffer *weight_buffer;       /* [num_buffers]: those that units share, then one per unit */
+    GradBuffer *grad_buffer;           /* [num_buffers] */
+    Tensor      scales;                /* (1, 4 per FP8 operand): scales of the operands, 16 bytes apart */
+    Tensor      replicated;            /* (1, n): what block units with FP8 operands have besides them, norm weights: whole on each
+                                          rank */
+    float      *square_sum;            /* device memory: sum of the squares of this rank's gradients */
+    Recipe      recipe;
+    Strategy    strategy;
+    bool        tied;
+    int         shards, rank;          /* ranks of a shard group, and this one's place in it */
+    bool        sum_once;              /* gradients are summed over them once per step */
+    Arena       gathered;              /* memory of the weight buffers and of `outgoing`, if shards > 1 */
+    void       *outgoing;              /* this rank's slice of the unit that is being gathered */
+    DeviceMark *updated, *reduced;
+} Fsdp;
+
+/* Whose part is planned, and with which choice of memory. */
+typedef struct {
+    int  shards, rank;                 /* ranks of a shard group, and the place in it */
+    bool sum_once;                     /* gradients are summed over them once per step, not with every micro-batch */
+} Placement;
+
+/* Places one rank's part of every unit in the arena; called twice, to measure and to place. */
+void        fsdp_plan   (Fsdp *f, Arena *a, const Config *c, Placement p);
+void        fsdp_place_gathered(Fsdp *f);                  /* between the two: allocates what fsdp_plan measured beside `a` */
+size_t      fsdp_weight_bytes(const Fsdp *f);              /* of copies for computing */
+size_t      fsdp_grad_bytes  (const Fsdp *f);              /* of accumulated gradients and their buffers */
+void        fsdp_free   (Fsdp *f);
+
+/* The part of a parameter that this rank owns: elements *first .. *first + n of the parameter; returns n, maybe 0. */
+size_t      shard_part(const Shard *s, const Param *p, size_t *first);
+/* Elements from `first` on, counted in the unit, of one of the shard's flat tensors. */
+Tensor      shard_view(const Shard *s, Tensor t, size_t first, size_t n);
+
+/* ---- what the verbs ask about the placement ---------------------------------------------------------------- */
+
+/* Buffers that units take turns with (fsdp_plan.c, shared_buffer) come first, then one of each unit's own. */
+enum { SHARED_BUFFERS = 4 };
+
+static inline int num_buffers(const Fsdp *f)
 {
-    return SHARED_SLOTS + f->num_units;
+    return SHARED_BUFFERS + f->num_units;
 }
 
-WeightSlot *weight_slot(const Fsdp *f, int unit);      /* NULL: the master weights are the weights */
-GradSlot   *grad_slot  (const Fsdp *f, int unit);      /* NULL: gradients are added to the shard's */
-bool        is_gathered(const Fsdp *f, int unit, const Param *p);      /* p stands in the unit's slot */
-bool        is_dense   (const Fsdp *f, int unit, const Param *p);      /* ... in f->dense */
+WeightBuffer *weight_buffer(const Fsdp *f, int unit);      /* NULL: the master weights are the weights */
+GradBuffer   *grad_buffer  (const Fsdp *f, int unit);      /* NULL: gradients are added to the shard's */
+bool        is_gathered(const Fsdp *f, int unit, const Param *p);      /* p stands in the unit's buffer */
+bool        is_replicated   (const Fsdp *f, int unit, const Param *p);      /* ... in f->replicated */

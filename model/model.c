@@ -1,12 +1,42 @@
 /* A micro-batch through the whole model: embedding -> blocks -> head -> loss, and back. */
 #include "model/model.h"
 
-#include "data/loader.h"
+#include <stdlib.h>
+
 #include "kernels/device.h"
-#include "model/fsdp.h"
-#include "model/trace.h"
+#include "kernels/error.h"
+#include "kernels/trace.h"
+#include "model/block.h"
+#include "model/plan.h"
+#include "model/rope.h"
 
 static const Tensor NONE = { 0 };
+
+static void fill_rope(Model *m)
+{
+    const size_t bytes = sizeof(float) * (size_t)m->attn.T * (size_t)m->attn.D;
+    float *table = xmalloc(bytes);
+    rope_table(table, m->config, m->attn.T);
+    device_put(m->rope, table, bytes);
+    free(table);
+}
+
+void model_place(Model *m, Fsdp *f, const Config *c)
+{
+    m->memory = device_alloc(m->bytes.total);
+    fsdp_place_gathered(f);
+    model_place_tensors(m, f, c);
+    fill_rope(m);
+}
+
+void model_free(Model *m, Fsdp *f)
+{
+    device_free(m->memory);
+    fsdp_free(f);
+    free(m->acts);
+    free(m->host_doc_start);
+    free(m->host_sorted);
+}
 
 static void load_batch(Model *m, const int *tokens, const int *targets)
 {
@@ -85,10 +115,10 @@ static void head(Model *m, Fsdp *f, float scale, float z_weight, bool backward)
     sum(&m->sums[1], m->losses + m->N, m->N);
 }
 
-static void backward(Model *m, Fsdp *f)
+static void backward(Model *m, Fsdp *f, bool last)
 {
     int uses = m->recipe.keep == KEEP_BLOCK ? FOR_FORWARD | FOR_BACKWARD : FOR_BACKWARD;
-    fsdp_reduce(f, m->L + 1);
+    fsdp_reduce(f, m->L + 1, last);
     fsdp_gather(f, m->L, uses);
     for (int l = m->L - 1; l >= 0; l--) {
         int u = l + 1;
@@ -102,22 +132,22 @@ static void backward(Model *m, Fsdp *f)
         block_backward(m, w, dw, &m->acts[l]);
         trace_end();
         fsdp_release(f, u);
-        fsdp_reduce(f, u);
+        fsdp_reduce(f, u, last);
     }
     embedding_backward(fsdp_grads(f, 0)->embed, m->sorted, m->work.dres);
-    fsdp_reduce(f, 0);
-    if (f->last_micro_batch)
+    fsdp_reduce(f, 0, last);
+    if (last)
         fsdp_wait_grads(f);
 }
 
-void model_step(Model *m, Fsdp *f, const int *tokens, const int *targets, float scale, float z_weight, bool with_backward)
+void model_step(Model *m, Fsdp *f, const int *tokens, const int *targets, float scale, float z_weight, Pass pass)
 {
     matmul_accumulation(m->recipe.fast);
     load_batch(m, tokens, targets);
     forward(m, f);
-    head(m, f, scale, z_weight, with_backward);
-    if (with_backward)
-        backward(m, f);
+    head(m, f, scale, z_weight, pass != PASS_FORWARD);
+    if (pass != PASS_FORWARD)
+        backward(m, f, pass == PASS_COMPLETE);
 }
 
 Losses model_losses(Model *m)

@@ -1,8 +1,9 @@
 /* Which parameters an architecture has, unit by unit, and the values they start from. */
+#include "model/params.h"
+
 #include <math.h>
 
-#include "model/error.h"
-#include "model/model.h"
+#include "kernels/error.h"
 
 /* Standard deviations of initial weights, l = number of the block from 0.
  * mitchell: 1/sqrt(fan in), output projections shrunk by the depth reached [OLMo, init_fn: mitchell].
@@ -24,11 +25,11 @@ static Stds init_stds(const ModelConfig *c, int l)
     }
 }
 
-static Param *add(UnitShape *u, int slot, const char *name, int rows, int cols, double std)
+static Param *add(UnitShape *u, int id, const char *name, int rows, int cols, double std)
 {
     CHECK(u->num_params < MAX_PARAMS, "too many parameters");
     Param *p = &u->param[u->num_params++];
-    *p = (Param){ .name = name, .slot = slot, .rows = rows, .cols = cols, .offset = u->numel, .is_norm = rows == 1,
+    *p = (Param){ .name = name, .id = id, .rows = rows, .cols = cols, .offset = u->numel, .is_norm = rows == 1,
                   .init_std = std };
     u->numel = param_align(u->numel + (size_t)rows * cols);
     return p;
@@ -85,6 +86,6 @@ Unit unit_views(const UnitShape *u, void *data, Format f)
 {
     Unit v = { 0 };
     for (int i = 0; i < u->num_params; i++)
-        v.tensor[u->param[i].slot] = param_view(&u->param[i], data, f);
+        v.tensor[u->param[i].id] = param_view(&u->param[i], data, f);
     return v;
 }

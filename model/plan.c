@@ -1,12 +1,9 @@
 /* recipe + config -> every Tensor placed in the arena. The same function runs twice: to measure, then to place. */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
+#include "model/plan.h"
 
-#include "kernels/comm.h"
-#include "kernels/device.h"
-#include "model/error.h"
-#include "model/fsdp.h"
+#include <math.h>
+
+#include "kernels/error.h"
 
 /* One block's activations. `first`: those of block 0, whose memory the others share where a tensor is not their own. */
 typedef struct { Arena *arena; const Acts *first; int N; } Planner;
@@ -157,11 +154,11 @@ static void plan_head(Arena *arena, Model *m, const Config *c)
     m->attn.rope = m->rope;
 }
 
-static void plan_all(Arena *arena, Model *m, Fsdp *f, const Config *c, int shards, int rank)
+static void plan_all(Arena *arena, Model *m, Fsdp *f, const Config *c, Placement p)
 {
     PlanBytes *b = &m->bytes;
     arena->used = 0;
-    fsdp_plan(f, arena, c, shards, rank);
+    fsdp_plan(f, arena, c, p);
     b->units = arena->used;
     for (int l = 0; l < m->L; l++) {
         size_t before = arena->used;
@@ -177,79 +174,12 @@ static void plan_all(Arena *arena, Model *m, Fsdp *f, const Config *c, int shard
     b->total = arena->used;
 }
 
-static double gib(double bytes)
-{
-    return bytes / (1 << 30);
-}
-
 size_t model_planned_bytes(const Model *m, const Fsdp *f)
 {
     return m->bytes.total + f->gathered.used;
 }
 
-void model_print_plan(const Model *m, const Fsdp *f)
-{
-    const PlanBytes *b = &m->bytes;
-    size_t n = 0, master = 0, moments = 0;
-    for (int u = 0; u < f->num_units; u++) {
-        const Shard *s = &f->shard[u];
-        for (int i = 0; i < f->shape[u].num_params; i++)
-            n += (size_t)f->shape[u].param[i].rows * f->shape[u].param[i].cols;
-        master += tensor_bytes(s->master);
-        moments += tensor_bytes(s->m) + tensor_bytes(s->v);
-    }
-    printf("model: %.4g M parameters, %d blocks; micro-batch %d x %d tokens\n", n / 1e6, m->L, m->attn.B, m->attn.T);
-    recipe_print(&m->recipe);
-    printf("memory plan of a rank, GiB: master %.3f, weights %.3f, gradients %.3f, moments %.3f, activations %.3f "
-           "(%.1f kB per token and block), work %.3f, head and loss %.3f; total %.3f of %.1f\n",
-           gib(master), gib(fsdp_weight_bytes(f)), gib(fsdp_grad_bytes(f)), gib(moments), gib((double)m->L * b->block),
-           b->block / 1e3 / m->N, gib(b->work), gib(b->head), gib(model_planned_bytes(m, f)), gib(device_memory_total()));
-    printf("while a checkpoint is written, up to %.3f GiB of host memory besides\n", gib(master + moments));
-}
-
-/* [Su et al. 2021, RoFormer, eq. 15]; scaled as Llama 3.1 does: wavelengths beyond the original context are stretched
- * by `factor`, short ones stay, those between are interpolated. */
-static double rope_frequency(const ModelConfig *c, int i)
-{
-    double f = pow(c->rope_theta, -2.0 * i / c->head_dim);
-    if (c->rope_scaling.factor <= 0)
-        return f;
-    double lo = c->rope_scaling.low_freq_factor, hi = c->rope_scaling.high_freq_factor;
-    double wavelength = 2 * M_PI / f, old = c->rope_scaling.original_length;
-    if (wavelength > old / lo)
-        return f / c->rope_scaling.factor;
-    if (wavelength < old / hi)
-        return f;
-    double s = (old / wavelength - lo) / (hi - lo);
-    return (1 - s) * f / c->rope_scaling.factor + s * f;
-}
-
-static void fill_rope(Model *m)
-{
-    int T = m->attn.T, D = m->attn.D;
-    float *table = xmalloc(sizeof(float) * T * D);
-    for (int i = 0; i < D / 2; i++) {
-        double f = rope_frequency(m->config, i);
-        for (int t = 0; t < T; t++) {
-            table[(t * (D / 2) + i) * 2] = (float)cos(t * f);
-            table[(t * (D / 2) + i) * 2 + 1] = (float)sin(t * f);
-        }
-    }
-    device_put(m->rope, table, sizeof(float) * T * D);
-    free(table);
-}
-
-/* Whole gradients on every rank, to sum them once per step, if that leaves a fifth of the memory to libraries and chance and if
- * steps have several micro-batches. The ranks agree. */
-static bool fits(const Model *m, const Fsdp *f, const Config *c, int shards)
-{
-    double refused = (double)model_planned_bytes(m, f) > 0.8 * (double)device_memory_total()
-                  || c->global_train_batch_size <= (long)c->device_train_microbatch_size * comm_size() || shards == 1;
-    comm_max(&refused, 1);
-    return !refused;
-}
-
-void model_plan(Model *m, Fsdp *f, const Config *c, int shards, int rank)
+void model_plan(Model *m, Fsdp *f, const Config *c, Placement p)
 {
     const ModelConfig *mc = &c->model;
     *m = (Model){ .config = mc, .recipe = c->recipe, .L = mc->n_layers, .documents = c->data.generate_doc_lengths };
@@ -261,27 +191,10 @@ void model_plan(Model *m, Fsdp *f, const Config *c, int shards, int rank)
     m->acts = xcalloc(m->L + 1, sizeof *m->acts);
     m->host_doc_start = xmalloc(sizeof(int) * (m->N + 1));
     m->host_sorted = xmalloc(sizeof *m->host_sorted * m->N);
-    f->sum_once = c->strategy.grad_sum != SUM_OFTEN;
-    plan_all(&(Arena){ 0 }, m, f, c, shards, rank);
-    if (c->strategy.grad_sum == SUM_ONCE_IF_FITS && !fits(m, f, c, shards)) {
-        f->sum_once = false;
-        plan_all(&(Arena){ 0 }, m, f, c, shards, rank);
-    }
+    plan_all(&(Arena){ 0 }, m, f, c, p);
 }
 
-void model_place(Model *m, Fsdp *f, const Config *c, int shards, int rank)
+void model_place_tensors(Model *m, Fsdp *f, const Config *c)
 {
-    Arena arena = { .base = m->memory = device_alloc(m->bytes.total) };
-    fsdp_place_gathered(f);
-    plan_all(&arena, m, f, c, shards, rank);
-    fill_rope(m);
-}
-
-void model_free(Model *m, Fsdp *f)
-{
-    device_free(m->memory);
-    fsdp_free(f);
-    free(m->acts);
-    free(m->host_doc_start);
-    free(m->host_sorted);
+    plan_all(&(Arena){ .base = m->memory }, m, f, c, (Placement){ f->shards, f->rank, f->sum_once });
 }

@@ -2,7 +2,8 @@
 #include "tests/models.h"
 
 #include "kernels/random.h"
-#include "model/error.h"
+#include "kernels/error.h"
+#include "model/plan.h"
 
 static const char *const names[NUM_ARCHITECTURES] = { "llama", "llama-gqa", "llama-head", "olmo", "olmo2" };
 
@@ -62,8 +63,8 @@ void model_config(Config *c, const ModelConfig *m, const char *recipe, int B)
 
 void model_create(Model *m, Fsdp *f, const Config *c)
 {
-    model_plan(m, f, c, 1, 0);
-    model_place(m, f, c, 1, 0);
+    model_plan(m, f, c, (Placement){ 1, 0, c->strategy.grad_sum != SUM_OFTEN });
+    model_place(m, f, c);
 }
 
 float test_uniform(uint64_t seed, uint64_t i)

@@ -1,6 +1,6 @@
 /* Small models of every architecture, for tests. */
 #pragma once
-#include "model/fsdp.h"
+#include "model/model.h"
 
 /* LLAMA: plain. LLAMA_GQA: also tied, llama3 rope. LLAMA_HEAD: head_dim != C/H. OLMO: weightless LayerNorm, clip, tied.
  * OLMO2: norms on the branch outputs, QK-norm, GQA. */

@@ -2,8 +2,8 @@
 #pragma once
 #include <sys/stat.h>
 
-#include "model/checkpoint.h"
-#include "model/error.h"
+#include "model/checkpoint/checkpoint.h"
+#include "kernels/error.h"
 #include "tests/kit.h"
 #include "tests/models.h"
 
@@ -37,11 +37,11 @@ static inline bool exists(const char *path)
 
 /* ---- runs ------------------------------------------------------------------------------------------------- */
 
-typedef struct { Config config; Fsdp fsdp; void *memory; } Run;
+typedef struct { Config config; Fsdp fsdp; void *memory; size_t file_limit; } Run;
 
 static inline void open_run(Run *r, const ModelConfig *m, Format master, Format m1, Format m2)
 {
-    *r = (Run){ 0 };
+    *r = (Run){ .file_limit = CHECKPOINT_FILE_BYTES };
     model_config(&r->config, m, "bf16", 1);
     r->config.recipe.master = master;
     r->config.recipe.moment1 = m1;
@@ -52,10 +52,10 @@ static inline void open_run(Run *r, const ModelConfig *m, Format master, Format 
     snprintf(r->config.save_folder, 256, "%s/run%d", root, num_folders++);
     mkdir(r->config.save_folder, 0777);
     Arena arena = { 0 };
-    fsdp_plan(&r->fsdp, &arena, &r->config, 1, 0);
+    fsdp_plan(&r->fsdp, &arena, &r->config, (Placement){ 1, 0, false });
     arena.base = r->memory = device_alloc(arena.used);
     arena.used = 0;
-    fsdp_plan(&r->fsdp, &arena, &r->config, 1, 0);
+    fsdp_plan(&r->fsdp, &arena, &r->config, (Placement){ 1, 0, false });
 }
 
 static inline void open_small(Run *r)
@@ -80,7 +80,7 @@ static inline TrainState state_of(long step)
 static inline void begin(Run *r, long step)
 {
     TrainState s = state_of(step);
-    checkpoint_begin(&r->config, &r->fsdp, &s);
+    checkpoint_begin(&r->config, &r->fsdp, &s, r->file_limit);
 }
 
 static inline void save(Run *r, long step)

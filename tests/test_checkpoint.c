@@ -1,7 +1,8 @@
 /* What is in a checkpoint: bit-exact round trips, files that keep to the safetensors and Hugging Face formats,
  * types that are converted, and models that do not fit. */
-#include "model/hf.h"
-#include "model/safetensors.h"
+#include "model/config/hf.h"
+#include "model/architecture.h"
+#include "model/checkpoint/safetensors.h"
 #include "tests/pattern.h"
 #include "tests/saved.h"
 
@@ -67,10 +68,9 @@ static void check_round_trip(Architecture a, Format master, Format m1, Format m2
     fill_state(&saved);
     for (int u = 0; u < loaded.fsdp.num_units; u++)     /* what must be overwritten, or become 0 */
         pattern_put(loaded.fsdp.shard[u].master.data, 99, 0, tensor_bytes(loaded.fsdp.shard[u].master));
-    checkpoint_file_limit = limit;
+    saved.file_limit = limit;
     save(&saved, 20);
-    checkpoint_file_limit = 5000000000;
-    assert_int_equal(exists(text("%s/model.safetensors", step_folder(&saved, 20))), limit == 5000000000);
+    assert_int_equal(exists(text("%s/model.safetensors", step_folder(&saved, 20))), limit == CHECKPOINT_FILE_BYTES);
 
     TrainState s = { 0 }, expected = state_of(20);
     assert_true(checkpoint_load(step_folder(&saved, 20), &loaded.config, &loaded.fsdp, &s, true));

@@ -10,7 +10,7 @@
 #include <sys/syscall.h>
 
 #include "kernels/comm.h"
-#include "model/hf.h"
+#include "model/architecture.h"
 #include "tests/pattern.h"
 #include "tests/saved.h"
 
@@ -91,7 +91,7 @@ static void test_training_goes_on(void **state)
     set_state(&r, 20);
     atomic_store(&held, true);
     TrainState s = state_of(20), found, expected = s;
-    checkpoint_begin(&r.config, &r.fsdp, &s);
+    checkpoint_begin(&r.config, &r.fsdp, &s, CHECKPOINT_FILE_BYTES);
     s = state_of(21);
     set_state(&r, 30);
     for (int i = 0; i < 100; i++)

@@ -4,7 +4,7 @@
 #include <signal.h>
 #include <sys/resource.h>
 
-#include "model/folder.h"
+#include "model/checkpoint/folder.h"
 #include "tests/saved.h"
 
 /* checkpoint_latest says save_folder/<expected>, or nothing. */

@@ -10,9 +10,9 @@
 #include <unistd.h>
 
 #include "kernels/comm.h"
-#include "model/checkpoint.h"
-#include "model/error.h"
-#include "model/layout.h"
+#include "model/checkpoint/checkpoint.h"
+#include "kernels/error.h"
+#include "model/checkpoint/layout.h"
 #include "tests/models.h"
 #include "tests/pattern.h"
 
@@ -220,7 +220,7 @@ static void test_hybrid(void **state)
 static void begin(const Config *c, const Fsdp *f, long step)
 {
     TrainState s = { .step = step, .tokens = 1000 * step };
-    checkpoint_begin(c, f, &s);
+    checkpoint_begin(c, f, &s, LIMIT);
 }
 
 /* What training does to a shard while it is being written. */
@@ -282,7 +282,6 @@ static void test_saves(void **state)
     c.recipe.moment2 = e5m2;
     c.save_folder = folder;
     c.save_num_checkpoints_to_keep = -1;
-    checkpoint_file_limit = LIMIT;
     check_saves(&c, rank, W);
     if (W % 2 == 0)
         check_saves(&c, rank / 2, W / 2);

@@ -1,6 +1,7 @@
 /* model/config: values, interpolations, overrides, OLMo's and COAT's spellings, Hugging Face folders. The
  * resolved text and the texts about the keys: test_config_text.c; mistakes and their messages: test_config_errors.c. */
 #include "kernels/kernels.h"
+#include "model/config/hf.h"
 #include "tests/try_config.h"
 
 #include <setjmp.h>

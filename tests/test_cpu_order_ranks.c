@@ -5,8 +5,9 @@
 
 #include "tests/kit.h"
 
-#include "model/error.h"
+#include "kernels/error.h"
 #include "model/optimizer.h"
+#include "model/run/memory.h"
 #include "tests/models.h"
 #include "tests/ranks.h"
 
@@ -185,13 +186,13 @@ void __wrap_device_wait(DeviceMark *m)
 
 enum { MICRO_BATCHES = 2, STEPS = 3 };
 
-static void micro_batch(Model *m, Fsdp *f, bool backward)
+static void micro_batch(Model *m, Fsdp *f, Pass pass)
 {
     int tokens[4096], targets[4096];
     assert_true(m->N <= 4096);
     for (int n = 0; n < m->N; n++)
         tokens[n] = targets[n] = test_token(7, (uint64_t)n, m->config->vocab_size);
-    model_step(m, f, tokens, targets, 1.0f / (float)m->N, 0, backward);
+    model_step(m, f, tokens, targets, 1.0f / (float)m->N, 0, pass);
 }
 
 /* As train.c goes, with an evaluation in between. */
@@ -208,19 +209,17 @@ static void train(const char *recipe, Architecture a, Strategy strategy)
     comm_divide(strategy.shard_ranks);
     comm_init();
     memset(cells, 0, CELLS * sizeof *cells);
-    model_plan(&model, &fsdp, &c, comm_group_size(RANKS_SHARD), comm_group_rank(RANKS_SHARD));
-    model_place(&model, &fsdp, &c, comm_group_size(RANKS_SHARD), comm_group_rank(RANKS_SHARD));
+    memory_plan(&model, &fsdp, &c);
+    model_place(&model, &fsdp, &c);
     fsdp_init(&fsdp, &m, 5);
     for (int step = 1; step <= STEPS && !*problem; step++) {
         fsdp_zero_grads(&fsdp);
-        for (int i = 0; i < MICRO_BATCHES; i++) {
-            fsdp.last_micro_batch = i == MICRO_BATCHES - 1;
-            micro_batch(&model, &fsdp, true);
-        }
+        for (int i = 0; i < MICRO_BATCHES; i++)
+            micro_batch(&model, &fsdp, i == MICRO_BATCHES - 1 ? PASS_COMPLETE : PASS_ACCUMULATE);
         model_losses(&model);
         const double norm = optimizer_grad_norm(&fsdp);
         optimizer_step(&fsdp, &c, step, step, 1e-3, fmin(1, 1 / norm));
-        micro_batch(&model, &fsdp, false);
+        micro_batch(&model, &fsdp, PASS_FORWARD);
         model_losses(&model);
     }
     model_free(&model, &fsdp);

@@ -4,8 +4,9 @@
 
 #include "tests/kit.h"
 
-#include "model/error.h"
-#include "model/evaluate.h"
+#include "kernels/error.h"
+#include "model/run/evaluate.h"
+#include "model/run/memory.h"
 #include "tests/models.h"
 #include "tests/ranks.h"
 
@@ -91,8 +92,8 @@ static void open_model(Model *m, Fsdp *f, const Config *c)
 {
     *m = (Model){ 0 };
     *f = (Fsdp){ 0 };
-    model_plan(m, f, c, comm_group_size(RANKS_SHARD), comm_group_rank(RANKS_SHARD));
-    model_place(m, f, c, comm_group_size(RANKS_SHARD), comm_group_rank(RANKS_SHARD));
+    memory_plan(m, f, c);
+    model_place(m, f, c);
     fsdp_init(f, &c->model, 5);
 }
 
@@ -114,7 +115,7 @@ static EvalResult one_by_one(int set, int count)
             targets[t] = t + 1 < T && token(set, i, t + 1) != PAD ? token(set, i, t + 1) : -1;
             labels += targets[t] >= 0;
         }
-        model_step(&m, &f, tokens, targets, 0, 0, false);
+        model_step(&m, &f, tokens, targets, 0, 0, PASS_FORWARD);
         loss += model_losses(&m).loss;
     }
     model_free(&m, &f);
@@ -170,7 +171,7 @@ static void check_sharded(int shard_ranks, const char *name)
     comm_divide(shard_ranks);
     comm_init();
     open_model(&m, &f, &c);
-    model_step(&m, &f, tokens, targets, 0, 0, false);
+    model_step(&m, &f, tokens, targets, 0, 0, PASS_FORWARD);
     for (int twice = 0; twice < 2; twice++)
         for (int s = 0; s < NUM_SETS; s++) {
             c.eval_subset_num_batches = -1;

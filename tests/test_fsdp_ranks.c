@@ -7,7 +7,8 @@
 
 #include "tests/ranks.h"
 #include "model/optimizer.h"
-#include "model/trace.h"
+#include "kernels/trace.h"
+#include "model/run/memory.h"
 #include "tests/models.h"
 
 enum { BATCH = 8, MICRO = 1, STEPS = 3, MAX_TOKENS = 4096, MAX_UNITS = 5 };
@@ -61,8 +62,8 @@ static void open_run(Run *r, int recipe, Strategy strategy)
     r->config.global_train_batch_size = BATCH;
     r->config.strategy = strategy;
     divide(strategy.shard_ranks);
-    model_plan(&r->model, &r->fsdp, &r->config, comm_group_size(RANKS_SHARD), comm_group_rank(RANKS_SHARD));
-    model_place(&r->model, &r->fsdp, &r->config, comm_group_size(RANKS_SHARD), comm_group_rank(RANKS_SHARD));
+    memory_plan(&r->model, &r->fsdp, &r->config);
+    model_place(&r->model, &r->fsdp, &r->config);
     fsdp_init(&r->fsdp, &r->config.model, 5);
 }
 
@@ -86,8 +87,8 @@ static double forward_backward(Run *r, int step)
             tokens[t] = test_token(11, (uint64_t)(sequence + t), vocab);
             targets[t] = test_token(11, (uint64_t)(sequence + t + 1), vocab);
         }
-        r->fsdp.last_micro_batch = i == share - 1;
-        model_step(&r->model, &r->fsdp, tokens, targets, 1.0f / (float)(BATCH * T), 0, true);
+        model_step(&r->model, &r->fsdp, tokens, targets, 1.0f / (float)(BATCH * T), 0,
+                   i == share - 1 ? PASS_COMPLETE : PASS_ACCUMULATE);
     }
     double loss = model_losses(&r->model).loss / (BATCH * T);
     comm_sum(&loss, 1);
@@ -154,7 +155,7 @@ static void check_unit(const Fsdp *f, int u, const Unit *w, bool backward, bool 
 {
     for (int k = 0; k < f->shape[u].num_params; k++) {
         const Param *p = &f->shape[u].param[k];
-        const Tensor t = w->tensor[p->slot];
+        const Tensor t = w->tensor[p->id];
         const bool transposed = backward && t.data_t;
         void **first = transposed ? &reference[recipe].codes_t[u][k] : &reference[recipe].codes[u][k];
         size_t bytes;

@@ -46,7 +46,7 @@ static void perturb_norms(Setup *s)
             float *w = malloc(sizeof(float) * p->cols);
             for (int k = 0; k < p->cols; k++)
                 w[k] = 1 + 0.3f * test_uniform(u * 8 + i, k);
-            device_put(s->fsdp.unit[u].tensor[p->slot].data, w, sizeof(float) * p->cols);
+            device_put(s->fsdp.unit[u].tensor[p->id].data, w, sizeof(float) * p->cols);
             free(w);
         }
 }
@@ -68,7 +68,7 @@ static Loss loss_of(Setup *s, bool backward)
 {
     int N = s->model.N;
     float l[128];
-    model_step(&s->model, &s->fsdp, s->tokens, s->targets, 1, Z_WEIGHT, backward);
+    model_step(&s->model, &s->fsdp, s->tokens, s->targets, 1, Z_WEIGHT, backward ? PASS_COMPLETE : PASS_FORWARD);
     device_get(l, s->model.losses, sizeof(float) * 2 * N);
     Loss r = { 0 };
     for (int n = 0; n < N; n++) {
@@ -147,7 +147,7 @@ static void check_architecture(Architecture a, bool documents)
     for (int u = 0; u < s.fsdp.num_units; u++)
         for (int i = 0; i < s.fsdp.shape[u].num_params; i++) {
             const Param *p = &s.fsdp.shape[u].param[i];
-            check_tensor(&s, architecture_name(a), p, s.fsdp.unit[u].tensor[p->slot], s.fsdp.dunit[u].tensor[p->slot]);
+            check_tensor(&s, architecture_name(a), p, s.fsdp.unit[u].tensor[p->id], s.fsdp.dunit[u].tensor[p->id]);
         }
     model_free(&s.model, &s.fsdp);
 }

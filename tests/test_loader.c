@@ -2,7 +2,7 @@
  * Files, formats and error messages: test_shard.c. */
 #include "data/loader.h"
 #include "data/sequence.h"
-#include "model/error.h"
+#include "kernels/error.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

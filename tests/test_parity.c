@@ -16,10 +16,11 @@
 #include <string.h>
 
 #include "kernels/device.h"
-#include "model/checkpoint.h"
-#include "model/hf.h"
+#include "model/config/hf.h"
+#include "model/checkpoint/checkpoint.h"
+#include "model/architecture.h"
 #include "model/optimizer.h"
-#include "model/safetensors.h"
+#include "model/checkpoint/safetensors.h"
 #include "tests/models.h"
 
 enum { B = 2, T = 16, N = B * T, STEPS = 8 };
@@ -72,7 +73,6 @@ static void open_setup(Setup *s, const char *name)
     s->golden = safetensors_open(path);
     read_batch(s);
     model_create(&s->model, &s->fsdp, &s->config);
-    s->fsdp.last_micro_batch = true;
     assert_false(checkpoint_load(folder, &s->config, &s->fsdp, NULL, true));
 }
 
@@ -104,7 +104,7 @@ static void check_close(const Setup *s, const char *name, const float *found, co
 static void check_forward(Setup *s)
 {
     int V = s->config.model.embedding_size, vocab = s->config.model.vocab_size;
-    model_step(&s->model, &s->fsdp, s->tokens, s->targets, 1, 0, false);
+    model_step(&s->model, &s->fsdp, s->tokens, s->targets, 1, 0, PASS_FORWARD);
     float loss = (float)(model_losses(&s->model).loss / s->labels), *expected_loss = recorded(s, "loss", "F32", 1);
     float *expected = recorded(s, "logits", "F32", (size_t)N * vocab);
     float *all = malloc(4 * (size_t)N * V), *found = malloc(4 * (size_t)N * vocab);
@@ -119,7 +119,7 @@ static void check_forward(Setup *s)
 static double mean_loss_and_gradients(Setup *s)
 {
     fsdp_zero_grads(&s->fsdp);
-    model_step(&s->model, &s->fsdp, s->tokens, s->targets, 1 / s->labels, 0, true);
+    model_step(&s->model, &s->fsdp, s->tokens, s->targets, 1 / s->labels, 0, PASS_COMPLETE);
     return model_losses(&s->model).loss / s->labels;
 }
 

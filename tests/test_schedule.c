@@ -20,7 +20,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "model/optimizer.h"
+#include "model/schedule.h"
 #include "tests/try_config.h"
 
 /* Odd, so that F32 does not hold its multiples; lengths in tokens are beyond 2^31. */

@@ -3,8 +3,9 @@
 
 #include <jansson.h>
 
-#include "model/quant_stats.h"
-#include "model/telemetry.h"
+#include "model/run/quant_stats.h"
+#include "model/optimizer.h"
+#include "model/run/telemetry.h"
 #include "tests/models.h"
 
 enum { B = 4, MAX_TOKENS = 128 };
@@ -70,9 +71,8 @@ static void small_step(Small *s, bool backward)
     for (int n = 0; n < N; n++)
         targets[n] = (n + 1) % s->model.attn.T ? tokens[n + 1] : -1;
     fsdp_zero_grads(&s->fsdp);
-    s->fsdp.last_micro_batch = true;
     telemetry_watch(s->telemetry, s->step);
-    model_step(&s->model, &s->fsdp, tokens, targets, 1.0f / (float)N, 0, backward);
+    model_step(&s->model, &s->fsdp, tokens, targets, 1.0f / (float)N, 0, backward ? PASS_COMPLETE : PASS_FORWARD);
     assert_null(s->model.observe);
     telemetry_write(s->telemetry, s->step, 1);
     json_decref(s->line);
@@ -335,7 +335,7 @@ static void test_no_side_effects(void **state)
         for (long step = 1; step <= 4; step++) {
             fsdp_zero_grads(&s.fsdp);
             telemetry_watch(s.telemetry, step);
-            model_step(&s.model, &s.fsdp, tokens, targets, 0.01f, 0, true);
+            model_step(&s.model, &s.fsdp, tokens, targets, 0.01f, 0, PASS_COMPLETE);
             loss[interval] = model_losses(&s.model).loss;
             telemetry_write(s.telemetry, step, 1);
             optimizer_step(&s.fsdp, &s.config, step, step, 1e-2, 1);

@@ -1,6 +1,8 @@
 /* Helpers of the tests of the configuration. */
 #include "tests/try_config.h"
 
+#include "model/checkpoint/checkpoint.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <cmocka.h>
@@ -136,7 +138,7 @@ Config *try_load(int world, const char *a, const char *b, const char *c, const c
         argv[argc] = strdup(arguments[argc]);
         argc++;
     }
-    Config *config = config_load(argc, argv, world);
+    Config *config = config_load(argc, argv, world, checkpoint_latest);
     for (int i = 0; i < argc; i++)
         free(argv[i]);
     return config;

@@ -1,6 +1,7 @@
 /* Configurations to try: a small complete file, changed line by line, loaded here or in a process of its own. */
 #pragma once
-#include "model/config_table.h"
+#include "model/config/load.h"
+#include "model/config/table.h"
 
 extern char try_folder[64], try_path[128];       /* a temporary folder; the file x.yaml in it that try_load reads */
 extern const char try_base[];                    /* a complete file */

@@ -3,10 +3,11 @@
  * A sum: each rank receives its slice from everybody, adds in the order of ranks in F32 and rounds once; an all-reduce then
  * hands the slices out. So all ranks hold the same bits, and a repetition gives them again, which MPI_Allreduce does not
  * promise. Everything goes a chunk at a time, in buffers of bounded size. */
-#include "kernels/comm_mpi.h"
+#include "kernels/comm.h"
 
 #include <stdlib.h>
 
+#include "kernels/comm_mpi.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/device.h"
 

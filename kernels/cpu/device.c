@@ -11,7 +11,7 @@
 
 #include "kernels/comm.h"
 #include "kernels/cpu/cpu.h"
-#include "model/clock.h"
+#include "kernels/clock.h"
 
 /* OpenBLAS gets this rank's share of the cores, unless its own variable says how many threads it has.
  * NOTE: mpirun binds each of up to two ranks to one core, where OpenBLAS would run all its threads. The ranks take

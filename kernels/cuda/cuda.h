@@ -17,7 +17,7 @@ extern "C" {
 #include "kernels/comm.h"
 #include "kernels/device.h"
 #include "kernels/kernels.h"
-#include "model/error.h"
+#include "kernels/error.h"
 
 /* Ends the program if a CUDA runtime call fails. The error may stem from an earlier kernel. */
 #define CUDA_CHECK(call) cuda_check((call), #call, __FILE__, __LINE__)

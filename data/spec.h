@@ -1,0 +1,25 @@
+/* Which data: files, and what is to be made of their tokens. */
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct {
+    const char *key;           /* the configuration's name of `paths`, for messages; NULL: data.paths            */
+    char **paths;              /* shard files or glob patterns, in order                                        */
+    int    num_paths;
+    char **label_mask_paths;   /* parallel bool files, or NULL                                                  */
+    int    num_label_mask_paths;
+    int    itemsize;           /* bytes of a token in headerless files: 2 or 4 (memmap_dtype)                   */
+    int    sequence_length;    /* T                                                                             */
+    int    vocab_size;         /* ids from here on are an error                                                 */
+    int    eos_token_id;       /* -1: none                                                                      */
+    int    pad_token_id;       /* -1: none; a padded token is never a target                                    */
+    bool   mask_padding;       /* targets equal to pad_token_id are masked                                      */
+    bool   shuffle;            /* false: file order (evaluation)                                                */
+    uint64_t seed;             /* of the shuffle; epoch e uses seed + e                                         */
+    bool   drop_last;          /* false (evaluation): the last step may be short                                */
+    bool   again;              /* was opened before: no warnings                                                */
+    int    max_period, min_period, max_count;   /* OLMo's instance_filter: n-grams of min .. max tokens that occur
+                                * max_count times running mask the labels of the whole instance; 0: off         */
+} DataSpec;

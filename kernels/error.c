@@ -1,0 +1,120 @@
+/* The one reaction to errors: a message on stderr, then every rank goes down.
+ *
+ * exit() on one rank would leave the others waiting in a collective for ever, so what runs several ranks says here how all of
+ * them end. Most errors (a missing file, a wrong key) are met by every rank at once. Rank 0 speaks at once and its end takes the
+ * others along while they wait, so the message appears once; an error of one rank alone appears a moment later. */
+#include "kernels/error.h"
+
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+enum { MESSAGE_SIZE = 4096 };
+
+static struct {
+    int rank, size;
+    void (*end_all)(void);          /* NULL: exit */
+    void (*dying)(void);            /* NULL: nobody wants to know */
+} process = { .size = 1 };
+
+void error_set_ranks(int rank, int size, void (*end_all)(void))
+{
+    process.rank = rank;
+    process.size = size;
+    process.end_all = end_all;
+}
+
+void error_set_dying(void (*dying)(void))
+{
+    process.dying = dying;
+}
+
+/* One fputs per message, so that messages of several ranks do not mix. */
+static void print_message(const char *prefix, const char *format, va_list args)
+{
+    char message[MESSAGE_SIZE], line[MESSAGE_SIZE + 64];
+    vsnprintf(message, sizeof message, format, args);
+    snprintf(line, sizeof line, "%s: %s\n", prefix, message);
+    fflush(stdout);
+    fputs(line, stderr);
+    fflush(stderr);
+}
+
+static _Noreturn void fail(const char *format, va_list args)
+{
+    char prefix[64] = "error";
+    if (process.size > 1)
+        snprintf(prefix, sizeof prefix, "error (rank %d)", process.rank);
+    if (process.dying)
+        process.dying();
+    signal(SIGTERM, SIG_DFL);       /* the end of another rank ends this one without a word */
+    if (process.rank != 0)
+        sleep(3);
+    print_message(prefix, format, args);
+    if (process.end_all) {
+        usleep(300000);             /* mpirun drops output that it has not read when it ends the ranks */
+        process.end_all();
+    }
+    exit(1);
+}
+
+_Noreturn void die(const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    fail(format, args);
+}
+
+_Noreturn void die_check(const char *file, int line, const char *condition, const char *format, ...)
+{
+    char text[MESSAGE_SIZE];
+    int n = snprintf(text, sizeof text, "%s:%d: check failed: %s: ", file, line, condition);
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text + n, sizeof text - n, format, args);
+    die("%s", text);
+}
+
+void warn(const char *format, ...)
+{
+    if (process.rank != 0)
+        return;
+    va_list args;
+    va_start(args, format);
+    print_message("warning", format, args);
+    va_end(args);
+}
+
+void *xmalloc(size_t bytes)
+{
+    return xrealloc(NULL, bytes);
+}
+
+void *xcalloc(size_t count, size_t bytes)
+{
+    void *memory = calloc(count ? count : 1, bytes ? bytes : 1);
+    if (!memory)
+        die("out of host memory: %zu x %zu bytes asked for", count, bytes);
+    return memory;
+}
+
+void *xrealloc(void *memory, size_t bytes)
+{
+    memory = realloc(memory, bytes ? bytes : 1);
+    if (!memory)
+        die("out of host memory: %zu bytes asked for", bytes);
+    return memory;
+}
+
+char *xasprintf(const char *format, ...)
+{
+    char *text;
+    va_list args;
+    va_start(args, format);
+    if (vasprintf(&text, format, args) < 0)
+        die("out of host memory");
+    va_end(args);
+    return text;
+}

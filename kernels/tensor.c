@@ -1,0 +1,129 @@
+/* Views and the bump allocator behind them. */
+#include "kernels/tensor.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "kernels/error.h"
+
+size_t dtype_size(DType d)
+{
+    static const size_t size[] = { [F32] = 4, [BF16] = 2, [E4M3] = 1, [E5M2] = 1 };
+    return size[d];
+}
+
+bool format_equal(Format a, Format b)
+{
+    return a.dtype == b.dtype && a.group == b.group && a.expand == b.expand;
+}
+
+bool format_is_fp8(Format f)
+{
+    return f.dtype == E4M3 || f.dtype == E5M2;
+}
+
+static const char *const dtype_name[] = { [F32] = "f32", [BF16] = "bf16", [E4M3] = "e4m3", [E5M2] = "e5m2" };
+
+const char *format_name(Format f)
+{
+    static char text[16][24];
+    static unsigned next;
+    char *s = text[next++ % 16];
+    if (f.group)
+        snprintf(s, sizeof text[0], "%s/%d%s", dtype_name[f.dtype], f.group, f.expand ? "+" : "");
+    else
+        snprintf(s, sizeof text[0], "%s", dtype_name[f.dtype]);
+    return s;
+}
+
+bool format_parse(Format *f, const char *text)
+{
+    for (DType d = F32; d <= E5M2; d++) {
+        size_t n = strlen(dtype_name[d]);
+        if (strncasecmp(text, dtype_name[d], n) != 0)
+            continue;
+        Format g = { d, 0, false };
+        char plus = '\0', rest;
+        if (text[n] != '\0') {
+            int found = sscanf(text + n, "/%d%c%c", &g.group, &plus, &rest);
+            if (!format_is_fp8(g) || found < 1 || found > 2 || (found == 2 && plus != '+') || g.group < 1)
+                continue;
+            g.expand = found == 2;
+        }
+        *f = g;
+        return true;
+    }
+    return false;
+}
+
+int tensor_scales_per_group(Format f)
+{
+    return f.group ? 1 + f.expand : 0;
+}
+
+bool tensor_exists(Tensor t)
+{
+    return t.data || t.data_t;
+}
+
+size_t tensor_numel(Tensor t)
+{
+    return (size_t)t.rows * t.cols;
+}
+
+static size_t scale_bytes(Format f, int rows, int cols)
+{
+    if (!format_is_fp8(f))
+        return 0;
+    return f.group ? (size_t)rows * (cols / f.group) * tensor_scales_per_group(f) * sizeof(uint16_t) : 16;
+}
+
+size_t tensor_bytes(Tensor t)
+{
+    size_t codes = tensor_numel(t) * dtype_size(t.format.dtype);
+    return codes + (t.data_t ? codes : 0) + scale_bytes(t.format, t.rows, t.cols);
+}
+
+void *arena_alloc(Arena *a, size_t bytes)
+{
+    size_t at = (a->used + 255) & ~(size_t)255;
+    a->used = at + bytes;
+    return a->base ? a->base + at : (void *)(at + 256);     /* measuring: an address that is no NULL and never read */
+}
+
+Tensor tensor_alloc(Arena *a, Format f, int rows, int cols)
+{
+    CHECK(!f.group || cols % f.group == 0, "%d columns in groups of %d", cols, f.group);
+    Tensor t = { .format = f, .rows = rows, .cols = cols };
+    t.data = arena_alloc(a, (size_t)rows * cols * dtype_size(f.dtype));
+    if (format_is_fp8(f))
+        t.scale = arena_alloc(a, scale_bytes(f, rows, cols));
+    return t;
+}
+
+Tensor operand_alloc(Arena *a, Format f, int rows, int cols)
+{
+    Tensor t = tensor_alloc(a, f, rows, cols);
+    if (format_is_fp8(f))
+        t.data_t = arena_alloc(a, tensor_numel(t));
+    return t;
+}
+
+Tensor tensor_at(void *data, Format f, int rows, int cols)
+{
+    CHECK(!format_is_fp8(f), "a view of plain memory has no scales");
+    return (Tensor){ .data = data, .format = f, .rows = rows, .cols = cols };
+}
+
+Tensor tensor_rows(Tensor t, int first, int rows)
+{
+    CHECK(first >= 0 && rows >= 0 && first + rows <= t.rows, "rows %d..%d of %d", first, first + rows, t.rows);
+    if (!t.data)
+        return t;
+    t.data = (char *)t.data + (size_t)first * t.cols * dtype_size(t.format.dtype);
+    if (t.format.group)
+        t.scale = (uint16_t *)t.scale + (size_t)first * (t.cols / t.format.group) * tensor_scales_per_group(t.format);
+    t.data_t = NULL;
+    t.rows = rows;
+    return t;
+}

@@ -1,0 +1,354 @@
+/* A collective waits for ever for a rank that does not come. Launchers notice a process that has ended, but do not
+ * know what it was doing, and nobody notices one that hangs. So each rank has a thread that looks, a few times a
+ * second, at the marks of all ranks of its host, and ends the run if
+ *   - a neighbour's process is gone that did not say that it leaves;
+ *   - the device's communication reports an error;
+ *   - its own rank has not gone on for the timeout, and the rank it waits for has not either. That is a rank whose
+ *     thread has stopped counting as well (SIGSTOP), else the one that has entered the fewest collectives, else one
+ *     that is in none. If all are in the same one, what they wait for is a device or on another host.
+ * The first to notice says so, for all of the host. Then _exit(1): the main thread may be inside MPI, which no other
+ * thread may call then, not even MPI_Abort. mpirun takes the other ranks down, stopped ones too; where the launcher
+ * does not, they follow by themselves.
+ *
+ * Marks and beats are counters, not times: each watchdog measures with its own clock for how long a counter stands
+ * still. So a job that is suspended as a whole goes on as if nothing had been, and hosts need no common clock. */
+#include "kernels/watchdog.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/types.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "kernels/comm.h"
+#include "kernels/clock.h"
+#include "kernels/error.h"
+#include "kernels/trace.h"
+
+enum { WATCHING = 1, LEAVING };         /* RankState.state; 0: not started */
+
+/* What a rank shows to its host. `operation` is read only after it has not changed for seconds. */
+typedef struct {
+    _Atomic int state;
+    int    rank;
+    pid_t  pid;
+    _Atomic unsigned long marks;        /* calls of watchdog_mark and watchdog_mark_together */
+    _Atomic unsigned long together;     /* calls of watchdog_mark_together */
+    _Atomic unsigned long beats;        /* of the watchdog's thread */
+    _Atomic bool waits;                 /* the last mark was watchdog_mark_together */
+    _Atomic bool patient;
+    _Atomic int  unit;
+    _Atomic long step;
+    char   operation[64];
+} RankState;
+
+/* Memory of the host. */
+typedef struct {
+    atomic_flag spoken;                 /* a rank of this host has reported a fault */
+    RankState rank[];                   /* (n) */
+} Board;
+
+/* What this rank has seen of a rank: for how many seconds it has not changed. */
+typedef struct {
+    unsigned long marks, beats;
+    double idle, silent;
+    bool   visible;                     /* its process can be asked for by number: hosts may hide it in a container */
+} Sight;
+
+typedef enum { NO_FAULT, GONE, STOPPED, HUNG, NOBODY, DEVICE } FaultKind;
+typedef struct { FaultKind kind; int who; const char *text; } Fault;    /* who: local rank */
+
+static const double INTERVAL = 0.25;    /* seconds; mpirun leaves a second between the end of one rank and of all */
+static const double GRACE = 2;          /* seconds for those who can say more, and for the launcher to end all */
+
+static RankState alone;
+static RankState *own = &alone;              /* this rank's */
+
+static struct {
+    Board *board;
+    RankState *rank;                    /* board->rank */
+    Sight *sight;                       /* (n) */
+    int    n, self, timeout, units;
+    bool   stop;
+    pthread_t thread;
+    pthread_mutex_t lock;               /* guards stop */
+    pthread_cond_t  wake;
+} dog = { .lock = PTHREAD_MUTEX_INITIALIZER };
+
+/* ---- marks ------------------------------------------------------------------------------------------------- */
+
+static void mark(const char *operation, int unit, bool together)
+{
+    snprintf(own->operation, sizeof own->operation, "%s", operation);
+    own->unit = unit;
+    own->waits = together;
+    own->together += together;
+    own->marks++;
+}
+
+void watchdog_mark(const char *operation, int unit)
+{
+    mark(operation, unit, false);
+}
+
+void watchdog_mark_together(const char *operation, int unit)
+{
+    mark(operation, unit, true);
+}
+
+/* What comm calls before the host waits for other ranks. */
+static void mark_wait(const char *operation)
+{
+    mark(operation, -1, true);
+}
+
+void watchdog_set_step(long step)
+{
+    own->step = step;
+}
+
+void watchdog_set_patient(bool patient)
+{
+    own->patient = patient;
+}
+
+void watchdog_leave(void)
+{
+    own->state = LEAVING;
+}
+
+/* ---- messages ---------------------------------------------------------------------------------------------- */
+
+/* "all-gather of block 3" */
+static int name_unit(char text[128], const char *operation, int unit)
+{
+    int n = snprintf(text, 128, "%s", operation);
+    if (unit == 0)
+        n += snprintf(text + n, (size_t)(128 - n), " of the embedding");
+    else if (unit > 0 && unit == dog.units - 1)
+        n += snprintf(text + n, (size_t)(128 - n), " of the head");
+    else if (unit > 0)
+        n += snprintf(text + n, (size_t)(128 - n), " of block %d", unit - 1);
+    return n;
+}
+
+/* "all-gather of block 3 in step 12" */
+static const char *describe(char text[128], const RankState *s)
+{
+    int n = name_unit(text, s->operation[0] ? s->operation : "starting", s->unit);
+    if (s->step > 0)
+        snprintf(text + n, (size_t)(128 - n), " in step %ld", s->step);
+    return text;
+}
+
+/* One line that says who, where and in what. */
+static int compose(char *text, size_t size, const Fault *f)
+{
+    static const char advice[] = "--try_load_latest_save continues from the last complete checkpoint";
+    const RankState *s = &dog.rank[f->who];
+    const Sight *seen = &dog.sight[f->who];
+    char host[64] = "", who[160], culprit[128], waiting[128], device[160] = "";
+    int unit = -1;
+    const char *blocked = f->kind == NOBODY ? trace_blocked(&unit) : NULL;
+    if (blocked) {
+        name_unit(culprit, blocked, unit);
+        snprintf(device, sizeof device, " (this rank's device waits for %s)", culprit);
+    }
+    gethostname(host, sizeof host - 1);
+    snprintf(who, sizeof who, "error (rank %d): rank %d (process %d on %s)", own->rank, s->rank, s->pid, host);
+    describe(culprit, s);
+    describe(waiting, own);
+    switch (f->kind) {
+    case GONE:
+        return snprintf(text, size, "%s ended without a word, during %s; it crashed or was killed, by lack of memory "
+                        "perhaps: see dmesg. %s\n", who, culprit, advice);
+    case STOPPED:
+        return snprintf(text, size, "%s has not responded for %.0f s, since %s; rank %d waits for it in %s. It is "
+                        "stopped, or its host is overloaded. %s\n", who, seen->silent, culprit, own->rank, waiting,
+                        advice);
+    case HUNG:
+        return snprintf(text, size, "%s has made no progress for %.0f s, since %s; rank %d is in %s. If that is "
+                        "not a fault, raise timeout_seconds (now %d). %s\n", who, seen->idle, culprit, own->rank,
+                        waiting, dog.timeout, advice);
+    case NOBODY:
+        return snprintf(text, size, "error (rank %d): no rank of %s has made progress for %.0f s, since %s: a device "
+                        "or a rank of another host does not answer%s; NCCL_DEBUG=INFO says more. timeout_seconds is "
+                        "%d. %s\n", own->rank, host, seen->idle, waiting, device, dog.timeout, advice);
+    default:
+        return snprintf(text, size, "error (rank %d): %s, during %s. %s\n", own->rank, f->text, waiting, advice);
+    }
+}
+
+/* write, not stdio: the main thread may hold stderr's lock. The pause: mpirun drops output that it has not read when
+ * it takes the other ranks down. */
+static _Noreturn void report(const Fault *f)
+{
+    char text[1500];
+    int n = compose(text, sizeof text, f);
+    own->state = LEAVING;
+    if (atomic_flag_test_and_set(&dog.board->spoken))
+        usleep((useconds_t)(GRACE * 1e6));
+    else {
+        ssize_t written = write(STDERR_FILENO, text, n < (int)sizeof text ? (size_t)n : sizeof text - 1);
+        (void)written;
+        usleep(300000);
+    }
+    _exit(1);
+}
+
+/* ---- watching ---------------------------------------------------------------------------------------------- */
+
+static bool process_exists(const RankState *s)
+{
+    return kill(s->pid, 0) == 0 || errno == EPERM;
+}
+
+static bool is_silent(int i)
+{
+    return dog.sight[i].silent >= (dog.timeout > 4 ? dog.timeout / 2.0 : 2);
+}
+
+static void look(double passed)
+{
+    for (int i = 0; i < dog.n; i++) {
+        Sight *s = &dog.sight[i];
+        unsigned long marks = dog.rank[i].marks, beats = dog.rank[i].beats;
+        s->idle = marks == s->marks ? s->idle + passed : 0;
+        s->silent = beats == s->beats ? s->silent + passed : 0;
+        s->marks = marks;
+        s->beats = beats;
+    }
+}
+
+static bool is_late(int i)
+{
+    return dog.sight[i].idle >= (double)dog.timeout * (dog.rank[i].patient ? PATIENCE : 1);
+}
+
+/* Which of two ranks the other is likelier to wait for. */
+static bool is_behind(const RankState *a, const RankState *b)
+{
+    if (a->together != b->together)
+        return a->together < b->together;
+    return !a->waits && b->waits;
+}
+
+static Fault find_fault(void)
+{
+    int last = 0;
+    bool differ = false;
+    for (int i = 0; i < dog.n; i++)
+        if (i != dog.self && dog.rank[i].state == WATCHING && dog.sight[i].visible && !process_exists(&dog.rank[i]))
+            return (Fault){ GONE, i, NULL };
+    const char *text = comm_device_error();
+    if (text)
+        return (Fault){ DEVICE, dog.self, text };
+    for (int i = 0; i < dog.n; i++)
+        if (is_silent(i) && dog.sight[dog.self].idle >= dog.timeout)
+            return (Fault){ STOPPED, i, NULL };
+    if (!is_late(dog.self))
+        return (Fault){ NO_FAULT };
+    for (int i = 0; i < dog.n; i++) {
+        if (is_behind(&dog.rank[i], &dog.rank[last]))
+            last = i;
+        differ = differ || is_behind(&dog.rank[i], &dog.rank[0]) || is_behind(&dog.rank[0], &dog.rank[i]);
+    }
+    if (!is_late(last))         /* it goes on, slowly */
+        return (Fault){ NO_FAULT };
+    return (Fault){ !differ && own->waits ? NOBODY : HUNG, last, NULL };
+}
+
+/* Sleeps; false: it is time to end. */
+static bool sleep_or_stop(void)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    long ns = until.tv_nsec + (long)(INTERVAL * 1e9);
+    until.tv_sec += ns / 1000000000;
+    until.tv_nsec = ns % 1000000000;
+    pthread_mutex_lock(&dog.lock);
+    int status = 0;
+    while (!dog.stop && status != ETIMEDOUT)
+        status = pthread_cond_timedwait(&dog.wake, &dog.lock, &until);
+    bool go_on = !dog.stop;
+    pthread_mutex_unlock(&dog.lock);
+    return go_on;
+}
+
+static void *watch(void *nothing)
+{
+    double last = clock_seconds(), faulty = 0;
+    while (sleep_or_stop()) {
+        double now = clock_seconds(), passed = now - last < 1 ? now - last : 1;      /* more: this process was suspended */
+        last = now;
+        own->beats++;
+        look(passed);
+        if (own->state == LEAVING)
+            continue;
+        Fault f = find_fault();
+        if (f.kind == NO_FAULT)
+            faulty = 0;
+        else if (f.kind == NOBODY && faulty < GRACE)        /* the other host knows the culprit */
+            faulty += passed;
+        else
+            report(&f);
+    }
+    return nothing;
+}
+
+/* ---- start and end ----------------------------------------------------------------------------------------- */
+
+void watchdog_start(int timeout, int units)
+{
+    if (comm_size() == 1)               /* nobody waits */
+        return;
+    dog.n = comm_local_size();
+    dog.self = comm_local_rank();
+    dog.timeout = timeout;
+    dog.units = units;
+    dog.board = comm_host_memory(sizeof *dog.board + sizeof *dog.rank * (size_t)dog.n);
+    dog.rank = dog.board->rank;
+    dog.sight = xcalloc((unsigned long)dog.n, sizeof *dog.sight);
+    own = &dog.rank[dog.self];
+    own->rank = comm_rank();
+    own->pid = getpid();
+    own->unit = -1;
+    own->state = WATCHING;
+    comm_set_before_waiting(mark_wait);
+    error_set_dying(watchdog_leave);
+    comm_barrier();
+    for (int i = 0; i < dog.n; i++)
+        dog.sight[i].visible = process_exists(&dog.rank[i]);
+
+    pthread_condattr_t clock;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(&dog.wake, &clock);
+    pthread_condattr_destroy(&clock);
+    int error = pthread_create(&dog.thread, NULL, watch, NULL);
+    if (error)
+        die("cannot start the watchdog's thread: %s", strerror(error));
+}
+
+void watchdog_stop(void)
+{
+    if (!dog.board)
+        return;
+    comm_barrier();
+    comm_set_before_waiting(NULL);
+    error_set_dying(NULL);
+    watchdog_leave();
+    pthread_mutex_lock(&dog.lock);
+    dog.stop = true;
+    pthread_cond_signal(&dog.wake);
+    pthread_mutex_unlock(&dog.lock);
+    pthread_join(dog.thread, NULL);
+    pthread_cond_destroy(&dog.wake);
+    free(dog.sight);
+    own = &alone;
+}

@@ -1,0 +1,6 @@
+/* One transformer block; block.c is the page that everybody reads. */
+#pragma once
+#include "model/buffers.h"
+
+void block_forward (const Model *m, const Unit *w, Acts *a, Acts *next);
+void block_backward(const Model *m, const Unit *w, Unit *dw, const Acts *a);

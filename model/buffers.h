@@ -1,0 +1,68 @@
+/* What a model has in device memory besides its parameters: every buffer with its shape.
+ *
+ * Dimensions: B sequences of T tokens, N = B*T; C model width; H query heads, K key/value heads of width D;
+ * S = (H+2K)*D width of [q|k|v]; F MLP width; V rows of the embedding; L blocks; W ranks. */
+#pragma once
+#include "model/params.h"
+
+/* What block_forward leaves for block_backward. Tensors that hold the same values in the same format are the same
+ * memory ("= x"); what backward recomputes or needs only for a moment is memory that all blocks share ("shared").
+ *                                                                           f32, bf16       coat                    */
+typedef struct {
+    Tensor res0, res1; /* (N, C) residual stream: block input; before the MLP  own           shared, one for both      */
+    Tensor x0, x1;     /* (N, C) norm inputs (OLMo-2: branch outputs)          = res0, res1  e4m3/16                   */
+    Tensor branch0, branch1;       /* (N, C) branch outputs in front of a norm (OLMo-2)  = x0, x1    shared               */
+    float *stats0, *stats1;        /* (N, 2) mean and rstd of x0, x1                                                   */
+    Tensor h0, h1;     /* (N, C) operands of the branches' first GEMMs         own           e4m3, shared              */
+    Tensor proj;       /* (N, S) [q|k|v] as the GEMM writes it                 = qkv         = qkv                     */
+    Tensor qkv;        /* (N, S) ... as saved                                  own           own, bf16                 */
+    Tensor rot;        /* (N, S) ... as attention reads it                     = qkv, or shared with QK-norm or clip   */
+    float *qk_stats;   /* (N, 2) rstd of q and k, with QK-norm                                                         */
+    Tensor mix;        /* (N, H*D) attention output as attention writes it     = att         = att                     */
+    Tensor att;        /* (N, H*D) ... as saved                                own           own, bf16                 */
+    Tensor att_op;     /* (N, H*D) ... as GEMM operand                         = att         e4m3, shared              */
+    float *lse;        /* (B, H, T) log-sum-exp of the scores; see attention_forward                                   */
+    Tensor wide;       /* (N, 2F) [gate|up] as the GEMM writes it              = gate_up     shared                    */
+    Tensor gate_up;    /* (N, 2F) ... as saved                                 own           e4m3/16                   */
+    Tensor act;        /* (N, F) silu(gate)*up, GEMM operand                   own           e4m3, shared              */
+} Acts;
+
+/* Buffers that all blocks share. */
+typedef struct {
+    Tensor dres;       /* (N, C) dLoss/d(residual stream)                                                              */
+    Tensor dy;         /* (N, C) gradient of a branch's last GEMM; = dres where nothing stands between                 */
+    Tensor dh;         /* (N, C) gradient of a branch's first operand                                                  */
+    Tensor dact;       /* (N, F)                                                                                       */
+    Tensor dgate_up;   /* (N, 2F) GEMM operand                                                                         */
+    Tensor datt;       /* (N, H*D)                                                                                     */
+    Tensor dqkv;       /* (N, S)                                                                                       */
+    Tensor dqkv_op;    /* (N, S) GEMM operand; = dqkv if formats agree                                                 */
+} Work;
+
+/* block: saved activations of one; work: buffers that all blocks share. */
+typedef struct { size_t units, block, work, head, total; } PlanBytes;
+
+typedef struct {
+    const ModelConfig *config;
+    Recipe    recipe;
+    Attention attn;            /* its B and T: every micro-batch's                              */
+    Documents docs;
+    int       L, N;            /* blocks; tokens of a micro-batch                              */
+    Acts     *acts;            /* [L+1]; of the last only res0 is used: the last block's output */
+    Work      work;
+    float    *final_stats;     /* (N, 2) mean and rstd of the last block's output              */
+    Tensor    final_h;         /* (N, C) the head's operand                                    */
+    Tensor    logits;          /* (chunk, V): never all N rows                                 */
+    int      *targets, *doc_start;     /* (N), (N+1): device memory                            */
+    float    *losses;          /* (2, N) cross entropy and z-loss per token                    */
+    float    *sums;            /* [2] their sums since model_losses                            */
+    float    *rope;            /* (T, D/2, 2) cosine and sine                                  */
+    TokenAt  *sorted;          /* (N) the tokens as the embedding wants them                   */
+    int      *host_doc_start;  /* (N+1) host memory                                            */
+    TokenAt  *host_sorted;     /* (N) host memory                                              */
+    bool      documents;       /* attention stays inside documents                             */
+    void    (*observe)(void *observer, int blocks, const Unit *w);     /* unless NULL: called in forward when so many blocks */
+    void     *observer;        /* have run, the last with weights w; memory that blocks share still holds its values */
+    PlanBytes bytes;           /* of device memory, by purpose                                 */
+    void     *memory;          /* the arena: all of the above that is device memory            */
+} Model;

@@ -1,0 +1,52 @@
+/* Checkpoints: stepN/ is a Hugging Face model folder (config.json, safetensors) plus the trainer's state.
+ *
+ *   stepN/config.json, model.safetensors or model-0000i-of-0000n.safetensors + model.safetensors.index.json
+ *        /tokenizer.json, ...            what the run began with beside the model (companions.h)
+ *        /config.yaml                    the resolved configuration of the run
+ *        /optimizer-0000i.safetensors    <name>.exp_avg, <name>.exp_avg_sq and, for FP8, their scales, as stored
+ *        /trainer.json                   step, tokens, loader position, files and sizes; written last: the manifest
+ *
+ * The layout of the files depends on the architecture alone, not on the number of ranks: every rank writes the bytes
+ * of its own shards into the places where they belong, so any number of ranks can read them back.
+ * Written as stepN.tmp, fsynced, renamed; then the link `latest` moves. */
+#pragma once
+#include "data/loader.h"
+#include "model/fsdp.h"
+
+typedef struct {
+    long   step;               /* training steps done, skipped ones included */
+    long   tokens;             /* trained on so far, over all ranks */
+    long   updates;            /* of the moments: t of AdamW's bias correction. A step with a loss or gradient that is not
+                                  finite makes none, and moments that are loaded bring theirs along */
+    LoaderState loader;
+    uint64_t fingerprint;      /* of the data set */
+} TrainState;
+
+enum { CHECKPOINT_VERSION = 1 };       /* format_version of trainer.json */
+
+/* Bytes of weights or moments that a file holds at most, unless one unit alone has more: as save_pretrained's files. */
+static const size_t CHECKPOINT_FILE_BYTES = 5000000000;
+
+/* Saving, beside training. All ranks call all three.
+ * begin: waits for an earlier save, creates files of up to `file_limit` bytes, copies this rank's part of weights and moments to host memory, and returns while
+ *     a thread writes it to save_folder/step<N>.tmp. `c` must stay until the save is complete; `s` is copied.
+ * poll: if a save is under way and all ranks have written their parts: completes it and returns true. Else returns
+ *     false at once. Completing: step<N>.tmp becomes step<N>, save_folder/latest points to it, older ones are pruned.
+ * finish: waits until a save that is under way is complete.
+ * They die if the disk does not take it, leaving the last complete checkpoint as it was. */
+void checkpoint_begin (const Config *c, const Fsdp *f, const TrainState *s, size_t file_limit);
+bool checkpoint_poll  (void);
+void checkpoint_finish(void);
+
+/* Deletes what save_num_checkpoints_to_keep and the permanent and ephemeral intervals of `c` do not keep.
+ * Never deletes what `latest` points to. Rank 0 acts. */
+void checkpoint_prune(const Config *c);
+
+/* Loads weights from `folder` (a checkpoint, or a folder written by Hugging Face's save_pretrained: f32, bf16 or f16
+ * safetensors, one file or several) and, if it is a checkpoint of ours, moments and state. Returns whether it was.
+ * Dies on a tensor that is missing, left over or of another shape, naming it. `with_optimizer`: moments too. */
+bool checkpoint_load(const char *folder, const Config *c, Fsdp *f, TrainState *s, bool with_optimizer);
+
+/* The checkpoint that save_folder/latest points to; if that is incomplete, the complete one of the highest step; NULL
+ * if there is none. Dies if there are only incomplete ones. malloc'ed. */
+char *checkpoint_latest(const char *save_folder);

@@ -1,0 +1,193 @@
+/* rename() is atomic, and durable once the folder that holds the name is synced; so a checkpoint is written under
+ * another name and takes its own when it is complete and on disk. Nothing ever reads a stepN.tmp. */
+#include "model/checkpoint/folder.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "kernels/error.h"
+
+static char *step_path(const char *save_folder, long step, const char *suffix)
+{
+    return xasprintf("%s/step%ld%s", save_folder, step, suffix);
+}
+
+bool folder_exists(const char *path)
+{
+    struct stat status;
+    return lstat(path, &status) == 0;
+}
+
+static int ascending(const void *a, const void *b)
+{
+    long x = *(const long *)a, y = *(const long *)b;
+    return (x > y) - (x < y);
+}
+
+int folder_steps(long **steps, const char *save_folder, const char *suffix)
+{
+    int count = 0;
+    *steps = NULL;
+    DIR *dir = opendir(save_folder);
+    if (!dir)
+        return 0;
+    for (struct dirent *entry; (entry = readdir(dir)); ) {
+        char *end;
+        const char *digits = entry->d_name + 4;
+        if (strncmp(entry->d_name, "step", 4) != 0 || *digits < '0' || *digits > '9')
+            continue;
+        long step = strtol(digits, &end, 10);
+        if (strcmp(end, suffix) != 0)
+            continue;
+        *steps = xrealloc(*steps, sizeof **steps * (size_t)(count + 1));
+        (*steps)[count++] = step;
+    }
+    closedir(dir);
+    if (count)
+        qsort(*steps, (size_t)count, sizeof **steps, ascending);
+    return count;
+}
+
+static int remove_entry(const char *path, const struct stat *status, int type, struct FTW *where)
+{
+    (void)status, (void)type, (void)where;
+    return remove(path);
+}
+
+static void remove_tree(const char *path)
+{
+    if (folder_exists(path) && nftw(path, remove_entry, 16, FTW_DEPTH | FTW_PHYS) != 0)
+        die("%s: cannot delete: %s", path, strerror(errno));
+}
+
+static void sync_folder(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0 || fsync(fd) != 0)
+        die("%s: cannot write: %s", path, strerror(errno));
+    close(fd);
+}
+
+static void move(const char *from, const char *to)
+{
+    if (rename(from, to) != 0)
+        die("%s: cannot rename to %s: %s", from, to, strerror(errno));
+}
+
+/* Removes every step<N><suffix>; with `only_if_replaced`, only those next to a step<N>. */
+static void remove_all(const char *save_folder, const char *suffix, bool only_if_replaced)
+{
+    long *steps;
+    int count = folder_steps(&steps, save_folder, suffix);
+    for (int i = 0; i < count; i++) {
+        char *path = step_path(save_folder, steps[i], suffix), *step = step_path(save_folder, steps[i], "");
+        if (!only_if_replaced || folder_exists(step))
+            remove_tree(path);
+        free(path);
+        free(step);
+    }
+    free(steps);
+}
+
+void folder_clean(const char *save_folder)
+{
+    remove_all(save_folder, ".tmp", false);
+    remove_all(save_folder, ".old", true);
+}
+
+void folder_prepare(const char *save_folder, long step)
+{
+    folder_clean(save_folder);
+    char *path = step_path(save_folder, step, ".tmp");
+    if (mkdir(path, 0777) != 0)
+        die("%s: cannot create: %s", path, strerror(errno));
+    free(path);
+}
+
+void folder_point_latest(const char *save_folder, long step)
+{
+    char *link = xasprintf("%s/latest", save_folder), *temporary = xasprintf("%s/latest.tmp", save_folder);
+    char *target = xasprintf("step%ld", step);
+    if (unlink(temporary) != 0 && errno != ENOENT)
+        die("%s: cannot delete: %s", temporary, strerror(errno));
+    if (symlink(target, temporary) != 0)
+        die("%s: cannot create: %s", temporary, strerror(errno));
+    move(temporary, link);
+    sync_folder(save_folder);
+    free(link);
+    free(temporary);
+    free(target);
+}
+
+void folder_publish(const char *save_folder, long step)
+{
+    char *path = step_path(save_folder, step, ""), *old = step_path(save_folder, step, ".old");
+    char *temporary = step_path(save_folder, step, ".tmp");
+    sync_folder(temporary);
+    if (folder_exists(path)) {
+        remove_tree(old);
+        move(path, old);
+    }
+    move(temporary, path);
+    sync_folder(save_folder);
+    folder_point_latest(save_folder, step);
+    remove_tree(old);
+    free(path);
+    free(old);
+    free(temporary);
+}
+
+/* Under the other name first: a half-deleted checkpoint must not look like one. */
+void folder_remove_step(const char *save_folder, long step)
+{
+    char *path = step_path(save_folder, step, ""), *temporary = step_path(save_folder, step, ".tmp");
+    remove_tree(temporary);
+    move(path, temporary);
+    remove_tree(temporary);
+    free(path);
+    free(temporary);
+}
+
+/* `latest` last: what an interruption leaves is a run that can be continued, or nothing. */
+void folder_clear(const char *save_folder)
+{
+    long *steps;
+    const int count = folder_steps(&steps, save_folder, "");
+    char *link = xasprintf("%s/latest", save_folder);
+    for (int i = 0; i < count; i++)
+        folder_remove_step(save_folder, steps[i]);
+    remove_all(save_folder, ".tmp", false);
+    remove_all(save_folder, ".old", false);
+    if (unlink(link) != 0 && errno != ENOENT)
+        die("%s: cannot delete: %s", link, strerror(errno));
+    free(link);
+    free(steps);
+}
+
+char *folder_latest(const char *save_folder)
+{
+    char *link = xasprintf("%s/latest", save_folder), target[PATH_MAX];
+    ssize_t n = readlink(link, target, sizeof target - 1);
+    free(link);
+    if (n < 0)
+        return NULL;
+    target[n] = '\0';
+    return strdup(target);
+}
+
+void folder_write(const char *path, const char *data, size_t bytes)
+{
+    FILE *file = fopen(path, "w");
+    if (!file)
+        die("%s: cannot create: %s", path, strerror(errno));
+    if (fwrite(data, 1, bytes, file) != bytes || fflush(file) != 0 || fsync(fileno(file)) != 0 || fclose(file) != 0)
+        die("%s: cannot write: %s", path, strerror(errno));
+}

@@ -1,0 +1,364 @@
+/* Which bytes of which file are which elements of which unit.
+ *
+ * The files describe the model, not the run: a unit's padding and the vocabulary's padding rows are left out, and
+ * nothing depends on the number of ranks. A rank owns a run of elements of each unit; it copies the intersection of
+ * that run with each tensor to or from the file offset where it belongs. Ranks that hold the same run share the
+ * writing of it. Reading goes in chunks of bounded size. Writing goes in two halves, of which training waits for the
+ * first only: all that this rank writes is copied to one piece of host memory, in the order of the pieces, and from
+ * there to the files.
+ *
+ * FP8 moments are copied as they are: codes, and the scales of the groups that a tensor touches. A group on the
+ * border of two tensors is written with both; its owner writes the same scales twice. */
+#include "model/checkpoint/layout.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/comm.h"
+#include "kernels/device.h"
+#include "kernels/fp8.h"
+#include "kernels/error.h"
+#include "model/architecture.h"
+
+enum { CHUNK = 64 << 20 };      /* bytes of host memory for reading */
+
+static Range intersect(Range a, Range b)
+{
+    Range r = { a.first > b.first ? a.first : b.first, a.end < b.end ? a.end : b.end };
+    return r.first < r.end ? r : (Range){ 0, 0 };
+}
+
+/* ---- pieces ----------------------------------------------------------------------------------------------- */
+
+static const char *dtype_in_file(DType d)
+{
+    static const char *const name[] = { [F32] = "F32", [BF16] = "BF16", [E4M3] = "F8_E4M3", [E5M2] = "F8_E5M2" };
+    return name[d];
+}
+
+static Piece *add_piece(Layout *l, PieceKind kind, const HfTensor *t, int unit, const char *suffix)
+{
+    l->piece = xrealloc(l->piece, (size_t)(l->num_pieces + 1) * sizeof *l->piece);
+    Piece *p = &l->piece[l->num_pieces++];
+    *p = (Piece){ .kind = kind, .unit = unit, .per = 1, .first = t->first };
+    snprintf(p->name, sizeof p->name, "%s%s", t->name, suffix);
+    return p;
+}
+
+static void add_values(Layout *l, PieceKind kind, const HfTensor *t, int unit, const char *suffix, Format f)
+{
+    Piece *p = add_piece(l, kind, t, unit, suffix);
+    p->dtype = dtype_in_file(f.dtype);
+    p->bytes = dtype_size(f.dtype);
+    p->count = t->rows * t->cols;
+    p->dims = t->vector ? 1 : 2;
+    p->shape[0] = t->vector ? t->cols : t->rows;
+    p->shape[1] = t->cols;
+    p->max_rows = t->vector ? t->cols : t->max_rows;
+}
+
+/* (groups, 1) */
+static void add_scales(Layout *l, PieceKind kind, const HfTensor *t, int unit, const char *suffix, Format f)
+{
+    if (!format_is_fp8(f))
+        return;
+    CHECK(f.group && PARAM_ALIGN % f.group == 0, "moments in %s", format_name(f));
+    Piece *p = add_piece(l, kind, t, unit, suffix);
+    size_t group = (size_t)f.group, end = t->first + t->rows * t->cols;
+    p->dtype = f.expand ? "U32" : "BF16";       /* fp8_pair of kernels/fp8.h, or S */
+    p->per = group;
+    p->bytes = 2 * (size_t)tensor_scales_per_group(f);
+    p->first = t->first / group;
+    p->count = (end + group - 1) / group - p->first;
+    p->dims = 2;
+    p->shape[0] = p->max_rows = p->count;
+    p->shape[1] = 1;
+}
+
+static void add_unit(Layout *l, LayoutKind kind, const ModelConfig *c, const Fsdp *f, int unit)
+{
+    HfTensor tensor[HF_TENSORS];
+    const Recipe *r = &f->recipe;
+    int count = hf_tensors(tensor, c, &f->shape[unit], unit);
+    for (int i = 0; i < count; i++) {
+        const HfTensor *t = &tensor[i];
+        if (kind == LAYOUT_MODEL)
+            add_values(l, PIECE_WEIGHT, t, unit, "", r->master);
+        else {
+            add_values(l, PIECE_M, t, unit, ".exp_avg", r->moment1);
+            add_scales(l, PIECE_M_SCALE, t, unit, ".exp_avg.scale", r->moment1);
+            add_values(l, PIECE_V, t, unit, ".exp_avg_sq", r->moment2);
+            add_scales(l, PIECE_V_SCALE, t, unit, ".exp_avg_sq.scale", r->moment2);
+        }
+    }
+}
+
+/* Numbers the files: a unit goes into the next one if it does not fit. */
+static void divide(Layout *l, int num_units, size_t limit)
+{
+    size_t *bytes = xcalloc((size_t)num_units, sizeof *bytes), filled = 0;
+    int *file = xcalloc((size_t)num_units, sizeof *file), last = 0;
+    for (int i = 0; i < l->num_pieces; i++)
+        bytes[l->piece[i].unit] += l->piece[i].count * l->piece[i].bytes;
+    for (int u = 0; u < num_units; u++) {
+        /* the last unit of a model with a tied head and no norm weights is empty */
+        if (filled > 0 && bytes[u] > 0 && filled + bytes[u] > limit) {
+            last++;
+            filled = 0;
+        }
+        filled += bytes[u];
+        file[u] = last;
+    }
+    for (int i = 0; i < l->num_pieces; i++)
+        l->piece[i].file = file[l->piece[i].unit];
+    l->num_files = last + 1;
+    free(bytes);
+    free(file);
+}
+
+Layout layout_make(const char *folder, LayoutKind kind, const ModelConfig *c, const Fsdp *f, size_t file_limit)
+{
+    Layout l = { 0 };
+    for (int u = 0; u < f->num_units; u++)
+        add_unit(&l, kind, c, f, u);
+    if (!folder)
+        return l;
+    divide(&l, f->num_units, file_limit);
+    l.file = xcalloc((size_t)l.num_files, sizeof *l.file);
+    for (int i = 0; i < l.num_files; i++) {
+        char path[4096];
+        if (kind == LAYOUT_OPTIMIZER)
+            snprintf(path, sizeof path, "%s/optimizer-%05d.safetensors", folder, i + 1);
+        else if (l.num_files == 1)
+            snprintf(path, sizeof path, "%s/model.safetensors", folder);
+        else
+            snprintf(path, sizeof path, "%s/model-%05d-of-%05d.safetensors", folder, i + 1, l.num_files);
+        l.file[i] = safetensors_new(path);
+        for (int k = 0; k < l.num_pieces; k++)
+            if (l.piece[k].file == i)
+                safetensors_add(l.file[i], l.piece[k].name, l.piece[k].dtype, l.piece[k].dims, l.piece[k].shape);
+        safetensors_lay_out(l.file[i]);
+    }
+    return l;
+}
+
+void layout_free(Layout *l)
+{
+    for (int i = 0; l->file && i < l->num_files; i++)
+        safetensors_close(l->file[i]);
+    free(l->file);
+    free(l->piece);
+    *l = (Layout){ 0 };
+}
+
+/* ---- device memory ---------------------------------------------------------------------------------------- */
+
+/* Where this rank has element i of a piece's unit: at address_of(p, s) + (i - s->first / p->per) * p->bytes. */
+static char *address_of(const Piece *p, const Shard *s)
+{
+    switch (p->kind) {
+    case PIECE_WEIGHT:  return s->master.data;
+    case PIECE_M:       return s->m.data;
+    case PIECE_V:       return s->v.data;
+    case PIECE_M_SCALE: return s->m.scale;
+    default:            return s->v.scale;
+    }
+}
+
+/* ---- writing ---------------------------------------------------------------------------------------------- */
+
+/* Its shard of each unit, divided among the ranks that have the same. */
+Range *layout_ranges(const Fsdp *f)
+{
+    int W = comm_size(), rank = comm_rank(), n = f->num_units;
+    double *all = xcalloc((size_t)n * W * 2, sizeof *all);
+    for (int u = 0; u < n; u++) {
+        all[(u * W + rank) * 2] = (double)f->shard[u].first;
+        all[(u * W + rank) * 2 + 1] = (double)f->shard[u].count;
+    }
+    comm_sum(all, n * W * 2);
+
+    Range *range = xcalloc((size_t)n, sizeof *range);
+    for (int u = 0; u < n; u++) {
+        const Shard *s = &f->shard[u];
+        size_t copies = 0, mine = 0, blocks = s->count / PARAM_ALIGN;
+        for (int r = 0; r < W; r++) {
+            const double *other = &all[(u * W + r) * 2];
+            if (other[0] != (double)s->first || other[1] != (double)s->count)
+                continue;
+            mine += r < rank;
+            copies++;
+        }
+        range[u].first = s->first + blocks * mine / copies * PARAM_ALIGN;
+        range[u].end = s->first + blocks * (mine + 1) / copies * PARAM_ALIGN;
+    }
+    free(all);
+    return range;
+}
+
+/* The elements of a piece that this rank writes. */
+static Range own_part(const Piece *p, const Range *own)
+{
+    Range unit = own[p->unit];
+    return intersect((Range){ unit.first / p->per, unit.end / p->per }, (Range){ p->first, p->first + p->count });
+}
+
+size_t layout_bytes(const Layout *l, const Range *own)
+{
+    size_t bytes = 0;
+    for (int i = 0; i < l->num_pieces; i++) {
+        Range r = own_part(&l->piece[i], own);
+        bytes += (r.end - r.first) * l->piece[i].bytes;
+    }
+    return bytes;
+}
+
+void layout_snapshot(void *snapshot, const Layout *l, const Range *own, const Fsdp *f)
+{
+    char *dst = snapshot;
+    for (int i = 0; i < l->num_pieces; i++) {
+        const Piece *p = &l->piece[i];
+        const Shard *s = &f->shard[p->unit];
+        Range r = own_part(p, own);
+        size_t bytes = (r.end - r.first) * p->bytes;
+        if (bytes)
+            device_get(dst, address_of(p, s) + (r.first - s->first / p->per) * p->bytes, bytes);
+        dst += bytes;
+    }
+}
+
+const char *layout_write(Layout *l, const Range *own, const void *snapshot)
+{
+    const char *src = snapshot;
+    for (int i = 0; i < l->num_pieces; i++) {
+        const Piece *p = &l->piece[i];
+        SafeFile *file = l->file[p->file];
+        Range r = own_part(p, own);
+        size_t bytes = (r.end - r.first) * p->bytes;
+        if (bytes == 0)
+            continue;
+        if (file->fd < 0 && !safetensors_open_write(file))
+            return file->problem;
+        const SafeTensor *t = safetensors_find(file, p->name);
+        if (!safetensors_write(file, t, (r.first - p->first) * p->bytes, src, bytes))
+            return file->problem;
+        src += bytes;
+    }
+    for (int i = 0; i < l->num_files; i++)
+        if (!safetensors_sync(l->file[i]))
+            return l->file[i]->problem;
+    return NULL;
+}
+
+/* ---- reading ---------------------------------------------------------------------------------------------- */
+
+static float f16_decode(uint16_t code)
+{
+    uint32_t sign = (uint32_t)(code & 0x8000) << 16, exponent = code >> 10 & 31, mantissa = code & 1023, bits;
+    float x;
+    if (exponent == 0) {
+        x = (float)mantissa * 0x1p-24f;
+        return sign ? -x : x;
+    }
+    bits = sign | (exponent == 31 ? 255 : exponent + 112) << 23 | mantissa << 13;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* x = n elements of type `from` at raw */
+static void decode(float *x, const char *from, const void *raw, size_t n)
+{
+    const uint16_t *code = raw;
+    if (strcmp(from, "F32") == 0)
+        memcpy(x, raw, n * sizeof *x);
+    else if (strcmp(from, "F16") == 0)
+        for (size_t i = 0; i < n; i++)
+            x[i] = f16_decode(code[i]);
+    else
+        for (size_t i = 0; i < n; i++)
+            x[i] = bf16_decode(code[i]);
+}
+
+/* In place: the codes take half the room of what they come from. */
+static void encode_bf16(float *x, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint16_t code = bf16_encode(x[i]);
+        memcpy((char *)x + i * sizeof code, &code, sizeof code);
+    }
+}
+
+static bool is_float(const char *dtype)
+{
+    return strcmp(dtype, "F32") == 0 || strcmp(dtype, "BF16") == 0 || strcmp(dtype, "F16") == 0;
+}
+
+static const char *shape_text(char text[64], int dims, const size_t *shape)
+{
+    int n = snprintf(text, 64, "(");
+    for (int i = 0; i < dims && n < 50; i++)
+        n += snprintf(text + n, (size_t)(64 - n), i ? ", %zu" : "%zu", shape[i]);
+    snprintf(text + n, (size_t)(64 - n), ")");
+    return text;
+}
+
+static void check_piece(const Piece *p, const SafeFile *file, const SafeTensor *t)
+{
+    char found[64], expected[64];
+    if (p->kind == PIECE_WEIGHT && !is_float(t->dtype))
+        die("%s: tensor %s is stored as %s; expected F32, BF16 or F16", file->path, t->name, t->dtype);
+    if (strcmp(t->dtype, p->dtype) != 0 && (!is_float(t->dtype) || !is_float(p->dtype)))
+        die("%s: tensor %s is stored as %s, the recipe keeps it as %s; load with the recipe it was saved with, or "
+            "start a run of its own with new moments: --load_path of this folder, --reset_optimizer_state and another "
+            "--save_folder", file->path, t->name, t->dtype, p->dtype);
+    bool fits = t->dims == p->dims && (t->shape[0] == p->shape[0] || t->shape[0] == p->max_rows)
+             && (p->dims == 1 || t->shape[1] == p->shape[1]);
+    if (!fits)
+        die("%s: tensor %s has shape %s, the configured model needs %s; the configuration must describe the model in "
+            "that folder", file->path, t->name, shape_text(found, t->dims, t->shape),
+            shape_text(expected, p->dims, p->shape));
+}
+
+/* raw: CHUNK bytes; values: as many floats as fit into CHUNK bytes. */
+static void read_piece(const Piece *p, const Shard *s, const SafeFile *file, const SafeTensor *t, void *raw,
+                       float *values)
+{
+    size_t count = t->shape[0] * (t->dims == 2 ? t->shape[1] : 1);
+    Range own = { s->first / p->per, (s->first + s->count) / p->per };
+    Range r = intersect(own, (Range){ p->first, p->first + count });
+    bool same = strcmp(t->dtype, p->dtype) == 0;
+    size_t size = same ? p->bytes : safetensors_dtype_size(t->dtype);
+    size_t step = CHUNK / (same ? p->bytes : sizeof *values);
+    for (size_t at = r.first; at < r.end; at += step) {
+        size_t n = r.end - at < step ? r.end - at : step;
+        char *device = address_of(p, s) + (at - own.first) * p->bytes;
+        safetensors_read(file, raw, t, (at - p->first) * size, n * size);
+        if (!same) {
+            decode(values, t->dtype, raw, n);
+            if (strcmp(p->dtype, "BF16") == 0)
+                encode_bf16(values, n);
+        }
+        device_put(device, same ? raw : (void *)values, n * p->bytes);
+    }
+}
+
+void layout_read(const Layout *l, Fsdp *f, SafeFile *const *source, int count)
+{
+    void *raw = xmalloc(CHUNK);
+    float *values = xmalloc(CHUNK);
+    for (int i = 0; i < l->num_pieces; i++) {
+        const Piece *p = &l->piece[i];
+        const SafeTensor *t = NULL;
+        int k = 0;
+        while (k < count && !(t = safetensors_find(source[k], p->name)))
+            k++;
+        if (!t)
+            die("%s%s: there is no tensor %s, which the configured model needs", source[0]->path,
+                count > 1 ? " and the files beside it" : "", p->name);
+        check_piece(p, source[k], t);
+        read_piece(p, &f->shard[p->unit], source[k], t, raw, values);
+    }
+    free(raw);
+    free(values);
+}

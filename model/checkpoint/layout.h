@@ -1,0 +1,49 @@
+/* The tensors of a checkpoint, and the copies between files, host memory and the units in device memory. */
+#pragma once
+#include "model/fsdp.h"
+#include "model/checkpoint/safetensors.h"
+
+typedef enum { LAYOUT_MODEL, LAYOUT_OPTIMIZER } LayoutKind;
+typedef enum { PIECE_WEIGHT, PIECE_M, PIECE_V, PIECE_M_SCALE, PIECE_V_SCALE } PieceKind;
+
+/* One tensor of a file: elements, or groups' scales, [first, first + rows*cols) of a unit. */
+typedef struct {
+    char        name[104];
+    PieceKind   kind;
+    int         unit;
+    const char *dtype;         /* safetensors' name */
+    size_t      per;           /* weights of the unit that an element stands for: 1, or a group with its scales    */
+    size_t      bytes;         /* of an element: all scales of a group                                             */
+    size_t      first, count;  /* elements */
+    int         dims;
+    size_t      shape[2];
+    size_t      max_rows;      /* >= shape[0]: a file may also hold the padding rows of the vocabulary              */
+    int         file;          /* index into Layout.file */
+} Piece;
+
+typedef struct {
+    int        num_pieces, num_files;
+    Piece     *piece;
+    SafeFile **file;           /* described and laid out; NULL without a folder */
+} Layout;
+
+/* Depends on the architecture and the recipe alone: the same on every rank, for any number of ranks. `folder`:
+ * where the files will be; NULL: only the pieces. A file holds whole units, up to `file_limit` bytes. */
+Layout layout_make(const char *folder, LayoutKind kind, const ModelConfig *c, const Fsdp *f, size_t file_limit);
+void   layout_free(Layout *l);
+
+/* What this rank writes: elements [first, end) of each unit. All ranks call; malloc'ed. */
+typedef struct { size_t first, end; } Range;
+Range *layout_ranges  (const Fsdp *f);
+size_t layout_bytes   (const Layout *l, const Range *own);
+
+/* Copies them to host memory of layout_bytes(). */
+void   layout_snapshot(void *snapshot, const Layout *l, const Range *own, const Fsdp *f);
+
+/* Writes a snapshot into the files, which rank 0 has created; on disk when it returns. Touches neither device nor
+ * MPI and ends nothing: another thread may do it. NULL, or why it failed, naming the file; lives with the layout. */
+const char *layout_write(Layout *l, const Range *own, const void *snapshot);
+
+/* Reads this rank's part of every piece from the `count` files of `source`, converting F32, BF16 and F16 as needed.
+ * Dies naming a tensor that is missing, has another shape, or has a type that cannot be converted. */
+void   layout_read(const Layout *l, Fsdp *f, SafeFile *const *source, int count);

@@ -1,0 +1,356 @@
+/* Loading a run, and which checkpoints there are; save.c writes them.
+ *
+ * A checkpoint is complete if its manifest, trainer.json, is there and every file that it lists has the size that it
+ * says. Nothing incomplete is taken for one. */
+#include "model/checkpoint/checkpoint.h"
+
+#include <errno.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "kernels/comm.h"
+#include "kernels/device.h"
+#include "model/checkpoint/companions.h"
+#include "kernels/error.h"
+#include "model/checkpoint/folder.h"
+#include "model/checkpoint/layout.h"
+#include "model/config/hf.h"
+
+/* ---- the manifest ----------------------------------------------------------------------------------------- */
+
+/* Reads JSON; NULL if there is no such file. */
+static json_t *read_json(const char *folder, const char *name)
+{
+    char *path = xasprintf("%s/%s", folder, name);
+    FILE *file = fopen(path, "r");
+    if (!file) {
+        if (errno != ENOENT)
+            die("%s: %s", path, strerror(errno));
+        free(path);
+        return NULL;
+    }
+    json_error_t error;
+    json_t *value = json_loadf(file, JSON_REJECT_DUPLICATES, &error);
+    if (!value)
+        die("%s:%d: not JSON: %s", path, error.line, error.text);
+    fclose(file);
+    free(path);
+    return value;
+}
+
+/* Whether every file that the manifest lists is there in full; if not, `problem` says which is not. */
+static bool is_complete(const char *folder, const json_t *manifest, char *problem, size_t size)
+{
+    const char *name;
+    json_t *bytes;
+    json_object_foreach(json_object_get(manifest, "files"), name, bytes) {
+        char *path = xasprintf("%s/%s", folder, name);
+        struct stat status;
+        bool found = stat(path, &status) == 0;
+        if (!found)
+            snprintf(problem, size, "%s: %s", path, strerror(errno));
+        else if (status.st_size != json_integer_value(bytes))
+            snprintf(problem, size, "%s: %lld bytes, expected %lld", path, (long long)status.st_size,
+                     (long long)json_integer_value(bytes));
+        free(path);
+        if (!found || status.st_size != json_integer_value(bytes))
+            return false;
+    }
+    return true;
+}
+
+/* The manifest of a complete checkpoint; NULL if the folder is none of ours. Dies if it is one, but incomplete. */
+static json_t *open_manifest(const char *folder)
+{
+    json_t *manifest = read_json(folder, "trainer.json");
+    char *optimizer = xasprintf("%s/optimizer-00001.safetensors", folder), problem[4096];
+    if (!manifest && folder_exists(optimizer))
+        die("%s: the checkpoint is incomplete: trainer.json, which is written last, is missing; load another one",
+            folder);
+    free(optimizer);
+    if (!manifest)
+        return NULL;
+    if (!is_complete(folder, manifest, problem, sizeof problem))
+        die("the checkpoint is incomplete: %s; copy it again or load another one", problem);
+    json_int_t version = json_integer_value(json_object_get(manifest, "format_version"));
+    if (version != CHECKPOINT_VERSION)
+        die("%s/trainer.json: format_version is %lld, this program reads %d", folder, (long long)version,
+            CHECKPOINT_VERSION);
+    return manifest;
+}
+
+static void read_state(TrainState *s, json_t *manifest, const char *folder)
+{
+    json_int_t step, tokens, updates, epoch, instance;
+    const char *fingerprint;
+    json_error_t error;
+    if (json_unpack_ex(manifest, &error, 0, "{s:I, s:I, s:I, s:{s:I, s:I}, s:s}", "step", &step, "tokens", &tokens,
+                       "updates", &updates, "loader", "epoch", &epoch, "instance", &instance,
+                       "data_fingerprint", &fingerprint) != 0)
+        die("%s/trainer.json: %s", folder, error.text);
+    *s = (TrainState){ .step = (long)step, .tokens = (long)tokens, .updates = (long)updates,
+                       .loader = { (uint64_t)epoch, (uint64_t)instance },
+                       .fingerprint = strtoull(fingerprint, NULL, 16) };
+}
+
+/* ---- loading ---------------------------------------------------------------------------------------------- */
+
+typedef struct { SafeFile **file; int count; } Source;
+
+static void add_source(Source *s, const char *folder, const char *name)
+{
+    char *path = xasprintf("%s/%s", folder, name);
+    for (int i = 0; i < s->count; i++) {
+        if (strcmp(s->file[i]->path, path) != 0)
+            continue;
+        free(path);
+        return;
+    }
+    s->file = xrealloc(s->file, (size_t)(s->count + 1) * sizeof *s->file);
+    s->file[s->count++] = safetensors_open(path);
+    free(path);
+}
+
+static void close_source(Source *s)
+{
+    for (int i = 0; i < s->count; i++)
+        safetensors_close(s->file[i]);
+    free(s->file);
+}
+
+/* model.safetensors, or what model.safetensors.index.json lists. */
+static Source open_model(const char *folder)
+{
+    Source s = { 0 };
+    char *single = xasprintf("%s/model.safetensors", folder);
+    json_t *index = NULL;
+    if (!folder_exists(folder))
+        die("%s: there is no such folder", folder);
+    if (folder_exists(single))
+        add_source(&s, folder, "model.safetensors");
+    else if ((index = read_json(folder, "model.safetensors.index.json"))) {
+        const char *name;
+        json_t *file;
+        json_object_foreach(json_object_get(index, "weight_map"), name, file) {
+            if (!json_is_string(file))
+                die("%s/model.safetensors.index.json: weight_map does not name a file for %s", folder, name);
+            add_source(&s, folder, json_string_value(file));
+        }
+    }
+    char *latest = xasprintf("%s/latest", folder);
+    if (s.count == 0 && folder_exists(latest))
+        die("%s is a run, not a checkpoint; its last one is %s", folder, latest);
+    free(latest);
+    if (s.count == 0)
+        die("%s: no model.safetensors and no model.safetensors.index.json with a weight_map; weights in other "
+            "formats can be converted with transformers' save_pretrained", folder);
+    json_decref(index);
+    free(single);
+    return s;
+}
+
+/* The optimizer files of a manifest. */
+static Source open_optimizer(const char *folder, json_t *manifest)
+{
+    Source s = { 0 };
+    const char *name;
+    json_t *bytes;
+    json_object_foreach(json_object_get(manifest, "files"), name, bytes)
+        if (strncmp(name, "optimizer-", strlen("optimizer-")) == 0)
+            add_source(&s, folder, name);
+    if (s.count == 0)
+        die("%s: trainer.json lists no optimizer files; --load_path of this folder with --reset_optimizer_state and another "
+            "--save_folder starts with new moments", folder);
+    return s;
+}
+
+static bool says_tied(const char *folder)
+{
+    json_t *config = read_json(folder, "config.json");
+    bool tied = json_is_true(json_object_get(config, "tie_word_embeddings"));
+    json_decref(config);
+    return tied;
+}
+
+static bool has_suffix(const char *text, const char *suffix)
+{
+    size_t n = strlen(text), m = strlen(suffix);
+    return n >= m && strcmp(text + n - m, suffix) == 0;
+}
+
+/* Old Llama folders hold the rotary frequencies; some tied ones repeat the embedding as a head. */
+static bool may_be_ignored(const char *name, const char *folder, const ModelConfig *c)
+{
+    if (has_suffix(name, ".rotary_emb.inv_freq"))
+        return true;
+    return c->weight_tying && strcmp(name, "lm_head.weight") == 0 && says_tied(folder);
+}
+
+/* A tensor that nobody asked for means that the model is another one. */
+static void check_left_over(const Layout *l, const Source *s, const char *folder, const ModelConfig *c)
+{
+    for (int i = 0; i < s->count; i++)
+        for (int t = 0; t < s->file[i]->count; t++) {
+            const char *name = s->file[i]->tensor[t].name;
+            int k = 0;
+            while (k < l->num_pieces && strcmp(l->piece[k].name, name) != 0)
+                k++;
+            if (k == l->num_pieces && !may_be_ignored(name, folder, c))
+                die("%s: tensor %s has no place in the configured model; the configuration must describe the model "
+                    "in that folder", s->file[i]->path, name);
+        }
+}
+
+static void load(const char *folder, LayoutKind kind, Source s, const Config *c, Fsdp *f)
+{
+    Layout l = layout_make(NULL, kind, &c->model, f, 0);
+    check_left_over(&l, &s, folder, &c->model);
+    layout_read(&l, f, s.file, s.count);
+    layout_free(&l);
+    close_source(&s);
+}
+
+/* What shapes do not show: a class or activation that this program does not have, which config_read_hf refuses; other heads, which
+ * make another function of the same matrices. Rotation, eps and clip may have been changed on purpose, as for longer texts. */
+static void check_description(const char *folder, const ModelConfig *c)
+{
+    ModelConfig t = *c;
+    char *path = xasprintf("%s/config.json", folder);
+    const bool described = folder_exists(path);
+    free(path);
+    if (!described)
+        return;
+    config_read_hf(&t, folder);
+    const struct { const char *theirs, *ours; double x, y; bool refuse; } keys[] = {
+        { "num_attention_heads", "model.n_heads", t.n_heads, c->n_heads, true },
+        { "num_key_value_heads", "model.n_kv_heads", t.n_kv_heads, c->n_kv_heads, true },
+        { "head_dim", "model.head_dim", t.head_dim, c->head_dim, true },
+        { "rope_theta", "model.rope_theta", t.rope_theta, c->rope_theta, false },
+        { "rope_scaling.factor", "model.rope_scaling.factor", t.rope_scaling.factor, c->rope_scaling.factor, false },
+        { "its low_freq_factor", "model.rope_scaling.low_freq_factor", t.rope_scaling.low_freq_factor,
+          c->rope_scaling.low_freq_factor, false },
+        { "its high_freq_factor", "model.rope_scaling.high_freq_factor", t.rope_scaling.high_freq_factor,
+          c->rope_scaling.high_freq_factor, false },
+        { "its original_max_position_embeddings", "model.rope_scaling.original_max_position_embeddings",
+          t.rope_scaling.original_length, c->rope_scaling.original_length, false },
+        { "the norms' eps", "model.layer_norm_eps", (double)t.norm.eps, (double)c->norm.eps, false },
+        { "clip_qkv", "model.clip_qkv", (double)t.clip_qkv, (double)c->clip_qkv, false },
+    };
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        if (fabs(keys[i].x - keys[i].y) <= 1e-6 * fabs(keys[i].x))
+            continue;
+        if (keys[i].refuse)
+            die("%s/config.json: %s is %g, but %s is %g: another model with matrices of the same shapes", folder,
+                keys[i].theirs, keys[i].x, keys[i].ours, keys[i].y);
+        warn("%s/config.json: %s is %g, the configuration's %s is %g, which counts", folder, keys[i].theirs, keys[i].x,
+             keys[i].ours, keys[i].y);
+    }
+}
+
+bool checkpoint_load(const char *folder, const Config *c, Fsdp *f, TrainState *s, bool with_optimizer)
+{
+    json_t *manifest = open_manifest(folder);
+    Source model = open_model(folder);
+    check_description(folder, &c->model);
+    companions_read(folder);
+    for (int u = 0; u < f->num_units; u++)      /* files need not hold padding */
+        if (f->shard[u].count)
+            device_zero(f->shard[u].master.data, tensor_bytes(f->shard[u].master));
+    load(folder, LAYOUT_MODEL, model, c, f);
+    bool ours = manifest != NULL;
+    if (ours) {
+        read_state(s, manifest, folder);
+        if (with_optimizer)
+            load(folder, LAYOUT_OPTIMIZER, open_optimizer(folder, manifest), c, f);
+    }
+    json_decref(manifest);
+    fsdp_updated(f);
+    return ours;
+}
+
+/* ---- which checkpoints there are -------------------------------------------------------------------------- */
+
+/* Like open_manifest, but an incomplete checkpoint is no reason to die: there may be another. `problem`: what it lacks. */
+static bool is_checkpoint(const char *folder, char *problem, size_t size)
+{
+    char *path = xasprintf("%s/trainer.json", folder);
+    json_error_t error;
+    json_t *manifest = json_load_file(path, 0, &error);
+    bool complete = manifest && is_complete(folder, manifest, problem, size);
+    if (!manifest)
+        snprintf(problem, size, "%s: %s", path, error.text);
+    json_decref(manifest);
+    free(path);
+    return complete;
+}
+
+/* The complete step<N><suffix> of the highest N, or NULL; in `problem` what another lacks. */
+static char *highest(const char *save_folder, const char *suffix, char *problem, size_t size)
+{
+    long *steps;
+    char *found = NULL;
+    for (int i = folder_steps(&steps, save_folder, suffix) - 1; i >= 0 && !found; i--) {
+        found = xasprintf("%s/step%ld%s", save_folder, steps[i], suffix);
+        if (is_checkpoint(found, problem, size))
+            break;
+        free(found);
+        found = NULL;
+    }
+    free(steps);
+    return found;
+}
+
+/* NOTE: whoever asks for the latest does not want to begin anew because a disk or a file server does not answer. */
+char *checkpoint_latest(const char *save_folder)
+{
+    char problem[4096] = "", other[4096] = "", *name = folder_latest(save_folder), *found = NULL;
+    if (name && !has_suffix(name, ".tmp")) {
+        found = name[0] == '/' ? strdup(name) : xasprintf("%s/%s", save_folder, name);
+        if (is_checkpoint(found, problem, sizeof problem)) {
+            free(name);
+            return found;
+        }
+        free(found);
+    }
+    found = highest(save_folder, "", other, sizeof other);
+    if (!found)
+        found = highest(save_folder, ".old", other, sizeof other);
+    if (!found && *other)
+        die("save_folder %s has no complete checkpoint (%s); mend it, or begin anew with another --save_folder, or here with "
+            "--save_overwrite and without --try_load_latest_save", save_folder, other);
+    if (name)
+        warn("%s/latest points to %s, which is no complete checkpoint%s%s; %s%s", save_folder, name, *problem ? ": " : "", problem,
+             found ? "taking " : "there is no other", found ? found : "");
+    free(name);
+    return found;
+}
+
+/* Checkpoints beyond `latest` belong to a run that was resumed from an earlier step; they are left alone until this
+ * run comes to them. */
+void checkpoint_prune(const Config *c)
+{
+    char *latest = folder_latest(c->save_folder);
+    long last, *steps, keep = c->save_num_checkpoints_to_keep, kept = 0;
+    bool ephemeral_kept = false;
+    if (comm_rank() != 0 || !latest || sscanf(latest, "step%ld", &last) != 1) {
+        free(latest);
+        return;
+    }
+    for (int i = folder_steps(&steps, c->save_folder, "") - 1; i >= 0; i--) {
+        long step = steps[i];
+        if (step > last || is_due(step, c->save_interval_unsharded))
+            continue;
+        bool ephemeral = is_due(step, c->save_interval_ephemeral) && !is_due(step, c->save_interval);
+        bool wanted = ephemeral ? !ephemeral_kept : keep < 0 || kept < keep;
+        ephemeral_kept |= ephemeral;
+        kept += !ephemeral;
+        if (!wanted && step != last)
+            folder_remove_step(c->save_folder, step);
+    }
+    free(steps);
+    free(latest);
+}

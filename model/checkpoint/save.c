@@ -1,0 +1,234 @@
+/* Saving a run while it goes on.
+ *
+ *   IDLE -checkpoint_begin-> WRITING -checkpoint_poll or checkpoint_finish-> IDLE
+ *
+ * checkpoint_begin copies what this rank writes to host memory, and training goes on while a thread per rank takes
+ * it to the disk; the host memory is allocated by the first save and kept. Every rank knows without asking whether a
+ * save is under way. The thread calls neither MPI nor the device, and ends nothing: it leaves behind why it failed,
+ * and the main thread speaks. When all ranks have written, rank 0 publishes.
+ *
+ * The manifest is the last file written into stepN.tmp; stepN.tmp becomes stepN when all of it is on disk. So a crash
+ * at any moment leaves the last complete checkpoint. */
+#include "model/checkpoint/checkpoint.h"
+
+#include <inttypes.h>
+#include <jansson.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/comm.h"
+#include "kernels/device.h"
+#include "kernels/clock.h"
+#include "model/checkpoint/companions.h"
+#include "kernels/error.h"
+#include "model/checkpoint/folder.h"
+#include "model/architecture.h"
+#include "model/checkpoint/layout.h"
+
+static struct {
+    const Config *config;      /* NULL: no save is under way */
+    TrainState  state;
+    char       *folder;        /* stepN.tmp */
+    Layout      model, optimizer;
+    Range      *own;
+    char       *snapshot;      /* this rank's part of `model`, then of `optimizer` */
+    size_t      capacity;      /* of snapshot, bytes */
+    pthread_t   writer;
+    atomic_bool written;       /* the writer has ended and set the next two */
+    const char *problem;       /* NULL: it is on disk */
+    double      seconds;       /* that it took */
+    double      paused;        /* seconds that training waited */
+} save;
+
+/* ---- descriptions ----------------------------------------------------------------------------------------- */
+
+static const char *base_name(const char *path)
+{
+    return strrchr(path, '/') + 1;
+}
+
+static void write_json(const char *name, json_t *value)
+{
+    char *path = xasprintf("%s/%s", save.folder, name);
+    char *text = json_dumps(value, JSON_INDENT(2) | JSON_REAL_PRECISION(15));
+    CHECK(text, "%s cannot be written as JSON", name);
+    folder_write(path, text, strlen(text));
+    json_decref(value);
+    free(text);
+    free(path);
+}
+
+static json_t *index_of(const Layout *l)
+{
+    json_t *map = json_object();
+    json_int_t bytes = 0;
+    for (int i = 0; i < l->num_pieces; i++) {
+        const Piece *p = &l->piece[i];
+        json_object_set_new(map, p->name, json_string(base_name(l->file[p->file]->path)));
+        bytes += (json_int_t)(p->count * p->bytes);
+    }
+    return json_pack("{s:{s:I}, s:o}", "metadata", "total_size", bytes, "weight_map", map);
+}
+
+/* Adds the files' sizes to the manifest's list; returns their sum. */
+static size_t list_files(json_t *files, const Layout *l)
+{
+    size_t sum = 0;
+    for (int i = 0; i < l->num_files; i++) {
+        size_t bytes = l->file[i]->data + l->file[i]->bytes;
+        json_object_set_new(files, base_name(l->file[i]->path), json_integer((json_int_t)bytes));
+        sum += bytes;
+    }
+    return sum;
+}
+
+static json_t *manifest(json_t *files)
+{
+    const TrainState *s = &save.state;
+    char fingerprint[32];
+    snprintf(fingerprint, sizeof fingerprint, "%016" PRIx64, s->fingerprint);
+    return json_pack("{s:i, s:I, s:I, s:I, s:{s:I, s:I}, s:s, s:i, s:o}", "format_version", CHECKPOINT_VERSION,
+                     "step", (json_int_t)s->step, "tokens", (json_int_t)s->tokens, "updates", (json_int_t)s->updates,
+                     "loader", "epoch", (json_int_t)s->loader.epoch, "instance", (json_int_t)s->loader.instance,
+                     "data_fingerprint", fingerprint, "world_size", comm_size(), "files", files);
+}
+
+/* Everything but the tensors; returns the bytes of those. */
+static size_t write_descriptions(void)
+{
+    const Config *c = save.config;
+    json_t *files = json_object();
+    size_t bytes = list_files(files, &save.model) + list_files(files, &save.optimizer);
+    json_t *config = hf_config(&c->model, c->recipe.master.dtype);
+    companions_complete(config);
+    write_json("config.json", config);
+    if (save.model.num_files > 1)
+        write_json("model.safetensors.index.json", index_of(&save.model));
+    char *path = xasprintf("%s/config.yaml", save.folder);
+    folder_write(path, c->text ? c->text : "", c->text ? strlen(c->text) : 0);
+    free(path);
+    companions_write(save.folder);
+    write_json("trainer.json", manifest(files));
+    return bytes;
+}
+
+/* ---- the writer ------------------------------------------------------------------------------------------- */
+
+static void *write_snapshot(void *unused)
+{
+    double start = clock_seconds();
+    save.problem = layout_write(&save.model, save.own, save.snapshot);
+    if (!save.problem)
+        save.problem = layout_write(&save.optimizer, save.own, save.snapshot + layout_bytes(&save.model, save.own));
+    save.seconds = clock_seconds() - start;
+    atomic_store(&save.written, true);
+    return unused;
+}
+
+static void start_writer(void)
+{
+    atomic_store(&save.written, false);
+    int error = pthread_create(&save.writer, NULL, write_snapshot, NULL);
+    if (error)
+        die("%s: cannot start a thread to write it: %s", save.folder, strerror(error));
+}
+
+/* Whether all ranks have written their parts. Dies if one could not. */
+static bool all_written(void)
+{
+    bool written = atomic_load(&save.written), failed = written && save.problem;
+    double x[3] = { !written, failed, written ? save.seconds : 0 };
+    comm_max(x, 3);
+    if (failed)
+        die("%s; the checkpoint of step %ld is lost, earlier ones are as they were. Make room or choose another "
+            "save_folder, and continue with --try_load_latest_save", save.problem, save.state.step);
+    if (x[1] > 0)
+        comm_barrier();         /* until the rank that failed has spoken, and ends this one too */
+    if (x[0] > 0)
+        return false;
+    save.seconds = x[2];
+    return true;
+}
+
+/* ---- saving ----------------------------------------------------------------------------------------------- */
+
+static void open_files(void)
+{
+    const Config *c = save.config;
+    if (comm_rank() == 0) {
+        folder_prepare(c->save_folder, save.state.step);
+        for (int i = 0; i < save.model.num_files; i++)
+            safetensors_create(save.model.file[i]);
+        for (int i = 0; i < save.optimizer.num_files; i++)
+            safetensors_create(save.optimizer.file[i]);
+    }
+    comm_barrier();
+}
+
+static void take_snapshot(const Fsdp *f)
+{
+    size_t model = layout_bytes(&save.model, save.own), bytes = model + layout_bytes(&save.optimizer, save.own);
+    if (bytes > save.capacity) {
+        device_host_free(save.snapshot);
+        save.snapshot = device_host_alloc(bytes);
+        save.capacity = bytes;
+    }
+    layout_snapshot(save.snapshot, &save.model, save.own, f);
+    layout_snapshot(save.snapshot + model, &save.optimizer, save.own, f);
+}
+
+void checkpoint_begin(const Config *c, const Fsdp *f, const TrainState *s, size_t file_limit)
+{
+    double start = clock_seconds();
+    checkpoint_finish();
+    save.config = c;
+    save.state = *s;
+    save.folder = xasprintf("%s/step%ld.tmp", c->save_folder, s->step);
+    save.model = layout_make(save.folder, LAYOUT_MODEL, &c->model, f, file_limit);
+    save.optimizer = layout_make(save.folder, LAYOUT_OPTIMIZER, &c->model, f, file_limit);
+    save.own = layout_ranges(f);
+    open_files();
+    take_snapshot(f);
+    start_writer();
+    save.paused = clock_seconds() - start;
+}
+
+static void publish(void)
+{
+    const Config *c = save.config;
+    if (comm_rank() == 0) {
+        size_t bytes = write_descriptions();
+        folder_publish(c->save_folder, save.state.step);
+        printf("saved %s/step%ld: %.3g GiB, training paused %.2f s, written in %.2f s\n", c->save_folder,
+               save.state.step, (double)bytes / 0x1p30, save.paused, save.seconds);
+        fflush(stdout);
+        checkpoint_prune(c);
+    }
+    comm_barrier();
+    layout_free(&save.model);
+    layout_free(&save.optimizer);
+    free(save.own);
+    free(save.folder);
+    save.config = NULL;
+}
+
+bool checkpoint_poll(void)
+{
+    if (!save.config || !all_written())
+        return false;
+    pthread_join(save.writer, NULL);
+    publish();
+    return true;
+}
+
+void checkpoint_finish(void)
+{
+    if (!save.config)
+        return;
+    pthread_join(save.writer, NULL);
+    CHECK(all_written(), "a writer has ended and not written");
+    publish();
+}

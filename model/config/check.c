@@ -1,0 +1,357 @@
+/* What the table cannot say about one key alone: values that follow from others, and combinations that cannot work.
+ * Every message names the place of a key that takes part and says which values would do. */
+#include "model/config/table.h"
+
+#include <limits.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/comm.h"
+#include "kernels/error.h"
+#include "model/model.h"
+
+/* ---- model ------------------------------------------------------------------------------------------------ */
+
+static void check_heads(Reader *r)
+{
+    ModelConfig *m = &r->s->c.model;
+    if (m->head_dim == 0 && m->d_model % m->n_heads != 0)
+        die("%s: model.d_model %d is not a multiple of model.n_heads %d; take d_model %d or %d, or give "
+            "model.head_dim", config_where(r, "model.n_heads"), m->d_model, m->n_heads,
+            m->d_model / m->n_heads * m->n_heads, (m->d_model / m->n_heads + 1) * m->n_heads);
+    if (m->head_dim == 0)
+        m->head_dim = m->d_model / m->n_heads;
+    if (m->head_dim % 2 != 0)
+        die("%s: heads are %d wide; rotary positions turn pairs, so that must be even", config_where(r,
+            config_given(r, "model.head_dim") ? "model.head_dim" : "model.n_heads"), m->head_dim);
+    if (config_given(r, "model.multi_query_attention")) {
+        int heads = r->s->multi_query_attention ? 1 : m->n_heads;
+        if (m->n_kv_heads != 0 && m->n_kv_heads != heads)
+            die("%s: model.multi_query_attention %s means n_kv_heads %d, but model.n_kv_heads is %d; give only "
+                "n_kv_heads", config_where(r, "model.multi_query_attention"), heads == 1 ? "true" : "false", heads,
+                    m->n_kv_heads);
+        m->n_kv_heads = heads;
+    }
+    if (m->n_kv_heads == 0)
+        m->n_kv_heads = m->n_heads;
+    if (m->n_heads % m->n_kv_heads != 0)
+        die("%s: model.n_heads %d is not a multiple of model.n_kv_heads %d; a divisor of n_heads is needed",
+            config_where(r, "model.n_kv_heads"), m->n_heads, m->n_kv_heads);
+}
+
+static void check_mlp(Reader *r, bool from_hf)
+{
+    ModelConfig *m = &r->s->c.model;
+    if (config_given(r, "model.mlp_hidden_size")) {
+        if (r->s->mlp_hidden_size % 2 != 0)
+            die("%s: model.mlp_hidden_size %ld counts both halves of SwiGLU, so it must be even",
+                config_where(r, "model.mlp_hidden_size"), r->s->mlp_hidden_size);
+        m->mlp_width = (int)(r->s->mlp_hidden_size / 2);
+    } else if (config_given(r, "model.mlp_ratio") || !from_hf) {
+        double width = r->s->mlp_ratio * m->d_model / 2;
+        if (width < 1 || width > 2147483647 || width != floor(width))
+            die("%s: model.mlp_ratio %g makes both halves of the MLP %g wide; give model.mlp_hidden_size, an even "
+                "number", config_where(r, "model.mlp_ratio"), r->s->mlp_ratio, 2 * width);
+        m->mlp_width = (int)width;
+    }
+    r->s->mlp_hidden_size = 2L * m->mlp_width;
+}
+
+static void check_vocabulary(Reader *r)
+{
+    ModelConfig *m = &r->s->c.model;
+    int rounded = (m->vocab_size + 127) / 128 * 128;
+    if (m->embedding_size == 0)
+        m->embedding_size = rounded;
+    if (m->vocab_size > m->embedding_size)
+        die("%s: model.vocab_size %d does not fit model.embedding_size %d; take %d (a multiple of 128) or "
+            "leave it out",
+            config_where(r, "model.embedding_size"), m->vocab_size, m->embedding_size, rounded);
+    const struct { const char *name; int id; } token[] = {
+        { "model.eos_token_id", m->eos_token_id }, { "model.pad_token_id", m->pad_token_id }
+    };
+    for (int i = 0; i < 2; i++)
+        if (token[i].id >= m->vocab_size)
+            die("%s: %s %d is beyond the vocabulary: model.vocab_size is %d", config_where(r, token[i].name),
+                token[i].name, token[i].id, m->vocab_size);
+}
+
+static void check_rope_scaling(Reader *r)
+{
+    ModelConfig *m = &r->s->c.model;
+    bool llama3 = r->s->rope_type == 1, off = r->s->rope_type == 0;
+    if (llama3 && m->rope_scaling.factor == 0)
+        die("%s: rope_type llama3 needs model.rope_scaling.factor; Llama 3.1 has 8, Llama 3.2 32",
+            config_where(r, "model.rope_scaling.rope_type"));
+    if (off)
+        m->rope_scaling.factor = 0;
+    if (m->rope_scaling.factor > 0 && m->rope_scaling.high_freq_factor <= m->rope_scaling.low_freq_factor)
+        die("%s: model.rope_scaling.high_freq_factor %g must be above low_freq_factor %g",
+            config_where(r, "model.rope_scaling.high_freq_factor"), m->rope_scaling.high_freq_factor,
+            m->rope_scaling.low_freq_factor);
+}
+
+void config_check_model(Reader *r, bool from_hf)
+{
+    ModelConfig *m = &r->s->c.model;
+    m->norm.kind = r->s->layer_norm_type == 0 ? RMS_NORM : LAYER_NORM;
+    if (m->qk_norm && (m->norm.kind != RMS_NORM || !r->s->attention_layer_norm_with_affine))
+        die("%s: model.attention_layer_norm is an RMSNorm with weights here: set model.layer_norm_type: rms and "
+            "model.attention_layer_norm_with_affine: true, or attention_layer_norm: false",
+            config_where(r, "model.attention_layer_norm"));
+    check_heads(r);
+    check_mlp(r, from_hf);
+    check_vocabulary(r);
+    check_rope_scaling(r);
+}
+
+/* ---- data ------------------------------------------------------------------------------------------------- */
+
+static int compare_names(const void *a, const void *b)
+{
+    return strcmp(((const NamedPaths *)a)->name, ((const NamedPaths *)b)->name);
+}
+
+static void use_datasets(Settings *s)
+{
+    Config *c = &s->c;
+    if (s->num_datasets > 0)
+        qsort(s->datasets, s->num_datasets, sizeof *s->datasets, compare_names);
+    for (int i = 0; i < s->num_datasets; i++) {
+        NamedPaths *set = &s->datasets[i];
+        c->data.paths = xrealloc(c->data.paths, (c->data.num_paths + set->num_paths + 1) * sizeof *c->data.paths);
+        for (int k = 0; k < set->num_paths; k++)
+            c->data.paths[c->data.num_paths++] = set->paths[k];
+        set->num_paths = 0;                                /* the texts belong to data.paths now */
+    }
+}
+
+const YamlNode *config_find_path(const YamlNode *n, const char *path)
+{
+    if (n && n->text && strcmp(n->text, path) == 0)
+        return n;
+    for (int i = 0; n && i < n->num_children; i++) {
+        const YamlNode *found = config_find_path(n->child[i], path);
+        if (found)
+            return found;
+    }
+    return NULL;
+}
+
+/* `command`, the path behind the scheme, `to`: fetches a file. The last row is any other store. */
+static const struct { const char *scheme, *command, *to; } stores[] = {
+    { "s3://",    "aws s3 cp s3://", " ." },
+    { "r2://",    "aws s3 cp --endpoint-url https://ACCOUNT.r2.cloudflarestorage.com s3://", " ." },
+    { "weka://",  "aws s3 cp --endpoint-url YOUR_WEKA_URL s3://", " ." },
+    { "gs://",    "gcloud storage cp gs://", " ." },
+    { "http://",  "wget -x http://", "" },
+    { "https://", "wget -x https://", "" },
+    { "",         "with the tool of that store: ", "" },
+};
+
+static void refuse_remote(Reader *r, const char *key, char **paths, int count)
+{
+    int remote = 0, first = 0;
+    for (int i = count - 1; i >= 0; i--)
+        if (strstr(paths[i], "://")) {
+            remote++;
+            first = i;
+        }
+    if (!remote)
+        return;
+    int store = 0;
+    while (strncmp(paths[first], stores[store].scheme, strlen(stores[store].scheme)) != 0)
+        store++;
+    const YamlNode *n = config_find_path(yaml_find(r->root, key), paths[first]);
+    die("%s: %s: '%s'%s remote, and only local files are read. Fetch what you want to train on, for example\n"
+        "  %s%s%s\nthen give the files you have: --%s='folder/*.npy'", n ? yaml_place(n) : config_where(r, key), key,
+        paths[first], remote > 1 ? " and others are" : " is", stores[store].command,
+        paths[first] + strlen(stores[store].scheme), stores[store].to, key);
+}
+
+void config_check_data(Reader *r)
+{
+    Config *c = &r->s->c;
+    bool both = c->data.num_paths > 0 && r->s->num_datasets > 0;
+    if (both)
+        die("%s: give data.paths or data.datasets, not both (--data.datasets=null drops those)", config_where(r,
+            "data.datasets"));
+    const char *key = r->s->num_datasets > 0 ? "data.datasets" : "data.paths";
+    use_datasets(r->s);
+    if (c->data.num_paths == 0 && !c->dry_run)      /* a memory plan needs none */
+        die("%s: no training data: give data.paths, a list of token shards", config_where(r, "data.paths"));
+    refuse_remote(r, key, c->data.paths, c->data.num_paths);
+    refuse_remote(r, "data.label_mask_paths", c->data.label_mask_paths, c->data.num_label_mask_paths);
+    c->data.itemsize = r->s->memmap_dtype == 0 ? 2 : 4;
+    if (!config_given(r, "data.seed"))
+        c->data.seed = c->seed;
+    if (c->data.generate_doc_lengths && c->model.eos_token_id < 0)
+        die("%s: data.generate_doc_lengths needs model.eos_token_id: it ends a document",
+            config_where(r, "data.generate_doc_lengths"));
+    if (c->data.mask_padding && c->model.pad_token_id < 0)
+        die("%s: data.generate_attention_mask needs model.pad_token_id",
+            config_where(r, "data.generate_attention_mask"));
+
+    const YamlNode *filter = yaml_find(r->root, "data.instance_filter");
+    if (filter && filter->kind == YAML_MAP && !yaml_find(filter, "repetition_max_count"))
+        c->data.instance_filter.max_count = 32;
+    if (c->data.instance_filter.min_period > c->data.instance_filter.max_period)
+        die("%s: repetition_min_period %d is above repetition_max_period %d", config_where(r, "data.instance_filter"),
+            c->data.instance_filter.min_period, c->data.instance_filter.max_period);
+}
+
+/* ---- the run ---------------------------------------------------------------------------------------------- */
+
+static void check_batch(Reader *r)
+{
+    Config *c = &r->s->c;
+    int world = r->world, micro = c->device_train_microbatch_size, batch = c->global_train_batch_size;
+    long unit = (long)world * micro;
+    if (batch % unit == 0)
+        return;
+    const char *place = config_where(r, "global_train_batch_size");
+    char batches[96];
+    if (batch > unit)
+        snprintf(batches, sizeof batches, "%ld or %ld", batch / unit * unit, (batch / unit + 1) * unit);
+    else
+        snprintf(batches, sizeof batches, "%ld", unit);
+    if (batch % world != 0)
+        die("%s: global_train_batch_size %d is not a multiple of %d ranks x device_train_microbatch_size %d; "
+            "--global_train_batch_size=%s would do", place, batch, world, micro, batches);
+    int share = batch / world, smaller = micro < share ? micro : share;
+    while (share % smaller != 0)
+        smaller--;
+    die("%s: global_train_batch_size %d gives each of %d ranks %d sequences, not a multiple of "
+        "device_train_microbatch_size %d; --device_train_microbatch_size=%d or --global_train_batch_size=%s would do",
+        place, batch, world, share, micro, smaller, batches);
+}
+
+/* Gradients are summed in F32 where OLMo's precision says so, and where a sum has many terms: in BF16 it loses those below 2^-9
+ * of it: of the worst tensor's gradient from 512 micro-batches 5 %, from 2048 half. */
+static void choose_grads(Reader *r)
+{
+    enum { MOST = 128 };
+    Format *grads = &r->s->c.recipe.grads;
+    const int n = r->s->c.global_train_batch_size / r->world / r->s->c.device_train_microbatch_size;
+    const bool mixed = r->s->fsdp.precision == 1 && r->world > 1;
+    if (!config_given(r, "format.grads")) {
+        if (mixed || n > MOST)
+            *grads = (Format){ F32, 0, false };
+    } else if (grads->dtype == BF16 && n > MOST)
+        warn("%s: gradients of %d micro-batches a step are summed in bf16, which loses part of them beyond %d",
+             config_where(r, "format.grads"), n, MOST);
+}
+
+/* The length of training in the scheduler's units; 0: epochs, whose length only the data know. */
+static double duration_in_units(const Config *c)
+{
+    double tokens_per_step = (double)c->global_train_batch_size * c->model.max_sequence_length;
+    if (c->max_duration.tokens)
+        return c->scheduler.in_tokens ? c->max_duration.tokens : c->max_duration.tokens / tokens_per_step;
+    return c->max_duration.steps * (c->scheduler.in_tokens ? tokens_per_step : 1);
+}
+
+/* Tokens of a micro-batch are counted by int. */
+static void check_micro_batch(Reader *r)
+{
+    const Config *c = &r->s->c;
+    const int T = c->model.max_sequence_length;
+    if ((double)c->device_train_microbatch_size * T > INT_MAX)
+        die("%s: %d sequences of %d tokens exceed the 2^31 - 1 tokens that a micro-batch can have",
+            config_where(r, "device_train_microbatch_size"), c->device_train_microbatch_size, T);
+}
+
+static void check_schedule(Reader *r)
+{
+    Config *c = &r->s->c;
+    c->scheduler.in_tokens = r->s->scheduler_units == 1;
+    long warmup = c->scheduler.t_warmup, end = c->scheduler.t_max;
+    if (end > 0 && warmup > end)
+        die("%s: scheduler.t_warmup %ld is longer than scheduler.t_max %ld; shorten the warmup or lengthen t_max",
+            config_where(r, "scheduler.t_warmup"), warmup, end);
+    double length = duration_in_units(c);
+    if (length > 0 && warmup > length)
+        warn("%s: the learning rate is still warming up when the run ends: scheduler.t_warmup %ld, length %.0f",
+             config_where(r, "scheduler.t_warmup"), warmup, length);
+    if (c->scheduler.name == INVERSE_SQRT_WITH_WARMUP && warmup == 0)
+        die("%s: inverse_sqrt_with_warmup needs scheduler.t_warmup > 0", config_where(r, "scheduler.t_warmup"));
+    if (c->scheduler.name == WSD && c->scheduler.t_decay == 0)
+        die("%s: wsd needs scheduler.t_decay, the length of the final decay", config_where(r, "scheduler.name"));
+    const double last = end > 0 ? end : ceil(length);       /* 0: epochs */
+    if (c->scheduler.name == WSD && last > 0 && warmup + c->scheduler.t_decay > last)
+        die("%s: scheduler.t_warmup %ld and t_decay %ld do not fit %s %.0f; shorten one of them",
+            config_where(r, "scheduler.t_decay"), warmup, c->scheduler.t_decay, end > 0 ? "t_max" : "max_duration", last);
+    if (c->scheduler.name != WSD && c->scheduler.t_decay > 0)
+        config_note(r, "scheduler.t_decay (only wsd has it)");
+    if (c->scheduler.warmup_min_lr > c->optimizer.lr)
+        die("%s: scheduler.warmup_min_lr %g is above optimizer.learning_rate %g",
+            config_where(r, "scheduler.warmup_min_lr"), c->scheduler.warmup_min_lr, c->optimizer.lr);
+}
+
+void config_choose_save_folder(Config *c)
+{
+    if (!c->save_folder)
+        c->save_folder = xasprintf("runs/%s", c->run_name);
+}
+
+static void check_folders(Reader *r)
+{
+    Config *c = &r->s->c;
+    config_choose_save_folder(c);
+    if (c->save_folder[0] == '\0')
+        die("%s: save_folder is empty; give a folder, '.' for the current one", config_where(r, "save_folder"));
+    if (strstr(c->save_folder, "://"))
+        die("%s: save_folder '%s' is remote; save to a local folder and copy it from there",
+            config_where(r, "save_folder"), c->save_folder);
+    if (c->load_path && strstr(c->load_path, "://"))
+        die("%s: load_path '%s' is remote; fetch the folder first (huggingface-cli download, aws s3 cp --recursive) "
+            "and give its local path", config_where(r, "load_path"), c->load_path);
+}
+
+/* Ranks that share one copy of the model. */
+static int shard_ranks(Reader *r)
+{
+    const int strategy = r->s->fsdp.strategy, world = r->world;
+    const int hosts = world / comm_local_size(), replicas = r->s->fsdp.replicas ? r->s->fsdp.replicas : hosts;
+    if (r->s->fsdp.replicas && strategy < HYBRID_SHARD)
+        config_note(r, "fsdp.hybrid_sharding_num_model_replicas (only HYBRID_SHARD has it)");
+    if (strategy == NO_SHARD)
+        return 1;
+    if (strategy < HYBRID_SHARD)
+        return world;
+    if (replicas < 1 || world % replicas != 0)
+        die("%s: %d ranks cannot form %d groups of equal size; fsdp.hybrid_sharding_num_model_replicas must divide the "
+            "number of ranks, null makes one group per host",
+            config_where(r, "fsdp.hybrid_sharding_num_model_replicas"), world, replicas);
+    return world / replicas;
+}
+
+static void check_strategy(Reader *r)
+{
+    if (r->s->fsdp.distributed == DDP || r->s->fsdp.distributed == SINGLE)
+        r->s->fsdp.strategy = NO_SHARD;
+    const int strategy = r->s->fsdp.strategy, mode = r->s->fsdp.grad_sync_mode;
+    r->s->c.strategy = (Strategy){ .shard_ranks = shard_ranks(r),
+                                   .keep_weights = strategy == SHARD_GRAD_OP || strategy == HYBRID_SHARD_ZERO2,
+                                   .grad_sum = mode < 0 ? SUM_ONCE_IF_FITS : (GradSum)mode };
+}
+
+void config_check_run(Reader *r)
+{
+    Config *c = &r->s->c;
+    if (!c->run_name || !*c->run_name)
+        die("%s: run_name is empty", config_where(r, "run_name"));
+    check_strategy(r);
+    check_batch(r);
+    check_micro_batch(r);
+    choose_grads(r);
+    check_schedule(r);
+    check_folders(r);
+    c->z_loss = r->s->softmax_auxiliary_loss ? r->s->auxiliary_loss_multiplier : 0;
+    if (c->eval_subset_num_batches == 0)
+        die("%s: eval_subset_num_batches 0 evaluates nothing: take -1 for all batches, or eval_interval null",
+            config_where(r, "eval_subset_num_batches"));
+    if (c->device_eval_batch_size == 0)
+        c->device_eval_batch_size = c->device_train_microbatch_size;
+}

@@ -1,0 +1,172 @@
+/* What the table of keys tells people: --help, the table in configs/README.md, and the key they probably meant. */
+#include "model/config/table.h"
+
+#include <string.h>
+
+/* "wandb.*" for wandb itself and all below it. */
+static bool is_section_of(const char *pattern, const char *name)
+{
+    size_t n = strlen(pattern);
+    if (n < 2 || strcmp(pattern + n - 2, ".*") != 0)
+        return false;
+    return strncmp(pattern, name, n - 2) == 0 && (name[n - 2] == '.' || name[n - 2] == '\0');
+}
+
+const ConfigKey *config_key(const char *name)
+{
+    for (const ConfigKey *k = config_keys; k->name; k++)
+        if (strcmp(k->name, name) == 0)
+            return k;
+    for (const ConfigKey *k = config_keys; k->name; k++)
+        if (is_section_of(k->name, name))
+            return k;
+    return NULL;
+}
+
+bool config_is_evaluator(const char *name)
+{
+    return strncmp(name, EVALUATOR_PREFIX, strlen(EVALUATOR_PREFIX)) == 0;
+}
+
+const char *config_default(const char *name)
+{
+    const ConfigKey *k = config_key(name);
+    return k ? k->fallback : NULL;
+}
+
+/* ---- the nearest key -------------------------------------------------------------------------------------- */
+
+/* Insertions, deletions and replacements of one character and swaps of two neighbours that turn a into b. */
+static int edit_distance(const char *a, const char *b)
+{
+    enum { LONGEST = 128 };
+    int rows[3][LONGEST + 1] = { { 0 } };                    /* of i - 2, i - 1 and i, in turn */
+    int m = (int)strlen(a), n = (int)strlen(b);
+    if (n > LONGEST)
+        return LONGEST;
+    for (int j = 0; j <= n; j++)
+        rows[0][j] = j;
+    for (int i = 1; i <= m; i++) {
+        int *row = rows[i % 3], *above = rows[(i + 2) % 3], *second = rows[(i + 1) % 3];
+        row[0] = i;
+        for (int j = 1; j <= n; j++) {
+            int best = above[j - 1] + (a[i - 1] != b[j - 1]);
+            if (above[j] + 1 < best)
+                best = above[j] + 1;
+            if (row[j - 1] + 1 < best)
+                best = row[j - 1] + 1;
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] && second[j - 2] + 1 < best)
+                best = second[j - 2] + 1;
+            row[j] = best;
+        }
+    }
+    return rows[m % 3][n];
+}
+
+static const char *last_part(const char *name)
+{
+    const char *dot = strrchr(name, '.');
+    return dot ? dot + 1 : name;
+}
+
+/* `lr` for learning_rate. */
+static bool are_initials(const char *letters, const char *words)
+{
+    const char *end = strchr(words, '_');
+    return *letters == *words && (end ? are_initials(letters + 1, end + 1) : !letters[1]);
+}
+
+/* The whole name misspelled, or the right last part in the wrong section, which costs one edit. */
+static int name_distance(const char *name, const char *candidate)
+{
+    if (last_part(name)[1] && are_initials(last_part(name), last_part(candidate)))
+        return 0;
+    int whole = edit_distance(name, candidate), part = 1 + edit_distance(last_part(name), last_part(candidate));
+    return part <= 1 + (int)strlen(last_part(name)) / 3 && part < whole ? part : whole;
+}
+
+const char *config_suggest(const char *name)
+{
+    static char best[128];
+    int best_distance = 1 + (int)strlen(name) / 3;
+    bool in_evaluators = config_is_evaluator(name);
+    best[0] = '\0';
+    for (const ConfigKey *k = config_keys; k->name; k++) {
+        size_t first = in_evaluators ? strlen(EVALUATOR_PREFIX) : 0;
+        if (in_evaluators && !config_is_evaluator(k->name))
+            continue;
+        for (size_t end = first + strcspn(k->name + first, ".["); k->name[end - 1] != '*';
+             end += 1 + strcspn(k->name + end + 1, ".[")) {   /* "a", "a.b", "a.b.c": its sections, the key */
+            char candidate[128];
+            snprintf(candidate, sizeof candidate, "%.*s", (int)end, k->name);
+            int distance = name_distance(name, candidate);
+            bool around = strncmp(name, candidate, end) == 0 && name[end] == '.';   /* `name` lies in it already */
+            if (distance < best_distance && !around) {
+                best_distance = distance;
+                strcpy(best, candidate);
+            }
+            if (!k->name[end] || k->name[end] == '[')
+                break;
+        }
+    }
+    return best[0] ? best : NULL;
+}
+
+/* ---- help ------------------------------------------------------------------------------------------------- */
+
+void config_print_help(FILE *f)
+{
+    fputs("usage: mpirun -n <ranks> ./train config.yaml [--key=value ...]\n"
+          "       ./train --help | --help=markdown\n\n"
+          "Trains a Llama or OLMo model as the file says; --key=value changes a setting, as in --max_duration=100,\n"
+          "--data.paths=[a.npy,b.npy], --save_overwrite. Keys and values are those of OLMo's files:\n\n", f);
+    for (const ConfigKey *k = config_keys; k->name; k++) {
+        int type = k->type & TYPE_MASK;
+        char expected[256];
+        if (type == FIXED || type == UNUSED)
+            continue;
+        value_expected(expected, sizeof expected, k);
+        fprintf(f, "  %s: %s", k->name, expected);
+        if (!k->fallback)
+            fputs(" (required)", f);
+        else if (strcmp(k->fallback, "null") != 0 && strcmp(k->fallback, "[]") != 0)
+            fprintf(f, " (default %s)", k->fallback);
+        fprintf(f, "\n      %s\n", k->help);
+    }
+    fputs("\nAccepted with one value only:\n", f);
+    for (const ConfigKey *k = config_keys; k->name; k++)
+        if ((k->type & TYPE_MASK) == FIXED)
+            fprintf(f, "  %s: %s (%s)\n", k->name, k->choices, k->help);
+    fputs("\nRead and named in a warning, without effect:\n ", f);
+    for (const ConfigKey *k = config_keys; k->name; k++)
+        if ((k->type & TYPE_MASK) == UNUSED)
+            fprintf(f, " %s", k->name);
+    fputs("\n", f);
+}
+
+/* | ends a cell of a markdown table. */
+static void print_cell(FILE *f, const char *text)
+{
+    for (; *text; text++) {
+        if (*text == '|')
+            fputc('\\', f);
+        fputc(*text, f);
+    }
+}
+
+void config_print_markdown(FILE *f)
+{
+    fputs("| key | value | default | meaning |\n|---|---|---|---|\n", f);
+    for (const ConfigKey *k = config_keys; k->name; k++) {
+        char expected[256];
+        if ((k->type & TYPE_MASK) == UNUSED)
+            continue;
+        value_expected(expected, sizeof expected, k);
+        fprintf(f, "| `%s` | ", k->name);
+        print_cell(f, expected);
+        bool fixed = (k->type & TYPE_MASK) == FIXED;
+        fprintf(f, "%s | %s | ", fixed ? " only" : "", !k->fallback ? "required" : fixed ? "" : k->fallback);
+        print_cell(f, k->help);
+        fputs(" |\n", f);
+    }
+}

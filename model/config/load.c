@@ -1,0 +1,384 @@
+/* From the command line to a Config: defaults, then (without model.d_model and model.n_layers) a Hugging Face config.json, then the
+ * YAML file with its overrides, then what follows from them; at last everything written out again as YAML.
+ * The keys are rows of table.c; nothing here knows them but what reads evaluators and load_path. */
+#include "model/config/load.h"
+
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/comm.h"
+#include "kernels/error.h"
+#include "model/architecture.h"
+#include "model/config/hf.h"
+#include "model/config/table.h"
+
+/* ---- asking ----------------------------------------------------------------------------------------------- */
+
+bool config_given(const Reader *r, const char *name)
+{
+    const YamlNode *n = yaml_find(r->root, name);
+    return n && (n->kind != YAML_SCALAR || n->text);
+}
+
+const char *config_where(const Reader *r, const char *name)
+{
+    const YamlNode *n = yaml_find(r->root, name);
+    return n ? yaml_place(n) : r->file;
+}
+
+void config_note(Reader *r, const char *format, ...)
+{
+    va_list args;
+    fputs(r->num_notes++ ? ", " : "", r->notes);
+    va_start(args, format);
+    vfprintf(r->notes, format, args);
+    va_end(args);
+}
+
+/* ---- reading ---------------------------------------------------------------------------------------------- */
+
+static bool is_section(const char *name)
+{
+    size_t length = strlen(name);
+    for (const ConfigKey *k = config_keys; k->name; k++)
+        if (strncmp(k->name, name, length) == 0 && k->name[length] == '.' && k->name[length + 1] != '*')
+            return true;
+    return false;
+}
+
+static void note_unused(Reader *r, const ConfigKey *k, const YamlNode *n, const char *name)
+{
+    if (n->kind == YAML_SCALAR && (!n->text || key_listed(k->choices, n->text)))
+        return;
+    fflush(r->notes);
+    if (config_is_evaluator(name) && strstr(r->notes_text, name))
+        return;                                            /* another evaluator had it */
+    if (k->help)
+        config_note(r, "%s (%s)", name, k->help);
+    else
+        config_note(r, "%s", name);
+}
+
+static _Noreturn void unknown(const YamlNode *n, const char *name)
+{
+    const char *near = config_suggest(name);
+    if (near)
+        die("%s: unknown key '%s'; did you mean '%s'?", yaml_place(n), name, near);
+    die("%s: unknown key '%s'; ./train --help lists all", yaml_place(n), name);
+}
+
+/* Null for a section: --model.rope_scaling=null takes away what a loaded model says. At the top level there is nothing else to
+ * take away, and `model: null` leaves the whole model to load_path. */
+static void forget_section(void *base, const char *name)
+{
+    const size_t length = strlen(name);
+    if (!strchr(name, '.'))
+        return;
+    for (const ConfigKey *k = config_keys; k->name; k++)
+        if (strncmp(k->name, name, length) == 0 && k->name[length] == '.')
+            value_default(base, k);
+}
+
+void config_apply(Reader *r, YamlNode *n, const char *name, void *base)
+{
+    if (!is_section(name)) {
+        const ConfigKey *k = config_key(name);
+        if (!k)
+            unknown(n, name);
+        if ((k->type & TYPE_MASK) == UNUSED) {
+            note_unused(r, k, n, name);
+            return;
+        }
+        yaml_resolve(r->root, n, config_default);
+        if (!(k->type & FOLLOWS) || n->kind != YAML_SCALAR || n->text)
+            value_parse(base, k, n);
+        return;
+    }
+    if (n->kind == YAML_SCALAR && !n->text) {
+        forget_section(base, name);
+        return;
+    }
+    if (n->kind != YAML_MAP)
+        die("%s: %s is a section, its keys go below it, indented; found '%s'", yaml_place(n), name,
+            n->kind == YAML_LIST ? "a list" : n->text);
+    for (int i = 0; i < n->num_children; i++) {
+        char child[512];
+        snprintf(child, sizeof child, "%s.%s", name, n->child[i]->key);
+        config_apply(r, n->child[i], child, base);
+    }
+}
+
+/* All but evaluators, which are a list, and format.*, which changes columns of a recipe that is not known yet. */
+static void read_values(Reader *r, bool from_hf)
+{
+    for (int i = 0; i < r->root->num_children; i++) {
+        YamlNode *n = r->root->child[i];
+        if (strchr(n->key, '.'))
+            die("%s: '%s' is written with a dot, as on the command line; in a file it is a section and, indented below it, a key",
+                yaml_place(n), n->key);
+        if (strcmp(n->key, "evaluators") != 0 && strcmp(n->key, "format") != 0)
+            config_apply(r, n, n->key, r->s);
+    }
+    for (const ConfigKey *k = config_keys; k->name; k++) {
+        bool known = k->fallback || (from_hf && strncmp(k->name, "model.", strlen("model.")) == 0);
+        if (!known && !config_is_evaluator(k->name) && !config_given(r, k->name))
+            die("%s: %s is missing: %s", r->file, k->name, k->help);
+    }
+}
+
+static void set_defaults(void *base, bool evaluators)
+{
+    for (const ConfigKey *k = config_keys; k->name; k++)
+        if (config_is_evaluator(k->name) == evaluators)
+            value_default(base, k);
+}
+
+/* Takes the architecture from the config.json of the checkpoint that the run goes on with, else of load_path, which may be
+ * gone by then; false if there is no load_path. The keys that say so are read ahead of the others. */
+static bool read_hf(Reader *r, char *(*latest_of)(const char *save_folder))
+{
+    static const char *const keys[] = { "load_path", "try_load_latest_save", "save_folder", "run_name" };
+    Config *c = &r->s->c;
+    for (int i = 0; i < 4; i++) {
+        YamlNode *n = yaml_find(r->root, keys[i]);
+        if (n)
+            config_apply(r, n, keys[i], r->s);
+    }
+    if (!c->load_path || strstr(c->load_path, "://"))
+        return false;
+    config_choose_save_folder(c);
+    char *latest = c->try_load_latest_save ? latest_of(c->save_folder) : NULL;
+    config_read_hf(&c->model, latest ? latest : c->load_path);
+    free(latest);
+    r->s->layer_norm_type = c->model.norm.kind == RMS_NORM ? 0 : 1;
+    return true;
+}
+
+/* ---- evaluators ------------------------------------------------------------------------------------------- */
+
+/* Takes the paths, of which there are some, out of the hands of the evaluator that `n` is. */
+static void add_eval_set(Config *c, const YamlNode *n, const char *label, char ***paths, int *count, int itemsize)
+{
+    const char *place = yaml_place(config_find_path(n, (*paths)[0]));
+    for (int i = 0; i < c->num_eval; i++)
+        if (strcmp(c->eval[i].label, label) == 0)
+            die("%s: two validation sets are named '%s', and so would be their metrics; rename one", place, label);
+    c->eval = xrealloc(c->eval, (c->num_eval + 1) * sizeof *c->eval);
+    char *where = xasprintf("%s: evaluator '%s' (--evaluators=[] trains without)", place, label);
+    c->eval[c->num_eval++] = (EvalSet){ .label = strdup(label), .where = where, .paths = *paths, .num_paths = *count,
+                                        .itemsize = itemsize };
+    *paths = NULL;
+    *count = 0;
+}
+
+static bool any_remote(char *const *paths, int count)
+{
+    for (int i = 0; i < count; i++)
+        if (strstr(paths[i], "://"))
+            return true;
+    return false;
+}
+
+/* The sets of one evaluator: one per named dataset, or one with its own label. Remote ones are listed in `remote`. */
+static void read_evaluator(Reader *r, YamlNode *n, FILE *downstream, FILE *remote)
+{
+    Evaluator e = { 0 };
+    if (n->kind != YAML_MAP)
+        die("%s: an evaluator is a section with label and data.paths or data.datasets", yaml_place(n));
+    set_defaults(&e, true);
+    for (int i = 0; i < n->num_children; i++) {
+        char name[512];
+        snprintf(name, sizeof name, EVALUATOR_PREFIX "%s", n->child[i]->key);
+        config_apply(r, n->child[i], name, &e);
+    }
+    if (!e.label)
+        die("%s: this evaluator has no label", yaml_place(n));
+    int itemsize = (e.memmap_dtype < 0 ? r->s->memmap_dtype : e.memmap_dtype) == 0 ? 2 : 4;
+    if (e.type == 1)
+        fprintf(downstream, " %s", e.label);
+    else if (e.num_paths == 0 && e.num_datasets == 0)
+        die("%s: evaluator '%s' has no data: give data.paths or data.datasets", yaml_place(n), e.label);
+    else if (e.num_paths > 0 && any_remote(e.paths, e.num_paths))
+        fprintf(remote, " %s", e.label);
+    else if (e.num_paths > 0)
+        add_eval_set(&r->s->c, n, e.label, &e.paths, &e.num_paths, itemsize);
+    for (int i = 0; i < e.num_datasets && e.type == 0; i++) {
+        NamedPaths *set = &e.datasets[i];
+        if (any_remote(set->paths, set->num_paths))
+            fprintf(remote, " %s", set->name);
+        else if (set->num_paths > 0)
+            add_eval_set(&r->s->c, n, set->name, &set->paths, &set->num_paths, itemsize);
+    }
+    for (const ConfigKey *k = config_keys; k->name; k++)
+        if (config_is_evaluator(k->name))
+            value_free(&e, k);
+}
+
+void config_read_evaluators(Reader *r)
+{
+    YamlNode *list = yaml_find(r->root, "evaluators");
+    if (list && (list->kind == YAML_MAP || (list->kind == YAML_SCALAR && list->text)))
+        die("%s: evaluators is a list: `- label: name`, then indented `data:` with paths", yaml_place(list));
+    char *text[2] = { NULL, NULL };
+    size_t size[2];
+    FILE *downstream = open_memstream(&text[0], &size[0]), *remote = open_memstream(&text[1], &size[1]);
+    for (int i = 0; list && i < list->num_children; i++)
+        read_evaluator(r, list->child[i], downstream, remote);
+    fclose(downstream);
+    fclose(remote);
+    if (*text[0])
+        config_note(r, "downstream evaluators (%s)", text[0] + 1);
+    if (*text[1])
+        config_note(r, "evaluators with remote data (%s)", text[1] + 1);
+    free(text[0]);
+    free(text[1]);
+}
+
+/* ---- writing ---------------------------------------------------------------------------------------------- */
+
+/* Prints the section lines between `previous` and `name`, then the last part of `name`; returns its indentation. */
+static int print_key(FILE *f, const char *name, const char *previous)
+{
+    size_t same = 0;
+    for (size_t i = 0; previous[i] && previous[i] == name[i]; i++)
+        if (name[i] == '.')
+            same = i + 1;
+    int indent = 0;
+    for (const char *part = name;; indent += 2) {
+        size_t length = strcspn(part, ".");
+        bool last = part[length] != '.';
+        if (last || (size_t)(part - name) >= same)
+            fprintf(f, "%*s%.*s:%s", indent, "", (int)length, part, last ? "" : "\n");
+        if (last)
+            return indent;
+        part += length + 1;
+    }
+}
+
+static void print_eval_set(FILE *f, const EvalSet *e)
+{
+    fputs("- label: ", f);
+    value_print_text(f, e->label);
+    fprintf(f, "\n  data:\n    memmap_dtype: %s\n    paths:\n", e->itemsize == 2 ? "uint16" : "uint32");
+    for (int i = 0; i < e->num_paths; i++) {
+        fputs("    - ", f);
+        value_print_text(f, e->paths[i]);
+        fputc('\n', f);
+    }
+}
+
+static char *value_text(const Settings *s, const ConfigKey *k, int indent)
+{
+    char *text;
+    size_t size;
+    FILE *f = open_memstream(&text, &size);
+    if (!f)
+        die("out of host memory");
+    value_print(f, s, k, indent);
+    fclose(f);
+    return text;
+}
+
+/* What follows from another key stays null, so that a run of this file with another --recipe has that recipe's columns; the
+ * value stands behind it. follows: s with those values. */
+static void print_value(FILE *f, const Settings *s, const Settings *follows, const ConfigKey *k, int indent)
+{
+    char *own = value_text(s, k, indent);
+    if (k->type & FOLLOWS) {
+        char *other = value_text(follows, k, indent);
+        fprintf(f, strcmp(own, other) == 0 ? " null    #%s" : "%s", own);
+        free(other);
+    } else
+        fputs(own, f);
+    free(own);
+}
+
+void config_write_text(Settings *s)
+{
+    size_t size;
+    const char *previous = "";
+    Settings follows = *s;
+    follows.c.recipe = *recipe_find(s->recipe);
+    follows.c.data.seed = s->c.seed;
+    FILE *f = open_memstream(&s->c.text, &size);
+    if (!f)
+        die("out of host memory");
+    fputs("# All settings of a run, defaults included. ./train with this file does the same again.\n", f);
+    for (const ConfigKey *k = config_keys; k->name; k++) {
+        int type = k->type & TYPE_MASK;
+        if (type == FIXED || type == UNUSED || (k->type & SPENT) || config_is_evaluator(k->name))
+            continue;
+        int indent = print_key(f, k->name, previous);
+        print_value(f, s, &follows, k, indent);
+        previous = k->name;
+    }
+    fputs(s->c.num_eval ? "evaluators:\n" : "evaluators: []\n", f);
+    for (int i = 0; i < s->c.num_eval; i++)
+        print_eval_set(f, &s->c.eval[i]);
+    fclose(f);
+}
+
+/* ---- the whole -------------------------------------------------------------------------------------------- */
+
+static Config *print_help(const char *argument)
+{
+    if (comm_rank() == 0 && strcmp(argument, "--help=markdown") == 0)
+        config_print_markdown(stdout);
+    else if (comm_rank() == 0)
+        config_print_help(stdout);
+    return NULL;
+}
+
+Config *config_load(int argc, char **argv, int world, char *(*latest)(const char *save_folder))
+{
+    if (argc < 2)
+        return print_help("");
+    for (int i = 1; i < argc; i++)
+        if (strncmp(argv[i], "--help", 6) == 0 || strcmp(argv[i], "-h") == 0)
+            return print_help(argv[i]);
+    if (argv[1][0] == '-')
+        die("'%s' is no configuration file; it comes first: ./train configs/tiny.yaml %s", argv[1], argv[1]);
+    Settings *s = xcalloc(1, sizeof *s);
+    Reader r = { .s = s, .root = yaml_load(argv[1]), .file = argv[1], .world = world };
+    size_t size;
+    r.notes = open_memstream(&r.notes_text, &size);
+    const bool has_model = yaml_find(r.root, "model.d_model") || yaml_find(r.root, "model.n_layers");
+    for (int i = 2; i < argc; i++)
+        yaml_override(r.root, argv[i]);
+
+    set_defaults(s, false);
+    bool from_hf = !has_model && read_hf(&r, latest);
+    read_values(&r, from_hf);
+    config_check_model(&r, from_hf);
+    config_check_recipe(&r);
+    config_check_data(&r);
+    config_check_run(&r);
+    config_read_evaluators(&r);
+    hf_class(&s->c.model);                                 /* dies now, not at the first save, if there is none */
+    fclose(r.notes);
+    if (r.num_notes)
+        warn("%s: without effect here: %s", r.file, r.notes_text);
+    free(r.notes_text);
+    yaml_free(r.root);
+    config_write_text(s);
+    return &s->c;
+}
+
+void config_free(Config *c)
+{
+    Settings *s = (Settings *)c;
+    for (const ConfigKey *k = config_keys; k->name; k++)
+        if (!config_is_evaluator(k->name))
+            value_free(s, k);
+    for (int i = 0; i < c->num_eval; i++) {
+        free(c->eval[i].label);
+        free(c->eval[i].where);
+        for (int k = 0; k < c->eval[i].num_paths; k++)
+            free(c->eval[i].paths[k]);
+        free(c->eval[i].paths);
+    }
+    free(c->eval);
+    free(c->text);
+    free(s);
+}

@@ -1,0 +1,438 @@
+/* Values of the table's types: from YAML text, checked, into the C object of their row, and back to YAML text.
+ * Numbers follow YAML 1.1, as OLMo's files do: 739_328, 1e-5, 5e12 where an integer is meant. What value_print writes
+ * value_parse reads back to the same bits. */
+#include "model/config/table.h"
+#include "kernels/error.h"
+
+#include <ctype.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+/* ---- scalars from text ------------------------------------------------------------------------------------ */
+
+static bool parse_double(double *out, const char *text)
+{
+    char digits[128], *end;
+    size_t n = 0;
+    if (!text || !(isdigit((unsigned char)*text) || strchr("+-.", *text)))     /* not "inf", "nan" */
+        return false;
+    for (const char *c = text; *c; c++)
+        if (*c != '_' && n + 1 < sizeof digits)
+            digits[n++] = *c;
+    digits[n] = '\0';
+    *out = strtod(digits, &end);
+    return n > 0 && !*end && isfinite(*out);
+}
+
+/* Integers beyond 2^53 keep all digits if they are written without a point or exponent. */
+static bool parse_integer(uint64_t *out, bool *negative, const char *text)
+{
+    char digits[64], *end;
+    size_t n = 0;
+    double x;
+    if (!parse_double(&x, text) || x != floor(x) || fabs(x) >= 1.8e19)
+        return false;
+    *negative = x < 0;
+    for (const char *c = text + (*text == '-' || *text == '+'); *c && n + 1 < sizeof digits; c++)
+        if (*c != '_')
+            digits[n++] = *c;
+    digits[n] = '\0';
+    *out = strtoull(digits, &end, 10);
+    if (*end)
+        *out = (uint64_t)fabs(x);
+    return true;
+}
+
+/* YAML 1.1's spellings; a truth value, or -1. */
+static int parse_truth(const char *text)
+{
+    static const char *const words[] = { "false", "true", "no", "yes", "off", "on" };
+    for (int i = 0; text && i < 6; i++)
+        if (strcasecmp(text, words[i]) == 0)
+            return i % 2;
+    return -1;
+}
+
+/* "100" | "2e9T" | "1ep" */
+static bool parse_duration(Duration *out, const char *text)
+{
+    char number[64];
+    double x;
+    *out = (Duration){ 0 };
+    if (!text || strlen(text) >= sizeof number)
+        return false;
+    strcpy(number, text);
+    size_t n = strlen(number);
+    if (n > 2 && strcmp(number + n - 2, "ep") == 0) {
+        number[n - 2] = '\0';
+        return parse_double(&out->epochs, number) && out->epochs > 0;
+    }
+    bool tokens = n > 1 && number[n - 1] == 'T';
+    if (tokens)
+        number[n - 1] = '\0';
+    if (!parse_double(&x, number) || x != floor(x) || x < 1 || x > 9e18)
+        return false;
+    *(tokens ? &out->tokens : &out->steps) = (long)x;
+    return true;
+}
+
+/* The number of `text` among "a|b|c", or -1. Numbers and truth values are compared as such: 0 is 0.0, No is false. */
+static int choice_index(const char *choices, const char *text)
+{
+    int index = 0;
+    if (!text)
+        text = "null";
+    for (const char *c = choices; c && *c; index++) {
+        char word[64];
+        size_t n = strcspn(c, "|");
+        snprintf(word, sizeof word, "%.*s", (int)n, c);
+        double a, b;
+        if (strcasecmp(word, text) == 0 || (parse_double(&a, word) && parse_double(&b, text) && a == b) ||
+            (parse_truth(word) >= 0 && parse_truth(word) == parse_truth(text)))
+            return index;
+        c += n + (c[n] == '|');
+    }
+    return -1;
+}
+
+bool key_listed(const char *choices, const char *text)
+{
+    return choice_index(choices, text) >= 0;
+}
+
+/* ---- messages --------------------------------------------------------------------------------------------- */
+
+static void range_text(char *out, size_t size, const char *what, const ConfigKey *k)
+{
+    if (k->min > 0 && k->min < 1e-9)                     /* the table's way to say: anything above 0 */
+        snprintf(out, size, "%s above 0, at most %.10g", what, k->max);
+    else if (k->max < 9e18)
+        snprintf(out, size, "%s from %g to %.10g", what, k->min, k->max);
+    else
+        snprintf(out, size, "%s >= %g", what, k->min);
+}
+
+void value_expected(char *out, size_t size, const ConfigKey *k)
+{
+    switch (k->type & TYPE_MASK) {
+    case INT: case LONG: case U64: range_text(out, size, "an integer", k); break;
+    case DOUBLE: case FLOAT:       range_text(out, size, "a number", k); break;
+    case BOOL:     snprintf(out, size, "true or false"); break;
+    case CHOICE:
+    case FIXED:    snprintf(out, size, "%s", k->choices); break;
+    case STRING:   snprintf(out, size, "a text"); break;
+    case PATHS:    snprintf(out, size, "a path or a list [a, b] of paths"); break;
+    case DATASETS: snprintf(out, size, "`name: [paths]` lines"); break;
+    case BETAS:    snprintf(out, size, "[beta1, beta2], each from 0 to below 1"); break;
+    case DURATION: snprintf(out, size, "steps (100), tokens (2e9T) or epochs (1ep)"); break;
+    case FORMAT:   snprintf(out, size, "f32, bf16, e4m3, e5m2, or e4m3/16: groups of 16 that share a scale"); break;
+    default:       snprintf(out, size, "anything"); break;
+    }
+}
+
+static _Noreturn void wrong(const ConfigKey *k, const YamlNode *n)
+{
+    char expected[256];
+    value_expected(expected, sizeof expected, k);
+    const char *found = n->kind == YAML_LIST ? "a list" : n->kind == YAML_MAP ? "a section" : "null";
+    if (n->text)
+        found = n->text;
+    if ((k->type & TYPE_MASK) == FIXED)
+        die("%s: %s: '%s' is not supported, only %s: %s", yaml_place(n), k->name, found, k->choices, k->help);
+    if (n->kind == YAML_MAP && strcmp(k->name, "recipe") == 0)
+        die("%s: recipe is a name; its columns are changed by format.*, as in --format.moment1=e5m2/128",
+            yaml_place(n));
+    die("%s: %s: expected %s, found '%s'", yaml_place(n), k->name, expected, found);
+}
+
+/* ---- lists of paths --------------------------------------------------------------------------------------- */
+
+static char *copy_text(const char *text)
+{
+    return strcpy(xmalloc(strlen(text) + 1), text);
+}
+
+static void add_path(char ***paths, int *count, const char *path)
+{
+    *paths = xrealloc(*paths, (*count + 1) * sizeof **paths);
+    (*paths)[(*count)++] = copy_text(path);
+}
+
+/* A path, a list of them, or lists in a list (from ${path.glob:...}). */
+static void parse_paths(char ***paths, int *count, const ConfigKey *k, const YamlNode *n)
+{
+    if (n->kind == YAML_LIST)
+        for (int i = 0; i < n->num_children; i++)
+            parse_paths(paths, count, k, n->child[i]);
+    else if (n->kind == YAML_SCALAR && n->text)
+        add_path(paths, count, n->text);
+    else
+        wrong(k, n);
+}
+
+static void free_paths(char **paths, int count)
+{
+    for (int i = 0; i < count; i++)
+        free(paths[i]);
+    free(paths);
+}
+
+static void parse_datasets(NamedPaths **sets, int *count, const ConfigKey *k, const YamlNode *n)
+{
+    if (n->kind != YAML_MAP)
+        wrong(k, n);
+    *sets = xcalloc(n->num_children, sizeof **sets);
+    for (int i = 0; i < n->num_children; i++) {
+        NamedPaths *set = &(*sets)[(*count)++];
+        set->name = copy_text(n->child[i]->key);
+        parse_paths(&set->paths, &set->num_paths, k, n->child[i]);
+    }
+}
+
+static void parse_betas(double *betas, const ConfigKey *k, const YamlNode *n)
+{
+    if (n->kind != YAML_LIST || n->num_children != 2)
+        wrong(k, n);
+    for (int i = 0; i < 2; i++)
+        if (!parse_double(&betas[i], n->child[i]->text) || betas[i] < 0 || betas[i] >= 1)
+            wrong(k, n->child[i]);
+}
+
+/* ---- one value -------------------------------------------------------------------------------------------- */
+
+static void parse_number(void *place, const ConfigKey *k, const YamlNode *n)
+{
+    uint64_t integer = 0;
+    bool negative = false, nothing = n->kind == YAML_SCALAR && !n->text;
+    double x = k->none;
+    int type = k->type & TYPE_MASK;
+    bool whole = type != DOUBLE && type != FLOAT;
+    if (nothing && isnan(k->none) && k->fallback && strcmp(k->fallback, "null") == 0)
+        return;
+    if (nothing ? isnan(k->none) : n->kind != YAML_SCALAR || !parse_double(&x, n->text) || x < k->min || x > k->max)
+        wrong(k, n);
+    if (whole && !nothing && !parse_integer(&integer, &negative, n->text))
+        wrong(k, n);
+    switch (type) {
+    case INT:    *(int *)place = (int)x; break;
+    case LONG:   *(long *)place = nothing ? (long)x : negative ? -(long)integer : (long)integer; break;
+    case U64:    *(uint64_t *)place = integer; break;
+    case FLOAT:  *(float *)place = (float)x; break;
+    default:     *(double *)place = x; break;
+    }
+}
+
+static void parse_word(void *place, const ConfigKey *k, const YamlNode *n)
+{
+    const char *text = n->text;
+    int truth, index;
+    switch (k->type & TYPE_MASK) {
+    case BOOL:
+        if ((truth = parse_truth(text)) < 0)
+            wrong(k, n);
+        *(bool *)place = truth;
+        break;
+    case CHOICE:
+        if ((index = choice_index(k->choices, text)) < 0)
+            wrong(k, n);
+        *(int *)place = index;
+        break;
+    case STRING:
+        free(*(char **)place);
+        *(char **)place = copy_text(text);
+        break;
+    case FORMAT:
+        if (!format_parse(place, text))
+            wrong(k, n);
+        break;
+    case DURATION:
+        if (!parse_duration(place, text))
+            wrong(k, n);
+        break;
+    }
+}
+
+void value_parse(void *base, const ConfigKey *k, const YamlNode *n)
+{
+    char *place = (char *)base + k->place;
+    int type = k->type & TYPE_MASK;
+    bool nothing = n->kind == YAML_SCALAR && !n->text;
+    if (type == FIXED) {
+        if (n->kind != YAML_SCALAR || !key_listed(k->choices, n->text))
+            wrong(k, n);
+    } else if (type == UNUSED) {
+        return;
+    } else if (type <= FLOAT) {
+        parse_number(place, k, n);
+    } else if (nothing) {
+        if (!k->fallback)
+            wrong(k, n);
+        value_free(base, k);
+        value_default(base, k);
+    } else if (type == PATHS) {
+        value_free(base, k);
+        parse_paths((char ***)place, (int *)(place + sizeof(char **)), k, n);
+    } else if (type == DATASETS) {
+        value_free(base, k);
+        parse_datasets((NamedPaths **)place, (int *)(place + sizeof(NamedPaths *)), k, n);
+    } else if (type == BETAS) {
+        parse_betas((double *)place, k, n);
+    } else {
+        if (n->kind != YAML_SCALAR)
+            wrong(k, n);
+        parse_word(place, k, n);
+    }
+}
+
+void value_default(void *base, const ConfigKey *k)
+{
+    int type = k->type & TYPE_MASK;
+    if (type == BETAS) {
+        double *betas = (double *)((char *)base + k->place);
+        if (sscanf(k->fallback, "[%lf, %lf]", &betas[0], &betas[1]) != 2)
+            die("model/config/table.c: the default of %s is no list of two", k->name);
+    } else if (type == CHOICE && k->fallback && strcmp(k->fallback, "null") == 0) {
+        *(int *)((char *)base + k->place) = (int)k->none;
+    } else if (type != FIXED && type != UNUSED && k->fallback && strcmp(k->fallback, "[]") != 0) {
+        bool null = strcmp(k->fallback, "null") == 0;
+        if (null && type > FLOAT)
+            return;                                  /* memory that was zeroed already says "nothing" */
+        YamlNode *n = yaml_new(YAML_SCALAR, NULL, null ? NULL : k->fallback, "model/config/table.c", 0);
+        value_parse(base, k, n);
+        yaml_free(n);
+    }
+}
+
+void value_free(void *base, const ConfigKey *k)
+{
+    char *place = (char *)base + k->place;
+    int type = k->type & TYPE_MASK;
+    if (type == STRING) {
+        free(*(char **)place);
+        *(char **)place = NULL;
+    } else if (type == PATHS) {
+        int *count = (int *)(place + sizeof(char **));
+        free_paths(*(char ***)place, *count);
+        *(char ***)place = NULL;
+        *count = 0;
+    } else if (type == DATASETS) {
+        NamedPaths *sets = *(NamedPaths **)place;
+        int *count = (int *)(place + sizeof(NamedPaths *));
+        for (int i = 0; i < *count; i++) {
+            free(sets[i].name);
+            free_paths(sets[i].paths, sets[i].num_paths);
+        }
+        free(sets);
+        *(NamedPaths **)place = NULL;
+        *count = 0;
+    }
+}
+
+/* ---- printing --------------------------------------------------------------------------------------------- */
+
+/* The fewest digits that read back to the same value. */
+static void print_double(FILE *f, double x, bool single)
+{
+    char text[64];
+    if (x == floor(x) && fabs(x) < 1e15) {
+        fprintf(f, "%.0f", x);
+        return;
+    }
+    for (int digits = 1; digits <= 17; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, x);
+        if (single ? strtof(text, NULL) == (float)x : strtod(text, NULL) == x)
+            break;
+    }
+    fputs(text, f);
+}
+
+void value_print_text(FILE *f, const char *text)
+{
+    if (!text) {
+        fputs("null", f);
+        return;
+    }
+    if (*text && strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./-") == strlen(text) &&
+        (isalnum((unsigned char)*text) || *text == '/') && strcasecmp(text, "null") != 0 && parse_truth(text) < 0) {
+        fputs(text, f);
+        return;
+    }
+    fputc('"', f);
+    for (const char *c = text; *c; c++) {
+        if (*c == '"' || *c == '\\')
+            fputc('\\', f);
+        if ((unsigned char)*c < ' ')
+            fprintf(f, "\\x%02x", (unsigned char)*c);
+        else
+            fputc(*c, f);
+    }
+    fputc('"', f);
+}
+
+static void print_paths(FILE *f, char *const *paths, int count, int indent)
+{
+    if (count == 0)
+        fputs(" []", f);
+    for (int i = 0; i < count; i++) {
+        fprintf(f, "\n%*s- ", indent, "");
+        value_print_text(f, paths[i]);
+    }
+}
+
+static void print_choice(FILE *f, const char *choices, int index)
+{
+    for (; index > 0; index--)
+        choices += strcspn(choices, "|") + 1;
+    fprintf(f, index < 0 ? "null" : "%.*s", (int)strcspn(choices, "|"), choices);
+}
+
+static void print_duration(FILE *f, const Duration *d)
+{
+    if (d->tokens)
+        fprintf(f, "%ldT", d->tokens);
+    else if (d->epochs > 0) {
+        print_double(f, d->epochs, false);
+        fputs("ep", f);
+    } else if (d->steps)
+        fprintf(f, "%ld", d->steps);
+    else
+        fputs("null", f);
+}
+
+void value_print(FILE *f, const void *base, const ConfigKey *k, int indent)
+{
+    const char *place = (const char *)base + k->place;
+    int type = k->type & TYPE_MASK;
+    double x = type == INT ? *(const int *)place : type == LONG ? *(const long *)place
+             : type == FLOAT ? *(const float *)place : type == DOUBLE ? *(const double *)place : NAN;
+    if (type != PATHS)
+        fputc(' ', f);
+    if (x == k->none) {
+        fputs("null\n", f);
+        return;
+    }
+    switch (type) {
+    case INT:      fprintf(f, "%d", *(const int *)place); break;
+    case LONG:     fprintf(f, "%ld", *(const long *)place); break;
+    case U64:      fprintf(f, "%lu", *(const unsigned long *)place); break;
+    case FLOAT:    print_double(f, x, true); break;
+    case DOUBLE:   print_double(f, x, false); break;
+    case BOOL:     fputs(*(const bool *)place ? "true" : "false", f); break;
+    case CHOICE:   print_choice(f, k->choices, *(const int *)place); break;
+    case STRING:   value_print_text(f, *(char *const *)place); break;
+    case PATHS:    print_paths(f, *(char ***)place, *(const int *)(place + sizeof(char **)), indent); break;
+    case FORMAT:   fputs(format_name(*(const Format *)place), f); break;
+    case DURATION: print_duration(f, (const Duration *)place); break;
+    case BETAS:
+        fputc('[', f);
+        print_double(f, ((const double *)place)[0], false);
+        fputs(", ", f);
+        print_double(f, ((const double *)place)[1], false);
+        fputc(']', f);
+        break;
+    default:       die("config_value.c: a value of type %d cannot be written", type);
+    }
+    fputc('\n', f);
+}

@@ -1,0 +1,245 @@
+/* libfyaml's document turned into a tree of our own: only what a configuration needs (scalars, lists, maps, lines),
+ * so that overrides are a merge and errors can say where any value came from. Anchors and merge keys are resolved by
+ * libfyaml. Scalars stay text: what 1e-5 or 739_328 means is decided by whoever knows the type that is wanted. */
+#include "model/config/yaml.h"
+#include "kernels/error.h"
+
+#include <libfyaml.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static char *copy_text(const char *text)
+{
+    return text ? strcpy(xmalloc(strlen(text) + 1), text) : NULL;
+}
+
+YamlNode *yaml_new(YamlKind kind, const char *key, const char *text, const char *file, int line)
+{
+    YamlNode *n = xcalloc(1, sizeof *n);
+    *n = (YamlNode){ .kind = kind, .key = copy_text(key), .text = copy_text(text), .file = copy_text(file),
+                     .line = line };
+    return n;
+}
+
+void yaml_add(YamlNode *parent, YamlNode *child)
+{
+    parent->child = xrealloc(parent->child, (parent->num_children + 1) * sizeof *parent->child);
+    parent->child[parent->num_children++] = child;
+}
+
+YamlNode *yaml_copy(const YamlNode *n, const char *key)
+{
+    YamlNode *copy = yaml_new(n->kind, key, n->text, n->file, n->line);
+    for (int i = 0; i < n->num_children; i++)
+        yaml_add(copy, yaml_copy(n->child[i], n->child[i]->key));
+    return copy;
+}
+
+static void free_content(YamlNode *n)
+{
+    for (int i = 0; i < n->num_children; i++)
+        yaml_free(n->child[i]);
+    free(n->child);
+    free(n->text);
+    free(n->file);
+}
+
+void yaml_free(YamlNode *n)
+{
+    if (!n)
+        return;
+    free_content(n);
+    free(n->key);
+    free(n);
+}
+
+static YamlNode *find_child(const YamlNode *n, const char *key, size_t length)
+{
+    for (int i = 0; n->kind == YAML_MAP && i < n->num_children; i++)
+        if (strlen(n->child[i]->key) == length && strncmp(n->child[i]->key, key, length) == 0)
+            return n->child[i];
+    return NULL;
+}
+
+YamlNode *yaml_find(const YamlNode *root, const char *name)
+{
+    for (;;) {
+        size_t length = strcspn(name, ".");
+        YamlNode *n = find_child(root, name, length);
+        if (!n || !name[length])
+            return n;
+        root = n;
+        name += length + 1;
+    }
+}
+
+const char *yaml_place(const YamlNode *n)
+{
+    static char text[4][512];
+    static int next;
+    char *out = text[next++ % 4];
+    snprintf(out, sizeof text[0], n->line ? "%s:%d" : "%s", n->file, n->line);
+    return out;
+}
+
+/* ---- reading ---------------------------------------------------------------------------------------------- */
+
+/* YAML 1.1's spellings of null. */
+static bool means_null(const char *text)
+{
+    static const char *const words[] = { "", "~", "null", "Null", "NULL" };
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (strcmp(text, words[i]) == 0)
+            return true;
+    return false;
+}
+
+static int line_of(struct fy_node *n, int otherwise)
+{
+    struct fy_token *token = n && fy_node_is_scalar(n) ? fy_node_get_scalar_token(n) : NULL;
+    const struct fy_mark *mark = token ? fy_token_start_mark(token) : NULL;
+    return mark ? mark->line + 1 : otherwise;
+}
+
+/* `line`: of the key or of the enclosing value; a scalar knows its own, an item of a list gets its first line. */
+static YamlNode *convert(struct fy_node *n, const char *key, const char *file, int line)
+{
+    void *position = NULL;
+    if (!n || fy_node_is_scalar(n)) {
+        const char *text = n ? fy_node_get_scalar0(n) : NULL;
+        bool plain = n && fy_node_get_style(n) == FYNS_PLAIN;
+        return yaml_new(YAML_SCALAR, key, !text || (plain && means_null(text)) ? NULL : text, file, line);
+    }
+    if (fy_node_is_sequence(n)) {
+        YamlNode *list = yaml_new(YAML_LIST, key, NULL, file, line);
+        for (struct fy_node *item; (item = fy_node_sequence_iterate(n, &position));)
+            yaml_add(list, convert(item, NULL, file, line_of(item, line)));
+        return list;
+    }
+    YamlNode *map = yaml_new(YAML_MAP, key, NULL, file, line);
+    for (struct fy_node_pair *pair; (pair = fy_node_mapping_iterate(n, &position));) {
+        struct fy_node *name = fy_node_pair_key(pair);
+        if (!name || !fy_node_is_scalar(name))
+            die("%s:%d: a key must be a word", file, line);
+        int at = line_of(name, line);
+        if (map->num_children == 0 && !key)
+            map->line = at;
+        yaml_add(map, convert(fy_node_pair_value(pair), fy_node_get_scalar0(name), file, at));
+    }
+    return map;
+}
+
+/* Reads `path`, or `text` if that is given; errors are told under `name`, in libfyaml's words. */
+static YamlNode *parse(const char *path, const char *text, const char *name)
+{
+    char *message = NULL;
+    size_t size = 0;
+    FILE *log = open_memstream(&message, &size);
+    if (!log)
+        die("out of host memory");
+    struct fy_diag_cfg how;
+    fy_diag_cfg_default(&how);
+    how.fp = log;
+    how.colorize = how.show_source = how.show_position = how.show_type = how.show_module = false;
+    struct fy_diag *diag = fy_diag_create(&how);
+    struct fy_parse_cfg cfg = { .search_path = "", .flags = FYPCF_RESOLVE_DOCUMENT, .diag = diag };
+    struct fy_parser *parser = fy_parser_create(&cfg);
+    if (text ? fy_parser_set_string(parser, text, FY_NT) : fy_parser_set_input_file(parser, path))
+        die("%s: cannot be read", name);
+    struct fy_document *document = fy_parse_load_document(parser);
+    struct fy_document *second = document ? fy_parse_load_document(parser) : NULL;
+    fflush(log);
+    message[strcspn(message, "\n")] = '\0';
+    char *words = strstr(message, "error: ");              /* "file:line:column: error: duplicate key" */
+    if (words)
+        die("%.*s: %s%s", text ? (int)strlen(name) : (int)(words - message) - 2, text ? name : message,
+            words + strlen("error: "), strstr(words, "alias") ? "; quote a pattern that begins with *, as in '*.npy'" : "");
+    if (!document)
+        die("%s: is empty or no YAML", name);
+    if (second)
+        die("%s: holds several documents; a configuration is one: remove the lines --- and what is not wanted", name);
+    YamlNode *tree = convert(fy_document_root(document), NULL, name, text ? 0 : 1);
+    fy_parse_document_destroy(parser, document);
+    fy_parser_destroy(parser);
+    fy_diag_destroy(diag);
+    fclose(log);
+    free(message);
+    return tree;
+}
+
+YamlNode *yaml_load(const char *path)
+{
+    FILE *file = fopen(path, "rb");
+    if (!file || (fgetc(file) == EOF && ferror(file)))       /* a folder opens but cannot be read */
+        die("%s: cannot read this configuration file: %m", path);
+    fclose(file);
+    YamlNode *root = parse(path, NULL, path);
+    if (root->kind != YAML_MAP)
+        die("%s: a configuration is a list of `key: value` lines", path);
+    return root;
+}
+
+/* ---- overrides -------------------------------------------------------------------------------------------- */
+
+/* `from` goes over `to`: maps key by key, anything else as a whole. `from` is used up. */
+static void merge(YamlNode *to, YamlNode *from)
+{
+    if (to->kind == YAML_MAP && from->kind == YAML_MAP) {
+        for (int i = 0; i < from->num_children; i++) {
+            YamlNode *child = from->child[i], *old = find_child(to, child->key, strlen(child->key));
+            if (old)
+                merge(old, child);
+            else
+                yaml_add(to, child);
+        }
+        from->num_children = 0;
+    } else {
+        char *key = to->key;
+        free_content(to);
+        *to = *from;
+        to->key = key;
+        from->child = NULL;
+        from->num_children = 0;
+        from->text = from->file = NULL;
+    }
+    yaml_free(from);
+}
+
+static void set_places(YamlNode *n, const char *file)
+{
+    free(n->file);
+    n->file = copy_text(file);
+    n->line = 0;
+    for (int i = 0; i < n->num_children; i++)
+        set_places(n->child[i], file);
+}
+
+void yaml_override(YamlNode *root, const char *argument)
+{
+    if (strncmp(argument, "--", 2) != 0 || !argument[2] || argument[2] == '=')
+        die("unexpected argument '%s'; settings are changed by --key=value, as in --max_duration=100", argument);
+    const char *equals = strchr(argument, '=');
+    const char *value = equals ? equals + 1 : "true";
+    char *name = copy_text(argument + 2);
+    name[strcspn(name, "=")] = '\0';
+    for (char *c = name; *c; c++)
+        if (*c == '-')
+            *c = '_';
+
+    YamlNode *n = *value && strchr("[{\"'", *value) ? parse(NULL, value, argument)
+                : yaml_new(YAML_SCALAR, NULL, means_null(value) ? NULL : value, argument, 0);
+    for (char *dot; (dot = strrchr(name, '.')); *dot = '\0') {         /* a.b=c is {a: {b: c}} */
+        n->key = copy_text(dot + 1);
+        YamlNode *map = yaml_new(YAML_MAP, NULL, NULL, argument, 0);
+        yaml_add(map, n);
+        n = map;
+    }
+    n->key = copy_text(name);
+    YamlNode *map = yaml_new(YAML_MAP, NULL, NULL, argument, 0);
+    yaml_add(map, n);
+    set_places(map, argument);
+    merge(root, map);
+    free(name);
+}

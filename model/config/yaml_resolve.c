@@ -1,0 +1,246 @@
+/* OmegaConf's interpolations, as far as OLMo's and COAT's files use them. Innermost first: the text inside ${...} is
+ * expanded, then looked up or handed to the resolver it names. Evaluated when a value is used, so that ${run_name}
+ * sees an override and an environment variable that only an unused key wants may be missing. */
+#include "model/config/yaml.h"
+#include "kernels/error.h"
+
+#include <ctype.h>
+#include <glob.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { MAX_ARGUMENTS = 16, MAX_DEPTH = 16 };
+
+typedef struct {
+    const YamlNode *root;
+    const YamlNode *at;              /* the value being resolved: for messages and as the place of what comes out */
+    YamlDefault    *default_of;
+    int             depth;           /* of references to references */
+} Scope;
+
+static YamlNode *expand(Scope *s, const char *text);
+
+static YamlNode *scalar(const Scope *s, const char *text)
+{
+    return yaml_new(YAML_SCALAR, NULL, text, s->at->file, s->at->line);
+}
+
+static int exists(const char *path)
+{
+    return strstr(path, "://") || access(path, F_OK) == 0;
+}
+
+/* A copy with $HOME for a ~ before the first slash, which a shell does not expand behind --key=. */
+static char *expand_home(const YamlNode *at, const char *text)
+{
+    const bool at_home = strncmp(text, "~/", 2) == 0;
+    const char *home = at_home ? getenv("HOME") : "";
+    if (!home)
+        die("%s: '%s': the environment variable HOME is not set; write the whole path", yaml_place(at), text);
+    return xasprintf("%s%s", home, text + at_home);
+}
+
+/* ---- resolvers: arguments in, value out ------------------------------------------------------------------- */
+
+static YamlNode *from_environment(const Scope *s, char **arg, int count)
+{
+    const char *value = getenv(arg[0]);
+    if (!value && count < 2)
+        die("%s: the environment variable %s is not set; set it or write ${oc.env:%s,default}", yaml_place(s->at),
+            arg[0], arg[0]);
+    if (!value && strcmp(arg[1], "null") == 0)
+        return scalar(s, NULL);
+    return scalar(s, value ? value : arg[1]);
+}
+
+static YamlNode *choose_path(const Scope *s, char **arg, int count)
+{
+    for (int i = 0; i < count; i++)
+        if (exists(arg[i]))
+            return scalar(s, arg[i]);
+    return scalar(s, arg[count - 1]);
+}
+
+static YamlNode *glob_paths(const Scope *s, char **arg, int count)
+{
+    YamlNode *list = yaml_new(YAML_LIST, NULL, NULL, s->at->file, s->at->line);
+    for (int i = 0; i < count; i++) {
+        glob_t found;
+        if (glob(arg[i], 0, NULL, &found) != 0)
+            die("%s: no file matches '%s'", yaml_place(s->at), arg[i]);
+        for (size_t k = 0; k < found.gl_pathc; k++)
+            yaml_add(list, scalar(s, found.gl_pathv[k]));
+        globfree(&found);
+    }
+    return list;
+}
+
+static YamlNode *last_checkpoint(const Scope *s, char **arg, int count)
+{
+    (void)count;
+    char pattern[4096], *best = NULL;
+    long most = -1;
+    glob_t found;
+    snprintf(pattern, sizeof pattern, "%s/step*", arg[0]);
+    int missing = glob(pattern, 0, NULL, &found);
+    for (size_t i = 0; !missing && i < found.gl_pathc; i++) {
+        char *number = strrchr(found.gl_pathv[i], '/') + strlen("/step"), *end;
+        long step = strtol(number, &end, 10);
+        if (end != number && !*end && step > most) {         /* not stepN.tmp, which is incomplete */
+            most = step;
+            best = found.gl_pathv[i];
+        }
+    }
+    if (!best)
+        die("%s: there is no checkpoint stepN in '%s'", yaml_place(s->at), arg[0]);
+    YamlNode *out = scalar(s, best);
+    globfree(&found);
+    return out;
+}
+
+static YamlNode *check_exist(const Scope *s, char **arg, int count)
+{
+    (void)count;
+    return scalar(s, exists(arg[0]) ? arg[0] : NULL);
+}
+
+static const struct {
+    const char *name;
+    YamlNode *(*evaluate)(const Scope *s, char **arg, int count);
+} resolvers[] = {
+    { "oc.env",               from_environment },
+    { "path.choose",          choose_path      },
+    { "path.glob",            glob_paths       },
+    { "path.last_checkpoint", last_checkpoint  },
+    { "path.check_exist",     check_exist      },
+};
+
+/* ---- evaluation ------------------------------------------------------------------------------------------- */
+
+static char *trim(char *text)
+{
+    while (isspace((unsigned char)*text))
+        text++;
+    for (size_t n = strlen(text); n && isspace((unsigned char)text[n - 1]); n--)
+        text[n - 1] = '\0';
+    return text;
+}
+
+/* The value of another key. */
+static YamlNode *reference(Scope *s, const char *name)
+{
+    const YamlNode *target = yaml_find(s->root, name);
+    const char *fallback = target ? NULL : s->default_of(name);
+    if (!target && !fallback)
+        die("%s: ${%s}: there is no key '%s'", yaml_place(s->at), name, name);
+    if (s->depth == MAX_DEPTH)
+        die("%s: ${%s} refers to itself", yaml_place(s->at), name);
+    s->depth++;
+    YamlNode *out;
+    if (!target)
+        out = scalar(s, strcmp(fallback, "null") == 0 ? NULL : fallback);
+    else if (target->kind == YAML_SCALAR && target->text)
+        out = expand(s, target->text);
+    else
+        out = yaml_copy(target, NULL);
+    s->depth--;
+    return out;
+}
+
+/* The value of what stands between ${ and }; destroys `inner`. */
+static YamlNode *evaluate(Scope *s, char *inner)
+{
+    char *arg[MAX_ARGUMENTS], *list = strchr(inner, ':');
+    int count = 0;
+    if (!list)
+        return reference(s, trim(inner));
+    *list++ = '\0';
+    while (list && count < MAX_ARGUMENTS) {
+        char *comma = strchr(list, ',');
+        if (comma)
+            *comma++ = '\0';
+        arg[count++] = expand_home(s->at, trim(list));
+        list = comma;
+    }
+    YamlNode *out = NULL;
+    for (size_t i = 0; i < sizeof resolvers / sizeof *resolvers; i++)
+        if (strcmp(resolvers[i].name, trim(inner)) == 0)
+            out = resolvers[i].evaluate(s, arg, count);
+    if (!out)
+        die("%s: ${%s:...} is unknown; there are oc.env, path.choose, path.glob, path.last_checkpoint, path.check_exist",
+            yaml_place(s->at), inner);
+    while (count > 0)
+        free(arg[--count]);
+    return out;
+}
+
+/* The } that belongs to the ${ at `open`. */
+static const char *closing_brace(const Scope *s, const char *open)
+{
+    int depth = 0;
+    for (const char *c = open; *c; c++) {
+        if (c[0] == '$' && c[1] == '{')
+            depth++;
+        else if (*c == '}' && --depth == 0)
+            return c;
+    }
+    die("%s: '%s' lacks a closing }", yaml_place(s->at), open);
+}
+
+/* Expands to text: for the parts of a longer text and inside ${...}. */
+static char *expand_text(Scope *s, const char *text, size_t length)
+{
+    char *part = xcalloc(length + 1, 1);
+    memcpy(part, text, length);
+    YamlNode *n = expand(s, part);
+    if (n->kind != YAML_SCALAR)
+        die("%s: '%s' is a list or a section where a text is needed", yaml_place(s->at), part);
+    free(part);
+    char *out = n->text ? n->text : strcpy(xmalloc(5), "null");
+    n->text = NULL;
+    yaml_free(n);
+    return out;
+}
+
+static YamlNode *expand(Scope *s, const char *text)
+{
+    const char *open = strstr(text, "${");
+    if (!open)
+        return scalar(s, text);
+    const char *close = closing_brace(s, open);
+    char *inner = expand_text(s, open + 2, close - open - 2);
+    YamlNode *value = evaluate(s, inner);
+    free(inner);
+    if (open == text && !close[1])
+        return value;
+    if (value->kind != YAML_SCALAR)
+        die("%s: '%s' puts a list or a section inside a text", yaml_place(s->at), text);
+    char *rest = expand_text(s, close + 1, strlen(close + 1));
+    char *whole = xasprintf("%.*s%s%s", (int)(open - text), text, value->text ? value->text : "null", rest);
+    YamlNode *out = scalar(s, whole);
+    free(whole);
+    free(rest);
+    yaml_free(value);
+    return out;
+}
+
+void yaml_resolve(const YamlNode *root, YamlNode *n, YamlDefault *default_of)
+{
+    for (int i = 0; i < n->num_children; i++)
+        yaml_resolve(root, n->child[i], default_of);
+    if (n->kind != YAML_SCALAR || !n->text)
+        return;
+    Scope s = { .root = root, .at = n, .default_of = default_of };
+    YamlNode *value = expand(&s, n->text);
+    free(n->text);
+    n->text = value->text ? expand_home(n, value->text) : NULL;
+    n->kind = value->kind;
+    n->child = value->child;
+    n->num_children = value->num_children;
+    value->child = NULL;
+    value->num_children = 0;
+    yaml_free(value);
+}

@@ -1,0 +1,13 @@
+/* recipe + configuration -> where everything that a rank needs lies, in one allocation. Planning asks nobody and changes nothing:
+ * it can be done for any rank of any number. */
+#pragma once
+#include "model/buffers.h"
+#include "model/fsdp_plan.h"
+
+/* Measures: fills the sizes of `m` and `f` and makes their host memory. model_free (model.h) frees it. */
+void   model_plan  (Model *m, Fsdp *f, const Config *c, Placement p);
+
+/* Places every tensor of a model that was planned, with the same configuration, in m->memory of m->bytes.total. */
+void   model_place_tensors(Model *m, Fsdp *f, const Config *c);
+
+size_t model_planned_bytes(const Model *m, const Fsdp *f);           /* of device memory on this rank */

@@ -1,0 +1,300 @@
+/* The run's log. metrics.jsonl is the source of truth: one JSON object per step, with OLMo's metric names. */
+#include "model/run/log.h"
+
+#include <errno.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include "kernels/comm.h"
+#include "kernels/device.h"
+#include "kernels/clock.h"
+#include "kernels/error.h"
+
+enum { PLOT_WIDTH = 64, PLOT_HEIGHT = 12 };
+
+struct Log {
+    const Config *config;
+    RunLength length;
+    long    last_step;
+    int     world;
+    char   *path;
+    FILE   *file;
+    double  speed_of_light;
+    double *time;              /* ring of speed_window + 1 step ends, seconds */
+    long    steps;             /* logged by this process */
+    double  start, paused;     /* paused: when log_pause was called */
+    double *loss;              /* of every step of this process that was not skipped */
+    long    losses, capacity, first_step;
+    bool    has_eval;          /* of first_step, by an earlier process */
+};
+
+TokenFlops token_flops(const ModelConfig *c)
+{
+    double C = c->d_model, HD = (double)c->n_heads * c->head_dim, S = HD + 2.0 * c->n_kv_heads * c->head_dim;
+    double block = C * S + HD * C + 3.0 * C * c->mlp_width;
+    /* 2 FLOPs per weight forward, 4 backward; attention: 2 products of T/2 keys on average, 3 times in all */
+    return (TokenFlops){ .linear = 6 * block * c->n_layers, .head = 6 * C * c->embedding_size,
+                         .attention = 6 * HD * c->max_sequence_length * c->n_layers };
+}
+
+double speed_of_light(const ModelConfig *c, const Recipe *r)
+{
+    TokenFlops f = token_flops(c);
+    double operand = device_peak_flops(r->operand.dtype), stream = device_peak_flops(r->stream.dtype);
+    return operand > 0 && stream > 0 ? 1 / (f.linear / operand + (f.head + f.attention) / stream) : 0;
+}
+
+/* Drops the lines of steps that this run will write again, and a last line that a crash cut short. Returns whether what stays
+ * has evaluations of first_step. */
+static bool drop_later_steps(const char *path, long first_step)
+{
+    FILE *in = fopen(path, "r");
+    if (!in)
+        return false;
+    bool has_eval = false;
+    char *line = NULL;
+    size_t size = 0;
+    long keep = 0, at = 0;
+    ssize_t n;
+    while ((n = getline(&line, &size, in)) > 0) {
+        at += n;
+        long step;
+        if (line[n - 1] != '\n' || sscanf(line, "{\"step\": %ld", &step) != 1 || step > first_step)
+            break;
+        keep = at;
+        has_eval |= step == first_step && strstr(line, "\"eval/");
+    }
+    free(line);
+    fclose(in);
+    if (truncate(path, keep) != 0)
+        die("%s: cannot drop the steps from %ld on: %s", path, first_step + 1, strerror(errno));
+    return has_eval;
+}
+
+bool log_has_eval(const Log *l)
+{
+    return l && l->has_eval;
+}
+
+/* Two processes in one folder would mix their steps and delete each other's checkpoints. Where the file system has no locks,
+ * that is up to the user. The lock ends with the process. */
+static void lock(FILE *file, const char *folder)
+{
+    if (flock(fileno(file), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        die("another process trains in save_folder %s: wait for its end, or take another --save_folder", folder);
+}
+
+Log *log_open(const Config *c, RunLength length, long last_step, long first_step, int world)
+{
+    if (comm_rank() != 0)
+        return NULL;
+    Log *l = xcalloc(1, sizeof *l);
+    l->config = c;
+    l->length = length;
+    l->last_step = last_step;
+    l->world = world;
+    l->first_step = first_step;
+    l->speed_of_light = speed_of_light(&c->model, &c->recipe);
+    l->time = xcalloc(c->speed_window + 1, sizeof *l->time);
+    l->time[0] = l->start = clock_seconds();
+    l->path = xasprintf("%s/metrics.jsonl", c->save_folder);
+    l->file = fopen(l->path, "ae");
+    if (!l->file)
+        die("%s: cannot open for writing: %s", l->path, strerror(errno));
+    lock(l->file, c->save_folder);
+    l->has_eval = drop_later_steps(l->path, first_step);
+    return l;
+}
+
+void log_object(Log *l, json_t *object)
+{
+    char *text = json_dumps(object, JSON_REAL_PRECISION(9));
+    if (!text || fprintf(l->file, "%s\n", text) < 0 || fflush(l->file) != 0)
+        die("%s: cannot write: %s", l->path, strerror(errno));
+    free(text);
+    json_decref(object);
+}
+
+/* JSON has no infinity. */
+void log_set(json_t *object, const char *name, double value)
+{
+    json_object_set_new(object, name, isfinite(value) ? json_real(value) : json_null());
+}
+
+static void format_count(char *text, size_t size, double n)
+{
+    static const char unit[] = " KMBT";
+    int i = 0;
+    while (n >= 999.5 && unit[i + 1]) {
+        n /= 1000;
+        i++;
+    }
+    if (i == 0)
+        snprintf(text, size, "%.0f", n);
+    else
+        snprintf(text, size, "%.3g%c", n, unit[i]);
+}
+
+static void format_time(char *text, size_t size, double seconds)
+{
+    long s = (long)(seconds + 0.5);
+    if (s < 3600)
+        snprintf(text, size, "%ldm%02lds", s / 60, s % 60);
+    else if (s < 86400)
+        snprintf(text, size, "%ldh%02ldm", s / 3600, s % 3600 / 60);
+    else
+        snprintf(text, size, "%ldd%02ldh", s / 86400, s % 86400 / 3600);
+}
+
+static void print_step(const Log *l, const StepStats *s, double speed)
+{
+    char tokens[32], eta[64], light[32] = "";
+    format_count(tokens, sizeof tokens, s->tokens);
+    double per_step = (double)l->config->global_train_batch_size * l->config->model.max_sequence_length;
+    format_time(eta, sizeof eta, (l->last_step - s->step) * per_step / (speed * l->world));
+    char exposed[48] = "";
+    if (l->world > 1 && s->exposed_ms >= 0.05)
+        snprintf(exposed, sizeof exposed, " | exposed %.3g ms", s->exposed_ms);
+    if (l->speed_of_light > 0)
+        snprintf(light, sizeof light, " | %4.1f%% of peak", 100 * speed / l->speed_of_light);
+    printf("step %*ld/%ld | %6s tokens | loss %.4f | norm %8.3g | lr %.2e | %.0f tok/s%s%s%s | %.1f GiB | eta %s%s\n",
+           snprintf(NULL, 0, "%ld", l->length.steps), s->step, l->length.steps, tokens, s->loss, s->grad_norm, s->lr,
+           speed, l->world > 1 ? "/rank" : "", light, exposed, device_memory_used() / (double)(1 << 30), eta,
+           s->skipped ? " | SKIPPED: loss or gradient is not finite" : "");
+    fflush(stdout);
+}
+
+static void write_step(Log *l, const StepStats *s, double speed)
+{
+    json_t *o = json_pack("{s:I}", "step", (json_int_t)s->step);
+    log_set(o, "train/CrossEntropyLoss", s->loss);
+    log_set(o, "train/Perplexity", exp(s->loss));
+    if (l->config->z_loss > 0)
+        log_set(o, "train/ZLoss", s->zloss * l->config->z_loss);
+    log_set(o, "optim/total_grad_norm", s->grad_norm);
+    log_set(o, "optim/clipping_rate", s->clip < 1);
+    log_set(o, "optim/learning_rate_group0", s->lr);
+    json_object_set_new(o, "optim/step_skipped", json_boolean(s->skipped));
+    json_object_set_new(o, "throughput/total_tokens", json_integer(s->tokens));
+    log_set(o, "throughput/device/tokens_per_second", speed);
+    log_set(o, "throughput/device/seconds_total", clock_seconds() - l->start);
+    if (l->speed_of_light > 0)
+        log_set(o, "throughput/device/speed_of_light", speed / l->speed_of_light);
+    if (l->world > 1)
+        log_set(o, "throughput/device/exposed_communication_ms", s->exposed_ms);
+    log_set(o, "System/Peak GPU Memory (MB)", device_memory_used() / 1e6);
+    log_object(l, o);
+}
+
+static void keep_loss(Log *l, double loss)
+{
+    if (l->losses == l->capacity) {
+        l->capacity = l->capacity ? 2 * l->capacity : 1024;
+        l->loss = xrealloc(l->loss, sizeof *l->loss * l->capacity);
+    }
+    l->loss[l->losses++] = loss;
+}
+
+void log_step(Log *l, const StepStats *s)
+{
+    if (!l)
+        return;
+    int window = l->config->speed_window;
+    double t = clock_seconds();
+    l->steps++;
+    long past = l->steps < window ? l->steps : window;
+    if (past == l->steps && past > 1)       /* a process's first step also chooses algorithms and grows buffers */
+        past--;
+    double before = l->time[(l->steps - past) % (window + 1)];
+    l->time[l->steps % (window + 1)] = t;
+    double tokens = (double)l->config->global_train_batch_size * l->config->model.max_sequence_length / l->world;
+    double speed = past * tokens / (t - before);
+    if (!s->skipped)
+        keep_loss(l, s->loss);
+    write_step(l, s, speed);
+    if (s->step % l->config->console_log_interval == 0 || s->step == l->last_step || l->steps == 1 || s->skipped)
+        print_step(l, s, speed);
+}
+
+void log_pause(Log *l)
+{
+    if (l)
+        l->paused = clock_seconds();
+}
+
+void log_resume(Log *l)
+{
+    if (!l)
+        return;
+    const double seconds = clock_seconds() - l->paused;
+    for (int i = 0; i <= l->config->speed_window; i++)
+        l->time[i] += seconds;
+}
+
+void log_eval(Log *l, long step, const EvalResult *r)
+{
+    if (!l)
+        return;
+    char name[256];
+    json_t *o = json_pack("{s:I}", "step", (json_int_t)step);
+    snprintf(name, sizeof name, "eval/%s/CrossEntropyLoss", r->label);
+    log_set(o, name, r->loss);
+    snprintf(name, sizeof name, "eval/%s/Perplexity", r->label);
+    log_set(o, name, exp(r->loss));
+    log_object(l, o);
+    printf("eval at step %ld | %s | loss %.4f | perplexity %.4g | %ld labels\n", step, r->label, r->loss, exp(r->loss),
+           r->labels);
+    fflush(stdout);
+}
+
+static double mean(const double *x, long from, long to)
+{
+    double s = 0;
+    for (long i = from; i < to; i++)
+        s += x[i];
+    return s / (to - from);
+}
+
+/* n losses of the steps first to last, each column the mean of its share of them. */
+static void plot(const double *loss, long n, long first, long last)
+{
+    int width = n < PLOT_WIDTH ? (int)n : PLOT_WIDTH;
+    double column[PLOT_WIDTH], low = INFINITY, high = -INFINITY;
+    for (int i = 0; i < width; i++) {
+        column[i] = mean(loss, n * i / width, n * (i + 1) / width);
+        low = fmin(low, column[i]);
+        high = fmax(high, column[i]);
+    }
+    if (high <= low)
+        high = low + 1;
+    for (int row = 0; row < PLOT_HEIGHT; row++) {
+        printf("%8.3f |", high - (high - low) * row / (PLOT_HEIGHT - 1));
+        for (int i = 0; i < width; i++)
+            putchar((int)lround((high - column[i]) / (high - low) * (PLOT_HEIGHT - 1)) == row ? '*' : ' ');
+        putchar('\n');
+    }
+    printf("%8s +%.*s\n%10ld%*ld\n", "loss", width, "----------------------------------------------------------------",
+           first, width - 1, last);
+}
+
+void log_close(Log *l)
+{
+    if (!l)
+        return;
+    if (l->losses >= 2) {
+        long tail = l->losses / 10 > 0 ? l->losses / 10 : 1;
+        plot(l->loss, l->losses, l->first_step + 1, l->first_step + l->steps);
+        printf("loss %.4f at the start, %.4f at the end (mean of the last %ld steps); %s\n", l->loss[0],
+               mean(l->loss, l->losses - tail, l->losses), tail, l->path);
+    }
+    fclose(l->file);
+    free(l->path);
+    free(l->time);
+    free(l->loss);
+    free(l);
+}

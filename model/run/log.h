@@ -1,0 +1,37 @@
+/* What a run tells: a line per step on stdout, metrics.jsonl in the save folder, a plot of the loss at the end. Rank 0 only. */
+#pragma once
+#include "model/run/evaluate.h"
+#include "model/schedule.h"
+
+typedef struct {
+    long   step, tokens;          /* steps and tokens done, this one included                    */
+    double loss, zloss;           /* means per label of the global batch; zloss is not weighted  */
+    double grad_norm, clip, lr;   /* clip: what the gradient was multiplied by                   */
+    double exposed_ms;            /* what this rank's computation waited for communication       */
+    bool   skipped;
+} StepStats;
+
+typedef struct Log Log;
+
+/* Opens save_folder/metrics.jsonl for appending. `last_step`: where this run ends. `first_step`: steps done before; of an
+ * older run's metrics those beyond it are dropped, since this run writes them anew. Dies if another process trains in
+ * save_folder. NULL-safe on ranks other than 0: every call does nothing there. */
+Log *log_open (const Config *c, RunLength length, long last_step, long first_step, int world);
+void log_step (Log *l, const StepStats *s);
+void log_eval (Log *l, long step, const EvalResult *r);
+bool log_has_eval(const Log *l);  /* whether an older run's metrics have evaluations of first_step */
+void log_pause (Log *l);          /* from here to log_resume nothing is trained: the speed does not count this time */
+void log_resume(Log *l);
+
+/* Writes a JSON object that begins with "step" as a line of metrics.jsonl, and frees it. */
+struct json_t;
+void log_object(Log *l, struct json_t *object);
+void log_set(struct json_t *object, const char *name, double value);      /* what is not finite becomes null */
+
+void log_close(Log *l);           /* prints first and last loss, and the plot */
+
+/* FLOPs of forward and backward per token, GEMMs and causal attention of T tokens, and the tokens per second that the
+ * device's data-sheet rates allow (0: unknown): 100 % of peak in the progress line. */
+typedef struct { double linear, head, attention; } TokenFlops;
+TokenFlops token_flops(const ModelConfig *c);
+double     speed_of_light(const ModelConfig *c, const Recipe *r);      /* tokens per second of a device */

@@ -1,0 +1,69 @@
+/* The memory plan of a run. */
+#include "model/run/memory.h"
+
+#include <stdio.h>
+
+#include "kernels/comm.h"
+#include "kernels/device.h"
+#include "model/model.h"
+
+/* A fifth of the memory is left to libraries and chance; with one micro-batch a step there is nothing to gain. The ranks agree. */
+static bool fits(const Model *m, const Fsdp *f, const Config *c)
+{
+    double refused = (double)model_planned_bytes(m, f) > 0.8 * (double)device_memory_total()
+                  || c->global_train_batch_size <= (long)c->device_train_microbatch_size * comm_size() || f->shards == 1;
+    comm_max(&refused, 1);
+    return !refused;
+}
+
+void memory_plan(Model *m, Fsdp *f, const Config *c)
+{
+    Placement p = { comm_group_size(RANKS_SHARD), comm_group_rank(RANKS_SHARD), c->strategy.grad_sum != SUM_OFTEN };
+    model_plan(m, f, c, p);
+    if (c->strategy.grad_sum == SUM_ONCE_IF_FITS && !fits(m, f, c)) {
+        model_free(m, f);
+        p.sum_once = false;
+        model_plan(m, f, c, p);
+    }
+}
+
+static double gib(double bytes)
+{
+    return bytes / (1 << 30);
+}
+
+static void print_plan(const Model *m, const Fsdp *f)
+{
+    const PlanBytes *b = &m->bytes;
+    size_t n = 0, master = 0, moments = 0;
+    for (int u = 0; u < f->num_units; u++) {
+        const Shard *s = &f->shard[u];
+        for (int i = 0; i < f->shape[u].num_params; i++)
+            n += (size_t)f->shape[u].param[i].rows * f->shape[u].param[i].cols;
+        master += tensor_bytes(s->master);
+        moments += tensor_bytes(s->m) + tensor_bytes(s->v);
+    }
+    printf("model: %.4g M parameters, %d blocks; micro-batch %d x %d tokens\n", n / 1e6, m->L, m->attn.B, m->attn.T);
+    recipe_print(&m->recipe);
+    printf("memory plan of a rank, GiB: master %.3f, weights %.3f, gradients %.3f, moments %.3f, activations %.3f "
+           "(%.1f kB per token and block), work %.3f, head and loss %.3f; total %.3f of %.1f\n",
+           gib(master), gib(fsdp_weight_bytes(f)), gib(fsdp_grad_bytes(f)), gib(moments), gib((double)m->L * b->block),
+           b->block / 1e3 / m->N, gib(b->work), gib(b->head), gib(model_planned_bytes(m, f)), gib(device_memory_total()));
+    printf("while a checkpoint is written, up to %.3f GiB of host memory besides\n", gib(master + moments));
+}
+
+void memory_print(const Model *m, const Fsdp *f, const Config *c)
+{
+    Config classic = *c;
+    Model other;
+    Fsdp other_units;
+    classic.recipe = *recipe_find("bf16");
+    memory_plan(&other, &other_units, &classic);
+    const double bytes = (double)model_planned_bytes(&other, &other_units);
+    if (comm_rank() == 0) {
+        print_plan(m, f);
+        printf("recipe bf16, with f32 master weights and moments, would take %.3f GiB: %.2f times as much\n", bytes / 0x1p30,
+               bytes / (double)model_planned_bytes(m, f));
+    }
+    model_free(&other, &other_units);
+}

@@ -1,0 +1,296 @@
+/* Opening a run: data, folder, memory, initial or loaded weights. Everything that can be wrong is found before the
+ * first step. */
+#include "model/run/run.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "kernels/comm.h"
+#include "kernels/device.h"
+#include "kernels/random.h"
+#include "kernels/error.h"
+#include "kernels/trace.h"
+#include "model/checkpoint/folder.h"
+#include "model/run/memory.h"
+
+static Loader *open_loader(const Config *c)
+{
+    DataSpec spec = {
+        .paths = c->data.paths, .num_paths = c->data.num_paths, .label_mask_paths = c->data.label_mask_paths,
+        .num_label_mask_paths = c->data.num_label_mask_paths, .itemsize = c->data.itemsize,
+        .sequence_length = c->model.max_sequence_length, .vocab_size = c->model.vocab_size,
+        .eos_token_id = c->model.eos_token_id, .pad_token_id = c->model.pad_token_id, .mask_padding = c->data.mask_padding,
+        .shuffle = true, .seed = c->data.seed, .drop_last = true, .max_period = c->data.instance_filter.max_period,
+        .min_period = c->data.instance_filter.min_period, .max_count = c->data.instance_filter.max_count,
+    };
+    return loader_open(&spec, c->global_train_batch_size, comm_rank(), comm_size());
+}
+
+/* Ranks that read another file or other data would train nonsense or hang: all must agree. */
+static void check_agreement(const char *what, uint64_t hash)
+{
+    const double high = (double)(hash >> 32), low = (double)(hash & UINT32_MAX);
+    double half[4] = { high, low, -high, -low };
+    comm_max(half, 4);
+    if (half[0] != -half[2] || half[1] != -half[3])
+        die("the ranks have different %s; give every rank the same files and arguments", what);
+}
+
+static uint64_t text_hash(const char *text)
+{
+    uint64_t h = 0;
+    for (; *text; text++)
+        h = random_bits(h, (unsigned char)*text);
+    return h;
+}
+
+static uint64_t state_hash(const TrainState *s)
+{
+    const uint64_t part[] = { (uint64_t)s->step, (uint64_t)s->tokens, (uint64_t)s->updates, s->loader.epoch, s->loader.instance };
+    uint64_t h = 0;
+    for (size_t i = 0; i < sizeof part / sizeof part[0]; i++)
+        h = random_bits(h, part[i]);
+    return h;
+}
+
+static void make_folder(const char *path)
+{
+    char *p = strdup(path);
+    for (char *s = p + 1; ; s++) {
+        char c = *s;
+        if (c != '/' && c != '\0')
+            continue;
+        *s = '\0';
+        if (mkdir(p, 0777) != 0 && errno != EEXIST)
+            die("save_folder %s: cannot create %s: %s", path, p, strerror(errno));
+        *s = c;
+        if (c == '\0')
+            break;
+    }
+    free(p);
+}
+
+/* An empty log is left by a run that found the disk full. */
+static bool holds_run(const char *folder)
+{
+    static const char *const signs[] = { "config.yaml", "metrics.jsonl", "latest" };
+    bool found = false;
+    for (size_t i = 0; i < sizeof signs / sizeof signs[0]; i++) {
+        struct stat status;
+        char *path = xasprintf("%s/%s", folder, signs[i]);
+        found |= lstat(path, &status) == 0 && status.st_size > 0;
+        free(path);
+    }
+    return found;
+}
+
+static bool lies_in(const char *path, const char *folder)
+{
+    char *inner = realpath(path, NULL), *outer = realpath(folder, NULL);
+    const size_t n = outer ? strlen(outer) : 0;
+    const bool lies = inner && outer && strncmp(inner, outer, n) == 0 && inner[n] == '/';
+    free(inner);
+    free(outer);
+    return lies;
+}
+
+/* Going back in a run takes back what came later. */
+static void check_rewind(const Config *c, const char *from)
+{
+    char *link = xasprintf("%s/latest", c->save_folder), *last = realpath(link, NULL), *here = realpath(from, NULL);
+    if (last && here && strcmp(last, here) != 0 && !c->save_overwrite)
+        die("save_folder %s holds a run that went on from %s to %s: --save_overwrite goes back to it, --save_folder=... goes "
+            "elsewhere", c->save_folder, from, last);
+    free(link);
+    free(last);
+    free(here);
+}
+
+/* A folder that holds a run is continued only when asked to, and never written over by accident. `from`: what is loaded, if
+ * it lies there. */
+static void prepare_folder(const Config *c, const char *from, bool resumes)
+{
+    if (comm_rank() == 0) {
+        make_folder(c->save_folder);
+        if (from && !resumes)
+            die("load_path %s lies in save_folder %s, and with reset_trainer_state this is another run: give it a save_folder of "
+                "its own", from, c->save_folder);
+        if (from && !c->try_load_latest_save)
+            check_rewind(c, from);
+        if (holds_run(c->save_folder) && !resumes && !c->try_load_latest_save && !c->save_overwrite)
+            die("save_folder %s holds a run already: --try_load_latest_save continues it, --save_overwrite writes over it, "
+                "--save_folder=... goes elsewhere", c->save_folder);
+    }
+    comm_barrier();
+}
+
+/* An interruption before the next save must not lead back to what came after step N: to the checkpoint `from`, if it is stepN. */
+static void point_latest(const Config *c, const char *from, long step)
+{
+    char *path = xasprintf("%s/step%ld", c->save_folder, step), *there = realpath(path, NULL), *here = realpath(from, NULL);
+    if (there && here && strcmp(there, here) == 0)
+        folder_point_latest(c->save_folder, step);
+    free(path);
+    free(there);
+    free(here);
+}
+
+/* When everything that can be wrong is known to be right: a run that did not begin leaves nothing to trip over. Checkpoints
+ * of a run that this one replaces must go, or --try_load_latest_save would continue that one. */
+static void write_config(const Config *c, const char *from, long step, bool resumes)
+{
+    if (comm_rank() == 0) {
+        if (c->save_overwrite && !resumes)
+            folder_clear(c->save_folder);
+        if (resumes)
+            point_latest(c, from, step);
+        folder_clean(c->save_folder);           /* on a full disk, room for this file */
+        char *path = xasprintf("%s/config.yaml", c->save_folder), *temporary = xasprintf("%s.tmp", path);
+        folder_write(temporary, c->text, strlen(c->text));
+        if (rename(temporary, path) != 0)
+            die("%s: cannot write: %s", path, strerror(errno));
+        free(path);
+        free(temporary);
+    }
+}
+
+/* `key`: the configuration's name of d. Steps are 0 if it is not given. Of tokens and epochs, what is left counts: steps done
+ * may have had another batch size. */
+static RunLength run_length(const Run *r, const char *key, const Duration *d)
+{
+    const Config *c = r->config;
+    const long per_step = (long)c->global_train_batch_size * c->model.max_sequence_length;
+    RunLength n = { .steps = d->steps };
+    if (d->tokens > 0) {
+        const long left = d->tokens > r->state.tokens ? d->tokens - r->state.tokens : 0;
+        n.steps = r->state.step + (left + per_step - 1) / per_step;
+    } else if (d->epochs > 0) {
+        const uint64_t epoch = loader_instances(r->loader) / c->global_train_batch_size;
+        const double all = d->epochs * (double)epoch, done = (double)(r->state.loader.epoch * epoch)
+                         + (double)r->state.loader.instance / c->global_train_batch_size;
+        if (all < 1)
+            die("%s is less than one step: an epoch of these data has %llu, of %d sequences each", key, (unsigned long long)epoch,
+                c->global_train_batch_size);
+        n.steps = r->state.step + (all > done ? (long)(all - done) : 0);
+    }
+    n.tokens = d->tokens > 0 ? d->tokens : r->state.tokens + (n.steps - r->state.step) * per_step;
+    return n;
+}
+
+static void set_lengths(Run *r)
+{
+    const RunLength stop = run_length(r, "stop_at", &r->config->stop_at);
+    r->length = run_length(r, "max_duration", &r->config->max_duration);
+    r->last_step = stop.steps > 0 && stop.steps < r->length.steps ? stop.steps : r->length.steps;
+}
+
+bool run_is_over(const Run *r)
+{
+    return r->state.step >= r->last_step;
+}
+
+/* Weights: from a checkpoint or a Hugging Face folder, else random. What load_path brings can be reset; a run that is continued
+ * keeps all it had. */
+static void load_or_initialize(Run *r, const char *folder, bool resets)
+{
+    const Config *c = r->config;
+    const bool new_optimizer = resets && c->reset_optimizer_state, new_trainer = resets && c->reset_trainer_state;
+    r->state = (TrainState){ .fingerprint = loader_fingerprint(r->loader) };
+    if (!folder) {
+        fsdp_init(&r->fsdp, &c->model, c->seed);
+        if (comm_rank() == 0)
+            printf("initialized with seed %llu\n", (unsigned long long)c->seed);
+        return;
+    }
+    TrainState s = r->state;
+    bool ours = checkpoint_load(folder, c, &r->fsdp, &s, !new_optimizer);
+    if (!ours || new_optimizer)
+        s.updates = 0;
+    r->state.updates = s.updates;
+    if (ours && !new_trainer) {
+        if (c->restore_dataloader && s.fingerprint != r->state.fingerprint)
+            die("%s was trained on other data files, or with another model.max_sequence_length, than configured now; "
+                "--restore_dataloader=false goes on with these, --reset_trainer_state (with another --save_folder) begins "
+                "a run at step 0", folder);
+        if (!c->restore_dataloader && (resets || s.fingerprint != r->state.fingerprint))
+            s.loader = (LoaderState){ 0 };
+        s.fingerprint = r->state.fingerprint;
+        r->state = s;
+        set_lengths(r);
+        loader_seek(r->loader, s.loader);
+    }
+    const bool continues = ours && !new_trainer;
+    if (comm_rank() == 0)
+        printf("loaded %s%s\n", folder, !continues ? "" : run_is_over(r) ? ": complete, nothing is left to train" : ": continuing");
+}
+
+static void print_data(const Run *r)
+{
+    const Config *c = r->config;
+    if (comm_rank() != 0 || !r->loader)
+        return;
+    printf("data: %llu tokens in %llu instances of %d; %ld steps of %d sequences on %d rank%s, %d micro-batch%s each\n",
+           (unsigned long long)loader_tokens(r->loader), (unsigned long long)loader_instances(r->loader),
+           c->model.max_sequence_length, r->length.steps, c->global_train_batch_size, comm_size(),
+           comm_size() > 1 ? "s" : "", c->global_train_batch_size / comm_size() / c->device_train_microbatch_size,
+           c->global_train_batch_size / comm_size() / c->device_train_microbatch_size > 1 ? "es" : "");
+    fflush(stdout);
+}
+
+static void open_data(Run *r)
+{
+    const Config *c = r->config;
+    r->loader = open_loader(c);
+    check_agreement("data files", loader_fingerprint(r->loader));
+    evaluate_check(c);
+    set_lengths(r);
+}
+
+bool run_open(Run *r, const Config *c)
+{
+    *r = (Run){ .config = c, .saved_step = -1 };
+    check_agreement("configurations", text_hash(c->text));
+    if (comm_rank() == 0)
+        printf("coat.c on %s\n%s\n", device_name(), c->text);
+    if (c->data.num_paths > 0)
+        open_data(r);
+
+    memory_plan(&r->model, &r->fsdp, c);
+    memory_print(&r->model, &r->fsdp, c);
+    if (c->dry_run) {
+        print_data(r);
+        return false;
+    }
+
+    char *latest = c->try_load_latest_save ? checkpoint_latest(c->save_folder) : NULL;
+    const char *folder = latest ? latest : c->load_path;
+    check_agreement("checkpoints to go on from", text_hash(folder ? folder : ""));
+    const bool inside = folder && lies_in(folder, c->save_folder), resumes = inside && (latest || !c->reset_trainer_state);
+    prepare_folder(c, inside ? folder : NULL, resumes);
+    model_place(&r->model, &r->fsdp, c);
+    load_or_initialize(r, folder, !latest);
+    check_agreement("checkpoints to go on from", state_hash(&r->state));
+    print_data(r);
+    r->log = log_open(c, r->length, r->last_step, r->state.step, comm_size());
+    write_config(c, folder, r->state.step, resumes);
+    if (resumes)
+        r->saved_step = r->state.step;
+    r->first_step = r->state.step;
+    trace_open(c->save_folder, comm_rank());
+    r->telemetry = telemetry_open(c, &r->model, &r->fsdp, r->log);
+    free(latest);
+    return true;
+}
+
+void run_close(Run *r)
+{
+    telemetry_close(r->telemetry);
+    trace_close();
+    log_close(r->log);
+    if (r->loader)
+        loader_close(r->loader);
+    model_free(&r->model, &r->fsdp);
+}

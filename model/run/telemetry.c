@@ -1,0 +1,357 @@
+/* Samples of device memory, decoded on the host and compared with what they were rounded from.
+ *
+ * An activation is measured when its block has run. Some memory is used again inside a block, so not everything can
+ * be compared with its source. x0 of a pre-norm block (with the block's input, fetched before it ran), x1 of OLMo-2
+ * (the branch output), gate_up (wide), att (mix) and att_op (att) are; the norm outputs h0, h1 and act are computed
+ * again in double from norm input, gate and up as stored; other x0 and x1, h of OLMo-2 and qkv have a source only
+ * where it has memory of its own. Without it there is no error, and underflow is the share of all codes that are 0.
+ *
+ * Moments are measured before the optimizer runs: the next m and v follow in double from those stored and the
+ * gradient, and are rounded by the code of the CPU back end. */
+#include "model/run/telemetry.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/device.h"
+#include "kernels/error.h"
+#include "model/run/quant_stats.h"
+
+enum { ROWS = 64, GROUPS = 64, FORMATS = 4, BINS = 256 };
+
+/* What moments could be stored in. */
+static const Format formats[FORMATS] = { { E4M3, MOMENT_GROUP, false }, { E4M3, MOMENT_GROUP, true },
+                                         { E5M2, MOMENT_GROUP, false }, { E5M2, MOMENT_GROUP, true } };
+static const char *const format_names[FORMATS] = { "e4m3", "e4m3+", "e5m2", "e5m2+" };
+static const char *const moment_names[2] = { "m", "v" };
+
+/* Counts of groups of 128. k: bin i counts k = i/16. ranges: bin i counts i <= log2(max/min) < i + 1. */
+typedef struct { long k[BINS + 1], range[BINS + 1], range_expanded[BINS + 1]; } Histogram;
+
+struct Telemetry {
+    const Config *config;
+    Model      *model;
+    const Fsdp *fsdp;
+    Log        *log;
+    json_t     *line;                   /* being written; NULL: this step has none                                */
+    double     *input;                  /* (rows, C) of the block that runs next                                  */
+    struct {
+        Histogram histogram[2];         /* of m and v                                                             */
+        Stats     moment[2][FORMATS];   /* m and v in each format                                                 */
+        Stats     update[FORMATS][FORMATS];         /* by m's format and v's                                      */
+    } all;                              /* what is averaged over the model                                        */
+};
+
+static void set(Telemetry *t, const char *kind, const char *where, const char *statistic, double value)
+{
+    char name[128];
+    snprintf(name, sizeof name, "quant/%s/%s/%s", kind, where, statistic);
+    log_set(t->line, name, value);
+}
+
+static void set_stats(Telemetry *t, const char *kind, const char *where, const Stats *s, bool expanded)
+{
+    set(t, kind, where, "dynamic_range", exp2(s->log_range / s->groups));
+    if (expanded) {
+        set(t, kind, where, "dynamic_range_expanded", exp2(s->log_range_expanded / s->groups));
+        set(t, kind, where, "k", s->k / s->groups);
+    }
+    set(t, kind, where, "underflow", s->zeros / s->values);
+    set(t, kind, where, "saturation", s->largest / s->values);
+    if (s->tensors > 0)
+        set(t, kind, where, "error", stats_error(s));
+}
+
+/* ---- activations -------------------------------------------------------------------------------------------- */
+
+static size_t sample_rows(const Model *m)
+{
+    return m->N < ROWS ? (size_t)m->N : ROWS;
+}
+
+static double *first_rows(const Telemetry *t, Tensor x)
+{
+    return sample_values(x, 0, sample_rows(t->model) * (size_t)x.cols);
+}
+
+/* Takes `exact`, which may be NULL. lost: the codes have been written over, but not their scale. */
+static void activation(Telemetry *t, const char *kind, int block, Tensor stored, double *exact, bool lost)
+{
+    if (format_is_fp8(stored.format)) {
+        char where[16];
+        Stats s = { 0 };
+        Sample q = sample_fetch(stored, 0, sample_rows(t->model) * (size_t)stored.cols);
+        if (lost)
+            sample_again(&q, exact);
+        snprintf(where, sizeof where, "%d", block);
+        stats_add(&s, q, exact);
+        set_stats(t, kind, where, &s, false);
+        sample_free(&q);
+    }
+    free(exact);
+}
+
+/* (x - mean) rstd w of x as stored. */
+static double *norm_output(const Telemetry *t, Tensor x, const float *stats, Tensor w)
+{
+    size_t rows = sample_rows(t->model), C = (size_t)x.cols;
+    float *row = xmalloc(2 * rows * sizeof *row);
+    double *y = first_rows(t, x), *weight = w.data ? sample_values(w, 0, C) : NULL;
+    device_get(row, stats, 2 * rows * sizeof *row);
+    for (size_t i = 0; i < rows * C; i++)
+        y[i] = (y[i] - row[i / C * 2]) * row[i / C * 2 + 1] * (weight ? weight[i % C] : 1);
+    free(weight);
+    free(row);
+    return y;
+}
+
+/* silu(gate) * up of gate and up as stored. */
+static double *swiglu_output(const Telemetry *t, Tensor gate_up)
+{
+    size_t rows = sample_rows(t->model), F = (size_t)gate_up.cols / 2;
+    double *x = first_rows(t, gate_up), *y = xmalloc(rows * F * sizeof *y);
+    for (size_t i = 0; i < rows * F; i++) {
+        double gate = x[i / F * 2 * F + i % F], up = x[i / F * 2 * F + F + i % F];
+        y[i] = gate / (1 + exp(-gate)) * up;
+    }
+    free(x);
+    return y;
+}
+
+static void measure_block(Telemetry *t, int l, const Unit *w)
+{
+    const Acts *a = &t->model->acts[l];
+    bool shares_h = a->h0.data == a->h1.data;
+    double *input = t->input, *middle = a->res1.data == a[1].res0.data ? NULL : first_rows(t, a->res1);
+    t->input = NULL;
+    if (t->config->model.norm_after) {
+        activation(t, "x0", l, a->x0, a->branch0.data == a->branch1.data ? NULL : first_rows(t, a->branch0), false);
+        activation(t, "x1", l, a->x1, first_rows(t, a->branch1), false);
+        activation(t, "h0", l, a->h0, input, shares_h);
+        activation(t, "h1", l, a->h1, middle, false);
+    } else {
+        activation(t, "x0", l, a->x0, input, false);
+        activation(t, "x1", l, a->x1, middle, false);
+        activation(t, "h0", l, a->h0, norm_output(t, a->x0, a->stats0, w->norm0), shares_h);
+        activation(t, "h1", l, a->h1, norm_output(t, a->x1, a->stats1, w->norm1), false);
+    }
+    activation(t, "qkv", l, a->qkv, a->proj.data == a->rot.data ? NULL : first_rows(t, a->proj), false);
+    activation(t, "att", l, a->att, first_rows(t, a->mix), false);
+    activation(t, "att_op", l, a->att_op, first_rows(t, a->att), false);
+    activation(t, "gate_up", l, a->gate_up, first_rows(t, a->wide), false);
+    activation(t, "act", l, a->act, swiglu_output(t, a->gate_up), false);
+}
+
+static void observe(void *observer, int blocks, const Unit *w)
+{
+    Telemetry *t = observer;
+    Model *m = t->model;
+    if (blocks > 0)
+        measure_block(t, blocks - 1, w);
+    if (blocks < m->L)
+        t->input = first_rows(t, m->acts[blocks].res0);
+    else
+        m->observe = NULL;      /* one micro-batch is enough */
+}
+
+/* ---- optimizer ---------------------------------------------------------------------------------------------- */
+
+/* One sample's next moments, exactly, and the direction that follows from them. */
+typedef struct {
+    size_t n;
+    double *moment[2], *update;
+    double eps, correction[2];
+} Next;
+
+static double direction(const Next *x, double m, double v)
+{
+    return m / x->correction[0] / (sqrt(v / x->correction[1]) + x->eps);
+}
+
+/* Hyperparameters are floats, as the kernel has them. */
+static Next next_moments(const Telemetry *t, const Shard *s, size_t first, size_t n, long update, double grad_scale)
+{
+    const Config *c = t->config;
+    const double beta[2] = { (float)c->optimizer.beta1, (float)c->optimizer.beta2 };
+    Next x = { .n = n, .moment = { sample_values(s->m, first, n), sample_values(s->v, first, n) },
+               .update = sample_values(s->grad, first, n), .eps = (float)c->optimizer.eps,
+               .correction = { 1 - pow(c->optimizer.beta1, update), 1 - pow(c->optimizer.beta2, update) } };
+    double *m = x.moment[0], *v = x.moment[1];
+    for (size_t i = 0; i < n; i++) {
+        double g = (float)grad_scale * x.update[i];
+        m[i] = beta[0] * m[i] + (1 - beta[0]) * g;
+        v[i] = beta[1] * v[i] + (1 - beta[1]) * g * g;
+        x.update[i] = direction(&x, m[i], v[i]);
+    }
+    return x;
+}
+
+static void next_free(Next *x)
+{
+    free(x->moment[0]), free(x->moment[1]), free(x->update);
+}
+
+static void add_update(Stats *st, const Next *x, Sample m, Sample v)
+{
+    float *u = xmalloc(x->n * sizeof *u);
+    for (size_t i = 0; i < x->n; i++)
+        u[i] = (float)direction(x, m.x[i], v.x[i]);
+    stats_add_error(st, u, x->update, x->n);
+    free(u);
+}
+
+static void add_histogram(Histogram *h, Sample s, const double *x)
+{
+    for (size_t i = 0; i < s.n; i += MOMENT_GROUP) {
+        double range = range_log2(x + i, MOMENT_GROUP), k = sample_k(s, i / MOMENT_GROUP);
+        if (range < 0)
+            continue;
+        h->k[(int)fmin(16 * k, BINS)]++;
+        h->range[(int)fmin(range, BINS)]++;
+        h->range_expanded[(int)fmin(k * range, BINS)]++;
+    }
+}
+
+/* All formats for m and v. The histograms are those of the recipe's type, E4M3 unless it is E5M2. */
+static void compare_formats(Telemetry *t, const Next *x, Format m, Format v)
+{
+    Sample q[2][FORMATS];
+    const Format own[2] = { m, v };
+    for (int i = 0; i < 2; i++) {
+        for (int f = 0; f < FORMATS; f++) {
+            q[i][f] = sample_round(x->moment[i], x->n, formats[f]);
+            stats_add(&t->all.moment[i][f], q[i][f], x->moment[i]);
+        }
+        add_histogram(&t->all.histogram[i], q[i][own[i].dtype == E5M2 ? 3 : 1], x->moment[i]);
+    }
+    for (int f = 0; f < FORMATS; f++)
+        for (int g = 0; g < FORMATS; g++)
+            add_update(&t->all.update[f][g], x, q[0][f], q[1][g]);
+    for (int f = 0; f < FORMATS; f++)
+        sample_free(&q[0][f]), sample_free(&q[1][f]);
+}
+
+/* Elements of a parameter's sample: what this rank has of it, up to GROUPS, in whole groups; 0 for norms. */
+static size_t sample_size(const Shard *s, const Param *p, size_t *first)
+{
+    size_t group = MOMENT_GROUP, in_param, n = shard_part(s, p, &in_param);
+    group = (size_t)s->m.format.group > group ? (size_t)s->m.format.group : group;
+    group = (size_t)s->v.format.group > group ? (size_t)s->v.format.group : group;
+    if (p->is_norm || n == 0)
+        return 0;
+    *first = p->offset + in_param - s->first;
+    size_t most = GROUPS * MOMENT_GROUP > group ? GROUPS * MOMENT_GROUP : group;
+    return (n < most ? n : most) / group * group;
+}
+
+static void measure_unit(Telemetry *t, int u, long update, double grad_scale)
+{
+    const Shard *s = &t->fsdp->shard[u];
+    const Format own[2] = { s->m.format, s->v.format };
+    char where[16];
+    Stats moment[2] = { 0 }, direction = { 0 };
+    for (int i = 0; i < t->fsdp->shape[u].num_params; i++) {
+        size_t first = 0, n = sample_size(s, &t->fsdp->shape[u].param[i], &first);
+        if (n == 0)
+            continue;
+        Next x = next_moments(t, s, first, n, update, grad_scale);
+        Sample q[2] = { sample_round(x.moment[0], n, own[0]), sample_round(x.moment[1], n, own[1]) };
+        for (int j = 0; j < 2; j++)
+            stats_add(&moment[j], q[j], x.moment[j]);
+        add_update(&direction, &x, q[0], q[1]);
+        compare_formats(t, &x, own[0], own[1]);
+        sample_free(&q[0]), sample_free(&q[1]);
+        next_free(&x);
+    }
+    if (moment[0].tensors == 0)
+        return;
+    snprintf(where, sizeof where, "%d", u - 1);
+    const char *unit = u == 0 ? "embedding" : u == t->model->L + 1 ? "head" : where;
+    for (int j = 0; j < 2; j++)
+        set_stats(t, moment_names[j], unit, &moment[j], own[j].expand);
+    set(t, "update", unit, "error", stats_error(&direction));
+}
+
+static void set_histogram(Telemetry *t, const char *moment, const char *what, const long *count)
+{
+    char name[128];
+    int last = BINS;
+    while (last >= 0 && count[last] == 0)
+        last--;
+    json_t *list = json_array();
+    for (int i = 0; i <= last; i++)
+        json_array_append_new(list, json_integer(count[i]));
+    snprintf(name, sizeof name, "quant/optimizer/%s/%s", moment, what);
+    json_object_set_new(t->line, name, list);
+}
+
+static void set_optimizer(Telemetry *t)
+{
+    char where[32];
+    for (int i = 0; i < 2; i++) {
+        const char *name = moment_names[i];
+        for (int f = 0; f < FORMATS; f++) {
+            const Stats *s = &t->all.moment[i][f];
+            snprintf(where, sizeof where, "%s/%s", name, format_names[f]);
+            set(t, "optimizer", where, "error", stats_error(s));
+            set(t, "optimizer", where, "underflow", s->zeros / s->values);
+        }
+        set_histogram(t, name, "k", t->all.histogram[i].k);
+        set_histogram(t, name, "log2_range", t->all.histogram[i].range);
+        set_histogram(t, name, "log2_range_expanded", t->all.histogram[i].range_expanded);
+    }
+    for (int f = 0; f < FORMATS; f++)
+        for (int g = 0; g < FORMATS; g++) {
+            const Stats *s = &t->all.update[f][g];
+            snprintf(where, sizeof where, "update/%s/%s", format_names[f], format_names[g]);
+            set(t, "optimizer", where, "error", stats_error(s));
+            set(t, "optimizer", where, "typical_error", stats_typical_error(s));
+        }
+}
+
+/* ---- the run ------------------------------------------------------------------------------------------------ */
+
+Telemetry *telemetry_open(const Config *c, Model *m, const Fsdp *f, Log *log)
+{
+    if (c->quant_stats_interval == 0 || !log)
+        return NULL;
+    Telemetry *t = xcalloc(1, sizeof *t);
+    *t = (Telemetry){ .config = c, .model = m, .fsdp = f, .log = log };
+    return t;
+}
+
+void telemetry_close(Telemetry *t)
+{
+    if (!t)
+        return;
+    json_decref(t->line);
+    free(t);
+}
+
+void telemetry_watch(Telemetry *t, long step)
+{
+    if (!t)
+        return;
+    json_decref(t->line);       /* of a step that was skipped */
+    t->line = NULL;
+    if (step % t->config->quant_stats_interval != 0)
+        return;
+    t->line = json_pack("{s:I}", "step", (json_int_t)step);
+    t->model->observe = observe;
+    t->model->observer = t;
+}
+
+void telemetry_write(Telemetry *t, long update, double grad_scale)
+{
+    if (!t || !t->line)
+        return;
+    memset(&t->all, 0, sizeof t->all);
+    for (int u = 0; u < t->fsdp->num_units; u++)
+        measure_unit(t, u, update, grad_scale);
+    set_optimizer(t);
+    log_object(t->log, t->line);
+    t->line = NULL;
+}

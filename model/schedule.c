@@ -1,0 +1,40 @@
+/* Learning-rate schedules. */
+#include "model/schedule.h"
+
+#include <math.h>
+
+double schedule_lr(const Config *c, RunLength length, long step, long tokens)
+{
+    bool in_tokens = c->scheduler.in_tokens;
+    double t = in_tokens ? tokens : step, warmup = c->scheduler.t_warmup, lr = c->optimizer.lr;
+    double end = c->scheduler.t_max ? c->scheduler.t_max : in_tokens ? length.tokens : length.steps;
+    double start_lr = c->scheduler.warmup_min_lr < 0 ? 0.1 * lr : c->scheduler.warmup_min_lr;
+    double final_lr = c->scheduler.alpha_f * lr;
+
+    if (c->scheduler.name == CONSTANT)
+        return lr;
+    if (t < warmup)
+        return start_lr + (lr - start_lr) * t / warmup;
+    double done = t >= end ? 1 : (t - warmup) / (end - warmup);
+    switch (c->scheduler.name) {
+    case COSINE_WITH_WARMUP:
+        return final_lr + (lr - final_lr) * (1 + cos(M_PI * done)) / 2;
+    case LINEAR_WITH_WARMUP:
+        return lr - (lr - final_lr) * done;
+    case INVERSE_SQRT_WITH_WARMUP:
+        return lr * sqrt(fmax(warmup, 1) / fmax(t, 1));
+    case WSD: {
+        double decay = c->scheduler.t_decay, left = fmax(end - t, 0);
+        return left >= decay ? lr : final_lr + (lr - final_lr) * left / decay;
+    }
+    default:
+        return lr;
+    }
+}
+
+double schedule_max_grad_norm(const Config *c, long step, long tokens)
+{
+    long t = c->scheduler.in_tokens ? tokens : step;
+    return t <= c->scheduler.grad_clip_warmup_steps ? c->max_grad_norm * c->scheduler.grad_clip_warmup_factor
+                                                    : c->max_grad_norm;
+}
