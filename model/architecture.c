@@ -79,7 +79,7 @@ int hf_tensors(HfTensor out[HF_TENSORS], const ModelConfig *c, const UnitShape *
         for (int k = 0; k < parts; k++) {
             CHECK(count < HF_TENSORS, "unit %d has more tensors", unit);
             HfTensor *t = &out[count++];
-            *t = (HfTensor){ .first = first, .rows = part[k].rows, .cols = (size_t)p->cols, .vector = p->is_norm,
+            *t = (HfTensor){ .region = p->region, .first = first, .rows = part[k].rows, .cols = (size_t)p->cols, .vector = p->is_norm,
                              .max_rows = parts == 1 ? (size_t)p->rows : part[k].rows };
             if (block)
                 snprintf(t->name, sizeof t->name, "model.layers.%d.%s", unit - 1, part[k].name);

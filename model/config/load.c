@@ -356,6 +356,7 @@ Config *config_load(int argc, char **argv, int world, char *(*latest)(const char
     config_check_run(&r);
     config_read_evaluators(&r);
     hf_class(&s->c.model);                                 /* dies now, not at the first save, if there is none */
+    config_check_trainable(&r);
     fclose(r.notes);
     if (r.num_notes)
         warn("%s: without effect here: %s", r.file, r.notes_text);

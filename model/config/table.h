@@ -12,6 +12,7 @@ typedef enum {
     CHOICE,          /* int: which of the |-separated `choices`                                         */
     STRING,          /* char *                                                                          */
     PATHS,           /* char **paths, int count: a list or a single path                                */
+    PATTERNS,        /* the same of patterns, char **patterns, int count                                */
     DATASETS,        /* NamedPaths *sets, int count: name: [paths]                                      */
     BETAS,           /* double[2]                                                                       */
     DURATION,        /* Duration                                                                        */
@@ -125,6 +126,7 @@ void        config_apply(Reader *r, YamlNode *n, const char *name, void *base); 
 void config_choose_save_folder(Config *c);           /* runs/<run_name>, if none is given */
 void config_check_model (Reader *r, bool from_hf);
 void config_check_recipe(Reader *r);
+void config_check_trainable(Reader *r);
 void config_check_data  (Reader *r);
 void config_check_run   (Reader *r);
 void config_read_evaluators(Reader *r);
