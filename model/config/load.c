@@ -369,6 +369,8 @@ Config *config_load(int argc, char **argv, int world, char *(*latest)(const char
 void config_free(Config *c)
 {
     Settings *s = (Settings *)c;
+    if (!c)
+        return;
     for (const ConfigKey *k = config_keys; k->name; k++)
         if (!config_is_evaluator(k->name))
             value_free(s, k);
