@@ -43,8 +43,8 @@ void recipe_print(const Recipe *r)
     static const char *const keep[] = { "all", "inputs", "block" }, *const fast[] = { "none", "forward", "all" };
     static const char *const forward[] = { "saved", "exact" };
     printf("recipe %s: stream %s, saved %s, qkv %s, attention %s, hidden %s, operands %s, gradients %s,\n"
-           "  keep %s, forward from %s, fast accumulation %s, master %s, accumulated gradients %s, moments %s and %s\n",
+           "  keep %s, forward from %s, fast accumulation %s, master %s, accumulated gradients %s\n",
            r->name, format_name(r->stream), format_name(r->saved), format_name(r->qkv), format_name(r->att),
            format_name(r->hidden), format_name(r->operand), format_name(r->gradient), keep[r->keep], forward[r->forward],
-           fast[r->fast], format_name(r->master), format_name(r->grads), format_name(r->moment1), format_name(r->moment2));
+           fast[r->fast], format_name(r->master), format_name(r->grads));
 }

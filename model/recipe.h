@@ -35,4 +35,4 @@ typedef struct {
 
 extern const Recipe recipes[];      /* ends with name == NULL */
 const Recipe *recipe_find(const char *name);          /* NULL if there is none */
-void          recipe_print(const Recipe *r);          /* all columns, on stdout */
+void          recipe_print(const Recipe *r);          /* on stdout; not the moments, which the optimizer reads or not */

@@ -32,19 +32,27 @@ static double gib(double bytes)
     return bytes / (1 << 30);
 }
 
+static void print_optimizer(const Optimizer *o, const Recipe *r)
+{
+    printf("optimizer %s:", o->name);
+    for (int i = 0; i < o->num_states; i++)
+        printf("%s %s in %s", i ? "," : "", o->state[i].label, format_name(optimizer_format(o, i, r)));
+    puts(o->num_states ? "" : " no states");
+}
+
 static void print_plan(const Model *m, const Fsdp *f)
 {
     const PlanBytes *b = &m->bytes;
-    size_t n = 0, master = 0, moments = 0;
+    size_t n = 0, master = 0, moments = fsdp_state_bytes(f);
     for (int u = 0; u < f->num_units; u++) {
         const Shard *s = &f->shard[u];
         for (int i = 0; i < f->shape[u].num_params; i++)
             n += (size_t)f->shape[u].param[i].rows * f->shape[u].param[i].cols;
         master += tensor_bytes(s->master);
-        moments += tensor_bytes(s->m) + tensor_bytes(s->v);
     }
     printf("model: %.4g M parameters, %d blocks; micro-batch %d x %d tokens\n", n / 1e6, m->L, m->attn.B, m->attn.T);
     recipe_print(&m->recipe);
+    print_optimizer(f->optimizer, &m->recipe);
     printf("memory plan of a rank, GiB: master %.3f, weights %.3f, gradients %.3f, moments %.3f, activations %.3f "
            "(%.1f kB per token and block), work %.3f, head and loss %.3f; total %.3f of %.1f\n",
            gib(master), gib(fsdp_weight_bytes(f)), gib(fsdp_grad_bytes(f)), gib(moments), gib((double)m->L * b->block),
@@ -58,6 +66,7 @@ void memory_print(const Model *m, const Fsdp *f, const Config *c)
     Model other;
     Fsdp other_units;
     classic.recipe = *recipe_find("bf16");
+    classic.optimizer.name = "adamw";
     memory_plan(&other, &other_units, &classic);
     const double bytes = (double)model_planned_bytes(&other, &other_units);
     if (comm_rank() == 0) {
