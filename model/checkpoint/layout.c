@@ -7,7 +7,7 @@
  * first only: all that this rank writes is copied to one piece of host memory, in the order of the pieces, and from
  * there to the files.
  *
- * Optimizer states are copied as they are; in groups: codes, and the scales of the groups that a tensor touches. A group on the
+ * States of 8 bits are copied as they are: codes, and the scales of the groups that a tensor touches. A group on the
  * border of two tensors is written with both; its owner writes the same scales twice. */
 #include "model/checkpoint/layout.h"
 
@@ -33,7 +33,8 @@ static Range intersect(Range a, Range b)
 
 static const char *dtype_in_file(DType d)
 {
-    static const char *const name[] = { [F32] = "F32", [BF16] = "BF16", [E4M3] = "F8_E4M3", [E5M2] = "F8_E5M2" };
+    static const char *const name[] = { [F32] = "F32", [BF16] = "BF16", [E4M3] = "F8_E4M3", [E5M2] = "F8_E5M2",
+                                        [DYNAMIC8] = "U8", [UDYNAMIC8] = "U8" };
     return name[d];
 }
 
@@ -64,12 +65,12 @@ static void add_values(Layout *l, Piece piece, const HfTensor *t, const char *su
 /* (groups, 1) */
 static void add_scales(Layout *l, Piece piece, const HfTensor *t, const char *suffix, Format f)
 {
-    if (!format_is_fp8(f))
+    if (!format_has_scales(f))
         return;
     CHECK(f.group && PARAM_ALIGN % f.group == 0, "a state in %s", format_name(f));
     Piece *p = add_piece(l, piece, t, suffix);
     size_t group = (size_t)f.group, end = t->first + t->rows * t->cols;
-    p->dtype = f.expand ? "U32" : "BF16";       /* fp8_pair of kernels/fp8.h, or S */
+    p->dtype = format_is_dynamic8(f) ? "F32" : f.expand ? "U32" : "BF16";       /* absmax, fp8_pair of kernels/fp8.h, or S */
     p->per = group;
     p->bytes = 2 * (size_t)tensor_scales_per_group(f);
     p->first = t->first / group;
