@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "kernels/fp8.h"
-#include "model/error.h"
+#include "kernels/error.h"
 
 enum { CODES = 256, DECADES = 7, ZERO = 127 };      /* ZERO: the code of 0 in the signed map */
 

@@ -7,7 +7,7 @@
 #include "kernels/error.h"
 #include "model/params.h"
 
-/* The kernel computes in F32; its corrections come from the hyper-parameters as they were given. */
+/* The kernels compute in F32; the corrections come from the hyper-parameters as they were given. */
 static AdamW adamw_arguments(const StepParams *p)
 {
     return (AdamW){ .lr = (float)p->lr, .beta1 = (float)p->beta1, .beta2 = (float)p->beta2, .eps = (float)p->eps,
@@ -21,9 +21,18 @@ static void step_adamw(Tensor w, const Tensor *state, Tensor grad, const StepPar
     adamw(w, state[0], state[1], grad, adamw_arguments(p), first);
 }
 
+static void step_adamw8bit(Tensor w, const Tensor *state, Tensor grad, const StepParams *p, uint64_t first)
+{
+    adamw8bit(w, state[0], state[1], grad, adamw_arguments(p), first);
+}
+
+#define GROUPS_OF(dtype) { dtype, DYNAMIC8_GROUP, false }
+
 static const Optimizer rows[] = {
-    { "adamw", 2, { { "exp_avg", "m", .from = MOMENT1 }, { "exp_avg_sq", "v", .from = MOMENT2 } },
+    { "adamw", 2, { { "exp_avg", "m", MOMENT1 }, { "exp_avg_sq", "v", MOMENT2 } },
       HAS_BETAS | HAS_EPS | HAS_WEIGHT_DECAY, .is_adam = true, .step = step_adamw },
+    { "adamw8bit", 2, { { "exp_avg", "m", OWN_FORMAT, GROUPS_OF(DYNAMIC8) }, { "exp_avg_sq", "v", OWN_FORMAT, GROUPS_OF(UDYNAMIC8) } },
+      HAS_BETAS | HAS_EPS | HAS_WEIGHT_DECAY, .is_adam = true, .step = step_adamw8bit },
 };
 
 enum { NUM_ROWS = sizeof rows / sizeof rows[0], MAX_ADDED = 8, MAX_STATE_NAME = 32 };

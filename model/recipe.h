@@ -30,7 +30,7 @@ typedef struct {
     FastAccumulation fast;     /* which FP8 GEMMs may add with short accumulators          */
     Format master;     /* weights that the optimizer updates                              */
     Format grads;      /* accumulated weight gradients                                    */
-    Format moment1, moment2;   /* AdamW's m and v                                         */
+    Format moment1, moment2;   /* AdamW's m and v, where the optimizer leaves it to the recipe */
 } Recipe;
 
 extern const Recipe recipes[];      /* ends with name == NULL */

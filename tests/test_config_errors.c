@@ -112,7 +112,7 @@ static void test_unsupported(void **state)
         { "include_bias", "scale_logits: true",        "model.scale_logits", NULL },
         { "layer_norm_type", "layer_norm_type: group",    "expected rms|default|low_precision|amd_compatible", NULL },
         { "include_bias", "init_fn: kaiming_normal",   "expected mitchell|normal|full_megatron", NULL },
-        { "betas",        "name: lionw",               "this program has no optimizer 'lionw'; it has adamw", NULL },
+        { "betas",        "name: lionw",               "this program has no optimizer 'lionw'; it has adamw, adamw8bit", NULL },
         { "t_warmup",     "name: max_scheduler",       "expected cosine_with_warmup|linear_with_warmup", NULL },
         { NULL, "precision: amp_fp16",                 "expected amp_bf16|fp32, found 'amp_fp16'", NULL },
         { NULL, "max_grad_norm_ratio: 0.5",            "clipped by max_grad_norm", NULL },

@@ -249,6 +249,7 @@ static void load_optimizer(const char *folder, Source s, const Config *c, Fsdp *
         if (!has_state(&s, o->state[i].name))
             die_of_states(folder, xasprintf("it has no %s, which optimizer %s keeps of every weight", o->state[i].name, o->name));
     Layout l = layout_make(NULL, LAYOUT_OPTIMIZER, &c->model, f, 0);
+    fsdp_zero_states(f);            /* files hold no padding */
     layout_read(&l, f, s.file, s.count);
     const char *path, *name = left_over(&l, &s, folder, &c->model, &path);
     if (name)

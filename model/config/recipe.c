@@ -114,6 +114,9 @@ static void check_groups(Reader *r, const char *name, const char *block, Format 
     char recipe[64];
     snprintf(recipe, sizeof recipe, "recipe %s", r->s->recipe);
     const char *place = own ? config_where(r, name) : block && config_given(r, block) ? config_where(r, block) : recipe;
+    if (format_is_dynamic8(f))
+        die("%s: %s cannot be %s, which only the moments of --optimizer.name=adamw8bit are, whatever the recipe", place, name,
+            format_name(f));
     if (f.expand && !moment)
         die("%s: %s cannot be %s: only moments are expanded, leave out the +", place, name, format_name(f));
     if (f.group && !size)
@@ -168,7 +171,7 @@ static void check_columns(Reader *r)
         { "format.stream", c->stream }, { "format.master", c->master }, { "format.grads", c->grads }
     };
     for (int i = 0; i < 3; i++)
-        if (format_is_fp8(wide[i].format))
+        if (format_has_scales(wide[i].format))
             die("%s: %s cannot be %s; take bf16 or f32", config_where(r, wide[i].name), wide[i].name,
                 format_name(wide[i].format));
     const char *model = "quantize_model.group_size";
