@@ -220,15 +220,16 @@ static void load_model(const char *folder, Source s, const Config *c, Fsdp *f)
     close_source(&s);
 }
 
-static bool has_state(const Source *s, const char *state)
+/* That state of some weight; NULL: it is not there. */
+static const SafeTensor *find_state(const Source *s, const char *state)
 {
     char suffix[64];
     snprintf(suffix, sizeof suffix, ".%s", state);
     for (int i = 0; i < s->count; i++)
         for (int t = 0; t < s->file[i]->count; t++)
             if (has_suffix(s->file[i]->tensor[t].name, suffix))
-                return true;
-    return false;
+                return &s->file[i]->tensor[t];
+    return NULL;
 }
 
 /* Its configuration says which optimizer a run had; before there was a choice it did not. */
@@ -245,9 +246,16 @@ static _Noreturn void die_of_states(const char *folder, const char *problem)
 static void load_optimizer(const char *folder, Source s, const Config *c, Fsdp *f)
 {
     const Optimizer *o = f->optimizer;
-    for (int i = 0; i < o->num_states; i++)
-        if (!has_state(&s, o->state[i].name))
-            die_of_states(folder, xasprintf("it has no %s, which optimizer %s keeps of every weight", o->state[i].name, o->name));
+    for (int i = 0; i < o->num_states; i++) {
+        const char *name = o->state[i].name;
+        const Format format = optimizer_format(o, i, &f->recipe);
+        const SafeTensor *t = find_state(&s, name);
+        if (!t)
+            die_of_states(folder, xasprintf("it has no %s, which optimizer %s keeps of every weight", name, o->name));
+        if ((strcmp(t->dtype, "U8") == 0) != format_is_dynamic8(format))       /* no recipe makes one of the other */
+            die_of_states(folder, xasprintf("its %s is stored as %s, and optimizer %s keeps it as %s", name, t->dtype, o->name,
+                                            format_name(format)));
+    }
     Layout l = layout_make(NULL, LAYOUT_OPTIMIZER, &c->model, f, 0);
     fsdp_zero_states(f);            /* files hold no padding */
     layout_read(&l, f, s.file, s.count);
