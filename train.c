@@ -15,11 +15,11 @@
 #include "kernels/watchdog.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/config/load.h"
-#include "model/optimizer.h"
 #include "model/run/evaluate.h"
 #include "model/run/log.h"
 #include "model/run/run.h"
 #include "model/schedule.h"
+#include "model/update.h"
 
 static volatile sig_atomic_t asked_to_stop;
 

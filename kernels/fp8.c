@@ -17,6 +17,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/dynamic8.h"
+
 enum { MAX_K = 16, K_STEPS = 16 };
 
 /* Smaller maxima count as this. Then S and S * (smallest code) are normal floats: 2^-90 / 57344 * 2^-16 > 2^-122. */
@@ -170,7 +172,9 @@ void load(float *x, Tensor t, size_t first, size_t n)
         const uint16_t *codes = (const uint16_t *)t.data + first;
         for (size_t i = 0; i < n; i++)
             x[i] = bf16_decode(codes[i]);
-    } else if (t.format.expand)
+    } else if (format_is_dynamic8(t.format))
+        dynamic8_load(x, t, first, n);
+    else if (t.format.expand)
         load_expanded(x, t, first, n);
     else
         load_fp8(x, t, first, n);
@@ -232,7 +236,9 @@ void store(Tensor t, size_t first, const float *x, size_t n)
         uint16_t *codes = (uint16_t *)t.data + first;
         for (size_t i = 0; i < n; i++)
             codes[i] = bf16_encode(x[i]);
-    } else if (t.format.expand)
+    } else if (format_is_dynamic8(t.format))
+        dynamic8_store(t, first, x, n);
+    else if (t.format.expand)
         store_expanded(t, first, x, n);
     else
         store_fp8(t, first, x, n);

@@ -19,6 +19,6 @@ float    fp8_pair_power(uint32_t pair);
 float    abs_max    (const float *x, size_t n); /* NaN counts as 0 */
 
 /* Elements first .. first + n - 1 in row-major order, of a tensor in host memory; whole groups. `store` sets group
- * scales, but uses the one scale of a group-0 FP8 tensor as it is. */
+ * scales, but uses the one scale of a group-0 FP8 tensor as it is. The dynamic maps: kernels/dynamic8.h. */
 void load (float *x, Tensor t, size_t first, size_t n);
 void store(Tensor t, size_t first, const float *x, size_t n);

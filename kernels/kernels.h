@@ -148,3 +148,12 @@ typedef struct {
  * All (1,n): consecutive elements of a flat unit, whose first has number `first` in the model. A BF16 w is rounded
  * stochastically with random bits that depend on (seed, first + i) alone. */
 void adamw(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first);
+
+/* AdamW with 8-bit moments, m of dynamic8/256 and v of udynamic8/256, as bitsandbytes' CUDA kernel computes it [Dettmers
+ * et al. 2022, arXiv 2110.02861; bitsandbytes 0.50, kOptimizerStatic8bit2StateBlockwise]; codes: kernels/dynamic8.h.
+ * g = grad_scale grad; v = b2 v + (1-b2) g^2; m = b1 m + (1-b1) g;
+ * w = (w - lr sqrt(c2)/c1 m / (sqrt(v) + sqrt(c2) eps)) (1 - lr weight_decay), with m and v before they are encoded.
+ * Where grad is not finite, m = v = 0 and w stays. All (1,n), n a multiple of 256: a last group that is not full goes on
+ * in padding, which is 0 and stays 0. first and a BF16 w as in adamw.
+ * DIFFERS: bitsandbytes rounds a BF16 w to nearest, before and after the decay; its own quotients are approximations. */
+void adamw8bit(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first);

@@ -6,8 +6,8 @@
 #include "tests/kit.h"
 
 #include "kernels/error.h"
-#include "model/optimizer.h"
 #include "model/run/memory.h"
+#include "model/update.h"
 #include "tests/models.h"
 #include "tests/ranks.h"
 

@@ -298,7 +298,7 @@ static void launch_format(const Tensors &t, Attention a, Documents docs)
 {
     Shape s = { a.B * a.T, a.T, a.H, a.K, a.D, (a.H + 2 * a.K) * a.D, a.H * a.D, a.scale, docs.count, docs.start };
     const DType d = t.qkv.format.dtype;
-    if (t.y.format.dtype != d || format_is_fp8(t.qkv.format))
+    if (t.y.format.dtype != d || format_has_scales(t.qkv.format))
         die("attention: qkv is %s and y is %s; both must be f32 or both bf16", format_name(t.qkv.format),
             format_name(t.y.format));
     if (d == F32)

@@ -324,6 +324,7 @@ template <typename F> static void with_source(Tensor x, F f)
     case BF16: f(PlainSource<bf16>{ (const bf16 *)x.data }); break;
     case E4M3: with_codes<E4M3>(x, f); break;
     case E5M2: with_codes<E5M2>(x, f); break;
+    default:   break;       /* check_format */
     }
 }
 
@@ -383,9 +384,16 @@ template <DType D> static void to_fp8(Tensor y, Tensor x, size_t n)
 
 /* ---- entry ---------------------------------------------------------------------------------------------------- */
 
+static void check_format(const char *op, Tensor t)
+{
+    if (format_is_dynamic8(t.format))
+        die("%s: the CUDA back end has no conversion of %s; only adamw8bit reads and writes it", op, format_name(t.format));
+}
+
 void quantize_scale(Tensor y, Tensor x)
 {
     CHECK_TENSOR(x, x.rows, x.cols);
+    check_format(__func__, x);
     CHECK(format_is_fp8(y.format) && !y.format.group && y.scale, "quantize_scale: y is %s", format_name(y.format));
     const size_t n = tensor_numel(x), needed = ceil_div(n, 8 * PACKS * THREADS);
     const int blocks = needed < AMAX_BLOCKS ? (int)needed : AMAX_BLOCKS;
@@ -414,6 +422,8 @@ void quantize_codes(Tensor y, Tensor x)
     CHECK_TENSOR(x, x.rows, x.cols);
     CHECK(y.rows == x.rows && y.cols == x.cols, "quantize_codes: (%d, %d) from (%d, %d)", y.rows, y.cols, x.rows,
           x.cols);
+    check_format(__func__, x);
+    check_format(__func__, y);
     const size_t n = tensor_numel(x);
     if (n == 0)
         return;

@@ -200,7 +200,7 @@ static inline void check_operand(const char *op, const char *name, Tensor t, int
 {
     if (t.rows != rows || t.cols != cols)
         die("%s: %s is (%d, %d); expected (%d, %d)", op, name, t.rows, t.cols, rows, cols);
-    if (format_is_fp8(t.format) && (t.format.group || !t.scale || rows % 16 || cols % 16))
+    if (format_has_scales(t.format) && (t.format.group || !t.scale || rows % 16 || cols % 16))
         die("%s: %s is %s of (%d, %d); FP8 operands have one scale, and rows and columns in multiples of 16", op, name,
             format_name(t.format), rows, cols);
 }

@@ -234,7 +234,7 @@ template <typename F> static inline void with_bool(bool b, F f)
 static inline void check_dense(const char *op, const char *name, Tensor t, int rows, int cols)
 {
     check_tensor(op, name, t, rows, cols);
-    if (format_is_fp8(t.format))
+    if (format_has_scales(t.format))
         die("%s: %s is %s; the CUDA back end has f32 and bf16 here", op, name, format_name(t.format));
 }
 

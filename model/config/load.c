@@ -351,6 +351,7 @@ Config *config_load(int argc, char **argv, int world, char *(*latest)(const char
     bool from_hf = !has_model && read_hf(&r, latest);
     read_values(&r, from_hf);
     config_check_model(&r, from_hf);
+    config_check_optimizer(&r);
     config_check_recipe(&r);
     config_check_data(&r);
     config_check_run(&r);

@@ -1,12 +1,45 @@
-/* The recipe: a row of the table, chosen by name or by COAT's blocks, and what is changed in it. As in check.c, every
- * message names the place of a key that takes part and says which values would do. */
+/* The recipe: a row of the table, chosen by name or by COAT's blocks, and what is changed in it; and the optimizer, which reads its
+ * columns of moments. As in check.c, every message names the place of a key that takes part and says which values would do. */
 #include "model/config/table.h"
 
 #include <string.h>
 
 #include "kernels/kernels.h"
 #include "kernels/error.h"
+#include "model/optimizer.h"
 #include "model/params.h"
+
+/* ---- the optimizer ---------------------------------------------------------------------------------------- */
+
+/* Keys that other optimizers have. */
+static void note_unread(Reader *r, const Optimizer *o)
+{
+    const bool m = optimizer_reads(o, MOMENT1), v = optimizer_reads(o, MOMENT2);
+    const struct { const char *key; bool read; } keys[] = {
+        { "optimizer.betas", o->has & HAS_BETAS }, { "optimizer.eps", o->has & HAS_EPS },
+        { "optimizer.weight_decay", o->has & HAS_WEIGHT_DECAY }, { "optimizer.decay_norm_and_bias", o->has & HAS_WEIGHT_DECAY },
+        { "optimizer.decay_embeddings", o->has & HAS_WEIGHT_DECAY }, { "format.moment1", m }, { "format.moment2", v },
+    };
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
+        if (!keys[i].read && config_given(r, keys[i].key))
+            config_note(r, "%s (optimizer %s does not have it)", keys[i].key, o->name);
+    if (!m && !v && r->s->quantize_optimizer.method == 0)
+        config_note(r, "the formats of quantize_optimizer (optimizer %s has its own)", o->name);
+}
+
+void config_check_optimizer(Reader *r)
+{
+    const char *name = r->s->c.optimizer.name;
+    const Optimizer *o = optimizer_find(name);
+    char known[512] = "";
+    for (int i = 0; !o && optimizer_at(i); i++)
+        snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", i ? ", " : "", optimizer_at(i)->name);
+    if (!o)
+        die("%s: optimizer.name: this program has no optimizer '%s'; it has %s", config_where(r, "optimizer.name"), name, known);
+    note_unread(r, o);
+}
+
+/* ---- the recipe ------------------------------------------------------------------------------------------- */
 
 static const Recipe *find_recipe(Reader *r, const char *name, const char *key)
 {
@@ -81,6 +114,9 @@ static void check_groups(Reader *r, const char *name, const char *block, Format 
     char recipe[64];
     snprintf(recipe, sizeof recipe, "recipe %s", r->s->recipe);
     const char *place = own ? config_where(r, name) : block && config_given(r, block) ? config_where(r, block) : recipe;
+    if (format_is_dynamic8(f))
+        die("%s: %s cannot be %s, which only the moments of --optimizer.name=adamw8bit are, whatever the recipe", place, name,
+            format_name(f));
     if (f.expand && !moment)
         die("%s: %s cannot be %s: only moments are expanded, leave out the +", place, name, format_name(f));
     if (f.group && !size)
@@ -97,17 +133,33 @@ static void check_groups(Reader *r, const char *name, const char *block, Format 
 }
 
 /* NOTE: a group's scale without k is BF16, rounded up: a maximum that falls by less than 2^-8 in a step does not fall.
- * With beta2 = 0.99 stationary gradients leave v 1.2 times too large, with 0.999 five times: updates of half the size. */
+ * With beta2 = 0.99 stationary gradients leave v 1.2 times too large, with 0.999 five times: updates of half the size.
+ * A BF16 v is rounded to nearest: it does not fall at all where 1 - beta2 is less than half its last place, 2^-8 to 2^-9 of it. */
+static void check_coarseness(Reader *r)
+{
+    const Format v = r->s->c.recipe.moment2;
+    const double beta2 = r->s->c.optimizer.beta2;
+    const char *place = config_where(r, "optimizer.betas");
+    if (format_is_fp8(v) && !v.expand && beta2 > 0.98)
+        warn("%s: FP8 moments without expansion are too coarse for a beta2 of %g: updates are too small. Take 0.95, or "
+             "--format.moment2=e4m3/128+", place, beta2);
+    if (v.dtype == BF16 && 1 - beta2 < 0x1p-8)
+        warn("%s: a v in bf16 is too coarse for a beta2 of %g: it does not fall where it should. Take 0.95, or "
+             "--format.moment2=f32", place, beta2);
+}
+
+/* The columns of moments, as far as the optimizer reads them. */
 static void check_moments(Reader *r)
 {
     const Config *c = &r->s->c;
-    const char *given = config_given(r, "format.moment2") ? "format.moment2" : "format.moment1";
-    if (format_is_fp8(c->recipe.moment1) != format_is_fp8(c->recipe.moment2))
-        die("%s: format.moment1 is %s and format.moment2 %s; AdamW takes both in FP8 or neither", config_where(r, given),
-            format_name(c->recipe.moment1), format_name(c->recipe.moment2));
-    if (format_is_fp8(c->recipe.moment2) && !c->recipe.moment2.expand && c->optimizer.beta2 > 0.98)
-        warn("%s: FP8 moments without expansion are too coarse for a beta2 of %g: updates are too small. Take 0.95, or "
-             "--format.moment2=e4m3/128+", config_where(r, "optimizer.betas"), c->optimizer.beta2);
+    const Optimizer *o = optimizer_find(c->optimizer.name);
+    const char *size = "quantize_optimizer.qgroup_size";
+    if (optimizer_reads(o, MOMENT1))
+        check_groups(r, "format.moment1", size, c->recipe.moment1, PARAM_ALIGN);
+    if (optimizer_reads(o, MOMENT2))
+        check_groups(r, "format.moment2", size, c->recipe.moment2, PARAM_ALIGN);
+    if (o->is_adam && optimizer_reads(o, MOMENT2))
+        check_coarseness(r);
 }
 
 static void check_columns(Reader *r)
@@ -119,10 +171,10 @@ static void check_columns(Reader *r)
         { "format.stream", c->stream }, { "format.master", c->master }, { "format.grads", c->grads }, { "format.frozen", c->frozen }
     };
     for (int i = 0; i < 4; i++)
-        if (format_is_fp8(wide[i].format))
+        if (format_has_scales(wide[i].format))
             die("%s: %s cannot be %s; take bf16 or f32", config_where(r, wide[i].name), wide[i].name,
                 format_name(wide[i].format));
-    const char *model = "quantize_model.group_size", *optimizer = "quantize_optimizer.qgroup_size";
+    const char *model = "quantize_model.group_size";
     check_groups(r, "format.saved", model, c->saved, m->d_model);
     check_groups(r, "format.qkv", model, c->qkv, q + 2 * kv);
     check_groups(r, "format.att", model, c->att, q);
@@ -133,8 +185,6 @@ static void check_columns(Reader *r)
     if (format_is_fp8(c->operand) != format_is_fp8(c->gradient))
         die("%s: format.operand is %s and format.gradient %s; no GPU multiplies FP8 by anything else: make both FP8 or neither",
             config_where(r, given), format_name(c->operand), format_name(c->gradient));
-    check_groups(r, "format.moment1", optimizer, c->moment1, PARAM_ALIGN);
-    check_groups(r, "format.moment2", optimizer, c->moment2, PARAM_ALIGN);
     check_moments(r);
 }
 

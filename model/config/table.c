@@ -195,7 +195,8 @@ const ConfigKey config_keys[] = {
     OTHER ("stop_at", DURATION, "null", C(stop_at), "stop here already, the schedule unchanged"),
     NUMBER("timeout_seconds", INT, "45", 1, 1000000, C(timeout_seconds),
            "all ranks end if one makes no progress for so long; ten times that for opening data, loading and saving"),
-    ONLY  ("optimizer.name", "adamw", "the optimizer is AdamW"),
+    OTHER ("optimizer.name", STRING, "adamw", C(optimizer.name), "adamw; adamw8bit: with m and v of 8 bits whatever the recipe, "
+           "as bitsandbytes has them"),
     NUMBER("optimizer.learning_rate", DOUBLE, "1e-4", 0, 1e3, C(optimizer.lr), "highest learning rate"),
     OTHER ("optimizer.betas", BETAS, "[0.9, 0.95]", C(optimizer.beta1), "decay of m and v"),
     NUMBER("optimizer.eps", DOUBLE, "1e-5", 1e-15, 1, C(optimizer.eps), "added to sqrt(v)"),

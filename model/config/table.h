@@ -125,7 +125,8 @@ void        config_apply(Reader *r, YamlNode *n, const char *name, void *base); 
 /* The steps that follow the reading of the values; each derives what was left open and dies on what cannot work. */
 void config_choose_save_folder(Config *c);           /* runs/<run_name>, if none is given */
 void config_check_model (Reader *r, bool from_hf);
-void config_check_recipe(Reader *r);
+void config_check_optimizer(Reader *r);
+void config_check_recipe(Reader *r);             /* with an optimizer that was checked */
 void config_check_trainable(Reader *r);
 void config_check_data  (Reader *r);
 void config_check_run   (Reader *r);
