@@ -86,6 +86,7 @@ typedef struct {
     float clip;            /* q, k, v are clamped to [-clip, clip] first; 0: not        */
     Norm  norm;            /* of q and k over their full widths H*D and K*D, where weights are given */
     const float *rope;     /* (T, D/2, 2) cosine and sine                               */
+    int   window;          /* keys that a query sees, itself included; 0: all before it */
 } Attention;
 
 /* Documents packed in the batch: document i is tokens start[i] .. start[i+1]-1 of N; none crosses a sequence. */
@@ -105,7 +106,8 @@ void rope_forward (Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm,
 void rope_backward(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x, const float *stats,
                    Tensor qnorm, Tensor knorm, Attention a);
 
-/* Causal softmax attention inside each document; head h reads key/value head h / (H/K). y (N, H*D), qkv (N, (H+2K)D);
+/* Causal softmax attention inside each document: token t sees its tokens u <= t, with a window those of t - window < u <= t.
+ * A window of T or more is none, to the bit. Head h reads key/value head h / (H/K). y (N, H*D), qkv (N, (H+2K)D);
  * lse (B,H,T) or, with documents, any layout of N*H floats that attention_backward of the same back end reads back. */
 void attention_forward (Tensor y, float *lse, Tensor qkv, Attention a, Documents docs);
 void attention_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a, Documents docs);

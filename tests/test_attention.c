@@ -2,7 +2,9 @@
  * Notation and assumptions as in test_kernels.c. */
 #include "tests/golden.h"
 
-typedef struct { const char *name; int B, T, H, K, D; bool documents, odd; } Shape;
+#include <limits.h>
+
+typedef struct { const char *name; int B, T, H, K, D; bool documents, odd; int window; } Shape;
 static const Shape shapes[] = {
     { "one",   1, 1,   1, 1, 2,   false, true },
     { "odd",   2, 7,   3, 1, 6,   false, true },
@@ -12,7 +14,19 @@ static const Shape shapes[] = {
     { "d128",  1, 136, 2, 1, 128, false, false },
     { "d128-docs", 1, 136, 2, 2, 128, true, false },
 };
-enum { SHAPES = sizeof shapes / sizeof shapes[0] };
+/* Attention with a window, which ends inside and on the edge of what a back end does at once: 32 keys, 128 rows. */
+static const Shape windows[] = {
+    { "one-window",  1, 1,   1, 1, 2,   false, true,  1 },
+    { "odd-window",  2, 7,   3, 1, 6,   false, true,  3 },
+    { "docs-window", 2, 7,   4, 2, 6,   true,  true,  2 },
+    { "window1",     2, 48,  4, 2, 64,  false, false, 1 },
+    { "window33",    1, 300, 4, 2, 64,  false, false, 33 },
+    { "window128",   1, 270, 2, 1, 64,  false, false, 128 },
+    { "window200",   1, 300, 2, 2, 128, false, false, 200 },
+    { "docs-window5", 2, 48, 4, 2, 64,  true,  false, 5 },
+    { "docs-window100", 1, 700, 2, 1, 64, true, false, 100 },
+};
+enum { SHAPES = sizeof shapes / sizeof shapes[0], WINDOWS = sizeof windows / sizeof windows[0] };
 
 static char label[128];
 static const char *name(const char *op, const FormatRow *f, const Shape *s)
@@ -28,12 +42,12 @@ static void check(const char *op, const FormatRow *f, const Shape *s, Tensor t, 
     golden_check(label, t, bound);
 }
 
-static void for_all(void (*test)(const FormatRow *, const Shape *))
+static void for_all(const Shape *of, int count, void (*test)(const FormatRow *, const Shape *))
 {
     for (int f = 0; f < FORMAT_ROWS; f++)
-        for (int s = 0; s < SHAPES; s++)
-            if (on_cpu() || !shapes[s].odd) {
-                test(&format_rows[f], &shapes[s]);
+        for (int s = 0; s < count; s++)
+            if (on_cpu() || !of[s].odd) {
+                test(&format_rows[f], &of[s]);
                 release();
             }
 }
@@ -68,7 +82,7 @@ static float *rope_table(int T, int D)
 static Attention attention_of(const Shape *s)
 {
     return (Attention){ .B = s->B, .T = s->T, .H = s->H, .K = s->K, .D = s->D, .scale = 1 / sqrtf((float)s->D),
-                        .norm = { RMS_NORM, 1e-5f }, .rope = rope_table(s->T, s->D) };
+                        .norm = { RMS_NORM, 1e-5f }, .rope = rope_table(s->T, s->D), .window = s->window };
 }
 
 static double clamp(double x, double limit)
@@ -233,7 +247,7 @@ static void rope_all(const FormatRow *f, const Shape *s)
 static void test_rope(void **state)
 {
     (void)state;
-    for_all(rope_all);
+    for_all(shapes, SHAPES, rope_all);
 }
 
 /* ---- attention --------------------------------------------------------------------------------------------- */
@@ -268,6 +282,13 @@ static int document_begin(const Shape *s, int n)
     return first;
 }
 
+/* The first token that token n sees. */
+static int first_seen(const Shape *s, int n)
+{
+    const int first = document_begin(s, n), nearest = n - s->window + 1;
+    return s->window && nearest > first ? nearest : first;
+}
+
 /* A query row of a head: scores' errors, probabilities, output, and what an implementation may err.
  * score:  a dot product of D terms: 2 (D+2) u sum|q||k| scale, and exp's argument is rounded:
  *         es = max of that + u (|s|+|max|)
@@ -278,7 +299,7 @@ typedef struct { int first, keys; double *p, ep, lse, lse_error; } Row;
 static Row softmax_row(const double *qkv, const Shape *s, int n, int h, double scale)
 {
     const int kv = h / (s->H / s->K), S = (s->H + 2 * s->K) * s->D, D = s->D;
-    Row r = { .first = document_begin(s, n) };
+    Row r = { .first = first_seen(s, n) };
     r.keys = n + 1 - r.first;
     r.p = doubles((size_t)r.keys);
     const double *q = qkv + n * S + h * D;
@@ -380,7 +401,13 @@ static void attention_case(const FormatRow *f, const Shape *s)
 static void test_attention(void **state)
 {
     (void)state;
-    for_all(attention_case);
+    for_all(shapes, SHAPES, attention_case);
+}
+
+static void test_windows(void **state)
+{
+    (void)state;
+    for_all(windows, WINDOWS, attention_case);
 }
 
 /* Documents that are whole sequences are the same as none. */
@@ -402,6 +429,33 @@ static void test_whole_documents(void **state)
     release();
 }
 
+/* A window that reaches every key is the same as none: in every bit, and with documents as soon as it covers each. */
+static void wide_window(const FormatRow *f, const Shape *s)
+{
+    Attention a = attention_of(s);
+    const Documents docs = documents_of(s);
+    const int N = s->B * s->T, S = (s->H + 2 * s->K) * s->D, O = s->H * s->D;
+    const int longest = s->documents ? docs.longest : s->T, wide[] = { longest, longest + 1, INT_MAX };
+    Tensor qkv = make_filled(f->act, N, S, 1, -2, 2), dy = make_filled(f->act, N, O, 2, -1, 1);
+    Tensor out[] = { make(f->act, N, O), make_f32(N, s->H), make(f->act, N, S) };
+    void *none[3];
+    for (int i = -1; i < 3; i++) {
+        a.window = i < 0 ? 0 : wide[i];
+        attention_forward(out[0], out[1].data, qkv, a, docs);
+        attention_backward(out[2], dy, qkv, out[0], out[1].data, a, docs);
+        if (i < 0)
+            snapshot_all(none, out, 3);
+        else
+            check_twice(name("wide window", f, s), out, none, 3);
+    }
+}
+
+static void test_wide_windows(void **state)
+{
+    (void)state;
+    for_all(shapes, SHAPES, wide_window);
+}
+
 static void test_errors(void **state)
 {
     (void)state;
@@ -419,14 +473,17 @@ static void test_errors(void **state)
          attention_backward(qkv, qkv, qkv, y, lse.data, a, (Documents){ 0 }));
     a.K = 3;
     DIES("3 key/value heads", attention_forward(y, lse.data, qkv, a, (Documents){ 0 }));
+    a.K = 2, a.window = -1;
+    DIES("a window of -1 keys", attention_forward(y, lse.data, qkv, a, (Documents){ 0 }));
+    DIES("a window of -1 keys", attention_backward(qkv, y, qkv, y, lse.data, a, (Documents){ 0 }));
     release();
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rope), cmocka_unit_test(test_attention), cmocka_unit_test(test_whole_documents),
-        cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_rope), cmocka_unit_test(test_attention), cmocka_unit_test(test_windows),
+        cmocka_unit_test(test_wide_windows), cmocka_unit_test(test_whole_documents), cmocka_unit_test(test_errors),
     };
     return cmocka_run_group_tests(tests, start_device, NULL);
 }

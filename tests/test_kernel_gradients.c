@@ -310,10 +310,11 @@ static void run_attention(void)
 }
 
 /* k: scores sum D products below 1, scaled: 2 sqrt(D) (D + 2), twice in exp; T + 2 terms in the mean of v. */
-static void attention_case(const int *start, int B, int T, int H, int K, int D)
+static void attention_case(const int *start, int B, int T, int H, int K, int D, int window)
 {
     const int N = B * T, S = (H + 2 * K) * D, O = H * D;
     now.attention = attention_of(B, T, H, K, D);
+    now.attention.window = window;
     now.documents = (Documents){ 0 };
     if (start) {
         while (start[now.documents.count] < N)
@@ -334,13 +335,16 @@ static void test_attention(void **state)
 {
     (void)state;
     static const int documents[] = { 0, 3, 4, 8, 10, 16 }, singles[] = { 0, 1, 2, 3, 4, 5, 6 };
-    attention_case(NULL, 2, 8, 4, 2, 8);
-    attention_case(documents, 2, 8, 4, 2, 8);
+    attention_case(NULL, 2, 8, 4, 2, 8, 0);
+    attention_case(NULL, 2, 8, 4, 2, 8, 3);
+    attention_case(documents, 2, 8, 4, 2, 8, 0);
+    attention_case(documents, 2, 8, 4, 2, 8, 2);
     if (on_cpu()) {
-        attention_case(NULL, 1, 1, 1, 1, 2);
-        attention_case(NULL, 2, 5, 3, 1, 6);
-        attention_case(NULL, 1, 5, 2, 2, 3);
-        attention_case(singles, 2, 3, 2, 1, 4);
+        attention_case(NULL, 1, 1, 1, 1, 2, 0);
+        attention_case(NULL, 2, 5, 3, 1, 6, 0);
+        attention_case(NULL, 2, 5, 3, 1, 6, 1);
+        attention_case(NULL, 1, 5, 2, 2, 3, 0);
+        attention_case(singles, 2, 3, 2, 1, 4, 0);
     }
 }
 
