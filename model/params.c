@@ -46,8 +46,9 @@ static void block_shape(UnitShape *u, const ModelConfig *c, int l)
         add(u, SLOT(norm0), "norm0", 1, C, 0);
     add(u, SLOT(qkv), "qkv", HD + 2 * KD, C, s.in);
     if (c->qk_norm) {
-        add(u, SLOT(qnorm), "qnorm", 1, HD, 0);
-        add(u, SLOT(knorm), "knorm", 1, KD, 0);
+        bool head = c->qk_norm == QK_NORM_HEAD;
+        add(u, SLOT(qnorm), "qnorm", 1, head ? c->head_dim : HD, 0);
+        add(u, SLOT(knorm), "knorm", 1, head ? c->head_dim : KD, 0);
     }
     add(u, SLOT(out), "out", C, HD, s.att_out);
     if (c->norm_affine)

@@ -7,12 +7,12 @@
 
 static const char *const names[NUM_ARCHITECTURES] = { "llama", "llama-gqa", "llama-head", "olmo", "olmo2" };
 
-const char *architecture_name(Architecture a)
+const char *architecture_name(SmallModel a)
 {
     return names[a];
 }
 
-ModelConfig architecture(Architecture a)
+ModelConfig architecture(SmallModel a)
 {
     ModelConfig m = {
         .d_model = 64, .n_layers = 2, .n_heads = 4, .n_kv_heads = 4, .head_dim = 16, .mlp_width = 96,
@@ -24,7 +24,7 @@ ModelConfig architecture(Architecture a)
     case LLAMA_GQA:
         m.n_kv_heads = 2;
         m.weight_tying = true;
-        m.rope_scaling.factor = 8, m.rope_scaling.low_freq_factor = 1, m.rope_scaling.high_freq_factor = 4;
+        m.rope_scaling.type = ROPE_LLAMA3, m.rope_scaling.factor = 8, m.rope_scaling.low_freq_factor = 1, m.rope_scaling.high_freq_factor = 4;
         m.rope_scaling.original_length = 8;
         break;
     case LLAMA_HEAD:
@@ -41,7 +41,8 @@ ModelConfig architecture(Architecture a)
     case OLMO2:
         m.n_kv_heads = 2;
         m.norm.eps = 1e-6f;
-        m.norm_after = m.qk_norm = true;
+        m.norm_after = true;
+        m.qk_norm = QK_NORM_WIDTH;
         m.rope_theta = 500000;
         m.init_fn = INIT_FULL_MEGATRON;
         break;
