@@ -3,9 +3,9 @@
  * fast: no tensor cores; scores are computed again in backward, never stored. Always the same order of summation.
  *
  * Threads: a block owns 32 rows of one head (queries in forward and for dq, keys for dk and dv), four per warp, and
- * walks over the rows of the other side in tiles of 32 in shared memory. For scores a lane is a row of the tile; for
- * sums over the tile a lane holds elements lane, lane + 32, ... of the head. Rows in shared memory are D + 1 floats
- * apart, so that lanes that read one column meet 32 banks.
+ * walks over the rows of the other side in tiles of 32 in shared memory, as far as its documents and windows reach. For
+ * scores a lane is a row of the tile; for sums over the tile a lane holds elements lane, lane + 32, ... of the head.
+ * Rows in shared memory are D + 1 floats apart, so that lanes that read one column meet 32 banks.
  *
  * DIFFERS from kernels/cpu/attention.c in rounding only: softmax over tiles with a running maximum [Milakov &
  * Gimelshein 2018], sums in another order. */
