@@ -158,6 +158,25 @@ static void bench_rope(const Model *m)
     release();
 }
 
+/* With the four query heads per key/value head of Qwen3-8B, whose other sizes are those of the models above. */
+static void bench_rope_by_head(const Model *m)
+{
+    Model qwen = *m;
+    qwen.K = m->H / 4;
+    const int N = m->B * m->T, H = m->H, K = qwen.K, D = m->D, S = (H + 2 * K) * D;
+    const double n = (double)N * S, turned = (double)N * (H + K) * D;
+    const Attention a = attention_of(&qwen);
+    Tensor x = make_normal(BF16_, N, S, 1), y = make_normal(BF16_, N, S, 1), dx = make(BF16_, N, S);
+    Tensor qw = make_normal(BF16_, 1, D, 1), kw = make_normal(BF16_, 1, D, 1), stats = make(F32_, N, H + K);
+    Tensor dqw = make(F32_, 1, D), dkw = make(F32_, 1, D);
+    TIME_BYTES("rope_forward, QK-norm by head", 4 * n, rope_forward(y, stats.data, x, qw, kw, a));
+    TIME_BYTES("rope_forward, QK-norm by head, in place", 4 * turned, rope_forward(y, stats.data, y, qw, kw, a));
+    TIME_BYTES("rope_backward, QK-norm by head, in place", 6 * turned,
+               rope_backward(y, dqw, dkw, y, x, stats.data, qw, kw, a));
+    TIME_BYTES("rope_backward, QK-norm by head", 2 * turned + 4 * n, rope_backward(dx, dqw, dkw, y, x, stats.data, qw, kw, a));
+    release();
+}
+
 static void bench_swiglu(const Model *m)
 {
     const int N = m->B * m->T;
@@ -399,6 +418,7 @@ int main(int argc, char **argv)
     bench_formats(m);
     bench_norm(m);
     bench_rope(m);
+    bench_rope_by_head(m);
     bench_swiglu(m);
     bench_coat(m);
     bench_adamw_fp8(m);

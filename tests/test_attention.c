@@ -1,4 +1,4 @@
-/* RoPE with clamp and QK-norm, and causal attention, against a double reference, within bounds derived next to each.
+/* Causal attention against a double reference, within bounds derived next to each.
  * Notation and assumptions as in test_kernels.c. */
 #include "tests/golden.h"
 
@@ -57,16 +57,6 @@ static double *doubles(size_t n)
     return keep(n * sizeof(double));
 }
 
-/* ---- RoPE -------------------------------------------------------------------------------------------------- */
-
-typedef struct { float clip; bool norm; const char *forward, *backward, *dqnorm, *dknorm; } RopeCase;
-static const RopeCase rope_cases[] = {
-    { 0, false, "rope_forward", "rope_backward", NULL, NULL },
-    { 0.75f, false, "rope_forward-clip", "rope_backward-clip", NULL, NULL },
-    { 0.75f, true, "rope_forward-clip-norm", "rope_backward-clip-norm", "dqnorm-clip", "dknorm-clip" },
-    { 0, true, "rope_forward-norm", "rope_backward-norm", "dqnorm", "dknorm" },
-};
-
 static float *rope_table(int T, int D)
 {
     float *host = keep(sizeof *host * (size_t)(T * D)), *table = guarded(sizeof *host * (size_t)(T * D));
@@ -83,171 +73,6 @@ static Attention attention_of(const Shape *s)
 {
     return (Attention){ .B = s->B, .T = s->T, .H = s->H, .K = s->K, .D = s->D, .scale = 1 / sqrtf((float)s->D),
                         .norm = { RMS_NORM, 1e-5f }, .rope = rope_table(s->T, s->D), .window = s->window };
-}
-
-static double clamp(double x, double limit)
-{
-    return limit > 0 ? fmin(fmax(x, -limit), limit) : x;
-}
-
-/* One rotation of a pair by +-angle: two products and a sum, 3 u of the sizes, plus the errors of the inputs. */
-static void rotate(double *x, double *e, int heads, int D, const float *table, double sign)
-{
-    for (int h = 0; h < heads; h++)
-        for (int i = 0; i < D / 2; i++) {
-            int p = h * D + i, q = p + D / 2;
-            double c = table[2 * i], s = sign * table[2 * i + 1], a = x[p], b = x[q], ea = e[p], eb = e[q];
-            x[p] = a * c - b * s, x[q] = a * s + b * c;
-            e[p] = fabs(c) * ea + fabs(s) * eb + 3 * U24 * (fabs(a * c) + fabs(b * s));
-            e[q] = fabs(s) * ea + fabs(c) * eb + 3 * U24 * (fabs(a * s) + fabs(b * c));
-        }
-}
-
-/* x (width) = x r w; r, from a sum of `width` squares, errs relatively by (width/2 + 6) u. */
-static double norm_row(double *x, double *e, int width, const double *w, double eps)
-{
-    double square = 0;
-    for (int i = 0; i < width; i++)
-        square += x[i] * x[i] / width;
-    double r = 1 / sqrt(square + eps);
-    for (int i = 0; i < width; i++) {
-        x[i] *= r * w[i];
-        e[i] = (width / 2.0 + 10) * U24 * fabs(x[i]);
-    }
-    return r;
-}
-
-/* d = r (d w - h mean(d w h)), h = u r: a mean of `width` terms errs by (width + 8) u of its absolute mean, more by
- * the errors e of the d it is made of. dw += d h. */
-static void norm_row_backward(double *d, double *e, double *dw, double *bw, const double *x, int width, double clip,
-                              double r, const double *w)
-{
-    double mean = 0, size = 0, carried = 0;
-    for (int i = 0; i < width; i++) {
-        double h = clamp(x[i], clip) * r;
-        mean += d[i] * w[i] * h / width;
-        size += fabs(d[i] * w[i] * h) / width;
-        carried += e[i] * fabs(w[i] * h) / width;
-        dw[i] += d[i] * h;
-        bw[i] += e[i] * fabs(h) + 4 * U24 * fabs(d[i] * h);
-    }
-    for (int i = 0; i < width; i++) {
-        double h = clamp(x[i], clip) * r, g = d[i] * w[i];
-        e[i] = r * (e[i] * fabs(w[i]) + 6 * U24 * (fabs(g) + fabs(h * mean))
-                    + fabs(h) * ((width + 8) * U24 * size + carried));
-        d[i] = r * (g - h * mean);
-    }
-}
-
-/* A case of RoPE: tensors, their values, and the stats that backward is given. */
-typedef struct {
-    const FormatRow *f;
-    const Shape *s;
-    const RopeCase *k;
-    Attention a;
-    int N, Q, KW, S;            /* tokens; widths of q, of k and of a row */
-    Tensor x, qw, kw, stats;
-    double *X, *QW, *KN;
-    float *table;
-} Rope;
-
-static Rope rope_setup(const FormatRow *f, const Shape *s, const RopeCase *k)
-{
-    Rope r = { .f = f, .s = s, .k = k, .a = attention_of(s), .N = s->B * s->T, .Q = s->H * s->D, .KW = s->K * s->D };
-    const size_t table_bytes = sizeof *r.table * (size_t)(s->T * s->D);
-    r.a.clip = k->clip;
-    r.S = r.Q + 2 * r.KW;
-    r.table = keep(table_bytes);
-    device_get(r.table, r.a.rope, table_bytes);
-    r.x = make_filled(f->act, r.N, r.S, 1, -1, 1);
-    r.stats = make_f32(r.N, 2);
-    r.qw = k->norm ? make_filled(f->weight, 1, r.Q, 2, 0.5f, 1.5f) : NONE;
-    r.kw = k->norm ? make_filled(f->weight, 1, r.KW, 3, 0.5f, 1.5f) : NONE;
-    r.X = values(r.x), r.QW = values(r.qw), r.KN = values(r.kw);
-    return r;
-}
-
-static void rope_forward_case(Rope *r)
-{
-    const int S = r->S;
-    const size_t n = (size_t)r->N * (size_t)S;
-    double *ref = doubles(n), *e = doubles(n);
-    float *rstd = keep(sizeof *rstd * 2 * (size_t)r->N), *stats = r->k->norm ? r->stats.data : NULL;
-    Tensor y = make(r->f->act, r->N, S);
-    TWICE(rope_forward(y, stats, r->x, r->qw, r->kw, r->a), y, r->stats);
-    for (int t = 0; t < r->N; t++) {
-        double *row = ref + t * S, *er = e + t * S;
-        for (int i = 0; i < S; i++)
-            row[i] = clamp(r->X[t * S + i], r->k->clip);
-        if (r->k->norm) {
-            rstd[2 * t] = (float)norm_row(row, er, r->Q, r->QW, r->a.norm.eps);
-            rstd[2 * t + 1] = (float)norm_row(row + r->Q, er + r->Q, r->KW, r->KN, r->a.norm.eps);
-        }
-        rotate(row, er, r->s->H + r->s->K, r->s->D, r->table + (t % r->s->T) * r->s->D, 1);
-    }
-    check(r->k->forward, r->f, r->s, y, ref, e);
-    if (!r->k->norm) {
-        Tensor in_place = make_filled(r->f->act, r->N, S, 1, -1, 1);
-        TWICE(rope_forward(in_place, NULL, in_place, NONE, NONE, r->a), in_place);
-        check_same_bytes("rope in place", tensor_snapshot(in_place), tensor_snapshot(y), tensor_bytes(y));
-    }
-    put(r->stats, rstd);        /* backward reads the same bits on both back ends */
-}
-
-/* dqnorm, dknorm: sums of N terms below 4 in size (|h| < 2.5, |d| < 1.5) and the old value. */
-static double *sum_bound(const Rope *r, int width)
-{
-    double *b = doubles((size_t)width);
-    for (int i = 0; i < width; i++)
-        b[i] = (r->N + 2) * U24 * (4.0 * r->N + 1);
-    return b;
-}
-
-static void rope_backward_case(Rope *r)
-{
-    const int S = r->S, Q = r->Q, KW = r->KW;
-    const bool norm = r->k->norm;
-    Tensor dy = make_filled(r->f->act, r->N, S, 6, -1, 1), dx = make(r->f->act, r->N, S);
-    Tensor dqw = norm ? make_filled(r->f->grad, 1, Q, 4, -1, 1) : NONE;
-    Tensor dkw = norm ? make_filled(r->f->grad, 1, KW, 5, -1, 1) : NONE;
-    double *ref = values(dy), *e = doubles((size_t)r->N * (size_t)S), *dq = values(dqw), *dk = values(dkw);
-    double *bq = sum_bound(r, Q), *bk = sum_bound(r, KW), *rstd = values(r->stats);
-    const float *stats = norm ? r->stats.data : NULL;
-    TWICE(rope_backward(dx, dqw, dkw, dy, r->x, stats, r->qw, r->kw, r->a), dx, dqw, dkw);
-    for (int t = 0; t < r->N; t++) {
-        double *row = ref + t * S, *er = e + t * S, *from = r->X + t * S;
-        rotate(row, er, r->s->H + r->s->K, r->s->D, r->table + (t % r->s->T) * r->s->D, -1);
-        if (norm) {
-            norm_row_backward(row, er, dq, bq, from, Q, r->k->clip, rstd[2 * t], r->QW);
-            norm_row_backward(row + Q, er + Q, dk, bk, from + Q, KW, r->k->clip, rstd[2 * t + 1], r->KN);
-        }
-        for (int i = 0; i < S; i++)
-            if (r->k->clip > 0 && fabs(from[i]) > r->k->clip)
-                row[i] = er[i] = 0;
-    }
-    check(r->k->backward, r->f, r->s, dx, ref, e);
-    if (norm) {
-        check(r->k->dqnorm, r->f, r->s, dqw, dq, bq);
-        check(r->k->dknorm, r->f, r->s, dkw, dk, bk);
-    }
-    TWICE(rope_backward(dy, NONE, NONE, dy, r->x, stats, r->qw, r->kw, r->a), dy);
-    check_same_bytes("rope_backward in place", tensor_snapshot(dy), tensor_snapshot(dx), tensor_bytes(dx));
-}
-
-static void rope_all(const FormatRow *f, const Shape *s)
-{
-    for (size_t i = 0; i < sizeof rope_cases / sizeof rope_cases[0]; i++) {
-        Rope r = rope_setup(f, s, &rope_cases[i]);
-        rope_forward_case(&r);
-        rope_backward_case(&r);
-        release();
-    }
-}
-
-static void test_rope(void **state)
-{
-    (void)state;
-    for_all(shapes, SHAPES, rope_all);
 }
 
 /* ---- attention --------------------------------------------------------------------------------------------- */
@@ -462,11 +287,7 @@ static void test_errors(void **state)
     const Shape s = { "errors", 2, 8, 4, 2, 64, false, false };
     Attention a = attention_of(&s);
     const Format f = { F32, 0 };
-    Tensor qkv = make(f, 16, 512), y = make(f, 16, 256), w = make(f, 1, 256), lse = make_f32(16, 4);
-    DIES("rope_forward: qkv is (16, 256); expected (16, 512)", rope_forward(qkv, NULL, y, NONE, NONE, a));
-    DIES("rope_forward: y is (16, 256)", rope_forward(y, NULL, qkv, NONE, NONE, a));
-    DIES("knorm is (1, 256); expected (1, 128)", rope_forward(qkv, lse.data, qkv, w, w, a));
-    DIES("both have a norm", rope_forward(qkv, lse.data, qkv, w, NONE, a));
+    Tensor qkv = make(f, 16, 512), y = make(f, 16, 256), lse = make_f32(16, 4);
     DIES("attention_forward: y is (16, 512); expected (16, 256)",
          attention_forward(qkv, lse.data, qkv, a, (Documents){ 0 }));
     DIES("attention_backward: dy is (16, 512)",
@@ -482,7 +303,7 @@ static void test_errors(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rope), cmocka_unit_test(test_attention), cmocka_unit_test(test_windows),
+        cmocka_unit_test(test_attention), cmocka_unit_test(test_windows),
         cmocka_unit_test(test_wide_windows), cmocka_unit_test(test_whole_documents), cmocka_unit_test(test_errors),
     };
     return cmocka_run_group_tests(tests, start_device, NULL);
