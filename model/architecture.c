@@ -47,8 +47,9 @@ enum { ANY_ROPE = 1 << ROPE_DEFAULT | 1 << ROPE_LLAMA3 | 1 << ROPE_YARN };
 /* In the order in which they are looked at: where two compute the same, as Mistral without a window and Llama do, the first counts
  * unless the configuration names the other. */
 static const Architecture built_in[] = {
-    { "LlamaForCausalLM", "llama", "Llama", .norm = RMS_NORM, .norm_affine = true, .tying = true, .rope_types = ANY_ROPE,
-      .blocks = "model.layers", .tensors = norms_before,
+    /* transformers 5 checks the heads of this class only */
+    { "LlamaForCausalLM", "llama", "Llama", .norm = RMS_NORM, .norm_affine = true, .tying = true, .heads_divide = true,
+      .rope_types = ANY_ROPE, .blocks = "model.layers", .tensors = norms_before,
       .keys = { { "head_dim", 0 }, { "mlp_bias", 0 }, { "rms_norm_eps", 1e-6 } } },
 
     /* transformers' OlmoLayerNorm has this eps built in */
@@ -178,6 +179,7 @@ char *architecture_differences(const Architecture *a, const ModelConfig *c)
     need(f, c->qk_norm == a->qk_norm, "attention_layer_norm: %s", qk_norms[a->qk_norm]);
     need(f, a->clip || c->clip_qkv == 0, "clip_qkv: null");
     need(f, a->tying || !c->weight_tying, "weight_tying: false");
+    need(f, !a->heads_divide || c->d_model % c->n_heads == 0, "n_heads: a divisor of d_model %d", c->d_model);
     if (a->windows == NO_WINDOW)
         need(f, windows_fit(a, c), "sliding_window: null");
     else

@@ -29,6 +29,7 @@ typedef struct Architecture {
     QkNorm   qk_norm;
     bool     clip;                      /* q, k and v may be clamped */
     bool     tying;                     /* the head may be the embedding */
+    bool     heads_divide;              /* n_heads must divide d_model, whatever head_dim is */
     Windows  windows;
     unsigned rope_types;                /* bit 1 << RopeType for each that it knows */
     bool     full_attn_scaled_only;     /* blocks with a sliding window keep their rotary frequencies */

@@ -3,8 +3,9 @@
 #include "model/model.h"
 
 /* LLAMA: plain. LLAMA_GQA: also tied, llama3 rope. LLAMA_HEAD: head_dim != C/H. OLMO: weightless LayerNorm, clip, tied.
- * OLMO2: norms on the branch outputs, QK-norm, GQA. */
-typedef enum { LLAMA, LLAMA_GQA, LLAMA_HEAD, OLMO, OLMO2, NUM_ARCHITECTURES } SmallModel;
+ * OLMO2: norms on the branch outputs, QK-norm, GQA. MISTRAL: a window in all blocks. QWEN3: QK-norm per head, head_dim != C/H,
+ * tied, a window in the second block. OLMO3: OLMO2 with a window in the first block, YaRN in the second. */
+typedef enum { LLAMA, LLAMA_GQA, LLAMA_HEAD, OLMO, OLMO2, MISTRAL, QWEN3, OLMO3, NUM_ARCHITECTURES } SmallModel;
 ModelConfig architecture     (SmallModel a);
 const char *architecture_name(SmallModel a);
 

@@ -190,11 +190,8 @@ static double read_theta(const Source *s, const json_t *rope)
 }
 
 /* With a description per layer type: that of full attention. The other must be the same unscaled, for a class that knows that. */
-static const json_t *full_attention(const Source *s, const json_t *rope)
+static const json_t *full_attention(const Source *s, const json_t *full, const json_t *sliding)
 {
-    const json_t *full = get(rope, "full_attention"), *sliding = get(rope, "sliding_attention");
-    if (!full && !sliding)
-        return rope;
     if (!s->class->full_attn_scaled_only)
         die("%s: rope_parameters by layer type are not supported in a %s; give one description for all layers", s->path,
             s->class->class);
@@ -204,14 +201,22 @@ static const json_t *full_attention(const Source *s, const json_t *rope)
     return full;
 }
 
+/* NOTE: a description without layer types in a class that has them is that of full attention, as in transformers 4; transformers
+ * 5.0 to 5.12 scaled all layers by it, and later ones overlook it. */
+static const json_t *find_rope(const Source *s)
+{
+    const json_t *new = get(s->json, "rope_parameters"), *old = get(s->json, "rope_scaling"), *either = old ? old : new;
+    const json_t *full = get(new, "full_attention"), *sliding = get(new, "sliding_attention");
+    if (full || sliding)
+        return full_attention(s, full, sliding);
+    if (either && !json_is_object(either))
+        wrong(s, old ? "rope_scaling" : "rope_parameters", "an object", either);
+    return either;
+}
+
 static void read_rope(ModelConfig *m, const Source *s)
 {
-    const json_t *rope = get(s->json, "rope_parameters");
-    if (!rope)
-        rope = get(s->json, "rope_scaling");
-    if (rope && !json_is_object(rope))
-        wrong(s, "rope_scaling", "an object", rope);
-    rope = full_attention(s, rope);
+    const json_t *rope = find_rope(s);
     m->rope_theta = read_theta(s, rope);
     m->rope_scaling.type = rope_type(s, rope);
     m->rope_scaling.full_attn_layers_only = m->rope_scaling.type != ROPE_DEFAULT && s->class->full_attn_scaled_only;
@@ -406,6 +411,10 @@ static json_t *key_json(const ModelConfig *c, const Architecture *a, const Key *
     bool implied = strcmp(k->key, "head_dim") == 0 && c->head_dim * c->n_heads == c->d_model;
     if ((implied || k->kind & LISTED) && !architecture_key(a, k->key))
         return NULL;
+    /* OLMo-3 has a window, if for no layer */
+    if (strcmp(k->key, "sliding_window") == 0 && c->sliding_window == 0 && a->windows == WINDOW_BY_LAYER &&
+        !architecture_key(a, "use_sliding_window"))
+        return json_integer((json_int_t)architecture_key(a, k->key)->otherwise);
     switch (k->kind & KIND_MASK) {
     case VALUE: case TOKEN: case WRITTEN: return value_json(c, k);
     case LITERAL: case ONLY:              return json_loads(k->what, JSON_DECODE_ANY, NULL);
