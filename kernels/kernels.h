@@ -76,7 +76,7 @@ void matmul_accumulation(FastAccumulation fast);
 /* FP8 operands have one scale and are read along the sum: matmul reads data, matmul_dx w.data_t, matmul_dw both data_t. */
 void matmul   (Tensor y,  Tensor x,  Tensor w, Tensor add);             /* y  = x wT [+ add]   (N,O) (N,C) (O,C) (N,O) */
 void matmul_dx(Tensor dx, Tensor dy, Tensor w, bool accumulate);        /* dx = [dx +] dy w    (N,C) (N,O) (O,C)       */
-void matmul_dw(Tensor dw, Tensor dy, Tensor x);                         /* dw += dyT x         (O,C) (N,O) (N,C)       */
+void matmul_dw(Tensor dw, Tensor dy, Tensor x);                         /* dw += dyT x         (O,C) (N,O) (N,C); no dw: nothing */
 
 /* ---- attention -------------------------------------------------------------------------------------------- */
 

@@ -259,8 +259,8 @@ int hf_tensors(HfTensor out[HF_TENSORS], const ModelConfig *c, const UnitShape *
         for (int k = 0; k < 3 && names->part[k].name; k++) {
             CHECK(count < HF_TENSORS, "unit %d has more tensors", unit);
             HfTensor *t = &out[count++];
-            *t = (HfTensor){ .first = first, .rows = rows_of(names->part[k].rows, c, p), .cols = (size_t)p->cols,
-                             .vector = p->is_norm };
+            *t = (HfTensor){ .region = p->region, .first = first, .rows = rows_of(names->part[k].rows, c, p),
+                             .cols = (size_t)p->cols, .vector = p->is_norm };
             t->max_rows = names->part[k].rows == VOCAB_ROWS ? (size_t)p->rows : t->rows;
             if (block)
                 snprintf(t->name, sizeof t->name, "%s.%d.%s", a->blocks, unit - 1, names->part[k].name);

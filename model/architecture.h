@@ -58,10 +58,11 @@ char *architecture_differences(const Architecture *a, const ModelConfig *c);
 /* The key in a->keys, or NULL. */
 const ClassKey *architecture_key(const Architecture *a, const char *key);
 
-/* A tensor of a Hugging Face folder: `rows` x `cols` consecutive elements of a unit's flat buffer from `first`. */
+/* A tensor of a Hugging Face folder: `rows` x `cols` consecutive elements of a unit's region from `first`. */
 typedef struct {
     char   name[80];
-    size_t first, rows, cols;
+    Region region;          /* of the unit, ...                                                                     */
+    size_t first, rows, cols;      /* ... where these elements are counted                                          */
     bool   vector;          /* one-dimensional: (cols), rows = 1                                                    */
     size_t max_rows;        /* > rows for the embedding and the head: such a file holds the padding rows as well    */
 } HfTensor;

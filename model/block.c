@@ -68,11 +68,20 @@ static void branch_out(const Model *m, Tensor out, Tensor y, Tensor w, Tensor re
         matmul(out, y, w, res);
 }
 
-/* The operand again, from the saved norm input, where the recipe keeps no other. */
-static void branch_in_again(const Model *m, Tensor h, Tensor x, float *stats, Tensor w)
+/* A frozen weight has no gradient, and what only its gradient would read is not made. */
+static bool is_trained(Tensor dw)
 {
+    return dw.data != NULL;
+}
+
+/* dw += dy^T h. h is made again, from the saved norm input x, where the recipe keeps no other. */
+static void branch_in_weight(const Model *m, Tensor dw, Tensor dy, Tensor h, Tensor x, const float *stats, Tensor w)
+{
+    if (!is_trained(dw))
+        return;
     if (m->recipe.keep == KEEP_INPUTS && !m->config->norm_after)
         norm_again(transpose_only(h), x, stats, w);
+    matmul_dw(dw, dy, h);
 }
 
 void block_forward(const Model *m, const Unit *w, Acts *a, Acts *next)
@@ -118,28 +127,26 @@ static void branch_in_backward(const Model *m, Tensor dy, Tensor w, Tensor dnorm
 void block_backward(const Model *m, const Unit *w, Unit *dw, const Acts *a)
 {
     const Work *t = &m->work;
-    Tensor act_again = m->recipe.keep == KEEP_INPUTS ? transpose_only(a->act) : NONE;
+    Tensor act_again = m->recipe.keep == KEEP_INPUTS && is_trained(dw->down) ? transpose_only(a->act) : NONE;
     Tensor dy;
 
     dy = branch_out_backward(m, dw->norm1, a->x1, a->stats1, w->norm1);
     matmul_dx         (t->dact, dy, w->down, false);
     swiglu_backward   (t->dgate_up, act_again, t->dact, a->gate_up);
     matmul_dw         (dw->down, dy, a->act);
-    branch_in_again   (m, a->h1, a->x1, a->stats1, w->norm1);
-    matmul_dw         (dw->gate_up, t->dgate_up, a->h1);
+    branch_in_weight  (m, dw->gate_up, t->dgate_up, a->h1, a->x1, a->stats1, w->norm1);
     branch_in_backward(m, t->dgate_up, w->gate_up, dw->norm1, a->x1, a->stats1, w->norm1);
 
     if (a->rot.data != a->qkv.data)
         rope_forward  (a->rot, a->qk_stats, a->qkv, w->qnorm, w->knorm, a->attn);
     quantize          (a->mix, a->att);
-    if (a->att_op.data_t)
+    if (a->att_op.data_t && is_trained(dw->out))
         quantize_codes(transpose_only(a->att_op), a->att);
     dy = branch_out_backward(m, dw->norm0, a->x0, a->stats0, w->norm0);
     matmul_dx         (t->datt, dy, w->out, false);
     matmul_dw         (dw->out, dy, a->att_op);
     attention_backward(t->dqkv, t->datt, a->rot, a->mix, a->lse, a->attn, m->docs);
     rope_backward     (t->dqkv_op, dw->qnorm, dw->knorm, t->dqkv, a->qkv, a->qk_stats, w->qnorm, w->knorm, a->attn);
-    branch_in_again   (m, a->h0, a->x0, a->stats0, w->norm0);
-    matmul_dw         (dw->qkv, t->dqkv_op, a->h0);
+    branch_in_weight  (m, dw->qkv, t->dqkv_op, a->h0, a->x0, a->stats0, w->norm0);
     branch_in_backward(m, t->dqkv_op, w->qkv, dw->norm0, a->x0, a->stats0, w->norm0);
 }

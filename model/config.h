@@ -69,6 +69,8 @@ typedef struct {
     ModelConfig model;
     Recipe      recipe;           /* resolved: the named row with its overrides */
     Strategy    strategy;
+    char      **trainable;        /* patterns of tensors that are trained (trainable.h); none: all are */
+    int         num_trainable;
     char       *run_name;
     uint64_t    seed;
     bool        dry_run;          /* print settings and memory plan, then stop */

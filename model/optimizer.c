@@ -26,7 +26,7 @@ static void step_unit(const UnitShape *shape, const Shard *s, const Config *c, A
     for (int i = 0; i < shape->num_params; i++) {
         const Param *p = &shape->param[i];
         size_t first, n = shard_part(s, p, &first), at = p->offset + first;
-        if (n == 0)
+        if (n == 0 || p->region == FROZEN)
             continue;
         bool decays = p->is_norm ? c->optimizer.decay_norm_and_bias : p->is_embedding ? c->optimizer.decay_embeddings : true;
         a.weight_decay = decays ? weight_decay : 0;
@@ -34,7 +34,7 @@ static void step_unit(const UnitShape *shape, const Shard *s, const Config *c, A
         if (group)      /* a last group that is not full goes on in the padding behind the parameter, which is 0 */
             n = (n + group - 1) / group * group;
         adamw(shard_view(s, s->master, at, n), shard_view(s, s->m, at, n), shard_view(s, s->v, at, n),
-              shard_view(s, s->grad, at, n), a, shape->first + at);
+              shard_view(s, s->grad, at, n), a, shape->first + p->number + first);
     }
 }
 

@@ -42,7 +42,7 @@ static Fsdp make_shards(const ModelConfig *c, Format master, Format m, Format v,
     for (int u = 0; u < f.num_units; u++) {
         Shard *s = &f.shard[u];
         unit_shape(&f.shape[u], c, u, world);
-        size_t blocks = f.shape[u].numel / PARAM_ALIGN;
+        size_t blocks = f.shape[u].numel[TRAINED] / PARAM_ALIGN;
         s->first = blocks * (size_t)part / (size_t)parts * PARAM_ALIGN;
         s->count = blocks * (size_t)(part + 1) / (size_t)parts * PARAM_ALIGN - s->first;
         s->master = flat(master, s->count);

@@ -28,7 +28,7 @@ typedef struct { double loss[STEPS], norm[STEPS]; } Curve;
 
 /* What no sharding gives, per recipe: all weights as computed with, the first step's gradients, losses. */
 static struct {
-    void   *codes[MAX_UNITS][MAX_PARAMS], *codes_t[MAX_UNITS][MAX_PARAMS];
+    void   *codes[MAX_UNITS][NUM_PARAMS], *codes_t[MAX_UNITS][NUM_PARAMS];
     double *grad[MAX_UNITS];
     Curve   curve;
 } reference[NUM_RECIPES];
@@ -232,10 +232,10 @@ static void check_gradients(const Run *r, int recipe, const char *name)
             continue;
         const double *found = values(s->grad), *whole = reference[recipe].grad[u];
         double size = 0;
-        for (size_t i = 0; i < alone.numel; i++)
+        for (size_t i = 0; i < alone.numel[TRAINED]; i++)
             size = fmax(size, fabs(whole[i]));
         for (size_t i = 0; i < s->count; i++) {
-            const double expected = s->first + i < alone.numel ? whole[s->first + i] : 0;
+            const double expected = s->first + i < alone.numel[TRAINED] ? whole[s->first + i] : 0;
             if (!(fabs(found[i] - expected) <= 4 * BATCH * unit_roundoff(s->grad.format) * size))
                 fail_msg("%s, %s: unit %d, element %zu: %g, expected %g (largest %g)", recipe_names[recipe], name, u,
                          s->first + i, found[i], expected, size);

@@ -279,9 +279,12 @@ bool checkpoint_load(const char *folder, const Config *c, Fsdp *f, TrainState *s
     Source model = open_model(folder);
     check_description(folder, &c->model);
     companions_read(folder);
-    for (int u = 0; u < f->num_units; u++)      /* files need not hold padding */
+    for (int u = 0; u < f->num_units; u++) {    /* files need not hold padding */
         if (f->shard[u].count)
             device_zero(f->shard[u].master.data, tensor_bytes(f->shard[u].master));
+        if (f->shard[u].frozen_count)
+            device_zero(f->shard[u].frozen.data, tensor_bytes(f->shard[u].frozen));
+    }
     load(folder, LAYOUT_MODEL, model, c, f);
     bool ours = manifest != NULL;
     if (ours) {
@@ -290,7 +293,7 @@ bool checkpoint_load(const char *folder, const Config *c, Fsdp *f, TrainState *s
             load(folder, LAYOUT_OPTIMIZER, open_optimizer(folder, manifest), c, f);
     }
     json_decref(manifest);
-    fsdp_updated(f);
+    fsdp_loaded(f);
     return ours;
 }
 

@@ -10,6 +10,7 @@
 #include "kernels/comm.h"
 #include "kernels/error.h"
 #include "model/architecture.h"
+#include "model/trainable.h"
 
 /* ---- model ------------------------------------------------------------------------------------------------ */
 
@@ -189,6 +190,22 @@ void config_check_model(Reader *r, bool from_hf)
     check_rope_scaling(r);
     check_windows(r);
     check_architecture(r);
+}
+
+/* Every pattern names a tensor, and something is trained. */
+void config_check_trainable(Reader *r)
+{
+    const Config *c = &r->s->c;
+    for (int i = 0; i < c->num_trainable; i++) {
+        const char *pattern = c->trainable[i], *place = config_where(r, "trainable");
+        if (trainable_count(c, pattern) > 0)
+            continue;
+        if (c->model.weight_tying && strncmp(pattern, "lm_head", strlen("lm_head")) == 0)
+            die("%s: trainable: the head is the embedding here (model.weight_tying): train model.embed_tokens.weight, or untie "
+                "them with --model.weight_tying=false", place);
+        die("%s: trainable: '%s' names no tensor of this model; names are those of a checkpoint, as "
+            "model.layers.0.self_attn.q_proj.weight, and * stands for any characters", place, pattern);
+    }
 }
 
 /* ---- data ------------------------------------------------------------------------------------------------- */

@@ -356,6 +356,7 @@ Config *config_load(int argc, char **argv, int world, char *(*latest)(const char
     config_check_data(&r);
     config_check_run(&r);
     config_read_evaluators(&r);
+    config_check_trainable(&r);
     fclose(r.notes);
     if (r.num_notes)
         warn("%s: without effect here: %s", r.file, r.notes_text);
@@ -368,6 +369,8 @@ Config *config_load(int argc, char **argv, int world, char *(*latest)(const char
 void config_free(Config *c)
 {
     Settings *s = (Settings *)c;
+    if (!c)
+        return;
     for (const ConfigKey *k = config_keys; k->name; k++)
         if (!config_is_evaluator(k->name))
             value_free(s, k);

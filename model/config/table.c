@@ -26,6 +26,7 @@
 #define TINY   1e-30
 
 static_assert(offsetof(Settings, c) == 0, "a Config is freed as the Settings it lies in");
+static_assert(offsetof(Config, num_trainable) == offsetof(Config, trainable) + sizeof(char **), "PATTERNS");
 static_assert(offsetof(Config, data.num_paths) == offsetof(Config, data.paths) + sizeof(char **), "PATHS");
 static_assert(offsetof(Evaluator, num_paths) == offsetof(Evaluator, paths) + sizeof(char **), "PATHS");
 static_assert(offsetof(Settings, num_datasets) == offsetof(Settings, datasets) + sizeof(NamedPaths *), "DATASETS");
@@ -87,6 +88,10 @@ const ConfigKey config_keys[] = {
     ONLY  ("quantize_optimizer.expand_min", "16|null", "the expansion exponent is a multiple of 1/16"),
     WORD  ("activation_checkpointing", CHOICE | SPENT, "null", "whole_layer|true|fine_grained|false",
            X(activation_checkpointing), "whole_layer: format.keep=block; fine_grained: format.keep=inputs"),
+
+    OTHER ("format.frozen", FORMAT | FOLLOWS, "null", C(recipe.frozen), "weights that are not trained: their only copy"),
+    OTHER ("trainable", PATTERNS, "[]", C(trainable), "Hugging Face names of the tensors that are trained, * for any characters "
+           "(model.layers.*.mlp.*); the others stay as they were loaded; []: all are trained"),
 
     /* ---- architecture ---- */
     OTHER ("model.architecture", STRING, "null", X(architecture),

@@ -12,6 +12,7 @@ typedef enum {
     CHOICE,          /* int: which of the |-separated `choices`                                         */
     STRING,          /* char *                                                                          */
     PATHS,           /* char **paths, int count: a list or a single path                                */
+    PATTERNS,        /* the same of patterns, char **patterns, int count                                */
     DATASETS,        /* NamedPaths *sets, int count: name: [paths]                                      */
     BETAS,           /* double[2]                                                                       */
     DURATION,        /* Duration                                                                        */
@@ -129,6 +130,7 @@ void config_check_model (Reader *r, bool from_hf);
 void config_check_rope  (const ModelConfig *m, const char *place);         /* of config.json, too, as the next */
 void config_settle_windows(ModelConfig *m, const char *place);             /* equal windows become equal LayerTypes */
 void config_check_recipe(Reader *r);
+void config_check_trainable(Reader *r);
 void config_check_data  (Reader *r);
 void config_check_run   (Reader *r);
 void config_read_evaluators(Reader *r);

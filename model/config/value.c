@@ -114,6 +114,11 @@ static void range_text(char *out, size_t size, const char *what, const ConfigKey
         snprintf(out, size, "%s >= %g", what, k->min);
 }
 
+static bool is_list(int type)
+{
+    return type == PATHS || type == PATTERNS;
+}
+
 void value_expected(char *out, size_t size, const ConfigKey *k)
 {
     switch (k->type & TYPE_MASK) {
@@ -124,6 +129,7 @@ void value_expected(char *out, size_t size, const ConfigKey *k)
     case FIXED:    snprintf(out, size, "%s", k->choices); break;
     case STRING:   snprintf(out, size, "a text"); break;
     case PATHS:    snprintf(out, size, "a path or a list [a, b] of paths"); break;
+    case PATTERNS: snprintf(out, size, "a pattern or a list [a, b] of patterns"); break;
     case DATASETS: snprintf(out, size, "`name: [paths]` lines"); break;
     case BETAS:    snprintf(out, size, "[beta1, beta2], each from 0 to below 1"); break;
     case DURATION: snprintf(out, size, "steps (100), tokens (2e9T) or epochs (1ep)"); break;
@@ -284,7 +290,7 @@ void value_parse(void *base, const ConfigKey *k, const YamlNode *n)
             wrong(k, n);
         value_free(base, k);
         value_default(base, k);
-    } else if (type == PATHS) {
+    } else if (is_list(type)) {
         value_free(base, k);
         parse_paths((char ***)place, (int *)(place + sizeof(char **)), k, n);
     } else if (type == DATASETS) {
@@ -330,7 +336,7 @@ void value_free(void *base, const ConfigKey *k)
         *(char **)place = NULL;
     } else if (type == LAYER_TYPES) {
         *(LayerTypes *)place = (LayerTypes){ 0 };
-    } else if (type == PATHS) {
+    } else if (is_list(type)) {
         int *count = (int *)(place + sizeof(char **));
         free_paths(*(char ***)place, *count);
         *(char ***)place = NULL;
@@ -435,7 +441,7 @@ void value_print(FILE *f, const void *base, const ConfigKey *k, int indent)
     int type = k->type & TYPE_MASK;
     double x = type == INT ? *(const int *)place : type == LONG ? *(const long *)place
              : type == FLOAT ? *(const float *)place : type == DOUBLE ? *(const double *)place : NAN;
-    if (type != PATHS)
+    if (!is_list(type))
         fputc(' ', f);
     if (x == k->none) {
         fputs("null\n", f);
@@ -450,7 +456,8 @@ void value_print(FILE *f, const void *base, const ConfigKey *k, int indent)
     case BOOL:     fputs(*(const bool *)place ? "true" : "false", f); break;
     case CHOICE:   print_choice(f, k->choices, *(const int *)place); break;
     case STRING:   value_print_text(f, *(char *const *)place); break;
-    case PATHS:    print_paths(f, *(char ***)place, *(const int *)(place + sizeof(char **)), indent); break;
+    case PATHS:
+    case PATTERNS: print_paths(f, *(char ***)place, *(const int *)(place + sizeof(char **)), indent); break;
     case FORMAT:   fputs(format_name(*(const Format *)place), f); break;
     case DURATION: print_duration(f, (const Duration *)place); break;
     case LAYER_TYPES: print_layer_types(f, (const LayerTypes *)place); break;
@@ -461,7 +468,7 @@ void value_print(FILE *f, const void *base, const ConfigKey *k, int indent)
         print_double(f, ((const double *)place)[1], false);
         fputc(']', f);
         break;
-    default:       die("config_value.c: a value of type %d cannot be written", type);
+    default:       die("model/config/value.c: a value of type %d cannot be written", type);
     }
     fputc('\n', f);
 }
