@@ -84,8 +84,9 @@ typedef struct {
     int   B, T, H, K, D;
     float scale;           /* of the scores: 1/sqrt(D)                                  */
     float clip;            /* q, k, v are clamped to [-clip, clip] first; 0: not        */
-    Norm  norm;            /* of q and k over their full widths H*D and K*D, where weights are given */
+    Norm  norm;            /* of q and k where weights are given: see rope_forward      */
     const float *rope;     /* (T, D/2, 2) cosine and sine                               */
+    int   window;          /* keys that a query sees, itself included; 0: all before it */
 } Attention;
 
 /* Documents packed in the batch: document i is tokens start[i] .. start[i+1]-1 of N; none crosses a sequence. */
@@ -97,15 +98,19 @@ typedef struct {
 
 /* From projection to attention input: y = rope(norm(clamp(x))), v only clamped. Rows of x and y are [q (H*D) | k (K*D) |
  * v (K*D)]. rope turns (a, b) = elements (i, i + D/2) of a head at position t by angle(t,i). y may be x.
- * qnorm (1,H*D), knorm (1,K*D): weights, or no tensor: no norm. stats (N,2): rstd of q and of k; NULL without norm. */
+ * The norms' weights: qnorm (1,H*D), knorm (1,K*D) norm q and k over their full widths [OLMo 2], stats (N,2): rstd of q
+ * and of k. Both (1,D): each head by itself, with weights that all heads of q or of k share [Qwen3], stats (N,H+K): rstd of
+ * each head of q, then of k. No tensors: no norm, stats NULL. */
 void rope_forward (Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm, Attention a);
 
-/* dx from dy; may be the same memory; otherwise dy is overwritten. dqnorm, dknorm +=. x: what went into rope_forward; read
- * only if there is a clip or a norm (a clamped element has gradient 0; one equal to the limit counts as not clamped). */
+/* dx from dy; may be the same memory; otherwise dy is overwritten. dqnorm, dknorm += (shapes as qnorm, knorm; no tensor: not
+ * wanted). x: what went into rope_forward; read only if there is a clip or a norm (a clamped element has gradient 0; one
+ * equal to the limit counts as not clamped). */
 void rope_backward(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x, const float *stats,
                    Tensor qnorm, Tensor knorm, Attention a);
 
-/* Causal softmax attention inside each document; head h reads key/value head h / (H/K). y (N, H*D), qkv (N, (H+2K)D);
+/* Causal softmax attention inside each document: token t sees its tokens u <= t, with a window those of t - window < u <= t.
+ * A window of T or more is none, to the bit. Head h reads key/value head h / (H/K). y (N, H*D), qkv (N, (H+2K)D);
  * lse (B,H,T) or, with documents, any layout of N*H floats that attention_backward of the same back end reads back. */
 void attention_forward (Tensor y, float *lse, Tensor qkv, Attention a, Documents docs);
 void attention_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a, Documents docs);

@@ -89,8 +89,8 @@ void block_forward(const Model *m, const Unit *w, Acts *a, Acts *next)
     branch_in        (m, a->h0, a->x0, a->stats0, a->res0, w->norm0);
     matmul           (a->proj, a->h0, w->qkv, NONE);
     quantize         (a->qkv, a->proj);
-    rope_forward     (a->rot, a->qk_stats, m->recipe.forward == FROM_SAVED ? a->qkv : a->proj, w->qnorm, w->knorm, m->attn);
-    attention_forward(a->mix, a->lse, a->rot, m->attn, m->docs);
+    rope_forward     (a->rot, a->qk_stats, m->recipe.forward == FROM_SAVED ? a->qkv : a->proj, w->qnorm, w->knorm, a->attn);
+    attention_forward(a->mix, a->lse, a->rot, a->attn, m->docs);
     quantize         (a->att, a->mix);
     quantize         (rows_only(a->att_op), a->att);
     branch_out       (m, a->res1, a->att_op, w->out, a->res0, a->branch0, a->x0, a->stats0, w->norm0);
@@ -138,15 +138,15 @@ void block_backward(const Model *m, const Unit *w, Unit *dw, const Acts *a)
     branch_in_backward(m, t->dgate_up, w->gate_up, dw->norm1, a->x1, a->stats1, w->norm1);
 
     if (a->rot.data != a->qkv.data)
-        rope_forward  (a->rot, a->qk_stats, a->qkv, w->qnorm, w->knorm, m->attn);
+        rope_forward  (a->rot, a->qk_stats, a->qkv, w->qnorm, w->knorm, a->attn);
     quantize          (a->mix, a->att);
     if (a->att_op.data_t && is_trained(dw->out))
         quantize_codes(transpose_only(a->att_op), a->att);
     dy = branch_out_backward(m, dw->norm0, a->x0, a->stats0, w->norm0);
     matmul_dx         (t->datt, dy, w->out, false);
     matmul_dw         (dw->out, dy, a->att_op);
-    attention_backward(t->dqkv, t->datt, a->rot, a->mix, a->lse, m->attn, m->docs);
-    rope_backward     (t->dqkv_op, dw->qnorm, dw->knorm, t->dqkv, a->qkv, a->qk_stats, w->qnorm, w->knorm, m->attn);
+    attention_backward(t->dqkv, t->datt, a->rot, a->mix, a->lse, a->attn, m->docs);
+    rope_backward     (t->dqkv_op, dw->qnorm, dw->knorm, t->dqkv, a->qkv, a->qk_stats, w->qnorm, w->knorm, a->attn);
     branch_in_weight  (m, dw->qkv, t->dqkv_op, a->h0, a->x0, a->stats0, w->norm0);
     branch_in_backward(m, t->dqkv_op, w->qkv, dw->norm0, a->x0, a->stats0, w->norm0);
 }

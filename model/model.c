@@ -16,8 +16,12 @@ static void fill_rope(Model *m)
 {
     const size_t bytes = sizeof(float) * (size_t)m->attn.T * (size_t)m->attn.D;
     float *table = xmalloc(bytes);
-    rope_table(table, m->config, m->attn.T);
-    device_put(m->rope, table, bytes);
+    for (int scaled = 0; scaled < 2; scaled++) {
+        if (!m->rope[scaled])
+            continue;
+        rope_table(table, m->config, scaled, m->attn.T);
+        device_put(m->rope[scaled], table, bytes);
+    }
     free(table);
 }
 

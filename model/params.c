@@ -10,7 +10,7 @@
 
 typedef enum { EMBEDDING, BLOCK, HEAD } UnitKind;
 typedef enum { ALWAYS, WITH_NORM_WEIGHTS, WITH_QK_NORM, UNTIED } Condition;
-typedef enum { ONE, D_MODEL, Q_WIDTH, K_WIDTH, QKV_WIDTH, MLP, MLP_TWICE, VOCABULARY } Size;
+typedef enum { ONE, D_MODEL, Q_WIDTH, Q_NORM, K_NORM, QKV_WIDTH, MLP, MLP_TWICE, VOCABULARY } Size;
 typedef enum { ONES, STD_EMBEDDING, STD_IN, STD_ATTENTION_OUT, STD_MLP_OUT, STD_HEAD } Init;
 
 /* In the order of a unit's flat buffer. */
@@ -28,8 +28,8 @@ static const Row rows[] = {
     { EMBEDDING, FIELD(embed),   VOCABULARY, D_MODEL, STD_EMBEDDING,     ALWAYS },
     { BLOCK,     FIELD(norm0),   ONE,        D_MODEL, ONES,              WITH_NORM_WEIGHTS },
     { BLOCK,     FIELD(qkv),     QKV_WIDTH,  D_MODEL, STD_IN,            ALWAYS },
-    { BLOCK,     FIELD(qnorm),   ONE,        Q_WIDTH, ONES,              WITH_QK_NORM },
-    { BLOCK,     FIELD(knorm),   ONE,        K_WIDTH, ONES,              WITH_QK_NORM },
+    { BLOCK,     FIELD(qnorm),   ONE,        Q_NORM,  ONES,              WITH_QK_NORM },
+    { BLOCK,     FIELD(knorm),   ONE,        K_NORM,  ONES,              WITH_QK_NORM },
     { BLOCK,     FIELD(out),     D_MODEL,    Q_WIDTH, STD_ATTENTION_OUT, ALWAYS },
     { BLOCK,     FIELD(norm1),   ONE,        D_MODEL, ONES,              WITH_NORM_WEIGHTS },
     { BLOCK,     FIELD(gate_up), MLP_TWICE,  D_MODEL, STD_IN,            ALWAYS },
@@ -52,7 +52,8 @@ static int size_of(Size size, const ModelConfig *c)
     switch (size) {
     case D_MODEL:    return c->d_model;
     case Q_WIDTH:    return q;
-    case K_WIDTH:    return k;
+    case Q_NORM:     return c->qk_norm == QK_NORM_HEAD ? c->head_dim : q;
+    case K_NORM:     return c->qk_norm == QK_NORM_HEAD ? c->head_dim : k;
     case QKV_WIDTH:  return q + 2 * k;
     case MLP:        return c->mlp_width;
     case MLP_TWICE:  return 2 * c->mlp_width;

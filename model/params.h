@@ -14,8 +14,8 @@ typedef union {
         Tensor embed;       /* (V, C)  unit 0                                                  */
         Tensor norm0;       /* (1, C)  blocks: input norm of attention; OLMo-2: norm of its output */
         Tensor qkv;         /* (S, C)                                                          */
-        Tensor qnorm;       /* (1, H*D)                                                        */
-        Tensor knorm;       /* (1, K*D)                                                        */
+        Tensor qnorm;       /* (1, H*D); Qwen3: (1, D), the same for each head                 */
+        Tensor knorm;       /* (1, K*D); Qwen3: (1, D)                                         */
         Tensor out;         /* (C, H*D)                                                        */
         Tensor norm1;       /* (1, C)  input norm of the MLP; OLMo-2: norm of its output       */
         Tensor gate_up;     /* (2F, C) rows of gate, then rows of up                           */

@@ -196,7 +196,7 @@ static void micro_batch(Model *m, Fsdp *f, Pass pass)
 }
 
 /* As train.c goes, with an evaluation in between. */
-static void train(const char *recipe, Architecture a, Strategy strategy)
+static void train(const char *recipe, SmallModel a, Strategy strategy)
 {
     ModelConfig m = architecture(a);
     m.n_layers = 3;
@@ -231,7 +231,7 @@ static void train(const char *recipe, Architecture a, Strategy strategy)
 static void test_every_strategy(void **state)
 {
     (void)state;
-    static const struct { const char *recipe; Architecture a; } runs[] = {
+    static const struct { const char *recipe; SmallModel a; } runs[] = {
         { "bf16", LLAMA_GQA }, { "fp8", OLMO2 }, { "coat", LLAMA }, { "coat-lean", LLAMA_GQA },
     };
     for (size_t r = 0; r < sizeof runs / sizeof *runs; r++)

@@ -35,7 +35,7 @@ static struct {
 
 static ModelConfig small(int recipe)
 {
-    static const Architecture archs[] = { LLAMA, OLMO2, LLAMA_GQA, OLMO, LLAMA_GQA };
+    static const SmallModel archs[] = { LLAMA, OLMO2, LLAMA_GQA, OLMO, LLAMA_GQA };
     ModelConfig m = architecture(archs[recipe]);
     m.d_model = 128;
     m.head_dim = 32;

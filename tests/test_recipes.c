@@ -23,7 +23,7 @@ enum { B = 4, MAX_TOKENS = 128 };
 
 typedef struct { double loss; float *gradient[16]; size_t count[16]; int units; } Result;
 
-static ModelConfig wide(Architecture a)
+static ModelConfig wide(SmallModel a)
 {
     ModelConfig m = architecture(a);
     m.d_model = 128;
@@ -53,7 +53,7 @@ static float *as_floats(Tensor t)
     return x;
 }
 
-static Result run(Architecture a, const char *recipe, Keep keep, bool saved_forward)
+static Result run(SmallModel a, const char *recipe, Keep keep, bool saved_forward)
 {
     ModelConfig m = wide(a);
     Config c;
@@ -104,7 +104,7 @@ static double param_distance(const Result *x, const Result *y, const UnitShape *
     return distance(x->gradient[u] + p->offset, y->gradient[u] + p->offset, (size_t)p->rows * p->cols);
 }
 
-static void check_recipe(Architecture a, const char *recipe, bool saved_forward, double loss_bound, double bound)
+static void check_recipe(SmallModel a, const char *recipe, bool saved_forward, double loss_bound, double bound)
 {
     ModelConfig m = wide(a);
     Result exact = run(a, "f32", KEEP_ALL, true), found = run(a, recipe, recipe_find(recipe)->keep, saved_forward);
@@ -131,7 +131,7 @@ static void check_recipe(Architecture a, const char *recipe, bool saved_forward,
 static void test_bf16(void **state)
 {
     (void)state;
-    for (Architecture a = 0; a < NUM_ARCHITECTURES; a++)
+    for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++)
         check_recipe(a, "bf16", true, 0.001, a == OLMO2 ? 0.0168 : 0.0142);
 }
 
@@ -140,7 +140,7 @@ static void test_fp8(void **state)
     (void)state;
     static const char *const recipes[] = { "fp8", "coat-act", "coat", "coat-lean" };
     for (int r = 0; r < 4; r++)
-        for (Architecture a = 0; a < NUM_ARCHITECTURES; a++)
+        for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++)
             for (int saved = 0; saved < 2; saved++)
                 check_recipe(a, recipes[r], saved, 0.01, 0.32);
 }

@@ -16,11 +16,12 @@ enum { BATCH = 4, MICRO = 1, STEPS = 2, MAX_TOKENS = 64 };
 static const char *const recipe_names[] = { "f32", "bf16", "coat", "coat-lean" };
 enum { NUM_RECIPES = sizeof recipe_names / sizeof recipe_names[0] };
 
-static const struct { Architecture model; const char *patterns[3]; int count, first_trained; } choices[] = {
+static const struct { SmallModel model; const char *patterns[3]; int count, first_trained; } choices[] = {
     { LLAMA, { "model.layers.*.mlp.*", "lm_head.weight" }, 2, 1 },
     { LLAMA_GQA, { "model.layers.1.self_attn.?_proj.weight", "model.norm.weight" }, 2, 2 },
     { OLMO2, { "*norm.weight" }, 1, 1 },
     { OLMO, { "model.embed_tokens.weight" }, 1, 0 },
+    { QWEN3, { "model.layers.*.self_attn.*" }, 1, 1 },
 };
 enum { NUM_CHOICES = sizeof choices / sizeof choices[0] };
 

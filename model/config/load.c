@@ -9,7 +9,6 @@
 
 #include "kernels/comm.h"
 #include "kernels/error.h"
-#include "model/architecture.h"
 #include "model/config/hf.h"
 #include "model/config/table.h"
 
@@ -152,6 +151,8 @@ static bool read_hf(Reader *r, char *(*latest_of)(const char *save_folder))
     config_read_hf(&c->model, latest ? latest : c->load_path);
     free(latest);
     r->s->layer_norm_type = c->model.norm.kind == RMS_NORM ? 0 : 1;
+    r->s->rope_type = c->model.rope_scaling.type == ROPE_DEFAULT ? -1 : (int)c->model.rope_scaling.type;
+    r->s->architecture = strdup(c->model.architecture->class);
     return true;
 }
 
@@ -356,7 +357,6 @@ Config *config_load(int argc, char **argv, int world, char *(*latest)(const char
     config_check_data(&r);
     config_check_run(&r);
     config_read_evaluators(&r);
-    hf_class(&s->c.model);                                 /* dies now, not at the first save, if there is none */
     config_check_trainable(&r);
     fclose(r.notes);
     if (r.num_notes)

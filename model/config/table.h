@@ -17,6 +17,7 @@ typedef enum {
     BETAS,           /* double[2]                                                                       */
     DURATION,        /* Duration                                                                        */
     FORMAT,          /* Format                                                                          */
+    LAYER_TYPES,     /* LayerTypes: a list                                                              */
     FIXED,           /* nothing: only the `choices` are accepted, `help` says why                       */
     UNUSED,          /* nothing: any value; named in the one warning unless null or one of `choices`    */
     TYPE_MASK = 31,
@@ -50,9 +51,10 @@ typedef struct {
     long    mlp_hidden_size;               /* both halves of SwiGLU; 0: from mlp_ratio */
     double  mlp_ratio;
     bool    multi_query_attention;
+    char   *architecture;                  /* of model.architecture */
     bool    attention_layer_norm_with_affine;
     int     layer_norm_type;               /* rms, default, low_precision, amd_compatible */
-    int     rope_type;                     /* default, llama3; -1: not given */
+    int     rope_type;                     /* default, llama3, yarn; -1: not given */
     int     memmap_dtype;                  /* uint16, uint32 */
     struct {
         int distributed;                   /* FSDP, DDP, SINGLE; -1: not given */
@@ -125,6 +127,8 @@ void        config_apply(Reader *r, YamlNode *n, const char *name, void *base); 
 /* The steps that follow the reading of the values; each derives what was left open and dies on what cannot work. */
 void config_choose_save_folder(Config *c);           /* runs/<run_name>, if none is given */
 void config_check_model (Reader *r, bool from_hf);
+void config_check_rope  (const ModelConfig *m, const char *place);         /* of config.json, too, as the next */
+void config_settle_windows(ModelConfig *m, const char *place);             /* equal windows become equal LayerTypes */
 void config_check_optimizer(Reader *r);
 void config_check_recipe(Reader *r);             /* with an optimizer that was checked */
 void config_check_trainable(Reader *r);

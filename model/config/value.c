@@ -133,6 +133,7 @@ void value_expected(char *out, size_t size, const ConfigKey *k)
     case DATASETS: snprintf(out, size, "`name: [paths]` lines"); break;
     case BETAS:    snprintf(out, size, "[beta1, beta2], each from 0 to below 1"); break;
     case DURATION: snprintf(out, size, "steps (100), tokens (2e9T) or epochs (1ep)"); break;
+    case LAYER_TYPES: snprintf(out, size, "a list of sliding_attention and full_attention"); break;
     case FORMAT:   snprintf(out, size, "f32, bf16, e4m3, e5m2, or e4m3/16: groups of 16 that share a scale"); break;
     default:       snprintf(out, size, "anything"); break;
     }
@@ -204,6 +205,18 @@ static void parse_betas(double *betas, const ConfigKey *k, const YamlNode *n)
     for (int i = 0; i < 2; i++)
         if (!parse_double(&betas[i], n->child[i]->text) || betas[i] < 0 || betas[i] >= 1)
             wrong(k, n->child[i]);
+}
+
+static void parse_layer_types(LayerTypes *types, const ConfigKey *k, const YamlNode *n)
+{
+    if (n->kind != YAML_LIST || n->num_children > MAX_LAYERS)
+        wrong(k, n);
+    for (int i = 0; i < n->num_children; i++) {
+        const int type = choice_index("full_attention|sliding_attention", n->child[i]->text);
+        if (type < 0)
+            wrong(k, n->child[i]);
+        types->slides[types->count++] = type == 1;
+    }
 }
 
 /* ---- one value -------------------------------------------------------------------------------------------- */
@@ -283,6 +296,9 @@ void value_parse(void *base, const ConfigKey *k, const YamlNode *n)
     } else if (type == DATASETS) {
         value_free(base, k);
         parse_datasets((NamedPaths **)place, (int *)(place + sizeof(NamedPaths *)), k, n);
+    } else if (type == LAYER_TYPES) {
+        value_free(base, k);
+        parse_layer_types((LayerTypes *)place, k, n);
     } else if (type == BETAS) {
         parse_betas((double *)place, k, n);
     } else {
@@ -318,6 +334,8 @@ void value_free(void *base, const ConfigKey *k)
     if (type == STRING) {
         free(*(char **)place);
         *(char **)place = NULL;
+    } else if (type == LAYER_TYPES) {
+        *(LayerTypes *)place = (LayerTypes){ 0 };
     } else if (is_list(type)) {
         int *count = (int *)(place + sizeof(char **));
         free_paths(*(char ***)place, *count);
@@ -394,6 +412,16 @@ static void print_choice(FILE *f, const char *choices, int index)
     fprintf(f, index < 0 ? "null" : "%.*s", (int)strcspn(choices, "|"), choices);
 }
 
+static void print_layer_types(FILE *f, const LayerTypes *types)
+{
+    if (types->count == 0)
+        fputs("null", f);
+    for (int l = 0; l < types->count; l++)
+        fprintf(f, "%s%s_attention", l ? ", " : "[", types->slides[l] ? "sliding" : "full");
+    if (types->count > 0)
+        fputc(']', f);
+}
+
 static void print_duration(FILE *f, const Duration *d)
 {
     if (d->tokens)
@@ -432,6 +460,7 @@ void value_print(FILE *f, const void *base, const ConfigKey *k, int indent)
     case PATTERNS: print_paths(f, *(char ***)place, *(const int *)(place + sizeof(char **)), indent); break;
     case FORMAT:   fputs(format_name(*(const Format *)place), f); break;
     case DURATION: print_duration(f, (const Duration *)place); break;
+    case LAYER_TYPES: print_layer_types(f, (const LayerTypes *)place); break;
     case BETAS:
         fputc('[', f);
         print_double(f, ((const double *)place)[0], false);
