@@ -85,6 +85,8 @@ $(TESTS): $B/%: $B/%.c.o $(HELPERS) $(OBJECTS)
 # This one stands between the model and the operations.
 $B/tests/test_cpu_order_ranks: WRAP = $(shell sed -n 's/^OP.\([a-z_]*\),.*/-Wl,--wrap=\1/p' tests/test_cpu_order_ranks.c) \
                                       -Wl,--wrap=device_mark -Wl,--wrap=device_wait
+# This one stands for a GPU without FP8, where no model is to be placed.
+$B/tests/test_cpu_no_fp8: WRAP = -Wl,--wrap=device_has_fp8 -Wl,--wrap=model_place
 $B/tests/bench_%: $B/tests/bench_%.c.o $(OBJECTS)
 	@echo "  LINK  $@"
 	@$(CC) $^ $(LIBS) $(LDFLAGS) -o $@

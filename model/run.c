@@ -269,9 +269,9 @@ static void open_data(Run *r)
 static void check_device(const Recipe *r)
 {
     if (format_is_fp8(r->operand) && !device_has_fp8())
-        die("recipe %s multiplies FP8, which this %s cannot: that takes compute capability 8.9 or later (L40S, RTX 40, H100 "
-            "and later ones). Recipe bf16 runs here, and so does coat-opt, which has FP8 in the optimizer alone", r->name,
-            device_name());
+        die("recipe %s multiplies %s (format.operand), which this %s cannot: FP8 takes compute capability 8.9 or later (L40S, "
+            "RTX 40, H100 and later ones). Recipe bf16 runs here, and so does coat-opt, which has FP8 in the optimizer alone",
+            r->name, format_name(r->operand), device_name());
 }
 
 bool run_open(Run *r, const Config *c)
