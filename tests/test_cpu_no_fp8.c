@@ -48,8 +48,8 @@ static void test_recipes(void **state)
     for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) {
         Run r;
         char message[128];
-        snprintf(message, sizeof message, runs[i].fp8 ? "recipe %s multiplies e4m3 (format.operand), which this cpu cannot" : "placed %s",
-                 runs[i].recipe);
+        snprintf(message, sizeof message, runs[i].fp8 ? "recipe %s multiplies e4m3 (format.operand), which this cpu cannot"
+                                                      : "placed %s", runs[i].recipe);
         Config *c = load(runs[i].recipe, runs[i].more);
         DIES(message, open_quietly(&r, c));
         config_free(c);

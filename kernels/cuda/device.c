@@ -80,11 +80,11 @@ static void check_capability(void)
 {
     const int has = capability();
     if (has < 80)
-        die("GPU %d is an %s of compute capability %d.%d; this program needs 8.0 or later (A100, GeForce RTX 30 and later "
-            "ones). Use such a GPU, or build with BACKEND=cpu", dev.number, dev.prop.name, dev.prop.major, dev.prop.minor);
+        die("GPU %d (%s) has compute capability %d.%d; this program needs 8.0 or later (A100, GeForce RTX 30 and later ones). "
+            "Use such a GPU, or build with BACKEND=cpu", dev.number, dev.prop.name, dev.prop.major, dev.prop.minor);
     if (!image_found())
-        die("GPU %d is an %s of compute capability %d.%d; this program was built for others: ARCH=\"%s\". Build it with "
-            "make ARCH=%d%s, or with several in ARCH=\"...\" if several kinds of GPU shall run it", dev.number,
+        die("GPU %d (%s) has compute capability %d.%d; this program was built for others: ARCH=\"%s\". Build it with "
+            "make BACKEND=cuda ARCH=%d%s, or with several in ARCH=\"...\" if several kinds of GPU shall run it", dev.number,
             dev.prop.name, dev.prop.major, dev.prop.minor, image_architectures(), has, has == 90 ? "a" : "");
 }
 
