@@ -46,6 +46,11 @@ enum {
 };
 void *device_scratch(size_t bytes, int slot);
 
+/* image.cu. Whether this program has code that the current device can run, or PTX that the driver can compile for it; and the
+ * GPUs it was built for, as make's ARCH names them. */
+bool        image_found(void);
+const char *image_architectures(void);
+
 /* attention_plain.cu: attention in F32 arithmetic for any F32 or BF16 rows, D <= 256. */
 void attention_plain_forward (Tensor y, float *lse, Tensor qkv, Attention a, Documents docs);
 void attention_plain_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a,

@@ -94,10 +94,13 @@ template <bool ALIGNED, typename T> __device__ inline void store_pack(T *p, cons
                 p[i] = from_float<T>(x[i]);
 }
 
-/* Brings `bytes` from p on to the L2 cache; both are multiples of 16. */
+/* Brings `bytes` from p on to the L2 cache; both are multiples of 16. Before compute capability 9.0 an instruction brings
+ * one line, not a row: nothing happens there. */
 __device__ static inline void prefetch(const void *p, size_t bytes)
 {
+#if __CUDA_ARCH__ >= 900
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"((unsigned)bytes));
+#endif
 }
 
 /* ---- F32 or BF16, known when the kernel runs ----------------------------------------------------------------- */
