@@ -77,6 +77,7 @@ typedef struct {
 /* Buffers that all blocks share. */
 typedef struct {
     Tensor dres;       /* (N, C) dLoss/d(residual stream)                                                              */
+    float *dres_amax;  /* [1] max|dres|, where dy gets its scale from it; else NULL                                    */
     Tensor dy;         /* (N, C) gradient of a branch's last GEMM; = dres where nothing stands between                 */
     Tensor dh;         /* (N, C) gradient of a branch's first operand                                                  */
     Tensor dact;       /* (N, F)                                                                                       */
@@ -117,6 +118,7 @@ typedef struct {
 /* block.c */
 void block_forward (const Model *m, const Unit *w, Acts *a, Acts *next);
 void block_backward(const Model *m, const Unit *w, Unit *dw, const Acts *a);
+void norm_to_stream_backward(const Model *m, Tensor dnorm, Tensor x, const float *stats, Tensor norm, bool accumulate);
 
 /* params.c: the units of an architecture, and initial values. */
 void unit_shape(UnitShape *u, const ModelConfig *c, int unit, int world);   /* .first is left to the caller */

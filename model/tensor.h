@@ -14,11 +14,9 @@ typedef enum { F32, BF16, E4M3, E5M2 } DType;
 typedef struct { DType dtype; int group; bool expand; } Format;
 
 typedef struct {
-    void  *data;      /* (rows, cols), 256-byte aligned; NULL: the tensor does not exist                       */
-    void  *data_t;    /* (cols, rows): transposed FP8 codes with the same scale, as operands of FP8 GEMMs; or NULL */
-    void  *scale;     /* group 0: one float (16 bytes apart); else BF16 (rows, cols/group), if expanded fp8_pair. NULL unless FP8 */
-    float *amax;      /* of dense data: where the operation that makes it leaves max|data| for quantize, which spends it:
-                         one float, 0 before; NULL: quantize looks itself. Only norm_backward fills it             */
+    void *data;       /* (rows, cols), 256-byte aligned; NULL: the tensor does not exist                       */
+    void *data_t;     /* (cols, rows): transposed FP8 codes with the same scale, as operands of FP8 GEMMs; or NULL */
+    void *scale;      /* group 0: one float (16 bytes apart); else BF16 (rows, cols/group), if expanded fp8_pair. NULL unless FP8 */
     Format format;
     int    rows, cols;
 } Tensor;

@@ -353,18 +353,20 @@ template <typename T> struct DenseSource {
 };
 
 /* An FP8 dx (OLMo-2's gradient of a branch) passes through F32 scratch memory. */
-void norm_backward_fp8(Tensor dx, Tensor dw, Tensor dy, Tensor x, const float *stats, Tensor w, Norm norm, bool accumulate)
+void norm_backward_fp8(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x, const float *stats, Tensor w, Norm norm,
+                       bool accumulate)
 {
     const int N = dy.rows, C = dy.cols;
     if (!format_is_fp8(dx.format)) {
-        if (dx.amax && !accumulate)     /* an older maximum that nobody spent */
-            device_zero(dx.amax, sizeof(float));
-        backward(dx, dx.amax, dw, dy, x, stats, w, norm, accumulate);
+        if (amax)
+            device_zero(amax, sizeof(float));
+        backward(dx, amax, dw, dy, x, stats, w, norm, accumulate);
         return;
     }
     check_operand("norm_backward", "dx", dx, N, C);
     CHECK(!accumulate, "norm_backward: dx accumulates and is %s", format_name(dx.format));
-    float *amax = amax_slot();
+    CHECK(!amax, "norm_backward: the maximum of dx is wanted, which is %s", format_name(dx.format));
+    amax = amax_slot();
     const Tensor wide = tensor_at(device_scratch((size_t)N * C * sizeof(float), SCRATCH_1), Format{ F32, 0, false }, N, C);
     backward(wide, amax, dw, dy, x, stats, w, norm, false);
     fp8_tiles<DenseSource<float>>({ { tile_out(dx, amax) } }, { { (const float *)wide.data, C } }, N, C);

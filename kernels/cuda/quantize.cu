@@ -383,18 +383,24 @@ template <DType D> static void to_fp8(Tensor y, Tensor x, size_t n)
 
 /* ---- entry ---------------------------------------------------------------------------------------------------- */
 
+/* From n maxima. */
+static void set_scale(Tensor y, const float *maxima, int n)
+{
+    CHECK(format_is_fp8(y.format) && !y.format.group && y.scale, "quantize_scale: y is %s", format_name(y.format));
+    scale_kernel<<<1, AMAX_BLOCKS, 0, device_stream()>>>((float *)y.scale, maxima, n, y.format.dtype);
+    LAUNCH_CHECK();
+}
+
+void quantize_scale_from(Tensor y, const float *amax)
+{
+    set_scale(y, amax, 1);
+}
+
 void quantize_scale(Tensor y, Tensor x)
 {
     CHECK_TENSOR(x, x.rows, x.cols);
-    CHECK(format_is_fp8(y.format) && !y.format.group && y.scale, "quantize_scale: y is %s", format_name(y.format));
     const size_t n = tensor_numel(x), needed = ceil_div(n, 8 * PACKS * THREADS);
     const int blocks = needed < AMAX_BLOCKS ? (int)needed : AMAX_BLOCKS;
-    if (x.amax) {
-        scale_kernel<<<1, AMAX_BLOCKS, 0, device_stream()>>>((float *)y.scale, x.amax, 1, y.format.dtype);
-        LAUNCH_CHECK();
-        device_zero(x.amax, sizeof(float));
-        return;
-    }
     float *partial = (float *)device_scratch(AMAX_BLOCKS * sizeof(float), SCRATCH_0);
     if (blocks > 0) {
         if (is_fast_source(x))
@@ -405,8 +411,7 @@ void quantize_scale(Tensor y, Tensor x)
             amax_any_kernel<<<blocks, THREADS, 0, device_stream()>>>(partial, any_tensor(x), n);
         LAUNCH_CHECK();
     }
-    scale_kernel<<<1, AMAX_BLOCKS, 0, device_stream()>>>((float *)y.scale, partial, blocks, y.format.dtype);
-    LAUNCH_CHECK();
+    set_scale(y, partial, blocks);
 }
 
 void quantize_codes(Tensor y, Tensor x)
@@ -423,22 +428,4 @@ void quantize_codes(Tensor y, Tensor x)
         to_fp8<E4M3>(y, x, n);
     else
         to_fp8<E5M2>(y, x, n);
-}
-
-void quantize(Tensor y, Tensor x)
-{
-    CHECK_TENSOR(x, x.rows, x.cols);
-    CHECK_TENSOR(y, x.rows, x.cols);
-    if (y.data == x.data) {
-        CHECK(format_equal(y.format, x.format), "quantize: %s and %s in the same memory", format_name(y.format),
-              format_name(x.format));
-        return;
-    }
-    if (format_is_fp8(y.format) && !y.format.group) {
-        if (format_equal(y.format, x.format))           /* the same codes: nothing is rounded twice */
-            device_copy(y.scale, x.scale, sizeof(float));
-        else
-            quantize_scale(y, x);
-    }
-    quantize_codes(y, x);
 }
