@@ -359,7 +359,7 @@ template <DType D> static void to_groups(Tensor y, Tensor x, size_t n)
 
 template <DType D> static void to_codes(Tensor y, Tensor x, size_t n)
 {
-    if (!is_fast(y, x) || (y.data_t && ceil_div(y.rows, TILE_ROWS) > 65535))
+    if (!is_fast(y, x))
         encode_any_kernel<<<blocks_for(n, 1), THREADS, 0, device_stream()>>>(any_tensor(y), any_tensor(x), n);
     else
         with_source(x, [&](auto source) {

@@ -335,6 +335,9 @@ template <class Source> static inline void fp8_amax(float *amax, const Source &s
 template <class Source>
 static inline void fp8_tiles(const TileOuts<Source> &outs, const Source &source, int rows, int cols)
 {
+    enum { MOST = 65535 * TILE_ROWS };          /* a grid's y ends there */
+    if (rows > MOST)
+        die("an FP8 operand of %d rows; the CUDA back end has up to %d: take smaller micro-batches", rows, (int)MOST);
     const dim3 grid((unsigned)ceil_div(cols, TILE_COLS), (unsigned)ceil_div(rows, TILE_ROWS));
     fp8_tile_kernel<<<grid, TILE_THREADS, 0, device_stream()>>>(outs, source, rows, cols);
     LAUNCH_CHECK();
