@@ -17,10 +17,14 @@
  * code = round to nearest even of x (1/S), both in F32, saturating [COAT eq. 1]; writes y.data_t too if there is one. */
 void quantize(Tensor y, Tensor x);
 
-/* Its two halves for an FP8 y of group 0: the scale from max|x|; then codes and, if there is one, transposed codes with
- * the scale that y has. Here y.data or y.data_t may be NULL: not written. */
-void quantize_scale(Tensor y, Tensor x);
-void quantize_codes(Tensor y, Tensor x);
+/* The same where max|x| may be known already: *amax, a float of device memory; NULL: it is not. A group finds its own. */
+void quantize_with_amax(Tensor y, Tensor x, const float *amax);
+
+/* Its two halves for an FP8 y of group 0: the scale from max|x|, which is found or given; then codes and, if there is one,
+ * transposed codes with the scale that y has. Here y.data or y.data_t may be NULL: not written. */
+void quantize_scale     (Tensor y, Tensor x);
+void quantize_scale_from(Tensor y, const float *amax);
+void quantize_codes     (Tensor y, Tensor x);
 
 /* Whether FP8 with groups of this size is known: on the CPU any, with CUDA 16 for activations and 128 for moments. */
 bool knows_group(int group, bool moment);
@@ -63,8 +67,10 @@ void norm_forward_exact(Tensor y, Tensor x, float *stats, Tensor stream, Tensor 
 void norm_again(Tensor y, Tensor x, const float *stats, Tensor w);
 
 /* dx = [dx +] the gradient of y with respect to x; dw += (no tensor: not wanted). With g = dy w, xh = (x - mean) rstd:
- * dx = rstd (g - mean(g) [LAYER_NORM only] - xh mean(g xh)), dw = sum over n of dy xh. dx may be dy if not accumulating. */
-void norm_backward(Tensor dx, Tensor dw, Tensor dy, Tensor x, const float *stats, Tensor w, Norm norm, bool accumulate);
+ * dx = rstd (g - mean(g) [LAYER_NORM only] - xh mean(g xh)), dw = sum over n of dy xh. dx may be dy if not accumulating.
+ * *amax, a float of device memory, becomes max|dx| of all dx as stored, whatever it was; NULL: not wanted, as for an FP8 dx. */
+void norm_backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x, const float *stats, Tensor w, Norm norm,
+                   bool accumulate);
 
 /* ---- linear ----------------------------------------------------------------------------------------------- */
 

@@ -109,8 +109,7 @@ static void head(Model *m, Fsdp *f, float scale, float z_weight, bool backward)
         }
     }
     if (backward)
-        norm_backward(m->work.dres, dnorm->norm, m->work.dh, x, m->final_stats, w->norm,
-                      m->config->norm, false);
+        norm_to_stream_backward(m, dnorm->norm, x, m->final_stats, w->norm, false);
     trace_end();
     fsdp_release(f, last);
     if (tied)

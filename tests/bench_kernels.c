@@ -111,12 +111,12 @@ static void bench_norm(const Model *m)
     TIME_BYTES("norm_forward", 4 * n, norm_forward(y, x, stats.data, x, w, NONE, rms));
     in_step(ELEMENTWISE, m->micro_batches);
     TIME_BYTES("norm_forward, residual", 6 * n, norm_forward(y, x, stats.data, x, w, dx, rms));
-    TIME_BYTES("norm_backward, dx +=", 8 * n, norm_backward(dx, dw, y, x, stats.data, w, rms, true));
-    TIME_BYTES("norm_backward", 6 * n, norm_backward(dx, dw, y, x, stats.data, w, rms, false));
+    TIME_BYTES("norm_backward, dx +=", 8 * n, norm_backward(dx, NULL, dw, y, x, stats.data, w, rms, true));
+    TIME_BYTES("norm_backward", 6 * n, norm_backward(dx, NULL, dw, y, x, stats.data, w, rms, false));
     in_step(ELEMENTWISE, m->micro_batches);
     TIME_BYTES("norm_forward, LayerNorm, no weight", 4 * n, norm_forward(y, x, stats.data, x, NONE, NONE, layer));
     TIME_BYTES("norm_backward, LayerNorm, no weight, dx +=", 8 * n,
-               norm_backward(dx, NONE, y, x, stats.data, NONE, layer, true));
+               norm_backward(dx, NULL, NONE, y, x, stats.data, NONE, layer, true));
     release();
 }
 
@@ -205,7 +205,7 @@ static void bench_coat(const Model *m)
     TIME_BYTES("coat: norm_again, h transposed", (1.125 + 1) * n, norm_again(h_turned, x, stats.data, w));
     in_step(ELEMENTWISE, 2 * blocks(m));
     TIME_BYTES("coat: norm_backward, dx +=", (2 + 1.125 + 4) * n,
-               norm_backward(res, dw, dh, x, stats.data, w, rms, true));
+               norm_backward(res, NULL, dw, dh, x, stats.data, w, rms, true));
     in_step(ELEMENTWISE, 2 * blocks(m));
     TIME_BYTES("coat: quantize dy, transposed too", (2 + 2 + 2) * n, quantize(dy, dh));
     in_step(ELEMENTWISE, 2 * blocks(m));

@@ -2,8 +2,8 @@
  * a message that names the recipe and the device; all others and all memory plans go on. */
 #include "tests/kit.h"
 
-#include "model/error.h"
-#include "model/run.h"
+#include "kernels/error.h"
+#include "model/run/run.h"
 
 static char folder[] = "/tmp/coat-no-fp8-XXXXXX";
 

@@ -238,13 +238,13 @@ void norm_backward_kernel(TDX *dx, float *partial, const TDY *dy, const TX *x, c
             store_pack<ALIGNED>(partial + (size_t)blockIdx.x * C + column(j), dw[j], C - column(j));
 }
 
-void norm_backward(Tensor dx, Tensor dw, Tensor dy, Tensor x, const float *stats, Tensor w, Norm norm,
+void norm_backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x, const float *stats, Tensor w, Norm norm,
                    bool accumulate)
 {
     const int N = dy.rows, C = dy.cols;
     CHECK_DENSE(dy, N, C);
-    if (format_is_fp8(dx.format) || format_is_fp8(x.format) || dx.amax) {
-        norm_backward_fp8(dx, dw, dy, x, stats, w, norm, accumulate);
+    if (format_is_fp8(dx.format) || format_is_fp8(x.format) || amax) {
+        norm_backward_fp8(dx, amax, dw, dy, x, stats, w, norm, accumulate);
         return;
     }
     CHECK_DENSE(x, N, C);

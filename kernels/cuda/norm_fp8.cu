@@ -47,7 +47,7 @@ void norm_rows_kernel(AnyOut y, float *amax, GroupOut x, float2 *stats, Reader s
     float v[MAX_PACKS][8], m = 0;
 #pragma unroll
     for (int j = 0; j < MAX_PACKS; j++)
-        raw[j] = stream.fetch(blockIdx.x, column(j));
+        raw[j] = load_or_zero(stream, blockIdx.x, column(j));
 #pragma unroll
     for (int j = 0; j < MAX_PACKS; j++) {
         stream.values(v[j], raw[j]);
@@ -98,7 +98,7 @@ void rms_rows_kernel(float *amax, GroupOut x, float2 *stats, Reader stream, AnyI
     float square = 0, m = 0;
 #pragma unroll
     for (int j = 0; j < MAX_PACKS; j++)
-        raw[j] = stream.fetch(blockIdx.x, column(j));
+        raw[j] = load_or_zero(stream, blockIdx.x, column(j));
 #pragma unroll
     for (int j = 0; j < MAX_PACKS; j++) {
         float v[8], stored[8], weight[8];
@@ -144,8 +144,7 @@ void rms_rows_kernel(float *amax, GroupOut x, float2 *stats, Reader stream, AnyI
 }
 
 /* y from x and its statistics. */
-template <class Reader> struct NormSource {
-    enum { OUTPUTS = 1, MEASURED = 1 };
+template <class Reader> struct NormSource : SimpleSource {
     Reader x;
     const float2 *stats;
     AnyIn w;
@@ -153,7 +152,7 @@ template <class Reader> struct NormSource {
     struct Fix { float weight[8]; };
     __device__ Raw fetch(int row, int col) const
     {
-        return { x.inside(row, col), stats[row] };
+        return { load_inside(x, row, col), stats[row] };
     }
     __device__ Fix prepare(int col) const
     {
@@ -172,10 +171,6 @@ template <class Reader> struct NormSource {
         for (int i = 0; i < 8; i++)
             y[0][i] = (y[0][i] - raw.stats.x) * raw.stats.y * fix.weight[i];
     }
-    __device__ int column(int, int col) const
-    {
-        return col;
-    }
 };
 
 /* With *amax, or with the scale that y has. */
@@ -183,7 +178,7 @@ static void norm_tiles(Tensor y, Tensor x, const float *stats, Tensor w, const f
 {
     with_reader(x, [&](auto reader) {
         typedef NormSource<decltype(reader)> Source;
-        const Source source = { reader, (const float2 *)stats, any_in(w) };
+        const Source source = { {}, reader, (const float2 *)stats, any_in(w) };
         fp8_tiles<Source>({ { tile_out(y, amax) } }, source, x.rows, x.cols);
     });
 }
@@ -258,7 +253,7 @@ void norm_backward_fp8_kernel(TDX *dx, float *amax, float *partial, const TDY *d
 #pragma unroll
         for (int j = 0; j < MAX_PACKS; j++) {
             d[j] = load_pack<true>(dy + row + column(j), C - column(j));
-            raw[j] = x.fetch(n, column(j));
+            raw[j] = load_or_zero(x, n, column(j));
             before[j] = load_pack<true>((const TDX *)dx + row + column(j), accumulate ? C - column(j) : 0);
         }
         if (threadIdx.x == 0 && n + gridDim.x < N) {
@@ -329,43 +324,23 @@ static void backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x, con
         add_column_sums(dw, partial, blocks, C);
 }
 
-template <typename T> struct DenseSource {
-    enum { OUTPUTS = 1, MEASURED = 1 };
-    DenseReader<T> x;
-    typedef typename DenseReader<T>::Raw Raw;
-    typedef Nothing Fix;
-    __device__ Raw fetch(int row, int col) const
-    {
-        return x.inside(row, col);
-    }
-    __device__ Fix prepare(int) const
-    {
-        return {};
-    }
-    __device__ void values(float (&y)[1][8], const Raw &raw, Fix, int, int) const
-    {
-        x.values(y[0], raw);
-    }
-    __device__ int column(int, int col) const
-    {
-        return col;
-    }
-};
-
 /* An FP8 dx (OLMo-2's gradient of a branch) passes through F32 scratch memory. */
-void norm_backward_fp8(Tensor dx, Tensor dw, Tensor dy, Tensor x, const float *stats, Tensor w, Norm norm, bool accumulate)
+void norm_backward_fp8(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x, const float *stats, Tensor w, Norm norm,
+                       bool accumulate)
 {
     const int N = dy.rows, C = dy.cols;
     if (!format_is_fp8(dx.format)) {
-        if (dx.amax && !accumulate)     /* an older maximum that nobody spent */
-            device_zero(dx.amax, sizeof(float));
-        backward(dx, dx.amax, dw, dy, x, stats, w, norm, accumulate);
+        if (amax)
+            device_zero(amax, sizeof(float));
+        backward(dx, amax, dw, dy, x, stats, w, norm, accumulate);
         return;
     }
     check_operand("norm_backward", "dx", dx, N, C);
     CHECK(!accumulate, "norm_backward: dx accumulates and is %s", format_name(dx.format));
-    float *amax = amax_slot();
+    CHECK(!amax, "norm_backward: the maximum of dx is wanted, which is %s", format_name(dx.format));
+    amax = amax_slot();
     const Tensor wide = tensor_at(device_scratch((size_t)N * C * sizeof(float), SCRATCH_1), Format{ F32, 0, false }, N, C);
     backward(wide, amax, dw, dy, x, stats, w, norm, false);
-    fp8_tiles<DenseSource<float>>({ { tile_out(dx, amax) } }, { { (const float *)wide.data, C } }, N, C);
+    typedef ReaderSource<DenseReader<float>> Source;
+    fp8_tiles<Source>({ { tile_out(dx, amax) } }, { {}, { (const float *)wide.data, C } }, N, C);
 }

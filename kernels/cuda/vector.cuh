@@ -147,23 +147,6 @@ template <typename T> __device__ inline float as_stored(AnyOut stored, const Pac
 
 /* ---- reductions ---------------------------------------------------------------------------------------------- */
 
-/* K sums over the block at once; as block_sum of cuda.h, with 32 K floats of shared memory. */
-template <int K> __device__ inline void block_sums(float (&x)[K], float *shared)
-{
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-#pragma unroll
-    for (int k = 0; k < K; k++) {
-        x[k] = warp_sum(x[k]);
-        if (lane == 0)
-            shared[32 * k + warp] = x[k];
-    }
-    __syncthreads();
-#pragma unroll
-    for (int k = 0; k < K; k++)
-        x[k] = warp_sum(lane < warps ? shared[32 * k + lane] : 0.0f);
-    __syncthreads();
-}
-
 /* sum.cols columns: sum[c] += partial[0][c] + partial[1][c] + ... (rows rows, `stride` floats apart), in F64. */
 void add_column_sums(Tensor sum, const float *partial, int rows, size_t stride);        /* reduce.cu */
 
