@@ -3,6 +3,7 @@
 #include "tests/kit.h"
 
 #include "kernels/error.h"
+#include "model/config/load.h"
 #include "model/run/run.h"
 
 static char folder[] = "/tmp/coat-no-fp8-XXXXXX";
@@ -27,7 +28,7 @@ static Config *load(const char *recipe, const char *more)
     snprintf(name, sizeof name, "--recipe=%s", recipe);
     snprintf(save, sizeof save, "--save_folder=%s/%s", folder, recipe);
     char *argv[] = { "train", "configs/tiny.yaml", name, save, (char *)more, NULL };
-    return config_load(more ? 5 : 4, argv, 1);
+    return config_load(more ? 5 : 4, argv, 1, checkpoint_latest);
 }
 
 /* Without its output, of a hundred lines. */
