@@ -1,10 +1,11 @@
 /* Reading eight neighbours of a row, whatever the format. A Reader has
  *
- *     Raw  at(i, there)                    loads elements i .. i + 7 of the tensor, i a multiple of 8; not there: they are 0
+ *     Raw  at(i, left)                     loads elements i .. i + 7 of the tensor, i a multiple of 8; from `left` on they are 0
  *     void values(float (&)[8], Raw)       says what they are
- *     void bring(row)                      brings a row to the L2 cache; with groups, of 16 or more
+ *     void bring(i, n)                     brings n elements, whole rows, to the L2 cache; with groups, of 16 or more
  *
- * so that a thread can have several loads under way before it waits for one. */
+ * so that a thread can have several loads under way before it waits for one. left is 8 or more, or 0 or less, unless
+ * rows need not begin at multiples of 16 bytes. */
 #pragma once
 #include "kernels/cuda/fp8.cuh"
 
@@ -16,13 +17,13 @@ template <auto V> struct Known {
     }
 };
 
-template <typename T> struct DenseReader {
+template <typename T, bool ALIGNED> struct DenseReader {
     const T *data;
     int cols;
     typedef Pack<T> Raw;
-    __device__ Raw at(size_t i, bool there = true) const
+    __device__ Raw at(size_t i, int left = 8) const
     {
-        return load_pack<true>(data + i, there ? 8 : 0);
+        return load_pack<ALIGNED>(data + i, left);
     }
     __device__ void values(float (&x)[8], const Raw &raw) const
     {
@@ -30,9 +31,9 @@ template <typename T> struct DenseReader {
         for (int i = 0; i < 8; i++)
             x[i] = raw[i];
     }
-    __device__ void bring(int row) const
+    __device__ void bring(size_t i, int n) const
     {
-        prefetch(data + (size_t)row * cols, cols * sizeof(T));
+        prefetch(data + i, n * sizeof(T));
     }
 };
 
@@ -43,18 +44,18 @@ template <class D> struct TensorReader {
     D dtype;
     int cols;
     struct Raw { uint2 codes; };
-    __device__ Raw at(size_t i, bool there = true) const
+    __device__ Raw at(size_t i, int left = 8) const
     {
-        return there ? Raw{ *(const uint2 *)(data + i) } : Raw{};
+        return left > 0 ? Raw{ *(const uint2 *)(data + i) } : Raw{};
     }
     __device__ void values(float (&x)[8], const Raw &raw) const
     {
         decode_pack(x, raw.codes, *scale, dtype);
     }
-    __device__ void bring(int row) const
+    __device__ void bring(size_t i, int n) const
     {
-        if (cols % 16 == 0)
-            prefetch(data + (size_t)row * cols, cols);
+        if (n % 16 == 0)
+            prefetch(data + i, n);
     }
 };
 
@@ -66,20 +67,19 @@ template <class D, class S> struct GroupReader {
     S shift;
     int cols;
     struct Raw { uint2 codes; uint16_t scale; };
-    __device__ Raw at(size_t i, bool there = true) const
+    __device__ Raw at(size_t i, int left = 8) const
     {
-        return there ? Raw{ *(const uint2 *)(data + i), scale[i >> shift] } : Raw{};
+        return left > 0 ? Raw{ *(const uint2 *)(data + i), scale[i >> shift] } : Raw{};
     }
     __device__ void values(float (&x)[8], const Raw &raw) const
     {
         decode_pack(x, raw.codes, bf16_value(raw.scale), dtype);
     }
-    __device__ void bring(int row) const
+    __device__ void bring(size_t i, int n) const
     {
-        const size_t i = (size_t)row * cols;
-        prefetch(data + i, cols);
-        if (cols % (8 << shift) == 0)
-            prefetch(scale + (i >> shift), cols >> (shift - 1));
+        prefetch(data + i, n);
+        if (n % (8 << shift) == 0)
+            prefetch(scale + (i >> shift), n >> (shift - 1));
     }
 };
 
@@ -92,12 +92,12 @@ template <class Reader> __device__ inline typename Reader::Raw load_inside(const
 /* A pack that may lie behind the end of its row, and is then 0. */
 template <class Reader> __device__ inline typename Reader::Raw load_or_zero(const Reader &x, int row, int col)
 {
-    return x.at((size_t)row * x.cols + col, col < x.cols);
+    return x.at((size_t)row * x.cols + col, x.cols - col);
 }
 
-template <typename F> static inline void with_dense_reader(Tensor t, F f)
+template <bool ALIGNED = true, typename F> static inline void with_dense_reader(Tensor t, F f)
 {
-    with_type(t, [&](auto *data) { f(DenseReader<std::remove_pointer_t<decltype(data)>>{ data, t.cols }); });
+    with_type(t, [&](auto *data) { f(DenseReader<std::remove_pointer_t<decltype(data)>, ALIGNED>{ data, t.cols }); });
 }
 
 /* f(reader of t). Few instantiations: the format of codes is known when the kernel runs. */

@@ -224,6 +224,11 @@ static inline void check_dense(const char *op, const char *name, Tensor t, int r
         die("%s: %s is %s; the CUDA back end has f32 and bf16 here", op, name, format_name(t.format));
 }
 
+static inline void check_dense_optional(const char *op, const char *name, Tensor t, int rows, int cols)
+{
+    if (tensor_exists(t))
+        check_dense(op, name, t, rows, cols);
+}
+
 #define CHECK_DENSE(t, rows, cols) check_dense(__func__, #t, t, rows, cols)
-#define CHECK_DENSE_OPTIONAL(t, rows, cols) \
-    do { if ((t).data || (t).data_t) check_dense(__func__, #t, t, rows, cols); } while (0)
+#define CHECK_DENSE_OPTIONAL(t, rows, cols) check_dense_optional(__func__, #t, t, rows, cols)
