@@ -50,7 +50,7 @@ const float *dynamic8_map(DType d)
 
 float dynamic8_inverse(float absmax)
 {
-    return absmax < 0x1p-126f ? 0 : 1 / absmax;
+    return absmax >= 0x1p-126f && absmax < 0x1p126f ? 1 / absmax : 0;
 }
 
 uint8_t dynamic8_encode(float x, DType d)

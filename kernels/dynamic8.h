@@ -10,7 +10,7 @@
  * included, never has the code 127 of 0 but at most 126: what is stored keeps its sign (bitsandbytes does this in m's
  * update; positive numbers may become 0).
  * DIFFERS: in a group of zeros bitsandbytes divides 0 by 0, whose code depends on the back end; here they are the codes
- * of 0. The same with max|x| < 2^-126, whose reciprocal may not be finite. */
+ * of 0. The same where the reciprocal of max|x| is no normal float: below 2^-126, and from 2^126 on. */
 #pragma once
 #include "kernels/kernels.h"
 #include "kernels/random.h"
@@ -27,15 +27,11 @@ void dynamic8_store(Tensor t, size_t first, const float *x, size_t n);
 
 /* Let the rank of |x| be the number of values of the map between 0 and the one nearest to it. It grows with the bits of
  * the float, and among floats with the same upper 16 bits it grows at most once. So one entry per upper half says it
- * all: bits + entry has the rank in its third byte. Floats from 2^-23 to 1; all below have rank 0. */
+ * all: bits + steps[(bits >> 16) - DYNAMIC8_FIRST] has the rank in its third byte. Floats from 2^-23 to 1 + 2^-7; all below
+ * have rank 0. */
 enum { DYNAMIC8_FIRST = 0x3400, DYNAMIC8_STEPS = 0x3f80 - DYNAMIC8_FIRST + 1 };
 
 void dynamic8_steps(uint32_t steps[DYNAMIC8_STEPS], DType d);
-
-HOST_DEVICE static inline uint32_t dynamic8_rank(uint32_t bits, const uint32_t *steps)
-{
-    return bits + steps[(bits >> 16) - DYNAMIC8_FIRST];
-}
 
 /* Four codes of DYNAMIC8 from four ranks. negative: 0xff in the bytes of negative numbers, whose rank is at least 1, and
  * at most 127 where there is no -1. */

@@ -42,7 +42,8 @@ bool        format_equal (Format a, Format b);
 bool        format_is_fp8(Format f);                                  /* E4M3 or E5M2 */
 bool        format_is_dynamic8(Format f);                             /* DYNAMIC8 or UDYNAMIC8 */
 bool        format_has_scales(Format f);                              /* all but F32 and BF16 */
-const char *format_name  (Format f);                                  /* "bf16", "e4m3/16", "e4m3/128+" (expanded), "dynamic8/256"; 16 stay valid */
+/* "bf16", "e4m3/16", "e4m3/128+" (expanded), "dynamic8/256"; 16 stay valid */
+const char *format_name  (Format f);
 bool        format_parse (Format *f, const char *text);               /* false if text is not a format name */
 size_t      dtype_size   (DType d);                                   /* bytes of an element */
 int         tensor_scales_per_group(Format f);                        /* 2-byte words that a group's scale takes */

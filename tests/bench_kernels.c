@@ -45,7 +45,7 @@ static Tensor make(Format f, int rows, int cols)
 {
     Tensor t = { .format = f, .rows = rows, .cols = cols };
     t.data = hold(tensor_numel(t) * dtype_size(f.dtype));
-    if (format_is_fp8(f))
+    if (format_has_scales(f))
         t.scale = hold(f.group ? 2 * (size_t)tensor_scales_per_group(f) * tensor_numel(t) / (size_t)f.group : 16);
     return t;
 }
@@ -223,6 +223,22 @@ static void bench_adamw_fp8(const Model *m)
     adamw(w, mm, v, g, a, 0);
     TIME_BYTES("coat: adamw, expanded FP8 moments", 10.0625 * n, adamw(w, mm, v, g, a, 0));
     in_step(OPTIMIZER, m->L);
+    mm.format.expand = false;
+    Tensor wide = make(BF16_, 1, n);
+    init_constant(wide, 1e-4f);
+    TIME_BYTES("adamw, FP8 and BF16 moments", (8 + 4 + 2.0 / 128) * n, adamw(w, mm, wide, g, a, 0));
+    release();
+}
+
+static void bench_adamw8bit(const Model *m)
+{
+    const int n = (int)m->params / 256 * 256;
+    AdamW a = { .lr = 1e-3f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .correction1 = 0.1f, .correction2 = 0.05f,
+                .grad_scale = 1 };
+    Tensor w = make_normal(BF16_, 1, n, 1), g = make_normal(BF16_, 1, n, 1);
+    Tensor mm = make((Format){ DYNAMIC8, DYNAMIC8_GROUP }, 1, n), v = make((Format){ UDYNAMIC8, DYNAMIC8_GROUP }, 1, n);
+    adamw8bit(w, mm, v, g, a, 0);
+    TIME_BYTES("adamw8bit", (6 + 4 + 16.0 / 256) * n, adamw8bit(w, mm, v, g, a, 0));
     release();
 }
 
@@ -391,6 +407,7 @@ int main(int argc, char **argv)
     bench_swiglu(m);
     bench_coat(m);
     bench_adamw_fp8(m);
+    bench_adamw8bit(m);
     bench_weights(m);
     bench_embedding(m);
     bench_loss(m);
