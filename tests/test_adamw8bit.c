@@ -4,7 +4,7 @@
  * back end uses the hardware's root and reciprocal. u = 2^-24. */
 #include "kernels/dynamic8.h"
 #include "kernels/fp8.h"
-#include "model/safetensors.h"
+#include "model/checkpoint/safetensors.h"
 #include "tests/golden.h"
 
 static const Format F = { F32, 0 }, H = { BF16, 0 };
