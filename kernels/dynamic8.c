@@ -4,7 +4,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/fp8.h"
 #include "kernels/error.h"
 
 enum { CODES = 256, DECADES = 7, ZERO = 127 };      /* ZERO: the code of 0 in the signed map */
@@ -84,7 +83,10 @@ void dynamic8_store(Tensor t, size_t first, const float *x, size_t n)
     uint8_t *codes = (uint8_t *)t.data + first;
     float *absmax = (float *)t.scale + first / DYNAMIC8_GROUP;
     for (size_t g = 0; g < n; g += DYNAMIC8_GROUP) {
-        const float top = abs_max(x + g, DYNAMIC8_GROUP), inverse = dynamic8_inverse(top);
+        float top = 0;
+        for (size_t i = g; i < g + DYNAMIC8_GROUP; i++)
+            top = fmaxf(top, fabsf(x[i]));              /* NaN counts as 0 */
+        const float inverse = dynamic8_inverse(top);
         absmax[g / DYNAMIC8_GROUP] = top;
         for (size_t i = g; i < g + DYNAMIC8_GROUP; i++)
             codes[i] = dynamic8_encode(x[i] * inverse, t.format.dtype);

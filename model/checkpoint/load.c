@@ -262,7 +262,7 @@ static void load_optimizer(const char *folder, Source s, const Config *c, Fsdp *
     layout_read(&l, f, s.file, s.count);
     const char *path, *name = left_over(&l, &s, folder, &c->model, &path);
     if (name)
-        die_of_states(folder, xasprintf("tensor %s of %s is no state of optimizer %s", name, path, o->name));
+        die_of_states(folder, xasprintf("its %s is no state of optimizer %s", name, o->name));
     layout_free(&l);
     close_source(&s);
 }
