@@ -19,7 +19,7 @@ const float *dynamic8_map(DType d);                     /* 256 values in ascendi
 float        dynamic8_inverse(float absmax);            /* 1 / absmax; 0 where that counts as 0 */
 uint8_t      dynamic8_encode(float x, DType d);         /* the code of x = m (1 / max|m|) */
 
-/* As load and store of fp8.h. */
+/* As tensor_load and tensor_store of values.h. */
 void dynamic8_load (float *x, Tensor t, size_t first, size_t n);
 void dynamic8_store(Tensor t, size_t first, const float *x, size_t n);
 

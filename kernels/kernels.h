@@ -144,7 +144,7 @@ void cross_entropy(Tensor logits, float *loss, float *zloss, const int *target, 
 
 /* ---- reductions and the optimizer; always in the same order, hence the same bits ---------------------------- */
 
-void sum        (float *out, const float *x, size_t n);                 /* *out += sum of x */
+void sum_values (float *out, const float *x, size_t n);                 /* *out += sum of x */
 void sum_squares(float *out, Tensor x);                                 /* *out += sum of x^2; not finite if any x is not */
 
 typedef struct {

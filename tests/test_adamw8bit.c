@@ -4,6 +4,7 @@
  * back end uses the hardware's root and reciprocal. u = 2^-24. */
 #include "kernels/dynamic8.h"
 #include "kernels/fp8.h"
+#include "kernels/values.h"
 #include "model/checkpoint/safetensors.h"
 #include "tests/golden.h"
 
@@ -156,13 +157,13 @@ static void test_codes(void **state)
     Tensor t[2] = { host_tensor(SIGNED, (int)n), host_tensor(UNSIGNED, (int)n) };
     for (size_t i = 0; i < n; i++)
         size[i] = fabsf(x[i]);
-    store(t[0], 0, x, n);
-    store(t[1], 0, size, n);
+    tensor_store(t[0], 0, x, n);
+    tensor_store(t[1], 0, size, n);
     check_same_bytes("signed codes", t[0].data, read_golden(f, "signed", NULL), n);
     check_same_bytes("unsigned codes", t[1].data, read_golden(f, "unsigned", NULL), n);
     check_bnb(f, x, t);
     for (int k = 0; k < 2; k++) {
-        load(back, t[k], GROUP, GROUP);
+        tensor_load(back, t[k], GROUP, GROUP);
         for (size_t i = 0; i < GROUP; i++)
             assert_true(back[i] == dynamic8_map(t[k].format.dtype)[((uint8_t *)t[k].data)[GROUP + i]] * ((float *)t[k].scale)[1]);
     }
@@ -224,8 +225,8 @@ static Tensor check_encoding(const char *name, const float *g, size_t n)
     put(grad, g);
     for (size_t i = 0; i < n; i++)
         square[i] = g[i] * g[i];
-    store(t[0], 0, g, n);
-    store(t[1], 0, square, n);
+    tensor_store(t[0], 0, g, n);
+    tensor_store(t[1], 0, square, n);
     adamw8bit(w, m, v, grad, a, 0);
     for (int i = 0; i < 2; i++) {
         char text[64];

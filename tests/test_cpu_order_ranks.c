@@ -7,6 +7,7 @@
 
 #include "kernels/error.h"
 #include "kernels/fp8.h"
+#include "kernels/values.h"
 #include "model/run/memory.h"
 #include "model/update.h"
 #include "tests/models.h"
@@ -102,7 +103,7 @@ static void check_maximum(Tensor x, const float *amax)
 {
     float value, max = 0;
     for (size_t i = 0; amax && i < tensor_numel(x); i++) {
-        load(&value, x, i, 1);
+        tensor_load(&value, x, i, 1);
         max = fmaxf(max, fabsf(value));
     }
     if (amax && *amax != max && !*problem)

@@ -5,6 +5,7 @@
  * lg2, ex2 and a quick quotient or root 2^-22 of the result, lg2 of 1/2 .. 2 an absolute 2^-22. So codes may be
  * neighbours of the exact ones, and k may be another where the exact one lies next to a multiple of 1/16. */
 #include "kernels/fp8.h"
+#include "kernels/values.h"
 #include "tests/fp8.h"
 
 static const Format F = { F32, 0 };
@@ -353,7 +354,7 @@ static double sum_of_moment(Tensor t)
     char *bytes = tensor_snapshot(t);
     float *x = keep((size_t)t.cols * sizeof *x);
     double sum = 0;
-    load(x, (Tensor){ .data = bytes, .scale = bytes + t.cols, .format = t.format, .rows = 1, .cols = t.cols }, 0, (size_t)t.cols);
+    tensor_load(x, (Tensor){ .data = bytes, .scale = bytes + t.cols, .format = t.format, .rows = 1, .cols = t.cols }, 0, (size_t)t.cols);
     for (int i = 0; i < t.cols; i++)
         sum += x[i];
     return sum;

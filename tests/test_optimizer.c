@@ -196,7 +196,7 @@ static void test_sums(void **state)
         }
         Tensor t = make(F, 1, n), half = make(H, 1, n), out = make_f32(1, 1);
         put(t, x), put(half, x), put(out, &s);
-        TWICE(sum(out.data, t.data, (size_t)n), out);
+        TWICE(sum_values(out.data, t.data, (size_t)n), out);
         assert_true(values(out)[0] == total);
         put(out, &s);
         TWICE(sum_squares(out.data, t), out);

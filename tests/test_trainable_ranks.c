@@ -2,6 +2,7 @@
  * of the others are, bit for bit, those of a run that trains all; a run goes on from a checkpoint bit for bit; and memory is saved. */
 #include "kernels/comm.h"
 #include "kernels/fp8.h"
+#include "kernels/values.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/model.h"
 #include "model/run/memory.h"
@@ -96,7 +97,7 @@ static double *fetch(Tensor t, size_t n)
     device_get(raw, t.data, n * dtype_size(t.format.dtype));
     t.data = raw;
     float *values = keep(n * sizeof *values);
-    load(values, t, 0, n);
+    tensor_load(values, t, 0, n);
     for (size_t i = 0; i < n; i++)
         x[i] = values[i];
     return x;

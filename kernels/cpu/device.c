@@ -146,7 +146,7 @@ void device_merge_queues(bool merge)
 
 static struct { float *memory; size_t floats; } slots[SLOTS];
 
-float *scratch(int slot, size_t floats)
+float *cpu_scratch(int slot, size_t floats)
 {
     CHECK(slot >= 0 && slot < SLOTS, "slot %d", slot);
     if (floats > slots[slot].floats) {

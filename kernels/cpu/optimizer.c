@@ -14,7 +14,7 @@ static void store_weights(Tensor w, size_t at, const float *x, size_t n, uint64_
         for (size_t i = 0; i < n; i++)
             ((uint16_t *)w.data)[at + i] = bf16_round_stochastic(x[i], random_16(seed, first + at + i));
     else
-        store(w, at, x, n);
+        tensor_store(w, at, x, n);
 }
 
 static void step(float *w, float *m, float *v, const float *grad, size_t n, AdamW a)
@@ -44,17 +44,17 @@ void adamw(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first)
     CHECK_PLAIN(grad);
     check_moment("m", m, w.cols);
     check_moment("v", v, w.cols);
-    float *wi = scratch(0, BLOCK), *mi = scratch(1, BLOCK), *vi = scratch(2, BLOCK), *gi = scratch(3, BLOCK);
+    float *wi = cpu_scratch(0, BLOCK), *mi = cpu_scratch(1, BLOCK), *vi = cpu_scratch(2, BLOCK), *gi = cpu_scratch(3, BLOCK);
     for (size_t at = 0, numel = tensor_numel(w); at < numel; at += BLOCK) {
         size_t n = numel - at < BLOCK ? numel - at : BLOCK;
-        load(wi, w, at, n);
-        load(gi, grad, at, n);
-        load(mi, m, at, n);
-        load(vi, v, at, n);
+        tensor_load(wi, w, at, n);
+        tensor_load(gi, grad, at, n);
+        tensor_load(mi, m, at, n);
+        tensor_load(vi, v, at, n);
         step(wi, mi, vi, gi, n, a);
         store_weights(w, at, wi, n, a.seed, first);
-        store(m, at, mi, n);
-        store(v, at, vi, n);
+        tensor_store(m, at, mi, n);
+        tensor_store(v, at, vi, n);
     }
 }
 
@@ -90,16 +90,16 @@ void adamw8bit(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t firs
     check_8bit("m", m, DYNAMIC8, w.cols);
     check_8bit("v", v, UDYNAMIC8, w.cols);
     const Dynamic8Step s = dynamic8_step(a);
-    float *wi = scratch(0, BLOCK), *mi = scratch(1, BLOCK), *vi = scratch(2, BLOCK), *gi = scratch(3, BLOCK);
+    float *wi = cpu_scratch(0, BLOCK), *mi = cpu_scratch(1, BLOCK), *vi = cpu_scratch(2, BLOCK), *gi = cpu_scratch(3, BLOCK);
     for (size_t at = 0, numel = tensor_numel(w); at < numel; at += BLOCK) {
         size_t n = numel - at < BLOCK ? numel - at : BLOCK;
-        load(wi, w, at, n);
-        load(gi, grad, at, n);
-        load(mi, m, at, n);
-        load(vi, v, at, n);
+        tensor_load(wi, w, at, n);
+        tensor_load(gi, grad, at, n);
+        tensor_load(mi, m, at, n);
+        tensor_load(vi, v, at, n);
         step_8bit(wi, mi, vi, gi, n, s);
         store_weights(w, at, wi, n, a.seed, first);
-        store(m, at, mi, n);
-        store(v, at, vi, n);
+        tensor_store(m, at, mi, n);
+        tensor_store(v, at, vi, n);
     }
 }

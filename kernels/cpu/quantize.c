@@ -25,10 +25,10 @@ void quantize_scale(Tensor y, Tensor x)
 {
     CHECK_TENSOR(x, x.rows, x.cols);
     const size_t block = block_size(y, x), numel = tensor_numel(x);
-    float *values = scratch(0, block), amax = 0;
+    float *values = cpu_scratch(0, block), amax = 0;
     for (size_t i = 0; i < numel; i += block) {
         size_t n = numel - i < block ? numel - i : block;
-        load(values, x, i, n);
+        tensor_load(values, x, i, n);
         amax = fmaxf(amax, abs_max(values, n));
     }
     quantize_scale_from(y, &amax);
@@ -40,13 +40,13 @@ void quantize_codes(Tensor y, Tensor x)
     CHECK(y.rows == x.rows && y.cols == x.cols, "quantize_codes: (%d, %d) from (%d, %d)", y.rows, y.cols, x.rows,
           x.cols);
     const size_t block = block_size(y, x), numel = tensor_numel(x);
-    float *values = scratch(0, block);
+    float *values = cpu_scratch(0, block);
     if (!y.data)        /* only the transpose is wanted: it is made from the rows */
-        y.data = scratch(1, numel / sizeof(float) + 1);
+        y.data = cpu_scratch(1, numel / sizeof(float) + 1);
     for (size_t i = 0; i < numel; i += block) {
         size_t n = numel - i < block ? numel - i : block;
-        load(values, x, i, n);
-        store(y, i, values, n);
+        tensor_load(values, x, i, n);
+        tensor_store(y, i, values, n);
     }
     transpose_codes(y);
 }

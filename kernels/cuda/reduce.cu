@@ -61,7 +61,7 @@ template <bool SQUARE, typename T> static void add_sum(float *out, const T *x, s
     LAUNCH_CHECK();
 }
 
-void sum(float *out, const float *x, size_t n)
+void sum_values(float *out, const float *x, size_t n)
 {
     add_sum<false>(out, x, n);
 }

@@ -7,6 +7,7 @@
 #include "kernels/device.h"
 #include "kernels/fp8.h"
 #include "kernels/error.h"
+#include "kernels/values.h"
 
 static size_t scale_bytes(Format f, size_t n)
 {
@@ -34,7 +35,7 @@ Sample sample_fetch(Tensor t, size_t first, size_t n)
     if (format_has_scales(t.format))
         device_get(s.t.scale, (const char *)t.scale + (t.format.group ? scale_bytes(t.format, first) : 0),
                    scale_bytes(t.format, n));
-    load(s.x, s.t, 0, n);
+    tensor_load(s.x, s.t, 0, n);
     return s;
 }
 
@@ -42,8 +43,8 @@ void sample_again(Sample *s, const double *x)
 {
     for (size_t i = 0; i < s->n; i++)
         s->x[i] = (float)x[i];
-    store(s->t, 0, s->x, s->n);
-    load(s->x, s->t, 0, s->n);
+    tensor_store(s->t, 0, s->x, s->n);
+    tensor_load(s->x, s->t, 0, s->n);
 }
 
 Sample sample_round(const double *x, size_t n, Format f)
