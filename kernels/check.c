@@ -26,3 +26,21 @@ void check_plain(const char *op, const char *name, Tensor t)
         die("%s: %s is %s; expected f32 or bf16, since it accumulates or is changed in place", op, name,
             format_name(t.format));
 }
+
+bool check_rope(const char *op, Tensor qkv, Tensor qnorm, Tensor knorm, const void *stats, Attention a)
+{
+    CHECK(a.D % 2 == 0 && a.H % a.K == 0, "%s: %d query heads, %d key/value heads of width %d", op, a.H, a.K, a.D);
+    check_tensor(op, "qkv", qkv, a.B * a.T, (a.H + 2 * a.K) * a.D);
+    CHECK(!qnorm.data == !knorm.data, "%s: q and k both have a norm, or neither", op);
+    if (!qnorm.data)
+        return false;
+    const bool by_head = a.H > 1 && qnorm.cols == a.D;
+    if (!by_head && qnorm.cols != a.H * a.D)
+        die("%s: qnorm is (%d, %d); expected (1, %d) for q as a whole or (1, %d) for each head", op, qnorm.rows, qnorm.cols,
+            a.H * a.D, a.D);
+    check_tensor(op, "qnorm", qnorm, 1, by_head ? a.D : a.H * a.D);
+    check_tensor(op, "knorm", knorm, 1, by_head ? a.D : a.K * a.D);
+    CHECK(a.norm.kind == RMS_NORM, "%s: QK-norm is RMSNorm only", op);
+    CHECK(stats, "%s: QK-norm needs stats", op);
+    return by_head;
+}

@@ -1,7 +1,7 @@
 /* Checks on entry of every operation, the same in both back ends. */
 #pragma once
 #include "kernels/error.h"
-#include "kernels/tensor.h"
+#include "kernels/kernels.h"
 
 /* Dies unless t exists with this shape and a format that means something. */
 #define CHECK_TENSOR(t, rows, cols) check_tensor(__func__, #t, t, rows, cols)
@@ -14,3 +14,7 @@ void check_tensor(const char *op, const char *name, Tensor t, int rows, int cols
 /* Dies unless t is F32 or BF16: what accumulates or is changed in place. */
 #define CHECK_PLAIN(t) check_plain(__func__, #t, t)
 void check_plain(const char *op, const char *name, Tensor t);
+
+/* The arguments of rope_forward and rope_backward. True if q and k are to be normed head by head; of one head that is the norm
+ * over its full width. */
+bool check_rope(const char *op, Tensor qkv, Tensor qnorm, Tensor knorm, const void *stats, Attention a);

@@ -17,10 +17,14 @@
  * code = round to nearest even of x (1/S), both in F32, saturating [COAT eq. 1]; writes y.data_t too if there is one. */
 void quantize(Tensor y, Tensor x);
 
-/* Its two halves for an FP8 y of group 0: the scale from max|x|; then codes and, if there is one, transposed codes with
- * the scale that y has. Here y.data or y.data_t may be NULL: not written. */
-void quantize_scale(Tensor y, Tensor x);
-void quantize_codes(Tensor y, Tensor x);
+/* The same where max|x| may be known already: *amax, a float of device memory; NULL: it is not. A group finds its own. */
+void quantize_with_amax(Tensor y, Tensor x, const float *amax);
+
+/* Its two halves for an FP8 y of group 0: the scale from max|x|, which is found or given; then codes and, if there is one,
+ * transposed codes with the scale that y has. Here y.data or y.data_t may be NULL: not written. */
+void quantize_scale     (Tensor y, Tensor x);
+void quantize_scale_from(Tensor y, const float *amax);
+void quantize_codes     (Tensor y, Tensor x);
 
 /* Whether FP8 with groups of this size is known: on the CPU any, with CUDA 16 for activations and 128 for moments. */
 bool knows_group(int group, bool moment);
@@ -63,8 +67,10 @@ void norm_forward_exact(Tensor y, Tensor x, float *stats, Tensor stream, Tensor 
 void norm_again(Tensor y, Tensor x, const float *stats, Tensor w);
 
 /* dx = [dx +] the gradient of y with respect to x; dw += (no tensor: not wanted). With g = dy w, xh = (x - mean) rstd:
- * dx = rstd (g - mean(g) [LAYER_NORM only] - xh mean(g xh)), dw = sum over n of dy xh. dx may be dy if not accumulating. */
-void norm_backward(Tensor dx, Tensor dw, Tensor dy, Tensor x, const float *stats, Tensor w, Norm norm, bool accumulate);
+ * dx = rstd (g - mean(g) [LAYER_NORM only] - xh mean(g xh)), dw = sum over n of dy xh. dx may be dy if not accumulating.
+ * *amax, a float of device memory, becomes max|dx| of all dx as stored, whatever it was; NULL: not wanted, as for an FP8 dx. */
+void norm_backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x, const float *stats, Tensor w, Norm norm,
+                   bool accumulate);
 
 /* ---- linear ----------------------------------------------------------------------------------------------- */
 
@@ -76,7 +82,7 @@ void matmul_accumulation(FastAccumulation fast);
 /* FP8 operands have one scale and are read along the sum: matmul reads data, matmul_dx w.data_t, matmul_dw both data_t. */
 void matmul   (Tensor y,  Tensor x,  Tensor w, Tensor add);             /* y  = x wT [+ add]   (N,O) (N,C) (O,C) (N,O) */
 void matmul_dx(Tensor dx, Tensor dy, Tensor w, bool accumulate);        /* dx = [dx +] dy w    (N,C) (N,O) (O,C)       */
-void matmul_dw(Tensor dw, Tensor dy, Tensor x);                         /* dw += dyT x         (O,C) (N,O) (N,C)       */
+void matmul_dw(Tensor dw, Tensor dy, Tensor x);                         /* dw += dyT x         (O,C) (N,O) (N,C); no dw: nothing */
 
 /* ---- attention -------------------------------------------------------------------------------------------- */
 
@@ -84,8 +90,9 @@ typedef struct {
     int   B, T, H, K, D;
     float scale;           /* of the scores: 1/sqrt(D)                                  */
     float clip;            /* q, k, v are clamped to [-clip, clip] first; 0: not        */
-    Norm  norm;            /* of q and k over their full widths H*D and K*D, where weights are given */
+    Norm  norm;            /* of q and k where weights are given: see rope_forward      */
     const float *rope;     /* (T, D/2, 2) cosine and sine                               */
+    int   window;          /* keys that a query sees, itself included; 0: all before it */
 } Attention;
 
 /* Documents packed in the batch: document i is tokens start[i] .. start[i+1]-1 of N; none crosses a sequence. */
@@ -97,15 +104,19 @@ typedef struct {
 
 /* From projection to attention input: y = rope(norm(clamp(x))), v only clamped. Rows of x and y are [q (H*D) | k (K*D) |
  * v (K*D)]. rope turns (a, b) = elements (i, i + D/2) of a head at position t by angle(t,i). y may be x.
- * qnorm (1,H*D), knorm (1,K*D): weights, or no tensor: no norm. stats (N,2): rstd of q and of k; NULL without norm. */
+ * The norms' weights: qnorm (1,H*D), knorm (1,K*D) norm q and k over their full widths [OLMo 2], stats (N,2): rstd of q
+ * and of k. Both (1,D): each head by itself, with weights that all heads of q or of k share [Qwen3], stats (N,H+K): rstd of
+ * each head of q, then of k. No tensors: no norm, stats NULL. */
 void rope_forward (Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm, Attention a);
 
-/* dx from dy; may be the same memory; otherwise dy is overwritten. dqnorm, dknorm +=. x: what went into rope_forward; read
- * only if there is a clip or a norm (a clamped element has gradient 0; one equal to the limit counts as not clamped). */
+/* dx from dy; may be the same memory; otherwise dy is overwritten. dqnorm, dknorm += (shapes as qnorm, knorm; no tensor: not
+ * wanted). x: what went into rope_forward; read only if there is a clip or a norm (a clamped element has gradient 0; one
+ * equal to the limit counts as not clamped). */
 void rope_backward(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x, const float *stats,
                    Tensor qnorm, Tensor knorm, Attention a);
 
-/* Causal softmax attention inside each document; head h reads key/value head h / (H/K). y (N, H*D), qkv (N, (H+2K)D);
+/* Causal softmax attention inside each document: token t sees its tokens u <= t, with a window those of t - window < u <= t.
+ * A window of T or more is none, to the bit. Head h reads key/value head h / (H/K). y (N, H*D), qkv (N, (H+2K)D);
  * lse (B,H,T) or, with documents, any layout of N*H floats that attention_backward of the same back end reads back. */
 void attention_forward (Tensor y, float *lse, Tensor qkv, Attention a, Documents docs);
 void attention_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a, Documents docs);

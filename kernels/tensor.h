@@ -17,12 +17,10 @@ enum { DYNAMIC8_GROUP = 256 };      /* the one group size of the dynamic maps */
 typedef struct { DType dtype; int group; bool expand; } Format;
 
 typedef struct {
-    void  *data;      /* (rows, cols), 256-byte aligned; NULL: the tensor does not exist                       */
-    void  *data_t;    /* (cols, rows): transposed FP8 codes with the same scale, as operands of FP8 GEMMs; or NULL */
-    void  *scale;     /* group 0: one float (16 bytes apart); else (rows, cols/group): of FP8 BF16, if expanded fp8_pair; of the
+    void *data;       /* (rows, cols), 256-byte aligned; NULL: the tensor does not exist                       */
+    void *data_t;     /* (cols, rows): transposed FP8 codes with the same scale, as operands of FP8 GEMMs; or NULL */
+    void *scale;      /* group 0: one float (16 bytes apart); else (rows, cols/group): of FP8 BF16, if expanded fp8_pair; of the
                          dynamic maps F32. NULL of F32 and BF16                                                 */
-    float *amax;      /* of dense data: where the operation that makes it leaves max|data| for quantize, which spends it:
-                         one float, 0 before; NULL: quantize looks itself. Only norm_backward fills it             */
     Format format;
     int    rows, cols;
 } Tensor;

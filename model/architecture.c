@@ -1,4 +1,4 @@
-/* Hugging Face names and config.json.
+/* The rows, and who asks them.
  *
  * Our projections that read the same input are one matrix; Hugging Face keeps them apart. As matrices are row-
  * major, each of its tensors is a run of rows of ours: q, k, v in qkv; gate, up in gate_up. The embedding is padded
@@ -9,145 +9,266 @@
  * OLMo-2. */
 #include "model/architecture.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "kernels/error.h"
 
-const char *hf_class(const ModelConfig *c)
-{
-    bool rms = c->norm.kind == RMS_NORM;
-    if (rms && c->norm_affine && !c->norm_after && !c->qk_norm && c->clip_qkv == 0)
-        return "LlamaForCausalLM";
+/* ---- the rows --------------------------------------------------------------------------------------------- */
+
+#define BOTH_KINDS                                                                                                              \
+    { "qkv",     { { "self_attn.q_proj.weight", QUERY_ROWS }, { "self_attn.k_proj.weight", KEY_ROWS },                          \
+                   { "self_attn.v_proj.weight", KEY_ROWS } } },                                                                 \
+    { "qnorm",   { { "self_attn.q_norm.weight", ALL_ROWS } } },                                                                 \
+    { "knorm",   { { "self_attn.k_norm.weight", ALL_ROWS } } },                                                                 \
+    { "out",     { { "self_attn.o_proj.weight", ALL_ROWS } } },                                                                 \
+    { "gate_up", { { "mlp.gate_proj.weight", MLP_ROWS }, { "mlp.up_proj.weight", MLP_ROWS } } },                                \
+    { "down",    { { "mlp.down_proj.weight", ALL_ROWS } } },                                                                    \
+    { "embed",   { { "model.embed_tokens.weight", VOCAB_ROWS } } },                                                             \
+    { "norm",    { { "model.norm.weight", ALL_ROWS } } },                                                                       \
+    { "head",    { { "lm_head.weight", VOCAB_ROWS } } }
+
+static const TensorNames norms_before[] = {
+    { "norm0",   { { "input_layernorm.weight", ALL_ROWS } } },
+    { "norm1",   { { "post_attention_layernorm.weight", ALL_ROWS } } },
+    BOTH_KINDS, { NULL }
+};
+
+static const TensorNames norms_behind[] = {
+    { "norm0",   { { "post_attention_layernorm.weight", ALL_ROWS } } },
+    { "norm1",   { { "post_feedforward_layernorm.weight", ALL_ROWS } } },
+    BOTH_KINDS, { NULL }
+};
+
+enum { ANY_ROPE = 1 << ROPE_DEFAULT | 1 << ROPE_LLAMA3 | 1 << ROPE_YARN };
+
+/* In the order in which they are looked at: where two compute the same, as Mistral without a window and Llama do, the first counts
+ * unless the configuration names the other. */
+static const Architecture built_in[] = {
+    /* transformers 5 checks the heads of this class only */
+    { "LlamaForCausalLM", "llama", "Llama", .norm = RMS_NORM, .norm_affine = true, .tying = true, .heads_divide = true,
+      .rope_types = ANY_ROPE, .blocks = "model.layers", .tensors = norms_before,
+      .keys = { { "head_dim", 0 }, { "mlp_bias", 0 }, { "rms_norm_eps", 1e-6 } } },
+
     /* transformers' OlmoLayerNorm has this eps built in */
-    if (!rms && !c->norm_affine && !c->norm_after && !c->qk_norm && c->norm.eps == 1e-5f)
-        return "OlmoForCausalLM";
-    if (rms && c->norm_affine && c->norm_after && c->qk_norm && c->clip_qkv == 0)
-        return "Olmo2ForCausalLM";
-    die("no architecture of Hugging Face computes this model, so it cannot be saved: %s with%s weights, eps %g, "
-        "norms %s the branches, %s norm of q and k, clip_qkv %g.\nExpected Llama (RMS norms with weights before the "
-        "branches: model.layer_norm_type: rms, layer_norm_with_affine: true), OLMo (LayerNorms without weights before them, "
-        "eps 1e-5, clip_qkv or not: layer_norm_type: default, layer_norm_with_affine: false) or OLMo-2 (RMS norms with weights "
-        "behind the branches and of q and k: layer_norm_type: rms, norm_after: true, attention_layer_norm: true)",
-        rms ? "RMS norms" : "LayerNorms", c->norm_affine ? "" : "out",
-        (double)c->norm.eps, c->norm_after ? "behind" : "before", c->qk_norm ? "a" : "no", (double)c->clip_qkv);
+    { "OlmoForCausalLM", "olmo", "OLMo", .norm = LAYER_NORM, .norm_eps = 1e-5f, .clip = true, .tying = true,
+      .rope_types = ANY_ROPE, .blocks = "model.layers", .tensors = norms_before, .keys = { { "clip_qkv", 0 } } },
+
+    { "Olmo2ForCausalLM", "olmo2", "OLMo-2", .norm = RMS_NORM, .norm_affine = true, .norm_after = true, .qk_norm = QK_NORM_WIDTH,
+      .tying = true, .rope_types = ANY_ROPE, .blocks = "model.layers", .tensors = norms_behind,
+      .keys = { { "rms_norm_eps", 1e-5 } } },
+
+    { "MistralForCausalLM", "mistral", "Mistral", .norm = RMS_NORM, .norm_affine = true, .tying = true, .windows = SAME_WINDOW,
+      .rope_types = ANY_ROPE, .blocks = "model.layers", .tensors = norms_before,
+      .keys = { { "head_dim", 0 }, { "rms_norm_eps", 1e-6 }, { "num_key_value_heads", 8 }, { "max_position_embeddings", 131072 },
+                { "sliding_window", 4096 } } },
+
+    { "Qwen3ForCausalLM", "qwen3", "Qwen3", .norm = RMS_NORM, .norm_affine = true, .qk_norm = QK_NORM_HEAD, .tying = true,
+      .windows = WINDOW_BY_LAYER, .rope_types = ANY_ROPE, .blocks = "model.layers", .tensors = norms_before,
+      .keys = { { "head_dim", 128 }, { "rms_norm_eps", 1e-6 }, { "num_key_value_heads", 32 }, { "max_position_embeddings", 32768 },
+                { "use_sliding_window", 0 }, { "sliding_window", 4096 }, { "max_window_layers", 28 }, { "layer_types", 0 } } },
+
+    /* without layer_types every fourth block is one of full attention */
+    { "Olmo3ForCausalLM", "olmo3", "OLMo-3", .norm = RMS_NORM, .norm_affine = true, .norm_after = true, .qk_norm = QK_NORM_WIDTH,
+      .tying = true, .windows = WINDOW_BY_LAYER, .rope_types = ANY_ROPE, .full_attn_scaled_only = true, .blocks = "model.layers",
+      .tensors = norms_behind,
+      .keys = { { "rms_norm_eps", 1e-5 }, { "rope_theta", 500000 }, { "sliding_window", 4096 }, { "layer_types", 4 } } },
+};
+
+/* ---- which there are -------------------------------------------------------------------------------------- */
+
+enum { BUILT_IN = sizeof built_in / sizeof built_in[0], MAX_ADDED = 16 };
+static const Architecture *added[MAX_ADDED];
+static int num_added;
+
+static int count_all(void)
+{
+    return BUILT_IN + num_added;
 }
 
-/* ---- names ------------------------------------------------------------------------------------------------ */
-
-/* The parts of each field of a Unit: their names, behind "model.layers.<l>." in blocks, and their rows. */
-typedef struct { const char *name; size_t rows; } Part;
-
-static int parts_of(Part part[3], const ModelConfig *c, const Param *p)
+static const Architecture *row(int i)
 {
-    size_t HD = (size_t)c->n_heads * c->head_dim, KD = (size_t)c->n_kv_heads * c->head_dim, F = (size_t)c->mlp_width;
-    size_t rows = (size_t)p->rows, V = (size_t)c->vocab_size;
-    bool after = c->norm_after;
-    const struct { const char *field; Part part[3]; } table[] = {
-        { "norm0",   { { after ? "post_attention_layernorm.weight" : "input_layernorm.weight", 1 } } },
-        { "qkv",     { { "self_attn.q_proj.weight", HD }, { "self_attn.k_proj.weight", KD },
-                       { "self_attn.v_proj.weight", KD } } },
-        { "qnorm",   { { "self_attn.q_norm.weight", 1 } } },
-        { "knorm",   { { "self_attn.k_norm.weight", 1 } } },
-        { "out",     { { "self_attn.o_proj.weight", rows } } },
-        { "norm1",   { { after ? "post_feedforward_layernorm.weight" : "post_attention_layernorm.weight", 1 } } },
-        { "gate_up", { { "mlp.gate_proj.weight", F }, { "mlp.up_proj.weight", F } } },
-        { "down",    { { "mlp.down_proj.weight", rows } } },
-        { "embed",   { { "model.embed_tokens.weight", V } } },
-        { "norm",    { { "model.norm.weight", 1 } } },
-        { "head",    { { "lm_head.weight", V } } },
-    };
-    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
-        if (strcmp(table[i].field, p->name) != 0)
-            continue;
-        memcpy(part, table[i].part, sizeof table[i].part);
-        return part[2].name ? 3 : part[1].name ? 2 : 1;
+    return i < BUILT_IN ? &built_in[i] : added[i - BUILT_IN];
+}
+
+const Architecture *architecture_find(const char *class)
+{
+    for (int i = 0; i < count_all(); i++)
+        if (strcmp(row(i)->class, class) == 0)
+            return row(i);
+    return NULL;
+}
+
+char *architecture_names(void)
+{
+    char *text;
+    size_t size;
+    FILE *f = open_memstream(&text, &size);
+    if (!f)
+        die("out of host memory");
+    for (int i = 0; i < count_all(); i++)
+        fprintf(f, "%s%s", i ? ", " : "", row(i)->class);
+    fclose(f);
+    return text;
+}
+
+void architecture_add(const Architecture *a)
+{
+    if (architecture_find(a->class))
+        die("architecture_add: there is a %s already; give the class a name of its own", a->class);
+    CHECK(num_added < MAX_ADDED, "more than %d architectures", MAX_ADDED);
+    added[num_added++] = a;
+}
+
+const ClassKey *architecture_key(const Architecture *a, const char *key)
+{
+    const size_t most = sizeof a->keys / sizeof a->keys[0];
+    for (size_t i = 0; i < most && a->keys[i].key; i++)
+        if (strcmp(a->keys[i].key, key) == 0)
+            return &a->keys[i];
+    return NULL;
+}
+
+/* ---- which one a model is --------------------------------------------------------------------------------- */
+
+/* Adds a setting that has to change, unless `holds`. */
+static void need(FILE *f, bool holds, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static void need(FILE *f, bool holds, const char *format, ...)
+{
+    va_list args;
+    if (holds)
+        return;
+    fputs(ftell(f) > 0 ? ", model." : "model.", f);
+    va_start(args, format);
+    vfprintf(f, format, args);
+    va_end(args);
+}
+
+/* Whether a can give each block the window that c gives it. */
+static bool windows_fit(const Architecture *a, const ModelConfig *c)
+{
+    int sliding = 0;
+    for (int l = 0; l < c->n_layers; l++)
+        sliding += layer_slides(c, l);
+    return sliding == 0 || a->windows == WINDOW_BY_LAYER || (a->windows == SAME_WINDOW && sliding == c->n_layers);
+}
+
+/* Whether a scales the rotary frequencies of the same blocks. */
+static bool scaling_fits(const Architecture *a, const ModelConfig *c)
+{
+    for (int l = 0; l < c->n_layers && c->rope_scaling.type != ROPE_DEFAULT; l++)
+        if (layer_is_scaled(c, l) == (a->full_attn_scaled_only && layer_slides(c, l)))
+            return false;
+    return true;
+}
+
+char *architecture_differences(const Architecture *a, const ModelConfig *c)
+{
+    static const char *const qk_norms[] = { "false", "true", "head" };
+    char *text;
+    size_t size;
+    FILE *f = open_memstream(&text, &size);
+    if (!f)
+        die("out of host memory");
+    need(f, c->norm.kind == a->norm, "layer_norm_type: %s", a->norm == RMS_NORM ? "rms" : "default");
+    need(f, c->norm_affine == a->norm_affine, "layer_norm_with_affine: %s", a->norm_affine ? "true" : "false");
+    need(f, a->norm_eps == 0 || c->norm.eps == a->norm_eps, "layer_norm_eps: %g", (double)a->norm_eps);
+    need(f, c->norm_after == a->norm_after, "norm_after: %s", a->norm_after ? "true" : "false");
+    need(f, c->qk_norm == a->qk_norm, "attention_layer_norm: %s", qk_norms[a->qk_norm]);
+    need(f, a->clip || c->clip_qkv == 0, "clip_qkv: null");
+    need(f, a->tying || !c->weight_tying, "weight_tying: false");
+    need(f, !a->heads_divide || c->d_model % c->n_heads == 0, "n_heads: a divisor of d_model %d", c->d_model);
+    if (a->windows == NO_WINDOW)
+        need(f, windows_fit(a, c), "sliding_window: null");
+    else
+        need(f, windows_fit(a, c), "layer_types: null");
+    if (a->rope_types >> c->rope_scaling.type & 1)
+        need(f, scaling_fits(a, c), "rope_scaling.full_attn_layers_only: %s", a->full_attn_scaled_only ? "true" : "false");
+    else
+        need(f, false, "rope_scaling: null");
+    fclose(f);
+    return text;
+}
+
+static bool computes(const Architecture *a, const ModelConfig *c)
+{
+    char *differences = architecture_differences(a, c);
+    const bool same = !*differences;
+    free(differences);
+    return same;
+}
+
+static _Noreturn void die_of_none(const ModelConfig *c)
+{
+    char *text;
+    size_t size;
+    FILE *f = open_memstream(&text, &size);
+    for (int i = 0; f && i < count_all(); i++) {
+        char *differences = architecture_differences(row(i), c);
+        fprintf(f, "\n  %s: %s", row(i)->class, differences);
+        free(differences);
     }
-    die_check(__FILE__, __LINE__, "parts_of", "no Hugging Face name for %s", p->name);
+    if (f)
+        fclose(f);
+    die("no architecture of Hugging Face computes this model, so it cannot be saved. What would have to change for each:%s",
+        f ? text : "");
+}
+
+const Architecture *architecture_of(const ModelConfig *c)
+{
+    if (c->architecture && computes(c->architecture, c))
+        return c->architecture;
+    for (int i = 0; i < count_all(); i++)
+        if (computes(row(i), c))
+            return row(i);
+    die_of_none(c);
+}
+
+/* ---- its tensors ------------------------------------------------------------------------------------------ */
+
+static const TensorNames *names_of(const Architecture *a, const char *param)
+{
+    for (const TensorNames *t = a->tensors; t->param; t++)
+        if (strcmp(t->param, param) == 0)
+            return t;
+    die("%s: no Hugging Face name for parameter %s; add a row to its tensors", a->class, param);
+}
+
+static size_t rows_of(Rows rows, const ModelConfig *c, const Param *p)
+{
+    switch (rows) {
+    case QUERY_ROWS: return (size_t)c->n_heads * c->head_dim;
+    case KEY_ROWS:   return (size_t)c->n_kv_heads * c->head_dim;
+    case MLP_ROWS:   return (size_t)c->mlp_width;
+    case VOCAB_ROWS: return (size_t)c->vocab_size;
+    default:         return (size_t)p->rows;
+    }
 }
 
 int hf_tensors(HfTensor out[HF_TENSORS], const ModelConfig *c, const UnitShape *shape, int unit)
 {
+    const Architecture *a = architecture_of(c);
     int count = 0;
     bool block = unit > 0 && unit <= c->n_layers;
     for (int i = 0; i < shape->num_params; i++) {
         const Param *p = &shape->param[i];
-        Part part[3];
-        int parts = parts_of(part, c, p);
+        const TensorNames *names = names_of(a, p->name);
         size_t first = p->offset;
-        for (int k = 0; k < parts; k++) {
+        for (int k = 0; k < 3 && names->part[k].name; k++) {
             CHECK(count < HF_TENSORS, "unit %d has more tensors", unit);
             HfTensor *t = &out[count++];
-            *t = (HfTensor){ .first = first, .rows = part[k].rows, .cols = (size_t)p->cols, .vector = p->is_norm,
-                             .max_rows = parts == 1 ? (size_t)p->rows : part[k].rows };
+            *t = (HfTensor){ .region = p->region, .first = first, .rows = rows_of(names->part[k].rows, c, p),
+                             .cols = (size_t)p->cols, .vector = p->is_norm };
+            t->max_rows = names->part[k].rows == VOCAB_ROWS ? (size_t)p->rows : t->rows;
             if (block)
-                snprintf(t->name, sizeof t->name, "model.layers.%d.%s", unit - 1, part[k].name);
+                snprintf(t->name, sizeof t->name, "%s.%d.%s", a->blocks, unit - 1, names->part[k].name);
             else
-                snprintf(t->name, sizeof t->name, "%s", part[k].name);
+                snprintf(t->name, sizeof t->name, "%s", names->part[k].name);
             first += t->rows * t->cols;
         }
+        CHECK(first <= p->offset + (size_t)p->rows * p->cols, "%s: the tensors of %s have more rows than it", a->class, p->name);
     }
     return count;
-}
-
-/* ---- config.json ------------------------------------------------------------------------------------------ */
-
-/* The decimal number somebody wrote, not the float next to it: 1e-05, not 9.99999974e-06. */
-static json_t *decimal(float x)
-{
-    char text[32];
-    snprintf(text, sizeof text, "%.7g", (double)x);
-    return json_real(strtod(text, NULL));
-}
-
-static json_t *token_id(int id)
-{
-    return id < 0 ? json_null() : json_integer(id);
-}
-
-static json_t *rope_scaling(const ModelConfig *c)
-{
-    if (c->rope_scaling.factor <= 0)
-        return json_null();
-    return json_pack("{s:s, s:f, s:f, s:f, s:i}", "rope_type", "llama3", "factor", c->rope_scaling.factor,
-                     "low_freq_factor", c->rope_scaling.low_freq_factor,
-                     "high_freq_factor", c->rope_scaling.high_freq_factor,
-                     "original_max_position_embeddings", c->rope_scaling.original_length);
-}
-
-json_t *hf_config(const ModelConfig *c, DType master)
-{
-    const char *class = hf_class(c);
-    bool llama = strcmp(class, "LlamaForCausalLM") == 0, olmo = strcmp(class, "OlmoForCausalLM") == 0;
-
-    json_t *j = json_pack("{s:[s], s:s, s:s, s:s, s:b, s:f, s:f, s:b}",
-                          "architectures", class, "model_type", llama ? "llama" : olmo ? "olmo" : "olmo2",
-                          "torch_dtype", master == F32 ? "float32" : "bfloat16", "hidden_act", "silu",
-                          "attention_bias", 0, "attention_dropout", 0.0, "initializer_range", c->init_std,
-                          "use_cache", 1);
-    json_t *sizes = json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:i}",
-                              "hidden_size", c->d_model, "intermediate_size", c->mlp_width,
-                              "num_hidden_layers", c->n_layers, "num_attention_heads", c->n_heads,
-                              "num_key_value_heads", c->n_kv_heads, "max_position_embeddings", c->max_sequence_length,
-                              "vocab_size", c->vocab_size);
-    json_t *rest = json_pack("{s:f, s:o, s:b, s:n, s:o, s:o}",
-                             "rope_theta", c->rope_theta, "rope_scaling", rope_scaling(c),
-                             "tie_word_embeddings", c->weight_tying, "bos_token_id",
-                             "eos_token_id", token_id(c->eos_token_id), "pad_token_id", token_id(c->pad_token_id));
-    CHECK(j && sizes && rest, "config.json cannot be described");
-    json_object_update(j, sizes);
-    json_object_update(j, rest);
-    json_decref(sizes);
-    json_decref(rest);
-    /* OLMo's classes know no head_dim of their own, but take one that is given */
-    if (llama || c->head_dim * c->n_heads != c->d_model)
-        json_object_set_new(j, "head_dim", json_integer(c->head_dim));
-    if (llama)
-        json_object_set_new(j, "mlp_bias", json_false());
-    if (olmo)
-        json_object_set_new(j, "clip_qkv", c->clip_qkv > 0 ? decimal(c->clip_qkv) : json_null());
-    else
-        json_object_set_new(j, "rms_norm_eps", decimal(c->norm.eps));
-    return j;
 }

@@ -1,22 +1,71 @@
-/* How Hugging Face's transformers name, cut and describe our units. */
+/* The architectures: a row per class of Hugging Face's transformers, which says what the class computes and how it names and cuts
+ * our parameters. Whatever depends on the architecture asks here; model/config/hf.c reads and writes its config.json. */
 #pragma once
-#include <jansson.h>
-
 #include "model/params.h"
 
-/* A tensor of a Hugging Face folder: `rows` x `cols` consecutive elements of a unit's flat buffer from `first`. */
+/* Which rows of a parameter a tensor has: all; those of the queries, of the keys or values, of gate or up; those of ids that
+ * exist, without padding. */
+typedef enum { ALL_ROWS, QUERY_ROWS, KEY_ROWS, MLP_ROWS, VOCAB_ROWS } Rows;
+
+/* A parameter (params.h), and the tensors that its rows are from top to bottom. In blocks their names follow "<blocks>.<l>.". */
+typedef struct {
+    const char *param;
+    struct { const char *name; Rows rows; } part[3];
+} TensorNames;
+
+/* A key of config.json that not all classes have, or for which this one has a default of its own. */
+typedef struct { const char *key; double otherwise; } ClassKey;
+
+typedef enum { NO_WINDOW, SAME_WINDOW, WINDOW_BY_LAYER } Windows;       /* none; the same in all blocks or none; any */
+
+typedef struct Architecture {
+    const char *class, *model_type;     /* "LlamaForCausalLM", "llama" */
+    const char *family;                 /* "Llama", for people */
+
+    NormKind norm;
+    bool     norm_affine;               /* norms have weights */
+    float    norm_eps;                  /* built into the class; 0: config.json says */
+    bool     norm_after;                /* norms of the branches' outputs, not inputs */
+    QkNorm   qk_norm;
+    bool     clip;                      /* q, k and v may be clamped */
+    bool     tying;                     /* the head may be the embedding */
+    bool     heads_divide;              /* n_heads must divide d_model, whatever head_dim is */
+    Windows  windows;
+    unsigned rope_types;                /* bit 1 << RopeType for each that it knows */
+    bool     full_attn_scaled_only;     /* blocks with a sliding window keep their rotary frequencies */
+
+    const char        *blocks;          /* "model.layers" */
+    const TensorNames *tensors;         /* ends with param NULL */
+    ClassKey           keys[12];        /* ends with key NULL */
+} Architecture;
+
+/* One more architecture, which stays the caller's. Dies on a class that is there. Not while other threads ask. */
+void architecture_add(const Architecture *a);
+
+/* The row of a class, or NULL. */
+const Architecture *architecture_find(const char *class);
+
+/* All classes, ", " between them. The caller frees it. */
+char *architecture_names(void);
+
+/* The row that computes what `c` says: c->architecture if that does, else the first. Dies if none does, with what would have to
+ * change in `c`. */
+const Architecture *architecture_of(const ModelConfig *c);
+
+/* What would have to change in `c` for `a` to compute it: settings, ", " between them; "" if it does. The caller frees it. */
+char *architecture_differences(const Architecture *a, const ModelConfig *c);
+
+/* The key in a->keys, or NULL. */
+const ClassKey *architecture_key(const Architecture *a, const char *key);
+
+/* A tensor of a Hugging Face folder: `rows` x `cols` consecutive elements of a unit's region from `first`. */
 typedef struct {
     char   name[80];
-    size_t first, rows, cols;
+    Region region;          /* of the unit, ...                                                                     */
+    size_t first, rows, cols;      /* ... where these elements are counted                                          */
     bool   vector;          /* one-dimensional: (cols), rows = 1                                                    */
     size_t max_rows;        /* > rows for the embedding and the head: such a file holds the padding rows as well    */
 } HfTensor;
 enum { HF_TENSORS = 11 };   /* at most, per unit */
 
 int hf_tensors(HfTensor out[HF_TENSORS], const ModelConfig *c, const UnitShape *shape, int unit);   /* their number */
-
-/* "LlamaForCausalLM", "OlmoForCausalLM" or "Olmo2ForCausalLM". Dies if none of them computes what `c` says. */
-const char *hf_class(const ModelConfig *c);
-
-/* The contents of config.json; `master`: the type in which weights are saved. The caller owns it. */
-json_t *hf_config(const ModelConfig *c, DType master);

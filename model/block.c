@@ -68,11 +68,20 @@ static void branch_out(const Model *m, Tensor out, Tensor y, Tensor w, Tensor re
         matmul(out, y, w, res);
 }
 
-/* The operand again, from the saved norm input, where the recipe keeps no other. */
-static void branch_in_again(const Model *m, Tensor h, Tensor x, float *stats, Tensor w)
+/* A frozen weight has no gradient, and what only its gradient would read is not made. */
+static bool is_trained(Tensor dw)
 {
+    return dw.data != NULL;
+}
+
+/* dw += dy^T h. h is made again, from the saved norm input x, where the recipe keeps no other. */
+static void branch_in_weight(const Model *m, Tensor dw, Tensor dy, Tensor h, Tensor x, const float *stats, Tensor w)
+{
+    if (!is_trained(dw))
+        return;
     if (m->recipe.keep == KEEP_INPUTS && !m->config->norm_after)
         norm_again(transpose_only(h), x, stats, w);
+    matmul_dw(dw, dy, h);
 }
 
 void block_forward(const Model *m, const Unit *w, Acts *a, Acts *next)
@@ -80,8 +89,8 @@ void block_forward(const Model *m, const Unit *w, Acts *a, Acts *next)
     branch_in        (m, a->h0, a->x0, a->stats0, a->res0, w->norm0);
     matmul           (a->proj, a->h0, w->qkv, NONE);
     quantize         (a->qkv, a->proj);
-    rope_forward     (a->rot, a->qk_stats, m->recipe.forward == FROM_SAVED ? a->qkv : a->proj, w->qnorm, w->knorm, m->attn);
-    attention_forward(a->mix, a->lse, a->rot, m->attn, m->docs);
+    rope_forward     (a->rot, a->qk_stats, m->recipe.forward == FROM_SAVED ? a->qkv : a->proj, w->qnorm, w->knorm, a->attn);
+    attention_forward(a->mix, a->lse, a->rot, a->attn, m->docs);
     quantize         (a->att, a->mix);
     quantize         (rows_only(a->att_op), a->att);
     branch_out       (m, a->res1, a->att_op, w->out, a->res0, a->branch0, a->x0, a->stats0, w->norm0);
@@ -92,13 +101,21 @@ void block_forward(const Model *m, const Unit *w, Acts *a, Acts *next)
     branch_out       (m, next->res0, a->act, w->down, a->res1, a->branch1, a->x1, a->stats1, w->norm1);
 }
 
+/* dres = [dres +] the gradient of a norm's input, from that of its output, dh. Where dres_amax is wanted nothing else writes
+ * dres: it is the maximum whenever branch_out_backward reads it. */
+void norm_to_stream_backward(const Model *m, Tensor dnorm, Tensor x, const float *stats, Tensor norm, bool accumulate)
+{
+    const Work *t = &m->work;
+    norm_backward(t->dres, t->dres_amax, dnorm, t->dh, x, stats, norm, m->config->norm, accumulate);
+}
+
 /* From the gradient of the residual stream to that of the branch's last GEMM: dy. */
 static Tensor branch_out_backward(const Model *m, Tensor dnorm, Tensor x, const float *stats, Tensor norm)
 {
     if (m->config->norm_after)
-        norm_backward(m->work.dy, dnorm, m->work.dres, x, stats, norm, m->config->norm, false);
+        norm_backward(m->work.dy, NULL, dnorm, m->work.dres, x, stats, norm, m->config->norm, false);
     else
-        quantize(m->work.dy, m->work.dres);
+        quantize_with_amax(m->work.dy, m->work.dres, m->work.dres_amax);
     return m->work.dy;
 }
 
@@ -109,7 +126,7 @@ static void branch_in_backward(const Model *m, Tensor dy, Tensor w, Tensor dnorm
         matmul_dx(m->work.dres, dy, w, true);
     else {
         matmul_dx(m->work.dh, dy, w, false);
-        norm_backward(m->work.dres, dnorm, m->work.dh, x, stats, norm, m->config->norm, true);
+        norm_to_stream_backward(m, dnorm, x, stats, norm, true);
     }
 }
 
@@ -118,28 +135,26 @@ static void branch_in_backward(const Model *m, Tensor dy, Tensor w, Tensor dnorm
 void block_backward(const Model *m, const Unit *w, Unit *dw, const Acts *a)
 {
     const Work *t = &m->work;
-    Tensor act_again = m->recipe.keep == KEEP_INPUTS ? transpose_only(a->act) : NONE;
+    Tensor act_again = m->recipe.keep == KEEP_INPUTS && is_trained(dw->down) ? transpose_only(a->act) : NONE;
     Tensor dy;
 
     dy = branch_out_backward(m, dw->norm1, a->x1, a->stats1, w->norm1);
     matmul_dx         (t->dact, dy, w->down, false);
     swiglu_backward   (t->dgate_up, act_again, t->dact, a->gate_up);
     matmul_dw         (dw->down, dy, a->act);
-    branch_in_again   (m, a->h1, a->x1, a->stats1, w->norm1);
-    matmul_dw         (dw->gate_up, t->dgate_up, a->h1);
+    branch_in_weight  (m, dw->gate_up, t->dgate_up, a->h1, a->x1, a->stats1, w->norm1);
     branch_in_backward(m, t->dgate_up, w->gate_up, dw->norm1, a->x1, a->stats1, w->norm1);
 
     if (a->rot.data != a->qkv.data)
-        rope_forward  (a->rot, a->qk_stats, a->qkv, w->qnorm, w->knorm, m->attn);
+        rope_forward  (a->rot, a->qk_stats, a->qkv, w->qnorm, w->knorm, a->attn);
     quantize          (a->mix, a->att);
-    if (a->att_op.data_t)
+    if (a->att_op.data_t && is_trained(dw->out))
         quantize_codes(transpose_only(a->att_op), a->att);
     dy = branch_out_backward(m, dw->norm0, a->x0, a->stats0, w->norm0);
     matmul_dx         (t->datt, dy, w->out, false);
     matmul_dw         (dw->out, dy, a->att_op);
-    attention_backward(t->dqkv, t->datt, a->rot, a->mix, a->lse, m->attn, m->docs);
-    rope_backward     (t->dqkv_op, dw->qnorm, dw->knorm, t->dqkv, a->qkv, a->qk_stats, w->qnorm, w->knorm, m->attn);
-    branch_in_again   (m, a->h0, a->x0, a->stats0, w->norm0);
-    matmul_dw         (dw->qkv, t->dqkv_op, a->h0);
+    attention_backward(t->dqkv, t->datt, a->rot, a->mix, a->lse, a->attn, m->docs);
+    rope_backward     (t->dqkv_op, dw->qnorm, dw->knorm, t->dqkv, a->qkv, a->qk_stats, w->qnorm, w->knorm, a->attn);
+    branch_in_weight  (m, dw->qkv, t->dqkv_op, a->h0, a->x0, a->stats0, w->norm0);
     branch_in_backward(m, t->dqkv_op, w->qkv, dw->norm0, a->x0, a->stats0, w->norm0);
 }

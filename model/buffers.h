@@ -17,7 +17,7 @@ typedef struct {
     Tensor proj;       /* (N, S) [q|k|v] as the GEMM writes it                 = qkv         = qkv                     */
     Tensor qkv;        /* (N, S) ... as saved                                  own           own, bf16                 */
     Tensor rot;        /* (N, S) ... as attention reads it                     = qkv, or shared with QK-norm or clip   */
-    float *qk_stats;   /* (N, 2) rstd of q and k, with QK-norm                                                         */
+    float *qk_stats;   /* (N, 2) rstd of q and k, with QK-norm; (N, H+K) with one per head                             */
     Tensor mix;        /* (N, H*D) attention output as attention writes it     = att         = att                     */
     Tensor att;        /* (N, H*D) ... as saved                                own           own, bf16                 */
     Tensor att_op;     /* (N, H*D) ... as GEMM operand                         = att         e4m3, shared              */
@@ -25,11 +25,13 @@ typedef struct {
     Tensor wide;       /* (N, 2F) [gate|up] as the GEMM writes it              = gate_up     shared                    */
     Tensor gate_up;    /* (N, 2F) ... as saved                                 own           e4m3/16                   */
     Tensor act;        /* (N, F) silu(gate)*up, GEMM operand                   own           e4m3, shared              */
+    Attention attn;    /* the model's, with this block's sliding window and rotary table                               */
 } Acts;
 
 /* Buffers that all blocks share. */
 typedef struct {
     Tensor dres;       /* (N, C) dLoss/d(residual stream)                                                              */
+    float *dres_amax;  /* [1] max|dres|, where dy gets its scale from it; else NULL                                    */
     Tensor dy;         /* (N, C) gradient of a branch's last GEMM; = dres where nothing stands between                 */
     Tensor dh;         /* (N, C) gradient of a branch's first operand                                                  */
     Tensor dact;       /* (N, F)                                                                                       */
@@ -45,7 +47,7 @@ typedef struct { size_t units, block, work, head, total; } PlanBytes;
 typedef struct {
     const ModelConfig *config;
     Recipe    recipe;
-    Attention attn;            /* its B and T: every micro-batch's                              */
+    Attention attn;            /* what blocks have in common; its B and T: every micro-batch's  */
     Documents docs;
     int       L, N;            /* blocks; tokens of a micro-batch                              */
     Acts     *acts;            /* [L+1]; of the last only res0 is used: the last block's output */
@@ -56,7 +58,7 @@ typedef struct {
     int      *targets, *doc_start;     /* (N), (N+1): device memory                            */
     float    *losses;          /* (2, N) cross entropy and z-loss per token                    */
     float    *sums;            /* [2] their sums since model_losses                            */
-    float    *rope;            /* (T, D/2, 2) cosine and sine                                  */
+    float    *rope[2];         /* (T, D/2, 2) cosine and sine; [1]: scaled; NULL: no block has them */
     TokenAt  *sorted;          /* (N) the tokens as the embedding wants them                   */
     int      *host_doc_start;  /* (N+1) host memory                                            */
     TokenAt  *host_sorted;     /* (N) host memory                                              */

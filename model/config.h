@@ -6,6 +6,16 @@
 typedef enum { INIT_MITCHELL, INIT_NORMAL, INIT_FULL_MEGATRON } InitFn;
 typedef enum { COSINE_WITH_WARMUP, LINEAR_WITH_WARMUP, INVERSE_SQRT_WITH_WARMUP, CONSTANT, CONSTANT_WITH_WARMUP, WSD } ScheduleName;
 
+/* RMSNorm of queries and keys: none, over their full widths, or over each head. */
+typedef enum { QK_NORM_NONE, QK_NORM_WIDTH, QK_NORM_HEAD } QkNorm;
+
+/* How rotary frequencies are changed for longer texts than the model was trained with (rope.c). */
+typedef enum { ROPE_DEFAULT, ROPE_LLAMA3, ROPE_YARN, NUM_ROPE_TYPES } RopeType;
+
+/* Which blocks see a sliding window: block l if slides[l % count]; count 0: all, if there is a window. */
+enum { MAX_LAYERS = 10000 };
+typedef struct { int count; bool slides[MAX_LAYERS]; } LayerTypes;
+
 /* The architecture. */
 typedef struct {
     int    d_model, n_layers, n_heads, n_kv_heads, head_dim, mlp_width;       /* C L H K D F (F: one half of mlp_hidden_size) */
@@ -15,13 +25,23 @@ typedef struct {
     Norm   norm;                                                             /* kind and eps of all norms */
     bool   norm_affine;                                                      /* norms have weights (OLMo-1: not) */
     bool   norm_after;                                                       /* OLMo-2: norm the branch output, not its input */
-    bool   qk_norm;                                                          /* OLMo-2: attention_layer_norm */
+    QkNorm qk_norm;                                                          /* OLMo-2: width, Qwen3: head */
     bool   weight_tying;
     float  clip_qkv;                                                         /* 0: off */
+    int    sliding_window;                                                   /* tokens that a query sees; 0: all before it */
+    LayerTypes layer_types;                                                  /* in which blocks */
     double rope_theta;
-    struct { double factor, low_freq_factor, high_freq_factor; int original_length; } rope_scaling;  /* llama3; factor 0: off */
+    struct {
+        RopeType type;
+        double factor, low_freq_factor, high_freq_factor;                    /* the latter two: llama3 */
+        double beta_fast, beta_slow, attention_factor;                       /* yarn; attention_factor 0: from factor */
+        int    original_length;
+        bool   full_attn_layers_only;                                        /* blocks with a sliding window are not scaled */
+    } rope_scaling;
     InitFn init_fn;
     double init_std, init_cutoff_factor;                                     /* cutoff 0: off */
+    const struct Architecture *architecture;                                 /* whose class checkpoints name; NULL: the first that
+                                                                                computes all this (architecture.h) */
 } ModelConfig;
 
 /* A length of training: one of the three is > 0 (max_duration: 100 | 2e9T | 1ep). */
@@ -49,6 +69,8 @@ typedef struct {
     ModelConfig model;
     Recipe      recipe;           /* resolved: the named row with its overrides */
     Strategy    strategy;
+    char      **trainable;        /* patterns of tensors that are trained (trainable.h); none: all are */
+    int         num_trainable;
     char       *run_name;
     uint64_t    seed;
     bool        dry_run;          /* print settings and memory plan, then stop */
@@ -117,4 +139,15 @@ typedef struct {
 static inline bool is_due(long step, long interval)
 {
     return interval > 0 && step % interval == 0;
+}
+
+/* Whether block l sees a sliding window, and whether its rotary frequencies are scaled. */
+static inline bool layer_slides(const ModelConfig *c, int l)
+{
+    return c->sliding_window > 0 && (c->layer_types.count == 0 || c->layer_types.slides[l % c->layer_types.count]);
+}
+
+static inline bool layer_is_scaled(const ModelConfig *c, int l)
+{
+    return c->rope_scaling.type != ROPE_DEFAULT && !(c->rope_scaling.full_attn_layers_only && layer_slides(c, l));
 }

@@ -12,39 +12,48 @@
 
 /* ---- weights ---------------------------------------------------------------------------------------------- */
 
-/* This rank's slice in the compute format, from its master weights. `to`: where the slice stands, in the buffer's format. */
-static void cast_slice(Fsdp *f, int u, Tensor to)
+/* This rank's slice of a region in the compute format, from its stored weights. `to`: where the slice stands, in the buffer's
+ * format; first: the slice's first element in the region. */
+static void cast_slice(Fsdp *f, int u, Region r, size_t slice, Tensor to)
 {
     const Shard *s = &f->shard[u];
     for (int i = 0; i < f->shape[u].num_params; i++) {
         const Param *p = &f->shape[u].param[i];
-        size_t first, n = shard_part(s, p, &first), at = p->offset + first;
-        if (!is_gathered(f, u, p) || n == 0)
+        size_t first, n = shard_part(s, p, &first);
+        if (p->region != r || !is_gathered(f, u, p) || n == 0)
             continue;
         Tensor part = to;
-        part.data = (char *)to.data + (at - s->first) * dtype_size(to.format.dtype);
+        part.data = (char *)to.data + (p->offset + first - slice) * dtype_size(to.format.dtype);
         part.data_t = NULL;
         part.scale = f->unit[u].tensor[p->id].scale;
         part.rows = 1;
         part.cols = (int)n;
-        quantize_codes(part, shard_view(s, s->master, at, n));
+        quantize_codes(part, shard_weights(s, p, first, n));
     }
 }
 
-/* All of the unit's compute copies. */
-static void gather_slices(Fsdp *f, int u, WeightBuffer *s)
+/* All of the unit's compute copies, region by region. */
+static void gather_slices(Fsdp *f, int u, WeightBuffer *b)
 {
-    Tensor part = s->flat;
-    if (f->shards > 1)
-        part.data = f->outgoing;
-    cast_slice(f, u, part);
-    if (f->shards == 1)
-        return;
-    watchdog_mark_together("all-gather", u);
-    comm_all_gather(s->flat.data, f->outgoing, f->shard[u].count * dtype_size(part.format.dtype));
+    const Shard *s = &f->shard[u];
+    const size_t size = dtype_size(b->flat.format.dtype);
+    const struct { size_t first, count; } own[NUM_REGIONS] = { { s->first, s->count }, { s->frozen_first, s->frozen_count } };
+    for (Region r = TRAINED; r < NUM_REGIONS; r++) {
+        size_t at;
+        if (region_in_buffer(f, u, r, &at) == 0)
+            continue;
+        Tensor part = b->flat;
+        char *region = (char *)b->flat.data + at * size;
+        part.data = f->shards > 1 ? f->outgoing : region;
+        cast_slice(f, u, r, own[r].first, part);
+        if (f->shards > 1) {
+            watchdog_mark_together("all-gather", u);
+            comm_all_gather(region, f->outgoing, own[r].count * size);
+        }
+    }
 }
 
-/* FP8 operands from master weights that are all here: codes, transposed codes or both in one pass. */
+/* FP8 operands from stored weights that are all here: codes, transposed codes or both in one pass. */
 static void cast_operands(Fsdp *f, int u, int uses)
 {
     for (int i = 0; i < f->shape[u].num_params; i++) {
@@ -56,7 +65,10 @@ static void cast_operands(Fsdp *f, int u, int uses)
             w.data = NULL;
         if (!(uses & FOR_BACKWARD))
             w.data_t = NULL;
-        quantize_codes(w, param_view(p, f->shard[u].master.data, f->recipe.master));
+        Tensor stored = shard_weights(&f->shard[u], p, 0, (size_t)p->rows * (size_t)p->cols);
+        stored.rows = p->rows;
+        stored.cols = p->cols;
+        quantize_codes(w, stored);
     }
 }
 
@@ -146,7 +158,7 @@ static void begin_grads(Fsdp *f, int u, GradBuffer *s)
     s->unit = u;
     trace_wait(s->reduced, "gradients", u);
     Tensor slice = own_slice(f, u, s);
-    device_zero(s->flat.data, f->shape[u].numel * dtype_size(s->flat.format.dtype));
+    device_zero(s->flat.data, f->shape[u].numel[TRAINED] * dtype_size(s->flat.format.dtype));
     device_copy(slice.data, own->grad.data, tensor_bytes(own->grad));
 }
 
@@ -173,7 +185,7 @@ void fsdp_reduce(Fsdp *f, int u, bool last)
     watchdog_mark_together("summing gradients", u);
     if (reduces) {
         Tensor whole = s->flat;
-        whole.cols = (int)f->shape[u].numel;
+        whole.cols = (int)f->shape[u].numel[TRAINED];
         comm_reduce_scatter(f->shard[u].grad, whole);
         s->unit = -1;
     }
@@ -246,31 +258,36 @@ void fsdp_init(Fsdp *f, const ModelConfig *c, uint64_t seed)
             size_t first, n = shard_part(s, &p, &first);
             if (n == 0)
                 continue;
-            Tensor part = shard_view(s, s->master, p.offset + first, n);
+            Tensor part = shard_weights(s, &p, first, n);
             if (p.init_std == 0)
                 init_constant(part, 1);
             else
-                init_normal(part, p.init_std, cutoff, seed, f->shape[u].first + p.offset + first);
+                init_normal(part, p.init_std, cutoff, seed, f->shape[u].first + p.number + first);
         }
     }
-    fsdp_updated(f);
+    fsdp_loaded(f);
 }
 
-/* Scales of all FP8 operands: the maximum over ranks of each rank's part. A scale grows with the maximum it is made from, so
- * that the largest scale is the scale of the largest. */
-static void update_scales(Fsdp *f)
+/* Scales of FP8 operands, of the frozen ones too or not: the maximum over ranks of each rank's part. A scale grows with the maximum
+ * it is made from, so that the largest scale is the scale of the largest. */
+static void update_scales(Fsdp *f, bool frozen_too)
 {
-    device_zero(f->scales.data, tensor_bytes(f->scales));
+    Tensor scales = f->scales;
+    if (!frozen_too)
+        scales.cols = f->trained_scales;
+    if (scales.cols == 0)
+        return;
+    device_zero(scales.data, tensor_bytes(scales));
     for (int u = 0; u < f->num_units; u++)
         for (int i = 0; i < f->shape[u].num_params; i++) {
             const Param *p = &f->shape[u].param[i];
             Tensor w = f->unit[u].tensor[p->id];
             size_t first, n = shard_part(&f->shard[u], p, &first);
-            if (format_is_fp8(w.format) && n > 0)
-                quantize_scale(w, shard_view(&f->shard[u], f->shard[u].master, p->offset + first, n));
+            if (format_is_fp8(w.format) && n > 0 && (frozen_too || p->region == TRAINED))
+                quantize_scale(w, shard_weights(&f->shard[u], p, first, n));
         }
     if (f->shards > 1)
-        comm_all_reduce_max(f->scales, RANKS_SHARD);
+        comm_all_reduce_max(scales, RANKS_SHARD);
 }
 
 /* Of each element one rank has the value and the others 0: the sum is exact. */
@@ -288,16 +305,15 @@ static void update_replicated(Fsdp *f)
                 continue;
             w.data = (char *)w.data + first * dtype_size(w.format.dtype);
             w.cols = (int)n;
-            quantize(w, shard_view(&f->shard[u], f->shard[u].master, p->offset + first, n));
+            quantize(w, shard_weights(&f->shard[u], p, first, n));
         }
     if (f->shards > 1)
         comm_all_reduce(f->replicated, RANKS_SHARD);
 }
 
-void fsdp_updated(Fsdp *f)
+static void updated(Fsdp *f, bool frozen_too)
 {
-    if (f->scales.cols > 0)
-        update_scales(f);
+    update_scales(f, frozen_too);
     update_replicated(f);
     for (int i = 0; i < num_buffers(f); i++)
         f->weight_buffer[i].unit = -1;
@@ -307,4 +323,14 @@ void fsdp_updated(Fsdp *f)
         device_wait(f->updated);
         device_queue(QUEUE_COMPUTE);
     }
+}
+
+void fsdp_updated(Fsdp *f)
+{
+    updated(f, false);
+}
+
+void fsdp_loaded(Fsdp *f)
+{
+    updated(f, true);
 }

@@ -17,7 +17,8 @@
  *   HYBRID_SHARD    a group per host, or of any size; gradients are summed over the replicas too
  *
  * FP8 operands are gathered as codes; their scales are one maximum over ranks of all weights, once per step. Copies for
- * computing exist only where the master weights can't serve: in another format, or sharded. */
+ * computing exist only where the stored weights can't serve: in another format, or sharded. What is trained and what is frozen are
+ * two regions of a unit, sharded and gathered one behind the other. */
 #pragma once
 #include "model/fsdp_plan.h"
 
@@ -32,4 +33,5 @@ void        fsdp_wait_grads(Fsdp *f);                      /* what is queued fro
 void        fsdp_init   (Fsdp *f, const ModelConfig *c, uint64_t seed);    /* initial weights; the same for any number of ranks */
 void        fsdp_zero_grads(Fsdp *f);
 void        fsdp_zero_states(Fsdp *f);                     /* all states of the optimizer are 0, in padding too. Waits */
-void        fsdp_updated(Fsdp *f);                         /* the optimizer (or a load) changed the master weights */
+void        fsdp_updated(Fsdp *f);                         /* the optimizer changed the master weights */
+void        fsdp_loaded (Fsdp *f);                         /* all weights are others than before */

@@ -5,6 +5,7 @@
 
 #include "kernels/comm.h"
 #include "kernels/error.h"
+#include "model/trainable.h"
 
 /* ---- which memory ----------------------------------------------------------------------------------------- */
 
@@ -24,14 +25,38 @@ static Format unit_format(const Fsdp *f, int u)
     return is_block(f, u) ? f->recipe.operand : f->recipe.stream;
 }
 
+static Format stored_format(const Fsdp *f, Region r)
+{
+    return r == FROZEN ? f->recipe.frozen : f->recipe.master;
+}
+
+/* Weights that are stored whole and in the format that computes need no other copy. */
+static bool needs_copy(const Fsdp *f, int u, Region r)
+{
+    return f->shape[u].numel[r] > 0 && (f->shards > 1 || !format_equal(unit_format(f, u), stored_format(f, r)));
+}
+
 bool is_gathered(const Fsdp *f, int u, const Param *p)
 {
-    return format_equal(compute_format(f, p), unit_format(f, u));
+    return format_equal(compute_format(f, p), unit_format(f, u)) && needs_copy(f, u, p->region);
 }
 
 bool is_replicated(const Fsdp *f, int u, const Param *p)
 {
-    return !is_gathered(f, u, p) && (f->shards > 1 || !format_equal(f->recipe.stream, f->recipe.master));
+    return !format_equal(compute_format(f, p), unit_format(f, u))
+        && (f->shards > 1 || !format_equal(f->recipe.stream, stored_format(f, p->region)));
+}
+
+size_t region_in_buffer(const Fsdp *f, int u, Region r, size_t *first)
+{
+    *first = r == FROZEN && needs_copy(f, u, TRAINED) ? f->shape[u].numel[TRAINED] : 0;
+    return needs_copy(f, u, r) ? f->shape[u].numel[r] : 0;
+}
+
+static size_t buffer_numel(const Fsdp *f, int u)
+{
+    size_t first;
+    return region_in_buffer(f, u, TRAINED, &first) + region_in_buffer(f, u, FROZEN, &first);
 }
 
 /* Memory that units share: two blocks take turns; the embedding is not needed with the head, unless it is the head. */
@@ -43,7 +68,7 @@ static int shared_buffer(const Fsdp *f, int u)
 WeightBuffer *weight_buffer(const Fsdp *f, int u)
 {
     const bool fp8 = format_is_fp8(unit_format(f, u));
-    if (f->shape[u].numel == 0 || (f->shards == 1 && format_equal(unit_format(f, u), f->recipe.master)))
+    if (buffer_numel(f, u) == 0)
         return NULL;
     const bool stays = f->shards > 1 ? f->strategy.keep_weights : !fp8;
     return &f->weight_buffer[stays ? SHARED_BUFFERS + u : shared_buffer(f, u)];
@@ -51,7 +76,7 @@ WeightBuffer *weight_buffer(const Fsdp *f, int u)
 
 GradBuffer *grad_buffer(const Fsdp *f, int u)
 {
-    if (f->shape[u].numel == 0 || f->shards == 1)
+    if (f->shape[u].numel[TRAINED] == 0 || f->shards == 1)
         return NULL;
     return &f->grad_buffer[f->sum_once ? SHARED_BUFFERS + u : shared_buffer(f, u)];
 }
@@ -68,12 +93,15 @@ static void place_shard(Fsdp *f, Arena *a, int u, int rank)
 {
     const Recipe *r = &f->recipe;
     Shard *s = &f->shard[u];
-    s->count = f->shape[u].numel / f->shards;
+    s->count = f->shape[u].numel[TRAINED] / f->shards;
     s->first = s->count * rank;
+    s->frozen_count = f->shape[u].numel[FROZEN] / f->shards;
+    s->frozen_first = s->frozen_count * rank;
     s->master = flat(a, r->master, s->count);
     s->grad = flat(a, r->grads, s->count);
     for (int i = 0; i < f->optimizer->num_states; i++)
         s->state[i] = flat(a, optimizer_format(f->optimizer, i, r), s->count);
+    s->frozen = flat(a, r->frozen, s->frozen_count);
 }
 
 /* A buffer is as large as the largest unit that it serves. */
@@ -84,13 +112,13 @@ static void measure_buffers(Fsdp *f)
     for (int u = 0; u < f->num_units; u++) {
         WeightBuffer *w = weight_buffer(f, u);
         GradBuffer *g = grad_buffer(f, u);
-        const int n = (int)f->shape[u].numel;
+        const int weights = (int)buffer_numel(f, u), grads = (int)f->shape[u].numel[TRAINED];
         if (w) {
             w->flat.format = unit_format(f, u);
-            w->flat.cols = n > w->flat.cols ? n : w->flat.cols;
+            w->flat.cols = weights > w->flat.cols ? weights : w->flat.cols;
         }
         if (g)
-            g->flat.cols = n > g->flat.cols ? n : g->flat.cols;
+            g->flat.cols = grads > g->flat.cols ? grads : g->flat.cols;
     }
 }
 
@@ -120,14 +148,15 @@ static void place_buffers(Fsdp *f, Arena *a)
 /* Scales and norm weights of all units: together, so that one collective serves all. And room for optimizer_grad_norm. */
 static void place_small(Fsdp *f, Arena *a)
 {
-    size_t operands = 0, replicated = 0;
+    size_t operands[NUM_REGIONS] = { 0 }, replicated = 0;
     for (int u = 0; u < f->num_units; u++)
         for (int i = 0; i < f->shape[u].num_params; i++) {
             const Param *p = &f->shape[u].param[i];
-            operands += is_gathered(f, u, p) && format_is_fp8(unit_format(f, u));
+            operands[p->region] += is_gathered(f, u, p) && format_is_fp8(unit_format(f, u));
             replicated += is_replicated(f, u, p) ? param_align((size_t)p->cols) : 0;
         }
-    f->scales = flat(a, (Format){ F32, 0, false }, 4 * operands);
+    f->scales = flat(a, (Format){ F32, 0, false }, 4 * (operands[TRAINED] + operands[FROZEN]));
+    f->trained_scales = (int)(4 * operands[TRAINED]);
     f->replicated = flat(a, f->recipe.stream, replicated);
     f->square_sum = arena_alloc(a, sizeof *f->square_sum);
 }
@@ -136,9 +165,11 @@ static Tensor view_in_buffer(const Fsdp *f, int u, const Param *p, size_t *scale
 {
     const WeightBuffer *s = weight_buffer(f, u);
     Tensor t = { .format = s->flat.format, .rows = p->rows, .cols = p->cols };
-    t.data = (char *)s->flat.data + p->offset * dtype_size(t.format.dtype);
+    size_t region;
+    region_in_buffer(f, u, p->region, &region);
+    t.data = (char *)s->flat.data + (region + p->offset) * dtype_size(t.format.dtype);
     if (format_is_fp8(t.format)) {
-        t.data_t = (char *)s->flat.data_t + p->offset;
+        t.data_t = (char *)s->flat.data_t + region + p->offset;
         t.scale = (float *)f->scales.data + *scales;
         *scales += 4;
     }
@@ -147,7 +178,7 @@ static Tensor view_in_buffer(const Fsdp *f, int u, const Param *p, size_t *scale
 
 static void make_views(Fsdp *f)
 {
-    size_t scales = 0, replicated = 0;
+    size_t scales[NUM_REGIONS] = { 0, (size_t)f->trained_scales }, replicated = 0;
     for (int u = 0; u < f->num_units; u++) {
         const GradBuffer *g = grad_buffer(f, u);
         const Shard *s = &f->shard[u];
@@ -158,10 +189,10 @@ static void make_views(Fsdp *f)
             if (is_replicated(f, u, p)) {
                 *w = tensor_at((char *)f->replicated.data + replicated * dtype_size(f->recipe.stream.dtype), f->recipe.stream, 1, p->cols);
                 replicated += param_align((size_t)p->cols);
-            } else if (is_gathered(f, u, p) && weight_buffer(f, u))
-                *w = view_in_buffer(f, u, p, &scales);
+            } else if (is_gathered(f, u, p))
+                *w = view_in_buffer(f, u, p, &scales[p->region]);
             else
-                *w = param_view(p, s->master.data, f->recipe.master);
+                *w = param_view(p, p->region == FROZEN ? s->frozen.data : s->master.data, stored_format(f, p->region));
         }
     }
 }
@@ -190,16 +221,20 @@ void fsdp_plan(Fsdp *f, Arena *a, const Config *c, Placement p)
     f->shards = p.shards;
     f->rank = p.rank;
     f->sum_once = p.sum_once;
+    f->first_trained = f->num_units;
     size_t first = 0;
     for (int u = 0; u < f->num_units; u++) {
-        unit_shape(&f->shape[u], m, u, p.shards);
-        if (f->shape[u].numel > INT32_MAX)
+        UnitShape *shape = &f->shape[u];
+        unit_shape(shape, m, u, p.shards);
+        shape->first = first;
+        first += unit_numbers(shape);
+        trainable_mark(shape, c, u);
+        unit_lay_out(shape, p.shards);
+        if (unit_numbers(shape) > INT32_MAX - (size_t)(NUM_REGIONS * PARAM_ALIGN * p.shards))
             die("%s has %zu parameters; a unit can have %d. Smaller model.d_model, model.mlp_hidden_size or vocabulary",
-                is_block(f, u) ? "a block" : u == 0 ? "the embedding" : "the head", f->shape[u].numel, INT32_MAX);
-        f->shape[u].first = first;
-        UnitShape alone;                        /* without the padding for the shards: random numbers do not depend on them */
-        unit_shape(&alone, m, u, 1);
-        first += alone.numel;
+                is_block(f, u) ? "a block" : u == 0 ? "the embedding" : "the head", unit_numbers(shape), INT32_MAX);
+        if (shape->numel[TRAINED] > 0 && u < f->first_trained)
+            f->first_trained = u;
         place_shard(f, a, u, p.rank);
     }
     place_buffers(f, a);
@@ -217,21 +252,33 @@ void fsdp_place_gathered(Fsdp *f)
 
 size_t shard_part(const Shard *s, const Param *p, size_t *first)
 {
+    const size_t begin = p->region == FROZEN ? s->frozen_first : s->first;
+    const size_t end = begin + (p->region == FROZEN ? s->frozen_count : s->count);
     size_t from = p->offset, to = from + (size_t)p->rows * p->cols;
-    from = from > s->first ? from : s->first;
-    to = to < s->first + s->count ? to : s->first + s->count;
+    from = from > begin ? from : begin;
+    to = to < end ? to : end;
     *first = from < to ? from - p->offset : 0;
     return from < to ? to - from : 0;
 }
 
-Tensor shard_view(const Shard *s, Tensor t, size_t first, size_t n)
+static Tensor view(Tensor t, size_t at, size_t n)
 {
-    size_t at = first - s->first;
     t.data = (char *)t.data + at * dtype_size(t.format.dtype);
     if (t.format.group)
         t.scale = (uint16_t *)t.scale + at / t.format.group * tensor_scales_per_group(t.format);
     t.cols = (int)n;
     return t;
+}
+
+Tensor shard_view(const Shard *s, Tensor t, size_t first, size_t n)
+{
+    return view(t, first - s->first, n);
+}
+
+Tensor shard_weights(const Shard *s, const Param *p, size_t first, size_t n)
+{
+    const size_t at = p->offset + first;
+    return p->region == FROZEN ? view(s->frozen, at - s->frozen_first, n) : view(s->master, at - s->first, n);
 }
 
 static size_t buffer_bytes(Tensor t)

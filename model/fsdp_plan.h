@@ -5,8 +5,14 @@
 #include "model/optimizer.h"
 #include "model/params.h"
 
-/* This rank's part of one unit: elements [first, first + count) of the flat buffer, in all tensors. (1, count) each. */
-typedef struct { size_t first, count; Tensor master, grad, state[MAX_STATES]; } Shard;
+/* This rank's part of one unit: elements [first, first + count) of the trained region, in all tensors, (1, count) each; and as many
+ * of the frozen one. */
+typedef struct {
+    size_t first, count;
+    Tensor master, grad, state[MAX_STATES];
+    size_t frozen_first, frozen_count;
+    Tensor frozen;
+} Shard;
 
 /* Which copies of an FP8 weight the next use reads: W in forward, W^T in backward. Other formats have one for both. */
 typedef enum { FOR_FORWARD = 1, FOR_BACKWARD = 2 } Use;
@@ -32,7 +38,8 @@ typedef struct {
     Unit       *unit, *dunit;          /* [num_units] weights in compute format, and gradients */
     WeightBuffer *weight_buffer;       /* [num_buffers]: those that units share, then one per unit */
     GradBuffer *grad_buffer;           /* [num_buffers] */
-    Tensor      scales;                /* (1, 4 per FP8 operand): scales of the operands, 16 bytes apart */
+    Tensor      scales;                /* (1, 4 per FP8 operand): scales of the operands, 16 bytes apart; those of frozen ones last */
+    int         trained_scales;        /* columns of `scales` in front of those */
     Tensor      replicated;            /* (1, n): what block units with FP8 operands have besides them, norm weights: whole on each
                                           rank */
     float      *square_sum;            /* device memory: sum of the squares of this rank's gradients */
@@ -40,6 +47,7 @@ typedef struct {
     const Optimizer *optimizer;        /* whose states the shards have */
     Strategy    strategy;
     bool        tied;
+    int         first_trained;         /* the first unit with a trained parameter: backward ends there */
     int         shards, rank;          /* ranks of a shard group, and this one's place in it */
     bool        sum_once;              /* gradients are summed over them once per step */
     Arena       gathered;              /* memory of the weight buffers and of `outgoing`, if shards > 1 */
@@ -63,8 +71,10 @@ void        fsdp_free   (Fsdp *f);
 
 /* The part of a parameter that this rank owns: elements *first .. *first + n of the parameter; returns n, maybe 0. */
 size_t      shard_part(const Shard *s, const Param *p, size_t *first);
-/* Elements from `first` on, counted in the unit, of one of the shard's flat tensors. */
+/* Elements from `first` on, counted in the trained region, of one of the shard's flat tensors. */
 Tensor      shard_view(const Shard *s, Tensor t, size_t first, size_t n);
+/* n elements of a parameter, of this rank's part, from its `first` on, as they are stored: its master weights or its frozen ones. */
+Tensor      shard_weights(const Shard *s, const Param *p, size_t first, size_t n);
 
 /* ---- what the verbs ask about the placement ---------------------------------------------------------------- */
 
@@ -76,7 +86,10 @@ static inline int num_buffers(const Fsdp *f)
     return SHARED_BUFFERS + f->num_units;
 }
 
-WeightBuffer *weight_buffer(const Fsdp *f, int unit);      /* NULL: the master weights are the weights */
+WeightBuffer *weight_buffer(const Fsdp *f, int unit);      /* NULL: the stored weights are the weights */
 GradBuffer   *grad_buffer  (const Fsdp *f, int unit);      /* NULL: gradients are added to the shard's */
-bool        is_gathered(const Fsdp *f, int unit, const Param *p);      /* p stands in the unit's buffer */
-bool        is_replicated   (const Fsdp *f, int unit, const Param *p);      /* ... in f->replicated */
+bool        is_gathered  (const Fsdp *f, int unit, const Param *p);    /* p stands in the unit's buffer */
+bool        is_replicated(const Fsdp *f, int unit, const Param *p);    /* ... in f->replicated */
+
+/* A region's place in its unit's buffer: elements from *first on; returns their number, 0 if it does not stand there. */
+size_t      region_in_buffer(const Fsdp *f, int unit, Region r, size_t *first);

@@ -16,8 +16,12 @@ static void fill_rope(Model *m)
 {
     const size_t bytes = sizeof(float) * (size_t)m->attn.T * (size_t)m->attn.D;
     float *table = xmalloc(bytes);
-    rope_table(table, m->config, m->attn.T);
-    device_put(m->rope, table, bytes);
+    for (int scaled = 0; scaled < 2; scaled++) {
+        if (!m->rope[scaled])
+            continue;
+        rope_table(table, m->config, scaled, m->attn.T);
+        device_put(m->rope[scaled], table, bytes);
+    }
     free(table);
 }
 
@@ -105,8 +109,7 @@ static void head(Model *m, Fsdp *f, float scale, float z_weight, bool backward)
         }
     }
     if (backward)
-        norm_backward(m->work.dres, dnorm->norm, m->work.dh, x, m->final_stats, w->norm,
-                      m->config->norm, false);
+        norm_to_stream_backward(m, dnorm->norm, x, m->final_stats, w->norm, false);
     trace_end();
     fsdp_release(f, last);
     if (tied)
@@ -115,27 +118,32 @@ static void head(Model *m, Fsdp *f, float scale, float z_weight, bool backward)
     sum(&m->sums[1], m->losses + m->N, m->N);
 }
 
+/* Down to the first unit that has something to train: nothing below it reads a gradient. */
 static void backward(Model *m, Fsdp *f, bool last)
 {
-    int uses = m->recipe.keep == KEEP_BLOCK ? FOR_FORWARD | FOR_BACKWARD : FOR_BACKWARD;
+    const int uses = m->recipe.keep == KEEP_BLOCK ? FOR_FORWARD | FOR_BACKWARD : FOR_BACKWARD;
+    const int first = f->first_trained > 1 ? f->first_trained : 1;
     fsdp_reduce(f, m->L + 1, last);
-    fsdp_gather(f, m->L, uses);
-    for (int l = m->L - 1; l >= 0; l--) {
-        int u = l + 1;
-        if (l > 0)
+    if (first <= m->L)
+        fsdp_gather(f, m->L, uses);
+    for (int u = m->L; u >= first; u--) {
+        Acts *a = &m->acts[u - 1];
+        if (u > first)
             fsdp_gather(f, u - 1, uses);
         const Unit *w = fsdp_acquire(f, u);
         Unit *dw = fsdp_grads(f, u);
         trace_begin("backward", u);
         if (m->recipe.keep == KEEP_BLOCK)
-            block_forward(m, w, &m->acts[l], &m->acts[l + 1]);
-        block_backward(m, w, dw, &m->acts[l]);
+            block_forward(m, w, a, a + 1);
+        block_backward(m, w, dw, a);
         trace_end();
         fsdp_release(f, u);
         fsdp_reduce(f, u, last);
     }
-    embedding_backward(fsdp_grads(f, 0)->embed, m->sorted, m->work.dres);
-    fsdp_reduce(f, 0, last);
+    if (f->first_trained == 0) {
+        embedding_backward(fsdp_grads(f, 0)->embed, m->sorted, m->work.dres);
+        fsdp_reduce(f, 0, last);
+    }
     if (last)
         fsdp_wait_grads(f);
 }

@@ -5,38 +5,45 @@
 #pragma once
 #include "model/config.h"
 
-/* The tensors of one unit, as weights or as their gradients. A unit is what is gathered and sharded as a whole:
- * unit 0 the embedding (also the head if tied), units 1..L the blocks, unit L+1 the final norm and the head.
- * A tensor that the architecture lacks has data == NULL. */
-enum { MAX_PARAMS = 8 };
+/* Every parameter that some architecture has: a field here and a row in params.c. A unit is what is gathered and sharded as a whole:
+ * unit 0 the embedding (also the head if tied), units 1..L the blocks, unit L+1 the final norm and the head. Of a unit, as weights
+ * or as their gradients, the parameters that it lacks have data == NULL. */
+enum { NUM_PARAMS = 11 };
 typedef union {
     struct {
-        Tensor norm0;       /* (1, C) input norm of attention; OLMo-2: norm of its output      */
+        Tensor embed;       /* (V, C)  unit 0                                                  */
+        Tensor norm0;       /* (1, C)  blocks: input norm of attention; OLMo-2: norm of its output */
         Tensor qkv;         /* (S, C)                                                          */
-        Tensor qnorm;       /* (1, H*D)                                                        */
-        Tensor knorm;       /* (1, K*D)                                                        */
+        Tensor qnorm;       /* (1, H*D); Qwen3: (1, D), the same for each head                 */
+        Tensor knorm;       /* (1, K*D); Qwen3: (1, D)                                         */
         Tensor out;         /* (C, H*D)                                                        */
-        Tensor norm1;       /* (1, C) input norm of the MLP; OLMo-2: norm of its output        */
+        Tensor norm1;       /* (1, C)  input norm of the MLP; OLMo-2: norm of its output       */
         Tensor gate_up;     /* (2F, C) rows of gate, then rows of up                           */
         Tensor down;        /* (C, F)                                                          */
+        Tensor norm;        /* (1, C)  unit L+1                                                */
+        Tensor head;        /* (V, C)                                                          */
     };
-    struct { Tensor embed; };          /* (V, C)            unit 0   */
-    struct { Tensor norm, head; };     /* (1, C), (V, C)    unit L+1 */
-    Tensor tensor[MAX_PARAMS];
+    Tensor tensor[NUM_PARAMS];
 } Unit;
 
-/* A parameter's place in its unit's flat buffer. */
+/* A unit's flat buffer has two regions, each laid out and sharded by itself: what is trained, and what is frozen: it has neither
+ * gradients nor optimizer states, and is stored in the recipe's format for frozen weights. */
+typedef enum { TRAINED, FROZEN, NUM_REGIONS } Region;
+
+/* A parameter's place in its unit. */
 typedef struct {
     const char *name;       /* field of Unit: "qkv"                                            */
     int    id;              /* index into Unit.tensor                                          */
     int    rows, cols;
-    size_t offset;          /* elements from the unit's start; a multiple of PARAM_ALIGN       */
+    Region region;
+    size_t offset;          /* elements from the region's start; a multiple of PARAM_ALIGN     */
+    size_t number;          /* ... and from the unit's start, whatever is frozen: seeds random numbers */
     bool   is_norm, is_embedding;      /* for weight decay                                     */
     bool   is_operand;      /* a block's matrix: an operand in the recipe's format; the others are in the stream's */
     bool   has_padding;     /* its rows from vocab_size on are padding and stay 0              */
     float  init_std;        /* 0: starts as ones (norms)                                       */
 } Param;
-enum { PARAM_ALIGN = 256 }; /* elements: whole optimizer groups of 128, 256-byte aligned in any format */
+enum { PARAM_ALIGN = 256 }; /* elements: whole optimizer groups of 128 or 256, 256-byte aligned in any format */
 
 /* n rounded up to a multiple of it. */
 static inline size_t param_align(size_t n)
@@ -46,12 +53,19 @@ static inline size_t param_align(size_t n)
 
 typedef struct {
     int    num_params;
-    Param  param[MAX_PARAMS];
-    size_t numel;           /* of the flat buffer, padding included: a multiple of PARAM_ALIGN * W */
-    size_t first;           /* number of its first element in the model: seeds random numbers  */
+    Param  param[NUM_PARAMS];
+    size_t numel[NUM_REGIONS]; /* of the regions, padding included: multiples of PARAM_ALIGN * W */
+    size_t first;           /* number of its first element in the model                        */
 } UnitShape;
 
-void unit_shape(UnitShape *u, const ModelConfig *c, int unit, int world);   /* .first is left to the caller */
-Unit unit_views(const UnitShape *u, void *data, Format f);                  /* F32 or BF16 tensors in a flat buffer */
-Tensor param_view(const Param *p, void *data, Format f);                    /* one of them */
+/* The parameters of a unit, all trained, and laid out for W ranks; .first is left to the caller. */
+void unit_shape(UnitShape *u, const ModelConfig *c, int unit, int world);
 
+/* Lays the regions out anew, after Param.region was changed. */
+void unit_lay_out(UnitShape *u, int world);
+
+/* Elements of all parameters, as all ranks and runs count them: what lies between two units' numbers. */
+size_t unit_numbers(const UnitShape *u);
+
+Unit   unit_views(const UnitShape *u, void *data, Format f);         /* the trained parameters, as F32 or BF16 in a flat buffer */
+Tensor param_view(const Param *p, void *region, Format f);           /* one of any region */

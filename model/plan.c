@@ -91,7 +91,8 @@ static void plan_acts(Planner *p, const Model *m, Acts *a)
 
     a->stats0 = arena_alloc(p->arena, 2 * sizeof(float) * p->N);
     a->stats1 = arena_alloc(p->arena, 2 * sizeof(float) * p->N);
-    a->qk_stats = c->qk_norm ? arena_alloc(p->arena, 2 * sizeof(float) * p->N) : NULL;
+    const int norms = c->qk_norm == QK_NORM_HEAD ? c->n_heads + c->n_kv_heads : 2;
+    a->qk_stats = c->qk_norm ? arena_alloc(p->arena, norms * sizeof(float) * p->N) : NULL;
     a->lse = arena_alloc(p->arena, sizeof(float) * p->N * c->n_heads);
 }
 
@@ -116,8 +117,7 @@ static void plan_work(Arena *arena, Model *m)
     int N = m->N, C = c->d_model, HD = c->n_heads * c->head_dim, S = HD + 2 * c->n_kv_heads * c->head_dim, F = c->mlp_width;
 
     t->dres = tensor_alloc(arena, r->stream, N, C);
-    if (!c->norm_after && format_is_fp8(r->gradient))
-        t->dres.amax = arena_alloc(arena, sizeof(float));
+    t->dres_amax = !c->norm_after && format_is_fp8(r->gradient) ? arena_alloc(arena, sizeof(float)) : NULL;
     t->dy = !c->norm_after && same(t->dres, r->gradient) ? t->dres : operand_alloc(arena, r->gradient, N, C);
     /* these pairs are never alive together: the MLP's backward is over before attention's begins, dh comes last in both */
     Tensor narrow = tensor_alloc(arena, r->stream, N, C > HD ? C : HD), wide = tensor_alloc(arena, r->stream, N, S > F ? S : F);
@@ -139,9 +139,26 @@ static int loss_chunk(const Config *c, int N)
     return (N + count - 1) / count;
 }
 
+/* The rotary tables that blocks need, and what is each block's own of its attention. */
+static void plan_attention(Arena *arena, Model *m)
+{
+    const ModelConfig *c = m->config;
+    const size_t bytes = sizeof(float) * m->attn.T * m->attn.D;
+    bool needed[2] = { false, false };
+    for (int l = 0; l < m->L; l++)
+        needed[layer_is_scaled(c, l)] = true;
+    for (int i = 0; i < 2; i++)
+        m->rope[i] = needed[i] ? arena_alloc(arena, bytes) : NULL;
+    for (int l = 0; l < m->L; l++) {
+        m->acts[l].attn = m->attn;
+        m->acts[l].attn.rope = m->rope[layer_is_scaled(c, l)];
+        m->acts[l].attn.window = layer_slides(c, l) ? c->sliding_window : 0;
+    }
+}
+
 static void plan_head(Arena *arena, Model *m, const Config *c)
 {
-    int N = m->N, T = c->model.max_sequence_length;
+    int N = m->N;
     m->final_stats = arena_alloc(arena, 2 * sizeof(float) * N);
     m->final_h = tensor_alloc(arena, m->recipe.stream, N, c->model.d_model);
     m->logits = tensor_alloc(arena, m->recipe.stream, loss_chunk(c, N), c->model.embedding_size);
@@ -150,8 +167,6 @@ static void plan_head(Arena *arena, Model *m, const Config *c)
     m->doc_start = arena_alloc(arena, sizeof(int) * (N + 1));
     m->losses = arena_alloc(arena, 2 * sizeof(float) * N);
     m->sums = arena_alloc(arena, 2 * sizeof(float));
-    m->rope = arena_alloc(arena, sizeof(float) * T * c->model.head_dim);
-    m->attn.rope = m->rope;
 }
 
 static void plan_all(Arena *arena, Model *m, Fsdp *f, const Config *c, Placement p)
@@ -170,6 +185,7 @@ static void plan_all(Arena *arena, Model *m, Fsdp *f, const Config *c, Placement
     plan_work(arena, m);
     b->work = arena->used - b->units - m->L * b->block;
     plan_head(arena, m, c);
+    plan_attention(arena, m);
     b->head = arena->used - b->units - m->L * b->block - b->work;
     b->total = arena->used;
 }

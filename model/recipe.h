@@ -31,6 +31,7 @@ typedef struct {
     Format master;     /* weights that the optimizer updates                              */
     Format grads;      /* accumulated weight gradients                                    */
     Format moment1, moment2;   /* AdamW's m and v, where the optimizer leaves it to the recipe */
+    Format frozen;     /* weights that are not trained, of which there is one copy        */
 } Recipe;
 
 extern const Recipe recipes[];      /* ends with name == NULL */

@@ -3,13 +3,10 @@
 
 #include <math.h>
 
-/* [Su et al. 2021, RoFormer, eq. 15]; scaled as Llama 3.1 does: wavelengths beyond the original context are stretched
- * by `factor`, short ones stay, those between are interpolated. */
-static double frequency(const ModelConfig *c, int i)
+/* Wavelengths beyond the original context are stretched by `factor`, short ones stay, those between are interpolated
+ * [Llama 3.1]. f: the frequency as trained. */
+static double llama3(const ModelConfig *c, double f)
 {
-    double f = pow(c->rope_theta, -2.0 * i / c->head_dim);
-    if (c->rope_scaling.factor <= 0)
-        return f;
     double lo = c->rope_scaling.low_freq_factor, hi = c->rope_scaling.high_freq_factor;
     double wavelength = 2 * M_PI / f, old = c->rope_scaling.original_length;
     if (wavelength > old / lo)
@@ -20,14 +17,53 @@ static double frequency(const ModelConfig *c, int i)
     return (1 - s) * f / c->rope_scaling.factor + s * f;
 }
 
-void rope_table(float *table, const ModelConfig *c, int T)
+/* The pair, as a real number, that turns so many times over the original context. */
+static double pair_of(const ModelConfig *c, double turns)
+{
+    return c->head_dim * log(c->rope_scaling.original_length / (turns * 2 * M_PI)) / (2 * log(c->rope_theta));
+}
+
+/* Pairs that turn more than beta_fast times over the original context stay, those that turn less than beta_slow times are
+ * stretched by `factor`, between them goes a ramp over the pairs' numbers [Peng et al. 2023, YaRN, sec. 3.2; its ends are
+ * rounded outwards and kept in 0 .. D-1 as in transformers]. */
+static double yarn(const ModelConfig *c, double f, int i)
+{
+    double low = fmax(floor(pair_of(c, c->rope_scaling.beta_fast)), 0);
+    double high = fmin(ceil(pair_of(c, c->rope_scaling.beta_slow)), c->head_dim - 1);
+    if (low == high)
+        high += 0.001;
+    double stretched = fmin(fmax((i - low) / (high - low), 0), 1);
+    return stretched * f / c->rope_scaling.factor + (1 - stretched) * f;
+}
+
+/* [Su et al. 2021, RoFormer, eq. 15] */
+static double frequency(const ModelConfig *c, bool scaled, int i)
+{
+    double f = pow(c->rope_theta, -2.0 * i / c->head_dim);
+    switch (scaled ? c->rope_scaling.type : ROPE_DEFAULT) {
+    case ROPE_LLAMA3: return llama3(c, f);
+    case ROPE_YARN:   return yarn(c, f, i);
+    default:          return f;
+    }
+}
+
+double rope_attention_factor(const ModelConfig *c)
+{
+    if (c->rope_scaling.type != ROPE_YARN)
+        return 1;
+    double given = c->rope_scaling.attention_factor;
+    return given > 0 ? given : 0.1 * log(c->rope_scaling.factor) + 1;
+}
+
+void rope_table(float *table, const ModelConfig *c, bool scaled, int T)
 {
     const int half = c->head_dim / 2;
+    const double size = scaled ? rope_attention_factor(c) : 1;
     for (int i = 0; i < half; i++) {
-        const double f = frequency(c, i);
+        const double f = frequency(c, scaled, i);
         for (int t = 0; t < T; t++) {
-            table[((size_t)t * half + i) * 2] = (float)cos(t * f);
-            table[((size_t)t * half + i) * 2 + 1] = (float)sin(t * f);
+            table[((size_t)t * half + i) * 2] = (float)(size * cos(t * f));
+            table[((size_t)t * half + i) * 2 + 1] = (float)(size * sin(t * f));
         }
     }
 }

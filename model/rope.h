@@ -2,5 +2,10 @@
 #pragma once
 #include "model/config.h"
 
-/* table (T, D/2, 2): cosine and sine of the angle by which pair i of a head turns at position t. */
-void rope_table(float *table, const ModelConfig *c, int T);
+/* table (T, D/2, 2): cosine and sine of the angle by which pair i of a head turns at position t. `scaled`: in blocks whose
+ * frequencies are changed as the configuration's rope_scaling says; YaRN multiplies cosine and sine as well. */
+void rope_table(float *table, const ModelConfig *c, bool scaled, int T);
+
+/* What YaRN multiplies cosine and sine by, and scores by its square: a lower temperature of the softmax [Peng et al. 2023, sec. 3.4].
+ * 1 for other types. */
+double rope_attention_factor(const ModelConfig *c);

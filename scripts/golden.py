@@ -14,11 +14,13 @@ folder/<name>/golden.safetensors what float32 on a CPU gives:
 tests/test_parity.c compares. Needs torch and transformers.
 """
 import argparse
+import copy
 import os
 
 import torch
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, Olmo2Config, OlmoConfig
+from transformers import (AutoModelForCausalLM, LlamaConfig, MistralConfig, Olmo2Config, Olmo3Config, OlmoConfig,
+                          Qwen3Config)
 
 B, T, STEPS = 2, 16, 8
 LR, BETA1, BETA2, EPS, DECAY, CLIP = 1e-2, 0.9, 0.95, 1e-5, 0.1, 1.0
@@ -51,6 +53,37 @@ MODELS = {
     "olmo2": Olmo2Config(hidden_size=48, intermediate_size=64, num_attention_heads=6, num_key_value_heads=2,
                          rms_norm_eps=1e-6, tie_word_embeddings=False,
                          rope_parameters={"rope_type": "default", "rope_theta": 500000.0}, **COMMON),
+    # Mistral v0.1: every layer sees the last 5 tokens only, grouped queries
+    "mistral": MistralConfig(hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2,
+                             rms_norm_eps=1e-5, tie_word_embeddings=False, sliding_window=5,
+                             rope_parameters={"rope_type": "default", "rope_theta": 10000.0}, **COMMON),
+    # Mistral since v0.2: no window; here with a head_dim of its own
+    "mistral-full": MistralConfig(hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2,
+                                  head_dim=16, rms_norm_eps=1e-5, tie_word_embeddings=False, sliding_window=None,
+                                  rope_parameters={"rope_type": "default", "rope_theta": 1000000.0}, **COMMON),
+    # Qwen3: norms of each head of q and of k, head_dim of its own, grouped queries
+    "qwen3": Qwen3Config(hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2,
+                         head_dim=16, rms_norm_eps=1e-6, tie_word_embeddings=False,
+                         rope_parameters={"rope_type": "default", "rope_theta": 1000000.0}, **COMMON),
+    # also tied, and a window from the second layer on: full, sliding, sliding
+    "qwen3-tied": Qwen3Config(hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2,
+                              head_dim=16, rms_norm_eps=1e-6, tie_word_embeddings=True, use_sliding_window=True,
+                              sliding_window=5, max_window_layers=1,
+                              rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
+                              **COMMON | {"num_hidden_layers": 3}),
+    # OLMo-3: OLMo-2's blocks; three layers with a window, then one without whose rotary frequencies are YaRN's. Of its
+    # 4 frequencies two are kept, one is interpolated halfway, one is divided by the factor; the attention factor is 1.21.
+    "olmo3": Olmo3Config(hidden_size=48, intermediate_size=48, num_attention_heads=6, num_key_value_heads=2,
+                         rms_norm_eps=1e-6, tie_word_embeddings=False, sliding_window=5,
+                         rope_parameters={"sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+                                          "full_attention": {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 8.0,
+                                                             "original_max_position_embeddings": 128,
+                                                             "beta_fast": 2.0, "beta_slow": 0.5}},
+                         **COMMON | {"num_hidden_layers": 4, "max_position_embeddings": 1024}),
+    # OLMo-3 before its context was extended
+    "olmo3-default": Olmo3Config(hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2,
+                                 rms_norm_eps=1e-6, tie_word_embeddings=False, sliding_window=5,
+                                 **COMMON | {"num_hidden_layers": 4}),
 }
 
 
@@ -73,6 +106,17 @@ def check_clipping(model, tokens, limit):
         hook.remove()
     share = torch.stack(seen).mean().item()
     assert 0.1 < share < 0.9, f"{share:.2f} of q is clipped"
+
+
+def check_matters(model, tokens, **change):
+    """A window or a scaling that changes nothing would prove nothing."""
+    config = type(model.config).from_dict(copy.deepcopy(model.config.to_dict()) | change)
+    config._attn_implementation = "eager"
+    other = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    other.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        off = (other(tokens).logits - model(tokens).logits).abs().max().item()
+    assert off > 0.1, f"{change} changes no logit by more than {off:.2g}"
 
 
 def mean_loss(logits, targets):
@@ -112,6 +156,14 @@ def make(name, config, folder, seed):
     targets[1, 5] = -100
     if getattr(config, "clip_qkv", None):
         check_clipping(model, tokens, config.clip_qkv)
+    window = getattr(config, "sliding_window", None)
+    if window:                              # as many tokens as its name says: neither one more nor one less
+        check_matters(model, tokens, sliding_window=window + 1)
+        check_matters(model, tokens, sliding_window=window - 1)
+    if name == "olmo3":                     # scaled in some layers: neither in none nor in all
+        rope = config.rope_parameters
+        check_matters(model, tokens, rope_parameters=rope | {"full_attention": rope["sliding_attention"]})
+        check_matters(model, tokens, rope_parameters=rope | {"sliding_attention": rope["full_attention"]})
 
     logits = model(tokens).logits
     loss = mean_loss(logits, targets)

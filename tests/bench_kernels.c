@@ -14,6 +14,9 @@ static Model models[] = {       /* chunk: rows of logits; params: of one block; 
     { "Llama-3-8B", 2, 8192, 4096, 32, 8, 128, 14336, 128256, 2048, 218112000, 32, 8 },
 };
 
+/* For attention with a window only, of 4096 keys there. */
+static Model sliding = { "Olmo-3-7B", 1, 8192, 4096, 32, 32, 128 };
+
 static const Format F32_ = { .dtype = F32 }, BF16_ = { .dtype = BF16 }, E4M3_ = { .dtype = E4M3 };
 static const Format E4M3_16 = { .dtype = E4M3, .group = 16 }, E5M2_ = { .dtype = E5M2 };
 static const Tensor NONE = { 0 };
@@ -108,12 +111,12 @@ static void bench_norm(const Model *m)
     TIME_BYTES("norm_forward", 4 * n, norm_forward(y, x, stats.data, x, w, NONE, rms));
     in_step(ELEMENTWISE, m->micro_batches);
     TIME_BYTES("norm_forward, residual", 6 * n, norm_forward(y, x, stats.data, x, w, dx, rms));
-    TIME_BYTES("norm_backward, dx +=", 8 * n, norm_backward(dx, dw, y, x, stats.data, w, rms, true));
-    TIME_BYTES("norm_backward", 6 * n, norm_backward(dx, dw, y, x, stats.data, w, rms, false));
+    TIME_BYTES("norm_backward, dx +=", 8 * n, norm_backward(dx, NULL, dw, y, x, stats.data, w, rms, true));
+    TIME_BYTES("norm_backward", 6 * n, norm_backward(dx, NULL, dw, y, x, stats.data, w, rms, false));
     in_step(ELEMENTWISE, m->micro_batches);
     TIME_BYTES("norm_forward, LayerNorm, no weight", 4 * n, norm_forward(y, x, stats.data, x, NONE, NONE, layer));
     TIME_BYTES("norm_backward, LayerNorm, no weight, dx +=", 8 * n,
-               norm_backward(dx, NONE, y, x, stats.data, NONE, layer, true));
+               norm_backward(dx, NULL, NONE, y, x, stats.data, NONE, layer, true));
     release();
 }
 
@@ -155,6 +158,25 @@ static void bench_rope(const Model *m)
     release();
 }
 
+/* With the four query heads per key/value head of Qwen3-8B, whose other sizes are those of the models above. */
+static void bench_rope_by_head(const Model *m)
+{
+    Model qwen = *m;
+    qwen.K = m->H / 4;
+    const int N = m->B * m->T, H = m->H, K = qwen.K, D = m->D, S = (H + 2 * K) * D;
+    const double n = (double)N * S, turned = (double)N * (H + K) * D;
+    const Attention a = attention_of(&qwen);
+    Tensor x = make_normal(BF16_, N, S, 1), y = make_normal(BF16_, N, S, 1), dx = make(BF16_, N, S);
+    Tensor qw = make_normal(BF16_, 1, D, 1), kw = make_normal(BF16_, 1, D, 1), stats = make(F32_, N, H + K);
+    Tensor dqw = make(F32_, 1, D), dkw = make(F32_, 1, D);
+    TIME_BYTES("rope_forward, QK-norm by head", 4 * n, rope_forward(y, stats.data, x, qw, kw, a));
+    TIME_BYTES("rope_forward, QK-norm by head, in place", 4 * turned, rope_forward(y, stats.data, y, qw, kw, a));
+    TIME_BYTES("rope_backward, QK-norm by head, in place", 6 * turned,
+               rope_backward(y, dqw, dkw, y, x, stats.data, qw, kw, a));
+    TIME_BYTES("rope_backward, QK-norm by head", 2 * turned + 4 * n, rope_backward(dx, dqw, dkw, y, x, stats.data, qw, kw, a));
+    release();
+}
+
 static void bench_swiglu(const Model *m)
 {
     const int N = m->B * m->T;
@@ -183,7 +205,7 @@ static void bench_coat(const Model *m)
     TIME_BYTES("coat: norm_again, h transposed", (1.125 + 1) * n, norm_again(h_turned, x, stats.data, w));
     in_step(ELEMENTWISE, 2 * blocks(m));
     TIME_BYTES("coat: norm_backward, dx +=", (2 + 1.125 + 4) * n,
-               norm_backward(res, dw, dh, x, stats.data, w, rms, true));
+               norm_backward(res, NULL, dw, dh, x, stats.data, w, rms, true));
     in_step(ELEMENTWISE, 2 * blocks(m));
     TIME_BYTES("coat: quantize dy, transposed too", (2 + 2 + 2) * n, quantize(dy, dh));
     in_step(ELEMENTWISE, 2 * blocks(m));
@@ -360,20 +382,26 @@ static void bench_linear(const char *name, int N, int O, int C, double times)
     release();
 }
 
-/* Of the T x T scores the causal half is counted. */
-static void bench_attention(const Model *m)
+/* Of the T x T scores the causal half is counted, with a window its part: a query sees `window` keys, the first ones fewer. */
+static void bench_attention(const Model *m, int window, double times)
 {
+    char forward[64] = "attention_forward", backward[64] = "attention_backward";
     const int N = m->B * m->T, S = (m->H + 2 * m->K) * m->D, q = m->H * m->D;
-    const double flops = 2.0 * m->B * m->H * m->T * m->T * m->D;
-    const Attention a = attention_of(m);
+    const double T = m->T, keys = window ? window * (2 * T - window) : T * T, flops = 2.0 * m->B * m->H * keys * m->D;
+    Attention a = attention_of(m);
     const Documents whole = { 0 };
     Tensor qkv = make_normal(BF16_, N, S, 1), dqkv = make(BF16_, N, S);
     Tensor y = make(BF16_, N, q), dy = make_normal(BF16_, N, q, 1);
     float *lse = hold((size_t)N * (size_t)m->H * sizeof *lse);
-    TIME_FLOPS("attention_forward", flops, attention_forward(y, lse, qkv, a, whole));
-    in_step(ATTENTION, blocks(m));
-    TIME_FLOPS("attention_backward", 2.5 * flops, attention_backward(dqkv, dy, qkv, y, lse, a, whole));
-    in_step(ATTENTION, blocks(m));
+    a.window = window;
+    if (window) {
+        snprintf(forward, sizeof forward, "attention_forward, window %d of %d", window, m->T);
+        snprintf(backward, sizeof backward, "attention_backward, window %d of %d", window, m->T);
+    }
+    TIME_FLOPS(forward, flops, attention_forward(y, lse, qkv, a, whole));
+    in_step(ATTENTION, times);
+    TIME_FLOPS(backward, 2.5 * flops, attention_backward(dqkv, dy, qkv, y, lse, a, whole));
+    in_step(ATTENTION, times);
     release();
 }
 
@@ -396,14 +424,17 @@ int main(int argc, char **argv)
 {
     Model *m = choose(argc, argv);
     device_init(0);
-    if (strcmp(device_name(), "cpu") == 0)
+    if (strcmp(device_name(), "cpu") == 0) {
         shrink(m);
+        shrink(&sliding);
+    }
     printf("%s on %s: %d x %d tokens, C %d, H %d, K %d, F %d, V %d\n"
            "median of %d runs; %% of the device copy or of the data sheet\n",
            m->name, device_name(), m->B, m->T, m->C, m->H, m->K, m->F, m->V, RUNS);
     bench_formats(m);
     bench_norm(m);
     bench_rope(m);
+    bench_rope_by_head(m);
     bench_swiglu(m);
     bench_coat(m);
     bench_adamw_fp8(m);
@@ -422,7 +453,9 @@ int main(int argc, char **argv)
     bench_linear_fp8("out", N, m->C, q, blocks(m));
     bench_linear_fp8("gate_up", N, 2 * m->F, m->C, blocks(m));
     bench_linear_fp8("down", N, m->C, m->F, blocks(m));
-    bench_attention(m);
+    bench_attention(m, 0, blocks(m));
+    bench_attention(&sliding, sliding.T, 0);
+    bench_attention(&sliding, sliding.T / 2, 0);
     print_step("coat", m->micro_batches * N);
     return 0;
 }

@@ -5,14 +5,14 @@
 #include "kernels/error.h"
 #include "model/plan.h"
 
-static const char *const names[NUM_ARCHITECTURES] = { "llama", "llama-gqa", "llama-head", "olmo", "olmo2" };
+static const char *const names[NUM_ARCHITECTURES] = { "llama", "llama-gqa", "llama-head", "olmo", "olmo2", "mistral", "qwen3", "olmo3" };
 
-const char *architecture_name(Architecture a)
+const char *architecture_name(SmallModel a)
 {
     return names[a];
 }
 
-ModelConfig architecture(Architecture a)
+ModelConfig architecture(SmallModel a)
 {
     ModelConfig m = {
         .d_model = 64, .n_layers = 2, .n_heads = 4, .n_kv_heads = 4, .head_dim = 16, .mlp_width = 96,
@@ -21,10 +21,23 @@ ModelConfig architecture(Architecture a)
         .init_fn = INIT_NORMAL, .init_std = 0.1, .init_cutoff_factor = 3,
     };
     switch (a) {
+    case MISTRAL:
+        m.n_kv_heads = 2;
+        m.sliding_window = 5;
+        break;
+    case QWEN3:
+        m.n_kv_heads = 2;
+        m.head_dim = 24;
+        m.norm.eps = 1e-6f;
+        m.qk_norm = QK_NORM_HEAD;
+        m.weight_tying = true;
+        m.sliding_window = 7;
+        m.layer_types = (LayerTypes){ 2, { false, true } };
+        break;
     case LLAMA_GQA:
         m.n_kv_heads = 2;
         m.weight_tying = true;
-        m.rope_scaling.factor = 8, m.rope_scaling.low_freq_factor = 1, m.rope_scaling.high_freq_factor = 4;
+        m.rope_scaling.type = ROPE_LLAMA3, m.rope_scaling.factor = 8, m.rope_scaling.low_freq_factor = 1, m.rope_scaling.high_freq_factor = 4;
         m.rope_scaling.original_length = 8;
         break;
     case LLAMA_HEAD:
@@ -38,10 +51,17 @@ ModelConfig architecture(Architecture a)
         m.weight_tying = true;
         m.init_fn = INIT_MITCHELL;
         break;
+    case OLMO3:
+        m.sliding_window = 6;
+        m.layer_types = (LayerTypes){ 2, { true, false } };
+        m.rope_scaling.type = ROPE_YARN, m.rope_scaling.factor = 4, m.rope_scaling.full_attn_layers_only = true;
+        m.rope_scaling.beta_fast = 2, m.rope_scaling.beta_slow = 0.5, m.rope_scaling.original_length = 64;
+        /* fall through */
     case OLMO2:
         m.n_kv_heads = 2;
         m.norm.eps = 1e-6f;
-        m.norm_after = m.qk_norm = true;
+        m.norm_after = true;
+        m.qk_norm = QK_NORM_WIDTH;
         m.rope_theta = 500000;
         m.init_fn = INIT_FULL_MEGATRON;
         break;

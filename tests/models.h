@@ -3,10 +3,11 @@
 #include "model/model.h"
 
 /* LLAMA: plain. LLAMA_GQA: also tied, llama3 rope. LLAMA_HEAD: head_dim != C/H. OLMO: weightless LayerNorm, clip, tied.
- * OLMO2: norms on the branch outputs, QK-norm, GQA. */
-typedef enum { LLAMA, LLAMA_GQA, LLAMA_HEAD, OLMO, OLMO2, NUM_ARCHITECTURES } Architecture;
-ModelConfig architecture     (Architecture a);
-const char *architecture_name(Architecture a);
+ * OLMO2: norms on the branch outputs, QK-norm, GQA. MISTRAL: a window in all blocks. QWEN3: QK-norm per head, head_dim != C/H,
+ * tied, a window in the second block. OLMO3: OLMO2 with a window in the first block, YaRN in the second. */
+typedef enum { LLAMA, LLAMA_GQA, LLAMA_HEAD, OLMO, OLMO2, MISTRAL, QWEN3, OLMO3, NUM_ARCHITECTURES } SmallModel;
+ModelConfig architecture     (SmallModel a);
+const char *architecture_name(SmallModel a);
 
 /* A run of one rank with micro-batches of B sequences; everything a model needs, nothing on disk. */
 void model_config(Config *c, const ModelConfig *m, const char *recipe, int B);

@@ -43,7 +43,7 @@ static Fsdp make_shards(const ModelConfig *c, Format master, Format m, Format v,
     for (int u = 0; u < f.num_units; u++) {
         Shard *s = &f.shard[u];
         unit_shape(&f.shape[u], c, u, world);
-        size_t blocks = f.shape[u].numel / PARAM_ALIGN;
+        size_t blocks = f.shape[u].numel[TRAINED] / PARAM_ALIGN;
         s->first = blocks * (size_t)part / (size_t)parts * PARAM_ALIGN;
         s->count = blocks * (size_t)(part + 1) / (size_t)parts * PARAM_ALIGN - s->first;
         s->master = flat(master, s->count);
@@ -175,7 +175,7 @@ static void read_and_check(const char *where, LayoutKind kind, const ModelConfig
 }
 
 /* Ranks write as `part` of `parts`, and read as another part of another number of parts. */
-static void check_division(Architecture a, Format master, Format m, Format v, int part, int parts, int part2,
+static void check_division(SmallModel a, Format master, Format m, Format v, int part, int parts, int part2,
                            int parts2)
 {
     ModelConfig c = architecture(a);
@@ -194,7 +194,7 @@ static void test_sharded(void **state)
 {
     (void)state;
     int W = comm_size(), rank = comm_rank();
-    for (Architecture a = 0; a < NUM_ARCHITECTURES; a++) {
+    for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
         check_division(a, f32, f32, f32, rank, W, 0, 1);
         check_division(a, bf16, bf16, f32, rank, W, W - 1 - rank, W);
         check_division(a, bf16, e4m3, e5m2, rank, W, rank % 3, 3);

@@ -1,5 +1,5 @@
 /* Attention by cuDNN (BF16) and by attention_plain.cu (F32) where the common tests do not reach: long sequences, with
- * a backward in parts, many documents, whose launches are padded, and every head width that cuDNN takes. Rows of
+ * a backward in parts, many documents, whose launches are padded, every head width that cuDNN takes, windows. Rows of
  * queries and keys are sampled and compared with a double reference; each call runs twice and must repeat its bits.
  *
  * Bounds, with u = 2^-24 and w the unit roundoff of what the tensor cores read (BF16: 2^-8; F32: 0):
@@ -13,7 +13,7 @@
 
 #include <spawn.h>
 
-typedef struct { const char *name; int B, T, H, K, D, documents; } Shape;     /* documents: their number; 0: none */
+typedef struct { const char *name; int B, T, H, K, D, documents, window; } Shape;   /* documents: their number; 0: none */
 static const Shape small[] = {
     { "one token",   2, 1,   2, 1, 64,  0 },
     { "odd length",  3, 37,  4, 2, 64,  0 },
@@ -23,12 +23,23 @@ static const Shape small[] = {
     { "documents, shared keys", 2, 300, 6, 2, 96, 21 },
     { "width 40",    2, 50,  4, 2, 40,  0 },
     { "width 256",   1, 65,  2, 2, 256, 3 },
+    { "window 1",    2, 130, 4, 2, 64,  0, 1 },
+    { "window 50",   2, 256, 4, 4, 128, 0, 50 },
+    { "window 64 of 320, shared keys", 2, 320, 6, 2, 128, 0, 64 },
+    { "window 127 of odd length",      1, 333, 4, 2, 64,  0, 127 },
+    { "window of all but one",         1, 256, 2, 2, 64,  0, 255 },
+    { "documents, window 40",          3, 300, 4, 2, 64,  9, 40 },
+    { "width 96, window 100",          2, 130, 3, 1, 96,  0, 100 },
+    { "width 40, window 33",           2, 100, 4, 2, 40,  3, 33 },
 };
 static const Shape large[] = {
     { "parts of the batch", 3, 8192, 4,  2, 64,  0 },
     { "parts of the heads", 1, 8192, 16, 4, 64,  0 },
     { "300 documents",      4, 2048, 4,  2, 128, 300 },
     { "long documents",     4, 2048, 16, 8, 64,  13 },
+    { "window 1000 of parts of the batch", 3, 8192, 4,  2, 64,  0, 1000 },
+    { "window 4096 of parts of the heads", 1, 8192, 16, 8, 128, 0, 4096 },
+    { "long documents, window 300",        4, 2048, 16, 8, 64,  13, 300 },
 };
 
 /* From what cuDNN's samples do to what training does: launches are padded to 8, 16, ... 256 documents, at most 1 GiB
@@ -48,6 +59,11 @@ static Shape ladder[] = {
     { "two launches of 8, shared keys, width 128",  4, 2048, 16, 4,  128, 13 },
     { "half of the heads, shared keys, width 64",   1, 8192, 16, 8,  64,  2 },
     { "some of the heads, own keys, width 64",      1, 8192, 32, 32, 64,  2 },
+    { "window 100, shared keys, width 128",         4, 512,  8,  2,  128, 16, 100 },
+    { "window 33, own keys, width 64",              4, 512,  4,  4,  64,  16, 33 },
+    { "window 1, own keys, width 96",               4, 512,  2,  2,  96,  16, 1 },
+    { "window 300 in two launches of 8, width 128", 4, 2048, 16, 4,  128, 13, 300 },
+    { "window 1000 in half of the heads, width 64", 1, 8192, 16, 8,  64,  2,  1000 },
 };
 enum { RUNGS = sizeof ladder / sizeof ladder[0] };
 
@@ -108,6 +124,18 @@ static void check_value(Format f, Part part, int n, int h, int i, double x, doub
                  "off by %.3g, at most %.3g is explained", n, h, i, x, ref, fabs(x - ref), limit);
 }
 
+/* The first token that token n of a document from `first` sees. */
+static int first_seen(const Case *c, int first, int n)
+{
+    return c->a.window && n - c->a.window + 1 > first ? n - c->a.window + 1 : first;
+}
+
+/* Behind the last token that sees token u of a document in front of `end`. */
+static int end_seen(const Case *c, int u, int end)
+{
+    return c->a.window && u + c->a.window < end ? u + c->a.window : end;
+}
+
 /* All that is wrong at once: which of the tensors they are tells more than the first number. */
 static void check_tally(const char *name)
 {
@@ -135,7 +163,7 @@ static double relative_error(const Case *c, double score_error, int n)
     return c->w + 4 * score_error + (2 * n + 16) * U24;
 }
 
-/* y, lse and dq of token n, whose document begins at `first`. */
+/* y, lse and dq of token n, which sees tokens from `first` on. */
 static void check_query(const Case *c, int first, int n, int h)
 {
     const Attention a = c->a;
@@ -172,7 +200,7 @@ static void check_query(const Case *c, int first, int n, int h)
     }
 }
 
-/* dk and dv of token u, whose document ends in front of `end`. */
+/* dk and dv of token u, which the tokens in front of `end` see. */
 static void check_key(const Case *c, int u, int end, int kv)
 {
     const Attention a = c->a;
@@ -206,18 +234,20 @@ static void check_key(const Case *c, int u, int end, int kv)
     }
 }
 
-/* First, second, last and two other rows of a document, all of them for few heads. */
+/* First, second, last and two other rows of a document, all of them for few heads; with a window also the first row that
+ * does not see the first one, and the last one that the last does not see. */
 static void check_document(const Case *c, int i)
 {
     const int first = c->start[i], end = c->start[i + 1];
     const int rows[] = { first, first + 1, end - 1, first + (int)(random_bits(1, i) % (unsigned)(end - first)),
-                         first + (int)(random_bits(2, i) % (unsigned)(end - first)) };
-    for (size_t r = 0; r < sizeof rows / sizeof rows[0]; r++) {
-        if (rows[r] >= end)
+                         first + (int)(random_bits(2, i) % (unsigned)(end - first)),
+                         first + c->a.window, end - 1 - c->a.window };
+    for (int r = 0; r < (c->a.window ? 7 : 5); r++) {
+        if (rows[r] < first || rows[r] >= end)
             continue;
         int h = (int)(random_bits(3, (uint64_t)rows[r]) % (unsigned)c->a.H);
-        check_query(c, first, rows[r], h);
-        check_key(c, rows[r], end, h / (c->a.H / c->a.K));
+        check_query(c, first_seen(c, first, rows[r]), rows[r], h);
+        check_key(c, rows[r], end_seen(c, rows[r], end), h / (c->a.H / c->a.K));
     }
 }
 
@@ -263,15 +293,26 @@ static void check_finite(const Case *c)
     }
 }
 
+/* Without a window: cuDNN's workspace then holds ds of every key, which a kernel with one must not take for its own. */
+static void fill_workspace(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, float *lse, Attention a, Documents docs)
+{
+    a.window = 0;
+    attention_forward(y, lse, qkv, a, docs);
+    attention_backward(dqkv, dy, qkv, y, lse, a, docs);
+}
+
 static void run_case(const Shape *s, Format format)
 {
     Case c = { .format = format, .S = (s->H + 2 * s->K) * s->D, .w = format.dtype == BF16 ? 0x1p-8 : 0,
-               .a = { .B = s->B, .T = s->T, .H = s->H, .K = s->K, .D = s->D, .scale = 1 / sqrtf((float)s->D) } };
+               .a = { .B = s->B, .T = s->T, .H = s->H, .K = s->K, .D = s->D, .scale = 1 / sqrtf((float)s->D),
+                      .window = s->window } };
     const int N = s->B * s->T;
     make_documents(&c, s->documents);
     const Documents docs = documents_of(&c);
     Tensor qkv = make_filled(format, N, c.S, 1, -1, 1), y = make(format, N, s->H * s->D), lse = make_f32(N, s->H);
     Tensor dy = make_filled(format, N, s->H * s->D, 2, -1, 1), dqkv = make(format, N, c.S);
+    if (s->window)
+        fill_workspace(dqkv, dy, qkv, y, lse.data, c.a, docs);
     attention_forward(y, lse.data, qkv, c.a, docs);
     attention_backward(dqkv, dy, qkv, y, lse.data, c.a, docs);
     c.qkv = values(qkv), c.y = values(y), c.dy = values(dy), c.dqkv = values(dqkv);

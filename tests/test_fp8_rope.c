@@ -7,11 +7,14 @@
 
 static const Format F = { F32, 0 }, H = { BF16, 0 }, E5 = { E5M2, 0 }, E16 = { E4M3, 16 };
 
-typedef struct { const char *text; int heads, kv_heads, width; float clip; bool norm; } RopeCase;
+typedef enum { NO_NORM, WHOLE, BY_HEAD } Norms;
+typedef struct { const char *text; int heads, kv_heads, width; float clip; Norms norm; } RopeCase;
 static const RopeCase cases[] = {
-    { "64-gqa", 4, 2, 64, 0, false },       { "128-gqa", 3, 1, 128, 0, false },    { "32-gqa", 3, 1, 32, 0, false },
-    { "64-mha", 2, 2, 64, 0, false },       { "64-clip", 4, 2, 64, 1.5f, false },  { "64-norm", 4, 2, 64, 0, true },
-    { "128-clip-norm", 3, 1, 128, 1.5f, true }, { "32-norm", 3, 1, 32, 0, true },
+    { "64-gqa", 4, 2, 64, 0, NO_NORM },     { "128-gqa", 3, 1, 128, 0, NO_NORM },   { "32-gqa", 3, 1, 32, 0, NO_NORM },
+    { "64-mha", 2, 2, 64, 0, NO_NORM },     { "64-clip", 4, 2, 64, 1.5f, NO_NORM }, { "64-norm", 4, 2, 64, 0, WHOLE },
+    { "128-clip-norm", 3, 1, 128, 1.5f, WHOLE }, { "32-norm", 3, 1, 32, 0, WHOLE },
+    { "16-heads", 4, 2, 16, 0, BY_HEAD },   { "24-heads", 4, 2, 24, 0, BY_HEAD },   { "64-heads", 4, 2, 64, 0, BY_HEAD },
+    { "128-heads", 3, 1, 128, 0, BY_HEAD }, { "64-clip-heads", 2, 2, 64, 1.5f, BY_HEAD },
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
 
@@ -77,11 +80,18 @@ static double rstd_error(double rstd, int W, double v)
     return rstd * ((W + 8) * U24 / 2 + 6 * U24 + v * (1 + 2 * v));
 }
 
-typedef struct { Attention a; const float *angles; const double *qw, *kw; double v; } Setting;
+/* q_norms, k_norms: equal parts of q and of k that are normed each. */
+typedef struct { Attention a; const float *angles; const double *qw, *kw; int q_norms, k_norms; double v; } Setting;
+
+static Setting setting_of(const RopeCase *k, Attention a, const float *angles, Tensor qw, Tensor kw)
+{
+    const bool by_head = k->norm == BY_HEAD;
+    return (Setting){ a, angles, values(qw), values(kw), by_head ? a.H : 1, by_head ? a.K : 1, passing_error(k) };
+}
 
 /* ---- forward ------------------------------------------------------------------------------------------------- */
 
-/* In q or k: y = u r w; errors of u and r, to second order, and two roundings. */
+/* In a part of q or k: y = u r w; errors of u and r, to second order, and two roundings. */
 static void norm_part(double *y, double *b, double *rstd, double *b_rstd, int W, const double *w, double eps,
                       double v)
 {
@@ -97,17 +107,17 @@ static void norm_part(double *y, double *b, double *rstd, double *b_rstd, int W,
 static void forward_reference(double *y, double *b, double *stats, double *bs, const double *x, int N, Setting s)
 {
     const Attention a = s.a;
-    const int Q = a.H * a.D, K = a.K * a.D, width = Q + 2 * K;
-    for (int n = 0; n < N; n++, x += width, y += width, b += width, stats += 2, bs += 2) {
+    const int Q = a.H * a.D, K = a.K * a.D, width = Q + 2 * K, q_width = Q / s.q_norms, k_width = K / s.k_norms;
+    for (int n = 0; n < N; n++, x += width, y += width, b += width) {
         const float *angles = s.angles + (size_t)(n % a.T) * (size_t)a.D;
         for (int i = 0; i < width; i++) {
             y[i] = clamp(x[i], a.clip);
             b[i] = s.v * fabs(y[i]);        /* the limit is a BF16 number: rounding does not carry x across it */
         }
-        if (s.qw) {
-            norm_part(y, b, stats, bs, Q, s.qw, a.norm.eps, s.v);
-            norm_part(y + Q, b + Q, stats + 1, bs + 1, K, s.kw, a.norm.eps, s.v);
-        }
+        for (int i = 0; s.qw && i < s.q_norms; i++)
+            norm_part(y + i * q_width, b + i * q_width, stats++, bs++, q_width, s.qw, a.norm.eps, s.v);
+        for (int i = 0; s.kw && i < s.k_norms; i++)
+            norm_part(y + Q + i * k_width, b + Q + i * k_width, stats++, bs++, k_width, s.kw, a.norm.eps, s.v);
         turn(y, b, a.H, a.D, angles, 1);
         turn(y + Q, b + Q, a.K, a.D, angles, 1);
     }
@@ -116,9 +126,9 @@ static void forward_reference(double *y, double *b, double *stats, double *bs, c
 static void forward_case(const RopeCase *k, Tensor x, Tensor qw, Tensor kw, Setting s)
 {
     const int N = x.rows;
-    const size_t n = tensor_numel(x), rows = (size_t)N;
-    Tensor y = make(H, N, x.cols), stats = make_filled(F, N, 2, 0, 0, 0);
-    double *ref = doubles(n), *bound = doubles(n), *ref_stats = doubles(2 * rows), *bs = doubles(2 * rows);
+    const size_t n = tensor_numel(x);
+    Tensor y = make(H, N, x.cols), stats = make_filled(F, N, s.q_norms + s.k_norms, 0, 0, 0);
+    double *ref = doubles(n), *bound = doubles(n), *ref_stats = doubles(tensor_numel(stats)), *bs = doubles(tensor_numel(stats));
     TWICE(rope_forward(y, k->norm ? stats.data : NULL, x, qw, kw, s.a), y, stats);
     forward_reference(ref, bound, ref_stats, bs, values(x), N, s);
     check_close(name("rope_forward", N, k), y, ref, bound);
@@ -131,10 +141,10 @@ static void forward_case(const RopeCase *k, Tensor x, Tensor qw, Tensor kw, Sett
 
 /* ---- backward ------------------------------------------------------------------------------------------------ */
 
-/* In q or k, from the gradient g of the norm's output, off by b: d = r (g w - h mean(g w h)), dw += g h. h = u r is
- * off by e = v + 2 u of itself, a mean of W terms by W u; all of it to second order. */
+/* In a part of q or k, from the gradient g of the norm's output, off by b: d = r (g w - h mean(g w h)), dw += g h, one of
+ * `terms`. h = u r is off by e = v + 2 u of itself, a mean of W terms by W u; all of it to second order. */
 static void norm_part_backward(double *g, double *b, double *dw, double *bw, const double *x, const double *w, int W,
-                               int N, double clip, double r, double v)
+                               int terms, double clip, double r, double v)
 {
     const double e = v + 2 * U24;
     double mean = 0, b_mean = 0;
@@ -143,7 +153,7 @@ static void norm_part_backward(double *g, double *b, double *dw, double *bw, con
         mean += g[i] * w[i] * h / W;
         b_mean += (b[i] * (1 + e) + fabs(g[i]) * (e + (W + 8) * U24)) * fabs(w[i] * h) / W;
         dw[i] += g[i] * h;
-        bw[i] += (b[i] * (1 + e) + fabs(g[i]) * (e + (N + 5) * U24)) * fabs(h);
+        bw[i] += (b[i] * (1 + e) + fabs(g[i]) * (e + (terms + 5) * U24)) * fabs(h);
     }
     for (int i = 0; i < W; i++) {
         const double h = clamp(x[i], clip) * r, gw = g[i] * w[i];
@@ -159,15 +169,15 @@ static void backward_reference(double *g, double *b, double *dw, double *bw, con
                                int N, Setting s)
 {
     const Attention a = s.a;
-    const int Q = a.H * a.D, K = a.K * a.D, width = Q + 2 * K;
+    const int Q = a.H * a.D, K = a.K * a.D, width = Q + 2 * K, QW = Q / s.q_norms, KW = K / s.k_norms;
     for (int n = 0; n < N; n++, x += width, g += width, b += width) {
         const float *angles = s.angles + (size_t)(n % a.T) * (size_t)a.D;
         turn(g, b, a.H, a.D, angles, -1);
         turn(g + Q, b + Q, a.K, a.D, angles, -1);
-        if (s.qw) {
-            norm_part_backward(g, b, dw, bw, x, s.qw, Q, N, a.clip, stats[2 * n], s.v);
-            norm_part_backward(g + Q, b + Q, dw + Q, bw + Q, x + Q, s.kw, K, N, a.clip, stats[2 * n + 1], s.v);
-        }
+        for (int i = 0, at = 0; s.qw && i < s.q_norms; i++, at += QW)
+            norm_part_backward(g + at, b + at, dw, bw, x + at, s.qw, QW, N * s.q_norms, a.clip, *stats++, s.v);
+        for (int i = 0, at = Q; s.kw && i < s.k_norms; i++, at += KW)
+            norm_part_backward(g + at, b + at, dw + QW, bw + QW, x + at, s.kw, KW, N * s.k_norms, a.clip, *stats++, s.v);
         for (int i = 0; i < width; i++) {
             const bool beyond = a.clip > 0 && fabs(x[i]) > a.clip;
             const bool rounds = beyond && fabs(x[i]) <= a.clip * (1 + s.v);
@@ -185,21 +195,21 @@ static void check_weights(const char *op, int N, const RopeCase *k, Tensor t, co
 
 static void backward_case(const RopeCase *k, Tensor x, Tensor qw, Tensor kw, Setting s)
 {
-    const int N = x.rows, Q = s.a.H * s.a.D, K = s.a.K * s.a.D;
-    const size_t n = tensor_numel(x), turned = (size_t)(Q + K);
-    Tensor dy = make_uneven(N, x.cols, 4, 1), dx = make_operand(E5, N, x.cols), stats = make_f32(N, 2);
-    Tensor dqw = k->norm ? make_filled(F, 1, Q, 5, -1, 1) : NONE;
-    Tensor dkw = k->norm ? make_filled(F, 1, K, 6, -1, 1) : NONE;
-    double *ref = values(dy), *bound = doubles(n), *dw = doubles(turned), *bw = doubles(turned);
+    const int N = x.rows, QW = s.a.H * s.a.D / s.q_norms, KW = s.a.K * s.a.D / s.k_norms, norms = s.q_norms + s.k_norms;
+    const size_t n = tensor_numel(x), widths = (size_t)(QW + KW);
+    Tensor dy = make_uneven(N, x.cols, 4, 1), dx = make_operand(E5, N, x.cols), stats = make_f32(N, norms);
+    Tensor dqw = k->norm ? make_filled(F, 1, QW, 5, -1, 1) : NONE;
+    Tensor dkw = k->norm ? make_filled(F, 1, KW, 6, -1, 1) : NONE;
+    double *ref = values(dy), *bound = doubles(n), *dw = doubles(widths), *bw = doubles(widths);
     const double *X = values(x), *old_q = values(dqw), *old_k = values(dkw);
-    float *given = keep(2 * (size_t)N * sizeof *given);
-    for (int i = 0; i < N; i++) {
-        given[2 * i] = (float)rstd_of(X + i * x.cols, Q, k->clip, s.a.norm.eps);
-        given[2 * i + 1] = (float)rstd_of(X + i * x.cols + Q, K, k->clip, s.a.norm.eps);
+    float *given = keep(tensor_numel(stats) * sizeof *given);
+    for (int i = 0; i < N * norms; i++) {
+        const int part = i % norms, of_k = part - s.q_norms, at = of_k < 0 ? part * QW : s.q_norms * QW + of_k * KW;
+        given[i] = (float)rstd_of(X + i / norms * x.cols + at, of_k < 0 ? QW : KW, k->clip, s.a.norm.eps);
     }
     put(stats, given);
-    for (int i = 0; k->norm && i < Q + K; i++) {
-        dw[i] = i < Q ? old_q[i] : old_k[i - Q];
+    for (int i = 0; k->norm && i < QW + KW; i++) {
+        dw[i] = i < QW ? old_q[i] : old_k[i - QW];
         bw[i] = (N + 4) * U24 * fabs(dw[i]);
     }
     TWICE(rope_backward(dx, dqw, dkw, dy, x, k->norm ? stats.data : NULL, qw, kw, s.a), dx, dqw, dkw, dy);
@@ -209,7 +219,7 @@ static void backward_case(const RopeCase *k, Tensor x, Tensor qw, Tensor kw, Set
     golden_operand(label, dx, ref, bound);
     if (k->norm) {
         check_weights("rope_dqnorm", N, k, dqw, dw, bw);
-        check_weights("rope_dknorm", N, k, dkw, dw + Q, bw + Q);
+        check_weights("rope_dknorm", N, k, dkw, dw + QW, bw + QW);
     }
 }
 
@@ -229,12 +239,12 @@ static void rope_case(int N, const RopeCase *k)
 {
     const int Q = k->heads * k->width, K = k->kv_heads * k->width, T = N / 2;
     Tensor x = make(E16, N, Q + 2 * K), table = make_f32(T, k->width);
-    Tensor qw = k->norm ? make_filled(H, 1, Q, 2, 0.5f, 1.5f) : NONE;
-    Tensor kw = k->norm ? make_filled(H, 1, K, 3, 0.5f, 1.5f) : NONE;
+    Tensor qw = k->norm ? make_filled(H, 1, k->norm == BY_HEAD ? k->width : Q, 2, 0.5f, 1.5f) : NONE;
+    Tensor kw = k->norm ? make_filled(H, 1, k->norm == BY_HEAD ? k->width : K, 3, 0.5f, 1.5f) : NONE;
     const float *angles = make_angles(T, k->width);
     const Attention a = { .B = 2, .T = T, .H = k->heads, .K = k->kv_heads, .D = k->width, .clip = k->clip,
                           .norm = { RMS_NORM, 1e-5f }, .rope = table.data };
-    const Setting s = { a, angles, values(qw), values(kw), passing_error(k) };
+    const Setting s = setting_of(k, a, angles, qw, kw);
     put(table, angles);
     quantize(x, make_uneven(N, Q + 2 * K, 1, 2));
     forward_case(k, x, qw, kw, s);

@@ -137,7 +137,7 @@ static void check_tensor(Setup *s, const char *arch, const Param *p, Tensor w, T
     free(at), free(g), free(r);
 }
 
-static void check_architecture(Architecture a, bool documents)
+static void check_architecture(SmallModel a, bool documents)
 {
     Setup s;
     ModelConfig m = architecture(a);
@@ -155,7 +155,7 @@ static void check_architecture(Architecture a, bool documents)
 static void test_every_architecture(void **state)
 {
     (void)state;
-    for (Architecture a = 0; a < NUM_ARCHITECTURES; a++)
+    for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++)
         check_architecture(a, false);
 }
 
@@ -166,7 +166,7 @@ static void test_documents(void **state)
 }
 
 /* Gradients of one step, all units one behind the other. */
-static float *gradients(Architecture a, Keep keep, int chunk, size_t *n)
+static float *gradients(SmallModel a, Keep keep, int chunk, size_t *n)
 {
     Setup s;
     ModelConfig m = architecture(a);
@@ -195,7 +195,7 @@ static float *gradients(Architecture a, Keep keep, int chunk, size_t *n)
 static void test_recomputation(void **state)
 {
     (void)state;
-    for (Architecture a = 0; a < NUM_ARCHITECTURES; a++) {
+    for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
         size_t n;
         float *all = gradients(a, KEEP_ALL, 0, &n);
         for (Keep keep = KEEP_INPUTS; keep <= KEEP_BLOCK; keep++) {

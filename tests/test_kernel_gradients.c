@@ -104,7 +104,7 @@ static void norm_case(NormKind kind, bool weight, bool residual, int N, int C)
     const Function f = { "norm", run_norm, now.y, filled(N, C, 4), C + 16 };
     Tensor dx = zeros(N, C), dw = weight ? zeros(1, C) : NONE;
     f.forward();
-    norm_backward(dx, dw, f.cot, now.x, now.stats, now.w, now.norm, true);
+    norm_backward(dx, NULL, dw, f.cot, now.x, now.stats, now.w, now.norm, true);
     check_gradient(&f, "x", now.x, dx);
     if (weight)
         check_gradient(&f, "w", now.w, dw);
@@ -270,22 +270,24 @@ static void fill_beside(Tensor t, uint64_t seed, float limit)
     put(t, x);
 }
 
-/* k: the norm's rstd from a sum of H*D terms, then six operations. */
-static void rope_case(float clip, bool norm, int B, int T, int H, int K, int D)
+typedef enum { NO_NORM, WHOLE, BY_HEAD } Norms;
+
+/* k: the norm's rstd from a sum of up to H*D terms, then six operations. */
+static void rope_case(float clip, Norms norms, int B, int T, int H, int K, int D)
 {
-    const int N = B * T, S = (H + 2 * K) * D;
+    const int N = B * T, S = (H + 2 * K) * D, Q = norms == BY_HEAD ? D : H * D, KW = norms == BY_HEAD ? D : K * D;
     now.attention = attention_of(B, T, H, K, D);
     now.attention.clip = clip;
-    now.x = make(F, N, S), now.y = make(F, N, S), now.stats = make(F, N, 2).data;
+    now.x = make(F, N, S), now.y = make(F, N, S), now.stats = make(F, N, norms == BY_HEAD ? H + K : 2).data;
     fill_beside(now.x, 1, clip);
-    now.qnorm = norm ? make_filled(F, 1, H * D, 2, 0.5f, 1.5f) : NONE;
-    now.knorm = norm ? make_filled(F, 1, K * D, 3, 0.5f, 1.5f) : NONE;
+    now.qnorm = norms ? make_filled(F, 1, Q, 2, 0.5f, 1.5f) : NONE;
+    now.knorm = norms ? make_filled(F, 1, KW, 3, 0.5f, 1.5f) : NONE;
     const Function f = { "rope", run_rope, now.y, filled(N, S, 4), H * D + 20 };
-    Tensor dx = make(F, N, S), dq = norm ? zeros(1, H * D) : NONE, dk = norm ? zeros(1, K * D) : NONE;
+    Tensor dx = make(F, N, S), dq = norms ? zeros(1, Q) : NONE, dk = norms ? zeros(1, KW) : NONE;
     f.forward();
-    rope_backward(dx, dq, dk, f.cot, now.x, norm ? now.stats : NULL, now.qnorm, now.knorm, now.attention);
+    rope_backward(dx, dq, dk, f.cot, now.x, norms ? now.stats : NULL, now.qnorm, now.knorm, now.attention);
     check_gradient(&f, "x", now.x, dx);
-    if (norm) {
+    if (norms) {
         check_gradient(&f, "qnorm", now.qnorm, dq);
         check_gradient(&f, "knorm", now.knorm, dk);
     }
@@ -295,11 +297,18 @@ static void rope_case(float clip, bool norm, int B, int T, int H, int K, int D)
 static void test_rope(void **state)
 {
     (void)state;
-    for (int i = 0; i < 4; i++) {
-        rope_case(i & 1 ? 0.6f : 0, i & 2, 2, 4, 4, 2, 8);
+    for (int i = 0; i < 6; i++) {
+        const float clip = i % 2 ? 0.6f : 0;
+        const Norms norms = (Norms)(i / 2);
+        rope_case(clip, norms, 2, 4, 4, 2, 8);
         if (on_cpu()) {
-            rope_case(i & 1 ? 0.6f : 0, i & 2, 1, 1, 1, 1, 2);
-            rope_case(i & 1 ? 0.6f : 0, i & 2, 2, 3, 3, 1, 6);
+            rope_case(clip, norms, 1, 1, 1, 1, 2);
+            rope_case(clip, norms, 2, 3, 3, 1, 6);
+        }
+        if (norms == BY_HEAD) {
+            rope_case(clip, norms, 1, 3, 4, 2, 16);
+            rope_case(clip, norms, 1, 2, 3, 1, 24);
+            rope_case(clip, norms, 1, 2, 2, 1, 128);
         }
     }
 }
@@ -310,10 +319,11 @@ static void run_attention(void)
 }
 
 /* k: scores sum D products below 1, scaled: 2 sqrt(D) (D + 2), twice in exp; T + 2 terms in the mean of v. */
-static void attention_case(const int *start, int B, int T, int H, int K, int D)
+static void attention_case(const int *start, int B, int T, int H, int K, int D, int window)
 {
     const int N = B * T, S = (H + 2 * K) * D, O = H * D;
     now.attention = attention_of(B, T, H, K, D);
+    now.attention.window = window;
     now.documents = (Documents){ 0 };
     if (start) {
         while (start[now.documents.count] < N)
@@ -334,13 +344,16 @@ static void test_attention(void **state)
 {
     (void)state;
     static const int documents[] = { 0, 3, 4, 8, 10, 16 }, singles[] = { 0, 1, 2, 3, 4, 5, 6 };
-    attention_case(NULL, 2, 8, 4, 2, 8);
-    attention_case(documents, 2, 8, 4, 2, 8);
+    attention_case(NULL, 2, 8, 4, 2, 8, 0);
+    attention_case(NULL, 2, 8, 4, 2, 8, 3);
+    attention_case(documents, 2, 8, 4, 2, 8, 0);
+    attention_case(documents, 2, 8, 4, 2, 8, 2);
     if (on_cpu()) {
-        attention_case(NULL, 1, 1, 1, 1, 2);
-        attention_case(NULL, 2, 5, 3, 1, 6);
-        attention_case(NULL, 1, 5, 2, 2, 3);
-        attention_case(singles, 2, 3, 2, 1, 4);
+        attention_case(NULL, 1, 1, 1, 1, 2, 0);
+        attention_case(NULL, 2, 5, 3, 1, 6, 0);
+        attention_case(NULL, 2, 5, 3, 1, 6, 1);
+        attention_case(NULL, 1, 5, 2, 2, 3, 0);
+        attention_case(singles, 2, 3, 2, 1, 4, 0);
     }
 }
 

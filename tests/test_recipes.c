@@ -5,8 +5,10 @@
  * through as many roundings of its own and of the activations as the chain is deep, which adds their squares. In a block
  * these are about 8 operands, in two blocks and the head 16: errors up to sqrt(16 (2^-4^2 + 2^-3^2) / 3) = 0.32 are explained
  * for the first block's gradients and less for later ones. Larger ones are not. BF16 explains sqrt(16 * 2 * 2^-18 / 3) = 0.0064,
- * and its rounded logits, which are up to 4, another 4 * 2^-9 = 0.0078 of the probabilities. OLMo-2, with its four more norms
- * a block, has twice as many. */
+ * and its rounded logits, which are up to 4, another 4 * 2^-9 = 0.0078 of the probabilities. OLMo-2 and OLMo-3, with their four
+ * more norms a block, have twice as many roundings, Qwen3 with two more norms one and a half times as many; YaRN makes scores and
+ * with them their errors (0.1 ln 4 + 1)^2 = 1.30 times as large. A root mean square over 64 tokens scatters by 1/sqrt(2 * 64) =
+ * 9 %, the worst of 30 tensors by twice that. */
 #include <math.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -23,7 +25,7 @@ enum { B = 4, MAX_TOKENS = 128 };
 
 typedef struct { double loss; float *gradient[16]; size_t count[16]; int units; } Result;
 
-static ModelConfig wide(Architecture a)
+static ModelConfig wide(SmallModel a)
 {
     ModelConfig m = architecture(a);
     m.d_model = 128;
@@ -53,7 +55,7 @@ static float *as_floats(Tensor t)
     return x;
 }
 
-static Result run(Architecture a, const char *recipe, Keep keep, bool saved_forward)
+static Result run(SmallModel a, const char *recipe, Keep keep, bool saved_forward)
 {
     ModelConfig m = wide(a);
     Config c;
@@ -104,7 +106,7 @@ static double param_distance(const Result *x, const Result *y, const UnitShape *
     return distance(x->gradient[u] + p->offset, y->gradient[u] + p->offset, (size_t)p->rows * p->cols);
 }
 
-static void check_recipe(Architecture a, const char *recipe, bool saved_forward, double loss_bound, double bound)
+static void check_recipe(SmallModel a, const char *recipe, bool saved_forward, double loss_bound, double bound)
 {
     ModelConfig m = wide(a);
     Result exact = run(a, "f32", KEEP_ALL, true), found = run(a, recipe, recipe_find(recipe)->keep, saved_forward);
@@ -131,8 +133,10 @@ static void check_recipe(Architecture a, const char *recipe, bool saved_forward,
 static void test_bf16(void **state)
 {
     (void)state;
-    for (Architecture a = 0; a < NUM_ARCHITECTURES; a++)
-        check_recipe(a, "bf16", true, 0.001, a == OLMO2 ? 0.0168 : 0.0142);
+    for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
+        const double roundings = a == OLMO2 || a == OLMO3 ? 32 : a == QWEN3 ? 24 : 16, scores = a == OLMO3 ? 1.30 : 1;
+        check_recipe(a, "bf16", true, 0.001, 1.18 * scores * sqrt(roundings * 2 * 0x1p-18 / 3) + 4 * 0x1p-9);
+    }
 }
 
 static void test_fp8(void **state)
@@ -140,7 +144,7 @@ static void test_fp8(void **state)
     (void)state;
     static const char *const recipes[] = { "fp8", "coat-act", "coat", "coat-lean" };
     for (int r = 0; r < 4; r++)
-        for (Architecture a = 0; a < NUM_ARCHITECTURES; a++)
+        for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++)
             for (int saved = 0; saved < 2; saved++)
                 check_recipe(a, recipes[r], saved, 0.01, 0.32);
 }
@@ -196,7 +200,7 @@ static Layer run_block(const char *recipe)
     for (size_t i = 0; i < r.n; i++)
         r.branches[i] -= in[i];
     init_normal(model.work.dres, 1, 0, 5, 0);
-    model.work.dres.amax = NULL;        /* nothing has looked for its maximum */
+    model.work.dres_amax = NULL;        /* nothing has looked for its maximum */
     block_backward(&model, w, fsdp_grads(&fsdp, 1), a);
     r.dx = as_floats(model.work.dres);
     r.dw = as_floats(fsdp.shard[1].grad);

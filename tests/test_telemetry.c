@@ -23,7 +23,7 @@ typedef struct {
     long   step;
 } Small;
 
-static void small_open(Small *s, Architecture a, const char *recipe)
+static void small_open(Small *s, SmallModel a, const char *recipe)
 {
     static ModelConfig m;
     *s = (Small){ 0 };
@@ -174,7 +174,7 @@ static void check_all(const Small *s)
 static void test_every_recipe(void **state)
 {
     (void)state;
-    for (Architecture a = 0; a < NUM_ARCHITECTURES; a++)
+    for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++)
         for (const Recipe *r = recipes; r->name; r++) {
             Small s;
             small_open(&s, a, r->name);

@@ -2,6 +2,9 @@
  *
  *     s_tu = scale q_t.k_u (u <= t)   lse_t = log sum_u exp(s_tu)   p_tu = exp(s_tu - lse_t)   y_t = sum_u p_tu v_u
  *
+ * With a window also t - window < u [Beltagy 2020, Longformer, sec. 3.1]: a block of rows leaves out the keys in front
+ * of its first row's window.
+ *
  * Backward, from dy: dv_u = sum_t p_tu dy_t. dp_tu = dy_t.v_u. The softmax's Jacobian gives
  *     ds_tu = p_tu (dp_tu - sum_w p_tw dp_tw) = p_tu (dp_tu - delta_t), delta_t = dy_t . y_t,
  * since sum_w p_tw dy_t.v_w = dy_t.y_t; then dq_t = scale sum_u ds_tu k_u and dk_u = scale sum_t ds_tu q_t.
@@ -18,13 +21,14 @@ enum { BLOCK = 128 };       /* query rows at a time: a block of scores is (BLOCK
 typedef struct {
     const float *q, *k, *v;         /* (length, D) */
     float *dq, *dk, *dv;
-    int length, D, ld;
+    int length, D, ld, window;      /* window: `length` where there is none */
     float scale;
 } Head;
 
 static void check_attention(const char *op, Tensor y, Tensor qkv, Attention a, Documents docs)
 {
     CHECK(a.H % a.K == 0, "%s: %d query heads, %d key/value heads", op, a.H, a.K);
+    CHECK(a.window >= 0, "%s: a window of %d keys", op, a.window);
     check_tensor(op, "qkv", qkv, a.B * a.T, (a.H + 2 * a.K) * a.D);
     check_tensor(op, "y", y, a.B * a.T, a.H * a.D);
     if (!docs.count)
@@ -61,13 +65,20 @@ static Head head_at(const float *qkv, float *dqkv, int first, int length, int h,
     const size_t row = (size_t)first * (size_t)ld;
     const size_t q = row + (size_t)(h * a.D), k = row + (size_t)((a.H + kv) * a.D);
     const size_t v = k + (size_t)(a.K * a.D);
-    Head head = { .q = qkv + q, .k = qkv + k, .v = qkv + v, .length = length, .D = a.D, .ld = ld, .scale = a.scale };
+    Head head = { .q = qkv + q, .k = qkv + k, .v = qkv + v, .length = length, .D = a.D, .ld = ld, .scale = a.scale,
+                  .window = a.window ? a.window : length };
     if (dqkv) {
         head.dq = dqkv + q;
         head.dk = dqkv + k;
         head.dv = dqkv + v;
     }
     return head;
+}
+
+/* The first key that query row t sees. */
+static int first_key(Head x, int t)
+{
+    return t < x.window ? 0 : t - x.window + 1;
 }
 
 /* s (rows, keys) = factor * x (rows, D) m (keys, D)^T */
@@ -90,21 +101,23 @@ static void mix(float *x, int ldx, int rows, int keys, float factor, const float
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, rows, D, keys, factor, s, keys, m, ldm, 0, x, ldx);
 }
 
-/* Scores of row t, of which the first t + 1 count, become probabilities; returns lse. */
-static float softmax(float *s, int t, int keys)
+/* A row's scores, of which those from `begin` to `last` count, become probabilities; returns lse. */
+static float softmax(float *s, int begin, int last, int keys)
 {
     float max = -INFINITY;
     double total = 0;
-    for (int u = 0; u <= t; u++)
+    for (int u = begin; u <= last; u++)
         max = s[u] > max ? s[u] : max;
-    for (int u = 0; u <= t; u++) {
+    for (int u = begin; u <= last; u++) {
         s[u] = expf(s[u] - max);
         total += s[u];
     }
     const float factor = (float)(1 / total);
-    for (int u = 0; u <= t; u++)
+    for (int u = begin; u <= last; u++)
         s[u] *= factor;
-    for (int u = t + 1; u < keys; u++)
+    for (int u = 0; u < begin; u++)
+        s[u] = 0;
+    for (int u = last + 1; u < keys; u++)
         s[u] = 0;
     return (float)(max + log(total));
 }
@@ -112,12 +125,14 @@ static float softmax(float *s, int t, int keys)
 static void head_forward(float *y, int ldy, float *lse, Head x)
 {
     for (int first = 0; first < x.length; first += BLOCK) {
-        const int rows = x.length - first < BLOCK ? x.length - first : BLOCK, keys = first + rows;
+        const int rows = x.length - first < BLOCK ? x.length - first : BLOCK;
+        const int from = first_key(x, first), keys = first + rows - from;
+        const size_t skip = (size_t)from * (size_t)x.ld;
         float *s = scratch(2, (size_t)BLOCK * (size_t)keys);
-        products(s, rows, keys, x.scale, x.q + (size_t)first * (size_t)x.ld, x.ld, x.k, x.ld, x.D);
+        products(s, rows, keys, x.scale, x.q + (size_t)first * (size_t)x.ld, x.ld, x.k + skip, x.ld, x.D);
         for (int i = 0; i < rows; i++)
-            lse[first + i] = softmax(s + (size_t)i * (size_t)keys, first + i, keys);
-        mix(y + (size_t)first * (size_t)ldy, ldy, rows, keys, 1, s, x.v, x.ld, x.D);
+            lse[first + i] = softmax(s + (size_t)i * (size_t)keys, first_key(x, first + i) - from, first + i - from, keys);
+        mix(y + (size_t)first * (size_t)ldy, ldy, rows, keys, 1, s, x.v + skip, x.ld, x.D);
     }
 }
 
@@ -148,21 +163,23 @@ static double dot(const float *a, const float *b, int n)
 static void rows_backward(Head x, const float *dy, const float *y, int ldy, const float *lse, int first, int rows,
                           float *p, float *ds)
 {
-    const int keys = first + rows;
+    const int from = first_key(x, first), keys = first + rows - from;
     const float *q = x.q + (size_t)first * (size_t)x.ld;
-    products(p, rows, keys, x.scale, q, x.ld, x.k, x.ld, x.D);
-    products(ds, rows, keys, 1, dy, ldy, x.v, x.ld, x.D);
+    const size_t skip = (size_t)from * (size_t)x.ld;
+    products(p, rows, keys, x.scale, q, x.ld, x.k + skip, x.ld, x.D);
+    products(ds, rows, keys, 1, dy, ldy, x.v + skip, x.ld, x.D);
     for (int i = 0; i < rows; i++) {
         float *pi = p + (size_t)i * (size_t)keys, *di = ds + (size_t)i * (size_t)keys;
         const float delta = (float)dot(dy + (size_t)i * (size_t)ldy, y + (size_t)i * (size_t)ldy, x.D);
+        const int begin = first_key(x, first + i) - from, last = first + i - from;
         for (int u = 0; u < keys; u++) {
-            pi[u] = u <= first + i ? expf(pi[u] - lse[i]) : 0;
+            pi[u] = u >= begin && u <= last ? expf(pi[u] - lse[i]) : 0;
             di[u] = pi[u] * (di[u] - delta);
         }
     }
-    mix(x.dq + (size_t)first * (size_t)x.ld, x.ld, rows, keys, x.scale, ds, x.k, x.ld, x.D);
-    add_columns(x.dk, x.ld, rows, keys, x.scale, ds, q, x.ld, x.D);
-    add_columns(x.dv, x.ld, rows, keys, 1, p, dy, ldy, x.D);
+    mix(x.dq + (size_t)first * (size_t)x.ld, x.ld, rows, keys, x.scale, ds, x.k + skip, x.ld, x.D);
+    add_columns(x.dk + skip, x.ld, rows, keys, x.scale, ds, q, x.ld, x.D);
+    add_columns(x.dv + skip, x.ld, rows, keys, 1, p, dy, ldy, x.D);
 }
 
 void attention_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a, Documents docs)

@@ -35,6 +35,11 @@ const char *device_name(void)
     return "cpu";
 }
 
+bool device_has_fp8(void)
+{
+    return true;
+}
+
 /* No data sheet: the best of some SGEMMs, about 50 ms in all, measured once. GEMMs run in F32 whatever d is. */
 double device_peak_flops(DType d)
 {

@@ -77,6 +77,8 @@ void matmul_dx(Tensor dx, Tensor dy, Tensor w, bool accumulate)
 void matmul_dw(Tensor dw, Tensor dy, Tensor x)
 {
     const int N = dy.rows, O = dy.cols, C = x.cols;
+    if (!dw.data)
+        return;
     CHECK_TENSOR(dy, N, O);
     CHECK_TENSOR(x, N, C);
     CHECK_TENSOR(dw, O, C);

@@ -44,6 +44,12 @@ static float norm_row(float *x, int width, const float *w, float eps)
     return rstd;
 }
 
+static void norm_rows(float *x, float *rstd, int rows, int width, const float *w, float eps)
+{
+    for (int i = 0; i < rows; i++)
+        rstd[i] = norm_row(x + (size_t)i * (size_t)width, width, w, eps);
+}
+
 /* d: the gradient of the norm's output, becomes that of its input; dw += if there is one. */
 static void norm_row_backward(float *d, double *dw, const float *x, int width, float clip, float rstd, const float *w)
 {
@@ -61,23 +67,18 @@ static void norm_row_backward(float *d, double *dw, const float *x, int width, f
     }
 }
 
-static void check_attention(const char *op, Tensor qkv, Tensor qnorm, Tensor knorm, const void *stats, Attention a)
+static void norm_rows_backward(float *d, double *dw, const float *x, int rows, int width, float clip, const float *rstd,
+                               const float *w)
 {
-    CHECK(a.D % 2 == 0 && a.H % a.K == 0, "%s: %d query heads, %d key/value heads of width %d", op, a.H, a.K, a.D);
-    check_tensor(op, "qkv", qkv, a.B * a.T, (a.H + 2 * a.K) * a.D);
-    CHECK(!qnorm.data == !knorm.data, "%s: q and k both have a norm, or neither", op);
-    if (!qnorm.data)
-        return;
-    check_tensor(op, "qnorm", qnorm, 1, a.H * a.D);
-    check_tensor(op, "knorm", knorm, 1, a.K * a.D);
-    CHECK(a.norm.kind == RMS_NORM, "%s: QK-norm is RMSNorm only", op);
-    CHECK(stats, "%s: QK-norm needs stats", op);
+    for (int i = 0; i < rows; i++, d += width, x += width)
+        norm_row_backward(d, dw, x, width, clip, rstd[i], w);
 }
 
 void rope_forward(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm, Attention a)
 {
-    check_attention(__func__, x, qnorm, knorm, stats, a);
+    const bool by_head = check_rope(__func__, x, qnorm, knorm, stats, a);
     CHECK_TENSOR(y, x.rows, x.cols);
+    const int q_norms = by_head ? a.H : 1, k_norms = by_head ? a.K : 1;
     const int q_width = a.H * a.D, k_width = a.K * a.D, S = x.cols;
     const float *input = tensor_values(x, 0), *qw = tensor_values(qnorm, 1), *kw = tensor_values(knorm, 2);
     float *output = tensor_result(y, 3);
@@ -87,8 +88,9 @@ void rope_forward(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm, 
         for (int i = 0; i < S; i++)
             q[i] = clamp(from[i], a.clip);
         if (qw) {
-            stats[2 * n] = norm_row(q, q_width, qw, a.norm.eps);
-            stats[2 * n + 1] = norm_row(k, k_width, kw, a.norm.eps);
+            norm_rows(q, stats, q_norms, q_width / q_norms, qw, a.norm.eps);
+            norm_rows(k, stats + q_norms, k_norms, k_width / k_norms, kw, a.norm.eps);
+            stats += q_norms + k_norms;
         }
         rotate(q, a.H, a.D, angles, 1);
         rotate(k, a.K, a.D, angles, 1);
@@ -99,20 +101,21 @@ void rope_forward(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm, 
 void rope_backward(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x, const float *stats,
                    Tensor qnorm, Tensor knorm, Attention a)
 {
-    check_attention(__func__, dy, qnorm, knorm, stats, a);
+    const bool by_head = check_rope(__func__, dy, qnorm, knorm, stats, a);
+    const int q_width = a.H * a.D, k_width = a.K * a.D, S = dy.cols;
+    const int q_norms = by_head ? a.H : 1, k_norms = by_head ? a.K : 1;
     CHECK_TENSOR(dx, dy.rows, dy.cols);
-    CHECK_OPTIONAL(dqnorm, 1, a.H * a.D);
-    CHECK_OPTIONAL(dknorm, 1, a.K * a.D);
+    CHECK_OPTIONAL(dqnorm, 1, q_width / q_norms);
+    CHECK_OPTIONAL(dknorm, 1, k_width / k_norms);
     CHECK_PLAIN(dqnorm);
     CHECK_PLAIN(dknorm);
-    const int q_width = a.H * a.D, k_width = a.K * a.D, S = dy.cols;
     const bool reads_x = a.clip > 0 || qnorm.data;
     if (reads_x)
         CHECK_TENSOR(x, dy.rows, S);
     const float *gradient = tensor_values(dy, 0), *input = reads_x ? tensor_values(x, 1) : NULL;
     const float *qw = tensor_values(qnorm, 2), *kw = tensor_values(knorm, 3);
     float *output = tensor_result(dx, 4), *dqw = tensor_values(dqnorm, 5), *dkw = tensor_values(dknorm, 6);
-    double *q_sum = start_sum(dqw, q_width, 7), *k_sum = start_sum(dkw, k_width, 8);
+    double *q_sum = start_sum(dqw, q_width / q_norms, 7), *k_sum = start_sum(dkw, k_width / k_norms, 8);
     for (int n = 0; n < dy.rows; n++) {
         const float *from = reads_x ? input + (size_t)n * (size_t)S : NULL;
         const float *angles = a.rope + (size_t)(n % a.T) * (size_t)a.D;
@@ -122,8 +125,9 @@ void rope_backward(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x,
         rotate(q, a.H, a.D, angles, -1);
         rotate(k, a.K, a.D, angles, -1);
         if (qw) {
-            norm_row_backward(q, q_sum, from, q_width, a.clip, stats[2 * n], qw);
-            norm_row_backward(k, k_sum, from + q_width, k_width, a.clip, stats[2 * n + 1], kw);
+            norm_rows_backward(q, q_sum, from, q_norms, q_width / q_norms, a.clip, stats, qw);
+            norm_rows_backward(k, k_sum, from + q_width, k_norms, k_width / k_norms, a.clip, stats + q_norms, kw);
+            stats += q_norms + k_norms;
         }
         for (int i = 0; from && i < S; i++)
             q[i] = clamped(from[i], a.clip) ? 0 : q[i];

@@ -22,8 +22,15 @@ enum { FEWEST_DOCUMENTS = 8, MOST_DOCUMENTS = 256, SHORTEST_DOCUMENT = 128 };   
 static void check_attention(const char *op, Attention a, Documents docs)
 {
     CHECK(a.H % a.K == 0, "%s: %d query heads, %d key/value heads", op, a.H, a.K);
+    CHECK(a.window >= 0, "%s: a window of %d keys", op, a.window);
     CHECK(docs.count == 0 || (docs.longest > 0 && docs.longest <= a.T), "%s: a document of %d tokens in sequences "
           "of %d", op, docs.longest, a.T);
+}
+
+/* A window that leaves no key out is none: it needs no plan of its own and changes no bit. */
+static int window_of(Attention a, Documents docs)
+{
+    return a.window < (docs.count ? docs.longest : a.T) ? a.window : 0;
 }
 
 static bool has_cudnn(Tensor y, Tensor qkv, Attention a)
@@ -69,7 +76,7 @@ static Heads separate(Attention a, void *memory)
 static AttentionKey key_of(const Job *j)
 {
     return (AttentionKey){ .backward = j->dy != NULL, .D = j->a.D, .all_H = j->a.H, .q_width = j->in.q_width,
-                           .kv_width = j->in.kv_width };
+                           .kv_width = j->in.kv_width, .window = j->a.window };
 }
 
 /* Sequences from b, or with tables of `width` some documents; key/value heads from kv. */
@@ -77,7 +84,7 @@ static void run_part(const Job *j, const AttentionPlan *plan, int64_t b, int64_t
 {
     const int64_t T = j->a.T, H = j->a.H, D = j->a.D, h = kv * (H / j->a.K);
     const int64_t q = b * T * j->in.q_width + h * D, k = b * T * j->in.kv_width + kv * D, y = (b * T * H + h) * D;
-    float scale = j->a.scale, minus_infinity = -INFINITY, one = 1;
+    float scale = j->a.scale, minus_infinity = -INFINITY, one = 1, window = (float)j->a.window;
     void *memory[ATT_NAMES] = {
         [ATT_Q] = at(j->in.q, q), [ATT_K] = at(j->in.k, k), [ATT_V] = at(j->in.v, k), [ATT_Y] = at(j->y, y),
         [ATT_LSE] = j->lse + (tables ? h : (b * H + h) * T), [ATT_SCALE] = &scale, [ATT_MINUS_INFINITY] = &minus_infinity,
@@ -89,6 +96,8 @@ static void run_part(const Job *j, const AttentionPlan *plan, int64_t b, int64_t
         memory[ATT_DK] = at(j->grad.k, k);
         memory[ATT_DV] = at(j->grad.v, k);
     }
+    if (j->a.window)
+        memory[ATT_WINDOW] = &window;
     if (tables) {
         memory[ATT_QUERIES] = memory[ATT_KEYS] = tables;
         memory[ATT_Q_AT] = tables + width;
@@ -220,6 +229,7 @@ void attention_forward(Tensor y, float *lse, Tensor qkv, Attention a, Documents 
     check_attention(__func__, a, docs);
     CHECK_TENSOR(qkv, a.B * a.T, (a.H + 2 * a.K) * a.D);
     CHECK_TENSOR(y, a.B * a.T, a.H * a.D);
+    a.window = window_of(a, docs);
     if (!has_cudnn(y, qkv, a)) {
         attention_plain_forward(y, lse, qkv, a, docs);
         return;
@@ -242,6 +252,7 @@ void attention_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const floa
     if (!format_equal(dqkv.format, qkv.format) || !format_equal(dy.format, y.format))
         die("attention_backward: qkv is %s and dqkv %s, y is %s and dy %s; each pair must have one format",
             format_name(qkv.format), format_name(dqkv.format), format_name(y.format), format_name(dy.format));
+    a.window = window_of(a, docs);
     if (!has_cudnn(y, qkv, a)) {
         attention_plain_backward(dqkv, dy, qkv, y, lse, a, docs);
         return;

@@ -20,12 +20,13 @@ typedef struct {
     int64_t q_width;        /* elements from token to token in q and dq ...          */
     int64_t kv_width;       /* ... and in k, v, dk and dv                            */
     int64_t tokens;         /* documents only: N, tokens of all rows; else 0         */
+    int64_t window;         /* keys that a query sees; 0: all before it              */
 } AttentionKey;
 
 /* The tensors of a plan. lse: (B, all_H, T), with documents (tokens, all_H); delta: (B, H, T), with documents as lse. */
 typedef enum {
     ATT_Q = 1, ATT_K, ATT_V, ATT_Y, ATT_LSE, ATT_DY, ATT_DQ, ATT_DK, ATT_DV,
-    ATT_SCALE, ATT_MINUS_INFINITY, ATT_ONE,                 /* floats in host memory                             */
+    ATT_SCALE, ATT_MINUS_INFINITY, ATT_ONE, ATT_WINDOW,     /* floats in host memory                             */
     ATT_QUERIES, ATT_KEYS,                                  /* documents: their lengths (B), as queries, as keys */
     ATT_Q_AT, ATT_K_AT, ATT_V_AT, ATT_Y_AT, ATT_LSE_AT,     /* documents: where they begin (B + 1), in elements  */
     ATT_DELTA, ATT_DK_HEADS, ATT_DV_HEADS,                  /* backward's own buffers, in the workspace          */

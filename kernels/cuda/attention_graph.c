@@ -26,7 +26,7 @@ static Desc tensor(AttentionGraph *g, int64_t name, cudnnDataType_t type, Dims d
         name = g->next_virtual++;
         cudnn_set(d, CUDNN_ATTR_TENSOR_IS_VIRTUAL, CUDNN_TYPE_BOOLEAN, 1, &yes);
     }
-    if (name == ATT_SCALE || name == ATT_MINUS_INFINITY || name == ATT_ONE)
+    if (name == ATT_SCALE || name == ATT_MINUS_INFINITY || name == ATT_ONE || name == ATT_WINDOW)
         cudnn_set(d, CUDNN_ATTR_TENSOR_IS_BY_VALUE, CUDNN_TYPE_BOOLEAN, 1, &yes);
     cudnn_set(d, CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, 1, &name);
     cudnn_set(d, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type);
@@ -237,6 +237,17 @@ static Desc mask_causal(AttentionGraph *g, Desc x)
     return keep_where(g, x, compare(g, CUDNN_POINTWISE_CMP_GE, query, key));
 }
 
+/* With a window: scores of keys with key + window <= query become minus infinity too. NOTE: written as cudnn-frontend's
+ * diagonal_band_mask.h writes it, sum in F32 included; it warns that other forms may be correct but slow. */
+static Desc mask_window(AttentionGraph *g, Desc x)
+{
+    if (!g->key->window)
+        return x;
+    Desc query = position(g, x, 2, CUDNN_DATA_FLOAT), key = position(g, x, 3, CUDNN_DATA_FLOAT);
+    Desc reach = on_scores(g, CUDNN_POINTWISE_ADD, key, scalar(g, ATT_WINDOW));
+    return keep_where(g, x, compare(g, CUDNN_POINTWISE_CMP_GT, reach, query));
+}
+
 /* scale q.k */
 static Desc scaled_scores(AttentionGraph *g)
 {
@@ -249,7 +260,7 @@ static Desc scaled_scores(AttentionGraph *g)
 static void describe_forward(AttentionGraph *g)
 {
     const cudnnDataType_t f32 = CUDNN_DATA_FLOAT;
-    Desc s = mask_causal(g, mask_padding(g, scaled_scores(g)));
+    Desc s = mask_window(g, mask_causal(g, mask_padding(g, scaled_scores(g))));
     Desc top = reduce(g, CUDNN_REDUCE_TENSOR_MAX, per_query(g), s);
     Desc e = on_scores(g, CUDNN_POINTWISE_EXP, on_scores(g, CUDNN_POINTWISE_SUB, s, top), NULL);
     Desc sum = reduce(g, CUDNN_REDUCE_TENSOR_ADD, per_query(g), e);
@@ -318,7 +329,7 @@ static void describe_backward(AttentionGraph *g)
     place(g, ATT_DELTA, 4 * delta_H * (k->tokens ? k->tokens : k->B * T));
 
     Desc s = mask_padding(g, scaled_scores(g));
-    Desc e = mask_causal(g, on_scores(g, CUDNN_POINTWISE_SUB, s, g->lse));
+    Desc e = mask_window(g, mask_causal(g, on_scores(g, CUDNN_POINTWISE_SUB, s, g->lse)));
     Desc prob = on_scores(g, CUDNN_POINTWISE_EXP, e, NULL);
     key_gradient(g, ATT_DV, ATT_DV_HEADS, g->v_at, reshape(g, scores_transposed(g), prob), dy);
 

@@ -3,9 +3,9 @@
  * fast: no tensor cores; scores are computed again in backward, never stored. Always the same order of summation.
  *
  * Threads: a block owns 32 rows of one head (queries in forward and for dq, keys for dk and dv), four per warp, and
- * walks over the rows of the other side in tiles of 32 in shared memory. For scores a lane is a row of the tile; for
- * sums over the tile a lane holds elements lane, lane + 32, ... of the head. Rows in shared memory are D + 1 floats
- * apart, so that lanes that read one column meet 32 banks.
+ * walks over the rows of the other side in tiles of 32 in shared memory, as far as its documents and windows reach. For
+ * scores a lane is a row of the tile; for sums over the tile a lane holds elements lane, lane + 32, ... of the head.
+ * Rows in shared memory are D + 1 floats apart, so that lanes that read one column meet 32 banks.
  *
  * DIFFERS from kernels/cpu/attention.c in rounding only: softmax over tiles with a running maximum [Milakov &
  * Gimelshein 2018], sums in another order. */
@@ -18,6 +18,7 @@ struct Shape {
     int N, T, H, K, D;
     int qkv_width, y_width;
     float scale;
+    int window;                 /* T: none */
     int count;                  /* documents; 0: every sequence is one */
     const int *start;
 };
@@ -36,6 +37,12 @@ __device__ static int document_edge(const Shape &s, int n, int step)
             high = middle;
     }
     return s.start[low + step];
+}
+
+/* The first token that token n sees. */
+__device__ static int first_key(const Shape &s, int n)
+{
+    return max(document_edge(s, n, 0), n - s.window + 1);
 }
 
 __device__ static size_t lse_at(const Shape &s, int n, int h)
@@ -96,11 +103,11 @@ __global__ void __launch_bounds__(THREADS) forward_kernel(T *y, float *lse, cons
     for (int i = 0; i < OWN; i++) {
         top[i] = -INFINITY;
         sum[i] = 0;
-        begin[i] = row + i < s.N ? document_edge(s, row + i, 0) : s.N;
+        begin[i] = row + i < s.N ? first_key(s, row + i) : s.N;
     }
     load_tile(queries, qkv + h * s.D, s.qkv_width, first, s);
 
-    for (int tile = document_edge(s, first, 0); tile < min(first + TILE, s.N); tile += TILE) {
+    for (int tile = first_key(s, first); tile < min(first + TILE, s.N); tile += TILE) {
         __syncthreads();
         load_tile(keys, qkv + (s.H + kv) * s.D, s.qkv_width, tile, s);
         load_tile(values, qkv + (s.H + s.K + kv) * s.D, s.qkv_width, tile, s);
@@ -158,11 +165,11 @@ __global__ void __launch_bounds__(THREADS) dq_kernel(T *dqkv, float *delta, cons
             dot_dy_y[i] += grads[(n - first) * (s.D + 1) + d] * to_float(y[(size_t)n * s.y_width + h * s.D + d]);
         dot_dy_y[i] = warp_sum(dot_dy_y[i]);
         row_lse[i] = lse[lse_at(s, n, h)];
-        begin[i] = document_edge(s, n, 0);
+        begin[i] = first_key(s, n);
         if (lane == 0)
             delta[(size_t)h * s.N + n] = dot_dy_y[i];
     }
-    for (int tile = document_edge(s, first, 0); tile < min(first + TILE, s.N); tile += TILE) {
+    for (int tile = first_key(s, first); tile < min(first + TILE, s.N); tile += TILE) {
         __syncthreads();
         load_tile(keys, qkv + (s.H + kv) * s.D, s.qkv_width, tile, s);
         load_tile(values, qkv + (s.H + s.K + kv) * s.D, s.qkv_width, tile, s);
@@ -193,7 +200,7 @@ __global__ void __launch_bounds__(THREADS) dkv_kernel(T *dqkv, const float *delt
     const int size = TILE * (s.D + 1), lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = s.H / s.K;
     float *queries = shared, *grads = queries + size, *keys = grads + size, *values = keys + size;
     const int kv = blockIdx.y, first = blockIdx.x * TILE, row = first + warp * OWN;
-    const int end = document_edge(s, min(first + TILE, s.N) - 1, 1);
+    const int last = min(first + TILE, s.N) - 1, end = min(document_edge(s, last, 1), last + s.window);
     float dk[OWN][C] = {}, dv[OWN][C] = {};
     load_tile(keys, qkv + (s.H + kv) * s.D, s.qkv_width, first, s);
     load_tile(values, qkv + (s.H + s.K + kv) * s.D, s.qkv_width, first, s);
@@ -205,7 +212,7 @@ __global__ void __launch_bounds__(THREADS) dkv_kernel(T *dqkv, const float *delt
             load_tile(grads, dy + h * s.D, s.y_width, tile, s);
             __syncthreads();
             const int n = tile + lane;
-            const int begin = n < s.N ? document_edge(s, n, 0) : s.N;
+            const int begin = n < s.N ? first_key(s, n) : s.N;
             const float row_lse = n < s.N ? lse[lse_at(s, n, h)] : 0;
             const float row_delta = n < s.N ? delta[(size_t)h * s.N + n] : 0;
 #pragma unroll
@@ -243,16 +250,22 @@ static size_t tile_bytes(const Shape &s, int tiles)
     return tiles * TILE * (s.D + 1) * sizeof(float);
 }
 
-/* More than 48 KiB of shared memory must be asked for. */
-template <typename Kernel> static void allow_shared(Kernel *kernel, size_t bytes)
+/* More than 48 KiB of shared memory must be asked for; compute capabilities 8.6, 8.9 and 12.0 have 99 KiB, which backward
+ * needs from D = 198 on. */
+template <typename Kernel> static void allow_shared(Kernel *kernel, size_t bytes, int D)
 {
-    CUDA_CHECK(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+    const cudaError_t status =
+        cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    if (status == cudaErrorInvalidValue)
+        die("attention: heads of width %d need %zu KiB of shared memory in a block, more than this %s has", D,
+            ceil_div(bytes, 1024), device_name());
+    cuda_check(status, "cudaFuncSetAttribute", __FILE__, __LINE__);
 }
 
 template <typename T, int C> static void launch_forward(const Tensors &t, const Shape &s)
 {
     const size_t bytes = tile_bytes(s, 3);
-    allow_shared(forward_kernel<T, C>, bytes);
+    allow_shared(forward_kernel<T, C>, bytes, s.D);
     forward_kernel<T, C><<<dim3(ceil_div(s.N, TILE), s.H), THREADS, bytes, device_stream()>>>(
         (T *)t.y.data, t.lse, (const T *)t.qkv.data, s);
     LAUNCH_CHECK();
@@ -261,11 +274,11 @@ template <typename T, int C> static void launch_forward(const Tensors &t, const 
 template <typename T, int C> static void launch_backward(const Tensors &t, const Shape &s)
 {
     const size_t bytes = tile_bytes(s, 4);
-    allow_shared(dq_kernel<T, C>, bytes);
+    allow_shared(dq_kernel<T, C>, bytes, s.D);
     dq_kernel<T, C><<<dim3(ceil_div(s.N, TILE), s.H), THREADS, bytes, device_stream()>>>(
         (T *)t.dqkv.data, t.delta, (const T *)t.dy.data, (const T *)t.qkv.data, (const T *)t.y.data, t.lse, s);
     LAUNCH_CHECK();
-    allow_shared(dkv_kernel<T, C>, bytes);
+    allow_shared(dkv_kernel<T, C>, bytes, s.D);
     dkv_kernel<T, C><<<dim3(ceil_div(s.N, TILE), s.K), THREADS, bytes, device_stream()>>>(
         (T *)t.dqkv.data, t.delta, (const T *)t.dy.data, (const T *)t.qkv.data, t.lse, s);
     LAUNCH_CHECK();
@@ -296,7 +309,8 @@ template <typename T> static void launch_width(const Tensors &t, const Shape &s)
 
 static void launch_format(const Tensors &t, Attention a, Documents docs)
 {
-    Shape s = { a.B * a.T, a.T, a.H, a.K, a.D, (a.H + 2 * a.K) * a.D, a.H * a.D, a.scale, docs.count, docs.start };
+    Shape s = { a.B * a.T, a.T, a.H, a.K, a.D, (a.H + 2 * a.K) * a.D, a.H * a.D, a.scale,
+                a.window > 0 ? a.window : a.T, docs.count, docs.start };
     const DType d = t.qkv.format.dtype;
     if (t.y.format.dtype != d || format_has_scales(t.qkv.format))
         die("attention: qkv is %s and y is %s; both must be f32 or both bf16", format_name(t.qkv.format),

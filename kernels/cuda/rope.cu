@@ -8,59 +8,13 @@
  *
  * Bytes per element in BF16: 4 (x, y), for the q and k part only if y is x and nothing is clamped; backward 4, or 6
  * where a norm or a clamp needs x again. The tables of angles and the weights come from L1 and L2.
+ * Norms of single heads: rope_heads.cu.
  * Sums are F32 trees; dqnorm and dknorm: partial sums per block, then their sum in the order of the blocks
  * (reduce.cu). */
 #include "kernels/cuda/operations_fp8.h"
-#include "kernels/cuda/vector.cuh"
+#include "kernels/cuda/rope.cuh"
 
 enum { EACH = 4, EACH_BACKWARD = 2, MAX_THREADS = 512, BLOCKS_PER_SM = 2 };
-
-/* What all threads know. */
-struct Heads {
-    int H, K, D, T, S;      /* S = (H + 2K) D                                               */
-    int from, count;        /* heads to visit: from .. count-1; those from H + K on are v's */
-    int chunks;             /* packs of half a head                                         */
-    int parallel;           /* heads side by side in the block                              */
-    float clip;             /* INFINITY: none                                               */
-    float eps, q_inverse, k_inverse;            /* 1 / width of q and k                     */
-    const float *rope;
-};
-
-/* A thread's place: its columns within a half, the pair of packs of head h. */
-template <bool ALIGNED> struct Place {
-    int first, left, head;
-    __device__ Place(const Heads &a)
-        : first(8 * (threadIdx.x % a.chunks)), left(ALIGNED ? 8 : a.D / 2 - first),
-          head(a.from + threadIdx.x / a.chunks)
-    {
-        if (head >= a.from + a.parallel)        /* the block's last warp has threads too many */
-            head = a.count;
-    }
-};
-
-struct Angles { float cosine[8], sine[8]; };
-
-template <bool ALIGNED> __device__ static inline Angles load_angles(const Heads &a, int n, const Place<ALIGNED> &p)
-{
-    const float *table = a.rope + (size_t)(n % a.T) * a.D + 2 * p.first;
-    Angles t;
-#pragma unroll
-    for (int k = 0; k < 2; k++) {
-        const Pack<float> pack = load_pack<ALIGNED>(table + 8 * k, ALIGNED ? 8 : 2 * p.left - 8 * k);
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            t.cosine[4 * k + i] = pack[2 * i], t.sine[4 * k + i] = pack[2 * i + 1];
-    }
-    return t;
-}
-
-__device__ static inline float clamp(float x, float limit)
-{
-    float y;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(-limit));        /* fmaxf would hide a NaN */
-    asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(y), "f"(limit));
-    return y;
-}
 
 /* Weights of the norm at column `at` of a head of q or k. */
 template <bool ALIGNED>
@@ -71,14 +25,6 @@ __device__ static inline void load_weight(float (&w)[8], const Heads &a, AnyIn q
         load_any<ALIGNED>(w, qw, (size_t)head * a.D + at, left);
     else
         load_any<ALIGNED>(w, kw, (size_t)(head - a.H) * a.D + at, left);
-}
-
-/* A pair of elements turned by an angle: forward; backward with -sine. */
-__device__ static inline void turn(float &u, float &v, float cosine, float sine)
-{
-    const float old = u;
-    u = old * cosine - v * sine;
-    v = old * sine + v * cosine;
 }
 
 /* ---- without norm --------------------------------------------------------------------------------------------- */
@@ -132,11 +78,6 @@ void turn_kernel(AnyOut y, const T *x, const TL *limited, float sign, Heads a)
 }
 
 /* ---- with norm: H + K <= EACH * a.parallel, so that a block holds q and k -------------------------------------- */
-
-template <bool CLIPS> __device__ static inline float limit(float x, float clip)
-{
-    return CLIPS ? clamp(x, clip) : x;
-}
 
 /* `passing` elements of v follow those of q and k: K D, or 0 if they are to stay. There are no more of them than of q,
  * so EACH packs a thread are enough. */
@@ -312,19 +253,18 @@ void norm_turn_backward_kernel(AnyOut dx, float *partial, const TDY *dy, const T
 
 /* ---- entry ---------------------------------------------------------------------------------------------------- */
 
-static void check_attention(const char *op, Tensor qkv, Tensor qnorm, Tensor knorm, const void *stats, Attention a)
+/* As check_rope, for what is not FP8. */
+static bool check_dense_rope(const char *op, Tensor qkv, Tensor qnorm, Tensor knorm, const void *stats, Attention a)
 {
-    CHECK(a.D % 2 == 0 && a.H % a.K == 0, "%s: %d query heads, %d key/value heads of width %d", op, a.H, a.K, a.D);
-    check_dense(op, "qkv", qkv, a.B * a.T, (a.H + 2 * a.K) * a.D);
-    CHECK(!qnorm.data == !knorm.data, "%s: q and k both have a norm, or neither", op);
-    if (!qnorm.data)
-        return;
-    check_dense(op, "qnorm", qnorm, 1, a.H * a.D);
-    check_dense(op, "knorm", knorm, 1, a.K * a.D);
-    CHECK(qnorm.format.dtype == knorm.format.dtype, "%s: weights in %s and %s", op, format_name(qnorm.format),
-          format_name(knorm.format));
-    CHECK(a.norm.kind == RMS_NORM, "%s: QK-norm is RMSNorm only", op);
-    CHECK(stats, "%s: QK-norm needs stats", op);
+    const bool by_head = check_rope(op, qkv, qnorm, knorm, stats, a);
+    check_dense(op, "qkv", qkv, qkv.rows, qkv.cols);
+    if (qnorm.data) {
+        check_dense(op, "qnorm", qnorm, 1, qnorm.cols);
+        check_dense(op, "knorm", knorm, 1, knorm.cols);
+        CHECK(qnorm.format.dtype == knorm.format.dtype, "%s: weights in %s and %s", op, format_name(qnorm.format),
+              format_name(knorm.format));
+    }
+    return by_head;
 }
 
 /* Heads from .. count-1, `each` of them per thread at a time. at_once: none may be left for a second time. */
@@ -350,13 +290,6 @@ static Heads heads_of(const char *op, Attention a, int from, int count, int each
 static int threads_of(Heads h)
 {
     return block_threads(h.parallel * h.chunks, 1, MAX_THREADS);
-}
-
-static bool halves_aligned(Attention a, Tensor x, Tensor y, Tensor z, Tensor qnorm, Tensor knorm)
-{
-    const int half = a.D / 2;
-    return is_aligned(x, half) && is_aligned(y, half) && is_aligned(z, half) && is_aligned(qnorm, half) &&
-           is_aligned(knorm, half) && (uintptr_t)a.rope % 16 == 0;
 }
 
 /* Heads from .. count-1 without a norm. limited.data may be NULL. */
@@ -397,7 +330,7 @@ void rope_forward(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm, 
         forward_from_fp8(y, stats, x, qnorm, knorm, a);
         return;
     }
-    check_attention(__func__, x, qnorm, knorm, stats, a);
+    const bool by_head = check_dense_rope(__func__, x, qnorm, knorm, stats, a);
     CHECK_DENSE(y, x.rows, x.cols);
     const bool norm = qnorm.data, in_place = y.data == x.data, values = !in_place || a.clip > 0;
     CHECK(!in_place || format_equal(y.format, x.format), "rope_forward: x and y share memory, not their format");
@@ -406,6 +339,10 @@ void rope_forward(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm, 
     const int turned = a.H + a.K, count = turned + (values ? a.K : 0);
     if (!norm) {
         turn_heads(__func__, y, x, Tensor{}, 1, a, 0, count);
+        return;
+    }
+    if (by_head) {
+        rope_forward_by_head(y, stats, x, qnorm, knorm, a, values);
         return;
     }
     const Heads h = heads_of(__func__, a, 0, turned, EACH, true);
@@ -473,14 +410,14 @@ static void backward_with_fp8(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy
 void rope_backward(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x, const float *stats,
                    Tensor qnorm, Tensor knorm, Attention a)
 {
-    check_attention(__func__, dy, qnorm, knorm, stats, a);
+    const bool by_head = check_dense_rope(__func__, dy, qnorm, knorm, stats, a);
     if (format_is_fp8(dx.format) || ((a.clip > 0 || qnorm.data) && format_is_fp8(x.format))) {
         backward_with_fp8(dx, dqnorm, dknorm, dy, x, stats, qnorm, knorm, a);
         return;
     }
     CHECK_DENSE(dx, dy.rows, dy.cols);
-    CHECK_DENSE_OPTIONAL(dqnorm, 1, a.H * a.D);
-    CHECK_DENSE_OPTIONAL(dknorm, 1, a.K * a.D);
+    CHECK_DENSE_OPTIONAL(dqnorm, 1, by_head ? a.D : a.H * a.D);
+    CHECK_DENSE_OPTIONAL(dknorm, 1, by_head ? a.D : a.K * a.D);
     const bool in_place = dx.data == dy.data, clips = a.clip > 0;
     const int turned = a.H + a.K, count = turned + (!in_place || clips ? a.K : 0);
     CHECK(!in_place || format_equal(dx.format, dy.format), "rope_backward: dx and dy share memory, not their format");
@@ -488,7 +425,9 @@ void rope_backward(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x,
         CHECK_DENSE(x, dy.rows, dy.cols);
     if (dy.rows == 0)
         return;
-    if (qnorm.data)
+    if (by_head)
+        rope_backward_by_head(dx, dqnorm, dknorm, dy, x, stats, qnorm, knorm, a);
+    else if (qnorm.data)
         backward_with_norm(dx, dqnorm, dknorm, dy, x, stats, qnorm, knorm, a);
     const int from = qnorm.data ? turned : 0;
     if (from < count)

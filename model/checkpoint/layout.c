@@ -44,6 +44,7 @@ static Piece *add_piece(Layout *l, Piece piece, const HfTensor *t, const char *s
     l->piece = xrealloc(l->piece, (size_t)(l->num_pieces + 1) * sizeof *l->piece);
     Piece *p = &l->piece[l->num_pieces++];
     *p = piece;
+    p->region = t->region;
     p->per = 1;
     p->first = t->first;
     snprintf(p->name, sizeof p->name, "%s%s", t->name, suffix);
@@ -99,8 +100,9 @@ static void add_unit(Layout *l, LayoutKind kind, const ModelConfig *c, const Fsd
     for (int i = 0; i < count; i++) {
         const HfTensor *t = &tensor[i];
         if (kind == LAYOUT_MODEL)
-            add_values(l, (Piece){ .kind = PIECE_WEIGHT, .unit = unit }, t, "", f->recipe.master);
-        else
+            add_values(l, (Piece){ .kind = PIECE_WEIGHT, .unit = unit }, t, "",
+                       t->region == FROZEN ? f->recipe.frozen : f->recipe.master);
+        else if (t->region == TRAINED)
             add_states(l, t, unit, f);
     }
 }
@@ -165,11 +167,19 @@ void layout_free(Layout *l)
 
 /* ---- device memory ---------------------------------------------------------------------------------------- */
 
-/* Where this rank has element i of a piece's unit: at address_of(p, s) + (i - s->first / p->per) * p->bytes. */
+/* The elements of a piece's region that this rank has, counted as the piece counts them. */
+static Range held_by(const Piece *p, const Shard *s)
+{
+    const size_t first = p->region == FROZEN ? s->frozen_first : s->first;
+    const size_t count = p->region == FROZEN ? s->frozen_count : s->count;
+    return (Range){ first / p->per, (first + count) / p->per };
+}
+
+/* Where this rank has element i of a piece's region: at address_of(p, s) + (i - held_by(p, s).first) * p->bytes. */
 static char *address_of(const Piece *p, const Shard *s)
 {
     switch (p->kind) {
-    case PIECE_WEIGHT: return s->master.data;
+    case PIECE_WEIGHT: return p->region == FROZEN ? s->frozen.data : s->master.data;
     case PIECE_STATE:  return s->state[p->state].data;
     default:           return s->state[p->state].scale;
     }
@@ -177,30 +187,32 @@ static char *address_of(const Piece *p, const Shard *s)
 
 /* ---- writing ---------------------------------------------------------------------------------------------- */
 
-/* Its shard of each unit, divided among the ranks that have the same. */
+/* Its shard of each region, divided among the ranks that have the same. */
 Range *layout_ranges(const Fsdp *f)
 {
-    int W = comm_size(), rank = comm_rank(), n = f->num_units;
+    const int W = comm_size(), rank = comm_rank(), n = f->num_units * NUM_REGIONS;
     double *all = xcalloc((size_t)n * W * 2, sizeof *all);
-    for (int u = 0; u < n; u++) {
-        all[(u * W + rank) * 2] = (double)f->shard[u].first;
-        all[(u * W + rank) * 2 + 1] = (double)f->shard[u].count;
+    for (int i = 0; i < n; i++) {
+        const Shard *s = &f->shard[i / NUM_REGIONS];
+        const bool frozen = i % NUM_REGIONS == FROZEN;
+        all[(i * W + rank) * 2] = (double)(frozen ? s->frozen_first : s->first);
+        all[(i * W + rank) * 2 + 1] = (double)(frozen ? s->frozen_count : s->count);
     }
     comm_sum(all, n * W * 2);
 
     Range *range = xcalloc((size_t)n, sizeof *range);
-    for (int u = 0; u < n; u++) {
-        const Shard *s = &f->shard[u];
-        size_t copies = 0, mine = 0, blocks = s->count / PARAM_ALIGN;
+    for (int i = 0; i < n; i++) {
+        const double *own = &all[(i * W + rank) * 2];
+        size_t copies = 0, mine = 0, blocks = (size_t)own[1] / PARAM_ALIGN;
         for (int r = 0; r < W; r++) {
-            const double *other = &all[(u * W + r) * 2];
-            if (other[0] != (double)s->first || other[1] != (double)s->count)
+            const double *other = &all[(i * W + r) * 2];
+            if (other[0] != own[0] || other[1] != own[1])
                 continue;
             mine += r < rank;
             copies++;
         }
-        range[u].first = s->first + blocks * mine / copies * PARAM_ALIGN;
-        range[u].end = s->first + blocks * (mine + 1) / copies * PARAM_ALIGN;
+        range[i].first = (size_t)own[0] + blocks * mine / copies * PARAM_ALIGN;
+        range[i].end = (size_t)own[0] + blocks * (mine + 1) / copies * PARAM_ALIGN;
     }
     free(all);
     return range;
@@ -209,8 +221,8 @@ Range *layout_ranges(const Fsdp *f)
 /* The elements of a piece that this rank writes. */
 static Range own_part(const Piece *p, const Range *own)
 {
-    Range unit = own[p->unit];
-    return intersect((Range){ unit.first / p->per, unit.end / p->per }, (Range){ p->first, p->first + p->count });
+    Range region = own[p->unit * NUM_REGIONS + (int)p->region];
+    return intersect((Range){ region.first / p->per, region.end / p->per }, (Range){ p->first, p->first + p->count });
 }
 
 size_t layout_bytes(const Layout *l, const Range *own)
@@ -232,7 +244,7 @@ void layout_snapshot(void *snapshot, const Layout *l, const Range *own, const Fs
         Range r = own_part(p, own);
         size_t bytes = (r.end - r.first) * p->bytes;
         if (bytes)
-            device_get(dst, address_of(p, s) + (r.first - s->first / p->per) * p->bytes, bytes);
+            device_get(dst, address_of(p, s) + (r.first - held_by(p, s).first) * p->bytes, bytes);
         dst += bytes;
     }
 }
@@ -334,7 +346,7 @@ static void read_piece(const Piece *p, const Shard *s, const SafeFile *file, con
                        float *values)
 {
     size_t count = t->shape[0] * (t->dims == 2 ? t->shape[1] : 1);
-    Range own = { s->first / p->per, (s->first + s->count) / p->per };
+    Range own = held_by(p, s);
     Range r = intersect(own, (Range){ p->first, p->first + count });
     bool same = strcmp(t->dtype, p->dtype) == 0;
     size_t size = same ? p->bytes : safetensors_dtype_size(t->dtype);

@@ -6,12 +6,13 @@
 typedef enum { LAYOUT_MODEL, LAYOUT_OPTIMIZER } LayoutKind;
 typedef enum { PIECE_WEIGHT, PIECE_STATE, PIECE_SCALE } PieceKind;     /* a weight, an optimizer's state, its groups' scales */
 
-/* One tensor of a file: elements, or groups' scales, [first, first + rows*cols) of a unit. */
+/* One tensor of a file: elements, or groups' scales, [first, first + rows*cols) of a unit's region. */
 typedef struct {
     char        name[104];
     PieceKind   kind;
     int         state;         /* index into Shard.state, unless a weight */
     int         unit;
+    Region      region;
     const char *dtype;         /* safetensors' name */
     size_t      per;           /* weights of the unit that an element stands for: 1, or a group with its scales    */
     size_t      bytes;         /* of an element: all scales of a group                                             */
@@ -33,7 +34,8 @@ typedef struct {
 Layout layout_make(const char *folder, LayoutKind kind, const ModelConfig *c, const Fsdp *f, size_t file_limit);
 void   layout_free(Layout *l);
 
-/* What this rank writes: elements [first, end) of each unit. All ranks call; malloc'ed. */
+/* What this rank writes: elements [first, end) of each region of each unit: [unit * NUM_REGIONS + region]. All ranks call;
+ * malloc'ed. */
 typedef struct { size_t first, end; } Range;
 Range *layout_ranges  (const Fsdp *f);
 size_t layout_bytes   (const Layout *l, const Range *own);

@@ -20,6 +20,7 @@
 #include "model/checkpoint/layout.h"
 #include "model/config/hf.h"
 #include "model/config/yaml.h"
+#include "model/rope.h"
 
 /* ---- the manifest ----------------------------------------------------------------------------------------- */
 
@@ -266,8 +267,23 @@ static void load_optimizer(const char *folder, Source s, const Config *c, Fsdp *
     close_source(&s);
 }
 
+/* Whether the types of blocks are others than the folder says, where both have windows; and how frequencies are scaled. */
+static void compare_blocks(const char *folder, const ModelConfig *t, const ModelConfig *c)
+{
+    static const char *const rope[] = { "not scaled", "scaled as llama3 does", "scaled as yarn does" };
+    int l = 0;
+    while (l < c->n_layers && l < t->n_layers && layer_slides(t, l) == layer_slides(c, l))
+        l++;
+    if (l < c->n_layers && l < t->n_layers && t->sliding_window > 0 && c->sliding_window > 0)
+        warn("%s/config.json: layer %d has %s sliding window, the configuration's has %s, which counts", folder, l,
+             layer_slides(t, l) ? "a" : "no", layer_slides(c, l) ? "one" : "none");
+    if (t->rope_scaling.type != c->rope_scaling.type && t->rope_scaling.factor == c->rope_scaling.factor)
+        warn("%s/config.json: rotary frequencies are %s, by the configuration %s, which counts", folder, rope[t->rope_scaling.type],
+             rope[c->rope_scaling.type]);
+}
+
 /* What shapes do not show: a class or activation that this program does not have, which config_read_hf refuses; other heads, which
- * make another function of the same matrices. Rotation, eps and clip may have been changed on purpose, as for longer texts. */
+ * make another function of the same matrices. Rotation, windows, eps and clip may have been changed on purpose, as for longer texts. */
 static void check_description(const char *folder, const ModelConfig *c)
 {
     ModelConfig t = *c;
@@ -289,6 +305,11 @@ static void check_description(const char *folder, const ModelConfig *c)
           c->rope_scaling.high_freq_factor, false },
         { "its original_max_position_embeddings", "model.rope_scaling.original_max_position_embeddings",
           t.rope_scaling.original_length, c->rope_scaling.original_length, false },
+        { "its beta_fast", "model.rope_scaling.beta_fast", t.rope_scaling.beta_fast, c->rope_scaling.beta_fast, false },
+        { "its beta_slow", "model.rope_scaling.beta_slow", t.rope_scaling.beta_slow, c->rope_scaling.beta_slow, false },
+        { "its attention_factor", "model.rope_scaling.attention_factor", rope_attention_factor(&t),
+          rope_attention_factor(c), false },
+        { "sliding_window", "model.sliding_window", t.sliding_window, c->sliding_window, false },
         { "the norms' eps", "model.layer_norm_eps", (double)t.norm.eps, (double)c->norm.eps, false },
         { "clip_qkv", "model.clip_qkv", (double)t.clip_qkv, (double)c->clip_qkv, false },
     };
@@ -301,6 +322,7 @@ static void check_description(const char *folder, const ModelConfig *c)
         warn("%s/config.json: %s is %g, the configuration's %s is %g, which counts", folder, keys[i].theirs, keys[i].x,
              keys[i].ours, keys[i].y);
     }
+    compare_blocks(folder, &t, c);
 }
 
 bool checkpoint_load(const char *folder, const Config *c, Fsdp *f, TrainState *s, bool with_optimizer)
@@ -309,9 +331,12 @@ bool checkpoint_load(const char *folder, const Config *c, Fsdp *f, TrainState *s
     Source model = open_model(folder);
     check_description(folder, &c->model);
     companions_read(folder);
-    for (int u = 0; u < f->num_units; u++)      /* files need not hold padding */
+    for (int u = 0; u < f->num_units; u++) {    /* files need not hold padding */
         if (f->shard[u].count)
             device_zero(f->shard[u].master.data, tensor_bytes(f->shard[u].master));
+        if (f->shard[u].frozen_count)
+            device_zero(f->shard[u].frozen.data, tensor_bytes(f->shard[u].frozen));
+    }
     load_model(folder, model, c, f);
     bool ours = manifest != NULL;
     if (ours) {
@@ -320,7 +345,7 @@ bool checkpoint_load(const char *folder, const Config *c, Fsdp *f, TrainState *s
             load_optimizer(folder, open_optimizer(folder, manifest), c, f);
     }
     json_decref(manifest);
-    fsdp_updated(f);
+    fsdp_loaded(f);
     return ours;
 }
 

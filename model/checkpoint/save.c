@@ -25,8 +25,8 @@
 #include "model/checkpoint/companions.h"
 #include "kernels/error.h"
 #include "model/checkpoint/folder.h"
-#include "model/architecture.h"
 #include "model/checkpoint/layout.h"
+#include "model/config/hf.h"
 
 static struct {
     const Config *config;      /* NULL: no save is under way */

@@ -9,7 +9,8 @@
 
 #include "kernels/comm.h"
 #include "kernels/error.h"
-#include "model/model.h"
+#include "model/architecture.h"
+#include "model/trainable.h"
 
 /* ---- model ------------------------------------------------------------------------------------------------ */
 
@@ -77,26 +78,109 @@ static void check_vocabulary(Reader *r)
                 token[i].name, token[i].id, m->vocab_size);
 }
 
+void config_check_rope(const ModelConfig *m, const char *place)
+{
+    if (m->rope_scaling.type == ROPE_LLAMA3 && m->rope_scaling.high_freq_factor <= m->rope_scaling.low_freq_factor)
+        die("%s: rope_scaling.high_freq_factor %g must be above low_freq_factor %g", place, m->rope_scaling.high_freq_factor,
+            m->rope_scaling.low_freq_factor);
+    if (m->rope_scaling.type == ROPE_YARN && m->rope_scaling.beta_fast <= m->rope_scaling.beta_slow)
+        die("%s: rope_scaling.beta_fast %g must be above beta_slow %g", place, m->rope_scaling.beta_fast,
+            m->rope_scaling.beta_slow);
+    if (m->rope_scaling.type == ROPE_YARN && m->rope_theta <= 1)
+        die("%s: rope_theta %g: YaRN needs frequencies that differ, so a rope_theta above 1", place, m->rope_theta);
+}
+
+/* Which keys of rope_scaling count follows from its type, and that from a factor alone: Llama 3.1's was the first. */
 static void check_rope_scaling(Reader *r)
 {
     ModelConfig *m = &r->s->c.model;
-    bool llama3 = r->s->rope_type == ROPE_LLAMA3, off = r->s->rope_type == ROPE_DEFAULT;
-    if (llama3 && m->rope_scaling.factor == 0)
-        die("%s: rope_type llama3 needs model.rope_scaling.factor; Llama 3.1 has 8, Llama 3.2 32",
-            config_where(r, "model.rope_scaling.rope_type"));
-    if (off)
+    const int type = r->s->rope_type != NOT_GIVEN ? r->s->rope_type : m->rope_scaling.factor > 0 ? ROPE_LLAMA3 : ROPE_DEFAULT;
+    if (type != ROPE_DEFAULT && m->rope_scaling.factor == 0)
+        die("%s: rope_type %s needs model.rope_scaling.factor; Llama 3.1 has 8, Llama 3.2 32, OLMo-3 8 (yarn)",
+            config_where(r, "model.rope_scaling.rope_type"), type == ROPE_LLAMA3 ? "llama3" : "yarn");
+    if (type == ROPE_DEFAULT && config_given(r, "model.rope_scaling.factor"))
+        config_note(r, "model.rope_scaling.factor (rope_type default has none)");
+    m->rope_scaling.type = type;
+    r->s->rope_type = type == ROPE_DEFAULT ? NOT_GIVEN : type;
+    if (type == ROPE_DEFAULT)
         m->rope_scaling.factor = 0;
-    if (m->rope_scaling.factor > 0 && m->rope_scaling.high_freq_factor <= m->rope_scaling.low_freq_factor)
-        die("%s: model.rope_scaling.high_freq_factor %g must be above low_freq_factor %g",
-            config_where(r, "model.rope_scaling.high_freq_factor"), m->rope_scaling.high_freq_factor,
-            m->rope_scaling.low_freq_factor);
+    config_check_rope(m, config_where(r, "model.rope_scaling"));
+}
+
+/* ---- windows: which blocks have one ---- */
+
+/* The shortest list that, repeated, is the blocks' types; empty if that follows from sliding_window. */
+static void shorten(LayerTypes *types, int n_layers)
+{
+    LayerTypes all = { .count = n_layers };
+    int period = 1, sliding = 0;
+    for (int l = 0; l < n_layers; l++) {
+        all.slides[l] = types->slides[l % types->count];
+        sliding += all.slides[l];
+    }
+    for (int l = period; l < n_layers; l++)
+        if (all.slides[l] != all.slides[l % period]) {
+            period++;
+            l = period - 1;
+        }
+    *types = (LayerTypes){ 0 };
+    if (sliding == 0 || sliding == n_layers)
+        return;
+    types->count = period;
+    memcpy(types->slides, all.slides, (size_t)period * sizeof all.slides[0]);
+}
+
+void config_settle_windows(ModelConfig *m, const char *place)
+{
+    bool any = m->layer_types.count == 0;
+    for (int l = 0; l < m->n_layers && !any; l++)
+        any = m->layer_types.slides[l % m->layer_types.count];
+    if (any && m->layer_types.count > 0 && m->sliding_window == 0)
+        die("%s: layer_types has sliding_attention, but there is no sliding_window; give one, or only full_attention", place);
+    if (!any)
+        m->sliding_window = 0;
+    if (m->layer_types.count > 0)
+        shorten(&m->layer_types, m->n_layers);
+    if (m->rope_scaling.type == ROPE_DEFAULT || m->sliding_window == 0)
+        m->rope_scaling.full_attn_layers_only = false;
+}
+
+static void check_windows(Reader *r)
+{
+    ModelConfig *m = &r->s->c.model;
+    const int window = m->sliding_window;
+    config_settle_windows(m, config_where(r, "model.layer_types"));
+    if (window > 0 && m->sliding_window == 0)
+        config_note(r, "model.sliding_window (model.layer_types has no sliding_attention)");
+}
+
+/* Its class must be one that computes the model; without a name any that does. */
+static void check_architecture(Reader *r)
+{
+    ModelConfig *m = &r->s->c.model;
+    const char *class = r->s->architecture;
+    const Architecture *named = class ? architecture_find(class) : NULL;
+    if (class && !named)
+        die("%s: model.architecture '%s' is not known, only %s", config_where(r, "model.architecture"), class,
+            architecture_names());
+    char *differences = named ? architecture_differences(named, m) : strdup("");
+    if (*differences && config_given(r, "model.architecture"))
+        die("%s: a %s does not compute this model; it would with %s", config_where(r, "model.architecture"), class, differences);
+    if (*differences) {                          /* a loaded model that was changed */
+        free(r->s->architecture);
+        r->s->architecture = NULL;
+        named = NULL;
+    }
+    free(differences);
+    m->architecture = named;
+    m->architecture = architecture_of(m);
 }
 
 void config_check_model(Reader *r, bool from_hf)
 {
     ModelConfig *m = &r->s->c.model;
     m->norm.kind = r->s->layer_norm_type == NORM_RMS ? RMS_NORM : LAYER_NORM;
-    if (m->qk_norm && (m->norm.kind != RMS_NORM || !r->s->attention_layer_norm_with_affine))
+    if (m->qk_norm != QK_NORM_NONE && (m->norm.kind != RMS_NORM || !r->s->attention_layer_norm_with_affine))
         die("%s: model.attention_layer_norm is an RMSNorm with weights here: set model.layer_norm_type: rms and "
             "model.attention_layer_norm_with_affine: true, or attention_layer_norm: false",
             config_where(r, "model.attention_layer_norm"));
@@ -104,6 +188,24 @@ void config_check_model(Reader *r, bool from_hf)
     check_mlp(r, from_hf);
     check_vocabulary(r);
     check_rope_scaling(r);
+    check_windows(r);
+    check_architecture(r);
+}
+
+/* Every pattern names a tensor, and something is trained. */
+void config_check_trainable(Reader *r)
+{
+    const Config *c = &r->s->c;
+    for (int i = 0; i < c->num_trainable; i++) {
+        const char *pattern = c->trainable[i], *place = config_where(r, "trainable");
+        if (trainable_count(c, pattern) > 0)
+            continue;
+        if (c->model.weight_tying && strncmp(pattern, "lm_head", strlen("lm_head")) == 0)
+            die("%s: trainable: the head is the embedding here (model.weight_tying): train model.embed_tokens.weight, or untie "
+                "them with --model.weight_tying=false", place);
+        die("%s: trainable: '%s' names no tensor of this model; names are those of a checkpoint, as "
+            "model.layers.0.self_attn.q_proj.weight, and * stands for any characters", place, pattern);
+    }
 }
 
 /* ---- data ------------------------------------------------------------------------------------------------- */

@@ -1,7 +1,13 @@
-/* The model that a Hugging Face config.json describes. */
+/* The model that a Hugging Face config.json describes, read and written. */
 #pragma once
-#include "model/config.h"
+#include <jansson.h>
 
-/* Reads the architecture of a Hugging Face config.json into `m` (only what the file says); dies on an architecture
- * that is none of Llama, OLMo, OLMo-2. config_load does so when the file has `load_path` and no `model` section. */
+#include "model/architecture.h"
+
+/* Reads folder/config.json into `m`: what the file says and its class's defaults, in the spelling of transformers 4 (rope_theta,
+ * rope_scaling) or 5 (rope_parameters); init_* stay. Dies on a class that no row of architecture.h has, and on values that the
+ * configuration's keys of the same meaning could not have. */
 void    config_read_hf(ModelConfig *m, const char *folder);
+
+/* The contents of config.json, for transformers from 4.57 on; `master`: the type in which weights are saved. The caller owns it. */
+json_t *hf_config(const ModelConfig *c, DType master);

@@ -9,7 +9,6 @@
 
 #include "kernels/comm.h"
 #include "kernels/error.h"
-#include "model/architecture.h"
 #include "model/config/hf.h"
 #include "model/config/table.h"
 
@@ -152,6 +151,8 @@ static bool read_hf(Reader *r, char *(*latest_of)(const char *save_folder))
     config_read_hf(&c->model, latest ? latest : c->load_path);
     free(latest);
     r->s->layer_norm_type = c->model.norm.kind == RMS_NORM ? NORM_RMS : NORM_DEFAULT;
+    r->s->rope_type = c->model.rope_scaling.type == ROPE_DEFAULT ? NOT_GIVEN : (int)c->model.rope_scaling.type;
+    r->s->architecture = strdup(c->model.architecture->class);
     return true;
 }
 
@@ -356,7 +357,7 @@ Config *config_load(int argc, char **argv, int world, char *(*latest)(const char
     config_check_data(&r);
     config_check_run(&r);
     config_read_evaluators(&r);
-    hf_class(&s->c.model);                                 /* dies now, not at the first save, if there is none */
+    config_check_trainable(&r);
     fclose(r.notes);
     if (r.num_notes)
         warn("%s: without effect here: %s", r.file, r.notes_text);
@@ -369,6 +370,8 @@ Config *config_load(int argc, char **argv, int world, char *(*latest)(const char
 void config_free(Config *c)
 {
     Settings *s = (Settings *)c;
+    if (!c)
+        return;
     for (const ConfigKey *k = config_keys; k->name; k++)
         if (!config_is_evaluator(k->name))
             value_free(s, k);

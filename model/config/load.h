@@ -6,4 +6,4 @@
  * was found, what was expected, the nearest key. `world`: ranks, to check the batch against. `latest`: tells the newest checkpoint
  * of a save_folder (malloc'ed; NULL: there is none), whose description of the model counts where a run goes on from it. */
 Config *config_load(int argc, char **argv, int world, char *(*latest)(const char *save_folder));
-void    config_free(Config *c);
+void    config_free(Config *c);             /* NULL: nothing */

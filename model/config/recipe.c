@@ -6,8 +6,8 @@
 
 #include "kernels/kernels.h"
 #include "kernels/error.h"
-#include "model/model.h"
 #include "model/optimizer.h"
+#include "model/params.h"
 
 /* ---- the optimizer ---------------------------------------------------------------------------------------- */
 
@@ -169,9 +169,9 @@ static void check_columns(Reader *r)
     const int q = m->n_heads * m->head_dim, kv = m->n_kv_heads * m->head_dim;
     const Recipe *c = &r->s->c.recipe;
     const struct { const char *name; Format format; } wide[] = {
-        { "format.stream", c->stream }, { "format.master", c->master }, { "format.grads", c->grads }
+        { "format.stream", c->stream }, { "format.master", c->master }, { "format.grads", c->grads }, { "format.frozen", c->frozen }
     };
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 4; i++)
         if (format_has_scales(wide[i].format))
             die("%s: %s cannot be %s; take bf16 or f32", config_where(r, wide[i].name), wide[i].name,
                 format_name(wide[i].format));

@@ -1,6 +1,7 @@
 /* The table of keys. Names, units and defaults are OLMo's (olmo/config.py) wherever OLMo has the key; where a default
  * of OLMo could not run here (dropout, biases) the key has the value that can. Keys of ours: recipe, format.*,
- * model.head_dim, model.rope_scaling.*, scheduler.t_decay, loss_chunk, quant_stats_interval, fsdp.grad_sync_mode,
+ * model.architecture, model.head_dim, model.sliding_window, model.layer_types and model.rope_scaling.* (Hugging Face's names, but
+ * for OLMo-core's full_attn_layers_only), scheduler.t_decay, loss_chunk, quant_stats_interval, fsdp.grad_sync_mode,
  * profile, timeout_seconds. Sections stand in the order in which the resolved configuration shows them. */
 #include "model/config/table.h"
 
@@ -26,6 +27,7 @@
 #define TINY   1e-30
 
 static_assert(offsetof(Settings, c) == 0, "a Config is freed as the Settings it lies in");
+static_assert(offsetof(Config, num_trainable) == offsetof(Config, trainable) + sizeof(char **), "PATTERNS");
 static_assert(offsetof(Config, data.num_paths) == offsetof(Config, data.paths) + sizeof(char **), "PATHS");
 static_assert(offsetof(Evaluator, num_paths) == offsetof(Evaluator, paths) + sizeof(char **), "PATHS");
 static_assert(offsetof(Settings, num_datasets) == offsetof(Settings, datasets) + sizeof(NamedPaths *), "DATASETS");
@@ -99,9 +101,15 @@ const ConfigKey config_keys[] = {
            { "true", CHECKPOINT_BLOCKS }, { "fine_grained", CHECKPOINT_FINE_GRAINED }, { "false", CHECKPOINT_NOTHING }),
            X(activation_checkpointing), "whole_layer: format.keep=block; fine_grained: format.keep=inputs"),
 
+    OTHER ("format.frozen", FORMAT | FOLLOWS, "null", C(recipe.frozen), "weights that are not trained: their only copy"),
+    OTHER ("trainable", PATTERNS, "[]", C(trainable), "Hugging Face names of the tensors that are trained, * for any characters "
+           "(model.layers.*.mlp.*); the others stay as they were loaded; []: all are trained"),
+
     /* ---- architecture ---- */
+    OTHER ("model.architecture", STRING, "null", X(architecture),
+           "Hugging Face class that checkpoints name; default: the first that computes this model"),
     NUMBER("model.d_model", INT, NULL, 1, MANY, C(model.d_model), "width of the residual stream"),
-    NUMBER("model.n_layers", INT, NULL, 1, 10000, C(model.n_layers), "number of blocks"),
+    NUMBER("model.n_layers", INT, NULL, 1, MAX_LAYERS, C(model.n_layers), "number of blocks"),
     NUMBER("model.n_heads", INT, NULL, 1, 10000, C(model.n_heads), "query heads"),
     OPTION("model.n_kv_heads", INT, "null", 0, 1, 10000, C(model.n_kv_heads), "key/value heads; default n_heads"),
     OTHER ("model.multi_query_attention", BOOL | SPENT, "null", X(multi_query_attention), "true: one key/value head"),
@@ -126,21 +134,36 @@ const ConfigKey config_keys[] = {
     OTHER ("model.layer_norm_with_affine", BOOL, "true", C(model.norm_affine), "norms have weights (OLMo-1: not)"),
     OTHER ("model.norm_after", BOOL, "false", C(model.norm_after),
            "norm each branch's output, not its input (OLMo-2)"),
-    OTHER ("model.attention_layer_norm", BOOL, "false", C(model.qk_norm), "RMSNorm of q and k (OLMo-2)"),
+    WORD  ("model.attention_layer_norm", CHOICE, "false", WORDS({ "false", QK_NORM_NONE }, { "true", QK_NORM_WIDTH },
+           { "head", QK_NORM_HEAD }), C(model.qk_norm),
+           "RMSNorm of q and k over their full widths (OLMo-2) or over each head (Qwen3)"),
     OTHER ("model.attention_layer_norm_with_affine", BOOL, "true", X(attention_layer_norm_with_affine),
            "those have weights; must be true where they are used"),
     OPTION("model.clip_qkv", FLOAT, "null", 0, TINY, 1e9, C(model.clip_qkv), "clamp q, k, v to +- this"),
+    OPTION("model.sliding_window", INT, "null", 0, 1, MANY, C(model.sliding_window),
+           "tokens that a query sees, itself included; default: all before it"),
+    OTHER ("model.layer_types", LAYER_TYPES, "null", C(model.layer_types),
+           "which layers have the window, repeated over them; default: all"),
     NUMBER("model.rope_theta", DOUBLE, "10000", 1, 1e12, C(model.rope_theta), "base of the rotary embedding"),
-    WORD  ("model.rope_scaling.rope_type", CHOICE | SPENT, "null", WORDS({ "default", ROPE_DEFAULT },
-           { "llama3", ROPE_LLAMA3 }), X(rope_type), "llama3: Llama 3.1's"),
+    WORD  ("model.rope_scaling.rope_type", CHOICE, "null", WORDS({ "default", ROPE_DEFAULT }, { "llama3", ROPE_LLAMA3 },
+           { "yarn", ROPE_YARN }), X(rope_type),
+           "for longer texts than before: Llama 3.1's or YaRN; default: llama3 if there is a factor"),
     OPTION("model.rope_scaling.factor", DOUBLE, "null", 0, 1, 1e6, C(model.rope_scaling.factor),
            "slow-down of low frequencies"),
     NUMBER("model.rope_scaling.low_freq_factor", DOUBLE, "1", TINY, 1e6, C(model.rope_scaling.low_freq_factor),
-           "as Llama 3.1"),
+           "llama3: as Llama 3.1"),
     NUMBER("model.rope_scaling.high_freq_factor", DOUBLE, "4", TINY, 1e6, C(model.rope_scaling.high_freq_factor),
-           "as Llama 3.1"),
+           "llama3: as Llama 3.1"),
     NUMBER("model.rope_scaling.original_max_position_embeddings", INT, "8192", 1, MANY,
-           C(model.rope_scaling.original_length), "as Llama 3.1"),
+           C(model.rope_scaling.original_length), "tokens of a sequence before"),
+    NUMBER("model.rope_scaling.beta_fast", DOUBLE, "32", TINY, 1e6, C(model.rope_scaling.beta_fast),
+           "yarn: what turned more often in those tokens stays as it is"),
+    NUMBER("model.rope_scaling.beta_slow", DOUBLE, "1", TINY, 1e6, C(model.rope_scaling.beta_slow),
+           "yarn: what turned less often is slowed down by `factor`"),
+    OPTION("model.rope_scaling.attention_factor", DOUBLE, "null", 0, TINY, 1e6, C(model.rope_scaling.attention_factor),
+           "yarn: times q and k; default 0.1 ln(factor) + 1"),
+    OTHER ("model.rope_scaling.full_attn_layers_only", BOOL, "false", C(model.rope_scaling.full_attn_layers_only),
+           "layers with a sliding window are not scaled (OLMo-3)"),
     WORD  ("model.init_fn", CHOICE, "normal", WORDS({ "mitchell", INIT_MITCHELL }, { "normal", INIT_NORMAL },
            { "full_megatron", INIT_FULL_MEGATRON }), C(model.init_fn), "initial weights"),
     NUMBER("model.init_std", DOUBLE, "0.02", TINY, 1e3, C(model.init_std),

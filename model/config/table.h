@@ -15,10 +15,12 @@ typedef enum {
     CHOICE,          /* int or an enum: what one of the `words` stands for                              */
     STRING,          /* char *                                                                          */
     PATHS,           /* char **paths, int count: a list or a single path                                */
+    PATTERNS,        /* the same of patterns, char **patterns, int count                                */
     DATASETS,        /* NamedPaths *sets, int count: name: [paths]                                      */
     BETAS,           /* double[2]                                                                       */
     DURATION,        /* Duration                                                                        */
     FORMAT,          /* Format                                                                          */
+    LAYER_TYPES,     /* LayerTypes: a list                                                              */
     FIXED,           /* nothing: only the `choices` are accepted, `help` says why                       */
     UNUSED,          /* nothing: any value; named in the one warning unless null or one of `choices`    */
     TYPE_MASK = 31,
@@ -45,7 +47,6 @@ enum { NOT_GIVEN = -1 };
 typedef enum { AMP_BF16, FP32 } Precision;
 typedef enum { CHECKPOINT_BLOCKS, CHECKPOINT_FINE_GRAINED, CHECKPOINT_NOTHING } Checkpointing;
 typedef enum { NORM_RMS, NORM_DEFAULT, NORM_LOW_PRECISION, NORM_AMD_COMPATIBLE } LayerNormType;
-typedef enum { ROPE_DEFAULT, ROPE_LLAMA3 } RopeType;
 typedef enum { UINT16 = 2, UINT32 = 4 } TokenType;                     /* bytes of a token */
 typedef enum { UNITS_STEPS, UNITS_TOKENS } SchedulerUnits;
 typedef enum { FSDP, DDP, SINGLE } Distributed;
@@ -64,6 +65,7 @@ typedef struct {
     long    mlp_hidden_size;               /* both halves of SwiGLU; 0: from mlp_ratio */
     double  mlp_ratio;
     bool    multi_query_attention;
+    char   *architecture;                  /* of model.architecture */
     bool    attention_layer_norm_with_affine;
     LayerNormType layer_norm_type;
     int     rope_type;                     /* RopeType or NOT_GIVEN */
@@ -140,8 +142,11 @@ void        config_apply(Reader *r, YamlNode *n, const char *name, void *base); 
 /* The steps that follow the reading of the values; each derives what was left open and dies on what cannot work. */
 void config_choose_save_folder(Config *c);           /* runs/<run_name>, if none is given */
 void config_check_model (Reader *r, bool from_hf);
+void config_check_rope  (const ModelConfig *m, const char *place);         /* of config.json, too, as the next */
+void config_settle_windows(ModelConfig *m, const char *place);             /* equal windows become equal LayerTypes */
 void config_check_optimizer(Reader *r);
 void config_check_recipe(Reader *r);             /* with an optimizer that was checked */
+void config_check_trainable(Reader *r);
 void config_check_data  (Reader *r);
 void config_check_run   (Reader *r);
 void config_read_evaluators(Reader *r);

@@ -127,6 +127,11 @@ static void words_text(char *out, size_t size, const Word *words)
         n += snprintf(out + n, size - (size_t)n, "%s%s", w == words ? "" : "|", w->word);
 }
 
+static bool is_list(int type)
+{
+    return type == PATHS || type == PATTERNS;
+}
+
 void value_expected(char *out, size_t size, const ConfigKey *k)
 {
     switch (k->type & TYPE_MASK) {
@@ -137,9 +142,11 @@ void value_expected(char *out, size_t size, const ConfigKey *k)
     case FIXED:    snprintf(out, size, "%s", k->choices); break;
     case STRING:   snprintf(out, size, "a text"); break;
     case PATHS:    snprintf(out, size, "a path or a list [a, b] of paths"); break;
+    case PATTERNS: snprintf(out, size, "a pattern or a list [a, b] of patterns"); break;
     case DATASETS: snprintf(out, size, "`name: [paths]` lines"); break;
     case BETAS:    snprintf(out, size, "[beta1, beta2], each from 0 to below 1"); break;
     case DURATION: snprintf(out, size, "steps (100), tokens (2e9T) or epochs (1ep)"); break;
+    case LAYER_TYPES: snprintf(out, size, "a list of sliding_attention and full_attention"); break;
     case FORMAT:   snprintf(out, size, "f32, bf16, e4m3, e5m2, or e4m3/16: groups of 16 that share a scale"); break;
     default:       snprintf(out, size, "anything"); break;
     }
@@ -211,6 +218,21 @@ static void parse_betas(double *betas, const ConfigKey *k, const YamlNode *n)
     for (int i = 0; i < 2; i++)
         if (!parse_double(&betas[i], n->child[i]->text) || betas[i] < 0 || betas[i] >= 1)
             wrong(k, n->child[i]);
+}
+
+/* Whether a layer slides. */
+static const Word layer_types[] = { { "full_attention", false }, { "sliding_attention", true }, { NULL, 0 } };
+
+static void parse_layer_types(LayerTypes *types, const ConfigKey *k, const YamlNode *n)
+{
+    if (n->kind != YAML_LIST || n->num_children > MAX_LAYERS)
+        wrong(k, n);
+    for (int i = 0; i < n->num_children; i++) {
+        const Word *word = find_word(layer_types, n->child[i]->text);
+        if (!word)
+            wrong(k, n->child[i]);
+        types->slides[types->count++] = word->value;
+    }
 }
 
 /* ---- one value -------------------------------------------------------------------------------------------- */
@@ -285,12 +307,15 @@ void value_parse(void *base, const ConfigKey *k, const YamlNode *n)
             wrong(k, n);
         value_free(base, k);
         value_default(base, k);
-    } else if (type == PATHS) {
+    } else if (is_list(type)) {
         value_free(base, k);
         parse_paths((char ***)place, (int *)(place + sizeof(char **)), k, n);
     } else if (type == DATASETS) {
         value_free(base, k);
         parse_datasets((NamedPaths **)place, (int *)(place + sizeof(NamedPaths *)), k, n);
+    } else if (type == LAYER_TYPES) {
+        value_free(base, k);
+        parse_layer_types((LayerTypes *)place, k, n);
     } else if (type == BETAS) {
         parse_betas((double *)place, k, n);
     } else {
@@ -326,7 +351,9 @@ void value_free(void *base, const ConfigKey *k)
     if (type == STRING) {
         free(*(char **)place);
         *(char **)place = NULL;
-    } else if (type == PATHS) {
+    } else if (type == LAYER_TYPES) {
+        *(LayerTypes *)place = (LayerTypes){ 0 };
+    } else if (is_list(type)) {
         int *count = (int *)(place + sizeof(char **));
         free_paths(*(char ***)place, *count);
         *(char ***)place = NULL;
@@ -402,6 +429,16 @@ static void print_choice(FILE *f, const Word *words, int value)
     fputs(words->word ? words->word : "null", f);
 }
 
+static void print_layer_types(FILE *f, const LayerTypes *types)
+{
+    if (types->count == 0)
+        fputs("null", f);
+    for (int l = 0; l < types->count; l++)
+        fprintf(f, "%s%s_attention", l ? ", " : "[", types->slides[l] ? "sliding" : "full");
+    if (types->count > 0)
+        fputc(']', f);
+}
+
 static void print_duration(FILE *f, const Duration *d)
 {
     if (d->tokens)
@@ -421,7 +458,7 @@ void value_print(FILE *f, const void *base, const ConfigKey *k, int indent)
     int type = k->type & TYPE_MASK;
     double x = type == INT ? *(const int *)place : type == LONG ? *(const long *)place
              : type == FLOAT ? *(const float *)place : type == DOUBLE ? *(const double *)place : NAN;
-    if (type != PATHS)
+    if (!is_list(type))
         fputc(' ', f);
     if (x == k->none) {
         fputs("null\n", f);
@@ -436,9 +473,11 @@ void value_print(FILE *f, const void *base, const ConfigKey *k, int indent)
     case BOOL:     fputs(*(const bool *)place ? "true" : "false", f); break;
     case CHOICE:   print_choice(f, k->words, *(const int *)place); break;
     case STRING:   value_print_text(f, *(char *const *)place); break;
-    case PATHS:    print_paths(f, *(char ***)place, *(const int *)(place + sizeof(char **)), indent); break;
+    case PATHS:
+    case PATTERNS: print_paths(f, *(char ***)place, *(const int *)(place + sizeof(char **)), indent); break;
     case FORMAT:   fputs(format_name(*(const Format *)place), f); break;
     case DURATION: print_duration(f, (const Duration *)place); break;
+    case LAYER_TYPES: print_layer_types(f, (const LayerTypes *)place); break;
     case BETAS:
         fputc('[', f);
         print_double(f, ((const double *)place)[0], false);
@@ -446,7 +485,7 @@ void value_print(FILE *f, const void *base, const ConfigKey *k, int indent)
         print_double(f, ((const double *)place)[1], false);
         fputc(']', f);
         break;
-    default:       die("config_value.c: a value of type %d cannot be written", type);
+    default:       die("model/config/value.c: a value of type %d cannot be written", type);
     }
     fputc('\n', f);
 }

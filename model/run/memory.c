@@ -43,36 +43,53 @@ static void print_optimizer(const Optimizer *o, const Recipe *r)
 static void print_plan(const Model *m, const Fsdp *f)
 {
     const PlanBytes *b = &m->bytes;
-    size_t n = 0, master = 0, moments = fsdp_state_bytes(f);
+    size_t n[NUM_REGIONS] = { 0 }, master = 0, moments = fsdp_state_bytes(f), frozen = 0;
     for (int u = 0; u < f->num_units; u++) {
         const Shard *s = &f->shard[u];
         for (int i = 0; i < f->shape[u].num_params; i++)
-            n += (size_t)f->shape[u].param[i].rows * f->shape[u].param[i].cols;
+            n[f->shape[u].param[i].region] += (size_t)f->shape[u].param[i].rows * f->shape[u].param[i].cols;
         master += tensor_bytes(s->master);
+        frozen += tensor_bytes(s->frozen);
     }
-    printf("model: %.4g M parameters, %d blocks; micro-batch %d x %d tokens\n", n / 1e6, m->L, m->attn.B, m->attn.T);
+    printf("model: %.4g M parameters", (double)(n[TRAINED] + n[FROZEN]) / 1e6);
+    if (n[FROZEN] > 0)
+        printf(", of which %.4g M are trained", (double)n[TRAINED] / 1e6);
+    printf(", %d blocks; micro-batch %d x %d tokens\n", m->L, m->attn.B, m->attn.T);
     recipe_print(&m->recipe);
     print_optimizer(f->optimizer, &m->recipe);
-    printf("memory plan of a rank, GiB: master %.3f, weights %.3f, gradients %.3f, moments %.3f, activations %.3f "
+    char frozen_text[32] = "";
+    if (frozen > 0)
+        snprintf(frozen_text, sizeof frozen_text, "frozen %.3f, ", gib((double)frozen));
+    printf("memory plan of a rank, GiB: master %.3f, %sweights %.3f, gradients %.3f, moments %.3f, activations %.3f "
            "(%.1f kB per token and block), work %.3f, head and loss %.3f; total %.3f of %.1f\n",
-           gib(master), gib(fsdp_weight_bytes(f)), gib(fsdp_grad_bytes(f)), gib(moments), gib((double)m->L * b->block),
+           gib((double)master), frozen_text, gib(fsdp_weight_bytes(f)), gib(fsdp_grad_bytes(f)), gib(moments), gib((double)m->L * b->block),
            b->block / 1e3 / m->N, gib(b->work), gib(b->head), gib(model_planned_bytes(m, f)), gib(device_memory_total()));
-    printf("while a checkpoint is written, up to %.3f GiB of host memory besides\n", gib(master + moments));
+    printf("while a checkpoint is written, up to %.3f GiB of host memory besides\n", gib(master + moments + frozen));
+}
+
+/* What the same run would take, changed to `other`. All ranks call. */
+static double bytes_of(const Config *other)
+{
+    Model m;
+    Fsdp f;
+    memory_plan(&m, &f, other);
+    const double bytes = (double)model_planned_bytes(&m, &f);
+    model_free(&m, &f);
+    return bytes;
 }
 
 void memory_print(const Model *m, const Fsdp *f, const Config *c)
 {
-    Config classic = *c;
-    Model other;
-    Fsdp other_units;
+    Config classic = *c, whole = *c;
     classic.recipe = *recipe_find("bf16");
     classic.optimizer.name = "adamw";
-    memory_plan(&other, &other_units, &classic);
-    const double bytes = (double)model_planned_bytes(&other, &other_units);
-    if (comm_rank() == 0) {
-        print_plan(m, f);
-        printf("recipe bf16, with f32 master weights and moments, would take %.3f GiB: %.2f times as much\n", bytes / 0x1p30,
-               bytes / (double)model_planned_bytes(m, f));
-    }
-    model_free(&other, &other_units);
+    whole.num_trainable = 0;
+    const double bytes = bytes_of(&classic), all_trained = c->num_trainable > 0 ? bytes_of(&whole) : 0;
+    if (comm_rank() != 0)
+        return;
+    print_plan(m, f);
+    if (all_trained > 0)
+        printf("with all parameters trained it would be %.3f GiB\n", gib(all_trained));
+    printf("recipe bf16, with f32 master weights and moments, would take %.3f GiB: %.2f times as much\n", gib(bytes),
+           bytes / (double)model_planned_bytes(m, f));
 }

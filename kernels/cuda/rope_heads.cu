@@ -1,0 +1,264 @@
+/* Between projection and attention with QK-norm of each head by itself, as in Qwen3.
+ *
+ * The packs of a head are those of rope.cu, in neighbouring threads of one warp, a power of two of them, so that its sum is
+ * a few shuffles and no thread waits for another warp. Such a group is a slot. It has heads of q, of k or of v alone: one
+ * set of weights, one set of sums for their gradient. Forward: a block per token, in which the slots of v copy.
+ * Backward: each block takes every gridDim.x-th token.
+ *
+ * Bytes per element in BF16: forward 4 (x, y), backward 6 (dy, x, dx). Statistics: 4 bytes per head. The tables of angles and
+ * the weights come from L1 and L2.
+ * Sums are F32 trees. dqnorm, dknorm: a thread's own heads and tokens in their order, the block's slots in theirs, then the
+ * blocks in theirs (reduce.cu). */
+#include "kernels/cuda/rope.cuh"
+
+/* Heads of a slot, and the most threads of a block. In backward RESIDENT threads fit on an SM: two blocks or more. */
+enum { EACH = 4, MAX_THREADS = 512, MAX_THREADS_BACKWARD = 320, RESIDENT = 2 * MAX_THREADS_BACKWARD };
+
+/* Slots of q, k and v lie in this order in the block, `parallel` together, each of `chunks` threads. What heads one block
+ * cannot hold, the blocks of the same x and further y have. */
+struct Slots : Heads {
+    int q, k, v;
+};
+
+/* A thread's place: in its slot, and of the slot the heads head, head + step, ... below end. Threads behind the packs of a
+ * head have left = 0. */
+template <bool ALIGNED> struct SlotPlace : Place<ALIGNED> {
+    int step, end;
+    __device__ SlotPlace(const Slots &a, int each) : Place<ALIGNED>(a)
+    {
+        const int slot = this->head, turned = a.H + a.K;
+        if (slot < a.q)
+            step = a.q, end = a.H;
+        else if (slot < a.q + a.k)
+            this->head += a.H - a.q, step = a.k, end = turned;
+        else if (slot < a.parallel)
+            this->head += turned - a.q - a.k, step = a.v, end = turned + a.K;
+        else
+            step = end = 0;
+        this->head += blockIdx.y * each * step;
+        if (this->first >= a.D / 2)
+            this->first = this->left = 0;
+    }
+};
+
+/* Sums over a slot's threads; whole warps call. */
+template <int K> __device__ static inline void slot_sums(float (&x)[K], int threads)
+{
+    for (int o = threads / 2; o > 0; o /= 2)
+#pragma unroll
+        for (int j = 0; j < K; j++)
+            x[j] += __shfl_xor_sync(0xffffffffu, x[j], o);
+}
+
+/* gridDim: (tokens, as many blocks as hold the heads of one) */
+template <bool ALIGNED, bool CLIPS, typename T, typename TW> __global__ __launch_bounds__(MAX_THREADS)
+void norm_heads_kernel(AnyOut y, float *stats, const T *x, const TW *q_weight, const TW *k_weight, Slots a)
+{
+    const SlotPlace<ALIGNED> p(a, EACH);
+    const int half = a.D / 2, turned = a.H + a.K;
+    const size_t row = (size_t)blockIdx.x * a.S + p.first;
+    const TW *weight = (p.head < a.H ? q_weight : k_weight) + p.first;
+    Pack<T> u[EACH], v[EACH];
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+        const int head = p.head + j * p.step, left = head < p.end ? p.left : 0;
+        const size_t at = row + (size_t)head * a.D;
+        u[j] = load_pack<ALIGNED>(x + at, left);
+        v[j] = load_pack<ALIGNED>(x + at + half, left);
+    }
+    Pack<TW> w[2] = { load_pack<ALIGNED>(weight, p.left), load_pack<ALIGNED>(weight + half, p.left) };
+    const Angles t = load_angles<ALIGNED>(a, blockIdx.x, p);
+    float sums[EACH] = {};
+#pragma unroll
+    for (int j = 0; j < EACH; j++)
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const float ui = limit<CLIPS>(u[j][i], a.clip), vi = limit<CLIPS>(v[j][i], a.clip);
+            sums[j] += ui * ui + vi * vi;
+        }
+    slot_sums(sums, a.chunks);
+    keep_packed(u), keep_packed(v);
+    keep_packed(w);
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+        const int head = p.head + j * p.step;
+        if (head >= p.end)
+            break;
+        const size_t at = row + (size_t)head * a.D;
+        const float r = 1.0f / sqrtf(sums[j] * a.q_inverse + a.eps);
+        float ux[8], vx[8];
+        if (head < turned && p.first == 0 && p.left > 0)
+            stats[(size_t)blockIdx.x * turned + head] = r;
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            ux[i] = limit<CLIPS>(u[j][i], a.clip), vx[i] = limit<CLIPS>(v[j][i], a.clip);
+        if (head < turned)
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                ux[i] *= r * w[0][i], vx[i] *= r * w[1][i];
+                turn(ux[i], vx[i], t.cosine[i], t.sine[i]);
+            }
+        store_any<ALIGNED>(y, at, ux, p.left);
+        store_any<ALIGNED>(y, at + half, vx, p.left);
+    }
+}
+
+/* The block's sums, of each column over the slots of q and over those of k. to: (2, D); shared: (parallel, D) */
+template <bool ALIGNED>
+__device__ static inline void add_slots(float *to, float *shared, const float (&u)[8], const float (&v)[8], const Slots &a,
+                                        const SlotPlace<ALIGNED> &p)
+{
+    float *own = shared + (size_t)(threadIdx.x / a.chunks) * a.D + p.first;
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        if (p.end > 0 && i < p.left)
+            own[i] = u[i], own[a.D / 2 + i] = v[i];
+    __syncthreads();
+    for (int c = threadIdx.x; c < 2 * a.D; c += blockDim.x) {
+        const int first = c < a.D ? 0 : a.q, count = c < a.D ? a.q : a.k, column = c < a.D ? c : c - a.D;
+        float sum = 0;
+        for (int s = first; s < first + count; s++)
+            sum += shared[s * a.D + column];
+        to[c] = sum;
+    }
+}
+
+/* What a block reads next, in L2 ahead of time. */
+template <typename TDY, typename TX>
+__device__ static inline void prefetch_token(const TDY *dy, const TX *x, const Slots &a, int n)
+{
+    const size_t row = (size_t)n * a.S, width = (size_t)(a.H + a.K) * a.D;
+    prefetch(dy + row, width * sizeof *dy);
+    prefetch(x + row, width * sizeof *x);
+    prefetch(a.rope + (size_t)(n % a.T) * a.D, a.D * sizeof *a.rope);
+}
+
+/* As norm_turn_backward_kernel of rope.cu; a slot has one head. gridDim: (blocks that share the tokens, as many as hold the
+ * heads of one). partial: for each block (2, D) sums of d h over its tokens and its heads of q and of k; `shared` has room for
+ * parallel D floats.
+ * NOTE: with two heads a thread the compiler, short of registers, loads the second when it has summed the first. With one all
+ * loads of a token go out together, and twenty warps rather than fifteen fit on an SM. */
+template <bool ALIGNED, bool CLIPS, typename TW, typename TDY, typename TX>
+__global__ __launch_bounds__(MAX_THREADS_BACKWARD, RESIDENT / MAX_THREADS_BACKWARD)
+void norm_heads_backward_kernel(AnyOut dx, float *partial, const TDY *dy, const TX *x, const float *stats,
+                                const TW *q_weight, const TW *k_weight, Slots a, int N)
+{
+    extern __shared__ float shared[];
+    const SlotPlace<ALIGNED> p(a, 1);
+    const int half = a.D / 2, turned = a.H + a.K, left = p.head < p.end ? p.left : 0;
+    const TW *weight = (p.head < a.H ? q_weight : k_weight) + p.first;
+    Pack<TW> w[2] = { load_pack<ALIGNED>(weight, left), load_pack<ALIGNED>(weight + half, left) };
+    float dwu[8] = {}, dwv[8] = {};
+    float next_rstd = left > 0 ? stats[(size_t)blockIdx.x * turned + p.head] : 0.0f;
+    for (int n = blockIdx.x, next; n < N; n = next) {
+        const size_t at = (size_t)n * a.S + (size_t)p.head * a.D + p.first;
+        const float r = next_rstd;
+        next = n + gridDim.x;
+        if (ALIGNED && threadIdx.x == 0 && blockIdx.y == 0 && next < N)
+            prefetch_token(dy, x, a, next);
+        Pack<TDY> d[2] = { load_pack<ALIGNED>(dy + at, left), load_pack<ALIGNED>(dy + at + half, left) };
+        Pack<TX> in[2] = { load_pack<ALIGNED>(x + at, left), load_pack<ALIGNED>(x + at + half, left) };
+        const Angles t = load_angles<ALIGNED>(a, n, p);
+        next_rstd = left > 0 && next < N ? stats[(size_t)next * turned + p.head] : 0.0f;
+        float sums[1] = {}, u[8], v[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            u[i] = d[0][i], v[i] = d[1][i];
+            turn(u[i], v[i], t.cosine[i], -t.sine[i]);
+            u[i] *= limit<CLIPS>(in[0][i], a.clip) * r, v[i] *= limit<CLIPS>(in[1][i], a.clip) * r;
+            dwu[i] += u[i], dwv[i] += v[i];
+            sums[0] += u[i] * w[0][i] + v[i] * w[1][i];
+        }
+        slot_sums(sums, a.chunks);
+        keep_packed(d), keep_packed(in);
+        keep_packed(w);
+        const float r_mean_gh = r * sums[0] * a.q_inverse;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            u[i] = d[0][i], v[i] = d[1][i];
+            turn(u[i], v[i], t.cosine[i], -t.sine[i]);
+            u[i] = r * (u[i] * w[0][i] - limit<CLIPS>(in[0][i], a.clip) * r_mean_gh);
+            v[i] = r * (v[i] * w[1][i] - limit<CLIPS>(in[1][i], a.clip) * r_mean_gh);
+            u[i] = CLIPS && fabsf(in[0][i]) > a.clip ? 0.0f : u[i];
+            v[i] = CLIPS && fabsf(in[1][i]) > a.clip ? 0.0f : v[i];
+        }
+        store_any<ALIGNED>(dx, at, u, left);
+        store_any<ALIGNED>(dx, at + half, v, left);
+    }
+    add_slots(partial + ((size_t)blockIdx.y * gridDim.x + blockIdx.x) * 2 * a.D, shared, dwu, dwv, a, p);
+}
+
+/* ---- entry ---------------------------------------------------------------------------------------------------- */
+
+/* Slots of up to `each` heads, on as few blocks as hold them with `most` threads each. */
+static Slots slots_of(const char *op, Attention a, bool values, int each, int most, int *blocks)
+{
+    Slots s = {};
+    s.H = a.H, s.K = a.K, s.D = a.D, s.T = a.T, s.S = (a.H + 2 * a.K) * a.D;
+    s.clip = a.clip > 0 ? a.clip : INFINITY;
+    s.eps = a.norm.eps, s.q_inverse = s.k_inverse = 1.0f / a.D;
+    s.rope = a.rope;
+    for (s.chunks = 1; 8 * s.chunks < a.D / 2;)
+        s.chunks *= 2;
+    if (s.chunks > 32)
+        die("%s: heads of width %d, each with a norm; the CUDA back end has up to 512", op, a.D);
+    *blocks = 0;
+    do {
+        ++*blocks;
+        s.q = (int)ceil_div(a.H, each * *blocks), s.k = (int)ceil_div(a.K, each * *blocks);
+        s.v = values ? s.k : 0;
+        s.parallel = s.count = s.q + s.k + s.v;
+    } while (s.parallel * s.chunks > most);
+    return s;
+}
+
+void rope_forward_by_head(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm, Attention a, bool values)
+{
+    int blocks;
+    const Slots s = slots_of("rope_forward", a, values, EACH, MAX_THREADS, &blocks);
+    const dim3 grid(x.rows, blocks);
+    const int threads = block_threads(s.parallel * s.chunks, 1, MAX_THREADS);
+    with_bool(halves_aligned(a, x, y, x, qnorm, knorm), [&](auto aligned) {
+        with_bool(a.clip > 0, [&](auto clips) {
+            with_type(qnorm, [&](auto *weight) {
+                with_type(x, [&](auto *in) {
+                    norm_heads_kernel<decltype(aligned)::value, decltype(clips)::value>
+                        <<<grid, threads, 0, device_stream()>>>(any_out(y), stats, in, weight,
+                                                                (decltype(weight))knorm.data, s);
+                });
+            });
+        });
+    });
+    LAUNCH_CHECK();
+}
+
+void rope_backward_by_head(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x, const float *stats, Tensor qnorm,
+                           Tensor knorm, Attention a)
+{
+    int blocks;
+    const Slots s = slots_of("rope_backward", a, false, 1, MAX_THREADS_BACKWARD, &blocks);
+    const int threads = block_threads(s.parallel * s.chunks, 1, MAX_THREADS_BACKWARD), N = dy.rows;
+    const int fit = RESIDENT / threads * device_sm_count() / blocks, most = fit > 0 ? fit : 1;
+    const dim3 grid(most < N ? most : N, blocks);
+    const int rows = (int)(grid.x * grid.y);
+    const size_t shared = (size_t)s.parallel * a.D * sizeof(float);
+    float *partial = (float *)device_scratch((size_t)rows * 2 * a.D * sizeof(float), SCRATCH_0);
+    with_bool(halves_aligned(a, dx, dy, x, qnorm, knorm), [&](auto aligned) {
+        with_bool(a.clip > 0, [&](auto clips) {
+            with_type(qnorm, [&](auto *weight) {
+                with_type(dy, [&](auto *d) {
+                    with_type(x, [&](auto *in) {
+                        norm_heads_backward_kernel<decltype(aligned)::value, decltype(clips)::value>
+                            <<<grid, threads, shared, device_stream()>>>(any_out(dx), partial, d, in, stats, weight,
+                                                                         (decltype(weight))knorm.data, s, N);
+                    });
+                });
+            });
+        });
+    });
+    LAUNCH_CHECK();
+    if (dqnorm.data)
+        add_column_sums(dqnorm, partial, rows, 2 * a.D);
+    if (dknorm.data)
+        add_column_sums(dknorm, partial + a.D, rows, 2 * a.D);
+}
