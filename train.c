@@ -2,7 +2,7 @@
  *
  * Every rank: read the configuration, place the model in memory, then for each step
  *     zero the gradients; forward and backward of each micro-batch; sum gradients over ranks;
- *     clip; AdamW; log; now and then evaluate and save. */
+ *     clip; update; log; now and then evaluate and save. */
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>

@@ -26,12 +26,12 @@ static void step_adamw8bit(Tensor w, const Tensor *state, Tensor grad, const Ste
     adamw8bit(w, state[0], state[1], grad, adamw_arguments(p), first);
 }
 
-#define GROUPS_OF(dtype) { dtype, DYNAMIC8_GROUP, false }
+#define DYNAMIC(dtype) { dtype, DYNAMIC8_GROUP, false }
 
 static const Optimizer rows[] = {
     { "adamw", 2, { { "exp_avg", "m", MOMENT1 }, { "exp_avg_sq", "v", MOMENT2 } },
       HAS_BETAS | HAS_EPS | HAS_WEIGHT_DECAY, .is_adam = true, .step = step_adamw },
-    { "adamw8bit", 2, { { "exp_avg", "m", OWN_FORMAT, GROUPS_OF(DYNAMIC8) }, { "exp_avg_sq", "v", OWN_FORMAT, GROUPS_OF(UDYNAMIC8) } },
+    { "adamw8bit", 2, { { "exp_avg", "m", OWN_FORMAT, DYNAMIC(DYNAMIC8) }, { "exp_avg_sq", "v", OWN_FORMAT, DYNAMIC(UDYNAMIC8) } },
       HAS_BETAS | HAS_EPS | HAS_WEIGHT_DECAY, .is_adam = true, .step = step_adamw8bit },
 };
 

@@ -46,8 +46,9 @@ const Recipe *recipe_find(const char *name)
 
 void recipe_print(const Recipe *r)
 {
-    static const char *const keep[] = { "all", "inputs", "block" }, *const fast[] = { "none", "forward", "all" };
-    static const char *const forward[] = { "saved", "exact" };
+    static const char *const keep[] = { [KEEP_ALL] = "all", [KEEP_INPUTS] = "inputs", [KEEP_BLOCK] = "block" };
+    static const char *const fast[] = { [FAST_NONE] = "none", [FAST_FORWARD] = "forward", [FAST_ALL] = "all" };
+    static const char *const forward[] = { [FROM_SAVED] = "saved", [FROM_EXACT] = "exact" };
     printf("recipe %s: stream %s, saved %s, qkv %s, attention %s, hidden %s, operands %s, gradients %s,\n"
            "  keep %s, forward from %s, fast accumulation %s, master %s, accumulated gradients %s, frozen weights %s\n",
            r->name, format_name(r->stream), format_name(r->saved), format_name(r->qkv), format_name(r->att),

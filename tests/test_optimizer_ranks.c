@@ -134,8 +134,8 @@ static void expect_zero_padding(const char *what, const Run *r)
                 const size_t end = p->offset + (size_t)p->rows * (size_t)p->cols;
                 for (size_t at = end; at < p->offset + param_align(end - p->offset); at++)
                     if (at >= s->first && at < s->first + s->count && (looked++, values.x[at - s->first] != 0))
-                        fail_msg("%s: %s of unit %d, element %zu behind %s is %g", what, r->fsdp.optimizer->state[k].name, u, at - end,
-                                 p->name, (double)values.x[at - s->first]);
+                        fail_msg("%s: %s of unit %d, element %zu behind %s is %g", what, r->fsdp.optimizer->state[k].name, u,
+                                 at - end, p->name, (double)values.x[at - s->first]);
             }
             sample_free(&values);
         }

@@ -1,5 +1,5 @@
-/* The table of optimizers, and what follows from a row that a program adds: the configuration's choice and its notes, the memory plan,
- * which weights decay, statistics, and what other optimizers say of its checkpoints. */
+/* The table of optimizers, and what follows from a row that a program adds: the configuration's choice and its notes, the memory
+ * plan, which weights decay, statistics, and what other optimizers say of its checkpoints. */
 #include <jansson.h>
 
 #include "model/plan.h"
@@ -65,7 +65,8 @@ static void test_coarse(void **state)
     static const float beta2[] = { 0.999f, 0.995f };
     for (int i = 0; i < 2; i++) {
         const Format f32 = { F32, 0 }, bf16 = { BF16, 0 };
-        Tensor w = make_filled(f32, 1, 8, 1, 1, 1), m = make_filled(f32, 1, 8, 1, 0, 0), v = make_filled(bf16, 1, 8, 1, 1.25f, 1.25f);
+        Tensor w = make_filled(f32, 1, 8, 1, 1, 1), m = make_filled(f32, 1, 8, 1, 0, 0);
+        Tensor v = make_filled(bf16, 1, 8, 1, 1.25f, 1.25f);
         adamw(w, m, v, m, (AdamW){ .beta2 = beta2[i], .eps = 1, .correction1 = 1, .correction2 = 1, .grad_scale = 1 }, 0);
         assert_int_equal(values(v)[0] == 1.25, i == 0);
         release();
@@ -194,8 +195,8 @@ static double number(json_t *line, const char *name)
     return json_is_number(x) ? json_number_value(x) : NAN;
 }
 
-/* Adam's moments have a source, whatever their format: its rounding is below that of E4M3 and not none. What another optimizer keeps
- * is described as it is. */
+/* Adam's moments have a source, whatever their format: its rounding is below that of E4M3 and not none. What another optimizer
+ * keeps is described as it is. */
 static void test_statistics(void **state)
 {
     (void)state;
@@ -288,8 +289,9 @@ static int end(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_choice), cmocka_unit_test(test_mixed_moments), cmocka_unit_test(test_coarse), cmocka_unit_test(test_plan),
-        cmocka_unit_test(test_step), cmocka_unit_test(test_statistics), cmocka_unit_test(test_refusals), cmocka_unit_test(test_add),
+        cmocka_unit_test(test_choice), cmocka_unit_test(test_mixed_moments), cmocka_unit_test(test_coarse),
+        cmocka_unit_test(test_plan), cmocka_unit_test(test_step), cmocka_unit_test(test_statistics),
+        cmocka_unit_test(test_refusals), cmocka_unit_test(test_add),
     };
     return cmocka_run_group_tests(tests, start, end);
 }

@@ -23,7 +23,7 @@ static void note_unread(Reader *r, const Optimizer *o)
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
         if (!keys[i].read && config_given(r, keys[i].key))
             config_note(r, "%s (optimizer %s does not have it)", keys[i].key, o->name);
-    if (!m && !v && r->s->quantize_optimizer.method == 0)
+    if (!m && !v && r->s->quantize_optimizer.method == QUANTIZE_COAT)
         config_note(r, "the formats of quantize_optimizer (optimizer %s has its own)", o->name);
 }
 
@@ -56,23 +56,24 @@ static const Recipe *find_recipe(Reader *r, const char *name, const char *key)
 /* COAT gives three bits per direction; here activations, weights and outputs share one format. */
 static int same_bits(Reader *r, const int bit[3], const char *names)
 {
-    int chosen = -1;
+    int chosen = NOT_GIVEN;
     for (int i = 0; i < 3; i++) {
-        if (bit[i] >= 0 && chosen >= 0 && bit[i] != chosen)
+        if (bit[i] != NOT_GIVEN && chosen != NOT_GIVEN && bit[i] != chosen)
             die("%s: %s must be one format; set single tensors by format.operand, format.saved, format.hidden, "
                 "format.gradient", config_where(r, "quantize_model"), names);
-        if (bit[i] >= 0)
+        if (bit[i] != NOT_GIVEN)
             chosen = bit[i];
     }
     return chosen;
 }
 
-static void set_format(Format *f, int bits, int group)
+/* dtype: E4M3, E5M2 or NOT_GIVEN; group: 0 if not given. */
+static void set_format(Format *f, int dtype, int group)
 {
     if (!format_is_fp8(*f))
         return;
-    if (bits >= 0)
-        f->dtype = bits == 0 ? E4M3 : E5M2;
+    if (dtype != NOT_GIVEN)
+        f->dtype = (DType)dtype;
     if (group > 0 && f->group > 0)
         f->group = group;
 }
@@ -98,9 +99,9 @@ static void apply_blocks(Reader *r, bool model, bool optimizer)
     set_format(&recipe->moment2, s->quantize_optimizer.bit[1], s->quantize_optimizer.group_size);
     Format *moment[2] = { &recipe->moment1, &recipe->moment2 };
     for (int i = 0; i < 2; i++)
-        if (expansion[i] >= 0)
-            moment[i]->expand = expansion[i] <= 2;
-    if (expansion[0] == 1 || expansion[1] == 1)
+        if (expansion[i] != NOT_GIVEN)
+            moment[i]->expand = expansion[i] != NO_EXPANSION;
+    if (expansion[0] == EXPAND || expansion[1] == EXPAND)
         warn("%s: `expand` is read as on; COAT's own program takes only `expansion` and `true` as on, so its run of "
              "this file had no expansion (--format.moment1=e4m3/128 --format.moment2=e4m3/128)",
              config_where(r, "quantize_optimizer.first_order_expansion"));
@@ -189,11 +190,11 @@ static void check_columns(Reader *r)
 }
 
 /* One of COAT's blocks has keys but does not choose the recipe, so they change nothing; a block that says `none` has
- * said so itself. `method` as in Settings. */
+ * said so itself. method: QuantizeMethod or NOT_GIVEN. */
 static bool block_is_idle(Reader *r, const char *name, int method, bool in_force)
 {
     const YamlNode *n = yaml_find(r->root, name);
-    return !in_force && method < 2 && n && n->num_children > 0;
+    return !in_force && method != QUANTIZE_NOTHING && n && n->num_children > 0;
 }
 
 static void note_idle(Reader *r, bool model, bool optimizer, bool chosen)
@@ -208,32 +209,34 @@ static void note_idle(Reader *r, bool model, bool optimizer, bool chosen)
     else if (idle[0] || idle[1])
         config_note(r, "%s (no %s.use_%s)", names, idle[0] ? "quantize_model" : "quantize_optimizer",
                     idle[0] ? "quantize_model" : "quantize_optimizer");
-    if (s->quantize_model.method == 1 && s->quantize_model.group_size > 0 && !chosen)
+    if (s->quantize_model.method == QUANTIZE_LINEAR && s->quantize_model.group_size > 0 && !chosen)
         config_note(r, "quantize_model.group_size (fp8linear saves nothing in groups)");
-    if (s->precision >= 0 && (s->precision == 1) != (s->c.recipe.stream.dtype == F32))
+    if (s->precision != NOT_GIVEN && (s->precision == FP32) != (s->c.recipe.stream.dtype == F32))
         config_note(r, "precision (recipe %s)", s->recipe);
 }
 
 void config_check_recipe(Reader *r)
 {
     Settings *s = r->s;
-    bool model = s->quantize_model.method == 0 || s->quantize_model.method == 1;
-    bool optimizer = s->quantize_optimizer.method == 0, chosen = s->recipe != NULL;
+    const bool linear = s->quantize_model.method == QUANTIZE_LINEAR, model = linear || s->quantize_model.method == QUANTIZE_COAT;
+    bool optimizer = s->quantize_optimizer.method == QUANTIZE_COAT, chosen = s->recipe != NULL;
     const char *key = "recipe";
     if (!chosen) {
         key = model ? "quantize_model" : optimizer ? "quantize_optimizer" : "precision";
-        if (s->quantize_model.method == 1 && optimizer)
+        if (linear && optimizer)
             die("%s: fp8linear together with an FP8 optimizer has no recipe; take --recipe=fp8 and set "
                 "--format.moment1=e4m3/128 --format.moment2=e4m3/128", config_where(r, key));
-        s->recipe = strdup(model && optimizer ? "coat" : s->quantize_model.method == 1 ? "fp8" : model ? "coat-act"
-                           : optimizer ? "coat-opt" : s->precision == 1 ? "f32" : "bf16");
+        s->recipe = strdup(model && optimizer ? "coat" : linear ? "fp8" : model ? "coat-act"
+                           : optimizer ? "coat-opt" : s->precision == FP32 ? "f32" : "bf16");
     }
     s->c.recipe = *find_recipe(r, s->recipe, key);
     note_idle(r, model, optimizer, chosen);
     if (!chosen)
         apply_blocks(r, model, optimizer);
-    if (s->activation_checkpointing >= 0 && s->activation_checkpointing <= 2)
-        s->c.recipe.keep = s->activation_checkpointing == 2 ? KEEP_INPUTS : KEEP_BLOCK;
+    if (s->activation_checkpointing == CHECKPOINT_BLOCKS)
+        s->c.recipe.keep = KEEP_BLOCK;
+    if (s->activation_checkpointing == CHECKPOINT_FINE_GRAINED)
+        s->c.recipe.keep = KEEP_INPUTS;
     YamlNode *columns = yaml_find(r->root, "format");
     if (columns)
         config_apply(r, columns, "format", s);
