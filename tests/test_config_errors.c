@@ -189,13 +189,14 @@ static void test_arguments(void **state)
         { 1, "--model.multi_query_attention", "--model.n_kv_heads=2", "give only n_kv_heads" },
         { 1, "--model.attention_layer_norm", "--model.layer_norm_type=default", "set model.layer_norm_type: rms" },
         { 1, "--model.layer_norm_type=default", NULL, "\n  OlmoForCausalLM: model.layer_norm_with_affine: false\n" },
-        { 1, "--model.architecture=GPT2LMHeadModel", NULL, "'GPT2LMHeadModel' is not known, only LlamaForCausalLM, OlmoForCausalLM, " },
+        { 1, "--model.architecture=GPT2LMHeadModel", NULL,
+          "'GPT2LMHeadModel' is not known, only LlamaForCausalLM, OlmoForCausalLM, " },
         { 1, "--model.architecture=Qwen3ForCausalLM", NULL,
           "--model.architecture=Qwen3ForCausalLM: a Qwen3ForCausalLM does not compute this model; it would with "
           "model.attention_layer_norm: head\n" },
         { 1, "--model.attention_layer_norm=each", NULL, "expected false|true|head, found 'each'" },
         { 1, "--model.layer_types=[sliding_attention]", NULL, "layer_types has sliding_attention, but there is no sliding_window" },
-        { 1, "--model.layer_types=[sliding]", "--model.sliding_window=4", "a list of sliding_attention and full_attention, found 'sl" },
+        { 1, "--model.layer_types=[sliding]", "--model.sliding_window=4", "and full_attention, found 'sliding'" },
         { 1, "--model.layer_types=full_attention", NULL, "a list of sliding_attention and full_attention, found 'full_attention'" },
         { 1, "--model.sliding_window=0", NULL, "model.sliding_window: expected an integer from 1 to 2147483647, found '0'" },
         { 1, "--model.rope_scaling={rope_type: yarn}", NULL, "rope_type yarn needs model.rope_scaling.factor" },
@@ -268,8 +269,8 @@ static void test_hf_refused(void **state)
         { "{" TRY_LLAMA ", \"mlp_bias\": true}",                           "mlp_bias is not supported" },
         { "{" TRY_LLAMA ", \"rope_scaling\": {\"rope_type\": \"linear\"}}", "rope_type 'linear' is not supported" },
         { "{\"architectures\": [\"GPT2LMHeadModel\"], \"model_type\": \"gpt2\"}",
-          "architecture GPT2LMHeadModel (model_type gpt2) is not supported, only LlamaForCausalLM, OlmoForCausalLM, Olmo2ForCausalLM, "
-          "MistralForCausalLM, Qwen3ForCausalLM, Olmo3ForCausalLM" },
+          "architecture GPT2LMHeadModel (model_type gpt2) is not supported, only LlamaForCausalLM, OlmoForCausalLM, "
+          "Olmo2ForCausalLM, MistralForCausalLM, Qwen3ForCausalLM, Olmo3ForCausalLM" },
         { "{\"architectures\"\n: }",                                   "config.json:2:" },
     };
     char from[128], message[8192];

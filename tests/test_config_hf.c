@@ -14,7 +14,10 @@
 #define SIZES(class, layers)                                                                                                    \
     "\"architectures\": [\"" class "\"], \"hidden_size\": 64, \"intermediate_size\": 96, \"num_hidden_layers\": " #layers ", "     \
     "\"num_attention_heads\": 4, \"vocab_size\": 90, \"max_position_embeddings\": 512, \"torch_dtype\": \"float32\""
-#define YARN "\"rope_type\": \"yarn\", \"factor\": 8.0, \"beta_fast\": 32.0, \"beta_slow\": 1.0, \"original_max_position_embeddings\": 64"
+#define YARN                                                                                                                    \
+    "\"rope_type\": \"yarn\", \"factor\": 8.0, \"beta_fast\": 32.0, \"beta_slow\": 1.0, "                                            \
+    "\"original_max_position_embeddings\": 64"
+#define FULL4   "\"full_attention\", \"full_attention\", \"full_attention\", \"full_attention\""
 #define MISTRAL SIZES("MistralForCausalLM", 2) ", \"num_key_value_heads\": 2"
 #define QWEN3   SIZES("Qwen3ForCausalLM", 4) ", \"num_key_value_heads\": 2, \"head_dim\": 24, \"rms_norm_eps\": 1e-6"
 #define OLMO3   SIZES("Olmo3ForCausalLM", 8)
@@ -33,12 +36,13 @@ static const Case cases[] = {
     { MISTRAL, "ss", 2, 16, 4096, 1e4, ROPE_DEFAULT },
     { MISTRAL ", \"rope_scaling\": {" YARN ", \"attention_factor\": 1.25}", "ss", 2, 16, 4096, 1e4, ROPE_YARN },
     { QWEN3 ", \"sliding_window\": 4096, \"max_window_layers\": 2", "ffff", 2, 24, 0, 1e4, ROPE_DEFAULT },
-    { QWEN3 ", \"use_sliding_window\": true, \"sliding_window\": 9, \"max_window_layers\": 3, \"tie_word_embeddings\": true", "fffs",
-      2, 24, 9, 1e4, ROPE_DEFAULT },
-    { QWEN3 ", \"use_sliding_window\": true, \"sliding_window\": 9, \"max_window_layers\": 0", "ssss", 2, 24, 9, 1e4, ROPE_DEFAULT },
+    { QWEN3 ", \"use_sliding_window\": true, \"sliding_window\": 9, \"max_window_layers\": 3, \"tie_word_embeddings\": true",
+      "fffs", 2, 24, 9, 1e4, ROPE_DEFAULT },
+    { QWEN3 ", \"use_sliding_window\": true, \"sliding_window\": 9, \"max_window_layers\": 0", "ssss", 2, 24, 9, 1e4,
+      ROPE_DEFAULT },
     { QWEN3 ", \"use_sliding_window\": true, \"sliding_window\": 9, \"layer_types\": [\"sliding_attention\", \"full_attention\", "
-      "\"full_attention\", \"sliding_attention\"], \"rope_parameters\": {\"rope_theta\": 1000000.0, " YARN "}", "sffs", 2, 24, 9, 1e6,
-      ROPE_YARN },
+      "\"full_attention\", \"sliding_attention\"], \"rope_parameters\": {\"rope_theta\": 1000000.0, " YARN "}", "sffs", 2, 24, 9,
+      1e6, ROPE_YARN },
     { QWEN3 ", \"rope_theta\": 1e6, \"rope_scaling\": {" YARN "}", "ffff", 2, 24, 0, 1e6, ROPE_YARN },
     { OLMO3, "sssfsssf", 4, 16, 4096, 5e5, ROPE_DEFAULT },
     { OLMO3 ", \"num_key_value_heads\": 1, \"rope_theta\": 1e4, \"sliding_window\": 5", "sssfsssf", 1, 16, 5, 1e4, ROPE_DEFAULT },
@@ -47,8 +51,7 @@ static const Case cases[] = {
     { OLMO3 ", \"rope_parameters\": {\"full_attention\": {\"rope_theta\": 6e5, " YARN "}, "
       "\"sliding_attention\": {\"rope_theta\": 6e5, \"rope_type\": \"default\"}}, \"sliding_window\": 6", "sssfsssf", 4, 16, 6, 6e5,
       ROPE_YARN },
-    { OLMO3 ", \"layer_types\": [\"full_attention\", \"full_attention\", \"full_attention\", \"full_attention\", \"full_attention\", "
-      "\"full_attention\", \"full_attention\", \"full_attention\"], \"rope_scaling\": {" YARN "}", "ffffffff", 4, 16, 0, 5e5, ROPE_YARN },
+    { OLMO3 ", \"layer_types\": [" FULL4 ", " FULL4 "], \"rope_scaling\": {" YARN "}", "ffffffff", 4, 16, 0, 5e5, ROPE_YARN },
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
 
@@ -130,8 +133,8 @@ static void test_round_trip(void **state)
     }
 }
 
-/* transformers 4 and 5 read the same from what is written: 4 reads rope_theta and rope_scaling; 5 reads them too, but takes rope_theta
- * for blocks of full attention only where rope_parameters do not say it for both. */
+/* transformers 4 and 5 read the same from what is written: 4 reads rope_theta and rope_scaling; 5 reads them too, but takes
+ * rope_theta for blocks of full attention only where rope_parameters do not say it for both. */
 static void test_both_spellings(void **state)
 {
     (void)state;
@@ -149,8 +152,7 @@ static void test_both_spellings(void **state)
     json_decref(j);
     config_free(c);
 
-    c = load_case(OLMO3 ", \"layer_types\": [\"full_attention\", \"full_attention\", \"full_attention\", \"full_attention\", "
-                  "\"full_attention\", \"full_attention\", \"full_attention\", \"full_attention\"]");
+    c = load_case(OLMO3 ", \"layer_types\": [" FULL4 ", " FULL4 "]");
     j = hf_config(&c->model, BF16);
     assert_true(json_is_integer(json_object_get(j, "sliding_window")));        /* transformers 5 takes no null here */
     json_decref(j);
@@ -195,7 +197,8 @@ static void test_refused(void **state)
         { LLAMA ", \"intermediate_size\": 0",          "intermediate_size: expected an integer from 1 to 2147483647, found 0" },
         { LLAMA ", \"vocab_size\": 2147483647",        "vocab_size: expected an integer from 2 to 2147483520, found 2147483647" },
         { LLAMA ", \"hidden_size\": null",             "hidden_size: expected an integer from 1 to 2147483647, found nothing" },
-        { LLAMA ", \"num_key_value_heads\": 3",        "num_key_value_heads: expected a divisor of num_attention_heads 4, found 3" },
+        { LLAMA ", \"num_key_value_heads\": 3",
+          "num_key_value_heads: expected a divisor of num_attention_heads 4, found 3" },
         { LLAMA ", \"num_attention_heads\": 5",        "num_attention_heads: expected a divisor of hidden_size 64, found 5" },
         { LLAMA ", \"head_dim\": 7",                   "head_dim: expected an even number" },
         { LLAMA ", \"head_dim\": 5000",                "head_dim: expected an integer from 2 to 4096, found 5000" },
@@ -204,7 +207,8 @@ static void test_refused(void **state)
         { LLAMA ", \"rope_scaling\": \"yarn\"",        "rope_scaling: expected an object, found \"yarn\"" },
         { LLAMA ", \"rope_scaling\": {\"type\": \"dynamic\", \"factor\": 2}", "rope_type 'dynamic' is not supported" },
         { LLAMA ", \"rope_scaling\": {\"rope_type\": \"llama3\"}", "factor: expected a number from 1 to 1000000, found nothing" },
-        { LLAMA ", \"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8, \"low_freq_factor\": 4}", "must be above low_freq" },
+        { LLAMA ", \"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8, \"low_freq_factor\": 4}",
+          "high_freq_factor 4 must be above low_freq_factor 4" },
         { LLAMA ", \"rope_scaling\": {" YARN ", \"truncate\": false}", "truncate is not supported, only true" },
         { LLAMA ", \"rope_scaling\": {" YARN ", \"mscale\": 1.0}",     "mscale is not supported, only null" },
         { LLAMA ", \"rope_scaling\": {" YARN ", \"beta_fast\": 0.5}",  "beta_fast 0.5 must be above beta_slow 1" },
@@ -217,8 +221,7 @@ static void test_refused(void **state)
           "layer_types: expected sliding_attention and full_attention, found [\"full_attention\"" },
         { QWEN3 ", \"layer_types\": [\"full_attention\", \"full_attention\", \"full_attention\", \"sliding_attention\"]",
           "layer_types has sliding_attention, but there is no sliding_window" },
-        { OLMO3 ", \"sliding_window\": null, \"layer_types\": [\"sliding_attention\", \"full_attention\", \"full_attention\", "
-          "\"full_attention\", \"full_attention\", \"full_attention\", \"full_attention\", \"full_attention\"]",
+        { SIZES("Olmo3ForCausalLM", 5) ", \"sliding_window\": null, \"layer_types\": [\"sliding_attention\", " FULL4 "]",
           "there is no sliding_window" },
         { OLMO3 ", \"rope_parameters\": {\"full_attention\": {\"rope_theta\": 1e4}, \"sliding_attention\": {\"rope_theta\": 2e4}}",
           "must be of rope_type default and have the rope_theta of full_attention, 10000" },

@@ -1,5 +1,5 @@
-/* The rotary table against what transformers 5.23 computes for the same settings (_compute_yarn_parameters): its frequencies are F32,
- * so equal to 4 u of them; our table is F32 too, and a frequency is read off its first two positions. */
+/* The rotary table against what transformers 5.23 computes for the same settings (_compute_yarn_parameters). Its frequencies are
+ * F32 after a power, a product and a sum, our table is F32 too: equal to 4 u. A frequency is what position 1 has turned by. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
