@@ -91,7 +91,7 @@ typedef struct {
     float scale;           /* of the scores: 1/sqrt(D)                                  */
     float clip;            /* q, k, v are clamped to [-clip, clip] first; 0: not        */
     Norm  norm;            /* of q and k where weights are given: see rope_forward      */
-    const float *rope;     /* (T, D/2, 2) cosine and sine                               */
+    const float *rope;     /* (T, D/2, 2) cosine and sine; both may be times a factor   */
     int   window;          /* keys that a query sees, itself included; 0: all before it */
 } Attention;
 

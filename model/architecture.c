@@ -207,7 +207,7 @@ static _Noreturn void die_of_none(const ModelConfig *c)
     FILE *f = open_memstream(&text, &size);
     for (int i = 0; f && i < count_all(); i++) {
         char *differences = architecture_differences(row(i), c);
-        fprintf(f, "\n  %s: %s", row(i)->class, differences);
+        fprintf(f, "\n  %s (%s): %s", row(i)->family, row(i)->class, differences);
         free(differences);
     }
     if (f)

@@ -5,7 +5,9 @@
 #include "kernels/error.h"
 #include "model/plan.h"
 
-static const char *const names[NUM_ARCHITECTURES] = { "llama", "llama-gqa", "llama-head", "olmo", "olmo2", "mistral", "qwen3", "olmo3" };
+static const char *const names[NUM_ARCHITECTURES] = {
+    "llama", "llama-gqa", "llama-head", "olmo", "olmo2", "mistral", "qwen3", "olmo3",
+};
 
 const char *architecture_name(SmallModel a)
 {
@@ -37,8 +39,8 @@ ModelConfig architecture(SmallModel a)
     case LLAMA_GQA:
         m.n_kv_heads = 2;
         m.weight_tying = true;
-        m.rope_scaling.type = ROPE_LLAMA3, m.rope_scaling.factor = 8, m.rope_scaling.low_freq_factor = 1, m.rope_scaling.high_freq_factor = 4;
-        m.rope_scaling.original_length = 8;
+        m.rope_scaling.type = ROPE_LLAMA3, m.rope_scaling.factor = 8, m.rope_scaling.original_length = 8;
+        m.rope_scaling.low_freq_factor = 1, m.rope_scaling.high_freq_factor = 4;
         break;
     case LLAMA_HEAD:
         m.n_kv_heads = 1;

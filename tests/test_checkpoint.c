@@ -194,14 +194,21 @@ static void test_config_json(void **state)
         assert_int_equal(found.embedding_size, 128);
         assert_true(found.norm.kind == m.norm.kind && found.norm.eps == m.norm.eps);
         assert_true(found.clip_qkv == m.clip_qkv && found.rope_theta == m.rope_theta);
+        assert_true(found.rope_scaling.type == m.rope_scaling.type);
         assert_true(found.rope_scaling.factor == m.rope_scaling.factor);
         assert_true(found.rope_scaling.low_freq_factor == m.rope_scaling.low_freq_factor);
         assert_true(found.rope_scaling.high_freq_factor == m.rope_scaling.high_freq_factor);
         assert_true(found.rope_scaling.original_length == m.rope_scaling.original_length);
+        assert_true(found.rope_scaling.beta_fast == m.rope_scaling.beta_fast);
+        assert_true(found.rope_scaling.beta_slow == m.rope_scaling.beta_slow);
+        assert_true(found.rope_scaling.attention_factor == m.rope_scaling.attention_factor);
+        assert_true(found.rope_scaling.full_attn_layers_only == m.rope_scaling.full_attn_layers_only);
         const int *x = &found.d_model, *y = &m.d_model;     /* the sizes stand first */
         assert_memory_equal(x, y, offsetof(ModelConfig, norm));
         assert_true(found.norm_affine == m.norm_affine && found.norm_after == m.norm_after);
         assert_true(found.qk_norm == m.qk_norm && found.weight_tying == m.weight_tying);
+        assert_int_equal(found.sliding_window, m.sliding_window);
+        assert_memory_equal(&found.layer_types, &m.layer_types, sizeof m.layer_types);
         close_run(&r);
         release();
     }
@@ -369,6 +376,47 @@ static void test_mismatches(void **state)
     release();
 }
 
+static void expect_warning(const char *folder, const ModelConfig *m, const char *message)
+{
+    Run r;
+    open_run(&r, m, f32, f32, f32);
+    DIES(message, (load(&r, folder), _exit(1)));
+    close_run(&r);
+}
+
+/* What may have been changed on purpose is said. */
+static void test_changed_on_purpose(void **state)
+{
+    (void)state;
+    needs_fork();
+    Run r;
+    ModelConfig m = architecture(OLMO3), other = m;
+    open_run(&r, &m, f32, f32, f32);
+    fsdp_init(&r.fsdp, &m, 3);
+    save(&r, 1);
+    char *folder = strdup(step_folder(&r, 1));
+    other.sliding_window = 7;
+    expect_warning(folder, &other, "sliding_window is 6, the configuration's model.sliding_window is 7, which counts");
+    other = m;
+    other.layer_types = (LayerTypes){ 2, { false, true } };
+    expect_warning(folder, &other, "layer 0 has a sliding window, the configuration's has none, which counts");
+    other = m;
+    other.rope_scaling.attention_factor = 1;
+    expect_warning(folder, &other, "its attention_factor is 1.13863, the configuration's model.rope_scaling.attention_factor is 1");
+    other = m;
+    other.rope_scaling.beta_fast = 16;
+    expect_warning(folder, &other, "its beta_fast is 2, the configuration's model.rope_scaling.beta_fast is 16, which counts");
+    other = m;
+    other.layer_types.count = 0;
+    other.sliding_window = 0;
+    other.rope_scaling.type = ROPE_LLAMA3;
+    other.rope_scaling.full_attn_layers_only = false;
+    expect_warning(folder, &other, "rotary frequencies are scaled as yarn does, by the configuration scaled as llama3");
+    free(folder);
+    close_run(&r);
+    release();
+}
+
 /* F32 moments become BF16 ones: the way from one recipe to another. */
 static void test_moments_are_converted(void **state)
 {
@@ -398,7 +446,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_round_trip), cmocka_unit_test(test_weights_only), cmocka_unit_test(test_file_layout),
         cmocka_unit_test(test_damaged_headers), cmocka_unit_test(test_config_json),
-        cmocka_unit_test(test_conversions), cmocka_unit_test(test_mismatches),
+        cmocka_unit_test(test_conversions), cmocka_unit_test(test_mismatches), cmocka_unit_test(test_changed_on_purpose),
         cmocka_unit_test(test_moments_are_converted),
     };
     return cmocka_run_group_tests(tests, make_root, remove_root);

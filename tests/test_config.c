@@ -75,6 +75,21 @@ static void test_values(void **state)
     assert_int_equal(c->recipe.grads.dtype, BF16);
     config_free(c);
 
+    c = try_load(1, "--model={sliding_window: 8, layer_types: [sliding_attention, full_attention, full_attention], n_layers: 7}",
+                 "--model.attention_layer_norm=head", "--model.rope_scaling={rope_type: yarn, factor: 4, attention_factor: 1.5}", NULL);
+    assert_true(c->model.qk_norm == QK_NORM_HEAD && c->model.sliding_window == 8 && c->model.layer_types.count == 3);
+    for (int l = 0; l < 7; l++)
+        assert_true(layer_slides(&c->model, l) == (l % 3 == 0) && layer_is_scaled(&c->model, l));
+    assert_true(c->model.rope_scaling.type == ROPE_YARN && c->model.rope_scaling.beta_slow == 1);
+    assert_true(c->model.rope_scaling.attention_factor == 1.5 && c->model.rope_scaling.original_length == 8192);
+    config_free(c);
+    c = try_load(1, "--model.sliding_window=8", "--model.layer_types=[sliding_attention, sliding_attention]", NULL, NULL);
+    assert_true(c->model.layer_types.count == 0 && layer_slides(&c->model, 0) && layer_slides(&c->model, 1));
+    config_free(c);
+    c = try_load(1, "--model.rope_scaling.factor=8", NULL, NULL, NULL);        /* as before there was another type */
+    assert_true(c->model.rope_scaling.type == ROPE_LLAMA3);
+    config_free(c);
+
     /* 40 tokens a step are 8 sequences of 5: 2.5 steps are 3, which hold a warmup of 1 and a decay of 2 */
     c = try_load(1, "--model.max_sequence_length=5", "--max_duration=100T", "--scheduler={name: wsd, t_warmup: 1, t_decay: 2}",
                  NULL);

@@ -249,7 +249,8 @@ static void test_every_strategy(void **state)
 {
     (void)state;
     static const struct { const char *recipe; SmallModel a; } runs[] = {
-        { "bf16", LLAMA_GQA }, { "fp8", OLMO2 }, { "coat", LLAMA }, { "coat-lean", LLAMA_GQA }, { "coat", OLMO3 }, { "bf16", QWEN3 },
+        { "bf16", LLAMA_GQA }, { "fp8", OLMO2 }, { "coat", LLAMA }, { "coat-lean", LLAMA_GQA },
+        { "coat", OLMO3 }, { "bf16", QWEN3 },
     };
     for (size_t r = 0; r < sizeof runs / sizeof *runs; r++)
         for (int ranks = 1; ranks <= comm_size(); ranks *= 2)

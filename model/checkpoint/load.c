@@ -283,7 +283,8 @@ static void compare_blocks(const char *folder, const ModelConfig *t, const Model
 }
 
 /* What shapes do not show: a class or activation that this program does not have, which config_read_hf refuses; other heads, which
- * make another function of the same matrices. Rotation, windows, eps and clip may have been changed on purpose, as for longer texts. */
+ * make another function of the same matrices. Rotation, windows, eps and clip may have been changed on purpose, as for longer
+ * texts. */
 static void check_description(const char *folder, const ModelConfig *c)
 {
     ModelConfig t = *c;

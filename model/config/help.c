@@ -118,8 +118,8 @@ void config_print_help(FILE *f)
 {
     fputs("usage: mpirun -n <ranks> ./train config.yaml [--key=value ...]\n"
           "       ./train --help | --help=markdown\n\n"
-          "Trains a Llama or OLMo model as the file says; --key=value changes a setting, as in --max_duration=100,\n"
-          "--data.paths=[a.npy,b.npy], --save_overwrite. Keys and values are those of OLMo's files:\n\n", f);
+          "Trains a Llama, Mistral, OLMo or Qwen3 model as the file says; --key=value changes a setting, as in\n"
+          "--max_duration=100, --data.paths=[a.npy,b.npy], --save_overwrite. Keys and values are those of OLMo's files:\n\n", f);
     for (const ConfigKey *k = config_keys; k->name; k++) {
         int type = k->type & TYPE_MASK;
         char expected[256];

@@ -1,6 +1,6 @@
-/* config.json: one table of its keys, in the order in which they are written. What a key has in common with one of ours (type, range,
- * place in the ModelConfig) is that row of config_keys; which classes have it, and with which default, the rows of architecture.c.
- * transformers 4 has rope_theta and rope_scaling, 5 rope_parameters; both read what is written here. */
+/* config.json: one table of its keys, in the order in which they are written. What a key has in common with one of ours (type,
+ * range, place in the ModelConfig) is that row of config_keys; which classes have it, and with which default, say the rows of
+ * architecture.c. transformers 4 has rope_theta and rope_scaling, 5 rope_parameters; both read what is written here. */
 #include "model/config/hf.h"
 
 #include <math.h>
@@ -303,8 +303,8 @@ static void settle_heads(ModelConfig *m, const Source *s)
     if (m->n_heads % m->n_kv_heads != 0)
         die("%s: num_key_value_heads: expected a divisor of num_attention_heads %d, found %d", s->path, m->n_heads, m->n_kv_heads);
     if (m->head_dim == 0 && m->d_model % m->n_heads != 0)
-        die("%s: num_attention_heads: expected a divisor of hidden_size %d, found %d; other heads need head_dim", s->path, m->d_model,
-            m->n_heads);
+        die("%s: num_attention_heads: expected a divisor of hidden_size %d, found %d; other heads need head_dim", s->path,
+            m->d_model, m->n_heads);
     if (m->head_dim == 0)
         m->head_dim = m->d_model / m->n_heads;
     if (m->head_dim % 2 != 0)

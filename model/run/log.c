@@ -33,13 +33,22 @@ struct Log {
     bool    has_eval;          /* of first_step, by an earlier process */
 };
 
+/* Keys that a token of block l sees, on average over a sequence of T: half of T, with a window w the ramp to it and then w. */
+static double mean_keys(const ModelConfig *c, int l)
+{
+    const double T = c->max_sequence_length, w = layer_slides(c, l) && c->sliding_window < T ? c->sliding_window : T;
+    return w * (1 - w / (2 * T));
+}
+
 TokenFlops token_flops(const ModelConfig *c)
 {
     double C = c->d_model, HD = (double)c->n_heads * c->head_dim, S = HD + 2.0 * c->n_kv_heads * c->head_dim;
     double block = C * S + HD * C + 3.0 * C * c->mlp_width;
-    /* 2 FLOPs per weight forward, 4 backward; attention: 2 products of T/2 keys on average, 3 times in all */
-    return (TokenFlops){ .linear = 6 * block * c->n_layers, .head = 6 * C * c->embedding_size,
-                         .attention = 6 * HD * c->max_sequence_length * c->n_layers };
+    double keys = 0;
+    for (int l = 0; l < c->n_layers; l++)
+        keys += mean_keys(c, l);
+    /* 2 FLOPs per weight forward, 4 backward; attention: 2 products of the keys, 3 times in all */
+    return (TokenFlops){ .linear = 6 * block * c->n_layers, .head = 6 * C * c->embedding_size, .attention = 12 * HD * keys };
 }
 
 double speed_of_light(const ModelConfig *c, const Recipe *r)

@@ -1,0 +1,251 @@
+/* config.json: what each class says in each spelling, from the file through a run's configuration to the file that the run saves;
+ * and what is refused, with the file, the key, what was found and what was expected. */
+#include "model/config/hf.h"
+#include "tests/try_config.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SIZES(class, layers)                                                                                                    \
+    "\"architectures\": [\"" class "\"], \"hidden_size\": 64, \"intermediate_size\": 96, \"num_hidden_layers\": " #layers ", "     \
+    "\"num_attention_heads\": 4, \"vocab_size\": 90, \"max_position_embeddings\": 512, \"torch_dtype\": \"float32\""
+#define YARN                                                                                                                    \
+    "\"rope_type\": \"yarn\", \"factor\": 8.0, \"beta_fast\": 32.0, \"beta_slow\": 1.0, "                                            \
+    "\"original_max_position_embeddings\": 64"
+#define FULL4   "\"full_attention\", \"full_attention\", \"full_attention\", \"full_attention\""
+#define MISTRAL SIZES("MistralForCausalLM", 2) ", \"num_key_value_heads\": 2"
+#define QWEN3   SIZES("Qwen3ForCausalLM", 4) ", \"num_key_value_heads\": 2, \"head_dim\": 24, \"rms_norm_eps\": 1e-6"
+#define OLMO3   SIZES("Olmo3ForCausalLM", 8)
+
+/* Blocks that slide, as letters: s and f. */
+typedef struct { const char *json, *blocks; int kv_heads, head_dim, window; double theta; RopeType rope; } Case;
+
+static const Case cases[] = {
+    { SIZES("LlamaForCausalLM", 2) ", \"rope_theta\": 5e5, \"sliding_window\": 7", "ff", 4, 16, 0, 5e5, ROPE_DEFAULT },
+    { SIZES("LlamaForCausalLM", 2) ", \"rope_scaling\": {" YARN "}, \"head_dim\": 8", "ff", 4, 8, 0, 1e4, ROPE_YARN },
+    { SIZES("OlmoForCausalLM", 2) ", \"clip_qkv\": 8.0, \"tie_word_embeddings\": true", "ff", 4, 16, 0, 1e4, ROPE_DEFAULT },
+    { SIZES("Olmo2ForCausalLM", 2) ", \"rms_norm_eps\": 1e-06, \"rope_parameters\": {\"rope_theta\": 3e4}", "ff", 4, 16, 0, 3e4,
+      ROPE_DEFAULT },
+    { MISTRAL ", \"sliding_window\": 7, \"rms_norm_eps\": 1e-05", "ss", 2, 16, 7, 1e4, ROPE_DEFAULT },
+    { MISTRAL ", \"sliding_window\": null, \"head_dim\": 32, \"rope_theta\": 1e6", "ff", 2, 32, 0, 1e6, ROPE_DEFAULT },
+    { MISTRAL, "ss", 2, 16, 4096, 1e4, ROPE_DEFAULT },
+    { MISTRAL ", \"rope_scaling\": {" YARN ", \"attention_factor\": 1.25}", "ss", 2, 16, 4096, 1e4, ROPE_YARN },
+    { QWEN3 ", \"sliding_window\": 4096, \"max_window_layers\": 2", "ffff", 2, 24, 0, 1e4, ROPE_DEFAULT },
+    { QWEN3 ", \"use_sliding_window\": true, \"sliding_window\": 9, \"max_window_layers\": 3, \"tie_word_embeddings\": true",
+      "fffs", 2, 24, 9, 1e4, ROPE_DEFAULT },
+    { QWEN3 ", \"use_sliding_window\": true, \"sliding_window\": 9, \"max_window_layers\": 0", "ssss", 2, 24, 9, 1e4,
+      ROPE_DEFAULT },
+    { QWEN3 ", \"use_sliding_window\": true, \"sliding_window\": 9, \"layer_types\": [\"sliding_attention\", \"full_attention\", "
+      "\"full_attention\", \"sliding_attention\"], \"rope_parameters\": {\"rope_theta\": 1000000.0, " YARN "}", "sffs", 2, 24, 9,
+      1e6, ROPE_YARN },
+    { QWEN3 ", \"rope_theta\": 1e6, \"rope_scaling\": {" YARN "}", "ffff", 2, 24, 0, 1e6, ROPE_YARN },
+    { OLMO3, "sssfsssf", 4, 16, 4096, 5e5, ROPE_DEFAULT },
+    { OLMO3 ", \"num_key_value_heads\": 1, \"rope_theta\": 1e4, \"sliding_window\": 5", "sssfsssf", 1, 16, 5, 1e4, ROPE_DEFAULT },
+    { OLMO3 ", \"rope_theta\": 7e5, \"rope_scaling\": {" YARN "}", "sssfsssf", 4, 16, 4096, 7e5, ROPE_YARN },
+    { OLMO3 ", \"rope_parameters\": {\"rope_theta\": 7e5, " YARN "}", "sssfsssf", 4, 16, 4096, 7e5, ROPE_YARN },
+    { OLMO3 ", \"rope_parameters\": {\"full_attention\": {\"rope_theta\": 6e5, " YARN "}, "
+      "\"sliding_attention\": {\"rope_theta\": 6e5, \"rope_type\": \"default\"}}, \"sliding_window\": 6", "sssfsssf", 4, 16, 6, 6e5,
+      ROPE_YARN },
+    { OLMO3 ", \"layer_types\": [" FULL4 ", " FULL4 "], \"rope_scaling\": {" YARN "}", "ffffffff", 4, 16, 0, 5e5, ROPE_YARN },
+};
+enum { CASES = sizeof cases / sizeof cases[0] };
+
+static char from[128], path[128];
+
+static Config *load_case(const char *json)
+{
+    char text[4096];
+    snprintf(text, sizeof text, "{%s}", json);
+    try_write_hf(text);
+    snprintf(from, sizeof from, "--load_path=%s", try_folder);
+    snprintf(path, sizeof path, "%s/config.json", try_folder);
+    return try_load(1, from, NULL, NULL, NULL);
+}
+
+static void check_model(const Case *k, const ModelConfig *m)
+{
+    assert_int_equal(m->n_kv_heads, k->kv_heads);
+    assert_int_equal(m->head_dim, k->head_dim);
+    assert_int_equal(m->sliding_window, k->window);
+    assert_true(m->rope_theta == k->theta);
+    assert_int_equal(m->rope_scaling.type, k->rope);
+    assert_int_equal(m->n_layers, strlen(k->blocks));
+    for (int l = 0; l < m->n_layers; l++) {
+        assert_int_equal(layer_slides(m, l), k->blocks[l] == 's');
+        const bool scaled = k->rope != ROPE_DEFAULT && !(strstr(k->json, "Olmo3") && k->blocks[l] == 's');
+        assert_int_equal(layer_is_scaled(m, l), scaled);
+    }
+}
+
+static bool same_value(const json_t *a, const json_t *b)
+{
+    return json_is_number(a) && json_is_number(b) ? json_number_value(a) == json_number_value(b) : json_equal(a, b);
+}
+
+/* Keys that both have are equal: but for a window that no block has, which a class may hold in another way. */
+static void check_written(const Case *k, const json_t *was, json_t *now)
+{
+    const char *key;
+    json_t *value;
+    int common = 0;
+    json_object_foreach(now, key, value) {
+        const json_t *before = json_object_get(was, key);
+        const bool idle = k->window == 0 && (strcmp(key, "sliding_window") == 0 || strcmp(key, "max_window_layers") == 0);
+        common += before != NULL;
+        if (before && !idle && strncmp(key, "rope_", 5) != 0 && !same_value(before, value))
+            fail_msg("%s: %s was written otherwise: %s", k->json, key, json_dumps(value, JSON_ENCODE_ANY));
+    }
+    assert_true(common >= 8);
+}
+
+/* config.json -> run -> config.json: the same class, the same values; and the run's own text gives the same model. */
+static void test_round_trip(void **state)
+{
+    (void)state;
+    for (int i = 0; i < CASES; i++) {
+        Config *c = load_case(cases[i].json);
+        json_t *was = json_load_file(path, 0, NULL), *now = hf_config(&c->model, F32);
+        check_model(&cases[i], &c->model);
+        check_written(&cases[i], was, now);
+
+        ModelConfig again = { .init_std = c->model.init_std };
+        assert_int_equal(json_dump_file(now, path, 0), 0);
+        config_read_hf(&again, try_folder);
+        check_model(&cases[i], &again);
+        json_t *twice = hf_config(&again, F32);
+        if (!json_equal(now, twice))
+            fail_msg("%s\n%s", json_dumps(now, 0), json_dumps(twice, 0));
+
+        try_write(path, "{}");                             /* the text describes the model: no need to read the folder */
+        try_write(try_path, c->text);
+        Config *text = try_load(1, NULL, NULL, NULL, NULL);
+        assert_memory_equal(&c->model, &text->model, sizeof c->model);
+        config_free(text);
+        config_free(c);
+        json_decref(was);
+        json_decref(now);
+        json_decref(twice);
+    }
+}
+
+/* transformers 4 and 5 read the same from what is written: 4 reads rope_theta and rope_scaling; 5 reads them too, but takes
+ * rope_theta for blocks of full attention only where rope_parameters do not say it for both. */
+static void test_both_spellings(void **state)
+{
+    (void)state;
+    Config *c = load_case(OLMO3 ", \"rope_theta\": 7e5, \"rope_scaling\": {" YARN "}");
+    json_t *j = hf_config(&c->model, BF16), *types = json_object_get(j, "rope_parameters");
+    json_t *full = json_object_get(types, "full_attention"), *sliding = json_object_get(types, "sliding_attention");
+    assert_true(json_number_value(json_object_get(j, "rope_theta")) == 7e5);
+    assert_true(json_number_value(json_object_get(full, "rope_theta")) == 7e5);
+    assert_true(json_number_value(json_object_get(sliding, "rope_theta")) == 7e5);
+    assert_string_equal(json_string_value(json_object_get(sliding, "rope_type")), "default");
+    json_object_del(full, "rope_theta");
+    assert_true(json_equal(full, json_object_get(j, "rope_scaling")));
+    assert_int_equal(json_object_size(full), 5);           /* no attention_factor: it follows from the factor */
+    assert_int_equal(json_array_size(json_object_get(j, "layer_types")), 8);
+    json_decref(j);
+    config_free(c);
+
+    c = load_case(OLMO3 ", \"layer_types\": [" FULL4 ", " FULL4 "]");
+    j = hf_config(&c->model, BF16);
+    assert_true(json_is_integer(json_object_get(j, "sliding_window")));        /* transformers 5 takes no null here */
+    json_decref(j);
+    config_free(c);
+}
+
+/* A setting on top of a loaded model: the class stays while it computes that, else another is found or none. */
+static void test_changed(void **state)
+{
+    (void)state;
+    load_case(MISTRAL ", \"sliding_window\": 7");
+    Config *c = try_load(1, from, "--model.sliding_window=null", NULL, NULL);
+    assert_string_equal(architecture_of(&c->model)->class, "MistralForCausalLM");
+    config_free(c);
+    c = try_load(1, from, "--model.layer_types=[sliding_attention, full_attention]", "--model.attention_layer_norm=head", NULL);
+    assert_string_equal(architecture_of(&c->model)->class, "Qwen3ForCausalLM");
+    assert_int_equal(c->model.layer_types.count, 2);
+    try_contains(c->text, "architecture: null");
+    config_free(c);
+    c = try_load(1, from, "--model.rope_scaling={rope_type: yarn, factor: 4}", NULL, NULL);
+    assert_true(c->model.rope_scaling.type == ROPE_YARN && c->model.rope_scaling.beta_fast == 32);
+    config_free(c);
+
+    char message[8192];
+    assert_true(try_printed(message, sizeof message, 2, 1, from, "--model.layer_types=[full_attention]"));
+    try_contains(message, "without effect here: model.sliding_window (model.layer_types has no sliding_attention)");
+    assert_true(try_printed(message, sizeof message, 2, 1, from, "--model.rope_scaling={rope_type: default, factor: 8}"));
+    try_contains(message, "model.rope_scaling.factor (rope_type default has none)");
+}
+
+#define LLAMA SIZES("LlamaForCausalLM", 2)
+
+static void test_refused(void **state)
+{
+    (void)state;
+    static const struct { const char *json, *words; } list[] = {
+        { LLAMA ", \"rope_theta\": -1",                "rope_theta: expected a number from 1 to 1e+12, found -1" },
+        { LLAMA ", \"rope_parameters\": {\"rope_theta\": \"x\"}", "rope_theta: expected a number from 1 to 1e+12, found \"x\"" },
+        { LLAMA ", \"rms_norm_eps\": -1e-6",           "rms_norm_eps: expected a number from 0 to 1, found -1e-6" },
+        { LLAMA ", \"num_hidden_layers\": 134217728",  "num_hidden_layers: expected an integer from 1 to 10000, found 134217728" },
+        { LLAMA ", \"num_hidden_layers\": 1.5",        "num_hidden_layers: expected an integer from 1 to 10000, found 1.5" },
+        { LLAMA ", \"intermediate_size\": 0",          "intermediate_size: expected an integer from 1 to 2147483647, found 0" },
+        { LLAMA ", \"vocab_size\": 2147483647",        "vocab_size: expected an integer from 2 to 2147483520, found 2147483647" },
+        { LLAMA ", \"hidden_size\": null",             "hidden_size: expected an integer from 1 to 2147483647, found nothing" },
+        { LLAMA ", \"num_key_value_heads\": 3",
+          "num_key_value_heads: expected a divisor of num_attention_heads 4, found 3" },
+        { LLAMA ", \"num_attention_heads\": 5",        "num_attention_heads: expected a divisor of hidden_size 64, found 5" },
+        { LLAMA ", \"head_dim\": 7",                   "head_dim: expected an even number" },
+        { LLAMA ", \"head_dim\": 5000",                "head_dim: expected an integer from 2 to 4096, found 5000" },
+        { LLAMA ", \"tie_word_embeddings\": 1",        "tie_word_embeddings: expected true or false, found 1" },
+        { LLAMA ", \"partial_rotary_factor\": 0.5",    "partial_rotary_factor is not supported, only 1.0" },
+        { LLAMA ", \"rope_scaling\": \"yarn\"",        "rope_scaling: expected an object, found \"yarn\"" },
+        { LLAMA ", \"rope_scaling\": {\"type\": \"dynamic\", \"factor\": 2}", "rope_type 'dynamic' is not supported" },
+        { LLAMA ", \"rope_scaling\": {\"rope_type\": \"llama3\"}", "factor: expected a number from 1 to 1000000, found nothing" },
+        { LLAMA ", \"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8, \"low_freq_factor\": 4}",
+          "high_freq_factor 4 must be above low_freq_factor 4" },
+        { LLAMA ", \"rope_scaling\": {" YARN ", \"truncate\": false}", "truncate is not supported, only true" },
+        { LLAMA ", \"rope_scaling\": {" YARN ", \"mscale\": 1.0}",     "mscale is not supported, only null" },
+        { LLAMA ", \"rope_scaling\": {" YARN ", \"beta_fast\": 0.5}",  "beta_fast 0.5 must be above beta_slow 1" },
+        { LLAMA ", \"rope_parameters\": {\"full_attention\": {}}",     "by layer type are not supported in a LlamaForCausalLM" },
+        { SIZES("OlmoForCausalLM", 2) ", \"clip_qkv\": -8",            "clip_qkv: expected a number above 0" },
+        { MISTRAL ", \"sliding_window\": 0",           "sliding_window: expected an integer from 1 to 2147483647, found 0" },
+        { QWEN3 ", \"max_window_layers\": -1",         "max_window_layers: expected a number of layers, found -1" },
+        { QWEN3 ", \"layer_types\": [\"full_attention\"]",             "layer_types: expected one for each of num_hidden_layers" },
+        { QWEN3 ", \"layer_types\": [\"full_attention\", \"full_attention\", \"full_attention\", \"chunked_attention\"]",
+          "layer_types: expected sliding_attention and full_attention, found [\"full_attention\"" },
+        { QWEN3 ", \"layer_types\": [\"full_attention\", \"full_attention\", \"full_attention\", \"sliding_attention\"]",
+          "layer_types has sliding_attention, but there is no sliding_window" },
+        { SIZES("Olmo3ForCausalLM", 5) ", \"sliding_window\": null, \"layer_types\": [\"sliding_attention\", " FULL4 "]",
+          "there is no sliding_window" },
+        { OLMO3 ", \"rope_parameters\": {\"full_attention\": {\"rope_theta\": 1e4}, \"sliding_attention\": {\"rope_theta\": 2e4}}",
+          "must be of rope_type default and have the rope_theta of full_attention, 10000" },
+        { OLMO3 ", \"rope_parameters\": {\"full_attention\": {" YARN "}, \"sliding_attention\": {" YARN "}}",
+          "rope_parameters.sliding_attention must be of rope_type default" },
+    };
+    char message[8192], text[4096], expected[256];
+    snprintf(from, sizeof from, "--load_path=%s", try_folder);
+    snprintf(expected, sizeof expected, "error: %s/config.json: ", try_folder);
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+        snprintf(text, sizeof text, "{%s}", list[i].json);
+        try_write_hf(text);
+        if (try_printed(message, sizeof message, 2, 1, from, NULL))
+            fail_msg("%s was accepted", list[i].json);
+        try_contains(message, list[i].words);
+        try_contains(message, expected);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_round_trip), cmocka_unit_test(test_both_spellings), cmocka_unit_test(test_changed),
+        cmocka_unit_test(test_refused),
+    };
+    return cmocka_run_group_tests(tests, try_make_folder, try_remove_folder);
+}
