@@ -7,6 +7,7 @@
 
 #include "data/map.h"
 #include "kernels/error.h"
+#include "kernels/text.h"
 
 #include <errno.h>
 #include <glob.h>
@@ -35,12 +36,6 @@ static void name_add(NameList *list, const char *name)
     list->count++;
 }
 
-static bool has_suffix(const char *name, const char *suffix)
-{
-    size_t n = strlen(name), m = strlen(suffix);
-    return n >= m && strcmp(name + n - m, suffix) == 0;
-}
-
 /* Texts, tables and their compressed forms, which a pattern like part-* catches along with the shards. */
 static void refuse_foreign_suffix(const char *key, const char *path)
 {
@@ -48,7 +43,7 @@ static void refuse_foreign_suffix(const char *key, const char *path)
         ".gz", ".zst", ".zip", ".csv", ".json", ".jsonl", ".txt", ".parquet", ".arrow", ".idx", ".yaml",
     };
     for (size_t i = 0; i < sizeof foreign / sizeof foreign[0]; i++)
-        if (has_suffix(path, foreign[i]))
+        if (text_ends_with(path, foreign[i]))
             die("%s: %s is not a token file (%s). Use a pattern that matches token files only, such as "
                 "part-*.npy; turn text into token files with scripts/make_shards.py", key, path, foreign[i]);
 }

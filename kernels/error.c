@@ -9,6 +9,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 enum { MESSAGE_SIZE = 4096 };
@@ -106,6 +107,11 @@ void *xrealloc(void *memory, size_t bytes)
     if (!memory)
         die("out of host memory: %zu bytes asked for", bytes);
     return memory;
+}
+
+char *xstrdup(const char *text)
+{
+    return text ? strcpy(xmalloc(strlen(text) + 1), text) : NULL;
 }
 
 char *xasprintf(const char *format, ...)

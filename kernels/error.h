@@ -25,8 +25,9 @@ void error_set_ranks(int rank, int size, void (*end_all)(void));
 /* `dying` is called as soon as an error is met, before its message; NULL: nothing is. */
 void error_set_dying(void (*dying)(void));
 
-/* malloc, calloc, realloc and asprintf that never return NULL. */
+/* malloc, calloc, realloc, strdup and asprintf that never return NULL, except for xstrdup(NULL). */
 void *xmalloc (size_t bytes);
 void *xcalloc (size_t count, size_t bytes);
 void *xrealloc(void *memory, size_t bytes);
+char *xstrdup  (const char *text);
 char *xasprintf(const char *format, ...) __attribute__((format(printf, 1, 2)));

@@ -16,6 +16,7 @@
 #include "kernels/device.h"
 #include "model/checkpoint/companions.h"
 #include "kernels/error.h"
+#include "kernels/text.h"
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/layout.h"
 #include "model/config/hf.h"
@@ -178,16 +179,10 @@ static bool says_tied(const char *folder)
     return tied;
 }
 
-static bool has_suffix(const char *text, const char *suffix)
-{
-    size_t n = strlen(text), m = strlen(suffix);
-    return n >= m && strcmp(text + n - m, suffix) == 0;
-}
-
 /* Old Llama folders hold the rotary frequencies; some tied ones repeat the embedding as a head. */
 static bool may_be_ignored(const char *name, const char *folder, const ModelConfig *c)
 {
-    if (has_suffix(name, ".rotary_emb.inv_freq"))
+    if (text_ends_with(name, ".rotary_emb.inv_freq"))
         return true;
     return c->weight_tying && strcmp(name, "lm_head.weight") == 0 && says_tied(folder);
 }
@@ -228,7 +223,7 @@ static const SafeTensor *find_state(const Source *s, const char *state)
     snprintf(suffix, sizeof suffix, ".%s", state);
     for (int i = 0; i < s->count; i++)
         for (int t = 0; t < s->file[i]->count; t++)
-            if (has_suffix(s->file[i]->tensor[t].name, suffix))
+            if (text_ends_with(s->file[i]->tensor[t].name, suffix))
                 return &s->file[i]->tensor[t];
     return NULL;
 }
@@ -386,7 +381,7 @@ static char *highest(const char *save_folder, const char *suffix, char *problem,
 char *checkpoint_latest(const char *save_folder)
 {
     char problem[4096] = "", other[4096] = "", *name = folder_latest(save_folder), *found = NULL;
-    if (name && !has_suffix(name, ".tmp")) {
+    if (name && !text_ends_with(name, ".tmp")) {
         found = name[0] == '/' ? strdup(name) : xasprintf("%s/%s", save_folder, name);
         if (is_checkpoint(found, problem, sizeof problem)) {
             free(name);

@@ -169,15 +169,10 @@ static _Noreturn void wrong(const ConfigKey *k, const YamlNode *n)
 
 /* ---- lists of paths --------------------------------------------------------------------------------------- */
 
-static char *copy_text(const char *text)
-{
-    return strcpy(xmalloc(strlen(text) + 1), text);
-}
-
 static void add_path(char ***paths, int *count, const char *path)
 {
     *paths = xrealloc(*paths, (*count + 1) * sizeof **paths);
-    (*paths)[(*count)++] = copy_text(path);
+    (*paths)[(*count)++] = xstrdup(path);
 }
 
 /* A path, a list of them, or lists in a list (from ${path.glob:...}). */
@@ -206,7 +201,7 @@ static void parse_datasets(NamedPaths **sets, int *count, const ConfigKey *k, co
     *sets = xcalloc(n->num_children, sizeof **sets);
     for (int i = 0; i < n->num_children; i++) {
         NamedPaths *set = &(*sets)[(*count)++];
-        set->name = copy_text(n->child[i]->key);
+        set->name = xstrdup(n->child[i]->key);
         parse_paths(&set->paths, &set->num_paths, k, n->child[i]);
     }
 }
@@ -277,7 +272,7 @@ static void parse_word(void *place, const ConfigKey *k, const YamlNode *n)
         break;
     case STRING:
         free(*(char **)place);
-        *(char **)place = copy_text(text);
+        *(char **)place = xstrdup(text);
         break;
     case FORMAT:
         if (!format_parse(place, text))

@@ -10,15 +10,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-static char *copy_text(const char *text)
-{
-    return text ? strcpy(xmalloc(strlen(text) + 1), text) : NULL;
-}
-
 YamlNode *yaml_new(YamlKind kind, const char *key, const char *text, const char *file, int line)
 {
     YamlNode *n = xcalloc(1, sizeof *n);
-    *n = (YamlNode){ .kind = kind, .key = copy_text(key), .text = copy_text(text), .file = copy_text(file),
+    *n = (YamlNode){ .kind = kind, .key = xstrdup(key), .text = xstrdup(text), .file = xstrdup(file),
                      .line = line };
     return n;
 }
@@ -210,7 +205,7 @@ static void merge(YamlNode *to, YamlNode *from)
 static void set_places(YamlNode *n, const char *file)
 {
     free(n->file);
-    n->file = copy_text(file);
+    n->file = xstrdup(file);
     n->line = 0;
     for (int i = 0; i < n->num_children; i++)
         set_places(n->child[i], file);
@@ -222,7 +217,7 @@ void yaml_override(YamlNode *root, const char *argument)
         die("unexpected argument '%s'; settings are changed by --key=value, as in --max_duration=100", argument);
     const char *equals = strchr(argument, '=');
     const char *value = equals ? equals + 1 : "true";
-    char *name = copy_text(argument + 2);
+    char *name = xstrdup(argument + 2);
     name[strcspn(name, "=")] = '\0';
     for (char *c = name; *c; c++)
         if (*c == '-')
@@ -231,12 +226,12 @@ void yaml_override(YamlNode *root, const char *argument)
     YamlNode *n = *value && strchr("[{\"'", *value) ? parse(NULL, value, argument)
                 : yaml_new(YAML_SCALAR, NULL, means_null(value) ? NULL : value, argument, 0);
     for (char *dot; (dot = strrchr(name, '.')); *dot = '\0') {         /* a.b=c is {a: {b: c}} */
-        n->key = copy_text(dot + 1);
+        n->key = xstrdup(dot + 1);
         YamlNode *map = yaml_new(YAML_MAP, NULL, NULL, argument, 0);
         yaml_add(map, n);
         n = map;
     }
-    n->key = copy_text(name);
+    n->key = xstrdup(name);
     YamlNode *map = yaml_new(YAML_MAP, NULL, NULL, argument, 0);
     yaml_add(map, n);
     set_places(map, argument);
