@@ -6,10 +6,10 @@
  * does not depend on the number of ranks, and epoch and place are all that a resumed run has to know.
  *
  * A thread fills a ring of batches ahead of the training loop:
- *     EMPTY -fill-> READY -loader_next-> HELD -loader_next-> EMPTY          head - tail = slots READY or HELD
- * (1) The thread alone touches `order`, `ahead` and EMPTY slots; the caller alone READY and HELD ones.
+ *     EMPTY -fill-> READY -loader_next-> HELD -loader_next-> EMPTY          head - tail = entries READY or HELD
+ * (1) The thread alone touches `order`, `ahead` and EMPTY entries; the caller alone READY and HELD ones.
  * (2) loader_seek stops the thread, moves, and starts it again, so no batch of the old place survives.
- * (3) The thread neither prints nor calls MPI: an error travels in its slot, and loader_next dies of it when its
+ * (3) The thread neither prints nor calls MPI: an error travels in its entry, and loader_next dies of it when its
  *     step is due, so a run meets it at the same step however far the thread is ahead. */
 #include "data/loader.h"
 
@@ -22,14 +22,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SLOTS = 3 };             /* one held by the caller, two ready */
+enum { ENTRIES = 3 };             /* one held by the caller, two ready */
 
 typedef struct {
     Batch       batch;          /* owns its arrays, sized for a full step */
     LoaderState next;           /* place behind this step */
     bool        end;            /* no step: the unshuffled pass is over */
     char        error[4096];    /* no step: what is wrong with the data; "": nothing */
-} Slot;
+} Entry;
 
 struct Loader {
     DataSpec  spec;             /* without its paths, which are the caller's */
@@ -40,14 +40,14 @@ struct Loader {
     int       batch, rank, world;
 
     LoaderState place;          /* of the step that loader_next gives next */
-    bool        held;           /* the caller reads slot tail */
+    bool        held;           /* the caller reads entry tail */
 
     uint32_t   *order;          /* (instances) of epoch order_epoch; NULL: not shuffled, or no epoch yet */
     uint64_t    order_epoch;
     LoaderState ahead;          /* of the step that the thread fills next */
 
-    Slot            slots[SLOTS];
-    uint64_t        head, tail; /* slots filled and given back since the thread was started */
+    Entry            entries[ENTRIES];
+    uint64_t        head, tail; /* entries filled and given back since the thread was started */
     bool            stop;
     pthread_t       thread;
     pthread_mutex_t mutex;      /* guards head, tail, stop */
@@ -73,7 +73,7 @@ static LoaderState settle(const Loader *l, LoaderState s)
     return s;
 }
 
-/* ---- filling a slot (thread) ---------------------------------------------------------------------------------- */
+/* ---- filling an entry (thread) ---------------------------------------------------------------------------------- */
 
 static void load_order(Loader *l, uint64_t epoch)
 {
@@ -100,44 +100,44 @@ static int find_shard(const Loader *l, uint64_t instance)
     return low;
 }
 
-/* Sequence i of the slot = an instance. False: the slot has an error. */
-static bool fill_sequence(const Loader *l, Slot *slot, int i, uint64_t instance)
+/* Sequence i of the entry = an instance. False: the entry has an error. */
+static bool fill_sequence(const Loader *l, Entry *entry, int i, uint64_t instance)
 {
     const DataSpec *spec = &l->spec;
     int T = spec->sequence_length, f = find_shard(l, instance);
     const Shard *shard = &l->shards[f];
     uint64_t place = (instance - l->first[f]) * T;
-    int *tokens = slot->batch.tokens + (size_t)i * T, *targets = slot->batch.targets + (size_t)i * T;
+    int *tokens = entry->batch.tokens + (size_t)i * T, *targets = entry->batch.targets + (size_t)i * T;
 
     int bad = shard_read(tokens, shard, place, T, spec->vocab_size);
     if (bad >= 0) {
-        shard_describe_bad_id(slot->error, sizeof slot->error, shard, place + bad, spec->vocab_size);
+        shard_describe_bad_id(entry->error, sizeof entry->error, shard, place + bad, spec->vocab_size);
         return false;
     }
-    slot->batch.index[i] = (uint32_t)instance;
+    entry->batch.index[i] = (uint32_t)instance;
     if (spec->max_count > 0 && sequence_repeats(tokens, T, spec->min_period, spec->max_period, spec->max_count))
         memset(targets, -1, T * sizeof *targets);
     else
-        slot->batch.labels += sequence_targets(targets, tokens, shard->mask ? shard->mask + place : NULL, T,
+        entry->batch.labels += sequence_targets(targets, tokens, shard->mask ? shard->mask + place : NULL, T,
                                                spec->mask_padding ? spec->pad_token_id : -1);
     return true;
 }
 
-static void fill_slot(Loader *l, Slot *slot)
+static void fill_entry(Loader *l, Entry *entry)
 {
     LoaderState s = l->ahead;
     uint64_t count = step_instances(l, s);
-    slot->batch.sequences = 0;
-    slot->batch.labels = 0;
-    slot->error[0] = '\0';
-    slot->end = count == 0;
-    slot->next = l->ahead = settle(l, (LoaderState){ s.epoch, s.instance + count });
+    entry->batch.sequences = 0;
+    entry->batch.labels = 0;
+    entry->error[0] = '\0';
+    entry->end = count == 0;
+    entry->next = l->ahead = settle(l, (LoaderState){ s.epoch, s.instance + count });
     load_order(l, s.epoch);
     for (uint64_t i = l->rank; i < count; i += l->world) {
         uint64_t place = s.instance + i;
-        if (!fill_sequence(l, slot, slot->batch.sequences, l->spec.shuffle ? l->order[place] : place))
+        if (!fill_sequence(l, entry, entry->batch.sequences, l->spec.shuffle ? l->order[place] : place))
             return;
-        slot->batch.sequences++;
+        entry->batch.sequences++;
     }
 }
 
@@ -147,15 +147,15 @@ static void *fill_ring(void *loader)
     bool last = false;
     while (!last) {
         pthread_mutex_lock(&l->mutex);
-        while (l->head - l->tail == SLOTS && !l->stop)
+        while (l->head - l->tail == ENTRIES && !l->stop)
             pthread_cond_wait(&l->changed, &l->mutex);
         bool stop = l->stop;
-        Slot *slot = &l->slots[l->head % SLOTS];
+        Entry *entry = &l->entries[l->head % ENTRIES];
         pthread_mutex_unlock(&l->mutex);
         if (stop)
             break;
-        fill_slot(l, slot);
-        last = slot->end || slot->error[0];
+        fill_entry(l, entry);
+        last = entry->end || entry->error[0];
 
         pthread_mutex_lock(&l->mutex);
         l->head++;
@@ -253,8 +253,8 @@ Loader *loader_open(const DataSpec *spec, int batch, int rank, int world)
     l->fingerprint = hash_files(l);
 
     size_t sequences = batch / world, tokens = sequences * spec->sequence_length;
-    for (int i = 0; i < SLOTS; i++) {
-        Batch *b = &l->slots[i].batch;
+    for (int i = 0; i < ENTRIES; i++) {
+        Batch *b = &l->entries[i].batch;
         b->tokens = xmalloc(tokens * sizeof *b->tokens);
         b->targets = xmalloc(tokens * sizeof *b->targets);
         b->index = xmalloc(sequences * sizeof *b->index);
@@ -292,16 +292,16 @@ bool loader_next(Loader *l, Batch *b)
     }
     while (l->head == l->tail)
         pthread_cond_wait(&l->changed, &l->mutex);
-    const Slot *slot = &l->slots[l->tail % SLOTS];
+    const Entry *entry = &l->entries[l->tail % ENTRIES];
     pthread_mutex_unlock(&l->mutex);
 
-    if (slot->error[0])
-        die("%s", slot->error);
-    if (slot->end)
+    if (entry->error[0])
+        die("%s", entry->error);
+    if (entry->end)
         return false;
     l->held = true;
-    l->place = slot->next;
-    *b = slot->batch;
+    l->place = entry->next;
+    *b = entry->batch;
     return true;
 }
 
@@ -327,10 +327,10 @@ void loader_close(Loader *l)
     stop_thread(l);
     pthread_mutex_destroy(&l->mutex);
     pthread_cond_destroy(&l->changed);
-    for (int i = 0; i < SLOTS; i++) {
-        free(l->slots[i].batch.tokens);
-        free(l->slots[i].batch.targets);
-        free(l->slots[i].batch.index);
+    for (int i = 0; i < ENTRIES; i++) {
+        free(l->entries[i].batch.tokens);
+        free(l->entries[i].batch.targets);
+        free(l->entries[i].batch.index);
     }
     shards_close(l->shards, l->num_shards);
     free(l->first);

@@ -7,6 +7,7 @@
 #include "model/checkpoint/safetensors.h"
 #include "model/config/hf.h"
 #include "model/optimizer.h"
+#include "model/update.h"
 #include "tests/saved.h"
 
 /* ---- the class -------------------------------------------------------------------------------------------- */

@@ -3,7 +3,7 @@
  *
  * Copies between host and device go through a ring of pinned buffers. A copy from pageable memory would make the
  * driver wait for the stream; with the ring device_put returns as soon as the bytes are in a pinned buffer, and the
- * host waits only when it is STAGING_SLOTS buffers ahead of the device. */
+ * host waits only when it is STAGES buffers ahead of the device. */
 #include "kernels/comm.h"
 #include "kernels/cuda/cuda.h"
 
@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { STAGING_SLOTS = 32, STAGING_DEPTH = 4 };
+enum { STAGES = 32, STAGING_DEPTH = 4 };
 static const size_t STAGING_BYTES = 1 << 20;
 
 struct DeviceMark { cudaEvent_t event; };
@@ -23,9 +23,9 @@ static struct {
     Queue current;
     bool merged;
     struct { void *data; size_t bytes; } scratch[SCRATCH_SLOTS];
-    struct { char *data; cudaEvent_t event; } slot[STAGING_SLOTS];     /* event: the slot's last copy is done */
+    struct { char *data; cudaEvent_t event; } stage[STAGES];    /* event: the stage's last copy is done */
     struct { char *data; size_t bytes; } pinned;                       /* device_host_alloc's */
-    unsigned next_slot;
+    unsigned next_stage;
 } dev;
 
 /* ---- checks ------------------------------------------------------------------------------------------------ */
@@ -107,10 +107,10 @@ void device_init(int local_rank)
     device_queue(QUEUE_COMPUTE);
 
     char *pinned;
-    CUDA_CHECK(cudaMallocHost((void **)&pinned, STAGING_SLOTS * STAGING_BYTES));
-    for (int i = 0; i < STAGING_SLOTS; i++) {
-        dev.slot[i].data = pinned + i * STAGING_BYTES;
-        CUDA_CHECK(cudaEventCreateWithFlags(&dev.slot[i].event, cudaEventDisableTiming));
+    CUDA_CHECK(cudaMallocHost((void **)&pinned, STAGES * STAGING_BYTES));
+    for (int i = 0; i < STAGES; i++) {
+        dev.stage[i].data = pinned + i * STAGING_BYTES;
+        CUDA_CHECK(cudaEventCreateWithFlags(&dev.stage[i].event, cudaEventDisableTiming));
     }
 }
 
@@ -264,10 +264,10 @@ void *device_scratch(size_t bytes, int slot)
 /* ---- copies ------------------------------------------------------------------------------------------------ */
 
 /* The next pinned buffer; waits until its last copy is done. */
-static unsigned acquire_slot(void)
+static unsigned acquire_stage(void)
 {
-    unsigned i = dev.next_slot++ % STAGING_SLOTS;
-    CUDA_CHECK(cudaEventSynchronize(dev.slot[i].event));
+    unsigned i = dev.next_stage++ % STAGES;
+    CUDA_CHECK(cudaEventSynchronize(dev.stage[i].event));
     return i;
 }
 
@@ -279,11 +279,11 @@ static size_t chunk_bytes(size_t bytes, size_t at)
 void device_put(void *dst, const void *src, size_t bytes)
 {
     for (size_t at = 0; at < bytes; at += STAGING_BYTES) {
-        unsigned i = acquire_slot();
+        unsigned i = acquire_stage();
         size_t n = chunk_bytes(bytes, at);
-        memcpy(dev.slot[i].data, (const char *)src + at, n);
-        CUDA_CHECK(cudaMemcpyAsync((char *)dst + at, dev.slot[i].data, n, cudaMemcpyHostToDevice, dev.stream));
-        CUDA_CHECK(cudaEventRecord(dev.slot[i].event, dev.stream));
+        memcpy(dev.stage[i].data, (const char *)src + at, n);
+        CUDA_CHECK(cudaMemcpyAsync((char *)dst + at, dev.stage[i].data, n, cudaMemcpyHostToDevice, dev.stream));
+        CUDA_CHECK(cudaEventRecord(dev.stage[i].event, dev.stream));
     }
 }
 
@@ -324,20 +324,20 @@ void device_get(void *dst, const void *src, size_t bytes)
         return;
     }
     size_t chunks = ceil_div(bytes, STAGING_BYTES);
-    unsigned slot[STAGING_DEPTH];
+    unsigned stage[STAGING_DEPTH];
     for (size_t c = 0; c < chunks + STAGING_DEPTH; c++) {
-        unsigned *s = &slot[c % STAGING_DEPTH];
+        unsigned *s = &stage[c % STAGING_DEPTH];
         if (c >= STAGING_DEPTH && c - STAGING_DEPTH < chunks) {
             size_t at = (c - STAGING_DEPTH) * STAGING_BYTES;
-            CUDA_CHECK(cudaEventSynchronize(dev.slot[*s].event));
-            memcpy((char *)dst + at, dev.slot[*s].data, chunk_bytes(bytes, at));
+            CUDA_CHECK(cudaEventSynchronize(dev.stage[*s].event));
+            memcpy((char *)dst + at, dev.stage[*s].data, chunk_bytes(bytes, at));
         }
         if (c < chunks) {
             size_t at = c * STAGING_BYTES, n = chunk_bytes(bytes, at);
-            *s = acquire_slot();
-            CUDA_CHECK(cudaMemcpyAsync(dev.slot[*s].data, (const char *)src + at, n, cudaMemcpyDeviceToHost,
+            *s = acquire_stage();
+            CUDA_CHECK(cudaMemcpyAsync(dev.stage[*s].data, (const char *)src + at, n, cudaMemcpyDeviceToHost,
                                        dev.stream));
-            CUDA_CHECK(cudaEventRecord(dev.slot[*s].event, dev.stream));
+            CUDA_CHECK(cudaEventRecord(dev.stage[*s].event, dev.stream));
         }
     }
     CUDA_CHECK(cudaStreamSynchronize(dev.stream));

@@ -165,7 +165,7 @@ void norm_backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x, const
     CHECK(!accumulate && !amax, "norm_backward: dx accumulates, or its maximum is wanted, and is %s", format_name(dx.format));
     typedef ReaderSource<DenseReader<float, true>> Source;
     const Tensor wide = tensor_at(device_scratch((size_t)N * C * sizeof(float), SCRATCH_1), Format{ F32, 0, false }, N, C);
-    amax = amax_slot();
+    amax = amax_new();
     backward(wide, amax, dw, dy, x, stats, w, norm, false);
     fp8_tiles<Source>({ { tile_out(dx, amax) } }, { {}, { (const float *)wide.data, C } }, N, C);
 }

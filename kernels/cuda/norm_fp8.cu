@@ -197,7 +197,7 @@ static void forward(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, T
     if (x_new)
         check_groups("norm_forward", "x", x, N, C);
     CHECK(!y_fp8 || !residual.data, "norm_forward: a residual is added to %s", format_name(y.format));
-    float *amax = y_fp8 ? amax_slot() : NULL;
+    float *amax = y_fp8 ? amax_new() : NULL;
     with_reader(stream, [&](auto reader) {
         if (y_fp8 && norm.kind == RMS_NORM)
             rms_rows_kernel<EXACT><<<N, threads, 0, device_stream()>>>(

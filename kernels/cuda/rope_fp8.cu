@@ -89,7 +89,7 @@ void rope_forward_fp8(Tensor y, Tensor x, Attention a)
 void rope_backward_fp8(Tensor dx, Tensor dy, Attention a)
 {
     check_operand("rope_backward", "dx", dx, dy.rows, dy.cols);
-    float *amax = amax_slot();
+    float *amax = amax_new();
     with_dense_reader(dy, [&](auto reader) {
         with_turn(reader, -1, a, [&](auto source) {
             fp8_amax(amax, source, dy.rows, dy.cols / 2);

@@ -1,37 +1,37 @@
 /* Between projection and attention with QK-norm of each head by itself, as in Qwen3.
  *
  * The packs of a head are those of rope.cu, in neighbouring threads of one warp, a power of two of them, so that its sum is
- * a few shuffles and no thread waits for another warp. Such a group is a slot. It has heads of q, of k or of v alone: one
- * set of weights, one set of sums for their gradient. Forward: a block per token, in which the slots of v copy.
+ * a few shuffles and no thread waits for another warp. Such a group is a team. It has heads of q, of k or of v alone: one
+ * set of weights, one set of sums for their gradient. Forward: a block per token, in which the teams of v copy.
  * Backward: each block takes every gridDim.x-th token.
  *
  * Bytes per element in BF16: forward 4 (x, y), backward 6 (dy, x, dx). Statistics: 4 bytes per head. The tables of angles and
  * the weights come from L1 and L2.
- * Sums are F32 trees. dqnorm, dknorm: a thread's own heads and tokens in their order, the block's slots in theirs, then the
+ * Sums are F32 trees. dqnorm, dknorm: a thread's own heads and tokens in their order, the block's teams in theirs, then the
  * blocks in theirs (reduce.cu). */
 #include "kernels/cuda/rope.cuh"
 
-/* Heads of a slot, and the most threads of a block. In backward RESIDENT threads fit on an SM: two blocks or more. */
+/* Heads of a team, and the most threads of a block. In backward RESIDENT threads fit on an SM: two blocks or more. */
 enum { EACH = 4, MAX_THREADS = 512, MAX_THREADS_BACKWARD = 320, RESIDENT = 2 * MAX_THREADS_BACKWARD };
 
-/* Slots of q, k and v lie in this order in the block, `parallel` together, each of `chunks` threads. What heads one block
+/* Teams of q, k and v lie in this order in the block, `parallel` together, each of `chunks` threads. What heads one block
  * cannot hold, the blocks of the same x and further y have. */
-struct Slots : Heads {
+struct Teams : Heads {
     int q, k, v;
 };
 
-/* A thread's place: in its slot, and of the slot the heads head, head + step, ... below end. Threads behind the packs of a
+/* A thread's place: in its team, and of the team the heads head, head + step, ... below end. Threads behind the packs of a
  * head have left = 0. */
-template <bool ALIGNED> struct SlotPlace : Place<ALIGNED> {
+template <bool ALIGNED> struct TeamPlace : Place<ALIGNED> {
     int step, end;
-    __device__ SlotPlace(const Slots &a, int each) : Place<ALIGNED>(a)
+    __device__ TeamPlace(const Teams &a, int each) : Place<ALIGNED>(a)
     {
-        const int slot = this->head, turned = a.H + a.K;
-        if (slot < a.q)
+        const int team = this->head, turned = a.H + a.K;
+        if (team < a.q)
             step = a.q, end = a.H;
-        else if (slot < a.q + a.k)
+        else if (team < a.q + a.k)
             this->head += a.H - a.q, step = a.k, end = turned;
-        else if (slot < a.parallel)
+        else if (team < a.parallel)
             this->head += turned - a.q - a.k, step = a.v, end = turned + a.K;
         else
             step = end = 0;
@@ -41,8 +41,8 @@ template <bool ALIGNED> struct SlotPlace : Place<ALIGNED> {
     }
 };
 
-/* Sums over a slot's threads; whole warps call. */
-template <int K> __device__ static inline void slot_sums(float (&x)[K], int threads)
+/* Sums over a team's threads; whole warps call. */
+template <int K> __device__ static inline void team_sums(float (&x)[K], int threads)
 {
     for (int o = threads / 2; o > 0; o /= 2)
 #pragma unroll
@@ -52,9 +52,9 @@ template <int K> __device__ static inline void slot_sums(float (&x)[K], int thre
 
 /* gridDim: (tokens, as many blocks as hold the heads of one) */
 template <bool ALIGNED, bool CLIPS, typename T, typename TW> __global__ __launch_bounds__(MAX_THREADS)
-void norm_heads_kernel(AnyOut y, float *stats, const T *x, const TW *q_weight, const TW *k_weight, Slots a)
+void norm_heads_kernel(AnyOut y, float *stats, const T *x, const TW *q_weight, const TW *k_weight, Teams a)
 {
-    const SlotPlace<ALIGNED> p(a, EACH);
+    const TeamPlace<ALIGNED> p(a, EACH);
     const int half = a.D / 2, turned = a.H + a.K;
     const size_t row = (size_t)blockIdx.x * a.S + p.first;
     const TW *weight = (p.head < a.H ? q_weight : k_weight) + p.first;
@@ -76,7 +76,7 @@ void norm_heads_kernel(AnyOut y, float *stats, const T *x, const TW *q_weight, c
             const float ui = limit<CLIPS>(u[j][i], a.clip), vi = limit<CLIPS>(v[j][i], a.clip);
             sums[j] += ui * ui + vi * vi;
         }
-    slot_sums(sums, a.chunks);
+    team_sums(sums, a.chunks);
     keep_packed(u), keep_packed(v);
     keep_packed(w);
 #pragma unroll
@@ -103,10 +103,10 @@ void norm_heads_kernel(AnyOut y, float *stats, const T *x, const TW *q_weight, c
     }
 }
 
-/* The block's sums, of each column over the slots of q and over those of k. to: (2, D); shared: (parallel, D) */
+/* The block's sums, of each column over the teams of q and over those of k. to: (2, D); shared: (parallel, D) */
 template <bool ALIGNED>
-__device__ static inline void add_slots(float *to, float *shared, const float (&u)[8], const float (&v)[8], const Slots &a,
-                                        const SlotPlace<ALIGNED> &p)
+__device__ static inline void add_teams(float *to, float *shared, const float (&u)[8], const float (&v)[8], const Teams &a,
+                                        const TeamPlace<ALIGNED> &p)
 {
     float *own = shared + (size_t)(threadIdx.x / a.chunks) * a.D + p.first;
 #pragma unroll
@@ -125,7 +125,7 @@ __device__ static inline void add_slots(float *to, float *shared, const float (&
 
 /* What a block reads next, in L2 ahead of time. */
 template <typename TDY, typename TX>
-__device__ static inline void prefetch_token(const TDY *dy, const TX *x, const Slots &a, int n)
+__device__ static inline void prefetch_token(const TDY *dy, const TX *x, const Teams &a, int n)
 {
     const size_t row = (size_t)n * a.S, width = (size_t)(a.H + a.K) * a.D;
     prefetch(dy + row, width * sizeof *dy);
@@ -133,7 +133,7 @@ __device__ static inline void prefetch_token(const TDY *dy, const TX *x, const S
     prefetch(a.rope + (size_t)(n % a.T) * a.D, a.D * sizeof *a.rope);
 }
 
-/* As norm_turn_backward_kernel of rope.cu; a slot has one head. gridDim: (blocks that share the tokens, as many as hold the
+/* As norm_turn_backward_kernel of rope.cu; a team has one head. gridDim: (blocks that share the tokens, as many as hold the
  * heads of one). partial: for each block (2, D) sums of d h over its tokens and its heads of q and of k; `shared` has room for
  * parallel D floats.
  * NOTE: with two heads a thread the compiler, short of registers, loads the second when it has summed the first. With one all
@@ -141,10 +141,10 @@ __device__ static inline void prefetch_token(const TDY *dy, const TX *x, const S
 template <bool ALIGNED, bool CLIPS, typename TW, typename TDY, typename TX>
 __global__ __launch_bounds__(MAX_THREADS_BACKWARD, RESIDENT / MAX_THREADS_BACKWARD)
 void norm_heads_backward_kernel(AnyOut dx, float *partial, const TDY *dy, const TX *x, const float *stats,
-                                const TW *q_weight, const TW *k_weight, Slots a, int N)
+                                const TW *q_weight, const TW *k_weight, Teams a, int N)
 {
     extern __shared__ float shared[];
-    const SlotPlace<ALIGNED> p(a, 1);
+    const TeamPlace<ALIGNED> p(a, 1);
     const int half = a.D / 2, turned = a.H + a.K, left = p.head < p.end ? p.left : 0;
     const TW *weight = (p.head < a.H ? q_weight : k_weight) + p.first;
     Pack<TW> w[2] = { load_pack<ALIGNED>(weight, left), load_pack<ALIGNED>(weight + half, left) };
@@ -169,7 +169,7 @@ void norm_heads_backward_kernel(AnyOut dx, float *partial, const TDY *dy, const 
             dwu[i] += u[i], dwv[i] += v[i];
             sums[0] += u[i] * w[0][i] + v[i] * w[1][i];
         }
-        slot_sums(sums, a.chunks);
+        team_sums(sums, a.chunks);
         keep_packed(d), keep_packed(in);
         keep_packed(w);
         const float r_mean_gh = r * sums[0] * a.q_inverse;
@@ -185,15 +185,15 @@ void norm_heads_backward_kernel(AnyOut dx, float *partial, const TDY *dy, const 
         store_any<ALIGNED>(dx, at, u, left);
         store_any<ALIGNED>(dx, at + half, v, left);
     }
-    add_slots(partial + ((size_t)blockIdx.y * gridDim.x + blockIdx.x) * 2 * a.D, shared, dwu, dwv, a, p);
+    add_teams(partial + ((size_t)blockIdx.y * gridDim.x + blockIdx.x) * 2 * a.D, shared, dwu, dwv, a, p);
 }
 
 /* ---- entry ---------------------------------------------------------------------------------------------------- */
 
-/* Slots of up to `each` heads, on as few blocks as hold them with `most` threads each. */
-static Slots slots_of(const char *op, Attention a, bool values, int each, int most, int *blocks)
+/* Teams of up to `each` heads, on as few blocks as hold them with `most` threads each. */
+static Teams teams_of(const char *op, Attention a, bool values, int each, int most, int *blocks)
 {
-    Slots s = {};
+    Teams s = {};
     s.H = a.H, s.K = a.K, s.D = a.D, s.T = a.T, s.S = (a.H + 2 * a.K) * a.D;
     s.clip = a.clip > 0 ? a.clip : INFINITY;
     s.eps = a.norm.eps, s.q_inverse = s.k_inverse = 1.0f / a.D;
@@ -215,7 +215,7 @@ static Slots slots_of(const char *op, Attention a, bool values, int each, int mo
 void rope_forward_by_head(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm, Attention a, bool values)
 {
     int blocks;
-    const Slots s = slots_of("rope_forward", a, values, EACH, MAX_THREADS, &blocks);
+    const Teams s = teams_of("rope_forward", a, values, EACH, MAX_THREADS, &blocks);
     const dim3 grid(x.rows, blocks);
     const int threads = block_threads(s.parallel * s.chunks, 1, MAX_THREADS);
     with_bool(halves_aligned(a, x, y, x, qnorm, knorm), [&](auto aligned) {
@@ -236,7 +236,7 @@ void rope_backward_by_head(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, T
                            Tensor knorm, Attention a)
 {
     int blocks;
-    const Slots s = slots_of("rope_backward", a, false, 1, MAX_THREADS_BACKWARD, &blocks);
+    const Teams s = teams_of("rope_backward", a, false, 1, MAX_THREADS_BACKWARD, &blocks);
     const int threads = block_threads(s.parallel * s.chunks, 1, MAX_THREADS_BACKWARD), N = dy.rows;
     const int fit = RESIDENT / threads * device_sm_count() / blocks, most = fit > 0 ? fit : 1;
     const dim3 grid(most < N ? most : N, blocks);

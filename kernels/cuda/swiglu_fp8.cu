@@ -110,7 +110,7 @@ template <bool EXACT> static void forward(Tensor act, Tensor gate_up, Tensor wid
     const int N = act.rows, F = act.cols;
     const bool saves = gate_up.data != wide.data;
     check_operand("swiglu_forward", "act", act, N, F);
-    float *amax = amax_slot();
+    float *amax = amax_new();
     if (saves) {
         check_groups("swiglu_forward", "gate_up", gate_up, N, 2 * F);
         with_type(wide, [&](auto *in) {
@@ -147,7 +147,7 @@ static void swiglu_backward_tiles(Tensor dgate_up, Tensor act, Reader gate_up, R
 {
     typedef SwigluBackwardSource<Reader, ReaderD, ACT> Source;
     const Source source = { {}, gate_up, dact, F };
-    float *amax = amax_slot();
+    float *amax = amax_new();
     TileOuts<Source> outs = { { tile_out(dgate_up, amax), tile_out(dgate_up, amax) } };
     if (ACT)
         outs.out[Source::OUTPUTS - 1] = tile_out(act, NULL);
