@@ -237,8 +237,8 @@ static Desc mask_causal(AttentionGraph *g, Desc x)
     return keep_where(g, x, compare(g, CUDNN_POINTWISE_CMP_GE, query, key));
 }
 
-/* With a window: scores of keys with key + window <= query become minus infinity too. NOTE: in the form that
- * cudnn-frontend's diagonal_band_mask.h gives it, with a sum in F32: it says that the kernels' speed depends on that. */
+/* With a window: scores of keys with key + window <= query become minus infinity too. NOTE: written as cudnn-frontend's
+ * diagonal_band_mask.h writes it, sum in F32 included; it warns that other forms may be correct but slow. */
 static Desc mask_window(AttentionGraph *g, Desc x)
 {
     if (!g->key->window)
