@@ -135,7 +135,9 @@ __device__ static inline void prefetch_token(const TDY *dy, const TX *x, const S
 
 /* As norm_turn_backward_kernel of rope.cu; a slot has one head. gridDim: (blocks that share the tokens, as many as hold the
  * heads of one). partial: for each block (2, D) sums of d h over its tokens and its heads of q and of k; `shared` has room for
- * parallel D floats. */
+ * parallel D floats.
+ * NOTE: with two heads a thread the compiler, short of registers, loads the second when it has summed the first. With one all
+ * loads of a token go out together, and twenty warps rather than fifteen fit on an SM. */
 template <bool ALIGNED, bool CLIPS, typename TW, typename TDY, typename TX>
 __global__ __launch_bounds__(MAX_THREADS_BACKWARD, RESIDENT / MAX_THREADS_BACKWARD)
 void norm_heads_backward_kernel(AnyOut dx, float *partial, const TDY *dy, const TX *x, const float *stats,
