@@ -9,10 +9,10 @@
 #   BACKEND=cpu|cuda   which back end                       SANITIZE=1    address and undefined-behaviour checks
 #   DEPS=prefix        libraries in prefix/include, /lib    CUDA_HOME=... NCCL_HOME=...   if they are elsewhere
 #   CC=... CFLAGS=... NVCCFLAGS=...                         MPIRUN=...    the launcher of demo and tests
+#   ARCH="80 90a 120"  GPUs to compile for, by compute capability: 80 86 89 90a 100 120 ...; those found, else 90a
 
 CUDA_HOME ?= /usr/local/cuda
 NCCL_HOME ?= $(CUDA_HOME)
-ARCH      ?= 90a
 MPIRUN    ?= mpirun
 NVCC      := $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc 2>/dev/null))
 BACKEND   ?= $(if $(and $(NVCC),$(wildcard /dev/nvidiactl)),cuda,cpu)
@@ -34,10 +34,16 @@ BLAS_LIBS  := $(or $(call PKG,--libs,openblas),-lopenblas)
 
 # What the code requires comes first; CFLAGS and NVCCFLAGS are the user's.
 CC_FLAGS  := -std=c17 -D_GNU_SOURCE -O2 -g -Wall -Wextra -Wno-missing-field-initializers -ffp-contract=off -I. $(DEPS_FLAGS) $(MPI_FLAGS)
-NV_FLAGS  := -std=c++17 -O3 -lineinfo -gencode=arch=compute_$(ARCH),code=sm_$(ARCH) -I. $(DEPS_FLAGS)
+NV_FLAGS  := -std=c++17 -O3 -lineinfo -I. $(DEPS_FLAGS)
 LIBS      := $(DEPS_LIBS) $(YAML_LIBS) $(JSON_LIBS) $(MPI_LIBS) -lm -lpthread
 ifeq ($(BACKEND),cuda)
 CC_FLAGS  += -I$(CUDA_HOME)/include -I$(NCCL_HOME)/include
+# GPUs from 8.0 on. The last one's PTX too, which drivers compile for later GPUs; that of 90a is for 9.0 alone.
+GPUS      := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
+               sed -nE 's/^([89]|[1-9][0-9])\.([0-9])$$/\1\2/p' | sort -nu)
+ARCH      ?= $(or $(patsubst 90,90a,$(GPUS)),90a)
+NV_FLAGS  += $(foreach a,$(ARCH),-gencode=arch=compute_$a,code=sm_$a) -DARCHITECTURES='"$(strip $(ARCH))"'
+NV_FLAGS  += $(foreach a,$(filter-out %a %f,$(lastword $(ARCH))),-gencode=arch=compute_$a,code=compute_$a)
 CUDA_LIBS := $(foreach d,$(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/lib $(NCCL_HOME)/lib),-L$d -Wl,-rpath,$d)
 LIBS      += $(CUDA_LIBS) -lcudart -lcublasLt -lcudnn -lnccl -lstdc++
 else ifeq ($(BACKEND),cpu)
@@ -79,6 +85,8 @@ $(TESTS): $B/%: $B/%.c.o $(HELPERS) $(OBJECTS)
 # This one stands between the model and the operations.
 $B/tests/test_cpu_order_ranks: WRAP = $(shell sed -n 's/^OP.\([a-z_]*\),.*/-Wl,--wrap=\1/p' tests/test_cpu_order_ranks.c) \
                                       -Wl,--wrap=device_mark -Wl,--wrap=device_wait
+# This one stands for a GPU without FP8, where no model is to be placed.
+$B/tests/test_cpu_no_fp8: WRAP = -Wl,--wrap=device_has_fp8 -Wl,--wrap=model_place
 $B/tests/bench_%: $B/tests/bench_%.c.o $(OBJECTS)
 	@echo "  LINK  $@"
 	@$(CC) $^ $(LIBS) $(LDFLAGS) -o $@
@@ -86,10 +94,15 @@ $B/%.c.o: %.c | check
 	@mkdir -p $(@D)
 	@echo "  CC    $<"
 	@$(CC) $(CC_FLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
-$B/%.cu.o: %.cu | check
+$B/%.cu.o: %.cu $B/arch | check
 	@mkdir -p $(@D)
 	@echo "  NVCC  $<"
 	@$(NVCC) $(NV_FLAGS) $(NVCCFLAGS) -MMD -MP -c $< -o $@
+
+# What the .cu files were compiled for: newer than they are when that changes.
+$B/arch: always
+	@mkdir -p $(@D)
+	@echo '$(ARCH)' | cmp -s - $@ || echo '$(ARCH)' >$@
 
 # Says what was found, once per build folder, and what a missing piece means.
 check: $B/found
@@ -120,6 +133,6 @@ help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 clean:
 	rm -rf build train
-.PHONY: train demo run-demo test run-tests build-all bench check help clean
+.PHONY: train demo run-demo test run-tests build-all bench check help clean always
 .SECONDARY:
 -include $(shell find build -name '*.d' 2>/dev/null)

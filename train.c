@@ -2,7 +2,7 @@
  *
  * Every rank: read the configuration, place the model in memory, then for each step
  *     zero the gradients; forward and backward of each micro-batch; sum gradients over ranks;
- *     clip; AdamW; log; now and then evaluate and save. */
+ *     clip; update; log; now and then evaluate and save. */
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
@@ -15,11 +15,11 @@
 #include "kernels/watchdog.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/config/load.h"
-#include "model/optimizer.h"
 #include "model/run/evaluate.h"
 #include "model/run/log.h"
 #include "model/run/run.h"
 #include "model/schedule.h"
+#include "model/update.h"
 
 static volatile sig_atomic_t asked_to_stop;
 

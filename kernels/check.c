@@ -8,19 +8,21 @@ void check_tensor(const char *op, const char *name, Tensor t, int rows, int cols
         die("%s: there is no %s; expected (%d, %d)", op, name, rows, cols);
     if (t.rows != rows || t.cols != cols)
         die("%s: %s is (%d, %d); expected (%d, %d)", op, name, t.rows, t.cols, rows, cols);
-    bool fp8 = format_is_fp8(t.format);
-    if (!fp8 && (t.format.group || t.data_t))
+    bool scales = format_has_scales(t.format);
+    if (!scales && (t.format.group || t.data_t))
         die("%s: %s is %s: only FP8 has groups or a transposed copy", op, name, format_name(t.format));
-    if (fp8 && !t.scale)
+    if (scales && !t.scale)
         die("%s: %s is %s without scales", op, name, format_name(t.format));
     if (t.format.group < 0 || (t.format.group && (cols % t.format.group || t.data_t)))
         die("%s: %s is %s of (%d, %d): groups divide rows, and have no transposed copy", op, name,
             format_name(t.format), rows, cols);
+    if (format_is_dynamic8(t.format) && t.format.group != DYNAMIC8_GROUP)
+        die("%s: %s is %s; the dynamic maps have groups of %d", op, name, format_name(t.format), (int)DYNAMIC8_GROUP);
 }
 
 void check_plain(const char *op, const char *name, Tensor t)
 {
-    if (format_is_fp8(t.format))
+    if (format_has_scales(t.format))
         die("%s: %s is %s; expected f32 or bf16, since it accumulates or is changed in place", op, name,
             format_name(t.format));
 }

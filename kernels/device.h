@@ -5,6 +5,7 @@
 
 void        device_init(int local_rank);        /* chooses the GPU of that number; says so if there is none */
 const char *device_name(void);                  /* "NVIDIA H200", "cpu" */
+bool        device_has_fp8(void);               /* whether there are GEMMs of FP8 operands; storing FP8 needs none */
 double      device_peak_flops(DType d);         /* data-sheet dense FLOP/s for GEMM operands of d; 0: unknown */
 size_t      device_memory_total(void);          /* bytes */
 size_t      device_memory_used(void);           /* bytes of the device in use now, by whomever (CPU: this process) */

@@ -1,5 +1,4 @@
-/* Numbers in their formats, and tensors in host memory as floats: for the CPU back end, which computes with them, and
- * for the telemetry, which looks at what either back end stored. */
+/* Numbers in BF16 and FP8, and the scales of FP8. */
 #pragma once
 #include "kernels/tensor.h"
 
@@ -16,9 +15,7 @@ uint16_t fp8_group_scale(float amax, DType d);  /* S of a group, BF16 rounded up
 uint32_t fp8_pair      (float amax, float k, DType d);
 float    fp8_pair_scale(uint32_t pair);
 float    fp8_pair_power(uint32_t pair);
-float    abs_max    (const float *x, size_t n); /* NaN counts as 0 */
+/* k of a group whose values lie between b and a in size. */
+float    fp8_expansion_power(float a, float b, DType d);
 
-/* Elements first .. first + n - 1 in row-major order, of a tensor in host memory; whole groups. `store` sets group
- * scales, but uses the one scale of a group-0 FP8 tensor as it is. */
-void load (float *x, Tensor t, size_t first, size_t n);
-void store(Tensor t, size_t first, const float *x, size_t n);
+float    abs_max    (const float *x, size_t n); /* NaN counts as 0 */

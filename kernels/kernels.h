@@ -17,10 +17,14 @@
  * code = round to nearest even of x (1/S), both in F32, saturating [COAT eq. 1]; writes y.data_t too if there is one. */
 void quantize(Tensor y, Tensor x);
 
-/* Its two halves for an FP8 y of group 0: the scale from max|x|; then codes and, if there is one, transposed codes with
- * the scale that y has. Here y.data or y.data_t may be NULL: not written. */
-void quantize_scale(Tensor y, Tensor x);
-void quantize_codes(Tensor y, Tensor x);
+/* The same where max|x| may be known already: *amax, a float of device memory; NULL: it is not. A group finds its own. */
+void quantize_with_amax(Tensor y, Tensor x, const float *amax);
+
+/* Its two halves for an FP8 y of group 0: the scale from max|x|, which is found or given; then codes and, if there is one,
+ * transposed codes with the scale that y has. Here y.data or y.data_t may be NULL: not written. */
+void quantize_scale     (Tensor y, Tensor x);
+void quantize_scale_from(Tensor y, const float *amax);
+void quantize_codes     (Tensor y, Tensor x);
 
 /* Whether FP8 with groups of this size is known: on the CPU any, with CUDA 16 for activations and 128 for moments. */
 bool knows_group(int group, bool moment);
@@ -63,8 +67,10 @@ void norm_forward_exact(Tensor y, Tensor x, float *stats, Tensor stream, Tensor 
 void norm_again(Tensor y, Tensor x, const float *stats, Tensor w);
 
 /* dx = [dx +] the gradient of y with respect to x; dw += (no tensor: not wanted). With g = dy w, xh = (x - mean) rstd:
- * dx = rstd (g - mean(g) [LAYER_NORM only] - xh mean(g xh)), dw = sum over n of dy xh. dx may be dy if not accumulating. */
-void norm_backward(Tensor dx, Tensor dw, Tensor dy, Tensor x, const float *stats, Tensor w, Norm norm, bool accumulate);
+ * dx = rstd (g - mean(g) [LAYER_NORM only] - xh mean(g xh)), dw = sum over n of dy xh. dx may be dy if not accumulating.
+ * *amax, a float of device memory, becomes max|dx| of all dx as stored, whatever it was; NULL: not wanted, as for an FP8 dx. */
+void norm_backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x, const float *stats, Tensor w, Norm norm,
+                   bool accumulate);
 
 /* ---- linear ----------------------------------------------------------------------------------------------- */
 
@@ -138,7 +144,7 @@ void cross_entropy(Tensor logits, float *loss, float *zloss, const int *target, 
 
 /* ---- reductions and the optimizer; always in the same order, hence the same bits ---------------------------- */
 
-void sum        (float *out, const float *x, size_t n);                 /* *out += sum of x */
+void sum_values (float *out, const float *x, size_t n);                 /* *out += sum of x */
 void sum_squares(float *out, Tensor x);                                 /* *out += sum of x^2; not finite if any x is not */
 
 typedef struct {
@@ -153,3 +159,12 @@ typedef struct {
  * All (1,n): consecutive elements of a flat unit, whose first has number `first` in the model. A BF16 w is rounded
  * stochastically with random bits that depend on (seed, first + i) alone. */
 void adamw(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first);
+
+/* AdamW with 8-bit moments, m of dynamic8/256 and v of udynamic8/256, as bitsandbytes' CUDA kernel computes it [Dettmers
+ * et al. 2022, arXiv 2110.02861; bitsandbytes 0.50, kOptimizerStatic8bit2StateBlockwise]; codes: kernels/dynamic8.h.
+ * g = grad_scale grad; v = b2 v + (1-b2) g^2; m = b1 m + (1-b1) g;
+ * w = (w - lr sqrt(c2)/c1 m / (sqrt(v) + sqrt(c2) eps)) (1 - lr weight_decay), with m and v before they are encoded.
+ * Where grad is not finite, m = v = 0 and w stays. All (1,n), n a multiple of 256: a last group that is not full goes on
+ * in padding, which is 0 and stays 0. first and a BF16 w as in adamw.
+ * DIFFERS: bitsandbytes rounds a BF16 w to nearest, before and after the decay; its own quotients are approximations. */
+void adamw8bit(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first);

@@ -8,7 +8,7 @@
 
 size_t dtype_size(DType d)
 {
-    static const size_t size[] = { [F32] = 4, [BF16] = 2, [E4M3] = 1, [E5M2] = 1 };
+    static const size_t size[] = { [F32] = 4, [BF16] = 2, [E4M3] = 1, [E5M2] = 1, [DYNAMIC8] = 1, [UDYNAMIC8] = 1 };
     return size[d];
 }
 
@@ -22,7 +22,18 @@ bool format_is_fp8(Format f)
     return f.dtype == E4M3 || f.dtype == E5M2;
 }
 
-static const char *const dtype_name[] = { [F32] = "f32", [BF16] = "bf16", [E4M3] = "e4m3", [E5M2] = "e5m2" };
+bool format_is_dynamic8(Format f)
+{
+    return f.dtype == DYNAMIC8 || f.dtype == UDYNAMIC8;
+}
+
+bool format_has_scales(Format f)
+{
+    return f.dtype != F32 && f.dtype != BF16;
+}
+
+static const char *const dtype_name[] = { [F32] = "f32", [BF16] = "bf16", [E4M3] = "e4m3", [E5M2] = "e5m2",
+                                          [DYNAMIC8] = "dynamic8", [UDYNAMIC8] = "udynamic8" };
 
 const char *format_name(Format f)
 {
@@ -38,7 +49,7 @@ const char *format_name(Format f)
 
 bool format_parse(Format *f, const char *text)
 {
-    for (DType d = F32; d <= E5M2; d++) {
+    for (DType d = F32; d <= UDYNAMIC8; d++) {
         size_t n = strlen(dtype_name[d]);
         if (strncasecmp(text, dtype_name[d], n) != 0)
             continue;
@@ -46,10 +57,12 @@ bool format_parse(Format *f, const char *text)
         char plus = '\0', rest;
         if (text[n] != '\0') {
             int found = sscanf(text + n, "/%d%c%c", &g.group, &plus, &rest);
-            if (!format_is_fp8(g) || found < 1 || found > 2 || (found == 2 && plus != '+') || g.group < 1)
+            if (!format_has_scales(g) || found < 1 || found > 2 || (found == 2 && plus != '+') || g.group < 1)
                 continue;
             g.expand = found == 2;
         }
+        if (format_is_dynamic8(g) && (g.group != DYNAMIC8_GROUP || g.expand))
+            continue;
         *f = g;
         return true;
     }
@@ -58,7 +71,7 @@ bool format_parse(Format *f, const char *text)
 
 int tensor_scales_per_group(Format f)
 {
-    return f.group ? 1 + f.expand : 0;
+    return f.group ? 1 + (f.expand || format_is_dynamic8(f)) : 0;
 }
 
 bool tensor_exists(Tensor t)
@@ -73,7 +86,7 @@ size_t tensor_numel(Tensor t)
 
 static size_t scale_bytes(Format f, int rows, int cols)
 {
-    if (!format_is_fp8(f))
+    if (!format_has_scales(f))
         return 0;
     return f.group ? (size_t)rows * (cols / f.group) * tensor_scales_per_group(f) * sizeof(uint16_t) : 16;
 }
@@ -96,7 +109,7 @@ Tensor tensor_alloc(Arena *a, Format f, int rows, int cols)
     CHECK(!f.group || cols % f.group == 0, "%d columns in groups of %d", cols, f.group);
     Tensor t = { .format = f, .rows = rows, .cols = cols };
     t.data = arena_alloc(a, (size_t)rows * cols * dtype_size(f.dtype));
-    if (format_is_fp8(f))
+    if (format_has_scales(f))
         t.scale = arena_alloc(a, scale_bytes(f, rows, cols));
     return t;
 }
@@ -111,7 +124,7 @@ Tensor operand_alloc(Arena *a, Format f, int rows, int cols)
 
 Tensor tensor_at(void *data, Format f, int rows, int cols)
 {
-    CHECK(!format_is_fp8(f), "a view of plain memory has no scales");
+    CHECK(!format_has_scales(f), "a view of plain memory has no scales");
     return (Tensor){ .data = data, .format = f, .rows = rows, .cols = cols };
 }
 

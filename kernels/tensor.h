@@ -5,20 +5,22 @@
 #include <stddef.h>
 #include <stdint.h>
 
-typedef enum { F32, BF16, E4M3, E5M2 } DType;
+/* DYNAMIC8 and UDYNAMIC8: the signed and the unsigned dynamic map of bitsandbytes (kernels/dynamic8.h), only for adamw8bit. */
+typedef enum { F32, BF16, E4M3, E5M2, DYNAMIC8, UDYNAMIC8 } DType;
 
-/* How values are stored. FP8 values carry scales: value = scale * code.
+enum { DYNAMIC8_GROUP = 256 };      /* the one group size of the dynamic maps */
+
+/* How values are stored. Codes of 8 bits carry scales: value = scale * code.
  * group: consecutive elements of a row that share one scale; 0: one scale for the whole tensor.
- * expand: a group is stretched to the format's range by a power k that is stored beside its scale [COAT sec. 4]: only
+ * expand: a group of FP8 is stretched to the format's range by a power k that is stored beside its scale [COAT sec. 4]: only
  * the optimizer's moments. */
 typedef struct { DType dtype; int group; bool expand; } Format;
 
 typedef struct {
-    void  *data;      /* (rows, cols), 256-byte aligned; NULL: the tensor does not exist                       */
-    void  *data_t;    /* (cols, rows): transposed FP8 codes with the same scale, as operands of FP8 GEMMs; or NULL */
-    void  *scale;     /* group 0: one float (16 bytes apart); else BF16 (rows, cols/group), if expanded fp8_pair. NULL unless FP8 */
-    float *amax;      /* of dense data: where the operation that makes it leaves max|data| for quantize, which spends it:
-                         one float, 0 before; NULL: quantize looks itself. Only norm_backward fills it             */
+    void *data;       /* (rows, cols), 256-byte aligned; NULL: the tensor does not exist                       */
+    void *data_t;     /* (cols, rows): transposed FP8 codes with the same scale, as operands of FP8 GEMMs; or NULL */
+    void *scale;      /* group 0: one float (16 bytes apart); else (rows, cols/group): of FP8 BF16, if expanded fp8_pair; of the
+                         dynamic maps F32. NULL of F32 and BF16                                                 */
     Format format;
     int    rows, cols;
 } Tensor;
@@ -35,8 +37,11 @@ Tensor tensor_rows (Tensor t, int first, int rows);                   /* a view 
 
 bool        tensor_exists(Tensor t);                                  /* it has data or data_t */
 bool        format_equal (Format a, Format b);
-bool        format_is_fp8(Format f);
-const char *format_name  (Format f);                                  /* "bf16", "e4m3/16", "e4m3/128+" (expanded); 16 stay valid */
+bool        format_is_fp8(Format f);                                  /* E4M3 or E5M2 */
+bool        format_is_dynamic8(Format f);                             /* DYNAMIC8 or UDYNAMIC8 */
+bool        format_has_scales(Format f);                              /* all but F32 and BF16 */
+/* "bf16", "e4m3/16", "e4m3/128+" (expanded), "dynamic8/256"; 16 stay valid */
+const char *format_name  (Format f);
 bool        format_parse (Format *f, const char *text);               /* false if text is not a format name */
 size_t      dtype_size   (DType d);                                   /* bytes of an element */
 int         tensor_scales_per_group(Format f);                        /* 2-byte words that a group's scale takes */

@@ -101,13 +101,21 @@ void block_forward(const Model *m, const Unit *w, Acts *a, Acts *next)
     branch_out       (m, next->res0, a->act, w->down, a->res1, a->branch1, a->x1, a->stats1, w->norm1);
 }
 
+/* dres = [dres +] the gradient of a norm's input, from that of its output, dh. Where dres_amax is wanted nothing else writes
+ * dres: it is the maximum whenever branch_out_backward reads it. */
+void norm_to_stream_backward(const Model *m, Tensor dnorm, Tensor x, const float *stats, Tensor norm, bool accumulate)
+{
+    const Work *t = &m->work;
+    norm_backward(t->dres, t->dres_amax, dnorm, t->dh, x, stats, norm, m->config->norm, accumulate);
+}
+
 /* From the gradient of the residual stream to that of the branch's last GEMM: dy. */
 static Tensor branch_out_backward(const Model *m, Tensor dnorm, Tensor x, const float *stats, Tensor norm)
 {
     if (m->config->norm_after)
-        norm_backward(m->work.dy, dnorm, m->work.dres, x, stats, norm, m->config->norm, false);
+        norm_backward(m->work.dy, NULL, dnorm, m->work.dres, x, stats, norm, m->config->norm, false);
     else
-        quantize(m->work.dy, m->work.dres);
+        quantize_with_amax(m->work.dy, m->work.dres, m->work.dres_amax);
     return m->work.dy;
 }
 
@@ -118,7 +126,7 @@ static void branch_in_backward(const Model *m, Tensor dy, Tensor w, Tensor dnorm
         matmul_dx(m->work.dres, dy, w, true);
     else {
         matmul_dx(m->work.dh, dy, w, false);
-        norm_backward(m->work.dres, dnorm, m->work.dh, x, stats, norm, m->config->norm, true);
+        norm_to_stream_backward(m, dnorm, x, stats, norm, true);
     }
 }
 

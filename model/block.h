@@ -4,3 +4,4 @@
 
 void block_forward (const Model *m, const Unit *w, Acts *a, Acts *next);
 void block_backward(const Model *m, const Unit *w, Unit *dw, const Acts *a);
+void norm_to_stream_backward(const Model *m, Tensor dnorm, Tensor x, const float *stats, Tensor norm, bool accumulate);

@@ -31,6 +31,7 @@ typedef struct {
 /* Buffers that all blocks share. */
 typedef struct {
     Tensor dres;       /* (N, C) dLoss/d(residual stream)                                                              */
+    float *dres_amax;  /* [1] max|dres|, where dy gets its scale from it; else NULL                                    */
     Tensor dy;         /* (N, C) gradient of a branch's last GEMM; = dres where nothing stands between                 */
     Tensor dh;         /* (N, C) gradient of a branch's first operand                                                  */
     Tensor dact;       /* (N, F)                                                                                       */

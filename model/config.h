@@ -92,6 +92,7 @@ typedef struct {
     int      timeout_seconds;                 /* without progress of a rank, after which all end */
 
     struct {
+        char  *name;                          /* a row of optimizer.h */
         double lr, beta1, beta2, eps, weight_decay;
         bool   decay_norm_and_bias, decay_embeddings;
     } optimizer;

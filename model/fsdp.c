@@ -1,7 +1,11 @@
 /* The verbs. fsdp_plan.c says where everything lies. */
 #include "model/fsdp.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 #include "kernels/comm.h"
+#include "kernels/dynamic8.h"
 #include "kernels/error.h"
 #include "kernels/trace.h"
 #include "kernels/watchdog.h"
@@ -208,6 +212,35 @@ void fsdp_zero_grads(Fsdp *f)
         if (s && f->sum_once)
             device_zero(s->flat.data, tensor_bytes(s->flat));
     }
+}
+
+/* ---- the optimizer's states ------------------------------------------------------------------------------- */
+
+/* NOTE: codes of 0 are not 0 in every format, so zeroed memory says 0 only as long as the scales are 0 too. */
+static void zero_codes(Tensor t)
+{
+    enum { CHUNK = 1 << 20 };
+    const size_t bytes = tensor_numel(t) * dtype_size(t.format.dtype);
+    if (!format_is_dynamic8(t.format)) {
+        device_zero(t.data, bytes);
+        return;
+    }
+    char *codes = xmalloc(CHUNK);
+    memset(codes, dynamic8_encode(0, t.format.dtype), CHUNK);
+    for (size_t at = 0; at < bytes; at += CHUNK)
+        device_put((char *)t.data + at, codes, bytes - at < CHUNK ? bytes - at : CHUNK);
+    free(codes);
+}
+
+void fsdp_zero_states(Fsdp *f)
+{
+    for (int u = 0; u < f->num_units; u++)
+        for (int i = 0; i < f->optimizer->num_states && f->shard[u].count; i++) {
+            const Tensor t = f->shard[u].state[i];
+            zero_codes(t);
+            if (t.scale)
+                device_zero(t.scale, tensor_bytes(t) - tensor_numel(t) * dtype_size(t.format.dtype));
+        }
 }
 
 /* ---- master weights --------------------------------------------------------------------------------------- */

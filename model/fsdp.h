@@ -32,5 +32,6 @@ void        fsdp_wait_grads(Fsdp *f);                      /* what is queued fro
 
 void        fsdp_init   (Fsdp *f, const ModelConfig *c, uint64_t seed);    /* initial weights; the same for any number of ranks */
 void        fsdp_zero_grads(Fsdp *f);
+void        fsdp_zero_states(Fsdp *f);                     /* all states of the optimizer are 0, in padding too. Waits */
 void        fsdp_updated(Fsdp *f);                         /* the optimizer changed the master weights */
 void        fsdp_loaded (Fsdp *f);                         /* all weights are others than before */

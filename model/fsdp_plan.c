@@ -99,8 +99,8 @@ static void place_shard(Fsdp *f, Arena *a, int u, int rank)
     s->frozen_first = s->frozen_count * rank;
     s->master = flat(a, r->master, s->count);
     s->grad = flat(a, r->grads, s->count);
-    s->m = flat(a, r->moment1, s->count);
-    s->v = flat(a, r->moment2, s->count);
+    for (int i = 0; i < f->optimizer->num_states; i++)
+        s->state[i] = flat(a, optimizer_format(f->optimizer, i, r), s->count);
     s->frozen = flat(a, r->frozen, s->frozen_count);
 }
 
@@ -214,6 +214,8 @@ void fsdp_plan(Fsdp *f, Arena *a, const Config *c, Placement p)
     if (!f->shape)
         create(f, m->n_layers + 2);
     f->recipe = c->recipe;
+    f->optimizer = optimizer_find(c->optimizer.name);
+    CHECK(f->optimizer, "no optimizer %s", c->optimizer.name);
     f->strategy = c->strategy;
     f->tied = m->weight_tying;
     f->shards = p.shards;
@@ -299,6 +301,15 @@ size_t fsdp_grad_bytes(const Fsdp *f)
         bytes += tensor_bytes(f->shard[u].grad);
     for (int i = 0; i < num_buffers(f); i++)
         bytes += (size_t)f->grad_buffer[i].flat.cols * dtype_size(f->recipe.grads.dtype);
+    return bytes;
+}
+
+size_t fsdp_state_bytes(const Fsdp *f)
+{
+    size_t bytes = 0;
+    for (int u = 0; u < f->num_units; u++)
+        for (int i = 0; i < f->optimizer->num_states; i++)
+            bytes += tensor_bytes(f->shard[u].state[i]);
     return bytes;
 }
 

@@ -1,14 +1,15 @@
-/* Where flat units lie: what each rank owns of weights, gradients and moments, the memory for gathered weights and for
+/* Where flat units lie: what each rank owns of weights, gradients and optimizer states, the memory for gathered weights and for
  * gradients that are not summed yet, and all views of them. fsdp.h moves them. */
 #pragma once
 #include "kernels/device.h"
+#include "model/optimizer.h"
 #include "model/params.h"
 
-/* This rank's part of one unit: elements [first, first + count) of the trained region, in all four, (1, count) each; and as many of
- * the frozen one. */
+/* This rank's part of one unit: elements [first, first + count) of the trained region, in all tensors, (1, count) each; and as many
+ * of the frozen one. */
 typedef struct {
     size_t first, count;
-    Tensor master, grad, m, v;
+    Tensor master, grad, state[MAX_STATES];
     size_t frozen_first, frozen_count;
     Tensor frozen;
 } Shard;
@@ -43,6 +44,7 @@ typedef struct {
                                           rank */
     float      *square_sum;            /* device memory: sum of the squares of this rank's gradients */
     Recipe      recipe;
+    const Optimizer *optimizer;        /* whose states the shards have */
     Strategy    strategy;
     bool        tied;
     int         first_trained;         /* the first unit with a trained parameter: backward ends there */
@@ -64,6 +66,7 @@ void        fsdp_plan   (Fsdp *f, Arena *a, const Config *c, Placement p);
 void        fsdp_place_gathered(Fsdp *f);                  /* between the two: allocates what fsdp_plan measured beside `a` */
 size_t      fsdp_weight_bytes(const Fsdp *f);              /* of copies for computing */
 size_t      fsdp_grad_bytes  (const Fsdp *f);              /* of accumulated gradients and their buffers */
+size_t      fsdp_state_bytes (const Fsdp *f);              /* of the optimizer's states */
 void        fsdp_free   (Fsdp *f);
 
 /* The part of a parameter that this rank owns: elements *first .. *first + n of the parameter; returns n, maybe 0. */

@@ -109,14 +109,13 @@ static void head(Model *m, Fsdp *f, float scale, float z_weight, bool backward)
         }
     }
     if (backward)
-        norm_backward(m->work.dres, dnorm->norm, m->work.dh, x, m->final_stats, w->norm,
-                      m->config->norm, false);
+        norm_to_stream_backward(m, dnorm->norm, x, m->final_stats, w->norm, false);
     trace_end();
     fsdp_release(f, last);
     if (tied)
         fsdp_release(f, 0);
-    sum(&m->sums[0], m->losses, m->N);
-    sum(&m->sums[1], m->losses + m->N, m->N);
+    sum_values(&m->sums[0], m->losses, m->N);
+    sum_values(&m->sums[1], m->losses + m->N, m->N);
 }
 
 /* Down to the first unit that has something to train: nothing below it reads a gradient. */

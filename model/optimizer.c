@@ -1,51 +1,86 @@
-/* The gradient norm and the AdamW step over the shards. */
+/* The table of optimizers. */
 #include "model/optimizer.h"
 
 #include <math.h>
+#include <string.h>
 
-#include "kernels/comm.h"
-#include "kernels/device.h"
-#include "kernels/random.h"
+#include "kernels/error.h"
+#include "model/params.h"
 
-double optimizer_grad_norm(const Fsdp *f)
+/* The kernels compute in F32; the corrections come from the hyper-parameters as they were given. */
+static AdamW adamw_arguments(const StepParams *p)
 {
-    float s;
-    device_zero(f->square_sum, sizeof s);
-    for (int u = 0; u < f->num_units; u++)
-        if (f->shard[u].count)
-            sum_squares(f->square_sum, f->shard[u].grad);
-    device_get(&s, f->square_sum, sizeof s);
-    double total = s;
-    comm_sum_over(&total, 1, RANKS_SHARD);
-    return sqrt(total);
+    return (AdamW){ .lr = (float)p->lr, .beta1 = (float)p->beta1, .beta2 = (float)p->beta2, .eps = (float)p->eps,
+                    .weight_decay = (float)p->weight_decay, .correction1 = (float)(1 - pow(p->beta1, (double)p->update)),
+                    .correction2 = (float)(1 - pow(p->beta2, (double)p->update)), .grad_scale = (float)p->grad_scale,
+                    .seed = p->seed };
 }
 
-static void step_unit(const UnitShape *shape, const Shard *s, const Config *c, AdamW a)
+static void step_adamw(Tensor w, const Tensor *state, Tensor grad, const StepParams *p, uint64_t first)
 {
-    float weight_decay = a.weight_decay;
-    for (int i = 0; i < shape->num_params; i++) {
-        const Param *p = &shape->param[i];
-        size_t first, n = shard_part(s, p, &first), at = p->offset + first;
-        if (n == 0 || p->region == FROZEN)
-            continue;
-        bool decays = p->is_norm ? c->optimizer.decay_norm_and_bias : p->is_embedding ? c->optimizer.decay_embeddings : true;
-        a.weight_decay = decays ? weight_decay : 0;
-        size_t group = s->m.format.group > s->v.format.group ? s->m.format.group : s->v.format.group;
-        if (group)      /* a last group that is not full goes on in the padding behind the parameter, which is 0 */
-            n = (n + group - 1) / group * group;
-        adamw(shard_view(s, s->master, at, n), shard_view(s, s->m, at, n), shard_view(s, s->v, at, n),
-              shard_view(s, s->grad, at, n), a, shape->first + p->number + first);
+    adamw(w, state[0], state[1], grad, adamw_arguments(p), first);
+}
+
+static void step_adamw8bit(Tensor w, const Tensor *state, Tensor grad, const StepParams *p, uint64_t first)
+{
+    adamw8bit(w, state[0], state[1], grad, adamw_arguments(p), first);
+}
+
+#define DYNAMIC(dtype) { dtype, DYNAMIC8_GROUP, false }
+
+static const Optimizer rows[] = {
+    { "adamw", 2, { { "exp_avg", "m", MOMENT1 }, { "exp_avg_sq", "v", MOMENT2 } },
+      HAS_BETAS | HAS_EPS | HAS_WEIGHT_DECAY, .is_adam = true, .step = step_adamw },
+    { "adamw8bit", 2, { { "exp_avg", "m", OWN_FORMAT, DYNAMIC(DYNAMIC8) }, { "exp_avg_sq", "v", OWN_FORMAT, DYNAMIC(UDYNAMIC8) } },
+      HAS_BETAS | HAS_EPS | HAS_WEIGHT_DECAY, .is_adam = true, .step = step_adamw8bit },
+};
+
+enum { NUM_ROWS = sizeof rows / sizeof rows[0], MAX_ADDED = 8, MAX_STATE_NAME = 32 };
+static const Optimizer *added[MAX_ADDED];
+
+const Optimizer *optimizer_at(int i)
+{
+    return i < NUM_ROWS ? &rows[i] : i < NUM_ROWS + MAX_ADDED ? added[i - NUM_ROWS] : NULL;
+}
+
+const Optimizer *optimizer_find(const char *name)
+{
+    const Optimizer *o;
+    for (int i = 0; (o = optimizer_at(i)); i++)
+        if (strcmp(o->name, name) == 0)
+            return o;
+    return NULL;
+}
+
+Format optimizer_format(const Optimizer *o, int state, const Recipe *r)
+{
+    const OptimizerState *s = &o->state[state];
+    return s->from == MOMENT1 ? r->moment1 : s->from == MOMENT2 ? r->moment2 : s->own;
+}
+
+bool optimizer_reads(const Optimizer *o, StateFormat column)
+{
+    for (int i = 0; i < o->num_states; i++)
+        if (o->state[i].from == column)
+            return true;
+    return false;
+}
+
+void optimizer_add(const Optimizer *row)
+{
+    int n = 0;
+    while (optimizer_at(n))
+        n++;
+    CHECK(!optimizer_find(row->name), "there is an optimizer %s already", row->name);
+    CHECK(n < NUM_ROWS + MAX_ADDED, "optimizer %s: %d can be added, no more", row->name, MAX_ADDED);
+    CHECK(row->num_states >= 0 && row->num_states <= MAX_STATES && row->step, "optimizer %s: %d states, of up to %d, and %s step",
+          row->name, row->num_states, MAX_STATES, row->step ? "a" : "no");
+    for (int i = 0; i < row->num_states; i++) {
+        const Format f = row->state[i].own;
+        CHECK(strlen(row->state[i].name) <= MAX_STATE_NAME, "optimizer %s: the name %s has more than %d characters", row->name,
+              row->state[i].name, MAX_STATE_NAME);
+        CHECK(row->state[i].from != OWN_FORMAT || !f.group || PARAM_ALIGN % f.group == 0, "optimizer %s: %s is %s; groups must "
+              "divide %d", row->name, row->state[i].name, format_name(f), PARAM_ALIGN);
     }
-}
-
-void optimizer_step(Fsdp *f, const Config *c, long step, long update, double lr, double grad_scale)
-{
-    AdamW a = { .lr = (float)lr, .beta1 = (float)c->optimizer.beta1, .beta2 = (float)c->optimizer.beta2,
-                .eps = (float)c->optimizer.eps, .weight_decay = (float)c->optimizer.weight_decay,
-                .correction1 = (float)(1 - pow(c->optimizer.beta1, update)),
-                .correction2 = (float)(1 - pow(c->optimizer.beta2, update)),
-                .grad_scale = (float)grad_scale, .seed = random_bits(c->seed, step) };
-    for (int u = 0; u < f->num_units; u++)
-        step_unit(&f->shape[u], &f->shard[u], c, a);
-    fsdp_updated(f);
+    added[n - NUM_ROWS] = row;
 }

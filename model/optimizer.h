@@ -1,10 +1,49 @@
-/* What happens to the weights between two steps: gradient norm and update. */
+/* Optimizers as data. A row says which states an optimizer keeps beside the weights and in which formats, which hyper-parameters
+ * it has, and how a step goes. How states are sharded, placed, saved, loaded by other ranks, measured and counted in the memory
+ * plan follows from the row: an optimizer is one more row, which a program can also add when it starts. */
 #pragma once
-#include "model/fsdp.h"
+#include "model/config.h"
 
-/* Euclidean norm of the gradients of all units, after fsdp_reduce; not finite if any gradient is not. Waits. */
-double optimizer_grad_norm(const Fsdp *f);
+enum { MAX_STATES = 4 };
 
-/* One AdamW update of every shard. `update` counts the updates made, this one included; `step` seeds the random rounding.
- * OLMo's parameter groups: norms and embeddings decay only if the config says so. */
-void   optimizer_step(Fsdp *f, const Config *c, long step, long update, double lr, double grad_scale);
+/* Which format a state has: its own, or that of a column of the recipe. */
+typedef enum { OWN_FORMAT, MOMENT1, MOMENT2 } StateFormat;
+
+/* One value beside each weight; starts as 0. */
+typedef struct {
+    const char *name;          /* in files, behind the weight's name: "exp_avg", as in PyTorch          */
+    const char *label;         /* in metrics: "m"                                                       */
+    StateFormat from;
+    Format      own;           /* if from OWN_FORMAT; groups divide PARAM_ALIGN                         */
+} OptimizerState;
+
+/* Keys of the configuration that not every optimizer has; all have a learning rate. */
+enum { HAS_BETAS = 1, HAS_EPS = 2, HAS_WEIGHT_DECAY = 4 };
+
+/* What a step is given; an optimizer reads what it has. */
+typedef struct {
+    double   lr, beta1, beta2, eps;
+    double   weight_decay;     /* 0: this parameter does not decay                                      */
+    double   grad_scale;       /* the gradient is multiplied by it: clipping                            */
+    long     update;           /* updates made, this one included: t of bias corrections                */
+    uint64_t seed;             /* of stochastic rounding: a function of run and step                    */
+} StepParams;
+
+typedef struct {
+    const char *name;          /* optimizer.name                                                        */
+    int         num_states;    /* up to MAX_STATES                                                      */
+    OptimizerState state[MAX_STATES];
+    unsigned    has;           /* of HAS_*                                                              */
+    bool        is_adam;       /* states 0 and 1 are Adam's m and v, and w moves along m / (sqrt(v) + eps): known to telemetry */
+    /* w, grad and num_states states, all (1, n) in device memory: consecutive elements of one parameter, whose first has number
+     * `first` in the model. Every rank has others: what is random may depend on (seed, number) alone. */
+    void      (*step)(Tensor w, const Tensor *state, Tensor grad, const StepParams *p, uint64_t first);
+} Optimizer;
+
+const Optimizer *optimizer_find(const char *name);                   /* NULL if there is none */
+const Optimizer *optimizer_at  (int i);                              /* the i-th; NULL behind the last */
+Format           optimizer_format(const Optimizer *o, int state, const Recipe *r);
+bool             optimizer_reads(const Optimizer *o, StateFormat column);    /* whether a state has that column's format */
+
+/* Adds a row, which must stay, before a configuration is read. Dies if its name is taken or it does not fit. */
+void             optimizer_add (const Optimizer *row);

@@ -117,8 +117,7 @@ static void plan_work(Arena *arena, Model *m)
     int N = m->N, C = c->d_model, HD = c->n_heads * c->head_dim, S = HD + 2 * c->n_kv_heads * c->head_dim, F = c->mlp_width;
 
     t->dres = tensor_alloc(arena, r->stream, N, C);
-    if (!c->norm_after && format_is_fp8(r->gradient))
-        t->dres.amax = arena_alloc(arena, sizeof(float));
+    t->dres_amax = !c->norm_after && format_is_fp8(r->gradient) ? arena_alloc(arena, sizeof(float)) : NULL;
     t->dy = !c->norm_after && same(t->dres, r->gradient) ? t->dres : operand_alloc(arena, r->gradient, N, C);
     /* these pairs are never alive together: the MLP's backward is over before attention's begins, dh comes last in both */
     Tensor narrow = tensor_alloc(arena, r->stream, N, C > HD ? C : HD), wide = tensor_alloc(arena, r->stream, N, S > F ? S : F);

@@ -1,4 +1,7 @@
-/* The table of recipes. [COAT, arXiv 2410.19313, fig. 1 and sec. 3-4] for the FP8 rows. */
+/* The table of recipes. [COAT, arXiv 2410.19313, fig. 1 and sec. 3-4] for the FP8 rows; fp8-lm: the optimizer of FP8-LM [Peng et
+ * al. 2023, arXiv 2310.18313, sec. 2.2]: m in E4M3, v and master weights in 16 bits.
+ * DIFFERS: FP8-LM's 16 bits are FP16, of the master weights with a scale per tensor, here BF16, whose weights are rounded
+ * stochastically; its m has one scale per tensor, here one per group of 128; it keeps and sums gradients in FP8, here BF16. */
 #include "model/recipe.h"
 
 #include <stdio.h>
@@ -10,6 +13,7 @@
 #define E5M2_  { E5M2, 0, false }
 #define GROUP_ { E4M3, 16, false }
 #define MOMENT { E4M3, 128, true }
+#define PLAIN_ { E4M3, 128, false }
 
 const Recipe recipes[] = {
     /* name        stream saved   qkv     att    hidden  operand gradient */
@@ -19,6 +23,8 @@ const Recipe recipes[] = {
       KEEP_ALL,    FROM_SAVED, FAST_NONE,    F32_,  BF16_, F32_,   F32_,   BF16_ },
     { "fp8",       BF16_, BF16_,  BF16_,  BF16_, BF16_,  E4M3_,  E5M2_,
       KEEP_ALL,    FROM_SAVED, FAST_FORWARD, F32_,  BF16_, F32_,   F32_,   BF16_ },
+    { "fp8-lm",    BF16_, BF16_,  BF16_,  BF16_, BF16_,  E4M3_,  E5M2_,
+      KEEP_ALL,    FROM_SAVED, FAST_FORWARD, BF16_, BF16_, PLAIN_, BF16_,  BF16_ },
     { "coat-act",  BF16_, GROUP_, BF16_,  BF16_, GROUP_, E4M3_,  E5M2_,
       KEEP_INPUTS, FROM_EXACT, FAST_ALL,     F32_,  BF16_, F32_,   F32_,   BF16_ },
     { "coat-opt",  BF16_, BF16_,  BF16_,  BF16_, BF16_,  BF16_,  BF16_,
@@ -40,13 +46,12 @@ const Recipe *recipe_find(const char *name)
 
 void recipe_print(const Recipe *r)
 {
-    static const char *const keep[] = { "all", "inputs", "block" }, *const fast[] = { "none", "forward", "all" };
-    static const char *const forward[] = { "saved", "exact" };
+    static const char *const keep[] = { [KEEP_ALL] = "all", [KEEP_INPUTS] = "inputs", [KEEP_BLOCK] = "block" };
+    static const char *const fast[] = { [FAST_NONE] = "none", [FAST_FORWARD] = "forward", [FAST_ALL] = "all" };
+    static const char *const forward[] = { [FROM_SAVED] = "saved", [FROM_EXACT] = "exact" };
     printf("recipe %s: stream %s, saved %s, qkv %s, attention %s, hidden %s, operands %s, gradients %s,\n"
-           "  keep %s, forward from %s, fast accumulation %s, master %s, accumulated gradients %s, moments %s and %s,\n"
-           "  frozen weights %s\n",
+           "  keep %s, forward from %s, fast accumulation %s, master %s, accumulated gradients %s, frozen weights %s\n",
            r->name, format_name(r->stream), format_name(r->saved), format_name(r->qkv), format_name(r->att),
            format_name(r->hidden), format_name(r->operand), format_name(r->gradient), keep[r->keep], forward[r->forward],
-           fast[r->fast], format_name(r->master), format_name(r->grads), format_name(r->moment1), format_name(r->moment2),
-           format_name(r->frozen));
+           fast[r->fast], format_name(r->master), format_name(r->grads), format_name(r->frozen));
 }

@@ -30,10 +30,10 @@ typedef struct {
     FastAccumulation fast;     /* which FP8 GEMMs may add with short accumulators          */
     Format master;     /* weights that the optimizer updates                              */
     Format grads;      /* accumulated weight gradients                                    */
-    Format moment1, moment2;   /* AdamW's m and v                                         */
+    Format moment1, moment2;   /* AdamW's m and v, where the optimizer leaves it to the recipe */
     Format frozen;     /* weights that are not trained, of which there is one copy        */
 } Recipe;
 
 extern const Recipe recipes[];      /* ends with name == NULL */
 const Recipe *recipe_find(const char *name);          /* NULL if there is none */
-void          recipe_print(const Recipe *r);          /* all columns, on stdout */
+void          recipe_print(const Recipe *r);          /* on stdout; not the moments, which the optimizer reads or not */

@@ -20,7 +20,7 @@ logs=build/gpu-logs
 rm -rf $logs
 mkdir -p $logs
 export GOLDEN_DIR=build/golden BUILD=build/cuda LAUNCH="${MPIRUN:-mpirun --oversubscribe --bind-to none}"
-kernel_tests="kernels attention kernel_gradients fp8 fp8_operations fp8_rope moments optimizer"
+kernel_tests="kernels attention rope kernel_gradients fp8 fp8_operations fp8_rope moments optimizer adamw8bit"
 gpus=$(nvidia-smi -L | grep -c '^GPU')
 
 run() {     # run NAME COMMAND...: a line of the table; the end of the output if it fails

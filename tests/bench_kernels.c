@@ -48,7 +48,7 @@ static Tensor make(Format f, int rows, int cols)
 {
     Tensor t = { .format = f, .rows = rows, .cols = cols };
     t.data = hold(tensor_numel(t) * dtype_size(f.dtype));
-    if (format_is_fp8(f))
+    if (format_has_scales(f))
         t.scale = hold(f.group ? 2 * (size_t)tensor_scales_per_group(f) * tensor_numel(t) / (size_t)f.group : 16);
     return t;
 }
@@ -111,12 +111,12 @@ static void bench_norm(const Model *m)
     TIME_BYTES("norm_forward", 4 * n, norm_forward(y, x, stats.data, x, w, NONE, rms));
     in_step(ELEMENTWISE, m->micro_batches);
     TIME_BYTES("norm_forward, residual", 6 * n, norm_forward(y, x, stats.data, x, w, dx, rms));
-    TIME_BYTES("norm_backward, dx +=", 8 * n, norm_backward(dx, dw, y, x, stats.data, w, rms, true));
-    TIME_BYTES("norm_backward", 6 * n, norm_backward(dx, dw, y, x, stats.data, w, rms, false));
+    TIME_BYTES("norm_backward, dx +=", 8 * n, norm_backward(dx, NULL, dw, y, x, stats.data, w, rms, true));
+    TIME_BYTES("norm_backward", 6 * n, norm_backward(dx, NULL, dw, y, x, stats.data, w, rms, false));
     in_step(ELEMENTWISE, m->micro_batches);
     TIME_BYTES("norm_forward, LayerNorm, no weight", 4 * n, norm_forward(y, x, stats.data, x, NONE, NONE, layer));
     TIME_BYTES("norm_backward, LayerNorm, no weight, dx +=", 8 * n,
-               norm_backward(dx, NONE, y, x, stats.data, NONE, layer, true));
+               norm_backward(dx, NULL, NONE, y, x, stats.data, NONE, layer, true));
     release();
 }
 
@@ -205,7 +205,7 @@ static void bench_coat(const Model *m)
     TIME_BYTES("coat: norm_again, h transposed", (1.125 + 1) * n, norm_again(h_turned, x, stats.data, w));
     in_step(ELEMENTWISE, 2 * blocks(m));
     TIME_BYTES("coat: norm_backward, dx +=", (2 + 1.125 + 4) * n,
-               norm_backward(res, dw, dh, x, stats.data, w, rms, true));
+               norm_backward(res, NULL, dw, dh, x, stats.data, w, rms, true));
     in_step(ELEMENTWISE, 2 * blocks(m));
     TIME_BYTES("coat: quantize dy, transposed too", (2 + 2 + 2) * n, quantize(dy, dh));
     in_step(ELEMENTWISE, 2 * blocks(m));
@@ -245,6 +245,22 @@ static void bench_adamw_fp8(const Model *m)
     adamw(w, mm, v, g, a, 0);
     TIME_BYTES("coat: adamw, expanded FP8 moments", 10.0625 * n, adamw(w, mm, v, g, a, 0));
     in_step(OPTIMIZER, m->L);
+    mm.format.expand = false;
+    Tensor wide = make(BF16_, 1, n);
+    init_constant(wide, 1e-4f);
+    TIME_BYTES("adamw, FP8 and BF16 moments", (8 + 4 + 2.0 / 128) * n, adamw(w, mm, wide, g, a, 0));
+    release();
+}
+
+static void bench_adamw8bit(const Model *m)
+{
+    const int n = (int)m->params / 256 * 256;
+    AdamW a = { .lr = 1e-3f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .correction1 = 0.1f, .correction2 = 0.05f,
+                .grad_scale = 1 };
+    Tensor w = make_normal(BF16_, 1, n, 1), g = make_normal(BF16_, 1, n, 1);
+    Tensor mm = make((Format){ DYNAMIC8, DYNAMIC8_GROUP }, 1, n), v = make((Format){ UDYNAMIC8, DYNAMIC8_GROUP }, 1, n);
+    adamw8bit(w, mm, v, g, a, 0);
+    TIME_BYTES("adamw8bit", (6 + 4 + 16.0 / 256) * n, adamw8bit(w, mm, v, g, a, 0));
     release();
 }
 
@@ -422,6 +438,7 @@ int main(int argc, char **argv)
     bench_swiglu(m);
     bench_coat(m);
     bench_adamw_fp8(m);
+    bench_adamw8bit(m);
     bench_weights(m);
     bench_embedding(m);
     bench_loss(m);

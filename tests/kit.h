@@ -107,7 +107,7 @@ static inline Tensor make(Format f, int rows, int cols)
 {
     Tensor t = { .format = f, .rows = rows, .cols = cols };
     t.data = guarded(tensor_numel(t) * dtype_size(f.dtype));
-    if (format_is_fp8(f) && f.group)
+    if (format_has_scales(f) && f.group)
         t.scale = guarded(sizeof(uint16_t) * (size_t)tensor_scales_per_group(f) * (size_t)rows * (size_t)(cols / f.group));
     else if (format_is_fp8(f))
         t.scale = guarded(16);

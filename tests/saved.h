@@ -39,10 +39,11 @@ static inline bool exists(const char *path)
 
 typedef struct { Config config; Fsdp fsdp; void *memory; size_t file_limit; } Run;
 
-static inline void open_run(Run *r, const ModelConfig *m, Format master, Format m1, Format m2)
+static inline void open_run_of(Run *r, const ModelConfig *m, const char *optimizer, Format master, Format m1, Format m2)
 {
     *r = (Run){ .file_limit = CHECKPOINT_FILE_BYTES };
     model_config(&r->config, m, "bf16", 1);
+    r->config.optimizer.name = (char *)optimizer;
     r->config.recipe.master = master;
     r->config.recipe.moment1 = m1;
     r->config.recipe.moment2 = m2;
@@ -56,6 +57,11 @@ static inline void open_run(Run *r, const ModelConfig *m, Format master, Format 
     arena.base = r->memory = device_alloc(arena.used);
     arena.used = 0;
     fsdp_plan(&r->fsdp, &arena, &r->config, (Placement){ 1, 0, false });
+}
+
+static inline void open_run(Run *r, const ModelConfig *m, Format master, Format m1, Format m2)
+{
+    open_run_of(r, m, "adamw", master, m1, m2);
 }
 
 static inline void open_small(Run *r)

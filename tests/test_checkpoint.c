@@ -13,7 +13,7 @@ static const Format f32 = { F32, 0 }, bf16 = { BF16, 0 }, e4m3 = { E4M3, 128 }, 
 static void fill_state(Run *r)
 {
     for (int u = 0; u < r->fsdp.num_units; u++) {
-        const Tensor t[] = { r->fsdp.shard[u].master, r->fsdp.shard[u].m, r->fsdp.shard[u].v };
+        const Tensor t[] = { r->fsdp.shard[u].master, r->fsdp.shard[u].state[0], r->fsdp.shard[u].state[1] };
         for (int i = 0; i < 3; i++) {
             size_t n = tensor_numel(t[i]), bytes = n * dtype_size(t[i].format.dtype);
             pattern_put(t[i].data, (uint64_t)(u * 8 + i), 0, bytes);
@@ -40,7 +40,7 @@ static void check_state(const Run *r)
 {
     for (int u = 0; u < r->fsdp.num_units; u++) {
         const Shard *s = &r->fsdp.shard[u];
-        const Tensor t[] = { s->master, s->m, s->v };
+        const Tensor t[] = { s->master, s->state[0], s->state[1] };
         HfTensor tensor[HF_TENSORS];
         int count = hf_tensors(tensor, &r->config.model, &r->fsdp.shape[u], u);
         for (int i = 0; i < count * 3; i++)
@@ -102,7 +102,7 @@ static void test_weights_only(void **state)
     fill_state(&r);
     TrainState s;
     assert_true(checkpoint_load(step_folder(&r, 1), &r.config, &r.fsdp, &s, false));
-    check_range("m", r.fsdp.shard[1].m, 8 + 1, 0, r.fsdp.shard[1].count);
+    check_range("m", r.fsdp.shard[1].state[0], 8 + 1, 0, r.fsdp.shard[1].count);
     assert_true(pattern_check(r.fsdp.shard[1].master.data, 8, 0, 1000) < 1000);
     close_run(&r);
     release();
@@ -426,13 +426,13 @@ static void test_moments_are_converted(void **state)
     open_small(&r);
     open_run(&other, &m, f32, bf16, bf16);
     const Shard *from = &r.fsdp.shard[1], *to = &other.fsdp.shard[1];
-    fill(from->m, 1, -1, 1);
+    fill(from->state[0], 1, -1, 1);
     save(&r, 1);
     load(&other, step_folder(&r, 1));
     float *x = keep(4 * from->count);
     uint16_t *y = keep(2 * from->count);
-    device_get(x, from->m.data, 4 * from->count);
-    device_get(y, to->m.data, 2 * from->count);
+    device_get(x, from->state[0].data, 4 * from->count);
+    device_get(y, to->state[0].data, 2 * from->count);
     for (int i = 0; i < m.d_model; i++)
         assert_int_equal(y[i], nearest_bf16(x[i]));
     close_run(&r);

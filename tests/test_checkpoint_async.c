@@ -35,7 +35,7 @@ ssize_t pwrite(int fd, const void *src, size_t bytes, off_t at)
 static void set_state(Run *r, uint64_t seed)
 {
     for (int u = 0; u < r->fsdp.num_units; u++) {
-        const Tensor t[] = { r->fsdp.shard[u].master, r->fsdp.shard[u].m, r->fsdp.shard[u].v };
+        const Tensor t[] = { r->fsdp.shard[u].master, r->fsdp.shard[u].state[0], r->fsdp.shard[u].state[1] };
         for (uint64_t i = 0; i < 3; i++)
             pattern_put(t[i].data, seed + i, 0, tensor_bytes(t[i]));
     }
@@ -47,7 +47,7 @@ static void expect_state(Run *r, const char *checkpoint, uint64_t seed)
     set_state(r, 99);
     load(r, checkpoint);
     for (int u = 0; u < r->fsdp.num_units; u++) {
-        const Tensor t[] = { r->fsdp.shard[u].master, r->fsdp.shard[u].m, r->fsdp.shard[u].v };
+        const Tensor t[] = { r->fsdp.shard[u].master, r->fsdp.shard[u].state[0], r->fsdp.shard[u].state[1] };
         HfTensor tensor[HF_TENSORS];
         int count = hf_tensors(tensor, &r->config.model, &r->fsdp.shape[u], u);
         for (int k = 0; k < count * 3; k++) {

@@ -33,7 +33,8 @@ static Tensor flat(Format f, size_t n)
 /* The shards that rank `part` of `parts` has of a model made for `world` ranks; nothing but what layout.c reads. */
 static Fsdp make_shards(const ModelConfig *c, Format master, Format m, Format v, int world, int part, int parts)
 {
-    Fsdp f = { .num_units = c->n_layers + 2, .recipe = *recipe_find("bf16") };
+    Fsdp f = { .num_units = c->n_layers + 2, .recipe = *recipe_find("bf16"),
+               .optimizer = optimizer_find("adamw") };
     f.recipe.master = master;
     f.recipe.moment1 = m;
     f.recipe.moment2 = v;
@@ -46,8 +47,8 @@ static Fsdp make_shards(const ModelConfig *c, Format master, Format m, Format v,
         s->first = blocks * (size_t)part / (size_t)parts * PARAM_ALIGN;
         s->count = blocks * (size_t)(part + 1) / (size_t)parts * PARAM_ALIGN - s->first;
         s->master = flat(master, s->count);
-        s->m = flat(m, s->count);
-        s->v = flat(v, s->count);
+        s->state[0] = flat(m, s->count);
+        s->state[1] = flat(v, s->count);
     }
     return f;
 }
@@ -55,7 +56,7 @@ static Fsdp make_shards(const ModelConfig *c, Format master, Format m, Format v,
 static void free_shards(Fsdp *f)
 {
     for (int u = 0; u < f->num_units; u++) {
-        const Tensor t[] = { f->shard[u].master, f->shard[u].m, f->shard[u].v };
+        const Tensor t[] = { f->shard[u].master, f->shard[u].state[0], f->shard[u].state[1] };
         for (int i = 0; i < 3; i++) {
             device_free(t[i].data);
             if (t[i].scale)
@@ -84,17 +85,21 @@ static void fill(Tensor t, int unit, int kind, size_t first)
 static void fill_shards(Fsdp *f)
 {
     for (int u = 0; u < f->num_units; u++) {
-        fill(f->shard[u].master, u, PIECE_WEIGHT, f->shard[u].first);
-        fill(f->shard[u].m, u, PIECE_M, f->shard[u].first);
-        fill(f->shard[u].v, u, PIECE_V, f->shard[u].first);
+        fill(f->shard[u].master, u, 0, f->shard[u].first);
+        fill(f->shard[u].state[0], u, 1, f->shard[u].first);
+        fill(f->shard[u].state[1], u, 2, f->shard[u].first);
     }
 }
 
 static const char *memory_of(const Piece *p, const Shard *s)
 {
-    const void *memory[] = { [PIECE_WEIGHT] = s->master.data, [PIECE_M] = s->m.data, [PIECE_V] = s->v.data,
-                             [PIECE_M_SCALE] = s->m.scale, [PIECE_V_SCALE] = s->v.scale };
-    return memory[p->kind];
+    return p->kind == PIECE_WEIGHT ? s->master.data : p->kind == PIECE_STATE ? s->state[p->state].data : s->state[p->state].scale;
+}
+
+/* As fill_shards numbers tensors; scales have the number of their codes + 2. */
+static int number_of(const Piece *p)
+{
+    return p->kind == PIECE_WEIGHT ? 0 : p->state + (p->kind == PIECE_STATE ? 1 : 3);
 }
 
 /* Every element of a piece that is in this rank's shard has its own value. Returns how many elements were looked
@@ -106,7 +111,7 @@ static size_t check_piece(const Piece *p, const Shard *s)
     if (lo >= hi)
         return 0;
     const char *at = memory_of(p, s) + (lo - first) * p->bytes;
-    size_t bytes = (hi - lo) * p->bytes, good = pattern_check(at, seed_of(p->unit, p->kind), lo * p->bytes, bytes);
+    size_t bytes = (hi - lo) * p->bytes, good = pattern_check(at, seed_of(p->unit, number_of(p)), lo * p->bytes, bytes);
     if (good < bytes)
         fail_msg("rank %d of %d: %s: byte %zu of %zu differs", comm_rank(), comm_size(), p->name, good, bytes);
     return hi - lo;
@@ -227,7 +232,7 @@ static void begin(const Config *c, const Fsdp *f, long step)
 static void overwrite_shards(Fsdp *f)
 {
     for (int u = 0; u < f->num_units; u++) {
-        const Tensor t[] = { f->shard[u].master, f->shard[u].m, f->shard[u].v };
+        const Tensor t[] = { f->shard[u].master, f->shard[u].state[0], f->shard[u].state[1] };
         for (int i = 0; i < 3; i++)
             pattern_put(t[i].data, 999, f->shard[u].first, tensor_numel(t[i]) * dtype_size(t[i].format.dtype));
     }

@@ -253,6 +253,9 @@ static void test_warning(void **state)
         assert_true(try_printed(message, sizeof message, 2, 1, idle[i].a, idle[i].b));
         try_contains(message, idle[i].words);
     }
+    assert_true(try_printed(message, sizeof message, 2, 1, "--quantize_optimizer={use_quantize_optimizer: none, qgroup_size: 64}",
+                            "--quantize_model={use_quantize_model: false, group_size: 32}"));
+    assert_string_equal(message, "");
     assert_true(try_printed(message, sizeof message, 2, 1, NULL, NULL));
     assert_string_equal(message, "");
     try_write_changed("betas:", "betas: [0.9, 0.999]");

@@ -6,8 +6,10 @@
 #include "tests/kit.h"
 
 #include "kernels/error.h"
-#include "model/optimizer.h"
+#include "kernels/fp8.h"
+#include "kernels/values.h"
 #include "model/run/memory.h"
+#include "model/update.h"
 #include "tests/models.h"
 #include "tests/ranks.h"
 
@@ -96,6 +98,18 @@ static void touch_codes(Tensor t)
     touch_tensor(t, true);
 }
 
+/* A maximum that is handed on must be that of what is there now. */
+static void check_maximum(Tensor x, const float *amax)
+{
+    float value, max = 0;
+    for (size_t i = 0; amax && i < tensor_numel(x); i++) {
+        tensor_load(&value, x, i, 1);
+        max = fmaxf(max, fabsf(value));
+    }
+    if (amax && *amax != max && !*problem)
+        snprintf(problem, sizeof problem, "%s is given the maximum %g of numbers up to %g", operation, *amax, max);
+}
+
 static void learn(Queue q, const long *more)
 {
     for (Queue p = 0; p < NUM_QUEUES; p++)
@@ -124,7 +138,10 @@ static void host_waited(Queue q)
     }
 
 OP(quantize,             (Tensor y, Tensor x), (y, x), R(x), W(y))
+OP(quantize_with_amax,   (Tensor y, Tensor x, const float *a), (y, x, a), R(x), touch(a, sizeof *a, false), W(y),
+   check_maximum(x, a))
 OP(quantize_scale,       (Tensor y, Tensor x), (y, x), R(x), touch(y.scale, sizeof(float), true))
+OP(quantize_scale_from,  (Tensor y, const float *a), (y, a), touch(a, sizeof *a, false), touch(y.scale, sizeof(float), true))
 OP(quantize_codes,       (Tensor y, Tensor x), (y, x), R(x), touch_codes(y))
 OP(init_normal,          (Tensor w, float s, float c, uint64_t seed, uint64_t f), (w, s, c, seed, f), W(w))
 OP(init_constant,        (Tensor w, float x), (w, x), W(w))
@@ -135,8 +152,8 @@ OP(norm_forward,         (Tensor y, Tensor x, float *s, Tensor r0, Tensor w, Ten
 OP(norm_forward_exact,   (Tensor y, Tensor x, float *s, Tensor r0, Tensor w, Tensor r, Norm n), (y, x, s, r0, w, r, n),
    R(r0), R(w), R(r), W(x), W(y))
 OP(norm_again,           (Tensor y, Tensor x, const float *s, Tensor w), (y, x, s, w), R(x), R(w), W(y))
-OP(norm_backward,        (Tensor dx, Tensor dw, Tensor dy, Tensor x, const float *s, Tensor w, Norm n, bool add),
-   (dx, dw, dy, x, s, w, n, add), R(dy), R(x), R(w), W(dw), W(dx))
+OP(norm_backward,        (Tensor dx, float *m, Tensor dw, Tensor dy, Tensor x, const float *s, Tensor w, Norm n, bool add),
+   (dx, m, dw, dy, x, s, w, n, add), R(dy), R(x), R(w), W(dw), W(dx), touch(m, sizeof *m, true))
 OP(matmul,               (Tensor y, Tensor x, Tensor w, Tensor add), (y, x, w, add), R(x), R(w), R(add), W(y))
 OP(matmul_dx,            (Tensor dx, Tensor dy, Tensor w, bool add), (dx, dy, w, add), R(dy), R(w), W(dx))
 OP(matmul_dw,            (Tensor dw, Tensor dy, Tensor x), (dw, dy, x), R(dy), R(x), W(dw))

@@ -196,11 +196,23 @@ static void test_halves(void **state)
     }
 }
 
+/* Transposing goes by tiles, of whose rows a CUDA grid has no more than 65,535. The memory behind such a tensor is not touched. */
+static void test_too_many_rows(void **state)
+{
+    (void)state;
+    if (on_cpu())
+        skip();
+    Tensor x = make(F, 16, 16), y = make_transposed(formats[0], 16, 16);
+    x.rows = y.rows = 65535 * 128 + 16;
+    DIES("8388496 rows; the CUDA back end has up to 8388480", quantize_codes(y, x));
+    release();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_quantize), cmocka_unit_test(test_rounding), cmocka_unit_test(test_not_finite),
-        cmocka_unit_test(test_between_formats), cmocka_unit_test(test_halves),
+        cmocka_unit_test(test_between_formats), cmocka_unit_test(test_halves), cmocka_unit_test(test_too_many_rows),
     };
     return cmocka_run_group_tests(tests, start_device, NULL);
 }

@@ -6,7 +6,7 @@
 #include "tests/kit.h"
 
 #include "tests/ranks.h"
-#include "model/optimizer.h"
+#include "model/update.h"
 #include "kernels/trace.h"
 #include "model/run/memory.h"
 #include "tests/models.h"

@@ -104,7 +104,7 @@ static void norm_case(NormKind kind, bool weight, bool residual, int N, int C)
     const Function f = { "norm", run_norm, now.y, filled(N, C, 4), C + 16 };
     Tensor dx = zeros(N, C), dw = weight ? zeros(1, C) : NONE;
     f.forward();
-    norm_backward(dx, dw, f.cot, now.x, now.stats, now.w, now.norm, true);
+    norm_backward(dx, NULL, dw, f.cot, now.x, now.stats, now.w, now.norm, true);
     check_gradient(&f, "x", now.x, dx);
     if (weight)
         check_gradient(&f, "w", now.w, dw);

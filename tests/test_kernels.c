@@ -145,7 +145,7 @@ static void norm_backward_case(const FormatRow *f, const Shape *s, const NormCas
         given[2 * i] = (float)t.mean, given[2 * i + 1] = (float)t.rstd;
     }
     put(stats, given);
-    TWICE(norm_backward(dx, dw, dy, x, stats.data, w, norm, accumulate), dx, dw);
+    TWICE(norm_backward(dx, NULL, dw, dy, x, stats.data, w, norm, accumulate), dx, dw);
 
     for (int c = 0; old_dw && c < C; c++)
         dw_ref[c] = old_dw[c];

@@ -2,7 +2,9 @@
  * Files, formats and error messages: test_shard.c. */
 #include "data/loader.h"
 #include "data/sequence.h"
+#include "data/shuffle.h"
 #include "kernels/error.h"
+#include "kernels/kernels.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

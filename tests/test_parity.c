@@ -19,7 +19,7 @@
 #include "model/config/hf.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/architecture.h"
-#include "model/optimizer.h"
+#include "model/update.h"
 #include "model/checkpoint/safetensors.h"
 #include "tests/models.h"
 

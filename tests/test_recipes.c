@@ -200,7 +200,7 @@ static Layer run_block(const char *recipe)
     for (size_t i = 0; i < r.n; i++)
         r.branches[i] -= in[i];
     init_normal(model.work.dres, 1, 0, 5, 0);
-    model.work.dres.amax = NULL;        /* nothing has looked for its maximum */
+    model.work.dres_amax = NULL;        /* nothing has looked for its maximum */
     block_backward(&model, w, fsdp_grads(&fsdp, 1), a);
     r.dx = as_floats(model.work.dres);
     r.dw = as_floats(fsdp.shard[1].grad);

@@ -5,8 +5,8 @@
 
 #include "model/run/log.h"
 #include "model/run/quant_stats.h"
-#include "model/optimizer.h"
 #include "model/run/telemetry.h"
+#include "model/update.h"
 #include "tests/models.h"
 
 enum { B = 4, MAX_TOKENS = 128 };
@@ -256,11 +256,11 @@ static void test_moments(void **state)
         double sum[2] = { 0 }, beta[2] = { (float)0.9, (float)0.95 };
         int matrices = 0;
         Shard *shard = &s.fsdp.shard[1];
-        const size_t group = (size_t)shard->m.format.group;
+        const size_t group = (size_t)shard->state[0].format.group;
         const double *g = all(shard->grad);
-        Sample old[2] = { sample_fetch(shard->m, 0, shard->count), sample_fetch(shard->v, 0, shard->count) };
+        Sample old[2] = { sample_fetch(shard->state[0], 0, shard->count), sample_fetch(shard->state[1], 0, shard->count) };
         small_update(&s);
-        Sample new[2] = { sample_fetch(shard->m, 0, shard->count), sample_fetch(shard->v, 0, shard->count) };
+        Sample new[2] = { sample_fetch(shard->state[0], 0, shard->count), sample_fetch(shard->state[1], 0, shard->count) };
         for (int p = 0; p < s.fsdp.shape[1].num_params; p++) {
             const Param *param = &s.fsdp.shape[1].param[p];
             size_t at = param->offset, n = (size_t)param->rows * (size_t)param->cols;
@@ -272,7 +272,7 @@ static void test_moments(void **state)
                 double *x = keep(n * sizeof *x), *q = keep(n * sizeof *q);
                 for (size_t e = 0; e < n; e++)
                     x[e] = beta[j] * old[j].x[at + e] + (1 - beta[j]) * (j ? g[at + e] * g[at + e] : g[at + e]);
-                Sample r = sample_round(x, n, shard->m.format);
+                Sample r = sample_round(x, n, shard->state[0].format);
                 for (size_t e = 0; e < n; e++) {
                     const bool same_k = sample_k(r, e / group) == sample_k(new[j], (at + e) / group);
                     q[e] = same_k ? new[j].x[at + e] : r.x[e];

@@ -2,10 +2,11 @@
  * of the others are, bit for bit, those of a run that trains all; a run goes on from a checkpoint bit for bit; and memory is saved. */
 #include "kernels/comm.h"
 #include "kernels/fp8.h"
+#include "kernels/values.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/model.h"
-#include "model/optimizer.h"
 #include "model/run/memory.h"
+#include "model/update.h"
 #include "tests/kit.h"
 #include "tests/models.h"
 #include "tests/ranks.h"
@@ -16,11 +17,12 @@ enum { BATCH = 4, MICRO = 1, STEPS = 2, MAX_TOKENS = 64 };
 static const char *const recipe_names[] = { "f32", "bf16", "coat", "coat-lean" };
 enum { NUM_RECIPES = sizeof recipe_names / sizeof recipe_names[0] };
 
-static const struct { Architecture model; const char *patterns[3]; int count, first_trained; } choices[] = {
+static const struct { SmallModel model; const char *patterns[3]; int count, first_trained; } choices[] = {
     { LLAMA, { "model.layers.*.mlp.*", "lm_head.weight" }, 2, 1 },
     { LLAMA_GQA, { "model.layers.1.self_attn.?_proj.weight", "model.norm.weight" }, 2, 2 },
     { OLMO2, { "*norm.weight" }, 1, 1 },
     { OLMO, { "model.embed_tokens.weight" }, 1, 0 },
+    { QWEN3, { "model.layers.*.self_attn.*" }, 1, 1 },
 };
 enum { NUM_CHOICES = sizeof choices / sizeof choices[0] };
 
@@ -95,7 +97,7 @@ static double *fetch(Tensor t, size_t n)
     device_get(raw, t.data, n * dtype_size(t.format.dtype));
     t.data = raw;
     float *values = keep(n * sizeof *values);
-    load(values, t, 0, n);
+    tensor_load(values, t, 0, n);
     for (size_t i = 0; i < n; i++)
         x[i] = values[i];
     return x;

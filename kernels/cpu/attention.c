@@ -128,7 +128,7 @@ static void head_forward(float *y, int ldy, float *lse, Head x)
         const int rows = x.length - first < BLOCK ? x.length - first : BLOCK;
         const int from = first_key(x, first), keys = first + rows - from;
         const size_t skip = (size_t)from * (size_t)x.ld;
-        float *s = scratch(2, (size_t)BLOCK * (size_t)keys);
+        float *s = cpu_scratch(2, (size_t)BLOCK * (size_t)keys);
         products(s, rows, keys, x.scale, x.q + (size_t)first * (size_t)x.ld, x.ld, x.k + skip, x.ld, x.D);
         for (int i = 0; i < rows; i++)
             lse[first + i] = softmax(s + (size_t)i * (size_t)keys, first_key(x, first + i) - from, first + i - from, keys);
@@ -193,7 +193,7 @@ void attention_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const floa
     memset(output, 0, tensor_numel(dqkv) * sizeof *output);
     for (int i = 0; i < document_count(a, docs); i++) {
         const int start = document_start(i, a, docs), length = document_start(i + 1, a, docs) - start;
-        float *p = scratch(4, (size_t)BLOCK * (size_t)length), *ds = scratch(5, (size_t)BLOCK * (size_t)length);
+        float *p = cpu_scratch(4, (size_t)BLOCK * (size_t)length), *ds = cpu_scratch(5, (size_t)BLOCK * (size_t)length);
         for (int h = 0; h < a.H; h++) {
             const Head x = head_at(input, output, start, length, h, a);
             for (int first = 0; first < length; first += BLOCK) {

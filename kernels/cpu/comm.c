@@ -75,9 +75,9 @@ static int sum_slice(Tensor x, Ranks g)
     Tensor received = tensor_at(buffer.received, x.format, W, n);
     for (int i = 0; i < n; i++)
         buffer.sum[i] = 0;
-    float *values = scratch(0, SLICE);
+    float *values = cpu_scratch(0, SLICE);
     for (int r = 0; r < W; r++) {
-        load(values, received, (size_t)r * (size_t)n, (size_t)n);
+        tensor_load(values, received, (size_t)r * (size_t)n, (size_t)n);
         for (int i = 0; i < n; i++)
             buffer.sum[i] += values[i];
     }
@@ -94,7 +94,7 @@ static void all_reduce_piece(Tensor piece, Ranks g)
         buffer.at[r] = left < 0 ? 0 : r * slice;
     }
     int n = sum_slice(piece, g);
-    store(piece, (size_t)buffer.at[own], buffer.sum, (size_t)n);
+    tensor_store(piece, (size_t)buffer.at[own], buffer.sum, (size_t)n);
     MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, piece.data, buffer.count, buffer.at, mpi_type(piece.format),
                    comm_mpi(g));
 }
@@ -138,7 +138,7 @@ void comm_reduce_scatter(Tensor part, Tensor whole)
             buffer.at[r] = r * part.cols + first;
         }
         sum_slice(whole, RANKS_SHARD);
-        store(part, (size_t)first, buffer.sum, (size_t)n);
+        tensor_store(part, (size_t)first, buffer.sum, (size_t)n);
     }
 }
 

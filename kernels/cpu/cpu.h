@@ -6,8 +6,9 @@
 #include "kernels/check.h"
 #include "kernels/fp8.h"
 #include "kernels/kernels.h"
+#include "kernels/values.h"
 
-/* ---- tensors as floats; parts of them: load and store of fp8.h ------------------------------------------- */
+/* ---- tensors as floats; parts of them: values.h --------------------------------------------------------- */
 
 void transpose_codes(Tensor t);                 /* data_t from data; nothing if there is no data_t */
 
@@ -27,4 +28,4 @@ void    finish_sum(Tensor t, float *values, const double *sum);
 /* ---- scratch memory ---------------------------------------------------------------------------------------- */
 
 /* At least `floats` floats, undefined; a slot keeps its memory and only grows. One operation, one use of a slot. */
-float *scratch(int slot, size_t floats);
+float *cpu_scratch(int slot, size_t floats);

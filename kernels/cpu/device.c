@@ -35,6 +35,11 @@ const char *device_name(void)
     return "cpu";
 }
 
+bool device_has_fp8(void)
+{
+    return true;
+}
+
 /* No data sheet: the best of some SGEMMs, about 50 ms in all, measured once. GEMMs run in F32 whatever d is. */
 double device_peak_flops(DType d)
 {
@@ -141,7 +146,7 @@ void device_merge_queues(bool merge)
 
 static struct { float *memory; size_t floats; } slots[SLOTS];
 
-float *scratch(int slot, size_t floats)
+float *cpu_scratch(int slot, size_t floats)
 {
     CHECK(slot >= 0 && slot < SLOTS, "slot %d", slot);
     if (floats > slots[slot].floats) {

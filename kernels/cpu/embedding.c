@@ -16,7 +16,7 @@ void embedding_forward(Tensor y, const TokenAt *sorted, Tensor w)
     float *values = tensor_result(y, 0);
     for (int n = 0; n < y.rows; n++) {
         check_token(sorted[n].token, w);
-        load(values + (size_t)sorted[n].position * C, w, (size_t)sorted[n].token * C, C);
+        tensor_load(values + (size_t)sorted[n].position * C, w, (size_t)sorted[n].token * C, C);
     }
     tensor_finish(y, values);
 }
@@ -30,14 +30,14 @@ void embedding_backward(Tensor dw, const TokenAt *sorted, Tensor dy)
     const int N = dy.rows;
     const size_t C = (size_t)dw.cols;
     const float *gradient = tensor_values(dy, 0);
-    float *row = scratch(1, C);
+    float *row = cpu_scratch(1, C);
     for (int i = 0; i < N;) {
         const int token = sorted[i].token;
         check_token(token, dw);
-        load(row, dw, (size_t)token * C, C);
+        tensor_load(row, dw, (size_t)token * C, C);
         for (; i < N && sorted[i].token == token; i++)
             for (size_t c = 0; c < C; c++)
                 row[c] += gradient[(size_t)sorted[i].position * C + c];
-        store(dw, (size_t)token * C, row, C);
+        tensor_store(dw, (size_t)token * C, row, C);
     }
 }

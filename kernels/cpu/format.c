@@ -11,14 +11,14 @@ float *tensor_values(Tensor t, int slot)
 {
     if (!t.data || t.format.dtype == F32)
         return t.data;
-    float *x = scratch(slot, tensor_numel(t));
-    load(x, t, 0, tensor_numel(t));
+    float *x = cpu_scratch(slot, tensor_numel(t));
+    tensor_load(x, t, 0, tensor_numel(t));
     return x;
 }
 
 float *tensor_result(Tensor t, int slot)
 {
-    return t.format.dtype == F32 ? t.data : scratch(slot, tensor_numel(t));
+    return t.format.dtype == F32 ? t.data : cpu_scratch(slot, tensor_numel(t));
 }
 
 void transpose_codes(Tensor t)
@@ -37,7 +37,7 @@ void tensor_finish(Tensor t, const float *values)
     if (format_is_fp8(t.format) && !t.format.group)
         *(float *)t.scale = fp8_scale(abs_max(values, tensor_numel(t)), t.format.dtype);
     if (values != t.data)
-        store(t, 0, values, tensor_numel(t));
+        tensor_store(t, 0, values, tensor_numel(t));
     transpose_codes(t);
 }
 
@@ -48,8 +48,8 @@ void tensor_finish_again(Tensor t, const float *values)
         return;
     }
     if (!t.data)
-        t.data = scratch(SLOTS - 1, tensor_numel(t) / sizeof(float) + 1);
-    store(t, 0, values, tensor_numel(t));
+        t.data = cpu_scratch(SLOTS - 1, tensor_numel(t) / sizeof(float) + 1);
+    tensor_store(t, 0, values, tensor_numel(t));
     transpose_codes(t);
 }
 
@@ -57,7 +57,7 @@ double *start_sum(const float *values, int width, int slot)
 {
     if (!values)
         return NULL;
-    double *sum = (double *)scratch(slot, 2 * (size_t)width);
+    double *sum = (double *)cpu_scratch(slot, 2 * (size_t)width);
     for (int i = 0; i < width; i++)
         sum[i] = values[i];
     return sum;

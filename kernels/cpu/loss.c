@@ -39,13 +39,13 @@ void cross_entropy(Tensor logits, float *loss, float *zloss, const int *target, 
     CHECK_TENSOR(logits, N, V);
     CHECK_PLAIN(logits);
     CHECK(vocab > 0 && vocab <= V, "cross_entropy: a vocabulary of %d in %d columns", vocab, V);
-    float *row = scratch(0, (size_t)V);
+    float *row = cpu_scratch(0, (size_t)V);
     for (int n = 0; n < N; n++) {
         const size_t at = (size_t)n * (size_t)V;
         loss[n] = zloss[n] = 0;
         CHECK(target[n] < vocab, "cross_entropy: target %d at %d; the vocabulary is %d", target[n], n, vocab);
         if (target[n] >= 0) {
-            load(row, logits, at, (size_t)V);
+            tensor_load(row, logits, at, (size_t)V);
             const double target_logit = row[target[n]];
             double total, z = exponentials(row, vocab, &total);
             loss[n] = (float)(z - target_logit);
@@ -56,6 +56,6 @@ void cross_entropy(Tensor logits, float *loss, float *zloss, const int *target, 
             for (int j = 0; j < V; j++)
                 row[j] = 0;
         if (backward)
-            store(logits, at, row, (size_t)V);
+            tensor_store(logits, at, row, (size_t)V);
     }
 }

@@ -90,7 +90,7 @@ static void row_backward(float *dx, double *dw, const float *dy, const float *x,
     }
 }
 
-void norm_backward(Tensor dx, Tensor dw, Tensor dy, Tensor x, const float *stats, Tensor w, Norm norm,
+void norm_backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x, const float *stats, Tensor w, Norm norm,
                    bool accumulate)
 {
     const int N = dy.rows, C = dy.cols;
@@ -101,6 +101,7 @@ void norm_backward(Tensor dx, Tensor dw, Tensor dy, Tensor x, const float *stats
     CHECK_OPTIONAL(dw, 1, C);
     CHECK_PLAIN(dw);
     CHECK(!accumulate || dx.data != dy.data, "norm_backward: dx accumulates into dy");
+    CHECK(!amax || !format_is_fp8(dx.format), "norm_backward: the maximum of dx is wanted, which is %s", format_name(dx.format));
     if (accumulate)
         CHECK_PLAIN(dx);
     const float *gradient = tensor_values(dy, 0), *input = tensor_values(x, 1), *weight = tensor_values(w, 2);
@@ -111,5 +112,7 @@ void norm_backward(Tensor dx, Tensor dw, Tensor dy, Tensor x, const float *stats
         row_backward(output + row, sum, gradient + row, input + row, stats + 2 * n, weight, C, norm, accumulate);
     }
     tensor_finish(dx, output);
+    if (amax)
+        *amax = abs_max(tensor_values(dx, 6), tensor_numel(dx));
     finish_sum(dw, weight_gradient, sum);
 }

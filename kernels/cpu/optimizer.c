@@ -1,7 +1,9 @@
-/* AdamW with decoupled weight decay [Loshchilov & Hutter 2019, alg. 2]. FP8 moments: kernels/fp8.c. */
+/* AdamW with decoupled weight decay [Loshchilov & Hutter 2019, alg. 2]. FP8 moments: kernels/fp8.c; 8-bit ones as in
+ * bitsandbytes: kernels/dynamic8.c. */
 #include <math.h>
 
 #include "kernels/cpu/cpu.h"
+#include "kernels/dynamic8.h"
 #include "kernels/random.h"
 
 enum { BLOCK = 4096 };
@@ -12,7 +14,7 @@ static void store_weights(Tensor w, size_t at, const float *x, size_t n, uint64_
         for (size_t i = 0; i < n; i++)
             ((uint16_t *)w.data)[at + i] = bf16_round_stochastic(x[i], random_16(seed, first + at + i));
     else
-        store(w, at, x, n);
+        tensor_store(w, at, x, n);
 }
 
 static void step(float *w, float *m, float *v, const float *grad, size_t n, AdamW a)
@@ -29,6 +31,7 @@ static void step(float *w, float *m, float *v, const float *grad, size_t n, Adam
 static void check_moment(const char *name, Tensor t, int n)
 {
     check_tensor("adamw", name, t, 1, n);
+    CHECK(!format_is_dynamic8(t.format), "adamw: %s is %s; that is a moment of adamw8bit", name, format_name(t.format));
     CHECK(!format_is_fp8(t.format) || (t.format.group && BLOCK % t.format.group == 0),
           "adamw: %s is %s; FP8 moments have groups whose size divides %d", name, format_name(t.format), BLOCK);
 }
@@ -41,16 +44,62 @@ void adamw(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first)
     CHECK_PLAIN(grad);
     check_moment("m", m, w.cols);
     check_moment("v", v, w.cols);
-    float *wi = scratch(0, BLOCK), *mi = scratch(1, BLOCK), *vi = scratch(2, BLOCK), *gi = scratch(3, BLOCK);
+    float *wi = cpu_scratch(0, BLOCK), *mi = cpu_scratch(1, BLOCK), *vi = cpu_scratch(2, BLOCK), *gi = cpu_scratch(3, BLOCK);
     for (size_t at = 0, numel = tensor_numel(w); at < numel; at += BLOCK) {
         size_t n = numel - at < BLOCK ? numel - at : BLOCK;
-        load(wi, w, at, n);
-        load(gi, grad, at, n);
-        load(mi, m, at, n);
-        load(vi, v, at, n);
+        tensor_load(wi, w, at, n);
+        tensor_load(gi, grad, at, n);
+        tensor_load(mi, m, at, n);
+        tensor_load(vi, v, at, n);
         step(wi, mi, vi, gi, n, a);
         store_weights(w, at, wi, n, a.seed, first);
-        store(m, at, mi, n);
-        store(v, at, vi, n);
+        tensor_store(m, at, mi, n);
+        tensor_store(v, at, vi, n);
+    }
+}
+
+/* ---- 8-bit moments ------------------------------------------------------------------------------------------- */
+
+static void step_8bit(float *w, float *m, float *v, const float *grad, size_t n, Dynamic8Step s)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (!isfinite(grad[i])) {
+            m[i] = v[i] = 0;
+            continue;
+        }
+        const float g = s.grad_scale * grad[i];
+        v[i] = s.beta2 * v[i] + s.rest2 * g * g;
+        m[i] = s.beta1 * m[i] + s.rest1 * g;
+        w[i] = (w[i] + s.rate * (m[i] / (sqrtf(v[i]) + s.eps))) * s.keep;
+    }
+}
+
+static void check_8bit(const char *name, Tensor t, DType d, int n)
+{
+    check_tensor("adamw8bit", name, t, 1, n);
+    CHECK(t.format.dtype == d, "adamw8bit: %s is %s; expected %s", name, format_name(t.format),
+          format_name((Format){ d, DYNAMIC8_GROUP, false }));
+}
+
+void adamw8bit(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first)
+{
+    CHECK_TENSOR(w, 1, w.cols);
+    CHECK_TENSOR(grad, 1, w.cols);
+    CHECK_PLAIN(w);
+    CHECK_PLAIN(grad);
+    check_8bit("m", m, DYNAMIC8, w.cols);
+    check_8bit("v", v, UDYNAMIC8, w.cols);
+    const Dynamic8Step s = dynamic8_step(a);
+    float *wi = cpu_scratch(0, BLOCK), *mi = cpu_scratch(1, BLOCK), *vi = cpu_scratch(2, BLOCK), *gi = cpu_scratch(3, BLOCK);
+    for (size_t at = 0, numel = tensor_numel(w); at < numel; at += BLOCK) {
+        size_t n = numel - at < BLOCK ? numel - at : BLOCK;
+        tensor_load(wi, w, at, n);
+        tensor_load(gi, grad, at, n);
+        tensor_load(mi, m, at, n);
+        tensor_load(vi, v, at, n);
+        step_8bit(wi, mi, vi, gi, n, s);
+        store_weights(w, at, wi, n, a.seed, first);
+        tensor_store(m, at, mi, n);
+        tensor_store(v, at, vi, n);
     }
 }

@@ -1,7 +1,7 @@
 /* Sums over everything, in double: the bits depend on nothing but the values. */
 #include "kernels/cpu/cpu.h"
 
-void sum(float *out, const float *x, size_t n)
+void sum_values(float *out, const float *x, size_t n)
 {
     double total = *out;
     for (size_t i = 0; i < n; i++)
@@ -13,11 +13,11 @@ void sum_squares(float *out, Tensor x)
 {
     CHECK_TENSOR(x, x.rows, x.cols);
     const size_t numel = tensor_numel(x), block = x.format.group ? (size_t)x.cols : 4096;
-    float *values = scratch(0, block);
+    float *values = cpu_scratch(0, block);
     double total = *out;
     for (size_t first = 0; first < numel; first += block) {
         size_t n = numel - first < block ? numel - first : block;
-        load(values, x, first, n);
+        tensor_load(values, x, first, n);
         for (size_t i = 0; i < n; i++)
             total += (double)values[i] * values[i];
     }

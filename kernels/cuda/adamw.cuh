@@ -100,5 +100,5 @@ static inline Step make_step(AdamW a)
     return { a, 1 - a.beta1, 1 - a.beta2, 1 / a.correction1, 1 / a.correction2, random_sequence(a.seed) };
 }
 
-/* adamw_fp8.cu: both moments in FP8 groups. */
+/* adamw_fp8.cu: one of the moments in FP8 groups, or both. */
 void adamw_fp8(Tensor w, Tensor m, Tensor v, Tensor grad, const AdamW &a, uint64_t first);

@@ -1,7 +1,9 @@
-/* AdamW with FP8 moments in groups of 128 [COAT sec. 4]: decode, update and encode in registers, in one pass.
+/* AdamW with FP8 moments in groups of 128 [COAT sec. 4]: decode, update and encode in registers, in one pass. Both moments,
+ * or one beside a dense other: FP8-LM keeps m in FP8 and v in 16 bits [Peng et al. 2023, arXiv 2310.18313].
  *
  * Eight threads share a group, sixteen elements each: maximum and minimum of the new moments by shuffles. Bytes per
- * element with BF16 weights and gradients: 2 + 2 + 2 and four codes, and 1/16 for the scales: 10.06.
+ * element with BF16 weights and gradients: 2 + 2 + 2 and four codes, and 1/16 for the scales: 10.06; with v in BF16 12.02 to
+ * 12.03, in F32 16.03 and each access to v in half of every sector.
  *
  * Rounding: powers are 2^(k log2 x) on the hardware's approximations, a few 2^-22 off in the exponent, as are the
  * root and the quotient; a code may be the neighbour of the specification's where a value lies that close to the
@@ -15,15 +17,16 @@
 
 enum { GROUP = 128, LANES = 8, HALF = GROUP / 2, THREADS = 256, MAX_K = 16, K_STEPS = 16 };
 
-/* The formats of a moment as a type. */
+/* The formats of a moment as a type: FP8 in groups, or dense. */
 template <DType D, bool E> struct Form {
     static constexpr DType dtype = D;
+    static constexpr bool dense = D == F32 || D == BF16;
     static constexpr bool expand = E;
     static constexpr float log2_max = D == E4M3 ? 8.8073549f : 15.8073549f;
 };
 
 struct Moment {
-    uint8_t *codes;
+    uint8_t *codes;         /* or dense values                         */
     void *scale;            /* per group: S, or S and k with expansion */
     float beta;             /* log2 of beta with expansion             */
 };
@@ -45,6 +48,21 @@ template <class F> __device__ static inline Codes load_codes(const Moment &t, un
     c.half[1] = *(const uint2 *)(t.codes + at + HALF);
     c.scale = F::expand ? ((const uint32_t *)t.scale)[at / GROUP] : ((const uint16_t *)t.scale)[at / GROUP];
     return c;
+}
+
+/* The same elements of a dense moment. */
+template <class F> struct Dense {
+    typedef std::conditional_t<F::dtype == F32, float, bf16> type;
+    Pack<type> half[2];
+};
+
+template <class F> __device__ static inline auto load_moment(const Moment &t, unsigned at)
+{
+    if constexpr (F::dense) {
+        const typename Dense<F>::type *p = (const typename Dense<F>::type *)t.codes + at;
+        return Dense<F>{ { load_pack<true>(p, 8), load_pack<true>(p + HALF, 8) } };
+    } else
+        return load_codes<F>(t, at);
 }
 
 /* x = +-2^(a log2 |x| + b), with the sign of x if it has one. 0 stays 0. */
@@ -72,6 +90,14 @@ __device__ static inline void decode_moment(float (&x)[2][8], const Codes &c, fl
     }
 }
 
+template <class F, bool SIGNED>
+__device__ static inline void decode_moment(float (&x)[2][8], const Dense<F> &d, float beta)
+{
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+        x[i / 8][i % 8] = d.half[i / 8][i % 8] * beta;
+}
+
 /* k of a group whose absolute values lie between b and a: a multiple of 1/16 that stretches them to the format's
  * range. */
 template <class F> __device__ static inline float expansion_power(float a, float b)
@@ -90,9 +116,16 @@ __device__ static inline float group_max(float x)
     return x;
 }
 
+template <class F> __device__ static inline void store_dense(const Moment &t, unsigned at, const float (&x)[2][8])
+{
+    typename Dense<F>::type *p = (typename Dense<F>::type *)t.codes + at;
+    store_pack<true>(p, x[0], 8);
+    store_pack<true>(p + HALF, x[1], 8);
+}
+
 /* f = sign(x) (|x|/a)^k max, a = S max. All threads of a warp call; those inside store. */
 template <class F, bool SIGNED>
-__device__ static inline void store_moment(const Moment &t, unsigned at, float (&x)[2][8], bool inside)
+__device__ static inline void store_codes(const Moment &t, unsigned at, float (&x)[2][8], bool inside)
 {
     const float a = group_max(fmaxf(pack_abs_max(x[0]), pack_abs_max(x[1])));
     uint32_t s = F::expand ? (__float_as_uint(fp8_scale(a, F::dtype)) + 0x7f) >> 7 : fp8_group_scale(a, F::dtype);
@@ -118,6 +151,15 @@ __device__ static inline void store_moment(const Moment &t, unsigned at, float (
         ((uint32_t *)t.scale)[at / GROUP] = s;
     else
         ((uint16_t *)t.scale)[at / GROUP] = (uint16_t)s;
+}
+
+template <class F, bool SIGNED>
+__device__ static inline void store_moment(const Moment &t, unsigned at, float (&x)[2][8], bool inside)
+{
+    if constexpr (!F::dense)
+        store_codes<F, SIGNED>(t, at, x, inside);
+    else if (inside)
+        store_dense<F>(t, at, x);
 }
 
 /* The update rearranged, c1 and c2 being the corrections:
@@ -162,7 +204,8 @@ void adamw_fp8_kernel(TW *w, Moment m, Moment v, const TG *grad, unsigned n, Qui
         wp[h] = load_pack<true>((const TW *)w + at + h * HALF, 8);
         gp[h] = load_pack<true>(grad + at + h * HALF, 8);
     }
-    const Codes mc = load_codes<FM>(m, at), vc = load_codes<FV>(v, at);
+    const auto mc = load_moment<FM>(m, at);
+    const auto vc = load_moment<FV>(v, at);
     decode_moment<FM, true>(mx, mc, m.beta);
     decode_moment<FV, false>(vx, vc, v.beta);
 #pragma unroll
@@ -181,14 +224,24 @@ void adamw_fp8_kernel(TW *w, Moment m, Moment v, const TG *grad, unsigned n, Qui
 
 static Moment moment(const char *name, Tensor t, int n, float beta)
 {
-    if (!format_is_fp8(t.format) || t.format.group != GROUP || n % GROUP)
-        die("adamw: %s is %s of %d elements; the CUDA back end has FP8 moments in whole groups of %d, both of them",
+    check_tensor("adamw", name, t, 1, n);
+    if (format_is_dynamic8(t.format) || (format_is_fp8(t.format) && t.format.group != GROUP) || n % GROUP)
+        die("adamw: %s is %s of %d elements; the CUDA back end has FP8 moments in whole groups of %d, and dense ones beside them",
             name, format_name(t.format), n, (int)GROUP);
     return { (uint8_t *)t.data, t.scale, t.format.expand ? log2f(beta) : beta };
 }
 
-/* f(the Form of t). */
-template <typename F> static void with_form(Tensor t, F f)
+/* f(the Form of t). NOTE: combinations without a kernel are left out by these choices, not by `if constexpr` around a launch inside a
+ * lambda: nvcc 13.0 compiles that, but the kernels are then unknown when they are launched. */
+template <typename F> static void with_dense_form(Tensor t, F f)
+{
+    if (t.format.dtype == F32)
+        f(Form<F32, false>());
+    else
+        f(Form<BF16, false>());
+}
+
+template <typename F> static void with_fp8_form(Tensor t, F f)
 {
     with_bool(t.format.expand, [&](auto expand) {
         if (t.format.dtype == E4M3)
@@ -196,6 +249,17 @@ template <typename F> static void with_form(Tensor t, F f)
         else
             f(Form<E5M2, decltype(expand)::value>());
     });
+}
+
+/* f(the Forms of m and v), at least one of which is FP8: optimizer.cu has the others. */
+template <typename F> static void with_forms(Tensor m, Tensor v, F f)
+{
+    if (!format_is_fp8(m.format))
+        with_dense_form(m, [&](auto fm) { with_fp8_form(v, [&](auto fv) { f(fm, fv); }); });
+    else if (!format_is_fp8(v.format))
+        with_fp8_form(m, [&](auto fm) { with_dense_form(v, [&](auto fv) { f(fm, fv); }); });
+    else
+        with_fp8_form(m, [&](auto fm) { with_fp8_form(v, [&](auto fv) { f(fm, fv); }); });
 }
 
 static QuickStep make_quick_step(const AdamW &a)
@@ -217,11 +281,9 @@ void adamw_fp8(Tensor w, Tensor m, Tensor v, Tensor grad, const AdamW &a, uint64
         return;
     with_type(w, [&](auto *wp) {
         with_type(grad, [&](auto *gp) {
-            with_form(m, [&](auto fm) {
-                with_form(v, [&](auto fv) {
-                    adamw_fp8_kernel<decltype(fm), decltype(fv)><<<blocks, THREADS, 0, device_stream()>>>(
-                        wp, m1, m2, gp, (unsigned)n, s, first);
-                });
+            with_forms(m, v, [&](auto fm, auto fv) {
+                adamw_fp8_kernel<decltype(fm), decltype(fv)><<<blocks, THREADS, 0, device_stream()>>>(
+                    wp, m1, m2, gp, (unsigned)n, s, first);
             });
         });
     });

@@ -95,11 +95,11 @@ static AttentionPlan *build(AttentionKey key)
         p->plan = build_plan(graph);
     if (!p->plan)
         die("attention %s: cuDNN %zu has no kernel for %lld %s of up to %lld tokens, %lld query and %lld key/value "
-            "heads of width %lld, window %lld (0: none) (%s). cuDNN 9.14 or newer on an H100 or H200 has; the f32 "
-            "recipe needs none",
-            key.backward ? "backward" : "forward", cudnnGetVersion(), (long long)key.B,
-            key.tokens ? "documents" : "sequences", (long long)key.T, (long long)key.H, (long long)key.K,
-            (long long)key.D, (long long)key.window, last_message());
+            "heads of width %lld, window %lld (0: none), on this %s (%s). cuDNN 9.14 or newer has on an H100 or H200, 9.18 or newer "
+            "on other GPUs; %sthe f32 recipe needs none", key.backward ? "backward" : "forward", cudnnGetVersion(),
+            (long long)key.B, key.tokens ? "documents" : "sequences", (long long)key.T, (long long)key.H, (long long)key.K,
+            (long long)key.D, (long long)key.window, device_name(), last_message(), key.backward && key.tokens ? "for documents none "
+            "has on GPUs of compute capability 8.x and 12.x: data.generate_doc_lengths=false does without them; " : "");
 
     int64_t own = 0;
     CUDNN_CHECK(cudnnBackendGetAttribute(p->plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, NULL,

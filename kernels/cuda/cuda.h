@@ -46,6 +46,11 @@ enum {
 };
 void *device_scratch(size_t bytes, int slot);
 
+/* image.cu. Whether this program has code that the current device can run, or PTX that the driver can compile for it; and the
+ * GPUs it was built for, as make's ARCH names them. */
+bool        image_found(void);
+const char *image_architectures(void);
+
 /* attention_plain.cu: attention in F32 arithmetic for any F32 or BF16 rows, D <= 256. */
 void attention_plain_forward (Tensor y, float *lse, Tensor qkv, Attention a, Documents docs);
 void attention_plain_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a,
@@ -75,47 +80,54 @@ template <> __device__ inline bf16 from_float<bf16>(float x) { return __float2bf
 
 /* ---- reductions, always in the same order ------------------------------------------------------------------ */
 
+/* What is reduced: how two become one, and what changes none. */
+struct Sum {
+    template <typename T> __device__ static T of(T a, T b) { return a + b; }
+    template <typename T> static constexpr T NONE = 0;
+};
+struct Max {
+    __device__ static float of(float a, float b) { return fmaxf(a, b); }
+    template <typename T> static constexpr T NONE = -INFINITY;
+};
+
 /* The result is in every lane. */
-__device__ inline float warp_sum(float x)
+template <class Op, typename T> __device__ inline T warp_reduce(T x)
 {
 #pragma unroll
     for (int o = 16; o > 0; o >>= 1)
-        x += __shfl_xor_sync(0xffffffffu, x, o);
+        x = Op::of(x, __shfl_xor_sync(0xffffffffu, x, o));
     return x;
 }
 
-__device__ inline float warp_max(float x)
+/* K reductions at once; the results are in every thread. All threads of the block call; blockDim.x is a multiple of 32;
+ * `shared` is 32 K numbers of shared memory, free for another use when the call returns. */
+template <class Op, typename T, int K> __device__ inline void block_reduce(T (&x)[K], T *shared)
 {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
 #pragma unroll
-    for (int o = 16; o > 0; o >>= 1)
-        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, o));
-    return x;
+    for (int k = 0; k < K; k++) {
+        x[k] = warp_reduce<Op>(x[k]);
+        if (lane == 0)
+            shared[32 * k + warp] = x[k];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < K; k++)
+        x[k] = warp_reduce<Op>(lane < warps ? shared[32 * k + lane] : Op::template NONE<T>);
+    __syncthreads();
 }
 
-/* The result is in every thread. All threads of the block call; blockDim.x is a multiple of 32; `shared` is 32 floats
- * of shared memory, free for another use when the call returns. */
-__device__ inline float block_sum(float x, float *shared)
+template <class Op, typename T> __device__ inline T block_reduce(T x, T *shared)
 {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-    x = warp_sum(x);
-    if (lane == 0)
-        shared[warp] = x;
-    __syncthreads();
-    x = warp_sum(lane < warps ? shared[lane] : 0.0f);
-    __syncthreads();
-    return x;
+    T one[1] = { x };
+    block_reduce<Op>(one, shared);
+    return one[0];
 }
 
-__device__ inline float block_max(float x, float *shared)
-{
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-    x = warp_max(x);
-    if (lane == 0)
-        shared[warp] = x;
-    __syncthreads();
-    x = warp_max(lane < warps ? shared[lane] : -INFINITY);
-    __syncthreads();
-    return x;
-}
+__device__ inline float warp_sum(float x) { return warp_reduce<Sum>(x); }
+__device__ inline float warp_max(float x) { return warp_reduce<Max>(x); }
+__device__ inline float block_sum(float x, float *shared) { return block_reduce<Sum>(x, shared); }
+__device__ inline float block_max(float x, float *shared) { return block_reduce<Max>(x, shared); }
+template <int K> __device__ inline void block_sums(float (&x)[K], float *shared) { block_reduce<Sum>(x, shared); }
 
 #endif

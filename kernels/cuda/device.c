@@ -71,6 +71,23 @@ static void take_cores(void)
     sched_setaffinity(0, sizeof cores, &cores);
 }
 
+static int capability(void)
+{
+    return 10 * dev.prop.major + dev.prop.minor;
+}
+
+static void check_capability(void)
+{
+    const int has = capability();
+    if (has < 80)
+        die("GPU %d (%s) has compute capability %d.%d; this program needs 8.0 or later (A100, GeForce RTX 30 and later ones). "
+            "Use such a GPU, or build with BACKEND=cpu", dev.number, dev.prop.name, dev.prop.major, dev.prop.minor);
+    if (!image_found())
+        die("GPU %d (%s) has compute capability %d.%d; this program was built for others: ARCH=\"%s\". Build it with "
+            "make BACKEND=cuda ARCH=%d%s, or with several in ARCH=\"...\" if several kinds of GPU shall run it", dev.number,
+            dev.prop.name, dev.prop.major, dev.prop.minor, image_architectures(), has, has == 90 ? "a" : "");
+}
+
 void device_init(int local_rank)
 {
     int count = count_devices();
@@ -79,11 +96,9 @@ void device_init(int local_rank)
             "--map-by ppr:%d:node over several hosts, and let every rank see all GPUs (CUDA_VISIBLE_DEVICES)",
             comm_local_size(), count, count == 1 ? "" : "s", count, count, count);
     CUDA_CHECK(cudaGetDeviceProperties(&dev.prop, local_rank));
-    if (dev.prop.major != 9 || dev.prop.minor != 0)
-        die("GPU %d is an %s of compute capability %d.%d; this program is built for 9.0 (H100, H200, GH200). "
-            "Use such a GPU, or build with BACKEND=cpu", local_rank, dev.prop.name, dev.prop.major, dev.prop.minor);
     dev.number = local_rank;
     CUDA_CHECK(cudaSetDevice(local_rank));
+    check_capability();
     take_cores();
     int least, greatest;
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
@@ -132,7 +147,14 @@ const char *device_name(void)
     return dev.prop.name;
 }
 
-/* Data sheets, dense rates. F32: CUDA cores; nothing here runs in TF32. */
+bool device_has_fp8(void)
+{
+    return capability() >= 89;
+}
+
+/* Dense rates of tensor cores that add in F32; F32: CUDA cores, since nothing here runs in TF32. A name that ends with a space
+ * stands for cards of that number with other rates (RTX 4090 D, RTX 4090 Laptop GPU). [Data sheets of A100, L40S, H100, H200,
+ * HGX B200 and GB200 NVL72; white papers of Ada 2.1, appendix A, and RTX Blackwell, table 3] */
 typedef struct { const char *name; double f32, bf16, fp8; } Peak;
 
 static const Peak *find_peak(void)
@@ -143,6 +165,14 @@ static const Peak *find_peak(void)
         { "H100 PCIe", 51.2e12, 756.4e12, 1513.0e12 },
         { "H100 NVL",  60.0e12, 835.5e12, 1671.0e12 },
         { "H100",      66.9e12, 989.4e12, 1978.9e12 },
+        { "GB200",     80.0e12, 2500.0e12, 5000.0e12 },
+        { "B200",      75.0e12, 2250.0e12, 4500.0e12 },
+        { "NVIDIA A100", 19.5e12, 312.0e12, 0 },
+        { "L40S",      91.6e12, 362.1e12, 733.0e12 },
+        { "RTX 4090 ", 0, 0, 0 },
+        { "RTX 4090",  82.6e12, 165.2e12, 330.3e12 },
+        { "RTX 5090 ", 0, 0, 0 },
+        { "RTX 5090", 104.8e12, 209.5e12, 419.0e12 },
     };
     for (size_t i = 0; i < sizeof peaks / sizeof peaks[0]; i++)
         if (strstr(dev.prop.name, peaks[i].name))

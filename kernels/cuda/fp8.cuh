@@ -84,6 +84,20 @@ template <DType D> __device__ inline uint2 encode_pack(const float (&x)[8], floa
     return make_uint2(word[0], word[1]);
 }
 
+/* The format, where it is known only when the kernel runs: a branch that all threads take alike. */
+__device__ inline uint2 encode_pack(const float (&x)[8], float inverse, DType d)
+{
+    return d == E4M3 ? encode_pack<E4M3>(x, inverse) : encode_pack<E5M2>(x, inverse);
+}
+
+__device__ inline void decode_pack(float (&x)[8], uint2 codes, float scale, DType d)
+{
+    if (d == E4M3)
+        decode_pack<E4M3>(x, codes, scale);
+    else
+        decode_pack<E5M2>(x, codes, scale);
+}
+
 __device__ inline float pack_abs_max(const float (&x)[8])
 {
     float a = 0;

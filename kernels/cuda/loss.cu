@@ -76,6 +76,15 @@ template <bool ALIGNED, typename T> __device__ static inline void store_zeros(T 
         store_pack<ALIGNED>(row + c, zero, V - c);
 }
 
+/* The thread's next packs of a row: from column c on, `step` apart. */
+template <bool ALIGNED, typename T, int K>
+__device__ static inline void load_packs(Pack<T> (&pack)[K], const T *row, int c, int step, int V)
+{
+#pragma unroll
+    for (int j = 0; j < K; j++)
+        pack[j] = load_pack<ALIGNED>(row + c + j * step, V - c - j * step);
+}
+
 template <bool ALIGNED, bool BACKWARD, typename T>
 __global__ __launch_bounds__(BACKWARD ? MAX_THREADS : LOSS_THREADS, BACKWARD ? 1 : LOSS_BLOCKS)
 void cross_entropy_kernel(T *logits, float *loss, float *zloss, const int *targets, int V, int vocab, float scale,
@@ -96,18 +105,15 @@ void cross_entropy_kernel(T *logits, float *loss, float *zloss, const int *targe
     const int first = 8 * threadIdx.x;
     Pack<T> keep[KEEP<T>];
     Running r = { -FLT_MAX, 0 };
-#pragma unroll
-    for (int j = 0; j < KEPT; j++)
-        keep[j] = load_pack<ALIGNED>((const T *)row + first + j * step, V - first - j * step);
+    if (BACKWARD)
+        load_packs<ALIGNED>(keep, row, first, step, V);
 #pragma unroll
     for (int j = 0; j < KEPT; j++)
         if (first + j * step < vocab)
             add_pack(r, keep[j], vocab - first - j * step);
     for (int c = first + kept; c < vocab; c += AHEAD * step) {
         Pack<T> pack[AHEAD];
-#pragma unroll
-        for (int j = 0; j < AHEAD; j++)
-            pack[j] = load_pack<ALIGNED>((const T *)row + c + j * step, V - c - j * step);
+        load_packs<ALIGNED>(pack, row, c, step, V);
 #pragma unroll
         for (int j = 0; j < AHEAD; j++)
             if (c + j * step < vocab)
@@ -131,9 +137,7 @@ void cross_entropy_kernel(T *logits, float *loss, float *zloss, const int *targe
     }
     for (int c = first + kept; c < V; c += AHEAD * step) {
         Pack<T> pack[AHEAD];
-#pragma unroll
-        for (int j = 0; j < AHEAD; j++)
-            pack[j] = load_pack<ALIGNED>((const T *)row + c + j * step, V - c - j * step);
+        load_packs<ALIGNED>(pack, row, c, step, V);
 #pragma unroll
         for (int j = 0; j < AHEAD; j++)
             if (c + j * step < V)

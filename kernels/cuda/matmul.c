@@ -8,9 +8,12 @@
  *     matmul_dx   w                     dy                    C   N   O
  *     matmul_dw   x                     dy   transposed       C   O   N
  *
- * NOTE: FP8 GEMMs of sm_90 take operands that are contiguous along k only: A transposed, B not. So matmul_dx reads
+ * NOTE: FP8 GEMMs take operands that are contiguous along k only: A transposed, B not. So matmul_dx reads
  * w.data_t, matmul_dw reads x.data_t and dy.data_t. Scales must be 16-byte aligned, or the call fails although the
- * heuristic accepted it; k must be a multiple of 16, m of 8.
+ * heuristic accepted it; k must be a multiple of 16, m of 8. All this is measured on compute capability 9.0. The
+ * documentation of cublasLtMatmul (CUDA 13) has the same layout as the only one of 8.9, 9.0 and 12.x, and as one of
+ * several of 10.x; E4M3 x E4M3 and E4M3 x E5M2, in either order, into BF16 or F32, on all of them; and short
+ * accumulators on 8.9 and 9.0 alone: elsewhere that choice has no effect.
  * NOTE: with one token and a BF16 C that is D, cuBLASLt rounds the product to BF16 before it adds C, then the sum.
  *
  * Choice of algorithm. The heuristic's first suggestion is up to 20 % slower than the best of the first eight, so

@@ -1,19 +1,11 @@
-/* Norms that read or write FP8.
+/* Norms that read or write FP8, forward; norm_backward.cu reads any x.
  *
- * Forward, y an FP8 operand: a pass over rows stores x in FP8 groups, takes the statistics of what was stored and the
+ * y an FP8 operand: a pass over rows stores x in FP8 groups, takes the statistics of what was stored and the
  * maximum of y; a pass over tiles reads x and writes y and its transpose. Bytes per element in COAT: 2 + 1.125 and
- * 1.125 + 2. Where y is not FP8 (a norm behind a branch) the first pass writes it and there is no second.
- * Backward reads x in FP8 groups: 1.125 instead of 2 bytes of the dense kernel's. */
+ * 1.125 + 2. Where y is not FP8 (a norm behind a branch) the first pass writes it and there is no second. */
+#include "kernels/cuda/norm.cuh"
 #include "kernels/cuda/operations_fp8.h"
 #include "kernels/cuda/tiles.cuh"
-
-enum { MAX_PACKS = 4, MAX_THREADS = 512, BLOCKS_PER_SM = 4 };
-
-/* Columns of the thread's pack j: 8 from here on. */
-__device__ static inline int column(int j)
-{
-    return 8 * (threadIdx.x + j * blockDim.x);
-}
 
 /* Mean (0 if not centered) and rstd of the row whose elements are v; what lies behind column C is 0. */
 __device__ static inline float2 row_stats(const float (&v)[MAX_PACKS][8], int C, Norm norm, float *shared)
@@ -47,7 +39,7 @@ void norm_rows_kernel(AnyOut y, float *amax, GroupOut x, float2 *stats, Reader s
     float v[MAX_PACKS][8], m = 0;
 #pragma unroll
     for (int j = 0; j < MAX_PACKS; j++)
-        raw[j] = stream.fetch(blockIdx.x, column(j));
+        raw[j] = load_or_zero(stream, blockIdx.x, column(j));
 #pragma unroll
     for (int j = 0; j < MAX_PACKS; j++) {
         stream.values(v[j], raw[j]);
@@ -98,7 +90,7 @@ void rms_rows_kernel(float *amax, GroupOut x, float2 *stats, Reader stream, AnyI
     float square = 0, m = 0;
 #pragma unroll
     for (int j = 0; j < MAX_PACKS; j++)
-        raw[j] = stream.fetch(blockIdx.x, column(j));
+        raw[j] = load_or_zero(stream, blockIdx.x, column(j));
 #pragma unroll
     for (int j = 0; j < MAX_PACKS; j++) {
         float v[8], stored[8], weight[8];
@@ -144,8 +136,7 @@ void rms_rows_kernel(float *amax, GroupOut x, float2 *stats, Reader stream, AnyI
 }
 
 /* y from x and its statistics. */
-template <class Reader> struct NormSource {
-    enum { OUTPUTS = 1, MEASURED = 1 };
+template <class Reader> struct NormSource : SimpleSource {
     Reader x;
     const float2 *stats;
     AnyIn w;
@@ -153,7 +144,7 @@ template <class Reader> struct NormSource {
     struct Fix { float weight[8]; };
     __device__ Raw fetch(int row, int col) const
     {
-        return { x.inside(row, col), stats[row] };
+        return { load_inside(x, row, col), stats[row] };
     }
     __device__ Fix prepare(int col) const
     {
@@ -172,10 +163,6 @@ template <class Reader> struct NormSource {
         for (int i = 0; i < 8; i++)
             y[0][i] = (y[0][i] - raw.stats.x) * raw.stats.y * fix.weight[i];
     }
-    __device__ int column(int, int col) const
-    {
-        return col;
-    }
 };
 
 /* With *amax, or with the scale that y has. */
@@ -183,42 +170,40 @@ static void norm_tiles(Tensor y, Tensor x, const float *stats, Tensor w, const f
 {
     with_reader(x, [&](auto reader) {
         typedef NormSource<decltype(reader)> Source;
-        const Source source = { reader, (const float2 *)stats, any_in(w) };
+        const Source source = { {}, reader, (const float2 *)stats, any_in(w) };
         fp8_tiles<Source>({ { tile_out(y, amax) } }, source, x.rows, x.cols);
     });
 }
 
 void norm_again_fp8(Tensor y, Tensor x, const float *stats, Tensor w)
 {
+    check_tensor("norm_again", "x", x, x.rows, x.cols);
     check_operand("norm_again", "y", y, x.rows, x.cols);
+    check_dense_optional("norm_again", "w", w, 1, x.cols);
     if (!format_is_fp8(y.format))
         die("norm_again: y is %s, x %s; the CUDA back end has no such pair", format_name(y.format), format_name(x.format));
     norm_tiles(y, x, stats, w, NULL);
 }
 
-static int threads_of(int C)
-{
-    if (C > 8 * MAX_PACKS * MAX_THREADS)
-        die("norm: rows of %d elements; the CUDA back end has norms up to %d wide", C, (int)(8 * MAX_PACKS * MAX_THREADS));
-    return block_threads(C / 8, MAX_PACKS, MAX_THREADS);
-}
-
 template <bool EXACT>
 static void forward(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual, Norm norm)
 {
-    const int N = stream.rows, C = stream.cols;
+    const int N = stream.rows, C = stream.cols, threads = norm_threads("norm_forward", C);
     const bool y_fp8 = format_is_fp8(y.format), x_new = x.data != stream.data;
+    check_tensor("norm_forward", "stream", stream, N, C);
     check_operand("norm_forward", "y", y, N, C);
+    check_dense_optional("norm_forward", "w", w, 1, C);
+    check_dense_optional("norm_forward", "residual", residual, N, C);
     if (x_new)
         check_groups("norm_forward", "x", x, N, C);
     CHECK(!y_fp8 || !residual.data, "norm_forward: a residual is added to %s", format_name(y.format));
     float *amax = y_fp8 ? amax_slot() : NULL;
     with_reader(stream, [&](auto reader) {
         if (y_fp8 && norm.kind == RMS_NORM)
-            rms_rows_kernel<EXACT><<<N, threads_of(C), 0, device_stream()>>>(
+            rms_rows_kernel<EXACT><<<N, threads, 0, device_stream()>>>(
                 amax, x_new ? group_out(x) : GroupOut{}, (float2 *)stats, reader, any_in(w), C, norm.eps);
         else
-            norm_rows_kernel<EXACT><<<N, threads_of(C), 0, device_stream()>>>(
+            norm_rows_kernel<EXACT><<<N, threads, 0, device_stream()>>>(
                 any_out(y), amax, x_new ? group_out(x) : GroupOut{}, (float2 *)stats, reader, any_in(w), any_in(residual),
                 C, norm);
     });
@@ -240,132 +225,4 @@ void norm_forward_exact(Tensor y, Tensor x, float *stats, Tensor stream, Tensor 
         quantize(x, stream);
         norm_forward(y, stream, stats, stream, w, residual, norm);
     }
-}
-
-/* As norm_backward_kernel of norm.cu, for any x. amax, if there is one, is raised to the largest dx as stored. */
-template <class Reader, typename TDY, typename TDX> __global__ __launch_bounds__(MAX_THREADS)
-void norm_backward_fp8_kernel(TDX *dx, float *amax, float *partial, const TDY *dy, Reader x, const float2 *stats, AnyIn w,
-                              int N, int C, Norm norm, bool accumulate)
-{
-    __shared__ float shared[64];
-    float dw[MAX_PACKS][8] = {}, m = 0;
-    for (int n = blockIdx.x; n < N; n += gridDim.x) {
-        const size_t row = (size_t)n * C;
-        const float2 s = stats[n];
-        Pack<TDY> d[MAX_PACKS];
-        Pack<TDX> before[MAX_PACKS];
-        typename Reader::Raw raw[MAX_PACKS];
-#pragma unroll
-        for (int j = 0; j < MAX_PACKS; j++) {
-            d[j] = load_pack<true>(dy + row + column(j), C - column(j));
-            raw[j] = x.fetch(n, column(j));
-            before[j] = load_pack<true>((const TDX *)dx + row + column(j), accumulate ? C - column(j) : 0);
-        }
-        if (threadIdx.x == 0 && n + gridDim.x < N) {
-            const size_t next = row + (size_t)gridDim.x * C;
-            prefetch(dy + next, C * sizeof *dy);
-            x.bring(n + gridDim.x);
-            if (accumulate)
-                prefetch(dx + next, C * sizeof *dx);
-        }
-        float sums[2] = {};             /* of g and g xh; dy is 0 behind column C */
-#pragma unroll
-        for (int j = 0; j < MAX_PACKS; j++) {
-            float weight[8], in[8];
-            if (w.data)
-                load_any<true>(weight, w, column(j), C - column(j));
-            x.values(in, raw[j]);
-#pragma unroll
-            for (int i = 0; i < 8; i++) {
-                const float xh = (in[i] - s.x) * s.y, g = w.data ? d[j][i] * weight[i] : d[j][i];
-                sums[0] += g;
-                sums[1] += g * xh;
-                dw[j][i] += d[j][i] * xh;
-            }
-        }
-        block_sums(sums, shared);
-        const float mean_g = norm.kind == LAYER_NORM ? sums[0] / C : 0.0f, mean_gh = sums[1] / C;
-#pragma unroll
-        for (int j = 0; j < MAX_PACKS; j++) {
-            float weight[8], in[8], out[8];
-            if (column(j) >= C)
-                continue;
-            if (w.data)
-                load_any<true>(weight, w, column(j), 8);
-            x.values(in, raw[j]);
-#pragma unroll
-            for (int i = 0; i < 8; i++) {
-                const float xh = (in[i] - s.x) * s.y, g = w.data ? d[j][i] * weight[i] : d[j][i];
-                out[i] = s.y * (g - mean_g - xh * mean_gh) + before[j][i];
-            }
-            m = fmaxf(m, pack_abs_max(out));
-            store_pack<true>(dx + row + column(j), out, 8);
-        }
-    }
-    if (partial)
-#pragma unroll
-        for (int j = 0; j < MAX_PACKS; j++)
-            store_pack<true>(partial + (size_t)blockIdx.x * C + column(j), dw[j], C - column(j));
-    if (amax)       /* of what is stored: rounding keeps the order, so the largest is the largest rounded */
-        raise_amax(amax, to_float(from_float<TDX>(m)), shared);
-}
-
-/* dx dense. */
-static void backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x, const float *stats, Tensor w, Norm norm,
-                     bool accumulate)
-{
-    const int N = dy.rows, C = dy.cols, most = BLOCKS_PER_SM * device_sm_count(), blocks = N < most ? N : most;
-    float *partial = dw.data ? (float *)device_scratch((size_t)blocks * C * sizeof(float), SCRATCH_0) : NULL;
-    with_reader(x, [&](auto in) {
-        with_type(dy, [&](auto *d) {
-            with_type(dx, [&](auto *out) {
-                norm_backward_fp8_kernel<<<blocks, threads_of(C), 0, device_stream()>>>(
-                    out, amax, partial, d, in, (const float2 *)stats, any_in(w), N, C, norm, accumulate);
-            });
-        });
-    });
-    LAUNCH_CHECK();
-    if (dw.data)
-        add_column_sums(dw, partial, blocks, C);
-}
-
-template <typename T> struct DenseSource {
-    enum { OUTPUTS = 1, MEASURED = 1 };
-    DenseReader<T> x;
-    typedef typename DenseReader<T>::Raw Raw;
-    typedef Nothing Fix;
-    __device__ Raw fetch(int row, int col) const
-    {
-        return x.inside(row, col);
-    }
-    __device__ Fix prepare(int) const
-    {
-        return {};
-    }
-    __device__ void values(float (&y)[1][8], const Raw &raw, Fix, int, int) const
-    {
-        x.values(y[0], raw);
-    }
-    __device__ int column(int, int col) const
-    {
-        return col;
-    }
-};
-
-/* An FP8 dx (OLMo-2's gradient of a branch) passes through F32 scratch memory. */
-void norm_backward_fp8(Tensor dx, Tensor dw, Tensor dy, Tensor x, const float *stats, Tensor w, Norm norm, bool accumulate)
-{
-    const int N = dy.rows, C = dy.cols;
-    if (!format_is_fp8(dx.format)) {
-        if (dx.amax && !accumulate)     /* an older maximum that nobody spent */
-            device_zero(dx.amax, sizeof(float));
-        backward(dx, dx.amax, dw, dy, x, stats, w, norm, accumulate);
-        return;
-    }
-    check_operand("norm_backward", "dx", dx, N, C);
-    CHECK(!accumulate, "norm_backward: dx accumulates and is %s", format_name(dx.format));
-    float *amax = amax_slot();
-    const Tensor wide = tensor_at(device_scratch((size_t)N * C * sizeof(float), SCRATCH_1), Format{ F32, 0, false }, N, C);
-    backward(wide, amax, dw, dy, x, stats, w, norm, false);
-    fp8_tiles<DenseSource<float>>({ { tile_out(dx, amax) } }, { { (const float *)wide.data, C } }, N, C);
 }

@@ -5,8 +5,6 @@
 
 void norm_forward_fp8 (Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual, Norm norm);
 void norm_again_fp8   (Tensor y, Tensor x, const float *stats, Tensor w);
-void norm_backward_fp8(Tensor dx, Tensor dw, Tensor dy, Tensor x, const float *stats, Tensor w, Norm norm,
-                       bool accumulate);
 
 void swiglu_forward_fp8 (Tensor act, Tensor gate_up, Tensor wide);
 void swiglu_backward_fp8(Tensor dgate_up, Tensor act, Tensor dact, Tensor gate_up);

@@ -82,7 +82,7 @@ void adamw(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first)
 {
     CHECK_DENSE(w, 1, w.cols);
     CHECK_DENSE(grad, 1, w.cols);
-    if (format_is_fp8(m.format) && format_is_fp8(v.format)) {
+    if (format_is_fp8(m.format) || format_is_fp8(v.format)) {
         adamw_fp8(w, m, v, grad, a, first);
         return;
     }

@@ -11,64 +11,23 @@
 
 enum { THREADS = 256, PACKS = 4, AMAX_BLOCKS = 1024 };
 
-/* ---- sources ------------------------------------------------------------------------------------------------- */
+/* ---- what is read --------------------------------------------------------------------------------------------- */
 
-/* As the readers of tiles.cuh, for any number of elements and any group: loads are issued by fetch and used by values. */
-template <typename T> struct PlainSource {
-    const T *data;
-    typedef Pack<T> Raw;
-    __device__ Raw fetch(size_t at) const
-    {
-        return load_pack<true>(data + at, 8);
-    }
-    __device__ void values(float (&x)[8], const Raw &raw) const
-    {
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            x[i] = raw[i];
-    }
-};
-
-/* One scale. */
-template <DType D> struct CodeSource {
-    const uint8_t *codes;
-    const float *scale;
-    struct Raw { uint2 codes; float scale; };
-    __device__ Raw fetch(size_t at) const
-    {
-        return { *(const uint2 *)(codes + at), *scale };
-    }
-    __device__ void values(float (&x)[8], const Raw &raw) const
-    {
-        decode_pack<D>(x, raw.codes, raw.scale);
-    }
-};
-
-/* A scale per 2^shift elements. */
-template <DType D> struct GroupSource {
-    const uint8_t *codes;
-    const uint16_t *scale;
-    int shift;
-    struct Raw { uint2 codes; uint16_t scale; };
-    __device__ Raw fetch(size_t at) const
-    {
-        return { *(const uint2 *)(codes + at), scale[at >> shift] };
-    }
-    __device__ void values(float (&x)[8], const Raw &raw) const
-    {
-        decode_pack<D>(x, raw.codes, bf16_value(raw.scale));
-    }
-};
+/* Where the thread's first pack begins. */
+__device__ static inline size_t first_element()
+{
+    return 8 * ((size_t)blockIdx.x * PACKS * THREADS + threadIdx.x);
+}
 
 /* The thread's packs, 8 THREADS elements apart from `first` on; those behind n, a multiple of 8, are the last again.
  * NOTE: a condition around the loads would make each wait for the one before. */
-template <typename Source>
-__device__ static inline void load_packs(float (&v)[PACKS][8], const Source &x, size_t first, size_t n)
+template <class Reader>
+__device__ static inline void load_packs(float (&v)[PACKS][8], const Reader &x, size_t first, size_t n)
 {
-    typename Source::Raw raw[PACKS];
+    typename Reader::Raw raw[PACKS];
 #pragma unroll
     for (int j = 0; j < PACKS; j++)
-        raw[j] = x.fetch(min(first + 8 * j * THREADS, n - 8));
+        raw[j] = x.at(min(first + 8 * j * THREADS, n - 8));
 #pragma unroll
     for (int j = 0; j < PACKS; j++)
         x.values(v[j], raw[j]);
@@ -119,10 +78,10 @@ __device__ static inline void store_sectors(float *y, size_t at, const float (&x
         *(float4 *)(y + to_second) = make_float4(second[0], second[1], second[2], second[3]);
 }
 
-template <typename Source> __global__ __launch_bounds__(THREADS)
-void convert_kernel(AnyOut y, Source x, size_t n)
+template <class Reader> __global__ __launch_bounds__(THREADS)
+void convert_kernel(AnyOut y, Reader x, size_t n)
 {
-    const size_t first = 8 * ((size_t)blockIdx.x * PACKS * THREADS + threadIdx.x);
+    const size_t first = first_element();
     float v[PACKS][8];
     load_packs(v, x, first, n);
 #pragma unroll
@@ -149,10 +108,10 @@ __global__ void convert_any_kernel(AnyOut y, AnyTensor x, size_t n)
 /* ---- to FP8 with a scale per group ---------------------------------------------------------------------------- */
 
 /* Groups of 2^shift elements: 2^(shift - 3) neighbours hold one. */
-template <DType D, typename Source> __global__ __launch_bounds__(THREADS)
-void quantize_groups_kernel(uint8_t *codes, uint16_t *scale, Source x, size_t n, int shift)
+template <DType D, class Reader> __global__ __launch_bounds__(THREADS)
+void quantize_groups_kernel(uint8_t *codes, uint16_t *scale, Reader x, size_t n, int shift)
 {
-    const size_t first = 8 * ((size_t)blockIdx.x * PACKS * THREADS + threadIdx.x);
+    const size_t first = first_element();
     float v[PACKS][8];
     load_packs(v, x, first, n);
 #pragma unroll
@@ -189,13 +148,13 @@ __global__ void quantize_groups_any_kernel(AnyTensor y, AnyTensor x, size_t grou
 
 /* ---- to FP8 with one scale: the maximum ----------------------------------------------------------------------- */
 
-template <typename Source> __global__ __launch_bounds__(THREADS)
-void amax_kernel(float *partial, Source x, size_t n)
+template <class Reader> __global__ __launch_bounds__(THREADS)
+void amax_kernel(float *partial, Reader x, size_t n)
 {
     __shared__ float shared[32];
     float amax = 0;
     const size_t step = 8 * (size_t)gridDim.x * PACKS * THREADS;
-    for (size_t first = 8 * ((size_t)blockIdx.x * PACKS * THREADS + threadIdx.x); first < n; first += step) {
+    for (size_t first = first_element(); first < n; first += step) {
         float v[PACKS][8];
         load_packs(v, x, first, n);
 #pragma unroll
@@ -228,10 +187,10 @@ __global__ __launch_bounds__(AMAX_BLOCKS) void scale_kernel(float *scale, const 
 
 /* ---- ... and the codes ---------------------------------------------------------------------------------------- */
 
-template <DType D, typename Source> __global__ __launch_bounds__(THREADS)
-void encode_kernel(uint8_t *codes, const float *scale, Source x, size_t n)
+template <DType D, class Reader> __global__ __launch_bounds__(THREADS)
+void encode_kernel(uint8_t *codes, const float *scale, Reader x, size_t n)
 {
-    const size_t first = 8 * ((size_t)blockIdx.x * PACKS * THREADS + threadIdx.x);
+    const size_t first = first_element();
     float v[PACKS][8];
     load_packs(v, x, first, n);
     const float inverse = 1.0f / *scale;
@@ -240,31 +199,6 @@ void encode_kernel(uint8_t *codes, const float *scale, Source x, size_t n)
         if (first + 8 * j * THREADS < n)
             *(uint2 *)(codes + first + 8 * j * THREADS) = encode_pack<D>(v[j], inverse);
 }
-
-/* A source as tiles.cuh reads it. */
-template <typename Source> struct TileSource {
-    enum { OUTPUTS = 1, MEASURED = 1 };
-    Source x;
-    int cols;
-    typedef typename Source::Raw Raw;
-    typedef Nothing Fix;
-    __device__ Raw fetch(int row, int col) const
-    {
-        return x.fetch((size_t)row * cols + col);
-    }
-    __device__ Fix prepare(int) const
-    {
-        return {};
-    }
-    __device__ void values(float (&y)[1][8], const Raw &raw, Fix, int, int) const
-    {
-        x.values(y[0], raw);
-    }
-    __device__ int column(int, int col) const
-    {
-        return col;
-    }
-};
 
 __global__ void encode_any_kernel(AnyTensor y, AnyTensor x, size_t n)
 {
@@ -311,19 +245,18 @@ template <DType D, typename F> static void with_codes(Tensor x, F f)
 {
     const uint8_t *codes = (const uint8_t *)x.data;
     if (x.format.group)
-        f(GroupSource<D>{ codes, (const uint16_t *)x.scale, group_shift(x) });
+        f(GroupReader<Known<D>, int>{ codes, (const uint16_t *)x.scale, {}, group_shift(x), x.cols });
     else
-        f(CodeSource<D>{ codes, (const float *)x.scale });
+        f(TensorReader<Known<D>>{ codes, (const float *)x.scale, {}, x.cols });
 }
 
-/* f(source of x). */
-template <typename F> static void with_source(Tensor x, F f)
+/* f(reader of x): as with_reader, for any group that is_fast_source, the format known to the compiler. */
+template <typename F> static void with_fast_reader(Tensor x, F f)
 {
     switch (x.format.dtype) {
-    case F32:  f(PlainSource<float>{ (const float *)x.data }); break;
-    case BF16: f(PlainSource<bf16>{ (const bf16 *)x.data }); break;
     case E4M3: with_codes<E4M3>(x, f); break;
     case E5M2: with_codes<E5M2>(x, f); break;
+    default:   with_dense_reader(x, f);     /* others: check_format */
     }
 }
 
@@ -335,8 +268,8 @@ static unsigned blocks_for(size_t n, size_t each)
 static void to_plain(Tensor y, Tensor x, size_t n)
 {
     if (is_fast(y, x))
-        with_source(x, [&](auto source) {
-            convert_kernel<<<blocks_for(n, 8 * PACKS), THREADS, 0, device_stream()>>>(any_out(y), source, n);
+        with_fast_reader(x, [&](auto reader) {
+            convert_kernel<<<blocks_for(n, 8 * PACKS), THREADS, 0, device_stream()>>>(any_out(y), reader, n);
         });
     else
         convert_any_kernel<<<blocks_for(n, 1), THREADS, 0, device_stream()>>>(any_out(y), any_tensor(x), n);
@@ -347,9 +280,9 @@ template <DType D> static void to_groups(Tensor y, Tensor x, size_t n)
 {
     const size_t groups = n / y.format.group;
     if (is_fast(y, x))
-        with_source(x, [&](auto source) {
+        with_fast_reader(x, [&](auto reader) {
             quantize_groups_kernel<D><<<blocks_for(n, 8 * PACKS), THREADS, 0, device_stream()>>>(
-                (uint8_t *)y.data, (uint16_t *)y.scale, source, n, group_shift(y));
+                (uint8_t *)y.data, (uint16_t *)y.scale, reader, n, group_shift(y));
         });
     else
         quantize_groups_any_kernel<<<blocks_for(32 * groups, 1), THREADS, 0, device_stream()>>>(
@@ -359,16 +292,16 @@ template <DType D> static void to_groups(Tensor y, Tensor x, size_t n)
 
 template <DType D> static void to_codes(Tensor y, Tensor x, size_t n)
 {
-    if (!is_fast(y, x) || (y.data_t && ceil_div(y.rows, TILE_ROWS) > 65535))
+    if (!is_fast(y, x))
         encode_any_kernel<<<blocks_for(n, 1), THREADS, 0, device_stream()>>>(any_tensor(y), any_tensor(x), n);
     else
-        with_source(x, [&](auto source) {
-            typedef TileSource<decltype(source)> Tiles;
+        with_fast_reader(x, [&](auto reader) {
+            typedef ReaderSource<decltype(reader)> Source;
             if (y.data_t)
-                fp8_tiles<Tiles>({ { tile_out(y, NULL) } }, { source, x.cols }, x.rows, x.cols);
+                fp8_tiles<Source>({ { tile_out(y, NULL) } }, { {}, reader }, x.rows, x.cols);
             else
                 encode_kernel<D><<<blocks_for(n, 8 * PACKS), THREADS, 0, device_stream()>>>(
-                    (uint8_t *)y.data, (const float *)y.scale, source, n);
+                    (uint8_t *)y.data, (const float *)y.scale, reader, n);
         });
     LAUNCH_CHECK();
 }
@@ -383,30 +316,42 @@ template <DType D> static void to_fp8(Tensor y, Tensor x, size_t n)
 
 /* ---- entry ---------------------------------------------------------------------------------------------------- */
 
+static void check_format(const char *op, Tensor t)
+{
+    if (format_is_dynamic8(t.format))
+        die("%s: the CUDA back end has no conversion of %s; only adamw8bit reads and writes it", op, format_name(t.format));
+}
+
+/* From n maxima. */
+static void set_scale(Tensor y, const float *maxima, int n)
+{
+    CHECK(format_is_fp8(y.format) && !y.format.group && y.scale, "quantize_scale: y is %s", format_name(y.format));
+    scale_kernel<<<1, AMAX_BLOCKS, 0, device_stream()>>>((float *)y.scale, maxima, n, y.format.dtype);
+    LAUNCH_CHECK();
+}
+
+void quantize_scale_from(Tensor y, const float *amax)
+{
+    set_scale(y, amax, 1);
+}
+
 void quantize_scale(Tensor y, Tensor x)
 {
     CHECK_TENSOR(x, x.rows, x.cols);
-    CHECK(format_is_fp8(y.format) && !y.format.group && y.scale, "quantize_scale: y is %s", format_name(y.format));
+    check_format(__func__, x);
     const size_t n = tensor_numel(x), needed = ceil_div(n, 8 * PACKS * THREADS);
     const int blocks = needed < AMAX_BLOCKS ? (int)needed : AMAX_BLOCKS;
-    if (x.amax) {
-        scale_kernel<<<1, AMAX_BLOCKS, 0, device_stream()>>>((float *)y.scale, x.amax, 1, y.format.dtype);
-        LAUNCH_CHECK();
-        device_zero(x.amax, sizeof(float));
-        return;
-    }
     float *partial = (float *)device_scratch(AMAX_BLOCKS * sizeof(float), SCRATCH_0);
     if (blocks > 0) {
         if (is_fast_source(x))
-            with_source(x, [&](auto source) {
-                amax_kernel<<<blocks, THREADS, 0, device_stream()>>>(partial, source, n);
+            with_fast_reader(x, [&](auto reader) {
+                amax_kernel<<<blocks, THREADS, 0, device_stream()>>>(partial, reader, n);
             });
         else
             amax_any_kernel<<<blocks, THREADS, 0, device_stream()>>>(partial, any_tensor(x), n);
         LAUNCH_CHECK();
     }
-    scale_kernel<<<1, AMAX_BLOCKS, 0, device_stream()>>>((float *)y.scale, partial, blocks, y.format.dtype);
-    LAUNCH_CHECK();
+    set_scale(y, partial, blocks);
 }
 
 void quantize_codes(Tensor y, Tensor x)
@@ -414,6 +359,8 @@ void quantize_codes(Tensor y, Tensor x)
     CHECK_TENSOR(x, x.rows, x.cols);
     CHECK(y.rows == x.rows && y.cols == x.cols, "quantize_codes: (%d, %d) from (%d, %d)", y.rows, y.cols, x.rows,
           x.cols);
+    check_format(__func__, x);
+    check_format(__func__, y);
     const size_t n = tensor_numel(x);
     if (n == 0)
         return;
@@ -423,22 +370,4 @@ void quantize_codes(Tensor y, Tensor x)
         to_fp8<E4M3>(y, x, n);
     else
         to_fp8<E5M2>(y, x, n);
-}
-
-void quantize(Tensor y, Tensor x)
-{
-    CHECK_TENSOR(x, x.rows, x.cols);
-    CHECK_TENSOR(y, x.rows, x.cols);
-    if (y.data == x.data) {
-        CHECK(format_equal(y.format, x.format), "quantize: %s and %s in the same memory", format_name(y.format),
-              format_name(x.format));
-        return;
-    }
-    if (format_is_fp8(y.format) && !y.format.group) {
-        if (format_equal(y.format, x.format))           /* the same codes: nothing is rounded twice */
-            device_copy(y.scale, x.scale, sizeof(float));
-        else
-            quantize_scale(y, x);
-    }
-    quantize_codes(y, x);
 }

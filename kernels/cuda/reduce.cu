@@ -6,20 +6,6 @@
 
 enum { SUM_BLOCKS = 1024, SUM_THREADS = 256, PACKS = 4, COLUMNS = 32, GROUPS = 32 };
 
-__device__ static inline double block_sum_f64(double x, double *shared)
-{
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-    for (int o = 16; o > 0; o >>= 1)
-        x += __shfl_xor_sync(0xffffffffu, x, o);
-    if (lane == 0)
-        shared[warp] = x;
-    __syncthreads();
-    x = lane < warps ? shared[lane] : 0.0;
-    for (int o = 16; o > 0; o >>= 1)
-        x += __shfl_xor_sync(0xffffffffu, x, o);
-    return x;
-}
-
 /* partial[block] = sum of x, or of x^2, over the block's packs. */
 template <bool ALIGNED, bool SQUARE, typename T> __global__ __launch_bounds__(SUM_THREADS)
 void partial_sums_kernel(double *partial, const T *x, size_t n)
@@ -44,7 +30,7 @@ void partial_sums_kernel(double *partial, const T *x, size_t n)
             total += s;
         }
     }
-    total = block_sum_f64(total, shared);
+    total = block_reduce<Sum>(total, shared);
     if (threadIdx.x == 0)
         partial[blockIdx.x] = total;
 }
@@ -54,7 +40,7 @@ __global__ __launch_bounds__(SUM_BLOCKS)
 void final_sum_kernel(float *out, const double *partial, int n)
 {
     __shared__ double shared[32];
-    const double total = block_sum_f64(threadIdx.x < n ? partial[threadIdx.x] : 0.0, shared);
+    const double total = block_reduce<Sum>(threadIdx.x < n ? partial[threadIdx.x] : 0.0, shared);
     if (threadIdx.x == 0)
         *out = (float)(*out + total);
 }
@@ -75,7 +61,7 @@ template <bool SQUARE, typename T> static void add_sum(float *out, const T *x, s
     LAUNCH_CHECK();
 }
 
-void sum(float *out, const float *x, size_t n)
+void sum_values(float *out, const float *x, size_t n)
 {
     add_sum<false>(out, x, n);
 }

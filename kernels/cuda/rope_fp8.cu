@@ -8,14 +8,13 @@
 /* Two packs of a row of [q|k|v], half a head apart, turned by sign * angle; v stays. The source's columns are the first
  * halves of the heads, one behind the other. WIDTH: D where it is 64 or 128, so that no integer division is left; 0: any.
  * D is a multiple of 16, so halves are whole packs. */
-template <class Reader, int WIDTH> struct TurnSource {
+template <class Reader, int WIDTH> struct TurnSource : SimpleSource {
     enum { OUTPUTS = 2, MEASURED = 2 };
     Reader x;
     const float *rope;          /* (T, D/2, 2) */
     float sign;
     int T, half_width, turned;  /* D/2; columns of the source that belong to q and k */
     struct Raw { typename Reader::Raw a, b; };
-    typedef Nothing Fix;
     __device__ unsigned half() const
     {
         return WIDTH ? WIDTH / 2 : half_width;
@@ -26,11 +25,7 @@ template <class Reader, int WIDTH> struct TurnSource {
     }
     __device__ Raw fetch(int row, int col) const
     {
-        return { x.inside(row, column(0, col)), x.inside(row, column(1, col)) };
-    }
-    __device__ Fix prepare(int) const
-    {
-        return {};
+        return { load_inside(x, row, column(0, col)), load_inside(x, row, column(1, col)) };
     }
     __device__ void values(float (&y)[2][8], const Raw &raw, Fix, int row, int col) const
     {
@@ -59,11 +54,11 @@ template <class Reader, typename F> static void with_turn(Reader x, float sign, 
     if (a.D % 16)
         die("head_dim %d: FP8 needs a multiple of 16", a.D);
     if (a.D == 128)
-        f(TurnSource<Reader, 128>{ x, a.rope, sign, a.T, half, turned });
+        f(TurnSource<Reader, 128>{ {}, x, a.rope, sign, a.T, half, turned });
     else if (a.D == 64)
-        f(TurnSource<Reader, 64>{ x, a.rope, sign, a.T, half, turned });
+        f(TurnSource<Reader, 64>{ {}, x, a.rope, sign, a.T, half, turned });
     else
-        f(TurnSource<Reader, 0>{ x, a.rope, sign, a.T, half, turned });
+        f(TurnSource<Reader, 0>{ {}, x, a.rope, sign, a.T, half, turned });
 }
 
 /* A block turns one row. */
@@ -95,8 +90,7 @@ void rope_backward_fp8(Tensor dx, Tensor dy, Attention a)
 {
     check_operand("rope_backward", "dx", dx, dy.rows, dy.cols);
     float *amax = amax_slot();
-    with_type(dy, [&](auto *d) {
-        const DenseReader<std::remove_pointer_t<decltype(d)>> reader = { d, dy.cols };
+    with_dense_reader(dy, [&](auto reader) {
         with_turn(reader, -1, a, [&](auto source) {
             fp8_amax(amax, source, dy.rows, dy.cols / 2);
             fp8_tiles<decltype(source)>({ { tile_out(dx, amax), tile_out(dx, amax) } }, source, dy.rows, dy.cols / 2);

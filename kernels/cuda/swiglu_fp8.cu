@@ -16,23 +16,13 @@ __device__ static inline float quick_sigmoid(float x)
     return inverse_quick(1.0f + exp2_quick(x * -1.44269504f));
 }
 
-template <class Reader> struct SwigluSource {
-    enum { OUTPUTS = 1, MEASURED = 1 };
+template <class Reader> struct SwigluSource : SimpleSource {
     Reader gate_up;
     int F;
     struct Raw { typename Reader::Raw gate, up; };
     __device__ Raw fetch(int row, int col) const
     {
-        return { gate_up.inside(row, col), gate_up.inside(row, F + col) };
-    }
-    typedef Nothing Fix;
-    __device__ Fix prepare(int) const
-    {
-        return {};
-    }
-    __device__ int column(int, int col) const
-    {
-        return col;
+        return { load_inside(gate_up, row, col), load_inside(gate_up, row, F + col) };
     }
     __device__ void values(float (&act)[1][8], const Raw &raw, Fix, int, int) const
     {
@@ -46,7 +36,7 @@ template <class Reader> struct SwigluSource {
 };
 
 /* ACT: the third output is act. */
-template <class Reader, class ReaderD, bool ACT> struct SwigluBackwardSource {
+template <class Reader, class ReaderD, bool ACT> struct SwigluBackwardSource : SimpleSource {
     enum { OUTPUTS = ACT ? 3 : 2, MEASURED = 2 };
     Reader gate_up;
     ReaderD dact;
@@ -54,12 +44,7 @@ template <class Reader, class ReaderD, bool ACT> struct SwigluBackwardSource {
     struct Raw { typename Reader::Raw gate, up; typename ReaderD::Raw dact; };
     __device__ Raw fetch(int row, int col) const
     {
-        return { gate_up.inside(row, col), gate_up.inside(row, F + col), dact.inside(row, col) };
-    }
-    typedef Nothing Fix;
-    __device__ Fix prepare(int) const
-    {
-        return {};
+        return { load_inside(gate_up, row, col), load_inside(gate_up, row, F + col), load_inside(dact, row, col) };
     }
     __device__ int column(int output, int col) const
     {
@@ -135,7 +120,7 @@ template <bool EXACT> static void forward(Tensor act, Tensor gate_up, Tensor wid
         LAUNCH_CHECK();
     }
     with_reader(EXACT ? wide : gate_up, [&](auto reader) {
-        const SwigluSource<decltype(reader)> source = { reader, F };
+        const SwigluSource<decltype(reader)> source = { {}, reader, F };
         if (!saves)
             fp8_amax(amax, source, N, F);
         fp8_tiles<SwigluSource<decltype(reader)>>({ { tile_out(act, amax) } }, source, N, F);
@@ -161,7 +146,7 @@ template <bool ACT, class Reader, class ReaderD>
 static void swiglu_backward_tiles(Tensor dgate_up, Tensor act, Reader gate_up, ReaderD dact, int N, int F)
 {
     typedef SwigluBackwardSource<Reader, ReaderD, ACT> Source;
-    const Source source = { gate_up, dact, F };
+    const Source source = { {}, gate_up, dact, F };
     float *amax = amax_slot();
     TileOuts<Source> outs = { { tile_out(dgate_up, amax), tile_out(dgate_up, amax) } };
     if (ACT)
@@ -177,8 +162,7 @@ void swiglu_backward_fp8(Tensor dgate_up, Tensor act, Tensor dact, Tensor gate_u
     if (tensor_exists(act))
         check_operand("swiglu_backward", "act", act, N, F);
     with_reader(gate_up, [&](auto in) {
-        with_type(dact, [&](auto *d) {
-            const DenseReader<std::remove_pointer_t<decltype(d)>> gradient = { d, F };
+        with_dense_reader(dact, [&](auto gradient) {
             if (tensor_exists(act))
                 swiglu_backward_tiles<true>(dgate_up, act, in, gradient, N, F);
             else

@@ -7,21 +7,7 @@
  * Pass 2 moves tiles of 128 rows x 64 columns, 4 x 8 elements a thread: codes leave in rows of 64 bytes, transposed ones
  * in rows of 128 bytes by way of shared memory. Bytes per element: the source's, 1 for codes, 1 for transposed codes. */
 #pragma once
-#include "kernels/cuda/fp8.cuh"
-
-/* The format, where it is known only when the kernel runs: a branch that all threads take alike. */
-__device__ inline uint2 encode_pack(const float (&x)[8], float inverse, DType d)
-{
-    return d == E4M3 ? encode_pack<E4M3>(x, inverse) : encode_pack<E5M2>(x, inverse);
-}
-
-__device__ inline void decode_pack(float (&x)[8], uint2 codes, float scale, DType d)
-{
-    if (d == E4M3)
-        decode_pack<E4M3>(x, codes, scale);
-    else
-        decode_pack<E5M2>(x, codes, scale);
-}
+#include "kernels/cuda/readers.cuh"
 
 /* ---- maxima ---------------------------------------------------------------------------------------------------- */
 
@@ -35,108 +21,6 @@ __device__ inline void raise_amax(float *amax, float m, float *shared)
     m = block_max(m, shared);
     if (threadIdx.x == 0 && m > *(volatile float *)amax)
         atomicMax((int *)amax, __float_as_int(m));
-}
-
-/* ---- what is read: eight neighbours of a row, in any format ---------------------------------------------------- */
-
-/* Loads are issued by inside, or by fetch where the pack may lie behind the end of a row and is then 0, and used by values,
- * so that a thread can have several under way. */
-template <typename T> struct DenseReader {
-    const T *data;
-    int cols;
-    struct Raw { Pack<T> pack; };
-    __device__ Raw inside(int row, int col) const
-    {
-        return { load_pack<true>(data + (size_t)row * cols + col, 8) };
-    }
-    __device__ Raw fetch(int row, int col) const
-    {
-        return { load_pack<true>(data + (size_t)row * cols + col, cols - col) };
-    }
-    __device__ void values(float (&x)[8], const Raw &raw) const
-    {
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            x[i] = raw.pack[i];
-    }
-    __device__ void bring(int row) const        /* to the L2 cache */
-    {
-        prefetch(data + (size_t)row * cols, cols * sizeof(T));
-    }
-};
-
-/* FP8 codes with a BF16 scale per 16 elements. */
-struct GroupReader {
-    const uint8_t *data;
-    const uint16_t *scale;
-    DType dtype;
-    int cols;
-    struct Raw { uint2 codes; uint16_t scale; };
-    __device__ Raw inside(int row, int col) const
-    {
-        const size_t at = (size_t)row * cols + col;
-        return { *(const uint2 *)(data + at), scale[at / 16] };
-    }
-    __device__ Raw fetch(int row, int col) const
-    {
-        if (col >= cols)
-            return { make_uint2(0, 0), 0 };
-        return inside(row, col);
-    }
-    __device__ void values(float (&x)[8], const Raw &raw) const
-    {
-        decode_pack(x, raw.codes, bf16_value(raw.scale), dtype);
-    }
-    __device__ void bring(int row) const
-    {
-        const size_t at = (size_t)row * cols;
-        prefetch(data + at, cols);
-        if (cols % 128 == 0)
-            prefetch(scale + at / 16, cols / 8);
-    }
-};
-
-/* FP8 codes with one scale. */
-struct TensorReader {
-    const uint8_t *data;
-    const float *scale;
-    DType dtype;
-    int cols;
-    struct Raw { uint2 codes; };
-    __device__ Raw inside(int row, int col) const
-    {
-        return { *(const uint2 *)(data + (size_t)row * cols + col) };
-    }
-    __device__ Raw fetch(int row, int col) const
-    {
-        return col < cols ? inside(row, col) : Raw{ make_uint2(0, 0) };
-    }
-    __device__ void values(float (&x)[8], const Raw &raw) const
-    {
-        decode_pack(x, raw.codes, *scale, dtype);
-    }
-    __device__ void bring(int row) const
-    {
-        if (cols % 16 == 0)
-            prefetch(data + (size_t)row * cols, cols);
-    }
-};
-
-/* f(reader of t). */
-template <typename F> static inline void with_reader(Tensor t, F f)
-{
-    if (t.cols % 8)
-        die("%s rows of %d elements; the CUDA back end has FP8 for multiples of 16", format_name(t.format), t.cols);
-    if (t.format.dtype == F32)
-        f(DenseReader<float>{ (const float *)t.data, t.cols });
-    else if (t.format.dtype == BF16)
-        f(DenseReader<bf16>{ (const bf16 *)t.data, t.cols });
-    else if (t.format.group == 16)
-        f(GroupReader{ (const uint8_t *)t.data, (const uint16_t *)t.scale, t.format.dtype, t.cols });
-    else if (t.format.group == 0)
-        f(TensorReader{ (const uint8_t *)t.data, (const float *)t.scale, t.format.dtype, t.cols });
-    else
-        die("%s: the CUDA back end reads FP8 rows with a scale per 16 elements or per tensor", format_name(t.format));
 }
 
 /* ---- what is written ------------------------------------------------------------------------------------------- */
@@ -200,7 +84,7 @@ static inline void check_operand(const char *op, const char *name, Tensor t, int
 {
     if (t.rows != rows || t.cols != cols)
         die("%s: %s is (%d, %d); expected (%d, %d)", op, name, t.rows, t.cols, rows, cols);
-    if (format_is_fp8(t.format) && (t.format.group || !t.scale || rows % 16 || cols % 16))
+    if (format_has_scales(t.format) && (t.format.group || !t.scale || rows % 16 || cols % 16))
         die("%s: %s is %s of (%d, %d); FP8 operands have one scale, and rows and columns in multiples of 16", op, name,
             format_name(t.format), rows, cols);
 }
@@ -223,7 +107,33 @@ enum { TILE_ROWS = 128, TILE_COLS = 64, TILE_THREADS = 256, AMAX_PACKS = 4 };
  *     void values(float (&)[OUTPUTS][8], Raw, Fix, row, col)
  *     int  column(output, col)                                    where the pack lies in the rows of that output */
 
-struct Nothing { };
+/* What a Source has whose rows share nothing and whose one output lies where it does. */
+struct SimpleSource {
+    enum { OUTPUTS = 1, MEASURED = 1 };
+    struct Fix { };
+    __device__ Fix prepare(int) const
+    {
+        return {};
+    }
+    __device__ int column(int, int col) const
+    {
+        return col;
+    }
+};
+
+/* The values of a tensor as they are. */
+template <class Reader> struct ReaderSource : SimpleSource {
+    Reader x;
+    typedef typename Reader::Raw Raw;
+    __device__ Raw fetch(int row, int col) const
+    {
+        return load_inside(x, row, col);
+    }
+    __device__ void values(float (&y)[1][8], const Raw &raw, Fix, int, int) const
+    {
+        x.values(y[0], raw);
+    }
+};
 
 /* Pass 1: max over all rows x cols elements of the measured outputs. A block takes whole rows. */
 template <class Source> __global__ __launch_bounds__(TILE_THREADS, Source::OUTPUTS > 2 ? 2 : 3)
@@ -335,6 +245,9 @@ template <class Source> static inline void fp8_amax(float *amax, const Source &s
 template <class Source>
 static inline void fp8_tiles(const TileOuts<Source> &outs, const Source &source, int rows, int cols)
 {
+    enum { MOST = 65535 * TILE_ROWS };          /* a grid's y ends there */
+    if (rows > MOST)
+        die("an FP8 operand of %d rows; the CUDA back end has up to %d: take smaller micro-batches", rows, (int)MOST);
     const dim3 grid((unsigned)ceil_div(cols, TILE_COLS), (unsigned)ceil_div(rows, TILE_ROWS));
     fp8_tile_kernel<<<grid, TILE_THREADS, 0, device_stream()>>>(outs, source, rows, cols);
     LAUNCH_CHECK();

@@ -94,10 +94,13 @@ template <bool ALIGNED, typename T> __device__ inline void store_pack(T *p, cons
                 p[i] = from_float<T>(x[i]);
 }
 
-/* Brings `bytes` from p on to the L2 cache; both are multiples of 16. */
+/* Brings `bytes` from p on to the L2 cache; both are multiples of 16. Before compute capability 9.0 an instruction brings
+ * one line, not a row: nothing happens there. */
 __device__ static inline void prefetch(const void *p, size_t bytes)
 {
+#if __CUDA_ARCH__ >= 900
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"((unsigned)bytes));
+#endif
 }
 
 /* ---- F32 or BF16, known when the kernel runs ----------------------------------------------------------------- */
@@ -143,23 +146,6 @@ template <typename T> __device__ inline float as_stored(AnyOut stored, const Pac
 }
 
 /* ---- reductions ---------------------------------------------------------------------------------------------- */
-
-/* K sums over the block at once; as block_sum of cuda.h, with 32 K floats of shared memory. */
-template <int K> __device__ inline void block_sums(float (&x)[K], float *shared)
-{
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-#pragma unroll
-    for (int k = 0; k < K; k++) {
-        x[k] = warp_sum(x[k]);
-        if (lane == 0)
-            shared[32 * k + warp] = x[k];
-    }
-    __syncthreads();
-#pragma unroll
-    for (int k = 0; k < K; k++)
-        x[k] = warp_sum(lane < warps ? shared[32 * k + lane] : 0.0f);
-    __syncthreads();
-}
 
 /* sum.cols columns: sum[c] += partial[0][c] + partial[1][c] + ... (rows rows, `stride` floats apart), in F64. */
 void add_column_sums(Tensor sum, const float *partial, int rows, size_t stride);        /* reduce.cu */
@@ -234,10 +220,15 @@ template <typename F> static inline void with_bool(bool b, F f)
 static inline void check_dense(const char *op, const char *name, Tensor t, int rows, int cols)
 {
     check_tensor(op, name, t, rows, cols);
-    if (format_is_fp8(t.format))
+    if (format_has_scales(t.format))
         die("%s: %s is %s; the CUDA back end has f32 and bf16 here", op, name, format_name(t.format));
 }
 
+static inline void check_dense_optional(const char *op, const char *name, Tensor t, int rows, int cols)
+{
+    if (tensor_exists(t))
+        check_dense(op, name, t, rows, cols);
+}
+
 #define CHECK_DENSE(t, rows, cols) check_dense(__func__, #t, t, rows, cols)
-#define CHECK_DENSE_OPTIONAL(t, rows, cols) \
-    do { if ((t).data || (t).data_t) check_dense(__func__, #t, t, rows, cols); } while (0)
+#define CHECK_DENSE_OPTIONAL(t, rows, cols) check_dense_optional(__func__, #t, t, rows, cols)

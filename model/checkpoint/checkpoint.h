@@ -3,7 +3,8 @@
  *   stepN/config.json, model.safetensors or model-0000i-of-0000n.safetensors + model.safetensors.index.json
  *        /tokenizer.json, ...            what the run began with beside the model (companions.h)
  *        /config.yaml                    the resolved configuration of the run
- *        /optimizer-0000i.safetensors    <name>.exp_avg, <name>.exp_avg_sq and, for FP8, their scales, as stored
+ *        /optimizer-0000i.safetensors    <name>.<state> of the optimizer's states, AdamW's exp_avg and exp_avg_sq, and
+ *                                        the scales of those in groups, <name>.<state>.scale, as stored
  *        /trainer.json                   step, tokens, loader position, files and sizes; written last: the manifest
  *
  * The layout of the files depends on the architecture alone, not on the number of ranks: every rank writes the bytes

@@ -7,7 +7,7 @@
  * first only: all that this rank writes is copied to one piece of host memory, in the order of the pieces, and from
  * there to the files.
  *
- * FP8 moments are copied as they are: codes, and the scales of the groups that a tensor touches. A group on the
+ * States of 8 bits are copied as they are: codes, and the scales of the groups that a tensor touches. A group on the
  * border of two tensors is written with both; its owner writes the same scales twice. */
 #include "model/checkpoint/layout.h"
 
@@ -33,22 +33,27 @@ static Range intersect(Range a, Range b)
 
 static const char *dtype_in_file(DType d)
 {
-    static const char *const name[] = { [F32] = "F32", [BF16] = "BF16", [E4M3] = "F8_E4M3", [E5M2] = "F8_E5M2" };
+    static const char *const name[] = { [F32] = "F32", [BF16] = "BF16", [E4M3] = "F8_E4M3", [E5M2] = "F8_E5M2",
+                                        [DYNAMIC8] = "U8", [UDYNAMIC8] = "U8" };
     return name[d];
 }
 
-static Piece *add_piece(Layout *l, PieceKind kind, const HfTensor *t, int unit, const char *suffix)
+/* `piece` of t: its kind, unit and state. */
+static Piece *add_piece(Layout *l, Piece piece, const HfTensor *t, const char *suffix)
 {
     l->piece = xrealloc(l->piece, (size_t)(l->num_pieces + 1) * sizeof *l->piece);
     Piece *p = &l->piece[l->num_pieces++];
-    *p = (Piece){ .kind = kind, .unit = unit, .region = t->region, .per = 1, .first = t->first };
+    *p = piece;
+    p->region = t->region;
+    p->per = 1;
+    p->first = t->first;
     snprintf(p->name, sizeof p->name, "%s%s", t->name, suffix);
     return p;
 }
 
-static void add_values(Layout *l, PieceKind kind, const HfTensor *t, int unit, const char *suffix, Format f)
+static void add_values(Layout *l, Piece piece, const HfTensor *t, const char *suffix, Format f)
 {
-    Piece *p = add_piece(l, kind, t, unit, suffix);
+    Piece *p = add_piece(l, piece, t, suffix);
     p->dtype = dtype_in_file(f.dtype);
     p->bytes = dtype_size(f.dtype);
     p->count = t->rows * t->cols;
@@ -59,14 +64,14 @@ static void add_values(Layout *l, PieceKind kind, const HfTensor *t, int unit, c
 }
 
 /* (groups, 1) */
-static void add_scales(Layout *l, PieceKind kind, const HfTensor *t, int unit, const char *suffix, Format f)
+static void add_scales(Layout *l, Piece piece, const HfTensor *t, const char *suffix, Format f)
 {
-    if (!format_is_fp8(f))
+    if (!format_has_scales(f))
         return;
-    CHECK(f.group && PARAM_ALIGN % f.group == 0, "moments in %s", format_name(f));
-    Piece *p = add_piece(l, kind, t, unit, suffix);
+    CHECK(f.group && PARAM_ALIGN % f.group == 0, "a state in %s", format_name(f));
+    Piece *p = add_piece(l, piece, t, suffix);
     size_t group = (size_t)f.group, end = t->first + t->rows * t->cols;
-    p->dtype = f.expand ? "U32" : "BF16";       /* fp8_pair of kernels/fp8.h, or S */
+    p->dtype = format_is_dynamic8(f) ? "F32" : f.expand ? "U32" : "BF16";       /* absmax, fp8_pair of kernels/fp8.h, or S */
     p->per = group;
     p->bytes = 2 * (size_t)tensor_scales_per_group(f);
     p->first = t->first / group;
@@ -76,21 +81,29 @@ static void add_scales(Layout *l, PieceKind kind, const HfTensor *t, int unit, c
     p->shape[1] = 1;
 }
 
+static void add_states(Layout *l, const HfTensor *t, int unit, const Fsdp *f)
+{
+    for (int i = 0; i < f->optimizer->num_states; i++) {
+        const Format format = optimizer_format(f->optimizer, i, &f->recipe);
+        char suffix[64];
+        snprintf(suffix, sizeof suffix, ".%s", f->optimizer->state[i].name);
+        add_values(l, (Piece){ .kind = PIECE_STATE, .state = i, .unit = unit }, t, suffix, format);
+        snprintf(suffix, sizeof suffix, ".%s.scale", f->optimizer->state[i].name);
+        add_scales(l, (Piece){ .kind = PIECE_SCALE, .state = i, .unit = unit }, t, suffix, format);
+    }
+}
+
 static void add_unit(Layout *l, LayoutKind kind, const ModelConfig *c, const Fsdp *f, int unit)
 {
     HfTensor tensor[HF_TENSORS];
-    const Recipe *r = &f->recipe;
     int count = hf_tensors(tensor, c, &f->shape[unit], unit);
     for (int i = 0; i < count; i++) {
         const HfTensor *t = &tensor[i];
         if (kind == LAYOUT_MODEL)
-            add_values(l, PIECE_WEIGHT, t, unit, "", t->region == FROZEN ? r->frozen : r->master);
-        else if (t->region == TRAINED) {
-            add_values(l, PIECE_M, t, unit, ".exp_avg", r->moment1);
-            add_scales(l, PIECE_M_SCALE, t, unit, ".exp_avg.scale", r->moment1);
-            add_values(l, PIECE_V, t, unit, ".exp_avg_sq", r->moment2);
-            add_scales(l, PIECE_V_SCALE, t, unit, ".exp_avg_sq.scale", r->moment2);
-        }
+            add_values(l, (Piece){ .kind = PIECE_WEIGHT, .unit = unit }, t, "",
+                       t->region == FROZEN ? f->recipe.frozen : f->recipe.master);
+        else if (t->region == TRAINED)
+            add_states(l, t, unit, f);
     }
 }
 
@@ -166,11 +179,9 @@ static Range held_by(const Piece *p, const Shard *s)
 static char *address_of(const Piece *p, const Shard *s)
 {
     switch (p->kind) {
-    case PIECE_WEIGHT:  return p->region == FROZEN ? s->frozen.data : s->master.data;
-    case PIECE_M:       return s->m.data;
-    case PIECE_V:       return s->v.data;
-    case PIECE_M_SCALE: return s->m.scale;
-    default:            return s->v.scale;
+    case PIECE_WEIGHT: return p->region == FROZEN ? s->frozen.data : s->master.data;
+    case PIECE_STATE:  return s->state[p->state].data;
+    default:           return s->state[p->state].scale;
     }
 }
 
@@ -319,7 +330,7 @@ static void check_piece(const Piece *p, const SafeFile *file, const SafeTensor *
     if (p->kind == PIECE_WEIGHT && !is_float(t->dtype))
         die("%s: tensor %s is stored as %s; expected F32, BF16 or F16", file->path, t->name, t->dtype);
     if (strcmp(t->dtype, p->dtype) != 0 && (!is_float(t->dtype) || !is_float(p->dtype)))
-        die("%s: tensor %s is stored as %s, the recipe keeps it as %s; load with the recipe it was saved with, or "
+        die("%s: tensor %s is stored as %s, the recipe and the optimizer keep it as %s; load with those it was saved with, or "
             "start a run of its own with new moments: --load_path of this folder, --reset_optimizer_state and another "
             "--save_folder", file->path, t->name, t->dtype, p->dtype);
     bool fits = t->dims == p->dims && (t->shape[0] == p->shape[0] || t->shape[0] == p->max_rows)

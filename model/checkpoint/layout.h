@@ -4,12 +4,13 @@
 #include "model/checkpoint/safetensors.h"
 
 typedef enum { LAYOUT_MODEL, LAYOUT_OPTIMIZER } LayoutKind;
-typedef enum { PIECE_WEIGHT, PIECE_M, PIECE_V, PIECE_M_SCALE, PIECE_V_SCALE } PieceKind;
+typedef enum { PIECE_WEIGHT, PIECE_STATE, PIECE_SCALE } PieceKind;     /* a weight, an optimizer's state, its groups' scales */
 
 /* One tensor of a file: elements, or groups' scales, [first, first + rows*cols) of a unit's region. */
 typedef struct {
     char        name[104];
     PieceKind   kind;
+    int         state;         /* index into Shard.state, unless a weight */
     int         unit;
     Region      region;
     const char *dtype;         /* safetensors' name */
@@ -28,7 +29,7 @@ typedef struct {
     SafeFile **file;           /* described and laid out; NULL without a folder */
 } Layout;
 
-/* Depends on the architecture and the recipe alone: the same on every rank, for any number of ranks. `folder`:
+/* Depends on the architecture, the recipe and the optimizer alone: the same on every rank, for any number of ranks. `folder`:
  * where the files will be; NULL: only the pieces. A file holds whole units, up to `file_limit` bytes. */
 Layout layout_make(const char *folder, LayoutKind kind, const ModelConfig *c, const Fsdp *f, size_t file_limit);
 void   layout_free(Layout *l);

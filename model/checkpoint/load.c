@@ -19,6 +19,7 @@
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/layout.h"
 #include "model/config/hf.h"
+#include "model/config/yaml.h"
 #include "model/rope.h"
 
 /* ---- the manifest ----------------------------------------------------------------------------------------- */
@@ -191,8 +192,8 @@ static bool may_be_ignored(const char *name, const char *folder, const ModelConf
     return c->weight_tying && strcmp(name, "lm_head.weight") == 0 && says_tied(folder);
 }
 
-/* A tensor that nobody asked for means that the model is another one. */
-static void check_left_over(const Layout *l, const Source *s, const char *folder, const ModelConfig *c)
+/* The first tensor that is no piece of the layout and may not be ignored, in `path`; NULL: there is none. */
+static const char *left_over(const Layout *l, const Source *s, const char *folder, const ModelConfig *c, const char **path)
 {
     for (int i = 0; i < s->count; i++)
         for (int t = 0; t < s->file[i]->count; t++) {
@@ -200,17 +201,68 @@ static void check_left_over(const Layout *l, const Source *s, const char *folder
             int k = 0;
             while (k < l->num_pieces && strcmp(l->piece[k].name, name) != 0)
                 k++;
+            *path = s->file[i]->path;
             if (k == l->num_pieces && !may_be_ignored(name, folder, c))
-                die("%s: tensor %s has no place in the configured model; the configuration must describe the model "
-                    "in that folder", s->file[i]->path, name);
+                return name;
         }
+    return NULL;
 }
 
-static void load(const char *folder, LayoutKind kind, Source s, const Config *c, Fsdp *f)
+/* A tensor that nobody asked for means that the model is another one. */
+static void load_model(const char *folder, Source s, const Config *c, Fsdp *f)
 {
-    Layout l = layout_make(NULL, kind, &c->model, f, 0);
-    check_left_over(&l, &s, folder, &c->model);
+    Layout l = layout_make(NULL, LAYOUT_MODEL, &c->model, f, 0);
+    const char *path, *name = left_over(&l, &s, folder, &c->model, &path);
+    if (name)
+        die("%s: tensor %s has no place in the configured model; the configuration must describe the model in that folder", path,
+            name);
     layout_read(&l, f, s.file, s.count);
+    layout_free(&l);
+    close_source(&s);
+}
+
+/* That state of some weight; NULL: it is not there. */
+static const SafeTensor *find_state(const Source *s, const char *state)
+{
+    char suffix[64];
+    snprintf(suffix, sizeof suffix, ".%s", state);
+    for (int i = 0; i < s->count; i++)
+        for (int t = 0; t < s->file[i]->count; t++)
+            if (has_suffix(s->file[i]->tensor[t].name, suffix))
+                return &s->file[i]->tensor[t];
+    return NULL;
+}
+
+/* Its configuration says which optimizer a run had; before there was a choice it did not. */
+static _Noreturn void die_of_states(const char *folder, const char *problem)
+{
+    char *path = xasprintf("%s/config.yaml", folder);
+    const YamlNode *n = folder_exists(path) ? yaml_find(yaml_load(path), "optimizer.name") : NULL;
+    const char *saved = n && n->text ? n->text : "adamw";
+    die("%s: %s; the checkpoint was saved with optimizer %s. Take --optimizer.name=%s, or begin with new states: --load_path of "
+        "this folder, --reset_optimizer_state and another --save_folder", folder, problem, saved, saved);
+}
+
+/* The weights fit; so what does not fit here are the states of another optimizer. */
+static void load_optimizer(const char *folder, Source s, const Config *c, Fsdp *f)
+{
+    const Optimizer *o = f->optimizer;
+    for (int i = 0; i < o->num_states; i++) {
+        const char *name = o->state[i].name;
+        const Format format = optimizer_format(o, i, &f->recipe);
+        const SafeTensor *t = find_state(&s, name);
+        if (!t)
+            die_of_states(folder, xasprintf("it has no %s, which optimizer %s keeps of every weight", name, o->name));
+        if ((strcmp(t->dtype, "U8") == 0) != format_is_dynamic8(format))       /* no recipe makes one of the other */
+            die_of_states(folder, xasprintf("its %s is stored as %s, and optimizer %s keeps it as %s", name, t->dtype, o->name,
+                                            format_name(format)));
+    }
+    Layout l = layout_make(NULL, LAYOUT_OPTIMIZER, &c->model, f, 0);
+    fsdp_zero_states(f);            /* files hold no padding */
+    layout_read(&l, f, s.file, s.count);
+    const char *path, *name = left_over(&l, &s, folder, &c->model, &path);
+    if (name)
+        die_of_states(folder, xasprintf("its %s is no state of optimizer %s", name, o->name));
     layout_free(&l);
     close_source(&s);
 }
@@ -286,12 +338,12 @@ bool checkpoint_load(const char *folder, const Config *c, Fsdp *f, TrainState *s
         if (f->shard[u].frozen_count)
             device_zero(f->shard[u].frozen.data, tensor_bytes(f->shard[u].frozen));
     }
-    load(folder, LAYOUT_MODEL, model, c, f);
+    load_model(folder, model, c, f);
     bool ours = manifest != NULL;
     if (ours) {
         read_state(s, manifest, folder);
         if (with_optimizer)
-            load(folder, LAYOUT_OPTIMIZER, open_optimizer(folder, manifest), c, f);
+            load_optimizer(folder, open_optimizer(folder, manifest), c, f);
     }
     json_decref(manifest);
     fsdp_loaded(f);

@@ -94,14 +94,14 @@ void config_check_rope(const ModelConfig *m, const char *place)
 static void check_rope_scaling(Reader *r)
 {
     ModelConfig *m = &r->s->c.model;
-    const int type = r->s->rope_type >= 0 ? r->s->rope_type : m->rope_scaling.factor > 0 ? ROPE_LLAMA3 : ROPE_DEFAULT;
+    const int type = r->s->rope_type != NOT_GIVEN ? r->s->rope_type : m->rope_scaling.factor > 0 ? ROPE_LLAMA3 : ROPE_DEFAULT;
     if (type != ROPE_DEFAULT && m->rope_scaling.factor == 0)
         die("%s: rope_type %s needs model.rope_scaling.factor; Llama 3.1 has 8, Llama 3.2 32, OLMo-3 8 (yarn)",
             config_where(r, "model.rope_scaling.rope_type"), type == ROPE_LLAMA3 ? "llama3" : "yarn");
     if (type == ROPE_DEFAULT && config_given(r, "model.rope_scaling.factor"))
         config_note(r, "model.rope_scaling.factor (rope_type default has none)");
     m->rope_scaling.type = type;
-    r->s->rope_type = type == ROPE_DEFAULT ? -1 : type;
+    r->s->rope_type = type == ROPE_DEFAULT ? NOT_GIVEN : type;
     if (type == ROPE_DEFAULT)
         m->rope_scaling.factor = 0;
     config_check_rope(m, config_where(r, "model.rope_scaling"));
@@ -179,7 +179,7 @@ static void check_architecture(Reader *r)
 void config_check_model(Reader *r, bool from_hf)
 {
     ModelConfig *m = &r->s->c.model;
-    m->norm.kind = r->s->layer_norm_type == 0 ? RMS_NORM : LAYER_NORM;
+    m->norm.kind = r->s->layer_norm_type == NORM_RMS ? RMS_NORM : LAYER_NORM;
     if (m->qk_norm != QK_NORM_NONE && (m->norm.kind != RMS_NORM || !r->s->attention_layer_norm_with_affine))
         die("%s: model.attention_layer_norm is an RMSNorm with weights here: set model.layer_norm_type: rms and "
             "model.attention_layer_norm_with_affine: true, or attention_layer_norm: false",
@@ -285,7 +285,7 @@ void config_check_data(Reader *r)
         die("%s: no training data: give data.paths, a list of token shards", config_where(r, "data.paths"));
     refuse_remote(r, key, c->data.paths, c->data.num_paths);
     refuse_remote(r, "data.label_mask_paths", c->data.label_mask_paths, c->data.num_label_mask_paths);
-    c->data.itemsize = r->s->memmap_dtype == 0 ? 2 : 4;
+    c->data.itemsize = r->s->memmap_dtype;
     if (!config_given(r, "data.seed"))
         c->data.seed = c->seed;
     if (c->data.generate_doc_lengths && c->model.eos_token_id < 0)
@@ -336,7 +336,7 @@ static void choose_grads(Reader *r)
     enum { MOST = 128 };
     Format *grads = &r->s->c.recipe.grads;
     const int n = r->s->c.global_train_batch_size / r->world / r->s->c.device_train_microbatch_size;
-    const bool mixed = r->s->fsdp.precision == 1 && r->world > 1;
+    const bool mixed = r->s->fsdp.precision == FSDP_MIXED && r->world > 1;
     if (!config_given(r, "format.grads")) {
         if (mixed || n > MOST)
             *grads = (Format){ F32, 0, false };
@@ -367,7 +367,7 @@ static void check_micro_batch(Reader *r)
 static void check_schedule(Reader *r)
 {
     Config *c = &r->s->c;
-    c->scheduler.in_tokens = r->s->scheduler_units == 1;
+    c->scheduler.in_tokens = r->s->scheduler_units == UNITS_TOKENS;
     long warmup = c->scheduler.t_warmup, end = c->scheduler.t_max;
     if (end > 0 && warmup > end)
         die("%s: scheduler.t_warmup %ld is longer than scheduler.t_max %ld; shorten the warmup or lengthen t_max",
@@ -414,13 +414,15 @@ static void check_folders(Reader *r)
 /* Ranks that share one copy of the model. */
 static int shard_ranks(Reader *r)
 {
-    const int strategy = r->s->fsdp.strategy, world = r->world;
+    const ShardingStrategy strategy = r->s->fsdp.strategy;
+    const bool hybrid = strategy == HYBRID_SHARD || strategy == HYBRID_SHARD_ZERO2;
+    const int world = r->world;
     const int hosts = world / comm_local_size(), replicas = r->s->fsdp.replicas ? r->s->fsdp.replicas : hosts;
-    if (r->s->fsdp.replicas && strategy < HYBRID_SHARD)
+    if (r->s->fsdp.replicas && !hybrid)
         config_note(r, "fsdp.hybrid_sharding_num_model_replicas (only HYBRID_SHARD has it)");
     if (strategy == NO_SHARD)
         return 1;
-    if (strategy < HYBRID_SHARD)
+    if (!hybrid)
         return world;
     if (replicas < 1 || world % replicas != 0)
         die("%s: %d ranks cannot form %d groups of equal size; fsdp.hybrid_sharding_num_model_replicas must divide the "
@@ -433,10 +435,11 @@ static void check_strategy(Reader *r)
 {
     if (r->s->fsdp.distributed == DDP || r->s->fsdp.distributed == SINGLE)
         r->s->fsdp.strategy = NO_SHARD;
-    const int strategy = r->s->fsdp.strategy, mode = r->s->fsdp.grad_sync_mode;
+    const ShardingStrategy strategy = r->s->fsdp.strategy;
+    const int mode = r->s->fsdp.grad_sync_mode;
     r->s->c.strategy = (Strategy){ .shard_ranks = shard_ranks(r),
                                    .keep_weights = strategy == SHARD_GRAD_OP || strategy == HYBRID_SHARD_ZERO2,
-                                   .grad_sum = mode < 0 ? SUM_ONCE_IF_FITS : (GradSum)mode };
+                                   .grad_sum = mode == NOT_GIVEN ? SUM_ONCE_IF_FITS : (GradSum)mode };
 }
 
 void config_check_run(Reader *r)

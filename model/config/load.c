@@ -150,8 +150,8 @@ static bool read_hf(Reader *r, char *(*latest_of)(const char *save_folder))
     char *latest = c->try_load_latest_save ? latest_of(c->save_folder) : NULL;
     config_read_hf(&c->model, latest ? latest : c->load_path);
     free(latest);
-    r->s->layer_norm_type = c->model.norm.kind == RMS_NORM ? 0 : 1;
-    r->s->rope_type = c->model.rope_scaling.type == ROPE_DEFAULT ? -1 : (int)c->model.rope_scaling.type;
+    r->s->layer_norm_type = c->model.norm.kind == RMS_NORM ? NORM_RMS : NORM_DEFAULT;
+    r->s->rope_type = c->model.rope_scaling.type == ROPE_DEFAULT ? NOT_GIVEN : (int)c->model.rope_scaling.type;
     r->s->architecture = strdup(c->model.architecture->class);
     return true;
 }
@@ -195,8 +195,8 @@ static void read_evaluator(Reader *r, YamlNode *n, FILE *downstream, FILE *remot
     }
     if (!e.label)
         die("%s: this evaluator has no label", yaml_place(n));
-    int itemsize = (e.memmap_dtype < 0 ? r->s->memmap_dtype : e.memmap_dtype) == 0 ? 2 : 4;
-    if (e.type == 1)
+    int itemsize = e.memmap_dtype == NOT_GIVEN ? (int)r->s->memmap_dtype : e.memmap_dtype;
+    if (e.type == EVALUATOR_DOWNSTREAM)
         fprintf(downstream, " %s", e.label);
     else if (e.num_paths == 0 && e.num_datasets == 0)
         die("%s: evaluator '%s' has no data: give data.paths or data.datasets", yaml_place(n), e.label);
@@ -204,7 +204,7 @@ static void read_evaluator(Reader *r, YamlNode *n, FILE *downstream, FILE *remot
         fprintf(remote, " %s", e.label);
     else if (e.num_paths > 0)
         add_eval_set(&r->s->c, n, e.label, &e.paths, &e.num_paths, itemsize);
-    for (int i = 0; i < e.num_datasets && e.type == 0; i++) {
+    for (int i = 0; i < e.num_datasets && e.type == EVALUATOR_LM; i++) {
         NamedPaths *set = &e.datasets[i];
         if (any_remote(set->paths, set->num_paths))
             fprintf(remote, " %s", set->name);
@@ -261,7 +261,7 @@ static void print_eval_set(FILE *f, const EvalSet *e)
 {
     fputs("- label: ", f);
     value_print_text(f, e->label);
-    fprintf(f, "\n  data:\n    memmap_dtype: %s\n    paths:\n", e->itemsize == 2 ? "uint16" : "uint32");
+    fprintf(f, "\n  data:\n    memmap_dtype: %s\n    paths:\n", e->itemsize == UINT16 ? "uint16" : "uint32");
     for (int i = 0; i < e->num_paths; i++) {
         fputs("    - ", f);
         value_print_text(f, e->paths[i]);
@@ -352,6 +352,7 @@ Config *config_load(int argc, char **argv, int world, char *(*latest)(const char
     bool from_hf = !has_model && read_hf(&r, latest);
     read_values(&r, from_hf);
     config_check_model(&r, from_hf);
+    config_check_optimizer(&r);
     config_check_recipe(&r);
     config_check_data(&r);
     config_check_run(&r);

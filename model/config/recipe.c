@@ -1,12 +1,45 @@
-/* The recipe: a row of the table, chosen by name or by COAT's blocks, and what is changed in it. As in check.c, every
- * message names the place of a key that takes part and says which values would do. */
+/* The recipe: a row of the table, chosen by name or by COAT's blocks, and what is changed in it; and the optimizer, which reads its
+ * columns of moments. As in check.c, every message names the place of a key that takes part and says which values would do. */
 #include "model/config/table.h"
 
 #include <string.h>
 
 #include "kernels/kernels.h"
 #include "kernels/error.h"
+#include "model/optimizer.h"
 #include "model/params.h"
+
+/* ---- the optimizer ---------------------------------------------------------------------------------------- */
+
+/* Keys that other optimizers have. */
+static void note_unread(Reader *r, const Optimizer *o)
+{
+    const bool m = optimizer_reads(o, MOMENT1), v = optimizer_reads(o, MOMENT2);
+    const struct { const char *key; bool read; } keys[] = {
+        { "optimizer.betas", o->has & HAS_BETAS }, { "optimizer.eps", o->has & HAS_EPS },
+        { "optimizer.weight_decay", o->has & HAS_WEIGHT_DECAY }, { "optimizer.decay_norm_and_bias", o->has & HAS_WEIGHT_DECAY },
+        { "optimizer.decay_embeddings", o->has & HAS_WEIGHT_DECAY }, { "format.moment1", m }, { "format.moment2", v },
+    };
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
+        if (!keys[i].read && config_given(r, keys[i].key))
+            config_note(r, "%s (optimizer %s does not have it)", keys[i].key, o->name);
+    if (!m && !v && r->s->quantize_optimizer.method == QUANTIZE_COAT)
+        config_note(r, "the formats of quantize_optimizer (optimizer %s has its own)", o->name);
+}
+
+void config_check_optimizer(Reader *r)
+{
+    const char *name = r->s->c.optimizer.name;
+    const Optimizer *o = optimizer_find(name);
+    char known[512] = "";
+    for (int i = 0; !o && optimizer_at(i); i++)
+        snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", i ? ", " : "", optimizer_at(i)->name);
+    if (!o)
+        die("%s: optimizer.name: this program has no optimizer '%s'; it has %s", config_where(r, "optimizer.name"), name, known);
+    note_unread(r, o);
+}
+
+/* ---- the recipe ------------------------------------------------------------------------------------------- */
 
 static const Recipe *find_recipe(Reader *r, const char *name, const char *key)
 {
@@ -23,23 +56,24 @@ static const Recipe *find_recipe(Reader *r, const char *name, const char *key)
 /* COAT gives three bits per direction; here activations, weights and outputs share one format. */
 static int same_bits(Reader *r, const int bit[3], const char *names)
 {
-    int chosen = -1;
+    int chosen = NOT_GIVEN;
     for (int i = 0; i < 3; i++) {
-        if (bit[i] >= 0 && chosen >= 0 && bit[i] != chosen)
+        if (bit[i] != NOT_GIVEN && chosen != NOT_GIVEN && bit[i] != chosen)
             die("%s: %s must be one format; set single tensors by format.operand, format.saved, format.hidden, "
                 "format.gradient", config_where(r, "quantize_model"), names);
-        if (bit[i] >= 0)
+        if (bit[i] != NOT_GIVEN)
             chosen = bit[i];
     }
     return chosen;
 }
 
-static void set_format(Format *f, int bits, int group)
+/* dtype: E4M3, E5M2 or NOT_GIVEN; group: 0 if not given. */
+static void set_format(Format *f, int dtype, int group)
 {
     if (!format_is_fp8(*f))
         return;
-    if (bits >= 0)
-        f->dtype = bits == 0 ? E4M3 : E5M2;
+    if (dtype != NOT_GIVEN)
+        f->dtype = (DType)dtype;
     if (group > 0 && f->group > 0)
         f->group = group;
 }
@@ -65,9 +99,9 @@ static void apply_blocks(Reader *r, bool model, bool optimizer)
     set_format(&recipe->moment2, s->quantize_optimizer.bit[1], s->quantize_optimizer.group_size);
     Format *moment[2] = { &recipe->moment1, &recipe->moment2 };
     for (int i = 0; i < 2; i++)
-        if (expansion[i] >= 0)
-            moment[i]->expand = expansion[i] <= 2;
-    if (expansion[0] == 1 || expansion[1] == 1)
+        if (expansion[i] != NOT_GIVEN)
+            moment[i]->expand = expansion[i] != NO_EXPANSION;
+    if (expansion[0] == EXPAND || expansion[1] == EXPAND)
         warn("%s: `expand` is read as on; COAT's own program takes only `expansion` and `true` as on, so its run of "
              "this file had no expansion (--format.moment1=e4m3/128 --format.moment2=e4m3/128)",
              config_where(r, "quantize_optimizer.first_order_expansion"));
@@ -81,6 +115,9 @@ static void check_groups(Reader *r, const char *name, const char *block, Format 
     char recipe[64];
     snprintf(recipe, sizeof recipe, "recipe %s", r->s->recipe);
     const char *place = own ? config_where(r, name) : block && config_given(r, block) ? config_where(r, block) : recipe;
+    if (format_is_dynamic8(f))
+        die("%s: %s cannot be %s, which only the moments of --optimizer.name=adamw8bit are, whatever the recipe", place, name,
+            format_name(f));
     if (f.expand && !moment)
         die("%s: %s cannot be %s: only moments are expanded, leave out the +", place, name, format_name(f));
     if (f.group && !size)
@@ -97,17 +134,33 @@ static void check_groups(Reader *r, const char *name, const char *block, Format 
 }
 
 /* NOTE: a group's scale without k is BF16, rounded up: a maximum that falls by less than 2^-8 in a step does not fall.
- * With beta2 = 0.99 stationary gradients leave v 1.2 times too large, with 0.999 five times: updates of half the size. */
+ * With beta2 = 0.99 stationary gradients leave v 1.2 times too large, with 0.999 five times: updates of half the size.
+ * A BF16 v is rounded to nearest: it does not fall at all where 1 - beta2 is less than half its last place, 2^-8 to 2^-9 of it. */
+static void check_coarseness(Reader *r)
+{
+    const Format v = r->s->c.recipe.moment2;
+    const double beta2 = r->s->c.optimizer.beta2;
+    const char *place = config_where(r, "optimizer.betas");
+    if (format_is_fp8(v) && !v.expand && beta2 > 0.98)
+        warn("%s: FP8 moments without expansion are too coarse for a beta2 of %g: updates are too small. Take 0.95, or "
+             "--format.moment2=e4m3/128+", place, beta2);
+    if (v.dtype == BF16 && 1 - beta2 < 0x1p-8)
+        warn("%s: a v in bf16 is too coarse for a beta2 of %g: it does not fall where it should. Take 0.95, or "
+             "--format.moment2=f32", place, beta2);
+}
+
+/* The columns of moments, as far as the optimizer reads them. */
 static void check_moments(Reader *r)
 {
     const Config *c = &r->s->c;
-    const char *given = config_given(r, "format.moment2") ? "format.moment2" : "format.moment1";
-    if (format_is_fp8(c->recipe.moment1) != format_is_fp8(c->recipe.moment2))
-        die("%s: format.moment1 is %s and format.moment2 %s; AdamW takes both in FP8 or neither", config_where(r, given),
-            format_name(c->recipe.moment1), format_name(c->recipe.moment2));
-    if (format_is_fp8(c->recipe.moment2) && !c->recipe.moment2.expand && c->optimizer.beta2 > 0.98)
-        warn("%s: FP8 moments without expansion are too coarse for a beta2 of %g: updates are too small. Take 0.95, or "
-             "--format.moment2=e4m3/128+", config_where(r, "optimizer.betas"), c->optimizer.beta2);
+    const Optimizer *o = optimizer_find(c->optimizer.name);
+    const char *size = "quantize_optimizer.qgroup_size";
+    if (optimizer_reads(o, MOMENT1))
+        check_groups(r, "format.moment1", size, c->recipe.moment1, PARAM_ALIGN);
+    if (optimizer_reads(o, MOMENT2))
+        check_groups(r, "format.moment2", size, c->recipe.moment2, PARAM_ALIGN);
+    if (o->is_adam && optimizer_reads(o, MOMENT2))
+        check_coarseness(r);
 }
 
 static void check_columns(Reader *r)
@@ -119,10 +172,10 @@ static void check_columns(Reader *r)
         { "format.stream", c->stream }, { "format.master", c->master }, { "format.grads", c->grads }, { "format.frozen", c->frozen }
     };
     for (int i = 0; i < 4; i++)
-        if (format_is_fp8(wide[i].format))
+        if (format_has_scales(wide[i].format))
             die("%s: %s cannot be %s; take bf16 or f32", config_where(r, wide[i].name), wide[i].name,
                 format_name(wide[i].format));
-    const char *model = "quantize_model.group_size", *optimizer = "quantize_optimizer.qgroup_size";
+    const char *model = "quantize_model.group_size";
     check_groups(r, "format.saved", model, c->saved, m->d_model);
     check_groups(r, "format.qkv", model, c->qkv, q + 2 * kv);
     check_groups(r, "format.att", model, c->att, q);
@@ -133,17 +186,15 @@ static void check_columns(Reader *r)
     if (format_is_fp8(c->operand) != format_is_fp8(c->gradient))
         die("%s: format.operand is %s and format.gradient %s; no GPU multiplies FP8 by anything else: make both FP8 or neither",
             config_where(r, given), format_name(c->operand), format_name(c->gradient));
-    check_groups(r, "format.moment1", optimizer, c->moment1, PARAM_ALIGN);
-    check_groups(r, "format.moment2", optimizer, c->moment2, PARAM_ALIGN);
     check_moments(r);
 }
 
 /* One of COAT's blocks has keys but does not choose the recipe, so they change nothing; a block that says `none` has
- * said so itself. `method` as in Settings. */
+ * said so itself. method: QuantizeMethod or NOT_GIVEN. */
 static bool block_is_idle(Reader *r, const char *name, int method, bool in_force)
 {
     const YamlNode *n = yaml_find(r->root, name);
-    return !in_force && method < 2 && n && n->num_children > 0;
+    return !in_force && method != QUANTIZE_NOTHING && n && n->num_children > 0;
 }
 
 static void note_idle(Reader *r, bool model, bool optimizer, bool chosen)
@@ -158,32 +209,34 @@ static void note_idle(Reader *r, bool model, bool optimizer, bool chosen)
     else if (idle[0] || idle[1])
         config_note(r, "%s (no %s.use_%s)", names, idle[0] ? "quantize_model" : "quantize_optimizer",
                     idle[0] ? "quantize_model" : "quantize_optimizer");
-    if (s->quantize_model.method == 1 && s->quantize_model.group_size > 0 && !chosen)
+    if (s->quantize_model.method == QUANTIZE_LINEAR && s->quantize_model.group_size > 0 && !chosen)
         config_note(r, "quantize_model.group_size (fp8linear saves nothing in groups)");
-    if (s->precision >= 0 && (s->precision == 1) != (s->c.recipe.stream.dtype == F32))
+    if (s->precision != NOT_GIVEN && (s->precision == FP32) != (s->c.recipe.stream.dtype == F32))
         config_note(r, "precision (recipe %s)", s->recipe);
 }
 
 void config_check_recipe(Reader *r)
 {
     Settings *s = r->s;
-    bool model = s->quantize_model.method == 0 || s->quantize_model.method == 1;
-    bool optimizer = s->quantize_optimizer.method == 0, chosen = s->recipe != NULL;
+    const bool linear = s->quantize_model.method == QUANTIZE_LINEAR, model = linear || s->quantize_model.method == QUANTIZE_COAT;
+    bool optimizer = s->quantize_optimizer.method == QUANTIZE_COAT, chosen = s->recipe != NULL;
     const char *key = "recipe";
     if (!chosen) {
         key = model ? "quantize_model" : optimizer ? "quantize_optimizer" : "precision";
-        if (s->quantize_model.method == 1 && optimizer)
+        if (linear && optimizer)
             die("%s: fp8linear together with an FP8 optimizer has no recipe; take --recipe=fp8 and set "
                 "--format.moment1=e4m3/128 --format.moment2=e4m3/128", config_where(r, key));
-        s->recipe = strdup(model && optimizer ? "coat" : s->quantize_model.method == 1 ? "fp8" : model ? "coat-act"
-                           : optimizer ? "coat-opt" : s->precision == 1 ? "f32" : "bf16");
+        s->recipe = strdup(model && optimizer ? "coat" : linear ? "fp8" : model ? "coat-act"
+                           : optimizer ? "coat-opt" : s->precision == FP32 ? "f32" : "bf16");
     }
     s->c.recipe = *find_recipe(r, s->recipe, key);
     note_idle(r, model, optimizer, chosen);
     if (!chosen)
         apply_blocks(r, model, optimizer);
-    if (s->activation_checkpointing >= 0 && s->activation_checkpointing <= 2)
-        s->c.recipe.keep = s->activation_checkpointing == 2 ? KEEP_INPUTS : KEEP_BLOCK;
+    if (s->activation_checkpointing == CHECKPOINT_BLOCKS)
+        s->c.recipe.keep = KEEP_BLOCK;
+    if (s->activation_checkpointing == CHECKPOINT_FINE_GRAINED)
+        s->c.recipe.keep = KEEP_INPUTS;
     YamlNode *columns = yaml_find(r->root, "format");
     if (columns)
         config_apply(r, columns, "format", s);

@@ -15,7 +15,8 @@
 #define NUMBER(name, type, fallback, min, max, place, help) { name, type, fallback, NAN, min, max, NULL, place, help }
 #define OPTION(name, type, fallback, none, min, max, place, help) \
     { name, type, fallback, none, min, max, NULL, place, help }
-#define WORD(name, type, fallback, choices, place, help) { name, type, fallback, -1, 0, 0, choices, place, help }
+#define WORD(name, type, fallback, words, place, help) { name, type, fallback, NOT_GIVEN, 0, 0, NULL, place, help, words }
+#define WORDS(...)                                       (const Word[]){ __VA_ARGS__, { NULL, 0 } }
 #define OTHER(name, type, fallback, place, help)         { name, type, fallback, NAN, 0, 0, NULL, place, help }
 #define ONLY(name, choices, why)                         { name, FIXED, "null", NAN, 0, 0, choices, 0, why }
 #define NO_USE(name, silent, why)                        { name, UNUSED, "null", NAN, 0, 0, silent, 0, why }
@@ -32,6 +33,11 @@ static_assert(offsetof(Evaluator, num_paths) == offsetof(Evaluator, paths) + siz
 static_assert(offsetof(Settings, num_datasets) == offsetof(Settings, datasets) + sizeof(NamedPaths *), "DATASETS");
 static_assert(offsetof(Config, optimizer.beta2) == offsetof(Config, optimizer.beta1) + sizeof(double), "BETAS");
 
+static const Word fp8_formats[] = { { "E4M3", E4M3 }, { "E5M2", E5M2 }, { NULL, 0 } };
+static const Word expansions[] = { { "expansion", EXPANSION }, { "expand", EXPAND }, { "true", EXPANSION },
+                                   { "none", NO_EXPANSION }, { "false", NO_EXPANSION }, { NULL, 0 } };
+static const Word token_types[] = { { "uint16", UINT16 }, { "uint32", UINT32 }, { NULL, 0 } };
+
 const ConfigKey config_keys[] = {
     OTHER ("run_name", STRING, "run", C(run_name), "name of the run"),
     NUMBER("seed", U64, "6198", 0, LONGS, C(seed), "seed of initial weights and stochastic rounding"),
@@ -41,7 +47,8 @@ const ConfigKey config_keys[] = {
     /* ---- numbers ---- */
     OTHER ("recipe", STRING, "null", X(recipe), "in which formats everything is stored; default: by `precision` or "
            "COAT's quantize_* blocks, else bf16"),
-    WORD  ("precision", CHOICE | SPENT, "null", "amp_bf16|fp32", X(precision), "OLMo's name of recipe bf16 or f32"),
+    WORD  ("precision", CHOICE | SPENT, "null", WORDS({ "amp_bf16", AMP_BF16 }, { "fp32", FP32 }), X(precision),
+           "OLMo's name of recipe bf16 or f32"),
     OTHER ("format.stream", FORMAT | FOLLOWS, "null", C(recipe.stream), "residual stream"),
     OTHER ("format.saved", FORMAT | FOLLOWS, "null", C(recipe.saved), "norm inputs kept for backward"),
     OTHER ("format.qkv", FORMAT | FOLLOWS, "null", C(recipe.qkv), "q, k, v kept for backward"),
@@ -49,44 +56,49 @@ const ConfigKey config_keys[] = {
     OTHER ("format.hidden", FORMAT | FOLLOWS, "null", C(recipe.hidden), "gate and up kept for backward"),
     OTHER ("format.operand", FORMAT | FOLLOWS, "null", C(recipe.operand), "GEMM operands: activations and weights"),
     OTHER ("format.gradient", FORMAT | FOLLOWS, "null", C(recipe.gradient), "GEMM operands: gradients"),
-    WORD  ("format.keep", CHOICE | FOLLOWS, "null", "all|inputs|block", C(recipe.keep), "what forward keeps for backward: all, "
-           "without what is cheap to recompute, each block's input only"),
-    WORD  ("format.forward", CHOICE | FOLLOWS, "null", "saved|exact", C(recipe.forward), "what forward goes on with where it saves "
-           "FP8: the rounded values, as COAT does, or those before rounding"),
-    WORD  ("format.fast", CHOICE | FOLLOWS, "null", "none|forward|all", C(recipe.fast), "FP8 GEMMs that may add with short "
-           "accumulators"),
+    WORD  ("format.keep", CHOICE | FOLLOWS, "null", WORDS({ "all", KEEP_ALL }, { "inputs", KEEP_INPUTS },
+           { "block", KEEP_BLOCK }), C(recipe.keep),
+           "what forward keeps for backward: all, without what is cheap to recompute, each block's input only"),
+    WORD  ("format.forward", CHOICE | FOLLOWS, "null", WORDS({ "saved", FROM_SAVED }, { "exact", FROM_EXACT }),
+           C(recipe.forward),
+           "what forward goes on with where it saves FP8: the rounded values, as COAT does, or those before rounding"),
+    WORD  ("format.fast", CHOICE | FOLLOWS, "null", WORDS({ "none", FAST_NONE }, { "forward", FAST_FORWARD },
+           { "all", FAST_ALL }), C(recipe.fast), "FP8 GEMMs that may add with short accumulators"),
     OTHER ("format.master", FORMAT | FOLLOWS, "null", C(recipe.master), "weights that the optimizer updates"),
     OTHER ("format.grads", FORMAT | FOLLOWS, "null", C(recipe.grads), "accumulated weight gradients; "
            "f32 unless given where a step has more than 128 micro-batches"),
     OTHER ("format.moment1", FORMAT | FOLLOWS, "null", C(recipe.moment1),
            "AdamW's m; e4m3/128+ is expanded (COAT), e4m3/128 is not"),
     OTHER ("format.moment2", FORMAT | FOLLOWS, "null", C(recipe.moment2), "AdamW's v"),
-    WORD  ("quantize_model.use_quantize_model", CHOICE | SPENT, "null", "coat_real|fp8linear|none|false",
+    WORD  ("quantize_model.use_quantize_model", CHOICE | SPENT, "null", WORDS({ "coat_real", QUANTIZE_COAT },
+           { "fp8linear", QUANTIZE_LINEAR }, { "none", QUANTIZE_NOTHING }, { "false", QUANTIZE_NOTHING }),
            X(quantize_model.method), "COAT's block for activations: recipes coat, coat-act, fp8"),
-    WORD  ("quantize_model.fabit", CHOICE | SPENT, "null", "E4M3|E5M2", X(quantize_model.forward[0]), "activations"),
-    WORD  ("quantize_model.fwbit", CHOICE | SPENT, "null", "E4M3|E5M2", X(quantize_model.forward[1]), "weights"),
-    WORD  ("quantize_model.fobit", CHOICE | SPENT, "null", "E4M3|E5M2", X(quantize_model.forward[2]), "outputs"),
-    WORD  ("quantize_model.babit", CHOICE | SPENT, "null", "E4M3|E5M2", X(quantize_model.backward[0]), "gradients"),
-    WORD  ("quantize_model.bwbit", CHOICE | SPENT, "null", "E4M3|E5M2", X(quantize_model.backward[1]), "gradients"),
-    WORD  ("quantize_model.bobit", CHOICE | SPENT, "null", "E4M3|E5M2", X(quantize_model.backward[2]), "gradients"),
+    WORD  ("quantize_model.fabit", CHOICE | SPENT, "null", fp8_formats, X(quantize_model.forward[0]), "activations"),
+    WORD  ("quantize_model.fwbit", CHOICE | SPENT, "null", fp8_formats, X(quantize_model.forward[1]), "weights"),
+    WORD  ("quantize_model.fobit", CHOICE | SPENT, "null", fp8_formats, X(quantize_model.forward[2]), "outputs"),
+    WORD  ("quantize_model.babit", CHOICE | SPENT, "null", fp8_formats, X(quantize_model.backward[0]), "gradients"),
+    WORD  ("quantize_model.bwbit", CHOICE | SPENT, "null", fp8_formats, X(quantize_model.backward[1]), "gradients"),
+    WORD  ("quantize_model.bobit", CHOICE | SPENT, "null", fp8_formats, X(quantize_model.backward[2]), "gradients"),
     OPTION("quantize_model.group_size", INT | SPENT, "null", 0, 1, 4096, X(quantize_model.group_size),
            "elements that share a scale in saved activations"),
     NO_USE("quantize_model.weight_memory_efficient", "true", "weights are always quantized when they are needed"),
     NO_USE("quantize_model.*", NULL, NULL),
-    WORD  ("quantize_optimizer.use_quantize_optimizer", CHOICE | SPENT, "null", "coat_fp8_adamw|none|false",
+    WORD  ("quantize_optimizer.use_quantize_optimizer", CHOICE | SPENT, "null",
+           WORDS({ "coat_fp8_adamw", QUANTIZE_COAT }, { "none", QUANTIZE_NOTHING }, { "false", QUANTIZE_NOTHING }),
            X(quantize_optimizer.method), "COAT's block for the optimizer: recipes coat, coat-opt"),
     OPTION("quantize_optimizer.qgroup_size", INT | SPENT, "null", 0, 1, 4096, X(quantize_optimizer.group_size),
            "elements that share a scale in the moments"),
-    WORD  ("quantize_optimizer.first_order_bit", CHOICE | SPENT, "null", "E4M3|E5M2", X(quantize_optimizer.bit[0]),
+    WORD  ("quantize_optimizer.first_order_bit", CHOICE | SPENT, "null", fp8_formats, X(quantize_optimizer.bit[0]),
            "m"),
-    WORD  ("quantize_optimizer.second_order_bit", CHOICE | SPENT, "null", "E4M3|E5M2", X(quantize_optimizer.bit[1]),
+    WORD  ("quantize_optimizer.second_order_bit", CHOICE | SPENT, "null", fp8_formats, X(quantize_optimizer.bit[1]),
            "v"),
-    WORD  ("quantize_optimizer.first_order_expansion", CHOICE | SPENT, "null", "expansion|expand|true|none|false",
+    WORD  ("quantize_optimizer.first_order_expansion", CHOICE | SPENT, "null", expansions,
            X(quantize_optimizer.expansion[0]), "dynamic range expansion of m"),
-    WORD  ("quantize_optimizer.second_order_expansion", CHOICE | SPENT, "null", "expansion|expand|true|none|false",
+    WORD  ("quantize_optimizer.second_order_expansion", CHOICE | SPENT, "null", expansions,
            X(quantize_optimizer.expansion[1]), "of v"),
     ONLY  ("quantize_optimizer.expand_min", "16|null", "the expansion exponent is a multiple of 1/16"),
-    WORD  ("activation_checkpointing", CHOICE | SPENT, "null", "whole_layer|true|fine_grained|false",
+    WORD  ("activation_checkpointing", CHOICE | SPENT, "null", WORDS({ "whole_layer", CHECKPOINT_BLOCKS },
+           { "true", CHECKPOINT_BLOCKS }, { "fine_grained", CHECKPOINT_FINE_GRAINED }, { "false", CHECKPOINT_NOTHING }),
            X(activation_checkpointing), "whole_layer: format.keep=block; fine_grained: format.keep=inputs"),
 
     OTHER ("format.frozen", FORMAT | FOLLOWS, "null", C(recipe.frozen), "weights that are not trained: their only copy"),
@@ -115,13 +127,15 @@ const ConfigKey config_keys[] = {
     OPTION("model.eos_token_id", INT, "null", -1, 0, MANY, C(model.eos_token_id), "ends a document"),
     OPTION("model.pad_token_id", INT, "null", -1, 0, MANY, C(model.pad_token_id), "padding"),
     OTHER ("model.weight_tying", BOOL, "true", C(model.weight_tying), "the head is the embedding"),
-    WORD  ("model.layer_norm_type", CHOICE, "default", "rms|default|low_precision|amd_compatible", X(layer_norm_type),
+    WORD  ("model.layer_norm_type", CHOICE, "default", WORDS({ "rms", NORM_RMS }, { "default", NORM_DEFAULT },
+           { "low_precision", NORM_LOW_PRECISION }, { "amd_compatible", NORM_AMD_COMPATIBLE }), X(layer_norm_type),
            "rms: RMSNorm, others: LayerNorm"),
     NUMBER("model.layer_norm_eps", FLOAT, "1e-5", 0, 1, C(model.norm.eps), "added to the variance"),
     OTHER ("model.layer_norm_with_affine", BOOL, "true", C(model.norm_affine), "norms have weights (OLMo-1: not)"),
     OTHER ("model.norm_after", BOOL, "false", C(model.norm_after),
            "norm each branch's output, not its input (OLMo-2)"),
-    WORD  ("model.attention_layer_norm", CHOICE, "false", "false|true|head", C(model.qk_norm),
+    WORD  ("model.attention_layer_norm", CHOICE, "false", WORDS({ "false", QK_NORM_NONE }, { "true", QK_NORM_WIDTH },
+           { "head", QK_NORM_HEAD }), C(model.qk_norm),
            "RMSNorm of q and k over their full widths (OLMo-2) or over each head (Qwen3)"),
     OTHER ("model.attention_layer_norm_with_affine", BOOL, "true", X(attention_layer_norm_with_affine),
            "those have weights; must be true where they are used"),
@@ -131,7 +145,8 @@ const ConfigKey config_keys[] = {
     OTHER ("model.layer_types", LAYER_TYPES, "null", C(model.layer_types),
            "which layers have the window, repeated over them; default: all"),
     NUMBER("model.rope_theta", DOUBLE, "10000", 1, 1e12, C(model.rope_theta), "base of the rotary embedding"),
-    WORD  ("model.rope_scaling.rope_type", CHOICE, "null", "default|llama3|yarn", X(rope_type),
+    WORD  ("model.rope_scaling.rope_type", CHOICE, "null", WORDS({ "default", ROPE_DEFAULT }, { "llama3", ROPE_LLAMA3 },
+           { "yarn", ROPE_YARN }), X(rope_type),
            "for longer texts than before: Llama 3.1's or YaRN; default: llama3 if there is a factor"),
     OPTION("model.rope_scaling.factor", DOUBLE, "null", 0, 1, 1e6, C(model.rope_scaling.factor),
            "slow-down of low frequencies"),
@@ -149,7 +164,8 @@ const ConfigKey config_keys[] = {
            "yarn: times q and k; default 0.1 ln(factor) + 1"),
     OTHER ("model.rope_scaling.full_attn_layers_only", BOOL, "false", C(model.rope_scaling.full_attn_layers_only),
            "layers with a sliding window are not scaled (OLMo-3)"),
-    WORD  ("model.init_fn", CHOICE, "normal", "mitchell|normal|full_megatron", C(model.init_fn), "initial weights"),
+    WORD  ("model.init_fn", CHOICE, "normal", WORDS({ "mitchell", INIT_MITCHELL }, { "normal", INIT_NORMAL },
+           { "full_megatron", INIT_FULL_MEGATRON }), C(model.init_fn), "initial weights"),
     NUMBER("model.init_std", DOUBLE, "0.02", TINY, 1e3, C(model.init_std),
            "their standard deviation (not for mitchell)"),
     OPTION("model.init_cutoff_factor", DOUBLE, "null", 0, TINY, 1e3, C(model.init_cutoff_factor),
@@ -180,7 +196,7 @@ const ConfigKey config_keys[] = {
            "name: [paths], instead of data.paths; sorted by name"),
     OTHER ("data.label_mask_paths", PATHS, "[]", C(data.label_mask_paths),
            "one bool per token, parallel to paths: false is not learned"),
-    WORD  ("data.memmap_dtype", CHOICE, "uint16", "uint16|uint32", X(memmap_dtype),
+    WORD  ("data.memmap_dtype", CHOICE, "uint16", token_types, X(memmap_dtype),
            "type of a token in headerless shards"),
     OPTION("data.seed", U64 | FOLLOWS, "null", NAN, 0, LONGS, C(data.seed), "of the order of the data; default `seed`"),
     OTHER ("data.generate_doc_lengths", BOOL, "false", C(data.generate_doc_lengths),
@@ -211,7 +227,8 @@ const ConfigKey config_keys[] = {
     OTHER ("stop_at", DURATION, "null", C(stop_at), "stop here already, the schedule unchanged"),
     NUMBER("timeout_seconds", INT, "45", 1, 1000000, C(timeout_seconds),
            "all ranks end if one makes no progress for so long; ten times that for opening data, loading and saving"),
-    ONLY  ("optimizer.name", "adamw", "the optimizer is AdamW"),
+    OTHER ("optimizer.name", STRING, "adamw", C(optimizer.name), "adamw; adamw8bit: with m and v of 8 bits whatever the recipe, "
+           "as bitsandbytes has them"),
     NUMBER("optimizer.learning_rate", DOUBLE, "1e-4", 0, 1e3, C(optimizer.lr), "highest learning rate"),
     OTHER ("optimizer.betas", BETAS, "[0.9, 0.95]", C(optimizer.beta1), "decay of m and v"),
     NUMBER("optimizer.eps", DOUBLE, "1e-5", 1e-15, 1, C(optimizer.eps), "added to sqrt(v)"),
@@ -223,10 +240,12 @@ const ConfigKey config_keys[] = {
     ONLY  ("optimizer.selective_updates", "false|null", "every parameter is updated"),
     NO_USE("optimizer.metrics_log_interval", NULL, NULL),
     NO_USE("optimizer.record_update_metrics", "false", NULL),
-    WORD  ("scheduler.name", CHOICE, "cosine_with_warmup",
-           "cosine_with_warmup|linear_with_warmup|inverse_sqrt_with_warmup|constant|constant_with_warmup|wsd",
+    WORD  ("scheduler.name", CHOICE, "cosine_with_warmup", WORDS({ "cosine_with_warmup", COSINE_WITH_WARMUP },
+           { "linear_with_warmup", LINEAR_WITH_WARMUP }, { "inverse_sqrt_with_warmup", INVERSE_SQRT_WITH_WARMUP },
+           { "constant", CONSTANT }, { "constant_with_warmup", CONSTANT_WITH_WARMUP }, { "wsd", WSD }),
            C(scheduler.name), "shape of the learning rate; wsd: warm up, stay, decay"),
-    WORD  ("scheduler.units", CHOICE, "steps", "steps|tokens", X(scheduler_units), "of the lengths below"),
+    WORD  ("scheduler.units", CHOICE, "steps", WORDS({ "steps", UNITS_STEPS }, { "tokens", UNITS_TOKENS }),
+           X(scheduler_units), "of the lengths below"),
     NUMBER("scheduler.t_warmup", LONG, "100", 0, LONGS, C(scheduler.t_warmup), "length of the warmup"),
     OPTION("scheduler.t_max", LONG, "null", 0, 1, LONGS, C(scheduler.t_max),
            "end of the decay; default max_duration"),
@@ -281,10 +300,11 @@ const ConfigKey config_keys[] = {
     OPTION("eval_subset_num_batches", LONG, "-1", -1, -1, LONGS, C(eval_subset_num_batches),
            "batches per set; -1: all"),
     OTHER ("evaluators[].label", STRING, NULL, E(label), "name of the set if it has `paths`"),
-    WORD  ("evaluators[].type", CHOICE, "lm", "lm|downstream", E(type), "downstream tasks are not run"),
+    WORD  ("evaluators[].type", CHOICE, "lm", WORDS({ "lm", EVALUATOR_LM }, { "downstream", EVALUATOR_DOWNSTREAM }),
+           E(type), "downstream tasks are not run"),
     OTHER ("evaluators[].data.paths", PATHS, "[]", E(paths), "validation shards"),
     OTHER ("evaluators[].data.datasets", DATASETS, "null", E(datasets), "name: [paths]; a set per name"),
-    WORD  ("evaluators[].data.memmap_dtype", CHOICE, "null", "uint16|uint32", E(memmap_dtype),
+    WORD  ("evaluators[].data.memmap_dtype", CHOICE, "null", token_types, E(memmap_dtype),
            "default data.memmap_dtype"),
     NO_USE("evaluators[].data.num_workers", NULL, NULL),
     NO_USE("evaluators[].data.drop_last", NULL, NULL),
@@ -297,19 +317,23 @@ const ConfigKey config_keys[] = {
     NO_USE("evaluators[].subset_num_batches", NULL, "eval_subset_num_batches counts"),
 
     /* ---- ranks ---- */
-    WORD  ("distributed_strategy", CHOICE | SPENT, "null", "fsdp|ddp|single", X(fsdp.distributed),
-           "ddp and single: as fsdp.sharding_strategy NO_SHARD"),
-    WORD  ("fsdp.sharding_strategy", CHOICE, "FULL_SHARD", "FULL_SHARD|SHARD_GRAD_OP|NO_SHARD|HYBRID_SHARD|_HYBRID_SHARD_ZERO2",
-           X(fsdp.strategy), "what is cut over the ranks: weights, gradients and moments; not the weights in use; "
-           "nothing; the first two inside groups of ranks that are replicas of each other"),
+    WORD  ("distributed_strategy", CHOICE | SPENT, "null", WORDS({ "fsdp", FSDP }, { "ddp", DDP },
+           { "single", SINGLE }), X(fsdp.distributed), "ddp and single: as fsdp.sharding_strategy NO_SHARD"),
+    WORD  ("fsdp.sharding_strategy", CHOICE, "FULL_SHARD", WORDS({ "FULL_SHARD", FULL_SHARD },
+           { "SHARD_GRAD_OP", SHARD_GRAD_OP }, { "NO_SHARD", NO_SHARD }, { "HYBRID_SHARD", HYBRID_SHARD },
+           { "_HYBRID_SHARD_ZERO2", HYBRID_SHARD_ZERO2 }), X(fsdp.strategy),
+           "what is cut over the ranks: weights, gradients and moments; not the weights in use; nothing; the first two "
+           "inside groups of ranks that are replicas of each other"),
     OPTION("fsdp.hybrid_sharding_num_model_replicas", INT, "null", 0, 1, MANY, X(fsdp.replicas),
            "groups of HYBRID_SHARD; null: one per host"),
-    WORD  ("fsdp.precision", CHOICE | SPENT, "null", "pure|mixed", X(fsdp.precision),
+    WORD  ("fsdp.precision", CHOICE | SPENT, "null", WORDS({ "pure", FSDP_PURE }, { "mixed", FSDP_MIXED }),
+           X(fsdp.precision),
            "mixed: several ranks accumulate and sum gradients in f32, unless format.grads says otherwise; else in the "
            "recipe's format"),
-    WORD  ("fsdp.grad_sync_mode", CHOICE, "null", "micro_batch|batch", X(fsdp.grad_sync_mode),
-           "when sharded gradients are summed over ranks; batch: once per step, at the price of whole gradients on "
-           "every rank; null: so if they fit"),
+    WORD  ("fsdp.grad_sync_mode", CHOICE, "null", WORDS({ "micro_batch", SUM_OFTEN }, { "batch", SUM_ONCE }),
+           X(fsdp.grad_sync_mode),
+           "when sharded gradients are summed over ranks; batch: once per step, at the price of whole gradients on every "
+           "rank; null: so if they fit"),
 
     /* ---- the log ---- */
     NUMBER("profile", INT, "0", 0, 1000, C(profile),

@@ -6,10 +6,13 @@
 
 #include <stdio.h>
 
+/* A word and what it stands for; several may stand for the same. */
+typedef struct { const char *word; int value; } Word;
+
 /* The type of a value, that is of the C object it is stored in. */
 typedef enum {
     INT, LONG, U64, DOUBLE, FLOAT, BOOL,
-    CHOICE,          /* int: which of the |-separated `choices`                                         */
+    CHOICE,          /* int or an enum: what one of the `words` stands for                              */
     STRING,          /* char *                                                                          */
     PATHS,           /* char **paths, int count: a list or a single path                                */
     PATTERNS,        /* the same of patterns, char **patterns, int count                                */
@@ -31,58 +34,70 @@ typedef struct {
     const char *fallback;      /* default as YAML; NULL: the key must be given                           */
     double      none;          /* numbers and choices: what null is stored as; NAN: null is an error     */
     double      min, max;      /* numbers: the range, both ends included                                 */
-    const char *choices;       /* "a|b|c"                                                                */
+    const char *choices;       /* FIXED and UNUSED: "a|b|c"                                              */
     size_t      place;         /* of the value in Settings (in Evaluator for evaluators[])               */
     const char *help;
+    const Word *words;         /* CHOICE; ends with word == NULL                                         */
 } ConfigKey;
 
 typedef struct { char *name, **paths; int num_paths; } NamedPaths;
 
-/* In the order of the choices of fsdp.sharding_strategy and distributed_strategy. */
-enum { FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD, HYBRID_SHARD_ZERO2 };
-enum { FSDP, DDP, SINGLE };
+/* What the words of the table stand for, where it is no enum of Config. Fields that are null unless given are int. */
+enum { NOT_GIVEN = -1 };
+typedef enum { AMP_BF16, FP32 } Precision;
+typedef enum { CHECKPOINT_BLOCKS, CHECKPOINT_FINE_GRAINED, CHECKPOINT_NOTHING } Checkpointing;
+typedef enum { NORM_RMS, NORM_DEFAULT, NORM_LOW_PRECISION, NORM_AMD_COMPATIBLE } LayerNormType;
+typedef enum { UINT16 = 2, UINT32 = 4 } TokenType;                     /* bytes of a token */
+typedef enum { UNITS_STEPS, UNITS_TOKENS } SchedulerUnits;
+typedef enum { FSDP, DDP, SINGLE } Distributed;
+typedef enum { FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD, HYBRID_SHARD_ZERO2 } ShardingStrategy;
+typedef enum { FSDP_PURE, FSDP_MIXED } FsdpPrecision;
+typedef enum { QUANTIZE_COAT, QUANTIZE_LINEAR, QUANTIZE_NOTHING } QuantizeMethod;      /* of either of COAT's blocks */
+typedef enum { EXPANSION, EXPAND, NO_EXPANSION } Expansion;            /* EXPAND: on here, off in COAT (recipe.c) */
+typedef enum { EVALUATOR_LM, EVALUATOR_DOWNSTREAM } EvaluatorType;
 
 /* What the rows fill: the Config, which must come first, and what only helps to compute it. */
 typedef struct {
     Config  c;
     char   *recipe;
-    int     precision;                     /* amp_bf16, fp32; -1: not given */
-    int     activation_checkpointing;      /* whole_layer, true, fine_grained, false; -1: not given */
+    int     precision;                     /* Precision or NOT_GIVEN */
+    int     activation_checkpointing;      /* Checkpointing or NOT_GIVEN */
     long    mlp_hidden_size;               /* both halves of SwiGLU; 0: from mlp_ratio */
     double  mlp_ratio;
     bool    multi_query_attention;
     char   *architecture;                  /* of model.architecture */
     bool    attention_layer_norm_with_affine;
-    int     layer_norm_type;               /* rms, default, low_precision, amd_compatible */
-    int     rope_type;                     /* default, llama3, yarn; -1: not given */
-    int     memmap_dtype;                  /* uint16, uint32 */
+    LayerNormType layer_norm_type;
+    int     rope_type;                     /* RopeType or NOT_GIVEN */
+    TokenType memmap_dtype;
     struct {
-        int distributed;                   /* FSDP, DDP, SINGLE; -1: not given */
-        int strategy;                      /* FULL_SHARD, ... */
+        int distributed;                   /* Distributed or NOT_GIVEN */
+        ShardingStrategy strategy;
         int replicas;                      /* 0: one per host */
-        int precision;                     /* pure, mixed; -1: not given */
-        int grad_sync_mode;                /* micro_batch, batch; -1: not given */
+        int precision;                     /* FsdpPrecision or NOT_GIVEN */
+        int grad_sync_mode;                /* GradSum or NOT_GIVEN */
     } fsdp;
-    int     scheduler_units;               /* steps, tokens */
+    SchedulerUnits scheduler_units;
     bool    softmax_auxiliary_loss;
     double  auxiliary_loss_multiplier;
     NamedPaths *datasets; int num_datasets;
     struct {
-        int method;                        /* coat_real, fp8linear, none; -1: not given */
-        int forward[3], backward[3];       /* E4M3, E5M2; -1: not given. a, w, o */
+        int method;                        /* QuantizeMethod or NOT_GIVEN */
+        int forward[3], backward[3];       /* E4M3, E5M2 or NOT_GIVEN. a, w, o */
         int group_size;
     } quantize_model;
     struct {
-        int method;                        /* coat_fp8_adamw, none; -1: not given */
-        int bit[2], expansion[2];          /* E4M3, E5M2; expansion, expand, true, none, false; -1: not given */
+        int method;                        /* QuantizeMethod or NOT_GIVEN */
+        int bit[2];                        /* E4M3, E5M2 or NOT_GIVEN */
+        int expansion[2];                  /* Expansion or NOT_GIVEN */
         int group_size;
     } quantize_optimizer;
 } Settings;
 
 typedef struct {
     char *label;
-    int   type;                            /* lm, downstream */
-    int   memmap_dtype;                    /* -1: not given */
+    EvaluatorType type;
+    int   memmap_dtype;                    /* TokenType or NOT_GIVEN */
     char **paths; int num_paths;
     NamedPaths *datasets; int num_datasets;
 } Evaluator;
@@ -129,7 +144,8 @@ void config_choose_save_folder(Config *c);           /* runs/<run_name>, if none
 void config_check_model (Reader *r, bool from_hf);
 void config_check_rope  (const ModelConfig *m, const char *place);         /* of config.json, too, as the next */
 void config_settle_windows(ModelConfig *m, const char *place);             /* equal windows become equal LayerTypes */
-void config_check_recipe(Reader *r);
+void config_check_optimizer(Reader *r);
+void config_check_recipe(Reader *r);             /* with an optimizer that was checked */
 void config_check_trainable(Reader *r);
 void config_check_data  (Reader *r);
 void config_check_run   (Reader *r);

@@ -78,28 +78,34 @@ static bool parse_duration(Duration *out, const char *text)
     return true;
 }
 
-/* The number of `text` among "a|b|c", or -1. Numbers and truth values are compared as such: 0 is 0.0, No is false. */
-static int choice_index(const char *choices, const char *text)
+/* Numbers and truth values are compared as such: 0 is 0.0, No is false. */
+static bool same_word(const char *word, const char *text)
 {
-    int index = 0;
-    if (!text)
-        text = "null";
-    for (const char *c = choices; c && *c; index++) {
-        char word[64];
-        size_t n = strcspn(c, "|");
-        snprintf(word, sizeof word, "%.*s", (int)n, c);
-        double a, b;
-        if (strcasecmp(word, text) == 0 || (parse_double(&a, word) && parse_double(&b, text) && a == b) ||
-            (parse_truth(word) >= 0 && parse_truth(word) == parse_truth(text)))
-            return index;
-        c += n + (c[n] == '|');
-    }
-    return -1;
+    double a, b;
+    return strcasecmp(word, text) == 0 || (parse_double(&a, word) && parse_double(&b, text) && a == b) ||
+           (parse_truth(word) >= 0 && parse_truth(word) == parse_truth(text));
 }
 
 bool key_listed(const char *choices, const char *text)
 {
-    return choice_index(choices, text) >= 0;
+    for (const char *c = choices; c && *c;) {
+        char word[64];
+        size_t n = strcspn(c, "|");
+        snprintf(word, sizeof word, "%.*s", (int)n, c);
+        if (same_word(word, text ? text : "null"))
+            return true;
+        c += n + (c[n] == '|');
+    }
+    return false;
+}
+
+/* NULL: text is none of the words. */
+static const Word *find_word(const Word *words, const char *text)
+{
+    for (const Word *w = words; w->word; w++)
+        if (same_word(w->word, text ? text : "null"))
+            return w;
+    return NULL;
 }
 
 /* ---- messages --------------------------------------------------------------------------------------------- */
@@ -114,6 +120,13 @@ static void range_text(char *out, size_t size, const char *what, const ConfigKey
         snprintf(out, size, "%s >= %g", what, k->min);
 }
 
+static void words_text(char *out, size_t size, const Word *words)
+{
+    int n = 0;
+    for (const Word *w = words; w->word && n < (int)size; w++)
+        n += snprintf(out + n, size - (size_t)n, "%s%s", w == words ? "" : "|", w->word);
+}
+
 static bool is_list(int type)
 {
     return type == PATHS || type == PATTERNS;
@@ -125,7 +138,7 @@ void value_expected(char *out, size_t size, const ConfigKey *k)
     case INT: case LONG: case U64: range_text(out, size, "an integer", k); break;
     case DOUBLE: case FLOAT:       range_text(out, size, "a number", k); break;
     case BOOL:     snprintf(out, size, "true or false"); break;
-    case CHOICE:
+    case CHOICE:   words_text(out, size, k->words); break;
     case FIXED:    snprintf(out, size, "%s", k->choices); break;
     case STRING:   snprintf(out, size, "a text"); break;
     case PATHS:    snprintf(out, size, "a path or a list [a, b] of paths"); break;
@@ -207,15 +220,18 @@ static void parse_betas(double *betas, const ConfigKey *k, const YamlNode *n)
             wrong(k, n->child[i]);
 }
 
+/* Whether a layer slides. */
+static const Word layer_types[] = { { "full_attention", false }, { "sliding_attention", true }, { NULL, 0 } };
+
 static void parse_layer_types(LayerTypes *types, const ConfigKey *k, const YamlNode *n)
 {
     if (n->kind != YAML_LIST || n->num_children > MAX_LAYERS)
         wrong(k, n);
     for (int i = 0; i < n->num_children; i++) {
-        const int type = choice_index("full_attention|sliding_attention", n->child[i]->text);
-        if (type < 0)
+        const Word *word = find_word(layer_types, n->child[i]->text);
+        if (!word)
             wrong(k, n->child[i]);
-        types->slides[types->count++] = type == 1;
+        types->slides[types->count++] = word->value;
     }
 }
 
@@ -246,7 +262,8 @@ static void parse_number(void *place, const ConfigKey *k, const YamlNode *n)
 static void parse_word(void *place, const ConfigKey *k, const YamlNode *n)
 {
     const char *text = n->text;
-    int truth, index;
+    const Word *word;
+    int truth;
     switch (k->type & TYPE_MASK) {
     case BOOL:
         if ((truth = parse_truth(text)) < 0)
@@ -254,9 +271,9 @@ static void parse_word(void *place, const ConfigKey *k, const YamlNode *n)
         *(bool *)place = truth;
         break;
     case CHOICE:
-        if ((index = choice_index(k->choices, text)) < 0)
+        if (!(word = find_word(k->words, text)))
             wrong(k, n);
-        *(int *)place = index;
+        *(int *)place = word->value;
         break;
     case STRING:
         free(*(char **)place);
@@ -405,11 +422,11 @@ static void print_paths(FILE *f, char *const *paths, int count, int indent)
     }
 }
 
-static void print_choice(FILE *f, const char *choices, int index)
+static void print_choice(FILE *f, const Word *words, int value)
 {
-    for (; index > 0; index--)
-        choices += strcspn(choices, "|") + 1;
-    fprintf(f, index < 0 ? "null" : "%.*s", (int)strcspn(choices, "|"), choices);
+    while (words->word && words->value != value)
+        words++;
+    fputs(words->word ? words->word : "null", f);
 }
 
 static void print_layer_types(FILE *f, const LayerTypes *types)
@@ -454,7 +471,7 @@ void value_print(FILE *f, const void *base, const ConfigKey *k, int indent)
     case FLOAT:    print_double(f, x, true); break;
     case DOUBLE:   print_double(f, x, false); break;
     case BOOL:     fputs(*(const bool *)place ? "true" : "false", f); break;
-    case CHOICE:   print_choice(f, k->choices, *(const int *)place); break;
+    case CHOICE:   print_choice(f, k->words, *(const int *)place); break;
     case STRING:   value_print_text(f, *(char *const *)place); break;
     case PATHS:
     case PATTERNS: print_paths(f, *(char ***)place, *(const int *)(place + sizeof(char **)), indent); break;

@@ -32,16 +32,23 @@ static double gib(double bytes)
     return bytes / (1 << 30);
 }
 
+static void print_optimizer(const Optimizer *o, const Recipe *r)
+{
+    printf("optimizer %s:", o->name);
+    for (int i = 0; i < o->num_states; i++)
+        printf("%s %s in %s", i ? "," : "", o->state[i].label, format_name(optimizer_format(o, i, r)));
+    puts(o->num_states ? "" : " no states");
+}
+
 static void print_plan(const Model *m, const Fsdp *f)
 {
     const PlanBytes *b = &m->bytes;
-    size_t n[NUM_REGIONS] = { 0 }, master = 0, moments = 0, frozen = 0;
+    size_t n[NUM_REGIONS] = { 0 }, master = 0, moments = fsdp_state_bytes(f), frozen = 0;
     for (int u = 0; u < f->num_units; u++) {
         const Shard *s = &f->shard[u];
         for (int i = 0; i < f->shape[u].num_params; i++)
             n[f->shape[u].param[i].region] += (size_t)f->shape[u].param[i].rows * f->shape[u].param[i].cols;
         master += tensor_bytes(s->master);
-        moments += tensor_bytes(s->m) + tensor_bytes(s->v);
         frozen += tensor_bytes(s->frozen);
     }
     printf("model: %.4g M parameters", (double)(n[TRAINED] + n[FROZEN]) / 1e6);
@@ -49,6 +56,7 @@ static void print_plan(const Model *m, const Fsdp *f)
         printf(", of which %.4g M are trained", (double)n[TRAINED] / 1e6);
     printf(", %d blocks; micro-batch %d x %d tokens\n", m->L, m->attn.B, m->attn.T);
     recipe_print(&m->recipe);
+    print_optimizer(f->optimizer, &m->recipe);
     char frozen_text[32] = "";
     if (frozen > 0)
         snprintf(frozen_text, sizeof frozen_text, "frozen %.3f, ", gib((double)frozen));
@@ -74,6 +82,7 @@ void memory_print(const Model *m, const Fsdp *f, const Config *c)
 {
     Config classic = *c, whole = *c;
     classic.recipe = *recipe_find("bf16");
+    classic.optimizer.name = "adamw";
     whole.num_trainable = 0;
     const double bytes = bytes_of(&classic), all_trained = c->num_trainable > 0 ? bytes_of(&whole) : 0;
     if (comm_rank() != 0)

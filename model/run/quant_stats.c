@@ -7,10 +7,11 @@
 #include "kernels/device.h"
 #include "kernels/fp8.h"
 #include "kernels/error.h"
+#include "kernels/values.h"
 
 static size_t scale_bytes(Format f, size_t n)
 {
-    if (!format_is_fp8(f))
+    if (!format_has_scales(f))
         return 0;
     return f.group ? n / (size_t)f.group * (size_t)tensor_scales_per_group(f) * sizeof(uint16_t) : sizeof(float);
 }
@@ -31,10 +32,10 @@ Sample sample_fetch(Tensor t, size_t first, size_t n)
 {
     Sample s = sample_new(t.format, n);
     device_get(s.t.data, (const char *)t.data + first * dtype_size(t.format.dtype), n * dtype_size(t.format.dtype));
-    if (format_is_fp8(t.format))
+    if (format_has_scales(t.format))
         device_get(s.t.scale, (const char *)t.scale + (t.format.group ? scale_bytes(t.format, first) : 0),
                    scale_bytes(t.format, n));
-    load(s.x, s.t, 0, n);
+    tensor_load(s.x, s.t, 0, n);
     return s;
 }
 
@@ -42,8 +43,8 @@ void sample_again(Sample *s, const double *x)
 {
     for (size_t i = 0; i < s->n; i++)
         s->x[i] = (float)x[i];
-    store(s->t, 0, s->x, s->n);
-    load(s->x, s->t, 0, s->n);
+    tensor_store(s->t, 0, s->x, s->n);
+    tensor_load(s->x, s->t, 0, s->n);
 }
 
 Sample sample_round(const double *x, size_t n, Format f)

@@ -249,6 +249,15 @@ static void open_data(Run *r)
     set_lengths(r);
 }
 
+/* Any GPU stores FP8 and converts it; not every one multiplies it. */
+static void check_device(const Recipe *r)
+{
+    if (format_is_fp8(r->operand) && !device_has_fp8())
+        die("recipe %s multiplies %s (format.operand), which this %s cannot: FP8 takes compute capability 8.9 or later (L40S, "
+            "RTX 40, H100 and later ones). Recipe bf16 runs here, and so does coat-opt, which has FP8 in the optimizer alone",
+            r->name, format_name(r->operand), device_name());
+}
+
 bool run_open(Run *r, const Config *c)
 {
     *r = (Run){ .config = c, .saved_step = -1 };
@@ -265,6 +274,7 @@ bool run_open(Run *r, const Config *c)
         return false;
     }
 
+    check_device(&c->recipe);
     char *latest = c->try_load_latest_save ? checkpoint_latest(c->save_folder) : NULL;
     const char *folder = latest ? latest : c->load_path;
     check_agreement("checkpoints to go on from", text_hash(folder ? folder : ""));

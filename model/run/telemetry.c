@@ -6,8 +6,9 @@
  * again in double from norm input, gate and up as stored; other x0 and x1, h of OLMo-2 and qkv have a source only
  * where it has memory of its own. Without it there is no error, and underflow is the share of all codes that are 0.
  *
- * Moments are measured before the optimizer runs: the next m and v follow in double from those stored and the
- * gradient, and are rounded by the code of the CPU back end. */
+ * Adam's moments are measured before the optimizer runs: the next m and v follow in double from those stored and the
+ * gradient, and are rounded by the code of the CPU back end. What becomes of other optimizers' states only they know:
+ * these are measured as they are, without a source. */
 #include "model/run/telemetry.h"
 
 #include <jansson.h>
@@ -26,7 +27,6 @@ enum { ROWS = 64, GROUPS = 64, FORMATS = 4, BINS = 256 };
 static const Format formats[FORMATS] = { { E4M3, MOMENT_GROUP, false }, { E4M3, MOMENT_GROUP, true },
                                          { E5M2, MOMENT_GROUP, false }, { E5M2, MOMENT_GROUP, true } };
 static const char *const format_names[FORMATS] = { "e4m3", "e4m3+", "e5m2", "e5m2+" };
-static const char *const moment_names[2] = { "m", "v" };
 
 /* Counts of groups of 128. k: bin i counts k = i/16. ranges: bin i counts i <= log2(max/min) < i + 1. */
 typedef struct { long k[BINS + 1], range[BINS + 1], range_expanded[BINS + 1]; } Histogram;
@@ -176,7 +176,7 @@ static Next next_moments(const Telemetry *t, const Shard *s, size_t first, size_
 {
     const Config *c = t->config;
     const double beta[2] = { (float)c->optimizer.beta1, (float)c->optimizer.beta2 };
-    Next x = { .n = n, .moment = { sample_values(s->m, first, n), sample_values(s->v, first, n) },
+    Next x = { .n = n, .moment = { sample_values(s->state[0], first, n), sample_values(s->state[1], first, n) },
                .update = sample_values(s->grad, first, n), .eps = (float)c->optimizer.eps,
                .correction = { 1 - pow(c->optimizer.beta1, update), 1 - pow(c->optimizer.beta2, update) } };
     double *m = x.moment[0], *v = x.moment[1];
@@ -238,8 +238,8 @@ static void compare_formats(Telemetry *t, const Next *x, Format m, Format v)
 static size_t sample_size(const Shard *s, const Param *p, size_t *first)
 {
     size_t group = MOMENT_GROUP, in_param, n = shard_part(s, p, &in_param);
-    group = (size_t)s->m.format.group > group ? (size_t)s->m.format.group : group;
-    group = (size_t)s->v.format.group > group ? (size_t)s->v.format.group : group;
+    for (int i = 0; i < MAX_STATES; i++)
+        group = (size_t)s->state[i].format.group > group ? (size_t)s->state[i].format.group : group;
     if (p->is_norm || n == 0)
         return 0;
     *first = p->offset + in_param - s->first;
@@ -247,11 +247,38 @@ static size_t sample_size(const Shard *s, const Param *p, size_t *first)
     return (n < most ? n : most) / group * group;
 }
 
-static void measure_unit(Telemetry *t, int u, long update, double grad_scale)
+/* A unit in names of metrics. */
+static const char *unit_name(const Telemetry *t, int u, char number[16])
+{
+    snprintf(number, 16, "%d", u - 1);
+    return u == 0 ? "embedding" : u == t->model->L + 1 ? "head" : number;
+}
+
+static void measure_states(Telemetry *t, int u)
 {
     const Shard *s = &t->fsdp->shard[u];
-    const Format own[2] = { s->m.format, s->v.format };
-    char where[16];
+    const Optimizer *o = t->fsdp->optimizer;
+    char number[16];
+    for (int k = 0; k < o->num_states; k++) {
+        Stats stats = { 0 };
+        for (int i = 0; i < t->fsdp->shape[u].num_params; i++) {
+            size_t first = 0, n = sample_size(s, &t->fsdp->shape[u].param[i], &first);
+            if (n == 0)
+                continue;
+            Sample q = sample_fetch(s->state[k], first, n);
+            stats_add(&stats, q, NULL);
+            sample_free(&q);
+        }
+        if (stats.values > 0)
+            set_stats(t, o->state[k].label, unit_name(t, u, number), &stats, s->state[k].format.expand);
+    }
+}
+
+static void measure_moments(Telemetry *t, int u, long update, double grad_scale)
+{
+    const Shard *s = &t->fsdp->shard[u];
+    const Format own[2] = { s->state[0].format, s->state[1].format };
+    char number[16];
     Stats moment[2] = { 0 }, direction = { 0 };
     for (int i = 0; i < t->fsdp->shape[u].num_params; i++) {
         size_t first = 0, n = sample_size(s, &t->fsdp->shape[u].param[i], &first);
@@ -268,10 +295,9 @@ static void measure_unit(Telemetry *t, int u, long update, double grad_scale)
     }
     if (moment[0].tensors == 0)
         return;
-    snprintf(where, sizeof where, "%d", u - 1);
-    const char *unit = u == 0 ? "embedding" : u == t->model->L + 1 ? "head" : where;
+    const char *unit = unit_name(t, u, number);
     for (int j = 0; j < 2; j++)
-        set_stats(t, moment_names[j], unit, &moment[j], own[j].expand);
+        set_stats(t, t->fsdp->optimizer->state[j].label, unit, &moment[j], own[j].expand);
     set(t, "update", unit, "error", stats_error(&direction));
 }
 
@@ -292,7 +318,7 @@ static void set_optimizer(Telemetry *t)
 {
     char where[32];
     for (int i = 0; i < 2; i++) {
-        const char *name = moment_names[i];
+        const char *name = t->fsdp->optimizer->state[i].label;
         for (int f = 0; f < FORMATS; f++) {
             const Stats *s = &t->all.moment[i][f];
             snprintf(where, sizeof where, "%s/%s", name, format_names[f]);
@@ -349,9 +375,14 @@ void telemetry_write(Telemetry *t, long update, double grad_scale)
     if (!t || !t->line)
         return;
     memset(&t->all, 0, sizeof t->all);
+    const bool adam = t->fsdp->optimizer->is_adam;
     for (int u = 0; u < t->fsdp->num_units; u++)
-        measure_unit(t, u, update, grad_scale);
-    set_optimizer(t);
+        if (adam)
+            measure_moments(t, u, update, grad_scale);
+        else
+            measure_states(t, u);
+    if (adam)
+        set_optimizer(t);
     log_object(t->log, t->line);
     t->line = NULL;
 }

@@ -1,9 +1,10 @@
 /* What FP8 does to activations and to the optimizer: every quant_stats_interval steps a line in metrics.jsonl.
  *
  *   quant/<kind>/<block>/<statistic>                   activations that the recipe stores in FP8; kinds as in Acts
- *   quant/m|v|update/<unit>/<statistic>                moments and m/(sqrt(v)+eps), in the recipe's formats; unit:
+ *   quant/m|v|update/<unit>/<statistic>                moments and m/(sqrt(v)+eps), in the run's formats; unit:
  *                                                      embedding, number of the block, or head
- *   quant/optimizer/m|v/<format>/error, underflow      over the model, if its moments were stored so [COAT, tab. 1]:
+ *   quant/<state>/<unit>/<statistic>                   what an optimizer other than Adam keeps, in front of its step; no error
+ *   quant/optimizer/m|v/<format>/error, underflow      over the model, if Adam's moments were stored so [COAT, tab. 1]:
  *   quant/optimizer/update/<m's>/<v's format>/error    e4m3, e4m3+, e5m2 or e5m2+ in groups of 128, +: with expansion
  *   quant/optimizer/m|v/k                              numbers of groups with k = i/16, i = 0, 1, ...
  *   quant/optimizer/m|v/log2_range                     numbers of groups with i <= log2(dynamic_range) < i + 1

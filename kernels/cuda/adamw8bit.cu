@@ -1,0 +1,327 @@
+/* AdamW with the 8-bit moments of bitsandbytes (kernels/dynamic8.h): decode, update and encode in registers, in one pass.
+ *
+ * A warp has a group of 256, a thread eight elements of it; maxima of the new moments by warp reductions. Bytes per element
+ * with BF16 weights and gradients: 2 + 2 + 2 and four codes, and 1/16 for the scales: 10.06; at the 3.95 TB/s of a copy on an
+ * H200 2.55 ms for 1e9 elements. F32 weights: 14.06, each access in half of every sector.
+ *
+ * Moments are computed as in the specification, operation by operation, so codes and scales agree with the CPU bit for bit.
+ * Weights use the hardware's root and reciprocal.
+ *
+ * NOTE: instructions are the next limit: 60 per element (decode 6, moments 9, weights 7, random rounding 10, maxima 2, encode
+ * 16, the rest for loads, stores and addresses), 1.8 ms for 1e9 if an H200 at 1.98 GHz fills every slot. Hence no search: the
+ * code comes from the upper half of a float by one table entry (dynamic8_steps). The third limit is shared memory, one access
+ * of 32 banks a clock and SM: the maps stand there once per lane, so that decoding has no conflicts (2 accesses for 32
+ * elements); the encoder's random ones take about 3.4 each: 1.1 ms in all. So much shared memory, 87 KiB, is worth filling
+ * once: blocks stay and walk over the tensor, and a warp loads its next group before it computes. */
+#include "kernels/cuda/adamw.cuh"
+extern "C" {
+#include "kernels/dynamic8.h"
+}
+
+enum { GROUP = DYNAMIC8_GROUP, LANES = 32, EACH = GROUP / LANES, THREADS = 384, WARPS = THREADS / LANES, BLOCKS = 2 };
+
+struct Tables {
+    float    map[2][256];                   /* m, v */
+    uint32_t steps[2][DYNAMIC8_STEPS];
+};
+
+struct Shared {
+    float    map[2][256][LANES];
+    uint32_t steps[2][DYNAMIC8_STEPS];
+};
+
+struct Moments {
+    uint8_t *codes[2];                      /* m, v */
+    float   *absmax[2];
+    uint32_t least;                         /* bits of the smallest number of DYNAMIC8 with rank 1 */
+};
+
+/* What a thread reads of a group. */
+template <typename TW, typename TG> struct Loaded {
+    Pack<TW> w;
+    Pack<TG> grad;
+    uint2 codes[2];
+    float absmax[2];
+};
+
+template <typename TW, typename TG>
+__device__ static inline Loaded<TW, TG> load_group(const TW *w, const TG *grad, const Moments &t, unsigned group)
+{
+    const unsigned at = group * GROUP + threadIdx.x % LANES * EACH;
+    Loaded<TW, TG> x;
+    x.w = load_pack<true>(w + at, EACH);
+    x.grad = load_pack<true>(grad + at, EACH);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        x.codes[i] = *(const uint2 *)(t.codes[i] + at);
+        x.absmax[i] = t.absmax[i][group];
+    }
+    return x;
+}
+
+/* Where a thread looks in shared memory. NOTE: as 32-bit addresses, which the dot products below add to for nothing. */
+struct Places {
+    unsigned map;           /* of m, this lane's; that of v stands MAP_BYTES behind it */
+    unsigned steps;         /* of m, the entry of the float 0, if there were one; that of v STEPS_BYTES behind it */
+};
+
+enum { MAP_BYTES = sizeof(float) * 256 * LANES, STEPS_BYTES = sizeof(uint32_t) * DYNAMIC8_STEPS };
+
+__device__ static inline Places find_places(const Shared &shared)
+{
+    return { (unsigned)__cvta_generic_to_shared(&shared.map[0][0][threadIdx.x % LANES]),
+             (unsigned)__cvta_generic_to_shared(shared.steps[0]) - (unsigned)sizeof(uint32_t) * DYNAMIC8_FIRST };
+}
+
+template <typename T> __device__ static inline T shared_at(unsigned place)
+{
+    return *(const T *)__cvta_shared_to_generic(place);
+}
+
+/* A dot product of four codes with 128 in one place and 0 in the others leads to that code's values, 128 bytes each. */
+__device__ static inline void decode_codes(float (&x)[EACH], unsigned map, int behind, uint2 codes, float absmax)
+{
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const unsigned value = __dp4a(i < 4 ? codes.x : codes.y, (unsigned)sizeof(float) * LANES << 8 * (i % 4), map);
+        x[i] = __fmul_rn(shared_at<float>(value + behind), absmax);
+    }
+}
+
+/* max|x| over the warp, not counting NaN: floats >= 0 are in the order of their bits. */
+__device__ static inline float group_abs_max(const float (&x)[EACH])
+{
+    float a = 0;
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+        a = fmaxf(a, fabsf(x[i]));
+    return __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(a)));
+}
+
+/* The same of numbers >= 0, with NaN as the largest: the maximum of their bits. */
+__device__ static inline float group_max_or_nan(const float (&x)[EACH])
+{
+    uint32_t a = 0;
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+        a = max(a, __float_as_uint(x[i]));
+    return __uint_as_float(__reduce_max_sync(0xffffffffu, a));
+}
+
+/* dynamic8_inverse. In this range `reciprocal` does what the compiler's correctly rounded __frcp_rn does, without its call
+ * for the rest. */
+__device__ static inline float group_inverse(float absmax)
+{
+    return absmax >= 0x1p-126f && absmax < 0x1p126f ? reciprocal(absmax) : 0.0f;
+}
+
+/* prmt.b32 with bit 3 of a selector fills the byte with the sign of the one it names; __byte_perm cannot. */
+__device__ static inline uint32_t sign_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d)
+{
+    uint32_t low, high;
+    asm("prmt.b32 %0, %1, %2, 0x00fb;" : "=r"(low) : "r"(a), "r"(b));
+    asm("prmt.b32 %0, %1, %2, 0x00fb;" : "=r"(high) : "r"(c), "r"(d));
+    return __byte_perm(low, high, 0x5410);
+}
+
+/* The third bytes. */
+__device__ static inline uint32_t rank_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d)
+{
+    return __byte_perm(__byte_perm(a, b, 0x0062), __byte_perm(c, d, 0x0062), 0x5410);
+}
+
+/* bits + entry of dynamic8_steps. The dot product of a float's halves with 0 and 4 leads to the entry. */
+__device__ static inline uint32_t rank_of(float x, unsigned steps, int behind)
+{
+    const uint32_t bits = __float_as_uint(x);
+    return bits + shared_at<uint32_t>(__dp2a_lo(bits, (unsigned)sizeof bits << 8, steps) + behind);
+}
+
+/* |x| inverse is at most 1, or NaN, which fmaxf replaces. The smallest number of rank 1, if x is negative, else the
+ * one before it, of rank 0, stands for all smaller ones. */
+__device__ static inline uint32_t encode_signed(const float *x, float inverse, unsigned steps, uint32_t least)
+{
+    uint32_t scaled[4], rank[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float s = __fmul_rn(x[i], inverse);
+        scaled[i] = __float_as_uint(s);
+        rank[i] = rank_of(fmaxf(fabsf(s), __uint_as_float((scaled[i] >> 31) + least - 1)), steps, 0);
+    }
+    return dynamic8_codes(rank_bytes(rank[0], rank[1], rank[2], rank[3]),
+                          sign_bytes(scaled[0], scaled[1], scaled[2], scaled[3]));
+}
+
+__device__ static inline uint32_t encode_unsigned(const float *x, float inverse, unsigned steps)
+{
+    uint32_t rank[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        rank[i] = rank_of(fmaxf(__fmul_rn(x[i], inverse), __uint_as_float(DYNAMIC8_FIRST << 16)), steps, STEPS_BYTES);
+    return rank_bytes(rank[0], rank[1], rank[2], rank[3]);
+}
+
+__device__ static inline void update_moments(float &m, float &v, float grad, const Dynamic8Step &s)
+{
+    const float g = __fmul_rn(s.grad_scale, grad);
+    v = __fadd_rn(__fmul_rn(s.beta2, v), __fmul_rn(__fmul_rn(s.rest2, g), g));
+    m = __fadd_rn(__fmul_rn(s.beta1, m), __fmul_rn(s.rest1, g));
+}
+
+/* Two weights, which share one reciprocal: 1/a = b (1/ab), finite if sqrt(c2) eps > 2^-63. With u = 2^-24 the quotient errs
+ * by 2 u each for the root and the reciprocal, and by u for a sum and four products: 9 u; w errs by another 3 u of itself.
+ * rate: that of s times keep. */
+__device__ static inline void update_weights(float *w, const float *m, const float *v, const Dynamic8Step &s, float rate)
+{
+    const float a = sqrt_quick(v[0]) + s.eps, b = sqrt_quick(v[1]) + s.eps, r = inverse_quick(a * b);
+    w[0] = __fmaf_rn(rate, m[0] * (b * r), s.keep * w[0]);
+    w[1] = __fmaf_rn(rate, m[1] * (a * r), s.keep * w[1]);
+}
+
+/* What of the warp's group changes where a gradient is not finite: the new moments, and their maxima; and the weight. */
+template <typename TG>
+__device__ static inline void drop_moments(float (&m)[EACH], float (&v)[EACH], float (&top)[2], const Pack<TG> &grad)
+{
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+        if (!isfinite(grad[i]))
+            m[i] = v[i] = 0;
+    top[0] = group_abs_max(m);
+    top[1] = group_abs_max(v);
+}
+
+template <typename TW, typename TG>
+__device__ static inline void keep_weights(float (&w)[EACH], const Pack<TW> &old, const Pack<TG> &grad)
+{
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+        if (!isfinite(grad[i]))
+            w[i] = old[i];
+}
+
+template <typename TW, typename TG>
+__device__ static inline void step_group(TW *w, const Moments &t, const Loaded<TW, TG> &x, Places places,
+                                         const Dynamic8Step &s, unsigned group, uint64_t sequence, uint64_t first)
+{
+    const unsigned lane = threadIdx.x % LANES, at = group * GROUP + lane * EACH;
+    float wx[EACH], mx[EACH], vx[EACH];
+    decode_codes(mx, places.map, 0, x.codes[0], x.absmax[0]);
+    decode_codes(vx, places.map, MAP_BYTES, x.codes[1], x.absmax[1]);
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+        update_moments(mx[i], vx[i], x.grad[i], s);
+    float top[2] = { group_abs_max(mx), group_max_or_nan(vx) };
+    const bool rare = !isfinite(top[1]);        /* so is v where a gradient is not finite */
+    if (rare)
+        drop_moments(mx, vx, top, x.grad);
+#pragma unroll
+    for (int i = 0; i < EACH; i += 2) {
+        wx[i] = x.w[i], wx[i + 1] = x.w[i + 1];
+        update_weights(wx + i, mx + i, vx + i, s, s.rate * s.keep);
+    }
+    if (rare)
+        keep_weights(wx, x.w, x.grad);
+    store_weights<true>(w + at, wx, EACH, sequence, first + at);
+    const float inverse[2] = { group_inverse(top[0]), group_inverse(top[1]) };
+    *(uint2 *)(t.codes[0] + at) = make_uint2(encode_signed(mx, inverse[0], places.steps, t.least),
+                                             encode_signed(mx + 4, inverse[0], places.steps, t.least));
+    *(uint2 *)(t.codes[1] + at) = make_uint2(encode_unsigned(vx, inverse[1], places.steps),
+                                             encode_unsigned(vx + 4, inverse[1], places.steps));
+    if (lane == 0) {
+        t.absmax[0][group] = top[0];
+        t.absmax[1][group] = top[1];
+    }
+}
+
+__device__ static inline void fill(Shared &shared, const Tables *tables)
+{
+    for (unsigned i = threadIdx.x; i < 2 * 256 * LANES; i += THREADS)
+        (&shared.map[0][0][0])[i] = (&tables->map[0][0])[i / LANES];
+    for (unsigned i = threadIdx.x; i < 2 * DYNAMIC8_STEPS; i += THREADS)
+        (&shared.steps[0][0])[i] = (&tables->steps[0][0])[i];
+    __syncthreads();
+}
+
+/* n: whole groups. */
+template <typename TW, typename TG> __global__ __launch_bounds__(THREADS, BLOCKS)
+void adamw8bit_kernel(TW *w, Moments t, const TG *grad, unsigned n, const Tables *tables, Dynamic8Step s, uint64_t sequence,
+                      uint64_t first)
+{
+    constexpr int UNROLL = sizeof(TW) + sizeof(TG) == 4 ? 2 : 1;     /* registers for the next group without moves, if they last */
+    extern __shared__ uint4 memory[];
+    Shared &shared = *(Shared *)memory;
+    fill(shared, tables);
+    const Places places = find_places(shared);
+    const unsigned groups = n / GROUP, stride = gridDim.x * WARPS;
+    unsigned group = blockIdx.x * WARPS + threadIdx.x / LANES;
+    if (group >= groups)
+        return;
+    Loaded<TW, TG> next = load_group((const TW *)w, grad, t, group);
+#pragma unroll UNROLL
+    for (; group < groups; group += stride) {
+        const Loaded<TW, TG> x = next;
+        next = load_group((const TW *)w, grad, t, group + stride < groups ? group + stride : group);
+        step_group(w, t, x, places, s, group, sequence, first);
+    }
+}
+
+/* In device memory, the same for all calls. */
+static const Tables *device_tables(void)
+{
+    static Tables *tables;
+    if (!tables) {
+        Tables host;
+        for (int i = 0; i < 2; i++) {
+            const DType d = i ? UDYNAMIC8 : DYNAMIC8;
+            for (int c = 0; c < 256; c++)
+                host.map[i][c] = dynamic8_map(d)[c];
+            dynamic8_steps(host.steps[i], d);
+        }
+        tables = (Tables *)device_alloc(sizeof host);
+        device_put(tables, &host, sizeof host);
+        device_sync();      /* later calls may come on other queues */
+    }
+    return tables;
+}
+
+static void check_moment(const char *name, Tensor t, DType d, int n)
+{
+    check_tensor("adamw8bit", name, t, 1, n);
+    if (t.format.dtype != d)
+        die("adamw8bit: %s is %s; expected %s", name, format_name(t.format), format_name({ d, DYNAMIC8_GROUP, false }));
+}
+
+static uint32_t least_of_rank_1(void)
+{
+    const float middle = dynamic8_map(DYNAMIC8)[128] * 0.5f;
+    uint32_t bits;
+    memcpy(&bits, &middle, sizeof bits);
+    return bits;
+}
+
+void adamw8bit(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first)
+{
+    CHECK_DENSE(w, 1, w.cols);
+    CHECK_DENSE(grad, 1, w.cols);
+    check_moment("m", m, DYNAMIC8, w.cols);
+    check_moment("v", v, UDYNAMIC8, w.cols);
+    CHECK(first % 4 == 0, "adamw8bit: first is %llu; four elements share their random bits", (unsigned long long)first);
+    CHECK(is_aligned(w, 8) && is_aligned(m, 8) && is_aligned(v, 8) && is_aligned(grad, 8),
+          "adamw8bit: w, m, v and grad begin at multiples of 16 bytes");
+    if (w.cols == 0)
+        return;
+    const Moments t = { { (uint8_t *)m.data, (uint8_t *)v.data }, { (float *)m.scale, (float *)v.scale }, least_of_rank_1() };
+    const unsigned most = BLOCKS * (unsigned)device_sm_count(), needed = (unsigned)ceil_div(w.cols / GROUP, WARPS);
+    with_type(w, [&](auto *wp) {
+        with_type(grad, [&](auto *gp) {
+            typedef std::remove_pointer_t<decltype(wp)> TW;
+            typedef std::remove_pointer_t<decltype(gp)> TG;
+            const auto kernel = adamw8bit_kernel<TW, TG>;
+            CUDA_CHECK(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                            (int)sizeof(Shared)));
+            kernel<<<needed < most ? needed : most, THREADS, sizeof(Shared), device_stream()>>>(
+                wp, t, gp, (unsigned)w.cols, device_tables(), dynamic8_step(a), random_sequence(a.seed), first);
+        });
+    });
+    LAUNCH_CHECK();
+}

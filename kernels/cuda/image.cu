@@ -1,0 +1,23 @@
+/* Which GPUs this program has code for. All .cu files are compiled for the same ones, so one kernel tells. */
+#include "kernels/cuda/cuda.h"
+
+__global__ static void empty_kernel()
+{
+}
+
+bool image_found(void)
+{
+    struct cudaFuncAttributes attributes;
+    const cudaError_t status = cudaFuncGetAttributes(&attributes, (const void *)empty_kernel);
+    cudaGetLastError();
+    if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction
+        || status == cudaErrorUnsupportedPtxVersion)
+        return false;
+    cuda_check(status, "cudaFuncGetAttributes", __FILE__, __LINE__);
+    return true;
+}
+
+const char *image_architectures(void)
+{
+    return ARCHITECTURES;
+}

@@ -1,0 +1,171 @@
+/* Backward of RMSNorm and LayerNorm, for x in any format.
+ *
+ * Bytes per element in BF16: 6 (dy, x, dx), +2 if dx accumulates; an x in FP8 groups has 1.125 instead of 2.
+ * Rounding: as in norm.cu. dw: each block sums its rows in registers and writes C floats of scratch; their sum in the
+ * order of the blocks is in F64. The number of blocks depends on the GPU only. */
+#include "kernels/cuda/norm.cuh"
+#include "kernels/cuda/tiles.cuh"
+
+enum { BLOCKS_PER_SM = 4 };
+
+/* What was loaded as eight numbers. NOTE: of dense tensors the pack itself, so that a number is unpacked where it is used. */
+struct Values {
+    float x[8];
+    __device__ float operator[](int i) const
+    {
+        return x[i];
+    }
+};
+
+template <class Reader> __device__ static inline Values unpack(const Reader &x, const typename Reader::Raw &raw)
+{
+    Values v;
+    x.values(v.x, raw);
+    return v;
+}
+
+template <typename T, bool ALIGNED>
+__device__ static inline const Pack<T> &unpack(const DenseReader<T, ALIGNED> &, const Pack<T> &raw)
+{
+    return raw;
+}
+
+/* partial: (gridDim.x, C) sums of dy xh over the block's rows, or NULL. amax, if there is one, is raised to the largest dx as
+ * stored; only if MEASURED. Rows of dx are written where nothing else reads them any more, so dx may be dy. Registers hold one
+ * row; the block's next one comes to L2 meanwhile.
+ * NOTE: an x in FP8 leaves room for dx beside it; else, if not MEASURED, dx is loaded when the sums have been begun, and the
+ * rows stay packed over their reduction. */
+template <bool ALIGNED, bool MEASURED, class Reader, typename TDY, typename TDX> __global__ __launch_bounds__(MAX_THREADS)
+void norm_backward_kernel(TDX *dx, float *amax, float *partial, const TDY *dy, Reader x, const float2 *stats, AnyIn w,
+                          int N, int C, Norm norm, bool accumulate)
+{
+    __shared__ float shared[64];
+    float dw[MAX_PACKS][8] = {}, m = 0;
+    for (int n = blockIdx.x; n < N; n += gridDim.x) {
+        const size_t row = (size_t)n * C;
+        const float2 s = stats[n];
+        Pack<TDY> d[MAX_PACKS];
+        Pack<TDX> before[MAX_PACKS];
+        typename Reader::Raw raw[MAX_PACKS];
+#pragma unroll
+        for (int j = 0; j < MAX_PACKS; j++) {
+            d[j] = load_pack<ALIGNED>(dy + row + column(j), C - column(j));
+            raw[j] = x.at(row + column(j), C - column(j));
+            if (MEASURED)
+                before[j] = load_pack<ALIGNED>((const TDX *)dx + row + column(j), accumulate ? C - column(j) : 0);
+        }
+        if (ALIGNED && threadIdx.x == 0 && n + gridDim.x < N) {
+            const size_t next = row + (size_t)gridDim.x * C;
+            prefetch(dy + next, C * sizeof *dy);
+            x.bring(next, C);
+            if (accumulate)
+                prefetch(dx + next, C * sizeof *dx);
+        }
+        float sums[2] = {};             /* of g and g xh; dy is 0 behind column C */
+#pragma unroll
+        for (int j = 0; j < MAX_PACKS; j++) {
+            float weight[8];
+            if (w.data)
+                load_any<ALIGNED>(weight, w, column(j), C - column(j));
+            const auto &in = unpack(x, raw[j]);
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                const float xh = (in[i] - s.x) * s.y, g = w.data ? d[j][i] * weight[i] : d[j][i];
+                sums[0] += g;
+                sums[1] += g * xh;
+                dw[j][i] += d[j][i] * xh;
+            }
+        }
+        if constexpr (!MEASURED)
+#pragma unroll
+            for (int j = 0; j < MAX_PACKS; j++)
+                before[j] = load_pack<ALIGNED>((const TDX *)dx + row + column(j), accumulate ? C - column(j) : 0);
+        block_sums(sums, shared);
+        if constexpr (!MEASURED) {
+            keep_packed(d);
+            keep_packed(raw);
+        }
+        const float mean_g = norm.kind == LAYER_NORM ? sums[0] / C : 0.0f, mean_gh = sums[1] / C;
+#pragma unroll
+        for (int j = 0; j < MAX_PACKS; j++) {
+            float weight[8], out[8];
+            if (MEASURED && column(j) >= C)
+                continue;
+            if (w.data)
+                load_any<ALIGNED>(weight, w, column(j), MEASURED ? 8 : C - column(j));
+            const auto &in = unpack(x, raw[j]);
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                const float xh = (in[i] - s.x) * s.y, g = w.data ? d[j][i] * weight[i] : d[j][i];
+                out[i] = s.y * (g - mean_g - xh * mean_gh) + before[j][i];
+            }
+            if (MEASURED)
+                m = fmaxf(m, pack_abs_max(out));
+            store_pack<ALIGNED>(dx + row + column(j), out, MEASURED ? 8 : C - column(j));
+        }
+    }
+    if (partial)
+#pragma unroll
+        for (int j = 0; j < MAX_PACKS; j++)
+            store_pack<ALIGNED>(partial + (size_t)blockIdx.x * C + column(j), dw[j], C - column(j));
+    if (MEASURED && amax)       /* of what is stored: rounding keeps the order, so the largest is the largest rounded */
+        raise_amax(amax, to_float(from_float<TDX>(m)), shared);
+}
+
+/* dx F32 or BF16. */
+static void backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x, const float *stats, Tensor w, Norm norm,
+                     bool accumulate)
+{
+    const int N = dy.rows, C = dy.cols, most = BLOCKS_PER_SM * device_sm_count(), threads = norm_threads("norm_backward", C);
+    const bool measured = amax || format_is_fp8(x.format);
+    const bool aligned = is_aligned(dy, C) && is_aligned(x, C) && is_aligned(dx, C) && is_aligned(w, C);
+    const int blocks = N > most && (measured || dw.data) ? most : N;
+    float *partial = dw.data ? (float *)device_scratch((size_t)blocks * C * sizeof(float), SCRATCH_0) : NULL;
+    CHECK(aligned || !measured, "norm_backward: rows of %d elements; beside FP8, and for max|dx|, 16 bytes move at a time", C);
+    if (N == 0)
+        return;
+    const auto launch = [&](auto is_aligned, auto is_measured, auto in) {
+        with_type(dy, [&](auto *d) {
+            with_type(dx, [&](auto *out) {
+                norm_backward_kernel<decltype(is_aligned)::value, decltype(is_measured)::value>
+                    <<<blocks, threads, 0, device_stream()>>>(out, amax, partial, d, in, (const float2 *)stats, any_in(w), N,
+                                                              C, norm, accumulate);
+            });
+        });
+    };
+    if (measured)
+        with_reader(x, [&](auto in) { launch(std::true_type(), std::true_type(), in); });
+    else if (aligned)
+        with_dense_reader<true>(x, [&](auto in) { launch(std::true_type(), std::false_type(), in); });
+    else
+        with_dense_reader<false>(x, [&](auto in) { launch(std::false_type(), std::false_type(), in); });
+    LAUNCH_CHECK();
+    if (dw.data)
+        add_column_sums(dw, partial, blocks, C);
+}
+
+void norm_backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x, const float *stats, Tensor w, Norm norm,
+                   bool accumulate)
+{
+    const int N = dy.rows, C = dy.cols;
+    CHECK_DENSE(dy, N, C);
+    CHECK_TENSOR(x, N, C);
+    CHECK_TENSOR(dx, N, C);
+    CHECK_DENSE_OPTIONAL(w, 1, C);
+    CHECK_DENSE_OPTIONAL(dw, 1, C);
+    CHECK(!accumulate || dx.data != dy.data, "norm_backward: dx accumulates into dy");
+    if (!format_is_fp8(dx.format)) {
+        if (amax)
+            device_zero(amax, sizeof *amax);
+        backward(dx, amax, dw, dy, x, stats, w, norm, accumulate);
+        return;
+    }
+    /* OLMo-2's gradient of a branch: through F32 scratch memory */
+    check_operand(__func__, "dx", dx, N, C);
+    CHECK(!accumulate && !amax, "norm_backward: dx accumulates, or its maximum is wanted, and is %s", format_name(dx.format));
+    typedef ReaderSource<DenseReader<float, true>> Source;
+    const Tensor wide = tensor_at(device_scratch((size_t)N * C * sizeof(float), SCRATCH_1), Format{ F32, 0, false }, N, C);
+    amax = amax_slot();
+    backward(wide, amax, dw, dy, x, stats, w, norm, false);
+    fp8_tiles<Source>({ { tile_out(dx, amax) } }, { {}, { (const float *)wide.data, C } }, N, C);
+}

@@ -1,0 +1,116 @@
+/* Reading eight neighbours of a row, whatever the format. A Reader has
+ *
+ *     Raw  at(i, left)                     loads elements i .. i + 7 of the tensor, i a multiple of 8; from `left` on they are 0
+ *     void values(float (&)[8], Raw)       says what they are
+ *     void bring(i, n)                     brings n elements, whole rows, to the L2 cache; with groups, of 16 or more
+ *
+ * so that a thread can have several loads under way before it waits for one. left is 8 or more, or 0 or less, unless
+ * rows need not begin at multiples of 16 bytes. */
+#pragma once
+#include "kernels/cuda/fp8.cuh"
+
+/* A number that the compiler knows, where others know it only when the kernel runs. */
+template <auto V> struct Known {
+    __host__ __device__ constexpr operator decltype(V)() const
+    {
+        return V;
+    }
+};
+
+template <typename T, bool ALIGNED> struct DenseReader {
+    const T *data;
+    int cols;
+    typedef Pack<T> Raw;
+    __device__ Raw at(size_t i, int left = 8) const
+    {
+        return load_pack<ALIGNED>(data + i, left);
+    }
+    __device__ void values(float (&x)[8], const Raw &raw) const
+    {
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            x[i] = raw[i];
+    }
+    __device__ void bring(size_t i, int n) const
+    {
+        prefetch(data + i, n * sizeof(T));
+    }
+};
+
+/* FP8 codes with one scale. D: DType or Known<a DType>. */
+template <class D> struct TensorReader {
+    const uint8_t *data;
+    const float *scale;
+    D dtype;
+    int cols;
+    struct Raw { uint2 codes; };
+    __device__ Raw at(size_t i, int left = 8) const
+    {
+        return left > 0 ? Raw{ *(const uint2 *)(data + i) } : Raw{};
+    }
+    __device__ void values(float (&x)[8], const Raw &raw) const
+    {
+        decode_pack(x, raw.codes, *scale, dtype);
+    }
+    __device__ void bring(size_t i, int n) const
+    {
+        if (n % 16 == 0)
+            prefetch(data + i, n);
+    }
+};
+
+/* FP8 codes with a BF16 scale per 2^shift elements. S: int or Known<shift>; at least 3. */
+template <class D, class S> struct GroupReader {
+    const uint8_t *data;
+    const uint16_t *scale;
+    D dtype;
+    S shift;
+    int cols;
+    struct Raw { uint2 codes; uint16_t scale; };
+    __device__ Raw at(size_t i, int left = 8) const
+    {
+        return left > 0 ? Raw{ *(const uint2 *)(data + i), scale[i >> shift] } : Raw{};
+    }
+    __device__ void values(float (&x)[8], const Raw &raw) const
+    {
+        decode_pack(x, raw.codes, bf16_value(raw.scale), dtype);
+    }
+    __device__ void bring(size_t i, int n) const
+    {
+        prefetch(data + i, n);
+        if (n % (8 << shift) == 0)
+            prefetch(scale + (i >> shift), n >> (shift - 1));
+    }
+};
+
+/* A pack inside its row. */
+template <class Reader> __device__ inline typename Reader::Raw load_inside(const Reader &x, int row, int col)
+{
+    return x.at((size_t)row * x.cols + col);
+}
+
+/* A pack that may lie behind the end of its row, and is then 0. */
+template <class Reader> __device__ inline typename Reader::Raw load_or_zero(const Reader &x, int row, int col)
+{
+    return x.at((size_t)row * x.cols + col, x.cols - col);
+}
+
+template <bool ALIGNED = true, typename F> static inline void with_dense_reader(Tensor t, F f)
+{
+    with_type(t, [&](auto *data) { f(DenseReader<std::remove_pointer_t<decltype(data)>, ALIGNED>{ data, t.cols }); });
+}
+
+/* f(reader of t). Few instantiations: the format of codes is known when the kernel runs. */
+template <typename F> static inline void with_reader(Tensor t, F f)
+{
+    if (t.cols % 8)
+        die("%s rows of %d elements; the CUDA back end has FP8 for multiples of 16", format_name(t.format), t.cols);
+    if (!format_is_fp8(t.format))
+        with_dense_reader(t, f);
+    else if (t.format.group == 16)
+        f(GroupReader<DType, Known<4>>{ (const uint8_t *)t.data, (const uint16_t *)t.scale, t.format.dtype, {}, t.cols });
+    else if (t.format.group == 0)
+        f(TensorReader<DType>{ (const uint8_t *)t.data, (const float *)t.scale, t.format.dtype, t.cols });
+    else
+        die("%s: the CUDA back end reads FP8 rows with a scale per 16 elements or per tensor", format_name(t.format));
+}

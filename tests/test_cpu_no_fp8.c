@@ -1,0 +1,89 @@
+/* A GPU without FP8 GEMMs, which device_has_fp8 of this file stands for: runs that multiply FP8 end before memory is placed, with
+ * a message that names the recipe and the device; all others and all memory plans go on. */
+#include "tests/kit.h"
+
+#include "kernels/error.h"
+#include "model/config/load.h"
+#include "model/run/run.h"
+
+static char folder[] = "/tmp/coat-no-fp8-XXXXXX";
+
+bool __wrap_device_has_fp8(void);
+bool __wrap_device_has_fp8(void)
+{
+    return false;
+}
+
+/* As far as a run gets here. */
+void __wrap_model_place(Model *m, Fsdp *f, const Config *c, int shards, int rank);
+void __wrap_model_place(Model *m, Fsdp *f, const Config *c, int shards, int rank)
+{
+    (void)m, (void)f, (void)shards, (void)rank;
+    die("placed %s", c->recipe.name);
+}
+
+static Config *load(const char *recipe, const char *more)
+{
+    char name[64], save[128];
+    snprintf(name, sizeof name, "--recipe=%s", recipe);
+    snprintf(save, sizeof save, "--save_folder=%s/%s", folder, recipe);
+    char *argv[] = { "train", "configs/tiny.yaml", name, save, (char *)more, NULL };
+    return config_load(more ? 5 : 4, argv, 1, checkpoint_latest);
+}
+
+/* Without its output, of a hundred lines. */
+static void open_quietly(Run *r, const Config *c)
+{
+    if (freopen("/dev/null", "w", stdout))
+        run_open(r, c);
+}
+
+static void test_recipes(void **state)
+{
+    (void)state;
+    static const struct { const char *recipe, *more; bool fp8; } runs[] = {
+        { "f32", NULL, false }, { "bf16", NULL, false }, { "coat-opt", NULL, false }, { "fp8", NULL, true },
+        { "coat-act", NULL, true }, { "coat", NULL, true }, { "coat-lean", NULL, true },
+        { "bf16", "--format.hidden=e4m3/16", false },
+    };
+    for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) {
+        Run r;
+        char message[128];
+        snprintf(message, sizeof message, runs[i].fp8 ? "recipe %s multiplies e4m3 (format.operand), which this cpu cannot"
+                                                      : "placed %s", runs[i].recipe);
+        Config *c = load(runs[i].recipe, runs[i].more);
+        DIES(message, open_quietly(&r, c));
+        config_free(c);
+    }
+}
+
+static void test_plan(void **state)
+{
+    (void)state;
+    Run r;
+    Config *c = load("coat", "--dry_run");
+    assert_false(run_open(&r, c));
+    run_close(&r);
+    config_free(c);
+}
+
+static int make_folder(void **state)
+{
+    (void)state;
+    return mkdtemp(folder) ? 0 : -1;
+}
+
+static int remove_folder(void **state)
+{
+    (void)state;
+    char command[128];
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    return system(command);
+}
+
+int main(void)
+{
+    device_init(0);
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_recipes), cmocka_unit_test(test_plan) };
+    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+}

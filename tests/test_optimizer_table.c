@@ -1,0 +1,297 @@
+/* The table of optimizers, and what follows from a row that a program adds: the configuration's choice and its notes, the memory
+ * plan, which weights decay, statistics, and what other optimizers say of its checkpoints. */
+#include <jansson.h>
+
+#include "model/plan.h"
+#include "model/run/telemetry.h"
+#include "model/update.h"
+#include "tests/lion.h"
+#include "tests/saved.h"
+#include "tests/try_config.h"
+
+/* ---- the configuration ------------------------------------------------------------------------------------ */
+
+static bool warned(const char *message, const char *words)
+{
+    return strstr(message, words) != NULL;
+}
+
+static void test_choice(void **state)
+{
+    (void)state;
+    needs_fork();
+    char message[8192];
+    try_write(try_path, try_base);
+    assert_false(try_printed(message, sizeof message, 2, 1, "--optimizer.name=sgd", NULL));
+    try_contains(message, "this program has no optimizer 'sgd'; it has adamw, adamw8bit, lion, momentum");
+    assert_true(try_printed(message, sizeof message, 2, 1, "--optimizer={name: lion, betas: [0.9, 0.99], eps: 1e-8}",
+                            "--format={moment1: bf16, moment2: e4m3}"));
+    try_contains(message, "optimizer.eps (optimizer lion does not have it), format.moment1 (optimizer lion does not have it), "
+                          "format.moment2 (optimizer lion does not have it)");
+    assert_false(warned(message, "optimizer.betas") || warned(message, "decay"));
+    assert_true(try_printed(message, sizeof message, 2, 1, "--optimizer={name: adamw, eps: 1e-8}", "--format.moment1=bf16"));
+    assert_string_equal(message, "");
+    assert_true(try_printed(message, sizeof message, 2, 1, "--optimizer.name=adamw8bit",
+                            "--quantize_optimizer={use_quantize_optimizer: coat_fp8_adamw}"));
+    try_contains(message, "the formats of quantize_optimizer (optimizer adamw8bit has its own)");
+    assert_false(try_printed(message, sizeof message, 2, 1, "--format.moment1=dynamic8/256", NULL));
+    try_contains(message, "only the moments of --optimizer.name=adamw8bit are");
+    Config *c = try_load(1, "--optimizer.name=lion", NULL, NULL, NULL);
+    try_contains(c->text, "optimizer:\n  name: lion\n");
+    config_free(c);
+}
+
+/* Moments of two kinds are fine; a v that is too coarse for beta2 is not. */
+static void test_mixed_moments(void **state)
+{
+    (void)state;
+    needs_fork();
+    char message[8192];
+    try_write(try_path, try_base);
+    assert_true(try_printed(message, sizeof message, 2, 1, "--recipe=coat", "--format.moment1=f32"));
+    assert_string_equal(message, "");
+    assert_true(try_printed(message, sizeof message, 2, 1, "--recipe=fp8-lm", "--optimizer.betas=[0.9, 0.995]"));
+    assert_string_equal(message, "");
+    assert_true(try_printed(message, sizeof message, 2, 1, "--recipe=fp8-lm", "--optimizer.betas=[0.9, 0.999]"));
+    try_contains(message, "a v in bf16 is too coarse for a beta2 of 0.999");
+    assert_true(try_printed(message, sizeof message, 2, 1, "--recipe=f32", "--optimizer.betas=[0.9, 0.999]"));
+    assert_string_equal(message, "");
+}
+
+/* The premise of that warning: rounded to nearest, a v that should fall stays. */
+static void test_coarse(void **state)
+{
+    (void)state;
+    static const float beta2[] = { 0.999f, 0.995f };
+    for (int i = 0; i < 2; i++) {
+        const Format f32 = { F32, 0 }, bf16 = { BF16, 0 };
+        Tensor w = make_filled(f32, 1, 8, 1, 1, 1), m = make_filled(f32, 1, 8, 1, 0, 0);
+        Tensor v = make_filled(bf16, 1, 8, 1, 1.25f, 1.25f);
+        adamw(w, m, v, m, (AdamW){ .beta2 = beta2[i], .eps = 1, .correction1 = 1, .correction2 = 1, .grad_scale = 1 }, 0);
+        assert_int_equal(values(v)[0] == 1.25, i == 0);
+        release();
+    }
+}
+
+/* ---- the plan --------------------------------------------------------------------------------------------- */
+
+typedef struct { Config config; Model model; Fsdp fsdp; } Small;
+
+static void small_plan(Small *s, const char *optimizer, const char *recipe)
+{
+    static ModelConfig m;
+    m = architecture(LLAMA);
+    *s = (Small){ 0 };
+    model_config(&s->config, &m, recipe, 2);
+    s->config.optimizer.name = (char *)optimizer;
+    model_plan(&s->model, &s->fsdp, &s->config, (Placement){ 1, 0, false });
+}
+
+/* Bytes of states per 256 weights, of which units are multiples. */
+static void test_plan(void **state)
+{
+    (void)state;
+    const struct { const char *optimizer, *recipe; size_t bytes; } rows[] = {
+        { "adamw", "f32", 2 * 256 * 4 },
+        { "adamw", "coat", 2 * (256 + 2 * 4) },
+        { "adamw", "fp8-lm", 256 + 2 * 2 + 256 * 2 },
+        { "adamw8bit", "coat", 2 * (256 + 4) },
+        { "adamw8bit", "f32", 2 * (256 + 4) },
+        { "lion", "f32", 256 * 4 },
+    };
+    size_t total[2] = { 0 };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        Small s;
+        size_t weights = 0;
+        small_plan(&s, rows[i].optimizer, rows[i].recipe);
+        for (int u = 0; u < s.fsdp.num_units; u++)
+            weights += s.fsdp.shard[u].count;
+        assert_int_equal(weights % 256, 0);
+        assert_int_equal(fsdp_state_bytes(&s.fsdp), weights / 256 * rows[i].bytes);
+        if (strcmp(rows[i].recipe, "f32") == 0 && strcmp(rows[i].optimizer, "adamw8bit") != 0)
+            total[strcmp(rows[i].optimizer, "lion") == 0] = s.model.bytes.total - fsdp_state_bytes(&s.fsdp);
+        model_free(&s.model, &s.fsdp);
+    }
+    assert_int_equal(total[0], total[1]);       /* states whose sizes are multiples of 256 are all that differs */
+}
+
+/* ---- a step ----------------------------------------------------------------------------------------------- */
+
+/* From a momentum of 0 Lion's first step goes lr against the gradient's sign; matrices decay besides, nothing else does. */
+static void test_step(void **state)
+{
+    (void)state;
+    Small s;
+    small_plan(&s, "lion", "f32");
+    model_place(&s.model, &s.fsdp, &s.config);
+    fsdp_init(&s.fsdp, &s.config.model, 3);
+    const float lr = 1e-2f, decay = (float)s.config.optimizer.weight_decay, scale = 0.5f;
+    for (int u = 0; u < s.fsdp.num_units; u++)
+        fill(s.fsdp.shard[u].grad, (uint64_t)u + 1, -1, 1);
+    const double *before[8], *grad[8];
+    for (int u = 0; u < s.fsdp.num_units; u++)
+        before[u] = values(s.fsdp.shard[u].master), grad[u] = values(s.fsdp.shard[u].grad);
+    optimizer_step(&s.fsdp, &s.config, 1, 1, lr, scale);
+    for (int u = 0; u < s.fsdp.num_units; u++) {
+        const double *w = values(s.fsdp.shard[u].master), *m = values(s.fsdp.shard[u].state[0]);
+        for (int i = 0; i < s.fsdp.shape[u].num_params; i++) {
+            const Param *p = &s.fsdp.shape[u].param[i];
+            const bool decays = !p->is_norm && !p->is_embedding;
+            for (size_t k = p->offset; k < p->offset + (size_t)p->rows * (size_t)p->cols; k++) {
+                const double x = before[u][k], g = grad[u][k];
+                const double expected = x - lr * ((g > 0) - (g < 0) + (decays ? decay * x : 0));
+                if (fabs(w[k] - expected) > 4 * U24 * (fabs(x) + lr))
+                    fail_msg("%s of unit %d: %.9g, expected %.9g", p->name, u, w[k], expected);
+                /* beta2 in F32 errs by U24 of 1, the difference and two products by U24 of themselves */
+                const double momentum = (1 - s.config.optimizer.beta2) * scale * g;
+                assert_true(fabs(m[k] - momentum) <= fabs(momentum) * (4 * U24 + U24 / (1 - s.config.optimizer.beta2)));
+            }
+        }
+    }
+    model_free(&s.model, &s.fsdp);
+    release();
+}
+
+/* ---- statistics ------------------------------------------------------------------------------------------- */
+
+/* The line of metrics.jsonl with what a second step of this optimizer finds. */
+static json_t *statistics(const char *optimizer)
+{
+    Small s;
+    static char folder[64];
+    char path[128], line[1 << 16];
+    snprintf(folder, sizeof folder, "%s/%s", root, optimizer);
+    snprintf(path, sizeof path, "%s/metrics.jsonl", folder);
+    mkdir(folder, 0777);
+    small_plan(&s, optimizer, "f32");
+    model_place(&s.model, &s.fsdp, &s.config);
+    fsdp_init(&s.fsdp, &s.config.model, 3);
+    s.config.save_folder = folder;
+    s.config.quant_stats_interval = 1;
+    Log *log = log_open(&s.config, (RunLength){ .steps = 10 }, 10, 0, 1);
+    Telemetry *t = telemetry_open(&s.config, &s.model, &s.fsdp, log);
+    for (long step = 1; step <= 2; step++) {
+        for (int u = 0; u < s.fsdp.num_units; u++)
+            fill(s.fsdp.shard[u].grad, (uint64_t)u + 1, -1, 1);
+        telemetry_watch(t, step);
+        telemetry_write(t, step, 1);
+        optimizer_step(&s.fsdp, &s.config, step, step, 1e-2, 1);
+    }
+    telemetry_close(t);
+    log_close(log);
+    model_free(&s.model, &s.fsdp);
+    FILE *f = fopen(path, "r");
+    assert_non_null(f);
+    assert_non_null(fgets(line, sizeof line, f));
+    assert_non_null(fgets(line, sizeof line, f));
+    fclose(f);
+    release();
+    return json_loads(line, 0, NULL);
+}
+
+static double number(json_t *line, const char *name)
+{
+    json_t *x = json_object_get(line, name);
+    return json_is_number(x) ? json_number_value(x) : NAN;
+}
+
+/* Adam's moments have a source, whatever their format: its rounding is below that of E4M3 and not none. What another optimizer
+ * keeps is described as it is. */
+static void test_statistics(void **state)
+{
+    (void)state;
+    json_t *eight = statistics("adamw8bit"), *other = statistics("lion");
+    assert_true(number(eight, "quant/m/0/error") > 1e-4 && number(eight, "quant/m/0/error") < 0x1p-4);
+    assert_true(number(eight, "quant/v/0/error") > 1e-4 && number(eight, "quant/v/0/error") < 0x1p-4);
+    assert_true(isfinite(number(eight, "quant/update/1/error")));
+    assert_true(number(eight, "quant/m/head/dynamic_range") > 1);
+    assert_true(number(eight, "quant/optimizer/m/e4m3/error") > 0);
+    assert_true(number(other, "quant/momentum/0/dynamic_range") > 1 && number(other, "quant/momentum/embedding/underflow") == 0);
+    assert_null(json_object_get(other, "quant/momentum/0/error"));
+    assert_null(json_object_get(other, "quant/m/0/error"));
+    assert_null(json_object_get(other, "quant/optimizer/m/e4m3/error"));
+    json_decref(eight);
+    json_decref(other);
+}
+
+/* ---- checkpoints ------------------------------------------------------------------------------------------ */
+
+static void open_with(Run *r, const char *optimizer, const char *moments)
+{
+    static char text_of_run[64];
+    ModelConfig m = architecture(LLAMA);
+    Format f;
+    assert_true(format_parse(&f, moments));
+    open_run_of(r, &m, optimizer, (Format){ F32, 0 }, f, f);
+    snprintf(text_of_run, sizeof text_of_run, "optimizer:\n  name: %s\n", optimizer);
+    r->config.text = text_of_run;
+    fsdp_init(&r->fsdp, &r->config.model, 3);
+}
+
+/* What is saved by `saved` cannot go on with `loaded`, which says why. */
+static void expect_refusal(const char *saved, const char *loaded, const char *words)
+{
+    Run r, other;
+    open_with(&r, saved, "f32");
+    save(&r, 1);
+    open_with(&other, loaded, "f32");
+    DIES(words, load(&other, step_folder(&r, 1)));
+    DIES(text("Take --optimizer.name=%s, or begin with new states", saved), load(&other, step_folder(&r, 1)));
+    TrainState s;
+    assert_true(checkpoint_load(step_folder(&r, 1), &other.config, &other.fsdp, &s, false));
+    close_run(&r);
+    close_run(&other);
+    release();
+}
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    needs_fork();
+    expect_refusal("lion", "adamw", "it has no exp_avg, which optimizer adamw keeps of every weight; the checkpoint was saved with "
+                   "optimizer lion");
+    expect_refusal("adamw", "lion", "it has no momentum, which optimizer lion keeps of every weight; the checkpoint was saved with "
+                   "optimizer adamw");
+    expect_refusal("adamw8bit", "adamw", "its exp_avg is stored as U8, and optimizer adamw keeps it as f32");
+    expect_refusal("adamw", "adamw8bit", "its exp_avg is stored as F32, and optimizer adamw8bit keeps it as dynamic8/256");
+    expect_refusal("adamw", "momentum", "embed_tokens.weight.exp_avg_sq is no state of optimizer momentum");
+}
+
+/* As the header says: what does not fit in the table is a mistake of the program. */
+static void test_add(void **state)
+{
+    (void)state;
+    needs_fork();
+    static Optimizer o;
+    o = lion;
+    DIES("there is an optimizer lion already", optimizer_add(&o));
+    o.name = "other";
+    o.state[0].own = (Format){ E4M3, 96, false };
+    DIES("momentum is e4m3/96; groups must divide 256", optimizer_add(&o));
+    o.num_states = MAX_STATES + 1;
+    DIES("5 states, of up to 4", optimizer_add(&o));
+}
+
+static int start(void **state)
+{
+    static const Optimizer momentum = { "momentum", 1, { { "exp_avg", "m", MOMENT1 } }, HAS_BETAS, .step = lion_step };
+    device_init(0);
+    optimizer_add(&lion);
+    optimizer_add(&momentum);
+    return make_root(state) || try_make_folder(state);
+}
+
+static int end(void **state)
+{
+    return remove_root(state) || try_remove_folder(state);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_choice), cmocka_unit_test(test_mixed_moments), cmocka_unit_test(test_coarse),
+        cmocka_unit_test(test_plan), cmocka_unit_test(test_step), cmocka_unit_test(test_statistics),
+        cmocka_unit_test(test_refusals), cmocka_unit_test(test_add),
+    };
+    return cmocka_run_group_tests(tests, start, end);
+}
