@@ -6,7 +6,7 @@
 #include "model/architecture.h"
 #include "model/checkpoint/safetensors.h"
 #include "model/config/hf.h"
-#include "model/optimizer.h"
+#include "model/update.h"
 #include "tests/saved.h"
 
 /* ---- the class -------------------------------------------------------------------------------------------- */
