@@ -6,7 +6,6 @@
 #include "model/architecture.h"
 #include "model/checkpoint/safetensors.h"
 #include "model/config/hf.h"
-#include "model/optimizer.h"
 #include "model/update.h"
 #include "tests/saved.h"
 

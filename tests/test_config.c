@@ -76,7 +76,8 @@ static void test_values(void **state)
     config_free(c);
 
     c = try_load(1, "--model={sliding_window: 8, layer_types: [sliding_attention, full_attention, full_attention], n_layers: 7}",
-                 "--model.attention_layer_norm=head", "--model.rope_scaling={rope_type: yarn, factor: 4, attention_factor: 1.5}", NULL);
+                 "--model.attention_layer_norm=head", "--model.rope_scaling={rope_type: yarn, factor: 4, attention_factor: 1.5}",
+                 NULL);
     assert_true(c->model.qk_norm == QK_NORM_HEAD && c->model.sliding_window == 8 && c->model.layer_types.count == 3);
     for (int l = 0; l < 7; l++)
         assert_true(layer_slides(&c->model, l) == (l % 3 == 0) && layer_is_scaled(&c->model, l));

@@ -15,7 +15,7 @@
     "\"architectures\": [\"" class "\"], \"hidden_size\": 64, \"intermediate_size\": 96, \"num_hidden_layers\": " #layers ", "     \
     "\"num_attention_heads\": 4, \"vocab_size\": 90, \"max_position_embeddings\": 512, \"torch_dtype\": \"float32\""
 #define YARN                                                                                                                    \
-    "\"rope_type\": \"yarn\", \"factor\": 8.0, \"beta_fast\": 32.0, \"beta_slow\": 1.0, "                                            \
+    "\"rope_type\": \"yarn\", \"factor\": 8.0, \"beta_fast\": 32.0, \"beta_slow\": 1.0, "                                       \
     "\"original_max_position_embeddings\": 64"
 #define FULL4   "\"full_attention\", \"full_attention\", \"full_attention\", \"full_attention\""
 #define MISTRAL SIZES("MistralForCausalLM", 2) ", \"num_key_value_heads\": 2"
@@ -35,6 +35,7 @@ static const Case cases[] = {
     { MISTRAL ", \"sliding_window\": null, \"head_dim\": 32, \"rope_theta\": 1e6", "ff", 2, 32, 0, 1e6, ROPE_DEFAULT },
     { MISTRAL, "ss", 2, 16, 4096, 1e4, ROPE_DEFAULT },
     { MISTRAL ", \"rope_scaling\": {" YARN ", \"attention_factor\": 1.25}", "ss", 2, 16, 4096, 1e4, ROPE_YARN },
+    { SIZES("Qwen3ForCausalLM", 1) ", \"num_key_value_heads\": 1", "f", 1, 128, 0, 1e4, ROPE_DEFAULT },
     { QWEN3 ", \"sliding_window\": 4096, \"max_window_layers\": 2", "ffff", 2, 24, 0, 1e4, ROPE_DEFAULT },
     { QWEN3 ", \"use_sliding_window\": true, \"sliding_window\": 9, \"max_window_layers\": 3, \"tie_word_embeddings\": true",
       "fffs", 2, 24, 9, 1e4, ROPE_DEFAULT },
@@ -215,6 +216,10 @@ static void test_refused(void **state)
         { LLAMA ", \"rope_parameters\": {\"full_attention\": {}}",     "by layer type are not supported in a LlamaForCausalLM" },
         { SIZES("OlmoForCausalLM", 2) ", \"clip_qkv\": -8",            "clip_qkv: expected a number above 0" },
         { MISTRAL ", \"sliding_window\": 0",           "sliding_window: expected an integer from 1 to 2147483647, found 0" },
+        { SIZES("MistralForCausalLM", 2),
+          "num_key_value_heads: expected a divisor of num_attention_heads 4, found 8" },
+        { SIZES("Qwen3ForCausalLM", 2),
+          "num_key_value_heads: expected a divisor of num_attention_heads 4, found 32" },
         { QWEN3 ", \"max_window_layers\": -1",         "max_window_layers: expected a number of layers, found -1" },
         { QWEN3 ", \"layer_types\": [\"full_attention\"]",             "layer_types: expected one for each of num_hidden_layers" },
         { QWEN3 ", \"layer_types\": [\"full_attention\", \"full_attention\", \"full_attention\", \"chunked_attention\"]",

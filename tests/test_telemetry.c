@@ -3,6 +3,7 @@
 
 #include <jansson.h>
 
+#include "model/run/log.h"
 #include "model/run/quant_stats.h"
 #include "model/run/telemetry.h"
 #include "model/update.h"
@@ -369,6 +370,28 @@ static void test_speed(void **state)
     remove_metrics();
 }
 
+/* Attention's FLOPs are those of the keys that tokens see, counted one by one: half a key less for each token, as T/2 is than
+ * (T+1)/2. */
+static void test_flops(void **state)
+{
+    (void)state;
+    for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
+        const ModelConfig m = architecture(a);
+        const int T = m.max_sequence_length;
+        double least = 0, most = 0;
+        for (int l = 0; l < m.n_layers; l++)
+            for (int t = 0; t < T; t++) {
+                const int keys = layer_slides(&m, l) && m.sliding_window <= t ? m.sliding_window : t + 1;
+                least += (keys - 0.5) / T;
+                most += (double)keys / T;
+            }
+        const double found = token_flops(&m).attention / (12.0 * m.n_heads * m.head_dim);
+        assert_true(found >= least && found < most);
+        if (m.sliding_window == 0)
+            assert_true(found == m.n_layers * T / 2.0);
+    }
+}
+
 static int start(void **state)
 {
     return mkdtemp(folder) ? start_device(state) : -1;
@@ -385,6 +408,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_recipe), cmocka_unit_test(test_activations), cmocka_unit_test(test_moments),
         cmocka_unit_test(test_formats), cmocka_unit_test(test_no_side_effects), cmocka_unit_test(test_speed),
+        cmocka_unit_test(test_flops),
     };
     return cmocka_run_group_tests(tests, start, finish);
 }

@@ -3,8 +3,8 @@
  *
  *     u = clamp(x)    h = u r w, r = 1/sqrt(mean(u^2) + eps)    (a', b') = (a cos - b sin, a sin + b cos)
  *
- * Backward: the rotation is orthogonal up to a factor, so its gradient turns by the opposite angle; the norm's is derived in norm.c;
- * the clamp passes what it did not change. */
+ * Backward: the rotation is orthogonal up to a factor, so its gradient turns by the opposite angle; the norm's is derived in
+ * norm.c; the clamp passes what it did not change. */
 #include <math.h>
 
 #include "kernels/cpu/cpu.h"
