@@ -1,68 +1,295 @@
-/* The rotary table against what transformers 5.23 computes for the same settings (_compute_yarn_parameters). Its frequencies are
- * F32 after a power, a product and a sum, our table is F32 too: equal to 4 u. A frequency is what position 1 has turned by. */
-#include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <cmocka.h>
+/* RoPE with clamp and QK-norm, of q and k as a whole or head by head, against a double reference, within bounds derived next
+ * to each. Notation and assumptions as in test_kernels.c. */
+#include "tests/golden.h"
 
-#include "model/rope.h"
-
-/* YaRN, and four of the frequencies that it gives, from pair `first` on. */
-typedef struct {
-    int    D;
-    double theta, factor;
-    int    original;
-    double fast, slow, given;       /* given: attention_factor, 0: none */
-    int    first;
-    double f[4], attention_factor;
-} Case;
-
-static const Case cases[] = {
-    { 8, 1000, 8, 128, 2, 0.5, 0, 0, { 1, 0.17782793939, 0.01778781228, 7.0292665623e-4 }, 1.2079441541679836 },
-    { 128, 5e5, 8, 8192, 32, 1, 0, 18, { 0.02495540865, 0.01928275451, 0.0148556903, 0.01140733995 }, 1.2079441541679836 },
-    /* the ramp begins before the first pair; has no length; ends before it begins, twice; is cut off at D - 1 */
-    { 8, 1000, 4, 128, 32, 1, 0, 0, { 1, 0.11114246398, 0.00790569466, 0.00140585331 }, 1.138629436111989 },
-    { 8, 1000, 4, 6, 32, 1, 0, 0, { 1, 0.04445698485, 0.00790569466, 0.00140585331 }, 1.138629436111989 },
-    { 8, 1000, 4, 1, 32, 1, 0, 0, { 1, 0.17782793939, 0.03162277862, 0.00562341325 }, 1.138629436111989 },
-    { 8, 10, 4, 1000000000, 32, 1, 0, 0, { 0.25, 0.14058533311, 0.07905694097, 0.04445698485 }, 1.138629436111989 },
-    { 8, 100, 4, 20000, 256, 1, 0, 0, { 1, 0.31622776389, 0.1, 0.02687936090 }, 1.138629436111989 },
-    /* a given attention factor; a factor of 1 */
-    { 8, 100, 4, 5000, 32, 1, 1.5, 0, { 1, 0.31622776389, 0.1, 0.02569350600 }, 1.5 },
-    { 8, 1000, 1, 128, 2, 0.5, 0, 0, { 1, 0.17782793939, 0.03162277862, 0.00562341325 }, 1 },
+typedef struct { const char *name; int B, T, H, K, D; } Shape;
+static const Shape shapes[] = {
+    { "one", 1, 1,  1, 1, 2 },  { "mqa",  2, 7,   3, 1, 6 },   { "gqa",  2, 7,   4, 2, 6 },
+    { "d64", 2, 48, 4, 2, 64 }, { "d128", 1, 136, 2, 1, 128 }, { "d128-mha", 1, 136, 2, 2, 128 },
 };
 
-static void check_near(const char *what, int i, double found, double expected)
+/* More for norms by head. For the CUDA back end: half heads that are not whole packs of 8, or 3, 5 and 6 of them; more heads than
+ * a block holds; more tokens than blocks. */
+static const Shape head_shapes[] = {
+    { "d16", 2, 9, 4, 2, 16 }, { "d24", 2, 7, 3, 1, 24 }, { "d40",  1, 5, 4,  4,  40 },  { "d80",  1, 5,    2, 1, 80 },
+    { "d96", 2, 5, 4, 2, 96 }, { "d48", 2, 3, 8, 2, 48 }, { "d512", 1, 2, 48, 12, 512 }, { "many", 2, 2700, 2, 1, 16 },
+};
+
+typedef enum { NO_NORM, WHOLE, BY_HEAD } Norms;
+typedef struct { float clip; Norms norm; const char *forward, *stats, *backward, *dqnorm, *dknorm; } RopeCase;
+static const RopeCase rope_cases[] = {
+    { 0, NO_NORM, "rope_forward", NULL, "rope_backward", NULL, NULL },
+    { 0.75f, NO_NORM, "rope_forward-clip", NULL, "rope_backward-clip", NULL, NULL },
+    { 0.75f, WHOLE, "rope_forward-clip-norm", "rope_stats-clip", "rope_backward-clip-norm", "dqnorm-clip", "dknorm-clip" },
+    { 0, WHOLE, "rope_forward-norm", "rope_stats", "rope_backward-norm", "dqnorm", "dknorm" },
+    { 0.75f, BY_HEAD, "rope_forward-clip-heads", "rope_stats-clip-heads", "rope_backward-clip-heads", "dqnorm-clip-heads",
+      "dknorm-clip-heads" },
+    { 0, BY_HEAD, "rope_forward-heads", "rope_stats-heads", "rope_backward-heads", "dqnorm-heads", "dknorm-heads" },
+};
+enum { ROPE_CASES = sizeof rope_cases / sizeof rope_cases[0] };
+
+static char label[128];
+static const char *name(const char *op, const FormatRow *f, const Shape *s)
 {
-    if (!(fabs(found - expected) <= 4 * 0x1p-24 * expected))
-        fail_msg("case %d, %s: %.10g, expected %.10g", i, what, found, expected);
+    snprintf(label, sizeof label, "%s/%s/%s", op, f->name, s->name);
+    return label;
 }
 
-static void test_yarn(void **state)
+static void check(const char *op, const FormatRow *f, const Shape *s, Tensor t, const double *ref,
+                  const double *bound)
+{
+    check_close(name(op, f, s), t, ref, bound);
+    golden_check(label, t, bound);
+}
+
+static double *doubles(size_t n)
+{
+    return keep(n * sizeof(double));
+}
+
+static float *rope_table(int T, int D)
+{
+    float *host = keep(sizeof *host * (size_t)(T * D)), *table = guarded(sizeof *host * (size_t)(T * D));
+    for (int t = 0; t < T; t++)
+        for (int i = 0; i < D / 2; i++) {
+            double angle = t * pow(10000, -2.0 * i / D);
+            host[t * D + 2 * i] = (float)cos(angle), host[t * D + 2 * i + 1] = (float)sin(angle);
+        }
+    device_put(table, host, sizeof *host * (size_t)(T * D));
+    return table;
+}
+
+static Attention attention_of(const Shape *s)
+{
+    return (Attention){ .B = s->B, .T = s->T, .H = s->H, .K = s->K, .D = s->D, .scale = 1 / sqrtf((float)s->D),
+                        .norm = { RMS_NORM, 1e-5f }, .rope = rope_table(s->T, s->D) };
+}
+
+static double clamp(double x, double limit)
+{
+    return limit > 0 ? fmin(fmax(x, -limit), limit) : x;
+}
+
+/* One rotation of a pair by +-angle: two products and a sum, 3 u of the sizes, plus the errors of the inputs. */
+static void rotate(double *x, double *e, int heads, int D, const float *table, double sign)
+{
+    for (int h = 0; h < heads; h++)
+        for (int i = 0; i < D / 2; i++) {
+            int p = h * D + i, q = p + D / 2;
+            double c = table[2 * i], s = sign * table[2 * i + 1], a = x[p], b = x[q], ea = e[p], eb = e[q];
+            x[p] = a * c - b * s, x[q] = a * s + b * c;
+            e[p] = fabs(c) * ea + fabs(s) * eb + 3 * U24 * (fabs(a * c) + fabs(b * s));
+            e[q] = fabs(s) * ea + fabs(c) * eb + 3 * U24 * (fabs(a * s) + fabs(b * c));
+        }
+}
+
+/* x (width) = x r w; r, from a sum of `width` squares, errs relatively by (width/2 + 6) u. */
+static double norm_row(double *x, double *e, int width, const double *w, double eps)
+{
+    double square = 0;
+    for (int i = 0; i < width; i++)
+        square += x[i] * x[i] / width;
+    double r = 1 / sqrt(square + eps);
+    for (int i = 0; i < width; i++) {
+        x[i] *= r * w[i];
+        e[i] = (width / 2.0 + 10) * U24 * fabs(x[i]);
+    }
+    return r;
+}
+
+/* Terms of dqnorm and dknorm that a back end may add up one after another in F32 before it goes on in F64. */
+enum { CHAIN = 64 };
+
+/* d = r (d w - h mean(d w h)), h = u r: a mean of `width` terms errs by (width + 8) u of its absolute mean, more by
+ * the errors e of the d it is made of. dw += d h. */
+static void norm_row_backward(double *d, double *e, double *dw, double *bw, const double *x, int width, double clip,
+                              double r, const double *w)
+{
+    double mean = 0, size = 0, carried = 0;
+    for (int i = 0; i < width; i++) {
+        double h = clamp(x[i], clip) * r;
+        mean += d[i] * w[i] * h / width;
+        size += fabs(d[i] * w[i] * h) / width;
+        carried += e[i] * fabs(w[i] * h) / width;
+        dw[i] += d[i] * h;
+        bw[i] += e[i] * fabs(h) + (CHAIN + 4) * U24 * fabs(d[i] * h);
+    }
+    for (int i = 0; i < width; i++) {
+        double h = clamp(x[i], clip) * r, g = d[i] * w[i];
+        e[i] = r * (e[i] * fabs(w[i]) + 6 * U24 * (fabs(g) + fabs(h * mean))
+                    + fabs(h) * ((width + 8) * U24 * size + carried));
+        d[i] = r * (g - h * mean);
+    }
+}
+
+/* A case of RoPE: tensors, their values, and the stats that backward is given. */
+typedef struct {
+    const FormatRow *f;
+    const Shape *s;
+    const RopeCase *k;
+    Attention a;
+    int N, Q, KW, S;            /* tokens; widths of q, of k and of a row            */
+    int q_norms, k_norms;       /* equal parts of q and of k that are normed each    */
+    Tensor x, qw, kw, stats;
+    double *X, *QW, *KN;
+    float *table;
+} Rope;
+
+static Rope rope_setup(const FormatRow *f, const Shape *s, const RopeCase *k)
+{
+    Rope r = { .f = f, .s = s, .k = k, .a = attention_of(s), .N = s->B * s->T, .Q = s->H * s->D, .KW = s->K * s->D };
+    const size_t table_bytes = sizeof *r.table * (size_t)(s->T * s->D);
+    r.a.clip = k->clip;
+    r.S = r.Q + 2 * r.KW;
+    r.q_norms = k->norm == BY_HEAD ? s->H : 1, r.k_norms = k->norm == BY_HEAD ? s->K : 1;
+    r.table = keep(table_bytes);
+    device_get(r.table, r.a.rope, table_bytes);
+    r.x = make_filled(f->act, r.N, r.S, 1, -1, 1);
+    r.stats = make_f32(r.N, r.q_norms + r.k_norms);
+    r.qw = k->norm ? make_filled(f->weight, 1, r.Q / r.q_norms, 2, 0.5f, 1.5f) : NONE;
+    r.kw = k->norm ? make_filled(f->weight, 1, r.KW / r.k_norms, 3, 0.5f, 1.5f) : NONE;
+    r.X = values(r.x), r.QW = values(r.qw), r.KN = values(r.kw);
+    return r;
+}
+
+/* q and k of one token part by part; rstd: of the parts. */
+static void norm_token(const Rope *r, double *row, double *er, double *rstd)
+{
+    for (int i = 0; i < r->q_norms + r->k_norms; i++) {
+        const bool q = i < r->q_norms;
+        const int width = q ? r->Q / r->q_norms : r->KW / r->k_norms;
+        rstd[i] = norm_row(row, er, width, q ? r->QW : r->KN, r->a.norm.eps);
+        row += width, er += width;
+    }
+}
+
+static void norm_token_backward(const Rope *r, double *row, double *er, double *dq, double *bq, double *dk, double *bk,
+                                const double *from, const double *rstd)
+{
+    for (int i = 0; i < r->q_norms + r->k_norms; i++) {
+        const bool q = i < r->q_norms;
+        const int width = q ? r->Q / r->q_norms : r->KW / r->k_norms;
+        norm_row_backward(row, er, q ? dq : dk, q ? bq : bk, from, width, r->k->clip, rstd[i], q ? r->QW : r->KN);
+        row += width, er += width, from += width;
+    }
+}
+
+static void check_stats(const Rope *r, const double *rstd)
+{
+    double *bound = doubles(tensor_numel(r->stats));
+    for (size_t i = 0; i < tensor_numel(r->stats); i++)
+        bound[i] = (r->Q / r->q_norms / 2.0 + 6) * U24 * rstd[i];
+    check(r->k->stats, r->f, r->s, r->stats, rstd, bound);
+}
+
+static void rope_forward_case(Rope *r)
+{
+    const int S = r->S, norms = r->q_norms + r->k_norms;
+    const size_t n = (size_t)r->N * (size_t)S;
+    double *ref = doubles(n), *e = doubles(n), *rstd = doubles(tensor_numel(r->stats));
+    float *given = keep(tensor_numel(r->stats) * sizeof *given), *stats = r->k->norm ? r->stats.data : NULL;
+    Tensor y = make(r->f->act, r->N, S), in_place = make_filled(r->f->act, r->N, S, 1, -1, 1);
+    TWICE(rope_forward(y, stats, r->x, r->qw, r->kw, r->a), y, r->stats);
+    for (int t = 0; t < r->N; t++) {
+        double *row = ref + t * S, *er = e + t * S;
+        for (int i = 0; i < S; i++)
+            row[i] = clamp(r->X[t * S + i], r->k->clip);
+        if (r->k->norm)
+            norm_token(r, row, er, rstd + t * norms);
+        rotate(row, er, r->s->H + r->s->K, r->s->D, r->table + (t % r->s->T) * r->s->D, 1);
+    }
+    check(r->k->forward, r->f, r->s, y, ref, e);
+    if (r->k->norm)
+        check_stats(r, rstd);
+    TWICE(rope_forward(in_place, stats, in_place, r->qw, r->kw, r->a), in_place);
+    check_same_bytes("rope in place", tensor_snapshot(in_place), tensor_snapshot(y), tensor_bytes(y));
+    for (size_t i = 0; i < tensor_numel(r->stats); i++)
+        given[i] = (float)rstd[i];
+    put(r->stats, given);       /* backward reads the same bits on both back ends */
+}
+
+/* A sum adds to the old value in F64. */
+static double *sum_bound(Tensor old)
+{
+    const double *x = values(old);
+    double *b = x ? doubles(tensor_numel(old)) : NULL;
+    for (size_t i = 0; x && i < tensor_numel(old); i++)
+        b[i] = 2 * U24 * fabs(x[i]);
+    return b;
+}
+
+static void rope_backward_case(Rope *r)
+{
+    const int S = r->S, norms = r->q_norms + r->k_norms;
+    const bool norm = r->k->norm;
+    Tensor dy = make_filled(r->f->act, r->N, S, 6, -1, 1), dx = make(r->f->act, r->N, S);
+    Tensor dqw = norm ? make_filled(r->f->grad, 1, r->Q / r->q_norms, 4, -1, 1) : NONE;
+    Tensor dkw = norm ? make_filled(r->f->grad, 1, r->KW / r->k_norms, 5, -1, 1) : NONE;
+    double *ref = values(dy), *e = doubles((size_t)r->N * (size_t)S), *dq = values(dqw), *dk = values(dkw);
+    double *bq = sum_bound(dqw), *bk = sum_bound(dkw), *rstd = values(r->stats);
+    const float *stats = norm ? r->stats.data : NULL;
+    TWICE(rope_backward(dx, dqw, dkw, dy, r->x, stats, r->qw, r->kw, r->a), dx, dqw, dkw);
+    for (int t = 0; t < r->N; t++) {
+        double *row = ref + t * S, *er = e + t * S, *from = r->X + t * S;
+        rotate(row, er, r->s->H + r->s->K, r->s->D, r->table + (t % r->s->T) * r->s->D, -1);
+        if (norm)
+            norm_token_backward(r, row, er, dq, bq, dk, bk, from, rstd + t * norms);
+        for (int i = 0; i < S; i++)
+            if (r->k->clip > 0 && fabs(from[i]) > r->k->clip)
+                row[i] = er[i] = 0;
+    }
+    check(r->k->backward, r->f, r->s, dx, ref, e);
+    if (norm) {
+        check(r->k->dqnorm, r->f, r->s, dqw, dq, bq);
+        check(r->k->dknorm, r->f, r->s, dkw, dk, bk);
+    }
+    TWICE(rope_backward(dy, NONE, NONE, dy, r->x, stats, r->qw, r->kw, r->a), dy);
+    check_same_bytes("rope_backward in place", tensor_snapshot(dy), tensor_snapshot(dx), tensor_bytes(dx));
+}
+
+static void rope_case(const FormatRow *f, const Shape *s, const RopeCase *k)
+{
+    Rope r = rope_setup(f, s, k);
+    rope_forward_case(&r);
+    rope_backward_case(&r);
+    release();
+}
+
+static void test_rope(void **state)
 {
     (void)state;
-    for (int i = 0; i < (int)(sizeof cases / sizeof cases[0]); i++) {
-        const Case *k = &cases[i];
-        const ModelConfig c = { .head_dim = k->D, .rope_theta = k->theta,
-                                .rope_scaling = { .type = ROPE_YARN, .factor = k->factor, .original_length = k->original,
-                                                  .beta_fast = k->fast, .beta_slow = k->slow, .attention_factor = k->given } };
-        float scaled[2 * 128], plain[2 * 128];
-        rope_table(scaled, &c, true, 2);
-        rope_table(plain, &c, false, 2);
-        assert_true(fabs(rope_attention_factor(&c) - k->attention_factor) <= 1e-15);
-        for (int p = 0; p < 4; p++) {
-            const float *now = &scaled[k->D + 2 * (k->first + p)], *then = &plain[k->D + 2 * (k->first + p)];
-            check_near("scaled", i, atan2(now[1], now[0]), k->f[p]);
-            check_near("attention factor", i, hypot(now[0], now[1]), k->attention_factor);
-            check_near("not scaled", i, atan2(then[1], then[0]), pow(k->theta, -2.0 * (k->first + p) / k->D));
-            check_near("not scaled", i, hypot(then[0], then[1]), 1);
-            assert_true(scaled[2 * (k->first + p)] == (float)k->attention_factor && scaled[2 * (k->first + p) + 1] == 0);
+    for (int f = 0; f < FORMAT_ROWS; f++)
+        for (int i = 0; i < ROPE_CASES; i++) {
+            for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++)
+                rope_case(&format_rows[f], &shapes[s], &rope_cases[i]);
+            for (size_t s = 0; rope_cases[i].norm == BY_HEAD && s < sizeof head_shapes / sizeof head_shapes[0]; s++)
+                rope_case(&format_rows[f], &head_shapes[s], &rope_cases[i]);
         }
-    }
+}
+
+static void test_errors(void **state)
+{
+    (void)state;
+    const Shape s = { "errors", 2, 8, 4, 2, 64 };
+    Attention a = attention_of(&s);
+    const Format f = { F32, 0 };
+    Tensor qkv = make(f, 16, 512), y = make(f, 16, 256), stats = make_f32(16, 6);
+    Tensor q = make(f, 1, 256), k = make(f, 1, 128), head = make(f, 1, 64);
+    DIES("rope_forward: qkv is (16, 256); expected (16, 512)", rope_forward(qkv, NULL, y, NONE, NONE, a));
+    DIES("rope_forward: y is (16, 256)", rope_forward(y, NULL, qkv, NONE, NONE, a));
+    DIES("knorm is (1, 256); expected (1, 128)", rope_forward(qkv, stats.data, qkv, q, q, a));
+    DIES("knorm is (1, 128); expected (1, 64)", rope_forward(qkv, stats.data, qkv, head, k, a));
+    DIES("qnorm is (1, 128); expected (1, 256) for q as a whole or (1, 64) for each head",
+         rope_forward(qkv, stats.data, qkv, k, k, a));
+    DIES("dknorm is (1, 128); expected (1, 64)", rope_backward(qkv, head, k, qkv, qkv, stats.data, head, head, a));
+    DIES("both have a norm", rope_forward(qkv, stats.data, qkv, q, NONE, a));
+    a.K = 3;
+    DIES("3 key/value heads", rope_forward(qkv, NULL, qkv, NONE, NONE, a));
+    release();
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_yarn) };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_rope), cmocka_unit_test(test_errors) };
+    return cmocka_run_group_tests(tests, start_device, NULL);
 }

@@ -87,80 +87,104 @@ static double train(Run *r, int first, int steps)
     return model_losses(&r->model).loss;
 }
 
-/* n elements of a shard's tensor, exact as doubles; NULL: none. */
-static double *fetch(Tensor t, size_t n)
+/* n elements of a tensor in device memory, exact as doubles. */
+static void fetch(double *x, Tensor t, size_t n)
 {
-    if (n == 0)
-        return NULL;
-    unsigned char *raw = keep(n * sizeof(float));
-    double *x = keep(n * sizeof *x);
+    float *raw = keep(n * sizeof *raw), *values = keep(n * sizeof *values);
     device_get(raw, t.data, n * dtype_size(t.format.dtype));
     t.data = raw;
-    float *values = keep(n * sizeof *values);
     tensor_load(values, t, 0, n);
     for (size_t i = 0; i < n; i++)
         x[i] = values[i];
-    return x;
 }
 
-/* A parameter's gradient, or its weights as stored, of all shards: of each element one rank of the group has the value. */
-static double *whole(const Run *r, int u, const Param *p, bool grad)
-{
-    const Shard *s = &r->fsdp.shard[u];
-    const size_t numel = (size_t)p->rows * (size_t)p->cols;
-    size_t first, n = shard_part(s, p, &first);
-    double *x = keep(numel * sizeof *x);
-    if (n > 0)
-        memcpy(x + first, fetch(grad ? shard_view(s, s->grad, p->offset + first, n) : shard_weights(s, p, first, n), n), n * sizeof *x);
-    comm_sum_over(x, (int)numel, RANKS_SHARD);
-    return x;
-}
+/* ---- what a run has, whole, on every rank: one run at a time is open ---------------------------------------- */
 
-static void check_same(const Run *a, const Run *b, bool grad, const char *what)
-{
-    for (int u = 0; u < a->fsdp.num_units; u++)
-        for (int i = 0; i < a->fsdp.shape[u].num_params; i++) {
-            const Param *p = &a->fsdp.shape[u].param[i], *q = &b->fsdp.shape[u].param[i];
-            if (grad && p->region == FROZEN)
-                continue;
-            check_same_bytes(what, whole(a, u, p, grad), whole(b, u, q, grad), sizeof(double) * (size_t)p->rows * (size_t)p->cols);
-            release();
-        }
-}
+enum { MAX_UNITS = 4 };
 
-static void check_frozen(const Run *r, const Run *untouched)
+typedef struct { Region region[MAX_UNITS][NUM_PARAMS]; double *x[MAX_UNITS][NUM_PARAMS]; size_t numel[MAX_UNITS][NUM_PARAMS]; } State;
+
+/* Gradients, or weights as stored, of all shards: of each element one rank of a group has the value, the others 0. */
+static State *take(const Run *r, bool grads)
 {
+    State *state = calloc(1, sizeof *state);
+    assert_true(state && r->fsdp.num_units <= MAX_UNITS);
     for (int u = 0; u < r->fsdp.num_units; u++)
         for (int i = 0; i < r->fsdp.shape[u].num_params; i++) {
-            const Param *p = &r->fsdp.shape[u].param[i], *q = &untouched->fsdp.shape[u].param[i];
-            const size_t bytes = sizeof(double) * (size_t)p->rows * (size_t)p->cols;
-            const double *now = whole(r, u, p, false), *before = whole(untouched, u, q, false);
-            const bool same = memcmp(now, before, bytes) == 0;
-            if (same != (p->region == FROZEN))
-                fail_msg("unit %d, %s: %s after training", u, p->name, same ? "is trained but has not changed" : "is frozen but has changed");
+            const Shard *s = &r->fsdp.shard[u];
+            const Param *p = &r->fsdp.shape[u].param[i];
+            const size_t numel = (size_t)p->rows * (size_t)p->cols;
+            size_t first, n = shard_part(s, p, &first);
+            double *x = state->x[u][p->id] = calloc(numel, sizeof *x);
+            assert_non_null(x);
+            state->region[u][p->id] = p->region;
+            state->numel[u][p->id] = numel;
+            if (n > 0 && !(grads && p->region == FROZEN))
+                fetch(x + first, grads ? shard_view(s, s->grad, p->offset + first, n) : shard_weights(s, p, first, n), n);
+            comm_sum_over(x, (int)numel, RANKS_SHARD);
             release();
         }
+    return state;
 }
 
+static void drop(State *s)
+{
+    for (int u = 0; u < MAX_UNITS; u++)
+        for (int i = 0; i < NUM_PARAMS; i++)
+            free(s->x[u][i]);
+    free(s);
+}
+
+static bool is_same(const State *a, const State *b, int u, int i)
+{
+    return memcmp(a->x[u][i], b->x[u][i], a->numel[u][i] * sizeof(double)) == 0;
+}
+
+/* What a trains is in both the same. */
+static void check_trained(const State *a, const State *b, const char *what)
+{
+    for (int u = 0; u < MAX_UNITS; u++)
+        for (int i = 0; i < NUM_PARAMS; i++)
+            if (a->x[u][i] && a->region[u][i] == TRAINED && !is_same(a, b, u, i))
+                fail_msg("%s: unit %d, parameter %d differs", what, u, i);
+}
+
+/* Frozen is what has not changed, and trained what has. */
+static void check_frozen(const State *now, const State *before)
+{
+    for (int u = 0; u < MAX_UNITS; u++)
+        for (int i = 0; i < NUM_PARAMS; i++)
+            if (now->x[u][i] && is_same(now, before, u, i) != (now->region[u][i] == FROZEN))
+                fail_msg("unit %d, parameter %d is %s", u, i, now->region[u][i] == FROZEN ? "frozen but has changed"
+                                                                                            : "trained but has not changed");
+}
+
+/* ---- the tests ---------------------------------------------------------------------------------------------- */
+
+/* NOTE: an element's sum over ranks begins with its owner's, who may be another one with fewer parameters: so gradients of one
+ * micro-batch a rank are compared, and with NCCL, whose order depends on the owner, on up to two ranks. */
 static void strategy_case(int choice, int recipe, int strategy)
 {
-    Run some, all, untouched;
-    open_run(&some, choice, recipe, strategy, false);
-    open_run(&all, choice, recipe, strategy, true);
-    open_run(&untouched, choice, recipe, strategy, false);
-    assert_int_equal(some.fsdp.first_trained, choices[choice].first_trained);
-    assert_true(model_planned_bytes(&some.model, &some.fsdp) < model_planned_bytes(&all.model, &all.fsdp));
-    /* NOTE: an element's sum over ranks begins with its owner's, who may be another one with fewer parameters: so there is one
-     * micro-batch a rank, and NCCL, whose order depends on the owner, is compared on up to two ranks. */
-    forward_backward(&some, 0, 1);
-    forward_backward(&all, 0, 1);
+    Run r;
+    open_run(&r, choice, recipe, strategy, true);
+    const size_t bytes = model_planned_bytes(&r.model, &r.fsdp);
+    forward_backward(&r, 0, 1);
+    State *all = take(&r, true);
+    model_free(&r.model, &r.fsdp);
+
+    open_run(&r, choice, recipe, strategy, false);
+    assert_int_equal(r.fsdp.first_trained, choices[choice].first_trained);
+    assert_true(model_planned_bytes(&r.model, &r.fsdp) < bytes);
+    State *before = take(&r, false);
+    forward_backward(&r, 0, 1);
+    State *some = take(&r, true);
     if (on_cpu() || comm_size() <= 2)
-        check_same(&some, &all, true, strategies[strategy].name);
-    train(&some, 0, STEPS);
-    check_frozen(&some, &untouched);
-    model_free(&some.model, &some.fsdp);
-    model_free(&all.model, &all.fsdp);
-    model_free(&untouched.model, &untouched.fsdp);
+        check_trained(some, all, strategies[strategy].name);
+    train(&r, 0, STEPS);
+    State *after = take(&r, false);
+    check_frozen(after, before);
+    model_free(&r.model, &r.fsdp);
+    drop(all), drop(some), drop(before), drop(after);
 }
 
 static void test_strategies(void **state)
@@ -185,9 +209,9 @@ static void test_checkpoint(void **state)
     comm_broadcast(folder, sizeof folder, 0);
     snprintf(path, sizeof path, "%s/step%d", folder, STEPS);
     for (int i = 0; i < NUM_RECIPES; i++) {
-        Run r, again, untouched;
-        open_run(&untouched, 0, i, 0, false);
+        Run r;
         open_run(&r, 0, i, 0, false);
+        State *before = take(&r, false);
         train(&r, 0, STEPS);
         r.config.save_folder = folder;
         r.config.save_num_checkpoints_to_keep = -1;
@@ -195,16 +219,20 @@ static void test_checkpoint(void **state)
         TrainState s = { .step = STEPS, .updates = STEPS }, loaded = { 0 };
         checkpoint_begin(&r.config, &r.fsdp, &s, CHECKPOINT_FILE_BYTES);
         checkpoint_finish();
-        open_run(&again, 0, i, 0, false);
-        assert_true(checkpoint_load(path, &again.config, &again.fsdp, &loaded, true));
-        assert_int_equal(loaded.step, STEPS);
-        const double expected = train(&r, STEPS, STEPS), found = train(&again, STEPS, STEPS);
-        assert_memory_equal(&expected, &found, sizeof found);
-        check_same(&r, &again, false, "a resumed run");
-        check_frozen(&again, &untouched);
+        const double expected = train(&r, STEPS, STEPS);
+        State *after = take(&r, false);
         model_free(&r.model, &r.fsdp);
-        model_free(&again.model, &again.fsdp);
-        model_free(&untouched.model, &untouched.fsdp);
+
+        open_run(&r, 0, i, 0, false);
+        assert_true(checkpoint_load(path, &r.config, &r.fsdp, &loaded, true));
+        assert_int_equal(loaded.step, STEPS);
+        const double found = train(&r, STEPS, STEPS);
+        State *again = take(&r, false);
+        assert_memory_equal(&expected, &found, sizeof found);
+        check_trained(after, again, "a resumed run");
+        check_frozen(again, before);
+        model_free(&r.model, &r.fsdp);
+        drop(before), drop(after), drop(again);
     }
     comm_barrier();
     char command[96];
