@@ -164,7 +164,7 @@ static void test_both_spellings(void **state)
 static void test_changed(void **state)
 {
     (void)state;
-    load_case(MISTRAL ", \"sliding_window\": 7");
+    config_free(load_case(MISTRAL ", \"sliding_window\": 7"));
     Config *c = try_load(1, from, "--model.sliding_window=null", NULL, NULL);
     assert_string_equal(architecture_of(&c->model)->class, "MistralForCausalLM");
     config_free(c);

@@ -251,7 +251,7 @@ static void read_layer_types(ModelConfig *m, const Source *s)
 {
     const json_t *types = get(s->json, "layer_types");
     const ClassKey *key = architecture_key(s->class, "layer_types");
-    const int first = class_number(s, "max_window_layers"), every = (int)key->otherwise;
+    const int first = class_number(s, "max_window_layers"), every = key ? (int)key->otherwise : 0;
     m->layer_types.count = m->n_layers;
     if (types && json_array_size(types) != (size_t)m->n_layers)
         wrong(s, "layer_types", "one for each of num_hidden_layers", types);
