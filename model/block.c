@@ -74,7 +74,7 @@ static bool is_trained(Tensor dw)
     return dw.data != NULL;
 }
 
-/* dw += dy^T h. h is made again, from the saved norm input x, where the recipe keeps no other. */
+/* dw += dy^T h. h is recomputed from the saved norm input x where the recipe keeps no other. */
 static void branch_in_weight(const Model *m, Tensor dw, Tensor dy, Tensor h, Tensor x, const float *stats, Tensor w)
 {
     if (!is_trained(dw))
