@@ -39,24 +39,32 @@ static inline bool exists(const char *path)
 
 typedef struct { Config config; Fsdp fsdp; void *memory; size_t file_limit; } Run;
 
-static inline void open_run_of(Run *r, const ModelConfig *m, const char *optimizer, Format master, Format m1, Format m2)
+/* A folder of its own, and memory for what its configuration says. */
+static inline void place(Run *r)
 {
-    *r = (Run){ .file_limit = CHECKPOINT_FILE_BYTES };
-    model_config(&r->config, m, "bf16", 1);
-    r->config.optimizer.name = (char *)optimizer;
-    r->config.recipe.master = master;
-    r->config.recipe.moment1 = m1;
-    r->config.recipe.moment2 = m2;
+    const Placement alone = { 1, 0, false };
+    Arena arena = { 0 };
+    r->file_limit = CHECKPOINT_FILE_BYTES;
     r->config.save_num_checkpoints_to_keep = -1;
     r->config.text = "run_name: test\n";
     r->config.save_folder = keep(256);
     snprintf(r->config.save_folder, 256, "%s/run%d", root, num_folders++);
     mkdir(r->config.save_folder, 0777);
-    Arena arena = { 0 };
-    fsdp_plan(&r->fsdp, &arena, &r->config, (Placement){ 1, 0, false });
+    fsdp_plan(&r->fsdp, &arena, &r->config, alone);
     arena.base = r->memory = device_alloc(arena.used);
     arena.used = 0;
-    fsdp_plan(&r->fsdp, &arena, &r->config, (Placement){ 1, 0, false });
+    fsdp_plan(&r->fsdp, &arena, &r->config, alone);
+}
+
+static inline void open_run_of(Run *r, const ModelConfig *m, const char *optimizer, Format master, Format m1, Format m2)
+{
+    *r = (Run){ 0 };
+    model_config(&r->config, m, "bf16", 1);
+    r->config.optimizer.name = (char *)optimizer;
+    r->config.recipe.master = master;
+    r->config.recipe.moment1 = m1;
+    r->config.recipe.moment2 = m2;
+    place(r);
 }
 
 static inline void open_run(Run *r, const ModelConfig *m, Format master, Format m1, Format m2)

@@ -364,10 +364,17 @@ static void read_piece(const Piece *p, const Shard *s, const SafeFile *file, con
     }
 }
 
+/* Frozen weights have no other copy that would keep the bits. */
+static bool is_rounded(const Piece *p, const SafeTensor *t)
+{
+    return p->region == FROZEN && strcmp(p->dtype, "BF16") == 0 && strcmp(t->dtype, "BF16") != 0;
+}
+
 void layout_read(const Layout *l, Fsdp *f, SafeFile *const *source, int count)
 {
     void *raw = xmalloc(CHUNK);
     float *values = xmalloc(CHUNK);
+    bool rounded = false;
     for (int i = 0; i < l->num_pieces; i++) {
         const Piece *p = &l->piece[i];
         const SafeTensor *t = NULL;
@@ -378,6 +385,10 @@ void layout_read(const Layout *l, Fsdp *f, SafeFile *const *source, int count)
             die("%s%s: there is no tensor %s, which the configured model needs", source[0]->path,
                 count > 1 ? " and the files beside it" : "", p->name);
         check_piece(p, source[k], t);
+        if (is_rounded(p, t) && !rounded)
+            warn("%s: tensors that are not trained are stored as %s there and rounded to bf16 here; --format.frozen=f32 keeps them as "
+                 "they are", source[k]->path, t->dtype);
+        rounded |= is_rounded(p, t);
         read_piece(p, &f->shard[p->unit], source[k], t, raw, values);
     }
     free(raw);

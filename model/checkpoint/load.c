@@ -187,17 +187,22 @@ static bool may_be_ignored(const char *name, const char *folder, const ModelConf
     return c->weight_tying && strcmp(name, "lm_head.weight") == 0 && says_tied(folder);
 }
 
+static bool has_piece(const Layout *l, const char *name)
+{
+    for (int i = 0; i < l->num_pieces; i++)
+        if (strcmp(l->piece[i].name, name) == 0)
+            return true;
+    return false;
+}
+
 /* The first tensor that is no piece of the layout and may not be ignored, in `path`; NULL: there is none. */
 static const char *left_over(const Layout *l, const Source *s, const char *folder, const ModelConfig *c, const char **path)
 {
     for (int i = 0; i < s->count; i++)
         for (int t = 0; t < s->file[i]->count; t++) {
             const char *name = s->file[i]->tensor[t].name;
-            int k = 0;
-            while (k < l->num_pieces && strcmp(l->piece[k].name, name) != 0)
-                k++;
             *path = s->file[i]->path;
-            if (k == l->num_pieces && !may_be_ignored(name, folder, c))
+            if (!has_piece(l, name) && !may_be_ignored(name, folder, c))
                 return name;
         }
     return NULL;
@@ -238,7 +243,33 @@ static _Noreturn void die_of_states(const char *folder, const char *problem)
         "this folder, --reset_optimizer_state and another --save_folder", folder, problem, saved, saved);
 }
 
-/* The weights fit; so what does not fit here are the states of another optimizer. */
+static bool has_tensor(const Source *s, const char *name)
+{
+    for (int i = 0; i < s->count; i++)
+        if (safetensors_find(s->file[i], name))
+            return true;
+    return false;
+}
+
+/* A weight that is trained has states, one that is frozen has none. `state`: the name of one that every trained weight has. */
+static void check_trained(const char *folder, const Layout *l, const Source *s, const char *state)
+{
+    static const char remedy[] = "Take the `trainable` of its config.yaml, or begin with new states: --load_path of this folder, "
+                                 "--reset_optimizer_state and another --save_folder";
+    char suffix[64];
+    snprintf(suffix, sizeof suffix, ".%s", state);
+    for (int i = 0; i < l->num_pieces; i++)
+        if (text_ends_with(l->piece[i].name, suffix) && !has_tensor(s, l->piece[i].name))
+            die("%s: it has no %s, of a weight that is trained now and was frozen there. %s", folder, l->piece[i].name, remedy);
+    for (int i = 0; i < s->count; i++)
+        for (int t = 0; t < s->file[i]->count; t++) {
+            const char *name = s->file[i]->tensor[t].name;
+            if (text_ends_with(name, suffix) && !has_piece(l, name))
+                die("%s: it has %s, of a weight that is frozen now and was trained there. %s", folder, name, remedy);
+        }
+}
+
+/* The weights fit; so what does not fit here are the states of another optimizer, or of other weights. */
 static void load_optimizer(const char *folder, Source s, const Config *c, Fsdp *f)
 {
     const Optimizer *o = f->optimizer;
@@ -253,6 +284,8 @@ static void load_optimizer(const char *folder, Source s, const Config *c, Fsdp *
                                             format_name(format)));
     }
     Layout l = layout_make(NULL, LAYOUT_OPTIMIZER, &c->model, f, 0);
+    if (o->num_states > 0)
+        check_trained(folder, &l, &s, o->state[0].name);
     fsdp_zero_states(f);            /* files hold no padding */
     layout_read(&l, f, s.file, s.count);
     const char *path, *name = left_over(&l, &s, folder, &c->model, &path);

@@ -1,0 +1,107 @@
+/* What is said of `trainable`: by the configuration, and where a checkpoint was trained otherwise. What it does is in
+ * test_trainable_ranks. */
+#include "tests/saved.h"
+#include "tests/try_config.h"
+
+static void open_with(Run *r, char *pattern, const char *recipe)
+{
+    static char *patterns[8];
+    static int used;
+    ModelConfig m = architecture(LLAMA);
+    *r = (Run){ 0 };
+    model_config(&r->config, &m, recipe, 1);
+    patterns[used % 8] = pattern;
+    r->config.trainable = &patterns[used++ % 8];
+    r->config.num_trainable = pattern != NULL;
+    place(r);
+    fsdp_init(&r->fsdp, &r->config.model, 3);
+}
+
+/* One matrix of ours is three tensors there. */
+static void test_parts_of_a_matrix(void **state)
+{
+    (void)state;
+    Run r;
+    needs_fork();
+    DIES("trainable: model.layers.0.self_attn.q_proj.weight is trained and model.layers.0.self_attn.k_proj.weight is frozen, but they "
+         "are one matrix here; train both or none", open_with(&r, "*.q_proj.weight", "f32"));
+    release();
+}
+
+/* States belong to the weights that were trained. */
+static void test_other_choice(void **state)
+{
+    (void)state;
+    Run all, some;
+    needs_fork();
+    open_with(&all, NULL, "f32");
+    open_with(&some, "*.mlp.*", "f32");
+    save(&all, 10);
+    save(&some, 10);
+    DIES("it has model.embed_tokens.weight.exp_avg, of a weight that is frozen now and was trained there. Take the `trainable` of its "
+         "config.yaml", load(&some, step_folder(&all, 10)));
+    DIES("it has no model.embed_tokens.weight.exp_avg, of a weight that is trained now and was frozen there. Take the `trainable`",
+         load(&all, step_folder(&some, 10)));
+    load(&some, step_folder(&some, 10));
+    close_run(&all);
+    close_run(&some);
+    release();
+}
+
+/* A frozen weight has one copy, in bf16 unless it is asked for otherwise. */
+static void test_rounding(void **state)
+{
+    (void)state;
+    Run saved, loaded;
+    TrainState s;
+    needs_fork();
+    open_with(&saved, NULL, "f32");
+    save(&saved, 10);
+    open_with(&loaded, "*.mlp.*", "bf16");
+    DIES("warning: ", checkpoint_load(step_folder(&saved, 10), &loaded.config, &loaded.fsdp, &s, false); die("loaded"));
+    DIES("model.safetensors: tensors that are not trained are stored as F32 there and rounded to bf16 here; --format.frozen=f32 keeps",
+         checkpoint_load(step_folder(&saved, 10), &loaded.config, &loaded.fsdp, &s, false); die("loaded"));
+    close_run(&saved);
+    close_run(&loaded);
+    release();
+}
+
+static void test_configuration(void **state)
+{
+    (void)state;
+    static const struct { const char *a, *b, *message; } table[] = {
+        { "--trainable=model.layer.*", NULL, "--trainable=model.layer.*: trainable: 'model.layer.*' names no tensor of this model; names "
+                                             "are those of a checkpoint" },
+        { "--trainable=[model.norm.weight, nothing]", NULL, "'nothing' names no tensor" },
+        { "--trainable=lm_head.weight", NULL, "the head is the embedding here (model.weight_tying): train model.embed_tokens.weight" },
+        { "--trainable={a: b}", NULL, "trainable: expected a pattern or a list [a, b] of patterns" },
+        { "--format.frozen=e4m3", NULL, "format.frozen cannot be e4m3; take bf16 or f32" },
+    };
+    static char text_of[1 << 16];
+    needs_fork();
+    assert_int_equal(try_make_folder(NULL), 0);
+    try_write(try_path, try_base);
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        assert_false(try_printed(text_of, sizeof text_of, 2, 1, table[i].a, table[i].b));
+        try_contains(text_of, table[i].message);
+    }
+    Config *c = try_load(1, "--trainable=['*.mlp.*', model.norm.weight]", NULL, NULL, NULL);
+    try_contains(c->text, "trainable:\n- \"*.mlp.*\"\n- model.norm.weight\n");
+    try_write(try_path, c->text);
+    Config *again = try_load(1, NULL, NULL, NULL, NULL);
+    assert_string_equal(c->text, again->text);
+    assert_int_equal(again->num_trainable, 2);
+    config_free(c);
+    config_free(again);
+    assert_int_equal(try_remove_folder(NULL), 0);
+}
+
+int main(void)
+{
+    device_init(0);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_parts_of_a_matrix), cmocka_unit_test(test_other_choice), cmocka_unit_test(test_rounding),
+        cmocka_unit_test(test_configuration),
+    };
+    return cmocka_run_group_tests(tests, make_root, remove_root);
+}
