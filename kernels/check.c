@@ -10,7 +10,7 @@ void check_tensor(const char *op, const char *name, Tensor t, int rows, int cols
         die("%s: %s is (%d, %d); expected (%d, %d)", op, name, t.rows, t.cols, rows, cols);
     bool scales = format_has_scales(t.format);
     if (!scales && (t.format.group || t.data_t))
-        die("%s: %s is %s: only FP8 has groups or a transposed copy", op, name, format_name(t.format));
+        die("%s: %s is %s: it has no groups, and only FP8 a transposed copy", op, name, format_name(t.format));
     if (scales && !t.scale)
         die("%s: %s is %s without scales", op, name, format_name(t.format));
     if (t.format.group < 0 || (t.format.group && (cols % t.format.group || t.data_t)))

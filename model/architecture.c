@@ -268,7 +268,9 @@ int hf_tensors(HfTensor out[HF_TENSORS], const ModelConfig *c, const UnitShape *
                 snprintf(t->name, sizeof t->name, "%s", names->part[k].name);
             first += t->rows * t->cols;
         }
-        CHECK(first <= p->offset + (size_t)p->rows * p->cols, "%s: the tensors of %s have more rows than it", a->class, p->name);
+        const size_t rows = (first - p->offset) / (size_t)p->cols;
+        CHECK(rows == (size_t)p->rows || (p->has_padding && rows == (size_t)c->vocab_size), "%s: the tensors of %s have %zu of its "
+              "%d rows", a->class, p->name, rows, p->rows);
     }
     return count;
 }

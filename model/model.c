@@ -93,6 +93,7 @@ static void head(Model *m, Fsdp *f, float scale, float z_weight, bool backward)
     const Unit *hw = fsdp_acquire(f, head_unit);
     Unit none = { 0 }, *dw = backward ? fsdp_grads(f, head_unit) : &none, *dnorm = backward ? fsdp_grads(f, last) : &none;
     Tensor weight = tied ? hw->embed : hw->head, dweight = tied ? dw->embed : dw->head;
+    const bool goes_on = backward && (f->first_trained <= m->L || dnorm->norm.data);      /* below the head something is trained */
 
     trace_begin("head", head_unit);
     Tensor x = m->acts[m->L].res0;
@@ -103,12 +104,12 @@ static void head(Model *m, Fsdp *f, float scale, float z_weight, bool backward)
         matmul(logits, h, weight, NONE);
         cross_entropy(logits, m->losses + n, m->losses + m->N + n, m->targets + n, m->config->vocab_size,
                       scale, z_weight, backward);
-        if (backward) {
+        if (goes_on)
             matmul_dx(tensor_rows(m->work.dh, n, rows), logits, weight, false);
+        if (backward)
             matmul_dw(dweight, logits, h);
-        }
     }
-    if (backward)
+    if (goes_on)
         norm_to_stream_backward(m, dnorm->norm, x, m->final_stats, w->norm, false);
     trace_end();
     fsdp_release(f, last);

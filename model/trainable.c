@@ -16,21 +16,45 @@ static bool is_trained(const Config *c, const char *name)
     return false;
 }
 
+/* The tensors of parameter p, of `count` in the unit's order from *k on, which moves behind them. Returns the first that is trained
+ * where that one is not, or the reverse; NULL: all are as the first. */
+static const char *find_split(const Config *c, const Param *p, const HfTensor *tensor, int count, int *k)
+{
+    const size_t end = p->offset + (size_t)p->rows * (size_t)p->cols;
+    const bool trained = is_trained(c, tensor[*k].name);
+    const char *other = NULL;
+    for (; *k < count && tensor[*k].first < end; ++*k)
+        if (!other && is_trained(c, tensor[*k].name) != trained)
+            other = tensor[*k].name;
+    return other;
+}
+
 void trainable_mark(UnitShape *u, const Config *c, int unit)
 {
     HfTensor tensor[HF_TENSORS];
     const int count = hf_tensors(tensor, &c->model, u, unit);
     for (int i = 0, k = 0; i < u->num_params; i++) {
-        Param *p = &u->param[i];
-        const size_t end = p->offset + (size_t)p->rows * (size_t)p->cols;
-        const HfTensor *first = &tensor[k];
-        const bool trained = is_trained(c, first->name);
-        for (; k < count && tensor[k].first < end; k++)
-            if (is_trained(c, tensor[k].name) != trained)
-                die("trainable: %s is %s and %s is %s, but they are one matrix here; train both or none", first->name,
-                    trained ? "trained" : "frozen", tensor[k].name, trained ? "frozen" : "trained");
-        p->region = trained ? TRAINED : FROZEN;
+        const char *first = tensor[k].name, *other = find_split(c, &u->param[i], tensor, count, &k);
+        CHECK(!other, "%s and %s are one matrix", first, other);
+        u->param[i].region = is_trained(c, first) ? TRAINED : FROZEN;
     }
+}
+
+char *trainable_split(const Config *c)
+{
+    for (int unit = 0; unit <= c->model.n_layers + 1; unit++) {
+        UnitShape shape;
+        HfTensor tensor[HF_TENSORS];
+        unit_shape(&shape, &c->model, unit, 1);
+        const int count = hf_tensors(tensor, &c->model, &shape, unit);
+        for (int i = 0, k = 0; i < shape.num_params; i++) {
+            const char *first = tensor[k].name, *other = find_split(c, &shape.param[i], tensor, count, &k);
+            if (other)
+                return xasprintf("%s is %s and %s is %s", first, is_trained(c, first) ? "trained" : "frozen", other,
+                                 is_trained(c, other) ? "trained" : "frozen");
+        }
+    }
+    return NULL;
 }
 
 int trainable_count(const Config *c, const char *pattern)

@@ -100,8 +100,13 @@ static void test_values(void **state)
     c = try_load(1, "--seed=9007199254740993", "--data.seed=0", "--save_interval=null", "--eval_interval=0");
     assert_true(c->seed == 9007199254740993 && c->data.seed == 0 && c->save_interval == 0 && c->eval_interval == 0);
     config_free(c);
+}
 
-    c = try_load(1, "--data.paths=null", "--data.datasets={zebra: [z.npy], ape: [a.npy, b.npy]}", "--recipe=f32",
+static void test_datasets_and_formats(void **state)
+{
+    (void)state;
+    try_write(try_path, try_base);
+    Config *c = try_load(1, "--data.paths=null", "--data.datasets={zebra: [z.npy], ape: [a.npy, b.npy]}", "--recipe=f32",
              "--format={master: bf16, moment1: e5m2/128, moment2: e4m3/128, keep: inputs}");
     assert_int_equal(c->data.num_paths, 3);
     assert_string_equal(c->data.paths[0], "a.npy");
@@ -342,7 +347,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_defaults),
-        cmocka_unit_test(test_values),
+        cmocka_unit_test(test_values), cmocka_unit_test(test_datasets_and_formats),
         cmocka_unit_test(test_strategies), cmocka_unit_test(test_interpolation),
         cmocka_unit_test(test_published),
         cmocka_unit_test(test_warning),

@@ -169,23 +169,24 @@ static void test_combinations(void **state)
 }
 
 /* Mistakes that take two lines or an argument. */
-static void test_arguments(void **state)
+/* Arguments that a complete file is refused with, and words of the message. */
+typedef struct { int world; const char *a, *b, *words; } Refused;
+
+static void refuse_all(const Refused *list, size_t count)
+{
+    try_write(try_path, try_base);
+    for (size_t i = 0; i < count; i++) {
+        char message[8192];
+        if (try_printed(message, sizeof message, 2, list[i].world, list[i].a, list[i].b))
+            fail_msg("%s was accepted", list[i].a ? list[i].a : "the number of ranks");
+        try_contains(message, list[i].words);
+    }
+}
+
+static void test_model_arguments(void **state)
 {
     (void)state;
-    static const struct { int world; const char *a, *b, *words; } list[] = {
-        { 1, "--max_duratoin=3", NULL,
-          "error: --max_duratoin=3: unknown key 'max_duratoin'; did you mean 'max_duration'?" },
-        { 1, "--model.n_layers=x", NULL, "error: --model.n_layers=x: model.n_layers: expected an integer" },
-        { 1, "max_duration=3", NULL, "unexpected argument 'max_duration=3'" },
-        { 1, "--betas=[1", NULL, "--betas=[1: " },
-        { 1, "--data.paths=[*.npy]", NULL, "--data.paths=[*.npy]: invalid alias; quote a pattern that begins with *" },
-        { 3, NULL, NULL, "global_train_batch_size 8 is not a multiple of 3 ranks x device_train_microbatch_size 2; "
-                         "--global_train_batch_size=6 or 12 would do" },
-        { 8, NULL, NULL, "--device_train_microbatch_size=1 or --global_train_batch_size=16 would do" },
-        { 1, "--scheduler.t_max=10", "--scheduler.t_warmup=20", "t_warmup 20 is longer than scheduler.t_max 10" },
-        { 1, "--scheduler={name: wsd, t_decay: 91}", NULL, "t_warmup 10 and t_decay 91 do not fit max_duration 100" },
-        { 1, "--scheduler={name: wsd, t_decay: 41}", "--scheduler.t_max=50", "and t_decay 41 do not fit t_max 50" },
-        { 1, "--scheduler.name=inverse_sqrt_with_warmup", "--scheduler.t_warmup=0", "needs scheduler.t_warmup > 0" },
+    static const Refused list[] = {
         { 1, "--model.multi_query_attention", "--model.n_kv_heads=2", "give only n_kv_heads" },
         { 1, "--model.attention_layer_norm", "--model.layer_norm_type=default", "set model.layer_norm_type: rms" },
         { 1, "--model.layer_norm_type=default", NULL, "\n  OLMo (OlmoForCausalLM): model.layer_norm_with_affine: false\n" },
@@ -205,6 +206,27 @@ static void test_arguments(void **state)
         { 1, "--model.rope_scaling={rope_type: yarn, factor: 8, full_attn_layers_only: true}",
           "--model={sliding_window: 4, layer_types: [sliding_attention, full_attention]}",
           "\n  Mistral (MistralForCausalLM): model.layer_types: null, model.rope_scaling.full_attn_layers_only: false\n" },
+    };
+    refuse_all(list, sizeof list / sizeof *list);
+}
+
+static void test_arguments(void **state)
+{
+    (void)state;
+    static const Refused list[] = {
+        { 1, "--max_duratoin=3", NULL,
+          "error: --max_duratoin=3: unknown key 'max_duratoin'; did you mean 'max_duration'?" },
+        { 1, "--model.n_layers=x", NULL, "error: --model.n_layers=x: model.n_layers: expected an integer" },
+        { 1, "max_duration=3", NULL, "unexpected argument 'max_duration=3'" },
+        { 1, "--betas=[1", NULL, "--betas=[1: " },
+        { 1, "--data.paths=[*.npy]", NULL, "--data.paths=[*.npy]: invalid alias; quote a pattern that begins with *" },
+        { 3, NULL, NULL, "global_train_batch_size 8 is not a multiple of 3 ranks x device_train_microbatch_size 2; "
+                         "--global_train_batch_size=6 or 12 would do" },
+        { 8, NULL, NULL, "--device_train_microbatch_size=1 or --global_train_batch_size=16 would do" },
+        { 1, "--scheduler.t_max=10", "--scheduler.t_warmup=20", "t_warmup 20 is longer than scheduler.t_max 10" },
+        { 1, "--scheduler={name: wsd, t_decay: 91}", NULL, "t_warmup 10 and t_decay 91 do not fit max_duration 100" },
+        { 1, "--scheduler={name: wsd, t_decay: 41}", "--scheduler.t_max=50", "and t_decay 41 do not fit t_max 50" },
+        { 1, "--scheduler.name=inverse_sqrt_with_warmup", "--scheduler.t_warmup=0", "needs scheduler.t_warmup > 0" },
         { 1, "--data.generate_attention_mask", NULL, "needs model.pad_token_id" },
         { 1, "--data.generate_doc_lengths", "--model.eos_token_id=null", "needs model.eos_token_id" },
         { 1, "--data.datasets={x: [b.npy]}", NULL, "not both" },
@@ -222,13 +244,7 @@ static void test_arguments(void **state)
         { 1, "--optimizer.eps=1e-20", NULL, "optimizer.eps" },
         { 1, "--run_name=${data.paths}-x", NULL, "puts a list or a section inside a text" },
     };
-    try_write(try_path, try_base);
-    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
-        char message[8192];
-        if (try_printed(message, sizeof message, 2, list[i].world, list[i].a, list[i].b))
-            fail_msg("%s was accepted", list[i].a ? list[i].a : "the number of ranks");
-        try_contains(message, list[i].words);
-    }
+    refuse_all(list, sizeof list / sizeof *list);
 }
 
 static void test_files(void **state)
@@ -315,7 +331,7 @@ int main(void)
         cmocka_unit_test(test_wrong_values),
         cmocka_unit_test(test_unsupported),
         cmocka_unit_test(test_combinations),
-        cmocka_unit_test(test_arguments),
+        cmocka_unit_test(test_arguments), cmocka_unit_test(test_model_arguments),
         cmocka_unit_test(test_files),
         cmocka_unit_test(test_hf_refused),
         cmocka_unit_test(test_hf_gone),

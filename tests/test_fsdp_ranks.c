@@ -43,7 +43,7 @@ static ModelConfig small(int recipe)
     m.d_model = 128;
     m.head_dim = 32;
     m.mlp_width = 160;
-    m.n_layers = MAX_UNITS - 2;         /* both slots are used twice */
+    m.n_layers = MAX_UNITS - 2;         /* both shared buffers are used twice */
     return m;
 }
 

@@ -99,7 +99,7 @@ static double distance(const float *x, const float *y, size_t n)
     return sqrt(e / s);
 }
 
-/* Relative error of the gradients of parameter `slot`-th of unit u. */
+/* Relative error of the gradients of the parameter `id` of unit u. */
 static double param_distance(const Result *x, const Result *y, const UnitShape *shape, int u, int i)
 {
     const Param *p = &shape->param[i];

@@ -320,6 +320,29 @@ static void test_formats(void **state)
     small_close(&s);
 }
 
+/* What is frozen has no moments to measure: a unit of which nothing is trained has no line, of another only what is trained counts. */
+static void test_frozen(void **state)
+{
+    (void)state;
+    static const char *const recipes[] = { "f32", "coat" };
+    static char *pattern = "model.layers.*.mlp.*";
+    for (int i = 0; i < 2; i++) {
+        Small s;
+        small_open(&s, LLAMA, recipes[i]);
+        s.config.trainable = &pattern;
+        s.config.num_trainable = 1;
+        small_start(&s);
+        for (int step = 0; step < 2; step++) {
+            small_step(&s, true);
+            small_update(&s);
+        }
+        assert_true(metric(&s, "quant/m/0/dynamic_range") > 1 && metric(&s, "quant/v/1/dynamic_range") > 1);
+        assert_null(json_object_get(s.line, "quant/m/embedding/dynamic_range"));
+        assert_null(json_object_get(s.line, "quant/m/head/dynamic_range"));
+        small_close(&s);
+    }
+}
+
 /* Statistics change nothing: same loss and same moments with and without, and no line where none is due. */
 static void test_no_side_effects(void **state)
 {
@@ -376,7 +399,9 @@ static void test_flops(void **state)
 {
     (void)state;
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
+        Config c;
         const ModelConfig m = architecture(a);
+        model_config(&c, &m, "f32", B);
         const int T = m.max_sequence_length;
         double least = 0, most = 0;
         for (int l = 0; l < m.n_layers; l++)
@@ -385,10 +410,34 @@ static void test_flops(void **state)
                 least += (keys - 0.5) / T;
                 most += (double)keys / T;
             }
-        const double found = token_flops(&m).attention / (12.0 * m.n_heads * m.head_dim);
+        const double found = token_flops(&c).attention / (12.0 * m.n_heads * m.head_dim);
         assert_true(found >= least && found < most);
         if (m.sliding_window == 0)
             assert_true(found == m.n_layers * T / 2.0);
+    }
+}
+
+/* Frozen weights have no gradient, and backward ends at the first unit that trains something. */
+static void test_flops_of_a_part(void **state)
+{
+    (void)state;
+    static const struct { char *pattern; double block[2], attention[2], head; } cases[] = {     /* passes: forward is 1 */
+        { "*", { 3, 3 }, { 3, 3 }, 3 },
+        { "lm_head.weight", { 1, 1 }, { 1, 1 }, 2 },
+        { "model.layers.1.*", { 1, 3 }, { 1, 3 }, 2 },
+    };
+    const ModelConfig m = architecture(LLAMA);
+    const double HD = m.n_heads * m.head_dim, C = m.d_model, block = 2 * (C * 3 * HD + HD * C + 3 * C * m.mlp_width);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Config c;
+        char *pattern = cases[i].pattern;
+        model_config(&c, &m, "f32", B);
+        c.trainable = &pattern;
+        c.num_trainable = 1;
+        const TokenFlops f = token_flops(&c);
+        assert_true(f.linear == block * (cases[i].block[0] + cases[i].block[1]));
+        assert_true(f.attention == 4 * HD * m.max_sequence_length / 2 * (cases[i].attention[0] + cases[i].attention[1]));
+        assert_true(f.head == 2 * C * m.embedding_size * cases[i].head);
     }
 }
 
@@ -408,7 +457,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_recipe), cmocka_unit_test(test_activations), cmocka_unit_test(test_moments),
         cmocka_unit_test(test_formats), cmocka_unit_test(test_no_side_effects), cmocka_unit_test(test_speed),
-        cmocka_unit_test(test_flops),
+        cmocka_unit_test(test_flops), cmocka_unit_test(test_flops_of_a_part), cmocka_unit_test(test_frozen),
     };
     return cmocka_run_group_tests(tests, start, finish);
 }

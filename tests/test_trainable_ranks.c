@@ -13,9 +13,12 @@
 
 enum { BATCH = 4, MICRO = 1, STEPS = 2, MAX_TOKENS = 64 };
 
-/* Recipes whose frozen weights are rounded as those that are trained are for computing. */
-static const char *const recipe_names[] = { "f32", "bf16", "coat", "coat-lean" };
-enum { NUM_RECIPES = sizeof recipe_names / sizeof recipe_names[0] };
+/* Recipes as they are changed here, so that frozen weights are rounded for computing as those that are trained are. */
+static const struct { const char *name; Keep keep; DType frozen; } recipe_rows[] = {
+    { "f32", KEEP_ALL, F32 },      { "bf16", KEEP_ALL, BF16 },         { "fp8", KEEP_ALL, F32 },
+    { "coat", KEEP_INPUTS, BF16 }, { "coat-lean", KEEP_INPUTS, BF16 }, { "coat", KEEP_BLOCK, BF16 },
+};
+enum { NUM_RECIPES = sizeof recipe_rows / sizeof recipe_rows[0] };
 
 static const struct { SmallModel model; const char *patterns[3]; int count, first_trained; } choices[] = {
     { LLAMA, { "model.layers.*.mlp.*", "lm_head.weight" }, 2, 1 },
@@ -23,6 +26,7 @@ static const struct { SmallModel model; const char *patterns[3]; int count, firs
     { OLMO2, { "*norm.weight" }, 1, 1 },
     { OLMO, { "model.embed_tokens.weight" }, 1, 0 },
     { QWEN3, { "model.layers.*.self_attn.*" }, 1, 1 },
+    { LLAMA, { "lm_head.weight" }, 1, 3 },
 };
 enum { NUM_CHOICES = sizeof choices / sizeof choices[0] };
 
@@ -48,7 +52,9 @@ static void open_run(Run *r, int choice, int recipe, int strategy, bool all)
 {
     const int groups = strategies[strategy].groups ? strategies[strategy].groups : comm_size();
     *r = (Run){ .m = architecture(choices[choice].model) };
-    model_config(&r->config, &r->m, recipe_names[recipe], MICRO);
+    model_config(&r->config, &r->m, recipe_rows[recipe].name, MICRO);
+    r->config.recipe.keep = recipe_rows[recipe].keep;
+    r->config.recipe.frozen = (Format){ recipe_rows[recipe].frozen, 0, false };
     r->config.global_train_batch_size = BATCH;
     r->config.strategy = (Strategy){ comm_size() / groups, strategies[strategy].keep_weights, strategies[strategy].sum };
     r->config.trainable = (char **)choices[choice].patterns;

@@ -47,7 +47,8 @@ static Piece *add_piece(Layout *l, Piece piece, const HfTensor *t, const char *s
     p->region = t->region;
     p->per = 1;
     p->first = t->first;
-    snprintf(p->name, sizeof p->name, "%s%s", t->name, suffix);
+    const int length = snprintf(p->name, sizeof p->name, "%s%s", t->name, suffix);
+    CHECK(length < (int)sizeof p->name, "the name %s%s is too long", t->name, suffix);
     return p;
 }
 

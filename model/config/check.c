@@ -206,6 +206,9 @@ void config_check_trainable(Reader *r)
         die("%s: trainable: '%s' names no tensor of this model; names are those of a checkpoint, as "
             "model.layers.0.self_attn.q_proj.weight, and * stands for any characters", place, pattern);
     }
+    const char *split = c->num_trainable > 0 ? trainable_split(c) : NULL;
+    if (split)
+        die("%s: trainable: %s, but they are one matrix here; train both or none", config_where(r, "trainable"), split);
 }
 
 /* ---- data ------------------------------------------------------------------------------------------------- */

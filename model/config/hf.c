@@ -162,8 +162,7 @@ static void refuse_others(const Source *s, const json_t *from, const Key *k)
     bool same = !value || (json_is_number(only) ? json_number_value(value) == json_number_value(only) : json_equal(value, only));
     json_decref(only);
     if (!same)
-        die("%s: its %s is not supported, only %s: linear layers have no bias, the MLP is SwiGLU, all of a head turns", s->path,
-            k->key, k->what);
+        die("%s: its %s is not supported, only %s", s->path, k->key, k->what);
 }
 
 /* ---- rotation --------------------------------------------------------------------------------------------- */

@@ -2,7 +2,7 @@
  * of OLMo could not run here (dropout, biases) the key has the value that can. Keys of ours: recipe, format.*,
  * model.architecture, model.head_dim, model.sliding_window, model.layer_types and model.rope_scaling.* (Hugging Face's names, but
  * for OLMo-core's full_attn_layers_only), scheduler.t_decay, loss_chunk, quant_stats_interval, fsdp.grad_sync_mode,
- * profile, timeout_seconds. Sections stand in the order in which the resolved configuration shows them. */
+ * profile, timeout_seconds, trainable. Sections stand in the order in which the resolved configuration shows them. */
 #include "model/config/table.h"
 
 #include <assert.h>
@@ -70,6 +70,7 @@ const ConfigKey config_keys[] = {
     OTHER ("format.moment1", FORMAT | FOLLOWS, "null", C(recipe.moment1),
            "AdamW's m; e4m3/128+ is expanded (COAT), e4m3/128 is not"),
     OTHER ("format.moment2", FORMAT | FOLLOWS, "null", C(recipe.moment2), "AdamW's v"),
+    OTHER ("format.frozen", FORMAT | FOLLOWS, "null", C(recipe.frozen), "weights that are not trained: their only copy"),
     WORD  ("quantize_model.use_quantize_model", CHOICE | SPENT, "null", WORDS({ "coat_real", QUANTIZE_COAT },
            { "fp8linear", QUANTIZE_LINEAR }, { "none", QUANTIZE_NOTHING }, { "false", QUANTIZE_NOTHING }),
            X(quantize_model.method), "COAT's block for activations: recipes coat, coat-act, fp8"),
@@ -101,9 +102,8 @@ const ConfigKey config_keys[] = {
            { "true", CHECKPOINT_BLOCKS }, { "fine_grained", CHECKPOINT_FINE_GRAINED }, { "false", CHECKPOINT_NOTHING }),
            X(activation_checkpointing), "whole_layer: format.keep=block; fine_grained: format.keep=inputs"),
 
-    OTHER ("format.frozen", FORMAT | FOLLOWS, "null", C(recipe.frozen), "weights that are not trained: their only copy"),
     OTHER ("trainable", PATTERNS, "[]", C(trainable), "Hugging Face names of the tensors that are trained, * for any characters "
-           "(model.layers.*.mlp.*); the others stay as they were loaded; []: all are trained"),
+           "(model.layers.*.mlp.*); the others stay as they were loaded, in format.frozen; []: all are trained"),
 
     /* ---- architecture ---- */
     OTHER ("model.architecture", STRING, "null", X(architecture),

@@ -14,6 +14,7 @@
 #include "kernels/device.h"
 #include "kernels/clock.h"
 #include "kernels/error.h"
+#include "model/trainable.h"
 
 enum { PLOT_WIDTH = 64, PLOT_HEIGHT = 12 };
 
@@ -40,21 +41,51 @@ static double mean_keys(const ModelConfig *c, int l)
     return w * (1 - w / (2 * T));
 }
 
-TokenFlops token_flops(const ModelConfig *c)
+/* Weights of a unit's matrices: all, and those that are trained. `trains`: whether anything in it is. */
+typedef struct { double all, trained; bool trains; } UnitWeights;
+
+static UnitWeights weights_of(const Config *c, int unit)
 {
-    double C = c->d_model, HD = (double)c->n_heads * c->head_dim, S = HD + 2.0 * c->n_kv_heads * c->head_dim;
-    double block = C * S + HD * C + 3.0 * C * c->mlp_width;
-    double keys = 0;
-    for (int l = 0; l < c->n_layers; l++)
-        keys += mean_keys(c, l);
-    /* 2 FLOPs per weight forward, 4 backward; attention: 2 products of the keys, 3 times in all */
-    return (TokenFlops){ .linear = 6 * block * c->n_layers, .head = 6 * C * c->embedding_size, .attention = 12 * HD * keys };
+    UnitShape shape;
+    UnitWeights w = { 0 };
+    unit_shape(&shape, &c->model, unit, 1);
+    trainable_mark(&shape, c, unit);
+    for (int i = 0; i < shape.num_params; i++) {
+        const Param *p = &shape.param[i];
+        const double n = p->is_norm ? 0 : (double)p->rows * p->cols;
+        w.all += n;
+        w.trained += p->region == TRAINED ? n : 0;
+        w.trains |= p->region == TRAINED;
+    }
+    return w;
 }
 
-double speed_of_light(const ModelConfig *c, const Recipe *r)
+/* A weight takes 2 FLOPs forward, 2 for the gradient of its input, 2 for its own if it is trained; attention 2 products of the keys
+ * forward and twice as many backward. Backward ends at the first unit that trains something. */
+TokenFlops token_flops(const Config *c)
+{
+    const ModelConfig *m = &c->model;
+    const int L = m->n_layers;
+    const double HD = (double)m->n_heads * m->head_dim;
+    TokenFlops f = { 0 };
+    int first = 0;
+    while (first <= L && !weights_of(c, first).trains)
+        first++;
+    for (int l = 0; l < L; l++) {
+        const UnitWeights w = weights_of(c, l + 1);
+        const bool backward = first <= l + 1;
+        f.linear += 2 * (w.all + (backward ? w.all : 0) + w.trained);
+        f.attention += (backward ? 12 : 4) * HD * mean_keys(m, l);
+    }
+    const UnitWeights head = weights_of(c, m->weight_tying ? 0 : L + 1);
+    f.head = 2 * (head.all + (first <= L ? head.all : 0) + head.trained);
+    return f;
+}
+
+double speed_of_light(const Config *c)
 {
     TokenFlops f = token_flops(c);
-    double operand = device_peak_flops(r->operand.dtype), stream = device_peak_flops(r->stream.dtype);
+    double operand = device_peak_flops(c->recipe.operand.dtype), stream = device_peak_flops(c->recipe.stream.dtype);
     return operand > 0 && stream > 0 ? 1 / (f.linear / operand + (f.head + f.attention) / stream) : 0;
 }
 
@@ -108,7 +139,7 @@ Log *log_open(const Config *c, RunLength length, long last_step, long first_step
     l->last_step = last_step;
     l->world = world;
     l->first_step = first_step;
-    l->speed_of_light = speed_of_light(&c->model, &c->recipe);
+    l->speed_of_light = speed_of_light(c);
     l->time = xcalloc(c->speed_window + 1, sizeof *l->time);
     l->time[0] = l->start = clock_seconds();
     l->path = xasprintf("%s/metrics.jsonl", c->save_folder);

@@ -33,5 +33,5 @@ void log_close(Log *l);           /* prints first and last loss, and the plot */
 /* FLOPs of forward and backward per token, GEMMs and causal attention of T tokens with its windows, and the tokens per second
  * that the device's data-sheet rates allow (0: unknown): 100 % of peak in the progress line. */
 typedef struct { double linear, head, attention; } TokenFlops;
-TokenFlops token_flops(const ModelConfig *c);
-double     speed_of_light(const ModelConfig *c, const Recipe *r);      /* tokens per second of a device */
+TokenFlops token_flops(const Config *c);
+double     speed_of_light(const Config *c);             /* tokens per second of a device */

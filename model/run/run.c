@@ -201,6 +201,8 @@ static void load_or_initialize(Run *r, const char *folder, bool resets)
     r->state = (TrainState){ .fingerprint = loader_fingerprint(r->loader) };
     if (!folder) {
         fsdp_init(&r->fsdp, &c->model, c->seed);
+        if (c->num_trainable > 0)
+            warn("nothing is loaded: what `trainable` does not name stays as random as it begins (load_path?)");
         if (comm_rank() == 0)
             printf("initialized with seed %llu\n", (unsigned long long)c->seed);
         return;
