@@ -43,7 +43,8 @@ void comm_start(int *argc, char ***argv)
     main_thread = pthread_self();
     MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);
     if (provided < MPI_THREAD_FUNNELED)
-        die("this MPI supports no threads (MPI_Init_thread provides %d); use one with MPI_THREAD_FUNNELED, as OpenMPI has", provided);
+        die("this MPI supports no threads (MPI_Init_thread provides %d); use one with MPI_THREAD_FUNNELED, as OpenMPI has",
+            provided);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     error_set_ranks(rank, size, end_all_ranks);

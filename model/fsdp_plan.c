@@ -187,7 +187,8 @@ static void make_views(Fsdp *f)
             const Param *p = &f->shape[u].param[i];
             Tensor *w = &f->unit[u].tensor[p->id];
             if (is_replicated(f, u, p)) {
-                *w = tensor_at((char *)f->replicated.data + replicated * dtype_size(f->recipe.stream.dtype), f->recipe.stream, 1, p->cols);
+                const Format stream = f->recipe.stream;
+                *w = tensor_at((char *)f->replicated.data + replicated * dtype_size(stream.dtype), stream, 1, p->cols);
                 replicated += param_align((size_t)p->cols);
             } else if (is_gathered(f, u, p))
                 *w = view_in_buffer(f, u, p, &scales[p->region]);

@@ -38,7 +38,7 @@ typedef struct {
     Unit       *unit, *dunit;          /* [num_units] weights in compute format, and gradients */
     WeightBuffer *weight_buffer;       /* [num_buffers]: those that units share, then one per unit */
     GradBuffer *grad_buffer;           /* [num_buffers] */
-    Tensor      scales;                /* (1, 4 per FP8 operand): scales of the operands, 16 bytes apart; those of frozen ones last */
+    Tensor      scales;                /* (1, 4 per FP8 operand): their scales, 16 bytes apart; those of frozen ones last */
     int         trained_scales;        /* columns of `scales` in front of those */
     Tensor      replicated;            /* (1, n): what block units with FP8 operands have besides them, norm weights: whole on each
                                           rank */
@@ -73,7 +73,7 @@ void        fsdp_free   (Fsdp *f);
 size_t      shard_part(const Shard *s, const Param *p, size_t *first);
 /* Elements from `first` on, counted in the trained region, of one of the shard's flat tensors. */
 Tensor      shard_view(const Shard *s, Tensor t, size_t first, size_t n);
-/* n elements of a parameter, of this rank's part, from its `first` on, as they are stored: its master weights or its frozen ones. */
+/* n elements of a parameter, of this rank's part, from its `first` on, as they are stored: master weights or frozen ones. */
 Tensor      shard_weights(const Shard *s, const Param *p, size_t first, size_t n);
 
 /* ---- what the verbs ask about the placement ---------------------------------------------------------------- */

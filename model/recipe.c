@@ -18,7 +18,7 @@
 const Recipe recipes[] = {
     /* name        stream saved   qkv     att    hidden  operand gradient */
     { "f32",       F32_,  F32_,   F32_,   F32_,  F32_,   F32_,   F32_,
-      KEEP_ALL,    FROM_SAVED, FAST_NONE,    F32_,  F32_,  F32_,   F32_,   F32_ },     /* keep, forward, fast, master, grads, m, v, frozen */
+      KEEP_ALL,    FROM_SAVED, FAST_NONE,    F32_,  F32_,  F32_,   F32_,   F32_ }, /* keep, forward, fast, master, grads, m, v, frozen */
     { "bf16",      BF16_, BF16_,  BF16_,  BF16_, BF16_,  BF16_,  BF16_,
       KEEP_ALL,    FROM_SAVED, FAST_NONE,    F32_,  BF16_, F32_,   F32_,   BF16_ },
     { "fp8",       BF16_, BF16_,  BF16_,  BF16_, BF16_,  E4M3_,  E5M2_,

@@ -320,7 +320,7 @@ static void test_formats(void **state)
     small_close(&s);
 }
 
-/* What is frozen has no moments to measure: a unit of which nothing is trained has no line, of another only what is trained counts. */
+/* What is frozen has no moments to measure: a unit of which nothing is trained has no line. */
 static void test_frozen(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
-/* Frozen parameters on any number of ranks, under every strategy: their bytes never change, also through a checkpoint; the gradients
- * of the others are, bit for bit, those of a run that trains all; a run goes on from a checkpoint bit for bit; and memory is saved. */
+/* Frozen parameters on any number of ranks, under every strategy: their bytes never change, also through a checkpoint; the
+ * gradients of the others are, bit for bit, those of a run that trains all; a run goes on from a checkpoint bit for bit; and
+ * memory is saved. */
 #include "kernels/comm.h"
 #include "kernels/fp8.h"
 #include "kernels/values.h"
@@ -108,7 +109,11 @@ static void fetch(double *x, Tensor t, size_t n)
 
 enum { MAX_UNITS = 4 };
 
-typedef struct { Region region[MAX_UNITS][NUM_PARAMS]; double *x[MAX_UNITS][NUM_PARAMS]; size_t numel[MAX_UNITS][NUM_PARAMS]; } State;
+typedef struct {
+    Region  region[MAX_UNITS][NUM_PARAMS];
+    double *x[MAX_UNITS][NUM_PARAMS];
+    size_t  numel[MAX_UNITS][NUM_PARAMS];
+} State;
 
 /* Gradients, or weights as stored, of all shards: of each element one rank of a group has the value, the others 0. */
 static State *take(const Run *r, bool grads)

@@ -231,8 +231,8 @@ static Moment moment(const char *name, Tensor t, int n, float beta)
     return { (uint8_t *)t.data, t.scale, t.format.expand ? log2f(beta) : beta };
 }
 
-/* f(the Form of t). NOTE: combinations without a kernel are left out by these choices, not by `if constexpr` around a launch inside a
- * lambda: nvcc 13.0 compiles that, but the kernels are then unknown when they are launched. */
+/* f(the Form of t). NOTE: combinations without a kernel are left out by these choices, not by `if constexpr` around a launch
+ * inside a lambda: nvcc 13.0 compiles that, but the kernels are then unknown when they are launched. */
 template <typename F> static void with_dense_form(Tensor t, F f)
 {
     if (t.format.dtype == F32)

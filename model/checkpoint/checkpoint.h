@@ -29,8 +29,8 @@ enum { CHECKPOINT_VERSION = 1 };       /* format_version of trainer.json */
 static const size_t CHECKPOINT_FILE_BYTES = 5000000000;
 
 /* Saving, beside training. All ranks call all three.
- * begin: waits for an earlier save, creates files of up to `file_limit` bytes, copies this rank's part of weights and moments to host
- *     memory, and returns while a thread writes it to save_folder/step<N>.tmp. `c` must stay until the save is complete; `s` is
+ * begin: waits for an earlier save, creates files of up to `file_limit` bytes, copies this rank's part of weights and moments to
+ *     host memory, and returns while a thread writes it to save_folder/step<N>.tmp. `c` must stay until the save is complete; `s` is
  *     copied.
  * poll: if a save is under way and all ranks have written their parts: completes it and returns true. Else returns
  *     false at once. Completing: step<N>.tmp becomes step<N>, save_folder/latest points to it, older ones are pruned.

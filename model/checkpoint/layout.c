@@ -387,8 +387,8 @@ void layout_read(const Layout *l, Fsdp *f, SafeFile *const *source, int count)
                 count > 1 ? " and the files beside it" : "", p->name);
         check_piece(p, source[k], t);
         if (is_rounded(p, t) && !rounded)
-            warn("%s: tensors that are not trained are stored as %s there and rounded to bf16 here; --format.frozen=f32 keeps them as "
-                 "they are", source[k]->path, t->dtype);
+            warn("%s: tensors that are not trained are stored as %s there and rounded to bf16 here; --format.frozen=f32 keeps "
+                 "them as they are", source[k]->path, t->dtype);
         rounded |= is_rounded(p, t);
         read_piece(p, &f->shard[p->unit], source[k], t, raw, values);
     }
