@@ -38,10 +38,13 @@ NV_FLAGS  := -std=c++17 -O3 -lineinfo -I. $(DEPS_FLAGS)
 LIBS      := $(DEPS_LIBS) $(YAML_LIBS) $(JSON_LIBS) $(MPI_LIBS) -lm -lpthread
 ifeq ($(BACKEND),cuda)
 CC_FLAGS  += -I$(CUDA_HOME)/include -I$(NCCL_HOME)/include
-# GPUs from 8.0 on. The last one's PTX too, which drivers compile for later GPUs; that of 90a is for 9.0 alone.
+# The GPUs found, from 8.0 on; the environment's ARCH may mean the processor.
+ifneq ($(origin ARCH),command line)
 GPUS      := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
                sed -nE 's/^([89]|[1-9][0-9])\.([0-9])$$/\1\2/p' | sort -nu)
-ARCH      ?= $(or $(patsubst 90,90a,$(GPUS)),90a)
+ARCH      := $(or $(patsubst 90,90a,$(GPUS)),90a)
+endif
+# The last one's PTX too, which drivers compile for later GPUs; that of 90a is for 9.0 alone.
 NV_FLAGS  += $(foreach a,$(ARCH),-gencode=arch=compute_$a,code=sm_$a) -DARCHITECTURES='"$(strip $(ARCH))"'
 NV_FLAGS  += $(foreach a,$(filter-out %a %f,$(lastword $(ARCH))),-gencode=arch=compute_$a,code=compute_$a)
 CUDA_LIBS := $(foreach d,$(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/lib $(NCCL_HOME)/lib),-L$d -Wl,-rpath,$d)

@@ -46,7 +46,7 @@ struct Loader {
     uint64_t    order_epoch;
     LoaderState ahead;          /* of the step that the thread fills next */
 
-    Entry            entries[ENTRIES];
+    Entry           entries[ENTRIES];
     uint64_t        head, tail; /* entries filled and given back since the thread was started */
     bool            stop;
     pthread_t       thread;

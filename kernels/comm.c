@@ -42,12 +42,12 @@ void comm_start(int *argc, char ***argv)
     int provided;
     main_thread = pthread_self();
     MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);
-    if (provided < MPI_THREAD_FUNNELED)
-        die("this MPI supports no threads (MPI_Init_thread provides %d); use one with MPI_THREAD_FUNNELED, as OpenMPI has",
-            provided);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     error_set_ranks(rank, size, end_all_ranks);
+    if (provided < MPI_THREAD_FUNNELED)
+        die("this MPI supports no threads (MPI_Init_thread provides %d); use one with MPI_THREAD_FUNNELED, as OpenMPI has",
+            provided);
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &host);
     MPI_Comm_rank(host, &local_rank);
     MPI_Comm_size(host, &local_size);

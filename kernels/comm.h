@@ -12,7 +12,8 @@ int  comm_size  (void);
 int  comm_local_rank(void);                     /* among the ranks of this host */
 int  comm_local_size(void);
 
-/* `call` is called in front of everything in which the host waits for other ranks, with what that is; NULL: nothing is. */
+/* `call` is called in front of the operations on host values below, in which the host waits for other ranks, with what that is;
+ * NULL: nothing is. */
 void comm_set_before_waiting(void (*call)(const char *operation));
 
 /* Zeroed memory that the ranks of this host share, until comm_finish. All ranks call, once. */

@@ -8,7 +8,7 @@
  *     that is in none. If all are in the same one, what they wait for is a device or on another host.
  * The first to notice says so, for all of the host. Then _exit(1): the main thread may be inside MPI, which no other
  * thread may call then, not even MPI_Abort. mpirun takes the other ranks down, stopped ones too; where the launcher
- * does not, they follow by themselves.
+ * does not, they notice after the timeout.
  *
  * Marks and beats are counters, not times: each watchdog measures with its own clock for how long a counter stands
  * still. So a job that is suspended as a whole goes on as if nothing had been, and hosts need no common clock. */

@@ -2,8 +2,8 @@
  * or one beside a dense other: FP8-LM keeps m in FP8 and v in 16 bits [Peng et al. 2023, arXiv 2310.18313].
  *
  * Eight threads share a group, sixteen elements each: maximum and minimum of the new moments by shuffles. Bytes per
- * element with BF16 weights and gradients: 2 + 2 + 2 and four codes, and 1/16 for the scales: 10.06; with v in BF16 12.02 to
- * 12.03, in F32 16.03 and each access to v in half of every sector.
+ * element with BF16 weights and gradients: 2 + 2 + 2 and four codes, and 1/16 for the scales, expanded 1/8: 10.06 or 10.13; with v
+ * in BF16 12.03 or 12.06, in F32 16.03 or 16.06 and each access to v in half of every sector.
  *
  * Rounding: powers are 2^(k log2 x) on the hardware's approximations, a few 2^-22 off in the exponent, as are the
  * root and the quotient; a code may be the neighbour of the specification's where a value lies that close to the

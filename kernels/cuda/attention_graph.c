@@ -1,4 +1,4 @@
-/* The two graphs of attention, in the operations of cuDNN's backend API: those that its engines for sm_90 recognize
+/* The two graphs of attention, in the operations of cuDNN's backend API: those that its engines recognize
  * and run as one flash attention kernel. The equations are in kernels/cpu/attention.c.
  *
  * Names: B, T, H, K, D as in the key; q, k, v are (heads, T, D) per batch entry, in rows of q_width and kv_width.
