@@ -127,7 +127,7 @@ test:
 	@$(INSTALL) libcmocka-dev
 	@$(MAKE) --no-print-directory $(PARALLEL) run-tests
 run-tests: build-all
-	@sh scripts/run-tests $B "$(LAUNCH)" $(TESTS)
+	@bash scripts/run-tests $B "$(LAUNCH)" $(TESTS)
 build-all: $B/train $(TESTS) $B/tests/bench_kernels
 bench: $B/tests/bench_kernels $B/train
 	@sh scripts/bench $B "$(LAUNCH)"
