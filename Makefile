@@ -122,7 +122,7 @@ demo:
 	@$(MAKE) --no-print-directory $(PARALLEL) BACKEND=cpu run-demo
 run-demo: $B/train
 	@echo "training configs/tiny.yaml with $(MPIRUN) -n 2"
-	@OPENBLAS_NUM_THREADS=1 $(LAUNCH) -n 2 $B/train configs/tiny.yaml --save_overwrite
+	@OPENBLAS_NUM_THREADS=1 $(LAUNCH) -n 2 $B/train configs/tiny.yaml --save_folder=$B/demo --save_overwrite
 test:
 	@$(INSTALL) libcmocka-dev
 	@$(MAKE) --no-print-directory $(PARALLEL) run-tests
