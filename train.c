@@ -199,10 +199,11 @@ int main(int argc, char **argv)
     signal(SIGUSR2, on_signal);
     signal(SIGINT, on_signal);
     comm_start(&argc, &argv);
+    error_hold_warnings(true);
     Config *c = config_load(argc, argv, comm_size(), checkpoint_latest);
     if (!c) {
         comm_finish();
-        return 0;
+        return argc < 2 ? 2 : 0;
     }
     comm_divide(c->strategy.shard_ranks);
     watchdog_start(c->timeout_seconds, c->model.n_layers + 2);
@@ -216,6 +217,7 @@ int main(int argc, char **argv)
     watchdog_mark("opening data and model", -1);
     if (run_open(&r, c)) {
         watchdog_set_patient(false);
+        error_hold_warnings(false);
         train(&r);
     }
     watchdog_set_patient(true);

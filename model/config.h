@@ -133,6 +133,7 @@ typedef struct {
     int      loss_chunk;                      /* tokens whose logits exist at once; 0: chosen */
 
     char    *text;                            /* the resolved configuration as YAML; saved with the run */
+    char    *changes;                         /* what of it is not the default, for people */
 } Config;
 
 /* Whether a step is one of those that lie `interval` apart; 0: none is. */

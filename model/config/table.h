@@ -111,7 +111,9 @@ const char *config_default(const char *name);               /* a YamlDefault */
 const char *config_suggest(const char *name);               /* the key or section spelled most like it, or NULL */
 bool        config_is_evaluator(const char *name);          /* a key of an evaluator: evaluators[].* */
 bool        key_listed(const char *choices, const char *text);   /* is text (NULL: null) one of the choices? */
-void        config_print_help(FILE *f);                     /* ./train --help */
+void        config_print_usage(FILE *f);                    /* ./train */
+void        config_print_version(FILE *f);                  /* ./train --version */
+void        config_print_help(FILE *f, const char *name);   /* ./train --help=name: a key, a section; NULL: all. Dies: no such key */
 void        config_print_markdown(FILE *f);                 /* ./train --help=markdown: the table in configs/README.md */
 
 /* One value. `base`: the Settings or Evaluator that holds it. */
@@ -151,3 +153,4 @@ void config_check_data  (Reader *r);
 void config_check_run   (Reader *r);
 void config_read_evaluators(Reader *r);
 void config_write_text(Settings *s);                 /* fills Config.text */
+char *config_changes(const Reader *r, bool from_hf); /* Config.changes; the caller owns it. Before the text is written */

@@ -23,7 +23,8 @@ bool log_has_eval(const Log *l);  /* whether an older run's metrics have evaluat
 void log_pause (Log *l);          /* from here to log_resume nothing is trained: the speed does not count this time */
 void log_resume(Log *l);
 
-/* Writes a JSON object that begins with "step" as a line of metrics.jsonl, and frees it. */
+/* Writes a JSON object that begins with "step" as a line of metrics.jsonl, with the "time" of writing in seconds of Unix, and frees
+ * it. */
 struct json_t;
 void log_object(Log *l, struct json_t *object);
 void log_set(struct json_t *object, const char *name, double value);      /* what is not finite becomes null */

@@ -15,6 +15,7 @@
 #include "kernels/trace.h"
 #include "model/checkpoint/folder.h"
 #include "model/run/memory.h"
+#include "model/version.h"
 
 static Loader *open_loader(const Config *c)
 {
@@ -224,9 +225,13 @@ static void load_or_initialize(Run *r, const char *folder, bool resets)
         set_lengths(r);
         loader_seek(r->loader, s.loader);
     }
-    const bool continues = ours && !new_trainer;
-    if (comm_rank() == 0)
-        printf("loaded %s%s\n", folder, !continues ? "" : run_is_over(r) ? ": complete, nothing is left to train" : ": continuing");
+    if (comm_rank() != 0)
+        return;
+    if (ours && !new_trainer)
+        printf("continuing %s, at step %ld of %ld%s\n", folder, r->state.step, r->last_step,
+               run_is_over(r) ? ": complete, nothing is left to train" : "");
+    else
+        printf("loaded %s, beginning at step 0\n", folder);
 }
 
 static void print_data(const Run *r)
@@ -265,7 +270,8 @@ bool run_open(Run *r, const Config *c)
     *r = (Run){ .config = c, .saved_step = -1 };
     check_agreement("configurations", text_hash(c->text));
     if (comm_rank() == 0)
-        printf("coat.c on %s\n%s\n", device_name(), c->text);
+        printf("coat.c %s on %s; settings that are not the defaults (all will be in %s/config.yaml):\n%s\n", COAT_VERSION, device_name(),
+               c->save_folder, c->changes);
     if (c->data.num_paths > 0)
         open_data(r);
 
