@@ -205,6 +205,12 @@ int main(int argc, char **argv)
         comm_finish();
         return argc < 2 ? 2 : 0;
     }
+    if (c->dry_run) {
+        run_plan(c);
+        config_free(c);
+        comm_finish();
+        return 0;
+    }
     comm_divide(c->strategy.shard_ranks);
     watchdog_start(c->timeout_seconds, c->model.n_layers + 2);
     watchdog_mark("starting the device", -1);
@@ -215,11 +221,10 @@ int main(int argc, char **argv)
     Run r;
     watchdog_set_patient(true);
     watchdog_mark("opening data and model", -1);
-    if (run_open(&r, c)) {
-        watchdog_set_patient(false);
-        error_hold_warnings(false);
-        train(&r);
-    }
+    run_open(&r, c);
+    watchdog_set_patient(false);
+    error_hold_warnings(false);
+    train(&r);
     watchdog_set_patient(true);
     run_close(&r);
     watchdog_stop();

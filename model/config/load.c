@@ -366,8 +366,10 @@ Config *config_load(int argc, char **argv, int world, char *(*latest)(const char
         yaml_override(r.root, argv[i]);
 
     set_defaults(s, false);
+    config_drop_data(&r);
     bool from_hf = !has_model && read_hf(&r, latest);
     read_values(&r, from_hf);
+    config_choose_ranks(&r);
     config_check_model(&r, from_hf);
     config_check_optimizer(&r);
     config_check_recipe(&r);

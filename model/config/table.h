@@ -141,6 +141,10 @@ const YamlNode *config_find_path(const YamlNode *n, const char *path);  /* its p
 void        config_note (Reader *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void        config_apply(Reader *r, YamlNode *n, const char *name, void *base);   /* a value or a section */
 
+/* Of a dry run: before the values are read, its data are taken out of the file; then the ranks that it plans for become the world. */
+void config_drop_data(Reader *r);
+void config_choose_ranks(Reader *r);
+
 /* The steps that follow the reading of the values; each derives what was left open and dies on what cannot work. */
 void config_choose_save_folder(Config *c);           /* runs/<run_name>, if none is given */
 void config_check_model (Reader *r, bool from_hf);

@@ -181,8 +181,7 @@ static void format_time(char *text, size_t size, double seconds)
         snprintf(text, size, "%ldd%02ldh", s / 86400, s % 86400 / 3600);
 }
 
-/* NOTE: at most 100 columns, also of a model whose steps, speed, memory and time have as many digits as they come with: what is left
- * out stands in metrics.jsonl. */
+/* NOTE: at most 100 columns, however many digits steps, speed, memory and time have; what has no room stands in metrics.jsonl. */
 static void print_step(const Log *l, const StepStats *s, double speed)
 {
     char eta[64], light[32] = "", time[80] = "  SKIPPED: not finite";
