@@ -3,6 +3,8 @@
 
 #include <time.h>
 
+#include "model/run/log.h"
+
 /* ten steps = five, saved, and five more, bit for bit; on two ranks with bf16 rounding and moments too */
 static void check_resume(int ranks, const char *arguments, const char *name)
 {
@@ -127,21 +129,19 @@ static int lines_of(const char *text)
     return n;
 }
 
-/* A user's error is one line: nothing of MPI or its launcher, however the ranks were started. The memory plan comes before what is
- * wrong with a checkpoint. */
+/* A user's error is one line: nothing of MPI or its launcher, however the ranks were started. */
 static void test_error_alone(void **state)
 {
     (void)state;
-    static const char *const wrong[] = { "--data.path=x", "--data.paths=no/such.npy", "--load_path=/no/such" };
-    for (int ranks = 0; ranks <= 4; ranks += 2)
-        for (int i = 0; i < 3; i++) {
-            const int status = ranks > 0 ? train(ranks, "%s --save_folder=%s/alone", wrong[i], folder)
-                : finish(start_command("%s/train configs/tiny.yaml %s --save_folder=%s/alone", setting("BUILD", "build/cpu"),
-                                       wrong[i], folder));
+    static const char *const launch[] = { "", "-n 1", "-n 4" }, *const wrong[] = { "--data.path=x", "--data.paths=no/such.npy" };
+    for (int i = 0; i < 3; i++)
+        for (int k = 0; k < 2; k++) {
+            const int status = finish(start_command("%s %s %s/train configs/tiny.yaml %s --save_folder=%s/alone",
+                *launch[i] ? setting("LAUNCH", "mpirun --oversubscribe") : "", i == 2 && most_ranks() < 4 ? "-n 1" : launch[i],
+                setting("BUILD", "build/cpu"), wrong[k], folder));
             expect_status(status, 1);
-            const char *error = strstr(output, "error");
-            if (!error || (i < 2 && error != output) || lines_of(error) != 1)
-                fail_msg("%d ranks, %s: %s", ranks, wrong[i], output);
+            if (strncmp(output, "error", 5) != 0 || lines_of(output) != 1)
+                fail_msg("'%s' %s: %s", launch[i], wrong[k], output);
         }
 }
 
@@ -168,6 +168,22 @@ static void test_terminal(void **state)
     assert_int_equal(metric(time_of, "terminal", "time"), 3);
     for (int i = 1; i <= 3; i++)
         assert_true(time_of[i] >= (double)start && time_of[i] <= (double)time(NULL));
+}
+
+/* A line is as long as its widest numbers make it: Llama-2-7B in its first steps, and where one was skipped. */
+static void test_columns(void **state)
+{
+    (void)state;
+    char line[256];
+    StepStats s = { .step = 100000, .loss = 11.3456, .grad_norm = 1234.5, .lr = 3e-4 };
+    const Progress p = { .speed = 24050, .light = 0.553, .memory = 76.2 * (1 << 30), .seconds_left = 99 * 86400 };
+    log_line(line, sizeof line, &s, 100000, &p);
+    assert_string_equal(line, "step 100000/100000  loss 11.3456  norm 1.23e+03  lr 3.0e-04  24050 tok/s 55%  76.2 GiB  eta 99d00h");
+    assert_true(strlen(line) <= 100);
+    s.loss = s.grad_norm = NAN;
+    s.skipped = true;
+    log_line(line, sizeof line, &s, 100000, &p);
+    assert_true(strlen(line) <= 100);
 }
 
 static void test_usage(void **state)
@@ -288,8 +304,8 @@ int main(void)
         cmocka_unit_test(test_plan_without_data), cmocka_unit_test(test_stop_in_epochs),
         cmocka_unit_test(test_evaluation_without_labels), cmocka_unit_test(test_token_budget),
         cmocka_unit_test(test_epoch_budget),
-        cmocka_unit_test(test_error_alone), cmocka_unit_test(test_terminal), cmocka_unit_test(test_usage),
-        cmocka_unit_test(test_demo), cmocka_unit_test(test_long_run), cmocka_unit_test(test_bad_arguments),
+        cmocka_unit_test(test_error_alone), cmocka_unit_test(test_terminal), cmocka_unit_test(test_columns),
+        cmocka_unit_test(test_usage), cmocka_unit_test(test_demo), cmocka_unit_test(test_long_run), cmocka_unit_test(test_bad_arguments),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

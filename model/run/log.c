@@ -181,19 +181,28 @@ static void format_time(char *text, size_t size, double seconds)
         snprintf(text, size, "%ldd%02ldh", s / 86400, s % 86400 / 3600);
 }
 
-/* NOTE: at most 100 columns, however many digits steps, speed, memory and time have; what has no room stands in metrics.jsonl. */
+void log_line(char *line, size_t size, const StepStats *s, long steps, const Progress *p)
+{
+    char eta[64], light[32] = "", end[80] = "  SKIPPED: not finite";
+    format_time(eta, sizeof eta, p->seconds_left);
+    if (!s->skipped)
+        snprintf(end, sizeof end, "  eta %s", eta);
+    if (p->light > 0)
+        snprintf(light, sizeof light, " %.0f%%", 100 * p->light);
+    snprintf(line, size, "step %*ld/%ld  loss %.4f  norm %-6.3g  lr %.1e  %.0f tok/s%s  %.1f GiB%s",
+             snprintf(NULL, 0, "%ld", steps), s->step, steps, s->loss, s->grad_norm, s->lr, p->speed, light, p->memory / (1 << 30),
+             end);
+}
+
 static void print_step(const Log *l, const StepStats *s, double speed)
 {
-    char eta[64], light[32] = "", time[80] = "  SKIPPED: not finite";
-    double per_step = (double)l->config->global_train_batch_size * l->config->model.max_sequence_length;
-    format_time(eta, sizeof eta, (l->last_step - s->step) * per_step / (speed * l->world));
-    if (!s->skipped)
-        snprintf(time, sizeof time, "  eta %s", eta);
-    if (l->speed_of_light > 0)
-        snprintf(light, sizeof light, " %.0f%%", 100 * speed / l->speed_of_light);
-    printf("step %*ld/%ld  loss %.4f  norm %-8.3g  lr %.1e  %.0f tok/s%s  %.1f GiB%s\n",
-           snprintf(NULL, 0, "%ld", l->length.steps), s->step, l->length.steps, s->loss, s->grad_norm, s->lr,
-           speed, light, device_memory_used() / (double)(1 << 30), time);
+    char line[256];
+    const double per_step = (double)l->config->global_train_batch_size * l->config->model.max_sequence_length;
+    const Progress p = { .speed = speed, .light = l->speed_of_light > 0 ? speed / l->speed_of_light : 0,
+                         .memory = (double)device_memory_used(),
+                         .seconds_left = (double)(l->last_step - s->step) * per_step / (speed * l->world) };
+    log_line(line, sizeof line, s, l->length.steps, &p);
+    puts(line);
     fflush(stdout);
 }
 
