@@ -183,7 +183,7 @@ static void format_time(char *text, size_t size, double seconds)
 
 void log_line(char *line, size_t size, const StepStats *s, long steps, const Progress *p)
 {
-    char eta[64], light[32] = "", end[80] = "  SKIPPED: not finite";
+    char eta[64], light[32] = "", end[80] = "  SKIPPED";
     format_time(eta, sizeof eta, p->seconds_left);
     if (!s->skipped)
         snprintf(end, sizeof end, "  eta %s", eta);
