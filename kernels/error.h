@@ -7,8 +7,9 @@
  * An error that every rank meets is printed once: ranks other than 0 wait a moment for rank 0 to speak first. */
 _Noreturn void die(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* Rank 0 prints "warning: ..." on stderr; the other ranks print nothing. From error_hold_warnings(true) on warnings are kept, and
- * printed by error_hold_warnings(false): as the last lines before a run's first step, where they are seen. An error stands alone. */
+/* Rank 0 prints "warning: ..." on stderr; the other ranks print nothing. From error_hold_warnings(true) on warnings are kept;
+ * error_hold_warnings(false) prints them: as the last lines before a run's first step, where they are seen. An error stands
+ * alone. */
 void warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void error_hold_warnings(bool hold);
 

@@ -178,7 +178,8 @@ static void test_columns(void **state)
     StepStats s = { .step = 100000, .loss = 11.3456, .grad_norm = 1234.5, .lr = 3e-4 };
     const Progress p = { .speed = 24050, .light = 0.553, .memory = 76.2 * (1 << 30), .seconds_left = 99 * 86400 };
     log_line(line, sizeof line, &s, 100000, &p);
-    assert_string_equal(line, "step 100000/100000  loss 11.3456  norm 1.23e+03  lr 3.0e-04  24050 tok/s 55%  76.2 GiB  eta 99d00h");
+    assert_string_equal(line, "step 100000/100000  loss 11.3456  norm 1.23e+03  lr 3.0e-04  24050 tok/s 55%  76.2 GiB  "
+                              "eta 99d00h");
     assert_true(strlen(line) <= 100);
     s.loss = s.grad_norm = NAN;
     s.skipped = true;

@@ -113,7 +113,7 @@ bool        config_is_evaluator(const char *name);          /* a key of an evalu
 bool        key_listed(const char *choices, const char *text);   /* is text (NULL: null) one of the choices? */
 void        config_print_usage(FILE *f);                    /* ./train */
 void        config_print_version(FILE *f);                  /* ./train --version */
-void        config_print_help(FILE *f, const char *name);   /* ./train --help=name: a key, a section; NULL: all. Dies: no such key */
+void        config_print_help(FILE *f, const char *name);   /* --help=name: a key, a section; NULL: all. Dies: no such key */
 void        config_print_markdown(FILE *f);                 /* ./train --help=markdown: the table in configs/README.md */
 
 /* One value. `base`: the Settings or Evaluator that holds it. */
@@ -141,7 +141,7 @@ const YamlNode *config_find_path(const YamlNode *n, const char *path);  /* its p
 void        config_note (Reader *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void        config_apply(Reader *r, YamlNode *n, const char *name, void *base);   /* a value or a section */
 
-/* Of a dry run: before the values are read, its data are taken out of the file; then the ranks that it plans for become the world. */
+/* Of a dry run: before the values are read, its data are taken out of the file; then the ranks it plans for become the world. */
 void config_drop_data(Reader *r);
 void config_choose_ranks(Reader *r);
 

@@ -72,12 +72,13 @@ static void print_largest(const Config *c, int largest)
     if (largest == 0)
         puts("largest micro-batch that fits: none, not even one sequence; more ranks need less each, and so do recipes that "
              "store or keep less");
-    else if (largest == all)
-        printf("largest micro-batch that fits: %d of %d tokens, all that a rank has in a step\n", largest,
-               c->model.max_sequence_length);
     else
-        printf("largest micro-batch that fits: %d of %d tokens; of the numbers that divide a rank's %d sequences in a step: %d\n",
-               largest, c->model.max_sequence_length, all, divisor);
+        printf("largest micro-batch that fits: %d sequence%s of %d tokens", largest, largest > 1 ? "s" : "",
+               c->model.max_sequence_length);
+    if (largest == all)
+        puts(", all that a rank has in a step");
+    else if (largest > 0)
+        printf("; of the numbers that divide a rank's %d in a step: %d\n", all, divisor);
 }
 
 void fit_print(const Config *c)

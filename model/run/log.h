@@ -14,7 +14,7 @@ typedef struct {
 /* tokens per second of a rank, over what its device could do at most (0: unknown); bytes in use; time to the end of the run */
 typedef struct { double speed, light, memory, seconds_left; } Progress;
 
-/* The terminal's line of a step: no more than 100 columns for any model that trains on GPUs; what has no room is in metrics.jsonl. */
+/* The terminal's line of a step: at most 100 columns for up to 999,999 steps; what has no room is in metrics.jsonl. */
 void log_line(char *line, size_t size, const StepStats *s, long steps, const Progress *p);
 
 typedef struct Log Log;

@@ -20,8 +20,8 @@ typedef struct {
     long       saved_step;     /* of the last checkpoint; -1: none yet */
 } Run;
 
-/* A dry run: prints the memory plan, the warnings kept so far, and whether it fits; opens no data, creates nothing, and needs a device
- * only where device_memory is not given. */
+/* A dry run: prints the memory plan, the warnings kept so far, and whether it fits; opens no data, creates nothing, and needs a
+ * device only where device_memory is not given. */
 void run_plan (const Config *c);
 
 /* Opens the data, creates the save folder, places the model, and initializes it or loads it. Prints what it did. */
