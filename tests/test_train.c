@@ -306,7 +306,8 @@ int main(void)
         cmocka_unit_test(test_evaluation_without_labels), cmocka_unit_test(test_token_budget),
         cmocka_unit_test(test_epoch_budget),
         cmocka_unit_test(test_error_alone), cmocka_unit_test(test_terminal), cmocka_unit_test(test_columns),
-        cmocka_unit_test(test_usage), cmocka_unit_test(test_demo), cmocka_unit_test(test_long_run), cmocka_unit_test(test_bad_arguments),
+        cmocka_unit_test(test_usage), cmocka_unit_test(test_demo), cmocka_unit_test(test_long_run),
+        cmocka_unit_test(test_bad_arguments),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }
