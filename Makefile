@@ -35,7 +35,7 @@ BLAS_LIBS  := $(or $(call PKG,--libs,openblas),-lopenblas)
 # What the code requires comes first; CFLAGS and NVCCFLAGS are the user's.
 CC_FLAGS  := -std=c17 -D_GNU_SOURCE -O2 -g -Wall -Wextra -Wno-missing-field-initializers -ffp-contract=off -I. $(DEPS_FLAGS) $(MPI_FLAGS)
 NV_FLAGS  := -std=c++17 -O3 -lineinfo -I. $(DEPS_FLAGS)
-LIBS      := $(DEPS_LIBS) $(YAML_LIBS) $(JSON_LIBS) $(MPI_LIBS) -lm -lpthread
+LIBS      := $(DEPS_LIBS) $(YAML_LIBS) $(JSON_LIBS) $(MPI_LIBS) -lm -lpthread -ldl
 ifeq ($(BACKEND),cuda)
 CC_FLAGS  += -I$(CUDA_HOME)/include -I$(NCCL_HOME)/include
 # The GPUs found, from 8.0 on; the environment's ARCH may mean the processor.
@@ -122,7 +122,7 @@ demo:
 	@$(MAKE) --no-print-directory $(PARALLEL) BACKEND=cpu run-demo
 run-demo: $B/train
 	@echo "training configs/tiny.yaml with $(MPIRUN) -n 2"
-	@OPENBLAS_NUM_THREADS=1 $(LAUNCH) -n 2 $B/train configs/tiny.yaml --save_overwrite
+	@OPENBLAS_NUM_THREADS=1 $(LAUNCH) -n 2 $B/train configs/tiny.yaml --save_folder=$B/demo --save_overwrite
 test:
 	@$(INSTALL) libcmocka-dev
 	@$(MAKE) --no-print-directory $(PARALLEL) run-tests

@@ -199,8 +199,15 @@ int main(int argc, char **argv)
     signal(SIGUSR2, on_signal);
     signal(SIGINT, on_signal);
     comm_start(&argc, &argv);
+    error_hold_warnings(true);
     Config *c = config_load(argc, argv, comm_size(), checkpoint_latest);
     if (!c) {
+        comm_finish();
+        return argc < 2 ? 2 : 0;
+    }
+    if (c->dry_run) {
+        run_plan(c);
+        config_free(c);
         comm_finish();
         return 0;
     }
@@ -214,10 +221,10 @@ int main(int argc, char **argv)
     Run r;
     watchdog_set_patient(true);
     watchdog_mark("opening data and model", -1);
-    if (run_open(&r, c)) {
-        watchdog_set_patient(false);
-        train(&r);
-    }
+    run_open(&r, c);
+    watchdog_set_patient(false);
+    error_hold_warnings(false);
+    train(&r);
     watchdog_set_patient(true);
     run_close(&r);
     watchdog_stop();

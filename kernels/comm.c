@@ -2,6 +2,7 @@
  * MPI's default error handler ends all ranks with a message, so return values need no checks. */
 #include "kernels/comm.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,12 +28,36 @@ static void wait_in(const char *operation)
         before_waiting(operation);
 }
 
+/* NOTE: MPI_Abort prints eight lines about itself, behind a message that said why. OpenMPI has no setting for them alone: mpirun's
+ * --quiet also hides that there are too few slots. In OpenMPI 4 all such texts go through this pointer. */
+#if OMPI_MAJOR_VERSION == 4
+typedef int ShowHelp(const char *file, const char *topic, int header, ...);
+
+static int say_nothing(const char *file, const char *topic, int header, ...)
+{
+    (void)file, (void)topic, (void)header;
+    return 0;
+}
+
+static void silence_abort(void)
+{
+    ShowHelp **show_help = dlsym(RTLD_DEFAULT, "opal_show_help");
+    if (show_help)
+        *show_help = say_nothing;
+}
+#else
+static void silence_abort(void)
+{
+}
+#endif
+
 /* NOTE: MPI is started for calls of the main thread alone. In another one the process ends without MPI, and the launcher, which
  * sees that, ends the other ranks. */
 static void end_all_ranks(void)
 {
     if (!pthread_equal(pthread_self(), main_thread))
         _exit(1);
+    silence_abort();
     MPI_Abort(MPI_COMM_WORLD, 1);
 }
 

@@ -4,6 +4,8 @@
 #include "kernels/tensor.h"
 
 void        device_init(int local_rank);        /* chooses the GPU of that number; says so if there is none */
+int         device_count(void);                 /* devices of this host that device_init could choose from, maybe 0 */
+const char *device_build(void);                 /* which back end this program has: "cpu", "cuda, compute capability 80 90a" */
 const char *device_name(void);                  /* "NVIDIA H200", "cpu" */
 bool        device_has_fp8(void);               /* whether there are GEMMs of FP8 operands; storing FP8 needs none */
 double      device_peak_flops(DType d);         /* data-sheet dense FLOP/s for GEMM operands of d; 0: unknown */

@@ -5,6 +5,7 @@
  * others along while they wait, so the message appears once; an error of one rank alone appears a moment later. */
 #include "kernels/error.h"
 
+#include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -33,14 +34,19 @@ void error_set_dying(void (*dying)(void))
 }
 
 /* One fputs per message, so that messages of several ranks do not mix. */
+static void print_line(const char *line)
+{
+    fflush(stdout);
+    fputs(line, stderr);
+    fflush(stderr);
+}
+
 static void print_message(const char *prefix, const char *format, va_list args)
 {
     char message[MESSAGE_SIZE], line[MESSAGE_SIZE + 64];
     vsnprintf(message, sizeof message, format, args);
     snprintf(line, sizeof line, "%s: %s\n", prefix, message);
-    fflush(stdout);
-    fputs(line, stderr);
-    fflush(stderr);
+    print_line(line);
 }
 
 static _Noreturn void fail(const char *format, va_list args)
@@ -78,14 +84,49 @@ _Noreturn void die_check(const char *file, int line, const char *condition, cons
     die("%s", text);
 }
 
+/* Warnings that are kept; threads of the loader warn, too. */
+static struct {
+    pthread_mutex_t lock;
+    bool hold;
+    char **line;
+    int count;
+} kept = { .lock = PTHREAD_MUTEX_INITIALIZER };
+
 void warn(const char *format, ...)
 {
+    char message[MESSAGE_SIZE];
     if (process.rank != 0)
         return;
     va_list args;
     va_start(args, format);
-    print_message("warning", format, args);
+    vsnprintf(message, sizeof message, format, args);
     va_end(args);
+    char *line = xasprintf("warning: %s\n", message);
+    pthread_mutex_lock(&kept.lock);
+    if (kept.hold) {
+        kept.line = xrealloc(kept.line, sizeof *kept.line * (size_t)(kept.count + 1));
+        kept.line[kept.count++] = line;
+    } else {
+        print_line(line);
+        free(line);
+    }
+    pthread_mutex_unlock(&kept.lock);
+}
+
+void error_hold_warnings(bool hold)
+{
+    pthread_mutex_lock(&kept.lock);
+    kept.hold = hold;
+    for (int i = 0; i < kept.count && !hold; i++) {
+        print_line(kept.line[i]);
+        free(kept.line[i]);
+    }
+    if (!hold) {
+        free(kept.line);
+        kept.line = NULL;
+        kept.count = 0;
+    }
+    pthread_mutex_unlock(&kept.lock);
 }
 
 void *xmalloc(size_t bytes)

@@ -1,13 +1,17 @@
 /* Errors have one reaction: say what is wrong, where and what to do, then take every rank down. */
 #pragma once
+#include <stdbool.h>
 #include <stddef.h>
 
 /* Prints "error: ..." (with the rank, if there are several) on stderr and aborts all ranks with status 1.
  * An error that every rank meets is printed once: ranks other than 0 wait a moment for rank 0 to speak first. */
 _Noreturn void die(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* Rank 0 prints "warning: ..." on stderr; the other ranks print nothing. */
+/* Rank 0 prints "warning: ..." on stderr; the other ranks print nothing. From error_hold_warnings(true) on warnings are kept;
+ * error_hold_warnings(false) prints them: as the last lines before a run's first step, where they are seen. An error stands
+ * alone. */
 void warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void error_hold_warnings(bool hold);
 
 /* For what the program itself guarantees; user input is reported with die() in the user's words. */
 #define CHECK(condition, ...)                                                  \

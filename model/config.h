@@ -73,7 +73,9 @@ typedef struct {
     int         num_trainable;
     char       *run_name;
     uint64_t    seed;
-    bool        dry_run;          /* print settings and memory plan, then stop */
+    bool        dry_run;          /* print settings, memory plan and whether it fits, then stop */
+    int         ranks;            /* of a dry run: those that are planned for; else 0 */
+    double      device_memory;    /* of a dry run: GiB of each device; 0: as the one here has */
 
     struct {
         char **paths; int num_paths;
@@ -133,6 +135,7 @@ typedef struct {
     int      loss_chunk;                      /* tokens whose logits exist at once; 0: chosen */
 
     char    *text;                            /* the resolved configuration as YAML; saved with the run */
+    char    *changes;                         /* what of it is not the default, for people */
 } Config;
 
 /* Whether a step is one of those that lie `interval` apart; 0: none is. */

@@ -21,8 +21,8 @@ def train(options, recipe, folder, more):
     """Unless the same command has trained it already."""
     command = [*options.launch.split(), "-n", str(options.ranks), options.train, options.config, f"--recipe={recipe}",
                f"--run_name={recipe}", f"--save_folder={folder}", "--save_num_checkpoints_to_keep=0",
-               "--save_interval_unsharded=null", "--save_interval_ephemeral=null", "--save_overwrite", *options.rest, *more]
-    line, complete = " ".join(command), os.path.join(folder, "complete")
+               "--save_interval_unsharded=null", "--save_interval_ephemeral=null", *options.rest, *more]
+    line, complete, started = " ".join(command), *(os.path.join(folder, name) for name in ("complete", "started"))
     if os.path.exists(complete):
         with open(complete, encoding="utf-8") as file:
             before = file.read()
@@ -31,7 +31,12 @@ def train(options, recipe, folder, more):
         sys.exit(f"error: {folder} has the run of another command:\n  {before}\nnow:\n  {line}\ndelete it, or give another "
                  "--folder")
     print(f"== {recipe}: {line}", flush=True)
-    if subprocess.run(command).returncode != 0:
+    if os.path.exists(os.path.join(folder, "config.yaml")) and not os.path.exists(started):
+        sys.exit(f"error: {folder} holds a run that is not of this script; give another --folder")
+    os.makedirs(folder, exist_ok=True)
+    with open(started, "w", encoding="utf-8") as file:
+        file.write(line)
+    if subprocess.run([*command, "--save_overwrite"]).returncode != 0:
         sys.exit(f"error: the run with recipe {recipe} failed")
     with open(complete, "w", encoding="utf-8") as file:
         file.write(line)

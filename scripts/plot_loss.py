@@ -40,9 +40,20 @@ def smooth(x, n):
     return (total[end] - total[start]) / (end - start)
 
 
+def labels_of(folders):
+    """The last part of each path, or as many as tell them apart."""
+    parts = [os.path.normpath(folder).split(os.sep) for folder in folders]
+    longest = max(len(p) for p in parts)
+    for count in range(1, longest + 1):
+        labels = ["/".join(p[-count:]) for p in parts]
+        if len(set(labels)) == len(set(map(tuple, parts))):
+            break
+    return labels
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", nargs="+", help="save_folder of each run; its last part is the label")
+    parser.add_argument("folders", nargs="+", help="save_folder of each run, which names it")
     parser.add_argument("--output", default="loss.png", help="the picture")
     parser.add_argument("--smooth", type=int, default=20, help="steps that the training loss is averaged over")
     parser.add_argument("--tokens", action="store_true", help="tokens, not steps, on the axis")
@@ -54,8 +65,9 @@ def main():
     figure, axes = plt.subplots(1, 2 + several, figsize=(13, 4 if several else 5), layout="constrained")
     left, right = axes[0], axes[-1]
     first = {}      # the first run's curve: value by step
-    for i, folder in enumerate(args.folders):
-        label, color = os.path.basename(os.path.normpath(folder)), f"C{i}"
+    labels, styles = labels_of(args.folders), {}
+    for i, (folder, label) in enumerate(zip(args.folders, labels)):
+        color = f"C{i % 10}"
         train, sets = read(folder)
         x = train[:, 1] / 1e6 if args.tokens else train[:, 0]
         tokens_per_step = train[-1, 1] / 1e6 / train[-1, 0]
@@ -66,24 +78,26 @@ def main():
             first = dict(zip(train[:, 0], curve))
         else:
             both = np.array([step in first for step in train[:, 0]])
-            axes[1].plot(x[both], curve[both] - [first[step] for step in train[both, 0]], color=color, linewidth=1.2,
-                         label=f"{label} - {os.path.basename(os.path.normpath(args.folders[0]))}")
+            axes[1].plot(x[both], curve[both] - [first[step] for step in train[both, 0]], color=color, linewidth=1.2)
         text = f"{label}: step {int(train[-1, 0])}, training {curve[-1]:.4f}"
-        for j, (name, points) in enumerate(sets.items()):
+        for name, points in sets.items():
             at = points[:, 0] * (tokens_per_step if args.tokens else 1)
-            right.plot(at, points[:, 1], color=color, marker=".", linestyle=["-", "--", ":", "-."][j % 4],
-                       label=f"{label}, {name}")
+            style = styles.setdefault(name, ["-", "--", ":", "-."][len(styles) % 4])
+            right.plot(at, points[:, 1], color=color, marker=".", linestyle=style)
             text += f", {name} {points[-1, 1]:.4f}"
         print(text)
     unit = "tokens, millions" if args.tokens else "step"
     left.set(title=f"training loss, mean of {args.smooth} steps", xlabel=unit, ylabel="cross entropy")
     right.set(title="validation loss", xlabel=unit, ylabel="cross entropy")
     if several:
-        axes[1].set(title="difference of these curves", xlabel=unit, ylabel="cross entropy")
+        axes[1].set(title=f"difference from {labels[0]}", xlabel=unit, ylabel="cross entropy")
     for ax in axes:
         ax.grid(alpha=0.3)
-        if ax.lines:
-            ax.legend()
+    # Below the panels, where no curve is; one entry per run, and per evaluation set its kind of line.
+    handles = left.get_legend_handles_labels()[0]
+    handles += [plt.Line2D([], [], color="black", linestyle=style, label=name) for name, style in styles.items()]
+    columns = max(1, 130 // (8 + max(len(h.get_label()) for h in handles)))
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(columns, len(handles)))
     figure.savefig(args.output, dpi=110)
     print(f"wrote {args.output}")
 

@@ -31,7 +31,7 @@ static void test_defaults(void **state)
     assert_true(m->norm.eps == 1e-5f && m->norm_affine && m->weight_tying && !m->qk_norm && !m->norm_after);
     assert_true(m->clip_qkv == 0 && m->rope_theta == 10000 && m->rope_scaling.factor == 0 &&
                 m->init_fn == INIT_NORMAL);
-    assert_string_equal(c->recipe.name, "bf16");
+    assert_string_equal(c->recipe.name, "coat");
     assert_true(c->optimizer.eps == 1e-5 && c->optimizer.beta1 == 0.9 && c->optimizer.beta2 == 0.95);
     assert_true(c->scheduler.warmup_min_lr == -1 && c->scheduler.t_max == 0 &&
                 c->scheduler.grad_clip_warmup_factor == 1);
@@ -115,6 +115,13 @@ static void test_datasets_and_formats(void **state)
     assert_true(c->recipe.moment2.dtype == E4M3 && c->recipe.moment2.group == 128);
     config_free(c);
 
+    static const char *const to_bf16[] = { "--precision=amp_bf16", "--quantize_model.use_quantize_model=none",
+                                           "--quantize_optimizer.use_quantize_optimizer=none" };
+    for (int i = 0; i < 3; i++) {
+        c = try_load(1, to_bf16[i], NULL, NULL, NULL);
+        assert_string_equal(c->recipe.name, "bf16");
+        config_free(c);
+    }
     c = try_load(1, "--precision=fp32", "--activation_checkpointing", "--data.instance_filter={}",
                  "--max_duration=5");
     assert_string_equal(c->recipe.name, "f32");

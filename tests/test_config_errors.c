@@ -240,6 +240,7 @@ static void test_arguments(void **state)
         { 1, "--run_name=${path.best:x}", NULL, "${path.best:...} is unknown; there are oc.env" },
         { 1, "--run_name=${seed", NULL, "lacks a closing }" },
         { 1, "--data.paths=${path.glob:/nowhere/*.npy}", NULL, "no file matches '/nowhere/*.npy'" },
+        { 1, "--save_folder=${path.choose:/nowhere/a,/nowhere/b}", NULL, "none of '/nowhere/a', '/nowhere/b' exists" },
         { 1, "--load_path=${path.last_checkpoint:/nowhere}", NULL, "there is no checkpoint stepN in '/nowhere'" },
         { 1, "--optimizer.eps=1e-20", NULL, "optimizer.eps" },
         { 1, "--run_name=${data.paths}-x", NULL, "puts a list or a section inside a text" },

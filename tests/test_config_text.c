@@ -1,6 +1,7 @@
 /* model/config as text: what a configuration is written out as and read from again, the shipped files, the table of keys and the
  * help and README that are made from it. */
 #include "kernels/kernels.h"
+#include "model/version.h"
 #include "tests/try_config.h"
 
 #include <setjmp.h>
@@ -44,7 +45,7 @@ static void test_reload(void **state)
     try_write(try_path, try_base);
     check_reload(try_load(1, "--run_name=a \"b\" \\: #c", "--data.paths=['null', '~', 'x: y', 'true', '']",
                  "--softmax_auxiliary_loss",
-                      "--model={rope_scaling: {rope_type: llama3, factor: 8}, clip_qkv: 0.3, mlp_hidden_size: 100, "
+                      "--model={rope_scaling: {rope_type: llama3, factor: 8}, clip_qkv: 0.3, mlp_hidden_size: 96, "
                       "layer_norm_type: default, layer_norm_with_affine: false}"));
     try_write(try_path, try_base);
     check_reload(try_load(1, "--data.seed=0", "--eval_interval=null", "--scheduler.warmup_min_lr=0",
@@ -120,9 +121,80 @@ static void test_help(void **state)
         assert_true(try_printed(text, sizeof text, 1, 1, "--seed=1", i ? "-h" : "--help"));
         try_contains(text, "usage: mpirun");
     }
+    strcpy(try_path, "--help=data.paths");
+    assert_true(try_printed(text, sizeof text, 1, 1, NULL, NULL));
+    assert_string_equal(text, "  data.paths: a path or a list [a, b] of paths\n      token shards or glob patterns, in order\n");
+    strcpy(try_path, "--help=model.rope_scaling");
+    assert_true(try_printed(text, sizeof text, 1, 1, NULL, NULL));
+    try_contains(text, "model.rope_scaling.beta_fast: a number above 0, at most 1000000 (default 32)");
+    assert_null(strstr(text, "rope_theta"));
+    strcpy(try_path, "--help=wandb.project");
+    assert_true(try_printed(text, sizeof text, 1, 1, NULL, NULL));
+    try_contains(text, "wandb.*: read, without effect");
+    strcpy(try_path, "--version");
+    assert_true(try_printed(text, sizeof text, 1, 1, NULL, NULL));
+    try_contains(text, "coat.c " COAT_VERSION ", built for ");
     strcpy(try_path, "--help=markdown");
     assert_true(try_printed(text, sizeof text, 1, 1, NULL, NULL));
     try_contains(text, "| `optimizer.eps` | a number above 0, at most 1 | 1e-5 |");
+    strcpy(try_path, saved);
+}
+
+static void test_help_unknown(void **state)
+{
+    (void)state;
+    static const struct { const char *question, *answer; } unknown[] = {
+        { "--help=data.pahts", "did you mean data.paths?" },
+        { "--help=warmup", "did you mean scheduler.t_warmup, scheduler.warmup_min_lr, scheduler.grad_clip_warmup_steps" },
+        { "--help=xyzzyxyzzy", "--help lists all" }, { "--help=model.d_modelx", "did you mean model.d_model?" },
+    };
+    char text[4096], saved[sizeof try_path];
+    strcpy(saved, try_path);
+    for (size_t i = 0; i < sizeof unknown / sizeof unknown[0]; i++) {
+        strcpy(try_path, unknown[i].question);
+        assert_false(try_printed(text, sizeof text, 2, 1, NULL, NULL));
+        try_contains(text, unknown[i].answer);
+    }
+    strcpy(try_path, saved);
+}
+
+/* What a run prints at its start. */
+static void test_changes(void **state)
+{
+    (void)state;
+    try_write(try_path, try_base);
+    Config *c = try_load(1, "--data.paths=[a.npy, b.npy, c.npy]", "--seed=6198", "--recipe=coat", "--format.att=e4m3/16");
+    try_contains(c->changes, "run_name=try  recipe=coat  format.att=e4m3/16  model.d_model=64");
+    try_contains(c->changes, "data.paths=[a.npy, ... 3 in all]");
+    static const char *const usual[] = { "seed", "model.head_dim", "model.n_kv_heads", "format.hidden", "save_folder", "eps" };
+    for (size_t i = 0; i < sizeof usual / sizeof usual[0]; i++)
+        assert_null(strstr(c->changes, usual[i]));
+    for (const char *line = c->changes; *line; line += strcspn(line, "\n") + (line[strcspn(line, "\n")] == '\n'))
+        assert_true(strcspn(line, "\n") <= 100);
+    config_free(c);
+
+    try_write_hf("{" TRY_LLAMA "}");
+    char load[128];
+    snprintf(load, sizeof load, "--load_path=%s", try_folder);
+    c = try_load(1, load, NULL, NULL, NULL);
+    try_contains(c->changes, "model.d_model=64");
+    config_free(c);
+}
+
+/* The files whose papers say nothing else warm up from 0. */
+static void test_shipped_warmup(void **state)
+{
+    (void)state;
+    static const char *const names[] = { "Llama-2-7B", "Llama-3-8B", "Mistral-7B", "Qwen3-8B" };
+    char saved[sizeof try_path];
+    strcpy(saved, try_path);
+    for (int i = 0; i < 4; i++) {
+        snprintf(try_path, sizeof try_path, "configs/%s.yaml", names[i]);
+        Config *c = try_load(1, NULL, NULL, NULL, NULL);
+        assert_true(c->scheduler.warmup_min_lr == 0);
+        assert_string_equal(c->recipe.name, "coat");
+        config_free(c);
+    }
     strcpy(try_path, saved);
 }
 
@@ -151,6 +223,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_reload), cmocka_unit_test(test_reload_changed), cmocka_unit_test(test_shipped),
         cmocka_unit_test(test_table), cmocka_unit_test(test_help), cmocka_unit_test(test_readme),
+        cmocka_unit_test(test_help_unknown), cmocka_unit_test(test_changes), cmocka_unit_test(test_shipped_warmup),
     };
     return cmocka_run_group_tests(tests, try_make_folder, try_remove_folder);
 }

@@ -61,10 +61,8 @@ static void test_recipes(void **state)
 static void test_plan(void **state)
 {
     (void)state;
-    Run r;
     Config *c = load("coat", "--dry_run");
-    assert_false(run_open(&r, c));
-    run_close(&r);
+    run_plan(c);
     config_free(c);
 }
 

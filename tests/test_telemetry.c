@@ -158,7 +158,7 @@ static void check_all(const Small *s)
     const char *name;
     json_t *value;
     json_object_foreach(s->line, name, value) {
-        if (strcmp(name, "step") == 0)
+        if (strcmp(name, "step") == 0 || strcmp(name, "time") == 0)
             continue;
         if (!json_is_array(value)) {
             check_line(s, name, json_is_number(value) ? json_number_value(value) : NAN);

@@ -1,6 +1,10 @@
 /* The program as a user runs it: mpirun ./train configs/tiny.yaml with overrides; what it trains and what it refuses. */
 #include "tests/launch.h"
 
+#include <time.h>
+
+#include "model/run/log.h"
+
 /* ten steps = five, saved, and five more, bit for bit; on two ranks with bf16 rounding and moments too */
 static void check_resume(int ranks, const char *arguments, const char *name)
 {
@@ -113,6 +117,90 @@ static void test_plan_without_data(void **state)
     assert_false(exists("plan"));
     assert_int_not_equal(train(1, "--data.paths=[] --save_folder=%s/plan", folder), 0);
     expect_output("no training data");
+    assert_int_not_equal(train(1, "--ranks=2 --save_folder=%s/plan", folder), 0);
+    expect_output("ranks is for --dry_run");
+}
+
+static int lines_of(const char *text)
+{
+    int n = 0;
+    for (; (text = strchr(text, '\n')); text++)
+        n++;
+    return n;
+}
+
+/* A user's error is one line: nothing of MPI or its launcher, however the ranks were started. */
+static void test_error_alone(void **state)
+{
+    (void)state;
+    static const char *const launch[] = { "", "-n 1", "-n 4" }, *const wrong[] = { "--data.path=x", "--data.paths=no/such.npy" };
+    for (int i = 0; i < 3; i++)
+        for (int k = 0; k < 2; k++) {
+            const int status = finish(start_command("%s %s %s/train configs/tiny.yaml %s --save_folder=%s/alone",
+                *launch[i] ? setting("LAUNCH", "mpirun --oversubscribe") : "", i == 2 && most_ranks() < 4 ? "-n 1" : launch[i],
+                setting("BUILD", "build/cpu"), wrong[k], folder));
+            expect_status(status, 1);
+            if (strncmp(output, "error", 5) != 0 || lines_of(output) != 1)
+                fail_msg("'%s' %s: %s", launch[i], wrong[k], output);
+        }
+}
+
+/* What comes when: settings that are not the defaults, the plan, where it continues, then warnings, then steps of 100 columns. */
+static void test_terminal(void **state)
+{
+    (void)state;
+    double time_of[MAX_STEPS];
+    const time_t start = time(NULL);
+    static const char arguments[] = "--max_duration=100 --stop_at=%d --wandb.project=x --save_folder=%s/terminal %s";
+    expect_status(train(2, arguments, 1, folder, ""), 0);
+    expect_status(train(2, arguments, 3, folder, "--try_load_latest_save"), 0);
+    static const char *const order[] = { "settings that are not the defaults", "model.d_model=32", "memory plan", "continuing ",
+        "/terminal/step1, at step 1 of 3\n", "warning: ", "\nstep   2/100  loss " };
+    const char *at = output;
+    for (size_t i = 0; i < sizeof order / sizeof order[0]; i++) {
+        const char *next = strstr(at, order[i]);
+        if (!next)
+            fail_msg("'%s' does not follow '%s' in %s", order[i], i ? order[i - 1] : "", output);
+        at = next;
+    }
+    const char *last_warning = strstr(output, "warning: ");
+    assert_ptr_equal(strchr(last_warning, '\n'), strstr(output, "\nstep "));
+    assert_int_equal(metric(time_of, "terminal", "time"), 3);
+    for (int i = 1; i <= 3; i++)
+        assert_true(time_of[i] >= (double)start && time_of[i] <= (double)time(NULL));
+}
+
+/* A line is as long as its widest numbers make it: Llama-2-7B in its first steps, and where one was skipped. */
+static void test_columns(void **state)
+{
+    (void)state;
+    char line[256];
+    StepStats s = { .step = 100000, .loss = 11.3456, .grad_norm = 1234.5, .lr = 3e-4 };
+    const Progress p = { .speed = 24050, .light = 0.553, .memory = 76.2 * (1 << 30), .seconds_left = 99 * 86400 };
+    log_line(line, sizeof line, &s, 100000, &p);
+    assert_string_equal(line, "step 100000/100000  loss 11.3456  norm 1.23e+03  lr 3.0e-04  24050 tok/s 55%  76.2 GiB  "
+                              "eta 99d00h");
+    assert_true(strlen(line) <= 100);
+    s.loss = s.grad_norm = NAN;
+    s.skipped = true;
+    log_line(line, sizeof line, &s, 100000, &p);
+    assert_true(strlen(line) <= 100);
+}
+
+static void test_usage(void **state)
+{
+    (void)state;
+    expect_status(finish(start_command("%s/train", setting("BUILD", "build/cpu"))), 2);
+    expect_output("usage: ");
+    assert_in_range(lines_of(output), 5, 10);
+}
+
+/* The demo's run lies in the build folder. */
+static void test_demo(void **state)
+{
+    (void)state;
+    expect_status(finish(start_command("make -n BACKEND=cpu run-demo")), 0);
+    expect_output("--save_folder=build/cpu");
 }
 
 static void test_stop_in_epochs(void **state)
@@ -217,7 +305,9 @@ int main(void)
         cmocka_unit_test(test_plan_without_data), cmocka_unit_test(test_stop_in_epochs),
         cmocka_unit_test(test_evaluation_without_labels), cmocka_unit_test(test_token_budget),
         cmocka_unit_test(test_epoch_budget),
-        cmocka_unit_test(test_long_run), cmocka_unit_test(test_bad_arguments),
+        cmocka_unit_test(test_error_alone), cmocka_unit_test(test_terminal), cmocka_unit_test(test_columns),
+        cmocka_unit_test(test_usage), cmocka_unit_test(test_demo), cmocka_unit_test(test_long_run),
+        cmocka_unit_test(test_bad_arguments),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

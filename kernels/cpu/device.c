@@ -30,6 +30,16 @@ void device_init(int local_rank)
         openblas_set_num_threads(threads > 1 ? threads : 1);
 }
 
+int device_count(void)
+{
+    return 1;
+}
+
+const char *device_build(void)
+{
+    return "cpu";
+}
+
 const char *device_name(void)
 {
     return "cpu";

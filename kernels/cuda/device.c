@@ -8,6 +8,7 @@
 #include "kernels/cuda/cuda.h"
 
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -140,6 +141,19 @@ void device_merge_queues(bool merge)
 int device_sm_count(void)
 {
     return dev.prop.multiProcessorCount;
+}
+
+int device_count(void)
+{
+    int count = 0;
+    return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}
+
+const char *device_build(void)
+{
+    static char text[256];
+    snprintf(text, sizeof text, "cuda, compute capability %s", image_architectures());
+    return text;
 }
 
 const char *device_name(void)

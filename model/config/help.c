@@ -1,7 +1,11 @@
-/* What the table of keys tells people: --help, the table in configs/README.md, and the key they probably meant. */
+/* What the table of keys tells people: usage, --help, the table in configs/README.md, and the key they probably meant. */
 #include "model/config/table.h"
 
 #include <string.h>
+
+#include "kernels/device.h"
+#include "kernels/error.h"
+#include "model/version.h"
 
 /* "wandb.*" for wandb itself and all below it. */
 static bool is_section_of(const char *pattern, const char *name)
@@ -114,25 +118,50 @@ const char *config_suggest(const char *name)
 
 /* ---- help ------------------------------------------------------------------------------------------------- */
 
-void config_print_help(FILE *f)
+void config_print_usage(FILE *f)
+{
+    fputs("usage: ./train CONFIG.yaml [--key=value ...]                  on one GPU\n"
+          "       mpirun -n RANKS ./train CONFIG.yaml [--key=value ...]  a rank per GPU\n\n"
+          "  ./train configs/OLMo-1B.yaml --data.paths='[shards/*.npy]' --max_duration=1000\n"
+          "  ./train configs/OLMo-1B.yaml --dry_run --ranks=8 --device_memory=80    does it fit 8 GPUs of 80 GiB?\n\n"
+          "--help lists all keys, --help=data those of a section, --help=data.paths explains one;\n"
+          "--version says what this is and what it was built for.\n", f);
+}
+
+void config_print_version(FILE *f)
+{
+    fprintf(f, "coat.c %s, built for %s\n", COAT_VERSION, device_build());
+}
+
+static void print_key(FILE *f, const ConfigKey *k)
+{
+    char expected[256];
+    if ((k->type & TYPE_MASK) == FIXED) {
+        fprintf(f, "  %s: only %s: %s\n", k->name, k->choices, k->help);
+        return;
+    }
+    if ((k->type & TYPE_MASK) == UNUSED) {
+        fprintf(f, "  %s: read, without effect%s%s\n", k->name, k->help ? ": " : "", k->help ? k->help : "");
+        return;
+    }
+    value_expected(expected, sizeof expected, k);
+    fprintf(f, "  %s: %s", k->name, expected);
+    if (!k->fallback)
+        fputs(" (required)", f);
+    else if (strcmp(k->fallback, "null") != 0 && strcmp(k->fallback, "[]") != 0)
+        fprintf(f, " (default %s)", k->fallback);
+    fprintf(f, "\n      %s\n", k->help);
+}
+
+static void print_all(FILE *f)
 {
     fputs("usage: mpirun -n <ranks> ./train config.yaml [--key=value ...]\n"
-          "       ./train --help | --help=markdown\n\n"
+          "       ./train --help | --help=<key or section> | --help=markdown | --version\n\n"
           "Trains a Llama, Mistral, OLMo or Qwen3 model as the file says; --key=value changes a setting, as in\n"
           "--max_duration=100, --data.paths=[a.npy,b.npy], --save_overwrite. Keys and values are those of OLMo's files:\n\n", f);
-    for (const ConfigKey *k = config_keys; k->name; k++) {
-        int type = k->type & TYPE_MASK;
-        char expected[256];
-        if (type == FIXED || type == UNUSED)
-            continue;
-        value_expected(expected, sizeof expected, k);
-        fprintf(f, "  %s: %s", k->name, expected);
-        if (!k->fallback)
-            fputs(" (required)", f);
-        else if (strcmp(k->fallback, "null") != 0 && strcmp(k->fallback, "[]") != 0)
-            fprintf(f, " (default %s)", k->fallback);
-        fprintf(f, "\n      %s\n", k->help);
-    }
+    for (const ConfigKey *k = config_keys; k->name; k++)
+        if ((k->type & TYPE_MASK) < FIXED)
+            print_key(f, k);
     fputs("\nAccepted with one value only:\n", f);
     for (const ConfigKey *k = config_keys; k->name; k++)
         if ((k->type & TYPE_MASK) == FIXED)
@@ -142,6 +171,40 @@ void config_print_help(FILE *f)
         if ((k->type & TYPE_MASK) == UNUSED)
             fprintf(f, " %s", k->name);
     fputs("\n", f);
+}
+
+/* Names the key spelled most like it, or those that hold the word, as `warmup`. */
+static _Noreturn void unknown_key(const char *name)
+{
+    char near[512] = "";
+    const char *best = config_suggest(name);
+    int count = 0;
+    for (const ConfigKey *k = config_keys; k->name; k++)
+        if ((best && strcmp(k->name, best) == 0) || (strcasestr(k->name, name) && count < 8))
+            snprintf(near + strlen(near), sizeof near - strlen(near), "%s%s", count++ ? ", " : "; did you mean ", k->name);
+    if (best && count == 0)
+        snprintf(near, sizeof near, "; did you mean %s", best);
+    die("--help=%s: there is no such key%s%s", name, near, *near ? "?" : "; ./train --help lists all");
+}
+
+void config_print_help(FILE *f, const char *name)
+{
+    if (!name) {
+        print_all(f);
+        return;
+    }
+    const size_t length = strlen(name);
+    int found = 0;
+    for (const ConfigKey *k = config_keys; k->name; k++)
+        if (strncmp(k->name, name, length) == 0 && k->name[length] && strchr(".[", k->name[length])) {
+            print_key(f, k);
+            found++;
+        }
+    const ConfigKey *k = found ? NULL : config_key(name);
+    if (!found && !k)
+        unknown_key(name);
+    if (k)
+        print_key(f, k);
 }
 
 /* | ends a cell of a markdown table. */

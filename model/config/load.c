@@ -322,22 +322,39 @@ void config_write_text(Settings *s)
 
 /* ---- the whole -------------------------------------------------------------------------------------------- */
 
-static Config *print_help(const char *argument)
+static bool is_question(const char *argument)
 {
-    if (comm_rank() == 0 && strcmp(argument, "--help=markdown") == 0)
-        config_print_markdown(stdout);
-    else if (comm_rank() == 0)
-        config_print_help(stdout);
+    return strncmp(argument, "--help", 6) == 0 || strcmp(argument, "-h") == 0 || strcmp(argument, "--version") == 0;
+}
+
+/* Every rank finds the same wrong key, rank 0 prints. */
+static Config *answer(const char *argument)
+{
+    const char *name = strncmp(argument, "--help=", 7) == 0 && argument[7] ? argument + 7 : NULL;
+    FILE *f = comm_rank() == 0 ? stdout : fopen("/dev/null", "w");
+    if (!f)
+        die("/dev/null: cannot write: %m");
+    if (strcmp(argument, "--version") == 0)
+        config_print_version(f);
+    else if (name && strcmp(name, "markdown") == 0)
+        config_print_markdown(f);
+    else
+        config_print_help(f, name);
+    if (f != stdout)
+        fclose(f);
     return NULL;
 }
 
 Config *config_load(int argc, char **argv, int world, char *(*latest)(const char *save_folder))
 {
-    if (argc < 2)
-        return print_help("");
+    if (argc < 2) {
+        if (comm_rank() == 0)
+            config_print_usage(stderr);
+        return NULL;
+    }
     for (int i = 1; i < argc; i++)
-        if (strncmp(argv[i], "--help", 6) == 0 || strcmp(argv[i], "-h") == 0)
-            return print_help(argv[i]);
+        if (is_question(argv[i]))
+            return answer(argv[i]);
     if (argv[1][0] == '-')
         die("'%s' is no configuration file; it comes first: ./train configs/tiny.yaml %s", argv[1], argv[1]);
     Settings *s = xcalloc(1, sizeof *s);
@@ -349,8 +366,10 @@ Config *config_load(int argc, char **argv, int world, char *(*latest)(const char
         yaml_override(r.root, argv[i]);
 
     set_defaults(s, false);
+    config_drop_data(&r);
     bool from_hf = !has_model && read_hf(&r, latest);
     read_values(&r, from_hf);
+    config_choose_ranks(&r);
     config_check_model(&r, from_hf);
     config_check_optimizer(&r);
     config_check_recipe(&r);
@@ -362,6 +381,7 @@ Config *config_load(int argc, char **argv, int world, char *(*latest)(const char
     if (r.num_notes)
         warn("%s: without effect here: %s", r.file, r.notes_text);
     free(r.notes_text);
+    s->c.changes = config_changes(&r, from_hf);
     yaml_free(r.root);
     config_write_text(s);
     return &s->c;
@@ -384,5 +404,6 @@ void config_free(Config *c)
     }
     free(c->eval);
     free(c->text);
+    free(c->changes);
     free(s);
 }

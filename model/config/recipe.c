@@ -215,6 +215,12 @@ static void note_idle(Reader *r, bool model, bool optimizer, bool chosen)
         config_note(r, "precision (recipe %s)", s->recipe);
 }
 
+/* COAT's files without quantization. */
+static bool says_nothing(const Settings *s)
+{
+    return s->quantize_model.method == QUANTIZE_NOTHING || s->quantize_optimizer.method == QUANTIZE_NOTHING;
+}
+
 void config_check_recipe(Reader *r)
 {
     Settings *s = r->s;
@@ -227,7 +233,8 @@ void config_check_recipe(Reader *r)
             die("%s: fp8linear together with an FP8 optimizer has no recipe; take --recipe=fp8 and set "
                 "--format.moment1=e4m3/128 --format.moment2=e4m3/128", config_where(r, key));
         s->recipe = strdup(model && optimizer ? "coat" : linear ? "fp8" : model ? "coat-act"
-                           : optimizer ? "coat-opt" : s->precision == FP32 ? "f32" : "bf16");
+                           : optimizer ? "coat-opt" : s->precision == FP32 ? "f32" : s->precision == AMP_BF16 || says_nothing(s)
+                           ? "bf16" : "coat");
     }
     s->c.recipe = *find_recipe(r, s->recipe, key);
     note_idle(r, model, optimizer, chosen);

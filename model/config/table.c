@@ -2,7 +2,8 @@
  * of OLMo could not run here (dropout, biases) the key has the value that can. Keys of ours: recipe, format.*,
  * model.architecture, model.head_dim, model.sliding_window, model.layer_types and model.rope_scaling.* (Hugging Face's names, but
  * for OLMo-core's full_attn_layers_only), scheduler.t_decay, loss_chunk, quant_stats_interval, fsdp.grad_sync_mode,
- * profile, timeout_seconds, trainable. Sections stand in the order in which the resolved configuration shows them. */
+ * profile, timeout_seconds, trainable, dry_run, ranks, device_memory. Sections stand in the order in which the resolved
+ * configuration shows them. */
 #include "model/config/table.h"
 
 #include <assert.h>
@@ -42,11 +43,14 @@ const ConfigKey config_keys[] = {
     OTHER ("run_name", STRING, "run", C(run_name), "name of the run"),
     NUMBER("seed", U64, "6198", 0, LONGS, C(seed), "seed of initial weights and stochastic rounding"),
     OTHER ("dry_run", BOOL, "false", C(dry_run),
-           "print the settings and the memory plan, then stop; needs no data: --data.paths=[]"),
+           "print the memory plan and whether it fits, then stop; needs no data, and with device_memory no GPU"),
+    OPTION("ranks", INT, "null", 0, 1, MANY, C(ranks), "dry_run: ranks to plan for; default: those that were started"),
+    OPTION("device_memory", DOUBLE, "null", 0, TINY, 1e6, C(device_memory),
+           "dry_run: memory of each device in GiB (2^30 bytes), as nvidia-smi counts it; default: that of the device here"),
 
     /* ---- numbers ---- */
     OTHER ("recipe", STRING, "null", X(recipe), "in which formats everything is stored; default: by `precision` or "
-           "COAT's quantize_* blocks, else bf16"),
+           "COAT's quantize_* blocks, else coat"),
     WORD  ("precision", CHOICE | SPENT, "null", WORDS({ "amp_bf16", AMP_BF16 }, { "fp32", FP32 }), X(precision),
            "OLMo's name of recipe bf16 or f32"),
     OTHER ("format.stream", FORMAT | FOLLOWS, "null", C(recipe.stream), "residual stream"),

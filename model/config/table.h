@@ -111,7 +111,9 @@ const char *config_default(const char *name);               /* a YamlDefault */
 const char *config_suggest(const char *name);               /* the key or section spelled most like it, or NULL */
 bool        config_is_evaluator(const char *name);          /* a key of an evaluator: evaluators[].* */
 bool        key_listed(const char *choices, const char *text);   /* is text (NULL: null) one of the choices? */
-void        config_print_help(FILE *f);                     /* ./train --help */
+void        config_print_usage(FILE *f);                    /* ./train */
+void        config_print_version(FILE *f);                  /* ./train --version */
+void        config_print_help(FILE *f, const char *name);   /* --help=name: a key, a section; NULL: all. Dies: no such key */
 void        config_print_markdown(FILE *f);                 /* ./train --help=markdown: the table in configs/README.md */
 
 /* One value. `base`: the Settings or Evaluator that holds it. */
@@ -139,6 +141,10 @@ const YamlNode *config_find_path(const YamlNode *n, const char *path);  /* its p
 void        config_note (Reader *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void        config_apply(Reader *r, YamlNode *n, const char *name, void *base);   /* a value or a section */
 
+/* Of a dry run: before the values are read, its data are taken out of the file; then the ranks it plans for become the world. */
+void config_drop_data(Reader *r);
+void config_choose_ranks(Reader *r);
+
 /* The steps that follow the reading of the values; each derives what was left open and dies on what cannot work. */
 void config_choose_save_folder(Config *c);           /* runs/<run_name>, if none is given */
 void config_check_model (Reader *r, bool from_hf);
@@ -151,3 +157,4 @@ void config_check_data  (Reader *r);
 void config_check_run   (Reader *r);
 void config_read_evaluators(Reader *r);
 void config_write_text(Settings *s);                 /* fills Config.text */
+char *config_changes(const Reader *r, bool from_hf); /* Config.changes; the caller owns it. Before the text is written */

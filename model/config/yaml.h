@@ -37,10 +37,10 @@ typedef const char *YamlDefault(const char *name);
 /* Replaces ${...} in n and below by its value:
  *   ${a.b}                        another key, overrides included
  *   ${oc.env:NAME,default}        an environment variable
- *   ${path.choose:a,b}            the first that exists (or is remote), else the last
+ *   ${path.choose:a,b}            the first that exists (or is remote)
  *   ${path.glob:pattern,...}      all matches, a list
  *   ${path.last_checkpoint:dir}   dir/stepN of the highest N
  *   ${path.check_exist:p}         p, or null if it does not exist
  * They nest. A ~/ at the start of a value or an argument becomes $HOME/. Dies on an unknown name, a cycle, a pattern without a
- * match. */
+ * match, a choice of which nothing exists. */
 void yaml_resolve(const YamlNode *root, YamlNode *n, YamlDefault *default_of);

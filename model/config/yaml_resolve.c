@@ -56,12 +56,17 @@ static YamlNode *from_environment(const Scope *s, char **arg, int count)
     return scalar(s, value ? value : arg[1]);
 }
 
+/* As OLMo's, which does not create what is not there. */
 static YamlNode *choose_path(const Scope *s, char **arg, int count)
 {
-    for (int i = 0; i < count; i++)
+    char list[2048] = "";
+    for (int i = 0; i < count; i++) {
         if (exists(arg[i]))
             return scalar(s, arg[i]);
-    return scalar(s, arg[count - 1]);
+        snprintf(list + strlen(list), sizeof list - strlen(list), "%s'%s'", i ? ", " : "", arg[i]);
+    }
+    die("%s: ${path.choose:...}: none of %s exists; create one of them, or write a path without path.choose", yaml_place(s->at),
+        list);
 }
 
 static YamlNode *glob_paths(const Scope *s, char **arg, int count)

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "kernels/comm.h"
@@ -148,11 +149,14 @@ Log *log_open(const Config *c, RunLength length, long last_step, long first_step
         die("%s: cannot open for writing: %s", l->path, strerror(errno));
     lock(l->file, c->save_folder);
     l->has_eval = drop_later_steps(l->path, first_step);
+    printf("each line: tokens per second%s%s, memory in use; all else is in %s\n", world > 1 ? " of a rank" : "",
+           l->speed_of_light > 0 ? " and % of its peak" : "", l->path);
     return l;
 }
 
 void log_object(Log *l, json_t *object)
 {
+    json_object_set_new(object, "time", json_integer(time(NULL)));
     char *text = json_dumps(object, JSON_REAL_PRECISION(9));
     if (!text || fprintf(l->file, "%s\n", text) < 0 || fflush(l->file) != 0)
         die("%s: cannot write: %s", l->path, strerror(errno));
@@ -166,20 +170,6 @@ void log_set(json_t *object, const char *name, double value)
     json_object_set_new(object, name, isfinite(value) ? json_real(value) : json_null());
 }
 
-static void format_count(char *text, size_t size, double n)
-{
-    static const char unit[] = " KMBT";
-    int i = 0;
-    while (n >= 999.5 && unit[i + 1]) {
-        n /= 1000;
-        i++;
-    }
-    if (i == 0)
-        snprintf(text, size, "%.0f", n);
-    else
-        snprintf(text, size, "%.3g%c", n, unit[i]);
-}
-
 static void format_time(char *text, size_t size, double seconds)
 {
     long s = (long)(seconds + 0.5);
@@ -191,21 +181,28 @@ static void format_time(char *text, size_t size, double seconds)
         snprintf(text, size, "%ldd%02ldh", s / 86400, s % 86400 / 3600);
 }
 
+void log_line(char *line, size_t size, const StepStats *s, long steps, const Progress *p)
+{
+    char eta[64], light[32] = "", end[80] = "  SKIPPED";
+    format_time(eta, sizeof eta, p->seconds_left);
+    if (!s->skipped)
+        snprintf(end, sizeof end, "  eta %s", eta);
+    if (p->light > 0)
+        snprintf(light, sizeof light, " %.0f%%", 100 * p->light);
+    snprintf(line, size, "step %*ld/%ld  loss %.4f  norm %-6.3g  lr %.1e  %.0f tok/s%s  %.1f GiB%s",
+             snprintf(NULL, 0, "%ld", steps), s->step, steps, s->loss, s->grad_norm, s->lr, p->speed, light, p->memory / (1 << 30),
+             end);
+}
+
 static void print_step(const Log *l, const StepStats *s, double speed)
 {
-    char tokens[32], eta[64], light[32] = "";
-    format_count(tokens, sizeof tokens, s->tokens);
-    double per_step = (double)l->config->global_train_batch_size * l->config->model.max_sequence_length;
-    format_time(eta, sizeof eta, (l->last_step - s->step) * per_step / (speed * l->world));
-    char exposed[48] = "";
-    if (l->world > 1 && s->exposed_ms >= 0.05)
-        snprintf(exposed, sizeof exposed, " | exposed %.3g ms", s->exposed_ms);
-    if (l->speed_of_light > 0)
-        snprintf(light, sizeof light, " | %4.1f%% of peak", 100 * speed / l->speed_of_light);
-    printf("step %*ld/%ld | %6s tokens | loss %.4f | norm %8.3g | lr %.2e | %.0f tok/s%s%s%s | %.1f GiB | eta %s%s\n",
-           snprintf(NULL, 0, "%ld", l->length.steps), s->step, l->length.steps, tokens, s->loss, s->grad_norm, s->lr,
-           speed, l->world > 1 ? "/rank" : "", light, exposed, device_memory_used() / (double)(1 << 30), eta,
-           s->skipped ? " | SKIPPED: loss or gradient is not finite" : "");
+    char line[256];
+    const double per_step = (double)l->config->global_train_batch_size * l->config->model.max_sequence_length;
+    const Progress p = { .speed = speed, .light = l->speed_of_light > 0 ? speed / l->speed_of_light : 0,
+                         .memory = (double)device_memory_used(),
+                         .seconds_left = (double)(l->last_step - s->step) * per_step / (speed * l->world) };
+    log_line(line, sizeof line, s, l->length.steps, &p);
+    puts(line);
     fflush(stdout);
 }
 

@@ -11,6 +11,12 @@ typedef struct {
     bool   skipped;
 } StepStats;
 
+/* tokens per second of a rank, over what its device could do at most (0: unknown); bytes in use; time to the end of the run */
+typedef struct { double speed, light, memory, seconds_left; } Progress;
+
+/* The terminal's line of a step: at most 100 columns for up to 999,999 steps; what has no room is in metrics.jsonl. */
+void log_line(char *line, size_t size, const StepStats *s, long steps, const Progress *p);
+
 typedef struct Log Log;
 
 /* Opens save_folder/metrics.jsonl for appending. `last_step`: where this run ends. `first_step`: steps done before; of an
@@ -23,7 +29,8 @@ bool log_has_eval(const Log *l);  /* whether an older run's metrics have evaluat
 void log_pause (Log *l);          /* from here to log_resume nothing is trained: the speed does not count this time */
 void log_resume(Log *l);
 
-/* Writes a JSON object that begins with "step" as a line of metrics.jsonl, and frees it. */
+/* Writes a JSON object that begins with "step" as a line of metrics.jsonl, with the "time" of writing in seconds of Unix, and frees
+ * it. */
 struct json_t;
 void log_object(Log *l, struct json_t *object);
 void log_set(struct json_t *object, const char *name, double value);      /* what is not finite becomes null */

@@ -7,11 +7,16 @@
 #include "kernels/device.h"
 #include "model/model.h"
 
+double memory_of_device(const Config *c)
+{
+    return c->device_memory > 0 ? c->device_memory * (1 << 30) : (double)device_memory_total();
+}
+
 /* A fifth of the memory is left to libraries and chance; with one micro-batch a step there is nothing to gain. The ranks agree. */
 static bool fits(const Model *m, const Fsdp *f, const Config *c)
 {
-    double refused = (double)model_planned_bytes(m, f) > 0.8 * (double)device_memory_total()
-                  || c->global_train_batch_size <= (long)c->device_train_microbatch_size * comm_size() || f->shards == 1;
+    double refused = (double)model_planned_bytes(m, f) > 0.8 * memory_of_device(c) || f->shards == 1
+                  || c->global_train_batch_size <= (long)c->device_train_microbatch_size * (c->dry_run ? c->ranks : comm_size());
     comm_max(&refused, 1);
     return !refused;
 }
@@ -19,6 +24,10 @@ static bool fits(const Model *m, const Fsdp *f, const Config *c)
 void memory_plan(Model *m, Fsdp *f, const Config *c)
 {
     Placement p = { comm_group_size(RANKS_SHARD), comm_group_rank(RANKS_SHARD), c->strategy.grad_sum != SUM_OFTEN };
+    if (c->dry_run) {           /* of ranks that may not be there; all have as much */
+        p.shards = c->strategy.shard_ranks;
+        p.rank = 0;
+    }
     model_plan(m, f, c, p);
     if (c->strategy.grad_sum == SUM_ONCE_IF_FITS && !fits(m, f, c)) {
         model_free(m, f);
@@ -40,7 +49,7 @@ static void print_optimizer(const Optimizer *o, const Recipe *r)
     puts(o->num_states ? "" : " no states");
 }
 
-static void print_plan(const Model *m, const Fsdp *f)
+static void print_plan(const Model *m, const Fsdp *f, const Config *c)
 {
     const PlanBytes *b = &m->bytes;
     size_t n[NUM_REGIONS] = { 0 }, master = 0, moments = fsdp_state_bytes(f), frozen = 0;
@@ -64,7 +73,7 @@ static void print_plan(const Model *m, const Fsdp *f)
            "(%.1f kB per token and block), work %.3f, head and loss %.3f; total %.3f of %.1f\n",
            gib((double)master), frozen_text, gib(fsdp_weight_bytes(f)), gib(fsdp_grad_bytes(f)), gib(moments),
            gib((double)m->L * b->block),
-           b->block / 1e3 / m->N, gib(b->work), gib(b->head), gib(model_planned_bytes(m, f)), gib(device_memory_total()));
+           b->block / 1e3 / m->N, gib(b->work), gib(b->head), gib(model_planned_bytes(m, f)), gib(memory_of_device(c)));
     printf("while a checkpoint is written, up to %.3f GiB of host memory besides\n", gib(master + moments + frozen));
 }
 
@@ -88,7 +97,7 @@ void memory_print(const Model *m, const Fsdp *f, const Config *c)
     const double bytes = bytes_of(&classic), all_trained = c->num_trainable > 0 ? bytes_of(&whole) : 0;
     if (comm_rank() != 0)
         return;
-    print_plan(m, f);
+    print_plan(m, f, c);
     if (all_trained > 0)
         printf("with all parameters trained it would be %.3f GiB\n", gib(all_trained));
     printf("recipe bf16, with f32 master weights and moments, would take %.3f GiB: %.2f times as much\n", gib(bytes),

@@ -14,7 +14,9 @@
 #include "kernels/error.h"
 #include "kernels/trace.h"
 #include "model/checkpoint/folder.h"
+#include "model/run/fit.h"
 #include "model/run/memory.h"
+#include "model/version.h"
 
 static Loader *open_loader(const Config *c)
 {
@@ -224,15 +226,19 @@ static void load_or_initialize(Run *r, const char *folder, bool resets)
         set_lengths(r);
         loader_seek(r->loader, s.loader);
     }
-    const bool continues = ours && !new_trainer;
-    if (comm_rank() == 0)
-        printf("loaded %s%s\n", folder, !continues ? "" : run_is_over(r) ? ": complete, nothing is left to train" : ": continuing");
+    if (comm_rank() != 0)
+        return;
+    if (ours && !new_trainer)
+        printf("continuing %s, at step %ld of %ld%s\n", folder, r->state.step, r->last_step,
+               run_is_over(r) ? ": complete, nothing is left to train" : "");
+    else
+        printf("loaded %s, beginning at step 0\n", folder);
 }
 
 static void print_data(const Run *r)
 {
     const Config *c = r->config;
-    if (comm_rank() != 0 || !r->loader)
+    if (comm_rank() != 0)
         return;
     printf("data: %llu tokens in %llu instances of %d; %ld steps of %d sequences on %d rank%s, %d micro-batch%s each\n",
            (unsigned long long)loader_tokens(r->loader), (unsigned long long)loader_instances(r->loader),
@@ -256,32 +262,48 @@ static void check_device(const Recipe *r)
 {
     if (format_is_fp8(r->operand) && !device_has_fp8())
         die("recipe %s multiplies %s (format.operand), which this %s cannot: FP8 takes compute capability 8.9 or later (L40S, "
-            "RTX 40, H100 and later ones). Recipe bf16 runs here, and so does coat-opt, which has FP8 in the optimizer alone",
+            "RTX 40, H100 and later ones). --recipe=bf16 runs here, and so does --recipe=coat-opt: FP8 in the optimizer alone",
             r->name, format_name(r->operand), device_name());
 }
 
-bool run_open(Run *r, const Config *c)
+/* `where`: the device. */
+static void print_settings(const Config *c, const char *where)
+{
+    if (comm_rank() == 0)
+        printf("coat.c %s, %s%s; settings that are not the defaults:\n%s\n", COAT_VERSION, c->dry_run ? "dry run for " : "", where,
+               c->changes);
+}
+
+void run_plan(const Config *c)
+{
+    Model m;
+    Fsdp f;
+    if (c->device_memory == 0 && device_count() == 0)
+        die("dry_run: no GPU is here to ask for its memory; say how much yours have, in GiB: --device_memory=80");
+    if (c->device_memory == 0)
+        device_init(comm_local_rank());
+    print_settings(c, c->device_memory == 0 ? device_name() : "devices elsewhere");
+    memory_plan(&m, &f, c);
+    memory_print(&m, &f, c);
+    model_free(&m, &f);
+    error_hold_warnings(false);
+    fit_print(c);
+}
+
+void run_open(Run *r, const Config *c)
 {
     *r = (Run){ .config = c, .saved_step = -1 };
     check_agreement("configurations", text_hash(c->text));
-    if (comm_rank() == 0)
-        printf("coat.c on %s\n%s\n", device_name(), c->text);
-    if (c->data.num_paths > 0)
-        open_data(r);
-
-    memory_plan(&r->model, &r->fsdp, c);
-    memory_print(&r->model, &r->fsdp, c);
-    if (c->dry_run) {
-        print_data(r);
-        return false;
-    }
-
+    open_data(r);
     check_device(&c->recipe);
     char *latest = c->try_load_latest_save ? checkpoint_latest(c->save_folder) : NULL;
     const char *folder = latest ? latest : c->load_path;
     check_agreement("checkpoints to go on from", text_hash(folder ? folder : ""));
     const bool inside = folder && lies_in(folder, c->save_folder), resumes = inside && (latest || !c->reset_trainer_state);
     prepare_folder(c, inside ? folder : NULL, resumes);
+    print_settings(c, device_name());
+    memory_plan(&r->model, &r->fsdp, c);
+    memory_print(&r->model, &r->fsdp, c);
     model_place(&r->model, &r->fsdp, c);
     load_or_initialize(r, folder, !latest);
     check_agreement("checkpoints to go on from", state_hash(&r->state));
@@ -294,7 +316,6 @@ bool run_open(Run *r, const Config *c)
     trace_open(c->save_folder, comm_rank());
     r->telemetry = telemetry_open(c, &r->model, &r->fsdp, r->log);
     free(latest);
-    return true;
 }
 
 void run_close(Run *r)

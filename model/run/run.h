@@ -20,8 +20,11 @@ typedef struct {
     long       saved_step;     /* of the last checkpoint; -1: none yet */
 } Run;
 
-/* Opens the data, creates the save folder, places the model, and initializes it or loads it. Prints what it did.
- * False for a dry run, which stops behind the memory plan and has created nothing. */
-bool run_open (Run *r, const Config *c);
+/* A dry run: prints the memory plan, the warnings kept so far, and whether it fits; opens no data, creates nothing, and needs a
+ * device only where device_memory is not given. */
+void run_plan (const Config *c);
+
+/* Opens the data, creates the save folder, places the model, and initializes it or loads it. Prints what it did. */
+void run_open (Run *r, const Config *c);
 bool run_is_over(const Run *r);            /* max_duration or stop_at is reached */
 void run_close(Run *r);

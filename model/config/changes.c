@@ -1,0 +1,95 @@
+/* What a run prints of its settings: those that are not the defaults. All are in its folder. */
+#include "model/config/table.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/error.h"
+
+enum { COLUMNS = 100 };
+
+/* Text in lines of COLUMNS. */
+typedef struct { FILE *f; int column; } Lines;
+
+static void add(Lines *l, const char *name, const char *value)
+{
+    const int n = (int)(strlen(name) + 1 + strlen(value));
+    const bool fits = l->column > 0 && l->column + 2 + n <= COLUMNS;
+    fprintf(l->f, "%s  %s=%s", fits || l->column == 0 ? "" : "\n", name, value);
+    l->column = (fits ? l->column : 0) + 2 + n;
+}
+
+static bool is_list(int type)
+{
+    return type == PATHS || type == PATTERNS;
+}
+
+/* There may be hundreds of shards. */
+static char *list_text(const char *place)
+{
+    char *const *text = *(char *const *const *)place;
+    const int count = *(const int *)(place + sizeof(char **));
+    if (count < 2)
+        return xasprintf("[%s]", count ? text[0] : "");
+    return xasprintf("[%s, ... %d in all]", text[0], count);
+}
+
+static char *value_of(const void *base, const ConfigKey *k)
+{
+    if (is_list(k->type & TYPE_MASK))
+        return list_text((const char *)base + k->place);
+    char *text;
+    size_t size;
+    FILE *f = open_memstream(&text, &size);
+    if (!f)
+        die("out of host memory");
+    value_print(f, base, k, 0);
+    fclose(f);
+    text[strcspn(text, "\n")] = '\0';
+    memmove(text, text + 1, strlen(text));          /* the space behind `key:` */
+    return text;
+}
+
+/* A default of null means that the value follows from others, and then so it does unless it was given or loaded. */
+static bool can_differ(const Reader *r, const ConfigKey *k, bool from_hf)
+{
+    const int type = k->type & TYPE_MASK;
+    if (type == FIXED || type == UNUSED || type == DATASETS || config_is_evaluator(k->name))
+        return false;
+    const bool follows = !(k->type & FOLLOWS) && k->fallback && strcmp(k->fallback, "null") == 0;
+    return !follows || config_given(r, k->name) || (from_hf && strncmp(k->name, "model.", strlen("model.")) == 0);
+}
+
+static void add_evaluators(Lines *l, const Config *c)
+{
+    for (int i = 0; i < c->num_eval; i++)
+        add(l, "evaluator", c->eval[i].label);
+}
+
+char *config_changes(const Reader *r, bool from_hf)
+{
+    char *text;
+    size_t size;
+    Settings *defaults = xcalloc(1, sizeof *defaults), follows = *r->s;
+    Lines l = { .f = open_memstream(&text, &size) };
+    if (!l.f)
+        die("out of host memory");
+    follows.c.recipe = *recipe_find(r->s->recipe);
+    follows.c.data.seed = r->s->c.seed;
+    for (const ConfigKey *k = config_keys; k->name; k++) {
+        if (!can_differ(r, k, from_hf))
+            continue;
+        if (k->fallback)
+            value_default(defaults, k);
+        char *own = value_of(r->s, k), *usual = value_of(k->type & FOLLOWS ? &follows : defaults, k);
+        if (!k->fallback || strcmp(own, usual) != 0)
+            add(&l, k->name, own);
+        free(own);
+        free(usual);
+        value_free(defaults, k);
+    }
+    add_evaluators(&l, &r->s->c);
+    fclose(l.f);
+    free(defaults);
+    return text;
+}

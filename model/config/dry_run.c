@@ -1,0 +1,40 @@
+/* A dry run plans memory for ranks that were not started, on devices that need not be here, without data. */
+#include "model/config/table.h"
+
+#include "kernels/error.h"
+
+void config_drop_data(Reader *r)
+{
+    static const char *const unread[] = {
+        "--data.paths=null", "--data.datasets=null", "--data.label_mask_paths=null", "--evaluators=null"
+    };
+    YamlNode *n = yaml_find(r->root, "dry_run");
+    if (n)
+        config_apply(r, n, "dry_run", r->s);
+    for (int i = 0; i < 4 && r->s->c.dry_run; i++)
+        yaml_override(r->root, unread[i]);
+}
+
+void config_choose_ranks(Reader *r)
+{
+    Config *c = &r->s->c;
+    static const char *const keys[] = { "ranks", "device_memory" };
+    for (int i = 0; i < 2 && !c->dry_run; i++)
+        if (config_given(r, keys[i]))
+            die("%s: %s is for --dry_run, which plans without what it plans for; mpirun -n starts ranks", config_where(r, keys[i]),
+                keys[i]);
+    if (!c->dry_run)
+        return;
+    if (c->ranks == 0) {
+        c->ranks = r->world;
+        return;
+    }
+    const char *place = config_where(r, "ranks");
+    if (r->world > 1 && r->world != c->ranks)
+        die("%s: ranks: %d were started already; a dry run of %d needs no mpirun", place, r->world, c->ranks);
+    if (r->world != c->ranks && !r->s->fsdp.replicas
+        && (r->s->fsdp.strategy == HYBRID_SHARD || r->s->fsdp.strategy == HYBRID_SHARD_ZERO2))
+        die("%s: ranks: on how many hosts those would be decides what HYBRID_SHARD shards: give that number as "
+            "--fsdp.hybrid_sharding_num_model_replicas", place);
+    r->world = c->ranks;
+}

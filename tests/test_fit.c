@@ -1,0 +1,130 @@
+/* Does it fit: what a dry run plans for devices that are not here, and its verdict. */
+#include <sys/resource.h>
+#include <time.h>
+
+#include "model/checkpoint/checkpoint.h"
+#include "model/config/load.h"
+#include "model/model.h"
+#include "model/run/fit.h"
+#include "model/run/memory.h"
+#include "tests/launch.h"
+
+#define MODEL_7B  NULL
+#define MODEL_13B "--model={d_model: 5120, n_layers: 40, n_heads: 40, mlp_hidden_size: 27648}"
+
+/* Of Llama-2-7B with sequences of 2048, 64 of them per rank and step. */
+static Config *plan(int ranks, const char *recipe, const char *memory, const char *more)
+{
+    char text[4][64];
+    snprintf(text[0], sizeof text[0], "--ranks=%d", ranks);
+    snprintf(text[1], sizeof text[1], "--recipe=%s", recipe);
+    snprintf(text[2], sizeof text[2], "--device_memory=%s", memory);
+    snprintf(text[3], sizeof text[3], "--global_train_batch_size=%d", 64 * ranks);
+    char *argv[] = { "train", "configs/Llama-2-7B.yaml", "--dry_run", text[0], text[1], text[2], text[3],
+                     "--model.max_sequence_length=2048", "--device_train_microbatch_size=8", (char *)more, NULL };
+    return config_load(more ? 10 : 9, argv, 1, checkpoint_latest);
+}
+
+/* The largest batches of which a run was measured to stay below 80 GB, which are 74.506 GiB (README, peak memory per GPU); 0: not
+ * even one sequence. */
+static void test_measured(void **state)
+{
+    (void)state;
+    static const struct { const char *model; int ranks; const char *recipe; int largest; } measured[] = {
+        { MODEL_7B, 1, "bf16", 0 },  { MODEL_7B, 1, "coat", 7 },   { MODEL_7B, 1, "coat-lean", 9 },
+        { MODEL_7B, 2, "bf16", 3 },  { MODEL_7B, 2, "coat", 11 },  { MODEL_7B, 2, "coat-lean", 14 },
+        { MODEL_7B, 4, "bf16", 5 },  { MODEL_7B, 4, "coat", 13 },  { MODEL_7B, 4, "coat-lean", 16 },
+        { MODEL_13B, 1, "coat-lean", 0 }, { MODEL_13B, 2, "bf16", 0 }, { MODEL_13B, 2, "coat", 4 },
+        { MODEL_13B, 2, "coat-lean", 5 }, { MODEL_13B, 4, "bf16", 2 }, { MODEL_13B, 4, "coat", 7 },
+        { MODEL_13B, 4, "coat-lean", 9 },
+    };
+    for (size_t i = 0; i < sizeof measured / sizeof measured[0]; i++) {
+        Config *c = plan(measured[i].ranks, measured[i].recipe, "74.506", measured[i].model);
+        const int found = fit_largest(c);
+        if (found != measured[i].largest)
+            fail_msg("%s, %s on %d: %d sequences, measured were %d", measured[i].model ? "13B" : "7B", measured[i].recipe,
+                     measured[i].ranks, found, measured[i].largest);
+        config_free(c);
+    }
+}
+
+/* What an H200 of 139.8 GiB had in use, in GiB, is at most what is allowed for, and not 1.5 GiB less. */
+static void test_needed(void **state)
+{
+    (void)state;
+    static const struct { int ranks; const char *recipe; double used; } measured[] = {
+        { 1, "coat", 76.2 }, { 1, "coat-lean", 69.4 }, { 1, "coat-act", 126.5 }, { 1, "coat-opt", 106.0 }, { 4, "coat", 61.8 },
+    };
+    for (size_t i = 0; i < sizeof measured / sizeof measured[0]; i++) {
+        Config *c = plan(measured[i].ranks, measured[i].recipe, "139.8", NULL);
+        const double needed = fit_needed(c) / (1 << 30);
+        if (!(needed >= measured[i].used - 0.05 && needed < measured[i].used + 1.5))
+            fail_msg("%s on %d: %.2f GiB needed, %.2f were used", measured[i].recipe, measured[i].ranks, needed, measured[i].used);
+        config_free(c);
+    }
+}
+
+/* Where whole gradients leave a fifth of the memory they are summed once per step: of the memory that is planned for, not of the
+ * machine that plans. */
+static void test_mode(void **state)
+{
+    (void)state;
+    static const struct { const char *memory; bool once; } rows[] = { { "139.8", true }, { "74", true }, { "73", false } };
+    for (int i = 0; i < 3; i++) {
+        Model m;
+        Fsdp f;
+        Config *c = plan(4, "coat", rows[i].memory, NULL);           /* 58.9 GiB with whole gradients, 47.4 without */
+        memory_plan(&m, &f, c);
+        assert_int_equal(f.sum_once, rows[i].once);
+        assert_true(fabs((double)model_planned_bytes(&m, &f) / (1 << 30) - (rows[i].once ? 58.909 : 47.356)) < 0.001);
+        model_free(&m, &f);
+        config_free(c);
+    }
+}
+
+static const char *last_line(void)
+{
+    size_t n = strlen(output);
+    while (n > 0 && output[n - 1] == '\n')
+        output[--n] = '\0';
+    const char *line = strrchr(output, '\n');
+    return line ? line + 1 : output;
+}
+
+static int dry_run(const char *arguments)
+{
+    return finish(start_command("%s/train configs/Llama-2-7B.yaml --dry_run --device_train_microbatch_size=1 %s",
+                                setting("BUILD", "build/cpu"), arguments));
+}
+
+/* Without mpirun and data, in a second and a fraction of the 18 GiB of one of the 1024 ranks. */
+static void test_many_ranks(void **state)
+{
+    (void)state;
+    struct rusage use;
+    const time_t start = time(NULL);
+    expect_status(dry_run("--recipe=bf16 --ranks=1024 --device_memory=80 --data.paths='[s3://no/such.npy, no/such.npy]'"), 0);
+    assert_true(time(NULL) - start < 60);
+    assert_int_equal(getrusage(RUSAGE_CHILDREN, &use), 0);
+    assert_true(use.ru_maxrss < 1 << 20);                            /* kB */
+    expect_output("total 18.798 of 80.0");
+    assert_ptr_equal(strstr(last_line(), "fits: 21.7 of 80.0 GiB on each of 1024 devices"), last_line());
+}
+
+static void test_does_not_fit(void **state)
+{
+    (void)state;
+    expect_status(dry_run("--recipe=bf16 --ranks=1 --device_memory=80 --data=null"), 0);
+    expect_output("largest micro-batch that fits: none");
+    assert_ptr_equal(strstr(last_line(), "DOES NOT FIT: "), last_line());
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_many_ranks),       /* first: it measures the largest child */
+        cmocka_unit_test(test_measured), cmocka_unit_test(test_needed), cmocka_unit_test(test_mode),
+        cmocka_unit_test(test_does_not_fit),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
