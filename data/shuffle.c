@@ -8,8 +8,6 @@
  *   other functions of numpy use. */
 #include "data/shuffle.h"
 
-#include <stdbool.h>
-
 typedef unsigned __int128 Uint128;
 
 typedef struct {
@@ -86,16 +84,20 @@ static inline uint32_t pcg64_next32(Pcg64 *g)
 
 /* index: n entries, n <= 2^32. The draws do not depend on the entries, so they run ahead of the swaps by a block,
  * and the entries, which for a large n are nowhere near a cache, are fetched meanwhile. */
-void numpy_shuffle(uint32_t *index, uint64_t n, uint64_t seed)
+bool numpy_shuffle(uint32_t *index, uint64_t n, uint64_t seed, bool (*go_on)(void *who), void *who)
 {
-    enum { BLOCK = 64 };
-    for (uint64_t i = 0; i < n; i++)
+    enum { BLOCK = 64, ASK = 1 << 18 };     /* entries */
+    for (uint64_t i = 0; i < n; i++) {
         index[i] = (uint32_t)i;
+        if (go_on && i % ASK == 0 && !go_on(who))
+            return false;
+    }
     if (n < 2)
-        return;
+        return true;
 
     Pcg64 g = pcg64_start(seed);
     uint32_t draw[BLOCK], mask = UINT32_MAX;
+    uint64_t asked = n;
     for (uint64_t top = n - 1; top > 0;) {
         int count = top < BLOCK ? (int)top : BLOCK;
         for (int b = 0; b < count; b++) {
@@ -113,5 +115,11 @@ void numpy_shuffle(uint32_t *index, uint64_t n, uint64_t seed)
             index[draw[b]] = x;
         }
         top -= count;
+        if (go_on && asked - top >= ASK) {
+            asked = top;
+            if (!go_on(who))
+                return false;
+        }
     }
+    return true;
 }

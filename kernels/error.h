@@ -9,6 +9,9 @@ _Noreturn void die(const char *format, ...) __attribute__((format(printf, 1, 2))
 /* Rank 0 prints "warning: ..." on stderr; the other ranks print nothing. */
 void warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
+/* Dies if there is something at `path` that is no regular file: who opens a pipe waits for its writer. */
+void check_regular(const char *path);
+
 /* For what the program itself guarantees; user input is reported with die() in the user's words. */
 #define CHECK(condition, ...)                                                  \
     do {                                                                       \
