@@ -28,7 +28,7 @@ static volatile sig_atomic_t training, asked_to_stop;
 static _Noreturn void end_before_training(int number)
 {
     char text[256] = "error: SIG";
-    const char *const parts[] = { sigabbrev_np(number), " while ", *watchdog_operation() ? watchdog_operation() : "starting",
+    const char *const parts[] = { sigabbrev_np(number), " while ", watchdog_operation(),
                                   ", before the first step: ended, nothing to save\n" };
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
         strcat(text, parts[i]);

@@ -142,11 +142,6 @@ void watchdog_wait_for(Worker w)
     own->needs = (int)w;
 }
 
-const char *watchdog_operation(void)
-{
-    return own->operation;
-}
-
 void watchdog_leave(void)
 {
     own->state = LEAVING;
@@ -172,6 +167,12 @@ static const WorkerState *needed(const RankState *s)
 {
     const WorkerState *w = &s->worker[s->needs];
     return w->busy ? w : NULL;
+}
+
+const char *watchdog_operation(void)
+{
+    const WorkerState *w = needed(own);
+    return w ? w->doing : own->operation[0] ? own->operation : "starting";
 }
 
 /* "all-gather of block 3 in step 12" */

@@ -15,7 +15,7 @@ void watchdog_leave(void);              /* this rank is about to end all with a 
 /* Ends this rank, and by that all, with `status`: `text`, which ends its line, goes to stderr unless another rank of the
  * host is just ending all. Any thread may call, and so may a signal handler. */
 _Noreturn void watchdog_end(const char *text, int status);
-const char *watchdog_operation(void);   /* of the last mark, for such a text; "": none yet */
+const char *watchdog_operation(void);   /* what this rank is doing, for such a text */
 
 /* This rank is about to do `operation`, a noun ("forward", "reading tokens"), on `unit` (-1: on none). Marks are the
  * main thread's alone. */
