@@ -24,6 +24,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 
 enum { ENTRIES = 3 };             /* one held by the caller, two ready */
@@ -100,6 +101,17 @@ static bool may_go_on(void *loader)
     return !stop;
 }
 
+/* In large pages where the system has them: a shuffle reads all over it. */
+static uint32_t *allocate_order(uint64_t n)
+{
+    const size_t page = 2 << 20, bytes = (n * sizeof(uint32_t) + page - 1) / page * page;
+    uint32_t *order = aligned_alloc(page, bytes);
+    if (!order)
+        die("out of host memory: %zu bytes asked for, the order of %llu sequences", bytes, (unsigned long long)n);
+    madvise(order, bytes, MADV_HUGEPAGE);
+    return order;
+}
+
 /* False: told to stop before it was done. */
 static bool load_order(Loader *l, uint64_t epoch)
 {
@@ -107,7 +119,7 @@ static bool load_order(Loader *l, uint64_t epoch)
     if (!l->spec.shuffle || (l->ordered && l->order_epoch == epoch))
         return true;
     if (!l->order)
-        l->order = xmalloc(n * sizeof *l->order);
+        l->order = allocate_order(n);
     l->order_epoch = epoch;
     l->ordered = numpy_shuffle(l->order, n, l->spec.seed + epoch, may_go_on, l);
     return l->ordered;

@@ -100,15 +100,15 @@ bool numpy_shuffle(uint32_t *index, uint64_t n, uint64_t seed, bool (*go_on)(voi
     uint64_t asked = n;
     for (uint64_t top = n - 1; top > 0;) {
         int count = top < BLOCK ? (int)top : BLOCK;
-        for (int b = 0; b < count; b++) {
+        for (int b = 0; b < count;) {
             uint32_t i = (uint32_t)(top - b);
             while (mask >> 1 >= i)      /* the smallest 2^k - 1 that is not below i */
                 mask >>= 1;
-            do
-                draw[b] = pcg64_next32(&g) & mask;
-            while (draw[b] > i);
-            __builtin_prefetch(&index[draw[b]], 1);
+            draw[b] = pcg64_next32(&g) & mask;
+            b += draw[b] <= i;          /* rejected, the place is filled again: by no branch, which nothing could predict */
         }
+        for (int b = 0; b < count; b++)
+            __builtin_prefetch(&index[draw[b]], 1);
         for (int b = 0; b < count; b++) {
             uint32_t x = index[top - b];
             index[top - b] = index[draw[b]];
