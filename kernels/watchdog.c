@@ -75,7 +75,6 @@ typedef struct { FaultKind kind; int who; const char *text; } Fault;    /* who: 
 
 static const double INTERVAL = 0.25;    /* seconds; mpirun leaves a second between the end of one rank and of all */
 static const double GRACE = 2;          /* seconds for those who can say more, and for the launcher to end all */
-static const char ADVICE[] = "--try_load_latest_save continues from the last complete checkpoint";
 
 static RankState alone;
 static RankState *own = &alone;              /* this rank's */
@@ -188,6 +187,7 @@ static const char *describe(char text[128], const RankState *s)
 /* One line that says who, where and in what. */
 static int compose(char *text, size_t size, const Fault *f)
 {
+    static const char advice[] = "--try_load_latest_save continues from the last complete checkpoint";
     const RankState *s = &dog.rank[f->who];
     const Sight *seen = &dog.sight[f->who];
     char host[64] = "", who[160], culprit[128], waiting[128], device[160] = "", other[160] = "";
@@ -206,23 +206,23 @@ static int compose(char *text, size_t size, const Fault *f)
     switch (f->kind) {
     case GONE:
         return snprintf(text, size, "%s ended without a word, during %s; it crashed or was killed, by lack of memory "
-                        "perhaps: see dmesg. %s\n", who, culprit, ADVICE);
+                        "perhaps: see dmesg. %s\n", who, culprit, advice);
     case LEFT:
-        return snprintf(text, size, "%s ended because of an error, which it has told, during %s. %s\n", who, culprit, ADVICE);
+        return snprintf(text, size, "%s ended with an error of its own, during %s: see its message. %s\n", who, culprit, advice);
     case STOPPED:
         return snprintf(text, size, "%s has not responded for %.0f s, since %s; rank %d waits for it in %s. It is "
                         "stopped, or its host is overloaded. %s\n", who, seen->silent, culprit, own->rank, waiting,
-                        ADVICE);
+                        advice);
     case HUNG:
         return snprintf(text, size, "%s has made no progress for %.0f s, since %s%s. If that is not a fault, raise "
-                        "timeout_seconds (now %d). %s\n", who, seen->idle, culprit, other, dog.timeout, ADVICE);
+                        "timeout_seconds (now %d). %s\n", who, seen->idle, culprit, other, dog.timeout, advice);
     case NOBODY:
         return snprintf(text, size, "error (rank %d): no rank of %s has made progress for %.0f s, since %s: %s "
                         "does not answer%s; NCCL_DEBUG=INFO says more. timeout_seconds is %d. %s\n", own->rank, host,
                         seen->idle, waiting, comm_size() > 1 ? "a device or a rank of another host" : "the device", device,
-                        dog.timeout, ADVICE);
+                        dog.timeout, advice);
     default:
-        return snprintf(text, size, "error (rank %d): %s, during %s. %s\n", own->rank, f->text, waiting, ADVICE);
+        return snprintf(text, size, "error (rank %d): %s, during %s. %s\n", own->rank, f->text, waiting, advice);
     }
 }
 

@@ -181,7 +181,7 @@ static void test_died_in_a_thread(void **state)
     if (most_ranks() < 2)
         skip();
     expect_fault(start_faulty(2, "shard_read die 12 1", "died", "--timeout_seconds=100 --max_duration=20"), true, (const char *[3]){
-                 "error (rank 1): shard_read cannot go on", "rank 1 (process", "ended because of an error, which it has told" });
+                 "error (rank 1): shard_read cannot go on", "rank 1 (process", "ended with an error of its own" });
 }
 
 /* One rank is watched as well. */
