@@ -13,7 +13,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 
-enum { MOST = 30 };         /* seconds from a fault to the end of all ranks, on a busy machine */
+enum { MOST = 60 };         /* seconds from a fault to the end of all ranks, on a busy machine */
 
 /* ---- a rank ----------------------------------------------------------------------------------------------- */
 
@@ -130,7 +130,7 @@ static void test_slow(void **state)
 {
     (void)state;
     char arguments[512], command[256];
-    double speed[MAX_STEPS];
+    double loss[MAX_STEPS];
     snprintf(command, sizeof command, "truncate -s 112M %s/sparse.npy", folder);
     assert_int_equal(system(command), 0);
     snprintf(arguments, sizeof arguments, "--timeout_seconds=1 --max_duration=1 --save_interval=null "
@@ -141,7 +141,7 @@ static void test_slow(void **state)
     assert_true(exists("slow-save/step1/trainer.json"));
     const double written = seconds_after("written in ");
     expect_status(finish(shuffle), 0);
-    assert_int_equal(metric(speed, "slow-shuffle", "train/CrossEntropyLoss"), 1);
+    losses(loss, "slow-shuffle", 1);
     printf("written in %.1f s\n", written);
     assert_true(written > 10);
 }
@@ -188,8 +188,8 @@ static void test_died_in_a_thread(void **state)
 static void test_alone(void **state)
 {
     (void)state;
-    expect_fault(start_faulty(1, "shard_read hang 12 0", "alone", "--timeout_seconds=2 --max_duration=20"), false, (const char *[3]){
-                 "since reading data/sample-train.npy in step ", "has made no progress for" });
+    expect_fault(start_faulty(1, "shard_read hang 12 0", "alone", "--timeout_seconds=2 --max_duration=20"), false,
+                 (const char *[3]){ "since reading data/sample-train.npy in step ", "has made no progress for" });
 }
 
 /* ---- what is not training yet ----------------------------------------------------------------------------- */
@@ -204,11 +204,18 @@ static void test_signal_before_training(void **state)
         { 2, "map_file term 0 1", "error: SIGTERM while opening data/sample-train.npy, before the first step" },
         { 1, "numpy_shuffle term 0 -1", "error: SIGTERM while shuffling epoch 1, before the first step" },
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
-        if (cases[i].ranks <= most_ranks())
-            expect_fault(start_faulty(cases[i].ranks, cases[i].fault, "loads", "--max_duration=20"), false,
-                         (const char *[3]){ cases[i].said });
-    assert_false(exists("loads/latest"));
+    enum { CASES = sizeof cases / sizeof cases[0] };
+    FILE *p[CASES];
+    for (int i = 0; i < CASES; i++) {
+        char run[32];
+        snprintf(run, sizeof run, "loads%d", i);
+        p[i] = start_faulty(cases[i].ranks, cases[i].fault, run, "--max_duration=20");
+    }
+    for (int i = 0; i < CASES; i++)
+        if (i != 2 || most_ranks() > 1)
+            expect_fault(p[i], false, (const char *[3]){ cases[i].said });
+        else
+            finish(p[i]);
 }
 
 int main(int argc, char **argv);
