@@ -90,6 +90,9 @@ $B/tests/test_cpu_order_ranks: WRAP = $(shell sed -n 's/^OP.\([a-z_]*\),.*/-Wl,-
                                       -Wl,--wrap=device_mark -Wl,--wrap=device_wait
 # This one stands for a GPU without FP8, where no model is to be placed.
 $B/tests/test_cpu_no_fp8: WRAP = -Wl,--wrap=device_has_fp8 -Wl,--wrap=model_place
+# This one is ./train too, as the ranks that it starts, in which calls are slow or hang.
+$B/tests/test_hangs: $B/train.c.o
+$B/tests/test_hangs: WRAP = $(foreach f,main map_file numpy_shuffle pwrite shard_read,-Wl,--wrap=$f)
 $B/tests/bench_%: $B/tests/bench_%.c.o $(OBJECTS)
 	@echo "  LINK  $@"
 	@$(CC) $^ $(LIBS) $(LDFLAGS) -o $@

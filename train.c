@@ -6,6 +6,7 @@
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "data/loader.h"
 #include "kernels/comm.h"
@@ -21,23 +22,53 @@
 #include "model/schedule.h"
 #include "model/update.h"
 
-static volatile sig_atomic_t asked_to_stop;
+static volatile sig_atomic_t training, asked_to_stop;
+
+/* Until steps are trained, there is nothing to save and no end of a step to come. NOTE: called in a signal handler. */
+static _Noreturn void end_before_training(int number)
+{
+    char text[256] = "error: SIG";
+    const char *const parts[] = { sigabbrev_np(number), " while ", watchdog_operation(),
+                                  ", before the first step: ended, nothing to save\n" };
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+        strcat(text, parts[i]);
+    watchdog_end(text, 128 + number);
+}
 
 /* A second Ctrl-C ends what cannot stop, as a rank that waits for a file server. Batch systems may send theirs twice. */
 static void on_signal(int number)
 {
+    if (!training)
+        end_before_training(number);
     asked_to_stop = 1;
     if (number == SIGINT)
         signal(SIGINT, SIG_DFL);
 }
 
-/* Labels of the global batch; also whether any rank was asked to stop, so that all stop at the same step. */
-static double global_labels(const Batch *b, bool *stop)
+/* This rank's part of the next step, and the labels of all; also whether any rank was asked to stop, so that all stop at the same
+ * step. False: before this one. Ranks that have theirs ask again and again, as in checkpoint_finish: an epoch that is shuffled,
+ * a file server that stalls may take minutes. */
+static bool next_batch(Run *r, Batch *b, double *labels, bool *stop)
 {
-    double x[2] = { b->labels, asked_to_stop };
-    comm_sum(x, 2);
-    *stop = x[1] > 0;
-    return x[0];
+    bool ready = false;
+    double x[3];
+    watchdog_set_step(r->state.step + 1);
+    watchdog_mark("reading tokens", -1);
+    do {
+        watchdog_wait_for(ready ? NO_WORKER : WORKER_DATA);
+        if (!ready && loader_wait(r->loader, 0.5)) {
+            ready = loader_next(r->loader, b);
+            CHECK(ready, "step %ld: no data", r->state.step + 1);
+        }
+        x[0] = ready ? (double)b->labels : 0;
+        x[1] = asked_to_stop;
+        x[2] = !ready;
+        comm_sum(x, 3);
+        *stop = x[1] > 0;
+    } while (x[2] > 0 && !*stop);
+    watchdog_wait_for(NO_WORKER);
+    *labels = x[0];
+    return x[2] == 0;
 }
 
 /* Forward and backward of this rank's part of the batch; returns means per label over all ranks. */
@@ -60,22 +91,17 @@ static Losses forward_backward(Run *r, const Batch *b, double labels)
 }
 
 /* One step. A loss or gradient that is not finite changes nothing but the count of skipped steps. */
-static StepStats train_step(Run *r, bool *stop)
+static StepStats train_step(Run *r, const Batch *b, double labels)
 {
     const Config *c = r->config;
     TrainState *s = &r->state;
-    Batch b;
-    watchdog_set_step(s->step + 1);
-    watchdog_mark("reading tokens", -1);
-    loader_next(r->loader, &b);
     trace_step(s->step + 1, s->step - r->first_step >= 2 && s->step - r->first_step < 2 + c->profile);
-    double labels = global_labels(&b, stop);
     if (labels == 0 && comm_rank() == 0)
         warn("step %ld: no token of the batch has a label; only weight decay changes the weights (data.label_mask_paths?)",
              s->step + 1);
     labels = fmax(labels, 1);
     telemetry_watch(r->telemetry, s->step + 1);
-    Losses loss = forward_backward(r, &b, labels);
+    Losses loss = forward_backward(r, b, labels);
     watchdog_mark_together("reading the gradient norm", -1);
     double norm = optimizer_grad_norm(&r->fsdp), exposed = trace_step_end();
 
@@ -164,7 +190,12 @@ static void train(Run *r)
     if (c->eval_on_load || owes_evaluation(r))
         stop = evaluate_all(r);
     while (!stop && !run_is_over(r)) {
-        StepStats t = train_step(r, &stop);
+        Batch b;
+        double labels;
+        if (!next_batch(r, &b, &labels, &stop))
+            break;
+        training = 1;
+        StepStats t = train_step(r, &b, labels);
         log_step(r->log, &t);
         watchdog_set_patient(true);
         checkpoint_poll();

@@ -8,7 +8,8 @@
  * A thread fills a ring of batches ahead of the training loop:
  *     EMPTY -fill-> READY -loader_next-> HELD -loader_next-> EMPTY          head - tail = entries READY or HELD
  * (1) The thread alone touches `order`, `ahead` and EMPTY entries; the caller alone READY and HELD ones.
- * (2) loader_seek stops the thread, moves, and starts it again, so no batch of the old place survives.
+ * (2) loader_seek and loader_limit stop the thread and the next call for a step starts it again, so no batch of the old
+ *     place survives, and what a resumed run trains on is the first that is shuffled.
  * (3) The thread neither prints nor calls MPI: an error travels in its entry, and loader_next dies of it when its
  *     step is due, so a run meets it at the same step however far the thread is ahead. */
 #include "data/loader.h"
@@ -18,16 +19,20 @@
 #include "data/shuffle.h"
 #include "kernels/error.h"
 
+#include <errno.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <time.h>
 
 enum { ENTRIES = 3 };             /* one held by the caller, two ready */
 
 typedef struct {
     Batch       batch;          /* owns its arrays, sized for a full step */
     LoaderState next;           /* place behind this step */
-    bool        end;            /* no step: the unshuffled pass is over */
+    bool        end;            /* no step: the unshuffled pass is over, or the limit reached */
     char        error[4096];    /* no step: what is wrong with the data; "": nothing */
 } Entry;
 
@@ -41,14 +46,17 @@ struct Loader {
 
     LoaderState place;          /* of the step that loader_next gives next */
     bool        held;           /* the caller reads entry tail */
+    uint64_t    left;           /* steps until the limit */
 
-    uint32_t   *order;          /* (instances) of epoch order_epoch; NULL: not shuffled, or no epoch yet */
+    uint32_t   *order;          /* (instances) of epoch order_epoch, if it is `ordered`; NULL: not shuffled, or no epoch yet */
     uint64_t    order_epoch;
+    bool        ordered;
     LoaderState ahead;          /* of the step that the thread fills next */
+    uint64_t    ahead_left;     /* steps until the limit, from there */
 
     Entry           entries[ENTRIES];
     uint64_t        head, tail; /* entries filled and given back since the thread was started */
-    bool            stop;
+    bool            stop, runs; /* runs: there is a thread */
     pthread_t       thread;
     pthread_mutex_t mutex;      /* guards head, tail, stop */
     pthread_cond_t  changed;
@@ -73,17 +81,48 @@ static LoaderState settle(const Loader *l, LoaderState s)
     return s;
 }
 
+static void beat(const Loader *l, const char *doing)
+{
+    if (l->spec.beat)
+        l->spec.beat(doing);
+}
+
 /* ---- filling an entry (thread) ---------------------------------------------------------------------------------- */
 
-static void load_order(Loader *l, uint64_t epoch)
+static bool may_go_on(void *loader)
+{
+    Loader *l = loader;
+    char doing[64];
+    snprintf(doing, sizeof doing, "shuffling epoch %llu", (unsigned long long)l->order_epoch + 1);
+    beat(l, doing);
+    pthread_mutex_lock(&l->mutex);
+    bool stop = l->stop;
+    pthread_mutex_unlock(&l->mutex);
+    return !stop;
+}
+
+/* In large pages where the system has them: a shuffle reads all over it. */
+static uint32_t *allocate_order(uint64_t n)
+{
+    const size_t page = 2 << 20, bytes = (n * sizeof(uint32_t) + page - 1) / page * page;
+    uint32_t *order = aligned_alloc(page, bytes);
+    if (!order)
+        die("out of host memory: %zu bytes asked for, the order of %llu sequences", bytes, (unsigned long long)n);
+    madvise(order, bytes, MADV_HUGEPAGE);
+    return order;
+}
+
+/* False: told to stop before it was done. */
+static bool load_order(Loader *l, uint64_t epoch)
 {
     uint64_t n = loader_instances(l);
-    if (!l->spec.shuffle || (l->order && l->order_epoch == epoch))
-        return;
+    if (!l->spec.shuffle || (l->ordered && l->order_epoch == epoch))
+        return true;
     if (!l->order)
-        l->order = xmalloc(n * sizeof *l->order);
-    numpy_shuffle(l->order, n, l->spec.seed + epoch);
+        l->order = allocate_order(n);
     l->order_epoch = epoch;
+    l->ordered = numpy_shuffle(l->order, n, l->spec.seed + epoch, may_go_on, l);
+    return l->ordered;
 }
 
 /* The shard that holds an instance: the last one whose first instance is not behind it. */
@@ -108,6 +147,7 @@ static bool fill_sequence(const Loader *l, Entry *entry, int i, uint64_t instanc
     const Shard *shard = &l->shards[f];
     uint64_t place = (instance - l->first[f]) * T;
     int *tokens = entry->batch.tokens + (size_t)i * T, *targets = entry->batch.targets + (size_t)i * T;
+    shard_tell(spec, "reading", shard->path);
 
     int bad = shard_read(tokens, shard, place, T, spec->vocab_size);
     if (bad >= 0) {
@@ -123,22 +163,26 @@ static bool fill_sequence(const Loader *l, Entry *entry, int i, uint64_t instanc
     return true;
 }
 
-static void fill_entry(Loader *l, Entry *entry)
+/* False: told to stop before it was done. */
+static bool fill_entry(Loader *l, Entry *entry)
 {
     LoaderState s = l->ahead;
-    uint64_t count = step_instances(l, s);
+    uint64_t count = l->ahead_left > 0 ? step_instances(l, s) : 0;
     entry->batch.sequences = 0;
     entry->batch.labels = 0;
     entry->error[0] = '\0';
     entry->end = count == 0;
     entry->next = l->ahead = settle(l, (LoaderState){ s.epoch, s.instance + count });
-    load_order(l, s.epoch);
+    l->ahead_left -= count > 0;
+    if (count > 0 && !load_order(l, s.epoch))
+        return false;
     for (uint64_t i = l->rank; i < count; i += l->world) {
         uint64_t place = s.instance + i;
         if (!fill_sequence(l, entry, entry->batch.sequences, l->spec.shuffle ? l->order[place] : place))
-            return;
+            return true;
         entry->batch.sequences++;
     }
+    return true;
 }
 
 static void *fill_ring(void *loader)
@@ -147,14 +191,15 @@ static void *fill_ring(void *loader)
     bool last = false;
     while (!last) {
         pthread_mutex_lock(&l->mutex);
-        while (l->head - l->tail == ENTRIES && !l->stop)
+        while (l->head - l->tail == ENTRIES && !l->stop) {
+            beat(l, NULL);
             pthread_cond_wait(&l->changed, &l->mutex);
+        }
         bool stop = l->stop;
         Entry *entry = &l->entries[l->head % ENTRIES];
         pthread_mutex_unlock(&l->mutex);
-        if (stop)
+        if (stop || !fill_entry(l, entry))
             break;
-        fill_entry(l, entry);
         last = entry->end || entry->error[0];
 
         pthread_mutex_lock(&l->mutex);
@@ -162,12 +207,18 @@ static void *fill_ring(void *loader)
         pthread_cond_signal(&l->changed);
         pthread_mutex_unlock(&l->mutex);
     }
+    beat(l, NULL);
     return NULL;
 }
 
 static void start_thread(Loader *l)
 {
+    if (l->runs)
+        return;
+    beat(l, "reading data");
+    l->runs = true;
     l->ahead = l->place;
+    l->ahead_left = l->left;
     l->head = l->tail = 0;
     l->held = l->stop = false;
     int error = pthread_create(&l->thread, NULL, fill_ring, l);
@@ -177,6 +228,9 @@ static void start_thread(Loader *l)
 
 static void stop_thread(Loader *l)
 {
+    if (!l->runs)
+        return;
+    l->runs = false;
     pthread_mutex_lock(&l->mutex);
     l->stop = true;
     pthread_cond_signal(&l->changed);
@@ -260,9 +314,14 @@ Loader *loader_open(const DataSpec *spec, int batch, int rank, int world)
         b->index = xmalloc(sequences * sizeof *b->index);
     }
     pthread_mutex_init(&l->mutex, NULL);
-    pthread_cond_init(&l->changed, NULL);
+    pthread_condattr_t clock;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(&l->changed, &clock);
+    pthread_condattr_destroy(&clock);
     l->place = settle(l, l->place);
-    start_thread(l);
+    l->left = UINT64_MAX;
+    beat(l, NULL);
     return l;
 }
 
@@ -281,15 +340,40 @@ uint64_t loader_fingerprint(const Loader *l)
     return l->fingerprint;
 }
 
-/* After the end of an unshuffled pass every call returns false; loader_seek starts another pass. */
-bool loader_next(Loader *l, Batch *b)
+/* Gives back the entry that the caller held. */
+static void let_go(Loader *l)
 {
-    pthread_mutex_lock(&l->mutex);
     if (l->held) {
         l->tail++;
         l->held = false;
         pthread_cond_signal(&l->changed);
     }
+}
+
+bool loader_wait(Loader *l, double seconds)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    long ns = until.tv_nsec + (long)(seconds * 1e9);
+    until.tv_sec += ns / 1000000000;
+    until.tv_nsec = ns % 1000000000;
+    start_thread(l);
+    pthread_mutex_lock(&l->mutex);
+    let_go(l);
+    int status = 0;
+    while (l->head == l->tail && status != ETIMEDOUT)
+        status = pthread_cond_timedwait(&l->changed, &l->mutex, &until);
+    bool ready = l->head != l->tail;
+    pthread_mutex_unlock(&l->mutex);
+    return ready;
+}
+
+/* After the end of an unshuffled pass every call returns false; loader_seek starts another pass. */
+bool loader_next(Loader *l, Batch *b)
+{
+    start_thread(l);
+    pthread_mutex_lock(&l->mutex);
+    let_go(l);
     while (l->head == l->tail)
         pthread_cond_wait(&l->changed, &l->mutex);
     const Entry *entry = &l->entries[l->tail % ENTRIES];
@@ -301,6 +385,7 @@ bool loader_next(Loader *l, Batch *b)
         return false;
     l->held = true;
     l->place = entry->next;
+    l->left--;
     *b = entry->batch;
     return true;
 }
@@ -314,7 +399,13 @@ void loader_seek(Loader *l, LoaderState s)
             l->spec.sequence_length);
     stop_thread(l);
     l->place = settle(l, s);
-    start_thread(l);
+    l->left = UINT64_MAX;
+}
+
+void loader_limit(Loader *l, uint64_t steps)
+{
+    stop_thread(l);
+    l->left = steps;
 }
 
 LoaderState loader_state(const Loader *l)

@@ -15,12 +15,19 @@ typedef struct { uint64_t epoch, instance; } LoaderState;   /* instance: next on
 typedef struct Loader Loader;
 
 /* Checks every file (missing, empty, truncated, size not a multiple of itemsize: die names file and remedy).
- * `batch`: sequences per step over all ranks, divisible by `world`. Starts the prefetch thread. */
+ * `batch`: sequences per step over all ranks, divisible by `world`. The thread that reads ahead starts when the first step is
+ * asked for. */
 Loader  *loader_open (const DataSpec *spec, int batch, int rank, int world);
 uint64_t loader_instances(const Loader *l);        /* per epoch, before dropping the tail */
 uint64_t loader_tokens   (const Loader *l);        /* in all files */
 uint64_t loader_fingerprint(const Loader *l);   /* of file names and sizes, T, itemsize: shows whether data changed */
-bool     loader_next (Loader *l, Batch *b);     /* b is valid until the next call; false: end of an unshuffled pass */
-void     loader_seek (Loader *l, LoaderState s);
+bool     loader_next (Loader *l, Batch *b);     /* b is valid until the next call, also of
+                                                   loader_wait; false: end of an unshuffled pass, or of what
+                                                   loader_limit allows */
+bool     loader_wait (Loader *l, double seconds);   /* so long at most; true: loader_next need not wait */
+void     loader_seek (Loader *l, LoaderState s);    /* also takes a limit back */
+
+/* No more than `steps` are asked for from here on: nothing is read or shuffled for later ones. */
+void     loader_limit(Loader *l, uint64_t steps);
 LoaderState loader_state(const Loader *l);         /* of the step that loader_next would give next */
 void     loader_close(Loader *l);

@@ -34,15 +34,13 @@ static void on_bus_error(int number, siginfo_t *info, void *context)
                 "with --try_load_latest_save", m->key, m->path, (size_t)(at - m->start), m->bytes);
 }
 
+/* NOTE: its kind is asked for before it is opened, since who opens a pipe waits for its writer. */
 static int open_regular(size_t *bytes, const char *key, const char *path)
 {
-    int file = open(path, O_RDONLY | O_CLOEXEC);
-    if (file < 0)
-        die("%s: cannot open %s: %s. Check the path (a relative one starts where the program was started)", key, path,
-            strerror(errno));
+    static const char check[] = "Check the path (a relative one starts where the program was started)";
     struct stat status;
-    if (fstat(file, &status) != 0)
-        die("%s: cannot examine %s: %s", key, path, strerror(errno));
+    if (stat(path, &status) != 0)
+        die("%s: cannot open %s: %s. %s", key, path, strerror(errno), check);
     if (S_ISDIR(status.st_mode))
         die("%s: %s is a folder. Name its files, for example '%s/*.npy'", key, path, path);
     if (!S_ISREG(status.st_mode))
@@ -50,6 +48,11 @@ static int open_regular(size_t *bytes, const char *key, const char *path)
     if (status.st_size == 0)
         die("%s: %s is empty (0 bytes): a download or a tokenizer that did not finish? Make it again or remove it "
             "from %s", key, path, key);
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0)
+        die("%s: cannot open %s: %s. %s", key, path, strerror(errno), check);
+    if (fstat(file, &status) != 0)
+        die("%s: cannot examine %s: %s", key, path, strerror(errno));
     *bytes = (size_t)status.st_size;
     return file;
 }

@@ -201,6 +201,15 @@ static void open_mask(Shard *s, const char *path)
             "one byte (0 or 1) for each token", path, bytes, s->path, (unsigned long long)s->num_tokens);
 }
 
+void shard_tell(const DataSpec *spec, const char *verb, const char *path)
+{
+    char doing[96];
+    if (!spec->beat)
+        return;
+    snprintf(doing, sizeof doing, "%s %s", verb, path_tail(path));
+    spec->beat(doing);
+}
+
 /* ---- all files ------------------------------------------------------------------------------------------------ */
 
 Shard *shards_open(int *num, const DataSpec *spec)
@@ -216,6 +225,7 @@ Shard *shards_open(int *num, const DataSpec *spec)
 
     Shard *shards = xcalloc(names.count, sizeof *shards);
     for (int i = 0; i < names.count; i++) {
+        shard_tell(spec, "opening", names.names[i]);
         shards[i] = shard_open(names.names[i], spec);
         if (masks.count > 0)
             open_mask(&shards[i], masks.names[i]);

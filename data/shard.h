@@ -18,6 +18,9 @@ typedef struct {
 Shard *shards_open (int *num, const DataSpec *spec);
 void   shards_close(Shard *shards, int num);
 
+/* spec->beat, if there is one, with "reading part/3.npy". */
+void shard_tell(const DataSpec *spec, const char *verb, const char *path);
+
 /* ids[0 .. count-1] = tokens first .. of the shard. Returns the place in ids of the first id >= vocab_size, or -1. */
 int shard_read(int *ids, const Shard *s, uint64_t first, int count, int vocab_size);
 

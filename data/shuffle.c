@@ -8,8 +8,6 @@
  *   other functions of numpy use. */
 #include "data/shuffle.h"
 
-#include <stdbool.h>
-
 typedef unsigned __int128 Uint128;
 
 typedef struct {
@@ -86,32 +84,42 @@ static inline uint32_t pcg64_next32(Pcg64 *g)
 
 /* index: n entries, n <= 2^32. The draws do not depend on the entries, so they run ahead of the swaps by a block,
  * and the entries, which for a large n are nowhere near a cache, are fetched meanwhile. */
-void numpy_shuffle(uint32_t *index, uint64_t n, uint64_t seed)
+bool numpy_shuffle(uint32_t *index, uint64_t n, uint64_t seed, bool (*go_on)(void *who), void *who)
 {
-    enum { BLOCK = 64 };
-    for (uint64_t i = 0; i < n; i++)
+    enum { BLOCK = 64, ASK = 1 << 18 };     /* entries */
+    for (uint64_t i = 0; i < n; i++) {
         index[i] = (uint32_t)i;
+        if (go_on && i % ASK == 0 && !go_on(who))
+            return false;
+    }
     if (n < 2)
-        return;
+        return true;
 
     Pcg64 g = pcg64_start(seed);
     uint32_t draw[BLOCK], mask = UINT32_MAX;
+    uint64_t asked = n;
     for (uint64_t top = n - 1; top > 0;) {
         int count = top < BLOCK ? (int)top : BLOCK;
-        for (int b = 0; b < count; b++) {
+        for (int b = 0; b < count;) {
             uint32_t i = (uint32_t)(top - b);
             while (mask >> 1 >= i)      /* the smallest 2^k - 1 that is not below i */
                 mask >>= 1;
-            do
-                draw[b] = pcg64_next32(&g) & mask;
-            while (draw[b] > i);
-            __builtin_prefetch(&index[draw[b]], 1);
+            draw[b] = pcg64_next32(&g) & mask;
+            b += draw[b] <= i;          /* rejected, the place is filled again: by no branch, which nothing could predict */
         }
+        for (int b = 0; b < count; b++)
+            __builtin_prefetch(&index[draw[b]], 1);
         for (int b = 0; b < count; b++) {
             uint32_t x = index[top - b];
             index[top - b] = index[draw[b]];
             index[draw[b]] = x;
         }
         top -= count;
+        if (go_on && asked - top >= ASK) {
+            asked = top;
+            if (!go_on(who))
+                return false;
+        }
     }
+    return true;
 }

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { MESSAGE_SIZE = 4096 };
@@ -82,6 +83,14 @@ _Noreturn void die_check(const char *file, int line, const char *condition, cons
     va_start(args, format);
     vsnprintf(text + n, sizeof text - n, format, args);
     die("%s", text);
+}
+
+void check_regular(const char *path)
+{
+    struct stat status;
+    if (stat(path, &status) == 0 && !S_ISREG(status.st_mode))
+        die("%s: %s, expected a regular file. Put the file itself there, or remove it", path,
+            S_ISDIR(status.st_mode) ? "is a folder" : S_ISFIFO(status.st_mode) ? "is a pipe" : "is a device or socket");
 }
 
 /* Warnings that are kept; threads of the loader warn, too. */

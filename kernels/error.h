@@ -13,6 +13,9 @@ _Noreturn void die(const char *format, ...) __attribute__((format(printf, 1, 2))
 void warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void error_hold_warnings(bool hold);
 
+/* Dies if there is something at `path` that is no regular file: who opens a pipe waits for its writer. */
+void check_regular(const char *path);
+
 /* For what the program itself guarantees; user input is reported with die() in the user's words. */
 #define CHECK(condition, ...)                                                  \
     do {                                                                       \

@@ -1,4 +1,4 @@
-/* Questions about texts that the C library has no function for. */
+/* Questions about texts and paths that the C library has no function for. */
 #pragma once
 #include <stdbool.h>
 #include <string.h>
@@ -7,4 +7,13 @@ static inline bool text_ends_with(const char *text, const char *end)
 {
     const size_t n = strlen(text), m = strlen(end);
     return n >= m && strcmp(text + n - m, end) == 0;
+}
+
+/* The last folder and the name: "step10/model.safetensors". */
+static inline const char *path_tail(const char *path)
+{
+    const char *tail = path + strlen(path);
+    for (int slashes = 0; tail > path && (slashes += tail[-1] == '/') < 2; )
+        tail--;
+    return tail;
 }

@@ -1,14 +1,15 @@
 /* A collective waits for ever for a rank that does not come. Launchers notice a process that has ended, but do not
  * know what it was doing, and nobody notices one that hangs. So each rank has a thread that looks, a few times a
  * second, at the marks of all ranks of its host, and ends the run if
- *   - a neighbour's process is gone that did not say that it leaves;
+ *   - a neighbour's process is gone that did not say that it leaves, or that did and has not ended the others;
  *   - the device's communication reports an error;
+ *   - a thread that its main thread waits for has not gone on for the timeout;
  *   - its own rank has not gone on for the timeout, and the rank it waits for has not either. That is a rank whose
  *     thread has stopped counting as well (SIGSTOP), else the one that has entered the fewest collectives, else one
  *     that is in none. If all are in the same one, what they wait for is a device or on another host.
  * The first to notice says so, for all of the host. Then _exit(1): the main thread may be inside MPI, which no other
  * thread may call then, not even MPI_Abort. mpirun takes the other ranks down, stopped ones too; where the launcher
- * does not, they notice after the timeout.
+ * does not, those of the host notice that it is gone.
  *
  * Marks and beats are counters, not times: each watchdog measures with its own clock for how long a counter stands
  * still. So a job that is suspended as a whole goes on as if nothing had been, and hosts need no common clock. */
@@ -32,6 +33,13 @@
 
 enum { WATCHING = 1, LEAVING };         /* RankState.state; 0: not started */
 
+/* A thread that works for the main one. `doing` is read as RankState.operation is. */
+typedef struct {
+    _Atomic unsigned long beats;
+    _Atomic bool busy;
+    char doing[96];
+} WorkerState;
+
 /* What a rank shows to its host. `operation` is read only after it has not changed for seconds. */
 typedef struct {
     _Atomic int state;
@@ -42,6 +50,8 @@ typedef struct {
     _Atomic unsigned long beats;        /* of the watchdog's thread */
     _Atomic bool waits;                 /* the last mark was watchdog_mark_together */
     _Atomic bool patient;
+    _Atomic int  needs;                 /* Worker that the main thread waits for */
+    WorkerState worker[NUM_WORKERS];    /* that of NO_WORKER is never busy */
     _Atomic int  unit;
     _Atomic long step;
     char   operation[64];
@@ -55,12 +65,12 @@ typedef struct {
 
 /* What this rank has seen of a rank: for how many seconds it has not changed. */
 typedef struct {
-    unsigned long marks, beats;
+    unsigned long progress, beats;
     double idle, silent;
     bool   visible;                     /* its process can be asked for by number: hosts may hide it in a container */
 } Sight;
 
-typedef enum { NO_FAULT, GONE, STOPPED, HUNG, NOBODY, DEVICE } FaultKind;
+typedef enum { NO_FAULT, GONE, LEFT, STOPPED, HUNG, NOBODY, DEVICE } FaultKind;
 typedef struct { FaultKind kind; int who; const char *text; } Fault;    /* who: local rank */
 
 static const double INTERVAL = 0.25;    /* seconds; mpirun leaves a second between the end of one rank and of all */
@@ -117,6 +127,20 @@ void watchdog_set_patient(bool patient)
     own->patient = patient;
 }
 
+void watchdog_beat(Worker w, const char *doing)
+{
+    WorkerState *s = &own->worker[w];
+    if (doing)
+        snprintf(s->doing, sizeof s->doing, "%s", doing);
+    s->busy = doing != NULL;
+    s->beats++;
+}
+
+void watchdog_wait_for(Worker w)
+{
+    own->needs = (int)w;
+}
+
 void watchdog_leave(void)
 {
     own->state = LEAVING;
@@ -137,10 +161,24 @@ static int name_unit(char text[128], const char *operation, int unit)
     return n;
 }
 
+/* The thread that s waits for while it works; NULL: s goes on by itself. */
+static const WorkerState *needed(const RankState *s)
+{
+    const WorkerState *w = &s->worker[s->needs];
+    return w->busy ? w : NULL;
+}
+
+const char *watchdog_operation(void)
+{
+    const WorkerState *w = needed(own);
+    return w ? w->doing : own->operation[0] ? own->operation : "starting";
+}
+
 /* "all-gather of block 3 in step 12" */
 static const char *describe(char text[128], const RankState *s)
 {
-    int n = name_unit(text, s->operation[0] ? s->operation : "starting", s->unit);
+    const WorkerState *w = needed(s);
+    int n = name_unit(text, w ? w->doing : s->operation[0] ? s->operation : "starting", w ? -1 : s->unit);
     if (s->step > 0)
         snprintf(text + n, (size_t)(128 - n), " in step %ld", s->step);
     return text;
@@ -152,7 +190,7 @@ static int compose(char *text, size_t size, const Fault *f)
     static const char advice[] = "--try_load_latest_save continues from the last complete checkpoint";
     const RankState *s = &dog.rank[f->who];
     const Sight *seen = &dog.sight[f->who];
-    char host[64] = "", who[160], culprit[128], waiting[128], device[160] = "";
+    char host[64] = "", who[160], culprit[128], waiting[128], device[160] = "", other[160] = "";
     int unit = -1;
     const char *blocked = f->kind == NOBODY ? trace_blocked(&unit) : NULL;
     if (blocked) {
@@ -163,22 +201,26 @@ static int compose(char *text, size_t size, const Fault *f)
     snprintf(who, sizeof who, "error (rank %d): rank %d (process %d on %s)", own->rank, s->rank, s->pid, host);
     describe(culprit, s);
     describe(waiting, own);
+    if (f->who != dog.self)
+        snprintf(other, sizeof other, "; rank %d is in %s", own->rank, waiting);
     switch (f->kind) {
     case GONE:
         return snprintf(text, size, "%s ended without a word, during %s; it crashed or was killed, by lack of memory "
                         "perhaps: see dmesg. %s\n", who, culprit, advice);
+    case LEFT:
+        return snprintf(text, size, "%s ended with an error of its own, during %s: see its message. %s\n", who, culprit, advice);
     case STOPPED:
         return snprintf(text, size, "%s has not responded for %.0f s, since %s; rank %d waits for it in %s. It is "
                         "stopped, or its host is overloaded. %s\n", who, seen->silent, culprit, own->rank, waiting,
                         advice);
     case HUNG:
-        return snprintf(text, size, "%s has made no progress for %.0f s, since %s; rank %d is in %s. If that is "
-                        "not a fault, raise timeout_seconds (now %d). %s\n", who, seen->idle, culprit, own->rank,
-                        waiting, dog.timeout, advice);
+        return snprintf(text, size, "%s has made no progress for %.0f s, since %s%s. If that is not a fault, raise "
+                        "timeout_seconds (now %d). %s\n", who, seen->idle, culprit, other, dog.timeout, advice);
     case NOBODY:
-        return snprintf(text, size, "error (rank %d): no rank of %s has made progress for %.0f s, since %s: a device "
-                        "or a rank of another host does not answer%s; NCCL_DEBUG=INFO says more. timeout_seconds is "
-                        "%d. %s\n", own->rank, host, seen->idle, waiting, device, dog.timeout, advice);
+        return snprintf(text, size, "error (rank %d): no rank of %s has made progress for %.0f s, since %s: %s "
+                        "does not answer%s; NCCL_DEBUG=INFO says more. timeout_seconds is %d. %s\n", own->rank, host,
+                        seen->idle, waiting, comm_size() > 1 ? "a device or a rank of another host" : "the device", device,
+                        dog.timeout, advice);
     default:
         return snprintf(text, size, "error (rank %d): %s, during %s. %s\n", own->rank, f->text, waiting, advice);
     }
@@ -186,19 +228,35 @@ static int compose(char *text, size_t size, const Fault *f)
 
 /* write, not stdio: the main thread may hold stderr's lock. The pause: mpirun drops output that it has not read when
  * it takes the other ranks down. */
-static _Noreturn void report(const Fault *f)
+static _Noreturn void end(const char *text, int status, bool silent)
 {
-    char text[1500];
-    int n = compose(text, sizeof text, f);
     own->state = LEAVING;
-    if (atomic_flag_test_and_set(&dog.board->spoken))
+    if (silent)
         usleep((useconds_t)(GRACE * 1e6));
     else {
-        ssize_t written = write(STDERR_FILENO, text, n < (int)sizeof text ? (size_t)n : sizeof text - 1);
+        ssize_t written = write(STDERR_FILENO, text, strlen(text));
         (void)written;
         usleep(300000);
     }
-    _exit(1);
+    _exit(status);
+}
+
+static _Noreturn void report(const Fault *f)
+{
+    char text[1500];
+    compose(text, sizeof text, f);
+    end(text, 1, atomic_flag_test_and_set(&dog.board->spoken));
+}
+
+/* NOTE: launchers, too, send signals, to the ranks that are left when one has ended: its message, or what the watchdogs say
+ * about it, comes first. Ranks that have no watchdog yet speak after rank 0, which takes them along. */
+void watchdog_end(const char *text, int status)
+{
+    bool silent = false;
+    usleep(dog.board ? (useconds_t)(2 * INTERVAL * 1e6) : comm_rank() > 0 ? 1000000 : 0);
+    for (int i = 0; dog.board && i < dog.n; i++)
+        silent = silent || (i != dog.self && dog.rank[i].state == LEAVING);
+    end(text, status, silent || (dog.board && atomic_flag_test_and_set(&dog.board->spoken)));
 }
 
 /* ---- watching ---------------------------------------------------------------------------------------------- */
@@ -217,17 +275,19 @@ static void look(double passed)
 {
     for (int i = 0; i < dog.n; i++) {
         Sight *s = &dog.sight[i];
-        unsigned long marks = dog.rank[i].marks, beats = dog.rank[i].beats;
-        s->idle = marks == s->marks ? s->idle + passed : 0;
+        const WorkerState *w = needed(&dog.rank[i]);
+        unsigned long progress = w ? w->beats : dog.rank[i].marks, beats = dog.rank[i].beats;
+        s->idle = progress == s->progress ? s->idle + passed : 0;
         s->silent = beats == s->beats ? s->silent + passed : 0;
-        s->marks = marks;
+        s->progress = progress;
         s->beats = beats;
     }
 }
 
 static bool is_late(int i)
 {
-    return dog.sight[i].idle >= (double)dog.timeout * (dog.rank[i].patient ? PATIENCE : 1);
+    const RankState *s = &dog.rank[i];
+    return dog.sight[i].idle >= (double)dog.timeout * (s->patient && !needed(s) ? PATIENCE : 1);
 }
 
 /* Which of two ranks the other is likelier to wait for. */
@@ -243,8 +303,8 @@ static Fault find_fault(void)
     int last = 0;
     bool differ = false;
     for (int i = 0; i < dog.n; i++)
-        if (i != dog.self && dog.rank[i].state == WATCHING && dog.sight[i].visible && !process_exists(&dog.rank[i]))
-            return (Fault){ GONE, i, NULL };
+        if (i != dog.self && dog.sight[i].visible && !process_exists(&dog.rank[i]))
+            return (Fault){ dog.rank[i].state == WATCHING ? GONE : LEFT, i, NULL };
     const char *text = comm_device_error();
     if (text)
         return (Fault){ DEVICE, dog.self, text };
@@ -253,6 +313,8 @@ static Fault find_fault(void)
             return (Fault){ STOPPED, i, NULL };
     if (!is_late(dog.self))
         return (Fault){ NO_FAULT };
+    if (needed(own))
+        return (Fault){ HUNG, dog.self, NULL };
     for (int i = 0; i < dog.n; i++) {
         if (is_behind(&dog.rank[i], &dog.rank[last]))
             last = i;
@@ -293,7 +355,7 @@ static void *watch(void *nothing)
         Fault f = find_fault();
         if (f.kind == NO_FAULT)
             faulty = 0;
-        else if (f.kind == NOBODY && faulty < GRACE)        /* the other host knows the culprit */
+        else if ((f.kind == NOBODY || f.kind == LEFT) && faulty < GRACE)    /* the other host, the launcher know more */
             faulty += passed;
         else
             report(&f);
@@ -305,8 +367,6 @@ static void *watch(void *nothing)
 
 void watchdog_start(int timeout, int units)
 {
-    if (comm_size() == 1)               /* nobody waits */
-        return;
     dog.n = comm_local_size();
     dog.self = comm_local_rank();
     dog.timeout = timeout;
@@ -351,4 +411,6 @@ void watchdog_stop(void)
     pthread_cond_destroy(&dog.wake);
     free(dog.sight);
     own = &alone;
+    dog.board = NULL;
+    dog.stop = false;
 }

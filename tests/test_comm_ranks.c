@@ -1,4 +1,5 @@
 /* Collectives, on any number of ranks: values, the same bits on every rank, the same bits again. */
+#include "kernels/watchdog.h"
 #include "tests/kit.h"
 
 #include "tests/ranks.h"
@@ -111,10 +112,22 @@ static void test_groups(void **state)
         groups_case(shards);
 }
 
+/* Stopped is as if never started: stopping again waits for nobody. */
+static void test_watchdog_stops(void **state)
+{
+    (void)state;
+    watchdog_start(60, 1);
+    watchdog_mark("a test", -1);
+    watchdog_stop();
+    if (comm_rank() == 0)
+        watchdog_stop();
+    comm_barrier();
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_host_values), cmocka_unit_test(test_all_reduce),
-                                        cmocka_unit_test(test_groups) };
+                                        cmocka_unit_test(test_groups), cmocka_unit_test(test_watchdog_stops) };
     start_ranks(&argc, &argv);
     return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
 }

@@ -247,24 +247,30 @@ static FILE *start_apart(const char *first, const char *second, const char *argu
                          first, train, second, train);
 }
 
-/* While it trains, one rank's file of the evaluation becomes a pipe that nobody writes to: who opens it waits for ever, as on
- * a dead file server. */
-static void test_hang(void **state)
+/* Who opens a pipe waits until somebody writes to it: no file of a run or of what it begins with may be one. */
+static void test_pipes(void **state)
 {
     (void)state;
-    char home[PATH_MAX], arguments[1024], command[2 * PATH_MAX];
-    if (most_ranks() < 2)
-        skip();
-    make_home(home, "hangs");
-    snprintf(arguments, sizeof arguments, "--max_duration=10000 --eval_interval=2 --save_folder=%s/hang", folder);
-    FILE *p = start_apart(".", home, arguments);
-    wait_for_steps("hang", 2);
-    snprintf(command, sizeof command, "cd %.4000s/data && mkfifo pipe && mv -f pipe sample-val.npy", home);
+    static const char *const names[] = { "tokenizer.json", "config.json", "trainer.json", "model.safetensors" };
+    char arguments[1024], command[512];
+    expect_status(train(1, "%s --max_duration=1 --save_folder=%s/pipes", TINY, folder), 0);
+    snprintf(command, sizeof command, "mkfifo %s/pipe", folder);
     assert_int_equal(system(command), 0);
-    expect_end(p, clock_seconds());
-    expect_once("has made no progress");
-    expect_output("rank 1 (process");
-    expect_output("since opening validation data in step ");
+    for (size_t i = 0; i <= sizeof names / sizeof names[0]; i++) {
+        const char *name = i > 0 ? names[i - 1] : "--data.paths";
+        if (i == 0)
+            snprintf(arguments, sizeof arguments, "--data.paths=[%s/pipe]", folder);
+        else {
+            snprintf(arguments, sizeof arguments, "--load_path=%s/broken", folder);
+            snprintf(command, sizeof command, "cd %s && rm -rf broken && cp -r pipes/step1 broken && cd broken && rm -f %s %s && "
+                     "mkfifo %s", folder, name, i == 4 ? "trainer.json optimizer*" : "", name);
+            assert_int_equal(system(command), 0);
+        }
+        FILE *p = start_run(1, "piped", arguments);
+        expect_end(p, clock_seconds());
+        snprintf(command, sizeof command, i ? "broken/%s: is a pipe, expected a regular file" : "pipe is not a regular file", name);
+        expect_once(command);
+    }
 }
 
 /* A rank that does not see the folder into which rank 0 saves: the error of one rank alone. */
@@ -336,7 +342,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_kill_in_a_step), cmocka_unit_test(test_kill_in_a_save), cmocka_unit_test(test_stop),
-        cmocka_unit_test(test_hang), cmocka_unit_test(test_ranks_differ), cmocka_unit_test(test_error_of_one_rank),
+        cmocka_unit_test(test_pipes), cmocka_unit_test(test_ranks_differ), cmocka_unit_test(test_error_of_one_rank),
         cmocka_unit_test(test_no_validation_file), cmocka_unit_test(test_checkpoints_differ),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);

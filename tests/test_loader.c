@@ -104,7 +104,7 @@ static void test_shuffle_equals_numpy(void **state)
     for (size_t s = 0; s < sizeof shuffles / sizeof shuffles[0]; s++) {
         uint64_t n = shuffles[s].n, sum = 0;
         uint32_t *x = malloc(n * sizeof *x);
-        numpy_shuffle(x, n, shuffles[s].seed);
+        assert_true(numpy_shuffle(x, n, shuffles[s].seed, NULL, NULL));
         for (uint64_t i = 0; i < n; i++)
             sum += (i + 1) * x[i];
         assert_memory_equal(x, shuffles[s].first, sizeof shuffles[s].first);
@@ -118,14 +118,14 @@ static void test_shuffle_of_few(void **state)
 {
     (void)state;
     uint32_t x[INSTANCES] = { 99, 99 };
-    numpy_shuffle(x, 0, 0);
+    numpy_shuffle(x, 0, 0, NULL, NULL);
     assert_int_equal(x[0], 99);
-    numpy_shuffle(x, 1, 0);
+    numpy_shuffle(x, 1, 0, NULL, NULL);
     assert_int_equal(x[0], 0);
-    numpy_shuffle(x, 2, 0);
+    numpy_shuffle(x, 2, 0, NULL, NULL);
     assert_int_equal(x[0], 0);
     assert_int_equal(x[1], 1);
-    numpy_shuffle(x, INSTANCES, 6198);
+    numpy_shuffle(x, INSTANCES, 6198, NULL, NULL);
     assert_memory_equal(x, order_6198, sizeof x);
 }
 
@@ -156,7 +156,7 @@ static void test_order_is_the_same_for_any_number_of_ranks(void **state)
     LoaderState start = { 0, 0 };
     uint32_t expected[STEPS * G], index[STEPS * G], epoch[INSTANCES];
     for (int e = 0; e < 3; e++) {
-        numpy_shuffle(epoch, INSTANCES, 6198 + e);
+        numpy_shuffle(epoch, INSTANCES, 6198 + e, NULL, NULL);
         memcpy(expected + e * 2 * G, epoch, 2 * G * sizeof *epoch);
     }
     assert_memory_equal(expected, order_6198, 2 * G * sizeof *expected);
@@ -223,8 +223,8 @@ static void test_resume_at_every_instance(void **state)
     DataSpec spec = small_spec(true);
     Loader *l = loader_open(&spec, 4, 1, 2);
     uint32_t order[2][INSTANCES];
-    numpy_shuffle(order[0], INSTANCES, 6198);
-    numpy_shuffle(order[1], INSTANCES, 6199);
+    numpy_shuffle(order[0], INSTANCES, 6198, NULL, NULL);
+    numpy_shuffle(order[1], INSTANCES, 6199, NULL, NULL);
     for (uint64_t place = 0; place <= INSTANCES; place++) {
         LoaderState s = { 0, place };
         Batch b;

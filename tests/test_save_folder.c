@@ -81,6 +81,7 @@ static void test_second_signal(void **state)
     snprintf(command, sizeof command, "test -f %s/config.yaml", path);
     for (int i = 0; i < 1000 && system(command) != 0; i++)
         usleep(100000);
+    usleep(500000);             /* the step begins */
     for (int i = 0; i < 2; i++) {
         assert_int_equal(send_signal("INT", false, path), 0);
         usleep(300000);

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 
 #include "kernels/cuda/cuda.h"
+#include "kernels/watchdog.h"
 
 #define NCCL_CHECK(call) nccl_check((call), #call)
 
@@ -44,6 +45,7 @@ void comm_init(void)
     if (comm_rank() == 0)
         NCCL_CHECK(ncclGetUniqueId(&id));
     comm_broadcast(&id, sizeof id, 0);
+    watchdog_mark_together("connecting the devices by NCCL", -1);
     NCCL_CHECK(ncclCommInitRank(&all, comm_size(), id, comm_rank()));
     const int shards = comm_group_size(RANKS_SHARD), rank = comm_rank();
     group[RANKS_ALL] = all;

@@ -21,6 +21,7 @@ static struct { char *data; size_t bytes; } held[COUNT];        /* data: NULL if
 
 static void read_file(int i, const char *path)
 {
+    check_regular(path);
     FILE *file = fopen(path, "rb");
     long bytes = -1;
     free(held[i].data);

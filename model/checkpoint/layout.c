@@ -19,6 +19,8 @@
 #include "kernels/device.h"
 #include "kernels/fp8.h"
 #include "kernels/error.h"
+#include "kernels/text.h"
+#include "kernels/watchdog.h"
 #include "model/architecture.h"
 
 enum { CHUNK = 64 << 20 };      /* bytes of host memory for reading */
@@ -352,9 +354,12 @@ static void read_piece(const Piece *p, const Shard *s, const SafeFile *file, con
     bool same = strcmp(t->dtype, p->dtype) == 0;
     size_t size = same ? p->bytes : safetensors_dtype_size(t->dtype);
     size_t step = CHUNK / (same ? p->bytes : sizeof *values);
+    char reading[64];
+    snprintf(reading, sizeof reading, "reading %s", path_tail(file->path));
     for (size_t at = r.first; at < r.end; at += step) {
         size_t n = r.end - at < step ? r.end - at : step;
         char *device = address_of(p, s) + (at - own.first) * p->bytes;
+        watchdog_mark(reading, -1);
         safetensors_read(file, raw, t, (at - p->first) * size, n * size);
         if (!same) {
             decode(values, t->dtype, raw, n);

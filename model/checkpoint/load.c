@@ -29,6 +29,7 @@
 static json_t *read_json(const char *folder, const char *name)
 {
     char *path = xasprintf("%s/%s", folder, name);
+    check_regular(path);
     FILE *file = fopen(path, "r");
     if (!file) {
         if (errno != ENOENT)
@@ -385,6 +386,7 @@ static bool is_checkpoint(const char *folder, char *problem, size_t size)
 {
     char *path = xasprintf("%s/trainer.json", folder);
     json_error_t error;
+    check_regular(path);
     json_t *manifest = json_load_file(path, 0, &error);
     bool complete = manifest && is_complete(folder, manifest, problem, size);
     if (!manifest)

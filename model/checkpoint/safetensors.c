@@ -22,8 +22,11 @@
 #include <unistd.h>
 
 #include "kernels/error.h"
+#include "kernels/text.h"
+#include "kernels/watchdog.h"
 
 enum { MAX_HEADER = 100000000 };      /* of the reference implementation */
+static const size_t SYNCED = 256 << 20; /* bytes that go to the disk at once */
 
 size_t safetensors_dtype_size(const char *dtype)
 {
@@ -177,6 +180,7 @@ SafeFile *safetensors_open(const char *path)
 {
     SafeFile *f = safetensors_new(path);
     struct stat status;
+    check_regular(path);
     f->fd = open(path, O_RDONLY | O_CLOEXEC);
     if (f->fd < 0 || fstat(f->fd, &status) != 0)
         die("%s: %s", path, strerror(errno));
@@ -287,6 +291,14 @@ void safetensors_lay_out(SafeFile *f)
     json_decref(header);
 }
 
+/* The writing thread goes on, with this file. */
+static void beat(const SafeFile *f)
+{
+    char doing[96];
+    snprintf(doing, sizeof doing, "writing %s", path_tail(f->path));
+    watchdog_beat(WORKER_SAVE, doing);
+}
+
 bool safetensors_open_write(SafeFile *f)
 {
     f->fd = open(f->path, O_WRONLY | O_CLOEXEC);
@@ -307,15 +319,27 @@ void safetensors_create(SafeFile *f)
         die("%s: cannot extend to %zu bytes: %s", f->path, f->data + f->bytes, strerror(errno));
 }
 
+/* What only fills the page cache would leave minutes of work to the last fsync, in which nothing shows that it goes on. */
 bool safetensors_write(SafeFile *f, const SafeTensor *t, size_t at, const void *src, size_t bytes)
 {
     CHECK(at + bytes <= t->end - t->begin, "%s: bytes %zu to %zu of %s", f->path, at, at + bytes, t->name);
-    return write_all(f, src, bytes, f->data + t->begin + at);
+    for (size_t done = 0, n; done < bytes; done += n) {
+        n = bytes - done < SYNCED ? bytes - done : SYNCED;
+        beat(f);
+        if (!write_all(f, (const char *)src + done, n, f->data + t->begin + at + done))
+            return false;
+        f->unsynced += n;
+        if (f->unsynced >= SYNCED && !safetensors_sync(f))
+            return false;
+    }
+    return true;
 }
 
 /* A full disk may show only here. */
 bool safetensors_sync(SafeFile *f)
 {
+    beat(f);
+    f->unsynced = 0;
     return f->fd < 0 || fsync(f->fd) == 0 || give_up(f, "write");
 }
 

@@ -1,6 +1,7 @@
 /* safetensors files: named tensors behind a JSON header, read and written at any offset, by several ranks at once.
  * Describing, creating and reading die on an error, naming the file and, where there is one, the tensor. Opening for
- * writing, writing and syncing may be done by a thread: they return false and leave the reason in `problem`. */
+ * writing, writing and syncing may be done by a thread: they beat as WORKER_SAVE, return false and leave the reason in
+ * `problem`. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -23,6 +24,7 @@ typedef struct {
     int    count;
     SafeTensor *tensor;              /* [count], in the order of their bytes */
     char  *header;                   /* of a file to be written: data - 8 bytes */
+    size_t unsynced;                 /* bytes written since the last safetensors_sync */
     char  *problem;                  /* why it cannot be written, with the file's name; NULL: none so far */
 } SafeFile;
 

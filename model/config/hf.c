@@ -281,6 +281,7 @@ static void open_source(Source *s, const char *folder)
 {
     json_error_t error;
     snprintf(s->path, sizeof s->path, "%s/config.json", folder);
+    check_regular(s->path);
     s->json = json_load_file(s->path, 0, &error);
     if (!s->json && error.line < 1)
         die("%s: cannot be read: %s; load_path must be a folder written by save_pretrained or a checkpoint stepN",

@@ -229,8 +229,9 @@ const ConfigKey config_keys[] = {
     OTHER ("max_duration", DURATION, "10000", C(max_duration),
            "length of the training: 100 (steps), 2e9T (tokens), 1ep"),
     OTHER ("stop_at", DURATION, "null", C(stop_at), "stop here already, the schedule unchanged"),
-    NUMBER("timeout_seconds", INT, "45", 1, 1000000, C(timeout_seconds),
-           "all ranks end if one makes no progress for so long; ten times that for opening data, loading and saving"),
+    NUMBER("timeout_seconds", INT, "600", 1, 1000000, C(timeout_seconds), "all end if a rank, or a thread that it waits for, makes "
+           "no progress for so long: a cluster's file server may stall for minutes; three times that for single operations on "
+           "files; a process that died is noticed in two seconds whatever this is"),
     OTHER ("optimizer.name", STRING, "adamw", C(optimizer.name), "adamw; adamw8bit: with m and v of 8 bits whatever the recipe, "
            "as bitsandbytes has them"),
     NUMBER("optimizer.learning_rate", DOUBLE, "1e-4", 0, 1e3, C(optimizer.lr), "highest learning rate"),

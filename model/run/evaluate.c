@@ -24,15 +24,23 @@ static void micro_batch(int *tokens, int *targets, const Batch *b, int first, in
     }
 }
 
+static void beat(const char *doing)
+{
+    watchdog_beat(WORKER_VALIDATION, doing);
+}
+
 static Loader *open_set(const Config *c, int i, bool again)
 {
     const EvalSet *set = &c->eval[i];
     DataSpec spec = { .key = set->where, .paths = set->paths, .num_paths = set->num_paths, .itemsize = set->itemsize,
                       .sequence_length = c->model.max_sequence_length, .vocab_size = c->model.vocab_size,
                       .eos_token_id = c->model.eos_token_id, .pad_token_id = c->model.pad_token_id,
-                      .mask_padding = c->data.mask_padding, .again = again };
+                      .mask_padding = c->data.mask_padding, .again = again, .beat = beat };
     watchdog_mark("opening validation data", -1);
-    return loader_open(&spec, c->device_eval_batch_size * comm_size(), comm_rank(), comm_size());
+    watchdog_wait_for(WORKER_VALIDATION);
+    Loader *l = loader_open(&spec, c->device_eval_batch_size * comm_size(), comm_rank(), comm_size());
+    watchdog_wait_for(NO_WORKER);
+    return l;
 }
 
 void evaluate_check(const Config *c)
@@ -53,7 +61,9 @@ EvalResult evaluate(const Config *c, int i, Model *m, Fsdp *f, const volatile si
     Batch b = { 0 };
     for (long n = 0; n != c->eval_subset_num_batches && !cut; n++) {
         watchdog_mark("reading validation tokens", -1);
+        watchdog_wait_for(WORKER_VALIDATION);
         bool more = loader_next(l, &b);
+        watchdog_wait_for(NO_WORKER);
         double most[2] = { more ? b.sequences : 0, stop && *stop };         /* sequences of a rank; stop */
         comm_max(most, 2);
         cut = most[1] > 0;

@@ -13,10 +13,16 @@
 #include "kernels/random.h"
 #include "kernels/error.h"
 #include "kernels/trace.h"
+#include "kernels/watchdog.h"
 #include "model/checkpoint/folder.h"
 #include "model/run/fit.h"
 #include "model/run/memory.h"
 #include "model/version.h"
+
+static void beat(const char *doing)
+{
+    watchdog_beat(WORKER_DATA, doing);
+}
 
 static Loader *open_loader(const Config *c)
 {
@@ -26,9 +32,12 @@ static Loader *open_loader(const Config *c)
         .sequence_length = c->model.max_sequence_length, .vocab_size = c->model.vocab_size,
         .eos_token_id = c->model.eos_token_id, .pad_token_id = c->model.pad_token_id, .mask_padding = c->data.mask_padding,
         .shuffle = true, .seed = c->data.seed, .drop_last = true, .max_period = c->data.instance_filter.max_period,
-        .min_period = c->data.instance_filter.min_period, .max_count = c->data.instance_filter.max_count,
+        .min_period = c->data.instance_filter.min_period, .max_count = c->data.instance_filter.max_count, .beat = beat,
     };
-    return loader_open(&spec, c->global_train_batch_size, comm_rank(), comm_size());
+    watchdog_wait_for(WORKER_DATA);
+    Loader *l = loader_open(&spec, c->global_train_batch_size, comm_rank(), comm_size());
+    watchdog_wait_for(NO_WORKER);
+    return l;
 }
 
 /* Ranks that read another file or other data would train nonsense or hang: all must agree. */
@@ -306,6 +315,8 @@ void run_open(Run *r, const Config *c)
     memory_print(&r->model, &r->fsdp, c);
     model_place(&r->model, &r->fsdp, c);
     load_or_initialize(r, folder, !latest);
+    if (!run_is_over(r))
+        loader_limit(r->loader, (uint64_t)(r->last_step - r->state.step));
     check_agreement("checkpoints to go on from", state_hash(&r->state));
     print_data(r);
     r->log = log_open(c, r->length, r->last_step, r->state.step, comm_size());

@@ -1,0 +1,236 @@
+/* What is slow is left alone, what never answers is named, and a signal ends what is not training yet.
+ *
+ * This program is ./train too: with arguments it is a rank, in which one function is slow, hangs, dies or waits for ever when
+ * SIGTERM comes. FAULT says so: "pwrite slow 0 1" is slow from the first call on in rank 1, "shard_read hang 40 -1" hangs at the
+ * 41st in every rank. */
+#include "kernels/clock.h"
+#include "kernels/comm.h"
+#include "kernels/error.h"
+#include "data/shuffle.h"
+#include "tests/launch.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+
+enum { MOST = 60 };         /* seconds from a fault to the end of all ranks, on a busy machine */
+
+/* ---- a rank ----------------------------------------------------------------------------------------------- */
+
+static pthread_t main_thread;
+
+/* Called in front of function `name`, milliseconds: of a slow call. */
+static void meet_fault(const char *name, int milliseconds)
+{
+    static atomic_int calls;
+    char function[32], how[8];
+    int after, rank;
+    if (!getenv("FAULT") || sscanf(getenv("FAULT"), "%31s %7s %d %d", function, how, &after, &rank) != 4)
+        return;
+    if (strcmp(function, name) != 0 || (rank >= 0 && rank != comm_rank()) || calls++ < after)
+        return;
+    if (strcmp(how, "die") == 0)
+        die("%s cannot go on", name);
+    if (strcmp(how, "term") == 0)
+        kill(getpid(), SIGTERM);
+    do
+        usleep((useconds_t)milliseconds * 1000);
+    while (strcmp(how, "slow") != 0);
+}
+
+int __real_main(int argc, char **argv);
+ssize_t __real_pwrite(int fd, const void *src, size_t bytes, off_t at);
+ssize_t __wrap_pwrite(int fd, const void *src, size_t bytes, off_t at);
+const void *__real_map_file(size_t *bytes, const char *key, const char *path);
+const void *__wrap_map_file(size_t *bytes, const char *key, const char *path);
+int __real_shard_read(int *ids, const void *s, uint64_t first, int count, int vocab_size);
+int __wrap_shard_read(int *ids, const void *s, uint64_t first, int count, int vocab_size);
+bool __real_numpy_shuffle(uint32_t *index, uint64_t n, uint64_t seed, bool (*go_on)(void *who), void *who);
+bool __wrap_numpy_shuffle(uint32_t *index, uint64_t n, uint64_t seed, bool (*go_on)(void *who), void *who);
+
+ssize_t __wrap_pwrite(int fd, const void *src, size_t bytes, off_t at)
+{
+    if (!pthread_equal(pthread_self(), main_thread))
+        meet_fault("pwrite", 400);
+    return __real_pwrite(fd, src, bytes, at);
+}
+
+const void *__wrap_map_file(size_t *bytes, const char *key, const char *path)
+{
+    meet_fault("map_file", 100);
+    return __real_map_file(bytes, key, path);
+}
+
+int __wrap_shard_read(int *ids, const void *s, uint64_t first, int count, int vocab_size)
+{
+    if (!pthread_equal(pthread_self(), main_thread))
+        meet_fault("shard_read", 100);
+    return __real_shard_read(ids, s, first, count, vocab_size);
+}
+
+static bool (*real_go_on)(void *who);
+
+static bool slow_go_on(void *who)
+{
+    const bool goes_on = real_go_on(who);
+    meet_fault("numpy_shuffle", 400);
+    return goes_on;
+}
+
+bool __wrap_numpy_shuffle(uint32_t *index, uint64_t n, uint64_t seed, bool (*go_on)(void *who), void *who)
+{
+    real_go_on = go_on;
+    return __real_numpy_shuffle(index, n, seed, slow_go_on, who);
+}
+
+/* ---- runs ------------------------------------------------------------------------------------------------- */
+
+static FILE *start_faulty(int ranks, const char *fault, const char *run, const char *arguments)
+{
+    char here[512];
+    const ssize_t n = readlink("/proc/self/exe", here, sizeof here - 1);
+    assert_true(n > 0);
+    here[n] = '\0';
+    return start_command("env FAULT='%s' %s %s -n %d %s configs/tiny.yaml %s --save_folder=%s/%s %s", fault,
+                         setting("LAUNCH", "mpirun --oversubscribe"), strstr(fault, " die ") ? "--enable-recovery" : "",
+                         ranks < most_ranks() ? ranks : most_ranks(), here, SMALL, folder, run, arguments);
+}
+
+/* All ranks end by themselves and say these once. A launcher that lets the others go on may be content in the end. */
+static void expect_fault(FILE *p, bool content, const char *const said[3])
+{
+    const double since = clock_seconds();
+    const int status = finish(p);
+    const double took = clock_seconds() - since;
+    if ((status == 0 && !content) || took > MOST) {
+        fprintf(stderr, "%s\n", output);
+        fail_msg("status %d after %.1f s, expected another than 0 within %d s", status, took, MOST);
+    }
+    printf("ended with status %d after %.1f s\n", status, took);
+    for (int i = 0; i < 3 && said[i]; i++) {
+        expect_output(said[i]);
+        if (strstr(strstr(output, said[i]) + 1, said[i])) {
+            fprintf(stderr, "%s\n", output);
+            fail_msg("said twice: '%s'", said[i]);
+        }
+    }
+}
+
+/* ---- what is slow ----------------------------------------------------------------------------------------- */
+
+static double seconds_after(const char *text)
+{
+    expect_output(text);
+    return strtod(strstr(output, text) + strlen(text), NULL);
+}
+
+/* A save of rank 1 and an epoch of 7 million sequences that it shuffles take more than ten timeouts. Rank 0 has done its part at
+ * once and waits. */
+static void test_slow(void **state)
+{
+    (void)state;
+    char arguments[512], command[256];
+    double loss[MAX_STEPS];
+    if (most_ranks() < 2)
+        skip();
+    snprintf(command, sizeof command, "truncate -s 112M %s/sparse.npy", folder);
+    assert_int_equal(system(command), 0);
+    snprintf(arguments, sizeof arguments, "--timeout_seconds=1 --max_duration=1 --save_interval=null "
+             "--save_num_checkpoints_to_keep=0 --model.max_sequence_length=8 --data.paths=[%s/sparse.npy]", folder);
+    FILE *save = start_faulty(2, "pwrite slow 0 1", "slow-save", "--timeout_seconds=1 --model.n_layers=3 --max_duration=1");
+    FILE *shuffle = start_faulty(2, "numpy_shuffle slow 0 1", "slow-shuffle", arguments);
+    expect_status(finish(save), 0);
+    assert_true(exists("slow-save/step1/trainer.json"));
+    const double written = seconds_after("written in ");
+    expect_status(finish(shuffle), 0);
+    losses(loss, "slow-shuffle", 1);
+    printf("written in %.1f s\n", written);
+    assert_true(written > 10);
+}
+
+/* ---- what hangs ------------------------------------------------------------------------------------------- */
+
+static void test_hung(void **state)
+{
+    (void)state;
+    static const struct { const char *fault, *arguments, *since; } cases[] = {
+        { "pwrite hang 5 1", "--save_interval=2", "since writing step2.tmp/" },
+        { "numpy_shuffle hang 0 1", "", "since shuffling epoch 1 in step 1." },
+        { "shard_read hang 12 1", "", "since reading data/sample-train.npy in step " },
+        { "map_file hang 2 1", "--eval_interval=1", "since opening data/sample-val.npy in step 1" },
+        { "map_file hang 0 1", "", "since opening data/sample-train.npy" },
+    };
+    enum { CASES = sizeof cases / sizeof cases[0] };
+    FILE *p[CASES];
+    if (most_ranks() < 2)
+        skip();
+    for (int i = 0; i < CASES; i++) {
+        char run[32], arguments[256];
+        snprintf(run, sizeof run, "hung%d", i);
+        snprintf(arguments, sizeof arguments, "--timeout_seconds=3 --max_duration=20 %s", cases[i].arguments);
+        p[i] = start_faulty(2, cases[i].fault, run, arguments);
+    }
+    for (int i = 0; i < CASES; i++)
+        expect_fault(p[i], false, (const char *[3]){ cases[i].since, "rank 1 (process", "has made no progress for" });
+}
+
+/* ---- what ends alone -------------------------------------------------------------------------------------- */
+
+/* A rank that dies in another thread than the main one cannot end the others; its launcher here does not either. */
+static void test_died_in_a_thread(void **state)
+{
+    (void)state;
+    if (most_ranks() < 2)
+        skip();
+    expect_fault(start_faulty(2, "shard_read die 12 1", "died", "--timeout_seconds=100 --max_duration=20"), true, (const char *[3]){
+                 "error (rank 1): shard_read cannot go on", "rank 1 (process", "ended with an error of its own" });
+}
+
+/* One rank is watched as well. */
+static void test_alone(void **state)
+{
+    (void)state;
+    expect_fault(start_faulty(1, "shard_read hang 12 0", "alone", "--timeout_seconds=2 --max_duration=20"), false,
+                 (const char *[3]){ "since reading data/sample-train.npy in step ", "has made no progress for" });
+}
+
+/* ---- what is not training yet ----------------------------------------------------------------------------- */
+
+/* In files that are opened, in the thread while the main one waits for the first step; also to one rank of several. */
+static void test_signal_before_training(void **state)
+{
+    (void)state;
+    static const struct { int ranks; const char *fault, *said; } cases[] = {
+        { 1, "map_file term 0 -1", "error: SIGTERM while opening data/sample-train.npy, before the first step" },
+        { 2, "map_file term 0 -1", "error: SIGTERM while opening data/sample-train.npy, before the first step" },
+        { 2, "map_file term 0 1", "error: SIGTERM while opening data/sample-train.npy, before the first step" },
+        { 1, "numpy_shuffle term 0 -1", "error: SIGTERM while shuffling epoch 1, before the first step" },
+    };
+    enum { CASES = sizeof cases / sizeof cases[0] };
+    FILE *p[CASES];
+    for (int i = 0; i < CASES; i++) {
+        char run[32];
+        snprintf(run, sizeof run, "loads%d", i);
+        p[i] = start_faulty(cases[i].ranks, cases[i].fault, run, "--max_duration=20");
+    }
+    for (int i = 0; i < CASES; i++)
+        if (i != 2 || most_ranks() > 1)
+            expect_fault(p[i], false, (const char *[3]){ cases[i].said });
+        else
+            finish(p[i]);
+}
+
+int main(int argc, char **argv);
+int __wrap_main(int argc, char **argv);
+
+int __wrap_main(int argc, char **argv)
+{
+    main_thread = pthread_self();
+    if (argc > 1)
+        return __real_main(argc, argv);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_slow), cmocka_unit_test(test_hung), cmocka_unit_test(test_died_in_a_thread),
+        cmocka_unit_test(test_alone), cmocka_unit_test(test_signal_before_training),
+    };
+    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+}

@@ -1,0 +1,120 @@
+/* data/loader's thread: what it shuffles and what it does not, that it says that it goes on, and that who waits for it can do
+ * other things meanwhile. What it reads: test_loader.c. */
+#include "data/loader.h"
+#include "kernels/clock.h"
+#include "kernels/error.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <cmocka.h>
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static char path[] = "/tmp/test_loader_thread_XXXXXX";
+
+/* A file of zeros, which takes no room on the disk. */
+static DataSpec zeros(long instances, void (*beat)(const char *doing))
+{
+    static char *paths[] = { path };
+    assert_int_equal(truncate(path, instances * 2 * 2), 0);
+    return (DataSpec){ .paths = paths, .num_paths = 1, .itemsize = 2, .sequence_length = 2, .vocab_size = 8, .eos_token_id = -1,
+                       .pad_token_id = -1, .shuffle = true, .seed = 6198, .drop_last = true, .beat = beat };
+}
+
+static int make_file(void **state)
+{
+    (void)state;
+    const int file = mkstemp(path);
+    return file < 0 || close(file);
+}
+
+static int remove_file(void **state)
+{
+    (void)state;
+    return unlink(path);
+}
+
+static char told[4096];             /* by the last loader, of shuffles alone; "." when the thread has nothing to do */
+
+static void tell(const char *doing)
+{
+    if (!doing || strncmp(doing, "shuffling", 9) == 0)
+        strncat(told, doing ? doing : ".", sizeof told - strlen(told) - 1);
+}
+
+/* Two steps of eight are an epoch of twenty. Nothing is shuffled that no step comes from: not at a place that a resumed run leaves,
+ * not behind the last step. */
+static void test_no_idle_shuffle(void **state)
+{
+    (void)state;
+    static const struct { LoaderState from; int steps; const char *shuffles[3]; } cases[] = {
+        { { 0, 0 }, 2, { "shuffling epoch 1" } }, { { 0, 0 }, 3, { "shuffling epoch 1", "shuffling epoch 2" } },
+        { { 6, 8 }, 1, { "shuffling epoch 7" } }, { { 6, 16 }, 1, { "shuffling epoch 8" } }, { { 0, 0 }, 0, { NULL } },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        DataSpec spec = zeros(20, tell);
+        told[0] = '\0';
+        Loader *l = loader_open(&spec, 8, 0, 1);
+        Batch b;
+        usleep(20000);              /* for what a thread might do that is not there */
+        loader_seek(l, cases[i].from);
+        loader_limit(l, (uint64_t)cases[i].steps);
+        for (int k = 0; k < cases[i].steps; k++)
+            assert_true(loader_next(l, &b));
+        assert_false(loader_next(l, &b));
+        loader_close(l);
+        const char *at = told;
+        for (int k = 0; k < 3 && cases[i].shuffles[k]; k++) {
+            at += strspn(at, ".");
+            if (strncmp(at, cases[i].shuffles[k], strlen(cases[i].shuffles[k])) != 0)
+                fail_msg("case %zu: told '%s', expected %s", i, told, cases[i].shuffles[k]);
+            at += strlen(cases[i].shuffles[k]);
+        }
+        assert_true(*at == '.' && at[strspn(at, ".")] == '\0');     /* and at last nothing to do */
+    }
+}
+
+static atomic_bool entered;
+
+static void take_long(const char *doing)
+{
+    if (doing && strncmp(doing, "shuffling", 9) == 0) {
+        atomic_store(&entered, true);
+        usleep(50000);
+    }
+}
+
+/* A shuffle of 3 seconds: who waits for it can look after other things meanwhile, and closing ends it. */
+static void test_wait(void **state)
+{
+    (void)state;
+    enum { ENTRIES = 30 << 18 };        /* it says 60 times that it goes on */
+    DataSpec spec = zeros(ENTRIES, take_long);
+    const double start = clock_seconds();
+    Loader *l = loader_open(&spec, 8, 0, 1);
+    assert_false(loader_wait(l, 0.1));
+    assert_true(clock_seconds() - start < 1.5);
+    while (!atomic_load(&entered))
+        usleep(1000);
+    loader_close(l);
+    assert_true(clock_seconds() - start < 1.5);
+
+    spec = zeros(20, NULL);
+    l = loader_open(&spec, 8, 0, 1);
+    Batch b;
+    assert_true(loader_wait(l, 60));
+    assert_true(loader_wait(l, 0));
+    assert_true(loader_next(l, &b));
+    assert_int_equal(b.sequences, 8);
+    loader_close(l);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_no_idle_shuffle), cmocka_unit_test(test_wait) };
+    return cmocka_run_group_tests(tests, make_file, remove_file);
+}
