@@ -186,6 +186,36 @@ static char *address_of(const Piece *p, const Shard *s)
     }
 }
 
+/* This rank's part of a weight or a state, from and to the border of a group. */
+static Tensor part_of(const Piece *p, const Shard *s)
+{
+    const Tensor t = p->kind == PIECE_STATE ? s->state[p->state] : p->region == FROZEN ? s->frozen : s->master;
+    const size_t group = t.format.group ? (size_t)t.format.group : 1;
+    const Range held = held_by(p, s), piece = { p->first / group * group, (p->first + p->count + group - 1) / group * group };
+    const Range r = intersect(held, piece);
+    return r.end > r.first ? shard_view(s, t, r.first - held.first + s->first, r.end - r.first) : (Tensor){ 0 };
+}
+
+const char *layout_not_finite(const Layout *l, const Fsdp *f)
+{
+    const size_t bytes = (size_t)(l->num_pieces + 1) * sizeof(int);
+    int *found = device_alloc(bytes), *host = xmalloc(bytes), first = 0;
+    for (int i = 0; i < l->num_pieces; i++) {
+        const Piece *p = &l->piece[i];
+        const Tensor t = p->kind == PIECE_SCALE ? (Tensor){ 0 } : part_of(p, &f->shard[p->unit]);     /* scales: with their state */
+        if (t.data)
+            find_not_finite(&found[i], t, p->kind == PIECE_STATE && f->optimizer->is_adam && p->state == 1);
+    }
+    device_get(host, found, bytes);
+    while (first < l->num_pieces && !host[first])
+        first++;
+    device_free(found);
+    free(host);
+    double last = -first;
+    comm_max(&last, 1);
+    return -last < l->num_pieces ? l->piece[(int)-last].name : NULL;
+}
+
 /* ---- writing ---------------------------------------------------------------------------------------------- */
 
 /* Its shard of each region, divided among the ranks that have the same. */

@@ -205,7 +205,7 @@ static void print_step(const Log *l, const StepStats *s, double speed)
     printf("step %*ld/%ld | %6s tokens | loss %.4f | norm %8.3g | lr %.2e | %.0f tok/s%s%s%s | %.1f GiB | eta %s%s\n",
            snprintf(NULL, 0, "%ld", l->length.steps), s->step, l->length.steps, tokens, s->loss, s->grad_norm, s->lr,
            speed, l->world > 1 ? "/rank" : "", light, exposed, device_memory_used() / (double)(1 << 30), eta,
-           s->skipped ? " | SKIPPED: loss or gradient is not finite" : "");
+           !s->finite ? " | SKIPPED: loss or gradient is not finite" : s->skipped ? " | SKIPPED: a spike" : "");
     fflush(stdout);
 }
 
@@ -219,6 +219,10 @@ static void write_step(Log *l, const StepStats *s, double speed)
     log_set(o, "optim/total_grad_norm", s->grad_norm);
     log_set(o, "optim/clipping_rate", s->clip < 1);
     log_set(o, "optim/learning_rate_group0", s->lr);
+    if (!isnan(s->scores.loss))
+        log_set(o, "train/CrossEntropyLoss_z_score", s->scores.loss);
+    if (!isnan(s->scores.grad_norm))
+        log_set(o, "optim/total_grad_norm_z_score", s->scores.grad_norm);
     json_object_set_new(o, "optim/step_skipped", json_boolean(s->skipped));
     json_object_set_new(o, "throughput/total_tokens", json_integer(s->tokens));
     log_set(o, "throughput/device/tokens_per_second", speed);
@@ -254,7 +258,7 @@ void log_step(Log *l, const StepStats *s)
     l->time[l->steps % (window + 1)] = t;
     double tokens = (double)l->config->global_train_batch_size * l->config->model.max_sequence_length / l->world;
     double speed = past * tokens / (t - before);
-    if (!s->skipped)
+    if (s->finite)
         keep_loss(l, s->loss);
     write_step(l, s, speed);
     if (s->step % l->config->console_log_interval == 0 || s->step == l->last_step || l->steps == 1 || s->skipped)
