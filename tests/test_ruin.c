@@ -93,7 +93,7 @@ static void test_divergence(void **state)
 
     /* two steps before the end: neither success nor a checkpoint; going on does the same again */
     for (int i = 0; i < 2; i++) {
-        assert_int_not_equal(train(2, "%s %s --max_duration=%d --save_interval=2 --try_load_latest_save --save_folder=%s/two", TINY,
+        assert_int_not_equal(train(2, "%s %s --max_duration=60 --stop_at=%d --save_interval=2 --try_load_latest_save --save_folder=%s/two", TINY,
                                    DIVERGES, lost + 1, folder), 0);
         expect_output("two steps");
         snprintf(latest, sizeof latest, "step%d", (lost - 2) / 2 * 2);
@@ -103,7 +103,7 @@ static void test_divergence(void **state)
         assert_false(exists(names));
     }
     /* its last update ruins it: only a loss after it tells */
-    assert_int_not_equal(train(1, "%s %s --max_duration=%d --save_folder=%s/last", TINY, DIVERGES, lost - 1, folder), 0);
+    assert_int_not_equal(train(1, "%s %s --max_duration=60 --stop_at=%d --save_folder=%s/last", TINY, DIVERGES, lost - 1, folder), 0);
     snprintf(names, sizeof names, "step%d-aborted ", lost - 1);
     expect_output("the model that its update leaves");
     expect_checkpoints("last", names, NULL);
