@@ -196,24 +196,29 @@ static Tensor part_of(const Piece *p, const Shard *s)
     return r.end > r.first ? shard_view(s, t, r.first - held.first + s->first, r.end - r.first) : (Tensor){ 0 };
 }
 
-const char *layout_not_finite(const Layout *l, const Fsdp *f)
+/* Pieces first .. end - 1 of this rank. The flag lies where gradient norms are summed up: at other times, and memory may be full. */
+static bool has_not_finite(const Layout *l, const Fsdp *f, int first, int end)
 {
-    const size_t bytes = (size_t)(l->num_pieces + 1) * sizeof(int);
-    int *found = device_alloc(bytes), *host = xmalloc(bytes), first = 0;
-    for (int i = 0; i < l->num_pieces; i++) {
+    int found = 0, *flag = (int *)f->square_sum;
+    device_put(flag, &found, sizeof found);
+    for (int i = first; i < end; i++) {
         const Piece *p = &l->piece[i];
         const Tensor t = p->kind == PIECE_SCALE ? (Tensor){ 0 } : part_of(p, &f->shard[p->unit]);     /* scales: with their state */
         if (t.data)
-            find_not_finite(&found[i], t, p->kind == PIECE_STATE && f->optimizer->is_adam && p->state == 1);
+            find_not_finite(flag, t, p->kind == PIECE_STATE && f->optimizer->is_adam && p->state == 1);
     }
-    device_get(host, found, bytes);
-    while (first < l->num_pieces && !host[first])
+    device_get(&found, flag, sizeof found);
+    return found;
+}
+
+const char *layout_not_finite(const Layout *l, const Fsdp *f)
+{
+    int first = has_not_finite(l, f, 0, l->num_pieces) ? 0 : l->num_pieces;
+    while (first < l->num_pieces && !has_not_finite(l, f, first, first + 1))
         first++;
-    device_free(found);
-    free(host);
-    double last = -first;
-    comm_max(&last, 1);
-    return -last < l->num_pieces ? l->piece[(int)-last].name : NULL;
+    double least = -first;
+    comm_max(&least, 1);
+    return -least < l->num_pieces ? l->piece[(int)-least].name : NULL;
 }
 
 /* ---- writing ---------------------------------------------------------------------------------------------- */
