@@ -18,6 +18,7 @@
 #include "model/config/load.h"
 #include "model/run/evaluate.h"
 #include "model/run/log.h"
+#include "model/run/ruin.h"
 #include "model/run/run.h"
 #include "model/schedule.h"
 #include "model/update.h"
@@ -48,8 +49,9 @@ static void on_signal(int number)
 /* This rank's part of the next step, and the labels of all; also whether any rank was asked to stop, so that all stop at the same
  * step. False: before this one. Ranks that have theirs ask again and again, as in checkpoint_finish: an epoch that is shuffled,
  * a file server that stalls may take minutes. */
-static bool next_batch(Run *r, Batch *b, double *labels, bool *stop)
+static bool next_batch(Run *r, double *labels, bool *stop)
 {
+    Batch *b = &r->batch;
     bool ready = false;
     double x[3];
     watchdog_set_step(r->state.step + 1);
@@ -90,8 +92,8 @@ static Losses forward_backward(Run *r, const Batch *b, double labels)
     return (Losses){ x[0], x[1] };
 }
 
-/* One step. A loss or gradient that is not finite changes nothing but the count of skipped steps. */
-static StepStats train_step(Run *r, const Batch *b, double labels)
+/* One step. Where loss or gradient is not finite, or a spike that the configuration does not let pass, no update is made. */
+static StepStats train_step(Run *r, double labels)
 {
     const Config *c = r->config;
     TrainState *s = &r->state;
@@ -101,7 +103,7 @@ static StepStats train_step(Run *r, const Batch *b, double labels)
              s->step + 1);
     labels = fmax(labels, 1);
     telemetry_watch(r->telemetry, s->step + 1);
-    Losses loss = forward_backward(r, b, labels);
+    Losses loss = forward_backward(r, &r->batch, labels);
     watchdog_mark_together("reading the gradient norm", -1);
     double norm = optimizer_grad_norm(&r->fsdp), exposed = trace_step_end();
 
@@ -111,7 +113,12 @@ static StepStats train_step(Run *r, const Batch *b, double labels)
     double max_norm = schedule_max_grad_norm(c, s->step, s->tokens);
     StepStats t = { .step = s->step, .tokens = s->tokens, .loss = loss.loss, .zloss = loss.zloss, .grad_norm = norm,
                     .exposed_ms = exposed, .clip = max_norm > 0 ? fmin(1, max_norm / (norm + 1e-6)) : 1,
-                    .lr = schedule_lr(c, r->length, s->step, s->tokens), .skipped = !isfinite(loss.loss) || !isfinite(norm) };
+                    .lr = schedule_lr(c, r->length, s->step, s->tokens), .finite = isfinite(loss.loss) && isfinite(norm),
+                    .scores = { NAN, NAN } };
+    if (t.finite)
+        t.scores = spikes_add(&s->spikes, t.loss, t.grad_norm);
+    t.spike = spikes_exceed(t.scores);
+    t.skipped = !t.finite || (t.spike && c->spikes != SPIKES_WARN);
     if (!t.skipped) {
         watchdog_mark("the optimizer", -1);
         s->updates++;
@@ -122,8 +129,9 @@ static StepStats train_step(Run *r, const Batch *b, double labels)
 }
 
 /* Waits until a save that is under way is complete. */
-static void finish_saving(void)
+static void finish_saving(Run *r)
 {
+    ruin_prove(r);
     watchdog_set_patient(true);
     watchdog_mark_together("waiting for the checkpoint", -1);
     checkpoint_finish();
@@ -166,6 +174,24 @@ static void save(Run *r)
     watchdog_set_patient(false);
     log_resume(r->log);
     r->saved_step = r->state.step;
+    r->save_is_due = false;
+    r->unproven = true;
+}
+
+/* What the update of a step has ruined shows in the loss of the next: a checkpoint takes the place of older ones when a later loss
+ * is finite, and none is begun on a step that is not. */
+static void save_and_publish(Run *r, const StepStats *t)
+{
+    if (!t->finite) {
+        r->save_is_due |= is_saved(r->config, t->step, false);
+        return;
+    }
+    r->unproven = false;
+    watchdog_set_patient(true);
+    checkpoint_poll();
+    watchdog_set_patient(false);
+    if (r->save_is_due || is_saved(r->config, t->step, run_is_over(r)))
+        save(r);
 }
 
 static bool evaluates_here(const Run *r)
@@ -186,33 +212,26 @@ static void train(Run *r)
 {
     const Config *c = r->config;
     bool stop = false;
-    int skipped_in_a_row = 0;
+    int lost = 0;               /* steps in a row that were not finite */
     if (c->eval_on_load || owes_evaluation(r))
         stop = evaluate_all(r);
-    while (!stop && !run_is_over(r)) {
-        Batch b;
+    while (!run_is_over(r) && (!stop || lost > 0)) {        /* who is asked to stop does so at the next step that is finite */
+        const TrainState before = r->state;
         double labels;
-        if (!next_batch(r, &b, &labels, &stop))
+        if (!next_batch(r, &labels, &stop))
             break;
         training = 1;
-        StepStats t = train_step(r, &b, labels);
+        StepStats t = train_step(r, labels);
         log_step(r->log, &t);
-        watchdog_set_patient(true);
-        checkpoint_poll();
-        watchdog_set_patient(false);
-        skipped_in_a_row = t.skipped ? skipped_in_a_row + 1 : 0;
-        if (skipped_in_a_row == 3) {
-            save(r);
-            finish_saving();
-            die("step %ld: the third step in a row whose loss or gradient is not finite; the model as it was before them is "
-                "in %s/step%ld. %s", t.step, c->save_folder, t.step, t.step - r->first_step == 3
-                ? "No step of this run was finite: look at what it has loaded and at its data"
-                : "Lower optimizer.learning_rate or look at the data of these steps");
-        }
-        if (is_saved(c, t.step, run_is_over(r)))
-            save(r);
+        ruin_warn(r, &t);
+        lost = t.finite ? 0 : lost + 1;
+        if (lost == 3 || (lost > 0 && run_is_over(r)))
+            ruin_end(r, lost);
+        if (t.spike && c->spikes == SPIKES_STOP)
+            ruin_end_spike(r, &before);
+        save_and_publish(r, &t);
         if (run_is_over(r))         /* what ends an evaluation, as a file that is gone, must not take the last checkpoint along */
-            finish_saving();
+            finish_saving(r);
         if (evaluates_here(r))
             stop |= evaluate_all(r);
     }
@@ -220,7 +239,7 @@ static void train(Run *r)
         printf("asked to stop at step %ld\n", r->state.step);
     if (stop || is_saved(c, r->state.step, true))
         save(r);
-    finish_saving();
+    finish_saving(r);
 }
 
 int main(int argc, char **argv)

@@ -147,6 +147,11 @@ void cross_entropy(Tensor logits, float *loss, float *zloss, const int *target, 
 void sum_values (float *out, const float *x, size_t n);                 /* *out += sum of x */
 void sum_squares(float *out, Tensor x);                                 /* *out += sum of x^2; not finite if any x is not */
 
+/* *found = 1 if x holds what no weight and no moment may be: a value that is not finite or, if `negative`, one below 0 (not for
+ * DYNAMIC8). Else it stays. With scales both codes and scales count: a scale below 0, or with which the format's largest number is
+ * not finite, is one of these. */
+void find_not_finite(int *found, Tensor x, bool negative);
+
 typedef struct {
     float    lr, beta1, beta2, eps, weight_decay;
     float    correction1, correction2;    /* 1 - beta1^t, 1 - beta2^t                             */

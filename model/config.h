@@ -44,6 +44,9 @@ typedef struct {
                                                                                 computes all this (architecture.h) */
 } ModelConfig;
 
+/* What becomes of a step whose loss or gradient norm is far from those before it (spikes.h). */
+typedef enum { SPIKES_WARN, SPIKES_SKIP, SPIKES_STOP } OnSpike;
+
 /* A length of training: one of the three is > 0 (max_duration: 100 | 2e9T | 1ep). */
 typedef struct { long steps, tokens; double epochs; } Duration;
 
@@ -109,6 +112,7 @@ typedef struct {
         double   grad_clip_warmup_factor;     /* ... multiplied by this */
     } scheduler;
     double   max_grad_norm;                   /* 0: no clipping */
+    OnSpike  spikes;
     double   z_loss;                          /* softmax_auxiliary_loss ? auxiliary_loss_multiplier : 0 */
 
     char    *save_folder;

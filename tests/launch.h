@@ -18,7 +18,7 @@
 #include <cmocka.h>
 #include <jansson.h>
 
-enum { MAX_STEPS = 64 };
+enum { MAX_STEPS = 128 };
 
 static char folder[] = "/tmp/coat-train-XXXXXX";        /* for all that a test writes */
 static char output[1 << 16];       /* of the last command: stdout and stderr */

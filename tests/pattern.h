@@ -1,4 +1,5 @@
-/* Bytes that depend on (seed, their number) alone: any run of them can be made and checked on its own. */
+/* Bytes that depend on (seed, their number) alone: any run of them can be made and checked on its own. They are below 64, so that
+ * in every format they are finite and not negative: others are no weights and moments, and not saved. */
 #pragma once
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +9,7 @@
 
 static inline unsigned char pattern_byte(uint64_t seed, size_t i)
 {
-    return (unsigned char)(random_bits(seed, i / 8) >> i % 8 * 8);
+    return (unsigned char)(random_bits(seed, i / 8) >> i % 8 * 8) & 63;
 }
 
 /* Device bytes [0, n) become the pattern's bytes from `first` on. */

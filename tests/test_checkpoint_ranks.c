@@ -38,6 +38,7 @@ static Fsdp make_shards(const ModelConfig *c, Format master, Format m, Format v,
     f.recipe.master = master;
     f.recipe.moment1 = m;
     f.recipe.moment2 = v;
+    f.square_sum = device_alloc(sizeof *f.square_sum);
     f.shape = xcalloc((size_t)f.num_units, sizeof *f.shape);
     f.shard = xcalloc((size_t)f.num_units, sizeof *f.shard);
     for (int u = 0; u < f.num_units; u++) {
@@ -63,6 +64,7 @@ static void free_shards(Fsdp *f)
                 device_free(t[i].scale);
         }
     }
+    device_free(f->square_sum);
     free(f->shape);
     free(f->shard);
 }
@@ -292,6 +294,36 @@ static void test_saves(void **state)
         check_saves(&c, rank / 2, W / 2);
 }
 
+/* A number that is none, on one rank, is known to all by the name of its tensor: the first of any rank. */
+static void test_not_finite(void **state)
+{
+    (void)state;
+    const ModelConfig m = architecture(LLAMA_GQA);
+    const int W = comm_size(), rank = comm_rank();
+    Fsdp f = make_shards(&m, bf16, e4m3, bf16, W, rank, W);
+    Layout l = layout_make(NULL, LAYOUT_OPTIMIZER, &m, &f, 0);
+    fill_shards(&f);
+    assert_null(layout_not_finite(&l, &f));
+    for (int r = W - 1; r >= 0; r--) {
+        const uint16_t minus = 0xbf80;
+        const char *expected = NULL;
+        for (int i = 0; i < l.num_pieces; i++) {        /* of the first block, the tensor that begins the rank's v */
+            const Piece *p = &l.piece[i];
+            const size_t first = f.shape[1].numel[TRAINED] / PARAM_ALIGN * (size_t)r / (size_t)W * PARAM_ALIGN;
+            if (p->unit == 1 && p->kind == PIECE_STATE && p->state == 1 && first >= p->first && first < p->first + p->count)
+                expected = p->name;
+        }
+        assert_non_null(expected);
+        if (rank == r)
+            device_put(f.shard[1].state[1].data, &minus, sizeof minus);
+        const char *found = layout_not_finite(&l, &f);
+        assert_non_null(found);
+        assert_string_equal(found, expected);
+    }
+    layout_free(&l);
+    free_shards(&f);
+}
+
 static int make_folder(void **state)
 {
     (void)state;
@@ -316,7 +348,7 @@ int main(int argc, char **argv)
     device_init(comm_local_rank());
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_sharded), cmocka_unit_test(test_replicated), cmocka_unit_test(test_hybrid),
-        cmocka_unit_test(test_saves),
+        cmocka_unit_test(test_saves), cmocka_unit_test(test_not_finite),
     };
     int failed = cmocka_run_group_tests(tests, make_folder, remove_folder);
     comm_finish();

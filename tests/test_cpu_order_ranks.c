@@ -170,6 +170,7 @@ OP(swiglu_backward,      (Tensor dg, Tensor y, Tensor dy, Tensor g), (dg, y, dy,
 OP(cross_entropy,        (Tensor x, float *l, float *z, const int *t, int v, float s, float w, bool b), (x, l, z, t, v, s, w, b),
    W(x))
 OP(sum_squares,          (float *out, Tensor x), (out, x), R(x), touch(out, sizeof *out, true))
+OP(find_not_finite,      (int *found, Tensor x, bool n), (found, x, n), R(x), touch(found, sizeof *found, true))
 OP(adamw,                (Tensor w, Tensor m, Tensor v, Tensor g, AdamW a, uint64_t f), (w, m, v, g, a, f), R(g), W(m), W(v), W(w))
 OP(comm_all_reduce,      (Tensor x, Ranks g), (x, g), W(x))
 OP(comm_all_reduce_max,  (Tensor x, Ranks g), (x, g), W(x))

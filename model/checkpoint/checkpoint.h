@@ -9,10 +9,12 @@
  *
  * The layout of the files depends on the architecture alone, not on the number of ranks: every rank writes the bytes
  * of its own shards into the places where they belong, so any number of ranks can read them back.
- * Written as stepN.tmp, fsynced, renamed; then the link `latest` moves. */
+ * Written as stepN.tmp, fsynced, renamed; then the link `latest` moves. stepN-aborted is the state of a run that could not go on:
+ * the same files, which nothing goes on from unless it is named. */
 #pragma once
 #include "data/loader.h"
 #include "model/fsdp.h"
+#include "model/spikes.h"
 
 typedef struct {
     long   step;               /* training steps done, skipped ones included */
@@ -21,6 +23,7 @@ typedef struct {
                                   finite makes none, and moments that are loaded bring theirs along */
     LoaderState loader;
     uint64_t fingerprint;      /* of the data set */
+    SpikeWindow spikes;        /* a run that goes on must see the same spikes */
 } TrainState;
 
 enum { CHECKPOINT_VERSION = 1 };       /* format_version of trainer.json */
@@ -35,10 +38,17 @@ static const size_t CHECKPOINT_FILE_BYTES = 5000000000;
  * poll: if a save is under way and all ranks have written their parts: completes it and returns true. Else returns
  *     false at once. Completing: step<N>.tmp becomes step<N>, save_folder/latest points to it, older ones are pruned.
  * finish: waits until a save that is under way is complete.
- * They die if the disk does not take it, leaving the last complete checkpoint as it was. */
+ * drop: a save that is under way leaves nothing behind.
+ * They die if the disk does not take it, leaving the last complete checkpoint as it was; begin also if a weight or moment is not
+ * finite, naming it: that is no checkpoint. */
 void checkpoint_begin (const Config *c, const Fsdp *f, const TrainState *s, size_t file_limit);
 bool checkpoint_poll  (void);
 void checkpoint_finish(void);
+void checkpoint_drop  (void);
+
+/* For a run that cannot go on: saves what it has, finite or not, as step<N>-aborted beside its checkpoints, which stay as they are.
+ * Returns when it is on disk. */
+void checkpoint_set_aside(const Config *c, const Fsdp *f, const TrainState *s, size_t file_limit);
 
 /* Deletes what save_num_checkpoints_to_keep and the permanent and ephemeral intervals of `c` do not keep.
  * Never deletes what `latest` points to. Rank 0 acts. */

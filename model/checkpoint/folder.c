@@ -145,6 +145,17 @@ void folder_publish(const char *save_folder, long step)
     free(temporary);
 }
 
+void folder_set_aside(const char *save_folder, long step)
+{
+    char *temporary = step_path(save_folder, step, ".tmp"), *path = step_path(save_folder, step, "-aborted");
+    sync_folder(temporary);
+    remove_tree(path);
+    move(temporary, path);
+    sync_folder(save_folder);
+    free(temporary);
+    free(path);
+}
+
 /* Under the other name first: a half-deleted checkpoint must not look like one. */
 void folder_remove_step(const char *save_folder, long step)
 {
@@ -166,6 +177,7 @@ void folder_clear(const char *save_folder)
         folder_remove_step(save_folder, steps[i]);
     remove_all(save_folder, ".tmp", false);
     remove_all(save_folder, ".old", false);
+    remove_all(save_folder, "-aborted", false);
     if (unlink(link) != 0 && errno != ENOENT)
         die("%s: cannot delete: %s", link, strerror(errno));
     free(link);
@@ -181,6 +193,15 @@ char *folder_latest(const char *save_folder)
         return NULL;
     target[n] = '\0';
     return strdup(target);
+}
+
+char *folder_say_latest(const char *save_folder)
+{
+    char *name = folder_latest(save_folder);
+    char *text = name ? xasprintf("the last checkpoint is %s/%s", save_folder, name)
+                      : xasprintf("there is no checkpoint in %s", save_folder);
+    free(name);
+    return text;
 }
 
 void folder_write(const char *path, const char *data, size_t bytes)

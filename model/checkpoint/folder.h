@@ -16,9 +16,13 @@ void  folder_prepare(const char *save_folder, long step);       /* the same, and
  * in between leaves the old step<N>, or it as step<N>.old, or the new one. */
 void  folder_publish(const char *save_folder, long step);
 
+/* step<N>.tmp becomes step<N>-aborted, which nothing goes on from unless it is named; whatever was there is deleted. Durable. */
+void  folder_set_aside(const char *save_folder, long step);
+
 void  folder_point_latest(const char *save_folder, long step);          /* durable too */
 void  folder_remove_step(const char *save_folder, long step);
 void  folder_clear(const char *save_folder);          /* removes all checkpoints and `latest` */
 char *folder_latest(const char *save_folder);         /* what the link `latest` says: "step100"; NULL: no link */
+char *folder_say_latest(const char *save_folder);     /* "the last checkpoint is runs/x/step100", or that there is none */
 
 void  folder_write(const char *path, const char *data, size_t bytes);       /* a whole file, on disk when it returns */

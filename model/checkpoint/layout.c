@@ -188,6 +188,41 @@ static char *address_of(const Piece *p, const Shard *s)
     }
 }
 
+/* This rank's part of a weight or a state, from and to the border of a group. */
+static Tensor part_of(const Piece *p, const Shard *s)
+{
+    const Tensor t = p->kind == PIECE_STATE ? s->state[p->state] : p->region == FROZEN ? s->frozen : s->master;
+    const size_t group = t.format.group ? (size_t)t.format.group : 1;
+    const Range held = held_by(p, s), piece = { p->first / group * group, (p->first + p->count + group - 1) / group * group };
+    const Range r = intersect(held, piece);
+    return r.end > r.first ? shard_view(s, t, r.first - held.first + s->first, r.end - r.first) : (Tensor){ 0 };
+}
+
+/* Pieces first .. end - 1 of this rank. The flag lies where gradient norms are summed up: at other times, and memory may be full. */
+static bool has_not_finite(const Layout *l, const Fsdp *f, int first, int end)
+{
+    int found = 0, *flag = (int *)f->square_sum;
+    device_put(flag, &found, sizeof found);
+    for (int i = first; i < end; i++) {
+        const Piece *p = &l->piece[i];
+        const Tensor t = p->kind == PIECE_SCALE ? (Tensor){ 0 } : part_of(p, &f->shard[p->unit]);     /* scales: with their state */
+        if (t.data)
+            find_not_finite(flag, t, p->kind == PIECE_STATE && f->optimizer->is_adam && p->state == 1);
+    }
+    device_get(&found, flag, sizeof found);
+    return found;
+}
+
+const char *layout_not_finite(const Layout *l, const Fsdp *f)
+{
+    int first = has_not_finite(l, f, 0, l->num_pieces) ? 0 : l->num_pieces;
+    while (first < l->num_pieces && !has_not_finite(l, f, first, first + 1))
+        first++;
+    double least = -first;
+    comm_max(&least, 1);
+    return -least < l->num_pieces ? l->piece[(int)-least].name : NULL;
+}
+
 /* ---- writing ---------------------------------------------------------------------------------------------- */
 
 /* Its shard of each region, divided among the ranks that have the same. */

@@ -40,6 +40,10 @@ typedef struct { size_t first, end; } Range;
 Range *layout_ranges  (const Fsdp *f);
 size_t layout_bytes   (const Layout *l, const Range *own);
 
+/* The first tensor of which some rank has a value that is not finite or, in AdamW's v, below 0; NULL: there is none. All ranks
+ * call and get the same name, which lives with the layout. Waits for the device. */
+const char *layout_not_finite(const Layout *l, const Fsdp *f);
+
 /* Copies them to host memory of layout_bytes(). */
 void   layout_snapshot(void *snapshot, const Layout *l, const Range *own, const Fsdp *f);
 

@@ -87,6 +87,18 @@ static json_t *open_manifest(const char *folder)
     return manifest;
 }
 
+/* Older checkpoints have none. */
+static void read_spikes(SpikeWindow *w, json_t *manifest, const char *folder)
+{
+    const char *loss = "", *grad_norm = "";
+    json_error_t error;
+    if (json_unpack_ex(manifest, &error, 0, "{s?:{s:s, s:s}}", "spikes", "loss", &loss, "grad_norm", &grad_norm) != 0)
+        die("%s/trainer.json: %s", folder, error.text);
+    w->count = spikes_parse(w->loss, loss);
+    if (w->count < 0 || spikes_parse(w->grad_norm, grad_norm) != w->count)
+        die("%s/trainer.json: spikes: expected up to %d numbers in loss and as many in grad_norm", folder, (int)SPIKES_WINDOW);
+}
+
 static void read_state(TrainState *s, json_t *manifest, const char *folder)
 {
     json_int_t step, tokens, updates, epoch, instance;
@@ -99,6 +111,7 @@ static void read_state(TrainState *s, json_t *manifest, const char *folder)
     *s = (TrainState){ .step = (long)step, .tokens = (long)tokens, .updates = (long)updates,
                        .loader = { (uint64_t)epoch, (uint64_t)instance },
                        .fingerprint = strtoull(fingerprint, NULL, 16) };
+    read_spikes(&s->spikes, manifest, folder);
 }
 
 /* ---- loading ---------------------------------------------------------------------------------------------- */
@@ -209,6 +222,33 @@ static const char *left_over(const Layout *l, const Source *s, const char *folde
     return NULL;
 }
 
+/* What else to go on from: the checkpoint before, if there is one, or another one beside it. malloc'ed. */
+static char *say_others(const char *folder)
+{
+    char *path = realpath(folder, NULL), *slash = path ? strrchr(path, '/') : NULL, *text = NULL;
+    long step, *steps, best = -1;
+    if (slash && sscanf(slash, "/step%ld", &step) == 1) {
+        *slash = '\0';
+        for (int i = folder_steps(&steps, path, "") - 1; i >= 0; i--)
+            if (steps[i] != step && (best < 0 || (best > step && steps[i] < best)))
+                best = steps[i];
+        free(steps);
+    }
+    if (best >= 0)
+        text = xasprintf("%s/step%ld is there too: --load_path of it goes back to it, in the same save_folder with --save_overwrite "
+                         "and without --try_load_latest_save", path, best);
+    free(path);
+    return text ? text : xstrdup("There is no other checkpoint beside it: get these files again, or begin anew");
+}
+
+static void check_finite(const char *folder, const Layout *l, const Fsdp *f)
+{
+    const char *name = layout_not_finite(l, f);
+    if (name)
+        die("%s: tensor %s holds a value that is not finite (or, in exp_avg_sq, is negative): this model is ruined. %s", folder, name,
+            say_others(folder));
+}
+
 /* A tensor that nobody asked for means that the model is another one. */
 static void load_model(const char *folder, Source s, const Config *c, Fsdp *f)
 {
@@ -218,6 +258,7 @@ static void load_model(const char *folder, Source s, const Config *c, Fsdp *f)
         die("%s: tensor %s has no place in the configured model; the configuration must describe the model in that folder", path,
             name);
     layout_read(&l, f, s.file, s.count);
+    check_finite(folder, &l, f);
     layout_free(&l);
     close_source(&s);
 }
@@ -292,6 +333,7 @@ static void load_optimizer(const char *folder, Source s, const Config *c, Fsdp *
     const char *path, *name = left_over(&l, &s, folder, &c->model, &path);
     if (name)
         die_of_states(folder, xasprintf("its %s is no state of optimizer %s", name, o->name));
+    check_finite(folder, &l, f);
     layout_free(&l);
     close_source(&s);
 }

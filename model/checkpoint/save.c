@@ -8,7 +8,8 @@
  * and the main thread speaks. When all ranks have written, rank 0 publishes.
  *
  * The manifest is the last file written into stepN.tmp; stepN.tmp becomes stepN when all of it is on disk. So a crash
- * at any moment leaves the last complete checkpoint. */
+ * at any moment leaves the last complete checkpoint. What is not finite is never begun, and what turns out to be of no use can
+ * be dropped until it is published. */
 #include "model/checkpoint/checkpoint.h"
 
 #include <inttypes.h>
@@ -87,15 +88,24 @@ static size_t list_files(json_t *files, const Layout *l)
     return sum;
 }
 
+static json_t *spikes(const SpikeWindow *w)
+{
+    char *loss = spikes_print(w->loss, w->count), *grad_norm = spikes_print(w->grad_norm, w->count);
+    json_t *o = json_pack("{s:s, s:s}", "loss", loss, "grad_norm", grad_norm);
+    free(loss);
+    free(grad_norm);
+    return o;
+}
+
 static json_t *manifest(json_t *files)
 {
     const TrainState *s = &save.state;
     char fingerprint[32];
     snprintf(fingerprint, sizeof fingerprint, "%016" PRIx64, s->fingerprint);
-    return json_pack("{s:i, s:I, s:I, s:I, s:{s:I, s:I}, s:s, s:i, s:o}", "format_version", CHECKPOINT_VERSION,
+    return json_pack("{s:i, s:I, s:I, s:I, s:{s:I, s:I}, s:s, s:o, s:i, s:o}", "format_version", CHECKPOINT_VERSION,
                      "step", (json_int_t)s->step, "tokens", (json_int_t)s->tokens, "updates", (json_int_t)s->updates,
                      "loader", "epoch", (json_int_t)s->loader.epoch, "instance", (json_int_t)s->loader.instance,
-                     "data_fingerprint", fingerprint, "world_size", comm_size(), "files", files);
+                     "data_fingerprint", fingerprint, "spikes", spikes(&s->spikes), "world_size", comm_size(), "files", files);
 }
 
 /* Everything but the tensors; returns the bytes of those. */
@@ -184,7 +194,18 @@ static void take_snapshot(const Fsdp *f)
     layout_snapshot(save.snapshot + model, &save.optimizer, save.own, f);
 }
 
-void checkpoint_begin(const Config *c, const Fsdp *f, const TrainState *s, size_t file_limit)
+static void die_if_not_finite(const Fsdp *f)
+{
+    const char *name = layout_not_finite(&save.model, f);
+    if (!name)
+        name = layout_not_finite(&save.optimizer, f);
+    if (name)
+        die("step %ld: %s holds a value that is not finite (or, in exp_avg_sq, is negative), so the model is not saved; %s. Lower "
+            "optimizer.learning_rate, clip gradients (max_grad_norm) or look at the data of the last steps", save.state.step, name,
+            folder_say_latest(save.config->save_folder));
+}
+
+static void begin(const Config *c, const Fsdp *f, const TrainState *s, size_t file_limit, bool must_be_finite)
 {
     double start = clock_seconds();
     checkpoint_finish();
@@ -193,6 +214,8 @@ void checkpoint_begin(const Config *c, const Fsdp *f, const TrainState *s, size_
     save.folder = xasprintf("%s/step%ld.tmp", c->save_folder, s->step);
     save.model = layout_make(save.folder, LAYOUT_MODEL, &c->model, f, file_limit);
     save.optimizer = layout_make(save.folder, LAYOUT_OPTIMIZER, &c->model, f, file_limit);
+    if (must_be_finite)
+        die_if_not_finite(f);
     save.own = layout_ranges(f);
     open_files();
     take_snapshot(f);
@@ -200,17 +223,13 @@ void checkpoint_begin(const Config *c, const Fsdp *f, const TrainState *s, size_
     save.paused = clock_seconds() - start;
 }
 
-static void publish(void)
+void checkpoint_begin(const Config *c, const Fsdp *f, const TrainState *s, size_t file_limit)
 {
-    const Config *c = save.config;
-    if (comm_rank() == 0) {
-        size_t bytes = write_descriptions();
-        folder_publish(c->save_folder, save.state.step);
-        printf("saved %s/step%ld: %.3g GiB, training paused %.2f s, written in %.2f s\n", c->save_folder,
-               save.state.step, (double)bytes / 0x1p30, save.paused, save.seconds);
-        fflush(stdout);
-        checkpoint_prune(c);
-    }
+    begin(c, f, s, file_limit, true);
+}
+
+static void close_save(void)
+{
     comm_barrier();
     layout_free(&save.model);
     layout_free(&save.optimizer);
@@ -219,25 +238,66 @@ static void publish(void)
     save.config = NULL;
 }
 
+/* `aside`: as step<N>-aborted, and no older one is deleted. */
+static void publish(bool aside)
+{
+    const Config *c = save.config;
+    if (comm_rank() == 0) {
+        size_t bytes = write_descriptions();
+        if (aside)
+            folder_set_aside(c->save_folder, save.state.step);
+        else
+            folder_publish(c->save_folder, save.state.step);
+        printf("saved %s/step%ld%s: %.3g GiB, training paused %.2f s, written in %.2f s\n", c->save_folder,
+               save.state.step, aside ? "-aborted" : "", (double)bytes / 0x1p30, save.paused, save.seconds);
+        fflush(stdout);
+        if (!aside)
+            checkpoint_prune(c);
+    }
+    close_save();
+}
+
 bool checkpoint_poll(void)
 {
     if (!save.config || !all_written())
         return false;
     pthread_join(save.writer, NULL);
-    publish();
+    publish(false);
     return true;
 }
 
 /* Ranks ask each other again and again: one that has written waits for no other in a collective, which would look the same
  * whether that one writes or hangs. */
-void checkpoint_finish(void)
+static void wait_for_writers(void)
 {
-    if (!save.config)
-        return;
     watchdog_wait_for(WORKER_SAVE);
     while (!all_written())
         usleep(20000);
     watchdog_wait_for(NO_WORKER);
     pthread_join(save.writer, NULL);
-    publish();
+}
+
+void checkpoint_finish(void)
+{
+    if (!save.config)
+        return;
+    wait_for_writers();
+    publish(false);
+}
+
+void checkpoint_drop(void)
+{
+    if (!save.config)
+        return;
+    wait_for_writers();
+    if (comm_rank() == 0)
+        folder_clean(save.config->save_folder);
+    close_save();
+}
+
+void checkpoint_set_aside(const Config *c, const Fsdp *f, const TrainState *s, size_t file_limit)
+{
+    begin(c, f, s, file_limit, false);
+    wait_for_writers();
+    publish(true);
 }

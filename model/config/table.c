@@ -1,7 +1,7 @@
 /* The table of keys. Names, units and defaults are OLMo's (olmo/config.py) wherever OLMo has the key; where a default
  * of OLMo could not run here (dropout, biases) the key has the value that can. Keys of ours: recipe, format.*,
  * model.architecture, model.head_dim, model.sliding_window, model.layer_types and model.rope_scaling.* (Hugging Face's names, but
- * for OLMo-core's full_attn_layers_only), scheduler.t_decay, loss_chunk, quant_stats_interval, fsdp.grad_sync_mode,
+ * for OLMo-core's full_attn_layers_only), scheduler.t_decay, spikes, loss_chunk, quant_stats_interval, fsdp.grad_sync_mode,
  * profile, timeout_seconds, trainable, dry_run, ranks, device_memory. Sections stand in the order in which the resolved
  * configuration shows them. */
 #include "model/config/table.h"
@@ -264,6 +264,9 @@ const ConfigKey config_keys[] = {
            "... this"),
     OPTION("max_grad_norm", DOUBLE, "null", 0, TINY, 1e9, C(max_grad_norm), "clip gradients to this global norm"),
     ONLY  ("max_grad_norm_ratio", "null", "gradients are clipped by max_grad_norm"),
+    WORD  ("spikes", CHOICE, "warn", WORDS({ "warn", SPIKES_WARN }, { "skip", SPIKES_SKIP }, { "stop", SPIKES_STOP }), C(spikes),
+           "a step whose loss or gradient norm is more than 6 standard deviations from the mean of the last 128: say so; also make no "
+           "update of it, as OLMo-core's SkipStepOptimizer; or end the run and keep the state before it"),
     OTHER ("softmax_auxiliary_loss", BOOL, "false", X(softmax_auxiliary_loss), "z-loss: adds ..."),
     OPTION("auxiliary_loss_multiplier", DOUBLE, "1e-4", 0, 0, 1e3, X(auxiliary_loss_multiplier),
            "... this times log(Z)^2"),
@@ -294,7 +297,7 @@ const ConfigKey config_keys[] = {
     ONLY  ("stop_after", "null", "use stop_at"),
     ONLY  ("time_limit", "null", "a run that gets SIGTERM or SIGUSR2 saves and ends: timeout --preserve-status -s USR2 47h "
            "mpirun ... (SIGTERM to mpirun kills the ranks a second later)"),
-    ONLY  ("early_stopping_factor", "null", "no run is stopped for its loss"),
+    ONLY  ("early_stopping_factor", "null", "spikes=stop ends a run for its loss"),
 
     /* ---- evaluation ---- */
     OPTION("eval_interval", LONG, "1000", 0, 0, LONGS, C(eval_interval),

@@ -183,9 +183,11 @@ static void format_time(char *text, size_t size, double seconds)
 
 void log_line(char *line, size_t size, const StepStats *s, long steps, const Progress *p)
 {
-    char eta[64], light[32] = "", end[80] = "  SKIPPED";
+    char eta[64], light[32] = "", end[80];
     format_time(eta, sizeof eta, p->seconds_left);
-    if (!s->skipped)
+    if (s->skipped)
+        snprintf(end, sizeof end, "  SKIPPED: %s", s->finite ? "a spike" : "not finite");
+    else
         snprintf(end, sizeof end, "  eta %s", eta);
     if (p->light > 0)
         snprintf(light, sizeof light, " %.0f%%", 100 * p->light);
@@ -216,6 +218,10 @@ static void write_step(Log *l, const StepStats *s, double speed)
     log_set(o, "optim/total_grad_norm", s->grad_norm);
     log_set(o, "optim/clipping_rate", s->clip < 1);
     log_set(o, "optim/learning_rate_group0", s->lr);
+    if (!isnan(s->scores.loss))
+        log_set(o, "train/CrossEntropyLoss_z_score", s->scores.loss);
+    if (!isnan(s->scores.grad_norm))
+        log_set(o, "optim/total_grad_norm_z_score", s->scores.grad_norm);
     json_object_set_new(o, "optim/step_skipped", json_boolean(s->skipped));
     json_object_set_new(o, "throughput/total_tokens", json_integer(s->tokens));
     log_set(o, "throughput/device/tokens_per_second", speed);
@@ -251,7 +257,7 @@ void log_step(Log *l, const StepStats *s)
     l->time[l->steps % (window + 1)] = t;
     double tokens = (double)l->config->global_train_batch_size * l->config->model.max_sequence_length / l->world;
     double speed = past * tokens / (t - before);
-    if (!s->skipped)
+    if (s->finite)
         keep_loss(l, s->loss);
     write_step(l, s, speed);
     if (s->step % l->config->console_log_interval == 0 || s->step == l->last_step || l->steps == 1 || s->skipped)

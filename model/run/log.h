@@ -2,13 +2,16 @@
 #pragma once
 #include "model/run/evaluate.h"
 #include "model/schedule.h"
+#include "model/spikes.h"
 
 typedef struct {
     long   step, tokens;          /* steps and tokens done, this one included                    */
     double loss, zloss;           /* means per label of the global batch; zloss is not weighted  */
     double grad_norm, clip, lr;   /* clip: what the gradient was multiplied by                   */
     double exposed_ms;            /* what this rank's computation waited for communication       */
-    bool   skipped;
+    bool   finite;                /* loss and gradient norm are                                  */
+    bool   spike, skipped;        /* skipped: no update was made                                 */
+    SpikeScores scores;
 } StepStats;
 
 /* tokens per second of a rank, over what its device could do at most (0: unknown); bytes in use; time to the end of the run */

@@ -18,6 +18,10 @@ typedef struct {
     Telemetry *telemetry;
     long       first_step;     /* steps done before this process began */
     long       saved_step;     /* of the last checkpoint; -1: none yet */
+    bool       save_is_due;    /* since a step that was not finite */
+    bool       unproven;       /* no loss has been finite since saved_step: that save must not be published yet */
+    Batch      batch;          /* of the last step */
+    bool       diverged;       /* its loss is worse than a guess */
 } Run;
 
 /* A dry run: prints the memory plan, the warnings kept so far, and whether it fits; opens no data, creates nothing, and needs a

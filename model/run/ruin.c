@@ -1,0 +1,91 @@
+/* An update that leads to infinity does so one step before it shows: loss and gradient of step N are finite, and what its update
+ * leaves gives no finite loss any more. */
+#include "model/run/ruin.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "kernels/comm.h"
+#include "kernels/error.h"
+#include "kernels/watchdog.h"
+#include "model/checkpoint/folder.h"
+#include "model/update.h"
+
+static const char remedy[] = "Lower optimizer.learning_rate, clip gradients (max_grad_norm) or look at the data of these steps";
+
+void ruin_warn(Run *r, const StepStats *t)
+{
+    const double guess = log(r->config->model.vocab_size);
+    const bool diverged = t->finite && t->loss > 2 * guess;
+    if (t->spike)
+        warn("step %ld: a spike: loss %.4f is %+.1f and gradient norm %.3g %+.1f standard deviations from the mean of the last %d "
+             "steps%s", t->step, t->loss, t->scores.loss, t->grad_norm, t->scores.grad_norm, r->state.spikes.count,
+             t->skipped ? "; no update was made" : "");
+    if (diverged && (!r->diverged || run_is_over(r)))
+        warn("step %ld: the loss is %.4g, of a model that knows nothing it is %.4g: this one has diverged. %s", t->step, t->loss,
+             guess, remedy);
+    r->diverged = diverged;
+}
+
+/* What is there to go on from when the run ends. malloc'ed. */
+static char *leave(Run *r)
+{
+    const Config *c = r->config;
+    const bool keeps = c->save_num_checkpoints_to_keep != 0;
+    watchdog_set_patient(true);
+    watchdog_mark_together("saving what is left", -1);
+    if (r->unproven)
+        checkpoint_drop();
+    checkpoint_finish();
+    if (keeps)
+        checkpoint_set_aside(c, &r->fsdp, &r->state, CHECKPOINT_FILE_BYTES);
+    char *latest = folder_say_latest(c->save_folder);
+    char *text = keeps ? xasprintf("%s; what the run ends with is set aside in %s/step%ld-aborted", latest, c->save_folder,
+                                   r->state.step)
+                       : xasprintf("%s", latest);
+    free(latest);
+    return text;
+}
+
+/* Of the last micro-batch, with the weights as they are now. */
+static bool gives_finite_step(Run *r)
+{
+    const Batch *b = &r->batch;
+    const int B = r->model.attn.B, T = r->model.attn.T;
+    const size_t first = (size_t)(b->sequences - B) * (size_t)T;
+    watchdog_mark("forward and backward after the last update", -1);
+    fsdp_zero_grads(&r->fsdp);
+    model_losses(&r->model);
+    model_step(&r->model, &r->fsdp, b->tokens + first, b->targets + first, 1 / ((float)B * (float)T * (float)comm_size()),
+               (float)r->config->z_loss, PASS_COMPLETE);
+    watchdog_mark_together("reading its loss and gradient norm", -1);
+    double loss = model_losses(&r->model).loss;
+    comm_sum(&loss, 1);
+    return isfinite(loss) && isfinite(optimizer_grad_norm(&r->fsdp));
+}
+
+void ruin_prove(Run *r)
+{
+    if (r->unproven && r->batch.sequences > 0 && !gives_finite_step(r)) {
+        char *left = leave(r);
+        die("step %ld: the loss or gradient of the model that its update leaves is not finite; %s. %s", r->state.step, left, remedy);
+    }
+    r->unproven = false;
+}
+
+void ruin_end(Run *r, int steps)
+{
+    const bool all = r->state.step - r->first_step == steps;
+    const char *what = steps == 1 ? "the run ends with a step" : steps == 2 ? "the run ends with two steps" : "the third step in a row";
+    char *left = leave(r);
+    die("step %ld: %s whose loss or gradient is not finite; %s. %s", r->state.step, what, left,
+        all ? "No step of this run was finite: look at what it has loaded and at its data" : remedy);
+}
+
+void ruin_end_spike(Run *r, const TrainState *before)
+{
+    const long step = r->state.step;
+    r->state = *before;
+    char *left = leave(r);
+    die("step %ld: a spike ends the run (spikes=stop); %s. %s, or go on with --spikes=skip", step, left, remedy);
+}

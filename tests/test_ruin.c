@@ -1,0 +1,175 @@
+/* A model that has been ruined takes nothing along: older checkpoints stay, `latest` does not move, and the run does not end as if
+ * all were well. */
+#include "tests/launch.h"
+
+static const char TINY[] = "--model.d_model=16 --model.mlp_hidden_size=32 --model.max_sequence_length=8 --console_log_interval=1000";
+
+/* Weight decay that multiplies the weights by -99. */
+static const char DIVERGES[] = "--optimizer.learning_rate=1000 --optimizer.weight_decay=0.1 --scheduler.t_warmup=0";
+
+static void shell(const char *format, ...) __attribute__((format(printf, 1, 2)));
+static void shell(const char *format, ...)
+{
+    char command[2048];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(command, sizeof command, format, list);
+    va_end(list);
+    if (system(command) != 0)
+        fail_msg("%s failed", command);
+}
+
+/* The folder of a run holds these and no other checkpoint, each name with a blank behind it, and the link points to `latest`; NULL:
+ * there is none. */
+static void expect_checkpoints(const char *run, const char *names, const char *latest)
+{
+    char found[1024] = "", command[512], expected[256];
+    snprintf(command, sizeof command, "cd %s/%s && ls -d step* 2>/dev/null | tr '\n' ' '; readlink latest", folder, run);
+    FILE *p = popen(command, "r");
+    assert_non_null(p);
+    size_t n = fread(found, 1, sizeof found - 1, p);
+    pclose(p);
+    found[n] = '\0';
+    snprintf(expected, sizeof expected, "%s%s%s", names, latest ? latest : "", latest ? "\n" : "");
+    if (strcmp(found, expected) != 0) {
+        fprintf(stderr, "%s\n", output);
+        fail_msg("%s holds '%s', expected '%s'", run, found, expected);
+    }
+}
+
+/* Overwrites the last four bytes of a file of a checkpoint: an element of its last tensor, in F32 little endian. */
+static void poke(const char *checkpoint, const char *file, const char *bytes)
+{
+    shell("printf '%s' | dd of=%s/%s/%s bs=1 conv=notrunc seek=$(($(stat -c %%s %s/%s/%s) - 4)) 2>/dev/null", bytes, folder, checkpoint,
+          file, folder, checkpoint, file);
+}
+
+/* What the disk says is not what was saved: the run must not go on from it, still less delete what came before. */
+static void test_ruined_checkpoint(void **state)
+{
+    (void)state;
+    static const struct { const char *file, *bytes; } damage[] = {
+        { "model.safetensors", "\\0\\0\\300\\177" }, { "optimizer-00001.safetensors", "\\0\\0\\300\\177" },
+        { "optimizer-00001.safetensors", "\\0\\0\\200\\277" },     /* -1: the last tensor is an exp_avg_sq */
+    };
+    static const char more[] = "--save_interval=2 --save_num_checkpoints_to_keep=2";
+    expect_status(train(1, "%s %s --max_duration=6 --save_folder=%s/good", TINY, more, folder), 0);
+    expect_checkpoints("good", "step4 step6 ", "step6");
+    for (size_t i = 0; i < sizeof damage / sizeof damage[0]; i++) {
+        shell("rm -rf %s/ruined && cp -r %s/good %s/ruined", folder, folder, folder);
+        poke("ruined/step6", damage[i].file, damage[i].bytes);
+        assert_int_not_equal(train(1, "%s %s --max_duration=30 --try_load_latest_save --save_folder=%s/ruined", TINY, more, folder), 0);
+        expect_checkpoints("ruined", "step4 step6 ", "step6");
+        expect_output("ruined/step6");
+    }
+}
+
+/* Returns the first step whose gradient was not finite. */
+static int first_lost(const char *run)
+{
+    double norm[MAX_STEPS];
+    int step = 1;
+    metric(norm, run, "optim/total_grad_norm");
+    while (step < MAX_STEPS - 1 && isfinite(norm[step]))
+        step++;
+    return step;
+}
+
+/* Every step is due to be saved and one is kept: the last one with a finite step behind it. */
+static void test_divergence(void **state)
+{
+    (void)state;
+    char latest[64], names[128];
+    assert_int_not_equal(train(2, "%s %s --max_duration=60 --save_interval=1 --save_num_checkpoints_to_keep=1 --save_folder=%s/one",
+                               TINY, DIVERGES, folder), 0);
+    expect_output("third step in a row");
+    expect_output("the last checkpoint is ");
+    expect_output("this one has diverged");
+    const int lost = first_lost("one");
+    assert_in_range(lost, 4, 55);
+    snprintf(latest, sizeof latest, "step%d", lost - 2);        /* the update of step lost - 1 is what ruined it */
+    snprintf(names, sizeof names, "%s step%d-aborted ", latest, lost + 2);
+    expect_checkpoints("one", names, latest);
+
+    /* two steps before the end: neither success nor a checkpoint; going on does the same again */
+    for (int i = 0; i < 2; i++) {
+        assert_int_not_equal(train(2, "%s %s --max_duration=60 --stop_at=%d --save_interval=2 --try_load_latest_save --save_folder=%s/two", TINY,
+                                   DIVERGES, lost + 1, folder), 0);
+        expect_output("two steps");
+        snprintf(latest, sizeof latest, "step%d", (lost - 2) / 2 * 2);
+        assert_true(exists("two/latest/trainer.json"));
+        shell("test $(readlink %s/two/latest) = %s", folder, latest);
+        snprintf(names, sizeof names, "two/step%d", lost + 1);
+        assert_false(exists(names));
+    }
+    /* its last update ruins it: only a loss after it tells */
+    assert_int_not_equal(train(1, "%s %s --max_duration=60 --stop_at=%d --save_folder=%s/last", TINY, DIVERGES, lost - 1, folder), 0);
+    snprintf(names, sizeof names, "step%d-aborted ", lost - 1);
+    expect_output("the model that its update leaves");
+    expect_checkpoints("last", names, NULL);
+    /* one that keeps nothing keeps nothing */
+    assert_int_not_equal(train(1, "%s %s --max_duration=60 --save_num_checkpoints_to_keep=0 --save_folder=%s/none", TINY, DIVERGES,
+                               folder), 0);
+    expect_checkpoints("none", "", NULL);
+    expect_output("there is no checkpoint in ");
+}
+
+/* ---- spikes ------------------------------------------------------------------------------------------------ */
+
+enum { BEFORE = 66, STEPS = 70 };       /* scores begin at step 64 */
+
+/* A run that goes on sees the scores of one that was never interrupted, and has the same window at its end. */
+static void test_window_resumes(void **state)
+{
+    (void)state;
+    static const char *const names[] = { "train/CrossEntropyLoss_z_score", "optim/total_grad_norm_z_score" };
+    double whole[MAX_STEPS], parts[MAX_STEPS];
+    expect_status(train(1, "%s --max_duration=%d --save_folder=%s/whole", TINY, STEPS, folder), 0);
+    expect_status(train(1, "%s --max_duration=%d --stop_at=%d --save_folder=%s/parts", TINY, STEPS, BEFORE, folder), 0);
+    shell("cp -r %s/parts %s/before", folder, folder);
+    expect_status(train(1, "%s --max_duration=%d --try_load_latest_save --save_folder=%s/parts", TINY, STEPS, folder), 0);
+    for (int k = 0; k < 2; k++) {
+        assert_int_equal(metric(whole, "whole", names[k]), STEPS - 63);
+        assert_int_equal(metric(parts, "parts", names[k]), STEPS - 63);
+        for (int i = 64; i <= STEPS; i++)
+            if (!(whole[i] == parts[i]))
+                fail_msg("%s of step %d: %.9g in one run, %.9g after resuming", names[k], i, whole[i], parts[i]);
+    }
+    shell("cmp %s/whole/step%d/trainer.json %s/parts/step%d/trainer.json", folder, STEPS, folder, STEPS);
+}
+
+/* After 66 steps of text comes one token again and again: the gradients of all its positions agree. The first such step is a spike
+ * that is told, left out, or the end. */
+static void test_spike(void **state)
+{
+    (void)state;
+    static const char *const action[] = { "warn", "skip", "stop" };
+    char names[64], latest[16];
+    shell("yes | tr 'y\\n' '\\3\\0' | head -c 4000 >%s/same.npy", folder);
+    for (int i = 0; i < 3; i++) {
+        shell("rm -rf %s/spike && cp -r %s/before %s/spike", folder, folder, folder);
+        const int status = train(2, "%s --max_duration=%d --try_load_latest_save --restore_dataloader=false --data.paths=[%s/same.npy] "
+                                 "--spikes=%s --save_folder=%s/spike", TINY, BEFORE + 1, folder, action[i], folder);
+        expect_output("step 67: a spike: loss ");
+        if (i < 2) {
+            expect_status(status, 0);
+            assert_int_equal(trainer("spike/step67", "updates"), i == 0 ? 67 : 66);
+            continue;
+        }
+        assert_int_not_equal(status, 0);
+        expect_output("a spike ends the run");
+        snprintf(latest, sizeof latest, "step%d", BEFORE);
+        snprintf(names, sizeof names, "%s %s-aborted ", latest, latest);
+        expect_checkpoints("spike", names, latest);
+        shell("cmp %s/before/step66/model.safetensors %s/spike/step66-aborted/model.safetensors", folder, folder);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_ruined_checkpoint), cmocka_unit_test(test_divergence),
+        cmocka_unit_test(test_window_resumes), cmocka_unit_test(test_spike),
+    };
+    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+}

@@ -1,0 +1,107 @@
+/* The loop around steps that are not finite: what is saved, when it is published, and how the run ends. The program under test is
+ * train.c itself, started again by the test with gradient norms that are made infinite at given steps. */
+#include "tests/launch.h"
+
+#include "model/update.h"
+
+static double norm_or_not(const Fsdp *f);
+
+#define main train_main
+#define train train_loop
+#define optimizer_grad_norm norm_or_not
+#include "train.c"
+#undef main
+#undef train
+#undef optimizer_grad_norm
+
+/* LOST: steps of this process whose norm is not finite; ASKED: the step at whose end it is asked to stop. */
+static double norm_or_not(const Fsdp *f)
+{
+    static long step;
+    step++;
+    if (step == strtol(getenv("ASKED"), NULL, 10))
+        raise(SIGUSR2);
+    bool lost = false;
+    char *text = getenv("LOST"), *end;
+    for (long n = strtol(text, &end, 10); end != text; n = strtol(text = end, &end, 10))
+        lost |= n == step;
+    const double norm = optimizer_grad_norm(f);
+    return lost ? INFINITY : norm;
+}
+
+static int run(const char *name, const char *lost, int asked, const char *more)
+{
+    return finish(start_command("env LOST='%s' ASKED=%d %s -n 2 %s/tests/test_skips configs/tiny.yaml %s --model.d_model=16 "
+                                "--model.max_sequence_length=8 --max_duration=8 --save_interval=4 --save_folder=%s/%s %s", lost, asked,
+                                setting("LAUNCH", "mpirun --oversubscribe"), setting("BUILD", "build/cpu"), SMALL, folder, name, more));
+}
+
+/* The checkpoints of a run, each name with a blank behind it. */
+static void expect_checkpoints(const char *name, const char *expected)
+{
+    char found[1024], command[512];
+    snprintf(command, sizeof command, "cd %s/%s && ls | grep ^step | tr '\n' ' '", folder, name);
+    FILE *p = popen(command, "r");
+    assert_non_null(p);
+    found[fread(found, 1, sizeof found - 1, p)] = '\0';
+    pclose(p);
+    if (strcmp(found, expected) != 0) {
+        fprintf(stderr, "%s\n", output);
+        fail_msg("%s holds '%s', expected '%s'", name, found, expected);
+    }
+}
+
+/* Runs of 8 steps on the way to their end. */
+static void test_passing(void **state)
+{
+    (void)state;
+    if (most_ranks() < 2)
+        skip();
+    static const struct { const char *name, *lost; int asked; const char *checkpoints, *said; } runs[] = {
+        { "due",     "4",     0, "step5 step8 ", "SKIPPED" },                       /* due at 4, made at 5                 */
+        { "waits",   "5 6",   0, "step4 step8 ", "SKIPPED" },                       /* published when 7 is finite          */
+        { "asked",   "3 4",   2, "step5 ",       "asked to stop at step 5" },       /* not on a step that is not           */
+    };
+    for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) {
+        expect_status(run(runs[i].name, runs[i].lost, runs[i].asked, ""), 0);
+        expect_output(runs[i].said);
+        expect_checkpoints(runs[i].name, runs[i].checkpoints);
+    }
+}
+
+/* Runs that end with such steps. */
+static void test_ending(void **state)
+{
+    (void)state;
+    if (most_ranks() < 2)
+        skip();
+    static const struct { const char *name, *lost; int asked; const char *checkpoints, *said; } runs[] = {
+        { "one",      "8",       0, "step4 step8-aborted ", "step 8: the run ends with a step whose" },
+        { "two",      "7 8",     0, "step4 step8-aborted ", "step 8: the run ends with two steps whose" },
+        { "three",    "6 7 8",   0, "step4 step8-aborted ", "step4; what the run ends with is set aside in " },
+        { "unproven", "5 6 7",   0, "step7-aborted ",       "there is no checkpoint in " },
+        { "asked",    "2 3 4",   1, "step4-aborted ",       "the third step in a row" },
+    };
+    for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "ends-%s", runs[i].name);
+        if (run(name, runs[i].lost, runs[i].asked, "") == 0)
+            fail_msg("%s ended as if all were well", name);
+        expect_output(runs[i].said);
+        expect_checkpoints(name, runs[i].checkpoints);
+    }
+    /* going on takes what is proven, and leaves what is beside */
+    expect_status(run("ends-three", "", 0, "--try_load_latest_save"), 0);
+    expect_output("ends-three/step4: continuing");
+    expect_checkpoints("ends-three", "step4 step8 step8-aborted ");
+    assert_int_not_equal(run("nothing", "5 6 7", 0, "--save_num_checkpoints_to_keep=0"), 0);
+    expect_checkpoints("nothing", "");
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1)
+        return train_main(argc, argv);
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_passing), cmocka_unit_test(test_ending) };
+    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+}

@@ -1,0 +1,120 @@
+/* Scores of spikes against the textbook's formulas, the window's ends, and its text. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "kernels/random.h"
+#include "model/spikes.h"
+
+static double number(uint64_t i)
+{
+    return 3 + (double)(random_bits(5, i) >> 11) * 0x1p-53;
+}
+
+/* Mean and standard deviation of numbers first .. end - 1, in long double. */
+static double expected_score(double x, uint64_t first, uint64_t end)
+{
+    long double mean = 0, squares = 0;
+    for (uint64_t i = first; i < end; i++)
+        mean += number(i);
+    mean /= (long double)(end - first);
+    for (uint64_t i = first; i < end; i++)
+        squares += (number(i) - mean) * (number(i) - mean);
+    return (double)((x - mean) / sqrtl(squares / (long double)(end - first - 1)));
+}
+
+/* No score before 63 steps, then of all, then of the last 128. Sums of 128 terms err by 128 u of them, the mean thereby by 128 u 4;
+ * numbers are within 1 of each other and have a standard deviation of about 0.29. */
+static void test_scores(void **state)
+{
+    (void)state;
+    SpikeWindow w = { 0 };
+    for (uint64_t i = 0; i < 400; i++) {
+        const SpikeScores s = spikes_add(&w, number(i), -2 * number(i));
+        if (i < 63) {
+            assert_true(isnan(s.loss) && isnan(s.grad_norm) && !spikes_exceed(s));
+            continue;
+        }
+        const double expected = expected_score(number(i), i < 128 ? 0 : i - 128, i), limit = 2 * 128 * 0x1p-53 * 4 / 0.2;
+        assert_true(fabs(s.loss - expected) <= limit && fabs(s.grad_norm + expected) <= limit);
+        assert_false(spikes_exceed(s));
+        assert_int_equal(w.count, i < 127 ? i + 1 : 128);
+    }
+    assert_true(w.loss[0] == number(400 - 128) && w.loss[127] == number(399) && w.grad_norm[0] == -2 * number(400 - 128));
+}
+
+/* 6 standard deviations on either side, of either number; a spike is part of the window that follows. */
+static void test_spikes(void **state)
+{
+    (void)state;
+    SpikeWindow full = { 0 };
+    for (uint64_t i = 0; i < 128; i++)
+        spikes_add(&full, number(i), number(i));
+    const double zero = number(0) - expected_score(number(0), 0, 128) / (expected_score(1, 0, 128) - expected_score(0, 0, 128));
+    const double sigma = 1 / (expected_score(1, 0, 128) - expected_score(0, 0, 128));
+    for (int side = -1; side <= 1; side += 2)
+        for (int k = 0; k < 2; k++) {
+            SpikeWindow w = full;
+            const double far = zero + side * 6.01 * sigma, near = zero + side * 5.99 * sigma;
+            assert_false(spikes_exceed(spikes_add(&w, k ? near : zero, k ? zero : near)));
+            w = full;
+            assert_true(spikes_exceed(spikes_add(&w, k ? far : zero, k ? zero : far)));
+            assert_true(k ? w.loss[127] == far : w.grad_norm[127] == far);
+        }
+    /* a loss that stays where it has jumped to is one for a while only */
+    SpikeWindow w = full;
+    int spikes = 0;
+    for (int i = 0; i < 128; i++)
+        spikes += spikes_exceed(spikes_add(&w, 1000, number(0)));
+    assert_in_range(spikes, 1, 10);
+}
+
+static void test_constant(void **state)
+{
+    (void)state;
+    SpikeWindow w = { 0 };
+    for (int i = 0; i < 100; i++)
+        assert_false(spikes_exceed(spikes_add(&w, 2, 0.5)));
+    assert_true(isinf(spikes_add(&w, 2.5, 0.5).loss));
+}
+
+static void test_text(void **state)
+{
+    (void)state;
+    double x[SPIKES_WINDOW], y[SPIKES_WINDOW];
+    for (int i = 0; i < SPIKES_WINDOW; i++)         /* all sizes and last bits */
+        x[i] = (i % 2 ? -1 : 1) * ldexp(number((uint64_t)i), i * 16 - 1024 - 40 + (i < 4 ? 40 : 0));
+    x[0] = 0x1p-1074;
+    x[1] = -1.7976931348623157e308;
+    for (int i = 0; i < SPIKES_WINDOW; i++)
+        if (!isfinite(x[i]))
+            x[i] = 0.1;
+    for (int n = 0; n <= SPIKES_WINDOW; n += 64) {
+        char *text = spikes_print(x, n);
+        assert_int_equal(spikes_parse(y, text), n);
+        assert_memory_equal(x, y, sizeof *x * (size_t)n);
+        free(text);
+    }
+    static const char *const bad[] = { "x", "1 x", "1,2", "nan", "1 inf", "1e999", " ", "1 " };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        assert_int_equal(spikes_parse(y, bad[i]), -1);
+    char long_text[2 * SPIKES_WINDOW + 2];
+    for (int i = 0; i <= SPIKES_WINDOW; i++)
+        memcpy(long_text + 2 * i, "1 ", 2);
+    long_text[2 * SPIKES_WINDOW + 1] = '\0';
+    assert_int_equal(spikes_parse(y, long_text), -1);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_scores), cmocka_unit_test(test_spikes), cmocka_unit_test(test_constant), cmocka_unit_test(test_text),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
