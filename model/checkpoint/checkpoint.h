@@ -5,7 +5,8 @@
  *        /config.yaml                    the resolved configuration of the run
  *        /optimizer-0000i.safetensors    <name>.<state> of the optimizer's states, AdamW's exp_avg and exp_avg_sq, and
  *                                        the scales of those in groups, <name>.<state>.scale, as stored
- *        /trainer.json                   step, tokens, loader position, files and sizes; written last: the manifest
+ *        /trainer.json                   step, tokens, loader position, files and sizes, checksums of all tensors;
+ *                                        written last: the manifest
  *
  * The layout of the files depends on the architecture alone, not on the number of ranks: every rank writes the bytes
  * of its own shards into the places where they belong, so any number of ranks can read them back.

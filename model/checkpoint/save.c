@@ -85,15 +85,28 @@ static size_t list_files(json_t *files, const Layout *l)
     return sum;
 }
 
+static void list_sums(json_t *sums, const Layout *l)
+{
+    for (int i = 0; i < l->num_pieces; i++) {
+        char sum[16];
+        snprintf(sum, sizeof sum, "%08" PRIx32, l->sum[i]);
+        json_object_set_new(sums, l->piece[i].name, json_string(sum));
+    }
+}
+
 static json_t *manifest(json_t *files)
 {
     const TrainState *s = &save.state;
     char fingerprint[32];
+    json_t *sums = json_object();
+    list_sums(sums, &save.model);
+    list_sums(sums, &save.optimizer);
     snprintf(fingerprint, sizeof fingerprint, "%016" PRIx64, s->fingerprint);
-    return json_pack("{s:i, s:I, s:I, s:I, s:{s:I, s:I}, s:s, s:i, s:o}", "format_version", CHECKPOINT_VERSION,
+    return json_pack("{s:i, s:I, s:I, s:I, s:{s:I, s:I}, s:s, s:i, s:o, s:o}", "format_version", CHECKPOINT_VERSION,
                      "step", (json_int_t)s->step, "tokens", (json_int_t)s->tokens, "updates", (json_int_t)s->updates,
                      "loader", "epoch", (json_int_t)s->loader.epoch, "instance", (json_int_t)s->loader.instance,
-                     "data_fingerprint", fingerprint, "world_size", comm_size(), "files", files);
+                     "data_fingerprint", fingerprint, "world_size", comm_size(), "files", files,
+                     "crc32c", sums);
 }
 
 /* Everything but the tensors; returns the bytes of those. */
@@ -199,6 +212,8 @@ void checkpoint_begin(const Config *c, const Fsdp *f, const TrainState *s, size_
 static void publish(void)
 {
     const Config *c = save.config;
+    layout_sum(&save.model);
+    layout_sum(&save.optimizer);
     if (comm_rank() == 0) {
         size_t bytes = write_descriptions();
         folder_publish(c->save_folder, save.state.step);
