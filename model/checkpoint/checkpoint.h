@@ -21,7 +21,8 @@ typedef struct {
     long   updates;            /* of the moments: t of AdamW's bias correction. A step with a loss or gradient that is not
                                   finite makes none, and moments that are loaded bring theirs along */
     LoaderState loader;
-    uint64_t fingerprint;      /* of the data set */
+    uint64_t fingerprint;      /* of the data set: names and sizes of its files */
+    DataSample sample;         /* and of their content */
 } TrainState;
 
 enum { CHECKPOINT_VERSION = 1 };       /* format_version of trainer.json */

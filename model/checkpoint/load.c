@@ -87,6 +87,15 @@ static json_t *open_manifest(const char *folder)
     return manifest;
 }
 
+/* Old checkpoints have none. */
+static DataSample read_sample(const json_t *manifest)
+{
+    const json_t *sample = json_object_get(manifest, "data_sample");
+    const char *tokens = json_string_value(json_object_get(sample, "paths"));
+    const char *masks = json_string_value(json_object_get(sample, "label_mask_paths"));
+    return (DataSample){ tokens ? strtoull(tokens, NULL, 16) : 0, masks ? strtoull(masks, NULL, 16) : 0 };
+}
+
 static void read_state(TrainState *s, json_t *manifest, const char *folder)
 {
     json_int_t step, tokens, updates, epoch, instance;
@@ -98,7 +107,7 @@ static void read_state(TrainState *s, json_t *manifest, const char *folder)
         die("%s/trainer.json: %s", folder, error.text);
     *s = (TrainState){ .step = (long)step, .tokens = (long)tokens, .updates = (long)updates,
                        .loader = { (uint64_t)epoch, (uint64_t)instance },
-                       .fingerprint = strtoull(fingerprint, NULL, 16) };
+                       .fingerprint = strtoull(fingerprint, NULL, 16), .sample = read_sample(manifest) };
 }
 
 /* ---- loading ---------------------------------------------------------------------------------------------- */
