@@ -328,9 +328,8 @@ int main(void)
     device_init(0);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_latest), cmocka_unit_test(test_crashes), cmocka_unit_test(test_none_complete),
-        cmocka_unit_test(test_replace),
-        cmocka_unit_test(test_damaged_checkpoints), cmocka_unit_test(test_flipped_bits), cmocka_unit_test(test_disk_full), cmocka_unit_test(test_killed),
-        cmocka_unit_test(test_prune),
+        cmocka_unit_test(test_replace), cmocka_unit_test(test_damaged_checkpoints), cmocka_unit_test(test_flipped_bits),
+        cmocka_unit_test(test_disk_full), cmocka_unit_test(test_killed), cmocka_unit_test(test_prune),
     };
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }

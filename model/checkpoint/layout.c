@@ -8,7 +8,10 @@
  * there to the files.
  *
  * States of 8 bits are copied as they are: codes, and the scales of the groups that a tensor touches. A group on the
- * border of two tensors is written with both; its owner writes the same scales twice. */
+ * border of two tensors is written with both; its owner writes the same scales twice.
+ *
+ * A rank sums the bytes that it writes or reads anyway. Each byte of a tensor is written by one rank, and read by one of
+ * every shard group: the exclusive or of what their parts add is the checksum of the tensor. */
 #include "model/checkpoint/layout.h"
 
 #include <stdio.h>
@@ -22,10 +25,7 @@
 #include "model/architecture.h"
 #include "model/checkpoint/crc32c.h"
 
-enum {
-    CHUNK  = 64 << 20,          /* bytes of host memory for reading */
-    CACHED = 1 << 18,           /* bytes that the CPU's cache keeps between two looks at them */
-};
+enum { CHUNK = 64 << 20 };      /* bytes of host memory for reading */
 
 static Range intersect(Range a, Range b)
 {
@@ -373,20 +373,8 @@ static void check_piece(const Piece *p, const SafeFile *file, const SafeTensor *
             shape_text(expected, p->dims, p->shape));
 }
 
-/* Reads, and sums while the bytes are in the cache: `sum` is that of the bytes before. Returns 0 if nobody wants to know. */
-static uint32_t read_bytes(const SafeFile *file, char *dst, const SafeTensor *t, size_t at, size_t bytes, uint32_t sum)
-{
-    const size_t most = t->has_sum ? CACHED : bytes;
-    for (size_t n; bytes > 0; dst += n, at += n, bytes -= n) {
-        n = bytes < most ? bytes : most;
-        safetensors_read(file, dst, t, at, n);
-        if (t->has_sum)
-            sum = crc32c(sum, dst, n);
-    }
-    return sum;
-}
-
-/* raw: CHUNK bytes; values: as many floats as fit into CHUNK bytes. Returns what this rank's part adds to the tensor's checksum. */
+/* raw: CHUNK bytes; values: as many floats as fit into CHUNK bytes. Returns what this rank's part adds to the tensor's checksum, 0
+ * where nobody asks for it. */
 static uint32_t read_piece(const Piece *p, const Shard *s, const SafeFile *file, const SafeTensor *t, void *raw,
                            float *values)
 {
@@ -400,7 +388,9 @@ static uint32_t read_piece(const Piece *p, const Shard *s, const SafeFile *file,
     for (size_t at = r.first; at < r.end; at += step) {
         size_t n = r.end - at < step ? r.end - at : step;
         char *device = address_of(p, s) + (at - own.first) * p->bytes;
-        sum = read_bytes(file, raw, t, (at - p->first) * size, n * size, sum);
+        safetensors_read(file, raw, t, (at - p->first) * size, n * size);
+        if (t->has_sum)
+            sum = crc32c(sum, raw, n * size);
         if (!same) {
             decode(values, t->dtype, raw, n);
             if (strcmp(p->dtype, "BF16") == 0)

@@ -107,8 +107,8 @@ static json_t *manifest(json_t *files)
     return json_pack("{s:i, s:I, s:I, s:I, s:{s:I, s:I}, s:s, s:{s:s, s:s}, s:i, s:o, s:o}", "format_version", CHECKPOINT_VERSION,
                      "step", (json_int_t)s->step, "tokens", (json_int_t)s->tokens, "updates", (json_int_t)s->updates,
                      "loader", "epoch", (json_int_t)s->loader.epoch, "instance", (json_int_t)s->loader.instance,
-                     "data_fingerprint", fingerprint, "data_sample", "paths", tokens, "label_mask_paths", masks, "world_size", comm_size(), "files", files,
-                     "crc32c", sums);
+                     "data_fingerprint", fingerprint, "data_sample", "paths", tokens, "label_mask_paths", masks,
+                     "world_size", comm_size(), "files", files, "crc32c", sums);
 }
 
 /* Everything but the tensors; returns the bytes of those. */
