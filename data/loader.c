@@ -14,6 +14,7 @@
  *     step is due, so a run meets it at the same step however far the thread is ahead. */
 #include "data/loader.h"
 
+#include "data/sample.h"
 #include "data/sequence.h"
 #include "data/shard.h"
 #include "data/shuffle.h"
@@ -265,27 +266,19 @@ static void count_instances(Loader *l)
              l->num_shards, T);
 }
 
-static uint64_t fnv1a(uint64_t hash, const void *data, size_t bytes)
-{
-    const uint8_t *p = data;
-    for (size_t i = 0; i < bytes; i++)
-        hash = (hash ^ p[i]) * 0x100000001b3ull;
-    return hash;
-}
-
-/* FNV-1a of what decides which tokens instance i is. Folders are left out: data may move. */
+/* Of what decides which tokens instance i is. Folders are left out: data may move. */
 static uint64_t hash_files(const Loader *l)
 {
-    uint64_t hash = 0xcbf29ce484222325ull;
+    uint64_t hash = HASH_OF_NOTHING;
     for (int f = 0; f < l->num_shards; f++) {
         const Shard *s = &l->shards[f];
         const char *slash = strrchr(s->path, '/'), *name = slash ? slash + 1 : s->path;
         uint64_t numbers[] = { s->num_tokens, (uint64_t)s->itemsize, (uint64_t)(s->mask != NULL) };
-        hash = fnv1a(hash, name, strlen(name) + 1);
-        hash = fnv1a(hash, numbers, sizeof numbers);
+        hash = hash_bytes(hash, name, strlen(name) + 1);
+        hash = hash_bytes(hash, numbers, sizeof numbers);
     }
     uint64_t T = l->spec.sequence_length;
-    return fnv1a(hash, &T, sizeof T);
+    return hash_bytes(hash, &T, sizeof T);
 }
 
 Loader *loader_open(const DataSpec *spec, int batch, int rank, int world)
@@ -338,6 +331,18 @@ uint64_t loader_tokens(const Loader *l)
 uint64_t loader_fingerprint(const Loader *l)
 {
     return l->fingerprint;
+}
+
+DataSample loader_sample(const Loader *l)
+{
+    DataSample s = { HASH_OF_NOTHING, HASH_OF_NOTHING };
+    for (int f = 0; f < l->num_shards; f++) {
+        const Shard *shard = &l->shards[f];
+        s.tokens = hash_sample(s.tokens, shard->map, shard->map_bytes);
+        if (shard->mask)
+            s.masks = hash_sample(s.masks, shard->mask, shard->num_tokens);
+    }
+    return s;
 }
 
 /* Gives back the entry that the caller held. */

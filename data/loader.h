@@ -12,6 +12,8 @@ typedef struct {
 
 typedef struct { uint64_t epoch, instance; } LoaderState;   /* instance: next one of the epoch, over all ranks */
 
+typedef struct { uint64_t tokens, masks; } DataSample;      /* hashes of some bytes of each file; 0: not known */
+
 typedef struct Loader Loader;
 
 /* Checks every file (missing, empty, truncated, size not a multiple of itemsize: die names file and remedy).
@@ -21,6 +23,7 @@ Loader  *loader_open (const DataSpec *spec, int batch, int rank, int world);
 uint64_t loader_instances(const Loader *l);        /* per epoch, before dropping the tail */
 uint64_t loader_tokens   (const Loader *l);        /* in all files */
 uint64_t loader_fingerprint(const Loader *l);   /* of file names and sizes, T, itemsize: shows whether data changed */
+DataSample loader_sample(const Loader *l);         /* reads 3 pages of each file, of which one is in memory already */
 bool     loader_next (Loader *l, Batch *b);     /* b is valid until the next call, also of
                                                    loader_wait; false: end of an unshuffled pass, or of what
                                                    loader_limit allows */

@@ -3,6 +3,7 @@
 #include "kernels/comm.h"
 
 #include <dlfcn.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -194,6 +195,17 @@ void comm_broadcast(void *data, size_t bytes, int root)
 void comm_sum(double *x, int n)
 {
     comm_sum_over(x, n, RANKS_ALL);
+}
+
+void comm_gather(void *all, const void *own, size_t bytes, Ranks g)
+{
+    CHECK(bytes <= INT_MAX, "%zu bytes: MPI counts in int", bytes);
+    if (comm_group_size(g) == 1) {
+        memcpy(all, own, bytes);
+        return;
+    }
+    wait_in("gather of host values");
+    MPI_Allgather(own, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, group[g]);
 }
 
 /* Every rank adds in the order of ranks: MPI_Allreduce does not promise the same bits everywhere. */

@@ -34,6 +34,7 @@ void comm_broadcast(void *data, size_t bytes, int root);
 void comm_sum      (double *x, int n);          /* x = sum over ranks, the same bits on every rank */
 void comm_sum_over (double *x, int n, Ranks g); /* the same over the ranks of a group, which must call */
 void comm_max      (double *x, int n);
+void comm_gather   (void *all, const void *own, size_t bytes, Ranks g);     /* all: (ranks of g) x bytes, in the order of ranks */
 
 /* Device memory, in order with what the current queue did before. All ranks of a group issue the same operations in the same
  * order, queue by queue. In a group of one rank a sum or maximum is x itself. */

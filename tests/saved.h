@@ -88,7 +88,7 @@ static inline void close_run(Run *r)
 static inline TrainState state_of(long step)
 {
     return (TrainState){ .step = step, .tokens = 123456789012345, .updates = 98, .loader = { 7, 98765 },
-                         .fingerprint = 0xfedcba9876543210 };
+                         .fingerprint = 0xfedcba9876543210, .sample = { 0x123456789abcdef0, 1 } };
 }
 
 static inline void begin(Run *r, long step)

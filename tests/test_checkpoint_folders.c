@@ -4,7 +4,9 @@
 #include <signal.h>
 #include <sys/resource.h>
 
+#include "model/architecture.h"
 #include "model/checkpoint/folder.h"
+#include "model/checkpoint/safetensors.h"
 #include "tests/saved.h"
 
 /* checkpoint_latest says save_folder/<expected>, or nothing. */
@@ -167,6 +169,51 @@ static void test_damaged_checkpoints(void **state)
     release();
 }
 
+static void flip_bit(const char *path, size_t at)
+{
+    unsigned char byte;
+    const int file = open(path, O_RDWR);
+    assert_int_equal(pread(file, &byte, 1, (off_t)at), 1);
+    byte ^= 0x10;
+    assert_int_equal(pwrite(file, &byte, 1, (off_t)at), 1);
+    close(file);
+}
+
+/* One bit of each tensor in turn: at its start, at its end, or within. */
+static void check_flipped(Run *r, const char *name)
+{
+    char path[512];
+    snprintf(path, sizeof path, "%s/%s", step_folder(r, 10), name);
+    SafeFile *file = safetensors_open(path);
+    assert_true(file->count > 0);
+    for (int i = 0; i < file->count; i++) {
+        const SafeTensor *t = &file->tensor[i];
+        const size_t bytes = t->end - t->begin, places[] = { 0, bytes - 1, bytes / 2 }, at = file->data + t->begin + places[i % 3];
+        flip_bit(path, at);
+        DIES(text("%s: tensor %s has the checksum ", path, t->name), load(r, step_folder(r, 10)));
+        flip_bit(path, at);
+    }
+    safetensors_close(file);
+}
+
+static void test_flipped_bits(void **state)
+{
+    (void)state;
+    needs_fork();
+    Run r;
+    ModelConfig m = architecture(LLAMA_GQA);
+    open_run(&r, &m, (Format){ BF16, 0 }, (Format){ E4M3, 128, true }, (Format){ E4M3, 128, true });
+    fsdp_init(&r.fsdp, &r.config.model, 3);
+    save(&r, 10);
+    check_flipped(&r, "model.safetensors");
+    check_flipped(&r, "optimizer-00001.safetensors");
+    load(&r, step_folder(&r, 10));
+    in_folder(&r, "sed -i 's/\"[0-9a-f]\\{8\\}\"/\"none\"/' step10/trainer.json");
+    DIES("trainer.json: crc32c of model.", load(&r, step_folder(&r, 10)));
+    close_run(&r);
+    release();
+}
+
 /* The disk takes no more than `bytes` of any file. */
 static void save_on_full_disk(Run *r, rlim_t bytes)
 {
@@ -281,9 +328,8 @@ int main(void)
     device_init(0);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_latest), cmocka_unit_test(test_crashes), cmocka_unit_test(test_none_complete),
-        cmocka_unit_test(test_replace),
-        cmocka_unit_test(test_damaged_checkpoints), cmocka_unit_test(test_disk_full), cmocka_unit_test(test_killed),
-        cmocka_unit_test(test_prune),
+        cmocka_unit_test(test_replace), cmocka_unit_test(test_damaged_checkpoints), cmocka_unit_test(test_flipped_bits),
+        cmocka_unit_test(test_disk_full), cmocka_unit_test(test_killed), cmocka_unit_test(test_prune),
     };
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }

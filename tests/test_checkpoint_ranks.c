@@ -10,8 +10,10 @@
 #include <unistd.h>
 
 #include "kernels/comm.h"
+#include "kernels/comm_mpi.h"
 #include "model/checkpoint/checkpoint.h"
 #include "kernels/error.h"
+#include "model/checkpoint/crc32c.h"
 #include "model/checkpoint/layout.h"
 #include "tests/models.h"
 #include "tests/pattern.h"
@@ -324,6 +326,98 @@ static void test_not_finite(void **state)
     free_shards(&f);
 }
 
+/* ---- checksums -------------------------------------------------------------------------------------------- */
+
+/* The files of one kind, each tensor with the checksum of its bytes as they are; the manifest must say the same. */
+static void open_summed(SafeFile **file, const Layout *l, const json_t *sums)
+{
+    for (int i = 0; i < l->num_files; i++) {
+        file[i] = safetensors_open(l->file[i]->path);
+        for (int k = 0; k < file[i]->count; k++) {
+            SafeTensor *t = &file[i]->tensor[k];
+            const size_t bytes = t->end - t->begin;
+            char *data = xmalloc(bytes), text[16];
+            safetensors_read(file[i], data, t, 0, bytes);
+            t->has_sum = true;
+            t->sum = crc32c(0, data, bytes);
+            snprintf(text, sizeof text, "%08x", t->sum);
+            assert_string_equal(json_string_value(json_object_get(sums, t->name)), text);
+            free(data);
+        }
+    }
+}
+
+/* Ranks that saved in groups of any size read in groups of another: their parts make the same sums. */
+static void check_sums(const Config *c, int shards)
+{
+    char path[128];
+    snprintf(path, sizeof path, "%s/step9/trainer.json", folder);
+    json_t *manifest = json_load_file(path, 0, NULL);
+    *strrchr(path, '/') = '\0';
+    comm_divide(shards);
+    Fsdp f = make_shards(&c->model, c->recipe.master, c->recipe.moment1, c->recipe.moment2, shards, comm_group_rank(RANKS_SHARD),
+                         shards);
+    for (LayoutKind kind = LAYOUT_MODEL; kind <= LAYOUT_OPTIMIZER; kind++) {
+        Layout l = layout_make(path, kind, &c->model, &f, LIMIT);
+        SafeFile **file = xcalloc((size_t)l.num_files, sizeof *file);
+        open_summed(file, &l, json_object_get(manifest, "crc32c"));
+        layout_read(&l, &f, file, l.num_files);         /* dies where they are not */
+        for (int i = 0; i < l.num_files; i++)
+            safetensors_close(file[i]);
+        free(file);
+        layout_free(&l);
+    }
+    json_decref(manifest);
+    free_shards(&f);
+}
+
+static void test_sums(void **state)
+{
+    (void)state;
+    Config c;
+    ModelConfig m = architecture(LLAMA_GQA);
+    model_config(&c, &m, "bf16", 1);
+    c.recipe.moment1 = e4m3;
+    c.recipe.moment2 = e5m2;
+    c.save_folder = folder;
+    c.save_num_checkpoints_to_keep = -1;
+    for (int shards = 1; shards <= comm_size(); shards *= 2) {
+        comm_divide(shards);
+        Fsdp f = make_shards(&c.model, c.recipe.master, c.recipe.moment1, c.recipe.moment2, shards, comm_group_rank(RANKS_SHARD),
+                             shards);
+        fill_shards(&f);
+        begin(&c, &f, 9);
+        checkpoint_finish();
+        free_shards(&f);
+        for (int others = 1; others <= comm_size(); others *= 2)
+            check_sums(&c, others);
+    }
+}
+
+static size_t gathered;     /* bytes of MPI's gathers */
+
+int MPI_Allgather(const void *own, int n, MPI_Datatype type, void *all, int each, MPI_Datatype their, MPI_Comm comm)
+{
+    int ranks, size;
+    MPI_Comm_size(comm, &ranks);
+    MPI_Type_size(their, &size);
+    gathered += (size_t)ranks * (size_t)each * (size_t)size;
+    return PMPI_Allgather(own, n, type, all, each, their, comm);
+}
+
+/* Who writes what takes two numbers of each rank for each region, not as many as there are ranks. */
+static void test_ranges_are_gathered_once(void **state)
+{
+    (void)state;
+    ModelConfig c = architecture(LLAMA);
+    Fsdp f = make_shards(&c, f32, f32, f32, comm_size(), comm_rank(), comm_size());
+    gathered = 0;
+    free(layout_ranges(&f));
+    assert_in_range(gathered, 0, (size_t)comm_size() * (size_t)f.num_units * NUM_REGIONS * 2 * sizeof(double));
+    assert_true(comm_size() == 1 || gathered > 0);
+    free_shards(&f);
+}
+
 static int make_folder(void **state)
 {
     (void)state;
@@ -348,7 +442,8 @@ int main(int argc, char **argv)
     device_init(comm_local_rank());
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_sharded), cmocka_unit_test(test_replicated), cmocka_unit_test(test_hybrid),
-        cmocka_unit_test(test_saves), cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_saves), cmocka_unit_test(test_not_finite), cmocka_unit_test(test_sums),
+        cmocka_unit_test(test_ranges_are_gathered_once),
     };
     int failed = cmocka_run_group_tests(tests, make_folder, remove_folder);
     comm_finish();

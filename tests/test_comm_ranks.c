@@ -25,6 +25,26 @@ static void test_host_values(void **state)
     comm_barrier();
 }
 
+/* Bytes of any number, and of a group alone. */
+static void test_gather(void **state)
+{
+    (void)state;
+    const int W = comm_size(), shards = W > 2 ? W / 2 : W;
+    unsigned char own[7], all[7 * 64];
+    assert_true(W <= 64);
+    memset(own, comm_rank() + 1, sizeof own);
+    comm_gather(all, own, sizeof own, RANKS_ALL);
+    for (int i = 0; i < 7 * W; i++)
+        assert_int_equal(all[i], i / 7 + 1);
+    comm_divide(shards);
+    comm_gather(all, own, sizeof own, RANKS_SHARD);
+    for (int i = 0; i < 7 * shards; i++)
+        assert_int_equal(all[i], comm_rank() / shards * shards + i / 7 + 1);
+    comm_divide(1);
+    comm_gather(all, own, sizeof own, RANKS_SHARD);
+    assert_memory_equal(all, own, sizeof own);
+}
+
 /* Adding W numbers in F32 errs by (W - 1) u of their sizes, in any order. The CPU rounds to BF16 once after that;
  * NCCL rounds each of the W - 1 partial sums, of which check_close expects the last. */
 static void all_reduce_case(Format f, int n)
@@ -126,8 +146,9 @@ static void test_watchdog_stops(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_host_values), cmocka_unit_test(test_all_reduce),
-                                        cmocka_unit_test(test_groups), cmocka_unit_test(test_watchdog_stops) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_host_values), cmocka_unit_test(test_gather),
+                                        cmocka_unit_test(test_all_reduce), cmocka_unit_test(test_groups),
+                                        cmocka_unit_test(test_watchdog_stops) };
     start_ranks(&argc, &argv);
     return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
 }

@@ -5,7 +5,8 @@
  *        /config.yaml                    the resolved configuration of the run
  *        /optimizer-0000i.safetensors    <name>.<state> of the optimizer's states, AdamW's exp_avg and exp_avg_sq, and
  *                                        the scales of those in groups, <name>.<state>.scale, as stored
- *        /trainer.json                   step, tokens, loader position, files and sizes; written last: the manifest
+ *        /trainer.json                   step, tokens, loader position, files and sizes, checksums of all tensors;
+ *                                        written last: the manifest
  *
  * The layout of the files depends on the architecture alone, not on the number of ranks: every rank writes the bytes
  * of its own shards into the places where they belong, so any number of ranks can read them back.
@@ -22,7 +23,8 @@ typedef struct {
     long   updates;            /* of the moments: t of AdamW's bias correction. A step with a loss or gradient that is not
                                   finite makes none, and moments that are loaded bring theirs along */
     LoaderState loader;
-    uint64_t fingerprint;      /* of the data set */
+    uint64_t fingerprint;      /* of the data set: names and sizes of its files */
+    DataSample sample;         /* and of their content */
     SpikeWindow spikes;        /* a run that goes on must see the same spikes */
 } TrainState;
 

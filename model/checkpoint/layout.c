@@ -8,7 +8,10 @@
  * there to the files.
  *
  * States of 8 bits are copied as they are: codes, and the scales of the groups that a tensor touches. A group on the
- * border of two tensors is written with both; its owner writes the same scales twice. */
+ * border of two tensors is written with both; its owner writes the same scales twice.
+ *
+ * A rank sums the bytes that it writes or reads anyway. Each byte of a tensor is written by one rank, and read by one of
+ * every shard group: the exclusive or of what their parts add is the checksum of the tensor. */
 #include "model/checkpoint/layout.h"
 
 #include <stdio.h>
@@ -22,6 +25,7 @@
 #include "kernels/text.h"
 #include "kernels/watchdog.h"
 #include "model/architecture.h"
+#include "model/checkpoint/crc32c.h"
 
 enum { CHUNK = 64 << 20 };      /* bytes of host memory for reading */
 
@@ -138,6 +142,7 @@ Layout layout_make(const char *folder, LayoutKind kind, const ModelConfig *c, co
     Layout l = { 0 };
     for (int u = 0; u < f->num_units; u++)
         add_unit(&l, kind, c, f, u);
+    l.sum = xcalloc((size_t)l.num_pieces, sizeof *l.sum);
     if (!folder)
         return l;
     divide(&l, f->num_units, file_limit);
@@ -165,6 +170,7 @@ void layout_free(Layout *l)
         safetensors_close(l->file[i]);
     free(l->file);
     free(l->piece);
+    free(l->sum);
     *l = (Layout){ 0 };
 }
 
@@ -223,34 +229,58 @@ const char *layout_not_finite(const Layout *l, const Fsdp *f)
     return -least < l->num_pieces ? l->piece[(int)-least].name : NULL;
 }
 
+/* ---- checksums -------------------------------------------------------------------------------------------- */
+
+/* What elements `own` of a piece, at `data`, add to the checksum of its tensor, which has `count` of `size` bytes. */
+static uint32_t part_sum(const Piece *p, Range own, const void *data, size_t count, size_t size)
+{
+    return crc32c_shift(crc32c(0, data, (own.end - own.first) * size), (p->first + count - own.end) * size);
+}
+
+/* The parts of the group's ranks become the whole. */
+static void sum_over(Layout *l, Ranks g)
+{
+    const size_t n = (size_t)l->num_pieces;
+    uint32_t *all = xmalloc((size_t)comm_group_size(g) * n * sizeof *all);
+    comm_gather(all, l->sum, n * sizeof *all, g);
+    memset(l->sum, 0, n * sizeof *l->sum);
+    for (size_t i = 0; i < (size_t)comm_group_size(g) * n; i++)
+        l->sum[i % n] ^= all[i];
+    free(all);
+}
+
+void layout_sum(Layout *l)
+{
+    sum_over(l, RANKS_ALL);
+}
+
 /* ---- writing ---------------------------------------------------------------------------------------------- */
 
 /* Its shard of each region, divided among the ranks that have the same. */
 Range *layout_ranges(const Fsdp *f)
 {
-    const int W = comm_size(), rank = comm_rank(), n = f->num_units * NUM_REGIONS;
-    double *all = xcalloc((size_t)n * W * 2, sizeof *all);
-    for (int i = 0; i < n; i++) {
+    const size_t W = (size_t)comm_size(), rank = (size_t)comm_rank(), n = (size_t)f->num_units * NUM_REGIONS;
+    Range *range = xcalloc(n, sizeof *range), *all = xmalloc(W * n * sizeof *all);
+    for (size_t i = 0; i < n; i++) {
         const Shard *s = &f->shard[i / NUM_REGIONS];
         const bool frozen = i % NUM_REGIONS == FROZEN;
-        all[(i * W + rank) * 2] = (double)(frozen ? s->frozen_first : s->first);
-        all[(i * W + rank) * 2 + 1] = (double)(frozen ? s->frozen_count : s->count);
+        range[i].first = frozen ? s->frozen_first : s->first;
+        range[i].end = range[i].first + (frozen ? s->frozen_count : s->count);
     }
-    comm_sum(all, n * W * 2);
+    comm_gather(all, range, n * sizeof *range, RANKS_ALL);
 
-    Range *range = xcalloc((size_t)n, sizeof *range);
-    for (int i = 0; i < n; i++) {
-        const double *own = &all[(i * W + rank) * 2];
-        size_t copies = 0, mine = 0, blocks = (size_t)own[1] / PARAM_ALIGN;
-        for (int r = 0; r < W; r++) {
-            const double *other = &all[(i * W + r) * 2];
-            if (other[0] != own[0] || other[1] != own[1])
+    for (size_t i = 0; i < n; i++) {
+        const Range own = range[i];
+        size_t copies = 0, mine = 0, blocks = (own.end - own.first) / PARAM_ALIGN;
+        for (size_t r = 0; r < W; r++) {
+            const Range other = all[r * n + i];
+            if (other.first != own.first || other.end != own.end)
                 continue;
             mine += r < rank;
             copies++;
         }
-        range[i].first = (size_t)own[0] + blocks * mine / copies * PARAM_ALIGN;
-        range[i].end = (size_t)own[0] + blocks * (mine + 1) / copies * PARAM_ALIGN;
+        range[i].first = own.first + blocks * mine / copies * PARAM_ALIGN;
+        range[i].end = own.first + blocks * (mine + 1) / copies * PARAM_ALIGN;
     }
     free(all);
     return range;
@@ -302,6 +332,7 @@ const char *layout_write(Layout *l, const Range *own, const void *snapshot)
         const SafeTensor *t = safetensors_find(file, p->name);
         if (!safetensors_write(file, t, (r.first - p->first) * p->bytes, src, bytes))
             return file->problem;
+        l->sum[i] = part_sum(p, r, src, p->count, p->bytes);
         src += bytes;
     }
     for (int i = 0; i < l->num_files; i++)
@@ -379,10 +410,12 @@ static void check_piece(const Piece *p, const SafeFile *file, const SafeTensor *
             shape_text(expected, p->dims, p->shape));
 }
 
-/* raw: CHUNK bytes; values: as many floats as fit into CHUNK bytes. */
-static void read_piece(const Piece *p, const Shard *s, const SafeFile *file, const SafeTensor *t, void *raw,
-                       float *values)
+/* raw: CHUNK bytes; values: as many floats as fit into CHUNK bytes. Returns what this rank's part adds to the tensor's checksum, 0
+ * where nobody asks for it. */
+static uint32_t read_piece(const Piece *p, const Shard *s, const SafeFile *file, const SafeTensor *t, void *raw,
+                           float *values)
 {
+    uint32_t sum = 0;
     size_t count = t->shape[0] * (t->dims == 2 ? t->shape[1] : 1);
     Range own = held_by(p, s);
     Range r = intersect(own, (Range){ p->first, p->first + count });
@@ -396,6 +429,8 @@ static void read_piece(const Piece *p, const Shard *s, const SafeFile *file, con
         char *device = address_of(p, s) + (at - own.first) * p->bytes;
         watchdog_mark(reading, -1);
         safetensors_read(file, raw, t, (at - p->first) * size, n * size);
+        if (t->has_sum)
+            sum = crc32c(sum, raw, n * size);
         if (!same) {
             decode(values, t->dtype, raw, n);
             if (strcmp(p->dtype, "BF16") == 0)
@@ -403,6 +438,7 @@ static void read_piece(const Piece *p, const Shard *s, const SafeFile *file, con
         }
         device_put(device, same ? raw : (void *)values, n * p->bytes);
     }
+    return crc32c_shift(sum, (p->first + count - r.end) * size);
 }
 
 /* Frozen weights have no other copy that would keep the bits. */
@@ -411,27 +447,50 @@ static bool is_rounded(const Piece *p, const SafeTensor *t)
     return p->region == FROZEN && strcmp(p->dtype, "BF16") == 0 && strcmp(t->dtype, "BF16") != 0;
 }
 
-void layout_read(const Layout *l, Fsdp *f, SafeFile *const *source, int count)
+/* The piece's tensor, and its file; NULL: it is in none. */
+static const SafeTensor *find_tensor(const Piece *p, SafeFile *const *source, int count, const SafeFile **file)
+{
+    const SafeTensor *t = NULL;
+    for (int k = 0; k < count && !t; k++) {
+        *file = source[k];
+        t = safetensors_find(source[k], p->name);
+    }
+    return t;
+}
+
+static void check_sums(const Layout *l, SafeFile *const *source, int count)
+{
+    for (int i = 0; i < l->num_pieces; i++) {
+        const SafeFile *file;
+        const SafeTensor *t = find_tensor(&l->piece[i], source, count, &file);
+        if (t->has_sum && t->sum != l->sum[i])
+            die("%s: tensor %s has the checksum %08x, and %08x in trainer.json: some of its bytes are not those that were saved. "
+                "Copy the file again or load another checkpoint (if it was changed on purpose: take crc32c out of trainer.json)",
+                file->path, t->name, l->sum[i], t->sum);
+    }
+}
+
+void layout_read(Layout *l, Fsdp *f, SafeFile *const *source, int count)
 {
     void *raw = xmalloc(CHUNK);
     float *values = xmalloc(CHUNK);
     bool rounded = false;
     for (int i = 0; i < l->num_pieces; i++) {
         const Piece *p = &l->piece[i];
-        const SafeTensor *t = NULL;
-        int k = 0;
-        while (k < count && !(t = safetensors_find(source[k], p->name)))
-            k++;
+        const SafeFile *file;
+        const SafeTensor *t = find_tensor(p, source, count, &file);
         if (!t)
             die("%s%s: there is no tensor %s, which the configured model needs", source[0]->path,
                 count > 1 ? " and the files beside it" : "", p->name);
-        check_piece(p, source[k], t);
+        check_piece(p, file, t);
         if (is_rounded(p, t) && !rounded)
             warn("%s: tensors that are not trained are stored as %s there and rounded to bf16 here; --format.frozen=f32 keeps "
-                 "them as they are", source[k]->path, t->dtype);
+                 "them as they are", file->path, t->dtype);
         rounded |= is_rounded(p, t);
-        read_piece(p, &f->shard[p->unit], source[k], t, raw, values);
+        l->sum[i] = read_piece(p, &f->shard[p->unit], file, t, raw, values);
     }
     free(raw);
     free(values);
+    sum_over(l, RANKS_SHARD);
+    check_sums(l, source, count);
 }

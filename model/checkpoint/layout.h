@@ -27,6 +27,7 @@ typedef struct {
     int        num_pieces, num_files;
     Piece     *piece;
     SafeFile **file;           /* described and laid out; NULL without a folder */
+    uint32_t  *sum;            /* [num_pieces]: CRC-32C of a tensor's bytes in a file: this rank's part, or over ranks the whole */
 } Layout;
 
 /* Depends on the architecture, the recipe and the optimizer alone: the same on every rank, for any number of ranks. `folder`:
@@ -47,10 +48,16 @@ const char *layout_not_finite(const Layout *l, const Fsdp *f);
 /* Copies them to host memory of layout_bytes(). */
 void   layout_snapshot(void *snapshot, const Layout *l, const Range *own, const Fsdp *f);
 
-/* Writes a snapshot into the files, which rank 0 has created; on disk when it returns. Touches neither device nor
- * MPI and ends nothing: another thread may do it. NULL, or why it failed, naming the file; lives with the layout. */
+/* Writes a snapshot into the files, which rank 0 has created; on disk when it returns, and this rank's part in l->sum. Touches
+ * neither device nor MPI and ends nothing: another thread may do it. NULL, or why it failed, naming the file; lives with the
+ * layout. */
 const char *layout_write(Layout *l, const Range *own, const void *snapshot);
 
-/* Reads this rank's part of every piece from the `count` files of `source`, converting F32, BF16 and F16 as needed.
- * Dies naming a tensor that is missing, has another shape, or has a type that cannot be converted. */
-void   layout_read(const Layout *l, Fsdp *f, SafeFile *const *source, int count);
+/* l->sum over all ranks, which call when all have written. */
+void   layout_sum(Layout *l);
+
+/* Reads this rank's part of every piece from the `count` files of `source`, converting F32, BF16 and F16 as needed. The ranks of a
+ * shard group, which together read everything, all call.
+ * Dies naming a tensor that is missing, has another shape, has a type that cannot be converted, or other bytes than its checksum
+ * says. */
+void   layout_read(Layout *l, Fsdp *f, SafeFile *const *source, int count);

@@ -5,6 +5,7 @@
 #include "model/checkpoint/checkpoint.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -99,6 +100,15 @@ static void read_spikes(SpikeWindow *w, json_t *manifest, const char *folder)
         die("%s/trainer.json: spikes: expected up to %d numbers in loss and as many in grad_norm", folder, (int)SPIKES_WINDOW);
 }
 
+/* Old checkpoints have none. */
+static DataSample read_sample(const json_t *manifest)
+{
+    const json_t *sample = json_object_get(manifest, "data_sample");
+    const char *tokens = json_string_value(json_object_get(sample, "paths"));
+    const char *masks = json_string_value(json_object_get(sample, "label_mask_paths"));
+    return (DataSample){ tokens ? strtoull(tokens, NULL, 16) : 0, masks ? strtoull(masks, NULL, 16) : 0 };
+}
+
 static void read_state(TrainState *s, json_t *manifest, const char *folder)
 {
     json_int_t step, tokens, updates, epoch, instance;
@@ -110,7 +120,7 @@ static void read_state(TrainState *s, json_t *manifest, const char *folder)
         die("%s/trainer.json: %s", folder, error.text);
     *s = (TrainState){ .step = (long)step, .tokens = (long)tokens, .updates = (long)updates,
                        .loader = { (uint64_t)epoch, (uint64_t)instance },
-                       .fingerprint = strtoull(fingerprint, NULL, 16) };
+                       .fingerprint = strtoull(fingerprint, NULL, 16), .sample = read_sample(manifest) };
     read_spikes(&s->spikes, manifest, folder);
 }
 
@@ -137,6 +147,20 @@ static void close_source(Source *s)
     for (int i = 0; i < s->count; i++)
         safetensors_close(s->file[i]);
     free(s->file);
+}
+
+/* The checksums that a manifest lists; those of other folders, and of old checkpoints, list none. */
+static void expect_sums(const Source *s, const json_t *manifest, const char *folder)
+{
+    const json_t *sums = json_object_get(manifest, "crc32c");
+    for (int i = 0; i < s->count; i++)
+        for (int k = 0; k < s->file[i]->count; k++) {
+            SafeTensor *t = &s->file[i]->tensor[k];
+            const json_t *sum = json_object_get(sums, t->name);
+            t->has_sum = sum != NULL;
+            if (sum && (!json_is_string(sum) || sscanf(json_string_value(sum), "%8" SCNx32, &t->sum) != 1))
+                die("%s/trainer.json: crc32c of %s: expected 8 hexadecimal digits", folder, t->name);
+        }
 }
 
 /* model.safetensors, or what model.safetensors.index.json lists. */
@@ -182,6 +206,7 @@ static Source open_optimizer(const char *folder, json_t *manifest)
     if (s.count == 0)
         die("%s: trainer.json lists no optimizer files; --load_path of this folder with --reset_optimizer_state and another "
             "--save_folder starts with new moments", folder);
+    expect_sums(&s, manifest, folder);
     return s;
 }
 
@@ -401,6 +426,7 @@ bool checkpoint_load(const char *folder, const Config *c, Fsdp *f, TrainState *s
 {
     json_t *manifest = open_manifest(folder);
     Source model = open_model(folder);
+    expect_sums(&model, manifest, folder);
     check_description(folder, &c->model);
     companions_read(folder);
     for (int u = 0; u < f->num_units; u++) {    /* files need not hold padding */

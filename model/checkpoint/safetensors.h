@@ -5,6 +5,7 @@
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 enum { SAFE_DIMS = 8 };
 
@@ -14,6 +15,8 @@ typedef struct {
     int    dims;
     size_t shape[SAFE_DIMS];
     size_t begin, end;               /* bytes from the start of the file's data */
+    bool   has_sum;                  /* a manifest lists the next one */
+    uint32_t sum;                    /* CRC-32C of its bytes */
 } SafeTensor;
 
 typedef struct {

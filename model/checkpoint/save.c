@@ -97,15 +97,30 @@ static json_t *spikes(const SpikeWindow *w)
     return o;
 }
 
+static void list_sums(json_t *sums, const Layout *l)
+{
+    for (int i = 0; i < l->num_pieces; i++) {
+        char sum[16];
+        snprintf(sum, sizeof sum, "%08" PRIx32, l->sum[i]);
+        json_object_set_new(sums, l->piece[i].name, json_string(sum));
+    }
+}
+
 static json_t *manifest(json_t *files)
 {
     const TrainState *s = &save.state;
-    char fingerprint[32];
+    char fingerprint[32], tokens[32], masks[32];
+    json_t *sums = json_object();
+    list_sums(sums, &save.model);
+    list_sums(sums, &save.optimizer);
     snprintf(fingerprint, sizeof fingerprint, "%016" PRIx64, s->fingerprint);
-    return json_pack("{s:i, s:I, s:I, s:I, s:{s:I, s:I}, s:s, s:o, s:i, s:o}", "format_version", CHECKPOINT_VERSION,
+    snprintf(tokens, sizeof tokens, "%016" PRIx64, s->sample.tokens);
+    snprintf(masks, sizeof masks, "%016" PRIx64, s->sample.masks);
+    return json_pack("{s:i, s:I, s:I, s:I, s:{s:I, s:I}, s:s, s:{s:s, s:s}, s:o, s:i, s:o, s:o}", "format_version", CHECKPOINT_VERSION,
                      "step", (json_int_t)s->step, "tokens", (json_int_t)s->tokens, "updates", (json_int_t)s->updates,
                      "loader", "epoch", (json_int_t)s->loader.epoch, "instance", (json_int_t)s->loader.instance,
-                     "data_fingerprint", fingerprint, "spikes", spikes(&s->spikes), "world_size", comm_size(), "files", files);
+                     "data_fingerprint", fingerprint, "data_sample", "paths", tokens, "label_mask_paths", masks,
+                     "spikes", spikes(&s->spikes), "world_size", comm_size(), "files", files, "crc32c", sums);
 }
 
 /* Everything but the tensors; returns the bytes of those. */
@@ -242,6 +257,8 @@ static void close_save(void)
 static void publish(bool aside)
 {
     const Config *c = save.config;
+    layout_sum(&save.model);
+    layout_sum(&save.optimizer);
     if (comm_rank() == 0) {
         size_t bytes = write_descriptions();
         if (aside)

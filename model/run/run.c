@@ -203,13 +203,26 @@ bool run_is_over(const Run *r)
     return r->state.step >= r->last_step;
 }
 
+/* What a checkpoint was trained on, if that is not what is configured now; NULL: it is. */
+static const char *other_data(const TrainState *then, const TrainState *now)
+{
+    if (then->fingerprint != now->fingerprint)
+        return "other data files, or with another model.max_sequence_length, than configured now";
+    if (then->sample.tokens && then->sample.tokens != now->sample.tokens)
+        return "data.paths with other content than now, in files of the same names and sizes";
+    if (then->sample.masks && then->sample.masks != now->sample.masks)
+        return "data.label_mask_paths with other content than now, in files of the same names and sizes";
+    return NULL;
+}
+
 /* Weights: from a checkpoint or a Hugging Face folder, else random. What load_path brings can be reset; a run that is continued
  * keeps all it had. */
 static void load_or_initialize(Run *r, const char *folder, bool resets)
 {
     const Config *c = r->config;
     const bool new_optimizer = resets && c->reset_optimizer_state, new_trainer = resets && c->reset_trainer_state;
-    r->state = (TrainState){ .fingerprint = loader_fingerprint(r->loader) };
+    r->state = (TrainState){ .fingerprint = loader_fingerprint(r->loader), .sample = loader_sample(r->loader) };
+    check_agreement("contents of data files", r->state.sample.tokens ^ r->state.sample.masks);
     if (!folder) {
         fsdp_init(&r->fsdp, &c->model, c->seed);
         if (c->num_trainable > 0)
@@ -224,13 +237,14 @@ static void load_or_initialize(Run *r, const char *folder, bool resets)
         s.updates = 0;
     r->state.updates = s.updates;
     if (ours && !new_trainer) {
-        if (c->restore_dataloader && s.fingerprint != r->state.fingerprint)
-            die("%s was trained on other data files, or with another model.max_sequence_length, than configured now; "
-                "--restore_dataloader=false goes on with these, --reset_trainer_state (with another --save_folder) begins "
-                "a run at step 0", folder);
-        if (!c->restore_dataloader && (resets || s.fingerprint != r->state.fingerprint))
+        const char *other = other_data(&s, &r->state);
+        if (c->restore_dataloader && other)
+            die("%s was trained on %s; --restore_dataloader=false goes on with these, --reset_trainer_state (with another "
+                "--save_folder) begins a run at step 0", folder, other);
+        if (!c->restore_dataloader && (resets || other))
             s.loader = (LoaderState){ 0 };
         s.fingerprint = r->state.fingerprint;
+        s.sample = r->state.sample;
         r->state = s;
         set_lengths(r);
         loader_seek(r->loader, s.loader);

@@ -1,0 +1,147 @@
+/* What a run verifies before it goes on: the bytes of its checkpoint, and that its data are those it was trained on. */
+#include "data/loader.h"
+#include "tests/launch.h"
+
+/* ---- samples of files ------------------------------------------------------------------------------------- */
+
+static void in_folder(const char *command)
+{
+    char text[1024];
+    snprintf(text, sizeof text, "cd %s && { %s; }", folder, command);
+    if (system(text) != 0)
+        fail_msg("%s failed", text);
+}
+
+/* A bit of byte `at` of a file turns around; counted from the end if `at` is negative. */
+static void flip(const char *name, long at)
+{
+    char path[512];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *file = fopen(path, "r+b");
+    assert_non_null(file);
+    assert_int_equal(fseek(file, at, at < 0 ? SEEK_END : SEEK_SET), 0);
+    const int byte = fgetc(file);
+    assert_int_equal(fseek(file, -1, SEEK_CUR), 0);
+    assert_int_equal(fputc(byte ^ 1, file), byte ^ 1);
+    assert_int_equal(fclose(file), 0);
+}
+
+static DataSample sample(void)
+{
+    char path[4][64], *shards[] = { path[0], path[1] }, *masks[] = { path[2], path[3] };
+    static const char *const names[] = { "short.npy", "long.npy", "short.mask", "long.mask" };
+    for (int i = 0; i < 4; i++)
+        snprintf(path[i], sizeof path[i], "%s/%s", folder, names[i]);
+    const DataSpec spec = { .paths = shards, .num_paths = 2, .label_mask_paths = masks, .num_label_mask_paths = 2, .itemsize = 2,
+                            .sequence_length = 8, .vocab_size = 65536, .eos_token_id = -1, .pad_token_id = -1 };
+    Loader *l = loader_open(&spec, 4, 0, 1);
+    const DataSample s = loader_sample(l);
+    loader_close(l);
+    return s;
+}
+
+/* A bit at the start, in the middle and at the end of any file shows, and in which set. */
+static void test_sample(void **state)
+{
+    (void)state;
+    static const long seen[] = { 0, 4095, 49152, 53247, 98304, 99999 }, unseen[] = { 4096, 49151, 53248, 98303 };
+    in_folder("seq 100000 | head -c 100000 >long.npy; head -c 50000 long.npy >long.mask; head -c 100 long.npy >short.npy; "
+              "head -c 50 long.npy >short.mask");
+    const DataSample whole = sample(), again = sample();
+    assert_true(whole.tokens && whole.masks && again.tokens == whole.tokens && again.masks == whole.masks);
+    for (size_t i = 0; i < sizeof seen / sizeof seen[0]; i++) {
+        flip("long.npy", seen[i]);
+        assert_true(sample().tokens != whole.tokens && sample().masks == whole.masks);
+        flip("long.npy", seen[i]);
+    }
+    for (size_t i = 0; i < sizeof unseen / sizeof unseen[0]; i++)      /* which a sample cannot know */
+        flip("long.npy", unseen[i]);
+    assert_true(sample().tokens == whole.tokens);
+    flip("short.npy", -1);
+    assert_true(sample().tokens != whole.tokens);
+    flip("short.npy", -1);
+    flip("long.mask", -1);
+    assert_true(sample().tokens == whole.tokens && sample().masks != whole.masks);
+}
+
+/* ---- runs ------------------------------------------------------------------------------------------------- */
+
+/* Goes on with a copy of the run `first`, on its data or what became of them. */
+static int go_on(int ranks, const char *run, const char *more)
+{
+    return train(ranks, "--recipe=coat --max_duration=4 --data.paths='[%s/train.npy]' --data.label_mask_paths='[%s/train.mask]' "
+                 "--try_load_latest_save --save_folder=%s/%s %s", folder, folder, folder, run, more);
+}
+
+/* Two steps of four. */
+static void make_first(void)
+{
+    char command[512];
+    if (exists("first"))
+        return;
+    snprintf(command, sizeof command, "cp data/sample-train.npy %s/train.npy", folder);
+    assert_int_equal(system(command), 0);
+    in_folder("head -c $(($(stat -c %s train.npy) / 2)) /dev/zero | tr '\\0' '\\1' >train.mask");
+    expect_status(go_on(2, "first", "--stop_at=2"), 0);
+}
+
+static void refuse(int ranks, const char *more, const char *message)
+{
+    in_folder("rm -rf copy; cp -r first copy");
+    assert_int_not_equal(go_on(ranks, "copy", more), 0);
+    expect_output(message);
+    assert_false(exists("copy/step4"));
+}
+
+/* On any number of ranks, in one group or two. */
+static void test_flipped_bits(void **state)
+{
+    (void)state;
+    make_first();
+    flip("first/step2/optimizer-00001.safetensors", -1000);
+    refuse(4, most_ranks() < 4 ? "" : "--fsdp.sharding_strategy=HYBRID_SHARD --fsdp.hybrid_sharding_num_model_replicas=2",
+           "copy/step2/optimizer-00001.safetensors: tensor model.");
+    flip("first/step2/optimizer-00001.safetensors", -1000);
+    flip("first/step2/model.safetensors", -100000);
+    refuse(2, "", "copy/step2/model.safetensors: tensor model.");
+    expect_output(" in trainer.json");
+    flip("first/step2/model.safetensors", -100000);
+}
+
+static void test_other_content(void **state)
+{
+    (void)state;
+    make_first();
+    flip("train.npy", -1);
+    refuse(1, "", "was trained on data.paths with other content");
+    expect_status(go_on(1, "copy", "--restore_dataloader=false"), 0);
+    flip("train.npy", -1);
+    flip("train.mask", 1);
+    refuse(1, "", "was trained on data.label_mask_paths with other content");
+    flip("train.mask", 1);
+}
+
+/* Its manifest had neither checksums nor samples: nothing is verified, and the rest of the run is the same bit for bit. */
+static void test_old_checkpoint(void **state)
+{
+    (void)state;
+    char path[512];
+    make_first();
+    in_folder("cp -r first new; cp -r first old");
+    snprintf(path, sizeof path, "%s/old/step2/trainer.json", folder);
+    json_t *manifest = json_load_file(path, 0, NULL);
+    assert_int_equal(json_object_del(manifest, "crc32c"), 0);
+    assert_int_equal(json_object_del(manifest, "data_sample"), 0);
+    assert_int_equal(json_dump_file(manifest, path, 0), 0);
+    json_decref(manifest);
+    expect_status(go_on(2, "new", ""), 0);
+    expect_status(go_on(2, "old", ""), 0);
+    in_folder("for f in new/step4/*.safetensors new/step4/trainer.json; do cmp $f old/step4/${f##*/} || exit 1; done");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_sample), cmocka_unit_test(test_flipped_bits),
+                                        cmocka_unit_test(test_other_content), cmocka_unit_test(test_old_checkpoint) };
+    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+}
