@@ -193,7 +193,7 @@ static void read_metrics(void)
     c.eval = &set;
     c.num_eval = 1;
     Log *l = log_open(&c, (RunLength){ .steps = 10 }, 10, FIRST_STEP, 1);
-    log_has_eval(l);
+    demand(log_evaluated(l) <= 1, "more evaluations than there are evaluators");
     log_close(l);
     Input after = input_read(in_folder(now->file));
     demand(after.size <= before.size && (!after.size || memcmp(after.data, before.data, after.size) == 0), "a log is no longer what it was");
@@ -338,20 +338,34 @@ static void make_kinds(void)
 
 /* ---- inputs ------------------------------------------------------------------------------------------------- */
 
-/* --key=value: a key of the table or a section, sometimes misspelled, and a value that is odd, or the default. */
-static void add_argument(Input *in, Draws *d)
+/* Most of the time one that has a value. */
+static const ConfigKey *draw_key(Draws *d)
 {
     int keys = 0;
     while (config_keys[keys].name)
         keys++;
     const ConfigKey *k = &config_keys[draw(d, (uint64_t)keys)];
+    for (int again = 0; again < 3 && (k->type & TYPE_MASK) >= FIXED; again++)
+        k = &config_keys[draw(d, (uint64_t)keys)];
+    return k;
+}
+
+/* --key=value: a key of the table or a section, sometimes misspelled, and a value that is odd, or the default. */
+static void add_argument(Input *in, Draws *d)
+{
+    static const char *const forms[] = { "a%s", "%sb", "a%sb", "\"%s\"", "['%s', b]", "{a: %s}",
+                                         "[{label: a, data: {paths: [\"%s\"]}}]", "[{label: \"%s\", data: {datasets: {\"b%s\": b}}}]" };
+    enum { FORMS = sizeof forms / sizeof forms[0] };
+    const ConfigKey *k = draw_key(d);
+    const char *odd = odd_value(d), *form = draw(d, 3) ? "%s" : forms[draw(d, FORMS)];
+    const bool evaluators = form == forms[FORMS - 1] || form == forms[FORMS - 2];
     char name[128];
-    snprintf(name, sizeof name, "%s", k->name);
-    if (draw(d, 8) == 0)
+    snprintf(name, sizeof name, "%s", evaluators ? "evaluators" : k->name);
+    if (draw(d, 16) == 0)
         name[draw(d, strlen(name) + 1)] = '\0';
-    const char *value = draw(d, 4) == 0 && k->fallback ? k->fallback : odd_value(d);
-    const char *format = draw(d, 6) ? "\n\x1f--%s=%s" : draw(d, 2) ? "\n\x1f--%s=a%s" : "\n\x1f--%s=%sb";
-    char *argument = xasprintf(draw(d, 12) ? format : "\n\x1f--%s.%s=1", name, value);
+    char value[1024], *argument;
+    snprintf(value, sizeof value, form, draw(d, 4) || !k->fallback ? odd : k->fallback, odd_value(d));
+    argument = xasprintf(draw(d, 24) ? "\n\x1f--%s=%s" : "\n\x1f--%s.%s=1", name, value);
     input_replace(in, in->size, 0, argument, strlen(argument));
     free(argument);
 }

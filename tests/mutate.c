@@ -145,8 +145,9 @@ static void change(Input *in, Draws *d, const Input *other, const char *const *w
         if (moves)
             input_replace(in, at, n, "", 0);
         at = find_line(in, d, &m);
-        for (uint64_t times = draw(d, 8) ? 1 : draw(d, 300); times > 0; times--)
-            input_replace(in, at, 0, line.data, line.size);
+        for (uint64_t doublings = draw(d, 8) ? 0 : draw(d, 9); doublings > 0 && line.size < 4096; doublings--)
+            input_replace(&line, line.size, 0, line.data, line.size);
+        input_replace(in, at, 0, line.data, line.size);
         input_free(&line);
         break;
     }
