@@ -199,7 +199,6 @@ static void test_model_arguments(void **state)
         { 1, "--model.n_heads=1", "--model.d_model=8192", "model.head_dim would be 8192, by the keys that it follows from; expected "
           "an integer from 2 to 4096" },
         { 1, "--model.d_model=2147483647", "--model.n_heads=10000", "take d_model 2147480000 or 2147490000" },
-        { 1, "--model.d_model=2000000000", "--model.n_heads=1", "model.head_dim would be 2000000000" },
         { 1, "--model.mlp_hidden_size=4294967294", NULL, "model.mlp_hidden_size: expected an integer from 2 to 2147483646" },
         { 1, "--model.mlp_ratio=1e6", "--model.d_model=4096", "model.mlp_hidden_size would be 4096000000" },
         { 1, "--model.layer_norm_type=default", NULL, "x.yaml" },
@@ -258,7 +257,7 @@ static void test_arguments(void **state)
         { 1, "--evaluators.label=a", NULL, "evaluators is a list" },
         { 1, "--model={rope_scaling.factor: 8}", NULL, "'rope_scaling.factor' is written with a dot" },
         { 1, "--model.=3", NULL, "unknown key 'model.'" },
-        { 1, "--.=3", NULL, "unknown key '.'" },
+        { 1, "--.=3", NULL, "unknown key ''" },
         { 1, "--seed=00000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000001",
           NULL, "seed: expected an integer" },
         { 1, "--run_name=\xff", NULL, "run_name: its text is not UTF-8" },

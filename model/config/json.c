@@ -9,7 +9,7 @@
 
 _Noreturn void value_wrong_json(const char *path, const char *key, const char *expected, const json_t *found)
 {
-    char *text = found ? json_dumps(found, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(15)) : NULL;
+    char *text = found && !json_is_null(found) ? json_dumps(found, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(15)) : NULL;
     die("%s: %s: expected %s, found %.64s", path, key, expected, text ? text : "nothing");
 }
 
