@@ -130,7 +130,7 @@ test:
 	@$(MAKE) --no-print-directory $(PARALLEL) run-tests
 run-tests: build-all
 	@sh scripts/run-tests $B "$(LAUNCH)" $(TESTS)
-build-all: $B/train $(TESTS) $B/tests/bench_kernels
+build-all: $B/train $(TESTS) $B/tests/bench_kernels $B/tests/fuzz
 bench: $B/tests/bench_kernels $B/train
 	@sh scripts/bench $B "$(LAUNCH)"
 

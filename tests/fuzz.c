@@ -21,7 +21,7 @@
 #include "tests/saved.h"
 #include "tests/try_config.h"
 
-enum { CPU_SECONDS = 20, SECONDS = 120, BATCH = 64, BROKEN = 3, MAX_SEEDS = 256, MAX_ARGUMENTS = 16, WORLD = 2, FIRST_STEP = 3, VOCAB = 100 };
+enum { CPU_SECONDS = 5, SECONDS = 120, BATCH = 64, BROKEN = 3, MAX_SEEDS = 256, MAX_ARGUMENTS = 16, WORLD = 2, FIRST_STEP = 3, VOCAB = 100 };
 
 typedef struct {
     const char *name;               /* of kept inputs: tests/fuzz/<name>-<anything> */
@@ -34,7 +34,6 @@ typedef struct {
     char        folder[128];
 } Kind;
 
-static const char *program;
 static Run model;                   /* what checkpoints are loaded into */
 static Kind *now;                   /* of the input that this process reads; NULL: it reads none */
 
@@ -255,7 +254,7 @@ static void seed_yaml(Kind *k)
     add_text(k, try_base);
     add_text(k, try_published);
     add_text(k, "data: {paths: [a]}\nglobal_train_batch_size: 8\ndevice_train_microbatch_size: 2\n"
-                "model: {d_model: 64, n_layers: 2, n_heads: 4, vocab_size: 100}\n"
+                "model: {d_model: 64, n_layers: 2, n_heads: 4, vocab_size: 100, layer_norm_type: rms}\n"
                 "evaluators: [{label: a, data: {paths: b}}, {label: c, data: {datasets: {d: e, f: [g, h]}}}]\n");
     add_files(k, "configs/*.yaml");
 }
@@ -483,7 +482,7 @@ static int try_input(Kind *k, const Input *in, const char *name)
         snprintf(kept, sizeof kept, "build/fuzz/%s-%s", k->name, name);
         shell("mkdir -p build/fuzz");
         input_write(in, kept);
-        printf("%s: %s; to see it: %s %s %s\n%.1500s\n", kept, why, program, k->name, kept, message.data);
+        printf("%s: %s; to see it: scripts/fuzz %s %s\n%.1500s\n", kept, why, k->name, kept, message.data);
         fflush(stdout);
     }
     input_free(&message);
@@ -569,7 +568,6 @@ int main(int argc, char **argv)
 {
     if (argc != 3)
         die("fuzz: expected COUNT FIRST, or KIND FILE");
-    program = argv[0];
     device_init(0);
     make_root(NULL);
     make_kinds();

@@ -264,7 +264,7 @@ static void test_arguments(void **state)
         { 1, "--data.paths=['a', 'b\xc3']", NULL, "--data.paths" },
         { 1, "--run_name=${oc.env:NOT_UTF8}", NULL, "run_name: its text is not UTF-8" },
         { 1, "--data.paths=[\"a\\0b\"]", NULL, "a zero byte" },
-        { 1, "--run_name=${oc.env:REFERENCE}", NULL, "run_name: '${seed}' is what its references stand for" },
+        { 1, "--run_name=${oc.env:REFERENCE}", NULL, "run_name: '${seed}' would be evaluated again" },
         { 1, "--format.moment1=e4m3/4294967424", NULL, "found 'e4m3/4294967424'" },
     };
     setenv("NOT_UTF8", "a\xed\xa0\x80", 1);

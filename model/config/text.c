@@ -15,8 +15,8 @@ static void check_text(const YamlNode *n, const char *name, const char *text)
         die("%s: %s: its text is not UTF-8, so neither YAML nor JSON can hold it; take another name", yaml_place(n), name);
     json_decref(json);
     if (strstr(text, "${") || strncmp(text, "~/", 2) == 0)
-        die("%s: %s: '%s' is what its references stand for, and would be evaluated again where the run's config.yaml is read; take "
-            "a name without ${ and ~/", yaml_place(n), name, text);
+        die("%s: %s: '%s' would be evaluated again where the run's config.yaml is read; take a name without ${ and ~/", yaml_place(n),
+            name, text);
 }
 
 void config_check_texts(const YamlNode *n, const char *name)
