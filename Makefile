@@ -70,7 +70,7 @@ OBJECTS   := $(SOURCES:%=$B/%.o)
 # tests/test_X.c is a test; those that belong to one back end say so in their name.
 TESTS     := $(patsubst %.c,$B/%,$(filter-out $(if $(filter cuda,$(BACKEND)),tests/test_cpu_%,tests/test_cuda_%),\
                $(wildcard tests/test_*.c)))
-HELPERS   := $(patsubst %,$B/%.o,$(filter-out tests/test_% tests/bench_% tests/fuzz.c,$(wildcard tests/*.c)))
+HELPERS   := $(patsubst %,$B/%.o,$(filter-out tests/test_% tests/bench_% tests/fuzz%,$(wildcard tests/*.c)))
 
 # As root OpenMPI wants to be told twice; more ranks than cores is fine for tests.
 export OMPI_ALLOW_RUN_AS_ROOT = 1
@@ -91,6 +91,7 @@ $B/tests/test_cpu_order_ranks: WRAP = $(shell sed -n 's/^OP.\([a-z_]*\),.*/-Wl,-
 # This one stands for a GPU without FP8, where no model is to be placed.
 $B/tests/test_cpu_no_fp8: WRAP = -Wl,--wrap=device_has_fp8 -Wl,--wrap=model_place
 # This one watches which files are opened, and goes on after an error.
+$B/tests/fuzz: $B/tests/fuzz_kinds.c.o
 $B/tests/fuzz: WRAP = -Wl,--wrap=fopen -Wl,--wrap=open -Wl,--wrap=truncate -Wl,--wrap=exit
 $B/tests/bench_%: $B/tests/bench_%.c.o $(OBJECTS)
 	@echo "  LINK  $@"

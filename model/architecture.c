@@ -213,8 +213,8 @@ static _Noreturn void die_of_none(const ModelConfig *c, const char *place)
     }
     if (f)
         fclose(f);
-    die("%sno architecture of Hugging Face computes this model, so it cannot be saved. What would have to change for each:%s", place,
-        f ? text : "");
+    die("%sno architecture of Hugging Face computes this model, so it cannot be saved. What would have to change for each:%s",
+        place, f ? text : "");
 }
 
 static const Architecture *find_computing(const ModelConfig *c)

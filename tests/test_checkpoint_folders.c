@@ -178,9 +178,9 @@ static void test_damaged_manifests(void **state)
         { "s/\"epoch\": 7/\"epoch\": 7.5/",     "trainer.json: loader.epoch: expected an integer >= 0, found 7.5" },
         { "s/\"instance\"/\"at\"/",             "trainer.json: loader.instance: expected an integer >= 0, found nothing" },
         { "s/ba9876543210/ba987654321g/",         "trainer.json: data_fingerprint: expected 16 hexadecimal digits, found \"fed" },
-        { "s/.*/{}/;q",                           "trainer.json: files: expected the checkpoint's files and their bytes, found none" },
+        { "s/.*/{}/;q",                           "files: expected the checkpoint's files and their bytes, found none" },
         { "s/.*/[]/;q",                           "trainer.json: files: expected" },
-        { "s/\"optimizer-/\"..\\/step10\\/optimizer-/", "files: expected names of files in the folder and their bytes, found '../" },
+        { "s/\"optimizer-/\"..\\/step10\\/optimizer-/", "expected names of files in the folder and their bytes, found '../" },
     };
     Run r;
     open_small(&r);

@@ -76,7 +76,8 @@ static void test_cut_between_evaluators(void **state)
     (void)state;
     char command[1024], run[512];
     snprintf(run, sizeof run, "--max_duration=4 --stop_at=2 --eval_interval=2 --eval_subset_num_batches=1 --save_folder=%s/cut "
-             "--evaluators='[{label: a, data: {paths: [data/sample-val.npy]}}, {label: b, data: {paths: [data/sample-val.npy]}}]'", folder);
+             "--evaluators='[{label: a, data: {paths: data/sample-val.npy}}, {label: b, data: {paths: data/sample-val.npy}}]'",
+             folder);
     expect_status(train(2, "%s", run), 0);
     snprintf(command, sizeof command, "cd %s/cut && sed -i '/eval.b/d' metrics.jsonl && grep -q 'eval/a/' metrics.jsonl", folder);
     assert_int_equal(system(command), 0);

@@ -24,8 +24,8 @@ bool manifest_is_complete(const char *folder, const json_t *manifest, char *prob
         struct stat status;
         bool found = false;
         if (!folder_holds(name) || !json_is_integer(bytes))
-            snprintf(problem, size, "%s/trainer.json: files: expected names of files in the folder and their bytes, found '%s'", folder,
-                     name);
+            snprintf(problem, size, "%s/trainer.json: files: expected names of files in the folder and their bytes, found '%s'",
+                     folder, name);
         else if (stat(path, &status) != 0)
             snprintf(problem, size, "%s: %s", path, strerror(errno));
         else if (status.st_size != json_integer_value(bytes))
@@ -53,8 +53,8 @@ void manifest_state(TrainState *s, const json_t *manifest, const char *folder)
     const char *digits = json_string_value(print), *last = "";
     *s = (TrainState){ 0 };
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
-        const char *dot = strchr(counts[i].name, '.');
-        value_parse_json(s, &counts[i], json_object_get(dot ? loader : manifest, dot ? dot + 1 : counts[i].name), path, counts[i].name);
+        const char *name = counts[i].name, *dot = strchr(name, '.');
+        value_parse_json(s, &counts[i], json_object_get(dot ? loader : manifest, dot ? dot + 1 : name), path, name);
     }
     if (digits)
         s->fingerprint = strtoull(digits, (char **)&last, 16);

@@ -388,6 +388,29 @@ static void print_double(FILE *f, double x, bool single)
     fputs(text, f);
 }
 
+void value_print_text(FILE *f, const char *text)
+{
+    if (!text) {
+        fputs("null", f);
+        return;
+    }
+    if (*text && strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./-") == strlen(text) &&
+        (isalnum((unsigned char)*text) || *text == '/') && strcasecmp(text, "null") != 0 && parse_truth(text) < 0) {
+        fputs(text, f);
+        return;
+    }
+    fputc('"', f);
+    for (const char *c = text; *c; c++) {
+        if (*c == '"' || *c == '\\')
+            fputc('\\', f);
+        if ((unsigned char)*c < ' ')
+            fprintf(f, "\\x%02x", (unsigned char)*c);
+        else
+            fputc(*c, f);
+    }
+    fputc('"', f);
+}
+
 static void print_paths(FILE *f, char *const *paths, int count, int indent)
 {
     if (count == 0)

@@ -95,8 +95,7 @@ static char *eval_name(const char *label, const char *what)
     return xasprintf("eval/%s/%s", label, what);
 }
 
-/* Evaluations are made in the order of the evaluators, one line each: how many of them there are, that of this line counted if it is
- * that of the next evaluator. */
+/* Evaluations are made in the order of the evaluators, one line each: `count`, and one more if this line is that of the next. */
 static int count_evals(const char *line, const Config *c, int count)
 {
     json_t *o = json_loads(line, 0, NULL);

@@ -19,7 +19,7 @@ typedef struct Log Log;
 Log *log_open (const Config *c, RunLength length, long last_step, long first_step, int world);
 void log_step (Log *l, const StepStats *s);
 void log_eval (Log *l, long step, const EvalResult *r);
-int  log_evaluated(const Log *l); /* evaluators, from the first on, that an older run's metrics of first_step have; 0 on ranks other than 0 */
+int  log_evaluated(const Log *l); /* how many evaluators, from the first on, an older run's metrics have at first_step */
 void log_pause (Log *l);          /* from here to log_resume nothing is trained: the speed does not count this time */
 void log_resume(Log *l);
 

@@ -162,7 +162,8 @@ static void write_config(const Config *c, const char *from, long step, bool resu
 static void check_countable(const char *key, double n)
 {
     if (n > LONGS)
-        die("%s: the run would end after %g steps or tokens, but not more than %g can be counted; take a shorter one", key, n, LONGS);
+        die("%s: the run would end after %g steps or tokens, but not more than %g can be counted; take a shorter one", key, n,
+            LONGS);
 }
 
 static long steps_later(const Run *r, const char *key, double more)
