@@ -140,7 +140,7 @@ static const char *judge(const Kind *k, int status, const char *said)
         return "what is written out does not read again";
     if (WEXITSTATUS(status) != 1 || !error)
         return "an end without a message";
-    if (!strstr(error, k->folder) && !strstr(error, k->roams ? "--" : "data.paths: "))
+    if (!strstr(error, k->folder) && !strstr(error, k->roams ? "--" : "data.paths: ") && !strstr(error, "/config.json: "))
         return "a message without a place";
     return NULL;
 }

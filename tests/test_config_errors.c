@@ -123,6 +123,7 @@ static void test_unsupported(void **state)
         { NULL, "activation_checkpointing: one_in_two", "expected whole_layer|true|fine_grained|false", NULL },
         { NULL, "recipe: fp4",                         "this build has no recipe 'fp4'; it has f32, bf16", NULL },
         { NULL, "quantize_model: {use_quantize_model: fp8deepseek}", "expected coat_real|fp8linear", NULL },
+        { NULL, "load_path: ''",                       "load_path is empty; give a folder", NULL },
         { NULL, "load_path: s3://bucket/step1",        "load_path 's3://bucket/step1' is remote; fetch", NULL },
         { NULL, "save_folder: s3://bucket/run",        "save_folder 's3://bucket/run' is remote", NULL },
         { "paths", "paths: [https://host/a.npy]",      "'https://host/a.npy' is remote",

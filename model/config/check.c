@@ -415,6 +415,16 @@ void config_choose_save_folder(Config *c)
         c->save_folder = xasprintf("runs/%s", c->run_name);
 }
 
+void config_check_load_path(const Reader *r)
+{
+    const char *path = r->s->c.load_path;
+    if (path && !*path)
+        die("%s: load_path is empty; give a folder, '.' for the current one", config_where(r, "load_path"));
+    if (path && strstr(path, "://"))
+        die("%s: load_path '%s' is remote; fetch the folder first (huggingface-cli download, aws s3 cp --recursive) "
+            "and give its local path", config_where(r, "load_path"), path);
+}
+
 static void check_folders(Reader *r)
 {
     Config *c = &r->s->c;
@@ -424,9 +434,7 @@ static void check_folders(Reader *r)
     if (strstr(c->save_folder, "://"))
         die("%s: save_folder '%s' is remote; save to a local folder and copy it from there",
             config_where(r, "save_folder"), c->save_folder);
-    if (c->load_path && strstr(c->load_path, "://"))
-        die("%s: load_path '%s' is remote; fetch the folder first (huggingface-cli download, aws s3 cp --recursive) "
-            "and give its local path", config_where(r, "load_path"), c->load_path);
+    config_check_load_path(r);
 }
 
 /* Ranks that share one copy of the model. */

@@ -155,7 +155,8 @@ static bool read_hf(Reader *r, char *(*latest_of)(const char *save_folder))
         if (n)
             config_apply(r, n, keys[i], r->s);
     }
-    if (!c->load_path || strstr(c->load_path, "://"))
+    config_check_load_path(r);
+    if (!c->load_path)
         return false;
     config_choose_save_folder(c);
     char *latest = c->try_load_latest_save ? latest_of(c->save_folder) : NULL;

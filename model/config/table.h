@@ -153,6 +153,7 @@ void        config_apply(Reader *r, YamlNode *n, const char *name, void *base); 
 
 /* The steps that follow the reading of the values; each derives what was left open and dies on what cannot work. */
 void config_choose_save_folder(Config *c);           /* runs/<run_name>, if none is given */
+void config_check_load_path(const Reader *r);
 void config_check_model (Reader *r, bool from_hf);
 void config_check_rope  (const ModelConfig *m, const char *place);         /* of config.json, too, as the next */
 void config_settle_windows(ModelConfig *m, const char *place);             /* equal windows become equal LayerTypes */
