@@ -65,7 +65,7 @@ static void test_reload_texts(void **state)
         "\xef\xbf\xbe", "\xf0\x9f\x98\x80",
         "0123456789012345678901234567890123456789012345678901234567890123456789012345678901234567890123456789",
     };
-    enum { PIECES = sizeof pieces / sizeof *pieces, TEXTS = 400 };
+    enum { PIECES = sizeof pieces / sizeof *pieces, TEXTS = 2 * PIECES };
     for (uint64_t i = 0; i < TEXTS; i++) {
         char text[1024] = "";
         for (uint64_t n = i < PIECES ? 0 : 1 + random_bits(1, i) % 8; n > 0; n--)
