@@ -70,7 +70,7 @@ OBJECTS   := $(SOURCES:%=$B/%.o)
 # tests/test_X.c is a test; those that belong to one back end say so in their name.
 TESTS     := $(patsubst %.c,$B/%,$(filter-out $(if $(filter cuda,$(BACKEND)),tests/test_cpu_%,tests/test_cuda_%),\
                $(wildcard tests/test_*.c)))
-HELPERS   := $(patsubst %,$B/%.o,$(filter-out tests/test_% tests/bench_%,$(wildcard tests/*.c)))
+HELPERS   := $(patsubst %,$B/%.o,$(filter-out tests/test_% tests/bench_% tests/fuzz%,$(wildcard tests/*.c)))
 
 # As root OpenMPI wants to be told twice; more ranks than cores is fine for tests.
 export OMPI_ALLOW_RUN_AS_ROOT = 1
@@ -82,7 +82,7 @@ train: $B/train
 $B/train: $B/train.c.o $(OBJECTS)
 	@echo "  LINK  $@"
 	@$(CC) $^ $(LIBS) $(LDFLAGS) -o $@
-$(TESTS): $B/%: $B/%.c.o $(HELPERS) $(OBJECTS)
+$(TESTS) $B/tests/fuzz: $B/%: $B/%.c.o $(HELPERS) $(OBJECTS)
 	@echo "  LINK  $@"
 	@$(CC) $^ $(DEPS_LIBS) -lcmocka $(LIBS) $(WRAP) $(LDFLAGS) -o $@
 # This one stands between the model and the operations.
@@ -93,6 +93,9 @@ $B/tests/test_cpu_no_fp8: WRAP = -Wl,--wrap=device_has_fp8 -Wl,--wrap=model_plac
 # This one is ./train too, as the ranks that it starts, in which calls are slow or hang.
 $B/tests/test_hangs: $B/train.c.o
 $B/tests/test_hangs: WRAP = $(foreach f,main map_file numpy_shuffle pwrite shard_read,-Wl,--wrap=$f)
+# This one watches which files are opened, and goes on after an error.
+$B/tests/fuzz: $B/tests/fuzz_kinds.c.o
+$B/tests/fuzz: WRAP = -Wl,--wrap=fopen -Wl,--wrap=open -Wl,--wrap=truncate -Wl,--wrap=exit
 $B/tests/bench_%: $B/tests/bench_%.c.o $(OBJECTS)
 	@echo "  LINK  $@"
 	@$(CC) $^ $(LIBS) $(LDFLAGS) -o $@
@@ -131,7 +134,7 @@ test:
 	@$(MAKE) --no-print-directory $(PARALLEL) run-tests
 run-tests: build-all
 	@bash scripts/run-tests $B "$(LAUNCH)" $(TESTS)
-build-all: $B/train $(TESTS) $B/tests/bench_kernels
+build-all: $B/train $(TESTS) $B/tests/bench_kernels $B/tests/fuzz
 bench: $B/tests/bench_kernels $B/train
 	@sh scripts/bench $B "$(LAUNCH)"
 

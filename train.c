@@ -138,12 +138,12 @@ static void finish_saving(Run *r)
     watchdog_set_patient(false);
 }
 
-/* True if the run was asked to stop and this has ended early. */
-static bool evaluate_all(Run *r)
+/* By the evaluators from number `first` on. True if the run was asked to stop and this has ended early. */
+static bool evaluate_all(Run *r, int first)
 {
     bool cut = false;
     log_pause(r->log);
-    for (int i = 0; i < r->config->num_eval && !cut; i++) {
+    for (int i = first; i < r->config->num_eval && !cut; i++) {
         EvalResult e = evaluate(r->config, i, &r->model, &r->fsdp, &asked_to_stop);
         cut = e.cut;
         if (!cut)
@@ -200,21 +200,19 @@ static bool evaluates_here(const Run *r)
     return is_due(r->state.step, interval) || (interval > 0 && run_is_over(r));
 }
 
-/* True if a run goes on from a checkpoint whose evaluation it did not come to. */
-static bool owes_evaluation(const Run *r)
+/* The first evaluator that a run which goes on from a checkpoint did not come to there; the number of them if there is none. */
+static int first_owed(const Run *r)
 {
-    double has_eval = log_has_eval(r->log);         /* rank 0 knows */
-    comm_max(&has_eval, 1);
-    return r->saved_step == r->state.step && evaluates_here(r) && !has_eval;
+    double evaluated = log_evaluated(r->log);       /* rank 0 knows */
+    comm_max(&evaluated, 1);
+    return r->saved_step == r->state.step && evaluates_here(r) ? (int)evaluated : r->config->num_eval;
 }
 
 static void train(Run *r)
 {
     const Config *c = r->config;
-    bool stop = false;
+    bool stop = evaluate_all(r, c->eval_on_load ? 0 : first_owed(r));
     int lost = 0;               /* steps in a row that were not finite */
-    if (c->eval_on_load || owes_evaluation(r))
-        stop = evaluate_all(r);
     while (!run_is_over(r) && (!stop || lost > 0)) {        /* who is asked to stop does so at the next step that is finite */
         const TrainState before = r->state;
         double labels;
@@ -233,7 +231,7 @@ static void train(Run *r)
         if (run_is_over(r))         /* what ends an evaluation, as a file that is gone, must not take the last checkpoint along */
             finish_saving(r);
         if (evaluates_here(r))
-            stop |= evaluate_all(r);
+            stop |= evaluate_all(r, 0);
     }
     if (stop && comm_rank() == 0)
         printf("asked to stop at step %ld\n", r->state.step);

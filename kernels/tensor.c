@@ -56,7 +56,7 @@ bool format_parse(Format *f, const char *text)
         Format g = { d, 0, false };
         char plus = '\0', rest;
         if (text[n] != '\0') {
-            int found = sscanf(text + n, "/%d%c%c", &g.group, &plus, &rest);
+            int found = sscanf(text + n, "/%9d%c%c", &g.group, &plus, &rest);
             if (!format_has_scales(g) || found < 1 || found > 2 || (found == 2 && plus != '+') || g.group < 1)
                 continue;
             g.expand = found == 2;

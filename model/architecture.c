@@ -200,7 +200,8 @@ static bool computes(const Architecture *a, const ModelConfig *c)
     return same;
 }
 
-static _Noreturn void die_of_none(const ModelConfig *c)
+/* place: what the message begins with, as "x.yaml: ". */
+static _Noreturn void die_of_none(const ModelConfig *c, const char *place)
 {
     char *text;
     size_t size;
@@ -212,18 +213,34 @@ static _Noreturn void die_of_none(const ModelConfig *c)
     }
     if (f)
         fclose(f);
-    die("no architecture of Hugging Face computes this model, so it cannot be saved. What would have to change for each:%s",
-        f ? text : "");
+    die("%sno architecture of Hugging Face computes this model, so it cannot be saved. What would have to change for each:%s",
+        place, f ? text : "");
 }
 
-const Architecture *architecture_of(const ModelConfig *c)
+static const Architecture *find_computing(const ModelConfig *c)
 {
     if (c->architecture && computes(c->architecture, c))
         return c->architecture;
     for (int i = 0; i < count_all(); i++)
         if (computes(row(i), c))
             return row(i);
-    die_of_none(c);
+    return NULL;
+}
+
+const Architecture *architecture_of(const ModelConfig *c)
+{
+    const Architecture *a = find_computing(c);
+    if (!a)
+        die_of_none(c, "");
+    return a;
+}
+
+const Architecture *architecture_choose(const ModelConfig *c, const char *file)
+{
+    const Architecture *a = find_computing(c);
+    if (!a)
+        die_of_none(c, xasprintf("%s: ", file));
+    return a;
 }
 
 /* ---- its tensors ------------------------------------------------------------------------------------------ */

@@ -51,6 +51,7 @@ char *architecture_names(void);
 /* The row that computes what `c` says: c->architecture if that does, else the first. Dies if none does, with what would have to
  * change in `c`. */
 const Architecture *architecture_of(const ModelConfig *c);
+const Architecture *architecture_choose(const ModelConfig *c, const char *file);       /* as said in `file`, for the message */
 
 /* What would have to change in `c` for `a` to compute it: settings, ", " between them; "" if it does. The caller frees it. */
 char *architecture_differences(const Architecture *a, const ModelConfig *c);

@@ -370,6 +370,14 @@ static void test_mismatches(void **state)
     snprintf(command, sizeof command, "sed -i s/LlamaForCausalLM/GPT2LMHeadModel/ %s/config.json", folder);
     assert_int_equal(system(command), 0);
     expect_mismatch(folder, &m, f32, "architecture GPT2LMHeadModel");
+    /* an index names files beside it */
+    static const char *const outside[] = { "../step1/model.safetensors", "/dev/null", "..", "" };
+    for (int i = 0; i < 4; i++) {
+        snprintf(command, sizeof command, "cd %s && mkdir -p ../index && cp config.json ../index && echo '{\"weight_map\": {\"a\": "
+                 "\"%s\"}}' >../index/model.safetensors.index.json", folder, outside[i]);
+        shell(command);
+        expect_mismatch(text("%s/../index", folder), &m, f32, "weight_map.a: expected the name of a file in that folder, found \"");
+    }
     expect_mismatch(write_folder(&r, "U8", 90), &m, f32, "stored as U8; expected F32, BF16 or F16");
     free(folder);
     close_run(&r);

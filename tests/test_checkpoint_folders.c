@@ -214,6 +214,34 @@ static void test_flipped_bits(void **state)
     release();
 }
 
+/* What no run writes: a message that says in which file, at which key, what is there and what would do. */
+static void test_damaged_manifests(void **state)
+{
+    (void)state;
+    needs_fork();
+    const struct { const char *damage, *message; } table[] = {
+        { "s/\"step\": 10/\"step\": -6/",     "step10/trainer.json: step: expected an integer >= 0, found -6" },
+        { "s/\"updates\": 98/\"updates\": -1/", "trainer.json: updates: expected an integer >= 0, found -1" },
+        { "s/\"epoch\": 7/\"epoch\": 7.5/",     "trainer.json: loader.epoch: expected an integer >= 0, found 7.5" },
+        { "s/\"instance\"/\"at\"/",             "trainer.json: loader.instance: expected an integer >= 0, found nothing" },
+        { "s/ba9876543210/ba987654321g/",         "trainer.json: data_fingerprint: expected 16 hexadecimal digits, found \"fed" },
+        { "s/.*/{}/;q",                           "files: expected the checkpoint's files and their bytes, found none" },
+        { "s/.*/[]/;q",                           "trainer.json: files: expected" },
+        { "s/\"optimizer-/\"..\\/step10\\/optimizer-/", "expected names of files in the folder and their bytes, found '../" },
+    };
+    Run r;
+    open_small(&r);
+    save(&r, 10);
+    in_folder(&r, "mv step10/trainer.json .");
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        in_folder(&r, text("sed '%s' trainer.json >step10/trainer.json", table[i].damage));
+        DIES(table[i].message, load(&r, step_folder(&r, 10)));
+    }
+    DIES("has no complete checkpoint", (in_folder(&r, "echo '{}' >step10/trainer.json"), checkpoint_latest(r.config.save_folder)));
+    close_run(&r);
+    release();
+}
+
 /* The disk takes no more than `bytes` of any file. */
 static void save_on_full_disk(Run *r, rlim_t bytes)
 {
@@ -328,8 +356,9 @@ int main(void)
     device_init(0);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_latest), cmocka_unit_test(test_crashes), cmocka_unit_test(test_none_complete),
-        cmocka_unit_test(test_replace), cmocka_unit_test(test_damaged_checkpoints), cmocka_unit_test(test_flipped_bits),
-        cmocka_unit_test(test_disk_full), cmocka_unit_test(test_killed), cmocka_unit_test(test_prune),
+        cmocka_unit_test(test_replace), cmocka_unit_test(test_damaged_checkpoints), cmocka_unit_test(test_damaged_manifests),
+        cmocka_unit_test(test_flipped_bits), cmocka_unit_test(test_disk_full), cmocka_unit_test(test_killed),
+        cmocka_unit_test(test_prune),
     };
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }

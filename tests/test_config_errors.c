@@ -6,6 +6,7 @@
 #include <cmocka.h>
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -122,6 +123,7 @@ static void test_unsupported(void **state)
         { NULL, "activation_checkpointing: one_in_two", "expected whole_layer|true|fine_grained|false", NULL },
         { NULL, "recipe: fp4",                         "this build has no recipe 'fp4'; it has f32, bf16", NULL },
         { NULL, "quantize_model: {use_quantize_model: fp8deepseek}", "expected coat_real|fp8linear", NULL },
+        { NULL, "load_path: ''",                       "load_path is empty; give a folder", NULL },
         { NULL, "load_path: s3://bucket/step1",        "load_path 's3://bucket/step1' is remote; fetch", NULL },
         { NULL, "save_folder: s3://bucket/run",        "save_folder 's3://bucket/run' is remote", NULL },
         { "paths", "paths: [https://host/a.npy]",      "'https://host/a.npy' is remote",
@@ -195,6 +197,12 @@ static void test_model_arguments(void **state)
         { 1, "--model.architecture=Qwen3ForCausalLM", NULL,
           "--model.architecture=Qwen3ForCausalLM: a Qwen3ForCausalLM does not compute this model; it would with "
           "model.attention_layer_norm: head\n" },
+        { 1, "--model.n_heads=1", "--model.d_model=8192",
+          "model.head_dim would be 8192, by the keys that it follows from; expected an integer from 2 to 4096" },
+        { 1, "--model.d_model=2147483647", "--model.n_heads=10000", "take d_model 2147480000 or 2147490000" },
+        { 1, "--model.mlp_hidden_size=4294967294", NULL, "model.mlp_hidden_size: expected an integer from 2 to 2147483646" },
+        { 1, "--model.mlp_ratio=1e6", "--model.d_model=4096", "model.mlp_hidden_size would be 4096000000" },
+        { 1, "--model.layer_norm_type=default", NULL, "x.yaml" },
         { 1, "--model.attention_layer_norm=each", NULL, "expected false|true|head, found 'each'" },
         { 1, "--model.layer_types=[sliding_attention]", NULL, "layer_types has sliding_attention, but there is no sliding_window" },
         { 1, "--model.layer_types=[sliding]", "--model.sliding_window=4", "and full_attention, found 'sliding'" },
@@ -209,6 +217,8 @@ static void test_model_arguments(void **state)
     };
     refuse_all(list, sizeof list / sizeof *list);
 }
+
+#define SIXTY_ZEROS "000000000000000000000000000000000000000000000000000000000000"
 
 static void test_arguments(void **state)
 {
@@ -244,7 +254,25 @@ static void test_arguments(void **state)
         { 1, "--load_path=${path.last_checkpoint:/nowhere}", NULL, "there is no checkpoint stepN in '/nowhere'" },
         { 1, "--optimizer.eps=1e-20", NULL, "optimizer.eps" },
         { 1, "--run_name=${data.paths}-x", NULL, "puts a list or a section inside a text" },
+        { 1, "--evaluators[].data.memmap_dtype=uint32", NULL,
+          "error: --evaluators[].data.memmap_dtype=uint32: 'evaluators[]': an element of a list cannot be changed on its own" },
+        { 1, "--evaluators[].label=a", NULL, "error: --evaluators[].label=a: 'evaluators[]': an element of a list" },
+        { 1, "--evaluators[0].data.paths=a", NULL,
+          "give the whole list, as in --evaluators='[{label: val, data: {paths: [val.npy]}}]'" },
+        { 1, "--evaluators.label=a", NULL, "evaluators is a list" },
+        { 1, "--model={rope_scaling.factor: 8}", NULL, "'rope_scaling.factor' is written with a dot" },
+        { 1, "--model.=3", NULL, "unknown key 'model.'" },
+        { 1, "--.=3", NULL, "unknown key ''" },
+        { 1, "--seed=" SIXTY_ZEROS SIXTY_ZEROS "000000001", NULL, "seed: expected an integer" },
+        { 1, "--run_name=\xff", NULL, "run_name: its text is not UTF-8" },
+        { 1, "--data.paths=['a', 'b\xc3']", NULL, "--data.paths" },
+        { 1, "--run_name=${oc.env:NOT_UTF8}", NULL, "run_name: its text is not UTF-8" },
+        { 1, "--data.paths=[\"a\\0b\"]", NULL, "a zero byte" },
+        { 1, "--run_name=${oc.env:REFERENCE}", NULL, "run_name: '${seed}' would be evaluated again" },
+        { 1, "--format.moment1=e4m3/4294967424", NULL, "found 'e4m3/4294967424'" },
     };
+    setenv("NOT_UTF8", "a\xed\xa0\x80", 1);
+    setenv("REFERENCE", "${seed}", 1);
     refuse_all(list, sizeof list / sizeof *list);
 }
 
@@ -316,7 +344,7 @@ static void test_hf_gone(void **state)
         assert_int_equal(mkdir(name, 0777), 0);
     }
     snprintf(name, sizeof name, "%s/run/step3/trainer.json", try_folder);
-    try_write(name, "{\"files\": {}}");
+    try_write(name, "{\"files\": {\"config.json\": 232}}");
     snprintf(name, sizeof name, "%s/run/step3/config.json", try_folder);
     try_write(name, "{" TRY_LLAMA "}");
     Config *c = try_load(1, "--load_path=/nowhere", place, NULL, NULL);

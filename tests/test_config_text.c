@@ -1,6 +1,7 @@
 /* model/config as text: what a configuration is written out as and read from again, the shipped files, the table of keys and the
  * help and README that are made from it. */
 #include "kernels/kernels.h"
+#include "kernels/random.h"
 #include "model/version.h"
 #include "tests/try_config.h"
 
@@ -50,6 +51,40 @@ static void test_reload(void **state)
     try_write(try_path, try_base);
     check_reload(try_load(1, "--data.seed=0", "--eval_interval=null", "--scheduler.warmup_min_lr=0",
                  "--max_duration=7e9T"));
+}
+
+/* Names, labels and paths made of what YAML gives a meaning, or cannot hold as it is: each reads as itself again. They come from
+ * the environment, which is not read as YAML. */
+static void test_reload_texts(void **state)
+{
+    (void)state;
+    static const char *const pieces[] = {
+        "a", "B c", "\"", "'",
+        "\\", "\n", "\r", "\t", "\x01", "\x7f", ": ", ":", " #", "#", "- ", "-", "? ", "*", "&", "!", "%", "@",
+        "`", "|", ">", "[", "]", "{", "}", ",", "~", "$", "null", "Null", "true", "No", "1e3", "0x10", "1_000", "007", ".inf", ".",
+        "<<", "=", " ", "---", "...", "\xc2\x85", "\xc2\xa0", "\xc3\xa9", "\xe2\x80\xa8", "\xe6\xbc\xa2", "\xef\xbb\xbf",
+        "\xef\xbf\xbe", "\xf0\x9f\x98\x80",
+        "0123456789012345678901234567890123456789012345678901234567890123456789012345678901234567890123456789",
+    };
+    enum { PIECES = sizeof pieces / sizeof *pieces, TEXTS = 2 * PIECES };
+    for (uint64_t i = 0; i < TEXTS; i++) {
+        char text[1024] = "";
+        for (uint64_t n = i < PIECES ? 0 : 1 + random_bits(1, i) % 8; n > 0; n--)
+            strcat(text, pieces[random_bits(i, n) % PIECES]);
+        strcat(text, pieces[i % PIECES]);
+        setenv("TEXT", text, 1);
+        try_write(try_path, try_base);
+        Config *c = try_load(1, "--run_name=${oc.env:TEXT}", "--save_folder=x", "--data.paths=${run_name}",
+                             "--evaluators=[{label: '${run_name}', data: {paths: ['${run_name}']}}]");
+        try_write(try_path, c->text);
+        Config *again = try_load(1, NULL, NULL, NULL, NULL);
+        const char *const found[] = { again->run_name, again->data.paths[0], again->eval[0].label, again->eval[0].paths[0] };
+        for (int k = 0; k < 4; k++)
+            assert_string_equal(found[k], text);
+        assert_string_equal(c->text, again->text);
+        config_free(again);
+        config_free(c);
+    }
 }
 
 /* A run's own file with another recipe or seed: what followed from the old one follows from the new one, the rest stays. */
@@ -221,7 +256,8 @@ static void test_readme(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_reload), cmocka_unit_test(test_reload_changed), cmocka_unit_test(test_shipped),
+        cmocka_unit_test(test_reload), cmocka_unit_test(test_reload_texts), cmocka_unit_test(test_reload_changed),
+        cmocka_unit_test(test_shipped),
         cmocka_unit_test(test_table), cmocka_unit_test(test_help), cmocka_unit_test(test_readme),
         cmocka_unit_test(test_help_unknown), cmocka_unit_test(test_changes), cmocka_unit_test(test_shipped_warmup),
     };

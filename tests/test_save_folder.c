@@ -70,6 +70,36 @@ static void test_signal_in_evaluation(void **state)
     }
 }
 
+/* A process that ended between two evaluators: the next makes up for the one that is missing, once. */
+static void test_cut_between_evaluators(void **state)
+{
+    (void)state;
+    char command[1024], run[512];
+    snprintf(run, sizeof run, "--max_duration=4 --stop_at=2 --eval_interval=2 --eval_subset_num_batches=1 --save_folder=%s/cut "
+             "--evaluators='[{label: a, data: {paths: data/sample-val.npy}}, {label: b, data: {paths: data/sample-val.npy}}]'",
+             folder);
+    expect_status(train(2, "%s", run), 0);
+    snprintf(command, sizeof command, "cd %s/cut && sed -i '/eval.b/d' metrics.jsonl && grep -q 'eval/a/' metrics.jsonl", folder);
+    assert_int_equal(system(command), 0);
+    for (int i = 0; i < 2; i++) {
+        expect_status(train(2, "%s --try_load_latest_save", run), 0);
+        assert_null(strstr(output, "eval at step 2 | a "));
+        assert_int_equal(strstr(output, "eval at step 2 | b ") != NULL, i == 0);
+    }
+}
+
+/* The end is computed from what the configuration says and what a checkpoint has done. */
+static void test_too_long(void **state)
+{
+    (void)state;
+    static const char *const durations[] = { "--max_duration=1e17", "--max_duration=1e300ep", "--max_duration=9 --stop_at=9e18" };
+    for (int i = 0; i < 3; i++) {
+        assert_int_not_equal(train(1, "--dry_run --save_folder=%s/long %s", folder, durations[i]), 0);
+        expect_output(i < 2 ? "error: max_duration: the run would end after" : "error: stop_at: the run would end after");
+        expect_output("not more than 9e+18 can be counted");
+    }
+}
+
 /* Ctrl-C twice. One step of 5000 sequences takes longer than the test wants to wait. */
 static void test_second_signal(void **state)
 {
@@ -235,6 +265,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_signals), cmocka_unit_test(test_signal_in_evaluation),
+        cmocka_unit_test(test_cut_between_evaluators), cmocka_unit_test(test_too_long),
         cmocka_unit_test(test_second_signal),
         cmocka_unit_test(test_folder_is_not_overwritten), cmocka_unit_test(test_folder_is_in_use),
         cmocka_unit_test(test_updates), cmocka_unit_test(test_data_start_over), cmocka_unit_test(test_rewind),

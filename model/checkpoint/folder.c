@@ -26,6 +26,11 @@ bool folder_exists(const char *path)
     return lstat(path, &status) == 0;
 }
 
+bool folder_holds(const char *name)
+{
+    return *name && !strchr(name, '/') && strcmp(name, ".") != 0 && strcmp(name, "..") != 0;
+}
+
 static int ascending(const void *a, const void *b)
 {
     long x = *(const long *)a, y = *(const long *)b;

@@ -20,7 +20,9 @@
 #include "kernels/text.h"
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/layout.h"
+#include "model/checkpoint/manifest.h"
 #include "model/config/hf.h"
+#include "model/config/table.h"
 #include "model/config/yaml.h"
 #include "model/rope.h"
 
@@ -47,27 +49,6 @@ static json_t *read_json(const char *folder, const char *name)
     return value;
 }
 
-/* Whether every file that the manifest lists is there in full; if not, `problem` says which is not. */
-static bool is_complete(const char *folder, const json_t *manifest, char *problem, size_t size)
-{
-    const char *name;
-    json_t *bytes;
-    json_object_foreach(json_object_get(manifest, "files"), name, bytes) {
-        char *path = xasprintf("%s/%s", folder, name);
-        struct stat status;
-        bool found = stat(path, &status) == 0;
-        if (!found)
-            snprintf(problem, size, "%s: %s", path, strerror(errno));
-        else if (status.st_size != json_integer_value(bytes))
-            snprintf(problem, size, "%s: %lld bytes, expected %lld", path, (long long)status.st_size,
-                     (long long)json_integer_value(bytes));
-        free(path);
-        if (!found || status.st_size != json_integer_value(bytes))
-            return false;
-    }
-    return true;
-}
-
 /* The manifest of a complete checkpoint; NULL if the folder is none of ours. Dies if it is one, but incomplete. */
 static json_t *open_manifest(const char *folder)
 {
@@ -79,49 +60,13 @@ static json_t *open_manifest(const char *folder)
     free(optimizer);
     if (!manifest)
         return NULL;
-    if (!is_complete(folder, manifest, problem, sizeof problem))
+    if (!manifest_is_complete(folder, manifest, problem, sizeof problem))
         die("the checkpoint is incomplete: %s; copy it again or load another one", problem);
     json_int_t version = json_integer_value(json_object_get(manifest, "format_version"));
     if (version != CHECKPOINT_VERSION)
         die("%s/trainer.json: format_version is %lld, this program reads %d", folder, (long long)version,
             CHECKPOINT_VERSION);
     return manifest;
-}
-
-/* Older checkpoints have none. */
-static void read_spikes(SpikeWindow *w, json_t *manifest, const char *folder)
-{
-    const char *loss = "", *grad_norm = "";
-    json_error_t error;
-    if (json_unpack_ex(manifest, &error, 0, "{s?:{s:s, s:s}}", "spikes", "loss", &loss, "grad_norm", &grad_norm) != 0)
-        die("%s/trainer.json: %s", folder, error.text);
-    w->count = spikes_parse(w->loss, loss);
-    if (w->count < 0 || spikes_parse(w->grad_norm, grad_norm) != w->count)
-        die("%s/trainer.json: spikes: expected up to %d numbers in loss and as many in grad_norm", folder, (int)SPIKES_WINDOW);
-}
-
-/* Old checkpoints have none. */
-static DataSample read_sample(const json_t *manifest)
-{
-    const json_t *sample = json_object_get(manifest, "data_sample");
-    const char *tokens = json_string_value(json_object_get(sample, "paths"));
-    const char *masks = json_string_value(json_object_get(sample, "label_mask_paths"));
-    return (DataSample){ tokens ? strtoull(tokens, NULL, 16) : 0, masks ? strtoull(masks, NULL, 16) : 0 };
-}
-
-static void read_state(TrainState *s, json_t *manifest, const char *folder)
-{
-    json_int_t step, tokens, updates, epoch, instance;
-    const char *fingerprint;
-    json_error_t error;
-    if (json_unpack_ex(manifest, &error, 0, "{s:I, s:I, s:I, s:{s:I, s:I}, s:s}", "step", &step, "tokens", &tokens,
-                       "updates", &updates, "loader", "epoch", &epoch, "instance", &instance,
-                       "data_fingerprint", &fingerprint) != 0)
-        die("%s/trainer.json: %s", folder, error.text);
-    *s = (TrainState){ .step = (long)step, .tokens = (long)tokens, .updates = (long)updates,
-                       .loader = { (uint64_t)epoch, (uint64_t)instance },
-                       .fingerprint = strtoull(fingerprint, NULL, 16), .sample = read_sample(manifest) };
-    read_spikes(&s->spikes, manifest, folder);
 }
 
 /* ---- loading ---------------------------------------------------------------------------------------------- */
@@ -177,8 +122,9 @@ static Source open_model(const char *folder)
         const char *name;
         json_t *file;
         json_object_foreach(json_object_get(index, "weight_map"), name, file) {
-            if (!json_is_string(file))
-                die("%s/model.safetensors.index.json: weight_map does not name a file for %s", folder, name);
+            if (!json_is_string(file) || !folder_holds(json_string_value(file)))
+                value_wrong_json(xasprintf("%s/model.safetensors.index.json", folder), xasprintf("weight_map.%s", name),
+                                 "the name of a file in that folder", file);
             add_source(&s, folder, json_string_value(file));
         }
     }
@@ -438,7 +384,7 @@ bool checkpoint_load(const char *folder, const Config *c, Fsdp *f, TrainState *s
     load_model(folder, model, c, f);
     bool ours = manifest != NULL;
     if (ours) {
-        read_state(s, manifest, folder);
+        manifest_state(s, manifest, folder);
         if (with_optimizer)
             load_optimizer(folder, open_optimizer(folder, manifest), c, f);
     }
@@ -456,7 +402,7 @@ static bool is_checkpoint(const char *folder, char *problem, size_t size)
     json_error_t error;
     check_regular(path);
     json_t *manifest = json_load_file(path, 0, &error);
-    bool complete = manifest && is_complete(folder, manifest, problem, size);
+    bool complete = manifest && manifest_is_complete(folder, manifest, problem, size);
     if (!manifest)
         snprintf(problem, size, "%s: %s", path, error.text);
     json_decref(manifest);

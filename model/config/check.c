@@ -18,9 +18,9 @@ static void check_heads(Reader *r)
 {
     ModelConfig *m = &r->s->c.model;
     if (m->head_dim == 0 && m->d_model % m->n_heads != 0)
-        die("%s: model.d_model %d is not a multiple of model.n_heads %d; take d_model %d or %d, or give "
+        die("%s: model.d_model %d is not a multiple of model.n_heads %d; take d_model %d or %ld, or give "
             "model.head_dim", config_where(r, "model.n_heads"), m->d_model, m->n_heads,
-            m->d_model / m->n_heads * m->n_heads, (m->d_model / m->n_heads + 1) * m->n_heads);
+            m->d_model / m->n_heads * m->n_heads, (m->d_model / m->n_heads + 1L) * m->n_heads);
     if (m->head_dim == 0)
         m->head_dim = m->d_model / m->n_heads;
     if (m->head_dim % 2 != 0)
@@ -173,7 +173,20 @@ static void check_architecture(Reader *r)
     }
     free(differences);
     m->architecture = named;
-    m->architecture = architecture_of(m);
+    m->architecture = architecture_choose(m, config_where(r, "model"));
+}
+
+/* Values that follow from others keep to the ranges of the table, too: the resolved configuration gives them. */
+static void check_ranges(Reader *r)
+{
+    for (const ConfigKey *k = config_keys; k->name; k++) {
+        const double x = value_number(r->s, k);
+        char expected[256];
+        if (strncmp(k->name, "model.", strlen("model.")) != 0 || isnan(x) || x == k->none || (x >= k->min && x <= k->max))
+            continue;
+        value_expected(expected, sizeof expected, k);
+        die("%s: %s would be %.10g, by the keys that it follows from; expected %s", config_where(r, "model"), k->name, x, expected);
+    }
 }
 
 void config_check_model(Reader *r, bool from_hf)
@@ -187,6 +200,7 @@ void config_check_model(Reader *r, bool from_hf)
     check_heads(r);
     check_mlp(r, from_hf);
     check_vocabulary(r);
+    check_ranges(r);
     check_rope_scaling(r);
     check_windows(r);
     check_architecture(r);
@@ -333,12 +347,13 @@ static void check_batch(Reader *r)
 }
 
 /* Gradients are summed in F32 where OLMo's precision says so, and where a sum has many terms: in BF16 it loses those below 2^-9
- * of it: of the worst tensor's gradient from 512 micro-batches 5 %, from 2048 half. */
+ * of it: of the worst tensor's gradient from 512 micro-batches 5 %, from 2048 half. Those of all ranks count: what they add up on
+ * their own is reduced over them in the same format, which rounds with every rank. */
 static void choose_grads(Reader *r)
 {
     enum { MOST = 128 };
     Format *grads = &r->s->c.recipe.grads;
-    const int n = r->s->c.global_train_batch_size / r->world / r->s->c.device_train_microbatch_size;
+    const int n = r->s->c.global_train_batch_size / r->s->c.device_train_microbatch_size;
     const bool mixed = r->s->fsdp.precision == FSDP_MIXED && r->world > 1;
     if (!config_given(r, "format.grads")) {
         if (mixed || n > MOST)
@@ -400,6 +415,16 @@ void config_choose_save_folder(Config *c)
         c->save_folder = xasprintf("runs/%s", c->run_name);
 }
 
+void config_check_load_path(const Reader *r)
+{
+    const char *path = r->s->c.load_path;
+    if (path && !*path)
+        die("%s: load_path is empty; give a folder, '.' for the current one", config_where(r, "load_path"));
+    if (path && strstr(path, "://"))
+        die("%s: load_path '%s' is remote; fetch the folder first (huggingface-cli download, aws s3 cp --recursive) "
+            "and give its local path", config_where(r, "load_path"), path);
+}
+
 static void check_folders(Reader *r)
 {
     Config *c = &r->s->c;
@@ -409,9 +434,7 @@ static void check_folders(Reader *r)
     if (strstr(c->save_folder, "://"))
         die("%s: save_folder '%s' is remote; save to a local folder and copy it from there",
             config_where(r, "save_folder"), c->save_folder);
-    if (c->load_path && strstr(c->load_path, "://"))
-        die("%s: load_path '%s' is remote; fetch the folder first (huggingface-cli download, aws s3 cp --recursive) "
-            "and give its local path", config_where(r, "load_path"), c->load_path);
+    config_check_load_path(r);
 }
 
 /* Ranks that share one copy of the model. */

@@ -1,6 +1,7 @@
 /* What the table of keys tells people: usage, --help, the table in configs/README.md, and the key they probably meant. */
 #include "model/config/table.h"
 
+#include <limits.h>
 #include <string.h>
 
 #include "kernels/device.h"
@@ -46,8 +47,8 @@ static int edit_distance(const char *a, const char *b)
     enum { LONGEST = 128 };
     int rows[3][LONGEST + 1] = { { 0 } };                    /* of i - 2, i - 1 and i, in turn */
     int m = (int)strlen(a), n = (int)strlen(b);
-    if (n > LONGEST)
-        return LONGEST;
+    if (m > LONGEST || n > LONGEST)
+        return INT_MAX / 2;
     for (int j = 0; j <= n; j++)
         rows[0][j] = j;
     for (int i = 1; i <= m; i++) {
@@ -83,7 +84,7 @@ static bool are_initials(const char *letters, const char *words)
 /* The whole name misspelled, or the right last part in the wrong section, which costs one edit. */
 static int name_distance(const char *name, const char *candidate)
 {
-    if (last_part(name)[1] && are_initials(last_part(name), last_part(candidate)))
+    if (strlen(last_part(name)) > 1 && are_initials(last_part(name), last_part(candidate)))
         return 0;
     int whole = edit_distance(name, candidate), part = 1 + edit_distance(last_part(name), last_part(candidate));
     return part <= 1 + (int)strlen(last_part(name)) / 3 && part < whole ? part : whole;

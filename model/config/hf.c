@@ -107,43 +107,22 @@ static json_t *get(const json_t *from, const char *key)
 
 static _Noreturn void wrong(const Source *s, const char *key, const char *expected, const json_t *found)
 {
-    char *text = found ? json_dumps(found, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(15)) : NULL;
-    die("%s: %s: expected %s, found %.64s", s->path, key, expected, text ? text : "nothing");
-}
-
-static void set(ModelConfig *m, const ConfigKey *row, double x)
-{
-    void *place = (char *)m + row->place;
-    switch (row->type & TYPE_MASK) {
-    case INT:    *(int *)place = (int)x; break;
-    case FLOAT:  *(float *)place = (float)x; break;
-    case DOUBLE: *(double *)place = x; break;
-    default:     *(bool *)place = x != 0; break;
-    }
+    value_wrong_json(s->path, key, expected, found);
 }
 
 /* The value at `key` of `from`, checked; null is what it is in our configuration, if it is anything there. */
 static void read_value(ModelConfig *m, const Source *s, const json_t *from, const Key *k)
 {
     const ConfigKey row = row_of(k);
-    const int type = row.type & TYPE_MASK;
     const ClassKey *own = architecture_key(s->class, k->key);
     const json_t *value = json_object_get(from, k->key);
-    double x = own ? own->otherwise : k->otherwise;
-    char expected[256];
-    value_expected(expected, sizeof expected, &row);
-    if (json_is_null(value) && !isnan(row.none)) {
-        x = row.none;
-    } else if (value && !json_is_null(value)) {
-        x = json_is_boolean(value) ? json_is_true(value) : json_number_value(value);
-        if (type == BOOL ? !json_is_boolean(value) : !json_is_number(value) || x < row.min || x > row.max)
-            wrong(s, k->key, expected, value);
-        if (type == INT && x != floor(x))
-            wrong(s, k->key, expected, value);
-    } else if (isnan(x)) {
-        wrong(s, k->key, expected, NULL);
-    }
-    set(m, &row, x);
+    const double otherwise = own ? own->otherwise : k->otherwise;
+    if (json_is_null(value) && !isnan(row.none))
+        value_set(m, &row, row.none);
+    else if ((!value || json_is_null(value)) && !isnan(otherwise))
+        value_set(m, &row, otherwise);
+    else
+        value_parse_json(m, &row, value, s->path, k->key);
 }
 
 static void read_token(ModelConfig *m, const Source *s, const Key *k)
@@ -152,8 +131,10 @@ static void read_token(ModelConfig *m, const Source *s, const Key *k)
     json_t *value = get(s->json, k->key);
     if (json_is_array(value))
         value = json_array_get(value, 0);
-    json_int_t id = json_is_integer(value) ? json_integer_value(value) : -1;
-    set(m, &row, id >= 0 && id < m->vocab_size ? (double)id : -1);
+    if (value && !json_is_integer(value))
+        wrong(s, k->key, "a token id, a list of them or null", value);
+    const json_int_t id = value ? json_integer_value(value) : -1;
+    value_set(m, &row, id >= 0 && id < m->vocab_size ? (double)id : -1);
 }
 
 static void refuse_others(const Source *s, const json_t *from, const Key *k)
@@ -169,9 +150,10 @@ static void refuse_others(const Source *s, const json_t *from, const Key *k)
 
 static RopeType rope_type(const Source *s, const json_t *rope)
 {
-    const char *type = json_string_value(get(rope, "rope_type"));
-    if (!type)
-        type = json_string_value(get(rope, "type"));
+    const json_t *given = get(rope, "rope_type") ? get(rope, "rope_type") : get(rope, "type");
+    const char *type = json_string_value(given);
+    if (given && !type)
+        wrong(s, "rope_type", "default, llama3 or yarn", given);
     for (int i = 0; type && i < NUM_ROPE_TYPES; i++)
         if (strcmp(type, rope_types[i]) == 0)
             return (RopeType)i;
@@ -307,6 +289,10 @@ static void settle_heads(ModelConfig *m, const Source *s)
             m->d_model, m->n_heads);
     if (m->head_dim == 0)
         m->head_dim = m->d_model / m->n_heads;
+    const ConfigKey *width = config_key("model.head_dim");
+    if (m->head_dim < width->min || m->head_dim > width->max)
+        die("%s: num_attention_heads: expected heads of %g to %g of the hidden_size %d, found %d heads of %d", s->path, width->min,
+            width->max, m->d_model, m->n_heads, m->head_dim);
     if (m->head_dim % 2 != 0)
         die("%s: head_dim: expected an even number, as rotary positions turn pairs, found %d", s->path, m->head_dim);
 }

@@ -79,6 +79,17 @@ static void forget_section(void *base, const char *name)
             value_default(base, k);
 }
 
+/* A dot stands between keys, and [ for an element, on the command line and in the table alone. */
+static void check_key(const YamlNode *n)
+{
+    if (strchr(n->key, '['))
+        die("%s: '%s': an element of a list cannot be changed on its own; give the whole list, as in "
+            "--evaluators='[{label: val, data: {paths: [val.npy]}}]'", yaml_place(n), n->key);
+    if (strchr(n->key, '.'))
+        die("%s: '%s' is written with a dot, as on the command line; in a file it is a section and, indented below it, a key",
+            yaml_place(n), n->key);
+}
+
 void config_apply(Reader *r, YamlNode *n, const char *name, void *base)
 {
     if (!is_section(name)) {
@@ -90,6 +101,7 @@ void config_apply(Reader *r, YamlNode *n, const char *name, void *base)
             return;
         }
         yaml_resolve(r->root, n, config_default);
+        config_check_texts(n, name);
         if (!(k->type & FOLLOWS) || n->kind != YAML_SCALAR || n->text)
             value_parse(base, k, n);
         return;
@@ -103,6 +115,7 @@ void config_apply(Reader *r, YamlNode *n, const char *name, void *base)
             n->kind == YAML_LIST ? "a list" : n->text);
     for (int i = 0; i < n->num_children; i++) {
         char child[512];
+        check_key(n->child[i]);
         snprintf(child, sizeof child, "%s.%s", name, n->child[i]->key);
         config_apply(r, n->child[i], child, base);
     }
@@ -113,9 +126,7 @@ static void read_values(Reader *r, bool from_hf)
 {
     for (int i = 0; i < r->root->num_children; i++) {
         YamlNode *n = r->root->child[i];
-        if (strchr(n->key, '.'))
-            die("%s: '%s' is written with a dot, as on the command line; in a file it is a section and, indented below it, a key",
-                yaml_place(n), n->key);
+        check_key(n);
         if (strcmp(n->key, "evaluators") != 0 && strcmp(n->key, "format") != 0)
             config_apply(r, n, n->key, r->s);
     }
@@ -144,7 +155,8 @@ static bool read_hf(Reader *r, char *(*latest_of)(const char *save_folder))
         if (n)
             config_apply(r, n, keys[i], r->s);
     }
-    if (!c->load_path || strstr(c->load_path, "://"))
+    config_check_load_path(r);
+    if (!c->load_path)
         return false;
     config_choose_save_folder(c);
     char *latest = c->try_load_latest_save ? latest_of(c->save_folder) : NULL;
@@ -190,6 +202,7 @@ static void read_evaluator(Reader *r, YamlNode *n, FILE *downstream, FILE *remot
     set_defaults(&e, true);
     for (int i = 0; i < n->num_children; i++) {
         char name[512];
+        check_key(n->child[i]);
         snprintf(name, sizeof name, EVALUATOR_PREFIX "%s", n->child[i]->key);
         config_apply(r, n->child[i], name, &e);
     }

@@ -23,7 +23,6 @@
 #define NO_USE(name, silent, why)                        { name, UNUSED, "null", NAN, 0, 0, silent, 0, why }
 
 #define MANY   2147483647.0
-#define LONGS  9e18
 #define VOCAB  2147483520.0         /* the largest int that is a multiple of 128 */
 #define TINY   1e-30
 
@@ -70,7 +69,7 @@ const ConfigKey config_keys[] = {
            { "all", FAST_ALL }), C(recipe.fast), "FP8 GEMMs that may add with short accumulators"),
     OTHER ("format.master", FORMAT | FOLLOWS, "null", C(recipe.master), "weights that the optimizer updates"),
     OTHER ("format.grads", FORMAT | FOLLOWS, "null", C(recipe.grads), "accumulated weight gradients; "
-           "f32 unless given where a step has more than 128 micro-batches"),
+           "f32 unless given where a step has more than 128 micro-batches, those of all ranks together"),
     OTHER ("format.moment1", FORMAT | FOLLOWS, "null", C(recipe.moment1),
            "AdamW's m; e4m3/128+ is expanded (COAT), e4m3/128 is not"),
     OTHER ("format.moment2", FORMAT | FOLLOWS, "null", C(recipe.moment2), "AdamW's v"),
@@ -119,7 +118,7 @@ const ConfigKey config_keys[] = {
     OTHER ("model.multi_query_attention", BOOL | SPENT, "null", X(multi_query_attention), "true: one key/value head"),
     OPTION("model.head_dim", INT, "null", 0, 2, 4096, C(model.head_dim),
            "width of a head; default d_model / n_heads"),
-    OPTION("model.mlp_hidden_size", LONG, "null", 0, 2, 2 * MANY, X(mlp_hidden_size),
+    OPTION("model.mlp_hidden_size", LONG, "null", 0, 2, MANY - 1, X(mlp_hidden_size),
            "both halves of SwiGLU: twice Hugging Face's intermediate_size"),
     NUMBER("model.mlp_ratio", DOUBLE | SPENT, "4", TINY, 1e6, X(mlp_ratio),
            "mlp_hidden_size / d_model, if that is not given"),

@@ -40,6 +40,8 @@ typedef struct {
     const Word *words;         /* CHOICE; ends with word == NULL                                         */
 } ConfigKey;
 
+#define LONGS 9e18             /* the most that a LONG, a U64 or a Duration may be */
+
 typedef struct { char *name, **paths; int num_paths; } NamedPaths;
 
 /* What the words of the table stand for, where it is no enum of Config. Fields that are null unless given are int. */
@@ -116,13 +118,20 @@ void        config_print_version(FILE *f);                  /* ./train --version
 void        config_print_help(FILE *f, const char *name);   /* --help=name: a key, a section; NULL: all. Dies: no such key */
 void        config_print_markdown(FILE *f);                 /* ./train --help=markdown: the table in configs/README.md */
 
+struct json_t;
+
 /* One value. `base`: the Settings or Evaluator that holds it. */
 void value_parse(void *base, const ConfigKey *k, const YamlNode *n);    /* dies: place, expected, found */
 void value_default(void *base, const ConfigKey *k);
 void value_print(FILE *f, const void *base, const ConfigKey *k, int indent);   /* " 3\n": what follows `key:` */
 void value_free(void *base, const ConfigKey *k);
 void value_expected(char *out, size_t size, const ConfigKey *k);        /* "an integer from 1 to 8" */
+double value_number(const void *base, const ConfigKey *k);              /* of an INT, LONG, FLOAT or DOUBLE, else NAN */
 void value_print_text(FILE *f, const char *text);                       /* a YAML scalar, quoted where it must be */
+void value_parse_json(void *base, const ConfigKey *k, const struct json_t *value, const char *path, const char *key);
+                                                                        /* of a file; dies: path, key, expected, found */
+void value_set(void *base, const ConfigKey *k, double x);               /* a number or a truth value, unchecked */
+_Noreturn void value_wrong_json(const char *path, const char *key, const char *expected, const struct json_t *found);
 
 /* A configuration being read. */
 typedef struct {
@@ -139,6 +148,9 @@ bool        config_given(const Reader *r, const char *name);            /* not a
 const char *config_where(const Reader *r, const char *name);            /* its place, else the file */
 const YamlNode *config_find_path(const YamlNode *n, const char *path);  /* its place at n or below; NULL: not there */
 void        config_note (Reader *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Dies of texts at n or below, of key `name`, that config.yaml and metrics.jsonl could not hold, or not as they are: those that are
+ * no UTF-8, and those that would be evaluated once more. */
+void        config_check_texts(const YamlNode *n, const char *name);
 void        config_apply(Reader *r, YamlNode *n, const char *name, void *base);   /* a value or a section */
 
 /* Of a dry run: before the values are read, its data are taken out of the file; then the ranks it plans for become the world. */
@@ -147,6 +159,7 @@ void config_choose_ranks(Reader *r);
 
 /* The steps that follow the reading of the values; each derives what was left open and dies on what cannot work. */
 void config_choose_save_folder(Config *c);           /* runs/<run_name>, if none is given */
+void config_check_load_path(const Reader *r);
 void config_check_model (Reader *r, bool from_hf);
 void config_check_rope  (const ModelConfig *m, const char *place);         /* of config.json, too, as the next */
 void config_settle_windows(ModelConfig *m, const char *place);             /* equal windows become equal LayerTypes */

@@ -12,30 +12,34 @@
 
 /* ---- scalars from text ------------------------------------------------------------------------------------ */
 
+enum { MAX_DIGITS = 128 };           /* and signs, points, exponents; longer numbers are none */
+
 static bool parse_double(double *out, const char *text)
 {
-    char digits[128], *end;
+    char digits[MAX_DIGITS], *end;
     size_t n = 0;
     if (!text || !(isdigit((unsigned char)*text) || strchr("+-.", *text)))     /* not "inf", "nan" */
         return false;
-    for (const char *c = text; *c; c++)
-        if (*c != '_' && n + 1 < sizeof digits)
+    for (const char *c = text; *c && n < sizeof digits; c++)
+        if (*c != '_')
             digits[n++] = *c;
+    if (n == 0 || n == sizeof digits)
+        return false;
     digits[n] = '\0';
     *out = strtod(digits, &end);
-    return n > 0 && !*end && isfinite(*out);
+    return !*end && isfinite(*out);
 }
 
 /* Integers beyond 2^53 keep all digits if they are written without a point or exponent. */
 static bool parse_integer(uint64_t *out, bool *negative, const char *text)
 {
-    char digits[64], *end;
+    char digits[MAX_DIGITS], *end;
     size_t n = 0;
     double x;
     if (!parse_double(&x, text) || x != floor(x) || fabs(x) >= 1.8e19)
         return false;
     *negative = x < 0;
-    for (const char *c = text + (*text == '-' || *text == '+'); *c && n + 1 < sizeof digits; c++)
+    for (const char *c = text + (*text == '-' || *text == '+'); *c; c++)
         if (*c != '_')
             digits[n++] = *c;
     digits[n] = '\0';
@@ -72,7 +76,7 @@ static bool parse_duration(Duration *out, const char *text)
     bool tokens = n > 1 && number[n - 1] == 'T';
     if (tokens)
         number[n - 1] = '\0';
-    if (!parse_double(&x, number) || x != floor(x) || x < 1 || x > 9e18)
+    if (!parse_double(&x, number) || x != floor(x) || x < 1 || x > LONGS)
         return false;
     *(tokens ? &out->tokens : &out->steps) = (long)x;
     return true;
@@ -447,12 +451,19 @@ static void print_duration(FILE *f, const Duration *d)
         fputs("null", f);
 }
 
+double value_number(const void *base, const ConfigKey *k)
+{
+    const char *place = (const char *)base + k->place;
+    const int type = k->type & TYPE_MASK;
+    return type == INT ? *(const int *)place : type == LONG ? *(const long *)place
+         : type == FLOAT ? *(const float *)place : type == DOUBLE ? *(const double *)place : NAN;
+}
+
 void value_print(FILE *f, const void *base, const ConfigKey *k, int indent)
 {
     const char *place = (const char *)base + k->place;
     int type = k->type & TYPE_MASK;
-    double x = type == INT ? *(const int *)place : type == LONG ? *(const long *)place
-             : type == FLOAT ? *(const float *)place : type == DOUBLE ? *(const double *)place : NAN;
+    double x = value_number(base, k);
     if (!is_list(type))
         fputc(' ', f);
     if (x == k->none) {

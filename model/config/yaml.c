@@ -98,12 +98,22 @@ static int line_of(struct fy_node *n, int otherwise)
     return mark ? mark->line + 1 : otherwise;
 }
 
+/* A scalar's text, which C ends at its first zero byte; NULL for none. */
+static const char *text_of(struct fy_node *n, const char *file, int line)
+{
+    size_t length = 0;
+    const char *text = n ? fy_node_get_scalar(n, &length) : NULL;
+    if (text && memchr(text, '\0', length))
+        die(line ? "%s:%d: a text holds a zero byte" : "%s: a text holds a zero byte", file, line);
+    return n ? fy_node_get_scalar0(n) : NULL;
+}
+
 /* `line`: of the key or of the enclosing value; a scalar knows its own, an item of a list gets its first line. */
 static YamlNode *convert(struct fy_node *n, const char *key, const char *file, int line)
 {
     void *position = NULL;
     if (!n || fy_node_is_scalar(n)) {
-        const char *text = n ? fy_node_get_scalar0(n) : NULL;
+        const char *text = text_of(n, file, line);
         bool plain = n && fy_node_get_style(n) == FYNS_PLAIN;
         return yaml_new(YAML_SCALAR, key, !text || (plain && means_null(text)) ? NULL : text, file, line);
     }
@@ -116,12 +126,13 @@ static YamlNode *convert(struct fy_node *n, const char *key, const char *file, i
     YamlNode *map = yaml_new(YAML_MAP, key, NULL, file, line);
     for (struct fy_node_pair *pair; (pair = fy_node_mapping_iterate(n, &position));) {
         struct fy_node *name = fy_node_pair_key(pair);
-        if (!name || !fy_node_is_scalar(name))
-            die("%s:%d: a key must be a word", file, line);
         int at = line_of(name, line);
+        const char *word = name && fy_node_is_scalar(name) ? text_of(name, file, at) : NULL;
+        if (!word)
+            die("%s:%d: a key must be a word", file, line);
         if (map->num_children == 0 && !key)
             map->line = at;
-        yaml_add(map, convert(fy_node_pair_value(pair), fy_node_get_scalar0(name), file, at));
+        yaml_add(map, convert(fy_node_pair_value(pair), word, file, at));
     }
     return map;
 }

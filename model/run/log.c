@@ -32,7 +32,7 @@ struct Log {
     double  start, paused;     /* paused: when log_pause was called */
     double *loss;              /* of every step of this process that was not skipped */
     long    losses, capacity, first_step;
-    bool    has_eval;          /* of first_step, by an earlier process */
+    int     evaluated;         /* evaluators, from the first on, at first_step by an earlier process */
 };
 
 /* Keys that a token of block l sees, on average over a sequence of T: half of T, with a window w the ramp to it and then w. */
@@ -90,17 +90,34 @@ double speed_of_light(const Config *c)
     return operand > 0 && stream > 0 ? 1 / (f.linear / operand + (f.head + f.attention) / stream) : 0;
 }
 
-/* Drops the lines of steps that this run will write again, and a last line that a crash cut short. Returns whether what stays
- * has evaluations of first_step. */
-static bool drop_later_steps(const char *path, long first_step)
+/* The metric's name of an evaluator's loss or perplexity. */
+static char *eval_name(const char *label, const char *what)
+{
+    return xasprintf("eval/%s/%s", label, what);
+}
+
+/* Evaluations are made in the order of the evaluators, one line each: `count`, and one more if this line is that of the next. */
+static int count_evals(const char *line, const Config *c, int count)
+{
+    json_t *o = json_loads(line, 0, NULL);
+    char *name = count < c->num_eval ? eval_name(c->eval[count].label, "CrossEntropyLoss") : NULL;
+    count += name && json_object_get(o, name);
+    free(name);
+    json_decref(o);
+    return count;
+}
+
+/* Drops the lines of steps that this run will write again, and a last line that a crash cut short. Returns how many evaluators
+ * have been evaluated at first_step by what stays. */
+static int drop_later_steps(const char *path, const Config *c, long first_step)
 {
     FILE *in = fopen(path, "r");
     if (!in)
-        return false;
-    bool has_eval = false;
+        return 0;
     char *line = NULL;
     size_t size = 0;
     long keep = 0, at = 0;
+    int evaluated = 0;
     ssize_t n;
     while ((n = getline(&line, &size, in)) > 0) {
         at += n;
@@ -108,18 +125,19 @@ static bool drop_later_steps(const char *path, long first_step)
         if (line[n - 1] != '\n' || sscanf(line, "{\"step\": %ld", &step) != 1 || step > first_step)
             break;
         keep = at;
-        has_eval |= step == first_step && strstr(line, "\"eval/");
+        if (step == first_step)
+            evaluated = count_evals(line, c, evaluated);
     }
     free(line);
     fclose(in);
     if (truncate(path, keep) != 0)
         die("%s: cannot drop the steps from %ld on: %s", path, first_step + 1, strerror(errno));
-    return has_eval;
+    return evaluated;
 }
 
-bool log_has_eval(const Log *l)
+int log_evaluated(const Log *l)
 {
-    return l && l->has_eval;
+    return l ? l->evaluated : 0;
 }
 
 /* Two processes in one folder would mix their steps and delete each other's checkpoints. Where the file system has no locks,
@@ -148,7 +166,7 @@ Log *log_open(const Config *c, RunLength length, long last_step, long first_step
     if (!l->file)
         die("%s: cannot open for writing: %s", l->path, strerror(errno));
     lock(l->file, c->save_folder);
-    l->has_eval = drop_later_steps(l->path, first_step);
+    l->evaluated = drop_later_steps(l->path, c, first_step);
     printf("each line: tokens per second%s%s, memory in use; all else is in %s\n", world > 1 ? " of a rank" : "",
            l->speed_of_light > 0 ? " and % of its peak" : "", l->path);
     return l;
@@ -283,13 +301,13 @@ void log_eval(Log *l, long step, const EvalResult *r)
 {
     if (!l)
         return;
-    char name[256];
+    char *loss = eval_name(r->label, "CrossEntropyLoss"), *perplexity = eval_name(r->label, "Perplexity");
     json_t *o = json_pack("{s:I}", "step", (json_int_t)step);
-    snprintf(name, sizeof name, "eval/%s/CrossEntropyLoss", r->label);
-    log_set(o, name, r->loss);
-    snprintf(name, sizeof name, "eval/%s/Perplexity", r->label);
-    log_set(o, name, exp(r->loss));
+    log_set(o, loss, r->loss);
+    log_set(o, perplexity, exp(r->loss));
     log_object(l, o);
+    free(loss);
+    free(perplexity);
     printf("eval at step %ld | %s | loss %.4f | perplexity %.4g | %ld labels\n", step, r->label, r->loss, exp(r->loss),
            r->labels);
     fflush(stdout);

@@ -28,7 +28,7 @@ typedef struct Log Log;
 Log *log_open (const Config *c, RunLength length, long last_step, long first_step, int world);
 void log_step (Log *l, const StepStats *s);
 void log_eval (Log *l, long step, const EvalResult *r);
-bool log_has_eval(const Log *l);  /* whether an older run's metrics have evaluations of first_step */
+int  log_evaluated(const Log *l); /* how many evaluators, from the first on, an older run's metrics have at first_step */
 void log_pause (Log *l);          /* from here to log_resume nothing is trained: the speed does not count this time */
 void log_resume(Log *l);
 

@@ -3,6 +3,7 @@
 #include "model/run/run.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +16,7 @@
 #include "kernels/trace.h"
 #include "kernels/watchdog.h"
 #include "model/checkpoint/folder.h"
+#include "model/config/table.h"
 #include "model/run/fit.h"
 #include "model/run/memory.h"
 #include "model/version.h"
@@ -168,6 +170,19 @@ static void write_config(const Config *c, const char *from, long step, bool resu
     }
 }
 
+static void check_countable(const char *key, double n)
+{
+    if (n > LONGS)
+        die("%s: the run would end after %g steps or tokens, but not more than %g can be counted; take a shorter one", key, n,
+            LONGS);
+}
+
+static long steps_later(const Run *r, const char *key, double more)
+{
+    check_countable(key, (double)r->state.step + more);
+    return r->state.step + (long)more;
+}
+
 /* `key`: the configuration's name of d. Steps are 0 if it is not given. Of tokens and epochs, what is left counts: steps done
  * may have had another batch size. */
 static RunLength run_length(const Run *r, const char *key, const Duration *d)
@@ -177,16 +192,17 @@ static RunLength run_length(const Run *r, const char *key, const Duration *d)
     RunLength n = { .steps = d->steps };
     if (d->tokens > 0) {
         const long left = d->tokens > r->state.tokens ? d->tokens - r->state.tokens : 0;
-        n.steps = r->state.step + (left + per_step - 1) / per_step;
+        n.steps = steps_later(r, key, (double)((left + per_step - 1) / per_step));
     } else if (d->epochs > 0) {
         const uint64_t epoch = loader_instances(r->loader) / c->global_train_batch_size;
-        const double all = d->epochs * (double)epoch, done = (double)(r->state.loader.epoch * epoch)
+        const double all = d->epochs * (double)epoch, done = (double)r->state.loader.epoch * (double)epoch
                          + (double)r->state.loader.instance / c->global_train_batch_size;
         if (all < 1)
             die("%s is less than one step: an epoch of these data has %llu, of %d sequences each", key, (unsigned long long)epoch,
                 c->global_train_batch_size);
-        n.steps = r->state.step + (all > done ? (long)(all - done) : 0);
+        n.steps = steps_later(r, key, fmax(all - done, 0));
     }
+    check_countable(key, (double)r->state.tokens + ((double)n.steps - (double)r->state.step) * (double)per_step);
     n.tokens = d->tokens > 0 ? d->tokens : r->state.tokens + (n.steps - r->state.step) * per_step;
     return n;
 }

@@ -1,0 +1,88 @@
+/* Reading the manifest. It comes from a disk that may have failed, or from an editor. */
+#include "model/checkpoint/manifest.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "kernels/error.h"
+#include "model/checkpoint/folder.h"
+#include "model/config/table.h"
+
+bool manifest_is_complete(const char *folder, const json_t *manifest, char *problem, size_t size)
+{
+    const json_t *files = json_object_get(manifest, "files");
+    const char *name;
+    json_t *bytes;
+    if (json_object_size(files) == 0)
+        snprintf(problem, size, "%s/trainer.json: files: expected the checkpoint's files and their bytes, found none", folder);
+    json_object_foreach((json_t *)files, name, bytes) {
+        char *path = xasprintf("%s/%s", folder, name);
+        struct stat status;
+        bool found = false;
+        if (!folder_holds(name) || !json_is_integer(bytes))
+            snprintf(problem, size, "%s/trainer.json: files: expected names of files in the folder and their bytes, found '%s'",
+                     folder, name);
+        else if (stat(path, &status) != 0)
+            snprintf(problem, size, "%s: %s", path, strerror(errno));
+        else if (status.st_size != json_integer_value(bytes))
+            snprintf(problem, size, "%s: %lld bytes, expected %lld", path, (long long)status.st_size,
+                     (long long)json_integer_value(bytes));
+        else
+            found = true;
+        free(path);
+        if (!found)
+            return false;
+    }
+    return json_object_size(files) > 0;
+}
+
+#define COUNT(key, type, field) { key, type, NULL, NAN, 0, LONGS, NULL, offsetof(TrainState, field), NULL, NULL }
+static const ConfigKey counts[] = {
+    COUNT("step", LONG, step), COUNT("tokens", LONG, tokens), COUNT("updates", LONG, updates),
+    COUNT("loader.epoch", U64, loader.epoch), COUNT("loader.instance", U64, loader.instance),
+};
+
+/* `key` of `object`, which the manifest calls `name`. */
+static uint64_t hexadecimal(const json_t *object, const char *key, const char *name, const char *path)
+{
+    const json_t *value = json_object_get(object, key);
+    const char *digits = json_string_value(value);
+    char *last = NULL;
+    const uint64_t x = digits ? strtoull(digits, &last, 16) : 0;
+    if (!digits || strlen(digits) != 16 || *last)
+        value_wrong_json(path, name, "16 hexadecimal digits", value);
+    return x;
+}
+
+static void read_spikes(SpikeWindow *w, const json_t *spikes, const char *path)
+{
+    const char *loss = json_string_value(json_object_get(spikes, "loss"));
+    const char *grad_norm = json_string_value(json_object_get(spikes, "grad_norm"));
+    w->count = loss ? spikes_parse(w->loss, loss) : -1;
+    if (w->count < 0 || !grad_norm || spikes_parse(w->grad_norm, grad_norm) != w->count)
+        die("%s: spikes: expected up to %d numbers in loss and as many in grad_norm", path, (int)SPIKES_WINDOW);
+}
+
+/* Samples of the data and spikes are younger than the other keys: old checkpoints have none. */
+void manifest_state(TrainState *s, const json_t *manifest, const char *folder)
+{
+    char *path = xasprintf("%s/trainer.json", folder);
+    const json_t *loader = json_object_get(manifest, "loader"), *sample = json_object_get(manifest, "data_sample");
+    const json_t *spikes = json_object_get(manifest, "spikes");
+    *s = (TrainState){ 0 };
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+        const char *name = counts[i].name, *dot = strchr(name, '.');
+        value_parse_json(s, &counts[i], json_object_get(dot ? loader : manifest, dot ? dot + 1 : name), path, name);
+    }
+    s->fingerprint = hexadecimal(manifest, "data_fingerprint", "data_fingerprint", path);
+    if (sample)
+        s->sample = (DataSample){ hexadecimal(sample, "paths", "data_sample.paths", path),
+                                  hexadecimal(sample, "label_mask_paths", "data_sample.label_mask_paths", path) };
+    if (spikes)
+        read_spikes(&s->spikes, spikes, path);
+    free(path);
+}

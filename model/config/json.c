@@ -1,0 +1,43 @@
+/* Values of JSON files, by rows like those of the table of keys: the same types and ranges, and the same words about them. */
+#include "model/config/table.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "kernels/error.h"
+
+_Noreturn void value_wrong_json(const char *path, const char *key, const char *expected, const json_t *found)
+{
+    char *text = found && !json_is_null(found) ? json_dumps(found, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(15)) : NULL;
+    die("%s: %s: expected %s, found %.64s", path, key, expected, text ? text : "nothing");
+}
+
+void value_set(void *base, const ConfigKey *k, double x)
+{
+    void *place = (char *)base + k->place;
+    switch (k->type & TYPE_MASK) {
+    case INT:    *(int *)place = (int)x; break;
+    case LONG:   *(long *)place = (long)x; break;
+    case U64:    *(uint64_t *)place = (uint64_t)x; break;
+    case FLOAT:  *(float *)place = (float)x; break;
+    case DOUBLE: *(double *)place = x; break;
+    case BOOL:   *(bool *)place = x != 0; break;
+    default:     die("model/config/json.c: %s has a type that is not read from JSON", k->name);
+    }
+}
+
+void value_parse_json(void *base, const ConfigKey *k, const json_t *value, const char *path, const char *key)
+{
+    const int type = k->type & TYPE_MASK;
+    const double x = json_is_boolean(value) ? json_is_true(value) : json_number_value(value);
+    char expected[256];
+    value_expected(expected, sizeof expected, k);
+    if (type == BOOL ? !json_is_boolean(value) : !json_is_number(value) || x < k->min || x > k->max)
+        value_wrong_json(path, key, expected, value);
+    if (type != BOOL && type != FLOAT && type != DOUBLE && x != floor(x))
+        value_wrong_json(path, key, expected, value);
+    value_set(base, k, x);
+    if (json_is_integer(value) && (type == LONG || type == U64))        /* beyond 2^53 a double would lose digits */
+        *(json_int_t *)((char *)base + k->place) = json_integer_value(value);
+}
