@@ -15,6 +15,7 @@
 #include "kernels/trace.h"
 #include "model/checkpoint/folder.h"
 #include "model/run/memory.h"
+#include "model/run/shared_folder.h"
 
 static Loader *open_loader(const Config *c)
 {
@@ -125,6 +126,8 @@ static void prepare_folder(const Config *c, const char *from, bool resumes)
                 "--save_folder=... goes elsewhere", c->save_folder);
     }
     comm_barrier();
+    make_folder(c->save_folder);        /* a host that remembers its absence asks the file server again */
+    shared_folder_check(c->save_folder);
 }
 
 /* An interruption before the next save must not lead back to what came after step N: to the checkpoint `from`, if it is stepN. */
@@ -242,6 +245,14 @@ static void print_data(const Run *r)
     fflush(stdout);
 }
 
+/* HYBRID_SHARD makes one for each host that it finds. */
+static void print_groups(void)
+{
+    const int in_group = comm_group_size(RANKS_SHARD), groups = comm_size() / in_group;
+    if (comm_rank() == 0 && comm_size() > 1)
+        printf("sharding: %d group%s of %d rank%s\n", groups, groups > 1 ? "s" : "", in_group, in_group > 1 ? "s" : "");
+}
+
 static void open_data(Run *r)
 {
     const Config *c = r->config;
@@ -271,6 +282,7 @@ bool run_open(Run *r, const Config *c)
 
     memory_plan(&r->model, &r->fsdp, c);
     memory_print(&r->model, &r->fsdp, c);
+    print_groups();
     if (c->dry_run) {
         print_data(r);
         return false;
