@@ -70,8 +70,8 @@ static const double INTERVAL = 0.25;    /* seconds; mpirun leaves a second betwe
 static const double GRACE = 2;          /* seconds for those who can say more, and for the launcher to end all */
 static const double SILENCE = 5;        /* seconds without a word from another host until that is told, */
 static const double AWAY_AFTER = 15;    /* and until it can end the run. NOTE: mpirun with the keepalive options of README comes
-                                         * before; should a rank end earlier, it sends orders to the lost host, and TCP probes no
-                                         * connection that has something to send: mpirun would wait for a quarter of an hour */
+                                         * before. But TCP probes no connection that has something to send: had mpirun orders
+                                         * for the lost host, as after the end of a rank, it would wait for a quarter of an hour */
 
 static RankState alone;
 static RankState *own = &alone;              /* this rank's */
@@ -261,15 +261,15 @@ static void look(double passed)
     }
 }
 
-/* The first rank's: its beats to the other hosts, and theirs. Silence is told long before it is a fault: the launcher may notice
- * it too, and end all without naming ranks. */
+/* The first rank's: its beats to the other hosts, and theirs. Rank 0 tells of silence long before it is a fault: the launcher may
+ * notice it too, and end all without naming ranks. */
 static void look_at_hosts(double passed)
 {
     static bool told = false;
     hosts_look(passed);
     const double silence = hosts_silence();
     dog.board->silence = silence;
-    if (silence >= SILENCE && !told) {
+    if (silence >= SILENCE && !told && own->rank == 0) {
         char who[512], text[640];
         hosts_name(who, sizeof who, SILENCE);
         int n = snprintf(text, sizeof text, "warning: no word from %s for %.0f s\n", who, silence);
