@@ -2,8 +2,8 @@
  *
  * The main thread of each rank marks what it is about to do; these marks of all ranks of a host lie in memory that
  * they share. A thread per rank, which calls no MPI, watches them, and that of each host's first rank the other hosts
- * (hosts.h). Marking costs a few stores and needs no watchdog:
- * without one (in tests) marks go nowhere. Only the main thread may mark. */
+ * (hosts.h). Marking costs a few stores and needs no watchdog: without one (in tests) marks go nowhere. Only the main
+ * thread may mark. */
 #pragma once
 #include <stdbool.h>
 
