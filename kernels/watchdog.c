@@ -4,6 +4,7 @@
  *   - a neighbour's process is gone that did not say that it leaves, or that did and has not ended the others;
  *   - the device's communication reports an error;
  *   - a thread that its main thread waits for has not gone on for the timeout;
+ *   - another host's first rank has ended (see hosts.h), whose launcher may take long to tell this host;
  *   - its own rank has not gone on for the timeout, and the rank it waits for has not either. That is a rank whose
  *     thread has stopped counting as well (SIGSTOP), else the one that has entered the fewest collectives, else one
  *     that is in none. If all are in the same one, what they wait for is a device or on another host.
@@ -29,6 +30,7 @@
 #include "kernels/comm.h"
 #include "kernels/clock.h"
 #include "kernels/error.h"
+#include "kernels/hosts.h"
 #include "kernels/trace.h"
 
 enum { WATCHING = 1, LEAVING };         /* RankState.state; 0: not started */
@@ -59,7 +61,8 @@ typedef struct {
 
 /* Memory of the host. */
 typedef struct {
-    atomic_flag spoken;                 /* a rank of this host has reported a fault */
+    atomic_bool spoken;                 /* a rank of this host has reported a fault */
+    _Atomic double silence;             /* seconds without a word from another host: this one's first rank knows which */
     RankState rank[];                   /* (n) */
 } Board;
 
@@ -70,11 +73,15 @@ typedef struct {
     bool   visible;                     /* its process can be asked for by number: hosts may hide it in a container */
 } Sight;
 
-typedef enum { NO_FAULT, GONE, LEFT, STOPPED, HUNG, NOBODY, DEVICE } FaultKind;
+typedef enum { NO_FAULT, GONE, LEFT, STOPPED, HUNG, NOBODY, DEVICE, ENDED, AWAY } FaultKind;
 typedef struct { FaultKind kind; int who; const char *text; } Fault;    /* who: local rank */
 
 static const double INTERVAL = 0.25;    /* seconds; mpirun leaves a second between the end of one rank and of all */
 static const double GRACE = 2;          /* seconds for those who can say more, and for the launcher to end all */
+static const double SILENCE = 5;        /* seconds without a word from another host until that is told, */
+static const double AWAY_AFTER = 15;    /* and until it can end the run. NOTE: mpirun with the keepalive options of README comes
+                                         * before. But TCP probes no connection that has something to send: had mpirun orders
+                                         * for the lost host, as after the end of a rank, it would wait for a quarter of an hour */
 
 static RankState alone;
 static RankState *own = &alone;              /* this rank's */
@@ -184,10 +191,31 @@ static const char *describe(char text[128], const RankState *s)
     return text;
 }
 
+static const char advice[] = "--try_load_latest_save continues from the last complete checkpoint";
+
+/* Seconds; of a thread that stands still, here or on another host. */
+static double long_silence(void)
+{
+    return dog.timeout > 4 ? dog.timeout / 2.0 : 2;
+}
+
+/* What another host has done, or does not do any more. */
+static int compose_away(char *text, size_t size, FaultKind kind)
+{
+    char who[512], waiting[128];
+    hosts_name(who, sizeof who, long_silence());
+    describe(waiting, own);
+    if (kind == ENDED)
+        return snprintf(text, size, "error (rank %d): %s ended, and rank %d is in %s. What they have said tells why; without "
+                        "a word, they crashed or were killed. %s\n", own->rank, who, own->rank, waiting, advice);
+    return snprintf(text, size, "error (rank %d): no word from %s for %.0f s: that host is down or stopped, or the network "
+                    "between it and this one is. Rank %d is in %s. %s\n", own->rank, who, hosts_silence(), own->rank, waiting,
+                    advice);
+}
+
 /* One line that says who, where and in what. */
 static int compose(char *text, size_t size, const Fault *f)
 {
-    static const char advice[] = "--try_load_latest_save continues from the last complete checkpoint";
     const RankState *s = &dog.rank[f->who];
     const Sight *seen = &dog.sight[f->who];
     char host[64] = "", who[160], culprit[128], waiting[128], device[160] = "", other[160] = "";
@@ -221,21 +249,29 @@ static int compose(char *text, size_t size, const Fault *f)
                         "does not answer%s; NCCL_DEBUG=INFO says more. timeout_seconds is %d. %s\n", own->rank, host,
                         seen->idle, waiting, comm_size() > 1 ? "a device or a rank of another host" : "the device", device,
                         dog.timeout, advice);
+    case ENDED:
+    case AWAY:
+        return compose_away(text, size, f->kind);
     default:
         return snprintf(text, size, "error (rank %d): %s, during %s. %s\n", own->rank, f->text, waiting, advice);
     }
 }
 
-/* write, not stdio: the main thread may hold stderr's lock. The pause: mpirun drops output that it has not read when
- * it takes the other ranks down. */
+/* write, not stdio: the main thread may hold stderr's lock. */
+static void say(const char *text)
+{
+    ssize_t written = write(STDERR_FILENO, text, strlen(text));
+    (void)written;
+}
+
+/* The pause: mpirun drops output that it has not read when it takes the other ranks down. */
 static _Noreturn void end(const char *text, int status, bool silent)
 {
     own->state = LEAVING;
     if (silent)
         usleep((useconds_t)(GRACE * 1e6));
     else {
-        ssize_t written = write(STDERR_FILENO, text, strlen(text));
-        (void)written;
+        say(text);
         usleep(300000);
     }
     _exit(status);
@@ -245,7 +281,7 @@ static _Noreturn void report(const Fault *f)
 {
     char text[1500];
     compose(text, sizeof text, f);
-    end(text, 1, atomic_flag_test_and_set(&dog.board->spoken));
+    end(text, 1, atomic_exchange(&dog.board->spoken, true));
 }
 
 /* NOTE: launchers, too, send signals, to the ranks that are left when one has ended: its message, or what the watchdogs say
@@ -256,7 +292,7 @@ void watchdog_end(const char *text, int status)
     usleep(dog.board ? (useconds_t)(2 * INTERVAL * 1e6) : comm_rank() > 0 ? 1000000 : 0);
     for (int i = 0; dog.board && i < dog.n; i++)
         silent = silent || (i != dog.self && dog.rank[i].state == LEAVING);
-    end(text, status, silent || (dog.board && atomic_flag_test_and_set(&dog.board->spoken)));
+    end(text, status, silent || (dog.board && atomic_exchange(&dog.board->spoken, true)));
 }
 
 /* ---- watching ---------------------------------------------------------------------------------------------- */
@@ -268,7 +304,7 @@ static bool process_exists(const RankState *s)
 
 static bool is_silent(int i)
 {
-    return dog.sight[i].silent >= (dog.timeout > 4 ? dog.timeout / 2.0 : 2);
+    return dog.sight[i].silent >= long_silence();
 }
 
 static void look(double passed)
@@ -282,6 +318,23 @@ static void look(double passed)
         s->progress = progress;
         s->beats = beats;
     }
+}
+
+/* The first rank's: its beats to the other hosts, and theirs. Rank 0 tells of silence long before it is a fault: the launcher may
+ * notice it too, and end all without naming ranks. */
+static void look_at_hosts(double passed)
+{
+    static bool told = false;
+    hosts_look(passed);
+    const double silence = hosts_silence();
+    dog.board->silence = silence;
+    if (silence >= SILENCE && !told && own->rank == 0) {
+        char who[512], text[640];
+        hosts_name(who, sizeof who, SILENCE);
+        snprintf(text, sizeof text, "warning: no word from %s for %.0f s\n", who, silence);
+        say(text);
+    }
+    told = silence >= SILENCE;
 }
 
 static bool is_late(int i)
@@ -311,10 +364,14 @@ static Fault find_fault(void)
     for (int i = 0; i < dog.n; i++)
         if (is_silent(i) && dog.sight[dog.self].idle >= dog.timeout)
             return (Fault){ STOPPED, i, NULL };
+    if (hosts_ended())
+        return (Fault){ ENDED, dog.self, NULL };
     if (!is_late(dog.self))
         return (Fault){ NO_FAULT };
     if (needed(own))
         return (Fault){ HUNG, dog.self, NULL };
+    if (dog.board->silence >= long_silence())   /* then this host's ranks may differ in what they wait for */
+        return (Fault){ dog.board->silence < AWAY_AFTER ? NO_FAULT : dog.self == 0 ? AWAY : NOBODY, dog.self, NULL };
     for (int i = 0; i < dog.n; i++) {
         if (is_behind(&dog.rank[i], &dog.rank[last]))
             last = i;
@@ -344,18 +401,23 @@ static bool sleep_or_stop(void)
 
 static void *watch(void *nothing)
 {
-    double last = clock_seconds(), faulty = 0;
+    double last = clock_seconds(), faulty = 0, ending = 0;
     while (sleep_or_stop()) {
         double now = clock_seconds(), passed = now - last < 1 ? now - last : 1;      /* more: this process was suspended */
         last = now;
         own->beats++;
         look(passed);
+        if (dog.self == 0)
+            look_at_hosts(passed);
         if (own->state == LEAVING)
             continue;
         Fault f = find_fault();
+        const bool others_know = f.kind == NOBODY || f.kind == LEFT || f.kind == ENDED;    /* the other host, the culprit */
+        if (dog.board->spoken && (ending += passed) > GRACE)
+            _exit(1);
         if (f.kind == NO_FAULT)
             faulty = 0;
-        else if ((f.kind == NOBODY || f.kind == LEFT) && faulty < GRACE)    /* the other host, the launcher know more */
+        else if (others_know && faulty < GRACE)
             faulty += passed;
         else
             report(&f);
@@ -382,6 +444,7 @@ void watchdog_start(int timeout, int units)
     comm_set_before_waiting(mark_wait);
     error_set_dying(watchdog_leave);
     comm_barrier();
+    hosts_start(dog.rank[0].rank);
     for (int i = 0; i < dog.n; i++)
         dog.sight[i].visible = process_exists(&dog.rank[i]);
 
@@ -409,6 +472,8 @@ void watchdog_stop(void)
     pthread_mutex_unlock(&dog.lock);
     pthread_join(dog.thread, NULL);
     pthread_cond_destroy(&dog.wake);
+    comm_barrier();             /* nobody's end is taken for a fault */
+    hosts_stop();
     free(dog.sight);
     own = &alone;
     dog.board = NULL;

@@ -1,8 +1,9 @@
 /* Notices ranks that died, hang or were stopped, says which and in what, and ends all of them.
  *
  * The main thread of each rank marks what it is about to do, its other threads beat while they work; these marks and
- * beats of all ranks of a host lie in memory that they share. A thread per rank, which calls no MPI, watches them.
- * Marking costs a few stores and needs no watchdog: without one (in tests) marks go nowhere. */
+ * beats of all ranks of a host lie in memory that they share. A thread per rank, which calls no MPI, watches them, and that
+ * of each host's first rank the other hosts (hosts.h). Marking costs a few stores and needs no watchdog: without one (in
+ * tests) marks go nowhere. */
 #pragma once
 #include <stdbool.h>
 

@@ -19,6 +19,7 @@
 #include "model/config/table.h"
 #include "model/run/fit.h"
 #include "model/run/memory.h"
+#include "model/run/shared_folder.h"
 #include "model/version.h"
 
 static void beat(const char *doing)
@@ -138,6 +139,8 @@ static void prepare_folder(const Config *c, const char *from, bool resumes)
                 "--save_folder=... goes elsewhere", c->save_folder);
     }
     comm_barrier();
+    make_folder(c->save_folder);        /* a host that remembers its absence asks the file server again */
+    shared_folder_check(c->save_folder);
 }
 
 /* An interruption before the next save must not lead back to what came after step N: to the checkpoint `from`, if it is stepN. */
@@ -287,6 +290,14 @@ static void print_data(const Run *r)
     fflush(stdout);
 }
 
+/* HYBRID_SHARD makes one for each host that it finds. */
+static void print_groups(void)
+{
+    const int in_group = comm_group_size(RANKS_SHARD), groups = comm_size() / in_group;
+    if (comm_rank() == 0 && comm_size() > 1)
+        printf("sharding: %d group%s of %d rank%s\n", groups, groups > 1 ? "s" : "", in_group, in_group > 1 ? "s" : "");
+}
+
 static void open_data(Run *r)
 {
     const Config *c = r->config;
@@ -343,6 +354,7 @@ void run_open(Run *r, const Config *c)
     print_settings(c, device_name());
     memory_plan(&r->model, &r->fsdp, c);
     memory_print(&r->model, &r->fsdp, c);
+    print_groups();
     model_place(&r->model, &r->fsdp, c);
     load_or_initialize(r, folder, !latest);
     if (!run_is_over(r))

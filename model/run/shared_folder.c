@@ -1,0 +1,70 @@
+/* Rank 0 makes a file of a random name, and the others try to make it too. That is refused where the folder is the same, by the
+ * server of a network file system itself: a look could be answered by what the host remembers from before. */
+#include "model/run/shared_folder.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "kernels/comm.h"
+#include "kernels/error.h"
+
+/* What all ranks know of rank 0's file. */
+typedef struct {
+    uint64_t number;
+    char host[64];
+} Sign;
+
+/* 0: it was not there, and is not now; EEXIST: it is there; or another error. */
+static int try_to_make(const char *path)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd < 0)
+        return errno;
+    close(fd);
+    unlink(path);
+    return 0;
+}
+
+static char *make_sign(const char *folder, Sign *s)
+{
+    if (getrandom(&s->number, sizeof s->number, 0) != sizeof s->number)
+        die("no random numbers: %s", strerror(errno));
+    gethostname(s->host, sizeof s->host - 1);
+    char *path = xasprintf("%s/.sign-%016llx", folder, (unsigned long long)s->number);
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd < 0)
+        die("save_folder %s: cannot write: %s", folder, strerror(errno));
+    close(fd);
+    return path;
+}
+
+void shared_folder_check(const char *folder)
+{
+    if (comm_size() == 1)
+        return;
+    Sign s = { 0 };
+    char *path = comm_rank() == 0 ? make_sign(folder, &s) : NULL, host[64] = "";
+    comm_broadcast(&s, sizeof s, 0);
+    if (!path)
+        path = xasprintf("%s/.sign-%016llx", folder, (unsigned long long)s.number);
+    const int found = comm_rank() == 0 ? EEXIST : try_to_make(path);
+    double first = found == EEXIST ? 0 : comm_size() - comm_rank();      /* the first rank that is apart speaks */
+    comm_max(&first, 1);
+    if (comm_rank() == 0)
+        unlink(path);
+    free(path);
+    if (first == 0)
+        return;
+    gethostname(host, sizeof host - 1);
+    if (comm_size() - comm_rank() == (int)first)
+        die("save_folder %s as rank %d sees it on %s is not rank 0's on %s%s%s: it must be one folder, of a file system that all "
+            "hosts share, where every rank can write", folder, comm_rank(), host, s.host, found ? ": " : "",
+            found ? strerror(found) : "");
+    comm_barrier();             /* until that rank ends all */
+}
