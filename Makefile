@@ -35,7 +35,7 @@ BLAS_LIBS  := $(or $(call PKG,--libs,openblas),-lopenblas)
 # What the code requires comes first; CFLAGS and NVCCFLAGS are the user's.
 CC_FLAGS  := -std=c17 -D_GNU_SOURCE -O2 -g -Wall -Wextra -Wno-missing-field-initializers -ffp-contract=off -I. $(DEPS_FLAGS) $(MPI_FLAGS)
 NV_FLAGS  := -std=c++17 -O3 -lineinfo -I. $(DEPS_FLAGS)
-LIBS      := $(DEPS_LIBS) $(YAML_LIBS) $(JSON_LIBS) $(MPI_LIBS) -lm -lpthread
+LIBS      := $(DEPS_LIBS) $(YAML_LIBS) $(JSON_LIBS) $(MPI_LIBS) -lm -ldl -lpthread
 ifeq ($(BACKEND),cuda)
 CC_FLAGS  += -I$(CUDA_HOME)/include -I$(NCCL_HOME)/include
 # The GPUs found, from 8.0 on; the environment's ARCH may mean the processor.
@@ -90,6 +90,8 @@ $B/tests/test_cpu_order_ranks: WRAP = $(shell sed -n 's/^OP.\([a-z_]*\),.*/-Wl,-
                                       -Wl,--wrap=device_mark -Wl,--wrap=device_wait
 # This one stands for a GPU without FP8, where no model is to be placed.
 $B/tests/test_cpu_no_fp8: WRAP = -Wl,--wrap=device_has_fp8 -Wl,--wrap=model_place
+# This one stands for NVML and for a GPU that it knows.
+$B/tests/test_cpu_health_ranks: WRAP = $(foreach f,dlopen dlsym device_health,-Wl,--wrap=$f)
 $B/tests/bench_%: $B/tests/bench_%.c.o $(OBJECTS)
 	@echo "  LINK  $@"
 	@$(CC) $^ $(LIBS) $(LDFLAGS) -o $@

@@ -166,6 +166,7 @@ static void train(Run *r)
     while (!stop && !run_is_over(r)) {
         StepStats t = train_step(r, &stop);
         log_step(r->log, &t);
+        health_step(r->health, t.step, t.tokens);
         watchdog_set_patient(true);
         checkpoint_poll();
         watchdog_set_patient(false);
