@@ -10,7 +10,7 @@
  *   system/gpu_temperature_celsius       mean over GPUs; _max: the hottest
  *   system/gpu_sm_clock_mhz              mean over GPUs; _min: the slowest, for which all others wait
  *   system/gpu_memory_clock_mhz          mean over GPUs
- *   system/gpu_power_capped_share        share of the readings in which the power limit kept the clock down. GEMMs in FP8 do that
+ *   system/gpu_power_capped_share        share of the readings in which the power limit kept the clock down, as FP8 GEMMs may do
  *   system/gpu_slowed_share              share of the readings with a clock that heat, the power brake or the hardware lowered
  *   system/gpu_ecc_corrected             errors of GPU memory since the drivers were loaded, of all GPUs together; _uncorrected
  *   system/gpus_at_fault                 GPUs that one of the faults of kernels/device.h was seen on
@@ -22,8 +22,8 @@
 
 typedef struct Health Health;
 
-/* All ranks call. `interval`: steps, as console_log_interval; `step`, `tokens`: done before; `seconds`: between readings. NULL if no rank's device tells
- * anything: then the other calls do nothing. */
+/* All ranks call. `interval`: steps, as console_log_interval; `step`, `tokens`: done before; `seconds`: between two readings. NULL
+ * if no rank's device tells anything: then the other calls do nothing. */
 Health *health_open (Log *log, long interval, long step, long tokens, double seconds);
 
 /* Behind a step; `tokens`: done by all ranks. All ranks call. Waits for no reading. */
