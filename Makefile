@@ -129,7 +129,7 @@ test:
 	@$(INSTALL) libcmocka-dev
 	@$(MAKE) --no-print-directory $(PARALLEL) run-tests
 run-tests: build-all
-	@sh scripts/run-tests $B "$(LAUNCH)" $(TESTS)
+	@sh scripts/run-tests $B "$(LAUNCH)" $(TESTS) $(if $(SANITIZE),,$(wildcard tests/test_*.py))
 build-all: $B/train $(TESTS) $B/tests/bench_kernels
 bench: $B/tests/bench_kernels $B/train
 	@sh scripts/bench $B "$(LAUNCH)"
