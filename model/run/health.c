@@ -230,6 +230,7 @@ Health *health_open(Log *log, long interval, long step, long tokens, double seco
 {
     DeviceHealth d;
     const bool reads = device_health(&d);
+    const double at = clock_seconds();
     double any = reads;
     comm_max(&any, 1);
     if (any == 0)
@@ -239,7 +240,7 @@ Health *health_open(Log *log, long interval, long step, long tokens, double seco
                    .tokens = tokens, .time = clock_seconds(), .max = { -INFINITY, -INFINITY, -INFINITY } };
     if (reads) {
         h->first_energy = h->energy = d.energy;
-        h->energy_at = h->time;
+        h->energy_at = at;
         start_thread(h);
     }
     return h;
