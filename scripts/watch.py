@@ -56,7 +56,7 @@ def main():
     what.add_argument("--to", choices=sorted(watch_to.WRITERS))
     parser.add_argument("--port", type=int, default=8765, help="of --serve; 0: any that is free")
     parser.add_argument("--once", action="store_true", help="--to: send what is there, and end")
-    parser.add_argument("--folder", help="--to: for what is written, a folder for each run in it; without it RUN/tensorboard and so on")
+    parser.add_argument("--folder", help="--to: where a folder for each run is made; without it RUN/tensorboard and so on")
     parser.add_argument("--project", default="coat", help="of wandb and trackio")
     parser.add_argument("--offline", action="store_true", help="wandb: keep it here; `wandb sync` uploads it later")
     options = parser.parse_args()

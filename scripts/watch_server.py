@@ -6,7 +6,8 @@ POINTS = 512        # a curve has up to twice as many
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 HEADERS = {
     "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:",
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
+                               "img-src data:",
 }
 SHOWN = {
     "train/CrossEntropyLoss", "optim/total_grad_norm", "optim/learning_rate_group0", "throughput/device/tokens_per_second",

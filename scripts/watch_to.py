@@ -12,7 +12,7 @@ def need(module, package):
 
 
 def numbers(record):
-    """Its metrics that are numbers; null, which stands for what is not finite, becomes NaN. Counts of groups are lists: left out."""
+    """Its metrics that are numbers, without lists, which are counts of groups; null, for what is not finite, becomes NaN."""
     return {name: math.nan if value is None else float(value) for name, value in record.items()
             if name not in ("step", "time") and (value is None or isinstance(value, (bool, int, float)))}
 
@@ -39,7 +39,8 @@ class TensorBoard:
     def open(self, sender, new):
         """NOTE: readers take files in the order of their names, which begin with the second. What an earlier process wrote but did
         not note, since it was killed, is purged."""
-        while any(f"events.out.tfevents.{int(time.time())}" <= name for name in os.listdir(sender.folder) if name.startswith("events")):
+        while any(name >= f"events.out.tfevents.{int(time.time())}"
+                  for name in os.listdir(sender.folder) if name.startswith("events.")):
             time.sleep(0.1)
         file = self.writer(sender.folder)
         self.purge(file, sender.next_step)

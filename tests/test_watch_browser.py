@@ -17,8 +17,8 @@ class Browser:
         (ours_in, theirs_out), (theirs_in, ours_out) = os.pipe(), os.pipe()
         command = f'exec "$0" "$@" 3<&{theirs_in} 4>&{theirs_out} {theirs_in}<&- {theirs_out}>&-'
         self.process = subprocess.Popen(
-            ["bash", "-c", command, CHROMIUM, "--headless=new", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-             "--disable-dev-shm-usage", f"--user-data-dir={self.profile}", "about:blank"],
+            ["bash", "-c", command, CHROMIUM, "--headless=new", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu",
+             "--hide-scrollbars", "--disable-dev-shm-usage", f"--user-data-dir={self.profile}", "about:blank"],
             pass_fds=(theirs_in, theirs_out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         os.close(theirs_in)
         os.close(theirs_out)
@@ -122,8 +122,9 @@ class BrowserTest(unittest.TestCase):
                      "throughput/device/tokens_per_second": 5000, "System/Peak GPU Memory (MB)": 4000}
                 file.write(json.dumps(r) + "\n")
                 if step % 10 == 0:
-                    file.write(json.dumps({"step": step, "eval/val/CrossEntropyLoss": 5, "quant/x0/0/error": 0.02, "quant/m/0/error": 0.03,
-                                           "system/gpu_power_watts": 600}) + "\n")
+                    r = {"step": step, "eval/val/CrossEntropyLoss": 5, "quant/x0/0/error": 0.02, "quant/m/0/error": 0.03,
+                         "system/gpu_power_watts": 600}
+                    file.write(json.dumps(r) + "\n")
 
     def test_page(self):
         b = self.browser
@@ -142,7 +143,8 @@ class BrowserTest(unittest.TestCase):
         b.wait_for(POINTS % "loss" + " == 20", "the curve follows the run back")
 
         b.ask("document.querySelector('[data-name=loss] svg').scrollIntoView()")
-        x, y = b.ask("(r => [r.left + r.width / 2, r.top + r.height / 2])(document.querySelector('[data-name=loss] svg').getBoundingClientRect())")
+        x, y = b.ask("(r => [r.left + r.width / 2, r.top + r.height / 2])"
+                     "(document.querySelector('[data-name=loss] svg').getBoundingClientRect())")
         b.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
         tip = b.wait_for("(document.querySelector('[data-name=loss] .tip') || {}).textContent", "values are shown")
         self.assertRegex(tip, r"^step \d+first: [\d.]+.*<i>second: [\d.]+")
@@ -157,7 +159,8 @@ class BrowserTest(unittest.TestCase):
         self.browser.open(self.address, 390, 844, dark=True)
         self.browser.wait_for(POINTS % "memory" + " == 40", "charts are drawn")
         self.assertEqual(self.browser.ask("document.documentElement.scrollWidth"), 390)
-        wide = "[...document.querySelectorAll('.chart, .run, svg, #controls')].filter(e => e.getBoundingClientRect().right > 390).length"
+        wide = "[...document.querySelectorAll('.chart, .run, svg, #controls')]" \
+               ".filter(e => e.getBoundingClientRect().right > 390).length"
         self.assertEqual(self.browser.ask(wide), 0)
         self.assertEqual(self.browser.ask("getComputedStyle(document.body).backgroundColor"), "rgb(14, 18, 23)")
         self.assertEqual(self.browser.problems, [])
