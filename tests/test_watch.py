@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """scripts/watch.py: following metrics.jsonl, sending it on, serving it. The writers of TensorBoard, Weights & Biases and Trackio
 run where they are installed (pip install tensorboard wandb trackio), and what they wrote is read back."""
-import glob, gzip, http.client, importlib.util, json, math, os, random, shutil, signal, subprocess, sys, tempfile, threading, time
-import types, unittest
+import array, glob, gzip, http.client, importlib.util, itertools, json, math, os, random, shutil, signal, subprocess, sys, tempfile
+import threading, time, types, unittest
 
 TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 WATCH = os.path.join(TOP, "scripts", "watch.py")
@@ -85,6 +85,15 @@ class FollowerTest(Folder):
         os.unlink(os.path.join(self.run_folder, "metrics.jsonl"))
         self.assertEqual(self.poll(), 1)
         self.assertEqual(self.seen, [])
+
+    def test_cut_within_a_step(self):
+        """All of the step is void, and comes again."""
+        self.append([record(1), record(2), {"step": 2, "eval/val/CrossEntropyLoss": 4}])
+        self.poll()
+        os.truncate(os.path.join(self.run_folder, "metrics.jsonl"), len(as_lines([record(1), record(2)])))
+        self.append([{"step": 2, "eval/val/CrossEntropyLoss": 5}])
+        self.assertEqual(self.poll(), 2)
+        self.assertEqual(self.seen, [record(1), record(2), {"step": 2, "eval/val/CrossEntropyLoss": 5}])
 
     def test_damaged_line(self):
         """It holds up what follows until the next run cuts it off."""
@@ -195,6 +204,7 @@ class SenderTest(Folder):
         sender.send()
         sender.close()
         self.assertEqual((self.steps(), self.steps("run-from-4")), ([1, 2, 3, 4, 5], [4, 5, 6]))
+        self.assertEqual(self.noted(), [1, 2, 3, 4, 5, 6])
 
     def test_back_to_what_was_not_sent(self):
         """Step 6 waits for its evaluation: the run that writes it anew is the same."""
@@ -220,6 +230,16 @@ class SenderTest(Folder):
             sender.send()
             sender.close()
         self.assertEqual((self.steps(), self.steps("run-from-3")), (list(range(1, 7)), list(range(3, 30))))
+        self.assertEqual(self.noted(), list(range(1, 30)))
+
+    def noted(self):
+        """Steps of the lines in watch.index, whose ends must be those in the file."""
+        with open(os.path.join(self.run_folder, "fake", "watch.index"), "rb") as file:
+            numbers = array.array("q", file.read())
+        with open(os.path.join(self.run_folder, "metrics.jsonl"), "rb") as file:
+            lines = file.readlines()
+        self.assertEqual(list(numbers[0::3]), list(itertools.accumulate(map(len, lines)))[:len(numbers) // 3])
+        return list(numbers[1::3])
 
     def test_several(self):
         other = self.make_run("other")
