@@ -166,7 +166,7 @@ class BrowserTest(unittest.TestCase):
         self.assertEqual(self.browser.problems, [])
 
 
-def take_picture(path, runs, width=1320, height=1130, dark=False):
+def take_picture(path, runs, width=1320, height=1050, dark=False):
     server, address = start_server(*runs)
     browser = Browser()
     try:
