@@ -96,6 +96,8 @@ $B/tests/test_hangs: WRAP = $(foreach f,main map_file numpy_shuffle pwrite shard
 # This one watches which files are opened, and goes on after an error.
 $B/tests/fuzz: $B/tests/fuzz_kinds.c.o
 $B/tests/fuzz: WRAP = -Wl,--wrap=fopen -Wl,--wrap=open -Wl,--wrap=truncate -Wl,--wrap=exit
+# This one stands for NVML and for a GPU that it knows.
+$B/tests/test_cpu_health_ranks: WRAP = $(foreach f,dlopen dlsym device_health,-Wl,--wrap=$f)
 $B/tests/bench_%: $B/tests/bench_%.c.o $(OBJECTS)
 	@echo "  LINK  $@"
 	@$(CC) $^ $(LIBS) $(LDFLAGS) -o $@
@@ -133,7 +135,7 @@ test:
 	@$(INSTALL) libcmocka-dev
 	@$(MAKE) --no-print-directory $(PARALLEL) run-tests
 run-tests: build-all
-	@bash scripts/run-tests $B "$(LAUNCH)" $(TESTS)
+	@bash scripts/run-tests $B "$(LAUNCH)" $(TESTS) $(if $(SANITIZE),,$(wildcard tests/test_*.py))
 build-all: $B/train $(TESTS) $B/tests/bench_kernels $B/tests/fuzz
 bench: $B/tests/bench_kernels $B/train
 	@sh scripts/bench $B "$(LAUNCH)"

@@ -11,6 +11,29 @@ bool        device_has_fp8(void);               /* whether there are GEMMs of FP
 double      device_peak_flops(DType d);         /* data-sheet dense FLOP/s for GEMM operands of d; 0: unknown */
 size_t      device_memory_total(void);          /* bytes */
 size_t      device_memory_used(void);           /* bytes of the device in use now, by whomever (CPU: this process) */
+const char *device_address(void);               /* "0000:3B:00.0": where the GPU is in its host; "" for the CPU */
+
+/* What is wrong with a GPU. The first NUM_SLOWDOWNS lower its clock now: it is hot (its driver lowers the clock a little), too hot,
+ * the power brake of its server is set, or another reason of its hardware (all three: to half or less). The others last: errors of
+ * its memory that could not be corrected, rows of it that are remapped at the next reset, and such that could not be. */
+typedef enum {
+    FAULT_HOT, FAULT_TOO_HOT, FAULT_POWER_BRAKE, FAULT_SLOWDOWN, NUM_SLOWDOWNS,
+    FAULT_ECC = NUM_SLOWDOWNS, FAULT_REMAP_PENDING, FAULT_REMAP_FAILED, NUM_FAULTS
+} DeviceFault;
+
+/* A GPU as its driver sees it now; what that does not tell is NAN. */
+typedef struct {
+    double   power, power_limit;                /* watts */
+    double   energy;                            /* joules, and ECC errors, since the driver was loaded */
+    double   temperature;                       /* degrees Celsius */
+    double   sm_clock, memory_clock;            /* MHz */
+    double   power_capped;                      /* 1: the clock is lower than it could be, to stay within power_limit; else 0 */
+    double   ecc_corrected, ecc_uncorrected;
+    unsigned faults;                            /* 1u << DeviceFault */
+} DeviceHealth;
+
+/* False: nothing is known (the CPU; no NVML). Takes some milliseconds of the calling thread, one thread at a time. */
+bool device_health(DeviceHealth *h);
 
 /* Queues run side by side, each in order. All operations go to the current one, at first QUEUE_COMPUTE; only that one may
  * run operations that need scratch memory. device_merge_queues: all are one from now on, for finding a missing wait. */

@@ -1,5 +1,5 @@
 """metrics.jsonl of a run, for the other scripts."""
-import json, os, sys
+import array, bisect, json, os, sys, zlib
 
 
 def read(folder):
@@ -15,3 +15,65 @@ def read(folder):
         return [json.loads(line) for line in whole]
     except ValueError as error:
         sys.exit(f"error: {path}: {error}")
+
+
+class Follower:
+    """Reads metrics.jsonl while it grows. A run that is continued from an earlier step cuts the file back to it and writes it
+    anew; so that this is found however the file has grown since, each line that was read is remembered by end, step and CRC."""
+
+    CHUNK = 1 << 24     # bytes read at a time
+
+    def __init__(self, folder):
+        self.path = os.path.join(folder, "metrics.jsonl")
+        self.ends, self.steps, self.sums = array.array("q"), array.array("q"), array.array("q")
+
+    def forget_from(self, line):
+        del self.ends[line:], self.steps[line:], self.sums[line:]
+
+    def forget_step(self, step):
+        """What was read of this step and the later ones is read again."""
+        self.forget_from(bisect.bisect_left(self.steps, step))
+
+    def still_there(self, file, line):
+        start = self.ends[line - 1] if line else 0
+        file.seek(start)
+        return zlib.crc32(file.read(self.ends[line] - start)) == self.sums[line]
+
+    def find_cut(self, file):
+        """Lines that are still as they were read. The file is only cut and appended to: behind a line that changed all did."""
+        n = len(self.ends)
+        if n == 0 or self.still_there(file, n - 1):
+            return n
+        low, high = 0, n - 1
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (middle + 1, high) if self.still_there(file, middle) else (low, middle)
+        return low
+
+    def poll(self):
+        """The new records, up to CHUNK bytes of them, and the step from which on earlier ones are void, or None."""
+        try:
+            file = open(self.path, "rb")
+        except FileNotFoundError:       # not begun yet, or begun anew
+            file = open(os.devnull, "rb")
+        with file:
+            void, kept = None, self.find_cut(file)
+            if kept < len(self.ends):
+                void = self.steps[kept]
+                self.forget_step(void)
+            at = self.ends[-1] if self.ends else 0
+            file.seek(at)
+            text = file.read(self.CHUNK)
+        records = []
+        for line in text[:text.rfind(b"\n") + 1].splitlines(keepends=True):
+            try:
+                record = json.loads(line)
+                step = int(record["step"])
+            except (ValueError, KeyError, TypeError):
+                break                   # damaged: the next run in this folder cuts it off
+            at += len(line)
+            self.ends.append(at)
+            self.steps.append(step)
+            self.sums.append(zlib.crc32(line))
+            records.append(record)
+        return records, void

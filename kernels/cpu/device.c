@@ -87,6 +87,17 @@ size_t device_memory_used(void)
     return (size_t)resident * (size_t)sysconf(_SC_PAGESIZE);
 }
 
+const char *device_address(void)
+{
+    return "";
+}
+
+bool device_health(DeviceHealth *h)
+{
+    (void)h;
+    return false;
+}
+
 void *device_alloc(size_t bytes)
 {
     size_t rounded = bytes ? (bytes + 255) & ~(size_t)255 : 256;

@@ -6,6 +6,7 @@
  * host waits only when it is STAGES buffers ahead of the device. */
 #include "kernels/comm.h"
 #include "kernels/cuda/cuda.h"
+#include "kernels/nvml.h"
 
 #include <sched.h>
 #include <stdio.h>
@@ -20,6 +21,7 @@ struct DeviceMark { cudaEvent_t event; };
 static struct {
     struct cudaDeviceProp prop;
     int number;
+    char address[32];
     cudaStream_t queue[NUM_QUEUES], stream;      /* stream: what the current queue runs on */
     Queue current;
     bool merged;
@@ -99,6 +101,7 @@ void device_init(int local_rank)
     CUDA_CHECK(cudaGetDeviceProperties(&dev.prop, local_rank));
     dev.number = local_rank;
     CUDA_CHECK(cudaSetDevice(local_rank));
+    CUDA_CHECK(cudaDeviceGetPCIBusId(dev.address, sizeof dev.address, local_rank));
     check_capability();
     take_cores();
     int least, greatest;
@@ -216,6 +219,21 @@ size_t device_memory_used(void)
     size_t available, total;
     CUDA_CHECK(cudaMemGetInfo(&available, &total));
     return total - available;
+}
+
+const char *device_address(void)
+{
+    return dev.address;
+}
+
+bool device_health(DeviceHealth *h)
+{
+    static enum { UNKNOWN, THERE, MISSING } library;
+    if (library == UNKNOWN)
+        library = nvml_open(dev.address) ? THERE : MISSING;
+    if (library == THERE)
+        nvml_read(h);
+    return library == THERE;
 }
 
 static void *allocate(size_t bytes, const char *what)

@@ -3,6 +3,7 @@
 #include "data/loader.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/model.h"
+#include "model/run/health.h"
 #include "model/run/log.h"
 #include "model/run/telemetry.h"
 
@@ -16,6 +17,7 @@ typedef struct {
     long       last_step;      /* of max_duration or stop_at, whichever comes first */
     Log       *log;
     Telemetry *telemetry;
+    Health    *health;
     long       first_step;     /* steps done before this process began */
     long       saved_step;     /* of the last checkpoint; -1: none yet */
     bool       save_is_due;    /* since a step that was not finite */

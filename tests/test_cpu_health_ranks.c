@@ -1,0 +1,424 @@
+/* The state of GPUs, from NVML to metrics.jsonl and the terminal. This file stands for the driver's library (dlopen, dlsym) and
+ * for the device that reads it; each rank's GPU has values of its own. On 1, 2 and 4 ranks. */
+#include "tests/kit.h"
+
+#include <dlfcn.h>
+#include <jansson.h>
+
+#include "kernels/clock.h"
+#include "kernels/nvml.h"
+#include "model/run/health.h"
+#include "tests/models.h"
+#include "tests/ranks.h"
+
+static char folder[] = "/tmp/coat-health-XXXXXX";
+
+/* ---- the library -------------------------------------------------------------------------------------------- */
+
+static struct {
+    bool missing, opened;               /* no libnvidia-ml.so.1; nvml_open has succeeded */
+    const char *lacks;                  /* a function that this driver's library does not have; NULL: none */
+    bool refuses;                       /* what this GPU does not support: NVML_ERROR_NOT_SUPPORTED */
+    bool no_energy;
+    unsigned temperature, sm_clock, pending, failed;
+    unsigned long long reasons, corrected, uncorrected;
+    double watts, start;
+} fake;
+
+static int status(void)
+{
+    return fake.refuses ? 3 : 0;
+}
+
+static int init(void)
+{
+    return 0;
+}
+
+static int find(const char *address, void **gpu)
+{
+    *gpu = &fake;
+    return strcmp(address, "0000:3B:00.0") == 0 ? 0 : 6;
+}
+
+static int power(void *gpu, unsigned *milliwatts)
+{
+    assert_ptr_equal(gpu, &fake);
+    *milliwatts = (unsigned)(1e3 * fake.watts);
+    return status();
+}
+
+static int power_limit(void *gpu, unsigned *milliwatts)
+{
+    (void)gpu;
+    *milliwatts = 700000;
+    return status();
+}
+
+static int energy(void *gpu, unsigned long long *millijoules)
+{
+    (void)gpu;
+    *millijoules = 5000000 + (unsigned long long)(1e3 * fake.watts * (clock_seconds() - fake.start));
+    return fake.no_energy ? 3 : status();
+}
+
+static int temperature(void *gpu, int sensor, unsigned *celsius)
+{
+    (void)gpu;
+    *celsius = fake.temperature;
+    return sensor == 0 ? status() : 2;
+}
+
+static int clock_info(void *gpu, int type, unsigned *mhz)
+{
+    (void)gpu;
+    *mhz = type == 1 ? fake.sm_clock : 3201;
+    return type == 1 || type == 2 ? status() : 2;
+}
+
+static int reasons(void *gpu, unsigned long long *bits)
+{
+    (void)gpu;
+    *bits = fake.reasons;
+    return status();
+}
+
+static int ecc_errors(void *gpu, int type, int counter, unsigned long long *errors)
+{
+    (void)gpu;
+    *errors = type == 1 ? fake.uncorrected : fake.corrected;
+    return counter == 0 ? status() : 2;
+}
+
+static int remapped_rows(void *gpu, unsigned *corrected, unsigned *uncorrected, unsigned *pending, unsigned *failed)
+{
+    (void)gpu;
+    *corrected = *uncorrected = 1;
+    *pending = fake.pending;
+    *failed = fake.failed;
+    return status();
+}
+
+void *__wrap_dlopen(const char *name, int flags);
+void *__wrap_dlopen(const char *name, int flags)
+{
+    (void)flags;
+    return !fake.missing && strcmp(name, "libnvidia-ml.so.1") == 0 ? &fake : NULL;
+}
+
+void *__wrap_dlsym(void *library, const char *name);
+void *__wrap_dlsym(void *library, const char *name)
+{
+    static const struct { const char *name; void *call; } calls[] = {
+        { "nvmlInit_v2", init }, { "nvmlDeviceGetHandleByPciBusId_v2", find }, { "nvmlDeviceGetPowerUsage", power },
+        { "nvmlDeviceGetEnforcedPowerLimit", power_limit }, { "nvmlDeviceGetTotalEnergyConsumption", energy },
+        { "nvmlDeviceGetTemperature", temperature }, { "nvmlDeviceGetClockInfo", clock_info },
+        { "nvmlDeviceGetCurrentClocksThrottleReasons", reasons }, { "nvmlDeviceGetTotalEccErrors", ecc_errors },
+        { "nvmlDeviceGetRemappedRows", remapped_rows },
+    };
+    assert_ptr_equal(library, &fake);
+    for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++)
+        if (strcmp(calls[i].name, name) == 0 && !(fake.lacks && strcmp(fake.lacks, name) == 0))
+            return calls[i].call;
+    return NULL;
+}
+
+bool __wrap_device_health(DeviceHealth *h);
+bool __wrap_device_health(DeviceHealth *h)
+{
+    if (fake.opened)
+        nvml_read(h);
+    return fake.opened;
+}
+
+/* A GPU that is well. */
+static void fake_gpu(void)
+{
+    memset(&fake, 0, sizeof fake);
+    fake.temperature = 50 + (unsigned)comm_rank();
+    fake.sm_clock = 1900 - 100 * (unsigned)comm_rank();
+    fake.watts = 100 * (comm_rank() + 1);
+    fake.start = clock_seconds();
+    fake.opened = nvml_open("0000:3B:00.0");
+    assert_true(fake.opened);
+}
+
+/* ---- one GPU ------------------------------------------------------------------------------------------------ */
+
+static void test_library(void **state)
+{
+    (void)state;
+    fake_gpu();
+    assert_false(nvml_open("0000:86:00.0"));
+    fake.lacks = "nvmlInit_v2";
+    assert_false(nvml_open("0000:3B:00.0"));
+    fake.lacks = NULL;
+    fake.missing = true;
+    assert_false(nvml_open("0000:3B:00.0"));
+}
+
+static void test_reading(void **state)
+{
+    (void)state;
+    DeviceHealth d;
+    fake_gpu();
+    fake.corrected = 7;
+    fake.reasons = 0x04;
+    nvml_read(&d);
+    assert_true(d.power == fake.watts && d.power_limit == 700 && d.temperature == fake.temperature);
+    assert_true(d.sm_clock == fake.sm_clock && d.memory_clock == 3201 && d.power_capped == 1);
+    assert_true(d.ecc_corrected == 7 && d.ecc_uncorrected == 0 && d.faults == 0);
+    assert_true(d.energy >= 5000 && d.energy <= 5000 + fake.watts * (clock_seconds() - fake.start));
+}
+
+/* What a GPU refuses or a driver lacks is unknown, and no fault. */
+static void test_unknown(void **state)
+{
+    (void)state;
+    DeviceHealth d;
+    fake_gpu();
+    fake.reasons = 0xff, fake.pending = fake.failed = 1, fake.uncorrected = 1;
+    fake.refuses = true;
+    nvml_read(&d);
+    assert_true(isnan(d.power) && isnan(d.power_limit) && isnan(d.energy) && isnan(d.temperature) && isnan(d.sm_clock));
+    assert_true(isnan(d.memory_clock) && isnan(d.power_capped) && isnan(d.ecc_corrected) && isnan(d.ecc_uncorrected));
+    assert_int_equal(d.faults, 0);
+    fake.refuses = false;
+    fake.lacks = "nvmlDeviceGetTotalEnergyConsumption";
+    assert_true(nvml_open("0000:3B:00.0"));
+    nvml_read(&d);
+    assert_true(isnan(d.energy) && d.power == fake.watts);
+}
+
+/* The power cap, idleness and settings of clocks are no faults. */
+static void test_faults(void **state)
+{
+    (void)state;
+    static const struct { unsigned long long reasons; unsigned faults; } cases[] = {
+        { 0x01 | 0x02 | 0x04 | 0x10 | 0x100, 0 }, { 0x20, 1u << FAULT_HOT }, { 0x08 | 0x40, 1u << FAULT_TOO_HOT },
+        { 0x08 | 0x80, 1u << FAULT_POWER_BRAKE }, { 0x08, 1u << FAULT_SLOWDOWN }, { 0x04 | 0x20, 1u << FAULT_HOT },
+    };
+    DeviceHealth d;
+    fake_gpu();
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fake.reasons = cases[i].reasons;
+        nvml_read(&d);
+        assert_int_equal(d.faults, cases[i].faults);
+    }
+    fake.reasons = 0;
+    fake.uncorrected = 1, fake.pending = 1, fake.failed = 1;
+    nvml_read(&d);
+    assert_int_equal(d.faults, 1u << FAULT_ECC | 1u << FAULT_REMAP_PENDING | 1u << FAULT_REMAP_FAILED);
+}
+
+/* ---- a run of all ranks ------------------------------------------------------------------------------------- */
+
+enum { TOKENS = 1000 };         /* a step's */
+static char heard[4096];        /* what this rank said on stderr */
+
+static json_t *last_line(void)
+{
+    char path[64], text[4096];
+    snprintf(path, sizeof path, "%s/metrics.jsonl", folder);
+    FILE *f = fopen(path, "r");
+    assert_non_null(f);
+    json_t *o = NULL;
+    while (fgets(text, sizeof text, f)) {
+        json_decref(o);
+        o = json_loads(text, 0, NULL);
+        assert_non_null(o);
+    }
+    fclose(f);
+    unlink(path);
+    return o;
+}
+
+/* Steps of 20 ms with a reading each ms; `change` is called between two halves of them. Returns rank 0's last line. */
+static json_t *run(long interval, void (*change)(void))
+{
+    static ModelConfig m;
+    Config c;
+    m = architecture(LLAMA);
+    model_config(&c, &m, "f32", 1);
+    c.save_folder = folder;
+    char path[64];
+    snprintf(path, sizeof path, "%s/stderr-%d", folder, comm_rank());
+    const int terminal = dup(STDERR_FILENO);
+    assert_non_null(freopen(path, "w", stderr));
+    comm_barrier();             /* nothing of this run comes before any rank's call */
+    Log *log = log_open(&c, (RunLength){ .steps = 100 }, 100, 0, comm_size());
+    Health *h = health_open(log, interval, 0, 0, 0.001);
+    for (long step = 1; step <= 20; step++) {
+        usleep(20000);
+        health_step(h, step, step * TOKENS);
+        if (step == 10 && change)
+            change();
+    }
+    health_close(h);
+    log_close(log);
+    fflush(stderr);
+    dup2(terminal, STDERR_FILENO);
+    close(terminal);
+    FILE *f = fopen(path, "r");
+    assert_non_null(f);
+    heard[fread(heard, 1, sizeof heard - 1, f)] = '\0';
+    fclose(f);
+    unlink(path);
+    return comm_rank() == 0 ? last_line() : NULL;
+}
+
+static double found(json_t *line, const char *name)
+{
+    json_t *v = json_object_get(line, name);
+    return v ? json_number_value(v) : NAN;
+}
+
+static void expect(json_t *line, const char *name, double x)
+{
+    const double y = found(line, name);
+    if (!(fabs(y - x) <= 1e-8 * fabs(x)))       /* metrics.jsonl has nine digits */
+        fail_msg("%s is %.9g, expected %.9g", name, y, x);
+}
+
+static void make_hot(void)
+{
+    if (comm_rank() == comm_size() - 1) {
+        fake.reasons = 0x20 | 0x04;
+        fake.temperature = 90;
+    }
+}
+
+static int count(const char *text)
+{
+    int n = 0;
+    for (const char *at = heard; (at = strstr(at, text)); at++)
+        n++;
+    return n;
+}
+
+/* The last rank's GPU becomes hot: said by that rank, and once. */
+static void test_run(void **state)
+{
+    (void)state;
+    const int W = comm_size();
+    const bool last = comm_rank() == W - 1;
+    const double S = W * (W + 1) / 2.0;         /* 1 + 2 + ... */
+    char expected[64];
+    fake_gpu();
+    fake.corrected = 2;
+    fake.no_energy = true;
+    json_t *line = run(1, make_hot);
+    snprintf(expected, sizeof expected, "warning: rank %d on ", W - 1);
+    assert_int_equal(count("warning"), last);
+    assert_int_equal(count(expected), last);
+    assert_int_equal(count("because it is hot (now 90 degrees Celsius"), last);
+    if (!line)
+        return;
+    expect(line, "system/gpu_power_watts", 100 * S / W);
+    expect(line, "system/gpu_power_watts_max", 100 * W);
+    expect(line, "system/gpu_power_limit_watts", 700);
+    expect(line, "system/gpu_temperature_celsius_max", 90);
+    expect(line, "system/gpu_temperature_celsius", (50 * (W - 1) + (W - 1) * (W - 2) / 2.0 + 90) / W);
+    expect(line, "system/gpu_sm_clock_mhz", 1900 - 100 * (W - 1) / 2.0);
+    expect(line, "system/gpu_sm_clock_mhz_min", 1900 - 100 * (W - 1));
+    expect(line, "system/gpu_memory_clock_mhz", 3201);
+    expect(line, "system/gpu_power_capped_share", 1.0 / W);
+    expect(line, "system/gpu_slowed_share", 1.0 / W);
+    expect(line, "system/gpu_ecc_corrected", 2 * W);
+    expect(line, "system/gpu_ecc_uncorrected", 0);
+    expect(line, "system/gpus_at_fault", 1);
+    assert_true(isnan(found(line, "system/gpu_energy_joules")));
+    json_decref(line);
+}
+
+static void add_error(void)
+{
+    fake.uncorrected++;
+}
+
+/* Faults that last are named at the start, and an error that is added is named again. */
+static void test_errors(void **state)
+{
+    (void)state;
+    fake_gpu();
+    fake.uncorrected = 1;
+    fake.pending = 1;
+    json_decref(run(1, add_error));
+    assert_int_equal(count("rows of its memory"), 1);
+    assert_int_equal(count("could not be corrected, 1 since"), 1);
+    assert_int_equal(count("could not be corrected, 2 since"), 1);
+    assert_int_equal(count("warning"), 3);
+}
+
+/* Energy is counted between readings, which all lie in the run: 20 steps of 20 ms or longer, so at least one step's energy and at
+ * most that of the time that rank 0 sees. What one reading counts depends on the system's delays. */
+static void test_energy(void **state)
+{
+    (void)state;
+    const double watts = 100 * comm_size() * (comm_size() + 1) / 2.0;
+    fake_gpu();
+    const double start = clock_seconds();
+    json_t *line = run(5, NULL);
+    const double seconds = clock_seconds() - start;
+    assert_string_equal(heard, "");
+    if (!line)
+        return;
+    const double joules = found(line, "system/gpu_energy_joules"), power = found(line, "system/gpu_power_watts") * comm_size();
+    assert_true(joules > watts / 50 && joules <= watts * seconds && power > 0);
+    const double rate = found(line, "system/tokens_per_joule") * power;        /* of 50 steps a second or fewer */
+    assert_true(rate > 0 && rate <= 1.01 * TOKENS / 0.020);
+    assert_int_equal(json_integer_value(json_object_get(line, "step")) % 5, 0);
+    json_decref(line);
+}
+
+/* A rank whose device tells nothing takes part and does not count. */
+static void test_blind_rank(void **state)
+{
+    (void)state;
+    fake_gpu();
+    const int W = comm_size();
+    fake.opened = W == 1 || comm_rank() > 0;
+    json_t *line = run(1, NULL);
+    if (!line)
+        return;
+    const double first = W == 1 ? 0 : 1;        /* of the ranks that tell */
+    expect(line, "system/gpu_temperature_celsius", 50 + (first + W - 1) / 2);
+    expect(line, "system/gpu_temperature_celsius_max", 50 + W - 1);
+    expect(line, "system/gpu_sm_clock_mhz_min", 1900 - 100 * (W - 1));
+    json_decref(line);
+}
+
+static void test_no_library(void **state)
+{
+    (void)state;
+    fake_gpu();
+    fake.opened = false;
+    assert_null(run(1, NULL));
+}
+
+static int start(void **state)
+{
+    (void)state;
+    if (comm_rank() == 0 && !mkdtemp(folder))
+        return -1;
+    comm_broadcast(folder, sizeof folder, 0);
+    return 0;
+}
+
+static int finish(void **state)
+{
+    (void)state;
+    comm_barrier();
+    return comm_rank() == 0 ? rmdir(folder) : 0;
+}
+
+int main(int argc, char **argv)
+{
+    start_ranks(&argc, &argv);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_library), cmocka_unit_test(test_reading), cmocka_unit_test(test_unknown),
+        cmocka_unit_test(test_faults), cmocka_unit_test(test_run), cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_energy), cmocka_unit_test(test_blind_rank), cmocka_unit_test(test_no_library),
+    };
+    return finish_ranks(cmocka_run_group_tests(tests, start, finish));
+}
