@@ -203,7 +203,9 @@ static bool has_not_finite(const Layout *l, const Fsdp *f, int first, int end)
     device_put(flag, &found, sizeof found);
     for (int i = first; i < end; i++) {
         const Piece *p = &l->piece[i];
-        const Tensor t = p->kind == PIECE_SCALE ? (Tensor){ 0 } : part_of(p, &f->shard[p->unit]);     /* scales: with their state */
+        if (p->kind == PIECE_SCALE)
+            continue;               /* with its state */
+        const Tensor t = part_of(p, &f->shard[p->unit]);
         if (t.data)
             find_not_finite(flag, t, p->kind == PIECE_STATE && f->optimizer->is_adam && p->state == 1);
     }
