@@ -108,8 +108,8 @@ static void test_not_saved(void **state)
     (void)state;
     needs_fork();
     static const struct { int state; float x; const char *name; } bad[] = {
-        { -1, NAN, "step 20: model.layers.0.input_layernorm.weight holds" }, { 0, INFINITY, "input_layernorm.weight.exp_avg holds" },
-        { 1, -1e-30f, "input_layernorm.weight.exp_avg_sq holds" },
+        { -1, NAN, "step 20: model.layers.0.input_layernorm.weight holds" },
+        { 0, INFINITY, "input_layernorm.weight.exp_avg holds" }, { 1, -1e-30f, "input_layernorm.weight.exp_avg_sq holds" },
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         Run r;

@@ -152,7 +152,8 @@ static void test_spike(void **state)
     for (int i = 0; i < 3; i++) {
         shell("rm -rf %s/spike && cp -r %s/before %s/spike", folder, folder, folder);
         const int status = train(2, "%s --max_duration=%d --try_load_latest_save --restore_dataloader=false "
-                                 "--data.paths=[%s/same.npy] --spikes=%s --save_folder=%s/spike", TINY, BEFORE + 1, folder, action[i], folder);
+                                 "--data.paths=[%s/same.npy] --spikes=%s --save_folder=%s/spike", TINY, BEFORE + 1, folder,
+                                 action[i], folder);
         expect_output("step 67: a spike: loss ");
         if (i < 2) {
             expect_status(status, 0);

@@ -216,8 +216,8 @@ char *folder_say_others(const char *checkpoint)
         free(steps);
     }
     if (best >= 0)
-        text = xasprintf("%s/step%ld is there too: --load_path of it goes back to it, in the same save_folder with --save_overwrite "
-                         "and without --try_load_latest_save", path, best);
+        text = xasprintf("%s/step%ld is there too: --load_path of it goes back to it, in the same save_folder with "
+                         "--save_overwrite and without --try_load_latest_save", path, best);
     free(path);
     return text ? text : xstrdup("There is no other checkpoint beside it: get these files again, or begin anew");
 }

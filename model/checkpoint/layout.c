@@ -196,7 +196,7 @@ static Tensor part_of(const Piece *p, const Shard *s)
     return r.end > r.first ? shard_view(s, t, r.first - held.first + s->first, r.end - r.first) : (Tensor){ 0 };
 }
 
-/* Pieces first .. end - 1 of this rank. The flag lies where gradient norms are summed up: at other times, and memory may be full. */
+/* Pieces first .. end - 1 of this rank. The flag lies where gradient norms are summed up at other times: memory may be full. */
 static bool has_not_finite(const Layout *l, const Fsdp *f, int first, int end)
 {
     int found = 0, *flag = (int *)f->square_sum;
