@@ -42,8 +42,8 @@ typedef struct {
     int         trained_scales;        /* columns of `scales` in front of those */
     Tensor      replicated;            /* (1, n): what block units with FP8 operands have besides them, norm weights: whole on each
                                           rank */
-    float      *square_sum;            /* device memory: sum of the squares of this rank's gradients; between steps a flag of whoever
-                                          looks through the shards */
+    float      *square_sum;            /* device memory: sum of the squares of this rank's gradients; between steps a flag of
+                                          whoever looks through the shards */
     Recipe      recipe;
     const Optimizer *optimizer;        /* whose states the shards have */
     Strategy    strategy;

@@ -1,6 +1,6 @@
-/* Spikes of the loss and of the gradient norm: how far a step's lie from the mean of those before it, in their standard deviations.
+/* Spikes of the loss and of the gradient norm: how far a step's lie from the mean of those before it, in standard deviations.
  * Window, least number of steps and limit are those of OLMo-core's SkipStepOptimizer (olmo_core/optim/skip_step_optimizer.py:
- * rolling_interval_length, half of it, sigma_factor), which leaves out the update of a step that is further away, on either side. */
+ * rolling_interval_length, half of it, sigma_factor), which makes no update of a step that is further away, on either side. */
 #pragma once
 #include <stdbool.h>
 

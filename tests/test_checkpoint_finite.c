@@ -1,4 +1,4 @@
-/* What is not finite is no checkpoint: it is found in every format and named, it is not saved over anything, and it is not loaded. */
+/* What is not finite is no checkpoint: it is found in every format and named, takes no other's place, and is not loaded. */
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/layout.h"
 #include "tests/saved.h"
@@ -9,7 +9,8 @@ static const Format f32 = { F32, 0 }, bf16 = { BF16, 0 }, e4m3 = { E4M3, 128, tr
 static uint32_t exchange(const Run *r, const Piece *p, size_t element, uint32_t value)
 {
     const Shard *s = &r->fsdp.shard[p->unit];
-    char *data = p->kind == PIECE_WEIGHT ? s->master.data : p->kind == PIECE_STATE ? s->state[p->state].data : s->state[p->state].scale;
+    const Tensor t = p->kind == PIECE_WEIGHT ? s->master : s->state[p->state];
+    char *data = p->kind == PIECE_SCALE ? t.scale : t.data;
     uint32_t old = 0;
     data += (p->first + element) * p->bytes;
     device_get(&old, data, p->bytes);
@@ -19,12 +20,14 @@ static uint32_t exchange(const Run *r, const Piece *p, size_t element, uint32_t 
 
 static uint32_t nan_of(const char *dtype)
 {
-    return strcmp(dtype, "F32") == 0 ? 0x7fc00000 : strcmp(dtype, "BF16") == 0 ? 0x7fc0 : strcmp(dtype, "U32") == 0 ? 0xff8000 : 0x7f;
+    return strcmp(dtype, "F32") == 0 ? 0x7fc00000 : strcmp(dtype, "BF16") == 0 ? 0x7fc0
+         : strcmp(dtype, "U32") == 0 ? 0xff8000 : 0x7f;
 }
 
 static uint32_t minus_one_of(const char *dtype)
 {
-    return strcmp(dtype, "F32") == 0 ? 0xbf800000 : strcmp(dtype, "BF16") == 0 ? 0xbf80 : strcmp(dtype, "F8_E4M3") == 0 ? 0xb8 : 0xbc;
+    return strcmp(dtype, "F32") == 0 ? 0xbf800000 : strcmp(dtype, "BF16") == 0 ? 0xbf80
+         : strcmp(dtype, "F8_E4M3") == 0 ? 0xb8 : 0xbc;
 }
 
 /* The name by which a bad element is reported: scales go with their codes. */
@@ -105,8 +108,8 @@ static void test_not_saved(void **state)
     (void)state;
     needs_fork();
     static const struct { int state; float x; const char *name; } bad[] = {
-        { -1, NAN, "step 20: model.layers.0.input_layernorm.weight holds" }, { 0, INFINITY, "input_layernorm.weight.exp_avg holds" },
-        { 1, -1e-30f, "input_layernorm.weight.exp_avg_sq holds" },
+        { -1, NAN, "step 20: model.layers.0.input_layernorm.weight holds" },
+        { 0, INFINITY, "input_layernorm.weight.exp_avg holds" }, { 1, -1e-30f, "input_layernorm.weight.exp_avg_sq holds" },
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         Run r;

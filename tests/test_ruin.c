@@ -2,7 +2,8 @@
  * all were well. */
 #include "tests/launch.h"
 
-static const char TINY[] = "--model.d_model=16 --model.mlp_hidden_size=32 --model.max_sequence_length=8 --console_log_interval=1000";
+static const char TINY[] = "--model.d_model=16 --model.mlp_hidden_size=32 --model.max_sequence_length=8 "
+                           "--console_log_interval=1000";
 
 /* Weight decay that multiplies the weights by -99. */
 static const char DIVERGES[] = "--optimizer.learning_rate=1000 --optimizer.weight_decay=0.1 --scheduler.t_warmup=0";
@@ -40,8 +41,8 @@ static void expect_checkpoints(const char *run, const char *names, const char *l
 /* Overwrites the last four bytes of a file of a checkpoint: an element of its last tensor, in F32 little endian. */
 static void poke(const char *checkpoint, const char *file, const char *bytes)
 {
-    shell("printf '%s' | dd of=%s/%s/%s bs=1 conv=notrunc seek=$(($(stat -c %%s %s/%s/%s) - 4)) 2>/dev/null", bytes, folder, checkpoint,
-          file, folder, checkpoint, file);
+    shell("cd %s/%s && printf '%s' | dd of=%s bs=1 conv=notrunc seek=$(($(stat -c %%s %s) - 4)) 2>/dev/null", folder, checkpoint,
+          bytes, file, file);
 }
 
 /* What the disk says is not what was saved: the run must not go on from it, still less delete what came before. */
@@ -58,7 +59,8 @@ static void test_ruined_checkpoint(void **state)
     for (size_t i = 0; i < sizeof damage / sizeof damage[0]; i++) {
         shell("rm -rf %s/ruined && cp -r %s/good %s/ruined", folder, folder, folder);
         poke("ruined/step6", damage[i].file, damage[i].bytes);
-        assert_int_not_equal(train(1, "%s %s --max_duration=30 --try_load_latest_save --save_folder=%s/ruined", TINY, more, folder), 0);
+        assert_int_not_equal(train(1, "%s %s --max_duration=30 --try_load_latest_save --save_folder=%s/ruined", TINY, more, folder),
+                             0);
         expect_checkpoints("ruined", "step4 step6 ", "step6");
         expect_output("ruined/step6");
     }
@@ -93,8 +95,8 @@ static void test_divergence(void **state)
 
     /* two steps before the end: neither success nor a checkpoint; going on does the same again */
     for (int i = 0; i < 2; i++) {
-        assert_int_not_equal(train(2, "%s %s --max_duration=60 --stop_at=%d --save_interval=2 --try_load_latest_save --save_folder=%s/two", TINY,
-                                   DIVERGES, lost + 1, folder), 0);
+        assert_int_not_equal(train(2, "%s %s --max_duration=60 --stop_at=%d --save_interval=2 --try_load_latest_save "
+                                   "--save_folder=%s/two", TINY, DIVERGES, lost + 1, folder), 0);
         expect_output("two steps");
         snprintf(latest, sizeof latest, "step%d", (lost - 2) / 2 * 2);
         assert_true(exists("two/latest/trainer.json"));
@@ -103,7 +105,8 @@ static void test_divergence(void **state)
         assert_false(exists(names));
     }
     /* its last update ruins it: only a loss after it tells */
-    assert_int_not_equal(train(1, "%s %s --max_duration=60 --stop_at=%d --save_folder=%s/last", TINY, DIVERGES, lost - 1, folder), 0);
+    assert_int_not_equal(train(1, "%s %s --max_duration=60 --stop_at=%d --save_folder=%s/last", TINY, DIVERGES, lost - 1, folder),
+                         0);
     snprintf(names, sizeof names, "step%d-aborted ", lost - 1);
     expect_output("the model that its update leaves");
     expect_checkpoints("last", names, NULL);
@@ -148,8 +151,9 @@ static void test_spike(void **state)
     shell("yes | tr 'y\\n' '\\3\\0' | head -c 4000 >%s/same.npy", folder);
     for (int i = 0; i < 3; i++) {
         shell("rm -rf %s/spike && cp -r %s/before %s/spike", folder, folder, folder);
-        const int status = train(2, "%s --max_duration=%d --try_load_latest_save --restore_dataloader=false --data.paths=[%s/same.npy] "
-                                 "--spikes=%s --save_folder=%s/spike", TINY, BEFORE + 1, folder, action[i], folder);
+        const int status = train(2, "%s --max_duration=%d --try_load_latest_save --restore_dataloader=false "
+                                 "--data.paths=[%s/same.npy] --spikes=%s --save_folder=%s/spike", TINY, BEFORE + 1, folder,
+                                 action[i], folder);
         expect_output("step 67: a spike: loss ");
         if (i < 2) {
             expect_status(status, 0);

@@ -14,8 +14,10 @@ static bool has_bad_code(Tensor x, bool negative)
 {
     const uint8_t *codes = x.data;
     bool bad[256], found = false;
-    for (int c = 0; c < 256; c++)
-        bad[c] = is_bad(format_is_fp8(x.format) ? fp8_decode((uint8_t)c, x.format.dtype) : dynamic8_map(x.format.dtype)[c], negative);
+    for (int c = 0; c < 256; c++) {
+        const float value = format_is_fp8(x.format) ? fp8_decode((uint8_t)c, x.format.dtype) : dynamic8_map(x.format.dtype)[c];
+        bad[c] = is_bad(value, negative);
+    }
     for (size_t i = 0; i < tensor_numel(x); i++)
         found |= bad[codes[i]];
     return found;
@@ -46,8 +48,10 @@ void find_not_finite(int *found, Tensor x, bool negative)
     if (format_has_scales(x.format))
         bad = has_bad_code(x, negative) || has_bad_scale(x);
     else
-        for (size_t i = 0; i < tensor_numel(x); i++)
-            bad |= is_bad(x.format.dtype == F32 ? ((const float *)x.data)[i] : bf16_decode(((const uint16_t *)x.data)[i]), negative);
+        for (size_t i = 0; i < tensor_numel(x); i++) {
+            const float value = x.format.dtype == F32 ? ((const float *)x.data)[i] : bf16_decode(((const uint16_t *)x.data)[i]);
+            bad |= is_bad(value, negative);
+        }
     if (bad)
         *found = 1;
 }

@@ -64,7 +64,8 @@ template <typename U> static void look(int *found, Tensor x, U special, bool neg
 static void look_at_scales(int *found, Tensor x)
 {
     const size_t n = x.format.group ? tensor_numel(x) / x.format.group : 1;
-    const ScaleKind kind = !x.format.group || format_is_dynamic8(x.format) ? FLOAT_SCALES : x.format.expand ? PAIR_SCALES : BF16_SCALES;
+    const bool floats = !x.format.group || format_is_dynamic8(x.format);
+    const ScaleKind kind = floats ? FLOAT_SCALES : x.format.expand ? PAIR_SCALES : BF16_SCALES;
     scales_kernel<<<blocks_for(n), THREADS, 0, device_stream()>>>(found, x.scale, n, kind,
                                                                   format_is_fp8(x.format) ? fp8_max(x.format.dtype) : 1);
     LAUNCH_CHECK();

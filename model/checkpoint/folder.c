@@ -209,6 +209,24 @@ char *folder_say_latest(const char *save_folder)
     return text;
 }
 
+char *folder_say_others(const char *checkpoint)
+{
+    char *path = realpath(checkpoint, NULL), *slash = path ? strrchr(path, '/') : NULL, *text = NULL;
+    long step, *steps, best = -1;
+    if (slash && sscanf(slash, "/step%ld", &step) == 1) {
+        *slash = '\0';
+        for (int i = folder_steps(&steps, path, "") - 1; i >= 0; i--)
+            if (steps[i] != step && (best < 0 || (best > step && steps[i] < best)))
+                best = steps[i];
+        free(steps);
+    }
+    if (best >= 0)
+        text = xasprintf("%s/step%ld is there too: --load_path of it goes back to it, in the same save_folder with "
+                         "--save_overwrite and without --try_load_latest_save", path, best);
+    free(path);
+    return text ? text : xstrdup("There is no other checkpoint beside it: get these files again, or begin anew");
+}
+
 void folder_write(const char *path, const char *data, size_t bytes)
 {
     FILE *file = fopen(path, "w");

@@ -25,5 +25,6 @@ void  folder_remove_step(const char *save_folder, long step);
 void  folder_clear(const char *save_folder);          /* removes all checkpoints and `latest` */
 char *folder_latest(const char *save_folder);         /* what the link `latest` says: "step100"; NULL: no link */
 char *folder_say_latest(const char *save_folder);     /* "the last checkpoint is runs/x/step100", or that there is none */
+char *folder_say_others(const char *checkpoint);      /* what to go on from instead: the one before it, or another beside it */
 
 void  folder_write(const char *path, const char *data, size_t bytes);       /* a whole file, on disk when it returns */

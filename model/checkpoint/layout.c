@@ -204,14 +204,16 @@ static Tensor part_of(const Piece *p, const Shard *s)
     return r.end > r.first ? shard_view(s, t, r.first - held.first + s->first, r.end - r.first) : (Tensor){ 0 };
 }
 
-/* Pieces first .. end - 1 of this rank. The flag lies where gradient norms are summed up: at other times, and memory may be full. */
+/* Pieces first .. end - 1 of this rank. The flag lies where gradient norms are summed up at other times: memory may be full. */
 static bool has_not_finite(const Layout *l, const Fsdp *f, int first, int end)
 {
     int found = 0, *flag = (int *)f->square_sum;
     device_put(flag, &found, sizeof found);
     for (int i = first; i < end; i++) {
         const Piece *p = &l->piece[i];
-        const Tensor t = p->kind == PIECE_SCALE ? (Tensor){ 0 } : part_of(p, &f->shard[p->unit]);     /* scales: with their state */
+        if (p->kind == PIECE_SCALE)
+            continue;               /* with its state */
+        const Tensor t = part_of(p, &f->shard[p->unit]);
         if (t.data)
             find_not_finite(flag, t, p->kind == PIECE_STATE && f->optimizer->is_adam && p->state == 1);
     }

@@ -193,31 +193,12 @@ static const char *left_over(const Layout *l, const Source *s, const char *folde
     return NULL;
 }
 
-/* What else to go on from: the checkpoint before, if there is one, or another one beside it. malloc'ed. */
-static char *say_others(const char *folder)
-{
-    char *path = realpath(folder, NULL), *slash = path ? strrchr(path, '/') : NULL, *text = NULL;
-    long step, *steps, best = -1;
-    if (slash && sscanf(slash, "/step%ld", &step) == 1) {
-        *slash = '\0';
-        for (int i = folder_steps(&steps, path, "") - 1; i >= 0; i--)
-            if (steps[i] != step && (best < 0 || (best > step && steps[i] < best)))
-                best = steps[i];
-        free(steps);
-    }
-    if (best >= 0)
-        text = xasprintf("%s/step%ld is there too: --load_path of it goes back to it, in the same save_folder with --save_overwrite "
-                         "and without --try_load_latest_save", path, best);
-    free(path);
-    return text ? text : xstrdup("There is no other checkpoint beside it: get these files again, or begin anew");
-}
-
 static void check_finite(const char *folder, const Layout *l, const Fsdp *f)
 {
     const char *name = layout_not_finite(l, f);
     if (name)
-        die("%s: tensor %s holds a value that is not finite (or, in exp_avg_sq, is negative): this model is ruined. %s", folder, name,
-            say_others(folder));
+        die("%s: tensor %s holds a value that is not finite (or, in exp_avg_sq, is negative): this model is ruined. %s", folder,
+            name, folder_say_others(folder));
 }
 
 /* A tensor that nobody asked for means that the model is another one. */

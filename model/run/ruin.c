@@ -68,7 +68,8 @@ void ruin_prove(Run *r)
 {
     if (r->unproven && r->batch.sequences > 0 && !gives_finite_step(r)) {
         char *left = leave(r);
-        die("step %ld: the loss or gradient of the model that its update leaves is not finite; %s. %s", r->state.step, left, remedy);
+        die("step %ld: the loss or gradient of the model that its update leaves is not finite; %s. %s", r->state.step, left,
+            remedy);
     }
     r->unproven = false;
 }
@@ -76,7 +77,8 @@ void ruin_prove(Run *r)
 void ruin_end(Run *r, int steps)
 {
     const bool all = r->state.step - r->first_step == steps;
-    const char *what = steps == 1 ? "the run ends with a step" : steps == 2 ? "the run ends with two steps" : "the third step in a row";
+    const char *what = steps == 1 ? "the run ends with a step" : steps == 2 ? "the run ends with two steps"
+                     : "the third step in a row";
     char *left = leave(r);
     die("step %ld: %s whose loss or gradient is not finite; %s. %s", r->state.step, what, left,
         all ? "No step of this run was finite: look at what it has loaded and at its data" : remedy);
