@@ -179,14 +179,14 @@ static void flip_bit(const char *path, size_t at)
     close(file);
 }
 
-/* One bit of each tensor in turn: at its start, at its end, or within. */
-static void check_flipped(Run *r, const char *name)
+/* One bit of every `step`-th tensor: at its start, at its end, or within. */
+static void check_flipped(Run *r, const char *name, int step)
 {
     char path[512];
     snprintf(path, sizeof path, "%s/%s", step_folder(r, 10), name);
     SafeFile *file = safetensors_open(path);
     assert_true(file->count > 0);
-    for (int i = 0; i < file->count; i++) {
+    for (int i = 0; i < file->count; i += step) {
         const SafeTensor *t = &file->tensor[i];
         const size_t bytes = t->end - t->begin, places[] = { 0, bytes - 1, bytes / 2 }, at = file->data + t->begin + places[i % 3];
         flip_bit(path, at);
@@ -205,8 +205,8 @@ static void test_flipped_bits(void **state)
     open_run(&r, &m, (Format){ BF16, 0 }, (Format){ E4M3, 128, true }, (Format){ E4M3, 128, true });
     fsdp_init(&r.fsdp, &r.config.model, 3);
     save(&r, 10);
-    check_flipped(&r, "model.safetensors");
-    check_flipped(&r, "optimizer-00001.safetensors");
+    check_flipped(&r, "model.safetensors", 1);
+    check_flipped(&r, "optimizer-00001.safetensors", 5);
     load(&r, step_folder(&r, 10));
     in_folder(&r, "sed -i 's/\"[0-9a-f]\\{8\\}\"/\"none\"/' step10/trainer.json");
     DIES("trainer.json: crc32c of model.", load(&r, step_folder(&r, 10)));
