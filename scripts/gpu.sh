@@ -20,7 +20,7 @@ logs=build/gpu-logs
 rm -rf $logs
 mkdir -p $logs
 export GOLDEN_DIR=build/golden BUILD=build/cuda LAUNCH="${MPIRUN:-mpirun --oversubscribe --bind-to none}"
-kernel_tests="kernels attention rope kernel_gradients fp8 fp8_operations fp8_rope moments optimizer adamw8bit"
+kernel_tests="kernels attention rope kernel_gradients fp8 fp8_operations fp8_rope moments optimizer adamw8bit finite"
 gpus=$(nvidia-smi -L | grep -c '^GPU')
 
 run() {     # run NAME COMMAND...: a line of the table; the end of the output if it fails
@@ -51,7 +51,7 @@ cuda_tests() {
         case $name in
         *.d|*.o|*test_cpu_*) ;;
         *ranks*) for n in 1 2 4; do [ $n -le "$gpus" ] && beside "$name on $n" $LAUNCH -n $n "$test"; done ;;
-        *train|*faults|*save_folder) beside "$name" "$test" ;;
+        *train|*faults|*save_folder|*fit|*hangs|*ruin|*skips|*verify) beside "$name" "$test" ;;
         *) [ -x "$test" ] && on_one "$name" "$test" ;;
         esac
     done

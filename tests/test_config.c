@@ -71,11 +71,11 @@ static void test_values(void **state)
     c = try_load(1, "--recipe=coat", "--global_train_batch_size=258", "--device_train_microbatch_size=2", NULL);
     assert_int_equal(c->recipe.grads.dtype, F32);
     config_free(c);
-    for (int batch = 128; batch <= 192; batch += 64) {         /* two micro-batches of each of 64 ranks, three */
+    for (int ranks = 128; ranks <= 256; ranks += 128) {         /* of ranks, too; two micro-batches of each */
         char size[64];
-        snprintf(size, sizeof size, "--global_train_batch_size=%d", batch);
-        c = try_load(64, "--recipe=coat", size, "--device_train_microbatch_size=1", NULL);
-        assert_int_equal(c->recipe.grads.dtype, batch == 128 ? BF16 : F32);
+        snprintf(size, sizeof size, "--global_train_batch_size=%d", 2 * ranks);
+        c = try_load(ranks, "--recipe=coat", size, "--device_train_microbatch_size=1", NULL);
+        assert_int_equal(c->recipe.grads.dtype, ranks == 128 ? BF16 : F32);
         config_free(c);
     }
     c = try_load(2, "--recipe=coat", "--global_train_batch_size=512", "--device_train_microbatch_size=1", "--format.grads=bf16");

@@ -93,7 +93,7 @@ static void test_ending(void **state)
     }
     /* going on takes what is proven, and leaves what is beside */
     expect_status(run("ends-three", "", 0, "--try_load_latest_save"), 0);
-    expect_output("ends-three/step4: continuing");
+    expect_output("ends-three/step4, at step 4");
     expect_checkpoints("ends-three", "step4 step8 step8-aborted ");
     assert_int_not_equal(run("nothing", "5 6 7", 0, "--save_num_checkpoints_to_keep=0"), 0);
     expect_checkpoints("nothing", "");

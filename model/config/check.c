@@ -347,20 +347,21 @@ static void check_batch(Reader *r)
 }
 
 /* Gradients are summed in F32 where OLMo's precision says so, and where a sum has many terms: in BF16 it loses those below 2^-9
- * of it: of the worst tensor's gradient from 512 micro-batches 5 %, from 2048 half. Those of all ranks count: what they add up on
- * their own is reduced over them in the same format, which rounds with every rank. */
+ * of it: of the worst tensor's gradient from 512 micro-batches 5 %, from 2048 half. There are two sums, one over the micro-batches
+ * of a rank and one over ranks, which rounds with every rank. Each loses for itself: 16 times 32 terms lose a third of what 512 do. */
 static void choose_grads(Reader *r)
 {
     enum { MOST = 128 };
+    const Config *c = &r->s->c;
     Format *grads = &r->s->c.recipe.grads;
-    const int n = r->s->c.global_train_batch_size / r->s->c.device_train_microbatch_size;
+    const int own = c->global_train_batch_size / c->device_train_microbatch_size / r->world, n = own > r->world ? own : r->world;
     const bool mixed = r->s->fsdp.precision == FSDP_MIXED && r->world > 1;
     if (!config_given(r, "format.grads")) {
         if (mixed || n > MOST)
             *grads = (Format){ F32, 0, false };
     } else if (grads->dtype == BF16 && n > MOST)
-        warn("%s: gradients of %d micro-batches a step are summed in bf16, which loses part of them beyond %d",
-             config_where(r, "format.grads"), n, MOST);
+        warn("%s: gradients of %d %s are summed in bf16, which loses part of them beyond %d", config_where(r, "format.grads"), n,
+             own < n ? "ranks" : "micro-batches a step", MOST);
 }
 
 /* The length of training in the scheduler's units; 0: epochs, whose length only the data know. */

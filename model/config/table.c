@@ -69,7 +69,7 @@ const ConfigKey config_keys[] = {
            { "all", FAST_ALL }), C(recipe.fast), "FP8 GEMMs that may add with short accumulators"),
     OTHER ("format.master", FORMAT | FOLLOWS, "null", C(recipe.master), "weights that the optimizer updates"),
     OTHER ("format.grads", FORMAT | FOLLOWS, "null", C(recipe.grads), "accumulated weight gradients; "
-           "f32 unless given where a step has more than 128 micro-batches, those of all ranks together"),
+           "f32 unless given where more than 128 micro-batches of a rank, or ranks, are summed"),
     OTHER ("format.moment1", FORMAT | FOLLOWS, "null", C(recipe.moment1),
            "AdamW's m; e4m3/128+ is expanded (COAT), e4m3/128 is not"),
     OTHER ("format.moment2", FORMAT | FOLLOWS, "null", C(recipe.moment2), "AdamW's v"),

@@ -201,11 +201,9 @@ static void format_time(char *text, size_t size, double seconds)
 
 void log_line(char *line, size_t size, const StepStats *s, long steps, const Progress *p)
 {
-    char eta[64], light[32] = "", end[80];
+    char eta[64], light[32] = "", end[80] = "  SKIPPED";
     format_time(eta, sizeof eta, p->seconds_left);
-    if (s->skipped)
-        snprintf(end, sizeof end, "  SKIPPED: %s", s->finite ? "a spike" : "not finite");
-    else
+    if (!s->skipped)
         snprintf(end, sizeof end, "  eta %s", eta);
     if (p->light > 0)
         snprintf(light, sizeof light, " %.0f%%", 100 * p->light);
