@@ -241,6 +241,7 @@ static void test_arguments(void **state)
         { 1, "--data.generate_doc_lengths", "--model.eos_token_id=null", "needs model.eos_token_id" },
         { 1, "--data.datasets={x: [b.npy]}", NULL, "not both" },
         { 1, "--model.vocab_size=null", NULL, "found 'null'" },
+        { 2, "--device_eval_batch_size=2147483647", NULL, "2147483647 sequences on each of 2 ranks exceed the 2^31 - 1" },
         { 1, "--run_name=${oc.env:NO_SUCH_VARIABLE}", NULL, "NO_SUCH_VARIABLE is not set" },
         { 4, "--fsdp.sharding_strategy=HYBRID_SHARD", "--fsdp.hybrid_sharding_num_model_replicas=3",
           "4 ranks cannot form 3 groups of equal size" },

@@ -373,7 +373,7 @@ static double duration_in_units(const Config *c)
     return c->max_duration.steps * (c->scheduler.in_tokens ? tokens_per_step : 1);
 }
 
-/* Tokens of a micro-batch are counted by int. */
+/* Tokens of a micro-batch are counted by int, and so are sequences of all ranks. */
 static void check_micro_batch(Reader *r)
 {
     const Config *c = &r->s->c;
@@ -381,6 +381,9 @@ static void check_micro_batch(Reader *r)
     if ((double)c->device_train_microbatch_size * T > INT_MAX)
         die("%s: %d sequences of %d tokens exceed the 2^31 - 1 tokens that a micro-batch can have",
             config_where(r, "device_train_microbatch_size"), c->device_train_microbatch_size, T);
+    if ((double)c->device_eval_batch_size * r->world > INT_MAX)
+        die("%s: %d sequences on each of %d ranks exceed the 2^31 - 1 that a batch can have",
+            config_where(r, "device_eval_batch_size"), c->device_eval_batch_size, r->world);
 }
 
 static void check_schedule(Reader *r)

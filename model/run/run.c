@@ -205,8 +205,9 @@ static RunLength run_length(const Run *r, const char *key, const Duration *d)
                 c->global_train_batch_size);
         n.steps = steps_later(r, key, fmax(all - done, 0));
     }
-    check_countable(key, (double)r->state.tokens + ((double)n.steps - (double)r->state.step) * (double)per_step);
-    n.tokens = d->tokens > 0 ? d->tokens : r->state.tokens + (n.steps - r->state.step) * per_step;
+    const long more = n.steps > r->state.step ? n.steps - r->state.step : 0;
+    check_countable(key, (double)r->state.tokens + (double)more * (double)per_step);
+    n.tokens = d->tokens > 0 ? d->tokens : r->state.tokens + more * per_step;
     return n;
 }
 
