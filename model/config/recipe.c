@@ -2,6 +2,7 @@
  * columns of moments. As in check.c, every message names the place of a key that takes part and says which values would do. */
 #include "model/config/table.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "kernels/kernels.h"
@@ -112,8 +113,7 @@ static void check_groups(Reader *r, const char *name, const char *block, Format 
 {
     bool moment = strncmp(name, "format.moment", strlen("format.moment")) == 0;
     const bool own = config_given(r, name);
-    char recipe[64];
-    snprintf(recipe, sizeof recipe, "recipe %s", r->s->recipe);
+    char *recipe = xasprintf("%s: recipe %s", config_where(r, "recipe"), r->s->recipe);
     const char *place = own ? config_where(r, name) : block && config_given(r, block) ? config_where(r, block) : recipe;
     if (format_is_dynamic8(f))
         die("%s: %s cannot be %s, which only the moments of --optimizer.name=adamw8bit are, whatever the recipe", place, name,
@@ -131,6 +131,7 @@ static void check_groups(Reader *r, const char *name, const char *block, Format 
     if (f.group && !knows_group(f.group, moment))
         die("%s: %s cannot be %s: the CUDA kernels have groups of %d; other groups train on the CPU (make BACKEND=cpu)", place,
             name, format_name(f), moment ? 128 : 16);
+    free(recipe);
 }
 
 /* NOTE: a group's scale without k is BF16, rounded up: a maximum that falls by less than 2^-8 in a step does not fall.
