@@ -364,11 +364,10 @@ bool loader_wait(Loader *l, double seconds)
     until.tv_nsec = ns % 1000000000;
     start_thread(l);
     pthread_mutex_lock(&l->mutex);
-    let_go(l);
     int status = 0;
-    while (l->head == l->tail && status != ETIMEDOUT)
+    while (l->head - l->tail == l->held && status != ETIMEDOUT)
         status = pthread_cond_timedwait(&l->changed, &l->mutex, &until);
-    bool ready = l->head != l->tail;
+    bool ready = l->head - l->tail > l->held;
     pthread_mutex_unlock(&l->mutex);
     return ready;
 }

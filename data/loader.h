@@ -24,10 +24,10 @@ uint64_t loader_instances(const Loader *l);        /* per epoch, before dropping
 uint64_t loader_tokens   (const Loader *l);        /* in all files */
 uint64_t loader_fingerprint(const Loader *l);   /* of file names and sizes, T, itemsize: shows whether data changed */
 DataSample loader_sample(const Loader *l);         /* reads 3 pages of each file, of which one is in memory already */
-bool     loader_next (Loader *l, Batch *b);     /* b is valid until the next call, also of
-                                                   loader_wait; false: end of an unshuffled pass, or of what
-                                                   loader_limit allows */
-bool     loader_wait (Loader *l, double seconds);   /* so long at most; true: loader_next need not wait */
+bool     loader_next (Loader *l, Batch *b);     /* b is valid until the next call; false: end of
+                                                   an unshuffled pass, or of what loader_limit allows */
+bool     loader_wait (Loader *l, double seconds);   /* so long at most; true: loader_next need not wait. The last batch
+                                                       stays valid */
 void     loader_seek (Loader *l, LoaderState s);    /* also takes a limit back */
 
 /* No more than `steps` are asked for from here on: nothing is read or shuffled for later ones. */

@@ -110,6 +110,15 @@ static void test_wait(void **state)
     assert_true(loader_wait(l, 0));
     assert_true(loader_next(l, &b));
     assert_int_equal(b.sequences, 8);
+
+    /* to wait for a step gives the one before it not back: the thread would fill it with a later one */
+    uint32_t held[8];
+    memcpy(held, b.index, sizeof held);
+    assert_true(loader_wait(l, 60));
+    usleep(50000);
+    assert_memory_equal(b.index, held, sizeof held);
+    assert_true(loader_next(l, &b));
+    assert_memory_not_equal(b.index, held, sizeof held);
     loader_close(l);
 }
 
