@@ -47,9 +47,9 @@ static void on_signal(int number)
 }
 
 /* This rank's part of the next step, and the labels of all; also whether any rank was asked to stop, so that all stop at the same
- * step. False: before this one. Ranks that have theirs ask again and again, as in checkpoint_finish: an epoch that is shuffled,
- * a file server that stalls may take minutes. */
-static bool next_batch(Run *r, double *labels, bool *stop)
+ * step. False: before this one, if the run `may_stop` there. Ranks that have theirs ask again and again, as in checkpoint_finish:
+ * an epoch that is shuffled, a file server that stalls may take minutes. */
+static bool next_batch(Run *r, double *labels, bool may_stop, bool *stop)
 {
     Batch *b = &r->batch;
     bool ready = false;
@@ -67,7 +67,7 @@ static bool next_batch(Run *r, double *labels, bool *stop)
         x[2] = !ready;
         comm_sum(x, 3);
         *stop = x[1] > 0;
-    } while (x[2] > 0 && !*stop);
+    } while (x[2] > 0 && !(*stop && may_stop));
     watchdog_wait_for(NO_WORKER);
     *labels = x[0];
     return x[2] == 0;
@@ -216,7 +216,7 @@ static void train(Run *r)
     while (!run_is_over(r) && (!stop || lost > 0)) {        /* who is asked to stop does so at the next step that is finite */
         const TrainState before = r->state;
         double labels;
-        if (!next_batch(r, &labels, &stop))
+        if (!next_batch(r, &labels, lost == 0, &stop))
             break;
         training = 1;
         StepStats t = train_step(r, labels);
