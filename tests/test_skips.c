@@ -2,31 +2,48 @@
  * train.c itself, started again by the test with gradient norms that are made infinite at given steps. */
 #include "tests/launch.h"
 
+#include "data/loader.h"
+#include "kernels/comm.h"
 #include "model/update.h"
 
 static double norm_or_not(const Fsdp *f);
+static bool wait_or_not(Loader *l, double seconds);
 
 #define main train_main
 #define train train_loop
 #define optimizer_grad_norm norm_or_not
+#define loader_wait wait_or_not
 #include "train.c"
 #undef main
 #undef train
 #undef optimizer_grad_norm
+#undef loader_wait
 
-/* LOST: steps of this process whose norm is not finite; ASKED: the step at whose end it is asked to stop. */
+/* LOST: steps of this process whose norm is not finite, below 0: a spike; ASKED: the step at whose end it is asked to stop. */
+static bool was_lost;       /* the last one */
+
 static double norm_or_not(const Fsdp *f)
 {
     static long step;
     step++;
     if (step == strtol(getenv("ASKED"), NULL, 10))
         raise(SIGUSR2);
-    bool lost = false;
+    bool lost = false, spike = false;
     char *text = getenv("LOST"), *end;
-    for (long n = strtol(text, &end, 10); end != text; n = strtol(text = end, &end, 10))
+    for (long n = strtol(text, &end, 10); end != text; n = strtol(text = end, &end, 10)) {
         lost |= n == step;
+        spike |= n == -step;
+    }
     const double norm = optimizer_grad_norm(f);
-    return lost ? INFINITY : norm;
+    was_lost = lost;
+    return lost ? INFINITY : spike ? 1e9 : norm;
+}
+
+/* The data behind a step that is not finite come late to one rank. */
+static bool wait_or_not(Loader *l, double seconds)
+{
+    static int late = 3;
+    return !(was_lost && comm_rank() == 1 && late-- > 0) && loader_wait(l, seconds);
 }
 
 static int run(const char *name, const char *lost, int asked, const char *more)
@@ -62,6 +79,7 @@ static void test_passing(void **state)
         { "due",     "4",     0, "step5 step8 ", "SKIPPED" },                       /* due at 4, made at 5                 */
         { "waits",   "5 6",   0, "step4 step8 ", "SKIPPED" },                       /* published when 7 is finite          */
         { "asked",   "3 4",   2, "step5 ",       "asked to stop at step 5" },       /* not on a step that is not           */
+        { "late",    "5",     5, "step4 step6 ", "asked to stop at step 6" },       /* though the next step's data are late */
     };
     for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) {
         expect_status(run(runs[i].name, runs[i].lost, runs[i].asked, ""), 0);
@@ -82,6 +100,7 @@ static void test_ending(void **state)
         { "three",    "6 7 8",   0, "step4 step8-aborted ", "step4; what the run ends with is set aside in " },
         { "unproven", "5 6 7",   0, "step7-aborted ",       "there is no checkpoint in " },
         { "asked",    "2 3 4",   1, "step4-aborted ",       "the third step in a row" },
+        { "late",     "5 6 7",   5, "step7-aborted ",       "there is no checkpoint in " },
     };
     for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) {
         char name[32];
@@ -99,10 +118,22 @@ static void test_ending(void **state)
     expect_checkpoints("nothing", "");
 }
 
+/* The loss of a spike is finite: the save that was begun a step before is proven by it, and must not go. */
+static void test_spike_after_save(void **state)
+{
+    (void)state;
+    if (most_ranks() < 2)
+        skip();
+    assert_int_not_equal(run("spike", "-66", 0, "--max_duration=70 --save_interval=65 --spikes=stop"), 0);
+    expect_output("step 66: a spike ends the run");
+    expect_checkpoints("spike", "step65 step65-aborted ");
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 1)
         return train_main(argc, argv);
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_passing), cmocka_unit_test(test_ending) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_passing), cmocka_unit_test(test_ending),
+                                        cmocka_unit_test(test_spike_after_save) };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

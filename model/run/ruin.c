@@ -88,6 +88,7 @@ void ruin_end_spike(Run *r, const TrainState *before)
 {
     const long step = r->state.step;
     r->state = *before;
+    r->unproven = false;            /* the loss of a spike is finite */
     char *left = leave(r);
     die("step %ld: a spike ends the run (spikes=stop); %s. %s, or go on with --spikes=skip", step, left, remedy);
 }
