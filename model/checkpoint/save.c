@@ -304,12 +304,14 @@ void checkpoint_finish(void)
 
 void checkpoint_drop(void)
 {
-    if (!save.config)
+    const Config *c = save.config;
+    if (!c)
         return;
     wait_for_writers();
-    if (comm_rank() == 0)
-        folder_clean(save.config->save_folder);
     close_save();
+    comm_barrier();             /* NFS keeps a file that its host has open under another name, and so the folder */
+    if (comm_rank() == 0)
+        folder_clean(c->save_folder);
 }
 
 void checkpoint_set_aside(const Config *c, const Fsdp *f, const TrainState *s, size_t file_limit)
