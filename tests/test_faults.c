@@ -333,6 +333,16 @@ static void test_checkpoints_differ(void **state)
     FILE *p = start_apart(first, second, "--max_duration=4 --save_folder=run --try_load_latest_save");
     expect_end(p, clock_seconds());
     expect_once("the ranks have different checkpoints to go on from");
+
+    /* both have it, with another window of spikes: the ranks would not skip the same steps */
+    char command[4 * PATH_MAX], arguments[PATH_MAX];
+    snprintf(command, sizeof command, "cp -r %s/run %s && sed -i 's/\"loss\": \".*\"/\"loss\": \"1 2\"/' %s/run/step2/trainer.json",
+             first, second, second);
+    assert_int_equal(system(command), 0);
+    snprintf(arguments, sizeof arguments, "--max_duration=4 --load_path=run/step2 --save_folder=%s/both", folder);
+    p = start_apart(first, second, arguments);
+    expect_end(p, clock_seconds());
+    expect_once("the ranks have different checkpoints to go on from");
 }
 
 /* Validation files are looked for before the first step, and their absence says how to do without. */

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "data/sample.h"
 #include "kernels/comm.h"
 #include "kernels/device.h"
 #include "kernels/random.h"
@@ -61,13 +62,16 @@ static uint64_t text_hash(const char *text)
     return h;
 }
 
+/* Of all that decides what a rank does; what the data are is agreed on beside it. */
 static uint64_t state_hash(const TrainState *s)
 {
-    const uint64_t part[] = { (uint64_t)s->step, (uint64_t)s->tokens, (uint64_t)s->updates, s->loader.epoch, s->loader.instance };
+    const uint64_t part[] = { (uint64_t)s->step, (uint64_t)s->tokens, (uint64_t)s->updates, s->loader.epoch, s->loader.instance,
+                              (uint64_t)s->spikes.count };
+    const size_t bytes = sizeof(double) * (size_t)s->spikes.count;
     uint64_t h = 0;
     for (size_t i = 0; i < sizeof part / sizeof part[0]; i++)
         h = random_bits(h, part[i]);
-    return h;
+    return hash_bytes(hash_bytes(h, s->spikes.loss, bytes), s->spikes.grad_norm, bytes);
 }
 
 static void make_folder(const char *path)
