@@ -338,10 +338,12 @@ DataSample loader_sample(const Loader *l)
     DataSample s = { HASH_OF_NOTHING, HASH_OF_NOTHING };
     for (int f = 0; f < l->num_shards; f++) {
         const Shard *shard = &l->shards[f];
+        shard_tell(&l->spec, "sampling", shard->path);
         s.tokens = hash_sample(s.tokens, shard->map, shard->map_bytes);
         if (shard->mask)
             s.masks = hash_sample(s.masks, shard->mask, shard->num_tokens);
     }
+    beat(l, NULL);
     return s;
 }
 

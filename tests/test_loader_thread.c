@@ -78,6 +78,24 @@ static void test_no_idle_shuffle(void **state)
     }
 }
 
+static int sampled;
+
+static void count_samples(const char *doing)
+{
+    sampled += doing && strncmp(doing, "sampling", 8) == 0;
+}
+
+/* Thousands of files on a slow server take minutes. */
+static void test_sample_beats(void **state)
+{
+    (void)state;
+    DataSpec spec = zeros(20, count_samples);
+    Loader *l = loader_open(&spec, 8, 0, 1);
+    loader_sample(l);
+    assert_int_equal(sampled, 1);
+    loader_close(l);
+}
+
 static atomic_bool entered;
 
 static void take_long(const char *doing)
@@ -124,6 +142,7 @@ static void test_wait(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_no_idle_shuffle), cmocka_unit_test(test_wait) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_no_idle_shuffle), cmocka_unit_test(test_sample_beats),
+                                        cmocka_unit_test(test_wait) };
     return cmocka_run_group_tests(tests, make_file, remove_file);
 }

@@ -245,7 +245,9 @@ static void load_or_initialize(Run *r, const char *folder, bool resets)
 {
     const Config *c = r->config;
     const bool new_optimizer = resets && c->reset_optimizer_state, new_trainer = resets && c->reset_trainer_state;
+    watchdog_wait_for(WORKER_DATA);
     r->state = (TrainState){ .fingerprint = loader_fingerprint(r->loader), .sample = loader_sample(r->loader) };
+    watchdog_wait_for(NO_WORKER);
     check_agreement("contents of data files", r->state.sample.tokens ^ r->state.sample.masks);
     if (!folder) {
         fsdp_init(&r->fsdp, &c->model, c->seed);
