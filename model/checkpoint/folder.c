@@ -154,7 +154,7 @@ void folder_set_aside(const char *save_folder, long step)
 {
     char *temporary = step_path(save_folder, step, ".tmp"), *path = step_path(save_folder, step, "-aborted");
     sync_folder(temporary);
-    remove_tree(path);
+    remove_all(save_folder, "-aborted", false);
     move(temporary, path);
     sync_folder(save_folder);
     free(temporary);
@@ -213,7 +213,10 @@ char *folder_say_others(const char *checkpoint)
 {
     char *path = realpath(checkpoint, NULL), *slash = path ? strrchr(path, '/') : NULL, *text = NULL;
     long step, *steps, best = -1;
-    if (slash && sscanf(slash, "/step%ld", &step) == 1) {
+    int end = 0;
+    if (slash && sscanf(slash, "/step%ld%n", &step, &end) == 1) {
+        if (slash[end])         /* step6-aborted: step6 is another */
+            step = LONG_MAX;
         *slash = '\0';
         for (int i = folder_steps(&steps, path, "") - 1; i >= 0; i--)
             if (steps[i] != step && (best < 0 || (best > step && steps[i] < best)))

@@ -17,7 +17,7 @@ void  folder_prepare(const char *save_folder, long step);       /* the same, and
  * in between leaves the old step<N>, or it as step<N>.old, or the new one. */
 void  folder_publish(const char *save_folder, long step);
 
-/* step<N>.tmp becomes step<N>-aborted, which nothing goes on from unless it is named; whatever was there is deleted. Durable. */
+/* step<N>.tmp becomes step<N>-aborted, which nothing goes on from unless it is named; others of the kind are deleted. Durable. */
 void  folder_set_aside(const char *save_folder, long step);
 
 void  folder_point_latest(const char *save_folder, long step);          /* durable too */
