@@ -20,12 +20,12 @@
 #include "kernels/comm_mpi.h"
 #include "kernels/error.h"
 
-enum { ADDRESSES = 16, TOKEN = 16, NAME = 64 };
+enum { ADDRESSES = 16, TOKEN = 16, ANSWER = 8, NAME = 64 };
 static const double CONNECT = 5;        /* seconds */
 
 /* Where rank 0 waits for the others. */
 typedef struct {
-    unsigned char token[TOKEN];
+    unsigned char token[TOKEN], answer[ANSWER];
     int n;                              /* 0: there is no network */
     struct sockaddr_storage address[ADDRESSES];
 } Door;
@@ -45,7 +45,7 @@ typedef struct {
 typedef struct {
     int    leader;                      /* of the other host */
     int    fd;                          /* -1: never connected, ended, or given up by TCP */
-    bool   known, ended;                /* known: was connected */
+    bool   known, ended, leaving;       /* known: was connected; leaving: has said so */
     double silent;                      /* seconds since it was last heard */
 } Link;
 
@@ -119,7 +119,7 @@ static int open_door(Door *d)
     int fd = listen_in(AF_INET6, &port);
     if (fd < 0)
         fd = listen_in(AF_INET, &port);
-    if (fd >= 0 && getrandom(d->token, TOKEN, 0) == TOKEN)
+    if (fd >= 0 && getrandom(d->token, TOKEN, 0) == TOKEN && getrandom(d->answer, ANSWER, 0) == ANSWER)
         list_addresses(d, port);
     return fd;
 }
@@ -132,7 +132,7 @@ static Link *link_of(int leader)
     return NULL;
 }
 
-/* One that knows the token and is not there yet is welcome, by a first byte. */
+/* One that knows the token and is not there yet is welcome, by the answer. */
 static bool let_in(int fd, const Door *d)
 {
     const struct timeval patience = { .tv_sec = 1 };
@@ -141,7 +141,7 @@ static bool let_in(int fd, const Door *d)
     const bool knows = recv(fd, &hello, sizeof hello, MSG_WAITALL) == sizeof hello
                     && memcmp(hello.token, d->token, TOKEN) == 0;
     Link *l = knows ? link_of(hello.leader) : NULL;
-    if (!l || l->known || send(fd, "", 1, MSG_NOSIGNAL) != 1) {
+    if (!l || l->known || send(fd, d->answer, ANSWER, MSG_NOSIGNAL) != ANSWER) {
         close(fd);
         return false;
     }
@@ -172,11 +172,12 @@ static int begin_to_connect(const struct sockaddr_storage *a)
     return fd;
 }
 
-/* One step of a connection: a hello is sent once it stands, and then the first byte awaited. True: it has come. */
-static bool advance(struct pollfd *p, const Hello *hello)
+/* One step of a connection: a hello is sent once it stands, and then the answer awaited. True: it has come. NOTE: an address of
+ * rank 0's host, as of a bridge for containers, may be one of this host too, where a stranger may listen at this port. */
+static bool advance(struct pollfd *p, const Hello *hello, const Door *d)
 {
-    char byte;
-    if (p->events == POLLIN && recv(p->fd, &byte, 1, 0) == 1)
+    unsigned char answer[ANSWER];
+    if (p->events == POLLIN && recv(p->fd, answer, ANSWER, 0) == ANSWER && memcmp(answer, d->answer, ANSWER) == 0)
         return true;
     if (p->events == POLLOUT && send(p->fd, hello, sizeof *hello, MSG_NOSIGNAL) == sizeof *hello) {
         p->events = POLLIN;
@@ -199,7 +200,7 @@ static int connect_to(const Door *d, int leader)
     for (double until = clock_seconds() + CONNECT; found < 0 && clock_seconds() < until; ) {
         poll(p, (nfds_t)d->n, 100);
         for (int i = 0; i < d->n && found < 0; i++)
-            if (p[i].fd >= 0 && p[i].revents && advance(&p[i], &hello)) {
+            if (p[i].fd >= 0 && p[i].revents && advance(&p[i], &hello, d)) {
                 found = p[i].fd;
                 p[i].fd = -1;
             }
@@ -253,6 +254,8 @@ void hosts_name(char *text, size_t size, double silence)
 
 /* ---- beats ------------------------------------------------------------------------------------------------- */
 
+enum { WELL, LEAVING };                 /* what a byte says */
+
 /* A connection that TCP has given up says nothing about the process at its other end. */
 static void break_off(Link *l, int error)
 {
@@ -265,8 +268,10 @@ static void receive(Link *l, double passed)
 {
     char bytes[256];
     ssize_t n = recv(l->fd, bytes, sizeof bytes, MSG_DONTWAIT);
-    if (n > 0)
+    if (n > 0) {
         l->silent = 0;
+        l->leaving |= memchr(bytes, LEAVING, (size_t)n) != NULL;
+    }
     else if (n < 0 && (errno == EAGAIN || errno == EINTR))
         l->silent += passed;
     else
@@ -274,13 +279,14 @@ static void receive(Link *l, double passed)
 }
 
 /* A full buffer is one that nobody has read from for long. */
-static void beat(Link *l)
+static void beat(Link *l, bool leaving)
 {
-    if (send(l->fd, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 && errno != EAGAIN && errno != EINTR)
+    const char byte = leaving ? LEAVING : WELL;
+    if (send(l->fd, &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 && errno != EAGAIN && errno != EINTR)
         break_off(l, errno);
 }
 
-void hosts_look(double passed)
+void hosts_look(double passed, bool leaving)
 {
     for (int i = 0; i < hosts.n; i++) {
         Link *l = &hosts.link[i];
@@ -289,7 +295,7 @@ void hosts_look(double passed)
         else if (l->known && !l->ended)
             l->silent += passed;
         if (l->fd >= 0)
-            beat(l);
+            beat(l, leaving);
     }
 }
 
@@ -306,6 +312,14 @@ bool hosts_ended(void)
 {
     for (int i = 0; i < hosts.n; i++)
         if (hosts.link[i].ended)
+            return true;
+    return false;
+}
+
+bool hosts_leaving(void)
+{
+    for (int i = 0; i < hosts.n; i++)
+        if (hosts.link[i].leaving)
             return true;
     return false;
 }

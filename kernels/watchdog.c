@@ -61,7 +61,7 @@ typedef struct {
 
 /* Memory of the host. */
 typedef struct {
-    atomic_bool spoken;                 /* a rank of this host has reported a fault */
+    atomic_bool spoken;                 /* a rank of this host has reported a fault, or another host's ends all */
     _Atomic double silence;             /* seconds without a word from another host: this one's first rank knows which */
     RankState rank[];                   /* (n) */
 } Board;
@@ -320,12 +320,17 @@ static void look(double passed)
     }
 }
 
-/* The first rank's: its beats to the other hosts, and theirs. Rank 0 tells of silence long before it is a fault: the launcher may
- * notice it too, and end all without naming ranks. */
+/* The first rank's: its beats to the other hosts, and theirs. Where a rank of another host speaks, this one is silent. Rank 0 tells
+ * of silence long before it is a fault: the launcher may notice it too, and end all without naming ranks. */
 static void look_at_hosts(double passed)
 {
     static bool told = false;
-    hosts_look(passed);
+    bool leaving = dog.board->spoken;
+    for (int i = 0; i < dog.n; i++)
+        leaving = leaving || dog.rank[i].state == LEAVING;
+    hosts_look(passed, leaving);
+    if (hosts_leaving())
+        dog.board->spoken = true;
     const double silence = hosts_silence();
     dog.board->silence = silence;
     if (silence >= SILENCE && !told && own->rank == 0) {

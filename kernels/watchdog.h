@@ -13,8 +13,8 @@ void watchdog_start(int timeout, int units);
 void watchdog_stop (void);              /* all ranks call; waits for all, then ends the thread */
 void watchdog_leave(void);              /* this rank is about to end all with a message of its own */
 
-/* Ends this rank, and by that all, with `status`: `text`, which ends its line, goes to stderr unless another rank of the
- * host is just ending all. Any thread may call, and so may a signal handler. */
+/* Ends this rank, and by that all, with `status`: `text`, which ends its line, goes to stderr unless another rank is just
+ * ending all. Any thread may call, and so may a signal handler. */
 _Noreturn void watchdog_end(const char *text, int status);
 const char *watchdog_operation(void);   /* what this rank is doing, for such a text */
 

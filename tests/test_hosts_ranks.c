@@ -13,6 +13,8 @@
 #include "kernels/hosts.h"
 #include "tests/ranks.h"
 
+static bool is_leaving;
+
 /* Looks, as the watchdog does, for `seconds`. */
 static void look_for(double seconds)
 {
@@ -21,7 +23,7 @@ static void look_for(double seconds)
     while (last < end) {
         usleep(20000);
         const double now = clock_seconds();
-        hosts_look(now - last);
+        hosts_look(now - last, is_leaving);
         last = now;
     }
 }
@@ -125,6 +127,35 @@ static void test_ended(void **state)
     hosts_stop();
 }
 
+/* The last host says that it ends all: rank 0 hears it and hands it on. */
+static void test_leaving(void **state)
+{
+    (void)state;
+    const int rank = comm_rank(), last = comm_size() - 1;
+    if (last == 0)
+        skip();
+    hosts_start(rank);
+    comm_barrier();
+    look_for(0.2);
+    assert_false(hosts_leaving());
+    comm_barrier();
+    is_leaving = rank == last;
+    if (rank == 0)
+        look_until(hosts_leaving);
+    else
+        look_for(0.2);
+    assert_int_equal(hosts_leaving(), rank == 0);
+    comm_barrier();
+    is_leaving = rank == 0;
+    look_for(0.2);
+    if (rank > 0)
+        look_until(hosts_leaving);
+    assert_false(hosts_ended());
+    is_leaving = false;
+    comm_barrier();
+    hosts_stop();
+}
+
 /* Ranks of a host are told as ranges, wherever they are: of 4, host 1 has ranks 1 and 3, and ends. */
 static void test_ranges(void **state)
 {
@@ -169,7 +200,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_one_host), cmocka_unit_test(test_well), cmocka_unit_test(test_silent), cmocka_unit_test(test_ended),
-        cmocka_unit_test(test_ranges),
+        cmocka_unit_test(test_leaving), cmocka_unit_test(test_ranges),
     };
     start_ranks(&argc, &argv);
     return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
