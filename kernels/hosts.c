@@ -256,12 +256,13 @@ void hosts_name(char *text, size_t size, double silence)
 
 enum { WELL, LEAVING };                 /* what a byte says */
 
-/* A connection that TCP has given up says nothing about the process at its other end. */
+/* A connection that TCP has given up says nothing about the process at its other end; neither does one that is reset after a
+ * silence, by the side that has given it up. */
 static void break_off(Link *l, int error)
 {
     close(l->fd);
     l->fd = -1;
-    l->ended = error == 0 || error == ECONNRESET || error == EPIPE;
+    l->ended = error == 0 || ((error == ECONNRESET || error == EPIPE) && l->silent < CONNECT);
 }
 
 static void receive(Link *l, double passed)

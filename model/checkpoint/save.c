@@ -117,8 +117,9 @@ static json_t *manifest(json_t *files)
     snprintf(tokens, sizeof tokens, "%016" PRIx64, s->sample.tokens);
     snprintf(masks, sizeof masks, "%016" PRIx64, s->sample.masks);
     return json_pack("{s:i, s:I, s:I, s:I, s:{s:I, s:I}, s:s, s:{s:s, s:s}, s:o, s:i, s:o, s:o}", "format_version",
-                     CHECKPOINT_VERSION, "step", (json_int_t)s->step, "tokens", (json_int_t)s->tokens, "updates", (json_int_t)s->updates,
-                     "loader", "epoch", (json_int_t)s->loader.epoch, "instance", (json_int_t)s->loader.instance,
+                     CHECKPOINT_VERSION, "step", (json_int_t)s->step, "tokens", (json_int_t)s->tokens,
+                     "updates", (json_int_t)s->updates, "loader", "epoch", (json_int_t)s->loader.epoch,
+                     "instance", (json_int_t)s->loader.instance,
                      "data_fingerprint", fingerprint, "data_sample", "paths", tokens, "label_mask_paths", masks,
                      "spikes", spikes(&s->spikes), "world_size", comm_size(), "files", files, "crc32c", sums);
 }

@@ -348,7 +348,7 @@ static void check_batch(Reader *r)
 
 /* Gradients are summed in F32 where OLMo's precision says so, and where a sum has many terms: in BF16 it loses those below 2^-9
  * of it: of the worst tensor's gradient from 512 micro-batches 5 %, from 2048 half. There are two sums, one over the micro-batches
- * of a rank and one over ranks, which rounds with every rank. Each loses for itself: 16 times 32 terms lose a third of what 512 do. */
+ * of a rank and one over ranks, which rounds with every rank. Each loses for itself: 16 times 32 terms a third of what 512 lose. */
 static void choose_grads(Reader *r)
 {
     enum { MOST = 128 };

@@ -186,7 +186,7 @@ static void write_line(Log *log, long step, const double *sum, const double *max
     set(o, "system/gpu_power_watts_max", max[MAX_POWER]);
     set(o, "system/gpu_power_limit_watts", sum[SUM_LIMIT] / n);
     set(o, "system/gpu_energy_joules", sum[SUM_ENERGY]);
-    set(o, "system/tokens_per_joule", rate / sum[SUM_POWER]);
+    set(o, "system/tokens_per_joule", n == comm_size() ? rate / sum[SUM_POWER] : NAN);      /* of all ranks, or of none */
     set(o, "system/gpu_temperature_celsius", sum[SUM_TEMPERATURE] / n);
     set(o, "system/gpu_temperature_celsius_max", max[MAX_TEMPERATURE]);
     set(o, "system/gpu_sm_clock_mhz", sum[SUM_SM_CLOCK] / n);
