@@ -51,7 +51,7 @@ def read(folder):
     for line in lines:
         for name, value in line.items():
             if name.startswith("eval/") and name.endswith("/CrossEntropyLoss"):
-                losses[name.split("/")[1]] = value
+                losses[name[len("eval/"):-len("/CrossEntropyLoss")]] = value
     seconds = steps[-1][SECONDS] - warm[SECONDS]
     return {"losses": losses, "memory": steps[-1][MEMORY] * 1e6 / 2**30,
             "speed": (steps[-1][TOKENS] - warm[TOKENS]) / seconds if seconds > 0 else steps[-1][SPEED]}

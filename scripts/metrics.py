@@ -10,7 +10,7 @@ def read(folder):
             text = file.read()
     except OSError as error:
         sys.exit(f"error: {path}: {error.strerror}; give the save_folder of a run")
-    whole = text[:text.rfind("\n") + 1].splitlines()
+    whole = text.split("\n")[:-1]          # not by splitlines: labels may hold other ends of lines
     try:
         return [json.loads(line) for line in whole]
     except ValueError as error:

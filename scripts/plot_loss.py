@@ -28,7 +28,7 @@ def read(folder):
     for line in lines:
         for name, loss in line.items():
             if name.startswith("eval/") and name.endswith("/CrossEntropyLoss") and loss is not None:
-                sets.setdefault(name.split("/", 2)[1], []).append((line["step"], loss))
+                sets.setdefault(name[len("eval/"):-len("/CrossEntropyLoss")], []).append((line["step"], loss))
     return np.array(train), {name: np.array(points) for name, points in sets.items()}
 
 

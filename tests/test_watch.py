@@ -50,6 +50,14 @@ class Folder(unittest.TestCase):
         os.truncate(path, len(b"".join(kept)))
 
 
+class ReadTest(Folder):
+    def test_labels(self):
+        """What stands in a label ends no line, and a slash no label."""
+        lines = [record(1), {"step": 1, "eval/a/b/CrossEntropyLoss": 3.0, "eval/c\u2028/CrossEntropyLoss": 4.0}]
+        self.append("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode() + b'{"step": 2, "tra')
+        self.assertEqual(metrics.read(self.run_folder), lines)
+
+
 class FollowerTest(Folder):
     def setUp(self):
         super().setUp()

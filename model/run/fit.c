@@ -9,21 +9,13 @@
 
 static const double GIB = 1 << 30;
 
-/* What a GPU has in use beyond the plan: CUDA's context and code, workspaces of cuBLASLt and cuDNN, scratch of our kernels; with
- * several ranks also NCCL's buffers. Measured on H200s, models of 1B to 30B parameters in sequences of 2048 tokens: 0.77 to
- * 1.65 GiB in 13 runs on one GPU, 2.06 to 2.89 GiB in 16 on two and four. This is the most of either, rounded up. */
-static double allowance(const Config *c)
-{
-    return (c->ranks > 1 ? 2.9 : 1.7) * GIB;
-}
-
 /* *once: whether gradients are summed over ranks once per step. */
 static double needed(const Config *c, bool *once)
 {
     Model m;
     Fsdp f;
     memory_plan(&m, &f, c);
-    const double bytes = (double)model_planned_bytes(&m, &f) + allowance(c);
+    const double bytes = (double)model_planned_bytes(&m, &f) + memory_allowance(c);
     *once = f.sum_once;
     model_free(&m, &f);
     return bytes;
@@ -89,8 +81,11 @@ void fit_print(const Config *c)
     if (comm_rank() != 0)
         return;
     print_largest(c, largest);
-    printf("%s: %.1f of %.1f GiB on each of %d device%s, of which %.1f are for CUDA and its libraries", bytes <= device ? "fits" :
-           "DOES NOT FIT", bytes / GIB, device / GIB, c->ranks, c->ranks > 1 ? "s" : "", allowance(c) / GIB);
+    printf("%s: %.1f of %.1f GiB", bytes <= device ? "fits" : "DOES NOT FIT", bytes / GIB, device / GIB);
+    if (c->ranks > 1)
+        printf(" on each of %d devices", c->ranks);
+    if (memory_allowance(c) > 0)
+        printf(", of which %.1f are for CUDA and its libraries", memory_allowance(c) / GIB);
     puts(c->strategy.shard_ranks == 1 ? "" : once ? "; gradients summed over ranks once per step"
                                                   : "; gradients summed over ranks with every micro-batch");
 }

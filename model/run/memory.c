@@ -1,7 +1,9 @@
 /* The memory plan of a run. */
 #include "model/run/memory.h"
 
+#include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "kernels/comm.h"
 #include "kernels/device.h"
@@ -12,11 +14,28 @@ double memory_of_device(const Config *c)
     return c->device_memory > 0 ? c->device_memory * (1 << 30) : (double)device_memory_total();
 }
 
-/* A fifth of the memory is left to libraries and chance; with one micro-batch a step there is nothing to gain. The ranks agree. */
+static int ranks_of(const Config *c)
+{
+    return c->dry_run ? c->ranks : comm_size();
+}
+
+/* CUDA's context and code, workspaces of cuBLASLt and cuDNN, scratch of our kernels; with several ranks also NCCL's buffers. Measured
+ * on H200s, models of 1B to 30B parameters in sequences of 2048 tokens: 0.77 to 1.65 GiB in 13 runs on one GPU, 2.06 to 2.89 GiB in
+ * 16 on two and four. This is the most of either, rounded up. */
+double memory_allowance(const Config *c)
+{
+    if (c->device_memory == 0 && strcmp(device_build(), "cpu") == 0)
+        return 0;
+    return (ranks_of(c) > 1 ? 2.9 : 1.7) * (1 << 30);
+}
+
+/* A fifth of the memory is left to libraries and chance, of a small one what they take; with one micro-batch a step there is nothing
+ * to gain. The ranks agree. */
 static bool fits(const Model *m, const Fsdp *f, const Config *c)
 {
-    double refused = (double)model_planned_bytes(m, f) > 0.8 * memory_of_device(c) || f->shards == 1
-                  || c->global_train_batch_size <= (long)c->device_train_microbatch_size * (c->dry_run ? c->ranks : comm_size());
+    const double device = memory_of_device(c), planned = (double)model_planned_bytes(m, f);
+    double refused = planned > fmin(0.8 * device, device - memory_allowance(c)) || f->shards == 1
+                  || c->global_train_batch_size <= (long)c->device_train_microbatch_size * ranks_of(c);
     comm_max(&refused, 1);
     return !refused;
 }

@@ -3,12 +3,13 @@
 #include "model/plan.h"
 
 /* Plans this rank's part of the run. Where the configuration leaves it open when gradients are summed over ranks, they are summed
- * once per step if the whole gradients leave a fifth of the device's memory. All ranks call.
+ * once per step if the whole gradients leave a fifth of the device's memory, and what libraries take. All ranks call.
  * A dry run is planned for the ranks and the memory that it was given. */
 void memory_plan (Model *m, Fsdp *f, const Config *c);
 
-/* Bytes of the device that the plan is for. */
+/* Bytes of the device that the plan is for, and how many of them a GPU has in use beyond the plan. */
 double memory_of_device(const Config *c);
+double memory_allowance(const Config *c);
 
 /* On stdout: the plan, and what the same would take in bf16 with f32 master weights and moments. Rank 0 prints. */
 void memory_print(const Model *m, const Fsdp *f, const Config *c);
