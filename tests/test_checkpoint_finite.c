@@ -65,7 +65,7 @@ static void check_pieces(const Run *r, LayoutKind kind)
 static void test_found(void **state)
 {
     (void)state;
-    static const struct { const char *optimizer; Format master, m, v; } rows[] = {
+    const struct { const char *optimizer; Format master, m, v; } rows[] = {
         { "adamw", f32, f32, f32 }, { "adamw", bf16, bf16, bf16 }, { "adamw", bf16, e4m3, e4m3 }, { "adamw", bf16, e5m2, e5m2 },
         { "adamw8bit", bf16, f32, f32 },
     };
