@@ -3,17 +3,16 @@
 
     python3 scripts/largest_batch.py configs/Llama-2-7B.yaml bf16 coat coat-lean --ranks 1 2 4 --limit 80 -- --data.paths=...
 
-What stands behind -- goes to every run. The batch follows from the memory plan (--dry_run), which is linear in it; the
-table shows what was measured: peak memory per GPU in GB (10^9 bytes), all of it, as the driver counts it, and tokens/s
-per GPU after the first step, one micro-batch a step. Where that shows room for one sequence more, or one too many, the next
-batch is tried.
+What stands behind -- goes to every run. The search begins with what a dry run says that fits; the table shows what was
+measured: peak memory per GPU in GB (10^9 bytes), all of it, as the driver counts it, and tokens/s per GPU after the first
+step, one micro-batch a step. One sequence more is tried until one too many is found, or one less until it fits.
 """
-import argparse, math, re, shlex, subprocess, sys, tempfile
+import argparse, re, shlex, subprocess, sys, tempfile
 
 import metrics
 
-RESERVE = {1: 1.0, 2: 3.5}      # GB that are not in the plan: the CUDA context and libraries, and NCCL's buffers
 STEPS = 4
+MOST = 128      # sequences; of more micro-batches than that gradients are summed in another format
 
 
 def command(options, recipe, ranks, batch, *more):
@@ -23,12 +22,16 @@ def command(options, recipe, ranks, batch, *more):
             "--eval_interval=null", "--save_overwrite", *options.rest, *more]
 
 
-def planned(options, recipe, ranks, batch):
-    done = subprocess.run(command(options, recipe, ranks, batch, "--dry_run"), capture_output=True, text=True)
-    found = re.search(r"memory plan of a rank.* total ([0-9.]+) of", done.stdout)
+def planned(options, recipe, ranks):
+    """Sequences, at least 1. The dry run has micro-batches of up to MOST in a step; gradients are summed as if it had one."""
+    done = subprocess.run([options.train, options.config, f"--recipe={recipe}", *options.rest, "--dry_run", f"--ranks={ranks}",
+                           f"--device_memory={options.limit * 1e9 / 2**30}", f"--global_train_batch_size={ranks * MOST}",
+                           "--device_train_microbatch_size=1", "--fsdp.grad_sync_mode=micro_batch"],
+                          capture_output=True, text=True)
+    found = re.search(r"largest micro-batch that fits: (none|\d+)", done.stdout)
     if not found:
         sys.exit(f"error: {recipe} on {ranks} ranks printed no memory plan:\n{done.stdout[-2000:]}{done.stderr}")
-    return float(found[1]) * 2**30 / 1e9
+    return 1 if found[1] == "none" else int(found[1])
 
 
 def measured(options, recipe, ranks, batch):
@@ -46,18 +49,15 @@ def measured(options, recipe, ranks, batch):
 
 
 def search(options, recipe, ranks):
-    """(batch, peak in GB, tokens/s per GPU) or None. The plan says where to begin."""
+    """(batch, peak in GB, tokens/s per GPU) or None."""
     if options.batch:
         found = measured(options, recipe, ranks, options.batch)
         return (options.batch, *found) if found else None
-    one, two = planned(options, recipe, ranks, 1), planned(options, recipe, ranks, 2)
-    batch, best = 1 + math.floor((options.limit - RESERVE[min(ranks, 2)] - one) / (two - one)), None
+    batch, best = planned(options, recipe, ranks), None
     while batch > 0:
         found = measured(options, recipe, ranks, batch)
         if found and found[0] <= options.limit:
             best = (batch, *found)
-            if found[0] + two - one > options.limit:
-                break
             batch += 1
         elif best:
             break
