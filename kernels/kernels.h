@@ -100,6 +100,7 @@ typedef struct {
     int        count;      /* 0: each of the B sequences is one document                */
     int        longest;    /* tokens of the longest document                            */
     const int *start;      /* (count + 1), device memory                                */
+    const int *host_start; /* the same in host memory, read before a call returns       */
 } Documents;
 
 /* From projection to attention input: y = rope(norm(clamp(x))), v only clamped. Rows of x and y are [q (H*D) | k (K*D) |

@@ -53,6 +53,7 @@ static void load_batch(Model *m, const int *tokens, const int *targets)
         m->docs.count = document_starts(m->host_doc_start, &m->docs.longest, tokens, m->attn.B, m->attn.T,
                                         m->config->eos_token_id);
         m->docs.start = m->doc_start;
+        m->docs.host_start = m->host_doc_start;
         device_put(m->doc_start, m->host_doc_start, sizeof(int) * (m->docs.count + 1));
     }
 }

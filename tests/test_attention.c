@@ -92,6 +92,7 @@ static Documents documents_of(const Shape *s)
             t += n;
         }
     start[d.count] = s->B * s->T;
+    d.host_start = start;
     d.start = put_ints(start, (size_t)d.count + 1);
     return d;
 }
@@ -242,7 +243,8 @@ static void test_whole_documents(void **state)
     const Shape s = { "whole", 2, 48, 4, 2, 64, false, false };
     const Attention a = attention_of(&s);
     const Format f = { F32, 0 };
-    const Documents docs = { .count = 2, .longest = s.T, .start = put_ints((int[]){ 0, s.T, 2 * s.T }, 3) };
+    const int start[] = { 0, s.T, 2 * s.T };
+    const Documents docs = { .count = 2, .longest = s.T, .start = put_ints(start, 3), .host_start = start };
     Tensor qkv = make_filled(f, 96, 512, 1, -2, 2), y = make(f, 96, 256), z = make(f, 96, 256), lse = make_f32(96, 4);
     attention_forward(y, lse.data, qkv, a, (Documents){ 0 });
     attention_forward(z, lse.data, qkv, a, docs);

@@ -278,6 +278,7 @@ static Documents documents_of(const Case *c)
     for (int i = 0; i < c->count; i++)
         d.longest = c->start[i + 1] - c->start[i] > d.longest ? c->start[i + 1] - c->start[i] : d.longest;
     d.count = c->count;
+    d.host_start = c->start;
     d.start = put_ints(c->start, (size_t)c->count + 1);
     return d;
 }

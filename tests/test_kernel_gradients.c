@@ -329,6 +329,7 @@ static void attention_case(const int *start, int B, int T, int H, int K, int D, 
         while (start[now.documents.count] < N)
             now.documents.count++;
         now.documents.longest = T;
+        now.documents.host_start = start;
         now.documents.start = put_ints(start, (size_t)now.documents.count + 1);
     }
     now.x = filled(N, S, 1), now.y = make(F, N, O), now.stats = make(F, N, H).data;

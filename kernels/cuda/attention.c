@@ -5,19 +5,22 @@
  * into the same places. Deterministic backward stores ds = 2 H T^2 bytes a sequence: where that exceeds DS_BYTES, it
  * runs in parts, over sequences and then over key/value heads.
  *
- * With documents each is a batch entry of its own length, which starts at a "ragged offset" into the packed rows. To
- * need few plans, the number of documents is padded to a power of two with empty ones, the greatest length too.
+ * With documents each is a batch entry of its own length, which starts at a "ragged offset" into the packed rows. A launch has
+ * thread blocks, and backward a ds, for the longest that its plan allows, so documents of about one length run together. To need
+ * few plans, their greatest lengths are powers of two and their number is padded with empty ones.
  * NOTE: there backward wants q, k, v, dq, dk and dv in buffers of their own, as (N, heads, D). The copies of q, k and
  * v are made in the memory of dqkv, where the gradients come later: that takes one buffer of (N, S), not two. */
 #include "kernels/cuda/attention.h"
 
 #include <limits.h>
 #include <math.h>
+#include <stdlib.h>
 
 /* NOTE: parts cost time: in four of 512 MiB Llama-2-7B's backward, of 8 sequences of 2048 tokens, reaches 347 TFLOP/s
  * on an H200, a sixth less than cuDNN's deterministic plans do on longer launches. */
 static const int64_t DS_BYTES = (int64_t)1 << 30;
-enum { FEWEST_DOCUMENTS = 8, MOST_DOCUMENTS = 256, SHORTEST_DOCUMENT = 128 };     /* of a launch, after padding */
+enum { MOST_DOCUMENTS = 256, LEAST_LENGTH = 128 };  /* of a launch, after padding */
+enum { SHORT = 512 };                               /* documents of up to so many tokens run together */
 
 static void check_attention(const char *op, Attention a, Documents docs)
 {
@@ -148,17 +151,13 @@ static void run_sequences(const Job *j)
 
 /* ---- documents --------------------------------------------------------------------------------------------- */
 
-static int power_of_two(int at_least)
+/* The least length of a plan that has room for documents of `tokens` tokens. */
+static int padded_length(int tokens)
 {
-    int p = 1;
-    while (p < at_least)
-        p *= 2;
-    return p;
-}
-
-static int larger(int a, int b)
-{
-    return a > b ? a : b;
+    int length = LEAST_LENGTH;
+    while (length < tokens)
+        length *= 2;
+    return length;
 }
 
 static int smaller(int a, int b)
@@ -166,32 +165,78 @@ static int smaller(int a, int b)
     return a < b ? a : b;
 }
 
+/* How many documents of up to `longest` tokens a launch has. */
+static int documents_per_launch(const Job *j, int longest, int count)
+{
+    const int64_t ds = 2 * (int64_t)longest * longest * j->a.H;
+    int n = MOST_DOCUMENTS;
+    while (j->dy && n > 1 && n * ds > DS_BYTES)
+        n /= 2;
+    while (n / 4 >= count)
+        n /= 4;
+    return n;
+}
+
+/* The tables of a launch: lengths, then where each document begins in q (and dq), k (and v, dk, dv), y (and dy) and lse, in
+ * elements. Those that it lacks are empty documents at the end of the batch; offsets have an end. */
+static void fill_tables(int *table, int width, const Job *j, const int *start, const int *document, int count)
+{
+    const Attention a = j->a;
+    const int stride[] = { (int)j->in.q_width, (int)j->in.kv_width, a.H * a.D, a.H };
+    for (int i = 0; i < width; i++) {
+        const int first = i < count ? start[document[i]] : a.B * a.T;
+        table[i] = i < count ? start[document[i] + 1] - first : 0;
+        for (int t = 0; t < 4; t++)
+            table[(t + 1) * width + i] = first * stride[t];
+    }
+}
+
+/* `count` documents of up to `longest` tokens, of which document[] has the numbers. */
+static void run_length(const Job *j, const int *start, const int *document, int count, int longest)
+{
+    const Attention a = j->a;
+    const int per_launch = documents_per_launch(j, longest, count), launches = (count + per_launch - 1) / per_launch;
+    const int64_t ds = 2 * (int64_t)longest * longest * a.H;
+    const int64_t heads = j->dy && per_launch == 1 ? part_of_heads(a, ds / a.K) : a.K;
+    const int width = (per_launch + 1 + 3) / 4 * 4;                     /* tables are 16-byte aligned */
+    const size_t launch = 5 * (size_t)width, bytes = launch * (size_t)launches * sizeof(int);
+    int *host = xmalloc(bytes), *tables = device_scratch(bytes, SCRATCH_DOCUMENTS);
+    for (int i = 0; i < launches; i++)
+        fill_tables(host + i * launch, width, j, start, document + i * per_launch,
+                    smaller(per_launch, count - i * per_launch));
+    device_put(tables, host, bytes);
+    free(host);
+
+    AttentionKey key = key_of(j);
+    key.B = per_launch, key.T = longest, key.H = heads * (a.H / a.K), key.K = heads, key.tokens = (int64_t)a.B * a.T;
+    const AttentionPlan *plan = attention_plan(key);
+    for (int i = 0; i < launches; i++)
+        for (int64_t kv = 0; kv < a.K; kv += heads)
+            run_part(j, plan, 0, kv, tables + i * launch, width);
+}
+
 static void run_documents(const Job *j, Documents docs)
 {
     const Attention a = j->a;
-    const int most = (a.T + SHORTEST_DOCUMENT - 1) / SHORTEST_DOCUMENT * SHORTEST_DOCUMENT;
-    const int longest = smaller(power_of_two(larger(docs.longest, SHORTEST_DOCUMENT)), most);
-    const int64_t ds = 2 * (int64_t)longest * longest * a.H, tokens = (int64_t)a.B * a.T;
-    const AttentionStrides strides = { (int)j->in.q_width, (int)j->in.kv_width, a.H * a.D, a.H };
+    const int64_t tokens = (int64_t)a.B * a.T;
     if (tokens * elements_per_token(a) > INT_MAX)
         die("attention with documents: %lld tokens of %lld elements exceed cuDNN's 32-bit offsets; "
             "reduce device_train_microbatch_size", (long long)tokens, (long long)elements_per_token(a));
 
-    int per_launch = smaller(power_of_two(larger(docs.count, FEWEST_DOCUMENTS)), MOST_DOCUMENTS);
-    while (j->dy && per_launch > 1 && per_launch * ds > DS_BYTES)
-        per_launch /= 2;
-    const int64_t heads = j->dy && per_launch == 1 ? part_of_heads(a, ds / a.K) : a.K;
-    const int launches = (int)ceil_div((size_t)docs.count, (size_t)per_launch);
-    const int width = (per_launch + 1 + 3) / 4 * 4;                     /* tables are 16-byte aligned */
-    int *tables = device_scratch((size_t)launches * 5 * (size_t)width * sizeof *tables, SCRATCH_DOCUMENTS);
-    attention_tables(tables, docs, launches, per_launch, width, strides);
-
-    AttentionKey key = key_of(j);
-    key.B = per_launch, key.T = longest, key.H = heads * (a.H / a.K), key.K = heads, key.tokens = tokens;
-    const AttentionPlan *plan = attention_plan(key);
-    for (int i = 0; i < launches; i++)
-        for (int64_t kv = 0; kv < a.K; kv += heads)
-            run_part(j, plan, 0, kv, tables + (size_t)i * 5 * (size_t)width, width);
+    const int most = (a.T + LEAST_LENGTH - 1) / LEAST_LENGTH * LEAST_LENGTH;
+    int *document = xmalloc(sizeof *document * (size_t)docs.count);
+    int shorter = 0, longest = smaller(SHORT, padded_length(docs.longest));
+    for (; shorter < docs.longest; shorter = longest, longest *= 2) {
+        int count = 0;
+        for (int i = 0; i < docs.count; i++) {
+            const int length = docs.host_start[i + 1] - docs.host_start[i];
+            if (length > shorter && length <= longest)
+                document[count++] = i;
+        }
+        if (count)
+            run_length(j, docs.host_start, document, count, smaller(longest, most));
+    }
+    free(document);
 }
 
 static void copy_columns(void *to, int64_t to_width, const void *from, int64_t from_width, int64_t columns,

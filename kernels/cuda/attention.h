@@ -62,10 +62,6 @@ Desc cudnn_create(cudnnBackendDescriptorType_t type);
 void cudnn_set(Desc d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t n, const void *x);
 void cudnn_set_desc(Desc d, cudnnBackendAttributeName_t name, Desc x);      /* nothing if x is NULL */
 
-/* attention_tables.cu. Elements from token to token in each buffer. */
-typedef struct { int q, kv, y, lse; } AttentionStrides;
-void attention_tables(int *tables, Documents docs, int launches, int per_launch, int width, AttentionStrides strides);
-
 #ifdef __cplusplus
 }
 #endif
