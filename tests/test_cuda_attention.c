@@ -42,28 +42,30 @@ static const Shape large[] = {
     { "long documents, window 300",        4, 2048, 16, 8, 64,  13, 300 },
 };
 
-/* From what cuDNN's samples do to what training does: launches are padded to 8, 16, ... 256 documents, at most 1 GiB
- * of ds each, where one document has more of some of its heads; B documents are the sequences themselves. */
+/* From what cuDNN's samples do to what training does: documents of up to 512, 1024, 2048, ... tokens in launches of their own,
+ * padded to 4, 16, 64, 256 documents, at most 1 GiB of ds each, where one document has more of some of its heads; those of one
+ * launch need not lie side by side; B documents are the sequences themselves. */
 static Shape ladder[] = {
-    { "whole sequences, shared keys, width 128",    8, 128,  8,  2,  128, 8 },
-    { "16 documents, shared keys, width 128",       4, 512,  8,  2,  128, 16 },
-    { "16 documents, own keys, width 128",          4, 512,  4,  4,  128, 16 },
-    { "16 documents, shared keys, width 64",        4, 512,  8,  4,  64,  16 },
-    { "16 documents, own keys, width 64",           4, 512,  4,  4,  64,  16 },
-    { "16 documents, own keys, width 96",           4, 512,  2,  2,  96,  16 },
-    { "one document of 8, shared keys, width 128",  1, 128,  4,  1,  128, 1 },
-    { "one odd document of 8, own keys, width 64",  1, 37,   2,  2,  64,  1 },
-    { "9 documents of 16, shared keys, width 128",  3, 200,  8,  2,  128, 9 },
-    { "9 documents of 16, own keys, width 64",      3, 70,   4,  4,  64,  9 },
-    { "two launches of 256, own keys, width 64",    2, 1024, 2,  2,  64,  300 },
-    { "two launches of 8, shared keys, width 128",  4, 2048, 16, 4,  128, 13 },
-    { "half of the heads, shared keys, width 64",   1, 8192, 16, 8,  64,  2 },
-    { "some of the heads, own keys, width 64",      1, 8192, 32, 32, 64,  2 },
-    { "window 100, shared keys, width 128",         4, 512,  8,  2,  128, 16, 100 },
-    { "window 33, own keys, width 64",              4, 512,  4,  4,  64,  16, 33 },
-    { "window 1, own keys, width 96",               4, 512,  2,  2,  96,  16, 1 },
-    { "window 300 in two launches of 8, width 128", 4, 2048, 16, 4,  128, 13, 300 },
-    { "window 1000 in half of the heads, width 64", 1, 8192, 16, 8,  64,  2,  1000 },
+    { "whole sequences, shared keys, width 128",     8, 128,  8,  2,  128, 8 },
+    { "16 documents, shared keys, width 128",        4, 512,  8,  2,  128, 16 },
+    { "16 documents, own keys, width 128",           4, 512,  4,  4,  128, 16 },
+    { "16 documents, shared keys, width 64",         4, 512,  8,  4,  64,  16 },
+    { "16 documents, own keys, width 64",            4, 512,  4,  4,  64,  16 },
+    { "16 documents, own keys, width 96",            4, 512,  2,  2,  96,  16 },
+    { "one document, shared keys, width 128",        1, 128,  4,  1,  128, 1 },
+    { "one odd document, own keys, width 64",        1, 37,   2,  2,  64,  1 },
+    { "9 documents of 16, shared keys, width 128",   3, 200,  8,  2,  128, 9 },
+    { "9 documents of 16, own keys, width 64",       3, 70,   4,  4,  64,  9 },
+    { "two launches of 256, own keys, width 64",     2, 1024, 2,  2,  64,  300 },
+    { "13 documents of three lengths, width 128",    4, 2048, 16, 4,  128, 13 },
+    { "60 documents of four lengths, width 128",     4, 4096, 8,  8,  128, 60 },
+    { "half of the heads, shared keys, width 64",    1, 8192, 16, 8,  64,  2 },
+    { "some of the heads, own keys, width 64",       1, 8192, 32, 32, 64,  2 },
+    { "window 100, shared keys, width 128",          4, 512,  8,  2,  128, 16, 100 },
+    { "window 33, own keys, width 64",               4, 512,  4,  4,  64,  16, 33 },
+    { "window 1, own keys, width 96",                4, 512,  2,  2,  96,  16, 1 },
+    { "window 300, three lengths, width 128",        4, 2048, 16, 4,  128, 13, 300 },
+    { "window 1000 in half of the heads, width 64",  1, 8192, 16, 8,  64,  2,  1000 },
 };
 enum { RUNGS = sizeof ladder / sizeof ladder[0] };
 
