@@ -105,7 +105,7 @@ def find_end(text, messages, i, tools, where):
     """Where answer i ends. Some templates render a turn differently when it is last (OLMo 3 ends the last with another token, Qwen 3
     adds thoughts): then it ends with the special token right behind its content, and what stands behind the content is what
     stays the same when the content is another."""
-    until = render(messages[:i + 1], tools, where)
+    until = text if i + 1 == len(messages) else render(messages[:i + 1], tools, where)
     if text.startswith(until):
         return len(until)
     marked = render([*messages[:i], {**messages[i], "content": MARK}, *messages[i + 1:]], tools, where)

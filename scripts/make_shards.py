@@ -63,8 +63,9 @@ def work(items):
 def find_eos(tokenizer, eos, path):
     """The id of --eos, which is an id or the text of a token."""
     number = int(eos) if eos.isascii() and eos.isdigit() else tokenizer.token_to_id(eos)
-    if number is None or tokenizer.id_to_token(number) is None:
-        raise Bad(f"--eos {eos} is no token of {path}; expected the text of one, or an id below {shards.vocabulary_size(tokenizer)}")
+    size = shards.vocabulary_size(tokenizer)
+    if number is None or number >= size or tokenizer.id_to_token(number) is None:
+        raise Bad(f"--eos {eos} is no token of {path}; expected the text of one, or an id below {size}")
     return number
 
 
