@@ -236,6 +236,8 @@ class ChatTest(Folder):
         more = "--max-tokens", "20000", "--val-fraction", "0.1"
         digests = [self.digest(self.chat("olmo-2", *files, *more, "--processes", n)[0]) for n in "13"]
         self.assertEqual(*digests)
+        positions = [position for _, position in shards.read_batches(files, lambda path: True)]
+        self.assertEqual((sorted(positions), positions[-1]), (positions, sum(map(os.path.getsize, files))))
 
         output, printed = self.chat("olmo-2", *files, *more)
         sets = []
@@ -270,6 +272,13 @@ class ChatTest(Folder):
                            "{{ 'A:  ' if add_generation_prompt }}", splits=False)
         output, _ = self.chat(model, self.write("x.jsonl", [{"prompt": "a", "completion": answer} for answer in ("\ntwo", "two")]))
         self.assertEqual(self.learned(model, output), ["\ntwo<|end|>", "<|end|>"])
+
+    def test_turns_that_end_with_a_line(self):
+        """Space at the end of an answer is the answer's where no token ends the turn."""
+        model = self.model("{% for m in messages %}{{ m.role + ':' + m.content + '\n' }}{% endfor %}"
+                           "{{ 'assistant:' if add_generation_prompt }}")
+        output, _ = self.chat(model, self.write("x.jsonl", [{"prompt": "a", "completion": "two"}]))
+        self.assertEqual(self.learned(model, output), ["two\n"])
 
     def test_last_turns_that_differ(self):
         """As OLMo 3 and Qwen 3 have them: another token at the end, thoughts."""
@@ -328,6 +337,7 @@ class ChatTest(Folder):
             text = line.encode("latin-1") if isinstance(line, str) else json.dumps(line).encode()
             file = self.write("x.jsonl", good.encode() + b"\n\n" + text + b"\n")
             self.assert_bad(self.chat, ("chatml", file), f"{file}:3: ", *words)
+        self.assert_bad(self.chat, ("chatml", file, "--processes", "2"), f"{file}:3: ")
 
     def test_bad_templates(self):
         loop = "{% for m in messages %}{{ m.role + m.content }}{% endfor %}"
@@ -392,6 +402,8 @@ class TextTest(Folder):
         eos, size = tokenizer.token_to_id("<|endoftext|>"), tokenizer.get_vocab_size()
         for name in ("<|endoftext|>", str(eos)):
             output, printed = self.text("--eos", name, *files)
+            with open(os.path.join(output, "part-00000.csv.gz"), "rb") as file:
+                self.assertEqual(file.read(10)[4:8], bytes(4))      # gzip's place for the time
             ids, expected, rows = self.read_text(output)[0], [], []
             for text, *columns in (("one", "1", files[0], 1), ("a", "x, y", files[0], 4), ("hello\n  world", "b.md", files[1], 1),
                                    ("two", "c", files[2], 1), ("é", "1", files[3], 1)):
@@ -412,6 +424,17 @@ class TextTest(Folder):
         output, printed = outputs[0]
         self.assertTrue({"part-00000.npy", "part-00001.npy", "part-00001.csv.gz", "val/part-00000.npy"} <= self.digest(output).keys())
         self.assertIn(f'evaluators:\n  - label: val\n    data:\n      paths: ["{output}/val/part-*.npy"]\n', printed)
+
+    def test_progress(self):
+        class Terminal(io.StringIO):
+            isatty = lambda self: True
+        file = self.write("a.txt", "x" * 50)
+        for stream, expected in ((io.StringIO(), ""), (Terminal(), f"\r[{'#' * 15:30}]  50%  7 words, 0 s left\x1b[K\r\x1b[K")):
+            with contextlib.redirect_stderr(stream), shards.Progress([file]) as progress:
+                progress.shown -= 1
+                progress.show(25, "7 words")
+                progress.show(26, "8 words")        # too soon after
+            self.assertEqual(stream.getvalue(), expected)
 
     def test_wide(self):
         """Of more than 65,536 ids each takes 4 bytes."""
