@@ -50,7 +50,7 @@ def find_template(folder, config):
     if isinstance(found, list):
         found = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}.get("default")
     if not isinstance(found, str):
-        raise Bad(f"{folder} has no chat template; expected a file chat_template.jinja, or in tokenizer_config.json a chat_template "
+        raise Bad(f"{folder} has no chat template; expected chat_template.jinja, or a chat_template in tokenizer_config.json "
                   "(a text, or a list with one named default). A base model has none: write the one that it is to learn to "
                   f"{os.path.join(folder, 'chat_template.jinja')}")
     return path, found
@@ -60,7 +60,9 @@ class ChatTemplate:
     """now: what strftime_now tells the template, so that all conversations have the same date; default: the time."""
 
     def __init__(self, folder, now=None):
-        config = {**read_json(os.path.join(folder, "special_tokens_map.json")), **read_json(os.path.join(folder, "tokenizer_config.json"))}
+        config = {}
+        for name in ("special_tokens_map.json", "tokenizer_config.json"):
+            config.update(read_json(os.path.join(folder, name)))
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
                                                     extensions=[Generation, jinja2.ext.loopcontrols])
         environment.filters["tojson"] = tojson

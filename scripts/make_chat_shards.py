@@ -25,8 +25,8 @@ import shards
 np, Bad = shards.np, shards.Bad
 process = argparse.Namespace()      # what work() uses, in each process
 
-ROLES = {"system": "system", "developer": "developer", "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant",
-         "tool": "tool", "function": "tool", "observation": "tool", "ipython": "ipython"}
+ROLES = {"system": "system", "developer": "developer", "user": "user", "human": "user", "assistant": "assistant",
+         "gpt": "assistant", "tool": "tool", "function": "tool", "observation": "tool", "ipython": "ipython"}
 NAMED = 10                  # conversations without an answer that are named; the others are counted
 MARK = "\ue000"             # a character for private use, to tell one text from another
 
@@ -61,7 +61,7 @@ def read_conversation(line, where):
     except ValueError as problem:
         if line.lstrip().startswith(b"["):
             raise Bad(f"{where}: a list over many lines; expected an object per line: jq -c '.[]' FILE > FILE.jsonl")
-        raise Bad(f"{where}: {problem}; expected a conversation in JSON")
+        raise Bad(f"{where}: {getattr(problem, 'msg', problem)}; expected a conversation in JSON")
     if not isinstance(entry, dict):
         raise Bad(f"{where}: {json.dumps(entry)[:60]}; expected an object (of a list make lines: jq -c '.[]' FILE > FILE.jsonl)")
     for key in ("messages", "conversations"):
@@ -75,8 +75,8 @@ def read_conversation(line, where):
         question, answer = read_texts(entry, ("instruction", "output"), where)
         question += "\n\n" + read_texts(entry, ("input",), where)[0] if entry.get("input") else ""
     else:
-        raise Bad(f"{where}: an object with {', '.join(entry) or 'nothing'}; expected messages, conversations, prompt and completion, "
-                  "or instruction and output")
+        raise Bad(f"{where}: an object with {', '.join(entry) or 'nothing'}; expected messages, conversations, "
+                  "prompt and completion, or instruction and output")
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}], None
 
 
@@ -86,8 +86,8 @@ def render(messages, tools, where, add_generation_prompt=False):
     try:
         return process.template.render(messages, add_generation_prompt, tools)
     except Exception as problem:        # a template can fail in any way
-        raise Bad(f"{where}: {type(problem).__name__} in the chat template, rendering the first {len(messages)} messages: {problem}; "
-                  "expected a conversation that it takes: change or remove this one, or change the template")
+        raise Bad(f"{where}: {type(problem).__name__} in the chat template, rendering the first {len(messages)} messages: "
+                  f"{problem}; expected a conversation that it takes: change or remove this one, or change the template")
 
 
 def find_begin(text, messages, i, tools, where):
@@ -95,16 +95,16 @@ def find_begin(text, messages, i, tools, where):
     prompt = render(messages[:i], tools, where, add_generation_prompt=True)
     if not text.startswith(prompt):
         at = len(os.path.commonprefix([text, prompt]))
-        raise Bad(f"{where}: the chat template asks for message {i + 1} with {prompt[at:at + 40]!r}, but renders the conversation with "
-                  f"{text[at:at + 40]!r} there; expected the same, so that its labels can be told: give the answer the form that the "
-                  f"template asks for, or change the template (chat_template.jinja in {process.model})")
+        raise Bad(f"{where}: the chat template asks for message {i + 1} with {prompt[at:at + 40]!r}, but renders the conversation "
+                  f"with {text[at:at + 40]!r} there; expected the same, so that its labels can be told: give the answer the form "
+                  f"that the template asks for, or change the template (chat_template.jinja in {process.model})")
     return len(prompt)
 
 
 def find_end(text, messages, i, tools, where):
-    """Where answer i ends. Some templates render a turn differently when it is last (OLMo 3 ends the last with another token, Qwen 3
-    adds thoughts): then it ends with the special token right behind its content, and what stands behind the content is what
-    stays the same when the content is another."""
+    """Where answer i ends. Some templates render a turn differently when it is last (OLMo 3 ends the last with another token,
+    Qwen 3 adds thoughts): then it ends with the special token right behind its content, and what stands behind the content is
+    what stays the same when the content is another."""
     until = text if i + 1 == len(messages) else render(messages[:i + 1], tools, where)
     if text.startswith(until):
         return len(until)
@@ -112,9 +112,9 @@ def find_end(text, messages, i, tools, where):
     tail = len(os.path.commonprefix([text[::-1], marked[::-1]]))
     end_of_turn = process.special.match(text, len(text) - tail)
     if not end_of_turn:
-        raise Bad(f"{where}: the chat template renders message {i + 1} differently when it is the last, and with no special token behind "
-                  f"it otherwise; expected the same, so that its labels can be told: end the conversation there, or change the "
-                  f"template (chat_template.jinja in {process.model})")
+        raise Bad(f"{where}: the chat template renders message {i + 1} differently when it is the last, and with no special token "
+                  f"behind it otherwise; expected the same, so that its labels can be told: end the conversation there, or change "
+                  f"the template (chat_template.jinja in {process.model})")
     return end_of_turn.end()
 
 
@@ -183,8 +183,8 @@ def check_vocabulary(model, largest):
     size = chat_template.read_json(os.path.join(model, "config.json")).get("vocab_size")
     if isinstance(size, int) and largest >= size:
         token = process.tokenizer.id_to_token(largest)
-        raise Bad(f"{model}: its tokenizer makes the token {largest} ({token}), but its config.json has vocab_size {size}; expected "
-                  "one the model knows: use a chat template of the tokens that it has")
+        raise Bad(f"{model}: its tokenizer makes the token {largest} ({token}), but its config.json has vocab_size {size}; "
+                  "expected tokens that the model knows: use a chat template without others")
 
 
 def main(arguments=None):

@@ -26,7 +26,7 @@ def read_line(path, number, line):
     try:
         entry = json.loads(line)
     except ValueError as problem:
-        raise Bad(f"{path}:{number}: {problem}; expected a line of JSON")
+        raise Bad(f"{path}:{number}: {getattr(problem, 'msg', problem)}; expected a line of JSON")
     if not isinstance(entry, dict) or not isinstance(entry.get("text"), str):
         raise Bad(f"{path}:{number}: {json.dumps(entry)[:80]}; expected an object with a string \"text\"")
     return str(entry.get("id", number)), entry["text"]

@@ -270,15 +270,15 @@ class Output:
         for place, writer in (("", self.train), (" for validation", self.val)):
             if writer.documents:
                 labels = f", of which {writer.labels:,} are labels" if writer.mask_name else ""
-                yield (f"{writer.documents:,} {what}{place} in {writer.parts} part{'s' * (writer.parts > 1)}: {writer.tokens:,} tokens"
-                       f"{labels}; mean {writer.tokens / writer.documents:.1f}, longest {writer.longest:,}")
+                yield (f"{writer.documents:,} {what}{place} in {writer.parts} part{'s' * (writer.parts > 1)}: "
+                       f"{writer.tokens:,} tokens{labels}; mean {writer.tokens / writer.documents:.1f}, longest {writer.longest:,}")
 
 
 def paths_yaml(writer, folder):
     """'paths: [...]' and, where there are masks, 'label_mask_paths: [...]'."""
-    yield "paths: " + json.dumps([os.path.join(folder, writer.name.split("{")[0] + "*.npy")], ensure_ascii=False)
-    if writer.mask_name:
-        yield "label_mask_paths: " + json.dumps([os.path.join(folder, writer.mask_name.split("{")[0] + "*.npy")], ensure_ascii=False)
+    for key, name in (("paths", writer.name), ("label_mask_paths", writer.mask_name)):
+        if name:
+            yield f"{key}: " + json.dumps([os.path.join(folder, name.split("{")[0] + "*.npy")], ensure_ascii=False)
 
 
 def print_yaml(output, model, data):

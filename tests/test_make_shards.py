@@ -24,8 +24,8 @@ SPECIAL = {"llama-3.1": ["<|begin_of_text|>", "<|start_header_id|>", "<|end_head
 
 
 def make_tokenizer(path, special, splits=True):
-    """Byte-level BPE. splits: a line's end is a token of its own, so that texts that end with one become tokens on their own. It would
-    cut to 5 tokens and tell the places of words without their spaces, as tokenizer.json of published models may."""
+    """Byte-level BPE. splits: a line's end is a token of its own, so that texts that end with one become tokens on their own.
+    It would cut to 5 tokens and tell the places of words without their spaces, as tokenizer.json of published models may."""
     tokenizer = Tokenizer(models.BPE())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     line_ends = pre_tokenizers.Split(Regex("\n"), "isolated")
@@ -259,7 +259,7 @@ class ChatTest(Folder):
 
     def test_boundaries(self):
         """A token that begins in the prompt is not learned; one that begins in the answer is, whatever offsets leave out."""
-        model = self.model("{% for m in messages %}{{ m.role + ':\n' + m.content + ('<|end|>' if m.role == 'assistant' else '\n') }}"
+        model = self.model("{% for m in messages %}{{ m.role + ':\n' + m.content }}{{ '<|end|>' if m.role == 'assistant' else '\n' }}"
                            "{% endfor %}{{ 'assistant:\n' if add_generation_prompt }}", splits=False)
         file = self.write("x.jsonl", [{"prompt": "a", "completion": answer} for answer in ("two", "\n\ntwo  ", "  two", " ")])
         output, _ = self.chat(model, file)
@@ -268,8 +268,8 @@ class ChatTest(Folder):
         self.assertEqual(self.learned(model, output), ["two<|end|>", "\ntwo  <|end|>", "  two<|end|>", " <|end|>"])
 
     def test_prompt_that_ends_with_spaces(self):
-        model = self.model("{% for m in messages %}{{ m.content if m.role == 'user' else 'A:  ' + m.content + '<|end|>' }}{% endfor %}"
-                           "{{ 'A:  ' if add_generation_prompt }}", splits=False)
+        model = self.model("{% for m in messages %}{{ m.content if m.role == 'user' else 'A:  ' + m.content + '<|end|>' }}"
+                           "{% endfor %}{{ 'A:  ' if add_generation_prompt }}", splits=False)
         output, _ = self.chat(model, self.write("x.jsonl", [{"prompt": "a", "completion": answer} for answer in ("\ntwo", "two")]))
         self.assertEqual(self.learned(model, output), ["\ntwo<|end|>", "<|end|>"])
 
@@ -333,7 +333,8 @@ class ChatTest(Folder):
                 ({"messages": []}, '"messages" is []', "list"), ({"messages": [1]}, "message 1 is 1", "object"),
                 (say(content="y"), "message 2 has the role null", "expected system, user, assistant"),
                 (say(role="bot", content="y"), 'the role "bot"'), (say(role="assistant"), "the content null"),
-                (say(role="assistant", content=["y"]), 'the content ["y"]'), (say(role="assistant", content="\ud83d"), "surrogate")):
+                (say(role="assistant", content=["y"]), 'the content ["y"]'),
+                (say(role="assistant", content="\ud83d"), "surrogate")):
             text = line.encode("latin-1") if isinstance(line, str) else json.dumps(line).encode()
             file = self.write("x.jsonl", good.encode() + b"\n\n" + text + b"\n")
             self.assert_bad(self.chat, ("chatml", file), f"{file}:3: ", *words)
@@ -346,8 +347,8 @@ class ChatTest(Folder):
                 ("{{ raise_exception('no way') }}", "x.jsonl:1: ", "no way"), ("{{ messages[7].role + 'x' }}", "UndefinedError"),
                 (loop + "{{ 'assistant<think>' if add_generation_prompt }}", "x.jsonl:1: ", "'<think>'", "'y<userz'"),
                 (loop + "{{ messages | length }}", "x.jsonl:1: ", "expected the same"),
-                ("{{ messages | map(attribute='content') | join(' ') }}{{ ' ' if add_generation_prompt }}{{ messages | length > 2 }}",
-                 "x.jsonl:1: ")):
+                ("{{ messages | map(attribute='content') | join }}{{ '' if messages | length == 1 else messages | length }}",
+                 "x.jsonl:1: ", "message 2 differently when it is the last")):
             model = self.model(template)
             file = self.write("x.jsonl", [{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y<"},
                                                         {"role": "user", "content": "z"}]}])
@@ -359,7 +360,8 @@ class ChatTest(Folder):
         self.assert_bad(self.chat, (model, file), "names no eos_token")
         self.dump({"vocab_size": 256}, self.models, "chatml", "config.json")
         self.addCleanup(os.remove, os.path.join(self.models, "chatml", "config.json"))
-        self.assert_bad(self.chat, ("chatml", self.write("y.jsonl", [{"prompt": "x", "completion": " question"}])), "vocab_size 256")
+        wide = self.write("y.jsonl", [{"prompt": "x", "completion": " question"}])
+        self.assert_bad(self.chat, ("chatml", wide), "vocab_size 256")
         os.remove(model + "/tokenizer.json")
         self.assert_bad(self.chat, (model, file), "tokenizer.json: no such file")
         self.assert_bad(self.chat, ("olmo-2", file + "x"), "no such file")
@@ -422,7 +424,8 @@ class TextTest(Folder):
         outputs = [self.text(*files, *more, "--processes", n) for n in "13"]
         self.assertEqual(*(self.digest(output) for output, _ in outputs))
         output, printed = outputs[0]
-        self.assertTrue({"part-00000.npy", "part-00001.npy", "part-00001.csv.gz", "val/part-00000.npy"} <= self.digest(output).keys())
+        expected = {"part-00000.npy", "part-00001.npy", "part-00001.csv.gz", "val/part-00000.npy"}
+        self.assertTrue(expected <= self.digest(output).keys())
         self.assertIn(f'evaluators:\n  - label: val\n    data:\n      paths: ["{output}/val/part-*.npy"]\n', printed)
 
     def test_progress(self):
