@@ -54,8 +54,8 @@ def read_texts(entry, keys, where):
     return [entry[key] for key in keys]
 
 
-def read_conversation(line, where):
-    """(messages, tools or None) of a line."""
+def read_entry(line, where):
+    """The object of a line."""
     try:
         entry = json.loads(line)
     except ValueError as problem:
@@ -64,11 +64,15 @@ def read_conversation(line, where):
         raise Bad(f"{where}: {getattr(problem, 'msg', problem)}; expected a conversation in JSON")
     if not isinstance(entry, dict):
         raise Bad(f"{where}: {json.dumps(entry)[:60]}; expected an object (of a list make lines: jq -c '.[]' FILE > FILE.jsonl)")
+    return entry
+
+
+def read_messages(entry, where):
     for key in ("messages", "conversations"):
         if key in entry:
             if not isinstance(entry[key], list) or not entry[key]:
                 raise Bad(f"{where}: \"{key}\" is {json.dumps(entry[key])[:60]}; expected a list of messages")
-            return [read_message(message, i, where) for i, message in enumerate(entry[key], 1)], entry.get("tools")
+            return [read_message(message, i, where) for i, message in enumerate(entry[key], 1)]
     if "completion" in entry:
         question, answer = read_texts(entry, ("prompt", "completion"), where)
     elif "output" in entry:
@@ -77,7 +81,16 @@ def read_conversation(line, where):
     else:
         raise Bad(f"{where}: an object with {', '.join(entry) or 'nothing'}; expected messages, conversations, "
                   "prompt and completion, or instruction and output")
-    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}], None
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+def read_conversation(line, where):
+    """(messages, tools or None) of a line. A text "system" beside the messages comes before them."""
+    entry = read_entry(line, where)
+    messages = read_messages(entry, where)
+    if entry.get("system") and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": read_texts(entry, ("system",), where)[0]})
+    return messages, entry.get("tools")
 
 
 # ---- labels ------------------------------------------------------------------------------------------------------------------
@@ -156,8 +169,8 @@ def work(items):
 # ---- the run -----------------------------------------------------------------------------------------------------------------
 
 def make_shards(args, now, output):
-    """Returns the largest id."""
-    largest, seen, learned, unlabelled = 0, collections.Counter(), collections.Counter(), []
+    """(the largest id, how many last answers end with each id)"""
+    largest, ends, seen, learned, unlabelled = 0, collections.Counter(), collections.Counter(), collections.Counter(), []
     batches = shards.read_batches(args.files, lambda path: True)
     with shards.Progress(args.files) as progress:
         for documents, position in shards.work_on(batches, work, start, (args.model, now), args.processes):
@@ -167,6 +180,7 @@ def make_shards(args, now, output):
                 if mask.any():
                     output.add(ids, mask, ())
                     largest = max(largest, int(ids.max()))
+                    ends[int(ids[mask][-1])] += 1
                 else:
                     unlabelled.append(f"{path}:{number}")
             progress.show(position, f"{sum(seen.values()):,} conversations")
@@ -176,7 +190,7 @@ def make_shards(args, now, output):
     if unlabelled:
         more = f" and {len(unlabelled) - NAMED} more" if len(unlabelled) > NAMED else ""
         print(f"left out, without an answer of the assistant: {len(unlabelled)} ({', '.join(unlabelled[:NAMED])}{more})")
-    return largest
+    return largest, ends
 
 
 def check_vocabulary(model, largest):
@@ -185,6 +199,17 @@ def check_vocabulary(model, largest):
         token = process.tokenizer.id_to_token(largest)
         raise Bad(f"{model}: its tokenizer makes the token {largest} ({token}), but its config.json has vocab_size {size}; "
                   "expected tokens that the model knows: use a chat template without others")
+
+
+def print_ends(ends, eos):
+    """What a tokenizer calls eos is what programs stop at, by default; a base model's is seldom what a chat template ends turns
+    with."""
+    end, count = ends.most_common(1)[0]
+    if end != eos:
+        name = process.tokenizer.id_to_token
+        print(f"NOTE: of the last answers {ends[eos]:,} of {sum(ends.values()):,} end with the eos token {name(eos)}, "
+              f"{count:,} with {name(end)} ({end}): if programs are to stop there, name it eos_token in "
+              f"{process.model}/tokenizer_config.json")
 
 
 def main(arguments=None):
@@ -201,9 +226,11 @@ def main(arguments=None):
         raise Bad(f"{args.model}: tokenizer_config.json names no eos_token of tokenizer.json; expected one")
 
     with shards.Output(args, "token_ids_part_{:04d}", "labels_mask_part_{:04d}", process.dtype) as output:
-        check_vocabulary(args.model, make_shards(args, now, output))
+        largest, ends = make_shards(args, now, output)
+        check_vocabulary(args.model, largest)
         output.publish()
     print(*output.statistics("conversations"), sep="\n")
+    print_ends(ends, eos)
     shards.print_yaml(output, {"eos_token_id": eos}, {"memmap_dtype": process.dtype, "packing": "best_fit",
                                                       "document_boundaries": "metadata"})
 

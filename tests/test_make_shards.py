@@ -206,6 +206,7 @@ class ChatTest(Folder):
                 self.assert_same(found[1].tolist(), mask)
                 self.assert_same(found[2], rows)
                 longest = max(end - begin for begin, end in rows)
+                self.assertNotIn("of the last answers", printed)
                 self.assertIn(f"200 conversations in 1 part: {len(ids):,} tokens, of which {sum(mask):,} are labels; "
                               f"mean {len(ids) / 200:.1f}, longest {longest:,}", printed)
                 eos = tokenizer.token_to_id(SPECIAL[name][-1])
@@ -225,9 +226,16 @@ class ChatTest(Folder):
             "alpaca.json": [dict(zip(("instruction", "input", "output"), (*(q.split("\n\n") + [""])[:2], a))) for q, a in pairs],
         }
         forms["alpaca.json"][1].pop("input")
-        digests = [self.digest(self.chat("chatml", self.write(name, entries))[0]) for name, entries in forms.items()]
-        self.assertEqual(len(digests[0]), 3)
-        self.assertEqual(digests, [digests[0]] * len(forms))
+        for system in (False, True):
+            digests = []
+            for name, entries in forms.items():
+                if system and name == "messages.jsonl":
+                    entries = [{"messages": [{"role": "system", "content": "S"}, *entry["messages"]]} for entry in entries]
+                elif system:
+                    entries = [{**entry, "system": "S"} for entry in entries]
+                digests.append(self.digest(self.chat("chatml", self.write(name, entries))[0]))
+            self.assertEqual(len(digests[0]), 3)
+            self.assertEqual(digests, [digests[0]] * len(forms))
 
     def test_processes_and_validation(self):
         r = random.Random(1)
@@ -259,8 +267,9 @@ class ChatTest(Folder):
 
     def test_boundaries(self):
         """A token that begins in the prompt is not learned; one that begins in the answer is, whatever offsets leave out."""
-        model = self.model("{% for m in messages %}{{ m.role + ':\n' + m.content }}{{ '<|end|>' if m.role == 'assistant' else '\n' }}"
-                           "{% endfor %}{{ 'assistant:\n' if add_generation_prompt }}", splits=False)
+        model = self.model("{% for m in messages %}{{ m.role + ':\n' + m.content }}"
+                           "{{ '<|end|>' if m.role == 'assistant' else '\n' }}{% endfor %}"
+                           "{{ 'assistant:\n' if add_generation_prompt }}", splits=False)
         file = self.write("x.jsonl", [{"prompt": "a", "completion": answer} for answer in ("two", "\n\ntwo  ", "  two", " ")])
         output, _ = self.chat(model, file)
         ids, _, _ = self.read(output)
@@ -277,8 +286,9 @@ class ChatTest(Folder):
         """Space at the end of an answer is the answer's where no token ends the turn."""
         model = self.model("{% for m in messages %}{{ m.role + ':' + m.content + '\n' }}{% endfor %}"
                            "{{ 'assistant:' if add_generation_prompt }}")
-        output, _ = self.chat(model, self.write("x.jsonl", [{"prompt": "a", "completion": "two"}]))
+        output, printed = self.chat(model, self.write("x.jsonl", [{"prompt": "a", "completion": "two"}]))
         self.assertEqual(self.learned(model, output), ["two\n"])
+        self.assertIn("of the last answers 0 of 1 end with the eos token <|end|>, 1 with Ċ (", printed)
 
     def test_last_turns_that_differ(self):
         """As OLMo 3 and Qwen 3 have them: another token at the end, thoughts."""
