@@ -75,6 +75,10 @@ void export_run(int argc, char **argv)
         const bool is_source = strncmp(a, "--export=", 9) == 0, is_dtype = strncmp(a, "--dtype=", 8) == 0;
         if ((is_source && source) || (is_dtype && dtype) || (*a != '-' && target))
             die("--export: '%s' is one too many; %s", a, usage);
+        if (text_ends_with(a, ".yaml") || text_ends_with(a, ".yml"))
+            die("--export takes no configuration such as %s: the checkpoint says all; %s", a, usage);
+        if (is_source ? !a[9] : strcmp(a, "--export") == 0)
+            die("'%s' names no checkpoint; %s", a, usage);
         if (is_source)
             source = a + 9;
         else if (is_dtype)
@@ -84,12 +88,8 @@ void export_run(int argc, char **argv)
         else
             target = a;
     }
-    if (!source || !*source)
-        die("--export says no checkpoint; %s", usage);
     if (!target)
         die("--export: the folder to write is missing; %s", usage);
-    if (text_ends_with(target, ".yaml") || text_ends_with(target, ".yml"))
-        die("--export takes no configuration such as %s: the checkpoint says all; %s", target, usage);
     for (size_t n = strlen(target); n > 1 && target[n - 1] == '/'; n--)
         target[n - 1] = '\0';
     export_folder(source, target, dtype ? dtype : "BF16", CHECKPOINT_FILE_BYTES);

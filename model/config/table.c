@@ -2,8 +2,8 @@
  * of OLMo could not run here (dropout, biases) the key has the value that can. Keys of ours: recipe, format.*,
  * model.architecture, model.head_dim, model.sliding_window, model.layer_types and model.rope_scaling.* (Hugging Face's names, but
  * for OLMo-core's full_attn_layers_only), scheduler.t_decay, spikes, loss_chunk, quant_stats_interval, fsdp.grad_sync_mode,
- * profile, timeout_seconds, tokenizer (a path), trainable, dry_run, ranks, device_memory. Sections stand in the order in which the resolved
- * configuration shows them. */
+ * profile, timeout_seconds, tokenizer (a path), trainable, dry_run, ranks, device_memory. Sections stand in the order in which the
+ * resolved configuration shows them. */
 #include "model/config/table.h"
 
 #include <assert.h>
