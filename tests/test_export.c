@@ -1,9 +1,10 @@
-/* ./train --export: each weight is the checkpoint's, rounded; files and folders are what save_pretrained would have written; nothing
- * is written over, and what is incomplete has another name. */
+/* ./train --export: each weight is the checkpoint's, rounded; files and folders are what save_pretrained would have written;
+ * nothing is written over, and what is incomplete has another name. */
 #include <signal.h>
 #include <sys/file.h>
 #include <sys/resource.h>
 
+#include "model/checkpoint/companions.h"
 #include "model/checkpoint/convert.h"
 #include "model/checkpoint/export.h"
 #include "model/checkpoint/safetensors.h"
@@ -221,10 +222,33 @@ static void test_companions(void **state)
                "vocab.txt merges.txt chat_template.jinja chat_template.json tekken.json generation_config.json notes.txt; do "
                "printf \"$f\\0\\n\\r\" >$f; done", step_folder(&r, 3)));
     export_folder(r.config.save_folder, text("%s/whole", r.config.save_folder), "F32", CHECKPOINT_FILE_BYTES);
-    shell(text("cd %s && test \"$(diff -r -q step3 whole)\" = 'Only in step3: config.yaml\nOnly in step3: notes.txt\nOnly in step3: "
-               "optimizer-00001.safetensors\nOnly in step3: trainer.json'", r.config.save_folder));
+    shell(text("cd %s && test \"$(diff -r -q step3 whole)\" = 'Only in step3: config.yaml\nOnly in step3: notes.txt\nOnly in "
+               "step3: optimizer-00001.safetensors\nOnly in step3: trainer.json'", r.config.save_folder));
     close_run(&r);
     release();
+}
+
+/* What is said of a tokenizer that the configuration names, before a run begins. */
+static void test_tokenizers(void **state)
+{
+    (void)state;
+    needs_fork();
+    shell(text("cd %s && mkdir none pipe && mkfifo pipe/tokenizer.json && echo nonsense >bad.json && echo '{}' >empty.json && "
+               "echo '{\"model\": {\"vocab\": {\"a\": 0, \"b\": 99}}}' >bpe.json && "
+               "echo '{\"model\": {\"vocab\": [[\"a\", 0], [\"b\", -1]]}, \"added_tokens\": [{\"id\": 100}]}' >unigram.json",
+               root));
+    const struct { const char *name; int vocab_size; const char *message; } wrong[] = {
+        { "missing",      100, "missing: No such file or directory; expected a folder with a tokenizer.json" },
+        { "none",         100, "none: there is none; expected a folder with a tokenizer.json" },
+        { "pipe",         100, "tokenizer.json: is a pipe, expected a regular file" },
+        { "bad.json",     100, "bad.json: tokenizer.json:1: not JSON" },
+        { "empty.json",   100, "tokenizer.json has no model.vocab" },
+        { "bpe.json",      99, "its ids go up to 99, but model.vocab_size is 99: give the model at least 100" },
+        { "unigram.json", 100, "its ids go up to 100, but model.vocab_size is 100: give the model at least 101" },
+    };
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
+        DIES(wrong[i].message, companions_take_tokenizer(text("%s/%s", root, wrong[i].name), wrong[i].vocab_size));
+    DIES("warning: tokenizer", (companions_take_tokenizer(text("%s/bpe.json", root), 202), exit(1)));
 }
 
 /* ---- refusals --------------------------------------------------------------------------------------------- */
@@ -242,7 +266,7 @@ static void test_refusals(void **state)
         { "ln -s nothing ../refused",                                     "BF16", "refused is there already" },
         { "mkdir -p x && mv model.safetensors x",                         "BF16", "the checkpoint is incomplete" },
         { "printf 5 | dd of=model.safetensors conv=notrunc bs=1 seek=9000 2>/dev/null", "BF16", "has the checksum" },
-        { "sed -i 's/\"num_hidden_layers\": 2/\"num_hidden_layers\": 3/' config.json", "BF16", "there is no tensor model.layers.2." },
+        { "sed -i 's/\"num_hidden_layers\": 2/\"num_hidden_layers\": 3/' config.json", "BF16", "no tensor model.layers.2." },
         { "sed -i 's/\"num_hidden_layers\": 2/\"num_hidden_layers\": 1/' config.json", "BF16", "tensor model.layers.1." },
         { "sed -i 's/\\(\"vocab_size\": \\)/\\11/' config.json",          "BF16", "by config.json it needs" },
     };
@@ -268,8 +292,8 @@ static void test_values(void **state)
     const char *target = lasting(text("%s/values", r.config.save_folder));
     const float big[] = { 65520, 0x1.ffp127f, NAN };
     static const char *const dtype[] = { "F16", "BF16", "F32" };
-    static const char *const message[] = { "holds 65520, more than F16 can: take --dtype=bf16", "more than BF16 can: take --dtype=f32",
-                                           "holds a value that is not finite" };
+    static const char *const message[] = { "holds 65520, more than F16 can: take --dtype=bf16",
+                                           "more than BF16 can: take --dtype=f32", "holds a value that is not finite" };
     for (int i = 0; i < 3; i++) {
         const float safe = i < 2 ? big[i] : 1;
         device_put(r.fsdp.shard[0].master.data, &safe, sizeof safe);
@@ -369,6 +393,7 @@ int main(void)
     device_init(0);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_codes), cmocka_unit_test(test_architectures), cmocka_unit_test(test_shards),
+        cmocka_unit_test(test_tokenizers),
         cmocka_unit_test(test_refusals), cmocka_unit_test(test_values), cmocka_unit_test(test_arguments),
         cmocka_unit_test(test_interrupted),
         cmocka_unit_test(test_companions),      /* which later checkpoints of the process would have */

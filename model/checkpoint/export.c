@@ -110,8 +110,8 @@ static char *choose(const char *source)
 {
     struct stat status;
     if (stat(source, &status) != 0 || !S_ISDIR(status.st_mode))
-        die("--export=%s: there is no such folder; expected a checkpoint, the save_folder of a run, or a folder that save_pretrained "
-            "wrote", source);
+        die("--export=%s: there is no such folder; expected a checkpoint, the save_folder of a run, or a folder that "
+            "save_pretrained wrote", source);
     if (holds(source, "config.json"))
         return xstrdup(source);
     char *latest = checkpoint_latest(source);
@@ -130,8 +130,8 @@ static void check(const Entry *e)
     if (!convert_knows(s->dtype))
         die("%s: tensor %s is stored as %s; expected F32, BF16 or F16", e->from->path, s->name, s->dtype);
     if (!fits)
-        die("%s: tensor %s has %d dimension%s of %zu and %zu; by config.json it needs %zu rows of %zu", e->from->path, s->name, s->dims,
-            s->dims == 1 ? "" : "s", s->shape[0], s->shape[1], t->rows, t->cols);
+        die("%s: tensor %s has %d dimension%s of %zu and %zu; by config.json it needs %zu rows of %zu", e->from->path, s->name,
+            s->dims, s->dims == 1 ? "" : "s", s->shape[0], s->shape[1], t->rows, t->cols);
 }
 
 /* Fills in where the tensor is. */
@@ -236,8 +236,8 @@ static _Noreturn void die_of_value(const Export *x, const Entry *e, float value)
 
 static _Noreturn void die_of_disk(const Export *x, const SafeFile *file)
 {
-    die("%s; the export is not complete. Make room or name a folder elsewhere; %s can be removed, the next export to there replaces it",
-        file->problem, x->temporary);
+    die("%s; the export is not complete. Make room or name a folder elsewhere; %s can be removed, and the next export to there "
+        "replaces it", file->problem, x->temporary);
 }
 
 static void write_tensor(const Export *x, const Entry *e, void *raw, float *values)
@@ -260,8 +260,8 @@ static void write_tensor(const Export *x, const Entry *e, void *raw, float *valu
             die_of_disk(x, file);
     }
     if (from->has_sum && from->sum != sum)
-        die("%s: tensor %s has the checksum %08x, and %08x in trainer.json: some of its bytes are not those that were saved. Copy the "
-            "file again or export another checkpoint", e->from->path, from->name, sum, from->sum);
+        die("%s: tensor %s has the checksum %08x, and %08x in trainer.json: some of its bytes are not those that were saved. Copy "
+            "the file again or export another checkpoint", e->from->path, from->name, sum, from->sum);
 }
 
 static void write_tensors(const Export *x)

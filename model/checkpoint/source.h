@@ -5,8 +5,8 @@
 
 typedef struct { SafeFile **file; int count; } Source;
 
-/* Opens model.safetensors, or the files of model.safetensors.index.json, with the checksums that the manifest of a checkpoint lists.
- * Dies if there are no weights, or if it is a checkpoint that is not complete. */
+/* Opens model.safetensors, or the files of model.safetensors.index.json, with the checksums that the manifest of a checkpoint
+ * lists. Dies if there are no weights, or if it is a checkpoint that is not complete. */
 Source source_open (const char *folder);
 void   source_close(Source *s);
 
