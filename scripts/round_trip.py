@@ -35,7 +35,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from golden import MODELS, randomize
 
 B, T = 2, 32
-STEP = f"global_train_batch_size: {B}\ndevice_train_microbatch_size: {B}\nmax_duration: 1\neval_interval: null\n"
+STEP = f"global_train_batch_size: {B}\ndevice_train_microbatch_size: 1\nmax_duration: 1\neval_interval: null\n"
 MADE_ANEW = {"dtype", "torch_dtype", "transformers_version", "_name_or_path", "max_window_layers"}
 
 
