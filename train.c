@@ -15,6 +15,7 @@
 #include "kernels/trace.h"
 #include "kernels/watchdog.h"
 #include "model/checkpoint/checkpoint.h"
+#include "model/checkpoint/export.h"
 #include "model/config/load.h"
 #include "model/run/evaluate.h"
 #include "model/run/log.h"
@@ -243,6 +244,12 @@ static void train(Run *r)
 
 int main(int argc, char **argv)
 {
+    if (export_is_asked(argc, argv)) {      /* no run, no device, and nothing to save before a signal ends it */
+        comm_start(&argc, &argv);
+        export_run(argc, argv);
+        comm_finish();
+        return 0;
+    }
     signal(SIGTERM, on_signal);
     signal(SIGUSR1, on_signal);         /* this and the next mpirun hands on without killing the ranks a second later */
     signal(SIGUSR2, on_signal);

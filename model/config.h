@@ -121,6 +121,7 @@ typedef struct {
     long     save_interval_unsharded;         /* permanent every K steps, never deleted; 0: none */
     long     save_interval_ephemeral;         /* steps; replaced by the next one; 0: none */
     long     save_num_checkpoints_to_keep;    /* of save_interval; -1: all */
+    char    *tokenizer;                       /* a folder or file of a tokenizer for the checkpoints; NULL: that of load_path */
     char    *load_path;                       /* a checkpoint or a Hugging Face folder; NULL: none */
     bool     try_load_latest_save;            /* resume from save_folder/latest if it is there */
     bool     restore_dataloader;              /* false: the data starts over */

@@ -233,6 +233,7 @@ static void test_published(void **state)
     assert_string_equal(c->eval[2].label, "own");
     assert_int_equal(c->eval[0].itemsize, 2);
     assert_int_equal(c->eval[2].itemsize, 4);
+    assert_null(c->tokenizer);          /* OLMo's section is none of ours */
     config_free(c);
 }
 
@@ -244,7 +245,7 @@ static void test_warning(void **state)
     try_write(try_path, try_published);
     assert_true(try_printed(message, sizeof message, 2, 1, "--recipe=bf16", NULL));
     static const char *const named[] = {
-        "wandb", "model.init_device",
+        "wandb", "model.init_device", "tokenizer",
         "data.pin_memory", "quantize_model and quantize_optimizer (recipe bf16 is given)",
         "downstream evaluators (piqa)", "evaluators with remote data (far-validation)",
             "evaluators[].data.num_workers",

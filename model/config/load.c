@@ -93,7 +93,9 @@ static void check_key(const YamlNode *n)
 void config_apply(Reader *r, YamlNode *n, const char *name, void *base)
 {
     if (!is_section(name)) {
-        const ConfigKey *k = config_key(name);
+        char below[512];                /* a text may have the name of a section without effect: tokenizer */
+        snprintf(below, sizeof below, "%s.*", name);
+        const ConfigKey *k = n->kind == YAML_MAP && config_key(below) ? config_key(below) : config_key(name);
         if (!k)
             unknown(n, name);
         if ((k->type & TYPE_MASK) == UNUSED) {

@@ -2,8 +2,8 @@
  * of OLMo could not run here (dropout, biases) the key has the value that can. Keys of ours: recipe, format.*,
  * model.architecture, model.head_dim, model.sliding_window, model.layer_types and model.rope_scaling.* (Hugging Face's names, but
  * for OLMo-core's full_attn_layers_only), scheduler.t_decay, spikes, loss_chunk, quant_stats_interval, fsdp.grad_sync_mode,
- * profile, timeout_seconds, trainable, dry_run, ranks, device_memory. Sections stand in the order in which the resolved
- * configuration shows them. */
+ * profile, timeout_seconds, tokenizer (a path), trainable, dry_run, ranks, device_memory. Sections stand in the order in which the
+ * resolved configuration shows them. */
 #include "model/config/table.h"
 
 #include <assert.h>
@@ -285,6 +285,9 @@ const ConfigKey config_keys[] = {
            "steps between checkpoints of which only the newest stays"),
     OTHER ("load_path", STRING, "null", C(load_path),
            "a checkpoint to continue, or a Hugging Face folder to start from"),
+    OTHER ("tokenizer", STRING, "null", C(tokenizer),
+           "a folder with a tokenizer, or its tokenizer.json, that checkpoints hold; default: that of load_path. OLMo's section of "
+           "this name is read, without effect"),
     OTHER ("try_load_latest_save", BOOL, "false", C(try_load_latest_save),
            "continue save_folder/latest if it is there"),
     OTHER ("restore_dataloader", BOOL, "true", C(restore_dataloader),

@@ -16,6 +16,7 @@
 #include "kernels/error.h"
 #include "kernels/trace.h"
 #include "kernels/watchdog.h"
+#include "model/checkpoint/companions.h"
 #include "model/checkpoint/folder.h"
 #include "model/config/table.h"
 #include "model/run/fit.h"
@@ -351,6 +352,8 @@ void run_open(Run *r, const Config *c)
 {
     *r = (Run){ .config = c, .saved_step = -1 };
     check_agreement("configurations", text_hash(c->text));
+    if (c->tokenizer)
+        companions_take_tokenizer(c->tokenizer, c->model.vocab_size);
     open_data(r);
     check_device(&c->recipe);
     char *latest = c->try_load_latest_save ? checkpoint_latest(c->save_folder) : NULL;
