@@ -49,17 +49,20 @@ static gzFile open_metadata(const Shard *s, const char *path)
     return f;
 }
 
-/* The next row, its line end cut off, of which what has no room is left out. False: there is none. */
+/* The next row, its line end cut off, of which what has no room is left out. False: there is none, or no whole one that can be
+ * read. */
 static bool read_row(gzFile f, char *row, int size)
 {
     char rest[4096];
+    int error;
     if (!gzgets(f, row, size))
         return false;
     bool whole = strchr(row, '\n') != NULL;
     row[strcspn(row, "\r\n")] = '\0';
     while (!whole && gzgets(f, rest, sizeof rest))
         whole = strchr(rest, '\n') != NULL;
-    return true;
+    gzerror(f, &error);
+    return whole || error == Z_OK;
 }
 
 /* "12,345" or "12,345,...". */

@@ -15,16 +15,16 @@ typedef struct { uint64_t epoch, instance; } LoaderState;   /* instance: next on
 
 typedef struct { uint64_t tokens, masks; } DataSample;      /* hashes of some bytes of each file; 0: not known */
 
-/* What best-fit packing has made: documents as they are in the files; pieces of them in sequences, which are more where long ones are
- * split; tokens and targets in the pieces, without padding. */
+/* What best-fit packing has made: documents as they are in the files; pieces of them in sequences, which are more where long ones
+ * are split; tokens and targets in the pieces, without padding. */
 typedef struct { uint64_t documents, pieces, tokens, labels; } PackedData;
 
 typedef struct Loader Loader;
 
 /* Checks every file (missing, empty, truncated, size not a multiple of itemsize: die names file and remedy).
  * `batch`: sequences per step over all ranks, divisible by `world`. Packs documents if
- * spec says so: that reads all tokens, or the metadata, and all label masks. The thread that reads ahead starts when the first step is
- * asked for. */
+ * spec says so: that reads all tokens, or the metadata, and all label masks. The thread that reads ahead starts when the first step
+ * is asked for. */
 Loader  *loader_open (const DataSpec *spec, int batch, int rank, int world);
 uint64_t loader_instances(const Loader *l);        /* per epoch, before dropping the tail */
 uint64_t loader_steps    (const Loader *l, uint64_t instance);      /* of an epoch from there on: 0: of a whole one */

@@ -68,10 +68,12 @@ static int by_decreasing_length(const void *a, const void *b)
 
 int best_fit_decreasing(int *bin, const uint32_t *length, int n, int T)
 {
-    Rooms r = { .newest = xmalloc(((size_t)T + 1) * sizeof *r.newest), .next = xmalloc(((size_t)n + 1) * sizeof *r.next), .leaves = 1 };
+    Rooms r = { .leaves = 1 };
     uint64_t *order = xmalloc(((size_t)n + 1) * sizeof *order);        /* T - length, then number */
     while (r.leaves <= T)
         r.leaves *= 2;
+    r.newest = xmalloc(((size_t)T + 1) * sizeof *r.newest);
+    r.next = xmalloc(((size_t)n + 1) * sizeof *r.next);
     r.any = xcalloc(2 * (size_t)r.leaves, sizeof *r.any);
     memset(r.newest, 0xff, ((size_t)T + 1) * sizeof *r.newest);         /* NONE */
     for (int i = 0; i < n; i++)
@@ -213,7 +215,7 @@ static void check_packing(const Packing *p, const Shard *shards, int num_shards,
     if (p->labels == 0)
         die("%s: no token of the %llu documents is a target (%s%s): %s", shards[0].key, (unsigned long long)p->documents,
             shards[0].path, num_shards > 1 ? ", ..." : "", p->lost_labels ? "all lie behind the model.max_sequence_length tokens "
-            "that fit; --data.long_documents=split keeps them" : "look at the label masks");
+            "that fit; --data.long_documents=split keeps them" : "look at the label masks and at where documents end");
     if (spec->again)
         return;
     if (p->lost_tokens > 0)

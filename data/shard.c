@@ -216,8 +216,8 @@ static void check_masks(const Shard *shards, const NameList *masks, const DataSp
     if (empty > 1)
         snprintf(others, sizeof others, " (and %d other%s)", empty - 1, empty > 2 ? "s" : "");
     if (empty > 0 && empty == masks->count)
-        die("%s: %s%s: all bytes are 0, so that no token is a target and nothing can be learned. Make the masks again (does the chat "
-            "template mark the assistant's turns?), or leave label_mask_paths out to train on every token", mask_key_of(spec),
+        die("%s: %s%s: all bytes are 0, so that no token is a target and nothing can be learned. Make the masks again (does the "
+            "chat template mark the assistant's turns?), or leave label_mask_paths out to train on every token", mask_key_of(spec),
             masks->names[first], others);
     if (empty > 0 && !spec->again)
         warn("%s: %s%s: all bytes are 0: nothing is learned from its tokens", mask_key_of(spec), masks->names[first], others);

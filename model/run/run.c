@@ -294,10 +294,10 @@ static void print_packing(const Loader *l, int T)
     const PackedData p = loader_packed(l);
     const double sequences = (double)loader_instances(l), each = (double)p.pieces / sequences;
     if (p.pieces > 0)
-        printf("packing: %llu documents, best fit: %.2f %% of what is computed are real tokens, %.1f %% of those are labels; %.2f "
-               "documents in a sequence, an epoch is %.2f times as fast as with each padded to %d\n",
-               (unsigned long long)p.documents, 100 * (double)p.tokens / (sequences * T), 100 * (double)p.labels / (double)p.tokens,
-               each, each, T);
+        printf("packing: %llu documents, %.2f in a sequence: %.2f times as fast as with each padded to %d;\n"
+               "  %.2f %% of the sequences are tokens, the rest is padding; %.2f %% of these tokens are labels\n",
+               (unsigned long long)p.documents, each, each, T, 100 * (double)p.tokens / (sequences * T),
+               100 * (double)p.labels / (double)p.tokens);
 }
 
 static void print_data(const Run *r)
