@@ -87,7 +87,12 @@ static int make_files(void **state)
 static int remove_files(void **state)
 {
     (void)state;
-    char *command = xasprintf("rm -r %s", folder);
+    char command[128];
+    for (int f = 0; f < FILES; f++) {
+        free(paths[f]);
+        free(masks[f]);
+    }
+    snprintf(command, sizeof command, "rm -r %s", folder);
     return system(command);
 }
 
@@ -442,8 +447,11 @@ static void test_masks_without_labels(void **state)
     }
     write_file(none[1], first, sizeof first);       /* the first token of a document is never a target */
     DIES("no token of the", open_data(&spec));
-    none[2] = masks[2];
+    char *one[FILES] = { none[0], none[1], masks[2] };
+    spec.label_mask_paths = one;
     open_data(&spec);
+    for (int f = 0; f < FILES; f++)
+        free(none[f]);
 }
 
 int main(void)
