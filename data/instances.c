@@ -75,7 +75,8 @@ static uint64_t hash_files(const Instances *s)
 
 Instances instances_open(const DataSpec *spec, int batch)
 {
-    Instances s = { .spec = *spec, .shards = shards_open(&s.num_shards, spec) };
+    Instances s = { .spec = *spec };
+    s.shards = shards_open(&s.num_shards, spec);
     s.spec.paths = s.spec.label_mask_paths = NULL;
     s.first = xcalloc(s.num_shards + 1, sizeof *s.first);
     for (int f = 0; f < s.num_shards; f++)
