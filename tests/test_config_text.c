@@ -163,6 +163,10 @@ static void test_help(void **state)
     assert_true(try_printed(text, sizeof text, 1, 1, NULL, NULL));
     try_contains(text, "model.rope_scaling.beta_fast: a number above 0, at most 1000000 (default 32)");
     assert_null(strstr(text, "rope_theta"));
+    strcpy(try_path, "--help=tokenizer");
+    assert_true(try_printed(text, sizeof text, 1, 1, NULL, NULL));
+    try_contains(text, "  tokenizer: a text\n");
+    try_contains(text, "  tokenizer.*: read, without effect\n");
     strcpy(try_path, "--help=wandb.project");
     assert_true(try_printed(text, sizeof text, 1, 1, NULL, NULL));
     try_contains(text, "wandb.*: read, without effect");

@@ -237,6 +237,70 @@ static void test_companions(void **state)
     json_decref(config);
 }
 
+static void shell(const char *format, ...) __attribute__((format(printf, 1, 2)));
+static void shell(const char *format, ...)
+{
+    char command[2048];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(command, sizeof command, format, list);
+    va_end(list);
+    if (system(command) != 0)
+        fail_msg("%s failed", command);
+}
+
+/* ./train --export on one process without mpirun. */
+static int export(const char *checkpoint, const char *target, const char *dtype)
+{
+    return finish(start_command("%s/train --export=%s/%s %s/%s --dtype=%s", setting("BUILD", "build/cpu"), folder, checkpoint,
+                                folder, target, dtype));
+}
+
+/* A run that starts from nothing has the configuration's tokenizer, and so has what goes on from it; nothing else does. */
+static void test_tokenizer(void **state)
+{
+    (void)state;
+    shell("mkdir %s/tok && cd %s/tok && echo '{\"model\": {\"vocab\": {\"a\": 0, \"b\": 30000}}, \"added_tokens\": "
+          "[{\"id\": 50279}]}' >tokenizer.json && echo x >tokenizer_config.json && echo y >generation_config.json", folder, folder);
+    expect_status(train(1, "--max_duration=1 --tokenizer=%s/tok --save_folder=%s/named", folder, folder), 0);
+    shell("cd %s && cmp tok/tokenizer.json named/step1/tokenizer.json && cmp tok/tokenizer_config.json "
+          "named/step1/tokenizer_config.json && test ! -e named/step1/generation_config.json", folder);
+    /* a file; what was loaded gives way to it */
+    shell("cd %s && sed 's/30000/29999/' tok/tokenizer.json >other.json && echo z >named/step1/generation_config.json && "
+          "mv tok gone", folder);
+    expect_status(train(2, "--max_duration=2 --load_path=%s/named/step1 --tokenizer=%s/other.json --save_folder=%s/renamed", folder,
+                        folder, folder), 0);
+    shell("cd %s/renamed/step2 && cmp ../../other.json tokenizer.json && test ! -e tokenizer_config.json && "
+          "cmp ../../named/step1/generation_config.json generation_config.json", folder);
+}
+
+/* The same weights saved by one rank and by two are exported to the same bytes, by one process. */
+static void test_export(void **state)
+{
+    (void)state;
+    static const char still[] = "--max_duration=2 --optimizer.learning_rate=0 --optimizer.weight_decay=0 "
+                                "--scheduler.warmup_min_lr=0";
+    expect_status(train(1, "--max_duration=1 --save_folder=%s/exported", folder), 0);
+    for (int ranks = 1; ranks <= 2; ranks++) {
+        expect_status(train(ranks, "%s --load_path=%s/exported/step1 --save_folder=%s/on%d", still, folder, folder, ranks), 0);
+        char run[16], target[16];
+        snprintf(run, sizeof run, "on%d", ranks);
+        snprintf(target, sizeof target, "out%d", ranks);
+        expect_status(export(run, target, "bf16"), 0);
+        expect_output("in 1 file, BF16");
+    }
+    shell("cd %s && diff -r out1 out2 && test \"$(ls out1 | tr '\\n' ' ')\" = 'config.json model.safetensors '", folder);
+    expect_status(export("on2/step2", "whole", "f32"), 0);
+    shell("cd %s && cmp whole/model.safetensors exported/step1/model.safetensors", folder);
+    assert_int_equal(export("on1", "out1", "bf16"), 1);
+    expect_output("out1 is there already");
+    if (most_ranks() > 1) {
+        expect_status(finish(start_command("%s -n 2 %s/train --export=x y", setting("LAUNCH", "mpirun --oversubscribe"),
+                                           setting("BUILD", "build/cpu"))), 1);
+        expect_output("start it without mpirun");
+    }
+}
+
 /* As in OLMo: without intervals the end is saved, unless no checkpoint is kept. */
 static void test_last_checkpoint(void **state)
 {
@@ -269,7 +333,8 @@ int main(void)
         cmocka_unit_test(test_second_signal),
         cmocka_unit_test(test_folder_is_not_overwritten), cmocka_unit_test(test_folder_is_in_use),
         cmocka_unit_test(test_updates), cmocka_unit_test(test_data_start_over), cmocka_unit_test(test_rewind),
-        cmocka_unit_test(test_companions), cmocka_unit_test(test_last_checkpoint),
+        cmocka_unit_test(test_companions), cmocka_unit_test(test_tokenizer), cmocka_unit_test(test_export),
+        cmocka_unit_test(test_last_checkpoint),
         cmocka_unit_test(test_evaluation_fails),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);

@@ -75,7 +75,8 @@ const char try_published[] =
     "        far-validation: [s3://far/x.npy]\n"
     "  - {label: own, data: {paths: eval/own.npy, memmap_dtype: uint32, num_workers: 0}}\n"
     "  - label: piqa\n    type: downstream\n"
-    "data: {pad_direction: right, num_workers: 0, drop_last: true, pin_memory: true, timeout: 0, paths: [d.npy]}\n";
+    "data: {pad_direction: right, num_workers: 0, drop_last: true, pin_memory: true, timeout: 0, paths: [d.npy]}\n"
+    "tokenizer: {identifier: tokenizers/pii-special.json, truncate_direction: right}\n";
 
 char try_folder[64], try_path[128];
 

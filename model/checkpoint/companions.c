@@ -1,57 +1,201 @@
 /* Small files, held in rank 0's memory from loading to saving. */
 #include "model/checkpoint/companions.h"
 
+#include <dirent.h>
 #include <errno.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "kernels/comm.h"
 #include "kernels/error.h"
+#include "kernels/text.h"
 #include "model/checkpoint/folder.h"
 
-static const char *const names[] = {
+static const char *const model_files[] = {
     "config.json",      /* not handed on as it is: companions_complete */
-    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-    "merges.txt", "chat_template.jinja", "generation_config.json",
+    "generation_config.json",
 };
-enum { COUNT = sizeof names / sizeof names[0] };
 
-static struct { char *data; size_t bytes; } held[COUNT];        /* data: NULL if there is no such file */
+/* What transformers saves for the tokenizers of all classes here, and Mistral's own format. */
+static const char *const tokenizer_files[] = {
+    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "vocab.txt", "merges.txt", "chat_template.jinja", "chat_template.json", "tekken.json",
+};
+static const char templates[] = "additional_chat_templates";        /* a folder of *.jinja */
 
-static void read_file(int i, const char *path)
+/* Of those, the ones that hold the tokens: a folder has a tokenizer if it has one of them. */
+static const char *const vocabularies[] = { "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json" };
+
+#define COUNT(list) (int)(sizeof list / sizeof list[0])
+
+typedef struct { char *name, *data; size_t bytes; bool tokenizer; } Held;
+static Held *held;
+static int num_held;
+static bool taken;      /* the tokenizer is the one that the configuration names */
+
+static const Held *find(const char *name)
+{
+    for (int i = 0; i < num_held; i++)
+        if (strcmp(held[i].name, name) == 0)
+            return &held[i];
+    return NULL;
+}
+
+static void forget(bool tokenizer)
+{
+    int kept = 0;
+    for (int i = 0; i < num_held; i++) {
+        if (held[i].tokenizer != tokenizer) {
+            held[kept++] = held[i];
+            continue;
+        }
+        free(held[i].name);
+        free(held[i].data);
+    }
+    num_held = kept;
+}
+
+/* Holds the file, if there is one, as `name`. */
+static void read_file(const char *path, const char *name, bool tokenizer)
 {
     check_regular(path);
     FILE *file = fopen(path, "rb");
+    Held h = { .tokenizer = tokenizer };
     long bytes = -1;
-    free(held[i].data);
-    held[i].data = NULL;
     if (!file && errno == ENOENT)
         return;
     if (file && fseek(file, 0, SEEK_END) == 0)
         bytes = ftell(file);
     if (bytes >= 0) {
         rewind(file);
-        held[i].data = xmalloc((size_t)bytes + 1);
-        held[i].bytes = fread(held[i].data, 1, (size_t)bytes, file);
+        h.data = xmalloc((size_t)bytes + 1);
+        h.bytes = fread(h.data, 1, (size_t)bytes, file);
     }
-    if (bytes < 0 || held[i].bytes != (size_t)bytes)
+    if (bytes < 0 || h.bytes != (size_t)bytes)
         die("%s: cannot read: %s", path, strerror(errno));
     fclose(file);
+    h.name = xstrdup(name);
+    held = xrealloc(held, (size_t)(num_held + 1) * sizeof *held);
+    held[num_held++] = h;
+}
+
+static void read_name(const char *folder, const char *name, bool tokenizer)
+{
+    char *path = xasprintf("%s/%s", folder, name);
+    read_file(path, name, tokenizer);
+    free(path);
+}
+
+static void read_tokenizer(const char *folder)
+{
+    char *path = xasprintf("%s/%s", folder, templates);
+    DIR *dir = opendir(path);
+    for (int i = 0; i < COUNT(tokenizer_files); i++)
+        read_name(folder, tokenizer_files[i], true);
+    for (struct dirent *entry; dir && (entry = readdir(dir)); ) {
+        char *name = xasprintf("%s/%s", templates, entry->d_name);
+        if (text_ends_with(name, ".jinja"))
+            read_name(folder, name, true);
+        free(name);
+    }
+    if (dir)
+        closedir(dir);
+    free(path);
 }
 
 void companions_read(const char *folder)
 {
-    for (int i = 0; i < COUNT && comm_rank() == 0; i++) {
-        char *path = xasprintf("%s/%s", folder, names[i]);
-        read_file(i, path);
-        free(path);
-    }
+    if (comm_rank() != 0)
+        return;
+    forget(false);
+    for (int i = 0; i < COUNT(model_files); i++)
+        read_name(folder, model_files[i], false);
+    if (taken)
+        return;
+    forget(true);
+    read_tokenizer(folder);
 }
+
+/* ---- the configuration's tokenizer ------------------------------------------------------------------------ */
+
+static json_int_t greater(json_int_t a, json_int_t b)
+{
+    return a > b ? a : b;
+}
+
+/* The highest id of a tokenizer.json; -1: it says none. Unigram's vocabulary is a list. */
+static json_int_t highest_id(json_t *tokenizer)
+{
+    json_t *vocab = json_object_get(json_object_get(tokenizer, "model"), "vocab"), *value;
+    json_int_t highest = (json_int_t)json_array_size(vocab) - 1;
+    const char *key;
+    size_t i;
+    json_object_foreach(vocab, key, value)
+        highest = greater(highest, json_integer_value(value));
+    json_array_foreach(json_object_get(tokenizer, "added_tokens"), i, value)
+        highest = greater(highest, json_integer_value(json_object_get(value, "id")));
+    return highest;
+}
+
+/* Where there is no tokenizer.json, nothing here can read the tokens. */
+static void check_vocabulary(const char *path, int vocab_size)
+{
+    const Held *h = find("tokenizer.json");
+    json_error_t error;
+    if (!h)
+        return;
+    json_t *tokenizer = json_loadb(h->data, h->bytes, JSON_ALLOW_NUL, &error);
+    if (!tokenizer)
+        die("tokenizer %s: tokenizer.json:%d: not JSON: %s", path, error.line, error.text);
+    const json_int_t highest = highest_id(tokenizer);
+    json_decref(tokenizer);
+    if (highest < 0)
+        die("tokenizer %s: tokenizer.json has no model.vocab: expected what the library tokenizers writes", path);
+    if (highest >= vocab_size)
+        die("tokenizer %s: its ids go up to %lld, but model.vocab_size is %d: give the model at least %lld, or the tokenizer that "
+            "the data were made with", path, (long long)highest, vocab_size, (long long)highest + 1);
+    if (highest < vocab_size / 2)
+        warn("tokenizer %s: its ids go up to %lld, and model.vocab_size is %d: is it the one that the data were made with?", path,
+             (long long)highest, vocab_size);
+}
+
+static bool has_vocabulary(void)
+{
+    bool found = false;
+    for (int i = 0; i < COUNT(vocabularies); i++)
+        found |= find(vocabularies[i]) != NULL;
+    return found;
+}
+
+void companions_take_tokenizer(const char *path, int vocab_size)
+{
+    struct stat status;
+    if (comm_rank() != 0)
+        return;
+    if (stat(path, &status) != 0)
+        die("tokenizer %s: %s; expected a folder with a tokenizer.json, or that file", path, strerror(errno));
+    forget(true);
+    if (S_ISDIR(status.st_mode))
+        read_tokenizer(path);
+    else if (text_ends_with(path, ".json"))
+        read_file(path, "tokenizer.json", true);
+    else if (text_ends_with(path, ".model"))
+        read_file(path, "tokenizer.model", true);
+    if (!has_vocabulary())
+        die("tokenizer %s: there is none; expected a folder with a tokenizer.json or tokenizer.model, or such a file", path);
+    check_vocabulary(path, vocab_size);
+    taken = true;
+}
+
+/* ---- saving ----------------------------------------------------------------------------------------------- */
 
 void companions_complete(json_t *config)
 {
-    json_t *loaded = held[0].data ? json_loadb(held[0].data, held[0].bytes, 0, NULL) : NULL;
+    const Held *h = find("config.json");
+    json_t *loaded = h ? json_loadb(h->data, h->bytes, 0, NULL) : NULL;
     json_t *bos = json_object_get(loaded, "bos_token_id"), *eos = json_object_get(loaded, "eos_token_id");
     json_t *length = json_object_get(loaded, "max_position_embeddings");
     if (bos)
@@ -65,10 +209,17 @@ void companions_complete(json_t *config)
 
 void companions_write(const char *folder)
 {
-    for (int i = 1; i < COUNT; i++) {
-        char *path = xasprintf("%s/%s", folder, names[i]);
-        if (held[i].data)
-            folder_write(path, held[i].data, held[i].bytes);
+    char *below = xasprintf("%s/%s", folder, templates);
+    for (int i = 0; i < num_held; i++) {
+        if (strcmp(held[i].name, "config.json") == 0)
+            continue;
+        if (strchr(held[i].name, '/') && mkdir(below, 0777) != 0 && errno != EEXIST)
+            die("%s: cannot create: %s", below, strerror(errno));
+        char *path = xasprintf("%s/%s", folder, held[i].name);
+        folder_write(path, held[i].data, held[i].bytes);
         free(path);
     }
+    if (folder_exists(below))
+        folder_sync(below);
+    free(below);
 }

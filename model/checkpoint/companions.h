@@ -1,10 +1,14 @@
 /* What a Hugging Face folder holds beside the model: the tokenizer, settings for generation. A run that started from one
- * hands it on to its checkpoints, so that they can be used as they are. */
+ * hands it on to its checkpoints, so that they can be used as they are; so does a run whose configuration names a tokenizer. */
 #pragma once
 #include <jansson.h>
 
 /* Reads them from `folder`, whose checkpoint or model is loaded, into memory: it may be gone when the run saves. Rank 0 acts. */
 void companions_read (const char *folder);
+
+/* Takes the tokenizer at `path` instead of that of any folder: a folder that holds one, a tokenizer.json or a tokenizer.model.
+ * Dies if there is none, or if it has ids that a model of `vocab_size` tokens does not know. Rank 0 acts. */
+void companions_take_tokenizer(const char *path, int vocab_size);
 
 /* What training does not change and the configuration does not say: the first token, further tokens that end a text, and the
  * length of texts that the loaded model knows, if it is more than that of the training. config: ours, see hf_config. */

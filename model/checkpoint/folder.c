@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -73,7 +74,7 @@ static void remove_tree(const char *path)
         die("%s: cannot delete: %s", path, strerror(errno));
 }
 
-static void sync_folder(const char *path)
+void folder_sync(const char *path)
 {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0 || fsync(fd) != 0)
@@ -126,7 +127,7 @@ void folder_point_latest(const char *save_folder, long step)
     if (symlink(target, temporary) != 0)
         die("%s: cannot create: %s", temporary, strerror(errno));
     move(temporary, link);
-    sync_folder(save_folder);
+    folder_sync(save_folder);
     free(link);
     free(temporary);
     free(target);
@@ -136,13 +137,13 @@ void folder_publish(const char *save_folder, long step)
 {
     char *path = step_path(save_folder, step, ""), *old = step_path(save_folder, step, ".old");
     char *temporary = step_path(save_folder, step, ".tmp");
-    sync_folder(temporary);
+    folder_sync(temporary);
     if (folder_exists(path)) {
         remove_tree(old);
         move(path, old);
     }
     move(temporary, path);
-    sync_folder(save_folder);
+    folder_sync(save_folder);
     folder_point_latest(save_folder, step);
     remove_tree(old);
     free(path);
@@ -153,10 +154,10 @@ void folder_publish(const char *save_folder, long step)
 void folder_set_aside(const char *save_folder, long step)
 {
     char *temporary = step_path(save_folder, step, ".tmp"), *path = step_path(save_folder, step, "-aborted");
-    sync_folder(temporary);
+    folder_sync(temporary);
     remove_all(save_folder, "-aborted", false);
     move(temporary, path);
-    sync_folder(save_folder);
+    folder_sync(save_folder);
     free(temporary);
     free(path);
 }
@@ -237,4 +238,42 @@ void folder_write(const char *path, const char *data, size_t bytes)
         die("%s: cannot create: %s", path, strerror(errno));
     if (fwrite(data, 1, bytes, file) != bytes || fflush(file) != 0 || fsync(fileno(file)) != 0 || fclose(file) != 0)
         die("%s: cannot write: %s", path, strerror(errno));
+}
+
+/* A lock of a folder that is being filled: it goes with its holder, however that ends. */
+static int lock(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        die("%s: another process is writing it", path);
+    return fd;
+}
+
+int folder_begin(const char *path)
+{
+    char *temporary = xasprintf("%s.tmp", path);
+    if (folder_exists(path))
+        die("%s is there already, and nothing is written over: name a folder that is not there yet", path);
+    int old = lock(temporary);
+    remove_tree(temporary);
+    if (mkdir(temporary, 0777) != 0)
+        die("%s: cannot create: %s", temporary, strerror(errno));
+    if (old >= 0)
+        close(old);
+    int fd = lock(temporary);
+    free(temporary);
+    return fd;
+}
+
+void folder_complete(const char *path, int begun)
+{
+    char *temporary = xasprintf("%s.tmp", path), *parent = xstrdup(path), *slash = strrchr(parent, '/');
+    if (slash)
+        slash[slash == parent] = '\0';
+    folder_sync(temporary);
+    move(temporary, path);
+    folder_sync(slash ? parent : ".");
+    close(begun);
+    free(temporary);
+    free(parent);
 }

@@ -28,3 +28,10 @@ char *folder_say_latest(const char *save_folder);     /* "the last checkpoint is
 char *folder_say_others(const char *checkpoint);      /* what to go on from instead: the one before it, or another beside it */
 
 void  folder_write(const char *path, const char *data, size_t bytes);       /* a whole file, on disk when it returns */
+void  folder_sync(const char *path);                  /* the names in it are durable */
+
+/* A folder of another name, which appears when it is complete. begin: makes an empty <path>.tmp, in place of what was left by who
+ * was interrupted; dies if there is a `path`, or if another process fills <path>.tmp. complete: it becomes `path`, durable.
+ * `begun`: what begin returned. */
+int   folder_begin(const char *path);
+void  folder_complete(const char *path, int begun);

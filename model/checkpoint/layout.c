@@ -20,11 +20,11 @@
 
 #include "kernels/comm.h"
 #include "kernels/device.h"
-#include "kernels/fp8.h"
 #include "kernels/error.h"
 #include "kernels/text.h"
 #include "kernels/watchdog.h"
 #include "model/architecture.h"
+#include "model/checkpoint/convert.h"
 #include "model/checkpoint/crc32c.h"
 
 enum { CHUNK = 64 << 20 };      /* bytes of host memory for reading */
@@ -345,47 +345,6 @@ const char *layout_write(Layout *l, const Range *own, const void *snapshot)
 
 /* ---- reading ---------------------------------------------------------------------------------------------- */
 
-static float f16_decode(uint16_t code)
-{
-    uint32_t sign = (uint32_t)(code & 0x8000) << 16, exponent = code >> 10 & 31, mantissa = code & 1023, bits;
-    float x;
-    if (exponent == 0) {
-        x = (float)mantissa * 0x1p-24f;
-        return sign ? -x : x;
-    }
-    bits = sign | (exponent == 31 ? 255 : exponent + 112) << 23 | mantissa << 13;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-/* x = n elements of type `from` at raw */
-static void decode(float *x, const char *from, const void *raw, size_t n)
-{
-    const uint16_t *code = raw;
-    if (strcmp(from, "F32") == 0)
-        memcpy(x, raw, n * sizeof *x);
-    else if (strcmp(from, "F16") == 0)
-        for (size_t i = 0; i < n; i++)
-            x[i] = f16_decode(code[i]);
-    else
-        for (size_t i = 0; i < n; i++)
-            x[i] = bf16_decode(code[i]);
-}
-
-/* In place: the codes take half the room of what they come from. */
-static void encode_bf16(float *x, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        uint16_t code = bf16_encode(x[i]);
-        memcpy((char *)x + i * sizeof code, &code, sizeof code);
-    }
-}
-
-static bool is_float(const char *dtype)
-{
-    return strcmp(dtype, "F32") == 0 || strcmp(dtype, "BF16") == 0 || strcmp(dtype, "F16") == 0;
-}
-
 static const char *shape_text(char text[64], int dims, const size_t *shape)
 {
     int n = snprintf(text, 64, "(");
@@ -398,9 +357,9 @@ static const char *shape_text(char text[64], int dims, const size_t *shape)
 static void check_piece(const Piece *p, const SafeFile *file, const SafeTensor *t)
 {
     char found[64], expected[64];
-    if (p->kind == PIECE_WEIGHT && !is_float(t->dtype))
+    if (p->kind == PIECE_WEIGHT && !convert_knows(t->dtype))
         die("%s: tensor %s is stored as %s; expected F32, BF16 or F16", file->path, t->name, t->dtype);
-    if (strcmp(t->dtype, p->dtype) != 0 && (!is_float(t->dtype) || !is_float(p->dtype)))
+    if (strcmp(t->dtype, p->dtype) != 0 && (!convert_knows(t->dtype) || !convert_knows(p->dtype)))
         die("%s: tensor %s is stored as %s, the recipe and the optimizer keep it as %s; load with those it was saved with, or "
             "start a run of its own with new moments: --load_path of this folder, --reset_optimizer_state and another "
             "--save_folder", file->path, t->name, t->dtype, p->dtype);
@@ -434,9 +393,9 @@ static uint32_t read_piece(const Piece *p, const Shard *s, const SafeFile *file,
         if (t->has_sum)
             sum = crc32c(sum, raw, n * size);
         if (!same) {
-            decode(values, t->dtype, raw, n);
+            convert_decode(values, t->dtype, raw, n);
             if (strcmp(p->dtype, "BF16") == 0)
-                encode_bf16(values, n);
+                convert_encode(values, "BF16", values, n);
         }
         device_put(device, same ? raw : (void *)values, n * p->bytes);
     }

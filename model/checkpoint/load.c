@@ -21,6 +21,7 @@
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/layout.h"
 #include "model/checkpoint/manifest.h"
+#include "model/checkpoint/source.h"
 #include "model/config/hf.h"
 #include "model/config/table.h"
 #include "model/config/yaml.h"
@@ -71,8 +72,6 @@ static json_t *open_manifest(const char *folder)
 
 /* ---- loading ---------------------------------------------------------------------------------------------- */
 
-typedef struct { SafeFile **file; int count; } Source;
-
 static void add_source(Source *s, const char *folder, const char *name)
 {
     char *path = xasprintf("%s/%s", folder, name);
@@ -87,7 +86,7 @@ static void add_source(Source *s, const char *folder, const char *name)
     free(path);
 }
 
-static void close_source(Source *s)
+void source_close(Source *s)
 {
     for (int i = 0; i < s->count; i++)
         safetensors_close(s->file[i]);
@@ -140,6 +139,15 @@ static Source open_model(const char *folder)
     return s;
 }
 
+Source source_open(const char *folder)
+{
+    json_t *manifest = open_manifest(folder);
+    Source s = open_model(folder);
+    expect_sums(&s, manifest, folder);
+    json_decref(manifest);
+    return s;
+}
+
 /* The optimizer files of a manifest. */
 static Source open_optimizer(const char *folder, json_t *manifest)
 {
@@ -164,8 +172,7 @@ static bool says_tied(const char *folder)
     return tied;
 }
 
-/* Old Llama folders hold the rotary frequencies; some tied ones repeat the embedding as a head. */
-static bool may_be_ignored(const char *name, const char *folder, const ModelConfig *c)
+bool source_may_have(const char *name, const char *folder, const ModelConfig *c)
 {
     if (text_ends_with(name, ".rotary_emb.inv_freq"))
         return true;
@@ -187,7 +194,7 @@ static const char *left_over(const Layout *l, const Source *s, const char *folde
         for (int t = 0; t < s->file[i]->count; t++) {
             const char *name = s->file[i]->tensor[t].name;
             *path = s->file[i]->path;
-            if (!has_piece(l, name) && !may_be_ignored(name, folder, c))
+            if (!has_piece(l, name) && !source_may_have(name, folder, c))
                 return name;
         }
     return NULL;
@@ -212,7 +219,7 @@ static void load_model(const char *folder, Source s, const Config *c, Fsdp *f)
     layout_read(&l, f, s.file, s.count);
     check_finite(folder, &l, f);
     layout_free(&l);
-    close_source(&s);
+    source_close(&s);
 }
 
 /* That state of some weight; NULL: it is not there. */
@@ -287,7 +294,7 @@ static void load_optimizer(const char *folder, Source s, const Config *c, Fsdp *
         die_of_states(folder, xasprintf("its %s is no state of optimizer %s", name, o->name));
     check_finite(folder, &l, f);
     layout_free(&l);
-    close_source(&s);
+    source_close(&s);
 }
 
 /* Whether the types of blocks are others than the folder says, where both have windows; and how frequencies are scaled. */

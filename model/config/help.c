@@ -124,7 +124,8 @@ void config_print_usage(FILE *f)
     fputs("usage: ./train CONFIG.yaml [--key=value ...]                  on one GPU\n"
           "       mpirun -n RANKS ./train CONFIG.yaml [--key=value ...]  a rank per GPU\n\n"
           "  ./train configs/OLMo-1B.yaml --data.paths='[shards/*.npy]' --max_duration=1000\n"
-          "  ./train configs/OLMo-1B.yaml --dry_run --ranks=8 --device_memory=80    does it fit 8 GPUs of 80 GiB?\n\n"
+          "  ./train configs/OLMo-1B.yaml --dry_run --ranks=8 --device_memory=80    does it fit 8 GPUs of 80 GiB?\n"
+          "  ./train --export=runs/x/latest --dtype=bf16 FOLDER    a checkpoint for transformers, vLLM, llama.cpp\n\n"
           "--help lists all keys, --help=data those of a section, --help=data.paths explains one;\n"
           "--version says what this is and what it was built for.\n", f);
 }
@@ -157,9 +158,12 @@ static void print_key(FILE *f, const ConfigKey *k)
 static void print_all(FILE *f)
 {
     fputs("usage: mpirun -n <ranks> ./train config.yaml [--key=value ...]\n"
+          "       ./train --export=<checkpoint> [--dtype=bf16|f16|f32] <folder>\n"
           "       ./train --help | --help=<key or section> | --help=markdown | --version\n\n"
           "Trains a Llama, Mistral, OLMo or Qwen3 model as the file says; --key=value changes a setting, as in\n"
-          "--max_duration=100, --data.paths=[a.npy,b.npy], --save_overwrite. Keys and values are those of OLMo's files:\n\n", f);
+          "--max_duration=100, --data.paths=[a.npy,b.npy], --save_overwrite. --export writes a checkpoint (stepN, or the\n"
+          "latest of a save_folder) as a folder for other programs: weights in one type, config.json, tokenizer; nothing\n"
+          "of the training. Keys and values are those of OLMo's files:\n\n", f);
     for (const ConfigKey *k = config_keys; k->name; k++)
         if ((k->type & TYPE_MASK) < FIXED)
             print_key(f, k);
@@ -197,7 +201,7 @@ void config_print_help(FILE *f, const char *name)
     const size_t length = strlen(name);
     int found = 0;
     for (const ConfigKey *k = config_keys; k->name; k++)
-        if (strncmp(k->name, name, length) == 0 && k->name[length] && strchr(".[", k->name[length])) {
+        if (strncmp(k->name, name, length) == 0 && strchr(".[", k->name[length])) {     /* also the end of the name */
             print_key(f, k);
             found++;
         }

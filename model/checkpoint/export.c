@@ -1,0 +1,363 @@
+/* Streams tensor by tensor: memory holds a piece of one, whatever the size of the model. */
+#include "model/checkpoint/export.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "kernels/comm.h"
+#include "kernels/error.h"
+#include "kernels/text.h"
+#include "model/architecture.h"
+#include "model/checkpoint/checkpoint.h"
+#include "model/checkpoint/companions.h"
+#include "model/checkpoint/convert.h"
+#include "model/checkpoint/crc32c.h"
+#include "model/checkpoint/folder.h"
+#include "model/checkpoint/source.h"
+#include "model/config/hf.h"
+
+enum { CHUNK = 8 << 20 };       /* elements that are in memory at once */
+
+/* A tensor: where it is, and the file that it goes to. */
+typedef struct {
+    HfTensor          tensor;
+    const SafeFile   *from;
+    const SafeTensor *source;
+    int               file;
+} Entry;
+
+typedef struct {
+    const char *folder;         /* that is exported */
+    char       *temporary;      /* that is written */
+    const char *dtype;
+    Source      source;
+    Entry      *entry;
+    int         num_entries, num_files;
+    SafeFile  **file;
+} Export;
+
+/* ---- the command line ------------------------------------------------------------------------------------- */
+
+static const char usage[] = "expected ./train --export=CHECKPOINT [--dtype=bf16|f16|f32] FOLDER";
+
+bool export_is_asked(int argc, char **argv)
+{
+    bool asked = false;
+    for (int i = 1; i < argc; i++) {
+        if (strncmp(argv[i], "--help", 6) == 0 || strcmp(argv[i], "-h") == 0 || strcmp(argv[i], "--version") == 0)
+            return false;
+        asked |= strcmp(argv[i], "--export") == 0 || strncmp(argv[i], "--export=", 9) == 0;
+    }
+    return asked;
+}
+
+static const char *dtype_named(const char *name)
+{
+    static const char *const names[][2] = { { "bf16", "BF16" }, { "f16", "F16" }, { "f32", "F32" } };
+    for (int i = 0; i < 3; i++)
+        if (strcmp(name, names[i][0]) == 0)
+            return names[i][1];
+    die("--dtype=%s: expected bf16, f16 or f32", name);
+}
+
+void export_run(int argc, char **argv)
+{
+    const char *source = NULL, *dtype = NULL;
+    char *target = NULL;
+    if (comm_size() > 1)
+        die("--export is the work of one process, not of %d: start it without mpirun", comm_size());
+    for (int i = 1; i < argc; i++) {
+        char *a = argv[i];
+        const bool is_source = strncmp(a, "--export=", 9) == 0, is_dtype = strncmp(a, "--dtype=", 8) == 0;
+        if ((is_source && source) || (is_dtype && dtype) || (*a != '-' && target))
+            die("--export: '%s' is one too many; %s", a, usage);
+        if (text_ends_with(a, ".yaml") || text_ends_with(a, ".yml"))
+            die("--export takes no configuration such as %s: the checkpoint says all; %s", a, usage);
+        if (is_source ? !a[9] : strcmp(a, "--export") == 0)
+            die("'%s' names no checkpoint; %s", a, usage);
+        if (is_source)
+            source = a + 9;
+        else if (is_dtype)
+            dtype = dtype_named(a + 8);
+        else if (*a == '-' || !*a)
+            die("--export: '%s' means nothing here; %s", a, usage);
+        else
+            target = a;
+    }
+    if (!target)
+        die("--export: the folder to write is missing; %s", usage);
+    for (size_t n = strlen(target); n > 1 && target[n - 1] == '/'; n--)
+        target[n - 1] = '\0';
+    export_folder(source, target, dtype ? dtype : "BF16", CHECKPOINT_FILE_BYTES);
+}
+
+/* ---- what there is ---------------------------------------------------------------------------------------- */
+
+static bool holds(const char *folder, const char *name)
+{
+    char *path = xasprintf("%s/%s", folder, name);
+    const bool found = folder_exists(path);
+    free(path);
+    return found;
+}
+
+/* The latest checkpoint, if `source` is the folder of a run. */
+static char *choose(const char *source)
+{
+    struct stat status;
+    if (stat(source, &status) != 0 || !S_ISDIR(status.st_mode))
+        die("--export=%s: there is no such folder; expected a checkpoint, the save_folder of a run, or a folder that "
+            "save_pretrained wrote", source);
+    if (holds(source, "config.json"))
+        return xstrdup(source);
+    char *latest = checkpoint_latest(source);
+    if (!latest)
+        die("--export=%s: there is neither a config.json, so it is no checkpoint, nor a checkpoint in it", source);
+    return latest;
+}
+
+/* Also files with the padding rows of the vocabulary are read. */
+static void check(const Entry *e)
+{
+    const HfTensor *t = &e->tensor;
+    const SafeTensor *s = e->source;
+    const bool fits = t->vector ? s->dims == 1 && s->shape[0] == t->cols
+                                : s->dims == 2 && s->shape[1] == t->cols && (s->shape[0] == t->rows || s->shape[0] == t->max_rows);
+    if (!convert_knows(s->dtype))
+        die("%s: tensor %s is stored as %s; expected F32, BF16 or F16", e->from->path, s->name, s->dtype);
+    if (!fits)
+        die("%s: tensor %s has %d dimension%s of %zu and %zu; by config.json it needs %zu rows of %zu", e->from->path, s->name,
+            s->dims, s->dims == 1 ? "" : "s", s->shape[0], s->shape[1], t->rows, t->cols);
+}
+
+/* Fills in where the tensor is. */
+static void find(const Export *x, Entry *e)
+{
+    for (int i = 0; i < x->source.count && !e->source; i++) {
+        e->from = x->source.file[i];
+        e->source = safetensors_find(e->from, e->tensor.name);
+    }
+    if (!e->source)
+        die("%s: there is no tensor %s, which the model of its config.json needs", x->folder, e->tensor.name);
+    check(e);
+}
+
+/* All tensors of the model, in the order of its units. */
+static void list_tensors(Export *x, const ModelConfig *m)
+{
+    for (int unit = 0; unit < m->n_layers + 2; unit++) {
+        UnitShape shape;
+        HfTensor tensor[HF_TENSORS];
+        unit_shape(&shape, m, unit, 1);
+        const int count = hf_tensors(tensor, m, &shape, unit);
+        x->entry = xrealloc(x->entry, (size_t)(x->num_entries + count + 1) * sizeof *x->entry);
+        for (int i = 0; i < count; i++) {
+            x->entry[x->num_entries] = (Entry){ .tensor = tensor[i] };
+            find(x, &x->entry[x->num_entries++]);
+        }
+    }
+}
+
+static bool is_listed(const Export *x, const char *name)
+{
+    for (int i = 0; i < x->num_entries; i++)
+        if (strcmp(x->entry[i].tensor.name, name) == 0)
+            return true;
+    return false;
+}
+
+static void check_left_over(const Export *x, const ModelConfig *m)
+{
+    for (int i = 0; i < x->source.count; i++)
+        for (int t = 0; t < x->source.file[i]->count; t++) {
+            const char *name = x->source.file[i]->tensor[t].name;
+            if (!is_listed(x, name) && !source_may_have(name, x->folder, m))
+                die("%s: tensor %s has no place in the model of config.json", x->source.file[i]->path, name);
+        }
+}
+
+/* ---- the files -------------------------------------------------------------------------------------------- */
+
+static size_t numel(const HfTensor *t)
+{
+    return t->rows * t->cols;
+}
+
+/* Numbers the files: a tensor goes into the next one if it does not fit. */
+static void divide(Export *x, size_t file_limit)
+{
+    const size_t size = safetensors_dtype_size(x->dtype);
+    size_t filled = 0;
+    for (int i = 0; i < x->num_entries; i++) {
+        const size_t bytes = numel(&x->entry[i].tensor) * size;
+        if (filled > 0 && filled + bytes > file_limit) {
+            x->num_files++;
+            filled = 0;
+        }
+        filled += bytes;
+        x->entry[i].file = x->num_files;
+    }
+    x->num_files++;
+}
+
+static void create_files(Export *x)
+{
+    x->file = xcalloc((size_t)x->num_files, sizeof *x->file);
+    for (int i = 0; i < x->num_files; i++) {
+        char *path = x->num_files == 1 ? xasprintf("%s/model.safetensors", x->temporary)
+                                       : xasprintf("%s/model-%05d-of-%05d.safetensors", x->temporary, i + 1, x->num_files);
+        x->file[i] = safetensors_new(path);
+        free(path);
+    }
+    for (int i = 0; i < x->num_entries; i++) {
+        const HfTensor *t = &x->entry[i].tensor;
+        const size_t shape[2] = { t->vector ? t->cols : t->rows, t->cols };
+        safetensors_add(x->file[x->entry[i].file], t->name, x->dtype, t->vector ? 1 : 2, shape);
+    }
+    for (int i = 0; i < x->num_files; i++) {
+        safetensors_lay_out(x->file[i]);
+        safetensors_create(x->file[i]);
+    }
+}
+
+/* value: the first of e's that is not finite in the type asked for. */
+static _Noreturn void die_of_value(const Export *x, const Entry *e, float value)
+{
+    if (!isfinite(value))
+        die("%s: tensor %s holds a value that is not finite: this model is ruined. %s", e->from->path, e->source->name,
+            folder_say_others(x->folder));
+    die("%s: tensor %s holds %g, more than %s can: %s", e->from->path, e->source->name, (double)value, x->dtype,
+        strcmp(x->dtype, "F16") == 0 ? "take --dtype=bf16" : "take --dtype=f32");
+}
+
+static _Noreturn void die_of_disk(const Export *x, const SafeFile *file)
+{
+    die("%s; the export is not complete. Make room or name a folder elsewhere; %s can be removed, and the next export to there "
+        "replaces it", file->problem, x->temporary);
+}
+
+static void write_tensor(const Export *x, const Entry *e, void *raw, float *values)
+{
+    const SafeTensor *from = e->source;
+    SafeFile *file = x->file[e->file];
+    const SafeTensor *to = safetensors_find(file, from->name);
+    const size_t size = safetensors_dtype_size(from->dtype), all = (from->end - from->begin) / size, own = numel(&e->tensor);
+    const size_t wide = safetensors_dtype_size(x->dtype);
+    uint32_t sum = 0;
+    for (size_t at = 0, n; at < all; at += n) {
+        n = all - at < CHUNK ? all - at : CHUNK;
+        safetensors_read(e->from, raw, from, at * size, n * size);
+        sum = crc32c(sum, raw, n * size);
+        convert_decode(values, from->dtype, raw, n);
+        const size_t kept = at >= own ? 0 : own - at < n ? own - at : n, bad = convert_encode(raw, x->dtype, values, kept);
+        if (bad < kept)
+            die_of_value(x, e, values[bad]);
+        if (!safetensors_write(file, to, at * wide, raw, kept * wide))
+            die_of_disk(x, file);
+    }
+    if (from->has_sum && from->sum != sum)
+        die("%s: tensor %s has the checksum %08x, and %08x in trainer.json: some of its bytes are not those that were saved. Copy "
+            "the file again or export another checkpoint", e->from->path, from->name, sum, from->sum);
+}
+
+static void write_tensors(const Export *x)
+{
+    void *raw = xmalloc(CHUNK * sizeof(float));
+    float *values = xmalloc(CHUNK * sizeof *values);
+    for (int i = 0; i < x->num_entries; i++)
+        write_tensor(x, &x->entry[i], raw, values);
+    for (int i = 0; i < x->num_files; i++)
+        if (!safetensors_sync(x->file[i]))
+            die_of_disk(x, x->file[i]);
+    free(raw);
+    free(values);
+}
+
+/* ---- descriptions ----------------------------------------------------------------------------------------- */
+
+/* Numbers in the digits somebody wrote, 1e-05, where these are all there are. */
+static char *json_text(const json_t *value)
+{
+    char *text = json_dumps(value, JSON_INDENT(2) | JSON_REAL_PRECISION(15));
+    json_t *again = json_loads(text, 0, NULL);
+    if (!json_equal(value, again)) {
+        free(text);
+        text = json_dumps(value, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
+    }
+    json_decref(again);
+    return text;
+}
+
+static void write_json(const Export *x, const char *name, json_t *value)
+{
+    char *path = xasprintf("%s/%s", x->temporary, name), *text = json_text(value);
+    folder_write(path, text, strlen(text));
+    json_decref(value);
+    free(path);
+    free(text);
+}
+
+/* That of the folder, but for the type. Every transformers reads torch_dtype; 5 writes dtype, which counts if it is there. */
+static json_t *config(const Export *x)
+{
+    char *path = xasprintf("%s/config.json", x->folder);
+    json_t *j = json_load_file(path, 0, NULL), *name;
+    CHECK(j, "%s was read before", path);
+    name = json_string(strcmp(x->dtype, "F32") == 0 ? "float32" : strcmp(x->dtype, "F16") == 0 ? "float16" : "bfloat16");
+    json_object_set(j, "torch_dtype", name);
+    if (json_object_get(j, "dtype"))
+        json_object_set(j, "dtype", name);
+    json_decref(name);
+    free(path);
+    return j;
+}
+
+static size_t bytes_of(const Export *x)
+{
+    size_t bytes = 0;
+    for (int i = 0; i < x->num_files; i++)
+        bytes += x->file[i]->bytes;
+    return bytes;
+}
+
+static json_t *index_of(const Export *x)
+{
+    json_t *map = json_object();
+    for (int i = 0; i < x->num_entries; i++)
+        json_object_set_new(map, x->entry[i].tensor.name, json_string(strrchr(x->file[x->entry[i].file]->path, '/') + 1));
+    return json_pack("{s:{s:I}, s:o}", "metadata", "total_size", (json_int_t)bytes_of(x), "weight_map", map);
+}
+
+void export_folder(const char *source, const char *target, const char *dtype, size_t file_limit)
+{
+    char *folder = choose(source);
+    ModelConfig m = { 0 };
+    Export x = { .folder = folder, .dtype = dtype, .temporary = xasprintf("%s.tmp", target), .source = source_open(folder) };
+    config_read_hf(&m, folder);
+    list_tensors(&x, &m);
+    check_left_over(&x, &m);
+    companions_read(folder);
+    divide(&x, file_limit);
+
+    const int begun = folder_begin(target);
+    create_files(&x);
+    write_tensors(&x);
+    if (x.num_files > 1)
+        write_json(&x, "model.safetensors.index.json", index_of(&x));
+    write_json(&x, "config.json", config(&x));
+    companions_write(x.temporary);
+    folder_complete(target, begun);
+    printf("exported %s to %s: %.3g GiB in %d file%s, %s\n", folder, target, (double)bytes_of(&x) / 0x1p30, x.num_files,
+           x.num_files > 1 ? "s" : "", dtype);
+    for (int i = 0; i < x.num_files; i++)
+        safetensors_close(x.file[i]);
+    source_close(&x.source);
+    free(x.file);
+    free(x.entry);
+    free(x.temporary);
+    free(folder);
+}

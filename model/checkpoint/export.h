@@ -1,0 +1,21 @@
+/* A checkpoint as other programs take it: ./train --export=CHECKPOINT [--dtype=bf16|f16|f32] FOLDER.
+ *
+ * FOLDER is what save_pretrained would have written of the model: config.json, its weights in the type asked for, in files of up to
+ * 5 GB with an index, and, byte for byte, the tokenizer, the chat template and generation_config.json that the checkpoint holds;
+ * nothing of the training. It is written as FOLDER.tmp and renamed when it is complete and on disk. */
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+
+/* Whether the command line asks for it, and not for help. */
+bool export_is_asked(int argc, char **argv);
+
+/* Does it, on one rank and without a device. Dies on arguments that make no sense. */
+void export_run(int argc, char **argv);
+
+/* The same. source: a checkpoint, the save folder of a run (its latest one), or a folder of save_pretrained; dtype: "BF16", "F16"
+ * or "F32"; a file holds up to `file_limit` bytes of tensors, or one. Each value is that of the source, rounded to the nearest,
+ * ties to even. Dies if `target` is there, on a tensor that is missing, left over, of another shape, damaged or not finite, or
+ * beyond what the type holds, and if the disk does not take it; what was written by then stays in <target>.tmp, which the next
+ * one replaces. */
+void export_folder(const char *source, const char *target, const char *dtype, size_t file_limit);

@@ -1,0 +1,184 @@
+#!/usr/bin/env python3
+"""Takes a small random model of every architecture through transformers, ./train and --export, and back.
+
+    python3 scripts/round_trip.py [--train "mpirun -n 1 build/cuda/train"] [NAME ...]
+
+For each model of golden.py: saved by transformers with a tokenizer, two chat templates and settings for generation;
+trained for one step with learning rate 0 and for one with 1e-3; the checkpoints exported as f32, bf16 and f16; loaded by
+transformers. Then it must hold, else it ends with an error:
+
+    learning rate 0     logits are those of the model that was saved, bit for bit
+    1e-3                logits of the export in f32 are those of the checkpoint, bit for bit, and others than before
+    bf16, f16           each tensor is that of f32, rounded, bit for bit; from_pretrained finds the type in config.json
+    losses              what ./train says of a step is what transformers computes, to 1e-5: of the model that was saved, and of
+                        the export, loaded by ./train again
+    config.json         what AutoConfig makes of it is equal, but for the type, the version, max_window_layers, which layer_types
+                        says as well, and keys that say that something is not there
+    other files         the tokenizer's, the chat templates and generation_config.json byte for byte, and nothing else
+
+--train: how the program is called; --export runs on the last word of it alone. Needs torch, transformers and tokenizers.
+"""
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import tempfile
+
+import numpy
+import torch
+import transformers
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
+
+from golden import MODELS, randomize
+
+B, T = 2, 32
+STEP = f"global_train_batch_size: {B}\ndevice_train_microbatch_size: 1\nmax_duration: 1\neval_interval: null\n"
+MADE_ANEW = {"dtype", "torch_dtype", "transformers_version", "_name_or_path", "max_window_layers"}
+
+
+def save_tokenizer(folder, size):
+    """One of `size` bytes as tokens; 0 ends a text."""
+    words = ["<eos>"] + sorted(pre_tokenizers.ByteLevel.alphabet())[: size - 1]
+    tokenizer = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
+    turns = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{{ eos_token }}{% endfor %}"
+    fast.chat_template = {"default": turns, "tool_use": turns + "{{ tools }}"}
+    fast.save_pretrained(folder)
+
+
+def make(config, folder, seed):
+    """The model and a tokenizer as transformers saves them; returns tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    config._attn_implementation = "eager"
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    randomize(model, generator)
+    model.generation_config = GenerationConfig(eos_token_id=0, do_sample=True, top_p=0.9)
+    model.save_pretrained(folder)
+    save_tokenizer(folder, config.vocab_size)
+    return torch.randint(1, config.vocab_size, (B, T), generator=generator)
+
+
+def run(command):
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"{shlex.join(command)}\n{done.stdout}error: exit status {done.returncode}")
+
+
+def train(options, root, name, load, rate):
+    """One step from the folder `load`; returns the checkpoint and its loss."""
+    settings, folder = os.path.join(root, name + ".yaml"), os.path.join(root, name)
+    with open(settings, "w", encoding="utf-8") as file:
+        file.write(f"{STEP}recipe: f32\nload_path: {load}\nsave_folder: {folder}\nmodel: {{max_sequence_length: {T}}}\n"
+                   f"optimizer: {{learning_rate: {rate}, weight_decay: 0}}\nscheduler: {{name: constant}}\n"
+                   f"data: {{paths: [{root}/tokens.npy]}}\n")
+    run([*shlex.split(options.train), settings])
+    with open(os.path.join(folder, "metrics.jsonl"), encoding="utf-8") as file:
+        losses = [json.loads(line).get("train/CrossEntropyLoss") for line in file]
+    return os.path.join(folder, "step1"), next(x for x in losses if x is not None)
+
+
+def export(options, checkpoint, folder, dtype):
+    run([shlex.split(options.train)[-1], f"--export={checkpoint}", folder, f"--dtype={dtype}"])
+    return folder
+
+
+def load(folder, dtype):
+    model, info = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager",
+                                                       output_loading_info=True)
+    assert not any(info.values()), f"{folder}: {info}"
+    return model.eval()
+
+
+@torch.no_grad()
+def logits_of(folder, tokens):
+    return load(folder, torch.float32)(tokens).logits
+
+
+def check_loss(what, loss, logits, tokens):
+    expected = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).double(), tokens[:, 1:].flatten()).item()
+    assert abs(loss - expected) <= 1e-5 * expected, f"{what}: ./train has the loss {loss}, transformers {expected}"
+
+
+def check_rounded(folder, exact, dtype):
+    """Every tensor, and what from_pretrained makes of the folder by itself."""
+    tensors = load_file(os.path.join(folder, "model.safetensors"))
+    wide = load_file(os.path.join(exact, "model.safetensors"))
+    assert tensors.keys() == wide.keys()
+    for name, x in tensors.items():
+        assert x.dtype == dtype and torch.equal(x, wide[name].to(dtype)), f"{folder}: {name}"
+    assert load(folder, "auto").dtype == dtype
+
+
+def differences(a, b):
+    """Of b from a; what only b has may say that something is not there, as biases in a class that never has any."""
+    return {key: (a.get(key), b.get(key)) for key in a.keys() | b.keys() if a.get(key) != b.get(key) and (key in a or b[key])}
+
+
+def check_files(folder, original):
+    """All but config.json and weights byte for byte."""
+    names = lambda root: {os.path.relpath(os.path.join(path, n), root) for path, _, files in os.walk(root) for n in files}
+    assert names(folder) == names(original), f"{names(folder)} of {names(original)}"
+    for name in names(folder) - {"config.json", "model.safetensors"}:
+        with open(os.path.join(folder, name), "rb") as one, open(os.path.join(original, name), "rb") as other:
+            assert one.read() == other.read(), name
+    found, expected = (AutoConfig.from_pretrained(f).to_dict() for f in (folder, original))
+    changed = differences(expected, found)
+    assert changed.keys() <= MADE_ANEW, f"config.json: {changed}"
+    found, expected = (AutoTokenizer.from_pretrained(f) for f in (folder, original))
+    talk = [{"role": "user", "content": "Wie geht's?"}]
+    for template in (None, "tool_use"):
+        texts = [t.apply_chat_template(talk, chat_template=template, tokenize=False) for t in (found, expected)]
+        assert texts[0] == texts[1]
+    assert found(texts[0]).input_ids == expected(texts[0]).input_ids
+    return sorted(names(folder))
+
+
+def round_trip(options, name, config, root, seed):
+    original = os.path.join(root, "original")
+    tokens = make(config, original, seed)
+    numpy.asarray(tokens, dtype=numpy.uint16).tofile(os.path.join(root, "tokens.npy"))
+    before = logits_of(original, tokens)
+
+    same, loss = train(options, root, "same", original, 0)
+    check_loss("saved", loss, before, tokens)
+    assert torch.equal(logits_of(export(options, same, os.path.join(root, "same-f32"), "f32"), tokens), before)
+
+    trained, _ = train(options, root, "trained", original, 1e-3)
+    exported = {d: export(options, trained, os.path.join(root, d), d) for d in ("f32", "bf16", "f16")}
+    after = logits_of(exported["f32"], tokens)
+    assert torch.equal(after, logits_of(trained, tokens)) and not torch.equal(after, before)
+    check_rounded(exported["bf16"], exported["f32"], torch.bfloat16)
+    check_rounded(exported["f16"], exported["f32"], torch.float16)
+    for folder in exported.values():
+        files = check_files(folder, original)
+
+    _, loss = train(options, root, "again", exported["f32"], 0)
+    check_loss("exported", loss, after, tokens)
+    rounded = (logits_of(exported["bf16"], tokens) - after).abs().max().item()
+    print(f"{name}: logits and files equal; a step moved logits by "
+          f"{(after - before).abs().max().item():.3f}, rounding to bf16 by {rounded:.3f}; loss {loss:.6f}", flush=True)
+    return files
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--train", default="./train")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="models of golden.py; default: all")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
+    for name in options.names or MODELS:
+        if name not in MODELS:
+            parser.error(f"there is no model {name}; there are {', '.join(MODELS)}")
+        with tempfile.TemporaryDirectory() as root:
+            files = round_trip(options, name, MODELS[name], root, list(MODELS).index(name))
+    print("files:", *files)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,402 @@
+/* ./train --export: each weight is the checkpoint's, rounded; files and folders are what save_pretrained would have written;
+ * nothing is written over, and what is incomplete has another name. */
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/resource.h>
+
+#include "model/checkpoint/companions.h"
+#include "model/checkpoint/convert.h"
+#include "model/checkpoint/export.h"
+#include "model/checkpoint/safetensors.h"
+#include "model/config/hf.h"
+#include "tests/saved.h"
+
+/* As text(), until release(). */
+static char *lasting(const char *path)
+{
+    return strcpy(keep(strlen(path)), path);
+}
+
+/* ---- rounding --------------------------------------------------------------------------------------------- */
+
+/* The value of a finite code, by its definition. */
+static double value_of(unsigned code, int exponent_bits, int mantissa_bits)
+{
+    const int bias = (1 << (exponent_bits - 1)) - 1, e = (int)(code >> mantissa_bits) & ((1 << exponent_bits) - 1);
+    const double m = code & ((1u << mantissa_bits) - 1);
+    const double x = e ? ldexp(1 + ldexp(m, -mantissa_bits), e - bias) : ldexp(m, 1 - bias - mantissa_bits);
+    return code >> (exponent_bits + mantissa_bits) & 1 ? -x : x;
+}
+
+static unsigned encode(const char *dtype, double x, bool fits)
+{
+    const float f = (float)x;
+    uint16_t code = 0;
+    assert_true((double)f == x);
+    assert_int_equal(convert_encode(&code, dtype, &f, 1), fits ? 1 : 0);
+    return code;
+}
+
+/* Every code comes back; between two of them the nearer one counts, in the middle the even one, behind the last none. */
+static void check_codes(const char *dtype, int exponent_bits, int mantissa_bits)
+{
+    const unsigned end = ((1u << exponent_bits) - 1) << mantissa_bits;
+    for (unsigned c = 0; c < end; c++)
+        for (unsigned sign = 0; sign <= 0x8000; sign += 0x8000) {
+            const double x = value_of(c | sign, exponent_bits, mantissa_bits);
+            const double next = c + 1 < end ? value_of((c + 1) | sign, exponent_bits, mantissa_bits)
+                                            : copysign(ldexp(1, 1 << (exponent_bits - 1)), x);
+            const float middle = (float)(x + (next - x) / 2), below = nextafterf(middle, (float)x);
+            const uint16_t code = (uint16_t)(c | sign);
+            float decoded;
+            convert_decode(&decoded, dtype, &code, 1);
+            assert_true(decoded == (float)x && !signbit(decoded) == !signbit(x));
+            assert_int_equal(encode(dtype, x, true), code);
+            assert_int_equal(encode(dtype, (double)below, true), code);
+            encode(dtype, (double)middle, c + 1 < end);
+            if (c + 1 < end) {
+                assert_int_equal(encode(dtype, (double)middle, true), code + (c & 1));
+                assert_int_equal(encode(dtype, (double)nextafterf(middle, copysignf(INFINITY, middle)), true), code + 1);
+            }
+        }
+    encode(dtype, (double)INFINITY, false);
+    encode(dtype, -(double)INFINITY, false);
+}
+
+static void test_codes(void **state)
+{
+    (void)state;
+    check_codes("F16", 5, 10);
+    check_codes("BF16", 8, 7);
+}
+
+/* ---- folders ---------------------------------------------------------------------------------------------- */
+
+static void expect_files(const char *name, const char *expected)
+{
+    shell(text("test \"$(ls %s | tr '\\n' ' ')\" = '%s '", name, expected));
+}
+
+/* The tensor's bytes; released with the rest. */
+static void *bytes_of(const SafeFile *f, const SafeTensor *t)
+{
+    void *bytes = keep(t->end - t->begin);
+    safetensors_read(f, bytes, t, 0, t->end - t->begin);
+    return bytes;
+}
+
+/* Of two neighbours in `dtype`, which has `mantissa_bits`, the one nearer to x, the even one in the middle: without the code under
+ * test, and without its bit tricks. */
+static double nearest(float x, int mantissa_bits, int least)
+{
+    int e;
+    frexp((double)x, &e);
+    const double unit = ldexp(1, (e - 1 < least ? least : e - 1) - mantissa_bits);
+    return nearbyint((double)x / unit) * unit;
+}
+
+static void check_rounded(const float *master, const void *raw, const char *dtype, size_t n)
+{
+    const bool half = strcmp(dtype, "F16") == 0;
+    for (size_t i = 0; i < n; i++) {
+        const uint16_t code = ((const uint16_t *)raw)[i];
+        const double found = value_of(code, half ? 5 : 8, half ? 10 : 7);
+        assert_true(found == nearest(master[i], half ? 10 : 7, half ? -14 : -126) && !signbit(found) == !signbit(master[i]));
+    }
+}
+
+/* All tensors of the exported file against those of the checkpoint, which holds f32. */
+static void check_export(const Run *r, const char *dtype)
+{
+    const char *folder = lasting(text("%s/%s", r->config.save_folder, dtype));
+    export_folder(step_folder(r, 1), folder, dtype, CHECKPOINT_FILE_BYTES);
+    expect_files(folder, "config.json model.safetensors");
+    SafeFile *from = safetensors_open(text("%s/model.safetensors", step_folder(r, 1)));
+    SafeFile *to = safetensors_open(text("%s/model.safetensors", folder));
+    assert_int_equal(from->count, to->count);
+    for (int i = 0; i < to->count; i++) {
+        const SafeTensor *a = safetensors_find(from, to->tensor[i].name), *b = &to->tensor[i];
+        assert_non_null(a);
+        assert_true(strcmp(b->dtype, dtype) == 0 && a->dims == b->dims && memcmp(a->shape, b->shape, sizeof a->shape) == 0);
+        const size_t n = (a->end - a->begin) / sizeof(float);
+        const void *master = bytes_of(from, a), *raw = bytes_of(to, b);
+        if (strcmp(dtype, "F32") == 0)
+            assert_memory_equal(master, raw, n * sizeof(float));
+        else
+            check_rounded(master, raw, dtype, n);
+    }
+    safetensors_close(from);
+    safetensors_close(to);
+}
+
+/* config.json is the checkpoint's, but for the type. */
+static void check_config(const Run *r, const char *dtype, const char *name)
+{
+    json_t *from = json_load_file(text("%s/config.json", step_folder(r, 1)), 0, NULL);
+    json_t *to = json_load_file(text("%s/%s/config.json", r->config.save_folder, dtype), 0, NULL);
+    assert_string_equal(json_string_value(json_object_get(to, "torch_dtype")), name);
+    json_object_set_new(from, "torch_dtype", json_string(name));
+    assert_true(json_equal(from, to));
+    json_decref(from);
+    json_decref(to);
+}
+
+/* Values that lie in the middle between two of bf16 or f16, are too small for f16's exponent, or 0 with a sign. */
+static void put_odd_values(const Run *r)
+{
+    const float odd[] = { 0x1.01p0f, 0x1.03p0f, -0x1.01p0f, -0x1.03p-3f, 0x1.002p0f, 0x1.006p0f, 0x1p-25f, 0x1.8p-24f, 0x1p-26f,
+                          -0.f, 0x1.ffep-15f, 0x1.ffffp3f, 0x1p-140f, 65519.f };
+    assert_true(r->fsdp.shard[1].count > 256 + sizeof odd);
+    device_put((float *)r->fsdp.shard[1].master.data + 256, odd, sizeof odd);
+}
+
+static void test_architectures(void **state)
+{
+    (void)state;
+    const Format f32 = { F32, 0 };
+    for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
+        Run r;
+        ModelConfig m = architecture(a);
+        open_run(&r, &m, f32, f32, f32);
+        fsdp_init(&r.fsdp, &r.config.model, 3);
+        put_odd_values(&r);
+        save(&r, 1);
+        check_export(&r, "BF16");
+        check_export(&r, "F16");
+        check_export(&r, "F32");
+        check_config(&r, "BF16", "bfloat16");
+        check_config(&r, "F16", "float16");
+        check_config(&r, "F32", "float32");
+        close_run(&r);
+        release();
+    }
+}
+
+/* Each file holds no more than was asked for, or one tensor; the index says where each tensor is. */
+static void test_shards(void **state)
+{
+    (void)state;
+    enum { LIMIT = 10000 };
+    Run r;
+    open_small(&r);
+    r.file_limit = 50000;
+    save(&r, 1);
+    const char *whole = lasting(text("%s/whole", root)), *parts = lasting(text("%s/parts", root));
+    export_folder(step_folder(&r, 1), whole, "BF16", CHECKPOINT_FILE_BYTES);
+    export_folder(step_folder(&r, 1), parts, "BF16", LIMIT);
+    json_t *index = json_load_file(text("%s/model.safetensors.index.json", parts), 0, NULL), *name;
+    SafeFile *one = safetensors_open(text("%s/model.safetensors", whole));
+    size_t files = 0, all = 0;
+    const char *key;
+    json_object_foreach(json_object_get(index, "weight_map"), key, name) {
+        SafeFile *part = safetensors_open(text("%s/%s", parts, json_string_value(name)));
+        const SafeTensor *a = safetensors_find(one, key), *b = safetensors_find(part, key);
+        assert_true(a && b && a->end - a->begin == b->end - b->begin && (part->bytes <= LIMIT || part->count == 1));
+        assert_memory_equal(bytes_of(one, a), bytes_of(part, b), a->end - a->begin);
+        files += b == &part->tensor[0];
+        all += b->end - b->begin;
+        safetensors_close(part);
+    }
+    assert_true(files > 3 && all == one->bytes);
+    assert_int_equal(json_object_size(json_object_get(index, "weight_map")), one->count);
+    assert_int_equal(json_integer_value(json_object_get(json_object_get(index, "metadata"), "total_size")), all);
+    shell(text("test \"$(ls %s | grep -c '^model-.*-of-%05zu.safetensors$')\" = %zu", parts, files, files));
+    safetensors_close(one);
+    json_decref(index);
+    load(&r, parts);            /* which is a model folder */
+    export_folder(parts, text("%s/again", root), "BF16", CHECKPOINT_FILE_BYTES);
+    shell(text("cd %s && cmp again/model.safetensors whole/model.safetensors", root));
+    close_run(&r);
+    release();
+}
+
+/* Byte for byte; what is of the training or unknown stays. */
+static void test_companions(void **state)
+{
+    (void)state;
+    Run r;
+    open_small(&r);
+    save(&r, 3);
+    shell(text("cd %s && mkdir additional_chat_templates && printf 'a\\0b' >additional_chat_templates/tools.jinja && "
+               "for f in tokenizer.json tokenizer.model tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json "
+               "vocab.txt merges.txt chat_template.jinja chat_template.json tekken.json generation_config.json notes.txt; do "
+               "printf \"$f\\0\\n\\r\" >$f; done", step_folder(&r, 3)));
+    export_folder(r.config.save_folder, text("%s/whole", r.config.save_folder), "F32", CHECKPOINT_FILE_BYTES);
+    shell(text("cd %s && test \"$(diff -r -q step3 whole)\" = 'Only in step3: config.yaml\nOnly in step3: notes.txt\nOnly in "
+               "step3: optimizer-00001.safetensors\nOnly in step3: trainer.json'", r.config.save_folder));
+    close_run(&r);
+    release();
+}
+
+/* What is said of a tokenizer that the configuration names, before a run begins. */
+static void test_tokenizers(void **state)
+{
+    (void)state;
+    needs_fork();
+    shell(text("cd %s && mkdir none pipe && mkfifo pipe/tokenizer.json && echo nonsense >bad.json && echo '{}' >empty.json && "
+               "echo '{\"model\": {\"vocab\": {\"a\": 0, \"b\": 99}}}' >bpe.json && "
+               "echo '{\"model\": {\"vocab\": [[\"a\", 0], [\"b\", -1]]}, \"added_tokens\": [{\"id\": 100}]}' >unigram.json",
+               root));
+    const struct { const char *name; int vocab_size; const char *message; } wrong[] = {
+        { "missing",      100, "missing: No such file or directory; expected a folder with a tokenizer.json" },
+        { "none",         100, "none: there is none; expected a folder with a tokenizer.json" },
+        { "pipe",         100, "tokenizer.json: is a pipe, expected a regular file" },
+        { "bad.json",     100, "bad.json: tokenizer.json:1: not JSON" },
+        { "empty.json",   100, "tokenizer.json has no model.vocab" },
+        { "bpe.json",      99, "its ids go up to 99, but model.vocab_size is 99: give the model at least 100" },
+        { "unigram.json", 100, "its ids go up to 100, but model.vocab_size is 100: give the model at least 101" },
+    };
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
+        DIES(wrong[i].message, companions_take_tokenizer(text("%s/%s", root, wrong[i].name), wrong[i].vocab_size));
+    DIES("warning: tokenizer", (companions_take_tokenizer(text("%s/bpe.json", root), 202), exit(1)));
+}
+
+/* ---- refusals --------------------------------------------------------------------------------------------- */
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    needs_fork();
+    Run r;
+    open_small(&r);
+    save(&r, 1);
+    const char *step = lasting(step_folder(&r, 1)), *target = lasting(text("%s/refused", r.config.save_folder));
+    const struct { const char *damage, *dtype, *message; } table[] = {
+        { "mkdir ../refused",                                             "BF16", "refused is there already" },
+        { "ln -s nothing ../refused",                                     "BF16", "refused is there already" },
+        { "mkdir -p x && mv model.safetensors x",                         "BF16", "the checkpoint is incomplete" },
+        { "printf 5 | dd of=model.safetensors conv=notrunc bs=1 seek=9000 2>/dev/null", "BF16", "has the checksum" },
+        { "sed -i 's/\"num_hidden_layers\": 2/\"num_hidden_layers\": 3/' config.json", "BF16", "no tensor model.layers.2." },
+        { "sed -i 's/\"num_hidden_layers\": 2/\"num_hidden_layers\": 1/' config.json", "BF16", "tensor model.layers.1." },
+        { "sed -i 's/\\(\"vocab_size\": \\)/\\11/' config.json",          "BF16", "by config.json it needs" },
+    };
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        shell(text("cd %s && cp -r step1 safe && cd step1 && %s", r.config.save_folder, table[i].damage));
+        DIES(table[i].message, export_folder(step, target, table[i].dtype, CHECKPOINT_FILE_BYTES));
+        assert_true(i < 2 || !exists(target));
+        shell(text("cd %s && rm -rf refused step1 && mv safe step1", r.config.save_folder));
+    }
+    DIES("there is no such folder", export_folder(text("%s/no", root), target, "BF16", CHECKPOINT_FILE_BYTES));
+    DIES("neither a config.json", export_folder(root, target, "BF16", CHECKPOINT_FILE_BYTES));
+    close_run(&r);
+    release();
+}
+
+/* What the type cannot hold, and what is no number. */
+static void test_values(void **state)
+{
+    (void)state;
+    needs_fork();
+    Run r;
+    open_small(&r);
+    const char *target = lasting(text("%s/values", r.config.save_folder));
+    const float big[] = { 65520, 0x1.ffp127f, NAN };
+    static const char *const dtype[] = { "F16", "BF16", "F32" };
+    static const char *const message[] = { "holds 65520, more than F16 can: take --dtype=bf16",
+                                           "more than BF16 can: take --dtype=f32", "holds a value that is not finite" };
+    for (int i = 0; i < 3; i++) {
+        const float safe = i < 2 ? big[i] : 1;
+        device_put(r.fsdp.shard[0].master.data, &safe, sizeof safe);
+        save(&r, i);
+        if (i == 2) {           /* no checkpoint of ours holds it */
+            SafeFile *f = safetensors_open(text("%s/model.safetensors", step_folder(&r, 2)));
+            FILE *file = fopen(f->path, "r+");
+            assert_true(fseek(file, (long)(f->data + safetensors_find(f, "model.embed_tokens.weight")->begin), SEEK_SET) == 0);
+            assert_true(fwrite(&big[2], sizeof big[2], 1, file) == 1 && fclose(file) == 0);
+            safetensors_close(f);
+        }
+        DIES(message[i], export_folder(step_folder(&r, i), target, dtype[i], CHECKPOINT_FILE_BYTES));
+        assert_false(exists(target));
+    }
+    export_folder(step_folder(&r, 0), target, "BF16", CHECKPOINT_FILE_BYTES);       /* values.tmp was there */
+    assert_false(exists(text("%s.tmp", target)));
+    close_run(&r);
+    release();
+}
+
+static void run_with(const char *a, const char *b, const char *c)
+{
+    char *argv[] = { "train", strdup(a), b ? strdup(b) : NULL, c ? strdup(c) : NULL, NULL };
+    const int argc = 2 + (b != NULL) + (c != NULL);
+    assert_true(export_is_asked(argc, argv));
+    export_run(argc, argv);
+}
+
+static void test_arguments(void **state)
+{
+    (void)state;
+    needs_fork();
+    DIES("the folder to write is missing", run_with("--export=x", NULL, NULL));
+    DIES("'--export' names no checkpoint", run_with("--export", "x", "y"));
+    DIES("'--export=' names no checkpoint", run_with("--export=", "x", NULL));
+    DIES("no configuration such as x.yaml", run_with("x.yaml", "--export=x", NULL));
+    DIES("expected bf16, f16 or f32", run_with("--export=x", "--dtype=fp8", "y"));
+    DIES("'z' is one too many", run_with("--export=x", "y", "z"));
+    DIES("'--export=z' is one too many", run_with("--export=x", "y", "--export=z"));
+    DIES("'--save_folder=z' means nothing here", run_with("--export=x", "y", "--save_folder=z"));
+    char *help[] = { "train", "--export=x", "--help" }, *run[] = { "train", "x.yaml", "--exports=y" };
+    assert_false(export_is_asked(3, help) || export_is_asked(3, run));
+}
+
+/* ---- interruptions ---------------------------------------------------------------------------------------- */
+
+/* The disk takes no more than `bytes` of any file. */
+static void export_on_full_disk(const char *source, const char *target, rlim_t bytes)
+{
+    signal(SIGXFSZ, SIG_IGN);
+    setrlimit(RLIMIT_FSIZE, &(struct rlimit){ bytes, bytes });
+    export_folder(source, target, "F32", CHECKPOINT_FILE_BYTES);
+}
+
+/* Killed by the first byte beyond. */
+static void killed(const char *source, const char *target)
+{
+    setrlimit(RLIMIT_CORE, &(struct rlimit){ 0, 0 });
+    setrlimit(RLIMIT_FSIZE, &(struct rlimit){ 4096, 4096 });
+    export_folder(source, target, "F32", CHECKPOINT_FILE_BYTES);
+}
+
+static void test_interrupted(void **state)
+{
+    (void)state;
+    needs_fork();
+    Run r;
+    open_small(&r);
+    save(&r, 1);
+    const char *step = lasting(step_folder(&r, 1)), *target = lasting(text("%s/stopped", r.config.save_folder));
+    for (rlim_t bytes = 0; bytes <= 32768; bytes += 16384)
+        DIES("stopped.tmp/", export_on_full_disk(step, target, bytes));
+    fflush(NULL);
+    const pid_t child = fork();
+    if (child == 0) {
+        killed(step, target);
+        _exit(0);
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFSIGNALED(status) && !exists(target) && exists(text("%s.tmp", target)));
+
+    FILE *other = fopen(text("%s.tmp", target), "re");      /* stands for another process that writes it */
+    assert_true(other && flock(fileno(other), LOCK_EX) == 0);
+    DIES("another process is writing it", export_folder(step, target, "F32", CHECKPOINT_FILE_BYTES));
+    fclose(other);
+    shell(text("touch %s.tmp/left-over", target));
+    export_folder(step, target, "F32", CHECKPOINT_FILE_BYTES);
+    assert_false(exists(text("%s.tmp", target)));
+    expect_files(target, "config.json model.safetensors");
+    close_run(&r);
+    release();
+}
+
+int main(void)
+{
+    device_init(0);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_codes), cmocka_unit_test(test_architectures), cmocka_unit_test(test_shards),
+        cmocka_unit_test(test_tokenizers),
+        cmocka_unit_test(test_refusals), cmocka_unit_test(test_values), cmocka_unit_test(test_arguments),
+        cmocka_unit_test(test_interrupted),
+        cmocka_unit_test(test_companions),      /* which later checkpoints of the process would have */
+    };
+    return cmocka_run_group_tests(tests, make_root, remove_root);
+}
