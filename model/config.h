@@ -79,6 +79,12 @@ typedef struct {
     bool        dry_run;          /* print settings, memory plan and whether it fits, then stop */
     int         ranks;            /* of a dry run: those that are planned for; else 0 */
     double      device_memory;    /* of a dry run: GiB of each device; 0: as the one here has */
+    bool        eval_only;        /* evaluate, then stop: nothing is trained */
+
+    char    *generate;                        /* a file of prompts to continue; NULL: none. Nothing is trained then, either */
+    int      max_new_tokens;                  /* of a continuation */
+    double   temperature;                     /* 0: the most likely token */
+    double   top_p;                           /* sampling is from the most likely tokens of this probability together */
 
     struct {
         char **paths; int num_paths;
@@ -146,6 +152,12 @@ typedef struct {
 static inline bool is_due(long step, long interval)
 {
     return interval > 0 && step % interval == 0;
+}
+
+/* Whether the run makes forward passes alone: then gradients, moments and what backward reads have no memory. */
+static inline bool config_forward_only(const Config *c)
+{
+    return c->eval_only || c->generate;
 }
 
 /* Whether block l sees a sliding window, and whether its rotary frequencies are scaled. */

@@ -20,4 +20,8 @@ typedef struct { double loss, zloss; } Losses;
 /* One micro-batch, attn.B sequences (host arrays (B, T); target -1: masked). The gradients are those of
  * scale * (sum of losses + z_weight * sum of z-losses). */
 void     model_step(Model *m, Fsdp *f, const int *tokens, const int *targets, float scale, float z_weight, Pass pass);
+/* Of that, the part up to the last block's output, acts[L].res0: of the tokens that m->sorted holds. Then the logits (vocab_size) of
+ * row `row` of it, on the host; waits for the device. */
+void     model_forward(Model *m, Fsdp *f);
+void     model_logits (Model *m, Fsdp *f, int row, float *logits);
 Losses   model_losses(Model *m);                     /* sums over tokens; waits for the device, then starts them from 0 */
