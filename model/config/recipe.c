@@ -222,13 +222,6 @@ static bool says_nothing(const Settings *s)
     return s->quantize_model.method == QUANTIZE_NOTHING || s->quantize_optimizer.method == QUANTIZE_NOTHING;
 }
 
-/* Where nothing is trained, all weights are frozen: in the format that computing reads, or in that of training if computing rounds
- * them once more. Either way forward gives what it gives in training. */
-static Format forward_weights(const Recipe *r)
-{
-    return format_equal(r->operand, r->stream) ? r->stream : r->master;
-}
-
 void config_check_recipe(Reader *r)
 {
     Settings *s = r->s;
@@ -253,7 +246,7 @@ void config_check_recipe(Reader *r)
     if (s->activation_checkpointing == CHECKPOINT_FINE_GRAINED)
         s->c.recipe.keep = KEEP_INPUTS;
     if (config_forward_only(&s->c))
-        s->c.recipe.frozen = forward_weights(&s->c.recipe);
+        s->c.recipe.frozen = recipe_forward_weights(&s->c.recipe);
     YamlNode *columns = yaml_find(r->root, "format");
     if (columns)
         config_apply(r, columns, "format", s);
