@@ -82,8 +82,9 @@ static Losses forward_backward(Run *r, const Batch *b, double labels)
     for (int i = 0; i < b->sequences; i += B) {
         const bool last = i + B >= b->sequences;
         watchdog_mark("forward and backward", -1);
-        model_step(&r->model, &r->fsdp, b->tokens + (size_t)i * T, b->targets + (size_t)i * T,
-                   (float)(1 / labels), (float)c->z_loss, last ? PASS_COMPLETE : PASS_ACCUMULATE);
+        const size_t first = (size_t)i * T;
+        model_step(&r->model, &r->fsdp, b->tokens + first, b->targets + first, b->begins + first, (float)(1 / labels),
+                   (float)c->z_loss, last ? PASS_COMPLETE : PASS_ACCUMULATE);
     }
     watchdog_mark_together("reading the losses", -1);
     Losses s = model_losses(&r->model);

@@ -42,7 +42,7 @@ void model_free(Model *m, Fsdp *f)
     free(m->host_sorted);
 }
 
-static void load_batch(Model *m, const int *tokens, const int *targets)
+static void load_batch(Model *m, const int *tokens, const int *targets, const uint8_t *begins)
 {
     int N = m->N;
     sort_tokens(m->host_sorted, tokens, N, m->config->embedding_size);
@@ -50,8 +50,7 @@ static void load_batch(Model *m, const int *tokens, const int *targets)
     device_put(m->targets, targets, sizeof(int) * N);
     m->docs = (Documents){ 0 };
     if (m->documents) {
-        m->docs.count = document_starts(m->host_doc_start, &m->docs.longest, tokens, m->attn.B, m->attn.T,
-                                        m->config->eos_token_id);
+        m->docs.count = document_starts(m->host_doc_start, &m->docs.longest, begins, m->attn.B, m->attn.T);
         m->docs.start = m->doc_start;
         device_put(m->doc_start, m->host_doc_start, sizeof(int) * (m->docs.count + 1));
     }
@@ -149,10 +148,11 @@ static void backward(Model *m, Fsdp *f, bool last)
         fsdp_wait_grads(f);
 }
 
-void model_step(Model *m, Fsdp *f, const int *tokens, const int *targets, float scale, float z_weight, Pass pass)
+void model_step(Model *m, Fsdp *f, const int *tokens, const int *targets, const uint8_t *begins, float scale, float z_weight,
+                Pass pass)
 {
     matmul_accumulation(m->recipe.fast);
-    load_batch(m, tokens, targets);
+    load_batch(m, tokens, targets, begins);
     forward(m, f);
     head(m, f, scale, z_weight, pass != PASS_FORWARD);
     if (pass != PASS_FORWARD)

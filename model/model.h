@@ -17,7 +17,9 @@ typedef enum {
 
 typedef struct { double loss, zloss; } Losses;
 
-/* One micro-batch, attn.B sequences (host arrays (B, T); target -1: masked). The gradients are those of
- * scale * (sum of losses + z_weight * sum of z-losses). */
-void     model_step(Model *m, Fsdp *f, const int *tokens, const int *targets, float scale, float z_weight, Pass pass);
+/* One micro-batch, attn.B sequences (host arrays (B, T); target -1: masked; begins 1: a document begins there, which matters if
+ * attention stays inside documents, NULL: each sequence is one). The gradients are those of scale * (sum of losses + z_weight * sum
+ * of z-losses). */
+void     model_step(Model *m, Fsdp *f, const int *tokens, const int *targets, const uint8_t *begins, float scale, float z_weight,
+                    Pass pass);
 Losses   model_losses(Model *m);                     /* sums over tokens; waits for the device, then starts them from 0 */
