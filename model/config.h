@@ -56,6 +56,7 @@ typedef struct {
     char **paths;
     int    num_paths;
     int    itemsize;
+    bool   downstream;            /* paths: one file of questions (data/requests.h) */
 } EvalSet;
 
 /* When gradients are summed over a shard group: with every micro-batch, once per step, or once where memory allows. */
@@ -79,6 +80,7 @@ typedef struct {
     bool        dry_run;          /* print settings, memory plan and whether it fits, then stop */
     int         ranks;            /* of a dry run: those that are planned for; else 0 */
     double      device_memory;    /* of a dry run: GiB of each device; 0: as the one here has */
+    bool        eval_only;        /* evaluate, then stop: nothing is trained */
 
     struct {
         char **paths; int num_paths;

@@ -166,3 +166,8 @@ Losses model_losses(Model *m)
     device_zero(m->sums, sizeof s);
     return (Losses){ s[0], s[1] };
 }
+
+void model_token_losses(const Model *m, float *losses)
+{
+    device_get(losses, m->losses, sizeof *losses * (size_t)m->N);
+}

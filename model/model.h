@@ -23,3 +23,6 @@ typedef struct { double loss, zloss; } Losses;
 void     model_step(Model *m, Fsdp *f, const int *tokens, const int *targets, const uint8_t *begins, float scale, float z_weight,
                     Pass pass);
 Losses   model_losses(Model *m);                     /* sums over tokens; waits for the device, then starts them from 0 */
+
+/* (B, T) on the host: the cross entropy of each target of the last micro-batch, 0 where masked. Waits for the device. */
+void     model_token_losses(const Model *m, float *losses);
