@@ -16,6 +16,7 @@
 #include "kernels/watchdog.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/config/load.h"
+#include "model/run/downstream.h"
 #include "model/run/evaluate.h"
 #include "model/run/log.h"
 #include "model/run/ruin.h"
@@ -82,8 +83,9 @@ static Losses forward_backward(Run *r, const Batch *b, double labels)
     for (int i = 0; i < b->sequences; i += B) {
         const bool last = i + B >= b->sequences;
         watchdog_mark("forward and backward", -1);
-        model_step(&r->model, &r->fsdp, b->tokens + (size_t)i * T, b->targets + (size_t)i * T,
-                   (float)(1 / labels), (float)c->z_loss, last ? PASS_COMPLETE : PASS_ACCUMULATE);
+        const size_t first = (size_t)i * T;
+        model_step(&r->model, &r->fsdp, b->tokens + first, b->targets + first, b->begins + first, (float)(1 / labels),
+                   (float)c->z_loss, last ? PASS_COMPLETE : PASS_ACCUMULATE);
     }
     watchdog_mark_together("reading the losses", -1);
     Losses s = model_losses(&r->model);
@@ -138,17 +140,29 @@ static void finish_saving(Run *r)
     watchdog_set_patient(false);
 }
 
-/* By the evaluators from number `first` on. True if the run was asked to stop and this has ended early. */
+/* By evaluator number i. True if the run was asked to stop and this has ended early. */
+static bool evaluate_by(Run *r, int i)
+{
+    const Config *c = r->config;
+    if (c->eval[i].downstream) {
+        DownstreamResult d = downstream_evaluate(c, i, &r->model, &r->fsdp, &asked_to_stop);
+        if (!d.cut)
+            log_downstream(r->log, r->state.step, &d);
+        return d.cut;
+    }
+    EvalResult e = evaluate(c, i, &r->model, &r->fsdp, &asked_to_stop);
+    if (!e.cut)
+        log_eval(r->log, r->state.step, &e);
+    return e.cut;
+}
+
+/* By the evaluators from number `first` on. True: as above. */
 static bool evaluate_all(Run *r, int first)
 {
     bool cut = false;
     log_pause(r->log);
-    for (int i = first; i < r->config->num_eval && !cut; i++) {
-        EvalResult e = evaluate(r->config, i, &r->model, &r->fsdp, &asked_to_stop);
-        cut = e.cut;
-        if (!cut)
-            log_eval(r->log, r->state.step, &e);
-    }
+    for (int i = first; i < r->config->num_eval && !cut; i++)
+        cut = evaluate_by(r, i);
     log_resume(r->log);
     return cut;
 }
@@ -273,7 +287,10 @@ int main(int argc, char **argv)
     run_open(&r, c);
     watchdog_set_patient(false);
     error_hold_warnings(false);
-    train(&r);
+    if (c->eval_only)
+        evaluate_all(&r, 0);
+    else
+        train(&r);
     watchdog_set_patient(true);
     run_close(&r);
     watchdog_stop();

@@ -156,6 +156,7 @@ static bool fill_sequence(const Loader *l, Entry *entry, int i, uint64_t instanc
         return false;
     }
     entry->batch.index[i] = (uint32_t)instance;
+    sequence_begins(entry->batch.begins + (size_t)i * T, tokens, T, spec->eos_token_id);
     if (spec->max_count > 0 && sequence_repeats(tokens, T, spec->min_period, spec->max_period, spec->max_count))
         memset(targets, -1, T * sizeof *targets);
     else
@@ -304,6 +305,7 @@ Loader *loader_open(const DataSpec *spec, int batch, int rank, int world)
         Batch *b = &l->entries[i].batch;
         b->tokens = xmalloc(tokens * sizeof *b->tokens);
         b->targets = xmalloc(tokens * sizeof *b->targets);
+        b->begins = xmalloc(tokens);
         b->index = xmalloc(sequences * sizeof *b->index);
     }
     pthread_mutex_init(&l->mutex, NULL);
@@ -427,6 +429,7 @@ void loader_close(Loader *l)
     for (int i = 0; i < ENTRIES; i++) {
         free(l->entries[i].batch.tokens);
         free(l->entries[i].batch.targets);
+        free(l->entries[i].batch.begins);
         free(l->entries[i].batch.index);
     }
     shards_close(l->shards, l->num_shards);

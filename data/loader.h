@@ -6,6 +6,7 @@ typedef struct {
     int       sequences;       /* of this rank in this step                                                     */
     int      *tokens;          /* (sequences, T)                                                                */
     int      *targets;         /* (sequences, T): the next token; -1 at the last position and where masked      */
+    uint8_t  *begins;          /* (sequences, T): 1 where a document begins                                     */
     uint32_t *index;           /* (sequences): number of each instance in the data set                          */
     long      labels;          /* targets >= 0 of this rank                                                     */
 } Batch;

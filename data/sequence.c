@@ -17,6 +17,13 @@ long sequence_targets(int *target, const int *token, const uint8_t *mask, int T,
     return labels;
 }
 
+void sequence_begins(uint8_t *begins, const int *token, int T, int eos)
+{
+    begins[0] = 1;
+    for (int t = 1; t < T; t++)
+        begins[t] = eos >= 0 && token[t - 1] == eos;
+}
+
 /* token[t] == token[t - p] for r tokens running means a stretch of r + p tokens with period p, so that its n-gram
  * stands there floor((r + p) / p) times. OLMo (find_periodic_sequences) cannot tell fewer than three. */
 bool sequence_repeats(const int *token, int T, int min_period, int max_period, int max_count)

@@ -41,9 +41,10 @@ typedef struct { int token, position; } TokenAt;
 /* On the host: the N tokens, each in [0, V), by token, equal ones by position. */
 void sort_tokens(TokenAt *sorted, const int *tokens, int N, int V);
 
-/* On the host: the documents in B sequences of T tokens: one ends behind each eos (-1: none) and at each sequence's end. start (up
- * to B*T + 1 entries) gets the first token of each document and B*T, *longest the tokens of the longest; returns their number. */
-int document_starts(int *start, int *longest, const int *tokens, int B, int T, int eos);
+/* On the host: the documents in B sequences of T tokens: one begins at each sequence's start and where `begins` (B,T) is not 0 (NULL:
+ * nowhere else). start (up to B*T + 1 entries) gets the first token of each document and B*T, *longest the tokens of the longest;
+ * returns their number. */
+int document_starts(int *start, int *longest, const uint8_t *begins, int B, int T);
 
 /* For every (token, position) of N: y[position] = w[token], dw[token] += dy[position], in this order. y, dy (N,C); w, dw (V,C) */
 void embedding_forward (Tensor y, const TokenAt *sorted, Tensor w);

@@ -1,5 +1,5 @@
-/* What the host makes of a batch's tokens, since it has them first and time to spare: their order in the embedding table, by a
- * counting sort, and the documents that they form. */
+/* What the host makes of a batch, since it has it first and time to spare: the order of its tokens in the embedding table, by a
+ * counting sort, and where its documents lie. */
 #include <stdlib.h>
 
 #include "kernels/kernels.h"
@@ -19,19 +19,18 @@ void sort_tokens(TokenAt *sorted, const int *tokens, int N, int V)
     free(next);
 }
 
-/* The eos belongs to the document that it ends; what follows the last eos of a sequence is a document too. */
-int document_starts(int *start, int *longest, const int *tokens, int B, int T, int eos)
+int document_starts(int *start, int *longest, const uint8_t *begins, int B, int T)
 {
-    int count = 0, first = 0, N = B * T;
+    const int N = B * T;
+    int count = 0;
     *longest = 0;
-    for (int n = 0; n < N; n++) {
-        bool ends = (eos >= 0 && tokens[n] == eos) || (n + 1) % T == 0;
-        if (!ends)
+    for (int n = 0; n <= N; n++) {
+        const bool begin = n % T == 0 || (begins && begins[n]);
+        if (!begin)
             continue;
-        start[count++] = first;
-        *longest = n + 1 - first > *longest ? n + 1 - first : *longest;
-        first = n + 1;
+        if (count > 0 && n - start[count - 1] > *longest)
+            *longest = n - start[count - 1];
+        start[count++] = n;
     }
-    start[count] = N;
-    return count;
+    return count - 1;
 }

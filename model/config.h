@@ -56,6 +56,7 @@ typedef struct {
     char **paths;
     int    num_paths;
     int    itemsize;
+    bool   downstream;            /* paths: one file of questions (data/requests.h) */
 } EvalSet;
 
 /* When gradients are summed over a shard group: with every micro-batch, once per step, or once where memory allows. */
@@ -80,11 +81,9 @@ typedef struct {
     int         ranks;            /* of a dry run: those that are planned for; else 0 */
     double      device_memory;    /* of a dry run: GiB of each device; 0: as the one here has */
     bool        eval_only;        /* evaluate, then stop: nothing is trained */
-
-    char    *generate;                        /* a file of prompts to continue; NULL: none. Nothing is trained then, either */
-    int      max_new_tokens;                  /* of a continuation */
-    double   temperature;                     /* 0: the most likely token */
-    double   top_p;                           /* sampling is from the most likely tokens of this probability together */
+    char       *generate;         /* a file of prompts to continue, then stop; NULL: none */
+    int         max_new_tokens;   /* of a continuation */
+    double      temperature, top_p;           /* by which its tokens are chosen (sampling.h) */
 
     struct {
         char **paths; int num_paths;

@@ -44,7 +44,7 @@ void model_free(Model *m, Fsdp *f)
     free(m->host_sorted);
 }
 
-static void load_batch(Model *m, const int *tokens, const int *targets)
+static void load_batch(Model *m, const int *tokens, const int *targets, const uint8_t *begins)
 {
     int N = m->N;
     sort_tokens(m->host_sorted, tokens, N, m->config->embedding_size);
@@ -52,8 +52,7 @@ static void load_batch(Model *m, const int *tokens, const int *targets)
     device_put(m->targets, targets, sizeof(int) * N);
     m->docs = (Documents){ 0 };
     if (m->documents) {
-        m->docs.count = document_starts(m->host_doc_start, &m->docs.longest, tokens, m->attn.B, m->attn.T,
-                                        m->config->eos_token_id);
+        m->docs.count = document_starts(m->host_doc_start, &m->docs.longest, begins, m->attn.B, m->attn.T);
         m->docs.start = m->doc_start;
         device_put(m->doc_start, m->host_doc_start, sizeof(int) * (m->docs.count + 1));
     }
@@ -174,10 +173,11 @@ static void backward(Model *m, Fsdp *f, bool last)
         fsdp_wait_grads(f);
 }
 
-void model_step(Model *m, Fsdp *f, const int *tokens, const int *targets, float scale, float z_weight, Pass pass)
+void model_step(Model *m, Fsdp *f, const int *tokens, const int *targets, const uint8_t *begins, float scale, float z_weight,
+                Pass pass)
 {
     matmul_accumulation(m->recipe.fast);
-    load_batch(m, tokens, targets);
+    load_batch(m, tokens, targets, begins);
     model_forward(m, f);
     head(m, f, scale, z_weight, pass != PASS_FORWARD);
     if (pass != PASS_FORWARD)
@@ -190,4 +190,9 @@ Losses model_losses(Model *m)
     device_get(s, m->sums, sizeof s);
     device_zero(m->sums, sizeof s);
     return (Losses){ s[0], s[1] };
+}
+
+void model_token_losses(const Model *m, float *losses)
+{
+    device_get(losses, m->losses, sizeof *losses * (size_t)m->N);
 }

@@ -17,11 +17,17 @@ typedef enum {
 
 typedef struct { double loss, zloss; } Losses;
 
-/* One micro-batch, attn.B sequences (host arrays (B, T); target -1: masked). The gradients are those of
- * scale * (sum of losses + z_weight * sum of z-losses). */
-void     model_step(Model *m, Fsdp *f, const int *tokens, const int *targets, float scale, float z_weight, Pass pass);
+/* One micro-batch, attn.B sequences (host arrays (B, T); target -1: masked; begins 1: a document begins there, which matters if
+ * attention stays inside documents, NULL: each sequence is one). The gradients are those of scale * (sum of losses + z_weight * sum
+ * of z-losses). */
+void     model_step(Model *m, Fsdp *f, const int *tokens, const int *targets, const uint8_t *begins, float scale, float z_weight,
+                    Pass pass);
+
 /* Of that, the part up to the last block's output, acts[L].res0: of the tokens that m->sorted holds. Then the logits (vocab_size) of
  * row `row` of it, on the host; waits for the device. */
 void     model_forward(Model *m, Fsdp *f);
 void     model_logits (Model *m, Fsdp *f, int row, float *logits);
 Losses   model_losses(Model *m);                     /* sums over tokens; waits for the device, then starts them from 0 */
+
+/* (B, T) on the host: the cross entropy of each target of the last micro-batch, 0 where masked. Waits for the device. */
+void     model_token_losses(const Model *m, float *losses);

@@ -210,7 +210,7 @@ static void micro_batch(Model *m, Fsdp *f, Pass pass)
     assert_true(m->N <= 4096);
     for (int n = 0; n < m->N; n++)
         tokens[n] = targets[n] = test_token(7, (uint64_t)n, m->config->vocab_size);
-    model_step(m, f, tokens, targets, 1.0f / (float)m->N, 0, pass);
+    model_step(m, f, tokens, targets, NULL, 1.0f / (float)m->N, 0, pass);
 }
 
 /* As train.c goes, with an evaluation in between. */

@@ -59,7 +59,7 @@ static float *all_logits(SmallModel a, const char *recipe, const int *tokens, in
     open_setup(&s, a, recipe, length, false);
     int *targets = xmalloc(sizeof *targets * (size_t)length);
     memset(targets, 0xff, sizeof *targets * (size_t)length);
-    model_step(&s.model, &s.fsdp, tokens, targets, 0, 0, PASS_FORWARD);
+    model_step(&s.model, &s.fsdp, tokens, targets, NULL, 0, 0, PASS_FORWARD);
     Tensor stored = s.model.logits;
     float *logits = xmalloc(sizeof *logits * tensor_numel(stored));
     stored.data = xmalloc(tensor_bytes(stored));
@@ -165,7 +165,7 @@ static double loss_of(const Config *c, PlanBytes *bytes, size_t others[3])
     int *tokens = text(c->model.max_sequence_length, c->model.vocab_size);
     model_create(&m, &f, c);
     fsdp_init(&f, &c->model, 3);
-    model_step(&m, &f, tokens, tokens, 0, 0, PASS_FORWARD);
+    model_step(&m, &f, tokens, tokens, NULL, 0, 0, PASS_FORWARD);
     const double loss = model_losses(&m).loss;
     *bytes = m.bytes;
     others[0] = fsdp_grad_bytes(&f), others[1] = fsdp_state_bytes(&f), others[2] = 0;

@@ -115,7 +115,7 @@ static EvalResult one_by_one(int set, int count)
             targets[t] = t + 1 < T && token(set, i, t + 1) != PAD ? token(set, i, t + 1) : -1;
             labels += targets[t] >= 0;
         }
-        model_step(&m, &f, tokens, targets, 0, 0, PASS_FORWARD);
+        model_step(&m, &f, tokens, targets, NULL, 0, 0, PASS_FORWARD);
         loss += model_losses(&m).loss;
     }
     model_free(&m, &f);
@@ -171,7 +171,7 @@ static void check_sharded(int shard_ranks, const char *name)
     comm_divide(shard_ranks);
     comm_init();
     open_model(&m, &f, &c);
-    model_step(&m, &f, tokens, targets, 0, 0, PASS_FORWARD);
+    model_step(&m, &f, tokens, targets, NULL, 0, 0, PASS_FORWARD);
     for (int twice = 0; twice < 2; twice++)
         for (int s = 0; s < NUM_SETS; s++) {
             c.eval_subset_num_batches = -1;

@@ -90,7 +90,7 @@ static double forward_backward(Run *r, int step)
             tokens[t] = test_token(11, (uint64_t)(sequence + t), vocab);
             targets[t] = test_token(11, (uint64_t)(sequence + t + 1), vocab);
         }
-        model_step(&r->model, &r->fsdp, tokens, targets, 1.0f / (float)(BATCH * T), 0,
+        model_step(&r->model, &r->fsdp, tokens, targets, NULL, 1.0f / (float)(BATCH * T), 0,
                    i == share - 1 ? PASS_COMPLETE : PASS_ACCUMULATE);
     }
     double loss = model_losses(&r->model).loss / (BATCH * T);

@@ -24,6 +24,7 @@ typedef struct {
     Model  model;
     Fsdp   fsdp;
     int    tokens[64], targets[64];
+    uint8_t begins[64];
 } Setup;
 
 static void fill_batch(Setup *s)
@@ -31,6 +32,8 @@ static void fill_batch(Setup *s)
     int N = s->model.N, vocab = s->config.model.vocab_size;
     for (int n = 0; n < N; n++)
         s->tokens[n] = n % 7 == 5 ? s->config.model.eos_token_id : test_token(1, n, vocab);
+    for (int n = 0; n < N; n++)
+        s->begins[n] = n > 0 && s->tokens[n - 1] == s->config.model.eos_token_id;
     for (int n = 0; n < N; n++)
         s->targets[n] = n % s->model.attn.T == s->model.attn.T - 1 || n % 9 == 4 ? -1 : s->tokens[n + 1];
 }
@@ -68,7 +71,7 @@ static Loss loss_of(Setup *s, bool backward)
 {
     int N = s->model.N;
     float l[128];
-    model_step(&s->model, &s->fsdp, s->tokens, s->targets, 1, Z_WEIGHT, backward ? PASS_COMPLETE : PASS_FORWARD);
+    model_step(&s->model, &s->fsdp, s->tokens, s->targets, s->begins, 1, Z_WEIGHT, backward ? PASS_COMPLETE : PASS_FORWARD);
     device_get(l, s->model.losses, sizeof(float) * 2 * N);
     Loss r = { 0 };
     for (int n = 0; n < N; n++) {

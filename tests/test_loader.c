@@ -194,6 +194,7 @@ static void assert_tokens(const Batch *b)
             int id = 100 * (int)b->index[i] + t;
             assert_int_equal(b->tokens[i * T + t], id);
             assert_int_equal(b->targets[i * T + t], t < T - 1 ? id + 1 : -1);
+            assert_int_equal(b->begins[i * T + t], t == 0);
             labels += t < T - 1;
         }
     assert_int_equal(b->labels, labels);
@@ -365,6 +366,7 @@ static void test_padding(void **state)
     spec.pad_token_id = 304;
     for (int mask = 0; mask < 2; mask++) {
         spec.mask_padding = mask;
+        spec.eos_token_id = mask ? 304 : -1;
         Loader *l = loader_open(&spec, INSTANCES, 0, 1);
         assert_true(loader_next(l, &b));
         assert_int_equal(b.tokens[3 * T + 4], 304);
@@ -372,6 +374,7 @@ static void test_padding(void **state)
         assert_int_equal(b.targets[3 * T + 3], mask ? -1 : 304);
         assert_int_equal(b.targets[3 * T + 4], 305);
         assert_int_equal(b.labels, INSTANCES * (T - 1) - mask);
+        assert_int_equal(b.begins[3 * T + 5], mask);
         loader_close(l);
     }
 }
@@ -451,17 +454,24 @@ static void test_document_starts(void **state)
     const int tokens[] = { 1, EOS, 2, 3,  EOS, EOS, 4, EOS,  5, 6, 7, 8 };
     const int expected[] = { 0, 2, 4, 5, 6, 8, 12 };
     int start[13], longest = -1;
-    assert_int_equal(document_starts(start, &longest, tokens, 3, 4, EOS), 6);
+    uint8_t begins[12];
+    for (int row = 0; row < 3; row++)
+        sequence_begins(begins + 4 * row, tokens + 4 * row, 4, EOS);
+    assert_int_equal(document_starts(start, &longest, begins, 3, 4), 6);
     assert_memory_equal(start, expected, sizeof expected);
     assert_int_equal(longest, 4);
 
     const int whole[] = { 0, 4, 8, 12 };
-    assert_int_equal(document_starts(start, &longest, tokens, 3, 4, -1), 3);
-    assert_memory_equal(start, whole, sizeof whole);
-    assert_int_equal(longest, 4);
+    for (int row = 0; row < 3; row++)
+        sequence_begins(begins + 4 * row, tokens + 4 * row, 4, -1);
+    for (int given = 0; given < 2; given++) {
+        assert_int_equal(document_starts(start, &longest, given ? begins : NULL, 3, 4), 3);
+        assert_memory_equal(start, whole, sizeof whole);
+        assert_int_equal(longest, 4);
+    }
 
-    const int all[] = { EOS, EOS, EOS, EOS };
-    assert_int_equal(document_starts(start, &longest, all, 2, 2, EOS), 4);
+    const uint8_t all[] = { 1, 1, 1, 1 };
+    assert_int_equal(document_starts(start, &longest, all, 2, 2), 4);
     assert_int_equal(start[4], 4);
     assert_int_equal(longest, 1);
 }

@@ -104,7 +104,7 @@ static void check_close(const Setup *s, const char *name, const float *found, co
 static void check_forward(Setup *s)
 {
     int V = s->config.model.embedding_size, vocab = s->config.model.vocab_size;
-    model_step(&s->model, &s->fsdp, s->tokens, s->targets, 1, 0, PASS_FORWARD);
+    model_step(&s->model, &s->fsdp, s->tokens, s->targets, NULL, 1, 0, PASS_FORWARD);
     float loss = (float)(model_losses(&s->model).loss / s->labels), *expected_loss = recorded(s, "loss", "F32", 1);
     float *expected = recorded(s, "logits", "F32", (size_t)N * vocab);
     float *all = malloc(4 * (size_t)N * V), *found = malloc(4 * (size_t)N * vocab);
@@ -119,7 +119,7 @@ static void check_forward(Setup *s)
 static double mean_loss_and_gradients(Setup *s)
 {
     fsdp_zero_grads(&s->fsdp);
-    model_step(&s->model, &s->fsdp, s->tokens, s->targets, 1 / s->labels, 0, PASS_COMPLETE);
+    model_step(&s->model, &s->fsdp, s->tokens, s->targets, NULL, 1 / s->labels, 0, PASS_COMPLETE);
     return model_losses(&s->model).loss / s->labels;
 }
 

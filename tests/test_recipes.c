@@ -73,7 +73,7 @@ static Result run(SmallModel a, const char *recipe, Keep keep, bool saved_forwar
         tokens[n] = test_token(1, n, m.vocab_size);
     for (int n = 0; n < model.N; n++)
         targets[n] = (n + 1) % model.attn.T ? tokens[n + 1] : -1;
-    model_step(&model, &fsdp, tokens, targets, 1.0f / model.N, 0, PASS_COMPLETE);
+    model_step(&model, &fsdp, tokens, targets, NULL, 1.0f / model.N, 0, PASS_COMPLETE);
     Result r = { .loss = model_losses(&model).loss / model.N, .units = fsdp.num_units };
     for (int u = 0; u < r.units; u++) {
         r.count[u] = fsdp.shard[u].count;

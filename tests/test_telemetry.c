@@ -73,7 +73,7 @@ static void small_step(Small *s, bool backward)
         targets[n] = (n + 1) % s->model.attn.T ? tokens[n + 1] : -1;
     fsdp_zero_grads(&s->fsdp);
     telemetry_watch(s->telemetry, s->step);
-    model_step(&s->model, &s->fsdp, tokens, targets, 1.0f / (float)N, 0, backward ? PASS_COMPLETE : PASS_FORWARD);
+    model_step(&s->model, &s->fsdp, tokens, targets, NULL, 1.0f / (float)N, 0, backward ? PASS_COMPLETE : PASS_FORWARD);
     assert_null(s->model.observe);
     telemetry_write(s->telemetry, s->step, 1);
     json_decref(s->line);
@@ -359,7 +359,7 @@ static void test_no_side_effects(void **state)
         for (long step = 1; step <= 4; step++) {
             fsdp_zero_grads(&s.fsdp);
             telemetry_watch(s.telemetry, step);
-            model_step(&s.model, &s.fsdp, tokens, targets, 0.01f, 0, PASS_COMPLETE);
+            model_step(&s.model, &s.fsdp, tokens, targets, NULL, 0.01f, 0, PASS_COMPLETE);
             loss[interval] = model_losses(&s.model).loss;
             telemetry_write(s.telemetry, step, 1);
             optimizer_step(&s.fsdp, &s.config, step, step, 1e-2, 1);

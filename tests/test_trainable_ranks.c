@@ -79,7 +79,7 @@ static void forward_backward(Run *r, int step, int share)
             tokens[t] = test_token(11, (uint64_t)(sequence + t), r->m.vocab_size);
             targets[t] = test_token(11, (uint64_t)(sequence + t + 1), r->m.vocab_size);
         }
-        model_step(&r->model, &r->fsdp, tokens, targets, 1.0f / (float)(BATCH * T), 0,
+        model_step(&r->model, &r->fsdp, tokens, targets, NULL, 1.0f / (float)(BATCH * T), 0,
                    i == share - 1 ? PASS_COMPLETE : PASS_ACCUMULATE);
     }
 }

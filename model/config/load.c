@@ -171,7 +171,8 @@ static bool read_hf(Reader *r, char *(*latest_of)(const char *save_folder))
 /* ---- evaluators ------------------------------------------------------------------------------------------- */
 
 /* Takes the paths, of which there are some, out of the hands of the evaluator that `n` is. */
-static void add_eval_set(Config *c, const YamlNode *n, const char *label, char ***paths, int *count, int itemsize)
+static void add_eval_set(Config *c, const YamlNode *n, const char *label, char ***paths, int *count, int itemsize,
+                         bool downstream)
 {
     const char *place = yaml_place(config_find_path(n, (*paths)[0]));
     for (int i = 0; i < c->num_eval; i++)
@@ -180,7 +181,7 @@ static void add_eval_set(Config *c, const YamlNode *n, const char *label, char *
     c->eval = xrealloc(c->eval, (c->num_eval + 1) * sizeof *c->eval);
     char *where = xasprintf("%s: evaluator '%s' (--evaluators=[] trains without)", place, label);
     c->eval[c->num_eval++] = (EvalSet){ .label = strdup(label), .where = where, .paths = *paths, .num_paths = *count,
-                                        .itemsize = itemsize };
+                                        .itemsize = itemsize, .downstream = downstream };
     *paths = NULL;
     *count = 0;
 }
@@ -209,20 +210,24 @@ static void read_evaluator(Reader *r, YamlNode *n, FILE *downstream, FILE *remot
     if (!e.label)
         die("%s: this evaluator has no label", yaml_place(n));
     int itemsize = e.memmap_dtype == NOT_GIVEN ? (int)r->s->memmap_dtype : e.memmap_dtype;
-    if (e.type == EVALUATOR_DOWNSTREAM)
+    const bool asks = e.type == EVALUATOR_DOWNSTREAM;
+    if (asks && e.num_paths == 0)
         fprintf(downstream, " %s", e.label);
+    else if (asks && e.num_paths > 1)
+        die("%s: evaluator '%s' has %d files; a downstream task is one, which scripts/prepare_eval.py makes", yaml_place(n), e.label,
+            e.num_paths);
     else if (e.num_paths == 0 && e.num_datasets == 0)
         die("%s: evaluator '%s' has no data: give data.paths or data.datasets", yaml_place(n), e.label);
     else if (e.num_paths > 0 && any_remote(e.paths, e.num_paths))
         fprintf(remote, " %s", e.label);
     else if (e.num_paths > 0)
-        add_eval_set(&r->s->c, n, e.label, &e.paths, &e.num_paths, itemsize);
-    for (int i = 0; i < e.num_datasets && e.type == EVALUATOR_LM; i++) {
+        add_eval_set(&r->s->c, n, e.label, &e.paths, &e.num_paths, itemsize, asks);
+    for (int i = 0; i < e.num_datasets && !asks; i++) {
         NamedPaths *set = &e.datasets[i];
         if (any_remote(set->paths, set->num_paths))
             fprintf(remote, " %s", set->name);
         else if (set->num_paths > 0)
-            add_eval_set(&r->s->c, n, set->name, &set->paths, &set->num_paths, itemsize);
+            add_eval_set(&r->s->c, n, set->name, &set->paths, &set->num_paths, itemsize, false);
     }
     for (const ConfigKey *k = config_keys; k->name; k++)
         if (config_is_evaluator(k->name))
@@ -242,11 +247,14 @@ void config_read_evaluators(Reader *r)
     fclose(downstream);
     fclose(remote);
     if (*text[0])
-        config_note(r, "downstream evaluators (%s)", text[0] + 1);
+        config_note(r, "downstream evaluators without data.paths (%s)", text[0] + 1);
     if (*text[1])
         config_note(r, "evaluators with remote data (%s)", text[1] + 1);
     free(text[0]);
     free(text[1]);
+    if (r->s->c.eval_only && r->s->c.num_eval == 0 && !r->s->c.dry_run)
+        die("%s: eval_only: there are no evaluators; scripts/prepare_eval.py makes a file with some",
+            config_where(r, list ? "evaluators" : "eval_only"));
 }
 
 /* ---- writing ---------------------------------------------------------------------------------------------- */
@@ -274,7 +282,8 @@ static void print_eval_set(FILE *f, const EvalSet *e)
 {
     fputs("- label: ", f);
     value_print_text(f, e->label);
-    fprintf(f, "\n  data:\n    memmap_dtype: %s\n    paths:\n", e->itemsize == UINT16 ? "uint16" : "uint32");
+    fprintf(f, "%s\n  data:\n    memmap_dtype: %s\n    paths:\n", e->downstream ? "\n  type: downstream" : "",
+            e->itemsize == UINT16 ? "uint16" : "uint32");
     for (int i = 0; i < e->num_paths; i++) {
         fputs("    - ", f);
         value_print_text(f, e->paths[i]);

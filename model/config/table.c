@@ -2,7 +2,7 @@
  * of OLMo could not run here (dropout, biases) the key has the value that can. Keys of ours: recipe, format.*,
  * model.architecture, model.head_dim, model.sliding_window, model.layer_types and model.rope_scaling.* (Hugging Face's names, but
  * for OLMo-core's full_attn_layers_only), scheduler.t_decay, spikes, loss_chunk, quant_stats_interval, fsdp.grad_sync_mode,
- * profile, timeout_seconds, trainable, dry_run, ranks, device_memory. Sections stand in the order in which the resolved
+ * profile, timeout_seconds, trainable, dry_run, eval_only, ranks, device_memory. Sections stand in the order in which the resolved
  * configuration shows them. */
 #include "model/config/table.h"
 
@@ -43,6 +43,9 @@ const ConfigKey config_keys[] = {
     NUMBER("seed", U64, "6198", 0, LONGS, C(seed), "seed of initial weights and stochastic rounding"),
     OTHER ("dry_run", BOOL, "false", C(dry_run),
            "print the memory plan and whether it fits, then stop; needs no data, and with device_memory no GPU"),
+    OTHER ("eval_only", BOOL, "false", C(eval_only),
+           "print what the evaluators say of load_path, then stop; needs no data and writes nothing but, into a save_folder that is "
+           "given, eval.jsonl"),
     OPTION("ranks", INT, "null", 0, 1, MANY, C(ranks), "dry_run: ranks to plan for; default: those that were started"),
     OPTION("device_memory", DOUBLE, "null", 0, TINY, 1e6, C(device_memory),
            "dry_run: memory of each device in GiB (2^30 bytes), as nvidia-smi counts it; default: that of the device here"),
@@ -308,8 +311,8 @@ const ConfigKey config_keys[] = {
            "batches per set; -1: all"),
     OTHER ("evaluators[].label", STRING, NULL, E(label), "name of the set if it has `paths`"),
     WORD  ("evaluators[].type", CHOICE, "lm", WORDS({ "lm", EVALUATOR_LM }, { "downstream", EVALUATOR_DOWNSTREAM }),
-           E(type), "downstream tasks are not run"),
-    OTHER ("evaluators[].data.paths", PATHS, "[]", E(paths), "validation shards"),
+           E(type), "lm: loss on validation shards; downstream: questions with choices, run if `paths` names their file"),
+    OTHER ("evaluators[].data.paths", PATHS, "[]", E(paths), "validation shards; of downstream one file of scripts/prepare_eval.py"),
     OTHER ("evaluators[].data.datasets", DATASETS, "null", E(datasets), "name: [paths]; a set per name"),
     WORD  ("evaluators[].data.memmap_dtype", CHOICE, "null", token_types, E(memmap_dtype),
            "default data.memmap_dtype"),

@@ -9,18 +9,21 @@
 #include "kernels/comm.h"
 #include "kernels/error.h"
 #include "kernels/watchdog.h"
+#include "model/run/downstream.h"
 
 /* Sequences [first, first + B) of the batch as a full micro-batch; what lies behind its end is masked. */
-static void micro_batch(int *tokens, int *targets, const Batch *b, int first, int B, int T)
+static void micro_batch(int *tokens, int *targets, uint8_t *begins, const Batch *b, int first, int B, int T)
 {
     int n = b->sequences - first;
     n = n < 0 ? 0 : n < B ? n : B;
     memset(tokens, 0, sizeof(int) * B * T);
+    memset(begins, 0, (size_t)B * T);
     for (int i = 0; i < B * T; i++)
         targets[i] = -1;
     if (n > 0) {
         memcpy(tokens, b->tokens + (size_t)first * T, sizeof(int) * n * T);
         memcpy(targets, b->targets + (size_t)first * T, sizeof(int) * n * T);
+        memcpy(begins, b->begins + (size_t)first * T, (size_t)n * T);
     }
 }
 
@@ -45,8 +48,11 @@ static Loader *open_set(const Config *c, int i, bool again)
 
 void evaluate_check(const Config *c)
 {
-    for (int i = 0; i < c->num_eval && (c->eval_interval > 0 || c->eval_on_load); i++)
-        loader_close(open_set(c, i, false));
+    for (int i = 0; i < c->num_eval && (c->eval_interval > 0 || c->eval_on_load || c->eval_only); i++)
+        if (c->eval[i].downstream)
+            downstream_check(c, i);
+        else
+            loader_close(open_set(c, i, false));
 }
 
 EvalResult evaluate(const Config *c, int i, Model *m, Fsdp *f, const volatile sig_atomic_t *stop)
@@ -54,6 +60,7 @@ EvalResult evaluate(const Config *c, int i, Model *m, Fsdp *f, const volatile si
     int B = m->attn.B, T = m->attn.T;
     Loader *l = open_set(c, i, true);
     int *tokens = xmalloc(sizeof(int) * B * T), *targets = xmalloc(sizeof(int) * B * T);
+    uint8_t *begins = xmalloc((size_t)B * T);
     double total[2] = { 0 };
     bool cut = false;
 
@@ -73,8 +80,8 @@ EvalResult evaluate(const Config *c, int i, Model *m, Fsdp *f, const volatile si
             b.sequences = 0;
         for (int first = 0; first < most[0]; first += B) {
             watchdog_mark("evaluation", -1);
-            micro_batch(tokens, targets, &b, first, B, T);
-            model_step(m, f, tokens, targets, 0, 0, PASS_FORWARD);
+            micro_batch(tokens, targets, begins, &b, first, B, T);
+            model_step(m, f, tokens, targets, begins, 0, 0, PASS_FORWARD);
         }
         watchdog_mark_together("reading the validation losses", -1);
         total[0] += model_losses(m).loss;
@@ -83,6 +90,7 @@ EvalResult evaluate(const Config *c, int i, Model *m, Fsdp *f, const volatile si
     loader_close(l);
     free(tokens);
     free(targets);
+    free(begins);
     comm_sum(total, 2);
     return (EvalResult){ c->eval[i].label, total[1] ? total[0] / total[1] : NAN, (long)total[1], cut };
 }

@@ -56,8 +56,8 @@ static bool gives_finite_step(Run *r)
     watchdog_mark("forward and backward after the last update", -1);
     fsdp_zero_grads(&r->fsdp);
     model_losses(&r->model);
-    model_step(&r->model, &r->fsdp, b->tokens + first, b->targets + first, 1 / ((float)B * (float)T * (float)comm_size()),
-               (float)r->config->z_loss, PASS_COMPLETE);
+    model_step(&r->model, &r->fsdp, b->tokens + first, b->targets + first, b->begins + first,
+               1 / ((float)B * (float)T * (float)comm_size()), (float)r->config->z_loss, PASS_COMPLETE);
     watchdog_mark_together("reading its loss and gradient norm", -1);
     double loss = model_losses(&r->model).loss;
     comm_sum(&loss, 1);
