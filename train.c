@@ -18,6 +18,7 @@
 #include "model/config/load.h"
 #include "model/run/downstream.h"
 #include "model/run/evaluate.h"
+#include "model/run/generate.h"
 #include "model/run/log.h"
 #include "model/run/ruin.h"
 #include "model/run/run.h"
@@ -255,6 +256,22 @@ static void train(Run *r)
     finish_saving(r);
 }
 
+static void train_or_evaluate(const Config *c)
+{
+    Run r;
+    watchdog_set_patient(true);
+    watchdog_mark("opening data and model", -1);
+    run_open(&r, c);
+    watchdog_set_patient(false);
+    error_hold_warnings(false);
+    if (c->eval_only)
+        evaluate_all(&r, 0);
+    else
+        train(&r);
+    watchdog_set_patient(true);
+    run_close(&r);
+}
+
 int main(int argc, char **argv)
 {
     signal(SIGTERM, on_signal);
@@ -281,18 +298,10 @@ int main(int argc, char **argv)
     watchdog_mark_together("connecting the devices", -1);
     comm_init();
 
-    Run r;
-    watchdog_set_patient(true);
-    watchdog_mark("opening data and model", -1);
-    run_open(&r, c);
-    watchdog_set_patient(false);
-    error_hold_warnings(false);
-    if (c->eval_only)
-        evaluate_all(&r, 0);
+    if (c->generate)
+        generate(c);
     else
-        train(&r);
-    watchdog_set_patient(true);
-    run_close(&r);
+        train_or_evaluate(c);
     watchdog_stop();
     config_free(c);
     comm_finish();

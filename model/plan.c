@@ -231,7 +231,7 @@ void model_plan(Model *m, Fsdp *f, const Config *c, Placement p)
     *m = (Model){ .config = mc, .recipe = c->recipe, .L = mc->n_layers, .P = P, .forward_only = config_forward_only(c),
                   .documents = c->data.generate_doc_lengths && !c->generate };
     *f = (Fsdp){ 0 };
-    m->attn = (Attention){ .B = c->generate ? 1 : c->device_train_microbatch_size, .T = T, .H = mc->n_heads,
+    m->attn = (Attention){ .B = c->device_train_microbatch_size, .T = T, .H = mc->n_heads,
                            .K = mc->n_kv_heads, .D = mc->head_dim, .scale = (float)(1 / sqrt(mc->head_dim)),
                            .clip = mc->clip_qkv, .norm = mc->norm };
     m->N = m->attn.B * m->attn.T;

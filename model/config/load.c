@@ -344,6 +344,9 @@ void config_write_text(Settings *s)
 
 /* ---- the whole -------------------------------------------------------------------------------------------- */
 
+/* Where a run that has a load_path says all else about itself without a file. */
+#define COMMAND_LINE "the command line"
+
 static bool is_question(const char *argument)
 {
     return strncmp(argument, "--help", 6) == 0 || strcmp(argument, "-h") == 0 || strcmp(argument, "--version") == 0;
@@ -377,15 +380,17 @@ Config *config_load(int argc, char **argv, int world, char *(*latest)(const char
     for (int i = 1; i < argc; i++)
         if (is_question(argv[i]))
             return answer(argv[i]);
-    if (argv[1][0] == '-')
-        die("'%s' is no configuration file; it comes first: ./train configs/tiny.yaml %s", argv[1], argv[1]);
+    const bool has_file = argv[1][0] != '-';
     Settings *s = xcalloc(1, sizeof *s);
-    Reader r = { .s = s, .root = yaml_load(argv[1]), .file = argv[1], .world = world };
+    Reader r = { .s = s, .root = has_file ? yaml_load(argv[1]) : yaml_new(YAML_MAP, NULL, NULL, COMMAND_LINE, 0),
+                 .file = has_file ? argv[1] : COMMAND_LINE, .world = world };
     size_t size;
     r.notes = open_memstream(&r.notes_text, &size);
     const bool has_model = yaml_find(r.root, "model.d_model") || yaml_find(r.root, "model.n_layers");
-    for (int i = 2; i < argc; i++)
+    for (int i = has_file ? 2 : 1; i < argc; i++)
         yaml_override(r.root, argv[i]);
+    if (!has_file && !yaml_find(r.root, "load_path"))
+        die("'%s' is no configuration file; it comes first: ./train configs/tiny.yaml %s", argv[1], argv[1]);
 
     set_defaults(s, false);
     config_drop_data(&r);

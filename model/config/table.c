@@ -2,8 +2,8 @@
  * of OLMo could not run here (dropout, biases) the key has the value that can. Keys of ours: recipe, format.*,
  * model.architecture, model.head_dim, model.sliding_window, model.layer_types and model.rope_scaling.* (Hugging Face's names, but
  * for OLMo-core's full_attn_layers_only), scheduler.t_decay, spikes, loss_chunk, quant_stats_interval, fsdp.grad_sync_mode,
- * profile, timeout_seconds, trainable, dry_run, eval_only, ranks, device_memory. Sections stand in the order in which the resolved
- * configuration shows them. */
+ * profile, timeout_seconds, trainable, dry_run, eval_only, generate, max_new_tokens, temperature, top_p, ranks, device_memory. Sections
+ * stand in the order in which the resolved configuration shows them. */
 #include "model/config/table.h"
 
 #include <assert.h>
@@ -46,6 +46,14 @@ const ConfigKey config_keys[] = {
     OTHER ("eval_only", BOOL, "false", C(eval_only),
            "print what the evaluators say of load_path, then stop; needs no data and writes nothing but, into a save_folder that is "
            "given, eval.jsonl"),
+    OTHER ("generate", STRING, "null", C(generate),
+           "a file of prompts, {\"tokens\": [...]} a line: print their continuations by load_path, then stop; needs no data, writes "
+           "no files; recipe bf16 unless one is given"),
+    NUMBER("max_new_tokens", INT, "128", 1, 1 << 24, C(max_new_tokens), "generate: tokens of a continuation, if no end of text ends it"),
+    NUMBER("temperature", DOUBLE, "0", 0, 1e3, C(temperature),
+           "generate: logits are divided by it; 0: always the most likely token; draws follow from `seed`"),
+    NUMBER("top_p", DOUBLE, "1", TINY, 1, C(top_p),
+           "generate: draw from the fewest most likely tokens that have this probability together"),
     OPTION("ranks", INT, "null", 0, 1, MANY, C(ranks), "dry_run: ranks to plan for; default: those that were started"),
     OPTION("device_memory", DOUBLE, "null", 0, TINY, 1e6, C(device_memory),
            "dry_run: memory of each device in GiB (2^30 bytes), as nvidia-smi counts it; default: that of the device here"),

@@ -314,8 +314,7 @@ static void open_data(Run *r)
     set_lengths(r);
 }
 
-/* Any GPU stores FP8 and converts it; not every one multiplies it. */
-static void check_device(const Recipe *r)
+void run_check_device(const Recipe *r)
 {
     if (format_is_fp8(r->operand) && !device_has_fp8())
         die("recipe %s multiplies %s (format.operand), which this %s cannot: FP8 takes compute capability 8.9 or later (L40S, "
@@ -375,7 +374,7 @@ void run_open(Run *r, const Config *c)
         evaluate_check(c);
     else
         open_data(r);
-    check_device(&c->recipe);
+    run_check_device(&c->recipe);
     char *latest = c->try_load_latest_save ? checkpoint_latest(c->save_folder) : NULL;
     const char *folder = latest ? latest : c->load_path;
     check_agreement("checkpoints to go on from", text_hash(folder ? folder : ""));
