@@ -8,13 +8,18 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <cmocka.h>
+#include <jansson.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "kernels/device.h"
 #include "kernels/error.h"
 #include "kernels/values.h"
+#include "model/checkpoint/checkpoint.h"
+#include "model/config/hf.h"
 #include "model/decode.h"
+#include "model/sampling.h"
 #include "tests/models.h"
 
 /* Longer than a window, than the texts that rotary frequencies are scaled for, and, in one case, than a pass of the prompt. */
@@ -156,6 +161,54 @@ static void test_recipes(void **state)
         }
 }
 
+/* ---- transformers ------------------------------------------------------------------------------------------ */
+
+/* A list of the folder's continuation.json, which scripts/golden_generate.py recorded. */
+static int read_list(int *x, int most, const json_t *o, const char *name)
+{
+    const json_t *list = json_object_get(o, name);
+    const int n = (int)json_array_size(list);
+    assert_in_range(n, 1, most);
+    for (int i = 0; i < n; i++)
+        x[i] = (int)json_integer_value(json_array_get(list, (size_t)i));
+    return n;
+}
+
+/* Greedy tokens are those of transformers' generate: what decided them there is a hundred times what rounding explains. */
+static void test_continuation(void **state)
+{
+    Setup s = { .name = *state };
+    ModelConfig m = { .init_std = 0.02 };
+    char folder[128], path[160];
+    int prompt[64], expected[64];
+    float logits[128];
+    const Sampling greedy = { .temperature = 0, .top_p = 1 };
+    snprintf(folder, sizeof folder, "tests/golden/%s", s.name);
+    snprintf(path, sizeof path, "%s/continuation.json", folder);
+    json_t *o = json_load_file(path, 0, NULL);
+    const int length = read_list(prompt, 64, o, "prompt"), count = read_list(expected, 64, o, "tokens");
+    assert_true(json_number_value(json_object_get(o, "margin")) >= 1e-3);
+    config_read_hf(&m, folder);
+    m.max_sequence_length = length + count;
+    model_config(&s.config, &m, "f32", 1);
+    s.config.generate = path;
+    model_create(&s.model, &s.fsdp, &s.config);
+    checkpoint_load(folder, &s.config, &s.fsdp, NULL, false);
+    decode_begin(&s.model);
+    decode_append(&s.model, &s.fsdp, prompt, length);
+    for (int i = 0; i < count; i++) {
+        decode_logits(&s.model, &s.fsdp, logits);
+        const int token = sample_token(logits, m.vocab_size, &greedy, 0);
+        if (token != expected[i])
+            fail_msg("%s: token %d of the continuation is %d, by transformers %d", s.name, i, token, expected[i]);
+        decode_append(&s.model, &s.fsdp, &token, 1);
+    }
+    json_decref(o);
+    close_setup(&s);
+}
+
+#define CONTINUATION(folder) { .name = "test_continuation: " folder, .test_func = test_continuation, .initial_state = folder }
+
 /* ---- memory ----------------------------------------------------------------------------------------------- */
 
 static double loss_of(const Config *c, PlanBytes *bytes, size_t others[3])
@@ -228,7 +281,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_same_logits), cmocka_unit_test(test_long_prompt), cmocka_unit_test(test_recipes),
-        cmocka_unit_test(test_forward_only), cmocka_unit_test(test_one_copy),
+        cmocka_unit_test(test_forward_only), cmocka_unit_test(test_one_copy), CONTINUATION("llama"),
+        CONTINUATION("llama-gqa-tied"), CONTINUATION("llama-head-dim"), CONTINUATION("olmo"), CONTINUATION("olmo2"),
+        CONTINUATION("mistral"), CONTINUATION("mistral-full"), CONTINUATION("qwen3"), CONTINUATION("qwen3-tied"),
+        CONTINUATION("olmo3"), CONTINUATION("olmo3-default"),
     };
     return cmocka_run_group_tests(tests, start, NULL);
 }
