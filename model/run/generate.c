@@ -107,7 +107,8 @@ static void open_generator(Generator *g, const Config *c)
     g->config.loss_chunk = 1;           /* only the last token's logits are looked at */
     memory_plan(&g->model, &g->fsdp, &g->config);
     model_place(&g->model, &g->fsdp, &g->config);
-    checkpoint_load(folder, &g->config, &g->fsdp, NULL, false);
+    TrainState unread;
+    checkpoint_load(folder, &g->config, &g->fsdp, &unread, false);
     find_stops(g, folder);
     g->logits = xmalloc(sizeof *g->logits * (size_t)c->model.vocab_size);
     g->tokens = xmalloc(sizeof *g->tokens * (size_t)g->config.model.max_sequence_length);
