@@ -3,94 +3,98 @@
 
     python3 scripts/make_shards.py --tokenizer tokenizer.json --eos 50279 --output data/mine docs/*.txt more.jsonl.gz
 
-A .txt file is one document; a .jsonl file has one in the field "text" of each line; both may be compressed (.gz).
-Texts are stripped, empty ones skipped, and the eos token ends each document; no other special token is added. Next to
-part-00000.npy, part-00000.csv.gz has a row per document: first token, token behind the last, id, file, line (from 1).
+A .jsonl or .json file has a document in the field "text" of each line; any other file of text is one document; all may be
+compressed (.gz). Texts are stripped, empty ones skipped, and the eos token ends each document; no other special token is added.
+Next to part-00000.npy, part-00000.csv.gz has a row per document: first token, token behind the last, id, file, line (from 1). The
+same files give the same bytes, with any number of processes. At the end come the lines that a configuration needs.
 Needs the packages tokenizers and numpy. NOTE: tokenize.py as a name would hide Python's own module of that name.
 """
-import argparse, csv, glob, gzip, json, os, sys
+import argparse, json, os
 
-import numpy as np
-from tokenizers import Tokenizer
+import shards
 
-
-def documents(path):
-    """(id, text, line) of every document of a file."""
-    name = path.removesuffix(".gz")
-    with (gzip.open if name != path else open)(path, "rt", encoding="utf-8") as file:
-        if name.endswith(".jsonl"):
-            for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
-                try:
-                    entry = json.loads(line)
-                except ValueError as error:
-                    sys.exit(f"error: {path}:{number}: {error}")
-                if not isinstance(entry, dict) or not isinstance(entry.get("text"), str):
-                    sys.exit(f"error: {path}:{number}: expected an object with a string \"text\"; found {line.strip()[:80]}")
-                yield str(entry.get("id", number)), entry["text"], number
-        elif name.endswith(".txt"):
-            yield os.path.basename(name), file.read(), 1
-        else:
-            sys.exit(f"error: {path}: neither .txt nor .jsonl (nor one of them with .gz)")
+np, Bad = shards.np, shards.Bad
+process = argparse.Namespace()      # what work() uses, in each process
 
 
-def readable(path):
+def has_lines(path):
+    return path.removesuffix(".gz").endswith((".jsonl", ".json"))
+
+
+def read_line(path, number, line):
+    """(id, text) of a line of JSON."""
     try:
-        yield from documents(path)
-    except (UnicodeDecodeError, gzip.BadGzipFile) as error:
-        sys.exit(f"error: {path}: {error}")
+        entry = json.loads(line)
+    except ValueError as problem:
+        raise Bad(f"{path}:{number}: {getattr(problem, 'msg', problem)}; expected a line of JSON")
+    if not isinstance(entry, dict) or not isinstance(entry.get("text"), str):
+        raise Bad(f"{path}:{number}: {json.dumps(entry)[:80]}; expected an object with a string \"text\"")
+    return str(entry.get("id", number)), entry["text"]
 
 
-def write_shard(folder, number, dtype, tokens, rows):
-    base = os.path.join(folder, f"part-{number:05d}")
-    np.concatenate(tokens).astype(dtype).tofile(base + ".npy")
-    with gzip.open(base + ".csv.gz", "wt", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows(rows)
-    print(f"{base}.npy: {rows[-1][1]} tokens, {len(rows)} documents")
+def read_file(path, data):
+    """(id, text) of a whole file."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as problem:
+        raise Bad(f"{path}: {problem}; expected text in UTF-8")
+    if "\0" in text:
+        raise Bad(f"{path}: byte {text.index(chr(0))} is 0; expected text")
+    return os.path.basename(path).removesuffix(".gz"), text.replace("\r\n", "\n")
 
 
-def main():
+def start(tokenizer, eos):
+    process.tokenizer, process.eos, process.dtype = shards.load_tokenizer(tokenizer), eos, None
+    process.dtype = shards.dtype_name(process.tokenizer)
+
+
+def work(items):
+    """(ids, columns of the row) of each document that has text."""
+    documents = []
+    for path, number, data in items:
+        name, text = read_line(path, number, data) if has_lines(path) else read_file(path, data)
+        ids = shards.encode(process.tokenizer, text.strip(), f"{path}:{number}").ids
+        if ids:
+            ids += [process.eos] if ids[-1] != process.eos else []
+            documents.append((np.array(ids, process.dtype), (" ".join(name.split("\n")), path, number)))
+    return documents
+
+
+def find_eos(tokenizer, eos, path):
+    """The id of --eos, which is an id or the text of a token."""
+    number = int(eos) if eos.isascii() and eos.isdigit() else tokenizer.token_to_id(eos)
+    size = shards.vocabulary_size(tokenizer)
+    if number is None or number >= size or tokenizer.id_to_token(number) is None:
+        raise Bad(f"--eos {eos} is no token of {path}; expected the text of one, or an id below {size}")
+    return number
+
+
+def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+", help=".txt, .jsonl, .txt.gz or .jsonl.gz")
-    parser.add_argument("--tokenizer", required=True, help="tokenizer.json of the model")
-    parser.add_argument("--eos", required=True, type=int, help="id that ends a document (model.eos_token_id)")
-    parser.add_argument("--output", required=True, help="folder for the shards")
-    parser.add_argument("--shard-tokens", type=int, default=2**28, help="begin a new shard after so many tokens")
-    args = parser.parse_args()
+    parser.add_argument("files", nargs="+", help=".jsonl, .json, or any text; also .gz")
+    parser.add_argument("--tokenizer", required=True, help="tokenizer.json of the model, or its folder")
+    parser.add_argument("--eos", required=True, help="token that ends a document, by text or id (model.eos_token_id)")
+    shards.add_arguments(parser)
+    args = parser.parse_args(arguments)
+    shards.check_arguments(args)
+    tokenizer = shards.load_tokenizer(args.tokenizer)
+    eos = find_eos(tokenizer, args.eos, args.tokenizer)
 
-    for path in [args.tokenizer, *args.files]:
-        if not os.path.isfile(path):
-            sys.exit(f"error: {path}: no such file")
-    if glob.glob(os.path.join(args.output, "part-*.npy")):
-        sys.exit(f"error: {args.output} has shards already; delete them, or give another --output")
-    tokenizer = Tokenizer.from_file(args.tokenizer)
-    vocab = max(tokenizer.get_vocab().values()) + 1
-    if tokenizer.id_to_token(args.eos) is None:
-        sys.exit(f"error: --eos {args.eos} is no id of {args.tokenizer}, whose ids are below {vocab}")
-    dtype = "<u2" if vocab <= 2**16 else "<u4"
-    os.makedirs(args.output, exist_ok=True)
-
-    tokens, rows, end, shards = [], [], 0, 0
-    for path in args.files:
-        for name, text, line in readable(path):
-            ids = tokenizer.encode(text.strip(), add_special_tokens=False).ids
-            if not ids:
-                continue
-            ids += [args.eos] if ids[-1] != args.eos else []
-            tokens.append(np.array(ids, dtype=dtype))
-            rows.append((end, end + len(ids), name, path, line))
-            end += len(ids)
-            if end >= args.shard_tokens:
-                write_shard(args.output, shards, dtype, tokens, rows)
-                tokens, rows, end, shards = [], [], 0, shards + 1
-    if rows:
-        write_shard(args.output, shards, dtype, tokens, rows)
-    elif shards == 0:
-        sys.exit("error: no document with text in these files")
-    print(f"data.memmap_dtype: {'uint16' if dtype == '<u2' else 'uint32'}, model.eos_token_id: {args.eos}, "
-          f"ids below {vocab}")
+    with shards.Output(args, "part-{:05d}", None, shards.dtype_name(tokenizer)) as output:
+        batches = shards.read_batches(args.files, has_lines)
+        with shards.Progress(args.files) as progress:
+            for documents, position in shards.work_on(batches, work, start, (args.tokenizer, eos), args.processes):
+                for ids, columns in documents:
+                    output.add(ids, None, columns)
+                progress.show(position, f"{output.train.documents:,} documents")
+        if not output.train.documents + output.val.documents:
+            raise Bad("no document with text in these files; expected one")
+        output.publish()
+    print(*output.statistics("documents"), sep="\n")
+    size = shards.vocabulary_size(tokenizer)
+    padded = {"embedding_size": -(-size // 128) * 128} if size % 128 else {}
+    shards.print_yaml(output, {"vocab_size": size, **padded, "eos_token_id": eos}, {"memmap_dtype": shards.dtype_name(tokenizer)})
 
 
 if __name__ == "__main__":
-    main()
+    shards.run(main)

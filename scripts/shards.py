@@ -1,0 +1,294 @@
+"""What make_shards.py and make_chat_shards.py share: reading files, working on them in parallel, writing token shards.
+
+A shard is a part of three files: NAME.npy, bare little-endian uint16 or uint32 numbers; NAME.csv.gz beside it, a row for each
+document with its first token, the token behind its last and whatever else is known of it; and, of conversations, a mask of one
+byte for each token. Parts for validation lie in the folder "val" of the output, chosen by a hash of their tokens: whatever the
+order and number of files and processes, the same documents, and of two equal ones both or none.
+"""
+import collections, contextlib, csv, glob, gzip, hashlib, io, json, os, signal, sys, tempfile, time, zlib
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+
+os.environ["TOKENIZERS_PARALLELISM"] = "false"      # processes here take its place
+try:
+    import numpy as np
+    from tokenizers import Tokenizer, processors
+except ImportError as problem:
+    sys.exit(f"error: {problem}: pip install tokenizers numpy")
+
+BATCH_BYTES, BATCH_ITEMS = 1 << 20, 512     # what a process gets at a time
+
+
+class Bad(Exception):
+    """What is wrong with the input, in the words that the user reads."""
+
+
+def add_arguments(parser):
+    parser.add_argument("--output", required=True, help="folder for the shards")
+    parser.add_argument("--val-fraction", type=float, default=0, help="share of the documents for validation, in OUTPUT/val")
+    parser.add_argument("--max-tokens", type=int, default=2**28, help="tokens of a part, unless one document has more")
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="default: as many as cores")
+
+
+def check_arguments(args):
+    for path in args.files:
+        if not os.path.isfile(path):
+            raise Bad(f"{path}: no such file")
+    if len(set(args.files)) < len(args.files):
+        raise Bad("a file is named twice; expected each once")
+    if not 0 <= args.val_fraction < 1:
+        raise Bad(f"--val-fraction={args.val_fraction}: expected from 0 to below 1")
+    if args.max_tokens < 1 or args.processes < 1:
+        raise Bad(f"--max-tokens={args.max_tokens} --processes={args.processes}: expected at least 1")
+
+
+def run(main):
+    """Calls main() and says what was wrong, in one line."""
+    try:
+        main()
+    except Bad as problem:
+        sys.exit(f"error: {problem}")
+    except BrokenProcessPool:
+        sys.exit("error: a process ended without a word, as when memory is short; expected less: try fewer --processes")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+# ---- tokenizers --------------------------------------------------------------------------------------------------------------
+
+def load_tokenizer(path):
+    """Of a tokenizer.json, or of a folder with one. It neither cuts nor fills up, and tells the characters of each token
+    exactly: a post-processor would leave out spaces (trim_offsets), and does nothing else without special tokens."""
+    path = os.path.join(path, "tokenizer.json") if os.path.isdir(path) else path
+    if not os.path.isfile(path):
+        raise Bad(f"{path}: no such file; where there is only a tokenizer.model, transformers makes one: "
+                  "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)")
+    try:
+        tokenizer = Tokenizer.from_file(path)
+    except Exception as problem:        # tokenizers raises nothing more exact
+        raise Bad(f"{path}: {problem}; expected a tokenizer.json")
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.post_processor = processors.Sequence([])
+    return tokenizer
+
+
+def encode(tokenizer, text, where):
+    try:
+        return tokenizer.encode(text, add_special_tokens=False)
+    except (UnicodeEncodeError, TypeError):
+        raise Bad(f"{where}: half of a surrogate pair (as \\ud83d alone); expected text that UTF-8 can hold")
+
+
+def vocabulary_size(tokenizer):
+    return max(tokenizer.get_vocab().values()) + 1
+
+
+def dtype_name(tokenizer):
+    return "uint16" if vocabulary_size(tokenizer) <= 2**16 else "uint32"
+
+
+# ---- reading and working -----------------------------------------------------------------------------------------------------
+
+def read_items(paths, has_lines):
+    """((path, line, bytes), bytes read so far) of every line that is not blank where has_lines(path), else of every file."""
+    before = 0
+    for path in paths:
+        with open(path, "rb") as raw:
+            file = gzip.GzipFile(fileobj=raw) if path.endswith(".gz") else raw
+            try:
+                if has_lines(path):
+                    for number, line in enumerate(file, 1):
+                        if line.strip():
+                            yield (path, number, line), before + raw.tell()
+                else:
+                    yield (path, 1, file.read()), before + raw.tell()
+            except (OSError, EOFError, zlib.error) as problem:
+                raise Bad(f"{path}: {problem}; expected a whole file")
+            before += raw.seek(0, os.SEEK_END)
+
+
+def read_batches(paths, has_lines):
+    """(items, bytes read so far)"""
+    batch, size = [], 0
+    for item, position in read_items(paths, has_lines):
+        batch.append(item)
+        size += len(item[2])
+        if size >= BATCH_BYTES or len(batch) == BATCH_ITEMS:
+            yield batch, position
+            batch, size = [], 0
+    if batch:
+        yield batch, position
+
+
+def start_process(start, arguments):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)    # the first process hears it, too, and ends the others
+    start(*arguments)
+
+
+def work_on(batches, work, start, arguments, processes):
+    """(work(items), position) of all batches in order. start(*arguments) comes first in each process, of which as many work;
+    no more batches are in memory than keep them busy."""
+    if processes == 1:
+        start(*arguments)
+        for items, position in batches:
+            yield work(items), position
+        return
+    with ProcessPoolExecutor(processes, initializer=start_process, initargs=(start, arguments)) as pool:
+        waiting = collections.deque()
+        try:
+            for items, position in batches:
+                waiting.append((pool.submit(work, items), position))
+                if len(waiting) > 2 * processes:
+                    result, position = waiting.popleft()
+                    yield result.result(), position
+            while waiting:
+                result, position = waiting.popleft()
+                yield result.result(), position
+        finally:
+            for result, _ in waiting:
+                result.cancel()
+
+
+class Progress:
+    """A bar on a terminal, nothing elsewhere."""
+    WIDTH = 30
+
+    def __init__(self, paths):
+        self.total = max(1, sum(os.path.getsize(path) for path in paths))
+        self.begin = self.shown = time.monotonic()
+        self.on = sys.stderr.isatty()
+
+    def __enter__(self):
+        return self
+
+    def show(self, position, what):
+        now = time.monotonic()
+        if not self.on or now - self.shown < 0.2:
+            return
+        self.shown = now
+        share = min(1, position / self.total)
+        bar = "#" * int(share * self.WIDTH)
+        left = (now - self.begin) * (1 - share) / max(share, 1e-9)
+        sys.stderr.write(f"\r[{bar:{self.WIDTH}}] {share:4.0%}  {what}, {left:.0f} s left\x1b[K")
+        sys.stderr.flush()
+
+    def __exit__(self, *_):
+        if self.on:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
+# ---- writing -----------------------------------------------------------------------------------------------------------------
+
+def gzip_text(path):
+    """The same bytes for the same rows: without the time and the name that gzip likes to add."""
+    raw = open(path, "wb")
+    file = gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0)
+    file.myfileobj = raw        # so that it closes it
+    return io.TextIOWrapper(file, encoding="utf-8", newline="")
+
+
+class Writer:
+    """Parts of one set of documents. name: of a part's tokens with a place for its number; mask_name: of its mask, or None."""
+
+    def __init__(self, folder, name, mask_name, dtype, max_tokens):
+        self.folder, self.name, self.mask_name, self.dtype, self.max_tokens = folder, name, mask_name, dtype, max_tokens
+        self.parts = self.documents = self.tokens = self.labels = self.longest = 0
+        self.part_tokens, self.files = 0, None
+
+    def open(self, number):
+        os.makedirs(self.folder, exist_ok=True)
+        base = os.path.join(self.folder, self.name.format(number))
+        self.files = [open(base + ".npy", "wb"), gzip_text(base + ".csv.gz")]
+        self.rows = csv.writer(self.files[1], lineterminator="\n")
+        if self.mask_name:
+            self.files.append(open(os.path.join(self.folder, self.mask_name.format(number) + ".npy"), "wb"))
+
+    def add(self, ids, mask, columns):
+        """A document: its ids, its mask of bools (None: no mask), and what its row says behind start and end."""
+        if self.files and self.part_tokens + len(ids) > self.max_tokens:
+            self.close()
+        if not self.files:
+            self.open(self.parts)
+            self.parts, self.part_tokens = self.parts + 1, 0
+        self.files[0].write(ids.astype(self.dtype).tobytes())
+        if self.mask_name:
+            self.files[2].write(mask.astype(np.bool_).tobytes())
+            self.labels += int(mask.sum())
+        self.rows.writerow([self.part_tokens, self.part_tokens + len(ids), *columns])
+        self.part_tokens += len(ids)
+        self.documents += 1
+        self.tokens += len(ids)
+        self.longest = max(self.longest, len(ids))
+
+    def close(self):
+        for file in self.files or []:
+            file.close()
+        self.files = None
+
+
+class Output:
+    """The parts for training and validation of a run, which appear in the output folder together, by publish()."""
+
+    def __init__(self, args, name, mask_name, dtype):
+        self.folder, self.fraction = args.output, args.val_fraction
+        for folder in (self.folder, os.path.join(self.folder, "val")):
+            found = sorted(glob.glob(os.path.join(glob.escape(folder), name.split("{")[0] + "*")))
+            if found:
+                raise Bad(f"{found[0]} is there already; expected a folder without shards: delete them, or give another --output")
+        os.makedirs(self.folder, exist_ok=True)
+        self.unfinished = tempfile.TemporaryDirectory(prefix=".unfinished-", dir=self.folder)
+        folders = self.unfinished.name, os.path.join(self.unfinished.name, "val")
+        self.train, self.val = (Writer(folder, name, mask_name, dtype, args.max_tokens) for folder in folders)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.train.close()
+        self.val.close()
+        self.unfinished.cleanup()
+
+    def add(self, ids, mask, columns):
+        chance = int.from_bytes(hashlib.blake2b(ids.tobytes(), digest_size=8).digest(), "little") / 2**64
+        (self.val if chance < self.fraction else self.train).add(ids, mask, columns)
+
+    def publish(self):
+        self.train.close()
+        self.val.close()
+        if self.fraction and not (self.train.documents and self.val.documents):
+            raise Bad(f"--val-fraction={self.fraction} leaves {self.train.documents} documents for training and "
+                      f"{self.val.documents} for validation; expected some for each: choose another")
+        for folder, _, names in os.walk(self.unfinished.name):
+            to = os.path.normpath(os.path.join(self.folder, os.path.relpath(folder, self.unfinished.name)))
+            os.makedirs(to, exist_ok=True)
+            for name in names:
+                os.rename(os.path.join(folder, name), os.path.join(to, name))
+
+    def statistics(self, what):
+        for place, writer in (("", self.train), (" for validation", self.val)):
+            if writer.documents:
+                labels = f", of which {writer.labels:,} are labels" if writer.mask_name else ""
+                yield (f"{writer.documents:,} {what}{place} in {writer.parts} part{'s' * (writer.parts > 1)}: "
+                       f"{writer.tokens:,} tokens{labels}; mean {writer.tokens / writer.documents:.1f}, longest {writer.longest:,}")
+
+
+def paths_yaml(writer, folder):
+    """'paths: [...]' and, where there are masks, 'label_mask_paths: [...]'."""
+    for key, name in (("paths", writer.name), ("label_mask_paths", writer.mask_name)):
+        if name:
+            yield f"{key}: " + json.dumps([os.path.join(folder, name.split("{")[0] + "*.npy")], ensure_ascii=False)
+
+
+def print_yaml(output, model, data):
+    """What a configuration needs to train on the output: model and data, more keys of these sections."""
+    print("\nin the configuration:\n")
+    print("model: {" + ", ".join(f"{key}: {value}" for key, value in model.items()) + "}")
+    print("data:")
+    for line in [*paths_yaml(output.train, output.folder), *(f"{key}: {value}" for key, value in data.items())]:
+        print("  " + line)
+    if output.val.documents:
+        print("evaluators:\n  - label: val\n    data:")
+        for line in paths_yaml(output.val, os.path.join(output.folder, "val")):
+            print("      " + line)

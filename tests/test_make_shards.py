@@ -1,0 +1,464 @@
+#!/usr/bin/env python3
+"""scripts/make_chat_shards.py and make_shards.py: of random conversations in three published chat templates (tests/golden/chat) the
+labels are the assistant's tokens, told here from what each template is known to write; forms of input, errors, parts, processes."""
+import contextlib, csv, glob, gzip, hashlib, importlib.util, io, json, os, random, shutil, subprocess, sys, tempfile, unittest
+
+TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+TEMPLATES = os.path.join(TOP, "tests", "golden", "chat")
+sys.path.insert(0, os.path.join(TOP, "scripts"))
+sys.dont_write_bytecode = True
+
+MISSING = [module for module in ("tokenizers", "jinja2", "numpy") if importlib.util.find_spec(module) is None]
+if not MISSING:
+    import numpy as np
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from tokenizers.models import WordLevel
+
+    import make_chat_shards
+    import make_shards
+    import shards
+
+WORDS = "a the model answers question two plus four is seven thank you hello  world don't naïve 東京 😀 x1 = {y} <b>".split(" ")
+SPECIAL = {"llama-3.1": ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
+           "olmo-2": ["<|endoftext|>"], "chatml": ["<|im_start|>", "<|im_end|>"]}
+
+
+def make_tokenizer(path, special, splits=True):
+    """Byte-level BPE. splits: a line's end is a token of its own, so that texts that end with one become tokens on their own.
+    It would cut to 5 tokens and tell the places of words without their spaces, as tokenizer.json of published models may."""
+    tokenizer = Tokenizer(models.BPE())
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    line_ends = pre_tokenizers.Split(Regex("\n"), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([line_ends, byte_level]) if splits else byte_level
+    tokenizer.decoder = decoders.ByteLevel()
+    r = random.Random(0)
+    text = [" ".join(r.choices(WORDS, k=50)) + "\n\n" for _ in range(40)]
+    tokenizer.train_from_iterator(text, trainers.BpeTrainer(vocab_size=400, special_tokens=special, show_progress=False,
+                                                            initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
+    tokenizer.enable_truncation(5)
+    tokenizer.save(path)
+
+
+def random_text(r):
+    text = " ".join(r.choices(WORDS, k=r.randrange(12)))
+    return r.choice(["", " ", "\n", "\t "]) + text.replace("two", "\n") + r.choice(["", "", " ", "\n\n"])
+
+
+def random_conversation(r, special):
+    messages = [{"role": "system", "content": random_text(r)}] if r.random() < 0.4 else []
+    for _ in range(r.randrange(1, 5)):
+        question = random_text(r) + r.choice(["", "", "", r.choice(special) + "?"])
+        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": random_text(r)}]
+    if r.random() < 0.2:
+        messages.append({"role": "user", "content": random_text(r)})       # a question without an answer at the end
+    return messages
+
+
+def llama_pieces(messages):
+    given = messages[0]["role"] == "system"
+    system = messages[0]["content"].strip() if given else ""
+    yield "<|begin_of_text|>", False
+    for text in ("<|start_header_id|>", "system", "<|end_header_id|>", "\n", "\n", "Cutting Knowledge Date: December 2023\n",
+                 "Today Date: 26 Jul 2024\n", "\n", system, "<|eot_id|>"):
+        yield text, False
+    for message in messages[given:]:
+        for text in ("<|start_header_id|>", message["role"], "<|end_header_id|>", "\n", "\n"):
+            yield text, False
+        for text in (message["content"].strip(), "<|eot_id|>"):
+            yield text, message["role"] == "assistant"
+
+
+def olmo_pieces(messages):
+    yield "<|endoftext|>", False
+    for i, message in enumerate(messages):
+        learned = message["role"] == "assistant"
+        yield f"<|{message['role']}|>\n", False
+        yield message["content"] + ("<|endoftext|>" if learned else ""), learned
+        yield "" if learned and i == len(messages) - 1 else "\n", False
+
+
+def chatml_pieces(messages):
+    for message in messages:
+        for text in ("<|im_start|>", message["role"], "\n"):
+            yield text, False
+        for text in (message["content"], "<|im_end|>"):
+            yield text, message["role"] == "assistant"
+        yield "\n", False
+
+
+PIECES = {"llama-3.1": llama_pieces, "olmo-2": olmo_pieces, "chatml": chatml_pieces}
+
+
+@unittest.skipIf(MISSING, "pip install " + " ".join(MISSING))
+class Folder(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.models = tempfile.mkdtemp(prefix="coat-shards-models-")
+        for name in PIECES:
+            os.makedirs(folder := os.path.join(cls.models, name))
+            make_tokenizer(os.path.join(folder, "tokenizer.json"), SPECIAL[name])
+            tokens = {"bos_token": SPECIAL[name][0], "eos_token": {"content": SPECIAL[name][-1]}, "pad_token": None}
+            cls.dump(tokens, folder, "tokenizer_config.json")
+            shutil.copy(os.path.join(TEMPLATES, name + ".jinja"), os.path.join(folder, "chat_template.jinja"))
+
+    @classmethod
+    def tearDownClass(cls):
+        shutil.rmtree(cls.models)
+
+    def setUp(self):
+        self.top = tempfile.mkdtemp(prefix="coat-shards-")
+        self.addCleanup(shutil.rmtree, self.top, ignore_errors=True)
+        self.outputs = 0
+
+    @staticmethod
+    def dump(value, *path):
+        with open(os.path.join(*path), "w", encoding="utf-8") as file:
+            json.dump(value, file)
+
+    def write(self, name, content):
+        """content: objects, one per line, or the file's text or bytes."""
+        path = os.path.join(self.top, name)
+        data = "".join(json.dumps(entry) + "\n" for entry in content) if isinstance(content, list) else content
+        with (gzip.open if name.endswith(".gz") else open)(path, "wb") as file:
+            file.write(data if isinstance(data, bytes) else data.encode())
+        return path
+
+    def model(self, template, special=("<|end|>",), splits=True, **config):
+        """A folder with another template."""
+        folder = tempfile.mkdtemp(dir=self.top)
+        make_tokenizer(os.path.join(folder, "tokenizer.json"), list(special), splits)
+        self.dump({"eos_token": special[0], "chat_template": template, **config}, folder, "tokenizer_config.json")
+        return folder
+
+    def call(self, program, *arguments):
+        """Runs it; (output folder, what it printed)."""
+        self.outputs += 1
+        output = os.path.join(self.top, f"out{self.outputs}")
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            program.main([*arguments, "--output", output])
+        return output, printed.getvalue()
+
+    def chat(self, model, *arguments):
+        folder = os.path.join(self.models, model)       # which an absolute path replaces
+        return self.call(make_chat_shards, "--model", folder, "--processes", "1", *arguments)
+
+    def assert_bad(self, program, arguments, *words):
+        with self.assertRaises(shards.Bad) as caught:
+            program(*arguments)
+        for word in words:
+            self.assertIn(word, str(caught.exception))
+        left = os.path.join(self.top, f"out{self.outputs}")
+        self.assertEqual(os.listdir(left) if os.path.exists(left) else [], [])
+
+    def read(self, folder, part=0):
+        """(ids, mask, rows) of a part."""
+        path = os.path.join(folder, f"token_ids_part_{part:04d}")
+        with gzip.open(path + ".csv.gz", "rt") as file:
+            rows = [tuple(map(int, line.split(","))) for line in file]
+        mask = np.fromfile(os.path.join(folder, f"labels_mask_part_{part:04d}.npy"), np.uint8)
+        return np.fromfile(path + ".npy", "<u2"), mask, rows
+
+    def learned(self, model, output):
+        """The texts of the runs of labels."""
+        ids, mask, _ = self.read(output)
+        tokenizer, runs = Tokenizer.from_file(os.path.join(model, "tokenizer.json")), []
+        for i in range(len(ids)):
+            if mask[i]:
+                runs += [[]] if i == 0 or not mask[i - 1] else []
+                runs[-1].append(int(ids[i]))
+        return [tokenizer.decode(run, skip_special_tokens=False) for run in runs]
+
+    def assert_same(self, found, expected):
+        """Of lists so long that assertEqual would take minutes to tell the difference."""
+        self.assertEqual(len(found), len(expected))
+        self.assertEqual([], [(i, a, b) for i, (a, b) in enumerate(zip(found, expected)) if a != b][:3])
+
+    def digest(self, folder):
+        found = {}
+        for path in sorted(glob.glob(os.path.join(folder, "**"), recursive=True)):
+            if os.path.isfile(path):
+                with open(path, "rb") as file:
+                    found[os.path.relpath(path, folder)] = hashlib.sha256(file.read()).hexdigest()
+        return found
+
+
+class ChatTest(Folder):
+    def test_labels(self):
+        for name, pieces in PIECES.items():
+            with self.subTest(name):
+                r = random.Random(name)
+                conversations = [random_conversation(r, SPECIAL[name]) for _ in range(200)]
+                file = self.write(name + ".jsonl", [{"messages": messages} for messages in conversations])
+                output, printed = self.chat(name, file)
+                tokenizer = Tokenizer.from_file(os.path.join(self.models, name, "tokenizer.json"))
+                tokenizer.no_truncation()
+                ids, mask, rows = [], [], []
+                for messages in conversations:
+                    begin = len(ids)
+                    for text, learned in pieces(messages):
+                        tokens = tokenizer.encode(text, add_special_tokens=False).ids
+                        ids += tokens
+                        mask += [int(learned)] * len(tokens)
+                    rows.append((begin, len(ids)))
+                found = self.read(output)
+                self.assert_same(found[0].tolist(), ids)
+                self.assert_same(found[1].tolist(), mask)
+                self.assert_same(found[2], rows)
+                longest = max(end - begin for begin, end in rows)
+                self.assertIn(f"200 conversations in 1 part: {len(ids):,} tokens, of which {sum(mask):,} are labels; "
+                              f"mean {len(ids) / 200:.1f}, longest {longest:,}", printed)
+                eos = tokenizer.token_to_id(SPECIAL[name][-1])
+                self.assertIn(f'model: {{eos_token_id: {eos}}}\ndata:\n  paths: ["{output}/token_ids_part_*.npy"]\n'
+                              f'  label_mask_paths: ["{output}/labels_mask_part_*.npy"]\n  memmap_dtype: uint16\n'
+                              "  packing: best_fit\n  document_boundaries: metadata\n", printed)
+
+    def test_forms(self):
+        """All forms of input give the same bytes."""
+        pairs = [("Hi\n\nthere", "Yes."), ("Two", "")]
+        chats = [[("user", q), ("assistant", a)] for q, a in pairs]
+        forms = {
+            "messages.jsonl": [{"messages": [{"role": role, "content": text} for role, text in chat], "id": 1} for chat in chats],
+            "sharegpt.jsonl.gz": [{"conversations": [{"from": {"user": "human", "assistant": "gpt"}[role], "value": text}
+                                                     for role, text in chat]} for chat in chats],
+            "completion.jsonl": [{"prompt": q, "completion": a} for q, a in pairs],
+            "alpaca.json": [dict(zip(("instruction", "input", "output"), (*(q.split("\n\n") + [""])[:2], a))) for q, a in pairs],
+        }
+        forms["alpaca.json"][1].pop("input")
+        digests = [self.digest(self.chat("chatml", self.write(name, entries))[0]) for name, entries in forms.items()]
+        self.assertEqual(len(digests[0]), 3)
+        self.assertEqual(digests, [digests[0]] * len(forms))
+
+    def test_processes_and_validation(self):
+        r = random.Random(1)
+        chats = [{"messages": random_conversation(r, SPECIAL["olmo-2"])} for _ in range(700)]      # more than one batch
+        files = [self.write("a.jsonl", chats[:600] + chats[:5]), self.write("b.jsonl.gz", chats[600:])]
+        more = "--max-tokens", "20000", "--val-fraction", "0.1"
+        digests = [self.digest(self.chat("olmo-2", *files, *more, "--processes", n)[0]) for n in "13"]
+        self.assertEqual(*digests)
+        positions = [position for _, position in shards.read_batches(files, lambda path: True)]
+        self.assertEqual((sorted(positions), positions[-1]), (positions, sum(map(os.path.getsize, files))))
+
+        output, printed = self.chat("olmo-2", *files, *more)
+        sets = []
+        for folder in (output, os.path.join(output, "val")):
+            documents = []
+            for part in range(len(glob.glob(os.path.join(folder, "token_ids_part_*.npy")))):
+                ids, mask, rows = self.read(folder, part)
+                self.assertTrue(len(ids) == len(mask) == rows[-1][1] <= 20000)
+                self.assertEqual([begin for begin, _ in rows], [0] + [end for _, end in rows[:-1]])
+                documents += [ids[begin:end].tobytes() for begin, end in rows]
+            sets.append(documents)
+        whole, _, rows = self.read(self.chat("olmo-2", *files)[0])
+        self.assert_same(sorted(sets[0] + sets[1]), sorted(whole[begin:end].tobytes() for begin, end in rows))
+        self.assertTrue(os.path.exists(os.path.join(output, "token_ids_part_0001.npy")))
+        self.assertEqual(set(sets[0]) & set(sets[1]), set())
+        self.assertTrue(30 < len(sets[1]) < 110, len(sets[1]))     # 70 on the mean, standard deviation 8
+        self.assertIn(f'    data:\n      paths: ["{output}/val/token_ids_part_*.npy"]\n'
+                      f'      label_mask_paths: ["{output}/val/labels_mask_part_*.npy"]\n', printed)
+
+    def test_boundaries(self):
+        """A token that begins in the prompt is not learned; one that begins in the answer is, whatever offsets leave out."""
+        model = self.model("{% for m in messages %}{{ m.role + ':\n' + m.content }}{{ '<|end|>' if m.role == 'assistant' else '\n' }}"
+                           "{% endfor %}{{ 'assistant:\n' if add_generation_prompt }}", splits=False)
+        file = self.write("x.jsonl", [{"prompt": "a", "completion": answer} for answer in ("two", "\n\ntwo  ", "  two", " ")])
+        output, _ = self.chat(model, file)
+        ids, _, _ = self.read(output)
+        self.assertIn("\n\n", [Tokenizer.from_file(model + "/tokenizer.json").decode([i]) for i in ids.tolist()])
+        self.assertEqual(self.learned(model, output), ["two<|end|>", "\ntwo  <|end|>", "  two<|end|>", " <|end|>"])
+
+    def test_prompt_that_ends_with_spaces(self):
+        model = self.model("{% for m in messages %}{{ m.content if m.role == 'user' else 'A:  ' + m.content + '<|end|>' }}"
+                           "{% endfor %}{{ 'A:  ' if add_generation_prompt }}", splits=False)
+        output, _ = self.chat(model, self.write("x.jsonl", [{"prompt": "a", "completion": answer} for answer in ("\ntwo", "two")]))
+        self.assertEqual(self.learned(model, output), ["\ntwo<|end|>", "<|end|>"])
+
+    def test_turns_that_end_with_a_line(self):
+        """Space at the end of an answer is the answer's where no token ends the turn."""
+        model = self.model("{% for m in messages %}{{ m.role + ':' + m.content + '\n' }}{% endfor %}"
+                           "{{ 'assistant:' if add_generation_prompt }}")
+        output, _ = self.chat(model, self.write("x.jsonl", [{"prompt": "a", "completion": "two"}]))
+        self.assertEqual(self.learned(model, output), ["two\n"])
+
+    def test_last_turns_that_differ(self):
+        """As OLMo 3 and Qwen 3 have them: another token at the end, thoughts."""
+        head = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
+        tail = "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+        olmo = "{{ m.content + (eos_token if loop.last and m.role == 'assistant' else '<|im_end|>\n') }}"
+        qwen = "{{ ('<think></think>' if loop.last and m.role == 'assistant') ~ m.content | trim + '<|im_end|>\n' }}"
+        chat = [("user", "x"), ("assistant", " a b"), ("user", "a b"), ("assistant", "a b<b>"), ("user", "x"), ("assistant", "b")]
+        file = self.write("x.jsonl", [{"messages": [{"role": role, "content": text} for role, text in chat]}])
+        for turn, expected in ((olmo, [" a b<|im_end|>", "a b<b><|im_end|>", "b<|end|>"]),
+                               (qwen, ["a b<|im_end|>", "a b<b><|im_end|>", "<think></think>b<|im_end|>"])):
+            model = self.model(head + turn + tail, ["<|end|>", "<|im_start|>", "<|im_end|>"])
+            self.assertEqual(self.learned(model, self.chat(model, file)[0]), expected)
+
+    def test_template_language(self):
+        """What published templates use; chat_template.jinja goes before tokenizer_config.json, of a list the default counts."""
+        turn = "{%- for m in messages %}\n    {% if m.role == 'tool' %}{% break %}{% endif %}\n" \
+               "{{- m.role + strftime_now('%%') + (tools | tojson if tools else '') }}\n" \
+               "{%- if m.role == 'assistant' %}{% generation %}{{ m.content }}{{ eos_token }}{% endgeneration %}{% endif %}" \
+               "{%- endfor %}{{ 'assistant%' ~ (tools | tojson if tools else '') if add_generation_prompt }}{{ unk_token }}"
+        model = self.model([{"name": "tool_use", "template": "x"}, {"name": "default", "template": turn}])
+        messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "é"}, {"role": "function", "content": ""}]
+        file = self.write("x.jsonl", [{"messages": messages, "tools": [{"a": "<é>"}]}])
+        output, _ = self.chat(model, file)
+        tokenizer = Tokenizer.from_file(model + "/tokenizer.json")
+        text = tokenizer.decode(self.read(output)[0].tolist(), skip_special_tokens=False)
+        self.assertEqual(text, 'user%[{"a": "<é>"}]assistant%[{"a": "<é>"}]é<|end|>')
+        self.assertEqual(self.learned(model, output), ["é<|end|>"])
+        shutil.copy(os.path.join(TEMPLATES, "olmo-2.jinja"), model + "/chat_template.jinja")
+        self.assertIn("<|assistant|>\né", tokenizer.decode(self.read(self.chat(model, file)[0])[0].tolist()))
+
+    def test_without_answers(self):
+        user = {"messages": [{"role": "user", "content": "x"}]}
+        answered = {"prompt": "x", "completion": "y"}
+        file = self.write("x.jsonl", json.dumps(answered) + "\n\n" + "".join(json.dumps(user) + "\n" for _ in range(12)))
+        output, printed = self.chat("chatml", file)
+        self.assertIn(f"left out, without an answer of the assistant: 12 ({file}:3, {file}:4, ", printed)
+        self.assertIn(f", {file}:12 and 2 more)\n1 conversations in 1 part", printed)
+        self.assertEqual(len(self.read(output)[2]), 1)
+        for entries in ([user], []):
+            bad = self.write("bad.jsonl", entries)
+            self.assert_bad(self.chat, ("chatml", file, bad), f"bad.jsonl: none of its {len(entries)} conversations has an answer")
+
+    def test_bad_conversations(self):
+        good = json.dumps({"prompt": "x", "completion": "y"})
+        say = lambda **message: {"messages": [{"role": "user", "content": "x"}, message]}
+        for line, *words in (
+                ("{", "expected a conversation in JSON"), ("[", "jq -c"), ("[1]", "jq -c"), ('"\xff"', "JSON"),
+                ({"text": "x"}, "an object with text", "expected messages, conversations"), ({}, "nothing"),
+                ({"prompt": "x", "completion": None}, '"completion" is null', "expected a text"),
+                ({"instruction": "x", "input": 1, "output": "y"}, '"input" is 1'), ({"output": "y"}, '"instruction" is null'),
+                ({"messages": []}, '"messages" is []', "list"), ({"messages": [1]}, "message 1 is 1", "object"),
+                (say(content="y"), "message 2 has the role null", "expected system, user, assistant"),
+                (say(role="bot", content="y"), 'the role "bot"'), (say(role="assistant"), "the content null"),
+                (say(role="assistant", content=["y"]), 'the content ["y"]'),
+                (say(role="assistant", content="\ud83d"), "surrogate")):
+            text = line.encode("latin-1") if isinstance(line, str) else json.dumps(line).encode()
+            file = self.write("x.jsonl", good.encode() + b"\n\n" + text + b"\n")
+            self.assert_bad(self.chat, ("chatml", file), f"{file}:3: ", *words)
+        self.assert_bad(self.chat, ("chatml", file, "--processes", "2"), f"{file}:3: ")
+
+    def test_bad_templates(self):
+        loop = "{% for m in messages %}{{ m.role + m.content }}{% endfor %}"
+        for template, *words in (
+                (None, "has no chat template", "chat_template.jinja"), ("{% for %}", "line 1 of the chat template"),
+                ("{{ raise_exception('no way') }}", "x.jsonl:1: ", "no way"), ("{{ messages[7].role + 'x' }}", "UndefinedError"),
+                (loop + "{{ 'assistant<think>' if add_generation_prompt }}", "x.jsonl:1: ", "'<think>'", "'y<userz'"),
+                (loop + "{{ messages | length }}", "x.jsonl:1: ", "expected the same"),
+                ("{{ messages | map(attribute='content') | join }}{{ '' if messages | length == 1 else messages | length }}",
+                 "x.jsonl:1: ", "message 2 differently when it is the last")):
+            model = self.model(template)
+            file = self.write("x.jsonl", [{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y<"},
+                                                        {"role": "user", "content": "z"}]}])
+            self.assert_bad(self.chat, (model, file), *words)
+
+    def test_bad_folders(self):
+        file = self.write("x.jsonl", [{"prompt": "x", "completion": "y"}])
+        model = self.model("{{ messages }}{{ '<|end|>' }}", eos_token="<|no|>")
+        self.assert_bad(self.chat, (model, file), "names no eos_token")
+        self.dump({"vocab_size": 256}, self.models, "chatml", "config.json")
+        self.addCleanup(os.remove, os.path.join(self.models, "chatml", "config.json"))
+        wide = self.write("y.jsonl", [{"prompt": "x", "completion": " question"}])
+        self.assert_bad(self.chat, ("chatml", wide), "vocab_size 256")
+        os.remove(model + "/tokenizer.json")
+        self.assert_bad(self.chat, (model, file), "tokenizer.json: no such file")
+        self.assert_bad(self.chat, ("olmo-2", file + "x"), "no such file")
+        self.assert_bad(self.chat, ("olmo-2", file, file), "named twice")
+        self.assert_bad(self.chat, ("olmo-2", file, "--val-fraction", "0.5"), "--val-fraction=0.5 leaves")
+        cut = self.write("cut.jsonl.gz", [{"prompt": "x", "completion": "y"}])
+        os.truncate(cut, os.path.getsize(cut) - 9)
+        self.assert_bad(self.chat, ("olmo-2", cut), "cut.jsonl.gz: ", "expected a whole file")
+
+    def test_existing_output(self):
+        """Nothing is overwritten, and the program says so in one line."""
+        file = self.write("x.jsonl", [{"prompt": "x", "completion": "y"}])
+        output, _ = self.chat("chatml", file)
+        before = self.digest(output)
+        script = os.path.join(TOP, "scripts", "make_chat_shards.py")
+        result = subprocess.run([sys.executable, script, "--model", os.path.join(self.models, "chatml"), "--output", output, file],
+                                capture_output=True, text=True, timeout=60)
+        found = os.path.join(output, "token_ids_part_0000.csv.gz")
+        self.assertEqual((result.returncode, result.stdout, result.stderr), (
+            1, "", f"error: {found} is there already; expected a folder without shards: delete them, or give another --output\n"))
+        self.assertEqual(self.digest(output), before)
+
+
+class TextTest(Folder):
+    def text(self, *arguments):
+        tokenizer = os.path.join(self.models, "olmo-2", "tokenizer.json")
+        return self.call(make_shards, "--tokenizer", tokenizer, "--processes", "1", *arguments)
+
+    def read_text(self, folder, part=0):
+        """(ids, rows) of a part."""
+        with gzip.open(os.path.join(folder, f"part-{part:05d}.csv.gz"), "rt", newline="") as file:
+            return np.fromfile(os.path.join(folder, f"part-{part:05d}.npy"), "<u2").tolist(), list(csv.reader(file))
+
+    def test_documents(self):
+        lines = '{"text": " one "}\n\n{"text": "  "}\n{"text": "a<|endoftext|>", "id": "x,\\ny", "more": 1}\n'
+        files = [self.write("a.jsonl", lines), self.write("b.md.gz", b"\xef\xbb\xbfhello\r\n  world\r\n"), self.write("c", "two\n"),
+                 self.write("d.json.gz", [{"text": "é"}]), self.write("empty.txt", " \n")]
+        tokenizer = Tokenizer.from_file(os.path.join(self.models, "olmo-2", "tokenizer.json"))
+        tokenizer.no_truncation()
+        eos, size = tokenizer.token_to_id("<|endoftext|>"), tokenizer.get_vocab_size()
+        for name in ("<|endoftext|>", str(eos)):
+            output, printed = self.text("--eos", name, *files)
+            with open(os.path.join(output, "part-00000.csv.gz"), "rb") as file:
+                self.assertEqual(file.read(10)[4:8], bytes(4))      # gzip's place for the time
+            ids, expected, rows = self.read_text(output)[0], [], []
+            for text, *columns in (("one", "1", files[0], 1), ("a", "x, y", files[0], 4), ("hello\n  world", "b.md", files[1], 1),
+                                   ("two", "c", files[2], 1), ("é", "1", files[3], 1)):
+                begin = len(expected)
+                expected += tokenizer.encode(text, add_special_tokens=False).ids + [eos]
+                rows.append([str(column) for column in (begin, len(expected), *columns)])
+            self.assertEqual(self.read_text(output), (expected, rows))
+            self.assertIn(f"5 documents in 1 part: {len(ids)} tokens; mean {len(ids) / 5:.1f}, longest", printed)
+            self.assertTrue(printed.endswith(f"model: {{vocab_size: {size}, embedding_size: 384, eos_token_id: {eos}}}\ndata:\n"
+                                             f'  paths: ["{output}/part-*.npy"]\n  memmap_dtype: uint16\n'), printed)
+
+    def test_processes_and_validation(self):
+        r = random.Random(2)
+        files = [self.write("a.jsonl", [{"text": random_text(r)} for _ in range(1500)]), self.write("b.txt", "the model")]
+        more = "--eos", "0", "--max-tokens", "8000", "--val-fraction", "0.05"
+        outputs = [self.text(*files, *more, "--processes", n) for n in "13"]
+        self.assertEqual(*(self.digest(output) for output, _ in outputs))
+        output, printed = outputs[0]
+        expected = {"part-00000.npy", "part-00001.npy", "part-00001.csv.gz", "val/part-00000.npy"}
+        self.assertTrue(expected <= self.digest(output).keys())
+        self.assertIn(f'evaluators:\n  - label: val\n    data:\n      paths: ["{output}/val/part-*.npy"]\n', printed)
+
+    def test_progress(self):
+        class Terminal(io.StringIO):
+            isatty = lambda self: True
+        file = self.write("a.txt", "x" * 50)
+        for stream, expected in ((io.StringIO(), ""), (Terminal(), f"\r[{'#' * 15:30}]  50%  7 words, 0 s left\x1b[K\r\x1b[K")):
+            with contextlib.redirect_stderr(stream), shards.Progress([file]) as progress:
+                progress.shown -= 1
+                progress.show(25, "7 words")
+                progress.show(26, "8 words")        # too soon after
+            self.assertEqual(stream.getvalue(), expected)
+
+    def test_wide(self):
+        """Of more than 65,536 ids each takes 4 bytes."""
+        path = os.path.join(self.top, "tokenizer.json")
+        words = WordLevel({f"w{i}": i for i in range(65537)}, unk_token="w0")
+        Tokenizer(words).save(path)
+        output, printed = self.text("--tokenizer", path, "--eos", "w7", self.write("a.txt", "w65536"))
+        self.assertEqual(np.fromfile(os.path.join(output, "part-00000.npy"), "<u4").tolist(), [65536, 7])
+        self.assertIn("memmap_dtype: uint32", printed)
+
+    def test_bad_texts(self):
+        good = self.write("good.txt", "x")
+        for name, content, *words in (("a.txt", b"x\xff", "a.txt: ", "UTF-8"), ("a.bin", "x\0", "byte 1 is 0"),
+                                      ("a.jsonl", '{"text": "x"}\n{"text": 1}', "a.jsonl:2: ", "a string"),
+                                      ("a.json", "{\n}", "a.json:1: ", "a line of JSON")):
+            self.assert_bad(self.text, ("--eos", "0", good, self.write(name, content)), *words)
+        self.assert_bad(self.text, ("--eos", "0", self.write("a.txt", " ")), "no document with text")
+        for eos in ("<|no|>", "400", "-1", "99999999999"):
+            self.assert_bad(self.text, (f"--eos={eos}", good), f"--eos {eos} is no token", "an id below")
+        self.assert_bad(self.text, ("--eos", "0", "--tokenizer", good, good), "good.txt: ", "expected a tokenizer.json")
+
+
+if __name__ == "__main__":
+    unittest.main()
