@@ -32,8 +32,8 @@ static void add_prompt(Prompts *p, const Place *at, const json_t *line)
     if (n == 0)
         die("%s:%ld: a prompt without tokens; there is nothing to continue", at->path, at->line);
     if (n > (size_t)at->most)
-        die("%s:%ld: a prompt of %zu tokens; expected at most %d, so that with one more they fit model.max_sequence_length", at->path,
-            at->line, n, at->most);
+        die("%s:%ld: a prompt of %zu tokens; expected at most %d, so that with one more they fit model.max_sequence_length",
+            at->path, at->line, n, at->most);
     p->token = xrealloc(p->token, sizeof *p->token * (first + n));
     for (size_t i = 0; i < n; i++)
         add_token(p, at, i, json_array_get(list, i));

@@ -6,8 +6,8 @@
 
 static void set_rows(Acts *a, int rows)
 {
-    Tensor *const all[] = { &a->res0, &a->res1, &a->x0, &a->x1, &a->branch0, &a->branch1, &a->h0, &a->h1, &a->proj, &a->qkv, &a->rot,
-                            &a->mix, &a->att, &a->att_op, &a->wide, &a->gate_up, &a->act };
+    Tensor *const all[] = { &a->res0, &a->res1, &a->x0, &a->x1, &a->branch0, &a->branch1, &a->h0, &a->h1, &a->proj, &a->qkv,
+                            &a->rot, &a->mix, &a->att, &a->att_op, &a->wide, &a->gate_up, &a->act };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         if (tensor_exists(*all[i]))
             all[i]->rows = rows;

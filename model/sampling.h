@@ -8,7 +8,7 @@ typedef struct {
     uint64_t seed;
 } Sampling;
 
-/* One of `vocab` tokens by their logits, the lower of equal ones first. A draw is a function of (seed, number) alone. -1: a logit is
- * NaN or infinite. Nucleus sampling: [Holtzman et al. 2020, The Curious Case of Neural Text Degeneration, sec. 3.1], after the
+/* One of `vocab` tokens by their logits, the lower of equal ones first. A draw is a function of (seed, number) alone. -1: a logit
+ * is NaN or infinite. Nucleus sampling: [Holtzman et al. 2020, The Curious Case of Neural Text Degeneration, sec. 3.1], after the
  * temperature, as transformers' generate orders them. */
 int sample_token(const float *logits, int vocab, const Sampling *s, uint64_t number);

@@ -372,7 +372,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_attention), cmocka_unit_test(test_windows),
-        cmocka_unit_test(test_wide_windows), cmocka_unit_test(test_cached), cmocka_unit_test(test_whole_documents), cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_wide_windows), cmocka_unit_test(test_cached), cmocka_unit_test(test_whole_documents),
+        cmocka_unit_test(test_errors),
     };
     return cmocka_run_group_tests(tests, start_device, NULL);
 }

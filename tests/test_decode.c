@@ -141,7 +141,8 @@ static void test_recipes(void **state)
             Setup s;
             const ModelConfig m = architecture(a);
             int *tokens = text(TEXT, m.vocab_size);
-            float *all = all_logits(a, rows[r].recipe, tokens, TEXT), *expected = all + (size_t)(TEXT - 1) * (size_t)m.embedding_size, found[128];
+            float *all = all_logits(a, rows[r].recipe, tokens, TEXT), found[128];
+            const float *expected = all + (size_t)(TEXT - 1) * (size_t)m.embedding_size;
             double e = 0, size = 0;
             open_setup(&s, a, rows[r].recipe, TEXT, true);
             decode_begin(&s.model);

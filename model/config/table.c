@@ -2,8 +2,8 @@
  * of OLMo could not run here (dropout, biases) the key has the value that can. Keys of ours: recipe, format.*,
  * model.architecture, model.head_dim, model.sliding_window, model.layer_types and model.rope_scaling.* (Hugging Face's names, but
  * for OLMo-core's full_attn_layers_only), scheduler.t_decay, spikes, loss_chunk, quant_stats_interval, fsdp.grad_sync_mode,
- * profile, timeout_seconds, trainable, dry_run, eval_only, generate, max_new_tokens, temperature, top_p, ranks, device_memory. Sections
- * stand in the order in which the resolved configuration shows them. */
+ * profile, timeout_seconds, trainable, dry_run, eval_only, generate, max_new_tokens, temperature, top_p, ranks,
+ * device_memory. Sections stand in the order in which the resolved configuration shows them. */
 #include "model/config/table.h"
 
 #include <assert.h>
@@ -47,9 +47,10 @@ const ConfigKey config_keys[] = {
            "print what the evaluators say of load_path, then stop; needs no data and writes nothing but, into a save_folder that is "
            "given, eval.jsonl"),
     OTHER ("generate", STRING, "null", C(generate),
-           "a file of prompts, {\"tokens\": [...]} a line: print their continuations by load_path, then stop; needs no data, writes "
-           "no files; recipe bf16 unless one is given"),
-    NUMBER("max_new_tokens", INT, "128", 1, 1 << 24, C(max_new_tokens), "generate: tokens of a continuation, if no end of text ends it"),
+           "a file of prompts, {\"tokens\": [...]} a line: print their continuations by load_path, then stop; needs no data and "
+           "writes no files; recipe bf16 unless one is given"),
+    NUMBER("max_new_tokens", INT, "128", 1, 1 << 24, C(max_new_tokens),
+           "generate: tokens of a continuation, if no end of text ends it"),
     NUMBER("temperature", DOUBLE, "0", 0, 1e3, C(temperature),
            "generate: logits are divided by it; 0: always the most likely token; draws follow from `seed`"),
     NUMBER("top_p", DOUBLE, "1", TINY, 1, C(top_p),
