@@ -248,6 +248,8 @@ static void train(Run *r)
             finish_saving(r);
         if (evaluates_here(r))
             stop |= evaluate_all(r, 0);
+        if (is_due(t.step, c->samples.interval) || run_is_over(r))
+            samples_write(r->samples, &r->model, &r->fsdp, r->log, t.step);
     }
     if (stop && comm_rank() == 0)
         printf("asked to stop at step %ld\n", r->state.step);

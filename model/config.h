@@ -137,6 +137,12 @@ typedef struct {
     long     eval_subset_num_batches;         /* -1: all */
     EvalSet *eval; int num_eval;
 
+    struct {
+        char *prompts;                        /* a file; NULL: none */
+        long  interval;                       /* steps */
+        int   max_new_tokens;
+    } samples;
+
     long     console_log_interval;            /* steps */
     int      speed_window;                    /* speed_monitor.window_size: steps that tok/s is averaged over */
     long     quant_stats_interval;            /* steps between quantization statistics in metrics.jsonl; 0: never */

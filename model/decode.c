@@ -1,7 +1,6 @@
 /* The same blocks as in training, on as many rows of their buffers as there are new tokens. */
 #include "model/decode.h"
 
-#include "kernels/device.h"
 #include "kernels/error.h"
 
 static void set_rows(Acts *a, int rows)
@@ -31,8 +30,7 @@ static void append(Model *m, Fsdp *f, const int *tokens, int count)
         m->acts[l].attn.T = count;
         m->acts[l].attn.rope = m->rope[layer_is_scaled(m->config, l)] + (size_t)past * (size_t)m->attn.D;
     }
-    sort_tokens(m->host_sorted, tokens, count, m->config->embedding_size);
-    device_put(m->sorted, m->host_sorted, sizeof *m->sorted * (size_t)count);
+    model_put_tokens(m, tokens, count);
     model_forward(m, f);
     for (int l = 0; l < m->L; l++)
         m->acts[l].cache.length += count;

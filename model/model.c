@@ -44,13 +44,18 @@ void model_free(Model *m, Fsdp *f)
     free(m->host_sorted);
 }
 
+void model_put_tokens(Model *m, const int *tokens, int count)
+{
+    sort_tokens(m->host_sorted, tokens, count, m->config->embedding_size);
+    device_put(m->sorted, m->host_sorted, sizeof *m->sorted * (size_t)count);
+    m->docs = (Documents){ 0 };
+}
+
 static void load_batch(Model *m, const int *tokens, const int *targets, const uint8_t *begins)
 {
     int N = m->N;
-    sort_tokens(m->host_sorted, tokens, N, m->config->embedding_size);
-    device_put(m->sorted, m->host_sorted, sizeof *m->sorted * N);
+    model_put_tokens(m, tokens, N);
     device_put(m->targets, targets, sizeof(int) * N);
-    m->docs = (Documents){ 0 };
     if (m->documents) {
         m->docs.count = document_starts(m->host_doc_start, &m->docs.longest, begins, m->attn.B, m->attn.T);
         m->docs.start = m->doc_start;

@@ -103,47 +103,103 @@ static void test_draws(void **state)
 static void test_ends(void **state)
 {
     (void)state;
-    Continuation all, cut;
-    char path[256], text[128];
-    expect_status(generate(1, "[3, 4]", "--load_path=tests/golden/olmo3 --recipe=f32 --max_new_tokens=20"), 0);
-    assert_int_equal(continuations(&all, 1), 1);
-    assert_int_equal(all.count, 20);
-    int last = 3;
-    while (last < 19 && (all.token[last] == all.token[0] || all.token[last] == all.token[1] || all.token[last] == all.token[2]))
-        last++;
-    snprintf(path, sizeof path, "mkdir %s/eos && cp tests/golden/olmo3/*.* %s/eos", folder, folder);
-    assert_int_equal(system(path), 0);
+    Continuation cut;
+    char command[256], path[256], text[128];
+    json_t *o = json_load_file("tests/golden/olmo3/continuation.json", 0, NULL), *all = json_object_get(o, "tokens");
+    char *prompt = json_dumps(json_object_get(o, "prompt"), 0);
+    const json_int_t end = json_integer_value(json_array_get(all, 5));
+    int first = 0;
+    while (json_integer_value(json_array_get(all, (size_t)first)) != end)
+        first++;
+    snprintf(command, sizeof command, "mkdir %s/eos && cp tests/golden/olmo3/*.* %s/eos", folder, folder);
+    assert_int_equal(system(command), 0);
     snprintf(path, sizeof path, "%s/eos/generation_config.json", folder);
-    snprintf(text, sizeof text, "{\"eos_token_id\": [98, %d]}", all.token[last]);
+    snprintf(text, sizeof text, "{\"eos_token_id\": [1000, %d]}", (int)end);
     write_file(path, text);
-    expect_status(generate(1, "[3, 4]", "--load_path=%s/eos --recipe=f32 --max_new_tokens=20", folder), 0);
+    expect_status(generate(1, prompt, "--load_path=%s/eos --recipe=f32 --max_new_tokens=20", folder), 0);
     assert_int_equal(continuations(&cut, 1), 1);
     assert_string_equal(cut.finish, "eos");
-    assert_int_equal(cut.count, last + 1);
-    assert_memory_equal(cut.token, all.token, sizeof(int) * (size_t)cut.count);
-    expect_status(generate(1, "[3, 4]", "--load_path=tests/golden/olmo3 --recipe=f32 --max_new_tokens=20 "
-                           "--model.max_sequence_length=10"), 0);
+    assert_int_equal(cut.count, first + 1);
+    for (int i = 0; i <= first; i++)
+        assert_int_equal(cut.token[i], json_integer_value(json_array_get(all, (size_t)i)));
+    expect_status(generate(1, prompt, "--load_path=tests/golden/olmo3 --recipe=f32 --max_new_tokens=20 "
+                           "--model.max_sequence_length=%d", (int)json_array_size(json_object_get(o, "prompt")) + 8), 0);
     assert_int_equal(continuations(&cut, 1), 1);
     assert_int_equal(cut.count, 8);
     assert_string_equal(cut.finish, "length");
-    expect_output("max_new_tokens 20 are more than model.max_sequence_length 10");
+    expect_output("max_new_tokens 20 are more than model.max_sequence_length 20");
+    free(prompt);
+    json_decref(o);
 }
 
-/* What a run has saved, by its own configuration file; that says the recipe, without it bf16 is taken. */
+/* The samples of a step as metrics.jsonl has them; returns their number. */
+static int read_samples(Continuation *c, int most, const char *run, long step)
+{
+    char path[512], line[8192];
+    int count = 0;
+    snprintf(path, sizeof path, "%s/%s/metrics.jsonl", folder, run);
+    FILE *f = fopen(path, "r");
+    assert_non_null(f);
+    while (fgets(line, sizeof line, f)) {
+        json_t *o = json_loads(line, 0, NULL), *samples = json_object_get(o, "samples");
+        for (size_t i = 0; i < json_array_size(samples) && json_integer_value(json_object_get(o, "step")) == step; i++) {
+            json_t *tokens = json_object_get(json_array_get(samples, i), "tokens");
+            assert_true(count < most && json_array_size(tokens) <= MOST);
+            c[count] = (Continuation){ .prompt = (int)i, .count = (int)json_array_size(tokens) };
+            for (int t = 0; t < c[count].count; t++)
+                c[count].token[t] = (int)json_integer_value(json_array_get(tokens, (size_t)t));
+            count++;
+        }
+        json_decref(o);
+    }
+    fclose(f);
+    return count;
+}
+
+/* Samples are what the saved model generates, on any number of ranks and with more prompts than a micro-batch has sequences; and
+ * training is the same to the bit. */
+static void test_samples(void **state)
+{
+    (void)state;
+    static const char text[] = "[3, 4]\n[200]\n[9, 8, 7, 6, 5]\n", common[] = "--max_duration=4 --save_interval=2";
+    Continuation one[3], two[3], later[3], expected[3];
+    double plain[MAX_STEPS], sampled[MAX_STEPS];
+    snprintf(prompts, sizeof prompts, "%s/prompts.jsonl", folder);
+    write_file(prompts, text);
+    expect_status(train(1, "--save_folder=%s/plain %s", folder, common), 0);
+    losses(plain, "plain", 4);
+    for (int ranks = 1; ranks <= 2; ranks++) {
+        expect_status(train(ranks, "--save_folder=%s/sampled%d %s --samples.prompts=%s --samples.interval=2 "
+                            "--samples.max_new_tokens=12", folder, ranks, common, prompts), 0);
+        expect_output("sample 2: ");
+    }
+    losses(sampled, "sampled1", 4);
+    assert_memory_equal(sampled, plain, sizeof plain);
+    assert_int_equal(read_samples(one, 3, "sampled1", 2), 3);
+    assert_int_equal(read_samples(two, 3, "sampled2", 2), 3);
+    assert_int_equal(read_samples(later, 3, "sampled1", 4), 3);
+    expect_status(generate(1, text, "--load_path=%s/plain/step2 --recipe=f32 --max_new_tokens=12", folder), 0);
+    assert_int_equal(continuations(expected, 3), 3);
+    for (int i = 0; i < 3; i++) {
+        expect_same(&one[i], &expected[i]);
+        expect_same(&two[i], &expected[i]);
+    }
+}
+
+/* What the run of test_samples has saved, by its own configuration file; that says the recipe, without it bf16 is taken. */
 static void test_own_checkpoint(void **state)
 {
     (void)state;
     Continuation c;
-    expect_status(train(1, "--save_folder=%s/run --max_duration=2", folder), 0);
-    expect_status(generate(1, "[3, 4]", "--load_path=%s/run/latest --max_new_tokens=5", folder), 0);
+    expect_status(generate(1, "[3, 4]", "--load_path=%s/plain/latest --max_new_tokens=5", folder), 0);
     assert_int_equal(continuations(&c, 1), 1);
     assert_int_equal(c.count, 5);
-    expect_status(finish(start_command("%s -n 1 %s/train %s/run/config.yaml --generate=%s --load_path=%s/run/step2 "
+    expect_status(finish(start_command("%s -n 1 %s/train %s/plain/config.yaml --generate=%s --load_path=%s/plain/step2 "
                                        "--max_new_tokens=3", setting("LAUNCH", "mpirun --oversubscribe"),
                                        setting("BUILD", "build/cpu"), folder, prompts, folder)), 0);
     assert_int_equal(continuations(&c, 1), 1);
     assert_int_equal(c.count, 3);
-    expect_status(generate(1, "[3]", "--load_path=%s/run/latest --dry_run", folder), 0);
+    expect_status(generate(1, "[3]", "--load_path=%s/plain/latest --dry_run", folder), 0);
     expect_output("keys and values of 32 tokens");
 }
 
@@ -157,7 +213,6 @@ static void expect_error(const char *text, const char *arguments, const char *me
 static void test_errors(void **state)
 {
     (void)state;
-    expect_error("[1]\n\n[1, 99]\n", "--load_path=tests/golden/llama", "prompts.jsonl:3: token 99 is not in the vocabulary");
     expect_error("[1, 2, 3, 4]\n", "--load_path=tests/golden/llama --model.max_sequence_length=4",
                  "prompts.jsonl:1: a prompt of 4 tokens; expected at most 3");
     expect_error("[1]\n", "--load_path=tests/golden/llama --eval_only", "generate and eval_only are two runs");
@@ -168,7 +223,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_greedy), cmocka_unit_test(test_draws), cmocka_unit_test(test_ends),
-        cmocka_unit_test(test_own_checkpoint), cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_samples), cmocka_unit_test(test_own_checkpoint), cmocka_unit_test(test_errors),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

@@ -2,7 +2,7 @@
  * of OLMo could not run here (dropout, biases) the key has the value that can. Keys of ours: recipe, format.*,
  * model.architecture, model.head_dim, model.sliding_window, model.layer_types and model.rope_scaling.* (Hugging Face's names, but
  * for OLMo-core's full_attn_layers_only), scheduler.t_decay, spikes, loss_chunk, quant_stats_interval, fsdp.grad_sync_mode,
- * profile, timeout_seconds, trainable, dry_run, eval_only, generate, max_new_tokens, temperature, top_p, ranks,
+ * profile, timeout_seconds, trainable, dry_run, eval_only, generate, max_new_tokens, temperature, top_p, samples.*, ranks,
  * device_memory. Sections stand in the order in which the resolved configuration shows them. */
 #include "model/config/table.h"
 
@@ -334,6 +334,12 @@ const ConfigKey config_keys[] = {
     NO_USE("evaluators[].data.timeout", NULL, NULL),
     NO_USE("evaluators[].device_eval_batch_size", NULL, "device_eval_batch_size counts"),
     NO_USE("evaluators[].subset_num_batches", NULL, "eval_subset_num_batches counts"),
+
+    OTHER ("samples.prompts", STRING, "null", C(samples.prompts),
+           "a file of prompts as of `generate`, whose greedy continuations go to the log"),
+    NUMBER("samples.interval", LONG, "1000", 1, LONGS, C(samples.interval), "steps between these, of which one is at the end"),
+    NUMBER("samples.max_new_tokens", INT, "64", 1, 1 << 24, C(samples.max_new_tokens),
+           "tokens of each, if model.eos_token_id does not end it; a token takes a forward pass over micro-batches with all prompts"),
 
     /* ---- ranks ---- */
     WORD  ("distributed_strategy", CHOICE | SPENT, "null", WORDS({ "fsdp", FSDP }, { "ddp", DDP },

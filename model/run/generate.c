@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/prompts.h"
 #include "kernels/clock.h"
 #include "kernels/comm.h"
 #include "kernels/device.h"
@@ -67,13 +66,10 @@ static bool is_stop(const Generator *g, int token)
 
 /* ---- opening ----------------------------------------------------------------------------------------------- */
 
-/* Rank 0 reads, so that all have the same. */
-static void share_prompts(Generator *g)
+void prompts_share(Prompts *p, const char *path, const ModelConfig *m)
 {
-    Prompts *p = &g->prompts;
-    const ModelConfig *m = &g->config.model;
     if (comm_rank() == 0)
-        prompts_read(p, g->config.generate, m->vocab_size, m->max_sequence_length - 1);
+        prompts_read(p, path, m->vocab_size, m->max_sequence_length - 1);
     comm_broadcast(&p->count, sizeof p->count, 0);
     if (comm_rank() != 0)
         p->start = xmalloc(sizeof *p->start * (size_t)(p->count + 1));
@@ -102,7 +98,7 @@ static void open_generator(Generator *g, const Config *c)
     const char *folder = latest ? latest : c->load_path;
     if (!folder)
         die("generate: there is no model; --load_path names a checkpoint or a Hugging Face folder");
-    share_prompts(g);
+    prompts_share(&g->prompts, c->generate, &c->model);
     set_length(g);
     g->config.loss_chunk = 1;           /* only the last token's logits are looked at */
     memory_plan(&g->model, &g->fsdp, &g->config);

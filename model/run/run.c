@@ -311,6 +311,7 @@ static void open_data(Run *r)
     r->loader = open_loader(c);
     check_agreement("data files", loader_fingerprint(r->loader));
     evaluate_check(c);
+    r->samples = samples_open(c);
     set_lengths(r);
 }
 
@@ -410,6 +411,7 @@ void run_close(Run *r)
 {
     health_close(r->health);
     telemetry_close(r->telemetry);
+    samples_close(r->samples);
     trace_close();
     log_close(r->log);
     if (r->loader)

@@ -5,6 +5,7 @@
 #include "model/model.h"
 #include "model/run/health.h"
 #include "model/run/log.h"
+#include "model/run/samples.h"
 #include "model/run/telemetry.h"
 
 typedef struct {
@@ -16,6 +17,7 @@ typedef struct {
     RunLength  length;         /* of max_duration */
     long       last_step;      /* of max_duration or stop_at, whichever comes first */
     Log       *log;
+    Samples   *samples;
     Telemetry *telemetry;
     Health    *health;
     long       first_step;     /* steps done before this process began */
