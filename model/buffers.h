@@ -52,6 +52,7 @@ typedef struct {
     Documents docs;
     int       L, N;            /* blocks; tokens of a micro-batch                              */
     int       P;               /* positions that a token can have: T, or more with caches      */
+    int       last;            /* with caches: the row of the last token                       */
     Acts     *acts;            /* [L+1]; of the last only res0 is used: the last block's output */
     Work      work;
     float    *final_stats;     /* (N, 2) mean and rstd of the last block's output              */

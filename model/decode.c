@@ -1,7 +1,10 @@
 /* The same blocks as in training, on as many rows of their buffers as there are new tokens. */
 #include "model/decode.h"
 
+#include <stdlib.h>
+
 #include "kernels/error.h"
+#include "model/plan.h"
 
 static void set_rows(Acts *a, int rows)
 {
@@ -22,18 +25,23 @@ void decode_begin(Model *m)
 /* The rows stand at the positions behind those in the caches; their angles begin there in the tables. */
 static void append(Model *m, Fsdp *f, const int *tokens, int count)
 {
-    const int past = m->acts[0].cache.length;
-    CHECK(count <= m->P - past, "%d tokens behind %d; the caches have room for %d", count, past, m->P);
+    const int past = m->acts[0].cache.length, rows = decode_rows(&m->recipe, count);
+    CHECK(rows <= m->P - past, "%d tokens behind %d; the caches have room for %d", count, past, m->P);
+    int *padded = xmalloc(sizeof *padded * (size_t)rows);
+    for (int i = 0; i < rows; i++)
+        padded[i] = tokens[i < count ? i : count - 1];
     for (int l = 0; l <= m->L; l++)
-        set_rows(&m->acts[l], count);
+        set_rows(&m->acts[l], rows);
     for (int l = 0; l < m->L; l++) {
-        m->acts[l].attn.T = count;
+        m->acts[l].attn.T = rows;
         m->acts[l].attn.rope = m->rope[layer_is_scaled(m->config, l)] + (size_t)past * (size_t)m->attn.D;
     }
-    model_put_tokens(m, tokens, count);
+    model_put_tokens(m, padded, rows);
     model_forward(m, f);
     for (int l = 0; l < m->L; l++)
         m->acts[l].cache.length += count;
+    m->last = count - 1;
+    free(padded);
 }
 
 void decode_append(Model *m, Fsdp *f, const int *tokens, int count)
@@ -45,5 +53,5 @@ void decode_append(Model *m, Fsdp *f, const int *tokens, int count)
 
 void decode_logits(Model *m, Fsdp *f, float *logits)
 {
-    model_logits(m, f, m->acts[m->L].res0.rows - 1, logits);
+    model_logits(m, f, m->last, logits);
 }

@@ -219,6 +219,12 @@ static void plan_all(Arena *arena, Model *m, Fsdp *f, const Config *c, Placement
     b->total = arena->used;
 }
 
+int decode_rows(const Recipe *r, int count)
+{
+    enum { MULTIPLE = 16 };
+    return format_is_fp8(r->operand) ? (count + MULTIPLE - 1) / MULTIPLE * MULTIPLE : count;
+}
+
 size_t model_planned_bytes(const Model *m, const Fsdp *f)
 {
     return m->bytes.total + f->gathered.used;
@@ -227,7 +233,8 @@ size_t model_planned_bytes(const Model *m, const Fsdp *f)
 void model_plan(Model *m, Fsdp *f, const Config *c, Placement p)
 {
     const ModelConfig *mc = &c->model;
-    const int P = mc->max_sequence_length, T = c->generate && P > PREFILL_TOKENS ? PREFILL_TOKENS : P;
+    const int P = mc->max_sequence_length + (c->generate ? decode_rows(&c->recipe, 1) - 1 : 0);
+    const int T = !c->generate ? P : P > PREFILL_TOKENS ? PREFILL_TOKENS : decode_rows(&c->recipe, P);
     *m = (Model){ .config = mc, .recipe = c->recipe, .L = mc->n_layers, .P = P, .forward_only = config_forward_only(c),
                   .documents = c->data.generate_doc_lengths && !c->generate };
     *f = (Fsdp){ 0 };

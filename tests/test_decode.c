@@ -32,9 +32,21 @@ typedef struct {
     const char *name;
 } Setup;
 
-static void open_setup(Setup *s, SmallModel a, const char *recipe, int length, bool generates)
+/* With the widths that GPUs take where operands are FP8. */
+static ModelConfig model_of(SmallModel a, const char *recipe)
 {
     ModelConfig m = architecture(a);
+    if (format_is_fp8(recipe_find(recipe)->operand)) {
+        m.d_model = 128;
+        m.head_dim = 32;
+        m.mlp_width = 256;
+    }
+    return m;
+}
+
+static void open_setup(Setup *s, SmallModel a, const char *recipe, int length, bool generates)
+{
+    ModelConfig m = model_of(a, recipe);
     s->name = architecture_name(a);
     m.max_sequence_length = length;
     model_config(&s->config, &m, recipe, 1);
@@ -139,7 +151,7 @@ static void test_recipes(void **state)
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++)
         for (int r = 0; r < 3; r++) {
             Setup s;
-            const ModelConfig m = architecture(a);
+            const ModelConfig m = model_of(a, rows[r].recipe);
             int *tokens = text(TEXT, m.vocab_size);
             float *all = all_logits(a, rows[r].recipe, tokens, TEXT), found[128];
             const float *expected = all + (size_t)(TEXT - 1) * (size_t)m.embedding_size;
@@ -236,7 +248,7 @@ static void test_forward_only(void **state)
     (void)state;
     for (const Recipe *r = recipes; r->name; r++)
         for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
-            const ModelConfig m = architecture(a);
+            const ModelConfig m = model_of(a, r->name);
             Config c;
             PlanBytes trains, evaluates;
             size_t others[3];

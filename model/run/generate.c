@@ -15,6 +15,7 @@
 #include "model/decode.h"
 #include "model/run/memory.h"
 #include "model/run/run.h"
+#include "model/run/share_prompts.h"
 #include "model/sampling.h"
 
 enum { MOST_STOPS = 64 };
@@ -65,19 +66,6 @@ static bool is_stop(const Generator *g, int token)
 }
 
 /* ---- opening ----------------------------------------------------------------------------------------------- */
-
-void prompts_share(Prompts *p, const char *path, const ModelConfig *m)
-{
-    if (comm_rank() == 0)
-        prompts_read(p, path, m->vocab_size, m->max_sequence_length - 1);
-    comm_broadcast(&p->count, sizeof p->count, 0);
-    if (comm_rank() != 0)
-        p->start = xmalloc(sizeof *p->start * (size_t)(p->count + 1));
-    comm_broadcast(p->start, sizeof *p->start * (size_t)(p->count + 1), 0);
-    if (comm_rank() != 0)
-        p->token = xmalloc(sizeof *p->token * p->start[p->count]);
-    comm_broadcast(p->token, sizeof *p->token * p->start[p->count], 0);
-}
 
 /* Caches and rotary tables as long as these prompts with their continuations can become. */
 static void set_length(Generator *g)

@@ -8,7 +8,7 @@
 #include "kernels/comm.h"
 #include "kernels/error.h"
 #include "kernels/watchdog.h"
-#include "model/run/generate.h"
+#include "model/run/share_prompts.h"
 #include "model/sampling.h"
 
 struct Samples {
