@@ -201,6 +201,10 @@ static void test_own_checkpoint(void **state)
     assert_int_equal(c.count, 3);
     expect_status(generate(1, "[3]", "--load_path=%s/plain/latest --dry_run", folder), 0);
     expect_output("keys and values of 32 tokens");
+    expect_output("recipe bf16: ");
+    expect_output("frozen weights bf16");
+    expect_status(generate(1, "[3]", "--load_path=%s/plain/latest --dry_run --recipe=fp8", folder), 0);
+    expect_output("frozen weights f32");        /* from which FP8 is rounded in training */
 }
 
 static void expect_error(const char *text, const char *arguments, const char *message)
