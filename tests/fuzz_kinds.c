@@ -108,12 +108,13 @@ static void read_states(void)
 
 /* ---- data, metrics ------------------------------------------------------------------------------------------ */
 
-static void read_tokens(int itemsize, const char *mask)
+static void read_tokens(int itemsize, const char *mask, bool metadata)
 {
     char *paths[] = { xstrdup(in_folder("a.npy")) }, *masks[] = { xstrdup(in_folder("mask.npy")) };
     const DataSpec spec = { .paths = paths, .num_paths = 1, .label_mask_paths = masks, .num_label_mask_paths = mask != NULL,
                             .itemsize = itemsize, .sequence_length = 8, .vocab_size = VOCAB, .eos_token_id = 1, .pad_token_id = 2,
-                            .shuffle = true, .drop_last = true, .max_period = 3, .min_period = 1, .max_count = 2 };
+                            .shuffle = true, .drop_last = true, .max_period = 3, .min_period = 1, .max_count = 2,
+                            .best_fit = metadata, .split = metadata, .metadata = metadata };
     Loader *l = loader_open(&spec, 4, 0, 2);
     Batch b;
     for (int i = 0; i < 8; i++) {
@@ -124,9 +125,10 @@ static void read_tokens(int itemsize, const char *mask)
     loader_close(l);
 }
 
-static void read_shard2(void) { read_tokens(2, NULL); }
-static void read_shard4(void) { read_tokens(4, NULL); }
-static void read_mask(void)   { read_tokens(2, now->file); }
+static void read_shard2(void)   { read_tokens(2, NULL, false); }
+static void read_shard4(void)   { read_tokens(4, NULL, false); }
+static void read_mask(void)     { read_tokens(2, now->file, false); }
+static void read_metadata(void) { read_tokens(2, NULL, true); }
 
 static void read_questions(void)
 {
@@ -191,6 +193,8 @@ Kind kinds[] = {
     { "questions", "q.jsonl", read_questions, false,
       { "{\"tokens\": [1, 2], \"continuation\": 1, \"characters\": 1, \"bytes\": 1}", "\"gold\": 1", "-1", "1e9", "4294967297",
         "null", "[]", "{", "}", "\"bpb\"", "\n" } },
+    { "metadata", "a.csv.gz", read_metadata, false,
+      { ",", "\n", "\r\n", "-1", "512", "0,512\n", "99999999999999999999", "\x1f\x8b\x08" } },
     { "metrics", "metrics.jsonl", read_metrics, false,
       { "{\"step\": 3, \"eval/a/CrossEntropyLoss\": 1}\n", "{\"step\": ", "eval/", "\n", "{", "}", "\"" } },
 };
@@ -274,11 +278,13 @@ static void seed_tokens(Kind *k)
     add_seed(k, input_copy(four, sizeof four));
     add_seed(k, input_copy(four + 256, 1024));
     const Input fixed = { (char *)two, 1024 };
-    if (k->read == read_mask) {
+    if (k->read == read_mask || k->read == read_metadata)
         input_write(&fixed, text("%s/a.npy", k->folder));
-        memset(two, 1, 512);
+    memset(two, 1, 512);
+    if (k->read == read_mask)
         add_seed(k, input_copy(two, 512));
-    }
+    if (k->read == read_metadata)
+        add_text(k, "0,100\n100,112,an id,a/file.jsonl.gz,3\n112,113\n120,500\n500,512\n");
 }
 
 static void seed_metrics(Kind *k)
@@ -310,7 +316,8 @@ const char *kinds_make(void)
         mkdir(k->folder, 0777);
         k->read == read_yaml ? seed_yaml(k) : k->read == read_hf ? seed_hf(k) : k->read == read_metrics ? seed_metrics(k)
             : k->read == read_questions ? seed_questions(k)
-            : k->read == read_shard2 || k->read == read_shard4 || k->read == read_mask ? seed_tokens(k) : seed_checkpoint(k);
+            : k->read == read_shard2 || k->read == read_shard4 || k->read == read_mask || k->read == read_metadata
+            ? seed_tokens(k) : seed_checkpoint(k);
         add_files(k, text("tests/fuzz/%s-*", k->name));
     }
     return root;

@@ -261,6 +261,7 @@ static void write_step(Log *l, const StepStats *s, double speed)
     log_set(o, "train/Perplexity", exp(s->loss));
     if (l->config->z_loss > 0)
         log_set(o, "train/ZLoss", s->zloss * l->config->z_loss);
+    json_object_set_new(o, "train/labels", json_integer(s->labels));
     log_set(o, "optim/total_grad_norm", s->grad_norm);
     log_set(o, "optim/clipping_rate", s->clip < 1);
     log_set(o, "optim/learning_rate_group0", s->lr);
