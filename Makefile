@@ -29,13 +29,14 @@ MPI_FLAGS  := $(or $(call PKG,--cflags,ompi-c),$(shell mpicc --showme:compile 2>
 MPI_LIBS   := $(or $(call PKG,--libs,ompi-c),$(shell mpicc --showme:link 2>/dev/null))
 YAML_LIBS  := $(if $(DEPS),-lfyaml,$(or $(call PKG,--libs,libfyaml),-lfyaml))
 JSON_LIBS  := $(if $(DEPS),-ljansson,$(or $(call PKG,--libs,jansson),-ljansson))
+ZLIB_LIBS  := $(if $(DEPS),-lz,$(or $(call PKG,--libs,zlib),-lz))
 BLAS_FLAGS := $(call PKG,--cflags,openblas)
 BLAS_LIBS  := $(or $(call PKG,--libs,openblas),-lopenblas)
 
 # What the code requires comes first; CFLAGS and NVCCFLAGS are the user's.
 CC_FLAGS  := -std=c17 -D_GNU_SOURCE -O2 -g -Wall -Wextra -Wno-missing-field-initializers -ffp-contract=off -I. $(DEPS_FLAGS) $(MPI_FLAGS)
 NV_FLAGS  := -std=c++17 -O3 -lineinfo -I. $(DEPS_FLAGS)
-LIBS      := $(DEPS_LIBS) $(YAML_LIBS) $(JSON_LIBS) $(MPI_LIBS) -lm -lpthread -ldl
+LIBS      := $(DEPS_LIBS) $(YAML_LIBS) $(JSON_LIBS) $(ZLIB_LIBS) $(MPI_LIBS) -lm -lpthread -ldl
 ifeq ($(BACKEND),cuda)
 CC_FLAGS  += -I$(CUDA_HOME)/include -I$(NCCL_HOME)/include
 # The GPUs found, from 8.0 on; the environment's ARCH may mean the processor.

@@ -104,9 +104,8 @@ static StepStats train_step(Run *r, double labels)
     if (labels == 0 && comm_rank() == 0)
         warn("step %ld: no token of the batch has a label; only weight decay changes the weights (data.label_mask_paths?)",
              s->step + 1);
-    labels = fmax(labels, 1);
     telemetry_watch(r->telemetry, s->step + 1);
-    Losses loss = forward_backward(r, &r->batch, labels);
+    Losses loss = forward_backward(r, &r->batch, fmax(labels, 1));
     watchdog_mark_together("reading the gradient norm", -1);
     double norm = optimizer_grad_norm(&r->fsdp), exposed = trace_step_end();
 
@@ -114,8 +113,8 @@ static StepStats train_step(Run *r, double labels)
     s->tokens += (long)c->global_train_batch_size * c->model.max_sequence_length;
     s->loader = loader_state(r->loader);
     double max_norm = schedule_max_grad_norm(c, s->step, s->tokens);
-    StepStats t = { .step = s->step, .tokens = s->tokens, .loss = loss.loss, .zloss = loss.zloss, .grad_norm = norm,
-                    .exposed_ms = exposed, .clip = max_norm > 0 ? fmin(1, max_norm / (norm + 1e-6)) : 1,
+    StepStats t = { .step = s->step, .tokens = s->tokens, .labels = (long)labels, .loss = loss.loss, .zloss = loss.zloss,
+                    .grad_norm = norm, .exposed_ms = exposed, .clip = max_norm > 0 ? fmin(1, max_norm / (norm + 1e-6)) : 1,
                     .lr = schedule_lr(c, r->length, s->step, s->tokens), .finite = isfinite(loss.loss) && isfinite(norm),
                     .scores = { NAN, NAN } };
     if (t.finite)

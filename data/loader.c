@@ -1,9 +1,10 @@
 /* Steps of training data: shards -> instances -> shuffled order -> this rank's sequences of each step.
  *
- * An instance is T consecutive tokens of one file (what is left at the end of a file is not used); instances are
- * numbered through all files. In epoch e they come in the order numpy_shuffle(seed + e), or in file order. Step k is
- * places k*G .. k*G+G-1 of that order, of which rank r of W takes every W-th from the r-th on: what a step trains on
- * does not depend on the number of ranks, and epoch and place are all that a resumed run has to know.
+ * An instance is what makes a sequence (instances.h). In epoch e they come in the order numpy_shuffle(seed + e), or in their own.
+ * Step k is places k*G .. k*G+G-1 of that order, of which rank r of W takes every W-th from the r-th on: what a step trains
+ * on does not depend on the number of ranks, and epoch and place are all that a resumed run has to know. The last step of a
+ * shuffled epoch of which nothing is dropped is filled up with empty sequences: an epoch has every label once, and the next one
+ * begins with a step of its own.
  *
  * A thread fills a ring of batches ahead of the training loop:
  *     EMPTY -fill-> READY -loader_next-> HELD -loader_next-> EMPTY          head - tail = entries READY or HELD
@@ -14,9 +15,8 @@
  *     step is due, so a run meets it at the same step however far the thread is ahead. */
 #include "data/loader.h"
 
+#include "data/instances.h"
 #include "data/sample.h"
-#include "data/sequence.h"
-#include "data/shard.h"
 #include "data/shuffle.h"
 #include "kernels/error.h"
 
@@ -38,11 +38,7 @@ typedef struct {
 } Entry;
 
 struct Loader {
-    DataSpec  spec;             /* without its paths, which are the caller's */
-    Shard    *shards;           /* (num_shards) */
-    int       num_shards;
-    uint64_t *first;            /* (num_shards + 1): number of the first instance of each shard; their sum */
-    uint64_t  tokens, fingerprint;
+    Instances instances;
     int       batch, rank, world;
 
     LoaderState place;          /* of the step that loader_next gives next */
@@ -71,21 +67,21 @@ static uint64_t step_instances(const Loader *l, LoaderState s)
     uint64_t left = loader_instances(l) - s.instance;
     if (left >= (uint64_t)l->batch)
         return l->batch;
-    return l->spec.drop_last ? 0 : left;
+    return l->instances.spec.drop_last ? 0 : left;
 }
 
 /* Where nothing is left of an epoch, the shuffled order goes on with the next one. */
 static LoaderState settle(const Loader *l, LoaderState s)
 {
-    if (l->spec.shuffle && step_instances(l, s) == 0)
+    if (l->instances.spec.shuffle && step_instances(l, s) == 0)
         return (LoaderState){ s.epoch + 1, 0 };
     return s;
 }
 
 static void beat(const Loader *l, const char *doing)
 {
-    if (l->spec.beat)
-        l->spec.beat(doing);
+    if (l->instances.spec.beat)
+        l->instances.spec.beat(doing);
 }
 
 /* ---- filling an entry (thread) ---------------------------------------------------------------------------------- */
@@ -116,58 +112,39 @@ static uint32_t *allocate_order(uint64_t n)
 /* False: told to stop before it was done. */
 static bool load_order(Loader *l, uint64_t epoch)
 {
+    const DataSpec *spec = &l->instances.spec;
     uint64_t n = loader_instances(l);
-    if (!l->spec.shuffle || (l->ordered && l->order_epoch == epoch))
+    if (!spec->shuffle || (l->ordered && l->order_epoch == epoch))
         return true;
     if (!l->order)
         l->order = allocate_order(n);
     l->order_epoch = epoch;
-    l->ordered = numpy_shuffle(l->order, n, l->spec.seed + epoch, may_go_on, l);
+    l->ordered = numpy_shuffle(l->order, n, spec->seed + epoch, may_go_on, l);
     return l->ordered;
 }
 
-/* The shard that holds an instance: the last one whose first instance is not behind it. */
-static int find_shard(const Loader *l, uint64_t instance)
+static Row row_of(const Loader *l, const Batch *b, int i)
 {
-    int low = 0, high = l->num_shards;
-    while (high - low > 1) {
-        int middle = low + (high - low) / 2;
-        if (l->first[middle] <= instance)
-            low = middle;
-        else
-            high = middle;
-    }
-    return low;
+    const size_t at = (size_t)i * (size_t)l->instances.spec.sequence_length;
+    return (Row){ b->tokens + at, b->targets + at, b->begins + at };
 }
 
-/* Sequence i of the entry = an instance. False: the entry has an error. */
-static bool fill_sequence(const Loader *l, Entry *entry, int i, uint64_t instance)
+/* The entry's next sequence = an instance. False: the entry has an error. */
+static bool fill_sequence(const Loader *l, Entry *entry, uint64_t instance)
 {
-    const DataSpec *spec = &l->spec;
-    int T = spec->sequence_length, f = find_shard(l, instance);
-    const Shard *shard = &l->shards[f];
-    uint64_t place = (instance - l->first[f]) * T;
-    int *tokens = entry->batch.tokens + (size_t)i * T, *targets = entry->batch.targets + (size_t)i * T;
-    shard_tell(spec, "reading", shard->path);
-
-    int bad = shard_read(tokens, shard, place, T, spec->vocab_size);
-    if (bad >= 0) {
-        shard_describe_bad_id(entry->error, sizeof entry->error, shard, place + bad, spec->vocab_size);
+    Batch *b = &entry->batch;
+    const long labels = instance_read(row_of(l, b, b->sequences), &l->instances, instance, entry->error, sizeof entry->error);
+    if (labels < 0)
         return false;
-    }
-    entry->batch.index[i] = (uint32_t)instance;
-    sequence_begins(entry->batch.begins + (size_t)i * T, tokens, T, spec->eos_token_id);
-    if (spec->max_count > 0 && sequence_repeats(tokens, T, spec->min_period, spec->max_period, spec->max_count))
-        memset(targets, -1, T * sizeof *targets);
-    else
-        entry->batch.labels += sequence_targets(targets, tokens, shard->mask ? shard->mask + place : NULL, T,
-                                               spec->mask_padding ? spec->pad_token_id : -1);
+    b->index[b->sequences++] = (uint32_t)instance;
+    b->labels += labels;
     return true;
 }
 
 /* False: told to stop before it was done. */
 static bool fill_entry(Loader *l, Entry *entry)
 {
+    const DataSpec *spec = &l->instances.spec;
     LoaderState s = l->ahead;
     uint64_t count = l->ahead_left > 0 ? step_instances(l, s) : 0;
     entry->batch.sequences = 0;
@@ -180,9 +157,12 @@ static bool fill_entry(Loader *l, Entry *entry)
         return false;
     for (uint64_t i = l->rank; i < count; i += l->world) {
         uint64_t place = s.instance + i;
-        if (!fill_sequence(l, entry, entry->batch.sequences, l->spec.shuffle ? l->order[place] : place))
+        if (!fill_sequence(l, entry, spec->shuffle ? l->order[place] : place))
             return true;
-        entry->batch.sequences++;
+    }
+    for (Batch *b = &entry->batch; spec->shuffle && count > 0 && b->sequences < l->batch / l->world; b->sequences++) {
+        row_pad(row_of(l, b, b->sequences), spec, 0);
+        b->index[b->sequences] = UINT32_MAX;
     }
     return true;
 }
@@ -242,46 +222,6 @@ static void stop_thread(Loader *l)
 
 /* ---- the caller's side ---------------------------------------------------------------------------------------- */
 
-/* Numbers the instances. Files too short for one are no error: collections of shards often have a few. */
-static void count_instances(Loader *l)
-{
-    int T = l->spec.sequence_length, unused = 0;
-    l->first = xcalloc(l->num_shards + 1, sizeof *l->first);
-    for (int f = 0; f < l->num_shards; f++) {
-        uint64_t count = l->shards[f].num_tokens / T;
-        l->first[f + 1] = l->first[f] + count;
-        l->tokens += l->shards[f].num_tokens;
-        unused += count == 0;
-    }
-    uint64_t n = loader_instances(l), needed = l->spec.drop_last ? l->batch : 1;
-    if (n > (uint64_t)UINT32_MAX + 1)
-        die("%s: %llu sequences of %d tokens are more than the 2^32 that the shuffled order can number; "
-            "use fewer files or a larger model.max_sequence_length", l->shards[0].key, (unsigned long long)n, T);
-    if (n < needed)
-        die("%s: %llu tokens in %d file%s make %llu sequence%s of %d tokens, fewer than the %llu of one "
-            "step. Add data, or lower %smodel.max_sequence_length", l->shards[0].key, (unsigned long long)l->tokens,
-            l->num_shards, l->num_shards == 1 ? "" : "s", (unsigned long long)n, n == 1 ? "" : "s", T, (unsigned long long)needed,
-            needed > 1 ? "global_train_batch_size or " : "");
-    if (unused && !l->spec.again)
-        warn("%s: %d of %d files hold less than one sequence of %d tokens and are not used", l->shards[0].key, unused,
-             l->num_shards, T);
-}
-
-/* Of what decides which tokens instance i is. Folders are left out: data may move. */
-static uint64_t hash_files(const Loader *l)
-{
-    uint64_t hash = HASH_OF_NOTHING;
-    for (int f = 0; f < l->num_shards; f++) {
-        const Shard *s = &l->shards[f];
-        const char *slash = strrchr(s->path, '/'), *name = slash ? slash + 1 : s->path;
-        uint64_t numbers[] = { s->num_tokens, (uint64_t)s->itemsize, (uint64_t)(s->mask != NULL) };
-        hash = hash_bytes(hash, name, strlen(name) + 1);
-        hash = hash_bytes(hash, numbers, sizeof numbers);
-    }
-    uint64_t T = l->spec.sequence_length;
-    return hash_bytes(hash, &T, sizeof T);
-}
-
 Loader *loader_open(const DataSpec *spec, int batch, int rank, int world)
 {
     CHECK(spec->sequence_length > 0 && spec->vocab_size > 0, "T %d, V %d", spec->sequence_length, spec->vocab_size);
@@ -289,16 +229,10 @@ Loader *loader_open(const DataSpec *spec, int batch, int rank, int world)
           rank, world);
     CHECK(spec->max_count == 0 || spec->min_period > 0, "min_period %d", spec->min_period);
     Loader *l = xcalloc(1, sizeof *l);
-    l->spec = *spec;
-    l->spec.paths = l->spec.label_mask_paths = NULL;
     l->batch = batch;
     l->rank = rank;
     l->world = world;
-    l->shards = shards_open(&l->num_shards, spec);
-    count_instances(l);
-    if (!spec->again)
-        shards_check_eos(l->shards, l->num_shards, spec);
-    l->fingerprint = hash_files(l);
+    l->instances = instances_open(spec, batch);
 
     size_t sequences = batch / world, tokens = sequences * spec->sequence_length;
     for (int i = 0; i < ENTRIES; i++) {
@@ -322,25 +256,37 @@ Loader *loader_open(const DataSpec *spec, int batch, int rank, int world)
 
 uint64_t loader_instances(const Loader *l)
 {
-    return l->first[l->num_shards];
+    return l->instances.count;
+}
+
+uint64_t loader_steps(const Loader *l, uint64_t instance)
+{
+    const uint64_t n = loader_instances(l), left = instance < n ? n - instance : 0, batch = l->batch;
+    return (left + (l->instances.spec.drop_last ? 0 : batch - 1)) / batch;
+}
+
+PackedData loader_packed(const Loader *l)
+{
+    const Packing *p = &l->instances.packing;
+    return (PackedData){ p->documents, p->pieces, p->tokens, p->labels };
 }
 
 uint64_t loader_tokens(const Loader *l)
 {
-    return l->tokens;
+    return l->instances.tokens;
 }
 
 uint64_t loader_fingerprint(const Loader *l)
 {
-    return l->fingerprint;
+    return l->instances.fingerprint;
 }
 
 DataSample loader_sample(const Loader *l)
 {
     DataSample s = { HASH_OF_NOTHING, HASH_OF_NOTHING };
-    for (int f = 0; f < l->num_shards; f++) {
-        const Shard *shard = &l->shards[f];
-        shard_tell(&l->spec, "sampling", shard->path);
+    for (int f = 0; f < l->instances.num_shards; f++) {
+        const Shard *shard = &l->instances.shards[f];
+        shard_tell(&l->instances.spec, "sampling", shard->path);
         s.tokens = hash_sample(s.tokens, shard->map, shard->map_bytes);
         if (shard->mask)
             s.masks = hash_sample(s.masks, shard->mask, shard->num_tokens);
@@ -404,7 +350,7 @@ void loader_seek(Loader *l, LoaderState s)
         die("cannot go on at sequence %llu of epoch %llu: data.paths has only %llu sequences of %d tokens. Give the "
             "data and model.max_sequence_length that the checkpoint was made with",
             (unsigned long long)s.instance, (unsigned long long)s.epoch, (unsigned long long)loader_instances(l),
-            l->spec.sequence_length);
+            l->instances.spec.sequence_length);
     stop_thread(l);
     l->place = settle(l, s);
     l->left = UINT64_MAX;
@@ -432,8 +378,7 @@ void loader_close(Loader *l)
         free(l->entries[i].batch.begins);
         free(l->entries[i].batch.index);
     }
-    shards_close(l->shards, l->num_shards);
-    free(l->first);
+    instances_close(&l->instances);
     free(l->order);
     free(l);
 }

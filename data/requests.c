@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const metric_names[] = { "acc", "len_norm", "bpb" };
+static const char *const metric_names[NUM_METRICS] = { "acc", "len_norm", "bpb", "len_norm_v2", "bpb_v2" };
 
 const char *metric_name(Metric m)
 {
@@ -106,7 +106,8 @@ static void add_choice(Requests *r, Reader *f, const Question *q, const json_t *
     if (json_array_size(tokens) <= (size_t)c.scored)
         bad(f, "a choice has no context in front of its continuation");
     if (c.scored > f->max_length)
-        bad(f, xasprintf("a continuation of %d tokens does not fit model.max_sequence_length %d", c.scored, f->max_length));
+        die("%s: %s:%ld: a continuation of %d tokens does not fit model.max_sequence_length %d: give a longer one, or leave this task "
+            "out", f->key, f->path, f->line, c.scored, f->max_length);
     add_tokens(r, f, &c, tokens);
     c.same = first_same(r, q->first, &c);
     if (r->choices == f->choice_room) {

@@ -3,13 +3,16 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-typedef enum { METRIC_ACC, METRIC_LEN_NORM, METRIC_BPB } Metric;       /* which one counts; bpb: nothing is chosen */
+/* The share of questions whose right choice has the highest log-probability, or the highest per character; bits per byte of the right
+ * choices, the mean over questions. Continuations begin with a blank, which the latter two do not count; with it they are OLMo-core's
+ * "v2". A task has one of the first three as the metric that counts; with bpb its questions have one choice. */
+typedef enum { METRIC_ACC, METRIC_LEN_NORM, METRIC_BPB, METRIC_LEN_NORM_V2, METRIC_BPB_V2, NUM_METRICS } Metric;
 
 /* Context and continuation: tokens [first, first + length) of the task, of which the last `scored` are the continuation. */
 typedef struct {
     size_t first;
     int    length, scored;
-    int    characters, bytes;      /* of the continuation's text */
+    int    characters, bytes;      /* of the continuation's text without the blank in front of it */
     int    same;                   /* the first choice of this question with the same tokens: itself, or an earlier one */
 } Choice;
 
@@ -31,4 +34,4 @@ typedef struct {
 Requests requests_read(const char *key, const char *path, int max_length, int vocab_size);
 void     requests_free(Requests *r);
 
-const char *metric_name(Metric m);     /* "acc", "len_norm", "bpb" */
+const char *metric_name(Metric m);     /* "acc", "len_norm", "bpb", "len_norm_v2", "bpb_v2" */

@@ -116,18 +116,6 @@ static bool read_bin_header(Shard *s)
     return true;
 }
 
-static uint32_t token_at(const Shard *s, uint64_t i)
-{
-    if (s->itemsize == 2) {
-        uint16_t id;
-        memcpy(&id, s->tokens + i * 2, 2);
-        return id;
-    }
-    uint32_t id;
-    memcpy(&id, s->tokens + i * 4, 4);
-    return id;
-}
-
 /* Tokens of twice the size: every second number is an upper half, that is 0 or, of 4 bytes and large vocabularies, 1 to 3,
  * which no text looks like. (The converse gives ids beyond every vocabulary.) */
 static bool looks_wider(const Shard *s, uint64_t count)
@@ -192,13 +180,47 @@ static Shard shard_open(const char *path, const DataSpec *spec)
     return s;
 }
 
-static void open_mask(Shard *s, const char *path)
+static const char *mask_key_of(const DataSpec *spec)
 {
+    return spec->key ? spec->key : "data.label_mask_paths";
+}
+
+static void open_mask(Shard *s, const DataSpec *spec, const char *path)
+{
+    const char *key = mask_key_of(spec);
     size_t bytes;
-    s->mask = map_file(&bytes, "data.label_mask_paths", path);
+    s->mask = map_file(&bytes, key, path);
     if (bytes != s->num_tokens)
-        die("data.label_mask_paths: %s has %zu bytes, but %s has %llu tokens; a label mask is a headerless file of "
-            "one byte (0 or 1) for each token", path, bytes, s->path, (unsigned long long)s->num_tokens);
+        die("%s: %s has %zu bytes, but %s has %llu tokens; a label mask is a headerless file of "
+            "one byte (0 or 1) for each token", key, path, bytes, s->path, (unsigned long long)s->num_tokens);
+}
+
+static bool has_label(const Shard *s)
+{
+    for (uint64_t i = 0; i < s->num_tokens; i++)
+        if (s->mask[i])
+            return true;
+    return false;
+}
+
+/* Masks without any label are what a wrong chat template makes: nothing would be learned, and no loss would say so. */
+static void check_masks(const Shard *shards, const NameList *masks, const DataSpec *spec)
+{
+    int empty = 0, first = 0;
+    for (int i = masks->count - 1; i >= 0; i--)
+        if (!has_label(&shards[i])) {
+            empty++;
+            first = i;
+        }
+    char others[48] = "";
+    if (empty > 1)
+        snprintf(others, sizeof others, " (and %d other%s)", empty - 1, empty > 2 ? "s" : "");
+    if (empty > 0 && empty == masks->count)
+        die("%s: %s%s: all bytes are 0, so that no token is a target and nothing can be learned. Make the masks again (does the "
+            "chat template mark the assistant's turns?), or leave label_mask_paths out to train on every token", mask_key_of(spec),
+            masks->names[first], others);
+    if (empty > 0 && !spec->again)
+        warn("%s: %s%s: all bytes are 0: nothing is learned from its tokens", mask_key_of(spec), masks->names[first], others);
 }
 
 void shard_tell(const DataSpec *spec, const char *verb, const char *path)
@@ -216,20 +238,22 @@ Shard *shards_open(int *num, const DataSpec *spec)
 {
     CHECK(spec->itemsize == 2 || spec->itemsize == 4, "itemsize %d", spec->itemsize);
     NameList names = expand_all(key_of(spec), spec->paths, spec->num_paths);
-    NameList masks = expand_all("data.label_mask_paths", spec->label_mask_paths, spec->num_label_mask_paths);
+    NameList masks = expand_all(mask_key_of(spec), spec->label_mask_paths, spec->num_label_mask_paths);
     if (names.count == 0)
         die("%s is empty: name at least one file of tokens", key_of(spec));
     if (masks.count > 0 && masks.count != names.count)
-        die("data.label_mask_paths names %d files, data.paths %d: every token file needs its mask, in the same order",
-            masks.count, names.count);
+        die("%s names %d files, %s %d: every token file needs its mask, in the same order",
+            spec->key ? xasprintf("%s: label_mask_paths", spec->key) : "data.label_mask_paths", masks.count,
+            spec->key ? "its paths" : "data.paths", names.count);
 
     Shard *shards = xcalloc(names.count, sizeof *shards);
     for (int i = 0; i < names.count; i++) {
         shard_tell(spec, "opening", names.names[i]);
         shards[i] = shard_open(names.names[i], spec);
         if (masks.count > 0)
-            open_mask(&shards[i], masks.names[i]);
+            open_mask(&shards[i], spec, masks.names[i]);
     }
+    check_masks(shards, &masks, spec);
     *num = names.count;
     name_list_free(&names);
     name_list_free(&masks);

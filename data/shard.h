@@ -2,6 +2,8 @@
 #pragma once
 #include "data/spec.h"
 
+#include <string.h>
+
 typedef struct {
     const char    *key;          /* where the configuration names it                                            */
     char          *path;
@@ -12,6 +14,18 @@ typedef struct {
     const void    *map;          /* the whole file                                                              */
     size_t         map_bytes;
 } Shard;
+
+static inline uint32_t token_at(const Shard *s, uint64_t i)
+{
+    if (s->itemsize == 2) {
+        uint16_t id;
+        memcpy(&id, s->tokens + i * 2, 2);
+        return id;
+    }
+    uint32_t id;
+    memcpy(&id, s->tokens + i * 4, 4);
+    return id;
+}
 
 /* All files of spec in order, patterns expanded; *num gets their number. Dies on the first file that is not what
  * spec says: missing, empty, of a foreign format, of the wrong size or dtype, without its label mask. */

@@ -18,8 +18,13 @@ typedef struct {
     bool   mask_padding;       /* targets equal to pad_token_id are masked                                      */
     bool   shuffle;            /* false: file order (evaluation)                                                */
     uint64_t seed;             /* of the shuffle; epoch e uses seed + e                                         */
-    bool   drop_last;          /* false (evaluation): the last step may be short                                */
+    bool   drop_last;          /* what is no full step at the end of an epoch is not used. false: the last step may be
+                                * short, or, if shuffled, is filled up with empty sequences, which have no targets */
     bool   again;              /* was opened before: no warnings                                                */
+    bool   best_fit;           /* whole documents are packed into sequences, no target crosses from one to the next;
+                                * false: files are cut into sequences wherever one is full                      */
+    bool   split;              /* best_fit: what is longer than T becomes several documents; false: is cut off  */
+    bool   metadata;           /* documents are what the metadata beside the files say; false: end behind an eos */
     void (*beat)(const char *doing);    /* called by whichever thread works, each time that it goes on, with what it
                                 * does; NULL instead of that: it is done for now. NULL: nobody wants to know    */
     int    max_period, min_period, max_count;   /* OLMo's instance_filter: n-grams of min .. max tokens that occur

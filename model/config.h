@@ -44,6 +44,11 @@ typedef struct {
                                                                                 computes all this (architecture.h) */
 } ModelConfig;
 
+/* How documents fill sequences: one behind the other, cut where a sequence is full; or whole, each where it fits best. */
+typedef enum { PACK_CONCAT, PACK_BEST_FIT } PackingKind;
+typedef enum { LONG_TRUNCATE, LONG_SPLIT } LongDocuments;       /* longer than a sequence, where whole ones are packed */
+typedef enum { BOUNDARIES_EOS, BOUNDARIES_METADATA } Boundaries; /* what tells documents apart */
+
 /* What becomes of a step whose loss or gradient norm is far from those before it (spikes.h). */
 typedef enum { SPIKES_WARN, SPIKES_SKIP, SPIKES_STOP } OnSpike;
 
@@ -55,8 +60,12 @@ typedef struct {
     char  *where;                 /* "x.yaml:9: evaluator 'v3-...'" and how to train without, for messages */
     char **paths;
     int    num_paths;
+    char **label_mask_paths;
+    int    num_label_mask_paths;
     int    itemsize;
     bool   downstream;            /* paths: one file of questions (data/requests.h) */
+    PackingKind packing;
+    Boundaries boundaries;
 } EvalSet;
 
 /* When gradients are summed over a shard group: with every micro-batch, once per step, or once where memory allows. */
@@ -89,7 +98,10 @@ typedef struct {
         char **paths; int num_paths;
         char **label_mask_paths; int num_label_mask_paths;
         int    itemsize;                      /* memmap_dtype: uint16 2, uint32 4 */
-        bool   generate_doc_lengths;          /* attention stays inside documents */
+        PackingKind packing;
+        LongDocuments long_documents;
+        Boundaries boundaries;
+        bool   generate_doc_lengths;          /* attention stays inside documents; with PACK_BEST_FIT always */
         bool   mask_padding;                  /* generate_attention_mask */
         uint64_t seed;                        /* data.seed, else seed */
         struct { int max_period, min_period, max_count; } instance_filter;   /* max_count 0: off */

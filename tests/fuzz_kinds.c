@@ -1,9 +1,10 @@
-/* Kinds of inputs: configurations, files of checkpoints, shards, metrics. */
+/* Kinds of inputs: configurations, files of checkpoints, shards, questions, metrics. */
 #include "tests/fuzz_kinds.h"
 
 #include <glob.h>
 
 #include "data/loader.h"
+#include "data/requests.h"
 #include "model/checkpoint/layout.h"
 #include "model/config/hf.h"
 #include "model/run/log.h"
@@ -107,12 +108,13 @@ static void read_states(void)
 
 /* ---- data, metrics ------------------------------------------------------------------------------------------ */
 
-static void read_tokens(int itemsize, const char *mask)
+static void read_tokens(int itemsize, const char *mask, bool metadata)
 {
     char *paths[] = { xstrdup(in_folder("a.npy")) }, *masks[] = { xstrdup(in_folder("mask.npy")) };
     const DataSpec spec = { .paths = paths, .num_paths = 1, .label_mask_paths = masks, .num_label_mask_paths = mask != NULL,
                             .itemsize = itemsize, .sequence_length = 8, .vocab_size = VOCAB, .eos_token_id = 1, .pad_token_id = 2,
-                            .shuffle = true, .drop_last = true, .max_period = 3, .min_period = 1, .max_count = 2 };
+                            .shuffle = true, .drop_last = true, .max_period = 3, .min_period = 1, .max_count = 2,
+                            .best_fit = metadata, .split = metadata, .metadata = metadata };
     Loader *l = loader_open(&spec, 4, 0, 2);
     Batch b;
     for (int i = 0; i < 8; i++) {
@@ -123,9 +125,26 @@ static void read_tokens(int itemsize, const char *mask)
     loader_close(l);
 }
 
-static void read_shard2(void) { read_tokens(2, NULL); }
-static void read_shard4(void) { read_tokens(4, NULL); }
-static void read_mask(void)   { read_tokens(2, now->file); }
+static void read_shard2(void)   { read_tokens(2, NULL, false); }
+static void read_shard4(void)   { read_tokens(4, NULL, false); }
+static void read_mask(void)     { read_tokens(2, now->file, false); }
+static void read_metadata(void) { read_tokens(2, NULL, true); }
+
+static void read_questions(void)
+{
+    enum { LENGTH = 8 };
+    Requests r = requests_read("questions", in_folder(now->file), LENGTH, VOCAB);
+    demand(r.questions > 0, "no questions");
+    for (int q = 0, next = 0; q < r.questions; next += r.question[q++].count)
+        demand(r.question[q].first == next && r.question[q].gold < r.question[q].count, "a question is none");
+    for (int i = 0; i < r.choices; i++) {
+        const Choice *c = &r.choice[i];
+        demand(c->scored > 0 && c->scored < c->length && c->length <= LENGTH + 1 && c->same <= i, "a choice is none");
+        for (int t = 0; t < c->length; t++)
+            demand(r.token[c->first + (size_t)t] >= 0 && r.token[c->first + (size_t)t] < VOCAB, "a token is no token");
+    }
+    requests_free(&r);
+}
 
 /* What a resume after FIRST_STEP steps leaves: whole lines from the beginning, of these steps. */
 static void read_metrics(void)
@@ -171,6 +190,11 @@ Kind kinds[] = {
     { "shard2", "a.npy", read_shard2, false, { "\x93NUMPY", "BIN.TOK\n", "\x01" } },
     { "shard4", "a.npy", read_shard4, false, { "\x93NUMPY", "BIN.TOK\n", "\x01" } },
     { "mask", "mask.npy", read_mask, false, { "\x01" } },
+    { "questions", "q.jsonl", read_questions, false,
+      { "{\"tokens\": [1, 2], \"continuation\": 1, \"characters\": 1, \"bytes\": 1}", "\"gold\": 1", "-1", "1e9", "4294967297",
+        "null", "[]", "{", "}", "\"bpb\"", "\n" } },
+    { "metadata", "a.csv.gz", read_metadata, false,
+      { ",", "\n", "\r\n", "-1", "512", "0,512\n", "99999999999999999999", "\x1f\x8b\x08" } },
     { "metrics", "metrics.jsonl", read_metrics, false,
       { "{\"step\": 3, \"eval/a/CrossEntropyLoss\": 1}\n", "{\"step\": ", "eval/", "\n", "{", "}", "\"" } },
 };
@@ -254,11 +278,13 @@ static void seed_tokens(Kind *k)
     add_seed(k, input_copy(four, sizeof four));
     add_seed(k, input_copy(four + 256, 1024));
     const Input fixed = { (char *)two, 1024 };
-    if (k->read == read_mask) {
+    if (k->read == read_mask || k->read == read_metadata)
         input_write(&fixed, text("%s/a.npy", k->folder));
-        memset(two, 1, 512);
+    memset(two, 1, 512);
+    if (k->read == read_mask)
         add_seed(k, input_copy(two, 512));
-    }
+    if (k->read == read_metadata)
+        add_text(k, "0,100\n100,112,an id,a/file.jsonl.gz,3\n112,113\n120,500\n500,512\n");
 }
 
 static void seed_metrics(Kind *k)
@@ -266,6 +292,15 @@ static void seed_metrics(Kind *k)
     add_text(k, "{\"step\": 1, \"train/CrossEntropyLoss\": 2.5}\n{\"step\": 2, \"train/CrossEntropyLoss\": 2.4}\n"
                 "{\"step\": 3, \"train/CrossEntropyLoss\": null}\n{\"step\": 3, \"eval/a/CrossEntropyLoss\": 2.5}\n"
                 "{\"step\": 4, \"train/CrossEntropyLoss\": 2.3}\n");
+}
+
+static void seed_questions(Kind *k)
+{
+    static const char choice[] = "{\"tokens\": [5, 6, 7], \"continuation\": 1, \"characters\": 3, \"bytes\": 3}",
+                      longer[] = "{\"tokens\": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], \"continuation\": 2, \"characters\": 3, \"bytes\": 4}";
+    add_text(k, text("{\"task\": \"a\", \"metric\": \"acc\", \"questions\": 2}\n{\"gold\": 1, \"choices\": [%s, %s]}\n"
+                     "{\"gold\": 0, \"choices\": [%s, %s, %s]}\n", choice, longer, longer, choice, longer));
+    add_text(k, text("{\"task\": \"b\", \"metric\": \"bpb\", \"questions\": 1}\n{\"gold\": 0, \"choices\": [%s]}\n", longer));
 }
 
 const char *kinds_make(void)
@@ -280,7 +315,9 @@ const char *kinds_make(void)
         snprintf(k->folder, sizeof k->folder, "%s/%d-%s", root, i, k->name);
         mkdir(k->folder, 0777);
         k->read == read_yaml ? seed_yaml(k) : k->read == read_hf ? seed_hf(k) : k->read == read_metrics ? seed_metrics(k)
-            : k->read == read_shard2 || k->read == read_shard4 || k->read == read_mask ? seed_tokens(k) : seed_checkpoint(k);
+            : k->read == read_questions ? seed_questions(k)
+            : k->read == read_shard2 || k->read == read_shard4 || k->read == read_mask || k->read == read_metadata
+            ? seed_tokens(k) : seed_checkpoint(k);
         add_files(k, text("tests/fuzz/%s-*", k->name));
     }
     return root;

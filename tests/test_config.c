@@ -215,6 +215,27 @@ static void test_interpolation(void **state)
     config_free(c);
 }
 
+/* Validation sets are packed as the training data are unless they say otherwise, and a run's own file says all of it. */
+static void test_packing(void **state)
+{
+    (void)state;
+    try_write(try_path, try_base);
+    Config *c = try_load(1, "--data.packing=best_fit", "--data.document_boundaries=metadata", "--data.long_documents=split",
+                         "--evaluators=[{label: a, data: {paths: [x.npy], label_mask_paths: [m], document_boundaries: eos}}, "
+                         "{label: b, data: {paths: y.npy, packing: concat}}]");
+    assert_true(c->data.generate_doc_lengths && c->data.packing == PACK_BEST_FIT && c->data.long_documents == LONG_SPLIT);
+    assert_true(c->eval[0].packing == PACK_BEST_FIT && c->eval[0].boundaries == BOUNDARIES_EOS);
+    assert_true(c->eval[1].packing == PACK_CONCAT && c->eval[1].boundaries == BOUNDARIES_METADATA);
+    assert_int_equal(c->eval[0].num_label_mask_paths, 1);
+    assert_string_equal(c->eval[0].label_mask_paths[0], "m");
+    assert_int_equal(c->eval[1].num_label_mask_paths, 0);
+    try_write(try_path, c->text);
+    Config *again = try_load(1, NULL, NULL, NULL, NULL);
+    assert_string_equal(again->text, c->text);
+    config_free(again);
+    config_free(c);
+}
+
 static void test_published(void **state)
 {
     (void)state;
@@ -246,7 +267,7 @@ static void test_warning(void **state)
     static const char *const named[] = {
         "wandb", "model.init_device",
         "data.pin_memory", "quantize_model and quantize_optimizer (recipe bf16 is given)",
-        "downstream evaluators (piqa)", "evaluators with remote data (far-validation)",
+        "downstream evaluators without data.paths (piqa)", "evaluators with remote data (far-validation)",
             "evaluators[].data.num_workers",
     };
     for (size_t i = 0; i < sizeof named / sizeof *named; i++)
@@ -363,7 +384,7 @@ int main(void)
         cmocka_unit_test(test_defaults),
         cmocka_unit_test(test_values), cmocka_unit_test(test_datasets_and_formats),
         cmocka_unit_test(test_strategies), cmocka_unit_test(test_interpolation),
-        cmocka_unit_test(test_published),
+        cmocka_unit_test(test_packing), cmocka_unit_test(test_published),
         cmocka_unit_test(test_warning),
         cmocka_unit_test(test_blocks),
         cmocka_unit_test(test_hf),

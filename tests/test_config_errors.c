@@ -94,6 +94,8 @@ static void test_wrong_values(void **state)
         { NULL,            "evaluators: [{label: a}]", "evaluator 'a' has no data", NULL },
         { NULL,            "evaluators: [{label: a, data: {paths: a.npy}}, {label: b, data: {datasets: {a: b.npy}}}]",
           "two validation sets are named 'a'", NULL },
+        { NULL, "evaluators: [{label: a, type: downstream, data: {paths: [b, c]}}]\n", "evaluator 'a' has 2 files", NULL },
+        { NULL, "eval_only: true\n", "there are no evaluators", NULL },
     };
     CHECK_MISTAKES(list);
 }
@@ -239,6 +241,14 @@ static void test_arguments(void **state)
         { 1, "--scheduler.name=inverse_sqrt_with_warmup", "--scheduler.t_warmup=0", "needs scheduler.t_warmup > 0" },
         { 1, "--data.generate_attention_mask", NULL, "needs model.pad_token_id" },
         { 1, "--data.generate_doc_lengths", "--model.eos_token_id=null", "needs model.eos_token_id" },
+        { 1, "--data.packing=best_fit", "--model.eos_token_id=null",
+          "data.packing=best_fit without data.document_boundaries=metadata needs model.eos_token_id" },
+        { 1, "--evaluators=[{label: v, data: {paths: a.npy, packing: best_fit}}]", NULL, "packing best_fit needs a model whose "
+          "attention stays inside documents" },
+        { 1, "--evaluators=[{label: v, data: {paths: a.npy, packing: best_fit}}]", "--model.eos_token_id=null",
+          "packing best_fit needs" },
+        { 1, "--evaluators=[{label: v, data: {datasets: {a: b.npy}, label_mask_paths: m}}]", NULL,
+          "evaluator 'v' has label_mask_paths, which are parallel to data.paths" },
         { 1, "--data.datasets={x: [b.npy]}", NULL, "not both" },
         { 1, "--model.vocab_size=null", NULL, "found 'null'" },
         { 2, "--device_eval_batch_size=2147483647", NULL, "2147483647 sequences on each of 2 ranks exceed the 2^31 - 1" },

@@ -262,6 +262,27 @@ static void test_epoch_budget(void **state)
     }
 }
 
+/* Of an epoch of packed documents every label is seen once, also by a run that is continued in the middle of it. 3000 tokens of
+ * the sample are two documents and the beginning of a third. */
+static void test_packed_epoch(void **state)
+{
+    (void)state;
+    char command[256];
+    double labels[MAX_STEPS], sum = 0;
+    snprintf(command, sizeof command, "head -c 6000 data/sample-train.npy >%s/short.npy", folder);
+    assert_int_equal(system(command), 0);
+    for (int stop = 0; stop < 2; stop++)
+        expect_status(train(1 + stop, "--data.paths='[%s/short.npy]' --data.packing=best_fit --data.long_documents=split "
+                            "--max_duration=1ep --try_load_latest_save --save_folder=%s/packed %s", folder, folder,
+                            stop ? "" : "--stop_at=5"), 0);
+    expect_output("packing: 3 documents, ");
+    const int steps = metric(labels, "packed", "train/labels");
+    assert_int_equal(steps, 12);
+    for (int i = 1; i <= steps; i++)
+        sum += labels[i];
+    assert_true(sum == 3000 - 3);
+}
+
 /* A run may be planned to be longer than any memory. */
 static void test_long_run(void **state)
 {
@@ -304,7 +325,7 @@ int main(void)
         cmocka_unit_test(test_loss_falls), cmocka_unit_test(test_not_finite),
         cmocka_unit_test(test_plan_without_data), cmocka_unit_test(test_stop_in_epochs),
         cmocka_unit_test(test_evaluation_without_labels), cmocka_unit_test(test_token_budget),
-        cmocka_unit_test(test_epoch_budget),
+        cmocka_unit_test(test_epoch_budget), cmocka_unit_test(test_packed_epoch),
         cmocka_unit_test(test_error_alone), cmocka_unit_test(test_terminal), cmocka_unit_test(test_columns),
         cmocka_unit_test(test_usage), cmocka_unit_test(test_demo), cmocka_unit_test(test_long_run),
         cmocka_unit_test(test_bad_arguments),

@@ -305,9 +305,7 @@ void config_check_data(Reader *r)
     c->data.itemsize = r->s->memmap_dtype;
     if (!config_given(r, "data.seed"))
         c->data.seed = c->seed;
-    if (c->data.generate_doc_lengths && c->model.eos_token_id < 0)
-        die("%s: data.generate_doc_lengths needs model.eos_token_id: it ends a document",
-            config_where(r, "data.generate_doc_lengths"));
+    config_check_documents(r);
     if (c->data.mask_padding && c->model.pad_token_id < 0)
         die("%s: data.generate_attention_mask needs model.pad_token_id",
             config_where(r, "data.generate_attention_mask"));

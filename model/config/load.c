@@ -170,20 +170,27 @@ static bool read_hf(Reader *r, char *(*latest_of)(const char *save_folder))
 
 /* ---- evaluators ------------------------------------------------------------------------------------------- */
 
-/* Takes the paths, of which there are some, out of the hands of the evaluator that `n` is. */
-static void add_eval_set(Config *c, const YamlNode *n, const char *label, char ***paths, int *count, int itemsize,
-                         bool downstream)
+/* Takes the paths, of which there are some, and label masks out of the hands of the evaluator e that `n` is. */
+static void add_eval_set(Settings *s, const YamlNode *n, Evaluator *e, const char *label, char ***paths, int *count)
 {
+    Config *c = &s->c;
     const char *place = yaml_place(config_find_path(n, (*paths)[0]));
     for (int i = 0; i < c->num_eval; i++)
         if (strcmp(c->eval[i].label, label) == 0)
             die("%s: two validation sets are named '%s', and so would be their metrics; rename one", place, label);
     c->eval = xrealloc(c->eval, (c->num_eval + 1) * sizeof *c->eval);
     char *where = xasprintf("%s: evaluator '%s' (--evaluators=[] trains without)", place, label);
-    c->eval[c->num_eval++] = (EvalSet){ .label = strdup(label), .where = where, .paths = *paths, .num_paths = *count,
-                                        .itemsize = itemsize, .downstream = downstream };
-    *paths = NULL;
-    *count = 0;
+    EvalSet *set = &c->eval[c->num_eval++];
+    *set = (EvalSet){ .label = strdup(label), .where = where, .paths = *paths, .num_paths = *count,
+                      .label_mask_paths = e->label_mask_paths, .num_label_mask_paths = e->num_label_mask_paths,
+                      .itemsize = e->memmap_dtype == NOT_GIVEN ? (int)s->memmap_dtype : e->memmap_dtype,
+                      .packing = e->packing == NOT_GIVEN ? c->data.packing : (PackingKind)e->packing,
+                      .boundaries = e->boundaries == NOT_GIVEN ? c->data.boundaries : (Boundaries)e->boundaries,
+                      .downstream = e->type == EVALUATOR_DOWNSTREAM };
+    *paths = e->label_mask_paths = NULL;
+    *count = e->num_label_mask_paths = 0;
+    if (!set->downstream)
+        config_check_eval_documents(c, set);
 }
 
 static bool any_remote(char *const *paths, int count)
@@ -209,25 +216,27 @@ static void read_evaluator(Reader *r, YamlNode *n, FILE *downstream, FILE *remot
     }
     if (!e.label)
         die("%s: this evaluator has no label", yaml_place(n));
-    int itemsize = e.memmap_dtype == NOT_GIVEN ? (int)r->s->memmap_dtype : e.memmap_dtype;
+    if (e.num_label_mask_paths > 0 && e.num_paths == 0)
+        die("%s: evaluator '%s' has label_mask_paths, which are parallel to data.paths, but no such paths; give each dataset an "
+            "evaluator of its own, with a label, paths and label_mask_paths", yaml_place(n), e.label);
     const bool asks = e.type == EVALUATOR_DOWNSTREAM;
     if (asks && e.num_paths == 0)
         fprintf(downstream, " %s", e.label);
-    else if (asks && e.num_paths > 1)
-        die("%s: evaluator '%s' has %d files; a downstream task is one, which scripts/prepare_eval.py makes", yaml_place(n), e.label,
-            e.num_paths);
+    else if (asks && (e.num_paths > 1 || e.num_label_mask_paths > 0))
+        die("%s: evaluator '%s' has %d files; a downstream task is one alone, which scripts/prepare_eval.py makes", yaml_place(n),
+            e.label, e.num_paths + e.num_label_mask_paths);
     else if (e.num_paths == 0 && e.num_datasets == 0)
         die("%s: evaluator '%s' has no data: give data.paths or data.datasets", yaml_place(n), e.label);
     else if (e.num_paths > 0 && any_remote(e.paths, e.num_paths))
         fprintf(remote, " %s", e.label);
     else if (e.num_paths > 0)
-        add_eval_set(&r->s->c, n, e.label, &e.paths, &e.num_paths, itemsize, asks);
+        add_eval_set(r->s, n, &e, e.label, &e.paths, &e.num_paths);
     for (int i = 0; i < e.num_datasets && !asks; i++) {
         NamedPaths *set = &e.datasets[i];
         if (any_remote(set->paths, set->num_paths))
             fprintf(remote, " %s", set->name);
         else if (set->num_paths > 0)
-            add_eval_set(&r->s->c, n, set->name, &set->paths, &set->num_paths, itemsize, false);
+            add_eval_set(r->s, n, &e, set->name, &set->paths, &set->num_paths);
     }
     for (const ConfigKey *k = config_keys; k->name; k++)
         if (config_is_evaluator(k->name))
@@ -278,17 +287,29 @@ static int print_key(FILE *f, const char *name, const char *previous)
     }
 }
 
+static void print_eval_paths(FILE *f, const char *key, char *const *paths, int count)
+{
+    if (count > 0)
+        fprintf(f, "    %s:\n", key);
+    for (int i = 0; i < count; i++) {
+        fputs("    - ", f);
+        value_print_text(f, paths[i]);
+        fputc('\n', f);
+    }
+}
+
 static void print_eval_set(FILE *f, const EvalSet *e)
 {
     fputs("- label: ", f);
     value_print_text(f, e->label);
-    fprintf(f, "%s\n  data:\n    memmap_dtype: %s\n    paths:\n", e->downstream ? "\n  type: downstream" : "",
-            e->itemsize == UINT16 ? "uint16" : "uint32");
-    for (int i = 0; i < e->num_paths; i++) {
-        fputs("    - ", f);
-        value_print_text(f, e->paths[i]);
-        fputc('\n', f);
-    }
+    if (e->downstream)
+        fputs("\n  type: downstream\n  data:\n", f);
+    else
+        fprintf(f, "\n  data:\n    memmap_dtype: %s\n    packing: %s\n    document_boundaries: %s\n",
+                e->itemsize == UINT16 ? "uint16" : "uint32", e->packing == PACK_CONCAT ? "concat" : "best_fit",
+                e->boundaries == BOUNDARIES_EOS ? "eos" : "metadata");
+    print_eval_paths(f, "paths", e->paths, e->num_paths);
+    print_eval_paths(f, "label_mask_paths", e->label_mask_paths, e->num_label_mask_paths);
 }
 
 static char *value_text(const Settings *s, const ConfigKey *k, int indent)
@@ -414,6 +435,13 @@ Config *config_load(int argc, char **argv, int world, char *(*latest)(const char
     return &s->c;
 }
 
+static void free_texts(char **texts, int count)
+{
+    for (int i = 0; i < count; i++)
+        free(texts[i]);
+    free(texts);
+}
+
 void config_free(Config *c)
 {
     Settings *s = (Settings *)c;
@@ -425,9 +453,8 @@ void config_free(Config *c)
     for (int i = 0; i < c->num_eval; i++) {
         free(c->eval[i].label);
         free(c->eval[i].where);
-        for (int k = 0; k < c->eval[i].num_paths; k++)
-            free(c->eval[i].paths[k]);
-        free(c->eval[i].paths);
+        free_texts(c->eval[i].paths, c->eval[i].num_paths);
+        free_texts(c->eval[i].label_mask_paths, c->eval[i].num_label_mask_paths);
     }
     free(c->eval);
     free(c->text);

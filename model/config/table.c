@@ -29,6 +29,8 @@
 static_assert(offsetof(Settings, c) == 0, "a Config is freed as the Settings it lies in");
 static_assert(offsetof(Config, num_trainable) == offsetof(Config, trainable) + sizeof(char **), "PATTERNS");
 static_assert(offsetof(Config, data.num_paths) == offsetof(Config, data.paths) + sizeof(char **), "PATHS");
+static_assert(offsetof(Config, data.num_label_mask_paths) == offsetof(Config, data.label_mask_paths) + sizeof(char **), "PATHS");
+static_assert(offsetof(Evaluator, num_label_mask_paths) == offsetof(Evaluator, label_mask_paths) + sizeof(char **), "PATHS");
 static_assert(offsetof(Evaluator, num_paths) == offsetof(Evaluator, paths) + sizeof(char **), "PATHS");
 static_assert(offsetof(Settings, num_datasets) == offsetof(Settings, datasets) + sizeof(NamedPaths *), "DATASETS");
 static_assert(offsetof(Config, optimizer.beta2) == offsetof(Config, optimizer.beta1) + sizeof(double), "BETAS");
@@ -36,6 +38,8 @@ static_assert(offsetof(Config, optimizer.beta2) == offsetof(Config, optimizer.be
 static const Word fp8_formats[] = { { "E4M3", E4M3 }, { "E5M2", E5M2 }, { NULL, 0 } };
 static const Word expansions[] = { { "expansion", EXPANSION }, { "expand", EXPAND }, { "true", EXPANSION },
                                    { "none", NO_EXPANSION }, { "false", NO_EXPANSION }, { NULL, 0 } };
+static const Word packings[] = { { "concat", PACK_CONCAT }, { "best_fit", PACK_BEST_FIT }, { NULL, 0 } };
+static const Word boundaries[] = { { "eos", BOUNDARIES_EOS }, { "metadata", BOUNDARIES_METADATA }, { NULL, 0 } };
 static const Word token_types[] = { { "uint16", UINT16 }, { "uint32", UINT32 }, { NULL, 0 } };
 
 const ConfigKey config_keys[] = {
@@ -214,6 +218,12 @@ const ConfigKey config_keys[] = {
     WORD  ("data.memmap_dtype", CHOICE, "uint16", token_types, X(memmap_dtype),
            "type of a token in headerless shards"),
     OPTION("data.seed", U64 | FOLLOWS, "null", NAN, 0, LONGS, C(data.seed), "of the order of the data; default `seed`"),
+    WORD  ("data.packing", CHOICE, "concat", packings, C(data.packing), "concat: documents one behind the other, cut where a "
+           "sequence is full, as OLMo; best_fit: whole ones, each where it fits best, attention inside them"),
+    WORD  ("data.long_documents", CHOICE, "truncate", WORDS({ "truncate", LONG_TRUNCATE }, { "split", LONG_SPLIT }),
+           C(data.long_documents), "best_fit: what becomes of those longer than a sequence"),
+    WORD  ("data.document_boundaries", CHOICE, "eos", boundaries, C(data.boundaries),
+           "what ends a document: eos_token_id, or the rows START,END of X.csv.gz beside X.npy"),
     OTHER ("data.generate_doc_lengths", BOOL, "false", C(data.generate_doc_lengths),
            "attention stays inside documents"),
     OTHER ("data.generate_attention_mask", BOOL, "false", C(data.mask_padding), "pad_token_id is never a target"),
@@ -325,6 +335,9 @@ const ConfigKey config_keys[] = {
     OTHER ("evaluators[].data.datasets", DATASETS, "null", E(datasets), "name: [paths]; a set per name"),
     WORD  ("evaluators[].data.memmap_dtype", CHOICE, "null", token_types, E(memmap_dtype),
            "default data.memmap_dtype"),
+    OTHER ("evaluators[].data.label_mask_paths", PATHS, "[]", E(label_mask_paths), "as data.label_mask_paths, parallel to paths"),
+    WORD  ("evaluators[].data.packing", CHOICE, "null", packings, E(packing), "default data.packing"),
+    WORD  ("evaluators[].data.document_boundaries", CHOICE, "null", boundaries, E(boundaries), "default data.document_boundaries"),
     NO_USE("evaluators[].data.num_workers", NULL, NULL),
     NO_USE("evaluators[].data.drop_last", NULL, NULL),
     NO_USE("evaluators[].data.pin_memory", NULL, NULL),

@@ -100,7 +100,9 @@ typedef struct {
     char *label;
     EvaluatorType type;
     int   memmap_dtype;                    /* TokenType or NOT_GIVEN */
+    int   packing, boundaries;             /* PackingKind, Boundaries or NOT_GIVEN */
     char **paths; int num_paths;
+    char **label_mask_paths; int num_label_mask_paths;
     NamedPaths *datasets; int num_datasets;
 } Evaluator;
 
@@ -168,6 +170,8 @@ void config_check_optimizer(Reader *r);
 void config_check_recipe(Reader *r);             /* with an optimizer that was checked */
 void config_check_trainable(Reader *r);
 void config_check_data  (Reader *r);
+void config_check_documents(Reader *r);          /* of the training data, */
+void config_check_eval_documents(const Config *c, const EvalSet *set);       /* and, when those are checked, of a validation set */
 void config_check_run   (Reader *r);
 void config_read_evaluators(Reader *r);
 void config_write_text(Settings *s);                 /* fills Config.text */

@@ -149,27 +149,37 @@ static bool log_probabilities(double *log_probability, const Requests *r, int qu
     return cut == 0;
 }
 
+/* The choice with the highest log-probability, divided by what `per` says. */
+static int best_choice(const Choice *c, const double *p, int count, Metric per)
+{
+    int best = 0;
+    double highest = -INFINITY;
+    for (int k = 0; k < count; k++) {
+        const double x = per == METRIC_ACC ? p[k] : p[k] / (c[k].characters + (per == METRIC_LEN_NORM_V2));
+        if (x > highest) {
+            highest = x;
+            best = k;
+        }
+    }
+    return best;
+}
+
 void downstream_score(double score[NUM_METRICS], const Requests *r, int questions, const double *log_probability)
 {
-    double right = 0, right_per_character = 0, bits = 0;
+    static const Metric choosing[] = { METRIC_ACC, METRIC_LEN_NORM, METRIC_LEN_NORM_V2 };
+    for (int m = 0; m < NUM_METRICS; m++)
+        score[m] = 0;
     for (int n = 0; n < questions; n++) {
         const Question *q = &r->question[n];
         const Choice *c = r->choice + q->first;
         const double *p = log_probability + q->first;
-        int best = 0, best_per_character = 0;
-        for (int k = 1; k < q->count; k++) {
-            if (p[k] > p[best])
-                best = k;
-            if (p[k] / c[k].characters > p[best_per_character] / c[best_per_character].characters)
-                best_per_character = k;
-        }
-        right += best == q->gold;
-        right_per_character += best_per_character == q->gold;
-        bits -= p[q->gold] / c[q->gold].bytes / M_LN2;
+        for (int i = 0; i < 3; i++)
+            score[choosing[i]] += best_choice(c, p, q->count, choosing[i]) == q->gold;
+        score[METRIC_BPB] -= p[q->gold] / M_LN2 / c[q->gold].bytes;
+        score[METRIC_BPB_V2] -= p[q->gold] / M_LN2 / (c[q->gold].bytes + 1);
     }
-    score[METRIC_ACC] = right / questions;
-    score[METRIC_LEN_NORM] = right_per_character / questions;
-    score[METRIC_BPB] = bits / questions;
+    for (int m = 0; m < NUM_METRICS; m++)
+        score[m] /= questions;
 }
 
 DownstreamResult downstream_evaluate(const Config *c, int i, Model *m, Fsdp *f, const volatile sig_atomic_t *stop)

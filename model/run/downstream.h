@@ -5,10 +5,7 @@
 #include "data/requests.h"
 #include "model/model.h"
 
-enum { NUM_METRICS = METRIC_BPB + 1 };
-
-/* score[Metric]: shares of right answers, by the log-probability of a continuation and by that per character; and bits per byte of
- * the right ones, the mean over questions. Of a task whose metric is bpb only that has a meaning. */
+/* Of a task whose metric is bpb only that and bpb_v2 have a meaning. */
 typedef struct { const char *label; Metric metric; double score[NUM_METRICS]; int questions; bool cut; } DownstreamResult;
 
 /* Dies if the request file of c->eval[i] is missing or unfit. */

@@ -38,7 +38,10 @@ static Loader *open_set(const Config *c, int i, bool again)
     DataSpec spec = { .key = set->where, .paths = set->paths, .num_paths = set->num_paths, .itemsize = set->itemsize,
                       .sequence_length = c->model.max_sequence_length, .vocab_size = c->model.vocab_size,
                       .eos_token_id = c->model.eos_token_id, .pad_token_id = c->model.pad_token_id,
-                      .mask_padding = c->data.mask_padding, .again = again, .beat = beat };
+                      .label_mask_paths = set->label_mask_paths, .num_label_mask_paths = set->num_label_mask_paths,
+                      .mask_padding = c->data.mask_padding, .best_fit = set->packing == PACK_BEST_FIT,
+                      .split = c->data.long_documents == LONG_SPLIT, .metadata = set->boundaries == BOUNDARIES_METADATA,
+                      .again = again, .beat = beat };
     watchdog_mark("opening validation data", -1);
     watchdog_wait_for(WORKER_VALIDATION);
     Loader *l = loader_open(&spec, c->device_eval_batch_size * comm_size(), comm_rank(), comm_size());

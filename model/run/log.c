@@ -261,6 +261,7 @@ static void write_step(Log *l, const StepStats *s, double speed)
     log_set(o, "train/Perplexity", exp(s->loss));
     if (l->config->z_loss > 0)
         log_set(o, "train/ZLoss", s->zloss * l->config->z_loss);
+    json_object_set_new(o, "train/labels", json_integer(s->labels));
     log_set(o, "optim/total_grad_norm", s->grad_norm);
     log_set(o, "optim/clipping_rate", s->clip < 1);
     log_set(o, "optim/learning_rate_group0", s->lr);
@@ -358,21 +359,21 @@ void log_eval(Log *l, long step, const EvalResult *r)
     fflush(stdout);
 }
 
-/* First the metric that counts. */
+/* On the terminal the metric that counts, and bits per byte. */
 void log_downstream(Log *l, long step, const DownstreamResult *r)
 {
     if (!l)
         return;
     json_t *o = eval_object(l, step);
     printf("eval at step %ld | %s", step, r->label);
-    for (int i = 0; i < NUM_METRICS; i++) {
-        const Metric m = (Metric)((r->metric + i) % NUM_METRICS);
-        if (r->metric == METRIC_BPB && m != METRIC_BPB)
+    for (int m = 0; m < NUM_METRICS; m++) {
+        if (r->metric == METRIC_BPB && m != METRIC_BPB && m != METRIC_BPB_V2)
             continue;
-        char *name = downstream_name(r->label, m);
+        char *name = downstream_name(r->label, (Metric)m);
         log_set(o, name, r->score[m]);
         free(name);
-        printf(" | %s %.4f", metric_name(m), r->score[m]);
+        if (m == (int)r->metric || m == METRIC_BPB)
+            printf(" | %s %.4f", metric_name((Metric)m), r->score[m]);
     }
     printf(" | %d questions\n", r->questions);
     fflush(stdout);

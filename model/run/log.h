@@ -7,6 +7,7 @@
 
 typedef struct {
     long   step, tokens;          /* steps and tokens done, this one included                    */
+    long   labels;                /* targets of the global batch                                 */
     double loss, zloss;           /* means per label of the global batch; zloss is not weighted  */
     double grad_norm, clip, lr;   /* clip: what the gradient was multiplied by                   */
     double exposed_ms;            /* what this rank's computation waited for communication       */

@@ -35,7 +35,9 @@ static Loader *open_loader(const Config *c)
         .num_label_mask_paths = c->data.num_label_mask_paths, .itemsize = c->data.itemsize,
         .sequence_length = c->model.max_sequence_length, .vocab_size = c->model.vocab_size,
         .eos_token_id = c->model.eos_token_id, .pad_token_id = c->model.pad_token_id, .mask_padding = c->data.mask_padding,
-        .shuffle = true, .seed = c->data.seed, .drop_last = true, .max_period = c->data.instance_filter.max_period,
+        .best_fit = c->data.packing == PACK_BEST_FIT, .split = c->data.long_documents == LONG_SPLIT,
+        .metadata = c->data.boundaries == BOUNDARIES_METADATA, .shuffle = true, .seed = c->data.seed,
+        .drop_last = c->data.packing == PACK_CONCAT, .max_period = c->data.instance_filter.max_period,
         .min_period = c->data.instance_filter.min_period, .max_count = c->data.instance_filter.max_count, .beat = beat,
     };
     watchdog_wait_for(WORKER_DATA);
@@ -201,9 +203,10 @@ static RunLength run_length(const Run *r, const char *key, const Duration *d)
         const long left = d->tokens > r->state.tokens ? d->tokens - r->state.tokens : 0;
         n.steps = steps_later(r, key, (double)((left + per_step - 1) / per_step));
     } else if (d->epochs > 0) {
-        const uint64_t epoch = loader_instances(r->loader) / c->global_train_batch_size;
-        const double all = d->epochs * (double)epoch, done = (double)r->state.loader.epoch * (double)epoch
-                         + (double)r->state.loader.instance / c->global_train_batch_size;
+        const LoaderState *s = &r->state.loader;
+        const uint64_t epoch = loader_steps(r->loader, 0);
+        const double all = d->epochs * (double)epoch;
+        const double done = ((double)s->epoch + 1) * (double)epoch - (double)loader_steps(r->loader, s->instance);
         if (all < 1)
             die("%s is less than one step: an epoch of these data has %llu, of %d sequences each", key, (unsigned long long)epoch,
                 c->global_train_batch_size);
@@ -231,7 +234,8 @@ bool run_is_over(const Run *r)
 static const char *other_data(const TrainState *then, const TrainState *now)
 {
     if (then->fingerprint != now->fingerprint)
-        return "other data files, or with another model.max_sequence_length, than configured now";
+        return "other data files, or with another model.max_sequence_length, or with documents that were packed or told apart in "
+               "another way (data.packing, long_documents, document_boundaries), than configured now";
     if (then->sample.tokens && then->sample.tokens != now->sample.tokens)
         return "data.paths with other content than now, in files of the same names and sizes";
     if (then->sample.masks && then->sample.masks != now->sample.masks)
@@ -284,11 +288,24 @@ static void load_or_initialize(Run *r, const char *folder, bool resets)
         printf("loaded %s, beginning at step 0\n", folder);
 }
 
+/* Padded, each document (or piece of a long one) would be a sequence. */
+static void print_packing(const Loader *l, int T)
+{
+    const PackedData p = loader_packed(l);
+    const double sequences = (double)loader_instances(l), each = (double)p.pieces / sequences;
+    if (p.pieces > 0)
+        printf("packing: %llu documents, %.2f in a sequence: %.2f times as fast as with each padded to %d;\n"
+               "  %.2f %% of the sequences are tokens, the rest is padding; %.2f %% of these tokens are labels\n",
+               (unsigned long long)p.documents, each, each, T, 100 * (double)p.tokens / (sequences * T),
+               100 * (double)p.labels / (double)p.tokens);
+}
+
 static void print_data(const Run *r)
 {
     const Config *c = r->config;
     if (comm_rank() != 0)
         return;
+    print_packing(r->loader, c->model.max_sequence_length);
     printf("data: %llu tokens in %llu instances of %d; %ld steps of %d sequences on %d rank%s, %d micro-batch%s each\n",
            (unsigned long long)loader_tokens(r->loader), (unsigned long long)loader_instances(r->loader),
            c->model.max_sequence_length, r->length.steps, c->global_train_batch_size, comm_size(),

@@ -1,0 +1,158 @@
+/* Documents by their end-of-document token or by metadata: a chat template may end every turn with the token that a model calls
+ * eos, so that only metadata tell where a conversation ends. */
+#include "data/documents.h"
+
+#include "kernels/error.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <zlib.h>
+
+enum { TOKENS_A_BEAT = 1 << 22, ROWS_A_BEAT = 1 << 16 };      /* some milliseconds of work */
+
+static void each_by_eos(const Shard *s, const DataSpec *spec, DocumentFn *take, void *who)
+{
+    uint64_t start = 0;
+    for (uint64_t i = 0; i < s->num_tokens; i++) {
+        if (i % TOKENS_A_BEAT == 0)
+            shard_tell(spec, "looking for documents in", s->path);
+        if ((int64_t)token_at(s, i) != spec->eos_token_id)
+            continue;
+        take(who, start, i + 1);
+        start = i + 1;
+    }
+    if (start < s->num_tokens)
+        take(who, start, s->num_tokens);
+}
+
+/* ---- metadata ------------------------------------------------------------------------------------------------ */
+
+static char *metadata_path(const char *path)
+{
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path, *dot = strrchr(name, '.');
+    const int stem = dot && dot > name ? (int)(dot - path) : (int)strlen(path);
+    return xasprintf("%.*s.csv.gz", stem, path);
+}
+
+static gzFile open_metadata(const Shard *s, const char *path)
+{
+    struct stat status;
+    const bool regular = stat(path, &status) == 0 && S_ISREG(status.st_mode);
+    gzFile f = regular ? gzopen(path, "rb") : NULL;
+    if (!f)
+        die("%s: data.document_boundaries=metadata reads %s for %s, but %s. Put it there (rows START,END as `dolma tokens` and "
+            "scripts/make_shards.py write them), or let documents end at model.eos_token_id: --data.document_boundaries=eos",
+            s->key, path, s->path, regular || errno ? strerror(errno) : "it is no file");
+    gzbuffer(f, 1 << 18);
+    return f;
+}
+
+/* The next row, its line end cut off, of which what has no room is left out. False: there is none, or no whole one that can be
+ * read. */
+static bool read_row(gzFile f, char *row, int size)
+{
+    char rest[4096];
+    int error;
+    if (!gzgets(f, row, size))
+        return false;
+    bool whole = strchr(row, '\n') != NULL;
+    row[strcspn(row, "\r\n")] = '\0';
+    while (!whole && gzgets(f, rest, sizeof rest))
+        whole = strchr(rest, '\n') != NULL;
+    gzerror(f, &error);
+    return whole || error == Z_OK;
+}
+
+/* "12,345" or "12,345,...". */
+static bool parse_row(uint64_t *start, uint64_t *end, const char *row)
+{
+    char *at;
+    errno = 0;
+    if (*row < '0' || *row > '9')
+        return false;
+    *start = strtoull(row, &at, 10);
+    if (*at != ',' || at[1] < '0' || at[1] > '9')
+        return false;
+    *end = strtoull(at + 1, &at, 10);
+    return (*at == '\0' || *at == ',') && errno == 0;
+}
+
+static void each_by_metadata(const Shard *s, const DataSpec *spec, DocumentFn *take, void *who)
+{
+    static const char remedy[] = "Make both files again together, or let documents end at model.eos_token_id: "
+                                 "--data.document_boundaries=eos";
+    char *path = metadata_path(s->path), row[512];
+    uint64_t before = 0, start, end;
+    gzFile f = open_metadata(s, path);
+    for (long line = 1; read_row(f, row, sizeof row); line++) {
+        if (line % ROWS_A_BEAT == 1)
+            shard_tell(spec, "looking for documents in", path);
+        if (!parse_row(&start, &end, row))
+            die("%s:%ld: found '%.60s', expected START,END: the first token of a document of %s and the one behind its last. %s",
+                path, line, row, s->path, remedy);
+        if (start < before || end < start || end > s->num_tokens)
+            die("%s:%ld: found a document of tokens %llu to %llu, expected one within %llu to %llu, behind the row before and in "
+                "%s. %s", path, line, (unsigned long long)start, (unsigned long long)end, (unsigned long long)before,
+                (unsigned long long)s->num_tokens, s->path, remedy);
+        if (end > start)
+            take(who, start, end);
+        before = end;
+    }
+    int error;
+    const char *text = gzerror(f, &error);
+    if (error != Z_OK)
+        die("%s: cannot read on behind token %llu: %s. Damaged or cut short: fetch it again. %s", path,
+            (unsigned long long)before, error == Z_ERRNO ? strerror(errno) : text, remedy);
+    gzclose(f);
+    free(path);
+}
+
+void documents_each(const Shard *s, const DataSpec *spec, DocumentFn *take, void *who)
+{
+    if (spec->metadata)
+        each_by_metadata(s, spec, take, who);
+    else
+        each_by_eos(s, spec, take, who);
+}
+
+/* ---- in sequences that are cut without regard to them -------------------------------------------------------- */
+
+static void add_begin(Begins *b, uint64_t at)
+{
+    if (b->count > 0 && b->at[b->count - 1] == at)
+        return;
+    if ((b->count & (b->count - 1)) == 0)
+        b->at = xrealloc(b->at, (b->count ? 2 * b->count : 1) * sizeof *b->at);
+    b->at[b->count++] = at;
+}
+
+static void take_begins(void *begins, uint64_t start, uint64_t end)
+{
+    add_begin(begins, start);
+    add_begin(begins, end);
+}
+
+Begins documents_begins(const Shard *s, const DataSpec *spec)
+{
+    Begins b = { 0 };
+    documents_each(s, spec, take_begins, &b);
+    return b;
+}
+
+void documents_mark(uint8_t *begins, const Begins *b, uint64_t first, int T)
+{
+    uint64_t low = 0, high = b->count;          /* the first that is not before `first` */
+    while (low < high) {
+        const uint64_t middle = low + (high - low) / 2;
+        if (b->at[middle] < first)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    memset(begins, 0, (size_t)T);
+    begins[0] = 1;
+    for (; low < b->count && b->at[low] < first + (uint64_t)T; low++)
+        begins[b->at[low] - first] = 1;
+}

@@ -1,0 +1,187 @@
+/* An instance is T consecutive tokens of one file (what is left at the end of a file is not used), or with spec.best_fit the
+ * documents of one packed sequence and padding behind them. Instances are numbered through all files, or through the packing,
+ * which depends on the files, T and what spec says of documents alone: neither on seeds nor on ranks. */
+#include "data/instances.h"
+
+#include "data/sample.h"
+#include "data/sequence.h"
+#include "kernels/error.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- opening -------------------------------------------------------------------------------------------------- */
+
+/* Numbers the instances. Files too short for one are no error: collections of shards often have a few. */
+static void count_instances(Instances *s)
+{
+    int T = s->spec.sequence_length, unused = 0;
+    for (int f = 0; f < s->num_shards; f++) {
+        uint64_t count = s->shards[f].num_tokens / T;
+        s->first[f + 1] = s->first[f] + count;
+        unused += count == 0;
+    }
+    s->count = s->first[s->num_shards];
+    if (unused && s->count > 0 && !s->spec.again)
+        warn("%s: %d of %d files hold less than one sequence of %d tokens and are not used", s->shards[0].key, unused,
+             s->num_shards, T);
+}
+
+static void pack_instances(Instances *s)
+{
+    for (int f = 0; f < s->num_shards; f++)
+        s->first[f + 1] = s->first[f] + s->shards[f].num_tokens;
+    s->packing = packing_make(s->shards, s->num_shards, &s->spec);
+    s->count = s->packing.sequences;
+}
+
+static void check_count(const Instances *s, int batch)
+{
+    const int T = s->spec.sequence_length;
+    const uint64_t n = s->count, needed = s->spec.drop_last ? batch : 1;
+    if (n > (uint64_t)UINT32_MAX + 1)
+        die("%s: %llu sequences of %d tokens are more than the 2^32 that the shuffled order can number; "
+            "use fewer files or a larger model.max_sequence_length", s->shards[0].key, (unsigned long long)n, T);
+    if (n < needed)
+        die("%s: %llu tokens in %d file%s make %llu sequence%s of %d tokens, fewer than the %llu of one "
+            "step. Add data, or lower %smodel.max_sequence_length", s->shards[0].key, (unsigned long long)s->tokens,
+            s->num_shards, s->num_shards == 1 ? "" : "s", (unsigned long long)n, n == 1 ? "" : "s", T, (unsigned long long)needed,
+            needed > 1 ? "global_train_batch_size or " : "");
+}
+
+/* Folders are left out: data may move. Files that are cut without regard to documents have the hash that they always had. */
+static uint64_t hash_files(const Instances *s)
+{
+    uint64_t hash = HASH_OF_NOTHING;
+    for (int f = 0; f < s->num_shards; f++) {
+        const Shard *shard = &s->shards[f];
+        const char *slash = strrchr(shard->path, '/'), *name = slash ? slash + 1 : shard->path;
+        uint64_t numbers[] = { shard->num_tokens, (uint64_t)shard->itemsize, (uint64_t)(shard->mask != NULL) };
+        hash = hash_bytes(hash, name, strlen(name) + 1);
+        hash = hash_bytes(hash, numbers, sizeof numbers);
+    }
+    uint64_t T = s->spec.sequence_length;
+    hash = hash_bytes(hash, &T, sizeof T);
+    if (s->spec.best_fit) {
+        const Packing *p = &s->packing;
+        const uint64_t numbers[] = { s->spec.split, p->documents, p->pieces, p->sequences, p->tokens };
+        hash = hash_bytes(hash, numbers, sizeof numbers);
+    }
+    for (int f = 0; f < s->num_shards && s->begins; f++)
+        hash = hash_bytes(hash, &s->begins[f].count, sizeof s->begins[f].count);
+    return hash;
+}
+
+Instances instances_open(const DataSpec *spec, int batch)
+{
+    Instances s = { .spec = *spec, .shards = shards_open(&s.num_shards, spec) };
+    s.spec.paths = s.spec.label_mask_paths = NULL;
+    s.first = xcalloc(s.num_shards + 1, sizeof *s.first);
+    for (int f = 0; f < s.num_shards; f++)
+        s.tokens += s.shards[f].num_tokens;
+    if (spec->best_fit)
+        pack_instances(&s);
+    else
+        count_instances(&s);
+    check_count(&s, batch);
+    if (spec->metadata && !spec->best_fit) {
+        s.begins = xcalloc(s.num_shards, sizeof *s.begins);
+        for (int f = 0; f < s.num_shards; f++)
+            s.begins[f] = documents_begins(&s.shards[f], spec);
+    }
+    if (!spec->again && !spec->metadata)
+        shards_check_eos(s.shards, s.num_shards, spec);
+    s.fingerprint = hash_files(&s);
+    return s;
+}
+
+void instances_close(Instances *s)
+{
+    for (int f = 0; f < s->num_shards && s->begins; f++)
+        free(s->begins[f].at);
+    free(s->begins);
+    shards_close(s->shards, s->num_shards);
+    packing_free(&s->packing);
+    free(s->first);
+}
+
+/* ---- reading -------------------------------------------------------------------------------------------------- */
+
+/* The file that holds an instance, packed: a token: the last one whose first is not behind it. */
+static int find_shard(const Instances *s, uint64_t number)
+{
+    int low = 0, high = s->num_shards;
+    while (high - low > 1) {
+        int middle = low + (high - low) / 2;
+        if (s->first[middle] <= number)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* Tokens and targets of n tokens of a file from `place` on; returns as instance_read. */
+static long read_tokens(Row row, const Instances *s, const Shard *shard, uint64_t place, int n, char *error, size_t size)
+{
+    const DataSpec *spec = &s->spec;
+    shard_tell(spec, "reading", shard->path);
+    int bad = shard_read(row.tokens, shard, place, n, spec->vocab_size);
+    if (bad >= 0) {
+        shard_describe_bad_id(error, size, shard, place + bad, spec->vocab_size);
+        return -1;
+    }
+    if (spec->max_count > 0 && sequence_repeats(row.tokens, n, spec->min_period, spec->max_period, spec->max_count)) {
+        memset(row.targets, -1, n * sizeof *row.targets);
+        return 0;
+    }
+    return sequence_targets(row.targets, row.tokens, shard->mask ? shard->mask + place : NULL, n,
+                            spec->mask_padding ? spec->pad_token_id : -1);
+}
+
+static long read_cut(Row row, const Instances *s, uint64_t i, char *error, size_t size)
+{
+    const int T = s->spec.sequence_length, f = find_shard(s, i);
+    const uint64_t place = (i - s->first[f]) * T;
+    const long labels = read_tokens(row, s, &s->shards[f], place, T, error, size);
+    if (s->begins)
+        documents_mark(row.begins, &s->begins[f], place, T);
+    else if (labels >= 0)
+        sequence_begins(row.begins, row.tokens, T, s->spec.eos_token_id);
+    return labels;
+}
+
+static long read_packed(Row row, const Instances *s, uint64_t i, char *error, size_t size)
+{
+    const Packing *p = &s->packing;
+    long labels = 0;
+    int t = 0;
+    for (uint32_t k = p->first[i]; k < p->first[i + 1]; k++) {
+        const int f = find_shard(s, p->start[k]), n = (int)p->length[k];
+        const Row piece = { row.tokens + t, row.targets + t, row.begins + t };
+        const long found = read_tokens(piece, s, &s->shards[f], p->start[k] - s->first[f], n, error, size);
+        if (found < 0)
+            return -1;
+        memset(piece.begins, 0, n);
+        piece.begins[0] = 1;
+        labels += found;
+        t += n;
+    }
+    row_pad(row, &s->spec, t);
+    return labels;
+}
+
+long instance_read(Row row, const Instances *s, uint64_t i, char *error, size_t size)
+{
+    return s->spec.best_fit ? read_packed(row, s, i, error, size) : read_cut(row, s, i, error, size);
+}
+
+void row_pad(Row row, const DataSpec *spec, int t)
+{
+    const int padding = spec->pad_token_id >= 0 ? spec->pad_token_id : spec->eos_token_id >= 0 ? spec->eos_token_id : 0;
+    for (int i = t; i < spec->sequence_length; i++) {
+        row.tokens[i] = padding;
+        row.targets[i] = -1;
+        row.begins[i] = i == t;
+    }
+}

@@ -1,0 +1,255 @@
+/* Best-fit decreasing (as OLMo-core packs, and TRL), in windows of consecutive documents.
+ *
+ * A window bounds the memory and gives the processor's caches what they can hold, and costs next to nothing: each leaves at its end
+ * a few sequences that later documents might have filled, of thousands (65,536 conversations of 700 tokens are 11,200 sequences
+ * of 4096). The sequences of a window are shuffled, with its number as seed, because they come out by the length of their longest
+ * document: so the first of a validation set are like the rest of it. In training all are shuffled once more, in each epoch. */
+#include "data/packing.h"
+
+#include "data/documents.h"
+#include "data/shuffle.h"
+#include "kernels/error.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { WINDOW = 1 << 16, NONE = -1 };
+
+/* ---- bins ---------------------------------------------------------------------------------------------------- */
+
+/* Bins by the room that they have left: a list for each room, and a binary tree over the rooms whose nodes say whether any list
+ * below them has a bin. */
+typedef struct {
+    int  *newest;               /* (T + 1) the list's bin that was added last, or NONE */
+    int  *next;                 /* (bins) of the same list, added before it            */
+    bool *any;                  /* (2 leaves) node i has the children 2i and 2i + 1    */
+    int   leaves;               /* 2^k > T                                             */
+} Rooms;
+
+static void update_tree(Rooms *r, int room)
+{
+    int i = r->leaves + room;
+    r->any[i] = r->newest[room] != NONE;
+    for (i /= 2; i > 0; i /= 2)
+        r->any[i] = r->any[2 * i] || r->any[2 * i + 1];
+}
+
+static void add_bin(Rooms *r, int bin, int room)
+{
+    r->next[bin] = r->newest[room];
+    r->newest[room] = bin;
+    update_tree(r, room);
+}
+
+/* Takes out a bin with at least that room, and no more than it must have; NONE: there is none. *room: what it has. */
+static int take_bin(Rooms *r, int *room)
+{
+    int i = r->leaves + *room;
+    if (!r->any[i]) {           /* up to where a right sibling has greater rooms, and down there to the smallest */
+        while (i > 1 && (i % 2 == 1 || !r->any[i + 1]))
+            i /= 2;
+        if (i == 1)
+            return NONE;
+        for (i++; i < r->leaves;)
+            i = r->any[2 * i] ? 2 * i : 2 * i + 1;
+    }
+    *room = i - r->leaves;
+    const int bin = r->newest[*room];
+    r->newest[*room] = r->next[bin];
+    update_tree(r, *room);
+    return bin;
+}
+
+static int by_decreasing_length(const void *a, const void *b)
+{
+    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+int best_fit_decreasing(int *bin, const uint32_t *length, int n, int T)
+{
+    Rooms r = { .leaves = 1 };
+    uint64_t *order = xmalloc(((size_t)n + 1) * sizeof *order);        /* T - length, then number */
+    while (r.leaves <= T)
+        r.leaves *= 2;
+    r.newest = xmalloc(((size_t)T + 1) * sizeof *r.newest);
+    r.next = xmalloc(((size_t)n + 1) * sizeof *r.next);
+    r.any = xcalloc(2 * (size_t)r.leaves, sizeof *r.any);
+    memset(r.newest, 0xff, ((size_t)T + 1) * sizeof *r.newest);         /* NONE */
+    for (int i = 0; i < n; i++)
+        order[i] = (uint64_t)((uint32_t)T - length[i]) << 32 | (uint32_t)i;
+    qsort(order, (size_t)n, sizeof *order, by_decreasing_length);
+
+    int bins = 0;
+    for (int k = 0; k < n; k++) {
+        const int i = (int)(uint32_t)order[k];
+        int room = (int)length[i];
+        bin[i] = take_bin(&r, &room);
+        if (bin[i] == NONE) {
+            bin[i] = bins++;
+            room = T;
+        }
+        add_bin(&r, bin[i], room - (int)length[i]);
+    }
+    free(r.newest);
+    free(r.next);
+    free(r.any);
+    free(order);
+    return bins;
+}
+
+/* ---- windows ------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    const DataSpec *spec;
+    const Shard *shard;         /* whose documents come */
+    uint64_t  before;           /* tokens of the files before it */
+    Packing   p;
+    uint64_t  most_pieces, most_sequences;      /* that p has room for */
+    uint64_t  windows;
+    uint64_t  start[WINDOW];
+    uint32_t  length[WINDOW];
+    int       count;
+    int       bin[WINDOW];
+    uint32_t  bins[WINDOW], at[WINDOW];         /* bins in their shuffled order; place of each bin's next piece */
+} Packer;
+
+static uint64_t grown(uint64_t room, uint64_t needed)
+{
+    while (room < needed)
+        room = room ? room + room / 2 : WINDOW;
+    return room;
+}
+
+static void reserve(Packer *k)
+{
+    Packing *p = &k->p;
+    if (k->most_pieces < p->pieces + WINDOW) {
+        k->most_pieces = grown(k->most_pieces, p->pieces + WINDOW);
+        p->start = xrealloc(p->start, k->most_pieces * sizeof *p->start);
+        p->length = xrealloc(p->length, k->most_pieces * sizeof *p->length);
+    }
+    if (k->most_sequences < p->sequences + WINDOW + 1) {
+        k->most_sequences = grown(k->most_sequences, p->sequences + WINDOW + 1);
+        p->first = xrealloc(p->first, k->most_sequences * sizeof *p->first);
+    }
+}
+
+/* The pieces of the window go behind those of the windows before it, by sequence, and in a sequence in the order of the files. */
+static void pack_window(Packer *k)
+{
+    Packing *p = &k->p;
+    if (k->count == 0)
+        return;
+    shard_tell(k->spec, "packing documents of", k->shard->path);
+    const int bins = best_fit_decreasing(k->bin, k->length, k->count, k->spec->sequence_length);
+    reserve(k);
+    numpy_shuffle(k->bins, (uint64_t)bins, k->windows++, NULL, NULL);
+    memset(k->at, 0, sizeof k->at);
+    for (int i = 0; i < k->count; i++)
+        k->at[k->bin[i]]++;                     /* so many pieces */
+    uint32_t next = (uint32_t)p->pieces;
+    for (int b = 0; b < bins; b++) {
+        const uint32_t bin = k->bins[b], pieces = k->at[bin];
+        p->first[p->sequences++] = k->at[bin] = next;
+        next += pieces;
+    }
+    for (int i = 0; i < k->count; i++) {
+        const uint32_t to = k->at[k->bin[i]]++;
+        p->start[to] = k->start[i];
+        p->length[to] = k->length[i];
+    }
+    p->pieces += (uint64_t)k->count;
+    k->count = 0;
+}
+
+/* ---- documents ----------------------------------------------------------------------------------------------- */
+
+/* Targets among tokens [start, end) of the file. */
+static uint64_t count_labels(const Shard *s, uint64_t start, uint64_t end)
+{
+    uint64_t labels = 0;
+    for (uint64_t i = start; s->mask && i < end; i++)
+        labels += s->mask[i] != 0;
+    return s->mask ? labels : end - start;
+}
+
+static void add_piece(Packer *k, uint64_t start, uint64_t length)
+{
+    Packing *p = &k->p;
+    if (k->count == WINDOW)
+        pack_window(k);
+    if (p->pieces + (uint64_t)k->count == UINT32_MAX)
+        die("%s: more than 2^32 documents cannot be packed; use fewer files, or --data.packing=concat", k->shard->key);
+    k->start[k->count] = k->before + start;
+    k->length[k->count++] = (uint32_t)length;
+    p->tokens += length;
+    p->labels += count_labels(k->shard, start + 1, start + length);     /* the first token is nobody's target */
+}
+
+/* Where a long document is split, the last token of a piece is also the first of the next, whose target would else be lost. */
+static void take_document(void *packer, uint64_t start, uint64_t end)
+{
+    Packer *k = packer;
+    const uint64_t T = (uint64_t)k->spec->sequence_length;
+    k->p.documents++;
+    k->p.long_documents += end - start > T;
+    for (; end - start > T && k->spec->split; start += T - 1)
+        add_piece(k, start, T);
+    if (end - start > T) {
+        k->p.lost_tokens += end - start - T;
+        k->p.lost_labels += count_labels(k->shard, start + T, end);
+        end = start + T;
+    }
+    add_piece(k, start, end - start);
+}
+
+static void check_packing(const Packing *p, const Shard *shards, int num_shards, const DataSpec *spec)
+{
+    uint64_t all = 0;
+    for (int f = 0; f < num_shards; f++)
+        all += shards[f].num_tokens;
+    if (p->documents == 0)
+        die("%s: the metadata of %s%s name no document; make them again, or --data.document_boundaries=eos", shards[0].key,
+            shards[0].path, num_shards > 1 ? " and of all other files" : "");
+    if (p->labels == 0)
+        die("%s: no token of the %llu documents is a target (%s%s): %s", shards[0].key, (unsigned long long)p->documents,
+            shards[0].path, num_shards > 1 ? ", ..." : "", p->lost_labels ? "all lie behind the model.max_sequence_length tokens "
+            "that fit; --data.long_documents=split keeps them" : "look at the label masks and at where documents end");
+    if (spec->again)
+        return;
+    if (p->lost_tokens > 0)
+        warn("%s: %llu of %llu documents are longer than a sequence of %d tokens; what is cut off has %llu tokens, %llu of them "
+             "labels. --data.long_documents=split keeps them, so does a larger model.max_sequence_length", shards[0].key,
+             (unsigned long long)p->long_documents, (unsigned long long)p->documents, spec->sequence_length,
+             (unsigned long long)p->lost_tokens, (unsigned long long)p->lost_labels);
+    const uint64_t in_documents = p->tokens + p->lost_tokens - (spec->split ? p->pieces - p->documents : 0);
+    if (in_documents < all)
+        warn("%s: %llu of %llu tokens are in no document by their metadata, and not trained on", shards[0].key,
+             (unsigned long long)(all - in_documents), (unsigned long long)all);
+}
+
+Packing packing_make(const Shard *shards, int num_shards, const DataSpec *spec)
+{
+    Packer *k = xcalloc(1, sizeof *k);
+    k->spec = spec;
+    for (int f = 0; f < num_shards; f++) {
+        k->shard = &shards[f];
+        documents_each(k->shard, spec, take_document, k);
+        k->before += k->shard->num_tokens;
+    }
+    pack_window(k);
+    reserve(k);
+    k->p.first[k->p.sequences] = (uint32_t)k->p.pieces;
+    const Packing p = k->p;
+    free(k);
+    check_packing(&p, shards, num_shards, spec);
+    return p;
+}
+
+void packing_free(Packing *p)
+{
+    free(p->start);
+    free(p->length);
+    free(p->first);
+}

@@ -1,0 +1,33 @@
+/* Checks of what tells documents apart and how they fill sequences. */
+#include "model/config/table.h"
+
+#include "kernels/error.h"
+
+/* `key` at `place` has documents, which end at an eos. */
+static void need_eos(const Config *c, const char *place, const char *key)
+{
+    if (c->model.eos_token_id < 0)
+        die("%s: %s needs model.eos_token_id: it ends a document", place, key);
+}
+
+void config_check_documents(Reader *r)
+{
+    Config *c = &r->s->c;
+    const bool packs = c->data.packing == PACK_BEST_FIT, by_eos = c->data.boundaries == BOUNDARIES_EOS;
+    if (by_eos && packs)
+        need_eos(c, config_where(r, "data.packing"), "data.packing=best_fit without data.document_boundaries=metadata");
+    if (by_eos && c->data.generate_doc_lengths)
+        need_eos(c, config_where(r, "data.generate_doc_lengths"), "data.generate_doc_lengths");
+    c->data.generate_doc_lengths |= packs;
+    if (!packs && c->data.long_documents != LONG_TRUNCATE)
+        config_note(r, "data.long_documents (only best_fit packing has it)");
+}
+
+void config_check_eval_documents(const Config *c, const EvalSet *set)
+{
+    if (set->packing == PACK_BEST_FIT && !c->data.generate_doc_lengths)
+        die("%s: packing best_fit needs a model whose attention stays inside documents: --data.generate_doc_lengths, or train with "
+            "data.packing=best_fit, too", set->where);
+    if (set->packing == PACK_BEST_FIT && set->boundaries == BOUNDARIES_EOS)
+        need_eos(c, set->where, "packing best_fit without document_boundaries metadata");
+}
