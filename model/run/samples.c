@@ -70,8 +70,8 @@ static void add_token(Samples *s, int i, const int token)
                || s->length[i] == c->model.max_sequence_length;
 }
 
-/* The texts first .. first + count - 1, at most attn.B, which are sequences of a micro-batch. What stands behind a text's end is not
- * seen by it. Returns whether any got a token. */
+/* The texts first .. first + count - 1, at most attn.B, which are sequences of a micro-batch. What stands behind a text's end is
+ * not seen by it. Returns whether any got a token. */
 static bool pass(Samples *s, Model *m, Fsdp *f, int first, int count, int *batch)
 {
     static const Sampling greedy = { .temperature = 0, .top_p = 1 };
