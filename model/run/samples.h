@@ -10,6 +10,7 @@ typedef struct Samples Samples;
 Samples *samples_open (const Config *c);
 
 /* Writes a line {"step": ..., "samples": [{"prompt": tokens, "tokens": new ones}, ...]} to metrics.jsonl, and a line for each
- * prompt to stdout. Every token is a forward pass of micro-batches with these prompts: no cache, and no memory beside training's. */
+ * prompt to stdout. Every token is a forward pass of micro-batches with these prompts: no cache, and no memory beside
+ * training's. */
 void     samples_write(Samples *s, Model *m, Fsdp *f, Log *l, long step);
 void     samples_close(Samples *s);
