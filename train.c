@@ -17,7 +17,9 @@
 #include "model/checkpoint/checkpoint.h"
 #include "model/checkpoint/export.h"
 #include "model/config/load.h"
+#include "model/run/downstream.h"
 #include "model/run/evaluate.h"
+#include "model/run/generate.h"
 #include "model/run/log.h"
 #include "model/run/ruin.h"
 #include "model/run/run.h"
@@ -139,17 +141,29 @@ static void finish_saving(Run *r)
     watchdog_set_patient(false);
 }
 
-/* By the evaluators from number `first` on. True if the run was asked to stop and this has ended early. */
+/* By evaluator number i. True if the run was asked to stop and this has ended early. */
+static bool evaluate_by(Run *r, int i)
+{
+    const Config *c = r->config;
+    if (c->eval[i].downstream) {
+        DownstreamResult d = downstream_evaluate(c, i, &r->model, &r->fsdp, &asked_to_stop);
+        if (!d.cut)
+            log_downstream(r->log, r->state.step, &d);
+        return d.cut;
+    }
+    EvalResult e = evaluate(c, i, &r->model, &r->fsdp, &asked_to_stop);
+    if (!e.cut)
+        log_eval(r->log, r->state.step, &e);
+    return e.cut;
+}
+
+/* By the evaluators from number `first` on. True: as above. */
 static bool evaluate_all(Run *r, int first)
 {
     bool cut = false;
     log_pause(r->log);
-    for (int i = first; i < r->config->num_eval && !cut; i++) {
-        EvalResult e = evaluate(r->config, i, &r->model, &r->fsdp, &asked_to_stop);
-        cut = e.cut;
-        if (!cut)
-            log_eval(r->log, r->state.step, &e);
-    }
+    for (int i = first; i < r->config->num_eval && !cut; i++)
+        cut = evaluate_by(r, i);
     log_resume(r->log);
     return cut;
 }
@@ -234,12 +248,30 @@ static void train(Run *r)
             finish_saving(r);
         if (evaluates_here(r))
             stop |= evaluate_all(r, 0);
+        if (is_due(t.step, c->samples.interval) || run_is_over(r))
+            samples_write(r->samples, &r->model, &r->fsdp, r->log, t.step);
     }
     if (stop && comm_rank() == 0)
         printf("asked to stop at step %ld\n", r->state.step);
     if (stop || is_saved(c, r->state.step, true))
         save(r);
     finish_saving(r);
+}
+
+static void train_or_evaluate(const Config *c)
+{
+    Run r;
+    watchdog_set_patient(true);
+    watchdog_mark("opening data and model", -1);
+    run_open(&r, c);
+    watchdog_set_patient(false);
+    error_hold_warnings(false);
+    if (c->eval_only)
+        evaluate_all(&r, 0);
+    else
+        train(&r);
+    watchdog_set_patient(true);
+    run_close(&r);
 }
 
 int main(int argc, char **argv)
@@ -274,15 +306,10 @@ int main(int argc, char **argv)
     watchdog_mark_together("connecting the devices", -1);
     comm_init();
 
-    Run r;
-    watchdog_set_patient(true);
-    watchdog_mark("opening data and model", -1);
-    run_open(&r, c);
-    watchdog_set_patient(false);
-    error_hold_warnings(false);
-    train(&r);
-    watchdog_set_patient(true);
-    run_close(&r);
+    if (c->generate)
+        generate(c);
+    else
+        train_or_evaluate(c);
     watchdog_stop();
     config_free(c);
     comm_finish();

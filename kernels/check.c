@@ -27,6 +27,24 @@ void check_plain(const char *op, const char *name, Tensor t)
             format_name(t.format));
 }
 
+void check_cached(const char *op, Tensor y, Tensor qkv, KvCache cache, Attention a)
+{
+    CHECK(a.B == 1 && a.T > 0, "%s: %d sequences of %d tokens; a cache is one sequence's", op, a.B, a.T);
+    CHECK(a.H % a.K == 0, "%s: %d query heads, %d key/value heads", op, a.H, a.K);
+    CHECK(a.window >= 0, "%s: a window of %d keys", op, a.window);
+    CHECK(y.data != qkv.data, "%s: y is qkv", op);
+    check_tensor(op, "qkv", qkv, a.T, (a.H + 2 * a.K) * a.D);
+    check_tensor(op, "y", y, a.T, a.H * a.D);
+    check_tensor(op, "the cache's k", cache.k, cache.k.rows, a.K * a.D);
+    check_tensor(op, "the cache's v", cache.v, cache.k.rows, a.K * a.D);
+    CHECK(cache.length >= 0 && a.T <= cache.k.rows - cache.length, "%s: %d tokens behind %d; the cache has room for %d", op, a.T,
+          cache.length, cache.k.rows);
+    const Format f = qkv.format;
+    if (format_has_scales(f) || !format_equal(y.format, f) || !format_equal(cache.k.format, f) || !format_equal(cache.v.format, f))
+        die("%s: qkv is %s, y %s and the cache %s; all must be f32 or all bf16", op, format_name(f), format_name(y.format),
+            format_name(cache.k.format));
+}
+
 bool check_rope(const char *op, Tensor qkv, Tensor qnorm, Tensor knorm, const void *stats, Attention a)
 {
     CHECK(a.D % 2 == 0 && a.H % a.K == 0, "%s: %d query heads, %d key/value heads of width %d", op, a.H, a.K, a.D);

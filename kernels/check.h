@@ -15,6 +15,9 @@ void check_tensor(const char *op, const char *name, Tensor t, int rows, int cols
 #define CHECK_PLAIN(t) check_plain(__func__, #t, t)
 void check_plain(const char *op, const char *name, Tensor t);
 
+/* The arguments of attention_cached. */
+void check_cached(const char *op, Tensor y, Tensor qkv, KvCache cache, Attention a);
+
 /* The arguments of rope_forward and rope_backward. True if q and k are to be normed head by head; of one head that is the norm
  * over its full width. */
 bool check_rope(const char *op, Tensor qkv, Tensor qnorm, Tensor knorm, const void *stats, Attention a);

@@ -123,6 +123,14 @@ void rope_backward(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x,
 void attention_forward (Tensor y, float *lse, Tensor qkv, Attention a, Documents docs);
 void attention_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a, Documents docs);
 
+/* Keys and values (P, K*D) that one sequence has left in a block, as attention reads them: those of its first `length` tokens. */
+typedef struct { Tensor k, v; int length; } KvCache;
+
+/* The same of the next T tokens of one sequence (a.B == 1), which see those before them through the cache: first their own k and v
+ * are stored behind those, in rows length .. length + T - 1 of P. One format for qkv (T, (H+2K)*D), y (T, H*D) and the cache, F32
+ * or BF16. */
+void attention_cached(Tensor y, Tensor qkv, KvCache cache, Attention a);
+
 /* ---- MLP -------------------------------------------------------------------------------------------------- */
 
 /* gate_up = wide, in gate_up's format (the same memory: nothing); act = silu(gate) * up of gate_up as stored. act (N,F);

@@ -47,6 +47,15 @@ static void swiglu(const Model *m, Tensor act, Tensor gate_up, Tensor wide)
         swiglu_forward_exact(act, gate_up, wide);
 }
 
+/* The mix of values that each token sees: of the micro-batch, or with a cache also of those before it. */
+static void attend(const Model *m, const Acts *a)
+{
+    if (a->cache.k.data)
+        attention_cached(a->mix, a->rot, a->cache, a->attn);
+    else
+        attention_forward(a->mix, a->lse, a->rot, a->attn, m->docs);
+}
+
 /* The operand of a branch's first GEMM from the residual stream. x, stats: what the norm's backward reads. */
 static void branch_in(const Model *m, Tensor h, Tensor x, float *stats, Tensor res, Tensor w)
 {
@@ -90,7 +99,7 @@ void block_forward(const Model *m, const Unit *w, Acts *a, Acts *next)
     matmul           (a->proj, a->h0, w->qkv, NONE);
     quantize         (a->qkv, a->proj);
     rope_forward     (a->rot, a->qk_stats, m->recipe.forward == FROM_SAVED ? a->qkv : a->proj, w->qnorm, w->knorm, a->attn);
-    attention_forward(a->mix, a->lse, a->rot, a->attn, m->docs);
+    attend           (m, a);
     quantize         (a->att, a->mix);
     quantize         (rows_only(a->att_op), a->att);
     branch_out       (m, a->res1, a->att_op, w->out, a->res0, a->branch0, a->x0, a->stats0, w->norm0);

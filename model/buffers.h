@@ -26,6 +26,7 @@ typedef struct {
     Tensor gate_up;    /* (N, 2F) ... as saved                                 own           e4m3/16                   */
     Tensor act;        /* (N, F) silu(gate)*up, GEMM operand                   own           e4m3, shared              */
     Attention attn;    /* the model's, with this block's sliding window and rotary table                               */
+    KvCache cache;     /* k, v (P, K*D) of the sequence that decode.h goes on with; NULL unless the run generates      */
 } Acts;
 
 /* Buffers that all blocks share. */
@@ -41,8 +42,8 @@ typedef struct {
     Tensor dqkv_op;    /* (N, S) GEMM operand; = dqkv if formats agree                                                 */
 } Work;
 
-/* block: saved activations of one; work: buffers that all blocks share. */
-typedef struct { size_t units, block, work, head, total; } PlanBytes;
+/* block: saved activations of one; work: buffers that all blocks share; cache: of all blocks. */
+typedef struct { size_t units, block, work, head, cache, total; } PlanBytes;
 
 typedef struct {
     const ModelConfig *config;
@@ -50,6 +51,8 @@ typedef struct {
     Attention attn;            /* what blocks have in common; its B and T: every micro-batch's  */
     Documents docs;
     int       L, N;            /* blocks; tokens of a micro-batch                              */
+    int       P;               /* positions that a token can have: T, or more with caches      */
+    int       last;            /* with caches: the row of the last token                       */
     Acts     *acts;            /* [L+1]; of the last only res0 is used: the last block's output */
     Work      work;
     float    *final_stats;     /* (N, 2) mean and rstd of the last block's output              */
@@ -58,10 +61,11 @@ typedef struct {
     int      *targets, *doc_start;     /* (N), (N+1): device memory                            */
     float    *losses;          /* (2, N) cross entropy and z-loss per token                    */
     float    *sums;            /* [2] their sums since model_losses                            */
-    float    *rope[2];         /* (T, D/2, 2) cosine and sine; [1]: scaled; NULL: no block has them */
+    float    *rope[2];         /* (P, D/2, 2) cosine and sine; [1]: scaled; NULL: no block has them */
     TokenAt  *sorted;          /* (N) the tokens as the embedding wants them                   */
     int      *host_doc_start;  /* (N+1) host memory                                            */
     TokenAt  *host_sorted;     /* (N) host memory                                              */
+    bool      forward_only;    /* nothing is kept for a backward pass, and there is no `work`   */
     bool      documents;       /* attention stays inside documents                             */
     void    (*observe)(void *observer, int blocks, const Unit *w);     /* unless NULL: called in forward when so many blocks */
     void     *observer;        /* have run, the last with weights w; memory that blocks share still holds its values */

@@ -63,6 +63,7 @@ typedef struct {
     char **label_mask_paths;
     int    num_label_mask_paths;
     int    itemsize;
+    bool   downstream;            /* paths: one file of questions (data/requests.h) */
     PackingKind packing;
     Boundaries boundaries;
 } EvalSet;
@@ -88,6 +89,10 @@ typedef struct {
     bool        dry_run;          /* print settings, memory plan and whether it fits, then stop */
     int         ranks;            /* of a dry run: those that are planned for; else 0 */
     double      device_memory;    /* of a dry run: GiB of each device; 0: as the one here has */
+    bool        eval_only;        /* evaluate, then stop: nothing is trained */
+    char       *generate;         /* a file of prompts to continue, then stop; NULL: none */
+    int         max_new_tokens;   /* of a continuation */
+    double      temperature, top_p;           /* by which its tokens are chosen (sampling.h) */
 
     struct {
         char **paths; int num_paths;
@@ -145,6 +150,12 @@ typedef struct {
     long     eval_subset_num_batches;         /* -1: all */
     EvalSet *eval; int num_eval;
 
+    struct {
+        char *prompts;                        /* a file; NULL: none */
+        long  interval;                       /* steps */
+        int   max_new_tokens;
+    } samples;
+
     long     console_log_interval;            /* steps */
     int      speed_window;                    /* speed_monitor.window_size: steps that tok/s is averaged over */
     long     quant_stats_interval;            /* steps between quantization statistics in metrics.jsonl; 0: never */
@@ -159,6 +170,12 @@ typedef struct {
 static inline bool is_due(long step, long interval)
 {
     return interval > 0 && step % interval == 0;
+}
+
+/* Whether the run makes forward passes alone: then gradients, moments and what backward reads have no memory. */
+static inline bool config_forward_only(const Config *c)
+{
+    return c->eval_only || c->generate;
 }
 
 /* Whether block l sees a sliding window, and whether its rotary frequencies are scaled. */

@@ -6,6 +6,8 @@
 #include "kernels/device.h"
 #include "kernels/error.h"
 #include "kernels/trace.h"
+#include "kernels/values.h"
+#include "kernels/watchdog.h"
 #include "model/block.h"
 #include "model/plan.h"
 #include "model/rope.h"
@@ -14,12 +16,12 @@ static const Tensor NONE = { 0 };
 
 static void fill_rope(Model *m)
 {
-    const size_t bytes = sizeof(float) * (size_t)m->attn.T * (size_t)m->attn.D;
+    const size_t bytes = sizeof(float) * (size_t)m->P * (size_t)m->attn.D;
     float *table = xmalloc(bytes);
     for (int scaled = 0; scaled < 2; scaled++) {
         if (!m->rope[scaled])
             continue;
-        rope_table(table, m->config, scaled, m->attn.T);
+        rope_table(table, m->config, scaled, m->P);
         device_put(m->rope[scaled], table, bytes);
     }
     free(table);
@@ -42,13 +44,18 @@ void model_free(Model *m, Fsdp *f)
     free(m->host_sorted);
 }
 
+void model_put_tokens(Model *m, const int *tokens, int count)
+{
+    sort_tokens(m->host_sorted, tokens, count, m->config->embedding_size);
+    device_put(m->sorted, m->host_sorted, sizeof *m->sorted * (size_t)count);
+    m->docs = (Documents){ 0 };
+}
+
 static void load_batch(Model *m, const int *tokens, const int *targets, const uint8_t *begins)
 {
     int N = m->N;
-    sort_tokens(m->host_sorted, tokens, N, m->config->embedding_size);
-    device_put(m->sorted, m->host_sorted, sizeof *m->sorted * N);
+    model_put_tokens(m, tokens, N);
     device_put(m->targets, targets, sizeof(int) * N);
-    m->docs = (Documents){ 0 };
     if (m->documents) {
         m->docs.count = document_starts(m->host_doc_start, &m->docs.longest, begins, m->attn.B, m->attn.T);
         m->docs.start = m->doc_start;
@@ -63,7 +70,7 @@ static void observe(const Model *m, int blocks, const Unit *w)
         m->observe(m->observer, blocks, w);
 }
 
-static void forward(Model *m, Fsdp *f)
+void model_forward(Model *m, Fsdp *f)
 {
     fsdp_gather(f, 0, FOR_FORWARD);
     fsdp_gather(f, 1, FOR_FORWARD);
@@ -119,6 +126,29 @@ static void head(Model *m, Fsdp *f, float scale, float z_weight, bool backward)
     sum_values(&m->sums[1], m->losses + m->N, m->N);
 }
 
+void model_logits(Model *m, Fsdp *f, int row, float *logits)
+{
+    const bool tied = m->config->weight_tying;
+    const int last = m->L + 1, head_unit = tied ? 0 : last;
+    const Unit *w = fsdp_acquire(f, last);
+    if (tied)
+        fsdp_gather(f, 0, FOR_FORWARD);
+    const Unit *hw = fsdp_acquire(f, head_unit);
+    Tensor x = tensor_rows(m->acts[m->L].res0, row, 1), h = tensor_rows(m->final_h, 0, 1), y = tensor_rows(m->logits, 0, 1);
+    norm_forward(h, x, m->final_stats, x, w->norm, NONE, m->config->norm);
+    matmul(y, h, tied ? hw->embed : hw->head, NONE);
+    fsdp_release(f, last);
+    if (tied)
+        fsdp_release(f, 0);
+    watchdog_mark_together("reading logits", -1);
+    y.cols = m->config->vocab_size;
+    void *stored = xmalloc(tensor_bytes(y));
+    device_get(stored, y.data, tensor_bytes(y));
+    y.data = stored;
+    tensor_load(logits, y, 0, (size_t)y.cols);
+    free(stored);
+}
+
 /* Down to the first unit that has something to train: nothing below it reads a gradient. */
 static void backward(Model *m, Fsdp *f, bool last)
 {
@@ -154,7 +184,7 @@ void model_step(Model *m, Fsdp *f, const int *tokens, const int *targets, const 
 {
     matmul_accumulation(m->recipe.fast);
     load_batch(m, tokens, targets, begins);
-    forward(m, f);
+    model_forward(m, f);
     head(m, f, scale, z_weight, pass != PASS_FORWARD);
     if (pass != PASS_FORWARD)
         backward(m, f, pass == PASS_COMPLETE);
@@ -166,4 +196,9 @@ Losses model_losses(Model *m)
     device_get(s, m->sums, sizeof s);
     device_zero(m->sums, sizeof s);
     return (Losses){ s[0], s[1] };
+}
+
+void model_token_losses(const Model *m, float *losses)
+{
+    device_get(losses, m->losses, sizeof *losses * (size_t)m->N);
 }

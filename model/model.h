@@ -22,4 +22,13 @@ typedef struct { double loss, zloss; } Losses;
  * of z-losses). */
 void     model_step(Model *m, Fsdp *f, const int *tokens, const int *targets, const uint8_t *begins, float scale, float z_weight,
                     Pass pass);
+
+/* The parts of that: the first `count` tokens are put into device memory, no documents among them; forward up to the last block's
+ * output, acts[L].res0; the logits (vocab_size) of row `row` of it, on the host; this waits for the device. */
+void     model_put_tokens(Model *m, const int *tokens, int count);
+void     model_forward(Model *m, Fsdp *f);
+void     model_logits (Model *m, Fsdp *f, int row, float *logits);
 Losses   model_losses(Model *m);                     /* sums over tokens; waits for the device, then starts them from 0 */
+
+/* (B, T) on the host: the cross entropy of each target of the last micro-batch, 0 where masked. Waits for the device. */
+void     model_token_losses(const Model *m, float *losses);

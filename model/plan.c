@@ -5,8 +5,12 @@
 
 #include "kernels/error.h"
 
-/* One block's activations. `first`: those of block 0, whose memory the others share where a tensor is not their own. */
-typedef struct { Arena *arena; const Acts *first; int N; } Planner;
+/* Tokens of a prompt that go through the model at once: so many that GEMMs are busy, so few that their buffers are small. */
+enum { PREFILL_TOKENS = 512 };
+
+/* One block's activations. `first`: those of block 0, whose memory the others share where a tensor is not their own. `backward`:
+ * there is one. */
+typedef struct { Arena *arena; const Acts *first; int N; bool backward; } Planner;
 
 static Tensor own(Planner *p, Format f, int cols)
 {
@@ -30,7 +34,8 @@ static Tensor operand(Planner *p, bool is_own, Tensor of_first, Format f, int co
         return place(p, is_own, of_first, f, cols);
     Tensor t = shared(p, of_first, f, cols);
     t.scale = arena_alloc(p->arena, 16);
-    t.data_t = is_own || !p->first ? arena_alloc(p->arena, tensor_numel(t)) : of_first.data_t;
+    if (p->backward)
+        t.data_t = is_own || !p->first ? arena_alloc(p->arena, tensor_numel(t)) : of_first.data_t;
     return t;
 }
 
@@ -43,6 +48,8 @@ static bool same(Tensor a, Format f)
 static bool stream_is_kept(const Model *m)
 {
     const Recipe *r = &m->recipe;
+    if (m->forward_only)
+        return false;
     return r->keep == KEEP_BLOCK || format_equal(m->config->norm_after ? r->operand : r->saved, r->stream);
 }
 
@@ -143,7 +150,7 @@ static int loss_chunk(const Config *c, int N)
 static void plan_attention(Arena *arena, Model *m)
 {
     const ModelConfig *c = m->config;
-    const size_t bytes = sizeof(float) * m->attn.T * m->attn.D;
+    const size_t bytes = sizeof(float) * (size_t)m->P * (size_t)m->attn.D;
     bool needed[2] = { false, false };
     for (int l = 0; l < m->L; l++)
         needed[layer_is_scaled(c, l)] = true;
@@ -169,25 +176,53 @@ static void plan_head(Arena *arena, Model *m, const Config *c)
     m->sums = arena_alloc(arena, 2 * sizeof(float));
 }
 
+/* Without a backward pass all blocks have the memory of the first. */
+static void plan_blocks(Arena *arena, Model *m)
+{
+    for (int l = 0; l < m->L; l++) {
+        size_t before = arena->used;
+        if (l == 0 || !m->forward_only)
+            plan_acts(&(Planner){ arena, l ? &m->acts[0] : NULL, m->N, !m->forward_only }, m, &m->acts[l]);
+        else
+            m->acts[l] = m->acts[0];
+        m->bytes.block = m->forward_only ? 0 : arena->used - before;       /* in the end the last block's: all that is its own,
+                                                                              nothing shared */
+    }
+}
+
+static void plan_caches(Arena *arena, Model *m)
+{
+    const int width = m->attn.K * m->attn.D;
+    for (int l = 0; l < m->L; l++)
+        m->acts[l].cache = (KvCache){ .k = tensor_alloc(arena, m->recipe.stream, m->P, width),
+                                      .v = tensor_alloc(arena, m->recipe.stream, m->P, width) };
+}
+
 static void plan_all(Arena *arena, Model *m, Fsdp *f, const Config *c, Placement p)
 {
     PlanBytes *b = &m->bytes;
     arena->used = 0;
     fsdp_plan(f, arena, c, p);
     b->units = arena->used;
-    for (int l = 0; l < m->L; l++) {
-        size_t before = arena->used;
-        plan_acts(&(Planner){ arena, l ? &m->acts[0] : NULL, m->N }, m, &m->acts[l]);
-        b->block = arena->used - before;        /* in the end the last block's: all that is its own, nothing shared */
-    }
+    plan_blocks(arena, m);
     m->acts[m->L].res0 = stream_is_kept(m) ? tensor_alloc(arena, m->recipe.stream, m->N, c->model.d_model)
                                            : m->acts[0].res0;
-    plan_work(arena, m);
+    if (!m->forward_only)
+        plan_work(arena, m);
     b->work = arena->used - b->units - m->L * b->block;
     plan_head(arena, m, c);
     plan_attention(arena, m);
     b->head = arena->used - b->units - m->L * b->block - b->work;
+    if (c->generate)
+        plan_caches(arena, m);
+    b->cache = arena->used - b->units - m->L * b->block - b->work - b->head;
     b->total = arena->used;
+}
+
+int decode_rows(const Recipe *r, int count)
+{
+    enum { MULTIPLE = 16 };
+    return format_is_fp8(r->operand) ? (count + MULTIPLE - 1) / MULTIPLE * MULTIPLE : count;
 }
 
 size_t model_planned_bytes(const Model *m, const Fsdp *f)
@@ -198,9 +233,12 @@ size_t model_planned_bytes(const Model *m, const Fsdp *f)
 void model_plan(Model *m, Fsdp *f, const Config *c, Placement p)
 {
     const ModelConfig *mc = &c->model;
-    *m = (Model){ .config = mc, .recipe = c->recipe, .L = mc->n_layers, .documents = c->data.generate_doc_lengths };
+    const int P = mc->max_sequence_length + (c->generate ? decode_rows(&c->recipe, 1) - 1 : 0);
+    const int T = !c->generate ? P : P > PREFILL_TOKENS ? PREFILL_TOKENS : decode_rows(&c->recipe, P);
+    *m = (Model){ .config = mc, .recipe = c->recipe, .L = mc->n_layers, .P = P, .forward_only = config_forward_only(c),
+                  .documents = c->data.generate_doc_lengths && !c->generate };
     *f = (Fsdp){ 0 };
-    m->attn = (Attention){ .B = c->device_train_microbatch_size, .T = mc->max_sequence_length, .H = mc->n_heads,
+    m->attn = (Attention){ .B = c->device_train_microbatch_size, .T = T, .H = mc->n_heads,
                            .K = mc->n_kv_heads, .D = mc->head_dim, .scale = (float)(1 / sqrt(mc->head_dim)),
                            .clip = mc->clip_qkv, .norm = mc->norm };
     m->N = m->attn.B * m->attn.T;

@@ -44,6 +44,11 @@ const Recipe *recipe_find(const char *name)
     return NULL;
 }
 
+Format recipe_forward_weights(const Recipe *r)
+{
+    return format_equal(r->operand, r->stream) ? r->stream : r->master;
+}
+
 void recipe_print(const Recipe *r)
 {
     static const char *const keep[] = { [KEEP_ALL] = "all", [KEEP_INPUTS] = "inputs", [KEEP_BLOCK] = "block" };

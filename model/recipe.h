@@ -36,4 +36,7 @@ typedef struct {
 
 extern const Recipe recipes[];      /* ends with name == NULL */
 const Recipe *recipe_find(const char *name);          /* NULL if there is none */
+/* Where nothing is trained, all weights are frozen. Then in this format: that which computing reads, or that of training if
+ * computing rounds them once more. Either way forward gives what it gives in training. */
+Format        recipe_forward_weights(const Recipe *r);
 void          recipe_print(const Recipe *r);          /* on stdout; not the moments, which the optimizer reads or not */

@@ -8,6 +8,8 @@
 
 static bool is_trained(const Config *c, const char *name)
 {
+    if (config_forward_only(c))
+        return false;
     if (c->num_trainable == 0)
         return true;
     for (int i = 0; i < c->num_trainable; i++)

@@ -1,4 +1,5 @@
-/* Which parameters are trained and which stay as they were loaded: `trainable`, patterns of Hugging Face's names. */
+/* Which parameters are trained and which stay as they were loaded: `trainable`, patterns of Hugging Face's names; none are where
+ * the run is forward passes alone. */
 #pragma once
 #include "model/params.h"
 

@@ -434,6 +434,30 @@ static void bench_documents(const Model *m, int B, int T)
     free(start);
 }
 
+/* What decoding one token takes: each matrix read once, and each key and value of 2 T tokens behind which it stands. */
+static void bench_decoding(const Model *m)
+{
+    const int S = (m->H + 2 * m->K) * m->D, q = m->H * m->D, past = 2 * m->T;
+    const struct { const char *name; int O, C; } linear[] = {
+        { "qkv", S, m->C }, { "out", m->C, q }, { "gate_up", 2 * m->F, m->C }, { "down", m->C, m->F }, { "head", m->V, m->C },
+    };
+    for (int i = 0; i < 5; i++) {
+        char label[64];
+        const int O = linear[i].O, C = linear[i].C;
+        Tensor x = make_normal(BF16_, 1, C, 1), w = make_normal(BF16_, O, C, 0.02f), y = make_normal(BF16_, 1, O, 1);
+        snprintf(label, sizeof label, "matmul    one row, %s (%d,%d)", linear[i].name, O, C);
+        TIME_BYTES(label, 2.0 * O * C, matmul(y, x, w, y));
+        release();
+    }
+    Attention a = attention_of(m);
+    const KvCache cache = { .k = make_normal(BF16_, past + 1, m->K * m->D, 1), .v = make_normal(BF16_, past + 1, m->K * m->D, 1),
+                            .length = past };
+    Tensor qkv = make_normal(BF16_, 1, S, 1), y = make(BF16_, 1, q);
+    a.B = a.T = 1;
+    TIME_BYTES("attention_cached, one token", 4.0 * past * m->K * m->D, attention_cached(y, qkv, cache, a));
+    release();
+}
+
 /* Few enough numbers for one core and a second or two. */
 static void shrink(Model *m)
 {
@@ -486,6 +510,7 @@ int main(int argc, char **argv)
     bench_attention(&sliding, sliding.T, 0);
     bench_attention(&sliding, sliding.T / 2, 0);
     bench_documents(m, m->B * m->T >= 4096 ? m->B * m->T / 4096 : 1, m->B * m->T >= 4096 ? 4096 : m->T);
+    bench_decoding(m);
     print_step("coat", m->micro_batches * N);
     return 0;
 }

@@ -1,9 +1,10 @@
-/* Kinds of inputs: configurations, files of checkpoints, shards, metrics. */
+/* Kinds of inputs: configurations, files of checkpoints, shards, questions, metrics. */
 #include "tests/fuzz_kinds.h"
 
 #include <glob.h>
 
 #include "data/loader.h"
+#include "data/requests.h"
 #include "model/checkpoint/layout.h"
 #include "model/config/hf.h"
 #include "model/run/log.h"
@@ -129,6 +130,22 @@ static void read_shard4(void)   { read_tokens(4, NULL, false); }
 static void read_mask(void)     { read_tokens(2, now->file, false); }
 static void read_metadata(void) { read_tokens(2, NULL, true); }
 
+static void read_questions(void)
+{
+    enum { LENGTH = 8 };
+    Requests r = requests_read("questions", in_folder(now->file), LENGTH, VOCAB);
+    demand(r.questions > 0, "no questions");
+    for (int q = 0, next = 0; q < r.questions; next += r.question[q++].count)
+        demand(r.question[q].first == next && r.question[q].gold < r.question[q].count, "a question is none");
+    for (int i = 0; i < r.choices; i++) {
+        const Choice *c = &r.choice[i];
+        demand(c->scored > 0 && c->scored < c->length && c->length <= LENGTH + 1 && c->same <= i, "a choice is none");
+        for (int t = 0; t < c->length; t++)
+            demand(r.token[c->first + (size_t)t] >= 0 && r.token[c->first + (size_t)t] < VOCAB, "a token is no token");
+    }
+    requests_free(&r);
+}
+
 /* What a resume after FIRST_STEP steps leaves: whole lines from the beginning, of these steps. */
 static void read_metrics(void)
 {
@@ -173,6 +190,9 @@ Kind kinds[] = {
     { "shard2", "a.npy", read_shard2, false, { "\x93NUMPY", "BIN.TOK\n", "\x01" } },
     { "shard4", "a.npy", read_shard4, false, { "\x93NUMPY", "BIN.TOK\n", "\x01" } },
     { "mask", "mask.npy", read_mask, false, { "\x01" } },
+    { "questions", "q.jsonl", read_questions, false,
+      { "{\"tokens\": [1, 2], \"continuation\": 1, \"characters\": 1, \"bytes\": 1}", "\"gold\": 1", "-1", "1e9", "4294967297",
+        "null", "[]", "{", "}", "\"bpb\"", "\n" } },
     { "metadata", "a.csv.gz", read_metadata, false,
       { ",", "\n", "\r\n", "-1", "512", "0,512\n", "99999999999999999999", "\x1f\x8b\x08" } },
     { "metrics", "metrics.jsonl", read_metrics, false,
@@ -274,6 +294,15 @@ static void seed_metrics(Kind *k)
                 "{\"step\": 4, \"train/CrossEntropyLoss\": 2.3}\n");
 }
 
+static void seed_questions(Kind *k)
+{
+    static const char choice[] = "{\"tokens\": [5, 6, 7], \"continuation\": 1, \"characters\": 3, \"bytes\": 3}",
+                      longer[] = "{\"tokens\": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], \"continuation\": 2, \"characters\": 3, \"bytes\": 4}";
+    add_text(k, text("{\"task\": \"a\", \"metric\": \"acc\", \"questions\": 2}\n{\"gold\": 1, \"choices\": [%s, %s]}\n"
+                     "{\"gold\": 0, \"choices\": [%s, %s, %s]}\n", choice, longer, longer, choice, longer));
+    add_text(k, text("{\"task\": \"b\", \"metric\": \"bpb\", \"questions\": 1}\n{\"gold\": 0, \"choices\": [%s]}\n", longer));
+}
+
 const char *kinds_make(void)
 {
     make_root(NULL);
@@ -286,6 +315,7 @@ const char *kinds_make(void)
         snprintf(k->folder, sizeof k->folder, "%s/%d-%s", root, i, k->name);
         mkdir(k->folder, 0777);
         k->read == read_yaml ? seed_yaml(k) : k->read == read_hf ? seed_hf(k) : k->read == read_metrics ? seed_metrics(k)
+            : k->read == read_questions ? seed_questions(k)
             : k->read == read_shard2 || k->read == read_shard4 || k->read == read_mask || k->read == read_metadata
             ? seed_tokens(k) : seed_checkpoint(k);
         add_files(k, text("tests/fuzz/%s-*", k->name));

@@ -236,6 +236,65 @@ static void test_windows(void **state)
     for_all(windows, WINDOWS, attention_case);
 }
 
+/* Tokens first .. first + count - 1 of a sequence over a cache of those before them, which has room for more. */
+static void cached_piece(const FormatRow *f, const Shape *s, KvCache cache, Tensor all, int first, int count)
+{
+    char piece[48];
+    Attention a = attention_of(s);
+    a.B = 1, a.T = count;
+    const int O = s->H * s->D;
+    const double u = f->act.dtype == F32 ? 0 : unit_roundoff(f->act), *X = values(all);
+    Tensor y = make(f->act, count, O);
+    double *ref = doubles((size_t)(count * O)), *bound = doubles((size_t)(count * O));
+    cache.length = first;
+    if (count > 500) {                      /* for those behind them */
+        attention_cached(y, tensor_rows(all, first, count), cache, a);
+        return;
+    }
+    TWICE(attention_cached(y, tensor_rows(all, first, count), cache, a), y, cache.k, cache.v);
+    for (int n = 0; n < count; n++)
+        for (int h = 0; h < s->H; h++) {
+            Row r = softmax_row(X, s, first + n, h, a.scale);
+            forward_row(ref + n * O + h * s->D, bound + n * O + h * s->D, &r, X, s, h, u);
+        }
+    snprintf(piece, sizeof piece, "attention_cached %d", first);
+    check(piece, f, s, y, ref, bound);
+}
+
+static void cached_case(const FormatRow *f, const Shape *s)
+{
+    Shape one = *s;
+    one.B = 1;
+    const int T = s->T, width = s->K * s->D, some = T > 3 ? T - 3 : 1;
+    Tensor all = make_filled(f->act, T, (s->H + 2 * s->K) * s->D, 1, -2, 2);
+    const KvCache cache = { .k = make(f->act, T + 5, width), .v = make(f->act, T + 5, width) };
+    if (f->grad.dtype != f->act.dtype)      /* the same as the row before */
+        return;
+    cached_piece(f, &one, cache, all, 0, some);
+    for (int n = some; n < T; n += n == some ? 1 : T - some - 1)
+        cached_piece(f, &one, cache, all, n, n == some ? 1 : T - some - 1);
+}
+
+/* Single tokens and several, behind few keys and behind so many that a back end splits them. */
+static void test_cached(void **state)
+{
+    (void)state;
+    static const Shape more[] = {
+        { "long",        1, 1500, 2, 1, 64,  false, false },
+        { "long-window", 1, 1500, 2, 2, 128, false, false, 700 },
+        { "many-heads",  1, 100, 24, 4, 32,  false, false },
+        { "wide",        1, 140,  2, 1, 256, false, false },
+    };
+    static const Shape *const lists[] = { shapes, windows, more };
+    const int counts[] = { SHAPES, WINDOWS, 4 };
+    for (int l = 0; l < 3; l++)
+        for (int i = 0; i < counts[l]; i++)
+            for (int f = 0; f < FORMAT_ROWS && !lists[l][i].documents; f++) {
+                cached_case(&format_rows[f], &lists[l][i]);
+                release();
+            }
+}
+
 /* Documents that are whole sequences are the same as none. */
 static void test_whole_documents(void **state)
 {
@@ -299,6 +358,15 @@ static void test_errors(void **state)
     a.K = 2, a.window = -1;
     DIES("a window of -1 keys", attention_forward(y, lse.data, qkv, a, (Documents){ 0 }));
     DIES("a window of -1 keys", attention_backward(qkv, y, qkv, y, lse.data, a, (Documents){ 0 }));
+    KvCache cache = { .k = make(f, 20, 128), .v = make(f, 20, 128), .length = 5 };
+    a.window = 0;
+    DIES("attention_cached: 2 sequences of 8 tokens", attention_cached(y, qkv, cache, a));
+    a.B = 1, a.T = 16;
+    DIES("attention_cached: 16 tokens behind 5; the cache has room for 20", attention_cached(y, qkv, cache, a));
+    cache.v.cols = 64;
+    DIES("the cache's v is (20, 64); expected (20, 128)", attention_cached(y, qkv, cache, a));
+    cache.v = make((Format){ BF16, 0 }, 20, 128), cache.length = 0;
+    DIES("qkv is f32, y f32 and the cache f32", attention_cached(y, qkv, cache, a));
     release();
 }
 
@@ -306,7 +374,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_attention), cmocka_unit_test(test_windows),
-        cmocka_unit_test(test_wide_windows), cmocka_unit_test(test_whole_documents), cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_wide_windows), cmocka_unit_test(test_cached), cmocka_unit_test(test_whole_documents),
+        cmocka_unit_test(test_errors),
     };
     return cmocka_run_group_tests(tests, start_device, NULL);
 }

@@ -268,7 +268,7 @@ static void test_warning(void **state)
     static const char *const named[] = {
         "wandb", "model.init_device", "tokenizer",
         "data.pin_memory", "quantize_model and quantize_optimizer (recipe bf16 is given)",
-        "downstream evaluators (piqa)", "evaluators with remote data (far-validation)",
+        "downstream evaluators without data.paths (piqa)", "evaluators with remote data (far-validation)",
             "evaluators[].data.num_workers",
     };
     for (size_t i = 0; i < sizeof named / sizeof *named; i++)

@@ -94,6 +94,8 @@ static void test_wrong_values(void **state)
         { NULL,            "evaluators: [{label: a}]", "evaluator 'a' has no data", NULL },
         { NULL,            "evaluators: [{label: a, data: {paths: a.npy}}, {label: b, data: {datasets: {a: b.npy}}}]",
           "two validation sets are named 'a'", NULL },
+        { NULL, "evaluators: [{label: a, type: downstream, data: {paths: [b, c]}}]\n", "evaluator 'a' has 2 files", NULL },
+        { NULL, "eval_only: true\n", "there are no evaluators", NULL },
     };
     CHECK_MISTAKES(list);
 }

@@ -30,6 +30,7 @@ static void check_reload(Config *c)
     for (int i = 0; i < c->num_eval; i++) {
         assert_string_equal(c->eval[i].label, again->eval[i].label);
         assert_int_equal(c->eval[i].itemsize, again->eval[i].itemsize);
+        assert_int_equal(c->eval[i].downstream, again->eval[i].downstream);
     }
     config_free(again);
     config_free(c);
@@ -51,6 +52,9 @@ static void test_reload(void **state)
     try_write(try_path, try_base);
     check_reload(try_load(1, "--data.seed=0", "--eval_interval=null", "--scheduler.warmup_min_lr=0",
                  "--max_duration=7e9T"));
+    try_write(try_path, try_base);
+    check_reload(try_load(1, "--evaluators=[{label: a, type: downstream, data: {paths: q}}, {label: b, data: {paths: b}}]", NULL, NULL,
+                          NULL));
 }
 
 /* Names, labels and paths made of what YAML gives a meaning, or cannot hold as it is: each reads as itself again. They come from

@@ -117,6 +117,27 @@ static void test_large(void **state)
     large_case(BF, F);
 }
 
+/* A single row, of a width that ends inside what a warp loads at once, and of an odd number of outputs. */
+static void row_case(int C, int O, Format out)
+{
+    Tensor x = make_filled(BF, 1, C, 1, -1, 1), w = make_filled(BF, O, C, 2, -1, 1), y = make_filled(out, 1, O, 3, -8, 8);
+    const double *X = values(x), *W = values(w), *old = values(y);
+    TWICE(matmul(y, x, w, y), y);
+    check_samples("one row, added in place", y, old, C, (Strided){ X, C, 1 }, (Strided){ W, C, 1 });
+    TWICE(matmul(y, x, w, NONE), y);
+    check_samples("one row", y, NULL, C, (Strided){ X, C, 1 }, (Strided){ W, C, 1 });
+    release();
+}
+
+static void test_row(void **state)
+{
+    (void)state;
+    row_case(8, 1, BF);
+    row_case(1000, 333, BF);
+    row_case(4096, 4096, BF);
+    row_case(11008, 4099, F);
+}
+
 /* With operands of zeros all algorithms give the same bits, so the choice waits for data, which come third. */
 static void test_zeros(void **state)
 {
@@ -158,7 +179,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fp8), cmocka_unit_test(test_large), cmocka_unit_test(test_zeros),
-        cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_row),         cmocka_unit_test(test_errors),
     };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);

@@ -56,6 +56,9 @@ void attention_plain_forward (Tensor y, float *lse, Tensor qkv, Attention a, Doc
 void attention_plain_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a,
                               Documents docs);
 
+/* matmul_row.cu: matmul of a single BF16 row with a BF16 w, arguments checked already; false: of others, and nothing is done. */
+bool matmul_row(Tensor y, Tensor x, Tensor w, Tensor add);
+
 static inline size_t ceil_div(size_t n, size_t by)
 {
     return (n + by - 1) / by;

@@ -346,6 +346,8 @@ void matmul(Tensor y, Tensor x, Tensor w, Tensor add)
         die("matmul: adds %s to %s; both must have one format", format_name(add.format), format_name(y.format));
     if (check_formats(FORWARD, y, x, w))
         check_fp8(FORWARD, O, C, "outputs", "inputs");
+    if (matmul_row(y, x, w, add))
+        return;
     run(FORWARD, O, N, C, true, false, w.format.dtype, x.format.dtype, y.format.dtype,
         (Operands){ .a = w.data, .b = x.data, .scale_a = w.scale, .scale_b = x.scale, .c = add.data, .d = y.data });
 }

@@ -444,7 +444,7 @@ void layout_read(Layout *l, Fsdp *f, SafeFile *const *source, int count)
             die("%s%s: there is no tensor %s, which the configured model needs", source[0]->path,
                 count > 1 ? " and the files beside it" : "", p->name);
         check_piece(p, file, t);
-        if (is_rounded(p, t) && !rounded)
+        if (is_rounded(p, t) && !rounded && f->first_trained < f->num_units)        /* else as computing rounds them anyway */
             warn("%s: tensors that are not trained are stored as %s there and rounded to bf16 here; --format.frozen=f32 keeps "
                  "them as they are", file->path, t->dtype);
         rounded |= is_rounded(p, t);

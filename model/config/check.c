@@ -298,7 +298,7 @@ void config_check_data(Reader *r)
             "data.datasets"));
     const char *key = r->s->num_datasets > 0 ? "data.datasets" : "data.paths";
     use_datasets(r->s);
-    if (c->data.num_paths == 0 && !c->dry_run)      /* a memory plan needs none */
+    if (c->data.num_paths == 0 && !c->dry_run && !config_forward_only(c))      /* these need none */
         die("%s: no training data: give data.paths, a list of token shards", config_where(r, "data.paths"));
     refuse_remote(r, key, c->data.paths, c->data.num_paths);
     refuse_remote(r, "data.label_mask_paths", c->data.label_mask_paths, c->data.num_label_mask_paths);
@@ -413,7 +413,7 @@ static void check_schedule(Reader *r)
 
 void config_choose_save_folder(Config *c)
 {
-    if (!c->save_folder)
+    if (!c->save_folder && (!config_forward_only(c) || c->try_load_latest_save))
         c->save_folder = xasprintf("runs/%s", c->run_name);
 }
 
@@ -431,9 +431,9 @@ static void check_folders(Reader *r)
 {
     Config *c = &r->s->c;
     config_choose_save_folder(c);
-    if (c->save_folder[0] == '\0')
+    if (c->save_folder && c->save_folder[0] == '\0')
         die("%s: save_folder is empty; give a folder, '.' for the current one", config_where(r, "save_folder"));
-    if (strstr(c->save_folder, "://"))
+    if (c->save_folder && strstr(c->save_folder, "://"))
         die("%s: save_folder '%s' is remote; save to a local folder and copy it from there",
             config_where(r, "save_folder"), c->save_folder);
     config_check_load_path(r);
@@ -476,7 +476,12 @@ void config_check_run(Reader *r)
     if (!c->run_name || !*c->run_name)
         die("%s: run_name is empty", config_where(r, "run_name"));
     check_strategy(r);
-    check_batch(r);
+    if (c->generate && c->eval_only)
+        die("%s: generate and eval_only are two runs", config_where(r, "generate"));
+    if (c->generate)
+        c->device_train_microbatch_size = c->device_eval_batch_size = 1;        /* one sequence at a time */
+    if (!config_forward_only(c))
+        check_batch(r);
     check_micro_batch(r);
     choose_grads(r);
     check_schedule(r);

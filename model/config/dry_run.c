@@ -1,4 +1,5 @@
-/* A dry run plans memory for ranks that were not started, on devices that need not be here, without data. */
+/* A dry run plans memory for ranks that were not started, on devices that need not be here, without data. eval_only reads the data
+ * of evaluators alone, generate none. */
 #include "model/config/table.h"
 
 #include "kernels/error.h"
@@ -8,10 +9,14 @@ void config_drop_data(Reader *r)
     static const char *const unread[] = {
         "--data.paths=null", "--data.datasets=null", "--data.label_mask_paths=null", "--evaluators=null"
     };
-    YamlNode *n = yaml_find(r->root, "dry_run");
-    if (n)
-        config_apply(r, n, "dry_run", r->s);
-    for (int i = 0; i < 4 && r->s->c.dry_run; i++)
+    static const char *const keys[] = { "dry_run", "eval_only", "generate" };
+    for (int i = 0; i < 3; i++) {
+        YamlNode *n = yaml_find(r->root, keys[i]);
+        if (n)
+            config_apply(r, n, keys[i], r->s);
+    }
+    const int drops = r->s->c.dry_run || r->s->c.generate ? 4 : r->s->c.eval_only ? 3 : 0;
+    for (int i = 0; i < drops; i++)
         yaml_override(r->root, unread[i]);
 }
 

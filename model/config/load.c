@@ -187,10 +187,12 @@ static void add_eval_set(Settings *s, const YamlNode *n, Evaluator *e, const cha
                       .label_mask_paths = e->label_mask_paths, .num_label_mask_paths = e->num_label_mask_paths,
                       .itemsize = e->memmap_dtype == NOT_GIVEN ? (int)s->memmap_dtype : e->memmap_dtype,
                       .packing = e->packing == NOT_GIVEN ? c->data.packing : (PackingKind)e->packing,
-                      .boundaries = e->boundaries == NOT_GIVEN ? c->data.boundaries : (Boundaries)e->boundaries };
+                      .boundaries = e->boundaries == NOT_GIVEN ? c->data.boundaries : (Boundaries)e->boundaries,
+                      .downstream = e->type == EVALUATOR_DOWNSTREAM };
     *paths = e->label_mask_paths = NULL;
     *count = e->num_label_mask_paths = 0;
-    config_check_eval_documents(c, set);
+    if (!set->downstream)
+        config_check_eval_documents(c, set);
 }
 
 static bool any_remote(char *const *paths, int count)
@@ -219,15 +221,19 @@ static void read_evaluator(Reader *r, YamlNode *n, FILE *downstream, FILE *remot
     if (e.num_label_mask_paths > 0 && e.num_paths == 0)
         die("%s: evaluator '%s' has label_mask_paths, which are parallel to data.paths, but no such paths; give each dataset an "
             "evaluator of its own, with a label, paths and label_mask_paths", yaml_place(n), e.label);
-    if (e.type == EVALUATOR_DOWNSTREAM)
+    const bool asks = e.type == EVALUATOR_DOWNSTREAM;
+    if (asks && e.num_paths == 0)
         fprintf(downstream, " %s", e.label);
+    else if (asks && (e.num_paths > 1 || e.num_label_mask_paths > 0))
+        die("%s: evaluator '%s' has %d files; a downstream task is one alone, which scripts/prepare_eval.py makes", yaml_place(n),
+            e.label, e.num_paths + e.num_label_mask_paths);
     else if (e.num_paths == 0 && e.num_datasets == 0)
         die("%s: evaluator '%s' has no data: give data.paths or data.datasets", yaml_place(n), e.label);
     else if (e.num_paths > 0 && any_remote(e.paths, e.num_paths))
         fprintf(remote, " %s", e.label);
     else if (e.num_paths > 0)
         add_eval_set(r->s, n, &e, e.label, &e.paths, &e.num_paths);
-    for (int i = 0; i < e.num_datasets && e.type == EVALUATOR_LM; i++) {
+    for (int i = 0; i < e.num_datasets && !asks; i++) {
         NamedPaths *set = &e.datasets[i];
         if (any_remote(set->paths, set->num_paths))
             fprintf(remote, " %s", set->name);
@@ -252,11 +258,14 @@ void config_read_evaluators(Reader *r)
     fclose(downstream);
     fclose(remote);
     if (*text[0])
-        config_note(r, "downstream evaluators (%s)", text[0] + 1);
+        config_note(r, "downstream evaluators without data.paths (%s)", text[0] + 1);
     if (*text[1])
         config_note(r, "evaluators with remote data (%s)", text[1] + 1);
     free(text[0]);
     free(text[1]);
+    if (r->s->c.eval_only && r->s->c.num_eval == 0 && !r->s->c.dry_run)
+        die("%s: eval_only: there are no evaluators; scripts/prepare_eval.py makes a file with some",
+            config_where(r, list ? "evaluators" : "eval_only"));
 }
 
 /* ---- writing ---------------------------------------------------------------------------------------------- */
@@ -295,9 +304,12 @@ static void print_eval_set(FILE *f, const EvalSet *e)
 {
     fputs("- label: ", f);
     value_print_text(f, e->label);
-    fprintf(f, "\n  data:\n    memmap_dtype: %s\n    packing: %s\n    document_boundaries: %s\n",
-            e->itemsize == UINT16 ? "uint16" : "uint32", e->packing == PACK_CONCAT ? "concat" : "best_fit",
-            e->boundaries == BOUNDARIES_EOS ? "eos" : "metadata");
+    if (e->downstream)
+        fputs("\n  type: downstream\n  data:\n", f);
+    else
+        fprintf(f, "\n  data:\n    memmap_dtype: %s\n    packing: %s\n    document_boundaries: %s\n",
+                e->itemsize == UINT16 ? "uint16" : "uint32", e->packing == PACK_CONCAT ? "concat" : "best_fit",
+                e->boundaries == BOUNDARIES_EOS ? "eos" : "metadata");
     print_eval_paths(f, "paths", e->paths, e->num_paths);
     print_eval_paths(f, "label_mask_paths", e->label_mask_paths, e->num_label_mask_paths);
 }
@@ -355,6 +367,9 @@ void config_write_text(Settings *s)
 
 /* ---- the whole -------------------------------------------------------------------------------------------- */
 
+/* Where a run that has a load_path says all else about itself without a file. */
+#define COMMAND_LINE "the command line"
+
 static bool is_question(const char *argument)
 {
     return strncmp(argument, "--help", 6) == 0 || strcmp(argument, "-h") == 0 || strcmp(argument, "--version") == 0;
@@ -388,15 +403,17 @@ Config *config_load(int argc, char **argv, int world, char *(*latest)(const char
     for (int i = 1; i < argc; i++)
         if (is_question(argv[i]))
             return answer(argv[i]);
-    if (argv[1][0] == '-')
-        die("'%s' is no configuration file; it comes first: ./train configs/tiny.yaml %s", argv[1], argv[1]);
+    const bool has_file = argv[1][0] != '-';
     Settings *s = xcalloc(1, sizeof *s);
-    Reader r = { .s = s, .root = yaml_load(argv[1]), .file = argv[1], .world = world };
+    Reader r = { .s = s, .root = has_file ? yaml_load(argv[1]) : yaml_new(YAML_MAP, NULL, NULL, COMMAND_LINE, 0),
+                 .file = has_file ? argv[1] : COMMAND_LINE, .world = world };
     size_t size;
     r.notes = open_memstream(&r.notes_text, &size);
     const bool has_model = yaml_find(r.root, "model.d_model") || yaml_find(r.root, "model.n_layers");
-    for (int i = 2; i < argc; i++)
+    for (int i = has_file ? 2 : 1; i < argc; i++)
         yaml_override(r.root, argv[i]);
+    if (!has_file && !yaml_find(r.root, "load_path"))
+        die("'%s' is no configuration file; it comes first: ./train configs/tiny.yaml %s", argv[1], argv[1]);
 
     set_defaults(s, false);
     config_drop_data(&r);

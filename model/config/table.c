@@ -2,8 +2,8 @@
  * of OLMo could not run here (dropout, biases) the key has the value that can. Keys of ours: recipe, format.*,
  * model.architecture, model.head_dim, model.sliding_window, model.layer_types and model.rope_scaling.* (Hugging Face's names, but
  * for OLMo-core's full_attn_layers_only), scheduler.t_decay, spikes, loss_chunk, quant_stats_interval, fsdp.grad_sync_mode,
- * profile, timeout_seconds, tokenizer (a path), trainable, dry_run, ranks, device_memory. Sections stand in the order in which the
- * resolved configuration shows them. */
+ * profile, timeout_seconds, tokenizer (a path), trainable, dry_run, eval_only, generate, max_new_tokens, temperature, top_p,
+ * samples.*, ranks, device_memory. Sections stand in the order in which the resolved configuration shows them. */
 #include "model/config/table.h"
 
 #include <assert.h>
@@ -47,6 +47,18 @@ const ConfigKey config_keys[] = {
     NUMBER("seed", U64, "6198", 0, LONGS, C(seed), "seed of initial weights and stochastic rounding"),
     OTHER ("dry_run", BOOL, "false", C(dry_run),
            "print the memory plan and whether it fits, then stop; needs no data, and with device_memory no GPU"),
+    OTHER ("eval_only", BOOL, "false", C(eval_only),
+           "print what the evaluators say of load_path, then stop; needs no data and writes nothing but, into a save_folder that is "
+           "given, eval.jsonl"),
+    OTHER ("generate", STRING, "null", C(generate),
+           "a file of prompts, {\"tokens\": [...]} a line: print their continuations by load_path, then stop; needs no data and "
+           "writes no files; recipe bf16 unless one is given"),
+    NUMBER("max_new_tokens", INT, "128", 1, 1 << 24, C(max_new_tokens),
+           "generate: tokens of a continuation, if no end of text ends it"),
+    NUMBER("temperature", DOUBLE, "0", 0, 1e3, C(temperature),
+           "generate: logits are divided by it; 0: always the most likely token; draws follow from `seed`"),
+    NUMBER("top_p", DOUBLE, "1", TINY, 1, C(top_p),
+           "generate: draw from the fewest most likely tokens that have this probability together"),
     OPTION("ranks", INT, "null", 0, 1, MANY, C(ranks), "dry_run: ranks to plan for; default: those that were started"),
     OPTION("device_memory", DOUBLE, "null", 0, TINY, 1e6, C(device_memory),
            "dry_run: memory of each device in GiB (2^30 bytes), as nvidia-smi counts it; default: that of the device here"),
@@ -321,8 +333,8 @@ const ConfigKey config_keys[] = {
            "batches per set; -1: all"),
     OTHER ("evaluators[].label", STRING, NULL, E(label), "name of the set if it has `paths`"),
     WORD  ("evaluators[].type", CHOICE, "lm", WORDS({ "lm", EVALUATOR_LM }, { "downstream", EVALUATOR_DOWNSTREAM }),
-           E(type), "downstream tasks are not run"),
-    OTHER ("evaluators[].data.paths", PATHS, "[]", E(paths), "validation shards"),
+           E(type), "lm: loss on validation shards; downstream: questions with choices, run if `paths` names their file"),
+    OTHER ("evaluators[].data.paths", PATHS, "[]", E(paths), "validation shards; of downstream one file of scripts/prepare_eval.py"),
     OTHER ("evaluators[].data.datasets", DATASETS, "null", E(datasets), "name: [paths]; a set per name"),
     WORD  ("evaluators[].data.memmap_dtype", CHOICE, "null", token_types, E(memmap_dtype),
            "default data.memmap_dtype"),
@@ -338,6 +350,12 @@ const ConfigKey config_keys[] = {
     NO_USE("evaluators[].data.timeout", NULL, NULL),
     NO_USE("evaluators[].device_eval_batch_size", NULL, "device_eval_batch_size counts"),
     NO_USE("evaluators[].subset_num_batches", NULL, "eval_subset_num_batches counts"),
+
+    OTHER ("samples.prompts", STRING, "null", C(samples.prompts),
+           "a file of prompts as of `generate`, whose greedy continuations go to the log"),
+    NUMBER("samples.interval", LONG, "1000", 1, LONGS, C(samples.interval), "steps between these, of which one is at the end"),
+    NUMBER("samples.max_new_tokens", INT, "64", 1, 1 << 24, C(samples.max_new_tokens),
+           "tokens of each, if model.eos_token_id does not end it; a token takes a forward pass over micro-batches with all prompts"),
 
     /* ---- ranks ---- */
     WORD  ("distributed_strategy", CHOICE | SPENT, "null", WORDS({ "fsdp", FSDP }, { "ddp", DDP },

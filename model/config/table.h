@@ -155,12 +155,13 @@ void        config_note (Reader *r, const char *format, ...) __attribute__((form
 void        config_check_texts(const YamlNode *n, const char *name);
 void        config_apply(Reader *r, YamlNode *n, const char *name, void *base);   /* a value or a section */
 
-/* Of a dry run: before the values are read, its data are taken out of the file; then the ranks it plans for become the world. */
+/* Before the values are read, data that a dry run, eval_only or generate does not read are taken out of the file; then the ranks that a dry run
+ * plans for become the world. */
 void config_drop_data(Reader *r);
 void config_choose_ranks(Reader *r);
 
 /* The steps that follow the reading of the values; each derives what was left open and dies on what cannot work. */
-void config_choose_save_folder(Config *c);           /* runs/<run_name>, if none is given */
+void config_choose_save_folder(Config *c);           /* runs/<run_name>, if none is given and one is needed */
 void config_check_load_path(const Reader *r);
 void config_check_model (Reader *r, bool from_hf);
 void config_check_rope  (const ModelConfig *m, const char *place);         /* of config.json, too, as the next */

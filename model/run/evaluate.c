@@ -9,6 +9,7 @@
 #include "kernels/comm.h"
 #include "kernels/error.h"
 #include "kernels/watchdog.h"
+#include "model/run/downstream.h"
 
 /* Sequences [first, first + B) of the batch as a full micro-batch; what lies behind its end is masked. */
 static void micro_batch(int *tokens, int *targets, uint8_t *begins, const Batch *b, int first, int B, int T)
@@ -50,8 +51,11 @@ static Loader *open_set(const Config *c, int i, bool again)
 
 void evaluate_check(const Config *c)
 {
-    for (int i = 0; i < c->num_eval && (c->eval_interval > 0 || c->eval_on_load); i++)
-        loader_close(open_set(c, i, false));
+    for (int i = 0; i < c->num_eval && (c->eval_interval > 0 || c->eval_on_load || c->eval_only); i++)
+        if (c->eval[i].downstream)
+            downstream_check(c, i);
+        else
+            loader_close(open_set(c, i, false));
 }
 
 EvalResult evaluate(const Config *c, int i, Model *m, Fsdp *f, const volatile sig_atomic_t *stop)

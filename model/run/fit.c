@@ -80,7 +80,8 @@ void fit_print(const Config *c)
     const int largest = fit_largest(c);
     if (comm_rank() != 0)
         return;
-    print_largest(c, largest);
+    if (!c->generate)
+        print_largest(c, largest);
     printf("%s: %.1f of %.1f GiB", bytes <= device ? "fits" : "DOES NOT FIT", bytes / GIB, device / GIB);
     if (c->ranks > 1)
         printf(" on each of %d devices", c->ranks);

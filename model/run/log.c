@@ -33,6 +33,7 @@ struct Log {
     double *loss;              /* of every step of this process that was not skipped */
     long    losses, capacity, first_step;
     int     evaluated;         /* evaluators, from the first on, at first_step by an earlier process */
+    char   *from;              /* of a run that only evaluates: the folder that it loads; else NULL */
 };
 
 /* Keys that a token of block l sees, on average over a sequence of T: half of T, with a window w the ramp to it and then w. */
@@ -96,11 +97,22 @@ static char *eval_name(const char *label, const char *what)
     return xasprintf("eval/%s/%s", label, what);
 }
 
+static char *downstream_name(const char *label, Metric m)
+{
+    return xasprintf("eval/downstream/%s_%s", label, metric_name(m));
+}
+
+/* A metric that each of its results has. */
+static char *result_name(const EvalSet *set)
+{
+    return set->downstream ? downstream_name(set->label, METRIC_BPB) : eval_name(set->label, "CrossEntropyLoss");
+}
+
 /* Evaluations are made in the order of the evaluators, one line each: `count`, and one more if this line is that of the next. */
 static int count_evals(const char *line, const Config *c, int count)
 {
     json_t *o = json_loads(line, 0, NULL);
-    char *name = count < c->num_eval ? eval_name(c->eval[count].label, "CrossEntropyLoss") : NULL;
+    char *name = count < c->num_eval ? result_name(&c->eval[count]) : NULL;
     count += name && json_object_get(o, name);
     free(name);
     json_decref(o);
@@ -148,6 +160,27 @@ static void lock(FILE *file, const char *folder)
         die("another process trains in save_folder %s: wait for its end, or take another --save_folder", folder);
 }
 
+static void open_file(Log *l, const char *folder, const char *name)
+{
+    l->path = xasprintf("%s/%s", folder, name);
+    l->file = fopen(l->path, "ae");
+    if (!l->file)
+        die("%s: cannot open for writing: %s", l->path, strerror(errno));
+}
+
+Log *log_open_eval(const Config *c, const char *from)
+{
+    if (comm_rank() != 0)
+        return NULL;
+    Log *l = xcalloc(1, sizeof *l);
+    l->config = c;
+    l->from = xstrdup(from);
+    l->time = xcalloc((size_t)c->speed_window + 1, sizeof *l->time);
+    if (c->save_folder)
+        open_file(l, c->save_folder, "eval.jsonl");
+    return l;
+}
+
 Log *log_open(const Config *c, RunLength length, long last_step, long first_step, int world)
 {
     if (comm_rank() != 0)
@@ -161,10 +194,7 @@ Log *log_open(const Config *c, RunLength length, long last_step, long first_step
     l->speed_of_light = speed_of_light(c);
     l->time = xcalloc(c->speed_window + 1, sizeof *l->time);
     l->time[0] = l->start = clock_seconds();
-    l->path = xasprintf("%s/metrics.jsonl", c->save_folder);
-    l->file = fopen(l->path, "ae");
-    if (!l->file)
-        die("%s: cannot open for writing: %s", l->path, strerror(errno));
+    open_file(l, c->save_folder, "metrics.jsonl");
     lock(l->file, c->save_folder);
     l->evaluated = drop_later_steps(l->path, c, first_step);
     printf("each line: tokens per second%s%s, memory in use; all else is in %s\n", world > 1 ? " of a rank" : "",
@@ -296,20 +326,58 @@ void log_resume(Log *l)
         l->time[i] += seconds;
 }
 
+static json_t *eval_object(const Log *l, long step)
+{
+    json_t *o = json_pack("{s:I}", "step", (json_int_t)step);
+    if (l->from)
+        json_object_set_new(o, "load_path", json_string(l->from));
+    return o;
+}
+
+/* A run that only evaluates may have no folder. */
+static void write_eval(Log *l, json_t *o)
+{
+    if (l->file)
+        log_object(l, o);
+    else
+        json_decref(o);
+}
+
 void log_eval(Log *l, long step, const EvalResult *r)
 {
     if (!l)
         return;
     char *loss = eval_name(r->label, "CrossEntropyLoss"), *perplexity = eval_name(r->label, "Perplexity");
-    json_t *o = json_pack("{s:I}", "step", (json_int_t)step);
+    json_t *o = eval_object(l, step);
     log_set(o, loss, r->loss);
     log_set(o, perplexity, exp(r->loss));
-    log_object(l, o);
+    write_eval(l, o);
     free(loss);
     free(perplexity);
     printf("eval at step %ld | %s | loss %.4f | perplexity %.4g | %ld labels\n", step, r->label, r->loss, exp(r->loss),
            r->labels);
     fflush(stdout);
+}
+
+/* On the terminal the metric that counts, and bits per byte. */
+void log_downstream(Log *l, long step, const DownstreamResult *r)
+{
+    if (!l)
+        return;
+    json_t *o = eval_object(l, step);
+    printf("eval at step %ld | %s", step, r->label);
+    for (int m = 0; m < NUM_METRICS; m++) {
+        if (r->metric == METRIC_BPB && m != METRIC_BPB && m != METRIC_BPB_V2)
+            continue;
+        char *name = downstream_name(r->label, (Metric)m);
+        log_set(o, name, r->score[m]);
+        free(name);
+        if (m == (int)r->metric || m == METRIC_BPB)
+            printf(" | %s %.4f", metric_name((Metric)m), r->score[m]);
+    }
+    printf(" | %d questions\n", r->questions);
+    fflush(stdout);
+    write_eval(l, o);
 }
 
 static double mean(const double *x, long from, long to)
@@ -352,8 +420,10 @@ void log_close(Log *l)
         printf("loss %.4f at the start, %.4f at the end (mean of the last %ld steps); %s\n", l->loss[0],
                mean(l->loss, l->losses - tail, l->losses), tail, l->path);
     }
-    fclose(l->file);
+    if (l->file)
+        fclose(l->file);
     free(l->path);
+    free(l->from);
     free(l->time);
     free(l->loss);
     free(l);

@@ -1,5 +1,6 @@
 /* What a run tells: a line per step on stdout, metrics.jsonl in the save folder, a plot of the loss at the end. Rank 0 only. */
 #pragma once
+#include "model/run/downstream.h"
 #include "model/run/evaluate.h"
 #include "model/schedule.h"
 #include "model/spikes.h"
@@ -27,8 +28,14 @@ typedef struct Log Log;
  * older run's metrics those beyond it are dropped, since this run writes them anew. Dies if another process trains in
  * save_folder. NULL-safe on ranks other than 0: every call does nothing there. */
 Log *log_open (const Config *c, RunLength length, long last_step, long first_step, int world);
+
+/* The same of a run that evaluates what it loads from the folder `from`, and nothing else: results are
+ * added to save_folder/eval.jsonl, if there is a save_folder. */
+Log *log_open_eval(const Config *c, const char *from);
+
 void log_step (Log *l, const StepStats *s);
 void log_eval (Log *l, long step, const EvalResult *r);
+void log_downstream(Log *l, long step, const DownstreamResult *r);
 int  log_evaluated(const Log *l); /* how many evaluators, from the first on, an older run's metrics have at first_step */
 void log_pause (Log *l);          /* from here to log_resume nothing is trained: the speed does not count this time */
 void log_resume(Log *l);

@@ -60,6 +60,17 @@ static double gib(double bytes)
     return bytes / (1 << 30);
 }
 
+/* Nothing is trained: what there is besides weights. */
+static void print_forward_plan(const Model *m, const Fsdp *f, const Config *c, size_t stored)
+{
+    const PlanBytes *b = &m->bytes;
+    printf("memory plan of a rank, GiB: weights %.3f, gathered or rounded again %.3f, activations of one block %.3f,\n  head %.3f",
+           gib((double)stored), gib((double)fsdp_weight_bytes(f)), gib((double)b->work), gib((double)b->head));
+    if (b->cache > 0)
+        printf(", keys and values of %d tokens %.3f", m->P, gib((double)b->cache));
+    printf("; total %.3f of %.1f\n", gib((double)model_planned_bytes(m, f)), gib(memory_of_device(c)));
+}
+
 static void print_optimizer(const Optimizer *o, const Recipe *r)
 {
     printf("optimizer %s:", o->name);
@@ -80,10 +91,14 @@ static void print_plan(const Model *m, const Fsdp *f, const Config *c)
         frozen += tensor_bytes(s->frozen);
     }
     printf("model: %.4g M parameters", (double)(n[TRAINED] + n[FROZEN]) / 1e6);
-    if (n[FROZEN] > 0)
+    if (n[FROZEN] > 0 && !m->forward_only)
         printf(", of which %.4g M are trained", (double)n[TRAINED] / 1e6);
     printf(", %d blocks; micro-batch %d x %d tokens\n", m->L, m->attn.B, m->attn.T);
     recipe_print(&m->recipe);
+    if (m->forward_only) {
+        print_forward_plan(m, f, c, frozen);
+        return;
+    }
     print_optimizer(f->optimizer, &m->recipe);
     char frozen_text[32] = "";
     if (frozen > 0)
@@ -109,6 +124,11 @@ static double bytes_of(const Config *other)
 
 void memory_print(const Model *m, const Fsdp *f, const Config *c)
 {
+    if (m->forward_only) {
+        if (comm_rank() == 0)
+            print_plan(m, f, c);
+        return;
+    }
     Config classic = *c, whole = *c;
     classic.recipe = *recipe_find("bf16");
     classic.optimizer.name = "adamw";

@@ -329,11 +329,11 @@ static void open_data(Run *r)
     r->loader = open_loader(c);
     check_agreement("data files", loader_fingerprint(r->loader));
     evaluate_check(c);
+    r->samples = samples_open(c);
     set_lengths(r);
 }
 
-/* Any GPU stores FP8 and converts it; not every one multiplies it. */
-static void check_device(const Recipe *r)
+void run_check_device(const Recipe *r)
 {
     if (format_is_fp8(r->operand) && !device_has_fp8())
         die("recipe %s multiplies %s (format.operand), which this %s cannot: FP8 takes compute capability 8.9 or later (L40S, "
@@ -365,17 +365,45 @@ void run_plan(const Config *c)
     fit_print(c);
 }
 
+/* The rest of run_open without data to train on, a run to continue, or a folder that anything but results go to. `folder`: what is
+ * evaluated. */
+static void open_to_evaluate(Run *r, const char *folder)
+{
+    const Config *c = r->config;
+    if (!folder)
+        die("eval_only: there is nothing to evaluate; --load_path names a checkpoint or a Hugging Face folder");
+    if (c->save_folder && comm_rank() == 0)
+        make_folder(c->save_folder);
+    print_settings(c, device_name());
+    memory_plan(&r->model, &r->fsdp, c);
+    memory_print(&r->model, &r->fsdp, c);
+    print_groups();
+    model_place(&r->model, &r->fsdp, c);
+    const bool ours = checkpoint_load(folder, c, &r->fsdp, &r->state, false);
+    if (comm_rank() == 0)
+        printf("loaded %s%s\n", folder, ours ? ", a checkpoint of coat.c" : "");
+    r->log = log_open_eval(c, folder);
+}
+
 void run_open(Run *r, const Config *c)
 {
     *r = (Run){ .config = c, .saved_step = -1 };
     check_agreement("configurations", text_hash(c->text));
     if (c->tokenizer)
         companions_take_tokenizer(c->tokenizer, c->model.vocab_size);
-    open_data(r);
-    check_device(&c->recipe);
+    if (c->eval_only)
+        evaluate_check(c);
+    else
+        open_data(r);
+    run_check_device(&c->recipe);
     char *latest = c->try_load_latest_save ? checkpoint_latest(c->save_folder) : NULL;
     const char *folder = latest ? latest : c->load_path;
     check_agreement("checkpoints to go on from", text_hash(folder ? folder : ""));
+    if (c->eval_only) {
+        open_to_evaluate(r, folder);
+        free(latest);
+        return;
+    }
     const bool inside = folder && lies_in(folder, c->save_folder), resumes = inside && (latest || !c->reset_trainer_state);
     prepare_folder(c, inside ? folder : NULL, resumes);
     print_settings(c, device_name());
@@ -403,6 +431,7 @@ void run_close(Run *r)
 {
     health_close(r->health);
     telemetry_close(r->telemetry);
+    samples_close(r->samples);
     trace_close();
     log_close(r->log);
     if (r->loader)

@@ -5,6 +5,7 @@
 #include "model/model.h"
 #include "model/run/health.h"
 #include "model/run/log.h"
+#include "model/run/samples.h"
 #include "model/run/telemetry.h"
 
 typedef struct {
@@ -16,6 +17,7 @@ typedef struct {
     RunLength  length;         /* of max_duration */
     long       last_step;      /* of max_duration or stop_at, whichever comes first */
     Log       *log;
+    Samples   *samples;
     Telemetry *telemetry;
     Health    *health;
     long       first_step;     /* steps done before this process began */
@@ -26,11 +28,15 @@ typedef struct {
     bool       diverged;       /* its loss is worse than a guess */
 } Run;
 
+/* Dies unless the device multiplies what the recipe does: any GPU stores FP8 and converts it, not every one multiplies it. */
+void run_check_device(const Recipe *r);
+
 /* A dry run: prints the memory plan, the warnings kept so far, and whether it fits; opens no data, creates nothing, and needs a
  * device only where device_memory is not given. */
 void run_plan (const Config *c);
 
-/* Opens the data, creates the save folder, places the model, and initializes it or loads it. Prints what it did. */
+/* Opens the data, creates the save folder, places the model, and initializes it or loads it. Prints what it did. With eval_only: the
+ * data of the evaluators alone, and neither loader, telemetry nor health. */
 void run_open (Run *r, const Config *c);
 bool run_is_over(const Run *r);            /* max_duration or stop_at is reached */
 void run_close(Run *r);

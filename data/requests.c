@@ -1,0 +1,175 @@
+#include "data/requests.h"
+
+#include "kernels/error.h"
+
+#include <errno.h>
+#include <jansson.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const metric_names[NUM_METRICS] = { "acc", "len_norm", "bpb", "len_norm_v2", "bpb_v2" };
+
+const char *metric_name(Metric m)
+{
+    return metric_names[m];
+}
+
+/* A file being read: where it is, what its tokens must keep to, and room that there is so far. */
+typedef struct {
+    const char *key, *path;
+    long        line;
+    int         max_length, vocab_size;
+    size_t      token_room;
+    int         choice_room, question_room;
+} Reader;
+
+_Noreturn static void bad(const Reader *f, const char *found)
+{
+    die("%s: %s:%ld: %s; scripts/prepare_eval.py makes these files, for the model's own tokenizer", f->key, f->path, f->line, found);
+}
+
+/* An integer of the object from `low` on. */
+static int number(const Reader *f, const json_t *o, const char *name, int low)
+{
+    const json_t *n = json_object_get(o, name);
+    if (!json_is_integer(n) || json_integer_value(n) < low || json_integer_value(n) > INT_MAX)
+        bad(f, xasprintf("\"%s\": expected an integer from %d on", name, low));
+    return (int)json_integer_value(n);
+}
+
+static json_t *parse(const Reader *f, const char *line, size_t bytes)
+{
+    json_error_t error;
+    json_t *o = json_loadb(line, bytes, JSON_REJECT_DUPLICATES, &error);
+    if (!json_is_object(o))
+        bad(f, o ? "expected an object" : xasprintf("no JSON (%s)", error.text));
+    return o;
+}
+
+/* The first line; returns how many questions follow. */
+static int read_header(Requests *r, const Reader *f, const json_t *o)
+{
+    const char *name = json_string_value(json_object_get(o, "task")), *metric = json_string_value(json_object_get(o, "metric"));
+    if (!name || !*name || !metric)
+        bad(f, "expected {\"task\": ..., \"metric\": ..., \"questions\": ...}");
+    int m = 0;
+    while (m <= METRIC_BPB && strcmp(metric, metric_names[m]) != 0)
+        m++;
+    if (m > METRIC_BPB)
+        bad(f, xasprintf("\"metric\" %s: expected acc, len_norm or bpb", metric));
+    r->name = xstrdup(name);
+    r->metric = (Metric)m;
+    return number(f, o, "questions", 1);
+}
+
+/* Keeps the last max_length + 1 tokens: the last one of all is predicted, not read. */
+static void add_tokens(Requests *r, Reader *f, Choice *c, const json_t *tokens)
+{
+    const size_t all = json_array_size(tokens), most = (size_t)f->max_length + 1, skipped = all > most ? all - most : 0;
+    if (r->tokens + all > f->token_room) {
+        f->token_room = 2 * (r->tokens + all);
+        r->token = xrealloc(r->token, sizeof *r->token * f->token_room);
+    }
+    c->first = r->tokens;
+    c->length = (int)(all - skipped);
+    for (size_t i = 0; i < all; i++) {
+        const json_t *id = json_array_get(tokens, i);
+        const json_int_t x = json_integer_value(id);
+        if (!json_is_integer(id) || x < 0 || x >= f->vocab_size)
+            bad(f, json_is_integer(id) ? xasprintf("token %lld is beyond the vocabulary: model.vocab_size is %d", (long long)x,
+                                                   f->vocab_size) : "\"tokens\": expected integers");
+        if (i >= skipped)
+            r->token[r->tokens++] = (int)x;
+    }
+}
+
+static int first_same(const Requests *r, int from, const Choice *c)
+{
+    for (int i = from; i < r->choices; i++) {
+        const Choice *d = &r->choice[i];
+        if (d->length == c->length && d->scored == c->scored
+            && memcmp(r->token + d->first, r->token + c->first, sizeof *r->token * (size_t)c->length) == 0)
+            return i;
+    }
+    return r->choices;
+}
+
+static void add_choice(Requests *r, Reader *f, const Question *q, const json_t *o)
+{
+    const json_t *tokens = json_object_get(o, "tokens");
+    if (!json_is_array(tokens))
+        bad(f, "a choice: expected {\"tokens\": [...], \"continuation\": ..., \"characters\": ..., \"bytes\": ...}");
+    Choice c = { .scored = number(f, o, "continuation", 1), .characters = number(f, o, "characters", 1),
+                 .bytes = number(f, o, "bytes", 1) };
+    if (json_array_size(tokens) <= (size_t)c.scored)
+        bad(f, "a choice has no context in front of its continuation");
+    if (c.scored > f->max_length)
+        die("%s: %s:%ld: a continuation of %d tokens does not fit model.max_sequence_length %d: give a longer one, or leave this task "
+            "out", f->key, f->path, f->line, c.scored, f->max_length);
+    add_tokens(r, f, &c, tokens);
+    c.same = first_same(r, q->first, &c);
+    if (r->choices == f->choice_room) {
+        f->choice_room = 2 * f->choice_room + 64;
+        r->choice = xrealloc(r->choice, sizeof *r->choice * (size_t)f->choice_room);
+    }
+    r->choice[r->choices++] = c;
+}
+
+static void add_question(Requests *r, Reader *f, const json_t *o)
+{
+    const json_t *choices = json_object_get(o, "choices");
+    Question q = { .first = r->choices, .count = (int)json_array_size(choices), .gold = number(f, o, "gold", 0) };
+    if (r->metric == METRIC_BPB ? q.count != 1 : q.count < 2)
+        bad(f, xasprintf("%d choices; expected %s with the metric %s", q.count, r->metric == METRIC_BPB ? "one" : "two or more",
+                         metric_name(r->metric)));
+    if (q.gold >= q.count)
+        bad(f, xasprintf("\"gold\" %d: there are %d choices, from 0 on", q.gold, q.count));
+    for (int i = 0; i < q.count; i++)
+        add_choice(r, f, &q, json_array_get(choices, (size_t)i));
+    if (r->questions == f->question_room) {
+        f->question_room = 2 * f->question_room + 64;
+        r->question = xrealloc(r->question, sizeof *r->question * (size_t)f->question_room);
+    }
+    r->question[r->questions++] = q;
+}
+
+Requests requests_read(const char *key, const char *path, int max_length, int vocab_size)
+{
+    Requests r = { 0 };
+    Reader f = { .key = key, .path = path, .max_length = max_length, .vocab_size = vocab_size };
+    char *line = NULL;
+    size_t size = 0;
+    ssize_t bytes;
+    int expected = 0;
+    check_regular(path);
+    FILE *file = fopen(path, "re");
+    if (!file)
+        die("%s: %s: cannot open: %s; scripts/prepare_eval.py makes request files", key, path, strerror(errno));
+    while ((bytes = getline(&line, &size, file)) > 0) {
+        f.line++;
+        json_t *o = parse(&f, line, (size_t)bytes);
+        if (f.line == 1)
+            expected = read_header(&r, &f, o);
+        else
+            add_question(&r, &f, o);
+        json_decref(o);
+    }
+    if (ferror(file))
+        die("%s: %s: cannot read: %s", key, path, strerror(errno));
+    fclose(file);
+    free(line);
+    if (r.questions != expected || expected == 0)
+        bad(&f, xasprintf("the file ends after %d questions; its first line promises %d", r.questions, expected));
+    return r;
+}
+
+void requests_free(Requests *r)
+{
+    free(r->name);
+    free(r->token);
+    free(r->choice);
+    free(r->question);
+    *r = (Requests){ 0 };
+}

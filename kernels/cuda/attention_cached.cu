@@ -1,0 +1,193 @@
+/* Attention of a sequence's next tokens over a cache, in F32 arithmetic; the equations are in kernels/cpu/attention.c.
+ *
+ * A single token has as many blocks as heads, far fewer than the GPU takes, so its keys are cut into parts: a block has one head of
+ * one token and one part, and leaves its maximum, sum and mix of values; a second kernel puts the parts together [Dao et al. 2023,
+ * Flash-Decoding]. How many parts there are follows from the shape alone and all sums have one order, so the bits are the same
+ * every time. Tokens of a prompt are enough blocks by themselves: they read keys from the L2 cache once per token.
+ *
+ * Threads: a warp takes KEYS keys at a time; a lane holds elements lane, lane + 32, ... of the head. Bytes: those of the keys and
+ * values, once per query head of their group, of which the first comes from memory. */
+#include "kernels/cuda/cuda.h"
+
+static constexpr int KEYS = 8, WARPS = 4, THREADS = 32 * WARPS;
+static constexpr int BLOCKS = 1024, LEAST_KEYS = 64;        /* parts are cut for so many blocks, of at least so many keys */
+
+struct Shape {
+    int H, K, D, qkv_width, kv_width;
+    float scale;
+    int past, window;           /* window: beyond every key if there is none */
+    int parts;
+};
+
+/* The keys of part `part` of those that token t sees. */
+struct Range { int from, to; };
+
+__device__ static Range part_of(const Shape &s, int t, int part)
+{
+    const int last = s.past + t, first = last >= s.window ? last - s.window + 1 : 0;
+    const int each = (last - first) / s.parts + 1, from = first + part * each;
+    return { from, min(from + each, last + 1) };
+}
+
+/* What a part leaves: the largest score, the sum of exp(score - largest), and the mix of values by these, D of them. */
+__device__ static float *part_at(float *parts, const Shape &s, int t, int h, int part)
+{
+    return parts + (((size_t)t * s.H + h) * s.parts + part) * (s.D + 2);
+}
+
+template <typename T> __global__ void append_kernel(T *k, T *v, const T *qkv, Shape s)
+{
+    const T *row = qkv + (size_t)blockIdx.x * s.qkv_width + s.H * s.D;
+    const size_t to = (size_t)(s.past + (int)blockIdx.x) * s.kv_width;
+    for (int i = threadIdx.x; i < s.kv_width; i += blockDim.x) {
+        k[to + i] = row[i];
+        v[to + i] = row[s.kv_width + i];
+    }
+}
+
+/* Rows first .. first + KEYS - 1 of a head's columns; zeros from row `end` on. */
+template <typename T, int C>
+__device__ static void load_rows(float (&x)[KEYS][C], const T *columns, int width, int first, int end, int D)
+{
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int j = 0; j < KEYS; j++)
+#pragma unroll
+        for (int c = 0; c < C; c++)
+            x[j][c] = first + j < end && lane + 32 * c < D ? to_float(columns[(size_t)(first + j) * width + lane + 32 * c]) : 0.0f;
+}
+
+/* The warps' results, each in its own row of `shared` (D + 2), become the block's, in the order of the warps. */
+__device__ static void merge_warps(float *to, const float *shared, int D)
+{
+    float top = -INFINITY, sum = 0;
+    for (int w = 0; w < WARPS; w++)
+        top = fmaxf(top, shared[w * (D + 2)]);
+    for (int w = 0; w < WARPS; w++)
+        sum += top == -INFINITY ? 0.0f : shared[w * (D + 2) + 1] * expf(shared[w * (D + 2)] - top);
+    for (int d = threadIdx.x; d < D; d += THREADS) {
+        float mix = 0;
+        for (int w = 0; w < WARPS; w++)
+            mix += top == -INFINITY ? 0.0f : shared[w * (D + 2) + 2 + d] * expf(shared[w * (D + 2)] - top);
+        to[2 + d] = mix;
+    }
+    if (threadIdx.x == 0) {
+        to[0] = top;
+        to[1] = sum;
+    }
+}
+
+template <typename T, int C>
+__global__ void __launch_bounds__(THREADS) part_kernel(float *parts, const T *qkv, const T *k, const T *v, Shape s)
+{
+    extern __shared__ float shared[];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int h = blockIdx.x % s.H, t = blockIdx.x / s.H, kv = h / (s.H / s.K);
+    const Range keys = part_of(s, t, blockIdx.y);
+    const T *query = qkv + (size_t)t * s.qkv_width + h * s.D;
+    float q[C], out[C] = {}, top = -INFINITY, sum = 0;
+#pragma unroll
+    for (int c = 0; c < C; c++)
+        q[c] = lane + 32 * c < s.D ? to_float(query[lane + 32 * c]) : 0.0f;
+
+    for (int first = keys.from + warp * KEYS; first < keys.to; first += WARPS * KEYS) {
+        float rows[KEYS][C], score[KEYS], best = top;
+        load_rows<T, C>(rows, k + kv * s.D, s.kv_width, first, keys.to, s.D);
+#pragma unroll
+        for (int j = 0; j < KEYS; j++) {
+            float dot = 0;
+#pragma unroll
+            for (int c = 0; c < C; c++)
+                dot += q[c] * rows[j][c];
+            score[j] = first + j < keys.to ? s.scale * warp_sum(dot) : -INFINITY;
+            best = fmaxf(best, score[j]);
+        }
+        load_rows<T, C>(rows, v + kv * s.D, s.kv_width, first, keys.to, s.D);
+        const float shrink = expf(top - best);
+        top = best;
+        sum *= shrink;
+#pragma unroll
+        for (int c = 0; c < C; c++)
+            out[c] *= shrink;
+#pragma unroll
+        for (int j = 0; j < KEYS; j++) {
+            const float p = expf(score[j] - top);
+            sum += p;
+#pragma unroll
+            for (int c = 0; c < C; c++)
+                out[c] += p * rows[j][c];
+        }
+    }
+    float *own = shared + warp * (s.D + 2);
+    if (lane == 0) {
+        own[0] = top;
+        own[1] = sum;
+    }
+#pragma unroll
+    for (int c = 0; c < C; c++)
+        if (lane + 32 * c < s.D)
+            own[2 + lane + 32 * c] = out[c];
+    __syncthreads();
+    merge_warps(part_at(parts, s, t, h, blockIdx.y), shared, s.D);
+}
+
+/* A part that has no keys left is -infinity and zeros. */
+template <typename T> __global__ void merge_kernel(T *y, float *parts, Shape s)
+{
+    const int h = blockIdx.x % s.H, t = blockIdx.x / s.H;
+    const float *part = part_at(parts, s, t, h, 0);
+    float top = -INFINITY, sum = 0;
+    for (int i = 0; i < s.parts; i++)
+        top = fmaxf(top, part[i * (s.D + 2)]);
+    for (int i = 0; i < s.parts; i++)
+        sum += part[i * (s.D + 2) + 1] * expf(part[i * (s.D + 2)] - top);
+    for (int d = threadIdx.x; d < s.D; d += blockDim.x) {
+        float mix = 0;
+        for (int i = 0; i < s.parts; i++)
+            mix += part[i * (s.D + 2) + 2 + d] * expf(part[i * (s.D + 2)] - top);
+        y[((size_t)t * s.H + h) * s.D + d] = from_float<T>(mix / sum);
+    }
+}
+
+template <typename T, int C> static void launch(Tensor y, Tensor qkv, KvCache cache, const Shape &s, int tokens)
+{
+    /* scratch for as many parts as there can be: it does not grow from token to token */
+    const size_t heads = (size_t)tokens * s.H, most = heads > BLOCKS ? heads : BLOCKS;
+    float *parts = (float *)device_scratch(most * (s.D + 2) * sizeof(float), SCRATCH_ATTENTION);
+    T *k = (T *)cache.k.data, *v = (T *)cache.v.data;
+    const T *in = (const T *)qkv.data;
+    append_kernel<T><<<tokens, 256, 0, device_stream()>>>(k, v, in, s);
+    LAUNCH_CHECK();
+    part_kernel<T, C><<<dim3((unsigned)heads, s.parts), THREADS, WARPS * (s.D + 2) * sizeof(float), device_stream()>>>(
+        parts, in, k, v, s);
+    LAUNCH_CHECK();
+    merge_kernel<T><<<(unsigned)heads, 128, 0, device_stream()>>>((T *)y.data, parts, s);
+    LAUNCH_CHECK();
+}
+
+template <typename T> static void launch_width(Tensor y, Tensor qkv, KvCache cache, const Shape &s, int tokens)
+{
+    if (s.D <= 32)
+        launch<T, 1>(y, qkv, cache, s, tokens);
+    else if (s.D <= 64)
+        launch<T, 2>(y, qkv, cache, s, tokens);
+    else if (s.D <= 128)
+        launch<T, 4>(y, qkv, cache, s, tokens);
+    else if (s.D <= 256)
+        launch<T, 8>(y, qkv, cache, s, tokens);
+    else
+        die("attention_cached: head width %d; there are kernels up to 256", s.D);
+}
+
+void attention_cached(Tensor y, Tensor qkv, KvCache cache, Attention a)
+{
+    check_cached(__func__, y, qkv, cache, a);
+    const int keys = cache.length + a.T, seen = a.window && a.window < keys ? a.window : keys;
+    const int useful = (int)ceil_div(seen, LEAST_KEYS), wanted = BLOCKS / (a.T * a.H);
+    const Shape s = { a.H, a.K, a.D, qkv.cols, a.K * a.D, a.scale, cache.length, a.window ? a.window : keys,
+                      wanted < 1 ? 1 : wanted < useful ? wanted : useful };
+    if (qkv.format.dtype == F32)
+        launch_width<float>(y, qkv, cache, s, a.T);
+    else
+        launch_width<bf16>(y, qkv, cache, s, a.T);
+}

@@ -1,0 +1,57 @@
+/* The same blocks as in training, on as many rows of their buffers as there are new tokens. */
+#include "model/decode.h"
+
+#include <stdlib.h>
+
+#include "kernels/error.h"
+#include "model/plan.h"
+
+static void set_rows(Acts *a, int rows)
+{
+    Tensor *const all[] = { &a->res0, &a->res1, &a->x0, &a->x1, &a->branch0, &a->branch1, &a->h0, &a->h1, &a->proj, &a->qkv,
+                            &a->rot, &a->mix, &a->att, &a->att_op, &a->wide, &a->gate_up, &a->act };
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        if (tensor_exists(*all[i]))
+            all[i]->rows = rows;
+}
+
+void decode_begin(Model *m)
+{
+    CHECK(m->acts[0].cache.k.data && m->attn.B == 1, "a model that is not planned for generating");
+    for (int l = 0; l < m->L; l++)
+        m->acts[l].cache.length = 0;
+}
+
+/* The rows stand at the positions behind those in the caches; their angles begin there in the tables. */
+static void append(Model *m, Fsdp *f, const int *tokens, int count)
+{
+    const int past = m->acts[0].cache.length, rows = decode_rows(&m->recipe, count);
+    CHECK(rows <= m->P - past, "%d tokens behind %d; the caches have room for %d", count, past, m->P);
+    int *padded = xmalloc(sizeof *padded * (size_t)rows);
+    for (int i = 0; i < rows; i++)
+        padded[i] = tokens[i < count ? i : count - 1];
+    for (int l = 0; l <= m->L; l++)
+        set_rows(&m->acts[l], rows);
+    for (int l = 0; l < m->L; l++) {
+        m->acts[l].attn.T = rows;
+        m->acts[l].attn.rope = m->rope[layer_is_scaled(m->config, l)] + (size_t)past * (size_t)m->attn.D;
+    }
+    model_put_tokens(m, padded, rows);
+    model_forward(m, f);
+    for (int l = 0; l < m->L; l++)
+        m->acts[l].cache.length += count;
+    m->last = count - 1;
+    free(padded);
+}
+
+void decode_append(Model *m, Fsdp *f, const int *tokens, int count)
+{
+    matmul_accumulation(m->recipe.fast);
+    for (int done = 0; done < count; done += m->N)
+        append(m, f, tokens + done, count - done < m->N ? count - done : m->N);
+}
+
+void decode_logits(Model *m, Fsdp *f, float *logits)
+{
+    model_logits(m, f, m->last, logits);
+}

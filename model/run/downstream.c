@@ -1,0 +1,196 @@
+/* A choice is scored by the log-probabilities of its continuation's tokens behind its context. Choices are laid one behind the other
+ * into sequences, each a document of its own; sequences are dealt to the ranks, a micro-batch to each in turn. Every rank runs the
+ * same number of passes, because units are gathered together: one that has no sequences left runs masked ones. */
+#include "model/run/downstream.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/comm.h"
+#include "kernels/error.h"
+#include "kernels/watchdog.h"
+
+/* A micro-batch (B, T) on the host. */
+typedef struct { int B, T, *tokens, *targets; uint8_t *begins; float *losses; } Rows;
+
+static Requests open_task(const Config *c, int i)
+{
+    const EvalSet *set = &c->eval[i];
+    watchdog_set_patient(true);
+    watchdog_mark("reading questions", -1);
+    Requests r = requests_read(set->where, set->paths[0], c->model.max_sequence_length, c->model.vocab_size);
+    watchdog_set_patient(false);
+    const double choices = r.choices, tokens = (double)r.tokens;
+    double most[4] = { choices, tokens, -choices, -tokens };
+    comm_max(most, 4);
+    if (most[0] != -most[2] || most[1] != -most[3])
+        die("%s: the ranks have different files %s; give every rank the same", set->where, set->paths[0]);
+    return r;
+}
+
+void downstream_check(const Config *c, int i)
+{
+    Requests r = open_task(c, i);
+    requests_free(&r);
+}
+
+/* In OLMo a choice is a sequence of a batch. At least one question is asked. */
+static int questions_asked(const Config *c, const Requests *r)
+{
+    const double most = (double)c->eval_subset_num_batches * c->device_eval_batch_size * comm_size();
+    int n = 1;
+    if (c->eval_subset_num_batches < 0)
+        return r->questions;
+    while (n < r->questions && r->question[n].first + r->question[n].count <= most)
+        n++;
+    return n;
+}
+
+/* What the model reads of a choice: all but its last token. 0: the same was read before. */
+static int tokens_read(const Requests *r, int choice)
+{
+    return r->choice[choice].same == choice ? r->choice[choice].length - 1 : 0;
+}
+
+int downstream_pack(int **first, const Requests *r, int questions, int T)
+{
+    const int choices = r->question[questions - 1].first + r->question[questions - 1].count;
+    int sequences = 0, left = 0;
+    *first = xmalloc(sizeof **first * (size_t)(choices + 1));
+    for (int i = 0; i < choices; i++) {
+        if (sequences == 0 || tokens_read(r, i) > left) {
+            (*first)[sequences++] = i;
+            left = T;
+        }
+        left -= tokens_read(r, i);
+    }
+    (*first)[sequences] = choices;
+    return sequences;
+}
+
+/* Row b of the micro-batch: these choices, and padding as one more document. */
+static void lay(Rows *rows, int b, const Requests *r, int first, int end)
+{
+    const size_t row = (size_t)b * (size_t)rows->T;
+    int *tokens = rows->tokens + row, *targets = rows->targets + row, at = 0;
+    memset(tokens, 0, sizeof(int) * (size_t)rows->T);
+    memset(rows->begins + row, 0, (size_t)rows->T);
+    for (int t = 0; t < rows->T; t++)
+        targets[t] = -1;
+    for (int i = first; i < end; i++) {
+        const Choice *c = &r->choice[i];
+        const int n = tokens_read(r, i);
+        if (n == 0)
+            continue;
+        rows->begins[row + (size_t)at] = 1;
+        memcpy(tokens + at, r->token + c->first, sizeof(int) * (size_t)n);
+        memcpy(targets + at + n - c->scored, r->token + c->first + c->length - c->scored, sizeof(int) * (size_t)c->scored);
+        at += n;
+    }
+    if (at < rows->T)
+        rows->begins[row + (size_t)at] = 1;
+}
+
+static void read_scores(double *log_probability, const Rows *rows, int b, const Requests *r, int first, int end)
+{
+    const float *losses = rows->losses + (size_t)b * (size_t)rows->T;
+    int at = 0;
+    for (int i = first; i < end; i++) {
+        const int n = tokens_read(r, i);
+        for (int k = n > 0 ? n - r->choice[i].scored : 0; k < n; k++)
+            log_probability[i] -= losses[at + k];
+        at += n;
+    }
+}
+
+/* The micro-batch of sequences from number `s` on, of which there may be none left. */
+static void run_rows(Model *m, Fsdp *f, Rows *rows, const Requests *r, const int *first, int sequences, long s,
+                     double *log_probability)
+{
+    for (int b = 0; b < rows->B; b++) {
+        const bool any = s + b < sequences;
+        lay(rows, b, r, any ? first[s + b] : 0, any ? first[s + b + 1] : 0);
+    }
+    watchdog_mark("evaluation", -1);
+    model_step(m, f, rows->tokens, rows->targets, rows->begins, 0, 0, PASS_FORWARD);
+    watchdog_mark_together("reading the losses of tokens", -1);
+    model_token_losses(m, rows->losses);
+    for (int b = 0; b < rows->B && s + b < sequences; b++)
+        read_scores(log_probability, rows, b, r, first[s + b], first[s + b + 1]);
+}
+
+/* Of every choice, on all ranks; false: a rank was asked to stop. */
+static bool log_probabilities(double *log_probability, const Requests *r, int questions, Model *m, Fsdp *f,
+                              const volatile sig_atomic_t *stop)
+{
+    const int B = m->attn.B, T = m->attn.T;
+    const size_t N = (size_t)B * (size_t)T;
+    const bool documents = m->documents;
+    Rows rows = { B, T, xmalloc(sizeof(int) * N), xmalloc(sizeof(int) * N), xmalloc(N), xmalloc(sizeof(float) * N) };
+    int *first, sequences = downstream_pack(&first, r, questions, T);
+    double cut = 0;
+    m->documents = true;
+    for (long s = 0; s < sequences && cut == 0; s += (long)B * comm_size()) {
+        run_rows(m, f, &rows, r, first, sequences, s + (long)B * comm_rank(), log_probability);
+        cut = stop && *stop;
+        comm_max(&cut, 1);
+    }
+    m->documents = documents;
+    model_losses(m);
+    comm_sum(log_probability, r->choices);
+    for (int i = 0; i < r->choices; i++)
+        log_probability[i] = log_probability[r->choice[i].same];
+    free(first);
+    free(rows.tokens);
+    free(rows.targets);
+    free(rows.begins);
+    free(rows.losses);
+    return cut == 0;
+}
+
+/* The choice with the highest log-probability, divided by what `per` says. */
+static int best_choice(const Choice *c, const double *p, int count, Metric per)
+{
+    int best = 0;
+    double highest = -INFINITY;
+    for (int k = 0; k < count; k++) {
+        const double x = per == METRIC_ACC ? p[k] : p[k] / (c[k].characters + (per == METRIC_LEN_NORM_V2));
+        if (x > highest) {
+            highest = x;
+            best = k;
+        }
+    }
+    return best;
+}
+
+void downstream_score(double score[NUM_METRICS], const Requests *r, int questions, const double *log_probability)
+{
+    static const Metric choosing[] = { METRIC_ACC, METRIC_LEN_NORM, METRIC_LEN_NORM_V2 };
+    for (int m = 0; m < NUM_METRICS; m++)
+        score[m] = 0;
+    for (int n = 0; n < questions; n++) {
+        const Question *q = &r->question[n];
+        const Choice *c = r->choice + q->first;
+        const double *p = log_probability + q->first;
+        for (int i = 0; i < 3; i++)
+            score[choosing[i]] += best_choice(c, p, q->count, choosing[i]) == q->gold;
+        score[METRIC_BPB] -= p[q->gold] / M_LN2 / c[q->gold].bytes;
+        score[METRIC_BPB_V2] -= p[q->gold] / M_LN2 / (c[q->gold].bytes + 1);
+    }
+    for (int m = 0; m < NUM_METRICS; m++)
+        score[m] /= questions;
+}
+
+DownstreamResult downstream_evaluate(const Config *c, int i, Model *m, Fsdp *f, const volatile sig_atomic_t *stop)
+{
+    Requests r = open_task(c, i);
+    const int questions = questions_asked(c, &r);
+    DownstreamResult d = { .label = c->eval[i].label, .metric = r.metric, .questions = questions };
+    double *log_probability = xcalloc((size_t)r.choices, sizeof *log_probability);
+    d.cut = !log_probabilities(log_probability, &r, questions, m, f, stop);
+    downstream_score(d.score, &r, questions, log_probability);
+    free(log_probability);
+    requests_free(&r);
+    return d;
+}

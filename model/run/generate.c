@@ -1,0 +1,211 @@
+/* One prompt after the other; all ranks run the same passes, and rank 0 chooses the tokens. */
+#include "model/run/generate.h"
+
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/clock.h"
+#include "kernels/comm.h"
+#include "kernels/device.h"
+#include "kernels/error.h"
+#include "kernels/watchdog.h"
+#include "model/checkpoint/checkpoint.h"
+#include "model/decode.h"
+#include "model/run/memory.h"
+#include "model/run/run.h"
+#include "model/run/share_prompts.h"
+#include "model/sampling.h"
+
+enum { MOST_STOPS = 64 };
+
+typedef struct {
+    Config  config;            /* with the sequence length that these prompts take */
+    Model   model;
+    Fsdp    fsdp;
+    Prompts prompts;
+    int     stop[MOST_STOPS], stops;       /* tokens that end a text */
+    float  *logits;
+    int    *tokens;            /* of the continuation */
+    double  prefill_seconds, decode_seconds;
+    long    prefilled, decoded;
+} Generator;
+
+/* ---- which tokens end a text ------------------------------------------------------------------------------- */
+
+/* "eos_token_id" of a file, a number or a list; false if it has none. */
+static bool read_stops(Generator *g, const char *folder, const char *file)
+{
+    char *path = xasprintf("%s/%s", folder, file);
+    json_t *o = json_load_file(path, 0, NULL), *eos = json_object_get(o, "eos_token_id");
+    const size_t n = json_is_array(eos) ? json_array_size(eos) : json_is_integer(eos);
+    if (n > MOST_STOPS)
+        die("%s: eos_token_id lists %zu tokens; expected at most %d", path, n, (int)MOST_STOPS);
+    for (size_t i = 0; i < n; i++)
+        g->stop[g->stops++] = (int)json_integer_value(json_is_array(eos) ? json_array_get(eos, i) : eos);
+    json_decref(o);
+    free(path);
+    return n > 0;
+}
+
+/* As transformers' generate: generation_config.json counts, if it says so. */
+static void find_stops(Generator *g, const char *folder)
+{
+    if (!read_stops(g, folder, "generation_config.json") && !read_stops(g, folder, "config.json")
+        && g->config.model.eos_token_id >= 0)
+        g->stop[g->stops++] = g->config.model.eos_token_id;
+}
+
+static bool is_stop(const Generator *g, int token)
+{
+    for (int i = 0; i < g->stops; i++)
+        if (g->stop[i] == token)
+            return true;
+    return false;
+}
+
+/* ---- opening ----------------------------------------------------------------------------------------------- */
+
+/* Caches and rotary tables as long as these prompts with their continuations can become. */
+static void set_length(Generator *g)
+{
+    ModelConfig *m = &g->config.model;
+    const long wanted = (long)prompts_longest(&g->prompts) + g->config.max_new_tokens;
+    if (wanted < m->max_sequence_length)
+        m->max_sequence_length = (int)wanted;
+    else if (wanted > m->max_sequence_length)
+        warn("%s: a prompt and max_new_tokens %d are more than model.max_sequence_length %d, where its continuation ends",
+             g->config.generate, g->config.max_new_tokens, m->max_sequence_length);
+}
+
+static void open_generator(Generator *g, const Config *c)
+{
+    *g = (Generator){ .config = *c };
+    char *latest = c->try_load_latest_save ? checkpoint_latest(c->save_folder) : NULL;
+    const char *folder = latest ? latest : c->load_path;
+    if (!folder)
+        die("generate: there is no model; --load_path names a checkpoint or a Hugging Face folder");
+    prompts_share(&g->prompts, c->generate, &c->model);
+    set_length(g);
+    g->config.loss_chunk = 1;           /* only the last token's logits are looked at */
+    memory_plan(&g->model, &g->fsdp, &g->config);
+    model_place(&g->model, &g->fsdp, &g->config);
+    TrainState unread;
+    checkpoint_load(folder, &g->config, &g->fsdp, &unread, false);
+    find_stops(g, folder);
+    g->logits = xmalloc(sizeof *g->logits * (size_t)c->model.vocab_size);
+    g->tokens = xmalloc(sizeof *g->tokens * (size_t)g->config.model.max_sequence_length);
+    free(latest);
+}
+
+static void close_generator(Generator *g)
+{
+    model_free(&g->model, &g->fsdp);
+    prompts_free(&g->prompts);
+    free(g->logits);
+    free(g->tokens);
+}
+
+/* ---- one prompt -------------------------------------------------------------------------------------------- */
+
+static int next_token(Generator *g, int prompt, int position)
+{
+    const Config *c = &g->config;
+    const Sampling s = { c->temperature, c->top_p, c->seed };
+    decode_logits(&g->model, &g->fsdp, g->logits);
+    int token = sample_token(g->logits, c->model.vocab_size, &s, ((uint64_t)prompt << 32) + (uint64_t)position);
+    if (token < 0)
+        die("prompt %d: a logit behind token %d is not finite: the model is ruined, or recipe %s cannot hold its numbers", prompt,
+            position, c->recipe.name);
+    comm_broadcast(&token, sizeof token, 0);
+    return token;
+}
+
+/* Fills g->tokens; returns how many there are. */
+static int continue_prompt(Generator *g, int prompt)
+{
+    const int length = prompts_length(&g->prompts, prompt), room = g->config.model.max_sequence_length - length;
+    const int most = room < g->config.max_new_tokens ? room : g->config.max_new_tokens;
+    const double begin = clock_seconds();
+    watchdog_mark("reading a prompt", -1);
+    decode_begin(&g->model);
+    decode_append(&g->model, &g->fsdp, g->prompts.token + g->prompts.start[prompt], length);
+    int count = 0;
+    g->tokens[count++] = next_token(g, prompt, length);
+    const double first = clock_seconds();
+    while (count < most && !is_stop(g, g->tokens[count - 1])) {
+        watchdog_mark("generating", -1);
+        decode_append(&g->model, &g->fsdp, &g->tokens[count - 1], 1);
+        g->tokens[count] = next_token(g, prompt, length + count);
+        count++;
+    }
+    g->prefill_seconds += first - begin;
+    g->decode_seconds += clock_seconds() - first;
+    g->prefilled += length;
+    g->decoded += count - 1;
+    return count;
+}
+
+static void print_continuation(const Generator *g, int prompt, int count)
+{
+    if (comm_rank() != 0)
+        return;
+    printf("{\"prompt\": %d, \"tokens\": [", prompt);
+    for (int i = 0; i < count; i++)
+        printf("%s%d", i ? ", " : "", g->tokens[i]);
+    printf("], \"finish\": \"%s\"}\n", is_stop(g, g->tokens[count - 1]) ? "eos" : "length");
+    if (fflush(stdout) != 0)
+        die("stdout: cannot write the continuations: %m");
+}
+
+/* ---- speed ------------------------------------------------------------------------------------------------- */
+
+/* Of one pass over all stored weights, which do nothing but look for numbers that are not finite. */
+static double reading_seconds(const Fsdp *f)
+{
+    DeviceMark *from = NULL, *to = NULL;
+    for (int again = 0; again < 2; again++) {
+        from = device_mark(from);
+        for (int u = 0; u < f->num_units; u++)
+            if (f->shard[u].frozen_count > 0)
+                find_not_finite((int *)f->square_sum, f->shard[u].frozen, false);
+        to = device_mark(to);
+    }
+    const double seconds = 1e-3 * device_elapsed(from, to);
+    device_unmark(from);
+    device_unmark(to);
+    return seconds;
+}
+
+static void print_speed(const Generator *g)
+{
+    const double reading = reading_seconds(&g->fsdp);
+    if (comm_rank() != 0)
+        return;
+    fprintf(stderr, "prompts: %ld tokens, %.0f tokens/s; memory planned: %.2f GiB of each rank\n", g->prefilled,
+            (double)g->prefilled / g->prefill_seconds, (double)model_planned_bytes(&g->model, &g->fsdp) / (1 << 30));
+    if (g->decoded == 0)
+        return;
+    const double seconds = g->decode_seconds / (double)g->decoded;
+    fprintf(stderr, "continuations: %ld tokens, %.3f ms each", g->decoded, 1e3 * seconds);
+    if (comm_size() == 1)
+        fprintf(stderr, "; reading the weights once takes %.3f ms: %.2f times as long", 1e3 * reading, seconds / reading);
+    fputc('\n', stderr);
+}
+
+void generate(const Config *c)
+{
+    Generator g;
+    watchdog_set_patient(true);
+    watchdog_mark("opening the model", -1);
+    run_check_device(&c->recipe);
+    open_generator(&g, c);
+    watchdog_set_patient(false);
+    error_hold_warnings(false);
+    for (int i = 0; i < g.prompts.count; i++)
+        print_continuation(&g, i, continue_prompt(&g, i));
+    watchdog_mark_together("timing the weights", -1);
+    print_speed(&g);
+    close_generator(&g);
+}

@@ -1,0 +1,139 @@
+#include "model/run/samples.h"
+
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/comm.h"
+#include "kernels/error.h"
+#include "kernels/watchdog.h"
+#include "model/run/share_prompts.h"
+#include "model/sampling.h"
+
+struct Samples {
+    const Config *config;
+    Prompts prompts;
+    int    *text;              /* (prompts, T): prompts with what follows them */
+    int    *length;            /* of each */
+    bool   *over;              /* no more is added */
+    float  *logits;
+};
+
+Samples *samples_open(const Config *c)
+{
+    if (!c->samples.prompts)
+        return NULL;
+    Samples *s = xcalloc(1, sizeof *s);
+    s->config = c;
+    prompts_share(&s->prompts, c->samples.prompts, &c->model);
+    const size_t count = (size_t)s->prompts.count;
+    s->text = xmalloc(sizeof *s->text * count * (size_t)c->model.max_sequence_length);
+    s->length = xmalloc(sizeof *s->length * count);
+    s->over = xmalloc(sizeof *s->over * count);
+    s->logits = xmalloc(sizeof *s->logits * (size_t)c->model.vocab_size);
+    return s;
+}
+
+void samples_close(Samples *s)
+{
+    if (!s)
+        return;
+    prompts_free(&s->prompts);
+    free(s->text), free(s->length), free(s->over), free(s->logits);
+    free(s);
+}
+
+static int *text_of(const Samples *s, int i)
+{
+    return s->text + (size_t)i * (size_t)s->config->model.max_sequence_length;
+}
+
+static void begin(Samples *s)
+{
+    memset(s->text, 0, sizeof *s->text * (size_t)s->prompts.count * (size_t)s->config->model.max_sequence_length);
+    for (int i = 0; i < s->prompts.count; i++) {
+        s->length[i] = prompts_length(&s->prompts, i);
+        s->over[i] = false;
+        memcpy(text_of(s, i), s->prompts.token + s->prompts.start[i], sizeof *s->text * (size_t)s->length[i]);
+    }
+}
+
+/* Adds a token to text i from its row's logits. One that is not finite ends it: training sees that for itself. */
+static void add_token(Samples *s, int i, const int token)
+{
+    const Config *c = s->config;
+    s->over[i] = token < 0 || token == c->model.eos_token_id;
+    if (token >= 0)
+        text_of(s, i)[s->length[i]++] = token;
+    s->over[i] |= s->length[i] - prompts_length(&s->prompts, i) == c->samples.max_new_tokens
+               || s->length[i] == c->model.max_sequence_length;
+}
+
+/* The texts first .. first + count - 1, at most attn.B, which are sequences of a micro-batch. What stands behind a text's end is
+ * not seen by it. Returns whether any got a token. */
+static bool pass(Samples *s, Model *m, Fsdp *f, int first, int count, int *batch)
+{
+    static const Sampling greedy = { .temperature = 0, .top_p = 1 };
+    const int T = m->attn.T;
+    bool any = false;
+    for (int i = first; i < first + count; i++)
+        any |= !s->over[i];
+    if (!any)
+        return false;
+    memcpy(batch, text_of(s, first), sizeof *batch * (size_t)count * (size_t)T);
+    watchdog_mark("writing samples", -1);
+    model_put_tokens(m, batch, m->N);
+    model_forward(m, f);
+    for (int i = first; i < first + count; i++) {
+        if (s->over[i])
+            continue;
+        model_logits(m, f, (i - first) * T + s->length[i] - 1, s->logits);
+        int token = sample_token(s->logits, m->config->vocab_size, &greedy, 0);
+        comm_broadcast(&token, sizeof token, 0);
+        add_token(s, i, token);
+    }
+    return true;
+}
+
+static json_t *tokens_of(const Samples *s, int i, int from, int to)
+{
+    json_t *list = json_array();
+    for (int t = from; t < to; t++)
+        json_array_append_new(list, json_integer(text_of(s, i)[t]));
+    return list;
+}
+
+static void write_log(const Samples *s, Log *l, long step)
+{
+    json_t *list = json_array();
+    for (int i = 0; i < s->prompts.count; i++) {
+        const int length = prompts_length(&s->prompts, i);
+        printf("sample %d:", i);
+        for (int t = length; t < s->length[i]; t++)
+            printf(" %d", text_of(s, i)[t]);
+        putchar('\n');
+        json_array_append_new(list, json_pack("{s:o, s:o}", "prompt", tokens_of(s, i, 0, length), "tokens",
+                                              tokens_of(s, i, length, s->length[i])));
+    }
+    fflush(stdout);
+    log_object(l, json_pack("{s:I, s:o}", "step", (json_int_t)step, "samples", list));
+}
+
+void samples_write(Samples *s, Model *m, Fsdp *f, Log *l, long step)
+{
+    if (!s)
+        return;
+    const int B = m->attn.B;
+    int *batch = xcalloc((size_t)m->N, sizeof *batch);
+    log_pause(l);
+    matmul_accumulation(m->recipe.fast);
+    begin(s);
+    for (int first = 0; first < s->prompts.count; first += B)
+        while (pass(s, m, f, first, s->prompts.count - first < B ? s->prompts.count - first : B, batch))
+            continue;
+    log_resume(l);
+    free(batch);
+    if (comm_rank() == 0)
+        write_log(s, l, step);
+}

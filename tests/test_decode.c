@@ -1,0 +1,303 @@
+/* Decoding with a cache against the model's forward pass over the whole text, and what has no place in memory where nothing is
+ * trained.
+ *
+ * Bound. Both sides round every operation to u = 2^-24 and differ in the order of sums. A logit is the end of some 60 roundings in
+ * 2 layers of sums over up to 96 products, a random walk to sqrt(60 * 96) u = 4.5e-6 of the largest: 1e-5. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/device.h"
+#include "kernels/error.h"
+#include "kernels/values.h"
+#include "model/checkpoint/checkpoint.h"
+#include "model/config/hf.h"
+#include "model/decode.h"
+#include "model/sampling.h"
+#include "tests/models.h"
+
+/* Longer than a window, than the texts that rotary frequencies are scaled for, and, in one case, than a pass of the prompt. */
+enum { TEXT = 48, LONG_TEXT = 700 };
+
+typedef struct {
+    Config config;
+    Model  model;
+    Fsdp   fsdp;
+    const char *name;
+} Setup;
+
+/* With the widths that GPUs take where operands are FP8. */
+static ModelConfig model_of(SmallModel a, const char *recipe)
+{
+    ModelConfig m = architecture(a);
+    if (format_is_fp8(recipe_find(recipe)->operand)) {
+        m.d_model = 128;
+        m.head_dim = 32;
+        m.mlp_width = 256;
+    }
+    return m;
+}
+
+static void open_setup(Setup *s, SmallModel a, const char *recipe, int length, bool generates)
+{
+    ModelConfig m = model_of(a, recipe);
+    s->name = architecture_name(a);
+    m.max_sequence_length = length;
+    model_config(&s->config, &m, recipe, 1);
+    s->config.loss_chunk = length;
+    s->config.generate = generates ? "prompts" : NULL;
+    model_create(&s->model, &s->fsdp, &s->config);
+    fsdp_init(&s->fsdp, &s->config.model, 3);
+}
+
+static void close_setup(Setup *s)
+{
+    model_free(&s->model, &s->fsdp);
+}
+
+static int *text(int length, int vocab)
+{
+    int *tokens = xmalloc(sizeof *tokens * (size_t)length);
+    for (int i = 0; i < length; i++)
+        tokens[i] = test_token(11, (uint64_t)i, vocab);
+    return tokens;
+}
+
+/* Logits (length, embedding_size) of the whole text at once. */
+static float *all_logits(SmallModel a, const char *recipe, const int *tokens, int length)
+{
+    Setup s;
+    open_setup(&s, a, recipe, length, false);
+    int *targets = xmalloc(sizeof *targets * (size_t)length);
+    memset(targets, 0xff, sizeof *targets * (size_t)length);
+    model_step(&s.model, &s.fsdp, tokens, targets, NULL, 0, 0, PASS_FORWARD);
+    Tensor stored = s.model.logits;
+    float *logits = xmalloc(sizeof *logits * tensor_numel(stored));
+    stored.data = xmalloc(tensor_bytes(stored));
+    device_get(stored.data, s.model.logits.data, tensor_bytes(stored));
+    tensor_load(logits, stored, 0, tensor_numel(stored));
+    free(stored.data);
+    free(targets);
+    close_setup(&s);
+    return logits;
+}
+
+static void check_logits(Setup *s, const float *all, int position)
+{
+    const int vocab = s->config.model.vocab_size;
+    const float *expected = all + (size_t)position * (size_t)s->config.model.embedding_size;
+    float *found = xmalloc(sizeof *found * (size_t)vocab);
+    double largest = 0, worst = 0;
+    decode_logits(&s->model, &s->fsdp, found);
+    for (int v = 0; v < vocab; v++) {
+        largest = fmax(largest, fabs(expected[v]));
+        worst = fmax(worst, fabs((double)found[v] - expected[v]));
+    }
+    if (!(worst <= 1e-5 * largest && largest > 0))
+        fail_msg("%s, logits at %d: off by %.2g of the largest, %g; at most 1e-5", s->name, position, worst / largest, largest);
+    free(found);
+}
+
+/* A prompt, single tokens, several at once, single ones again; then another sequence in the same caches. */
+static void check_architecture(SmallModel a, int length, const int *counts, int num_counts)
+{
+    Setup s;
+    const ModelConfig m = architecture(a);
+    int *tokens = text(length, m.vocab_size);
+    float *expected = all_logits(a, "f32", tokens, length);
+    open_setup(&s, a, "f32", length, true);
+    for (int again = 0; again < 2; again++) {
+        decode_begin(&s.model);
+        for (int i = 0, done = 0; done < length; i++) {
+            const int count = i < num_counts ? counts[i] : 1;
+            decode_append(&s.model, &s.fsdp, tokens + done, count);
+            done += count;
+            check_logits(&s, expected, done - 1);
+        }
+    }
+    close_setup(&s);
+    free(expected);
+    free(tokens);
+}
+
+static void test_same_logits(void **state)
+{
+    (void)state;
+    for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++)
+        check_architecture(a, TEXT, (const int[]){ 9, 1, 1, 1, 12, 1, 2 }, 7);
+}
+
+/* Of more tokens than a pass has. */
+static void test_long_prompt(void **state)
+{
+    (void)state;
+    check_architecture(MISTRAL, LONG_TEXT, (const int[]){ LONG_TEXT - 3 }, 1);
+    check_architecture(LLAMA_GQA, LONG_TEXT, (const int[]){ 1, LONG_TEXT - 4 }, 2);
+}
+
+/* In other recipes a cache changes which roundings there are, and not how many: sums in another order are rounded to BF16, and each
+ * pass has its own scales of FP8 operands. Of up to 32 of them, u = 2^-9 in BF16 and 2^-4 in E4M3, the root mean square on the one
+ * and the other side is sqrt(2 * 32 / 3) u = 0.9 % and 29 %. */
+static void test_recipes(void **state)
+{
+    (void)state;
+    const struct { const char *recipe; double bound; } rows[] = { { "bf16", 0.009 }, { "fp8", 0.29 }, { "coat", 0.29 } };
+    for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++)
+        for (int r = 0; r < 3; r++) {
+            Setup s;
+            const ModelConfig m = model_of(a, rows[r].recipe);
+            int *tokens = text(TEXT, m.vocab_size);
+            float *all = all_logits(a, rows[r].recipe, tokens, TEXT), found[128];
+            const float *expected = all + (size_t)(TEXT - 1) * (size_t)m.embedding_size;
+            double e = 0, size = 0;
+            open_setup(&s, a, rows[r].recipe, TEXT, true);
+            decode_begin(&s.model);
+            decode_append(&s.model, &s.fsdp, tokens, TEXT - 2);
+            decode_append(&s.model, &s.fsdp, tokens + TEXT - 2, 1);
+            decode_append(&s.model, &s.fsdp, tokens + TEXT - 1, 1);
+            decode_logits(&s.model, &s.fsdp, found);
+            for (int v = 0; v < m.vocab_size; v++) {
+                e += pow((double)found[v] - expected[v], 2);
+                size += pow(expected[v], 2);
+            }
+            if (!(sqrt(e / size) <= rows[r].bound))
+                fail_msg("%s, %s: logits are off by %.2g", s.name, rows[r].recipe, sqrt(e / size));
+            close_setup(&s);
+            free(all);
+            free(tokens);
+        }
+}
+
+/* ---- transformers ------------------------------------------------------------------------------------------ */
+
+/* A list of the folder's continuation.json, which scripts/golden_generate.py recorded. */
+static int read_list(int *x, int most, const json_t *o, const char *name)
+{
+    const json_t *list = json_object_get(o, name);
+    const int n = (int)json_array_size(list);
+    assert_in_range(n, 1, most);
+    for (int i = 0; i < n; i++)
+        x[i] = (int)json_integer_value(json_array_get(list, (size_t)i));
+    return n;
+}
+
+/* Greedy tokens are those of transformers' generate: what decided them there is a hundred times what rounding explains. */
+static void test_continuation(void **state)
+{
+    Setup s = { .name = *state };
+    ModelConfig m = { .init_std = 0.02 };
+    char folder[128], path[160];
+    int prompt[64], expected[64];
+    float logits[128];
+    const Sampling greedy = { .temperature = 0, .top_p = 1 };
+    snprintf(folder, sizeof folder, "tests/golden/%s", s.name);
+    snprintf(path, sizeof path, "%s/continuation.json", folder);
+    json_t *o = json_load_file(path, 0, NULL);
+    const int length = read_list(prompt, 64, o, "prompt"), count = read_list(expected, 64, o, "tokens");
+    assert_true(json_number_value(json_object_get(o, "margin")) >= 1e-3);
+    config_read_hf(&m, folder);
+    m.max_sequence_length = length + count;
+    model_config(&s.config, &m, "f32", 1);
+    s.config.generate = path;
+    model_create(&s.model, &s.fsdp, &s.config);
+    checkpoint_load(folder, &s.config, &s.fsdp, NULL, false);
+    decode_begin(&s.model);
+    decode_append(&s.model, &s.fsdp, prompt, length);
+    for (int i = 0; i < count; i++) {
+        decode_logits(&s.model, &s.fsdp, logits);
+        const int token = sample_token(logits, m.vocab_size, &greedy, 0);
+        if (token != expected[i])
+            fail_msg("%s: token %d of the continuation is %d, by transformers %d", s.name, i, token, expected[i]);
+        decode_append(&s.model, &s.fsdp, &token, 1);
+    }
+    json_decref(o);
+    close_setup(&s);
+}
+
+#define CONTINUATION(folder) { .name = "test_continuation: " folder, .test_func = test_continuation, .initial_state = folder }
+
+/* ---- memory ----------------------------------------------------------------------------------------------- */
+
+static double loss_of(const Config *c, PlanBytes *bytes, size_t others[3])
+{
+    Model m;
+    Fsdp f;
+    int *tokens = text(c->model.max_sequence_length, c->model.vocab_size);
+    model_create(&m, &f, c);
+    fsdp_init(&f, &c->model, 3);
+    model_step(&m, &f, tokens, tokens, NULL, 0, 0, PASS_FORWARD);
+    const double loss = model_losses(&m).loss;
+    *bytes = m.bytes;
+    others[0] = fsdp_grad_bytes(&f), others[1] = fsdp_state_bytes(&f), others[2] = 0;
+    for (int u = 0; u < f.num_units; u++)
+        others[2] += tensor_bytes(f.shard[u].master);
+    model_free(&m, &f);
+    free(tokens);
+    return loss;
+}
+
+/* No gradients, moments, masters nor activations, and no bit of the loss is another. */
+static void test_forward_only(void **state)
+{
+    (void)state;
+    for (const Recipe *r = recipes; r->name; r++)
+        for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
+            const ModelConfig m = model_of(a, r->name);
+            Config c;
+            PlanBytes trains, evaluates;
+            size_t others[3];
+            model_config(&c, &m, r->name, 1);
+            const double expected = loss_of(&c, &trains, others);
+            assert_true(others[0] > 0 && others[1] > 0 && others[2] > 0 && trains.block > 0 && trains.work > 0);
+            c.eval_only = true;
+            c.recipe.frozen = recipe_forward_weights(&c.recipe);
+            const double found = loss_of(&c, &evaluates, others);
+            if (found != expected)
+                fail_msg("%s, %s: loss %.17g, in training %.17g", architecture_name(a), r->name, found, expected);
+            assert_true(others[0] == 0 && others[1] == 0 && others[2] == 0 && evaluates.block == 0);
+            assert_true(evaluates.total < trains.total / 2);
+        }
+}
+
+/* In bf16 and f32 one copy of the weights is all there is. */
+static void test_one_copy(void **state)
+{
+    (void)state;
+    const char *const names[] = { "f32", "bf16" };
+    for (int i = 0; i < 2; i++) {
+        Setup s;
+        size_t numel = 0;
+        open_setup(&s, LLAMA, names[i], TEXT, true);
+        for (int u = 0; u < s.fsdp.num_units; u++)
+            numel += s.fsdp.shape[u].numel[FROZEN];
+        assert_int_equal(fsdp_weight_bytes(&s.fsdp), 0);
+        assert_in_range(s.model.bytes.units, numel * (i ? 2 : 4), numel * (i ? 2 : 4) + 4096);
+        assert_int_equal(s.model.bytes.cache, 2 * 2 * (size_t)TEXT * 64 * (i ? 2 : 4));
+        close_setup(&s);
+    }
+}
+
+static int start(void **state)
+{
+    (void)state;
+    device_init(0);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_same_logits), cmocka_unit_test(test_long_prompt), cmocka_unit_test(test_recipes),
+        cmocka_unit_test(test_forward_only), cmocka_unit_test(test_one_copy), CONTINUATION("llama"),
+        CONTINUATION("llama-gqa-tied"), CONTINUATION("llama-head-dim"), CONTINUATION("olmo"), CONTINUATION("olmo2"),
+        CONTINUATION("mistral"), CONTINUATION("mistral-full"), CONTINUATION("qwen3"), CONTINUATION("qwen3-tied"),
+        CONTINUATION("olmo3"), CONTINUATION("olmo3-default"),
+    };
+    return cmocka_run_group_tests(tests, start, NULL);
+}

@@ -1,0 +1,221 @@
+/* Scores of downstream tasks with a model: choices packed into sequences that are dealt to ranks, against each choice run alone in a
+ * sequence of its own on a model that is not sharded, by the sum of its losses. On 1, 2 and 4 ranks. */
+#include <math.h>
+
+#include "tests/kit.h"
+
+#include "kernels/error.h"
+#include "model/run/downstream.h"
+#include "model/run/memory.h"
+#include "tests/models.h"
+#include "tests/ranks.h"
+
+/* Choices of 3 to 20 tokens, of which T + 1 = 17 at most are left: about 15 sequences, so that on 4 ranks the last pass has masked
+ * ones. They are those of one task's questions, three each, and in another each a question of its own: there all count. */
+enum { T = 16, MICRO = 2, ALL = 21, CHOICES = 3, NUM_TASKS = 2 };
+static const struct { const char *label, *metric; int choices; } tasks[NUM_TASKS] = { { "three", "acc", 3 }, { "one", "bpb", 1 } };
+
+static char folder[] = "/tmp/coat-downstream-XXXXXX";
+static Config config;
+static EvalSet sets[NUM_TASKS];
+static double alone[ALL];           /* log-probability of each choice */
+
+static int tokens_of(int i)
+{
+    return 3 + i * 5 % 18;
+}
+
+static int scored_of(int i)
+{
+    return 1 + i % (tokens_of(i) - 1 < 4 ? tokens_of(i) - 1 : 4);
+}
+
+static int token(int i, int t)
+{
+    return test_token(60 + (uint64_t)i, (uint64_t)t, config.model.vocab_size);
+}
+
+/* Ids of all kinds, eos too, which ends no document here. */
+static void write_choice(FILE *f, int i)
+{
+    fprintf(f, "{\"tokens\": [");
+    for (int t = 0; t < tokens_of(i); t++)
+        fprintf(f, t ? ", %d" : "%d", t == 1 ? config.model.eos_token_id : token(i, t));
+    fprintf(f, "], \"continuation\": %d, \"characters\": %d, \"bytes\": %d}", scored_of(i), 1 + i % 5, 2 + i % 5);
+}
+
+/* The last of all is the first of its three once more. */
+static int first_of_kind(int i)
+{
+    return i == ALL - 1 ? i - CHOICES + 1 : i;
+}
+
+static void write_task(const char *path, const char *metric, int choices)
+{
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    fprintf(f, "{\"task\": \"made\", \"metric\": \"%s\", \"questions\": %d}\n", metric, ALL / choices);
+    for (int i = 0; i < ALL; i++) {
+        if (i % choices == 0)
+            fprintf(f, "{\"gold\": %d, \"choices\": [", i / choices % choices);
+        write_choice(f, first_of_kind(i));
+        fputs(i % choices == choices - 1 ? "]}\n" : ", ", f);
+    }
+    assert_int_equal(fclose(f), 0);
+}
+
+static int make_tasks(void **state)
+{
+    (void)state;
+    ModelConfig m = architecture(LLAMA_GQA);
+    m.n_layers = 3;             /* more than are gathered at a time: ranks must agree on the number of passes */
+    m.max_sequence_length = T;
+    m.eos_token_id = 3;
+    model_config(&config, &m, "f32", MICRO);
+    if (comm_rank() == 0 && !mkdtemp(folder))
+        return -1;
+    comm_broadcast(folder, sizeof folder, 0);
+    config.eval = sets;
+    config.num_eval = NUM_TASKS;
+    for (int i = 0; i < NUM_TASKS; i++) {
+        sets[i] = (EvalSet){ .label = (char *)tasks[i].label, .where = (char *)tasks[i].label, .downstream = true };
+        sets[i].paths = xcalloc(1, sizeof *sets[i].paths);
+        sets[i].num_paths = 1;
+        sets[i].paths[0] = xasprintf("%s/%d.jsonl", folder, i);
+        if (comm_rank() == 0)
+            write_task(sets[i].paths[0], tasks[i].metric, tasks[i].choices);
+    }
+    comm_barrier();
+    return 0;
+}
+
+static int remove_tasks(void **state)
+{
+    (void)state;
+    comm_barrier();
+    for (int i = 0; i < NUM_TASKS; i++) {
+        if (comm_rank() == 0)
+            unlink(sets[i].paths[0]);
+        free(sets[i].paths[0]);
+        free(sets[i].paths);
+    }
+    return comm_rank() == 0 ? rmdir(folder) : 0;
+}
+
+static void open_model(Model *m, Fsdp *f, const Config *c)
+{
+    *m = (Model){ 0 };
+    *f = (Fsdp){ 0 };
+    memory_plan(m, f, c);
+    model_place(m, f, c);
+    fsdp_init(f, &c->model, 5);
+}
+
+/* The last tokens of a choice that fit, in front; only the continuation has labels. */
+static void test_alone(void **state)
+{
+    (void)state;
+    Config c = config;
+    Model m;
+    Fsdp f;
+    c.device_train_microbatch_size = 1;
+    c.strategy.shard_ranks = 1;
+    open_model(&m, &f, &c);
+    model_losses(&m);
+    for (int i = 0; i < ALL; i++) {
+        const int k = first_of_kind(i), all = tokens_of(k), skipped = all > T + 1 ? all - T - 1 : 0, n = all - skipped;
+        int id[T + 1], tokens[T] = { 0 }, targets[T];
+        for (int t = 0; t < n; t++)
+            id[t] = t + skipped == 1 ? config.model.eos_token_id : token(k, t + skipped);
+        for (int t = 0; t < T; t++) {
+            tokens[t] = t < n - 1 ? id[t] : 0;
+            targets[t] = t < n - 1 && t >= n - 1 - scored_of(k) ? id[t + 1] : -1;
+        }
+        model_step(&m, &f, tokens, targets, NULL, 0, 0, PASS_FORWARD);
+        alone[i] = -model_losses(&m).loss;
+    }
+    model_free(&m, &f);
+}
+
+/* The scores that follow from `alone`, of the first questions of so many choices each. */
+static void expected_scores(double score[NUM_METRICS], int choices, int questions)
+{
+    Choice choice[ALL];
+    Question question[ALL];
+    for (int i = 0; i < ALL; i++) {
+        const int k = first_of_kind(i);
+        choice[i] = (Choice){ .characters = 1 + k % 5, .bytes = 2 + k % 5 };
+        question[i] = (Question){ i * choices, choices, i % choices };
+    }
+    const Requests r = { .choice = choice, .question = question, .choices = ALL, .questions = ALL / choices };
+    downstream_score(score, &r, questions, alone);
+}
+
+/* Bits per byte are means of losses that come from other places of other batches: as in test_evaluate_ranks BLAS may order the up to
+ * 96 products of a logit's sum by the number of rows, and what that does through the blocks is allowed as much again; so is rope at
+ * other positions, whose angles of up to T are rounded: T roundoffs. */
+static void check_scores(const DownstreamResult *d, int task, int most, const char *what)
+{
+    const int choices = tasks[task].choices, questions = (most < ALL ? most : ALL) / choices;
+    double expected[NUM_METRICS];
+    expected_scores(expected, choices, questions);
+    assert_string_equal(d->label, tasks[task].label);
+    assert_string_equal(metric_name(d->metric), tasks[task].metric);
+    assert_int_equal(d->questions, questions);
+    assert_false(d->cut);
+    for (int m = 0; m < NUM_METRICS; m++) {
+        const bool bits = m == METRIC_BPB || m == METRIC_BPB_V2;
+        const double allowed = bits ? (2 * 96 + T) * U24 * expected[m] : 0;
+        if (!(fabs(d->score[m] - expected[m]) <= allowed))
+            fail_msg("%s, %s: %.9g, expected %.9g", metric_name((Metric)m), what, d->score[m], expected[m]);
+    }
+}
+
+/* Twice on one model, behind a training step's forward pass: nothing of one is left in the next, and nothing in the sums. */
+static void check_sharded(int shard_ranks, const char *name)
+{
+    static int tokens[MICRO * T], targets[MICRO * T];
+    Config c = config;
+    Model m;
+    Fsdp f;
+    c.strategy.shard_ranks = shard_ranks;
+    comm_device_finish();
+    comm_divide(shard_ranks);
+    comm_init();
+    open_model(&m, &f, &c);
+    model_step(&m, &f, tokens, targets, NULL, 0, 0, PASS_FORWARD);
+    for (int twice = 0; twice < 2; twice++)
+        for (int i = 0; i < NUM_TASKS; i++) {
+            c.eval_subset_num_batches = -1;
+            DownstreamResult d = downstream_evaluate(&c, i, &m, &f, NULL);
+            check_scores(&d, i, ALL, name);
+            assert_true(model_losses(&m).loss == 0 && !m.documents);
+            c.eval_subset_num_batches = 2;          /* of MICRO choices on each rank: questions that are whole in these */
+            d = downstream_evaluate(&c, i, &m, &f, NULL);
+            check_scores(&d, i, 2 * MICRO * comm_size(), name);
+        }
+    /* one rank is asked to stop: all say so */
+    const volatile sig_atomic_t stop = comm_rank() == comm_size() - 1;
+    assert_true(downstream_evaluate(&c, 0, &m, &f, &stop).cut);
+    model_free(&m, &f);
+}
+
+static void test_unsharded(void **state)
+{
+    (void)state;
+    check_sharded(1, "unsharded");
+}
+
+static void test_sharded(void **state)
+{
+    (void)state;
+    check_sharded(comm_size(), "sharded");
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_alone), cmocka_unit_test(test_unsharded),
+                                        cmocka_unit_test(test_sharded) };
+    start_ranks(&argc, &argv);
+    return finish_ranks(cmocka_run_group_tests(tests, make_tasks, remove_tasks));
+}

@@ -1,0 +1,139 @@
+/* ./train --eval_only: the numbers that the run had at its end, on any number of ranks, without its data; and what is left alone. */
+#include "tests/launch.h"
+
+static char evaluators[1024];
+
+static const char *const names[] = { "eval/val/CrossEntropyLoss", "eval/downstream/made_acc", "eval/downstream/made_bpb",
+                                     "eval/downstream/made_len_norm_v2" };
+enum { NAMES = sizeof names / sizeof names[0] };
+
+static void shell(const char *format, ...) __attribute__((format(printf, 1, 2)));
+static void shell(const char *format, ...)
+{
+    char command[1024];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(command, sizeof command, format, list);
+    va_end(list);
+    if (system(command) != 0)
+        fail_msg("%s failed", command);
+}
+
+/* Validation shards, and 20 questions. */
+static int make_evaluators(void **state)
+{
+    if (make_folder(state) != 0)
+        return -1;
+    char path[128];
+    snprintf(path, sizeof path, "%s/made.jsonl", folder);
+    FILE *f = fopen(path, "w");
+    fprintf(f, "{\"task\": \"made\", \"metric\": \"acc\", \"questions\": 20}\n");
+    for (int q = 0; q < 20 && f; q++)
+        fprintf(f, "{\"gold\": %d, \"choices\": [{\"tokens\": [%d, %d, %d], \"continuation\": 2, \"characters\": 7, \"bytes\": 8}, "
+                "{\"tokens\": [%d, %d], \"continuation\": 1, \"characters\": 5, \"bytes\": 5}]}\n", q % 2, 99 * q, 7 * q, 500 + q,
+                99 * q, 300 + 11 * q);
+    snprintf(evaluators, sizeof evaluators, "--eval_subset_num_batches=20 --evaluators='[{label: val, data: {paths: "
+             "[data/sample-val.npy]}}, {label: made, type: downstream, data: {paths: [%s]}}]'", path);
+    return f ? fclose(f) : -1;
+}
+
+/* The last values of a folder's file. */
+static void read_results(double value[NAMES], const char *run, const char *file, long step)
+{
+    double of_step[MAX_STEPS];
+    shell("cp %s/%s/%s %s/metrics.jsonl", folder, run, file, folder);
+    for (int i = 0; i < NAMES; i++) {
+        if (metric(of_step, ".", names[i]) == 0)
+            fail_msg("%s/%s has no %s", run, file, names[i]);
+        value[i] = of_step[step];
+    }
+}
+
+static double trained[NAMES];
+
+static void test_in_training(void **state)
+{
+    (void)state;
+    expect_status(train(1, "--max_duration=2 --eval_interval=2 --device_eval_batch_size=2 %s --save_folder=%s/run", evaluators,
+                        folder), 0);
+    expect_output("| made | acc 0.");
+    read_results(trained, "run", "metrics.jsonl", 2);
+    assert_true(trained[1] > 0 && trained[1] < 1);
+}
+
+/* The order of sums differs, as between numbers of ranks in test_train. */
+static void check_results(const char *run)
+{
+    double found[NAMES];
+    read_results(found, run, "eval.jsonl", 2);
+    for (int i = 0; i < NAMES; i++)
+        if (!(fabs(found[i] - trained[i]) <= 256 * 0x1p-24 * trained[i]))
+            fail_msg("%s, %s: %.9g, in training %.9g", run, names[i], found[i], trained[i]);
+}
+
+/* Batches that steps could not have, and no training data: nothing asks for them. */
+static void test_alone(void **state)
+{
+    (void)state;
+    for (int ranks = 1; ranks <= 2 && ranks <= most_ranks(); ranks++) {
+        expect_status(train(ranks, "--eval_only --load_path=%s/run/step2 --device_eval_batch_size=%d --global_train_batch_size=7 "
+                            "--data.paths=[s3://no/such.npy] %s --save_folder=%s/only%d", folder, 2 / ranks, evaluators, folder,
+                            ranks), 0);
+        char name[32];
+        snprintf(name, sizeof name, "only%d", ranks);
+        check_results(name);
+        shell("test \"$(ls %s/%s)\" = eval.jsonl", folder, name);
+    }
+}
+
+/* Results are added to the folder of a run, which stays as it is even if it might be written over; without a folder they are only
+ * printed. */
+static void test_folder_stays(void **state)
+{
+    (void)state;
+    shell("cd %s/run && find . -type f | sort | xargs cksum >../before", folder);
+    for (int i = 0; i < 2; i++)
+        expect_status(train(1, "--eval_only --try_load_latest_save --save_overwrite --device_eval_batch_size=2 %s "
+                            "--save_folder=%s/run", evaluators, folder), 0);
+    check_results("run");
+    shell("test $(wc -l <%s/run/eval.jsonl) = 4 && rm %s/run/eval.jsonl", folder, folder);
+    expect_status(train(1, "--eval_only --load_path=%s/run/latest %s --save_folder=null --run_name=eval-only-left-this", folder,
+                        evaluators), 0);
+    expect_output("| made | acc 0.");
+    shell("test ! -e runs/eval-only-left-this");
+    shell("cd %s/run && find . -type f | sort | xargs cksum | cmp - ../before", folder);
+}
+
+/* An evaluation that a run did not come to any more is made up for, once, and no other. */
+static void test_owed(void **state)
+{
+    (void)state;
+    shell("sed -i '$d' %s/run/metrics.jsonl", folder);
+    for (int i = 0; i < 2; i++) {
+        expect_status(train(1, "--max_duration=2 --eval_interval=2 --device_eval_batch_size=2 %s --try_load_latest_save "
+                            "--save_folder=%s/run", evaluators, folder), 0);
+        if (i == 0)
+            expect_output("eval at step 2 | made");
+        assert_null(strstr(output, i == 0 ? "| val |" : "eval at step"));
+    }
+}
+
+static void test_refused(void **state)
+{
+    (void)state;
+    expect_status(train(1, "--eval_only %s --save_folder=null", evaluators), 1);
+    expect_output("there is nothing to evaluate");
+    expect_status(train(1, "--eval_only --load_path=%s/run/latest --evaluators=[] --save_folder=null", folder), 1);
+    expect_output("there are no evaluators");
+    shell("sed -i 's/\\[0, 0, 500\\]/[0, 0, 50280]/' %s/made.jsonl", folder);
+    expect_status(train(1, "--max_duration=2 --eval_interval=2 %s --save_folder=%s/bad", evaluators, folder), 1);
+    expect_output("made.jsonl:2: token 50280 is beyond the vocabulary");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_in_training), cmocka_unit_test(test_alone),
+                                        cmocka_unit_test(test_folder_stays), cmocka_unit_test(test_owed),
+                                        cmocka_unit_test(test_refused) };
+    return cmocka_run_group_tests(tests, make_evaluators, remove_folder);
+}

@@ -1,0 +1,233 @@
+/* ./train --generate as a user runs it: continuations on stdout, where they end, what decides them, and errors. */
+#include "tests/launch.h"
+
+enum { MOST = 128 };
+
+/* One continuation as printed. */
+typedef struct { int prompt, count, token[MOST]; char finish[16]; } Continuation;
+
+static char prompts[256];
+
+static void write_file(const char *path, const char *text)
+{
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    fputs(text, f);
+    assert_int_equal(fclose(f), 0);
+}
+
+/* Runs the program without a configuration file. */
+static int generate(int ranks, const char *text, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static int generate(int ranks, const char *text, const char *format, ...)
+{
+    char arguments[2048];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(arguments, sizeof arguments, format, list);
+    va_end(list);
+    snprintf(prompts, sizeof prompts, "%s/prompts.jsonl", folder);
+    write_file(prompts, text);
+    return finish(start_command("%s -n %d %s/train --generate=%s %s", setting("LAUNCH", "mpirun --oversubscribe"),
+                                ranks > most_ranks() ? most_ranks() : ranks, setting("BUILD", "build/cpu"), prompts, arguments));
+}
+
+/* The lines of `output` that are JSON; returns their number. */
+static int continuations(Continuation *c, int most)
+{
+    int count = 0;
+    for (const char *line = output; line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
+        if (*line != '{')
+            continue;
+        json_t *o = json_loads(line, JSON_DISABLE_EOF_CHECK, NULL), *tokens = json_object_get(o, "tokens");
+        assert_true(count < most && json_array_size(tokens) <= MOST);
+        c[count] = (Continuation){ .prompt = (int)json_integer_value(json_object_get(o, "prompt")),
+                                   .count = (int)json_array_size(tokens) };
+        snprintf(c[count].finish, sizeof c[count].finish, "%s", json_string_value(json_object_get(o, "finish")));
+        for (int i = 0; i < c[count].count; i++)
+            c[count].token[i] = (int)json_integer_value(json_array_get(tokens, (size_t)i));
+        count++;
+        json_decref(o);
+    }
+    return count;
+}
+
+static void expect_same(const Continuation *a, const Continuation *b)
+{
+    assert_int_equal(a->count, b->count);
+    assert_memory_equal(a->token, b->token, sizeof a->token[0] * (size_t)a->count);
+}
+
+/* transformers' continuation, of the second of two prompts, the first a list alone; behind a blank line. */
+static void test_greedy(void **state)
+{
+    (void)state;
+    json_t *o = json_load_file("tests/golden/mistral/continuation.json", 0, NULL);
+    json_t *expected = json_object_get(o, "tokens");
+    char *prompt = json_dumps(json_object_get(o, "prompt"), 0), text[1024];
+    Continuation c[3];
+    snprintf(text, sizeof text, "[1, 2]\n\n{\"id\": 7, \"tokens\": %s}", prompt);
+    expect_status(generate(1, text, "--load_path=tests/golden/mistral --recipe=f32 --max_new_tokens=64 "
+                           "--model.max_sequence_length=128"), 0);
+    assert_int_equal(continuations(c, 3), 2);
+    assert_int_equal(c[0].prompt, 0);
+    assert_int_equal(c[1].prompt, 1);
+    assert_int_equal(c[1].count, 64);
+    assert_string_equal(c[1].finish, "length");
+    for (int i = 0; i < 64; i++)
+        assert_int_equal(c[1].token[i], json_integer_value(json_array_get(expected, (size_t)i)));
+    expect_output("ms each");
+    free(prompt);
+    json_decref(o);
+}
+
+/* Draws follow from the seed, whatever the number of ranks: weights are gathered whole, so that all compute the same bits. */
+static void test_draws(void **state)
+{
+    (void)state;
+    static const char text[] = "[5, 6, 7]\n[8]\n[5, 6, 7]\n";
+    static const char arguments[] = "--load_path=tests/golden/llama-gqa-tied --recipe=f32 --max_new_tokens=30 --temperature=1.5";
+    Continuation one[3], two[3], other[3];
+    expect_status(generate(1, text, "%s", arguments), 0);
+    assert_int_equal(continuations(one, 3), 3);
+    expect_status(generate(2, text, "%s", arguments), 0);
+    assert_int_equal(continuations(two, 3), 3);
+    expect_status(generate(1, text, "%s --seed=2", arguments), 0);
+    assert_int_equal(continuations(other, 3), 3);
+    for (int i = 0; i < 3; i++)
+        expect_same(&one[i], &two[i]);
+    assert_memory_not_equal(one[0].token, one[2].token, sizeof(int) * 8);       /* each prompt has draws of its own */
+    assert_memory_not_equal(one[0].token, other[0].token, sizeof(int) * 8);
+}
+
+/* A text ends behind any of generation_config.json's tokens, else at the sequence's end. */
+static void test_ends(void **state)
+{
+    (void)state;
+    Continuation cut;
+    char command[256], path[256], text[128];
+    json_t *o = json_load_file("tests/golden/olmo3/continuation.json", 0, NULL), *all = json_object_get(o, "tokens");
+    char *prompt = json_dumps(json_object_get(o, "prompt"), 0);
+    const json_int_t end = json_integer_value(json_array_get(all, 5));
+    int first = 0;
+    while (json_integer_value(json_array_get(all, (size_t)first)) != end)
+        first++;
+    snprintf(command, sizeof command, "mkdir %s/eos && cp tests/golden/olmo3/*.* %s/eos", folder, folder);
+    assert_int_equal(system(command), 0);
+    snprintf(path, sizeof path, "%s/eos/generation_config.json", folder);
+    snprintf(text, sizeof text, "{\"eos_token_id\": [1000, %d]}", (int)end);
+    write_file(path, text);
+    expect_status(generate(1, prompt, "--load_path=%s/eos --recipe=f32 --max_new_tokens=20", folder), 0);
+    assert_int_equal(continuations(&cut, 1), 1);
+    assert_string_equal(cut.finish, "eos");
+    assert_int_equal(cut.count, first + 1);
+    for (int i = 0; i <= first; i++)
+        assert_int_equal(cut.token[i], json_integer_value(json_array_get(all, (size_t)i)));
+    expect_status(generate(1, prompt, "--load_path=tests/golden/olmo3 --recipe=f32 --max_new_tokens=20 "
+                           "--model.max_sequence_length=%d", (int)json_array_size(json_object_get(o, "prompt")) + 8), 0);
+    assert_int_equal(continuations(&cut, 1), 1);
+    assert_int_equal(cut.count, 8);
+    assert_string_equal(cut.finish, "length");
+    expect_output("max_new_tokens 20 are more than model.max_sequence_length 20");
+    free(prompt);
+    json_decref(o);
+}
+
+/* The samples of a step as metrics.jsonl has them; returns their number. */
+static int read_samples(Continuation *c, int most, const char *run, long step)
+{
+    char path[512], line[8192];
+    int count = 0;
+    snprintf(path, sizeof path, "%s/%s/metrics.jsonl", folder, run);
+    FILE *f = fopen(path, "r");
+    assert_non_null(f);
+    while (fgets(line, sizeof line, f)) {
+        json_t *o = json_loads(line, 0, NULL), *samples = json_object_get(o, "samples");
+        for (size_t i = 0; i < json_array_size(samples) && json_integer_value(json_object_get(o, "step")) == step; i++) {
+            json_t *tokens = json_object_get(json_array_get(samples, i), "tokens");
+            assert_true(count < most && json_array_size(tokens) <= MOST);
+            c[count] = (Continuation){ .prompt = (int)i, .count = (int)json_array_size(tokens) };
+            for (int t = 0; t < c[count].count; t++)
+                c[count].token[t] = (int)json_integer_value(json_array_get(tokens, (size_t)t));
+            count++;
+        }
+        json_decref(o);
+    }
+    fclose(f);
+    return count;
+}
+
+/* Samples are what the saved model generates, on any number of ranks and with more prompts than a micro-batch has sequences; and
+ * training is the same to the bit. */
+static void test_samples(void **state)
+{
+    (void)state;
+    static const char text[] = "[3, 4]\n[200]\n[9, 8, 7, 6, 5]\n", common[] = "--max_duration=4 --save_interval=2";
+    Continuation one[3], two[3], later[3], expected[3];
+    double plain[MAX_STEPS], sampled[MAX_STEPS];
+    snprintf(prompts, sizeof prompts, "%s/prompts.jsonl", folder);
+    write_file(prompts, text);
+    expect_status(train(1, "--save_folder=%s/plain %s", folder, common), 0);
+    losses(plain, "plain", 4);
+    for (int ranks = 1; ranks <= 2; ranks++) {
+        expect_status(train(ranks, "--save_folder=%s/sampled%d %s --samples.prompts=%s --samples.interval=2 "
+                            "--samples.max_new_tokens=12", folder, ranks, common, prompts), 0);
+        expect_output("sample 2: ");
+    }
+    losses(sampled, "sampled1", 4);
+    assert_memory_equal(sampled, plain, sizeof plain);
+    assert_int_equal(read_samples(one, 3, "sampled1", 2), 3);
+    assert_int_equal(read_samples(two, 3, "sampled2", 2), 3);
+    assert_int_equal(read_samples(later, 3, "sampled1", 4), 3);
+    expect_status(generate(1, text, "--load_path=%s/plain/step2 --recipe=f32 --max_new_tokens=12", folder), 0);
+    assert_int_equal(continuations(expected, 3), 3);
+    for (int i = 0; i < 3; i++) {
+        expect_same(&one[i], &expected[i]);
+        expect_same(&two[i], &expected[i]);
+    }
+}
+
+/* What the run of test_samples has saved, by its own configuration file; that says the recipe, without it bf16 is taken. */
+static void test_own_checkpoint(void **state)
+{
+    (void)state;
+    Continuation c;
+    expect_status(generate(1, "[3, 4]", "--load_path=%s/plain/latest --max_new_tokens=5", folder), 0);
+    assert_int_equal(continuations(&c, 1), 1);
+    assert_int_equal(c.count, 5);
+    expect_status(finish(start_command("%s -n 1 %s/train %s/plain/config.yaml --generate=%s --load_path=%s/plain/step2 "
+                                       "--max_new_tokens=3", setting("LAUNCH", "mpirun --oversubscribe"),
+                                       setting("BUILD", "build/cpu"), folder, prompts, folder)), 0);
+    assert_int_equal(continuations(&c, 1), 1);
+    assert_int_equal(c.count, 3);
+    expect_status(generate(1, "[3]", "--load_path=%s/plain/latest --dry_run", folder), 0);
+    expect_output("keys and values of 32 tokens");
+    expect_output("recipe bf16: ");
+    expect_output("frozen weights bf16");
+    expect_status(generate(1, "[3]", "--load_path=%s/plain/latest --dry_run --recipe=fp8", folder), 0);
+    expect_output("frozen weights f32");        /* from which FP8 is rounded in training */
+}
+
+static void expect_error(const char *text, const char *arguments, const char *message)
+{
+    if (generate(1, text, "%s", arguments) == 0)
+        fail_msg("no error, expected '%s'", message);
+    expect_output(message);
+}
+
+static void test_errors(void **state)
+{
+    (void)state;
+    expect_error("[1, 2, 3, 4]\n", "--load_path=tests/golden/llama --model.max_sequence_length=4",
+                 "prompts.jsonl:1: a prompt of 4 tokens; expected at most 3");
+    expect_error("[1]\n", "--load_path=tests/golden/llama --eval_only", "generate and eval_only are two runs");
+    expect_error("[1]\n", "--recipe=f32", "is no configuration file");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_greedy), cmocka_unit_test(test_draws), cmocka_unit_test(test_ends),
+        cmocka_unit_test(test_samples), cmocka_unit_test(test_own_checkpoint), cmocka_unit_test(test_errors),
+    };
+    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+}

@@ -1,0 +1,112 @@
+#!/usr/bin/env python3
+"""scripts/generate.py: what it gives to the program, in three published chat templates and raw, and what it makes of the answer; by
+a stand-in for ./train and by the program itself."""
+import importlib.util, json, os, shutil, subprocess, sys, tempfile, unittest
+
+TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+GOLDEN = os.path.join(TOP, "tests", "golden")
+TRAIN = os.path.join(TOP, os.environ.get("BUILD", "build/cpu"), "train")
+MISSING = [module for module in ("tokenizers", "jinja2", "numpy") if importlib.util.find_spec(module) is None]
+
+# Writes down its arguments and prompts, and answers the tokens of each prompt in reverse.
+STAND_IN = '''
+import json, sys
+options = dict(one[2:].split("=", 1) for one in sys.argv[2:])
+prompts = [json.loads(line)["tokens"] for line in open(options["generate"])]
+json.dump({"options": options, "prompts": prompts}, open(sys.argv[1], "w"))
+print("a line of mpirun's")
+for i, tokens in enumerate(prompts):
+    print(json.dumps({"prompt": i, "tokens": tokens[::-1], "finish": "eos"}), flush=True)
+sys.exit(3 if "fail" in options else 0)
+'''
+SPECIAL = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|im_start|>", "<|im_end|>",
+           "<|endoftext|>", "<|user|>", "<|assistant|>"]
+
+
+@unittest.skipIf(MISSING, f"needs {', '.join(MISSING)}")
+class Generate(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.seen = os.path.join(self.folder, "seen.json")
+        stand_in = os.path.join(self.folder, "train.py")
+        with open(stand_in, "w") as file:
+            file.write(STAND_IN)
+        self.train = f"{sys.executable} {stand_in} {self.seen}"
+        self.make_tokenizer()
+
+    def make_tokenizer(self):
+        """A token for each word, fewer than the 99 of the golden models; texts begin with <|begin_of_text|>."""
+        from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
+        words = {word: i for i, word in enumerate("? user assistant system hello two plus is four why".split())}
+        tokenizer = Tokenizer(models.WordLevel(words, unk_token="?"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        tokenizer.add_special_tokens([AddedToken(one, special=True) for one in SPECIAL])
+        begin = tokenizer.token_to_id(SPECIAL[0])
+        tokenizer.post_processor = processors.TemplateProcessing(single=f"{SPECIAL[0]} $A", special_tokens=[(SPECIAL[0], begin)])
+        tokenizer.enable_truncation(2)
+        tokenizer.save(os.path.join(self.folder, "tokenizer.json"))
+        self.tokenizer = tokenizer
+
+    def use_template(self, name):
+        shutil.copy(os.path.join(GOLDEN, "chat", f"{name}.jinja"), os.path.join(self.folder, "chat_template.jinja"))
+        with open(os.path.join(self.folder, "tokenizer_config.json"), "w") as file:
+            json.dump({"bos_token": "<|endoftext|>" if name == "olmo-2" else SPECIAL[0], "eos_token": "<|endoftext|>"}, file)
+
+    def generate(self, *arguments, train=None):
+        command = [sys.executable, "-B", os.path.join(TOP, "scripts", "generate.py"), self.folder, "--train", train or self.train]
+        return subprocess.run([*command, *arguments], capture_output=True, text=True)
+
+    def words(self, i):
+        with open(self.seen) as file:
+            return [self.tokenizer.id_to_token(id) for id in json.load(file)["prompts"][i]]
+
+    def test_templates(self):
+        """One beginning of the text, the question, and the beginning of an answer."""
+        ends = {"llama-3.1": ["<|start_header_id|>", "assistant", "<|end_header_id|>"],
+                "olmo-2": ["<|assistant|>"], "chatml": ["<|im_start|>", "assistant"]}
+        for name, end in ends.items():
+            self.use_template(name)
+            result = self.generate("two plus two")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            found = self.words(0)
+            self.assertEqual(found[-len(end):], end)
+            at = found.index("two")
+            self.assertEqual(found[at:at + 3], ["two", "plus", "two"])
+            self.assertLessEqual(found.count(SPECIAL[0]), 1)
+            self.assertIn("two plus two", result.stdout)         # reversed, without special tokens
+            self.assertNotIn("<|", result.stdout)
+            self.assertIn("mpirun's", result.stderr)
+
+    def test_raw(self):
+        result = self.generate("--raw", "why is two four ?", "hello", "--max-new-tokens=7", "--temperature", "0.5", "--top-p=0.9",
+                               "--seed=4", "--recipe=f32", "--a.b=c=d")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(self.words(0), [SPECIAL[0], "why", "is", "two", "four", "?"])
+        self.assertEqual(result.stdout, "> why is two four ?\n? four two is why\n> hello\nhello\n")
+        with open(self.seen) as file:
+            options = json.load(file)["options"]
+        options.pop("generate")
+        self.assertEqual(options, {"load_path": self.folder, "max_new_tokens": "7", "temperature": "0.5", "top_p": "0.9",
+                                   "seed": "4", "recipe": "f32", "a.b": "c=d"})
+
+    def test_errors(self):
+        self.assertIn("--raw goes without one", self.generate("hello").stderr)
+        self.assertIn("no such program", self.generate("--raw", "hello", train="/no/such").stderr)
+        self.assertIn("--recipe: expected an option above", self.generate("--raw", "hello", "--recipe").stderr)
+        self.assertEqual(self.generate("--raw", "hello", "--fail=1").returncode, 3)
+        os.unlink(os.path.join(self.folder, "tokenizer.json"))
+        self.assertIn("tokenizer.json: no such file", self.generate("--raw", "hello").stderr)
+
+    @unittest.skipUnless(os.path.exists(TRAIN), f"needs {TRAIN}")
+    def test_program(self):
+        for name in os.listdir(os.path.join(GOLDEN, "llama")):
+            shutil.copy(os.path.join(GOLDEN, "llama", name), self.folder)
+        self.use_template("chatml")
+        result = self.generate("two plus two", "--max-new-tokens=9", train=TRAIN)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("ms each", result.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,74 @@
+/* Files of prompts: what is read, and what each mistake is called. */
+#include "tests/kit.h"
+
+#include "data/prompts.h"
+
+static char path[] = "/tmp/coat-prompts-XXXXXX";
+
+static const char *file(const char *text)
+{
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    fputs(text, f);
+    assert_int_equal(fclose(f), 0);
+    return path;
+}
+
+static void test_read(void **state)
+{
+    (void)state;
+    Prompts p;
+    prompts_read(&p, file("{\"text\": \"x\", \"tokens\": [3, 0, 98]}\n\n \t\r\n[7]\n{\"tokens\": [1, 2]}"), 99, 3);
+    assert_int_equal(p.count, 3);
+    assert_int_equal(prompts_length(&p, 0), 3);
+    assert_int_equal(prompts_length(&p, 1), 1);
+    assert_int_equal(prompts_length(&p, 2), 2);
+    assert_int_equal(prompts_longest(&p), 3);
+    assert_memory_equal(p.token, ((const int[]){ 3, 0, 98, 7, 1, 2 }), 6 * sizeof(int));
+    prompts_free(&p);
+}
+
+static void test_errors(void **state)
+{
+    (void)state;
+    const struct { const char *text, *message; } rows[] = {
+        { "[1]\n[2, x]\n", ":2: not JSON" },
+        { "[1] [2]\n", ":1: not JSON" },
+        { "[1]\n\n{\"text\": \"a\"}\n", ":3: no list of tokens; expected {\"tokens\": [1, 2, ...]}" },
+        { "{\"tokens\": 5}\n", ":1: no list of tokens" },
+        { "{\"tokens\": [1], \"tokens\": [2]}\n", ":1: not JSON: duplicate object key" },
+        { "[1, 99]\n", ":1: token 99 is not in the vocabulary, which has ids from 0 to 98" },
+        { "[-1]\n", ":1: token -1 is not in the vocabulary" },
+        { "[1, 2.5]\n", ":1: element 1 of the tokens is no integer" },
+        { "[1, \"2\"]\n", ":1: element 1 of the tokens is no integer" },
+        { "{\"tokens\": []}\n", ":1: a prompt without tokens" },
+        { "[1, 2, 3, 4]\n", ":1: a prompt of 4 tokens; expected at most 3" },
+        { " \n", ": there are no prompts" },
+        { "", ": there are no prompts" },
+    };
+    Prompts p;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        file(rows[i].text);
+        DIES(rows[i].message, prompts_read(&p, path, 99, 3));
+    }
+    DIES("/tmp/no/such: cannot read the prompts", prompts_read(&p, "/tmp/no/such", 99, 3));
+}
+
+static int make_file(void **state)
+{
+    (void)state;
+    const int f = mkstemp(path);
+    return f >= 0 ? close(f) : -1;
+}
+
+static int remove_file(void **state)
+{
+    (void)state;
+    return unlink(path);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_read), cmocka_unit_test(test_errors) };
+    return cmocka_run_group_tests(tests, make_file, remove_file);
+}
