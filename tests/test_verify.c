@@ -101,6 +101,7 @@ static void test_flipped_bits(void **state)
     flip("first/step2/optimizer-00001.safetensors", -1000);
     refuse(4, most_ranks() < 4 ? "" : "--fsdp.sharding_strategy=HYBRID_SHARD --fsdp.hybrid_sharding_num_model_replicas=2",
            "copy/step2/optimizer-00001.safetensors: tensor model.");
+    refuse(2, "--recipe=bf16", " in trainer.json");         /* moments that are converted */
     flip("first/step2/optimizer-00001.safetensors", -1000);
     flip("first/step2/model.safetensors", -100000);
     refuse(2, "", "copy/step2/model.safetensors: tensor model.");
