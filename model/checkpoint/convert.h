@@ -1,5 +1,5 @@
-/* The optimizer's states as a checkpoint stores them, where the run keeps them in other formats: after a change of the recipe, or of
- * adamw to adamw8bit or back. */
+/* The optimizer's states as a checkpoint stores them, where the run keeps them in other formats: after a change of the recipe, or
+ * of adamw to adamw8bit or back. */
 #pragma once
 #include "model/checkpoint/layout.h"
 
