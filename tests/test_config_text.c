@@ -180,7 +180,7 @@ static void test_help_unknown(void **state)
     (void)state;
     static const struct { const char *question, *answer; } unknown[] = {
         { "--help=data.pahts", "did you mean data.paths?" },
-        { "--help=warmup", "did you mean scheduler.t_warmup, scheduler.warmup_min_lr, scheduler.grad_clip_warmup_steps" },
+        { "--help=warmup", "did you mean scheduler.t_warmup, scheduler.warmup_fraction, scheduler.warmup_min_lr" },
         { "--help=xyzzyxyzzy", "--help lists all" }, { "--help=model.d_modelx", "did you mean model.d_model?" },
     };
     char text[4096], saved[sizeof try_path];

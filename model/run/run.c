@@ -17,6 +17,7 @@
 #include "kernels/trace.h"
 #include "kernels/watchdog.h"
 #include "model/checkpoint/folder.h"
+#include "model/config/hf.h"
 #include "model/config/table.h"
 #include "model/run/fit.h"
 #include "model/run/memory.h"
@@ -335,6 +336,8 @@ void run_plan(const Config *c)
 {
     Model m;
     Fsdp f;
+    if (c->load_path && !c->try_load_latest_save)
+        config_check_source(c->load_path);
     if (c->device_memory == 0 && device_count() == 0)
         die("dry_run: no GPU is here to ask for its memory; say how much yours have, in GiB: --device_memory=80");
     if (c->device_memory == 0)
@@ -351,10 +354,12 @@ void run_open(Run *r, const Config *c)
 {
     *r = (Run){ .config = c, .saved_step = -1 };
     check_agreement("configurations", text_hash(c->text));
-    open_data(r);
-    check_device(&c->recipe);
     char *latest = c->try_load_latest_save ? checkpoint_latest(c->save_folder) : NULL;
     const char *folder = latest ? latest : c->load_path;
+    if (folder && !latest)
+        config_check_source(folder);
+    open_data(r);
+    check_device(&c->recipe);
     check_agreement("checkpoints to go on from", text_hash(folder ? folder : ""));
     const bool inside = folder && lies_in(folder, c->save_folder), resumes = inside && (latest || !c->reset_trainer_state);
     prepare_folder(c, inside ? folder : NULL, resumes);
