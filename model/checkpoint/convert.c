@@ -276,7 +276,7 @@ void stored_states_read(StoredStates *s, Fsdp *f, SafeFile *const *source, int c
     for (int i = 0; i < s->optimizer.num_states; i++) {
         const Format from = s->optimizer.state[i].own, to = optimizer_format(f->optimizer, i, &f->recipe);
         if (comm_rank() == 0 && !format_equal(from, to))
-            printf("resume: %s is converted from %s to %s\n", s->optimizer.state[i].name, format_name(from), format_name(to));
+            printf("loading: %s is converted from %s to %s\n", s->optimizer.state[i].name, format_name(from), format_name(to));
         const Tensor there = host_tensor(from), here = host_tensor(to);
         for (int u = 0; u < f->num_units; u++)
             read_state(&r, &f->shard[u], u, i, there, here, x);

@@ -21,6 +21,7 @@
 #include "model/config/table.h"
 #include "model/run/fit.h"
 #include "model/run/memory.h"
+#include "model/run/resume.h"
 #include "model/run/shared_folder.h"
 #include "model/version.h"
 
@@ -278,10 +279,11 @@ static void load_or_initialize(Run *r, const char *folder, bool resets)
     }
     if (comm_rank() != 0)
         return;
-    if (ours && !new_trainer)
+    if (ours && !new_trainer) {
         printf("continuing %s, at step %ld of %ld%s\n", folder, r->state.step, r->last_step,
                run_is_over(r) ? ": complete, nothing is left to train" : "");
-    else
+        resume_print(c, folder);
+    } else
         printf("loaded %s, beginning at step 0\n", folder);
 }
 
