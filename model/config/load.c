@@ -161,7 +161,7 @@ static bool read_hf(Reader *r, char *(*latest_of)(const char *save_folder))
     config_choose_save_folder(c);
     char *latest = c->try_load_latest_save ? latest_of(c->save_folder) : NULL;
     if (!latest)
-        config_check_source(c->load_path);
+        config_check_source(config_where(r, "load_path"), c->load_path);
     config_read_hf(&c->model, latest ? latest : c->load_path);
     config_settle_source(r, latest ? latest : c->load_path);
     free(latest);

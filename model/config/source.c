@@ -115,64 +115,71 @@ static char *folder_of(const char *path)
     return !slash ? xstrdup(".") : slash == path ? xstrdup("/") : xasprintf("%.*s", (int)(slash - path), path);
 }
 
-static _Noreturn void say_meta(const char *path, const char *folder)
+static _Noreturn void say_meta(const char *where, const char *folder)
 {
-    die("load_path %s: these are weights in Meta's format. Convert them with transformers 4 and load the result:\n"
+    die("%s: these are weights in Meta's format. Convert them with transformers 4 and load the result:\n"
         "  python3 -m transformers.models.llama.convert_llama_weights_to_hf --input_dir %s --model_size 7B --llama_version 2 "
-        "--output_dir OUTPUT", path, folder);
+        "--output_dir OUTPUT", where, folder);
 }
 
-static _Noreturn void say_olmo(const char *path, const char *folder)
+static _Noreturn void say_olmo(const char *where, const char *folder)
 {
-    die("load_path %s: this is OLMo's own format. Convert it and load the result:\n"
-        "  python3 scripts/convert_olmo.py %s OUTPUT", path, folder);
+    die("%s: this is OLMo's own format. Convert it and load the result:\n"
+        "  python3 scripts/convert_olmo.py %s OUTPUT", where, folder);
 }
 
 /* `more`: further arguments of from_pretrained. */
-static _Noreturn void say_transformers(const char *path, const char *what, const char *folder, const char *more)
+static _Noreturn void say_transformers(const char *where, const char *what, const char *folder, const char *more)
 {
-    die("load_path %s: %s, and only safetensors are read. Save it anew with transformers and load the result:\n"
+    die("%s: %s, and only safetensors are read. Save it anew with transformers and load the result:\n"
         "  python3 -c \"from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
-        "[X.from_pretrained('%s'%s).save_pretrained('OUTPUT') for X in (M, T)]\"", path, what, folder, more);
+        "[X.from_pretrained('%s'%s).save_pretrained('OUTPUT') for X in (M, T)]\"", where, what, folder, more);
 }
 
-static _Noreturn void say_file(const char *path)
+static _Noreturn void say_file(const char *where, const char *path)
 {
     char *folder = folder_of(path), *more = xasprintf(", gguf_file='%s'", name_of(path));
     if (text_ends_with(path, ".gguf"))
-        say_transformers(path, "this is a GGUF file", folder, more);
+        say_transformers(where, "this is a GGUF file", folder, more);
     if (text_ends_with(path, ".bin"))
-        say_transformers(path, "this is a file of PyTorch", folder, "");
+        say_transformers(where, "this is a file of PyTorch", folder, "");
     if (text_ends_with(path, ".pth"))
-        say_meta(path, folder);
+        say_meta(where, folder);
     if (text_ends_with(path, ".pt"))
-        say_olmo(path, folder);
-    die("load_path %s: this is a file; give the folder that holds it and the model's other files: --load_path=%s", path, folder);
+        say_olmo(where, folder);
+    die("%s: this is a file; give the folder that holds it and the model's other files: --load_path=%s", where, folder);
 }
 
-void config_check_source(const char *load_path)
+/* Returns if it is none that is known. */
+static void say_format(const char *where, const char *folder)
+{
+    if (holds(folder, "pytorch_model.bin") || holds(folder, "pytorch_model.bin.index.json"))
+        say_transformers(where, "its weights are files of PyTorch", folder, "");
+    if (holds(folder, "consolidated.00.pth"))
+        say_meta(where, folder);
+    if (holds(folder, "model.pt"))
+        say_olmo(where, folder);
+    if (holds(folder, "model_and_optim"))
+        die("%s: this is a checkpoint of OLMo-core. Convert it with its src/examples/huggingface/convert_checkpoint_to_hf.py and "
+            "load the result", where);
+}
+
+void config_check_source(const char *place, const char *load_path)
 {
     struct stat status;
+    char *where = xasprintf("%s%sload_path %s", place ? place : "", place ? ": " : "", load_path);
     if (stat(load_path, &status) != 0 && may_be_hub_name(load_path))
-        die("load_path %s: there is no such folder; if that is a name on the Hugging Face hub, fetch it and give the folder:\n"
-            "  hf download %s --local-dir %s\n  --load_path=%s", load_path, load_path, name_of(load_path), name_of(load_path));
+        die("%s: there is no such folder; if that is a name on the Hugging Face hub, fetch it and give the folder:\n"
+            "  hf download %s --local-dir %s\n  --load_path=%s", where, load_path, name_of(load_path), name_of(load_path));
     if (stat(load_path, &status) != 0)
-        die("load_path %s: %s", load_path, errno == ENOENT ? "there is no such folder" : strerror(errno));
+        die("%s: %s", where, errno == ENOENT ? "there is no such folder" : strerror(errno));
     if (!S_ISDIR(status.st_mode))
-        say_file(load_path);
+        say_file(where, load_path);
     const bool described = holds(load_path, "config.json") || holds(load_path, "trainer.json");
     const bool weights = holds(load_path, "model.safetensors") || holds(load_path, "model.safetensors.index.json");
     if (!described && holds(load_path, "config.yaml") && (weights || holds(load_path, "model.pt")))
-        say_olmo(load_path, load_path);
-    if (weights)
-        return;
-    if (holds(load_path, "pytorch_model.bin") || holds(load_path, "pytorch_model.bin.index.json"))
-        say_transformers(load_path, "its weights are files of PyTorch", load_path, "");
-    if (holds(load_path, "consolidated.00.pth"))
-        say_meta(load_path, load_path);
-    if (holds(load_path, "model.pt"))
-        say_olmo(load_path, load_path);
-    if (holds(load_path, "model_and_optim"))
-        die("load_path %s: this is a checkpoint of OLMo-core. Convert it with its src/examples/huggingface/"
-            "convert_checkpoint_to_hf.py and load the result", load_path);
+        say_olmo(where, load_path);
+    if (!weights)
+        say_format(where, load_path);
+    free(where);
 }

@@ -339,7 +339,7 @@ void run_plan(const Config *c)
     Model m;
     Fsdp f;
     if (c->load_path && !c->try_load_latest_save)
-        config_check_source(c->load_path);
+        config_check_source(NULL, c->load_path);
     if (c->device_memory == 0 && device_count() == 0)
         die("dry_run: no GPU is here to ask for its memory; say how much yours have, in GiB: --device_memory=80");
     if (c->device_memory == 0)
@@ -359,7 +359,7 @@ void run_open(Run *r, const Config *c)
     char *latest = c->try_load_latest_save ? checkpoint_latest(c->save_folder) : NULL;
     const char *folder = latest ? latest : c->load_path;
     if (folder && !latest)
-        config_check_source(folder);
+        config_check_source(NULL, folder);
     open_data(r);
     check_device(&c->recipe);
     check_agreement("checkpoints to go on from", text_hash(folder ? folder : ""));
