@@ -122,6 +122,7 @@ typedef struct {
         ScheduleName name;
         bool     in_tokens;                   /* units: steps | tokens; t_* below are in them */
         long     t_warmup, t_max;             /* t_max 0: max_duration */
+        double   warmup_fraction;             /* of t_max; 0: t_warmup says how long */
         long     t_decay;                     /* wsd: length of the final linear decay */
         double   alpha_f;                     /* final lr / lr */
         double   warmup_min_lr;               /* lr at step 0; < 0: 0.1 lr, OLMo's default */

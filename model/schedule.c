@@ -6,8 +6,9 @@
 double schedule_lr(const Config *c, RunLength length, long step, long tokens)
 {
     bool in_tokens = c->scheduler.in_tokens;
-    double t = in_tokens ? tokens : step, warmup = c->scheduler.t_warmup, lr = c->optimizer.lr;
+    double t = in_tokens ? tokens : step, lr = c->optimizer.lr;
     double end = c->scheduler.t_max ? c->scheduler.t_max : in_tokens ? length.tokens : length.steps;
+    double fraction = c->scheduler.warmup_fraction, warmup = fraction > 0 ? round(fraction * end) : c->scheduler.t_warmup;
     double start_lr = c->scheduler.warmup_min_lr < 0 ? 0.1 * lr : c->scheduler.warmup_min_lr;
     double final_lr = c->scheduler.alpha_f * lr;
 

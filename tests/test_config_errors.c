@@ -238,6 +238,9 @@ static void test_arguments(void **state)
         { 1, "--scheduler.t_max=10", "--scheduler.t_warmup=20", "t_warmup 20 is longer than scheduler.t_max 10" },
         { 1, "--scheduler={name: wsd, t_decay: 91}", NULL, "t_warmup 10 and t_decay 91 do not fit max_duration 100" },
         { 1, "--scheduler={name: wsd, t_decay: 41}", "--scheduler.t_max=50", "and t_decay 41 do not fit t_max 50" },
+        { 1, "--scheduler={name: wsd, t_decay: 60, warmup_fraction: 0.5, t_warmup: 0}", NULL,
+          "t_warmup 50 and t_decay 60 do not fit max_duration 100" },
+        { 1, "--scheduler.warmup_fraction=0.1", NULL, "scheduler.t_warmup and scheduler.warmup_fraction both say how long" },
         { 1, "--scheduler.name=inverse_sqrt_with_warmup", "--scheduler.t_warmup=0", "needs scheduler.t_warmup > 0" },
         { 1, "--data.generate_attention_mask", NULL, "needs model.pad_token_id" },
         { 1, "--data.generate_doc_lengths", "--model.eos_token_id=null", "needs model.eos_token_id" },
@@ -335,7 +338,7 @@ static void test_hf_refused(void **state)
         try_contains(message, list[i].words);
     }
     assert_false(try_printed(message, sizeof message, 2, 1, "--load_path=/nowhere", NULL));
-    try_contains(message, "/nowhere/config.json: cannot be read");
+    try_contains(message, "load_path /nowhere: there is no such folder");
 }
 
 /* The folder that a run began with is missed only while there is no checkpoint to go on with. */
@@ -347,7 +350,7 @@ static void test_hf_gone(void **state)
     try_write_hf("{" TRY_LLAMA "}");
     try_write(try_path, "data: {paths: a.npy}\ntry_load_latest_save: true\n");
     assert_false(try_printed(message, sizeof message, 2, 1, "--load_path=/nowhere", place));
-    try_contains(message, "/nowhere/config.json: cannot be read");
+    try_contains(message, "load_path /nowhere: there is no such folder");
 
     static const char *const made[] = { "run", "run/step3" };
     for (int i = 0; i < 2; i++) {

@@ -106,24 +106,38 @@ static void test_reload_changed(void **state)
     config_free(c);
 }
 
-/* The files that are shipped, and their texts. */
+static bool loads_model(const char *path)
+{
+    YamlNode *root = yaml_load(path);
+    const bool loads = yaml_find(root, "load_path") != NULL;
+    yaml_free(root);
+    return loads;
+}
+
+/* The files that are shipped, and their texts; those that begin with a published model get one. */
 static void test_shipped(void **state)
 {
     (void)state;
     glob_t files;
-    char message[8192];
+    char message[8192], load[128];
+    int tuned = 0;
+    try_write_hf("{" TRY_LLAMA ", \"eos_token_id\": 2}");
+    snprintf(load, sizeof load, "--load_path=%s", try_folder);
     assert_int_equal(glob("configs/*.yaml", 0, NULL, &files), 0);
     assert_true(files.gl_pathc >= 6);
     char saved[sizeof try_path];
     strcpy(saved, try_path);
     for (size_t i = 0; i < files.gl_pathc; i++) {
         snprintf(try_path, sizeof try_path, "%s", files.gl_pathv[i]);
-        assert_true(try_printed(message, sizeof message, 2, 1, NULL, NULL));
+        const char *model = loads_model(try_path) ? load : NULL;
+        tuned += model != NULL;
+        assert_true(try_printed(message, sizeof message, 2, 1, model, NULL));
         assert_string_equal(message, "");
-        Config *c = try_load(1, NULL, NULL, NULL, NULL);
+        Config *c = try_load(1, model, NULL, NULL, NULL);
         strcpy(try_path, saved);
         check_reload(c);
     }
+    assert_true(tuned >= 4);
     globfree(&files);
 }
 
@@ -188,7 +202,7 @@ static void test_help_unknown(void **state)
     (void)state;
     static const struct { const char *question, *answer; } unknown[] = {
         { "--help=data.pahts", "did you mean data.paths?" },
-        { "--help=warmup", "did you mean scheduler.t_warmup, scheduler.warmup_min_lr, scheduler.grad_clip_warmup_steps" },
+        { "--help=warmup", "did you mean scheduler.t_warmup, scheduler.warmup_fraction, scheduler.warmup_min_lr" },
         { "--help=xyzzyxyzzy", "--help lists all" }, { "--help=model.d_modelx", "did you mean model.d_model?" },
     };
     char text[4096], saved[sizeof try_path];

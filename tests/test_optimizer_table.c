@@ -252,8 +252,6 @@ static void test_refusals(void **state)
                    "optimizer lion");
     expect_refusal("adamw", "lion", "it has no momentum, which optimizer lion keeps of every weight; the checkpoint was saved with "
                    "optimizer adamw");
-    expect_refusal("adamw8bit", "adamw", "its exp_avg is stored as U8, and optimizer adamw keeps it as f32");
-    expect_refusal("adamw", "adamw8bit", "its exp_avg is stored as F32, and optimizer adamw8bit keeps it as dynamic8/256");
     expect_refusal("adamw", "momentum", "embed_tokens.weight.exp_avg_sq is no state of optimizer momentum");
 }
 

@@ -115,6 +115,31 @@ static void test_own_unit(void **state)
     config_free(tokens);
 }
 
+/* A warmup that is a share of the run, or of t_max, is that of so many steps or tokens, rounded to whole ones. */
+static void test_warmup_fraction(void **state)
+{
+    (void)state;
+    static const struct { const char *share, *same; } list[] = {
+        { "{warmup_fraction: 0.04}", "{t_warmup: 52}" }, { "{warmup_fraction: 0.0384}", "{t_warmup: 50}" },
+        { "{warmup_fraction: 0.04, t_max: 500}", "{t_warmup: 20, t_max: 500}" },
+        { "{warmup_fraction: 0.04, units: tokens}", "{t_warmup: 52000, units: tokens}" },
+        { "{warmup_fraction: 1}", "{t_warmup: 1300}" },
+        { "{warmup_fraction: 0.04, name: inverse_sqrt_with_warmup}", "{t_warmup: 52, name: inverse_sqrt_with_warmup}" },
+    };
+    const RunLength length = { 1300, 1300 * 1000 };
+    for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
+        char share[128], same[128];
+        snprintf(share, sizeof share, "--scheduler=%s", list[i].share);
+        snprintf(same, sizeof same, "--scheduler=%s", list[i].same);
+        try_write_changed("t_warmup", "alpha_f: 0");
+        Config *a = try_load(1, share, "--max_duration=1ep", NULL, NULL), *b = try_load(1, same, "--max_duration=1ep", NULL, NULL);
+        for (long step = 0; step <= 1300; step++)
+            assert_true(schedule_lr(a, length, step, step * 1000) == schedule_lr(b, length, step, step * 1000));
+        config_free(a);
+        config_free(b);
+    }
+}
+
 /* ---- clipping ------------------------------------------------------------------------------------------------ */
 
 static void check_clip(const char *clip, const char *schedule, long step, long tokens, double expected)
@@ -163,6 +188,7 @@ static void test_clip_without_warmup(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_learning_rate), cmocka_unit_test(test_own_unit),
+                                        cmocka_unit_test(test_warmup_fraction),
                                         cmocka_unit_test(test_clip_warmup), cmocka_unit_test(test_clip_without_warmup) };
     return cmocka_run_group_tests(tests, try_make_folder, try_remove_folder);
 }

@@ -101,6 +101,7 @@ static void test_flipped_bits(void **state)
     flip("first/step2/optimizer-00001.safetensors", -1000);
     refuse(4, most_ranks() < 4 ? "" : "--fsdp.sharding_strategy=HYBRID_SHARD --fsdp.hybrid_sharding_num_model_replicas=2",
            "copy/step2/optimizer-00001.safetensors: tensor model.");
+    refuse(2, "--recipe=bf16", " in trainer.json");         /* moments that are converted */
     flip("first/step2/optimizer-00001.safetensors", -1000);
     flip("first/step2/model.safetensors", -100000);
     refuse(2, "", "copy/step2/model.safetensors: tensor model.");
@@ -120,6 +121,31 @@ static void test_other_content(void **state)
     flip("train.mask", 1);
     refuse(1, "", "was trained on data.label_mask_paths with other content");
     flip("train.mask", 1);
+}
+
+/* Every setting that is another one is said, and nothing else; the moments go on in the new recipe's formats. */
+static void test_other_settings(void **state)
+{
+    (void)state;
+    make_first();
+    in_folder("rm -rf copy; cp -r first copy");
+    expect_status(go_on(2, "copy", "--recipe=bf16 --optimizer.betas=[0.9,0.99] --max_duration=3 --console_log_interval=2"), 0);
+    expect_output("loading: exp_avg is converted from e4m3/128+ to f32\n");
+    expect_output("loading: exp_avg_sq is converted from e4m3/128+ to f32\n");
+    const char *said = strstr(output, "resume: ");
+    static const char lines[] = "resume: recipe bf16, was coat\nresume: max_duration 3, was 4\n"
+                                "resume: optimizer.betas[1] 0.99 of 2, was 0.95 of 2\n";
+    if (!said || strncmp(said, lines, strlen(lines)) != 0 || strstr(said + strlen(lines), "resume: "))
+        fail_msg("expected '%s' in: %s", lines, output);
+    in_folder("rm -rf copy; cp -r first copy; "
+              "sed -i '/warmup_fraction/d; /label_mask_paths/,+1d; /trainable/d' copy/step2/config.yaml");
+    expect_status(go_on(1, "copy", "--restore_dataloader=false"), 0);      /* of a program that knew less */
+    if (strstr(strstr(output, "resume: ") + 1, "resume: "))
+        fail_msg("%s", output);
+    expect_output("resume: data.label_mask_paths[0] ");
+    in_folder("rm -rf copy; cp -r first copy");
+    expect_status(go_on(1, "copy", ""), 0);
+    assert_null(strstr(output, "resume: "));
 }
 
 /* Its manifest had neither checksums nor samples: nothing is verified, and the rest of the run is the same bit for bit. */
@@ -143,6 +169,7 @@ static void test_old_checkpoint(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_sample), cmocka_unit_test(test_flipped_bits),
-                                        cmocka_unit_test(test_other_content), cmocka_unit_test(test_old_checkpoint) };
+                                        cmocka_unit_test(test_other_content),
+                                        cmocka_unit_test(test_other_settings), cmocka_unit_test(test_old_checkpoint) };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

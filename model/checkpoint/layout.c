@@ -354,7 +354,7 @@ static const char *shape_text(char text[64], int dims, const size_t *shape)
     return text;
 }
 
-static void check_piece(const Piece *p, const SafeFile *file, const SafeTensor *t)
+void layout_check_piece(const Piece *p, const SafeFile *file, const SafeTensor *t)
 {
     char found[64], expected[64];
     if (p->kind == PIECE_WEIGHT && !convert_knows(t->dtype))
@@ -408,8 +408,7 @@ static bool is_rounded(const Piece *p, const SafeTensor *t)
     return p->region == FROZEN && strcmp(p->dtype, "BF16") == 0 && strcmp(t->dtype, "BF16") != 0;
 }
 
-/* The piece's tensor, and its file; NULL: it is in none. */
-static const SafeTensor *find_tensor(const Piece *p, SafeFile *const *source, int count, const SafeFile **file)
+const SafeTensor *layout_find(const Piece *p, SafeFile *const *source, int count, const SafeFile **file)
 {
     const SafeTensor *t = NULL;
     for (int k = 0; k < count && !t; k++) {
@@ -419,11 +418,12 @@ static const SafeTensor *find_tensor(const Piece *p, SafeFile *const *source, in
     return t;
 }
 
-static void check_sums(const Layout *l, SafeFile *const *source, int count)
+void layout_check_sums(Layout *l, SafeFile *const *source, int count)
 {
+    sum_over(l, RANKS_SHARD);
     for (int i = 0; i < l->num_pieces; i++) {
         const SafeFile *file;
-        const SafeTensor *t = find_tensor(&l->piece[i], source, count, &file);
+        const SafeTensor *t = layout_find(&l->piece[i], source, count, &file);
         if (t->has_sum && t->sum != l->sum[i])
             die("%s: tensor %s has the checksum %08x, and %08x in trainer.json: some of its bytes are not those that were saved. "
                 "Copy the file again or load another checkpoint (if it was changed on purpose: take crc32c out of trainer.json)",
@@ -439,11 +439,11 @@ void layout_read(Layout *l, Fsdp *f, SafeFile *const *source, int count)
     for (int i = 0; i < l->num_pieces; i++) {
         const Piece *p = &l->piece[i];
         const SafeFile *file;
-        const SafeTensor *t = find_tensor(p, source, count, &file);
+        const SafeTensor *t = layout_find(p, source, count, &file);
         if (!t)
             die("%s%s: there is no tensor %s, which the configured model needs", source[0]->path,
                 count > 1 ? " and the files beside it" : "", p->name);
-        check_piece(p, file, t);
+        layout_check_piece(p, file, t);
         if (is_rounded(p, t) && !rounded && f->first_trained < f->num_units)        /* else as computing rounds them anyway */
             warn("%s: tensors that are not trained are stored as %s there and rounded to bf16 here; --format.frozen=f32 keeps "
                  "them as they are", file->path, t->dtype);
@@ -452,6 +452,5 @@ void layout_read(Layout *l, Fsdp *f, SafeFile *const *source, int count)
     }
     free(raw);
     free(values);
-    sum_over(l, RANKS_SHARD);
-    check_sums(l, source, count);
+    layout_check_sums(l, source, count);
 }

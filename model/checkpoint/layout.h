@@ -61,3 +61,10 @@ void   layout_sum(Layout *l);
  * Dies naming a tensor that is missing, has another shape, has a type that cannot be converted, or other bytes than its checksum
  * says. */
 void   layout_read(Layout *l, Fsdp *f, SafeFile *const *source, int count);
+
+/* The parts of that, for who reads pieces in another way. find: the piece's tensor in the files, and its file; NULL: it is in none.
+ * check_piece: dies as layout_read. check_sums: the same, of l->sum, where each rank has what its part adds; all of a shard group
+ * call. */
+const SafeTensor *layout_find(const Piece *p, SafeFile *const *source, int count, const SafeFile **file);
+void   layout_check_piece(const Piece *p, const SafeFile *file, const SafeTensor *t);
+void   layout_check_sums(Layout *l, SafeFile *const *source, int count);

@@ -22,6 +22,7 @@
 #include "model/checkpoint/layout.h"
 #include "model/checkpoint/manifest.h"
 #include "model/checkpoint/source.h"
+#include "model/checkpoint/stored_states.h"
 #include "model/config/hf.h"
 #include "model/config/table.h"
 #include "model/config/yaml.h"
@@ -276,24 +277,21 @@ static void load_optimizer(const char *folder, Source s, const Config *c, Fsdp *
     const Optimizer *o = f->optimizer;
     for (int i = 0; i < o->num_states; i++) {
         const char *name = o->state[i].name;
-        const Format format = optimizer_format(o, i, &f->recipe);
-        const SafeTensor *t = find_state(&s, name);
-        if (!t)
+        if (!find_state(&s, name))
             die_of_states(folder, xasprintf("it has no %s, which optimizer %s keeps of every weight", name, o->name));
-        if ((strcmp(t->dtype, "U8") == 0) != format_is_dynamic8(format))       /* no recipe makes one of the other */
-            die_of_states(folder, xasprintf("its %s is stored as %s, and optimizer %s keeps it as %s", name, t->dtype, o->name,
-                                            format_name(format)));
     }
+    StoredStates stored = stored_states(&c->model, f, s.file, s.count);
     Layout l = layout_make(NULL, LAYOUT_OPTIMIZER, &c->model, f, 0);
     if (o->num_states > 0)
         check_trained(folder, &l, &s, o->state[0].name);
     fsdp_zero_states(f);            /* files hold no padding */
-    layout_read(&l, f, s.file, s.count);
-    const char *path, *name = left_over(&l, &s, folder, &c->model, &path);
+    stored_states_read(&stored, f, s.file, s.count);
+    const char *path, *name = left_over(&stored.layout, &s, folder, &c->model, &path);
     if (name)
         die_of_states(folder, xasprintf("its %s is no state of optimizer %s", name, o->name));
     check_finite(folder, &l, f);
     layout_free(&l);
+    stored_states_free(&stored);
     source_close(&s);
 }
 

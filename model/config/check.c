@@ -299,7 +299,8 @@ void config_check_data(Reader *r)
     const char *key = r->s->num_datasets > 0 ? "data.datasets" : "data.paths";
     use_datasets(r->s);
     if (c->data.num_paths == 0 && !c->dry_run && !config_forward_only(c))      /* these need none */
-        die("%s: no training data: give data.paths, a list of token shards", config_where(r, "data.paths"));
+        die("%s: no training data: give data.paths, a list of token shards, as in --data.paths='[shards/*.npy]'",
+            config_where(r, "data.paths"));
     refuse_remote(r, key, c->data.paths, c->data.num_paths);
     refuse_remote(r, "data.label_mask_paths", c->data.label_mask_paths, c->data.num_label_mask_paths);
     c->data.itemsize = r->s->memmap_dtype;
@@ -388,6 +389,12 @@ static void check_schedule(Reader *r)
 {
     Config *c = &r->s->c;
     c->scheduler.in_tokens = r->s->scheduler_units == UNITS_TOKENS;
+    const bool share = c->scheduler.warmup_fraction > 0;
+    if (share && config_given(r, "scheduler.t_warmup") && c->scheduler.t_warmup > 0)
+        die("%s: scheduler.t_warmup and scheduler.warmup_fraction both say how long the warmup is; take one of them back: "
+            "--scheduler.t_warmup=0 or --scheduler.warmup_fraction=null", config_where(r, "scheduler.warmup_fraction"));
+    if (share)
+        c->scheduler.t_warmup = 0;
     long warmup = c->scheduler.t_warmup, end = c->scheduler.t_max;
     if (end > 0 && warmup > end)
         die("%s: scheduler.t_warmup %ld is longer than scheduler.t_max %ld; shorten the warmup or lengthen t_max",
@@ -396,11 +403,13 @@ static void check_schedule(Reader *r)
     if (length > 0 && warmup > length)
         warn("%s: the learning rate is still warming up when the run ends: scheduler.t_warmup %ld, length %.0f",
              config_where(r, "scheduler.t_warmup"), warmup, length);
-    if (c->scheduler.name == INVERSE_SQRT_WITH_WARMUP && warmup == 0)
+    if (c->scheduler.name == INVERSE_SQRT_WITH_WARMUP && warmup == 0 && !share)
         die("%s: inverse_sqrt_with_warmup needs scheduler.t_warmup > 0", config_where(r, "scheduler.t_warmup"));
     if (c->scheduler.name == WSD && c->scheduler.t_decay == 0)
         die("%s: wsd needs scheduler.t_decay, the length of the final decay", config_where(r, "scheduler.name"));
     const double last = end > 0 ? end : ceil(length);       /* 0: epochs */
+    if (share)
+        warmup = lround(c->scheduler.warmup_fraction * last);
     if (c->scheduler.name == WSD && last > 0 && warmup + c->scheduler.t_decay > last)
         die("%s: scheduler.t_warmup %ld and t_decay %ld do not fit %s %.0f; shorten one of them",
             config_where(r, "scheduler.t_decay"), warmup, c->scheduler.t_decay, end > 0 ? "t_max" : "max_duration", last);
@@ -415,16 +424,6 @@ void config_choose_save_folder(Config *c)
 {
     if (!c->save_folder && (!config_forward_only(c) || c->try_load_latest_save))
         c->save_folder = xasprintf("runs/%s", c->run_name);
-}
-
-void config_check_load_path(const Reader *r)
-{
-    const char *path = r->s->c.load_path;
-    if (path && !*path)
-        die("%s: load_path is empty; give a folder, '.' for the current one", config_where(r, "load_path"));
-    if (path && strstr(path, "://"))
-        die("%s: load_path '%s' is remote; fetch the folder first (huggingface-cli download, aws s3 cp --recursive) "
-            "and give its local path", config_where(r, "load_path"), path);
 }
 
 static void check_folders(Reader *r)

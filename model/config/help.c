@@ -123,6 +123,7 @@ void config_print_usage(FILE *f)
 {
     fputs("usage: ./train CONFIG.yaml [--key=value ...]                  on one GPU\n"
           "       mpirun -n RANKS ./train CONFIG.yaml [--key=value ...]  a rank per GPU\n\n"
+          "  ./train --load_path=FOLDER --data.paths='[shards/*.npy]'        fine-tune a model that save_pretrained wrote\n"
           "  ./train configs/OLMo-1B.yaml --data.paths='[shards/*.npy]' --max_duration=1000\n"
           "  ./train configs/OLMo-1B.yaml --dry_run --ranks=8 --device_memory=80    does it fit 8 GPUs of 80 GiB?\n"
           "  ./train --export=runs/x/latest --dtype=bf16 FOLDER    a checkpoint for transformers, vLLM, llama.cpp\n\n"

@@ -97,7 +97,7 @@ static ConfigKey row_of(const Key *k)
 
 /* ---- reading ---------------------------------------------------------------------------------------------- */
 
-typedef struct { json_t *json; const Architecture *class; char path[4096]; } Source;
+typedef struct { json_t *json, *generation; const Architecture *class; char path[4096]; } Source;
 
 static json_t *get(const json_t *from, const char *key)
 {
@@ -129,6 +129,8 @@ static void read_token(ModelConfig *m, const Source *s, const Key *k)
 {
     const ConfigKey row = row_of(k);
     json_t *value = get(s->json, k->key);
+    if (!value)
+        value = get(s->generation, k->key);
     if (json_is_array(value))
         value = json_array_get(value, 0);
     if (value && !json_is_integer(value))
@@ -270,6 +272,10 @@ static void open_source(Source *s, const char *folder)
             s->path, error.text);
     if (!s->json)
         die("%s:%d: %s", s->path, error.line, error.text);
+    char *generation = xasprintf("%s/generation_config.json", folder);
+    check_regular(generation);
+    s->generation = json_load_file(generation, 0, NULL);        /* which not every folder has */
+    free(generation);
     const char *class = json_string_value(json_array_get(get(s->json, "architectures"), 0));
     const char *type = json_string_value(get(s->json, "model_type"));
     s->class = class ? architecture_find(class) : NULL;
@@ -322,6 +328,7 @@ void config_read_hf(ModelConfig *m, const char *folder)
     config_check_rope(m, s.path);
     read_windows(m, &s);
     json_decref(s.json);
+    json_decref(s.generation);
 }
 
 /* ---- writing ---------------------------------------------------------------------------------------------- */

@@ -162,7 +162,10 @@ static bool read_hf(Reader *r, char *(*latest_of)(const char *save_folder))
         return false;
     config_choose_save_folder(c);
     char *latest = c->try_load_latest_save ? latest_of(c->save_folder) : NULL;
+    if (!latest)
+        config_check_source(config_where(r, "load_path"), c->load_path);
     config_read_hf(&c->model, latest ? latest : c->load_path);
+    config_settle_source(r, latest ? latest : c->load_path);
     free(latest);
     r->s->layer_norm_type = c->model.norm.kind == RMS_NORM ? NORM_RMS : NORM_DEFAULT;
     r->s->rope_type = c->model.rope_scaling.type == ROPE_DEFAULT ? NOT_GIVEN : (int)c->model.rope_scaling.type;
@@ -405,15 +408,15 @@ Config *config_load(int argc, char **argv, int world, char *(*latest)(const char
             return answer(argv[i]);
     const bool has_file = argv[1][0] != '-';
     Settings *s = xcalloc(1, sizeof *s);
-    Reader r = { .s = s, .root = has_file ? yaml_load(argv[1]) : yaml_new(YAML_MAP, NULL, NULL, COMMAND_LINE, 0),
-                 .file = has_file ? argv[1] : COMMAND_LINE, .world = world };
+    Reader r = { .s = s, .root = has_file ? yaml_load(argv[1]) : config_without_file(), .file = has_file ? argv[1] : COMMAND_LINE,
+                 .world = world };
     size_t size;
     r.notes = open_memstream(&r.notes_text, &size);
     const bool has_model = yaml_find(r.root, "model.d_model") || yaml_find(r.root, "model.n_layers");
     for (int i = has_file ? 2 : 1; i < argc; i++)
         yaml_override(r.root, argv[i]);
-    if (!has_file && !yaml_find(r.root, "load_path"))
-        die("'%s' is no configuration file; it comes first: ./train configs/tiny.yaml %s", argv[1], argv[1]);
+    if (!has_file)
+        config_check_command_line(&r, argv[1]);
 
     set_defaults(s, false);
     config_drop_data(&r);

@@ -1,9 +1,10 @@
 /* The table of keys. Names, units and defaults are OLMo's (olmo/config.py) wherever OLMo has the key; where a default
  * of OLMo could not run here (dropout, biases) the key has the value that can. Keys of ours: recipe, format.*,
  * model.architecture, model.head_dim, model.sliding_window, model.layer_types and model.rope_scaling.* (Hugging Face's names, but
- * for OLMo-core's full_attn_layers_only), scheduler.t_decay, spikes, loss_chunk, quant_stats_interval, fsdp.grad_sync_mode,
- * profile, timeout_seconds, tokenizer (a path), trainable, dry_run, eval_only, generate, max_new_tokens, temperature, top_p,
- * samples.*, ranks, device_memory. Sections stand in the order in which the resolved configuration shows them. */
+ * for OLMo-core's full_attn_layers_only), scheduler.t_decay, scheduler.warmup_fraction (OLMo-core's), spikes, loss_chunk,
+ * quant_stats_interval, fsdp.grad_sync_mode, profile, timeout_seconds, tokenizer (a path), trainable, dry_run, eval_only, generate,
+ * max_new_tokens, temperature, top_p, samples.*, ranks, device_memory. Sections stand in the order in which the resolved
+ * configuration shows them. */
 #include "model/config/table.h"
 
 #include <assert.h>
@@ -139,7 +140,7 @@ const ConfigKey config_keys[] = {
     NUMBER("model.mlp_ratio", DOUBLE | SPENT, "4", TINY, 1e6, X(mlp_ratio),
            "mlp_hidden_size / d_model, if that is not given"),
     NUMBER("model.max_sequence_length", INT, "1024", 2, 1 << 24, C(model.max_sequence_length),
-           "tokens of a sequence"),
+           "tokens of a sequence; without a model section those that load_path's model knows, at most 4096"),
     NUMBER("model.vocab_size", INT, NULL, 2, VOCAB, C(model.vocab_size), "token ids that exist"),
     OPTION("model.embedding_size", INT, "null", 0, 2, MANY, C(model.embedding_size),
            "rows of the embedding; default vocab_size rounded up to a multiple of 128"),
@@ -216,7 +217,7 @@ const ConfigKey config_keys[] = {
     OTHER ("data.label_mask_paths", PATHS, "[]", C(data.label_mask_paths),
            "one bool per token, parallel to paths: false is not learned"),
     WORD  ("data.memmap_dtype", CHOICE, "uint16", token_types, X(memmap_dtype),
-           "type of a token in headerless shards"),
+           "type of a token in headerless shards; without a model section uint32 if load_path's model has more than 65536 ids"),
     OPTION("data.seed", U64 | FOLLOWS, "null", NAN, 0, LONGS, C(data.seed), "of the order of the data; default `seed`"),
     WORD  ("data.packing", CHOICE, "concat", packings, C(data.packing), "concat: documents one behind the other, cut where a "
            "sequence is full, as OLMo; best_fit: whole ones, each where it fits best, attention inside them"),
@@ -273,6 +274,8 @@ const ConfigKey config_keys[] = {
     WORD  ("scheduler.units", CHOICE, "steps", WORDS({ "steps", UNITS_STEPS }, { "tokens", UNITS_TOKENS }),
            X(scheduler_units), "of the lengths below"),
     NUMBER("scheduler.t_warmup", LONG, "100", 0, LONGS, C(scheduler.t_warmup), "length of the warmup"),
+    OPTION("scheduler.warmup_fraction", DOUBLE, "null", 0, TINY, 1, C(scheduler.warmup_fraction),
+           "the same as a share of t_max, instead of t_warmup"),
     OPTION("scheduler.t_max", LONG, "null", 0, 1, LONGS, C(scheduler.t_max),
            "end of the decay; default max_duration"),
     OPTION("scheduler.t_decay", LONG, "null", 0, 1, LONGS, C(scheduler.t_decay), "wsd: length of the final decay"),

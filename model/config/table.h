@@ -160,9 +160,14 @@ void        config_apply(Reader *r, YamlNode *n, const char *name, void *base); 
 void config_drop_data(Reader *r);
 void config_choose_ranks(Reader *r);
 
+/* Settings of a run that is given no file, but load_path: full fine-tuning of that model. The caller owns it. */
+YamlNode *config_without_file(void);
+
 /* The steps that follow the reading of the values; each derives what was left open and dies on what cannot work. */
 void config_choose_save_folder(Config *c);           /* runs/<run_name>, if none is given and one is needed */
-void config_check_load_path(const Reader *r);
+void config_check_load_path(const Reader *r);        /* that it is no address and not empty (source.c, as the next two) */
+void config_check_command_line(const Reader *r, const char *first);      /* of a run without a file, `first` its first argument */
+void config_settle_source(Reader *r, const char *folder);                /* what follows from the model read from `folder` */
 void config_check_model (Reader *r, bool from_hf);
 void config_check_rope  (const ModelConfig *m, const char *place);         /* of config.json, too, as the next */
 void config_settle_windows(ModelConfig *m, const char *place);             /* equal windows become equal LayerTypes */

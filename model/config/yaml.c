@@ -187,6 +187,11 @@ YamlNode *yaml_load(const char *path)
     return root;
 }
 
+YamlNode *yaml_parse(const char *text, const char *name)
+{
+    return parse(NULL, text, name);
+}
+
 /* ---- overrides -------------------------------------------------------------------------------------------- */
 
 /* `from` goes over `to`: maps key by key, anything else as a whole. `from` is used up. */

@@ -18,6 +18,9 @@ struct YamlNode {
 /* Reads a file. Dies with file:line on a syntax error or a key given twice. */
 YamlNode *yaml_load(const char *path);
 
+/* The same of a text, which `name` stands for in messages; what it holds has no lines. */
+YamlNode *yaml_parse(const char *text, const char *name);
+
 /* Merges "--a.b=value" (or "--a.b": true) into the tree; a dash in the key is read as an underscore. A value that
  * starts with [ { " or ' is YAML; any other is taken as it is, `null` and nothing meaning null. */
 void yaml_override(YamlNode *root, const char *argument);

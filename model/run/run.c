@@ -18,9 +18,11 @@
 #include "kernels/watchdog.h"
 #include "model/checkpoint/companions.h"
 #include "model/checkpoint/folder.h"
+#include "model/config/hf.h"
 #include "model/config/table.h"
 #include "model/run/fit.h"
 #include "model/run/memory.h"
+#include "model/run/resume.h"
 #include "model/run/shared_folder.h"
 #include "model/version.h"
 
@@ -282,10 +284,11 @@ static void load_or_initialize(Run *r, const char *folder, bool resets)
     }
     if (comm_rank() != 0)
         return;
-    if (ours && !new_trainer)
+    if (ours && !new_trainer) {
         printf("continuing %s, at step %ld of %ld%s\n", folder, r->state.step, r->last_step,
                run_is_over(r) ? ": complete, nothing is left to train" : "");
-    else
+        resume_print(c, folder);
+    } else
         printf("loaded %s, beginning at step 0\n", folder);
 }
 
@@ -353,6 +356,8 @@ void run_plan(const Config *c)
 {
     Model m;
     Fsdp f;
+    if (c->load_path && !c->try_load_latest_save)
+        config_check_source(NULL, c->load_path);
     if (c->device_memory == 0 && device_count() == 0)
         die("dry_run: no GPU is here to ask for its memory; say how much yours have, in GiB: --device_memory=80");
     if (c->device_memory == 0)
@@ -391,13 +396,15 @@ void run_open(Run *r, const Config *c)
     check_agreement("configurations", text_hash(c->text));
     if (c->tokenizer)
         companions_take_tokenizer(c->tokenizer, c->model.vocab_size);
+    char *latest = c->try_load_latest_save ? checkpoint_latest(c->save_folder) : NULL;
+    const char *folder = latest ? latest : c->load_path;
+    if (folder && !latest)
+        config_check_source(NULL, folder);
     if (c->eval_only)
         evaluate_check(c);
     else
         open_data(r);
     run_check_device(&c->recipe);
-    char *latest = c->try_load_latest_save ? checkpoint_latest(c->save_folder) : NULL;
-    const char *folder = latest ? latest : c->load_path;
     check_agreement("checkpoints to go on from", text_hash(folder ? folder : ""));
     if (c->eval_only) {
         open_to_evaluate(r, folder);

@@ -1,0 +1,289 @@
+/* A chunk of a rank's shard at a time: what the files have of it is copied to the host, tensor by tensor, in the files' format, and
+ * stored anew in the run's. Groups begin at multiples of their size in the unit's region and chunks at multiples of PARAM_ALIGN, so
+ * no group is cut. The conversion is that of kernels/values.h, on all cores. */
+#include "model/checkpoint/stored_states.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/comm.h"
+#include "kernels/device.h"
+#include "kernels/dynamic8.h"
+#include "kernels/error.h"
+#include "kernels/text.h"
+#include "kernels/values.h"
+#include "kernels/watchdog.h"
+#include "model/checkpoint/crc32c.h"
+
+enum { CHUNK = 1 << 22, MAX_SLICES = 16 };       /* elements, a multiple of PARAM_ALIGN; threads that convert a chunk */
+
+/* ---- formats ---------------------------------------------------------------------------------------------- */
+
+static const SafeTensor *find_suffix(SafeFile *const *source, int count, const char *suffix)
+{
+    for (int i = 0; i < count; i++)
+        for (int t = 0; t < source[i]->count; t++)
+            if (text_ends_with(source[i]->tensor[t].name, suffix))
+                return &source[i]->tensor[t];
+    return NULL;
+}
+
+/* The map of U8 codes is that of the optimizer which keeps a state of that name so. */
+static DType dynamic_map(const char *state, DType otherwise)
+{
+    const Optimizer *o;
+    for (int i = 0; (o = optimizer_at(i)); i++)
+        for (int k = 0; k < o->num_states; k++)
+            if (strcmp(o->state[k].name, state) == 0 && format_is_dynamic8(o->state[k].own))
+                return o->state[k].own.dtype;
+    return otherwise;
+}
+
+static bool scales_fit(const StoredStates *s, int state, SafeFile *const *source, int count)
+{
+    for (int i = 0; i < s->layout.num_pieces; i++) {
+        const Piece *p = &s->layout.piece[i];
+        const SafeFile *file;
+        const SafeTensor *t = p->kind == PIECE_SCALE && p->state == state ? layout_find(p, source, count, &file) : NULL;
+        if (t && (t->dims != p->dims || t->shape[0] != p->shape[0]))
+            return false;
+    }
+    return true;
+}
+
+static void lay_out(StoredStates *s, const ModelConfig *c, const Fsdp *f)
+{
+    Fsdp there = *f;
+    there.optimizer = &s->optimizer;
+    layout_free(&s->layout);
+    s->layout = layout_make(NULL, LAYOUT_OPTIMIZER, c, &there, 0);
+}
+
+/* Finds the size of the groups that the numbers of scales were made with. */
+static void choose_group(StoredStates *s, int state, const ModelConfig *c, const Fsdp *f, SafeFile *const *source, int count)
+{
+    Format *own = &s->optimizer.state[state].own;
+    for (own->group = PARAM_ALIGN; own->group > 0; own->group /= 2) {
+        lay_out(s, c, f);
+        if (scales_fit(s, state, source, count))
+            return;
+    }
+    die("%s%s: the scales of %s fit no size of groups: these are the states of another model", source[0]->path,
+        count > 1 ? " and the files beside it" : "", s->optimizer.state[state].name);
+}
+
+/* What the file's type and that of the scales say; `ours` if that is no format of states. */
+static Format format_of(const char *state, Format ours, SafeFile *const *source, int count)
+{
+    char suffix[64];
+    snprintf(suffix, sizeof suffix, ".%s", state);
+    const SafeTensor *t = find_suffix(source, count, suffix);
+    snprintf(suffix, sizeof suffix, ".%s.scale", state);
+    const SafeTensor *scale = find_suffix(source, count, suffix);
+    const bool expanded = scale && strcmp(scale->dtype, "U32") == 0;
+    if (t && strcmp(t->dtype, "F32") == 0)
+        return (Format){ F32, 0, false };
+    if (t && strcmp(t->dtype, "BF16") == 0)
+        return (Format){ BF16, 0, false };
+    if (t && scale && strcmp(t->dtype, "U8") == 0)
+        return (Format){ dynamic_map(state, ours.dtype), DYNAMIC8_GROUP, false };
+    if (t && scale && strcmp(t->dtype, "F8_E4M3") == 0)
+        return (Format){ E4M3, PARAM_ALIGN, expanded };
+    if (t && scale && strcmp(t->dtype, "F8_E5M2") == 0)
+        return (Format){ E5M2, PARAM_ALIGN, expanded };
+    return ours;
+}
+
+StoredStates stored_states(const ModelConfig *c, const Fsdp *f, SafeFile *const *source, int count)
+{
+    StoredStates s = { .optimizer = *f->optimizer };
+    for (int i = 0; i < s.optimizer.num_states; i++) {
+        OptimizerState *state = &s.optimizer.state[i];
+        const Format ours = optimizer_format(f->optimizer, i, &f->recipe);
+        *state = (OptimizerState){ state->name, state->label, OWN_FORMAT, format_of(state->name, ours, source, count) };
+        if (format_is_fp8(state->own))
+            choose_group(&s, i, c, f, source, count);
+        s.converts |= !format_equal(state->own, ours) && (format_has_scales(state->own) || format_has_scales(ours));
+    }
+    for (int i = 0; i < s.optimizer.num_states && !s.converts; i++)
+        s.optimizer.state[i].own = optimizer_format(f->optimizer, i, &f->recipe);
+    lay_out(&s, c, f);
+    return s;
+}
+
+void stored_states_free(StoredStates *s)
+{
+    layout_free(&s->layout);
+}
+
+/* ---- reading ---------------------------------------------------------------------------------------------- */
+
+typedef struct { StoredStates *s; SafeFile *const *source; int count; } Reading;
+
+static Tensor host_tensor(Format f)
+{
+    Tensor t = { .format = f, .rows = 1, .cols = CHUNK, .data = xmalloc(CHUNK * dtype_size(f.dtype)) };
+    if (format_has_scales(f))
+        t.scale = xmalloc((size_t)(CHUNK / f.group) * 2 * (size_t)tensor_scales_per_group(f));
+    return t;
+}
+
+static void free_host(Tensor t)
+{
+    free(t.data);
+    free(t.scale);
+}
+
+static size_t scale_bytes(Format f, size_t n)
+{
+    return format_has_scales(f) ? n / (size_t)f.group * 2 * (size_t)tensor_scales_per_group(f) : 0;
+}
+
+/* Elements, or groups' scales, [from, to) of a piece's region, as far as the piece and its tensor go. */
+static Range part_of(const Piece *p, const SafeTensor *t, size_t from, size_t to)
+{
+    const size_t end = p->first + t->shape[0] * (t->dims == 2 ? t->shape[1] : 1);
+    Range r = { from / p->per > p->first ? from / p->per : p->first, to / p->per < end ? to / p->per : end };
+    return r.first < r.end ? r : (Range){ 0, 0 };
+}
+
+/* Into x: elements [first, first + n) of the unit's region, and their scales; what no tensor has is padding, 0. */
+static void read_chunk(const Reading *r, Tensor x, int unit, int state, size_t first, size_t n)
+{
+    Layout *l = &r->s->layout;
+    memset(x.data, format_is_dynamic8(x.format) ? dynamic8_encode(0, x.format.dtype) : 0, n * dtype_size(x.format.dtype));
+    if (x.scale)
+        memset(x.scale, 0, scale_bytes(x.format, n));
+    for (int i = 0; i < l->num_pieces; i++) {
+        const Piece *p = &l->piece[i];
+        const SafeFile *file;
+        if (p->unit != unit || p->state != state)
+            continue;
+        const SafeTensor *t = layout_find(p, r->source, r->count, &file);
+        const Range part = part_of(p, t, first, first + n);
+        const size_t bytes = (part.end - part.first) * p->bytes;
+        if (bytes == 0)
+            continue;
+        char *dst = (char *)(p->kind == PIECE_SCALE ? x.scale : x.data) + (part.first - first / p->per) * p->bytes;
+        watchdog_mark("reading and converting the optimizer's states", -1);
+        safetensors_read(file, dst, t, (part.first - p->first) * p->bytes, bytes);
+        if (t->has_sum)
+            l->sum[i] = crc32c(l->sum[i], dst, bytes);
+    }
+}
+
+/* ---- converting ------------------------------------------------------------------------------------------- */
+
+typedef struct { Tensor there, here; float *x; size_t first, n; } Slice;
+
+static void *convert_slice(void *slice)
+{
+    const Slice *s = slice;
+    tensor_load(s->x + s->first, s->there, s->first, s->n);
+    tensor_store(s->here, s->first, s->x + s->first, s->n);
+    return NULL;
+}
+
+/* This rank's share of its host's cores. */
+static int num_slices(void)
+{
+    cpu_set_t cores;
+    const int all = sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1, own = all / comm_local_size();
+    return own < 1 ? 1 : own > MAX_SLICES ? MAX_SLICES : own;
+}
+
+/* here = there, n elements by way of x. An expanded one takes some 0.1 microseconds: of a 7B model all take a core half an hour. */
+static void convert(Tensor here, Tensor there, float *x, size_t n)
+{
+    const size_t count = (size_t)num_slices(), blocks = n / PARAM_ALIGN;
+    Slice slice[MAX_SLICES];
+    pthread_t thread[MAX_SLICES];
+    bool runs[MAX_SLICES] = { false };
+    slice[0] = (Slice){ there, here, x, 0, PARAM_ALIGN };
+    convert_slice(&slice[0]);           /* alone: the first use of a format fills its tables */
+    for (size_t i = 0; i < count; i++) {
+        const size_t first = blocks * i / count * PARAM_ALIGN, end = blocks * (i + 1) / count * PARAM_ALIGN;
+        slice[i] = (Slice){ there, here, x, first, end - first };
+        runs[i] = i + 1 < count && pthread_create(&thread[i], NULL, convert_slice, &slice[i]) == 0;
+        if (!runs[i])
+            convert_slice(&slice[i]);
+    }
+    for (size_t i = 0; i < count; i++)
+        if (runs[i])
+            pthread_join(thread[i], NULL);
+}
+
+/* `there`, `here` and x: room for a chunk in the files' format, in the shard's and in F32. */
+static void read_state(const Reading *r, const Shard *shard, int unit, int state, Tensor there, Tensor here, float *x)
+{
+    const Tensor dst = shard->state[state];
+    const bool same = format_equal(there.format, here.format);
+    for (size_t at = 0; at < shard->count; at += CHUNK) {
+        const size_t n = shard->count - at < CHUNK ? shard->count - at : CHUNK, scales = scale_bytes(here.format, n);
+        read_chunk(r, there, unit, state, shard->first + at, n);
+        if (!same)
+            convert(here, there, x, n);
+        const Tensor src = same ? there : here;
+        device_put((char *)dst.data + at * dtype_size(dst.format.dtype), src.data, n * dtype_size(dst.format.dtype));
+        if (scales)
+            device_put((char *)dst.scale + scale_bytes(here.format, at), src.scale, scales);
+    }
+}
+
+static void check_pieces(const Reading *r)
+{
+    const Layout *l = &r->s->layout;
+    for (int i = 0; i < l->num_pieces; i++) {
+        const Piece *p = &l->piece[i];
+        const SafeFile *file;
+        const SafeTensor *t = layout_find(p, r->source, r->count, &file);
+        if (!t)
+            die("%s%s: there is no tensor %s, which the states of the configured model need", r->source[0]->path,
+                r->count > 1 ? " and the files beside it" : "", p->name);
+        layout_check_piece(p, file, t);
+        if (strcmp(t->dtype, p->dtype) != 0)
+            die("%s: tensor %s is stored as %s, others of its kind as %s", file->path, p->name, t->dtype, p->dtype);
+    }
+}
+
+/* l->sum becomes what this rank's part adds to the checksum of each tensor. */
+static void shift_sums(const Reading *r, const Fsdp *f)
+{
+    Layout *l = &r->s->layout;
+    for (int i = 0; i < l->num_pieces; i++) {
+        const Piece *p = &l->piece[i];
+        const SafeFile *file;
+        const SafeTensor *t = layout_find(p, r->source, r->count, &file);
+        const Shard *s = &f->shard[p->unit];
+        const Range part = part_of(p, t, s->first, s->first + s->count);
+        const size_t count = t->shape[0] * (t->dims == 2 ? t->shape[1] : 1);
+        l->sum[i] = crc32c_shift(l->sum[i], (p->first + count - part.end) * p->bytes);
+    }
+}
+
+void stored_states_read(StoredStates *s, Fsdp *f, SafeFile *const *source, int count)
+{
+    if (!s->converts) {
+        layout_read(&s->layout, f, source, count);
+        return;
+    }
+    const Reading r = { s, source, count };
+    float *x = xmalloc(CHUNK * sizeof *x);
+    check_pieces(&r);
+    for (int i = 0; i < s->optimizer.num_states; i++) {
+        const Format from = s->optimizer.state[i].own, to = optimizer_format(f->optimizer, i, &f->recipe);
+        if (comm_rank() == 0 && !format_equal(from, to))
+            printf("loading: %s is converted from %s to %s\n", s->optimizer.state[i].name, format_name(from), format_name(to));
+        const Tensor there = host_tensor(from), here = host_tensor(to);
+        for (int u = 0; u < f->num_units; u++)
+            read_state(&r, &f->shard[u], u, i, there, here, x);
+        free_host(there);
+        free_host(here);
+    }
+    free(x);
+    shift_sums(&r, f);
+    layout_check_sums(&s->layout, source, count);
+}

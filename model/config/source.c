@@ -1,0 +1,186 @@
+/* Where a run's model comes from: a run without a configuration file, what follows from the model of load_path, and what a
+ * load_path that cannot be read is, with the command that makes a folder of it. */
+#include <ctype.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "kernels/error.h"
+#include "kernels/text.h"
+#include "model/config/hf.h"
+#include "model/config/table.h"
+
+enum { USUAL_LENGTH = 4096 };       /* tokens of a sequence, where a model knows more and nobody said how many */
+
+/* ---- without a file --------------------------------------------------------------------------------------- */
+
+/* As Alpaca's, Vicuna's and Tulu's recipes have it, but for the batch: 32 full sequences hold some 128 conversations. */
+YamlNode *config_without_file(void)
+{
+    return yaml_parse("{max_duration: 1ep, global_train_batch_size: 32, device_train_microbatch_size: 1, max_grad_norm: 1.0,\n"
+                      " optimizer: {learning_rate: 2e-5, eps: 1e-8, weight_decay: 0},\n"
+                      " scheduler: {warmup_fraction: 0.03, warmup_min_lr: 0, alpha_f: 0}}", "a run without a configuration file");
+}
+
+void config_check_command_line(const Reader *r, const char *first)
+{
+    const bool data = config_given(r, "data.paths") || config_given(r, "data.datasets") || config_given(r, "dry_run")
+                   || config_given(r, "generate") || config_given(r, "eval_only");
+    if (!config_given(r, "load_path"))
+        die("'%s' is no configuration file; it comes first: ./train configs/tiny.yaml %s. A run without one fine-tunes a model "
+            "that save_pretrained wrote: it needs --load_path=FOLDER%s", first, first,
+            data ? "" : " and --data.paths='[shards/*.npy]'");
+}
+
+/* ---- what follows from the model -------------------------------------------------------------------------- */
+
+static bool holds(const char *folder, const char *name)
+{
+    struct stat status;
+    char *path = xasprintf("%s/%s", folder, name);
+    const bool found = stat(path, &status) == 0;
+    free(path);
+    return found;
+}
+
+/* max_sequence_length of the run that saved this checkpoint; 0: it is none, or does not say. */
+static int trained_length(const char *folder)
+{
+    if (!holds(folder, "trainer.json") || !holds(folder, "config.yaml"))
+        return 0;
+    char *path = xasprintf("%s/config.yaml", folder);
+    check_regular(path);
+    YamlNode *root = yaml_load(path);
+    const YamlNode *n = yaml_find(root, "model.max_sequence_length");
+    const long length = n && n->text ? strtol(n->text, NULL, 10) : 0;
+    const ConfigKey *k = config_key("model.max_sequence_length");
+    yaml_free(root);
+    free(path);
+    return (double)length >= k->min && (double)length <= k->max ? (int)length : 0;
+}
+
+void config_settle_source(Reader *r, const char *folder)
+{
+    ModelConfig *m = &r->s->c.model;
+    const int known = m->max_sequence_length;
+    if (m->vocab_size > UINT16_MAX + 1)
+        r->s->memmap_dtype = UINT32;
+    if (config_given(r, "model.max_sequence_length"))
+        return;
+    const int trained = trained_length(folder);
+    if (trained > 0)
+        m->max_sequence_length = trained;
+    else if (known > USUAL_LENGTH) {
+        m->max_sequence_length = USUAL_LENGTH;
+        warn("%s: sequences of %d tokens, of the %d that the model knows: longer ones take more memory and "
+             "--model.max_sequence_length=...", folder, USUAL_LENGTH, known);
+    }
+}
+
+/* ---- what a load_path is ---------------------------------------------------------------------------------- */
+
+void config_check_load_path(const Reader *r)
+{
+    const char *path = r->s->c.load_path;
+    if (path && !*path)
+        die("%s: load_path is empty; give a folder, '.' for the current one", config_where(r, "load_path"));
+    if (path && strstr(path, "://"))
+        die("%s: load_path '%s' is remote; fetch the folder first (hf download, aws s3 cp --recursive) and give its local path",
+            config_where(r, "load_path"), path);
+}
+
+/* owner/name, of letters, digits, dots, dashes and underlines. */
+static bool may_be_hub_name(const char *path)
+{
+    int slashes = 0;
+    for (const char *c = path; *c; c++) {
+        slashes += *c == '/';
+        if (!isalnum((unsigned char)*c) && !strchr("/._-", *c))
+            return false;
+    }
+    return slashes == 1 && isalnum((unsigned char)path[0]) && isalnum((unsigned char)strchr(path, '/')[1]);
+}
+
+static const char *name_of(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+/* The folder that a file lies in; the caller owns it. */
+static char *folder_of(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return !slash ? xstrdup(".") : slash == path ? xstrdup("/") : xasprintf("%.*s", (int)(slash - path), path);
+}
+
+static _Noreturn void say_meta(const char *where, const char *folder)
+{
+    die("%s: these are weights in Meta's format. Convert them with transformers 4 and load the result:\n"
+        "  python3 -m transformers.models.llama.convert_llama_weights_to_hf --input_dir %s --model_size 7B --llama_version 2 "
+        "--output_dir OUTPUT", where, folder);
+}
+
+static _Noreturn void say_olmo(const char *where, const char *folder)
+{
+    die("%s: this is OLMo's own format. Convert it and load the result:\n"
+        "  python3 scripts/convert_olmo.py %s OUTPUT", where, folder);
+}
+
+/* `more`: further arguments of from_pretrained. */
+static _Noreturn void say_transformers(const char *where, const char *what, const char *folder, const char *more)
+{
+    die("%s: %s, and only safetensors are read. Save it anew with transformers and load the result:\n"
+        "  python3 -c \"from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
+        "[X.from_pretrained('%s'%s).save_pretrained('OUTPUT') for X in (M, T)]\"", where, what, folder, more);
+}
+
+static _Noreturn void say_file(const char *where, const char *path)
+{
+    char *folder = folder_of(path), *more = xasprintf(", gguf_file='%s'", name_of(path));
+    if (text_ends_with(path, ".gguf"))
+        say_transformers(where, "this is a GGUF file", folder, more);
+    if (text_ends_with(path, ".bin"))
+        say_transformers(where, "this is a file of PyTorch", folder, "");
+    if (text_ends_with(path, ".pth"))
+        say_meta(where, folder);
+    if (text_ends_with(path, ".pt"))
+        say_olmo(where, folder);
+    die("%s: this is a file; give the folder that holds it and the model's other files: --load_path=%s", where, folder);
+}
+
+/* Returns if it is none that is known. */
+static void say_format(const char *where, const char *folder)
+{
+    if (holds(folder, "pytorch_model.bin") || holds(folder, "pytorch_model.bin.index.json"))
+        say_transformers(where, "its weights are files of PyTorch", folder, "");
+    if (holds(folder, "consolidated.00.pth"))
+        say_meta(where, folder);
+    if (holds(folder, "model.pt"))
+        say_olmo(where, folder);
+    if (holds(folder, "model_and_optim"))
+        die("%s: this is a checkpoint of OLMo-core. Convert it with its src/examples/huggingface/convert_checkpoint_to_hf.py and "
+            "load the result", where);
+}
+
+void config_check_source(const char *place, const char *load_path)
+{
+    struct stat status;
+    char *where = xasprintf("%s%sload_path %s", place ? place : "", place ? ": " : "", load_path);
+    if (stat(load_path, &status) != 0 && may_be_hub_name(load_path))
+        die("%s: there is no such folder; if that is a name on the Hugging Face hub, fetch it and give the folder:\n"
+            "  hf download %s --local-dir %s\n  --load_path=%s", where, load_path, name_of(load_path), name_of(load_path));
+    if (stat(load_path, &status) != 0)
+        die("%s: %s", where, errno == ENOENT ? "there is no such folder" : strerror(errno));
+    if (!S_ISDIR(status.st_mode))
+        say_file(where, load_path);
+    const bool described = holds(load_path, "config.json") || holds(load_path, "trainer.json");
+    const bool weights = holds(load_path, "model.safetensors") || holds(load_path, "model.safetensors.index.json");
+    if (!described && holds(load_path, "config.yaml") && (weights || holds(load_path, "model.pt")))
+        say_olmo(where, load_path);
+    if (!weights)
+        say_format(where, load_path);
+    free(where);
+}

@@ -1,0 +1,96 @@
+/* Two configurations as they were written out, key by key. */
+#include "model/run/resume.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/error.h"
+#include "model/checkpoint/folder.h"
+#include "model/config/table.h"
+
+/* Keys, or sections with a dot behind them. Of the model the weights say all but this; what else shapes do not show is compared
+ * with config.json when they are loaded. */
+static const char *const compared[] = {
+    "seed", "recipe", "format.", "trainable", "model.max_sequence_length", "model.eos_token_id", "model.pad_token_id", "data.",
+    "global_train_batch_size", "device_train_microbatch_size", "max_duration", "optimizer.", "scheduler.", "max_grad_norm",
+    "spikes", "softmax_auxiliary_loss", "auxiliary_loss_multiplier",
+};
+
+static bool is_compared(const ConfigKey *k)
+{
+    const int type = k->type & TYPE_MASK;
+    if (type == FIXED || type == UNUSED || k->type & SPENT)
+        return false;
+    for (size_t i = 0; i < sizeof compared / sizeof compared[0]; i++) {
+        const size_t n = strlen(compared[i]);
+        if (strncmp(k->name, compared[i], n) == 0 && (compared[i][n - 1] == '.' || !k->name[n]))
+            return true;
+    }
+    return false;
+}
+
+static int elements(const YamlNode *n)
+{
+    return n->kind == YAML_LIST ? n->num_children : 1;
+}
+
+/* Of element i, where a value is a list of one. */
+static const char *text_of(const YamlNode *n, int i)
+{
+    const YamlNode *e = n->kind == YAML_SCALAR ? n : i < n->num_children ? n->child[i] : NULL;
+    return e && e->kind == YAML_SCALAR && e->text ? e->text : e && e->kind != YAML_SCALAR ? "..." : "null";
+}
+
+/* Of lists the first element that differs. */
+static void print_change(const char *key, const YamlNode *now, const YamlNode *then)
+{
+    const int n = elements(now), m = elements(then), most = n > m ? n : m;
+    int i = 0;
+    while (i < most && i < n && i < m && strcmp(text_of(now, i), text_of(then, i)) == 0)
+        i++;
+    if (i == most)
+        return;
+    if (now->kind != YAML_LIST && then->kind != YAML_LIST)
+        printf("resume: %s %s, was %s\n", key, text_of(now, 0), text_of(then, 0));
+    else
+        printf("resume: %s[%d] %s of %d, was %s of %d\n", key, i, i < n ? text_of(now, i) : "none", n,
+               i < m ? text_of(then, i) : "none", m);
+}
+
+/* As it would have been written out. */
+static YamlNode *default_of(const ConfigKey *k)
+{
+    char *text;
+    size_t size;
+    Settings *s = xcalloc(1, sizeof *s);
+    FILE *f = open_memstream(&text, &size);
+    if (!f)
+        die("out of host memory");
+    value_default(s, k);
+    value_print(f, s, k, 0);
+    fclose(f);
+    YamlNode *n = yaml_parse(text, k->name);
+    value_free(s, k);
+    free(s);
+    free(text);
+    return n;
+}
+
+void resume_print(const Config *c, const char *folder)
+{
+    char *path = xasprintf("%s/config.yaml", folder);
+    if (folder_exists(path)) {
+        YamlNode *then = yaml_load(path), *now = yaml_parse(c->text, "the configuration");
+        for (const ConfigKey *k = config_keys; k->name; k++) {
+            const YamlNode *a = is_compared(k) ? yaml_find(now, k->name) : NULL, *b = yaml_find(then, k->name);
+            YamlNode *usual = a && !b && k->fallback ? default_of(k) : NULL;        /* of a key younger than that run */
+            if (a && (b || usual))
+                print_change(k->name, a, b ? b : usual);
+            yaml_free(usual);
+        }
+        yaml_free(then);
+        yaml_free(now);
+    }
+    free(path);
+}

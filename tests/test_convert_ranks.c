@@ -1,0 +1,200 @@
+/* States of the optimizer that are loaded in another format than they were saved in: what comes out is what was stored, decoded and
+ * stored anew by kernels/values.h over whole units, whatever part of them a rank has. Run with 1, 2 and 4 ranks. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "kernels/comm.h"
+#include "kernels/error.h"
+#include "kernels/values.h"
+#include "model/checkpoint/checkpoint.h"
+#include "model/checkpoint/layout.h"
+#include "tests/kit.h"
+#include "tests/models.h"
+
+static char folder[] = "/tmp/coat-convert-XXXXXX";
+
+/* How m and v are kept. */
+typedef struct { const char *optimizer; Format m, v; } Kept;
+
+static const Kept ways[] = {
+    { "adamw", { F32, 0 }, { F32, 0 } }, { "adamw", { E4M3, 128 }, { BF16, 0 } },
+    { "adamw", { E4M3, 128, true }, { E4M3, 128, true } },
+    { "adamw", { E5M2, 64 }, { E4M3, 32, true } }, { "adamw8bit", { DYNAMIC8, 256 }, { UDYNAMIC8, 256 } },
+};
+enum { KINDS = sizeof ways / sizeof ways[0] };
+
+typedef struct { Config config; Fsdp fsdp; void *memory; } Shards;
+
+/* This rank's part in groups of `shards` ranks. */
+static void open_shards(Shards *s, const ModelConfig *m, const Kept *k, int shards)
+{
+    Arena arena = { 0 };
+    *s = (Shards){ 0 };
+    comm_divide(shards);
+    const Placement p = { shards, comm_group_rank(RANKS_SHARD), false };
+    model_config(&s->config, m, "bf16", 1);
+    s->config.optimizer.name = (char *)k->optimizer;
+    s->config.recipe.moment1 = k->m;
+    s->config.recipe.moment2 = k->v;
+    s->config.save_folder = folder;
+    s->config.save_num_checkpoints_to_keep = -1;
+    s->config.text = "run_name: test\n";
+    fsdp_plan(&s->fsdp, &arena, &s->config, p);
+    arena.base = s->memory = device_alloc(arena.used);
+    arena.used = 0;
+    fsdp_plan(&s->fsdp, &arena, &s->config, p);
+    fsdp_init(&s->fsdp, m, 3);
+}
+
+static void close_shards(Shards *s)
+{
+    device_free(s->memory);
+    fsdp_free(&s->fsdp);
+}
+
+static size_t scale_bytes(Format f, size_t n)
+{
+    return format_has_scales(f) ? n / (size_t)f.group * 2 * (size_t)tensor_scales_per_group(f) : 0;
+}
+
+/* n values x in host memory, stored in f. */
+static Tensor stored(Format f, const float *x, size_t n)
+{
+    Tensor t = { .format = f, .rows = 1, .cols = (int)n, .data = xcalloc(n, dtype_size(f.dtype)),
+                 .scale = xcalloc(1, scale_bytes(f, n) + 1) };
+    tensor_store(t, 0, x, n);
+    return t;
+}
+
+static void free_stored(Tensor t)
+{
+    free(t.data);
+    free(t.scale);
+}
+
+/* A value of each element of the unit's tensors, over some decades and for v not negative; padding is 0. */
+static float *values_of(const Fsdp *f, const ModelConfig *m, int unit, int state)
+{
+    Layout l = layout_make(NULL, LAYOUT_OPTIMIZER, m, f, 0);
+    float *x = xcalloc(f->shape[unit].numel[TRAINED], sizeof *x);
+    for (int i = 0; i < l.num_pieces; i++)
+        for (size_t e = 0; l.piece[i].kind == PIECE_STATE && l.piece[i].unit == unit && e < l.piece[i].count; e++) {
+            const size_t at = l.piece[i].first + e;
+            const float u = test_uniform((uint64_t)(2 * unit + state), at);
+            x[at] = (state ? u * u : u) * (float)pow(10, 2 * test_uniform(99, at));
+        }
+    layout_free(&l);
+    return x;
+}
+
+static void fill_shards(const Shards *s)
+{
+    for (int u = 0; u < s->fsdp.num_units; u++)
+        for (int i = 0; i < 2; i++) {
+            const Shard *shard = &s->fsdp.shard[u];
+            const Tensor dst = shard->state[i];
+            float *x = values_of(&s->fsdp, &s->config.model, u, i);
+            Tensor t = stored(dst.format, x + shard->first, shard->count);
+            device_put(dst.data, t.data, shard->count * dtype_size(dst.format.dtype));
+            if (dst.scale)
+                device_put(dst.scale, t.scale, scale_bytes(dst.format, shard->count));
+            free_stored(t);
+            free(x);
+        }
+}
+
+/* The shard's values are those of the whole unit, stored as `from` and then, if that is another format, as the shard has them. */
+static void check_shard(const Shards *s, int unit, int i, Format from)
+{
+    const Shard *shard = &s->fsdp.shard[unit];
+    const Format to = shard->state[i].format;
+    const size_t n = s->fsdp.shape[unit].numel[TRAINED];
+    float *x = values_of(&s->fsdp, &s->config.model, unit, i), *y = xcalloc(shard->count + 1, sizeof *y);
+    Tensor there = stored(from, x, n);
+    tensor_load(x, there, 0, n);
+    Tensor whole = format_equal(from, to) ? stored((Format){ F32, 0 }, x, n) : stored(to, x, n), own = stored(to, y, shard->count);
+    device_get(own.data, shard->state[i].data, shard->count * dtype_size(to.dtype));
+    if (shard->state[i].scale)
+        device_get(own.scale, shard->state[i].scale, scale_bytes(to, shard->count));
+    tensor_load(x, whole, 0, n);
+    tensor_load(y, own, 0, shard->count);
+    for (size_t e = 0; e < shard->count; e++)
+        if (y[e] != x[shard->first + e])
+            fail_msg("%s -> %s: element %zu of unit %d, state %d: %a; expected %a", format_name(from), format_name(to),
+                     shard->first + e, unit, i, (double)y[e], (double)x[shard->first + e]);
+    free_stored(there);
+    free_stored(whole);
+    free_stored(own);
+    free(x);
+    free(y);
+}
+
+static void save(const ModelConfig *m, const Kept *k)
+{
+    Shards s;
+    const TrainState state = { .step = 1, .updates = 7 };
+    open_shards(&s, m, k, comm_size());
+    fill_shards(&s);
+    checkpoint_begin(&s.config, &s.fsdp, &state, CHECKPOINT_FILE_BYTES);
+    checkpoint_finish();
+    close_shards(&s);
+}
+
+static void check_load(const ModelConfig *m, const Kept *from, const Kept *to, int shards)
+{
+    Shards s;
+    TrainState state = { 0 };
+    char *path = xasprintf("%s/step1", folder);
+    open_shards(&s, m, to, shards);
+    assert_true(checkpoint_load(path, &s.config, &s.fsdp, &state, true));
+    assert_int_equal(state.updates, 7);
+    for (int u = 0; u < s.fsdp.num_units; u++) {
+        check_shard(&s, u, 0, from->m);
+        check_shard(&s, u, 1, from->v);
+    }
+    close_shards(&s);
+    free(path);
+}
+
+static void test_all_pairs(void **state)
+{
+    (void)state;
+    const ModelConfig m = architecture(LLAMA_GQA);
+    for (int from = 0; from < KINDS; from++) {
+        save(&m, &ways[from]);
+        for (int to = 0; to < KINDS; to++)
+            check_load(&m, &ways[from], &ways[to], to % 2 ? 1 : comm_size());
+    }
+}
+
+static int make_folder(void **state)
+{
+    (void)state;
+    if (comm_rank() == 0 && !mkdtemp(folder))
+        return -1;
+    comm_broadcast(folder, sizeof folder, 0);
+    return 0;
+}
+
+static int remove_folder(void **state)
+{
+    (void)state;
+    char command[64];
+    comm_barrier();
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    return comm_rank() == 0 ? system(command) : 0;
+}
+
+int main(int argc, char **argv)
+{
+    comm_start(&argc, &argv);
+    device_init(comm_local_rank());
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_all_pairs) };
+    int failed = cmocka_run_group_tests(tests, make_folder, remove_folder);
+    comm_finish();
+    return failed;
+}
