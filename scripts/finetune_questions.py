@@ -15,7 +15,7 @@ are the runs, table.md and picture.png at the end; what is there in full is not 
 before, and for each recipe the mean over seeds and its standard deviation; the last row is the mean of all but bits per byte.
 Needs matplotlib; `prepare` needs what those scripts need.
 """
-import argparse, concurrent.futures, glob, json, os, pathlib, queue, shlex, statistics, subprocess, sys
+import argparse, concurrent.futures, glob, importlib.util, json, os, pathlib, queue, shlex, statistics, subprocess, sys
 
 TEMPLATE = "{% for m in messages %}{{ ' ' + m.content + eos_token if m.role == 'assistant' else m.content }}{% endfor %}"
 
@@ -87,14 +87,19 @@ def run_once(args, folder, gpu, words):
     complete.write_text(line)
 
 
-def evaluate(args, model, folder, gpu):
-    """Scores of the model into folder/eval.jsonl."""
+def write_settings(args):
     files = sorted(glob.glob(str(args.data / "eval" / "*.jsonl")))
     evaluators = [{"label": pathlib.Path(file).stem, "type": "downstream", "data": {"paths": [file]}} for file in files]
-    (folder / "eval.jsonl").unlink(missing_ok=True)
+    evaluators = "evaluators:\n" + "".join(f"- {json.dumps(evaluator)}\n" for evaluator in evaluators)
+    args.folder.mkdir(parents=True, exist_ok=True)
+    for name, text in (("base", BASE), ("tuned", TUNED), ("eval", evaluators)):
+        (args.folder / f"{name}.yaml").write_text(text)
+
+
+def evaluate(args, model, folder, gpu):
+    """Scores of the model in folder/eval.jsonl; the last of each counts."""
     run_once(args, folder, gpu, [str(args.folder / "eval.yaml"), "--eval_only", f"--load_path={model}", f"--save_folder={folder}",
-                                 f"--recipe={args.eval_recipe}", f"--evaluators={json.dumps(evaluators)}",
-                                 *shlex.split(args.eval_with)])
+                                 f"--recipe={args.eval_recipe}", *shlex.split(args.eval_with)])
 
 
 def pretrain(args, gpu):
@@ -204,9 +209,9 @@ def draw(path, tasks, base, tuned):
 
 
 def run(args):
-    args.folder.mkdir(parents=True, exist_ok=True)
-    for name, text in (("base", BASE), ("tuned", TUNED), ("eval", "run_name: eval\ndevice_train_microbatch_size: 16\n")):
-        (args.folder / f"{name}.yaml").write_text(text)
+    if not importlib.util.find_spec("matplotlib"):
+        sys.exit("error: no package matplotlib, which draws the picture at the end")
+    write_settings(args)
     on_all_gpus(args, [lambda gpu: pretrain(args, gpu)])
     on_all_gpus(args, [lambda gpu, recipe=recipe, seed=seed: tune(args, recipe, seed, gpu)
                        for seed in args.seeds for recipe in args.recipes])
