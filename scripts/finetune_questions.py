@@ -204,7 +204,8 @@ def draw(path, tasks, base, tuned):
     ax.set(title="held-out questions before and after fine-tuning", ylabel="accuracy, %", xticks=range(len(shown)))
     ax.set_xticklabels([names[i] for i in shown], rotation=25, ha="right")
     ax.grid(axis="y", alpha=0.3)
-    ax.legend(ncols=2 + len(tuned), loc="upper left")
+    ax.set_ylim(bottom=0)
+    figure.legend(loc="outside lower center", ncols=2 + len(tuned))
     figure.savefig(path, dpi=110)
 
 
@@ -217,7 +218,8 @@ def run(args):
                        for seed in args.seeds for recipe in args.recipes])
     tasks = read_tasks(args)
     base = read_scores(args.folder / "base-scores", tasks)
-    tuned = {recipe: [read_scores(args.folder / f"{recipe}-{seed}-scores", tasks) for seed in args.seeds] for recipe in args.recipes}
+    tuned = {recipe: [read_scores(args.folder / f"{recipe}-{seed}-scores", tasks) for seed in args.seeds]
+             for recipe in args.recipes}
     write_table(args.folder / "table.md", tasks, base, tuned)
     draw(args.folder / "picture.png", tasks, base, tuned)
     print(f"wrote {args.folder / 'table.md'} and {args.folder / 'picture.png'}")
