@@ -152,8 +152,8 @@ static void expected_scores(double score[NUM_METRICS], int choices, int question
 }
 
 /* Bits per byte are means of losses that come from other places of other batches: as in test_evaluate_ranks BLAS may order the up
- * to 96 products of a logit's sum by the number of rows, and what that does through the blocks is allowed as much again; so is rope at
- * other positions, whose angles of up to T are rounded: T roundoffs. */
+ * to 96 products of a logit's sum by the number of rows, and what that does through the blocks is allowed as much again; so is rope
+ * at other positions, whose angles of up to T are rounded: T roundoffs. */
 static void check_scores(const DownstreamResult *d, int task, int most, const char *what)
 {
     const int choices = tasks[task].choices, questions = (most < ALL ? most : ALL) / choices;
