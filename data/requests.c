@@ -27,7 +27,8 @@ typedef struct {
 
 _Noreturn static void bad(const Reader *f, const char *found)
 {
-    die("%s: %s:%ld: %s; scripts/prepare_eval.py makes these files, for the model's own tokenizer", f->key, f->path, f->line, found);
+    die("%s: %s:%ld: %s; scripts/prepare_eval.py makes these files, for the model's own tokenizer", f->key, f->path, f->line,
+        found);
 }
 
 /* An integer of the object from `low` on. */
@@ -106,8 +107,8 @@ static void add_choice(Requests *r, Reader *f, const Question *q, const json_t *
     if (json_array_size(tokens) <= (size_t)c.scored)
         bad(f, "a choice has no context in front of its continuation");
     if (c.scored > f->max_length)
-        die("%s: %s:%ld: a continuation of %d tokens does not fit model.max_sequence_length %d: give a longer one, or leave this task "
-            "out", f->key, f->path, f->line, c.scored, f->max_length);
+        die("%s: %s:%ld: a continuation of %d tokens does not fit model.max_sequence_length %d: give a longer one, or leave this "
+            "task out", f->key, f->path, f->line, c.scored, f->max_length);
     add_tokens(r, f, &c, tokens);
     c.same = first_same(r, q->first, &c);
     if (r->choices == f->choice_room) {

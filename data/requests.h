@@ -3,9 +3,9 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* The share of questions whose right choice has the highest log-probability, or the highest per character; bits per byte of the right
- * choices, the mean over questions. Continuations begin with a blank, which the latter two do not count; with it they are OLMo-core's
- * "v2". A task has one of the first three as the metric that counts; with bpb its questions have one choice. */
+/* The share of questions whose right choice has the highest log-probability, or the highest per character; bits per byte of the
+ * right choices, the mean over questions. Continuations begin with a blank, which the latter two do not count; with it they are
+ * OLMo-core's "v2". A task has one of the first three as the metric that counts; with bpb its questions have one choice. */
 typedef enum { METRIC_ACC, METRIC_LEN_NORM, METRIC_BPB, METRIC_LEN_NORM_V2, METRIC_BPB_V2, NUM_METRICS } Metric;
 
 /* Context and continuation: tokens [first, first + length) of the task, of which the last `scored` are the continuation. */

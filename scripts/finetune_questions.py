@@ -15,7 +15,7 @@ are the runs, table.md and picture.png at the end; what is there in full is not 
 before, and for each recipe the mean over seeds and its standard deviation; the last row is the mean of all but bits per byte.
 Needs matplotlib; `prepare` needs what those scripts need.
 """
-import argparse, concurrent.futures, glob, json, os, pathlib, queue, shlex, statistics, subprocess, sys
+import argparse, concurrent.futures, glob, importlib.util, json, os, pathlib, queue, shlex, statistics, subprocess, sys
 
 TEMPLATE = "{% for m in messages %}{{ ' ' + m.content + eos_token if m.role == 'assistant' else m.content }}{% endfor %}"
 
@@ -87,14 +87,19 @@ def run_once(args, folder, gpu, words):
     complete.write_text(line)
 
 
-def evaluate(args, model, folder, gpu):
-    """Scores of the model into folder/eval.jsonl."""
+def write_settings(args):
     files = sorted(glob.glob(str(args.data / "eval" / "*.jsonl")))
     evaluators = [{"label": pathlib.Path(file).stem, "type": "downstream", "data": {"paths": [file]}} for file in files]
-    (folder / "eval.jsonl").unlink(missing_ok=True)
+    evaluators = "evaluators:\n" + "".join(f"- {json.dumps(evaluator)}\n" for evaluator in evaluators)
+    args.folder.mkdir(parents=True, exist_ok=True)
+    for name, text in (("base", BASE), ("tuned", TUNED), ("eval", evaluators)):
+        (args.folder / f"{name}.yaml").write_text(text)
+
+
+def evaluate(args, model, folder, gpu):
+    """Scores of the model in folder/eval.jsonl; the last of each counts."""
     run_once(args, folder, gpu, [str(args.folder / "eval.yaml"), "--eval_only", f"--load_path={model}", f"--save_folder={folder}",
-                                 f"--recipe={args.eval_recipe}", f"--evaluators={json.dumps(evaluators)}",
-                                 *shlex.split(args.eval_with)])
+                                 f"--recipe={args.eval_recipe}", *shlex.split(args.eval_with)])
 
 
 def pretrain(args, gpu):
@@ -199,20 +204,22 @@ def draw(path, tasks, base, tuned):
     ax.set(title="held-out questions before and after fine-tuning", ylabel="accuracy, %", xticks=range(len(shown)))
     ax.set_xticklabels([names[i] for i in shown], rotation=25, ha="right")
     ax.grid(axis="y", alpha=0.3)
-    ax.legend(ncols=2 + len(tuned), loc="upper left")
+    ax.set_ylim(bottom=0)
+    figure.legend(loc="outside lower center", ncols=2 + len(tuned))
     figure.savefig(path, dpi=110)
 
 
 def run(args):
-    args.folder.mkdir(parents=True, exist_ok=True)
-    for name, text in (("base", BASE), ("tuned", TUNED), ("eval", "run_name: eval\ndevice_train_microbatch_size: 16\n")):
-        (args.folder / f"{name}.yaml").write_text(text)
+    if not importlib.util.find_spec("matplotlib"):
+        sys.exit("error: no package matplotlib, which draws the picture at the end")
+    write_settings(args)
     on_all_gpus(args, [lambda gpu: pretrain(args, gpu)])
     on_all_gpus(args, [lambda gpu, recipe=recipe, seed=seed: tune(args, recipe, seed, gpu)
                        for seed in args.seeds for recipe in args.recipes])
     tasks = read_tasks(args)
     base = read_scores(args.folder / "base-scores", tasks)
-    tuned = {recipe: [read_scores(args.folder / f"{recipe}-{seed}-scores", tasks) for seed in args.seeds] for recipe in args.recipes}
+    tuned = {recipe: [read_scores(args.folder / f"{recipe}-{seed}-scores", tasks) for seed in args.seeds]
+             for recipe in args.recipes}
     write_table(args.folder / "table.md", tasks, base, tuned)
     draw(args.folder / "picture.png", tasks, base, tuned)
     print(f"wrote {args.folder / 'table.md'} and {args.folder / 'picture.png'}")

@@ -107,7 +107,8 @@ def write_requests(label, folder, tokenizer, front, output, most):
     if primary not in METRICS:
         sys.exit(f"error: {label}: its metric, {primary}, is none of {', '.join(METRICS)}")
     metric, all_questions = METRICS[primary], list(questions(folder, METRICS[primary]))[:most]
-    texts = [(record["request"]["context"], record["request"]["continuation"]) for _, choices in all_questions for record in choices]
+    requests = [record["request"] for _, choices in all_questions for record in choices]
+    texts = [(request["context"], request["continuation"]) for request in requests]
     ids = {}
     for part in zip(*texts):
         distinct = sorted(set(part))
@@ -120,8 +121,8 @@ def write_requests(label, folder, tokenizer, front, output, most):
                 context, text = record["request"]["context"], record["request"]["continuation"]
                 tokens, entry = front + ids[context], ids[text]
                 if not tokens or not entry or len(text) < 2 or text[0] != " ":
-                    sys.exit(f"error: {label}: question {record['doc_id']}: expected a context, and a continuation that begins with "
-                             f"a blank: {record['request']}")
+                    sys.exit(f"error: {label}: question {record['doc_id']}: expected a context, and a continuation that begins "
+                             f"with a blank: {record['request']}")
                 entries.append({"tokens": tokens + entry, "continuation": len(entry), "characters": len(text) - 1,
                                 "bytes": len(text[1:].encode("utf-8"))})
             print(json.dumps({"gold": gold, "choices": entries}, separators=(",", ":")), file=file)
@@ -133,8 +134,8 @@ def write_evaluators(output, labels):
         print("# ./train with this file, --eval_only and --load_path evaluates a model; or put the list into a run's YAML.\n"
               "evaluators:", file=file)
         for label in labels:
-            print(f"  - label: {label}\n    type: downstream\n    data:\n      paths: [{json.dumps(str(output / label) + '.jsonl')}]",
-                  file=file)
+            path = json.dumps(f"{output / label}.jsonl")
+            print(f"  - label: {label}\n    type: downstream\n    data:\n      paths: [{path}]", file=file)
 
 
 def conversation(record):

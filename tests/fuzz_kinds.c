@@ -297,7 +297,8 @@ static void seed_metrics(Kind *k)
 static void seed_questions(Kind *k)
 {
     static const char choice[] = "{\"tokens\": [5, 6, 7], \"continuation\": 1, \"characters\": 3, \"bytes\": 3}",
-                      longer[] = "{\"tokens\": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], \"continuation\": 2, \"characters\": 3, \"bytes\": 4}";
+                      longer[] = "{\"tokens\": [1, 2, 3, 4, 5, 6, 7, 8, 9, 9], \"continuation\": 2, \"characters\": 3, "
+                               "\"bytes\": 4}";
     add_text(k, text("{\"task\": \"a\", \"metric\": \"acc\", \"questions\": 2}\n{\"gold\": 1, \"choices\": [%s, %s]}\n"
                      "{\"gold\": 0, \"choices\": [%s, %s, %s]}\n", choice, longer, longer, choice, longer));
     add_text(k, text("{\"task\": \"b\", \"metric\": \"bpb\", \"questions\": 1}\n{\"gold\": 0, \"choices\": [%s]}\n", longer));

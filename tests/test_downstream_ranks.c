@@ -1,5 +1,5 @@
-/* Scores of downstream tasks with a model: choices packed into sequences that are dealt to ranks, against each choice run alone in a
- * sequence of its own on a model that is not sharded, by the sum of its losses. On 1, 2 and 4 ranks. */
+/* Scores of downstream tasks with a model: choices packed into sequences that are dealt to ranks, against each choice run alone in
+ * a sequence of its own on a model that is not sharded, by the sum of its losses. On 1, 2 and 4 ranks. */
 #include <math.h>
 
 #include "tests/kit.h"
@@ -151,9 +151,9 @@ static void expected_scores(double score[NUM_METRICS], int choices, int question
     downstream_score(score, &r, questions, alone);
 }
 
-/* Bits per byte are means of losses that come from other places of other batches: as in test_evaluate_ranks BLAS may order the up to
- * 96 products of a logit's sum by the number of rows, and what that does through the blocks is allowed as much again; so is rope at
- * other positions, whose angles of up to T are rounded: T roundoffs. */
+/* Bits per byte are means of losses that come from other places of other batches: as in test_evaluate_ranks BLAS may order the up
+ * to 96 products of a logit's sum by the number of rows, and what that does through the blocks is allowed as much again; so is rope
+ * at other positions, whose angles of up to T are rounded: T roundoffs. */
 static void check_scores(const DownstreamResult *d, int task, int most, const char *what)
 {
     const int choices = tasks[task].choices, questions = (most < ALL ? most : ALL) / choices;

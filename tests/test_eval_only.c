@@ -1,4 +1,4 @@
-/* ./train --eval_only: the numbers that the run had at its end, on any number of ranks, without its data; and what is left alone. */
+/* ./train --eval_only: the numbers that the run had at its end, on any number of ranks, without its data; what is left alone. */
 #include "tests/launch.h"
 
 static char evaluators[1024];

@@ -39,7 +39,8 @@ static void test_reading(void **state)
 {
     (void)state;
     Requests r = read_text(HEAD("len_norm", 2) QUESTION(1, TWO)
-                           QUESTION(2, CHOICE("10, 11, 12, 13, 14, 15, 16, 17, 18", 2) ", " CHOICE("12, 13, 14, 15, 16, 17, 18", 2) ", "
+                           QUESTION(2, CHOICE("10, 11, 12, 13, 14, 15, 16, 17, 18", 2) ", "
+                                    CHOICE("12, 13, 14, 15, 16, 17, 18", 2) ", "
                                     CHOICE("12, 13, 14, 15, 16, 17, 18", 3) ", " CHOICE("12, 13, 14, 15, 16, 17, 19", 3)));
     assert_string_equal(r.name, "made");
     assert_int_equal(r.metric, METRIC_LEN_NORM);

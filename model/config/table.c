@@ -49,6 +49,7 @@ const ConfigKey config_keys[] = {
     OTHER ("dry_run", BOOL, "false", C(dry_run),
            "print the memory plan and whether it fits, then stop; needs no data, and with device_memory no GPU"),
     OTHER ("eval_only", BOOL, "false", C(eval_only),
+<<<<<<< HEAD
            "print what the evaluators say of load_path, then stop; needs no data and writes nothing but, into a save_folder that is "
            "given, eval.jsonl"),
     OTHER ("generate", STRING, "null", C(generate),
@@ -60,6 +61,10 @@ const ConfigKey config_keys[] = {
            "generate: logits are divided by it; 0: always the most likely token; draws follow from `seed`"),
     NUMBER("top_p", DOUBLE, "1", TINY, 1, C(top_p),
            "generate: draw from the fewest most likely tokens that have this probability together"),
+=======
+           "print what the evaluators say of load_path, then stop; needs no data and writes nothing but, into a save_folder that "
+           "is given, eval.jsonl"),
+>>>>>>> eval
     OPTION("ranks", INT, "null", 0, 1, MANY, C(ranks), "dry_run: ranks to plan for; default: those that were started"),
     OPTION("device_memory", DOUBLE, "null", 0, TINY, 1e6, C(device_memory),
            "dry_run: memory of each device in GiB (2^30 bytes), as nvidia-smi counts it; default: that of the device here"),
@@ -337,7 +342,8 @@ const ConfigKey config_keys[] = {
     OTHER ("evaluators[].label", STRING, NULL, E(label), "name of the set if it has `paths`"),
     WORD  ("evaluators[].type", CHOICE, "lm", WORDS({ "lm", EVALUATOR_LM }, { "downstream", EVALUATOR_DOWNSTREAM }),
            E(type), "lm: loss on validation shards; downstream: questions with choices, run if `paths` names their file"),
-    OTHER ("evaluators[].data.paths", PATHS, "[]", E(paths), "validation shards; of downstream one file of scripts/prepare_eval.py"),
+    OTHER ("evaluators[].data.paths", PATHS, "[]", E(paths),
+           "validation shards; of downstream one file of scripts/prepare_eval.py"),
     OTHER ("evaluators[].data.datasets", DATASETS, "null", E(datasets), "name: [paths]; a set per name"),
     WORD  ("evaluators[].data.memmap_dtype", CHOICE, "null", token_types, E(memmap_dtype),
            "default data.memmap_dtype"),

@@ -1,6 +1,6 @@
-/* A choice is scored by the log-probabilities of its continuation's tokens behind its context. Choices are laid one behind the other
- * into sequences, each a document of its own; sequences are dealt to the ranks, a micro-batch to each in turn. Every rank runs the
- * same number of passes, because units are gathered together: one that has no sequences left runs masked ones. */
+/* A choice is scored by the log-probabilities of its continuation's tokens behind its context. Choices are laid one behind the
+ * other into sequences, each a document of its own; sequences are dealt to the ranks, a micro-batch to each in turn. Every rank
+ * runs the same number of passes, because units are gathered together: one that has no sequences left runs masked ones. */
 #include "model/run/downstream.h"
 
 #include <math.h>

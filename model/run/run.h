@@ -35,8 +35,8 @@ void run_check_device(const Recipe *r);
  * device only where device_memory is not given. */
 void run_plan (const Config *c);
 
-/* Opens the data, creates the save folder, places the model, and initializes it or loads it. Prints what it did. With eval_only: the
- * data of the evaluators alone, and neither loader, telemetry nor health. */
+/* Opens the data, creates the save folder, places the model, and initializes it or loads it. Prints what it did. With eval_only:
+ * the data of the evaluators alone, and neither loader, telemetry nor health. */
 void run_open (Run *r, const Config *c);
 bool run_is_over(const Run *r);            /* max_duration or stop_at is reached */
 void run_close(Run *r);
