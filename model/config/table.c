@@ -49,9 +49,8 @@ const ConfigKey config_keys[] = {
     OTHER ("dry_run", BOOL, "false", C(dry_run),
            "print the memory plan and whether it fits, then stop; needs no data, and with device_memory no GPU"),
     OTHER ("eval_only", BOOL, "false", C(eval_only),
-<<<<<<< HEAD
-           "print what the evaluators say of load_path, then stop; needs no data and writes nothing but, into a save_folder that is "
-           "given, eval.jsonl"),
+           "print what the evaluators say of load_path, then stop; needs no data and writes nothing but, into a save_folder that "
+           "is given, eval.jsonl"),
     OTHER ("generate", STRING, "null", C(generate),
            "a file of prompts, {\"tokens\": [...]} a line: print their continuations by load_path, then stop; needs no data and "
            "writes no files; recipe bf16 unless one is given"),
@@ -61,10 +60,6 @@ const ConfigKey config_keys[] = {
            "generate: logits are divided by it; 0: always the most likely token; draws follow from `seed`"),
     NUMBER("top_p", DOUBLE, "1", TINY, 1, C(top_p),
            "generate: draw from the fewest most likely tokens that have this probability together"),
-=======
-           "print what the evaluators say of load_path, then stop; needs no data and writes nothing but, into a save_folder that "
-           "is given, eval.jsonl"),
->>>>>>> eval
     OPTION("ranks", INT, "null", 0, 1, MANY, C(ranks), "dry_run: ranks to plan for; default: those that were started"),
     OPTION("device_memory", DOUBLE, "null", 0, TINY, 1e6, C(device_memory),
            "dry_run: memory of each device in GiB (2^30 bytes), as nvidia-smi counts it; default: that of the device here"),

@@ -155,13 +155,8 @@ void        config_note (Reader *r, const char *format, ...) __attribute__((form
 void        config_check_texts(const YamlNode *n, const char *name);
 void        config_apply(Reader *r, YamlNode *n, const char *name, void *base);   /* a value or a section */
 
-<<<<<<< HEAD
-/* Before the values are read, data that a dry run, eval_only or generate does not read are taken out of the file; then the ranks that a dry run
- * plans for become the world. */
-=======
-/* Before the values are read, data that a dry run or eval_only does not read are taken out of the file; then the ranks that a dry
- * run plans for become the world. */
->>>>>>> eval
+/* Before the values are read, data that a dry run, eval_only or generate does not read are taken out of the file; then the ranks
+ * that a dry run plans for become the world. */
 void config_drop_data(Reader *r);
 void config_choose_ranks(Reader *r);
 
