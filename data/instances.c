@@ -64,17 +64,19 @@ static uint64_t hash_files(const Instances *s)
     hash = hash_bytes(hash, &T, sizeof T);
     if (s->spec.best_fit) {
         const Packing *p = &s->packing;
-        const uint64_t numbers[] = { s->spec.split, p->documents, p->pieces, p->sequences, p->tokens };
-        hash = hash_bytes(hash, numbers, sizeof numbers);
+        hash = hash_bytes(hash, p->start, p->pieces * sizeof *p->start);
+        hash = hash_bytes(hash, p->length, p->pieces * sizeof *p->length);
+        hash = hash_bytes(hash, p->first, (p->sequences + 1) * sizeof *p->first);
     }
     for (int f = 0; f < s->num_shards && s->begins; f++)
-        hash = hash_bytes(hash, &s->begins[f].count, sizeof s->begins[f].count);
+        hash = hash_bytes(hash, s->begins[f].at, s->begins[f].count * sizeof *s->begins[f].at);
     return hash;
 }
 
 Instances instances_open(const DataSpec *spec, int batch)
 {
-    Instances s = { .spec = *spec, .shards = shards_open(&s.num_shards, spec) };
+    Instances s = { .spec = *spec };
+    s.shards = shards_open(&s.num_shards, spec);
     s.spec.paths = s.spec.label_mask_paths = NULL;
     s.first = xcalloc(s.num_shards + 1, sizeof *s.first);
     for (int f = 0; f < s.num_shards; f++)

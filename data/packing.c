@@ -231,6 +231,7 @@ static void check_packing(const Packing *p, const Shard *shards, int num_shards,
 
 Packing packing_make(const Shard *shards, int num_shards, const DataSpec *spec)
 {
+    CHECK(spec->sequence_length >= 2, "T %d: no label fits", spec->sequence_length);
     Packer *k = xcalloc(1, sizeof *k);
     k->spec = spec;
     for (int f = 0; f < num_shards; f++) {

@@ -28,5 +28,5 @@ typedef struct {
     void (*beat)(const char *doing);    /* called by whichever thread works, each time that it goes on, with what it
                                 * does; NULL instead of that: it is done for now. NULL: nobody wants to know    */
     int    max_period, min_period, max_count;   /* OLMo's instance_filter: n-grams of min .. max tokens that occur
-                                * max_count times running mask the labels of the whole instance; 0: off         */
+                                * max_count times running mask the labels of the whole instance, packed: document; 0: off */
 } DataSpec;

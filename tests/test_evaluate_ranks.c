@@ -18,7 +18,7 @@ static const struct { const char *name; int sequences[2]; bool padding; } sets[N
 };
 
 static char folder[] = "/tmp/coat-evaluate-XXXXXX";
-static char paths[NUM_SETS][2][64];
+static char paths[NUM_SETS][2][64], masks[NUM_SETS][2][72];
 static Config config;
 
 /* ---- validation sets ------------------------------------------------------------------------------------------ */
@@ -30,17 +30,27 @@ static int token(int set, int sequence, int t)
     return padded ? PAD : 2 + test_token(40 + (uint64_t)set, (uint64_t)(sequence * T + t), config.model.vocab_size - 2);
 }
 
+/* Some tokens of the first set are no targets. */
+static bool is_masked(int set, int sequence, int t)
+{
+    return set == 0 && (sequence * T + t) % 5 == 3;
+}
+
 /* Behind a file's last sequence is the beginning of one more, which is not part of the set. */
-static void write_file(const char *path, int set, int first, int count)
+static void write_files(const char *path, const char *mask_path, int set, int first, int count)
 {
     uint16_t ids[(MOST + 1) * T];
-    for (int i = 0; i < (count + 1) * T; i++)
+    uint8_t mask[(MOST + 1) * T];
+    for (int i = 0; i < (count + 1) * T; i++) {
         ids[i] = (uint16_t)token(set, first + i / T, i % T);
-    FILE *f = fopen(path, "wb");
-    assert_non_null(f);
+        mask[i] = !is_masked(set, first + i / T, i % T);
+    }
+    FILE *f = fopen(path, "wb"), *m = fopen(mask_path, "wb");
+    assert_true(f && m);
     const size_t n = (size_t)(count * T + T / 2);
     assert_int_equal(fwrite(ids, sizeof *ids, n, f), n);
-    assert_int_equal(fclose(f), 0);
+    assert_int_equal(fwrite(mask, sizeof *mask, n, m), n);
+    assert_int_equal(fclose(f) + fclose(m), 0);
 }
 
 static int make_sets(void **state)
@@ -62,12 +72,16 @@ static int make_sets(void **state)
         EvalSet *set = &config.eval[s];
         *set = (EvalSet){ .label = (char *)sets[s].name, .where = (char *)sets[s].name, .itemsize = 2 };
         set->paths = xcalloc(2, sizeof *set->paths);
+        set->label_mask_paths = xcalloc(2, sizeof *set->label_mask_paths);
         for (int f = 0; f < 2 && sets[s].sequences[f]; f++) {
             snprintf(paths[s][f], sizeof paths[s][f], "%s/%d-%d.npy", folder, s, f);
+            snprintf(masks[s][f], sizeof masks[s][f], "%s.mask", paths[s][f]);
             if (comm_rank() == 0)
-                write_file(paths[s][f], s, f ? sets[s].sequences[0] : 0, sets[s].sequences[f]);
+                write_files(paths[s][f], masks[s][f], s, f ? sets[s].sequences[0] : 0, sets[s].sequences[f]);
             set->paths[set->num_paths++] = paths[s][f];
+            set->label_mask_paths[f] = masks[s][f];
         }
+        set->num_label_mask_paths = s == 0 ? set->num_paths : 0;
     }
     comm_barrier();
     return 0;
@@ -79,8 +93,9 @@ static int remove_sets(void **state)
     comm_barrier();
     for (int s = 0; s < NUM_SETS; s++) {
         for (int f = 0; f < config.eval[s].num_paths && comm_rank() == 0; f++)
-            unlink(paths[s][f]);
+            unlink(paths[s][f]), unlink(masks[s][f]);
         free(config.eval[s].paths);
+        free(config.eval[s].label_mask_paths);
     }
     free(config.eval);
     return comm_rank() == 0 ? rmdir(folder) : 0;
@@ -112,7 +127,7 @@ static EvalResult one_by_one(int set, int count)
         int tokens[T], targets[T];
         for (int t = 0; t < T; t++) {
             tokens[t] = token(set, i, t);
-            targets[t] = t + 1 < T && token(set, i, t + 1) != PAD ? token(set, i, t + 1) : -1;
+            targets[t] = t + 1 < T && token(set, i, t + 1) != PAD && !is_masked(set, i, t + 1) ? token(set, i, t + 1) : -1;
             labels += targets[t] >= 0;
         }
         model_step(&m, &f, tokens, targets, NULL, 0, 0, PASS_FORWARD);

@@ -117,8 +117,8 @@ static double distance(const Result *a, const Result *b)
 }
 
 /* Positions differ, whose rotations are rounded, and the order of sums. What an operation adds is at most a roundoff for each of
- * up to 128 terms of a sum; up to a weight's gradient come some 20 operations with sums, 7 in each block and back and the head. With
- * attention across documents the test would fail by a factor of 100. */
+ * up to 128 terms of a sum; up to a weight's gradient come some 20 operations with sums: in each block, back through it, and the
+ * head. With attention across documents the test would fail by a factor of 100. */
 static const double bound = 20 * 128 * U24;
 
 static void test_as_padded(void **state)

@@ -311,10 +311,19 @@ static void test_unshuffled(void **state)
     loader_close(l);
 }
 
-/* More documents than a window has: each once. A loader's sequences are full but for the last of a window. */
+static int windows, scans;
+
+static void count_beats(const char *doing)
+{
+    windows += doing && strncmp(doing, "packing documents of ", 21) == 0;
+    scans += doing && strncmp(doing, "looking for documents in ", 25) == 0;
+}
+
+/* More documents than a window has: each once. Sequences are full but for the last of a window. A corpus takes minutes. */
 static void test_windows(void **state)
 {
     (void)state;
+    windows = scans = 0;
     enum { DOCUMENTS = 150000, EACH = 4 };
     char *all[] = { name_of("many%d.npy", 0) };
     uint16_t *ids = xcalloc(DOCUMENTS * EACH, sizeof *ids);
@@ -322,8 +331,10 @@ static void test_windows(void **state)
         ids[i] = i % EACH == EACH - 1 ? 9 : (uint16_t)(10 + i / EACH % 50000);
     write_file(all[0], ids, DOCUMENTS * EACH * sizeof *ids);
     DataSpec spec = { .paths = all, .num_paths = 1, .itemsize = 2, .sequence_length = 4 * EACH + 3, .vocab_size = 1 << 16,
-                      .eos_token_id = 9, .pad_token_id = -1, .best_fit = true, .again = true };
+                      .eos_token_id = 9, .pad_token_id = -1, .best_fit = true, .again = true,
+                      .beat = count_beats };
     Loader *l = loader_open(&spec, 1000, 0, 1);
+    assert_true(windows == 3 && scans == 1);
     Batch b;
     int *seen = xcalloc(50000, sizeof *seen);
     while (loader_next(l, &b))

@@ -21,6 +21,8 @@ void config_check_documents(Reader *r)
     c->data.generate_doc_lengths |= packs;
     if (!packs && c->data.long_documents != LONG_TRUNCATE)
         config_note(r, "data.long_documents (only best_fit packing has it)");
+    if (!by_eos && !c->data.generate_doc_lengths)
+        config_note(r, "data.document_boundaries (only best_fit packing and data.generate_doc_lengths ask for documents)");
 }
 
 void config_check_eval_documents(const Config *c, const EvalSet *set)

@@ -47,17 +47,16 @@ static char *leave(Run *r)
     return text;
 }
 
-/* Of the last micro-batch, with the weights as they are now. */
+/* Of the first micro-batch, with the weights as they are now: at the end of an epoch the last ones may be empty. */
 static bool gives_finite_step(Run *r)
 {
     const Batch *b = &r->batch;
     const int B = r->model.attn.B, T = r->model.attn.T;
-    const size_t first = (size_t)(b->sequences - B) * (size_t)T;
     watchdog_mark("forward and backward after the last update", -1);
     fsdp_zero_grads(&r->fsdp);
     model_losses(&r->model);
-    model_step(&r->model, &r->fsdp, b->tokens + first, b->targets + first, b->begins + first,
-               1 / ((float)B * (float)T * (float)comm_size()), (float)r->config->z_loss, PASS_COMPLETE);
+    model_step(&r->model, &r->fsdp, b->tokens, b->targets, b->begins, 1 / ((float)B * (float)T * (float)comm_size()),
+               (float)r->config->z_loss, PASS_COMPLETE);
     watchdog_mark_together("reading its loss and gradient norm", -1);
     double loss = model_losses(&r->model).loss;
     comm_sum(&loss, 1);
