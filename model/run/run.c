@@ -271,6 +271,8 @@ static void load_or_initialize(Run *r, const char *folder, bool resets)
     r->state.updates = s.updates;
     if (ours && !new_trainer) {
         const char *other = other_data(&s, &r->state);
+        if (c->restore_dataloader && other && comm_rank() == 0)
+            resume_print(c, folder);
         if (c->restore_dataloader && other)
             die("%s was trained on %s; --restore_dataloader=false goes on with these, --reset_trainer_state (with another "
                 "--save_folder) begins a run at step 0", folder, other);
