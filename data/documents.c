@@ -95,8 +95,8 @@ static void each_by_metadata(const Shard *s, const DataSpec *spec, DocumentFn *t
         if (line % ROWS_A_BEAT == 1)
             shard_tell(spec, "looking for documents in", path);
         if (!parse_row(&start, &end, row))
-            die("%s:%ld: found '%.60s', expected START,END: the first token of a document of %s and the one behind its last. %s: %s",
-                path, line, row, s->path, remedy, documents_by_eos(spec));
+            die("%s:%ld: found '%.60s', expected START,END: the first token of a document of %s and the one behind its last. "
+                "%s: %s", path, line, row, s->path, remedy, documents_by_eos(spec));
         if (start < before || end < start || end > s->num_tokens)
             die("%s:%ld: found a document of tokens %llu to %llu, expected one within %llu to %llu, behind the row before and in "
                 "%s. %s: %s", path, line, (unsigned long long)start, (unsigned long long)end, (unsigned long long)before,
