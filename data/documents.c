@@ -36,15 +36,21 @@ static char *metadata_path(const char *path)
     return xasprintf("%.*s.csv.gz", stem, path);
 }
 
-static gzFile open_metadata(const Shard *s, const char *path)
+const char *documents_by_eos(const DataSpec *spec)
+{
+    return spec->key ? "document_boundaries: eos in that data section" : "--data.document_boundaries=eos";
+}
+
+static gzFile open_metadata(const Shard *s, const DataSpec *spec, const char *path)
 {
     struct stat status;
+    errno = 0;
     const bool regular = stat(path, &status) == 0 && S_ISREG(status.st_mode);
     gzFile f = regular ? gzopen(path, "rb") : NULL;
     if (!f)
-        die("%s: data.document_boundaries=metadata reads %s for %s, but %s. Put it there (rows START,END as `dolma tokens` and "
-            "scripts/make_shards.py write them), or let documents end at model.eos_token_id: --data.document_boundaries=eos",
-            s->key, path, s->path, regular || errno ? strerror(errno) : "it is no file");
+        die("%s: document_boundaries metadata reads %s for %s, but %s. Put it there (rows START,END as `dolma tokens` and "
+            "scripts/make_shards.py write them), or let documents end at model.eos_token_id: %s",
+            s->key, path, s->path, regular || errno ? strerror(errno) : "it is no file", documents_by_eos(spec));
     gzbuffer(f, 1 << 18);
     return f;
 }
@@ -81,21 +87,20 @@ static bool parse_row(uint64_t *start, uint64_t *end, const char *row)
 
 static void each_by_metadata(const Shard *s, const DataSpec *spec, DocumentFn *take, void *who)
 {
-    static const char remedy[] = "Make both files again together, or let documents end at model.eos_token_id: "
-                                 "--data.document_boundaries=eos";
+    static const char remedy[] = "Make both files again together, or let documents end at model.eos_token_id";
     char *path = metadata_path(s->path), row[512];
     uint64_t before = 0, start, end;
-    gzFile f = open_metadata(s, path);
+    gzFile f = open_metadata(s, spec, path);
     for (long line = 1; read_row(f, row, sizeof row); line++) {
         if (line % ROWS_A_BEAT == 1)
             shard_tell(spec, "looking for documents in", path);
         if (!parse_row(&start, &end, row))
-            die("%s:%ld: found '%.60s', expected START,END: the first token of a document of %s and the one behind its last. %s",
-                path, line, row, s->path, remedy);
+            die("%s:%ld: found '%.60s', expected START,END: the first token of a document of %s and the one behind its last. "
+                "%s: %s", path, line, row, s->path, remedy, documents_by_eos(spec));
         if (start < before || end < start || end > s->num_tokens)
             die("%s:%ld: found a document of tokens %llu to %llu, expected one within %llu to %llu, behind the row before and in "
-                "%s. %s", path, line, (unsigned long long)start, (unsigned long long)end, (unsigned long long)before,
-                (unsigned long long)s->num_tokens, s->path, remedy);
+                "%s. %s: %s", path, line, (unsigned long long)start, (unsigned long long)end, (unsigned long long)before,
+                (unsigned long long)s->num_tokens, s->path, remedy, documents_by_eos(spec));
         if (end > start)
             take(who, start, end);
         before = end;
@@ -103,8 +108,8 @@ static void each_by_metadata(const Shard *s, const DataSpec *spec, DocumentFn *t
     int error;
     const char *text = gzerror(f, &error);
     if (error != Z_OK)
-        die("%s: cannot read on behind token %llu: %s. Damaged or cut short: fetch it again. %s", path,
-            (unsigned long long)before, error == Z_ERRNO ? strerror(errno) : text, remedy);
+        die("%s: cannot read on behind token %llu: %s. Damaged or cut short: fetch it again. %s: %s", path,
+            (unsigned long long)before, error == Z_ERRNO ? strerror(errno) : text, remedy, documents_by_eos(spec));
     gzclose(f);
     free(path);
 }

@@ -10,6 +10,9 @@ typedef void DocumentFn(void *who, uint64_t start, uint64_t end);
  * missing, damaged, or no description of this one: with its name and line. */
 void documents_each(const Shard *s, const DataSpec *spec, DocumentFn *take, void *who);
 
+/* The setting that lets the documents of these data end behind an eos, for messages. */
+const char *documents_by_eos(const DataSpec *spec);
+
 /* Where the metadata of a file say that something begins: a document, or tokens that are in none. */
 typedef struct { uint64_t *at, count; } Begins;
 

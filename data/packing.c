@@ -210,8 +210,8 @@ static void check_packing(const Packing *p, const Shard *shards, int num_shards,
     for (int f = 0; f < num_shards; f++)
         all += shards[f].num_tokens;
     if (p->documents == 0)
-        die("%s: the metadata of %s%s name no document; make them again, or --data.document_boundaries=eos", shards[0].key,
-            shards[0].path, num_shards > 1 ? " and of all other files" : "");
+        die("%s: the metadata of %s%s name no document; make them again, or %s", shards[0].key, shards[0].path,
+            num_shards > 1 ? " and of all other files" : "", documents_by_eos(spec));
     if (p->labels == 0)
         die("%s: no token of the %llu documents is a target (%s%s): %s", shards[0].key, (unsigned long long)p->documents,
             shards[0].path, num_shards > 1 ? ", ..." : "", p->lost_labels ? "all lie behind the model.max_sequence_length tokens "

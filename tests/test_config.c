@@ -234,6 +234,14 @@ static void test_packing(void **state)
     assert_string_equal(again->text, c->text);
     config_free(again);
     config_free(c);
+
+    try_write(try_path, try_base);
+    char message[4096];
+    assert_true(try_printed(message, sizeof message, 2, 1, "--data.packing=best_fit", "--data.generate_doc_lengths=false"));
+    try_contains(message, "without effect here: data.generate_doc_lengths=false (with best_fit packing");
+    c = try_load(1, "--data.document_boundaries=metadata", NULL, NULL, NULL);       /* nothing asks for documents */
+    assert_int_equal(c->data.boundaries, BOUNDARIES_EOS);
+    config_free(c);
 }
 
 static void test_published(void **state)

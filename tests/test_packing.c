@@ -2,6 +2,7 @@
  * them, label masks without a label. What the model makes of packed documents: test_packed_model.c. */
 #include "tests/kit.h"
 
+#include <errno.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <zlib.h>
@@ -415,9 +416,14 @@ static void test_wrong_metadata(void **state)
     char *file[] = { name_of("wrong%d.npy", 0) }, *rows = name_of("wrong%d.csv.gz", 0);
     const uint16_t ids[24] = { 0 };
     write_file(file[0], ids, sizeof ids);
-    const DataSpec spec = { .paths = file, .num_paths = 1, .itemsize = 2, .sequence_length = 12, .vocab_size = 10,
-                            .eos_token_id = -1, .pad_token_id = -1, .best_fit = true, .metadata = true };
+    DataSpec spec = { .paths = file, .num_paths = 1, .itemsize = 2, .sequence_length = 12, .vocab_size = 10,
+                      .eos_token_id = -1, .pad_token_id = -1, .best_fit = true, .metadata = true };
     DIES("wrong0.csv.gz for ", open_data(&spec));       /* there is none yet */
+    DIES("--data.document_boundaries=eos", open_data(&spec));
+    spec.key = "evaluator 'v'";
+    DIES("evaluator 'v': document_boundaries metadata reads ", open_data(&spec));
+    DIES(": document_boundaries: eos in that data section", open_data(&spec));
+    spec.key = NULL;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         write_rows(rows, cases[i].rows);
         DIES(cases[i].place, open_data(&spec));
@@ -432,6 +438,7 @@ static void test_wrong_metadata(void **state)
     DIES("wrong0.csv.gz: cannot read on behind token", open_data(&spec));
     unlink(rows);
     assert_int_equal(mkdir(rows, 0777), 0);
+    errno = EIO;                                    /* of another call */
     DIES("it is no file", open_data(&spec));
     free(file[0]);
     free(rows);

@@ -110,6 +110,15 @@ static void test_length(void **state)
     c = try_load(1, from, NULL, NULL, NULL);
     assert_int_equal(c->model.max_sequence_length, 16384);
     config_free(c);
+    write_file("config.yaml", "recipe: fp8\n");
+    static const struct { const char *more[2], *recipe; } runs[] = {        /* evaluated as by its run, trained as this one says */
+        { { "--eval_only" }, "fp8" }, { { "--eval_only", "--precision=amp_bf16" }, "bf16" }, { { "--data.paths=a.npy" }, "coat" },
+    };
+    for (int i = 0; i < 3; i++) {
+        c = load_without_file("--evaluators=[{label: v, data: {paths: a.npy}}]", runs[i].more[0], runs[i].more[1]);
+        assert_string_equal(c->recipe.name, runs[i].recipe);
+        config_free(c);
+    }
     char command[256];
     snprintf(command, sizeof command, "cd %s && rm trainer.json config.yaml config.json generation_config.json", try_folder);
     assert_int_equal(system(command), 0);
@@ -132,6 +141,7 @@ static void test_what_it_is(void **state)
         { "model.pt", "model.pt", "python3 scripts/convert_olmo.py %s OUTPUT" },
         { "model.safetensors config.yaml", "", "python3 scripts/convert_olmo.py %s OUTPUT" },
         { "model.safetensors config.json", "model.safetensors", "this is a file; give the folder that holds it" },
+        { "config.yaml && mkdir latest && touch latest/config.json", "", "newest checkpoint is --load_path=%s/latest" },
     };
     for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
         char command[512], folder[128], path[256], words[512];

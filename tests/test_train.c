@@ -229,6 +229,15 @@ static void test_evaluation_without_labels(void **state)
     expect_output("| 0 labels");
     metric(loss, "unlabelled", "eval/val/CrossEntropyLoss");
     assert_true(isnan(loss[1]));
+    assert_null(strstr(output, "nothing is learned"));
+}
+
+/* The last step of a decay to 0, if there is no other. */
+static void test_only_step(void **state)
+{
+    (void)state;
+    expect_status(train(1, "--max_duration=1 --scheduler.alpha_f=0 --scheduler.t_warmup=0 --save_folder=%s/only", folder), 0);
+    expect_output("warning: the run has one step, its last, whose learning rate is 0: nothing is learned");
 }
 
 /* 8 steps of 8 sequences of 32 tokens, also if the batch changes on the way. */
@@ -324,7 +333,7 @@ int main(void)
         cmocka_unit_test(test_resume), cmocka_unit_test(test_ranks_agree), cmocka_unit_test(test_resharding),
         cmocka_unit_test(test_loss_falls), cmocka_unit_test(test_not_finite),
         cmocka_unit_test(test_plan_without_data), cmocka_unit_test(test_stop_in_epochs),
-        cmocka_unit_test(test_evaluation_without_labels), cmocka_unit_test(test_token_budget),
+        cmocka_unit_test(test_evaluation_without_labels), cmocka_unit_test(test_only_step), cmocka_unit_test(test_token_budget),
         cmocka_unit_test(test_epoch_budget), cmocka_unit_test(test_packed_epoch),
         cmocka_unit_test(test_error_alone), cmocka_unit_test(test_terminal), cmocka_unit_test(test_columns),
         cmocka_unit_test(test_usage), cmocka_unit_test(test_demo), cmocka_unit_test(test_long_run),

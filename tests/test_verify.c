@@ -118,6 +118,7 @@ static void test_other_content(void **state)
     expect_status(go_on(1, "copy", "--restore_dataloader=false"), 0);
     flip("train.npy", -1);
     refuse(1, "--data.packing=best_fit", "with documents that were packed or told apart in another way (data.packing, ");
+    expect_output("resume: data.packing best_fit, was concat\n");
     flip("train.mask", 1);
     refuse(1, "", "was trained on data.label_mask_paths with other content");
     flip("train.mask", 1);

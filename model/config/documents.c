@@ -18,11 +18,15 @@ void config_check_documents(Reader *r)
         need_eos(c, config_where(r, "data.packing"), "data.packing=best_fit without data.document_boundaries=metadata");
     if (by_eos && c->data.generate_doc_lengths)
         need_eos(c, config_where(r, "data.generate_doc_lengths"), "data.generate_doc_lengths");
+    if (packs && config_given(r, "data.generate_doc_lengths") && !c->data.generate_doc_lengths)
+        config_note(r, "data.generate_doc_lengths=false (with best_fit packing attention stays inside documents)");
     c->data.generate_doc_lengths |= packs;
     if (!packs && c->data.long_documents != LONG_TRUNCATE)
         config_note(r, "data.long_documents (only best_fit packing has it)");
-    if (!by_eos && !c->data.generate_doc_lengths)
+    if (!by_eos && !c->data.generate_doc_lengths) {
         config_note(r, "data.document_boundaries (only best_fit packing and data.generate_doc_lengths ask for documents)");
+        c->data.boundaries = BOUNDARIES_EOS;            /* so that nobody looks for metadata */
+    }
 }
 
 void config_check_eval_documents(const Config *c, const EvalSet *set)

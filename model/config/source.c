@@ -45,24 +45,45 @@ static bool holds(const char *folder, const char *name)
     return found;
 }
 
-/* max_sequence_length of the run that saved this checkpoint; 0: it is none, or does not say. */
-static int trained_length(const char *folder)
+/* What the configuration of the run that saved this checkpoint says of `key`; NULL: it is none, or does not say. The caller owns
+ * it. */
+static char *trained_with(const char *folder, const char *key)
 {
     if (!holds(folder, "trainer.json") || !holds(folder, "config.yaml"))
-        return 0;
+        return NULL;
     char *path = xasprintf("%s/config.yaml", folder);
     check_regular(path);
     YamlNode *root = yaml_load(path);
-    const YamlNode *n = yaml_find(root, "model.max_sequence_length");
-    const long length = n && n->text ? strtol(n->text, NULL, 10) : 0;
-    const ConfigKey *k = config_key("model.max_sequence_length");
+    const YamlNode *n = yaml_find(root, key);
+    char *text = n && n->text ? xstrdup(n->text) : NULL;
     yaml_free(root);
     free(path);
+    return text;
+}
+
+/* 0: not known. */
+static int trained_length(const char *folder)
+{
+    const ConfigKey *k = config_key("model.max_sequence_length");
+    char *text = trained_with(folder, k->name);
+    const long length = text ? strtol(text, NULL, 10) : 0;
+    free(text);
     return (double)length >= k->min && (double)length <= k->max ? (int)length : 0;
+}
+
+static bool recipe_is_given(const Reader *r)
+{
+    static const char *const keys[] = { "recipe", "precision", "quantize_model", "quantize_optimizer" };
+    bool given = false;
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
+        given |= config_given(r, keys[i]);
+    return given;
 }
 
 void config_settle_source(Reader *r, const char *folder)
 {
+    if (r->s->c.eval_only && !recipe_is_given(r))           /* as its run evaluated it */
+        r->s->recipe = trained_with(folder, "recipe");
     ModelConfig *m = &r->s->c.model;
     const int known = m->max_sequence_length;
     if (m->vocab_size > UINT16_MAX + 1)
@@ -160,6 +181,8 @@ static void say_format(const char *where, const char *folder)
         say_meta(where, folder);
     if (holds(folder, "model.pt"))
         say_olmo(where, folder);
+    if (holds(folder, "latest/config.json"))
+        die("%s: this is the save_folder of a run; its newest checkpoint is --load_path=%s/latest", where, folder);
     if (holds(folder, "model_and_optim"))
         die("%s: this is a checkpoint of OLMo-core. Convert it with its src/examples/huggingface/convert_checkpoint_to_hf.py and "
             "load the result", where);

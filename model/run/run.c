@@ -24,6 +24,7 @@
 #include "model/run/memory.h"
 #include "model/run/resume.h"
 #include "model/run/shared_folder.h"
+#include "model/schedule.h"
 #include "model/version.h"
 
 static void beat(const char *doing)
@@ -271,6 +272,8 @@ static void load_or_initialize(Run *r, const char *folder, bool resets)
     r->state.updates = s.updates;
     if (ours && !new_trainer) {
         const char *other = other_data(&s, &r->state);
+        if (c->restore_dataloader && other && comm_rank() == 0)
+            resume_print(c, folder);
         if (c->restore_dataloader && other)
             die("%s was trained on %s; --restore_dataloader=false goes on with these, --reset_trainer_state (with another "
                 "--save_folder) begins a run at step 0", folder, other);
@@ -310,6 +313,9 @@ static void print_data(const Run *r)
     if (comm_rank() != 0)
         return;
     print_packing(r->loader, c->model.max_sequence_length);
+    if (r->length.steps == 1 && schedule_lr(c, r->length, 1, r->length.tokens) == 0)
+        warn("the run has one step, its last, whose learning rate is 0: nothing is learned. More epochs, a smaller "
+             "global_train_batch_size, or scheduler.alpha_f above 0");
     printf("data: %llu tokens in %llu instances of %d; %ld steps of %d sequences on %d rank%s, %d micro-batch%s each\n",
            (unsigned long long)loader_tokens(r->loader), (unsigned long long)loader_instances(r->loader),
            c->model.max_sequence_length, r->length.steps, c->global_train_batch_size, comm_size(),
