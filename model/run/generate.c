@@ -91,7 +91,6 @@ static void open_generator(Generator *g, const Config *c)
         config_check_source(NULL, folder);
     prompts_share(&g->prompts, c->generate, &c->model);
     set_length(g);
-    g->config.loss_chunk = 1;           /* only the last token's logits are looked at */
     memory_plan(&g->model, &g->fsdp, &g->config);
     model_place(&g->model, &g->fsdp, &g->config);
     TrainState unread;
