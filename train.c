@@ -249,7 +249,7 @@ static void train(Run *r)
         if (evaluates_here(r))
             stop |= evaluate_all(r, 0);
         if (is_due(t.step, c->samples.interval) || run_is_over(r))
-            samples_write(r->samples, &r->model, &r->fsdp, r->log, t.step);
+            stop |= samples_write(r->samples, &r->model, &r->fsdp, r->log, t.step, &asked_to_stop);
     }
     if (stop && comm_rank() == 0)
         printf("asked to stop at step %ld\n", r->state.step);

@@ -3,82 +3,13 @@
  * A row shows the median of RUNS runs and what each must move or compute. Elementwise operations are judged by a
  * device copy measured in the same run (bytes read + written), GEMMs and attention by the data sheet. Everything is
  * larger than the L2 cache. On a CPU the shape shrinks to a few tokens: that shows only that every operation runs. */
-#include "kernels/random.h"
-#include "tests/bench.h"
+#include "tests/bench_attention.h"
+#include "tests/bench_tensors.h"
 
-enum { MAX_TENSORS = 96 };
-
-typedef struct { const char *name; int B, T, C, H, K, D, F, V, chunk; long params; int L, micro_batches; } Model;
-static Model models[] = {       /* chunk: rows of logits; params: of one block; micro_batches: of a step */
+static Model models[] = {
     { "Llama-2-7B", 8, 2048, 4096, 32, 32, 128, 11008, 32000, 4096, 202383360, 32, 8 },
     { "Llama-3-8B", 2, 8192, 4096, 32, 8, 128, 14336, 128256, 2048, 218112000, 32, 8 },
 };
-
-/* For attention with a window only, of 4096 keys there. */
-static Model sliding = { "Olmo-3-7B", 1, 8192, 4096, 32, 32, 128 };
-
-static const Format F32_ = { .dtype = F32 }, BF16_ = { .dtype = BF16 }, E4M3_ = { .dtype = E4M3 };
-static const Format E4M3_16 = { .dtype = E4M3, .group = 16 }, E5M2_ = { .dtype = E5M2 };
-static const Tensor NONE = { 0 };
-
-/* How often a step runs an operation that each block, each chunk of logits or each micro-batch has once. */
-static double blocks(const Model *m) { return (double)m->L * m->micro_batches; }
-static double chunks(const Model *m) { return (double)m->micro_batches * m->B * m->T / m->chunk; }
-
-/* ---- memory --------------------------------------------------------------------------------------------------- */
-
-static void *held[MAX_TENSORS];
-static int num_held;
-
-static void *hold(size_t bytes)
-{
-    if (num_held == MAX_TENSORS)
-        exit(fprintf(stderr, "bench_kernels: more than %d tensors\n", MAX_TENSORS));
-    return held[num_held++] = device_alloc(bytes);
-}
-
-static void release(void)
-{
-    device_sync();
-    while (num_held > 0)
-        device_free(held[--num_held]);
-}
-
-static Tensor make(Format f, int rows, int cols)
-{
-    Tensor t = { .format = f, .rows = rows, .cols = cols };
-    t.data = hold(tensor_numel(t) * dtype_size(f.dtype));
-    if (format_has_scales(f))
-        t.scale = hold(f.group ? 2 * (size_t)tensor_scales_per_group(f) * tensor_numel(t) / (size_t)f.group : 16);
-    return t;
-}
-
-static Tensor make_operand(Format f, int rows, int cols)
-{
-    Tensor t = make(f, rows, cols);
-    t.data_t = hold(tensor_numel(t));
-    return t;
-}
-
-static Tensor rows_only(Tensor t)
-{
-    t.data_t = NULL;
-    return t;
-}
-
-static Tensor transpose_only(Tensor t)
-{
-    t.data = NULL;
-    return t;
-}
-
-static Tensor make_normal(Format f, int rows, int cols, float std)
-{
-    static uint64_t seed;
-    Tensor t = make(f, rows, cols);
-    init_normal(t, std, 0, ++seed, 0);
-    return t;
-}
 
 /* ---- elementwise ---------------------------------------------------------------------------------------------- */
 
@@ -118,25 +49,6 @@ static void bench_norm(const Model *m)
     TIME_BYTES("norm_backward, LayerNorm, no weight, dx +=", 8 * n,
                norm_backward(dx, NULL, NONE, y, x, stats.data, NONE, layer, true));
     release();
-}
-
-static Attention attention_of(const Model *m)
-{
-    const int pairs = m->D / 2;
-    Attention a = { .B = m->B, .T = m->T, .H = m->H, .K = m->K, .D = m->D, .scale = (float)(1 / sqrt(m->D)),
-                    .norm = { RMS_NORM, 1e-6f } };
-    size_t bytes = (size_t)m->T * (size_t)m->D * sizeof(float);
-    float *table = malloc(bytes), *rope = hold(bytes);
-    for (int t = 0; t < m->T; t++)
-        for (int i = 0; i < pairs; i++) {
-            double angle = t * pow(10000, -(double)i / pairs);
-            table[2 * (t * pairs + i)] = (float)cos(angle);
-            table[2 * (t * pairs + i) + 1] = (float)sin(angle);
-        }
-    device_put(rope, table, bytes);
-    free(table);
-    a.rope = rope;
-    return a;
 }
 
 static void bench_rope(const Model *m)
@@ -337,7 +249,7 @@ static void bench_adamw(const Model *m)
     release();
 }
 
-/* ---- GEMMs and attention -------------------------------------------------------------------------------------- */
+/* ---- GEMMs ----------------------------------------------------------------------------------------------------- */
 
 /* With quantized normal numbers as operands; all GEMMs with fast accumulation, as COAT's recipes have them.
  * times: how often a step of coat runs each. */
@@ -379,82 +291,6 @@ static void bench_linear(const char *name, int N, int O, int C, double times)
     snprintf(label, sizeof label, "matmul_dw %s (%d,%d)", name, O, C);
     TIME_FLOPS(label, flops, matmul_dw(dw, y, x));
     in_step(GEMMS, times);
-    release();
-}
-
-/* Of the T x T scores the causal half is counted, with a window its part: a query sees `window` keys, the first ones fewer. */
-static void bench_attention(const Model *m, int window, double times)
-{
-    char forward[64] = "attention_forward", backward[64] = "attention_backward";
-    const int N = m->B * m->T, S = (m->H + 2 * m->K) * m->D, q = m->H * m->D;
-    const double T = m->T, keys = window ? window * (2 * T - window) : T * T, flops = 2.0 * m->B * m->H * keys * m->D;
-    Attention a = attention_of(m);
-    const Documents whole = { 0 };
-    Tensor qkv = make_normal(BF16_, N, S, 1), dqkv = make(BF16_, N, S);
-    Tensor y = make(BF16_, N, q), dy = make_normal(BF16_, N, q, 1);
-    float *lse = hold((size_t)N * (size_t)m->H * sizeof *lse);
-    a.window = window;
-    if (window) {
-        snprintf(forward, sizeof forward, "attention_forward, window %d of %d", window, m->T);
-        snprintf(backward, sizeof backward, "attention_backward, window %d of %d", window, m->T);
-    }
-    TIME_FLOPS(forward, flops, attention_forward(y, lse, qkv, a, whole));
-    in_step(ATTENTION, times);
-    TIME_FLOPS(backward, 2.5 * flops, attention_backward(dqkv, dy, qkv, y, lse, a, whole));
-    in_step(ATTENTION, times);
-    release();
-}
-
-/* Documents as conversations are packed: lengths of 700 tokens on the mean, most shorter, few longer [-350 ln u + 350]. */
-static void bench_documents(const Model *m, int B, int T)
-{
-    const int N = B * T, S = (m->H + 2 * m->K) * m->D, q = m->H * m->D;
-    int *start = calloc((size_t)N + 1, sizeof *start);
-    Documents docs = { .host_start = start, .start = hold(((size_t)N + 1) * sizeof *start) };
-    double flops = 0;
-    for (int n = 0, i = 0; n < N; i++) {
-        const int left = T - n % T, drawn = 350 + (int)(-350 * log((double)(1 + random_16(7, (uint64_t)i)) / 65536));
-        const int length = drawn < left ? drawn : left;
-        start[docs.count++] = n;
-        docs.longest = length > docs.longest ? length : docs.longest;
-        flops += 2.0 * m->H * length * length * m->D;
-        n += length;
-    }
-    start[docs.count] = N;
-    device_put((int *)docs.start, start, sizeof *start * ((size_t)docs.count + 1));
-    Attention a = { .B = B, .T = T, .H = m->H, .K = m->K, .D = m->D, .scale = 1 / sqrtf((float)m->D) };
-    Tensor qkv = make_normal(BF16_, N, S, 1), dqkv = make(BF16_, N, S), y = make(BF16_, N, q), dy = make_normal(BF16_, N, q, 1);
-    float *lse = hold((size_t)N * (size_t)m->H * sizeof *lse);
-    char label[64];
-    snprintf(label, sizeof label, "attention_forward, %d documents", docs.count);
-    TIME_FLOPS(label, flops, attention_forward(y, lse, qkv, a, docs));
-    snprintf(label, sizeof label, "attention_backward, %d documents", docs.count);
-    TIME_FLOPS(label, 2.5 * flops, attention_backward(dqkv, dy, qkv, y, lse, a, docs));
-    release();
-    free(start);
-}
-
-/* What decoding one token takes: each matrix read once, and each key and value of 2 T tokens behind which it stands. */
-static void bench_decoding(const Model *m)
-{
-    const int S = (m->H + 2 * m->K) * m->D, q = m->H * m->D, past = 2 * m->T;
-    const struct { const char *name; int O, C; } linear[] = {
-        { "qkv", S, m->C }, { "out", m->C, q }, { "gate_up", 2 * m->F, m->C }, { "down", m->C, m->F }, { "head", m->V, m->C },
-    };
-    for (int i = 0; i < 5; i++) {
-        char label[64];
-        const int O = linear[i].O, C = linear[i].C;
-        Tensor x = make_normal(BF16_, 1, C, 1), w = make_normal(BF16_, O, C, 0.02f), y = make_normal(BF16_, 1, O, 1);
-        snprintf(label, sizeof label, "matmul    one row, %s (%d,%d)", linear[i].name, O, C);
-        TIME_BYTES(label, 2.0 * O * C, matmul(y, x, w, y));
-        release();
-    }
-    Attention a = attention_of(m);
-    const KvCache cache = { .k = make_normal(BF16_, past + 1, m->K * m->D, 1), .v = make_normal(BF16_, past + 1, m->K * m->D, 1),
-                            .length = past };
-    Tensor qkv = make_normal(BF16_, 1, S, 1), y = make(BF16_, 1, q);
-    a.B = a.T = 1;
-    TIME_BYTES("attention_cached, one token", 4.0 * past * m->K * m->D, attention_cached(y, qkv, cache, a));
     release();
 }
 

@@ -65,6 +65,7 @@ static Shape ladder[] = {
     { "window 33, own keys, width 64",               4, 512,  4,  4,  64,  16, 33 },
     { "window 1, own keys, width 96",                4, 512,  2,  2,  96,  16, 1 },
     { "window 300, three lengths, width 128",        4, 2048, 16, 4,  128, 13, 300 },
+    { "window 1000 of some lengths only, width 128", 4, 4096, 8,  8,  128, 60, 1000 },
     { "window 1000 in half of the heads, width 64",  1, 8192, 16, 8,  64,  2,  1000 },
 };
 enum { RUNGS = sizeof ladder / sizeof ladder[0] };

@@ -221,6 +221,10 @@ static void test_errors(void **state)
                  "prompts.jsonl:1: a prompt of 4 tokens; expected at most 3");
     expect_error("[1]\n", "--load_path=tests/golden/llama --eval_only", "generate and eval_only are two runs");
     expect_error("[1]\n", "--recipe=f32", "is no configuration file");
+    assert_int_not_equal(finish(start_command("%s -n 1 %s/train configs/tiny.yaml --generate=%s --load_path=%s",
+                                              setting("LAUNCH", "mpirun --oversubscribe"), setting("BUILD", "build/cpu"), prompts,
+                                              prompts)), 0);
+    expect_output("this is a file");
 }
 
 int main(void)

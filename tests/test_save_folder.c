@@ -70,6 +70,31 @@ static void test_signal_in_evaluation(void **state)
     }
 }
 
+/* Nor do samples of many texts, which come before the next step. */
+static void test_signal_in_samples(void **state)
+{
+    (void)state;
+    char path[256], command[1024];
+    snprintf(path, sizeof path, "%s/prompts.jsonl", folder);
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    for (int i = 0; i < 1000; i++)
+        fputs("[1]\n", f);
+    assert_int_equal(fclose(f), 0);
+    snprintf(path, sizeof path, "%s/samples", folder);
+    snprintf(command, sizeof command, "--max_duration=100 --save_folder=%s --samples.prompts=%s/prompts.jsonl --samples.interval=1",
+             path, folder);
+    FILE *p = start(2, command);
+    snprintf(command, sizeof command, "test -s %s/metrics.jsonl", path);
+    for (int i = 0; i < 1000 && system(command) != 0; i++)
+        usleep(100000);
+    assert_int_equal(send_signal("USR1", false, path), 0);
+    expect_status(finish(p), 0);
+    expect_output("asked to stop at step 1");
+    assert_null(strstr(output, "sample 0:"));
+    assert_int_equal(trainer("samples/latest", "step"), 1);
+}
+
 /* A process that ended between two evaluators: the next makes up for the one that is missing, once. */
 static void test_cut_between_evaluators(void **state)
 {
@@ -328,7 +353,7 @@ static void test_evaluation_fails(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_signals), cmocka_unit_test(test_signal_in_evaluation),
+        cmocka_unit_test(test_signals), cmocka_unit_test(test_signal_in_evaluation), cmocka_unit_test(test_signal_in_samples),
         cmocka_unit_test(test_cut_between_evaluators), cmocka_unit_test(test_too_long),
         cmocka_unit_test(test_second_signal),
         cmocka_unit_test(test_folder_is_not_overwritten), cmocka_unit_test(test_folder_is_in_use),

@@ -233,8 +233,10 @@ static void run_documents(const Job *j, Documents docs)
             if (length > shorter && length <= longest)
                 document[count++] = i;
         }
+        Job part = *j;
+        part.a.window = a.window < longest ? a.window : 0;      /* as window_of */
         if (count)
-            run_length(j, docs.host_start, document, count, smaller(longest, most));
+            run_length(&part, docs.host_start, document, count, smaller(longest, most));
     }
     free(document);
 }

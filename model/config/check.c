@@ -477,8 +477,8 @@ void config_check_run(Reader *r)
     check_strategy(r);
     if (c->generate && c->eval_only)
         die("%s: generate and eval_only are two runs", config_where(r, "generate"));
-    if (c->generate)
-        c->device_train_microbatch_size = c->device_eval_batch_size = 1;        /* one sequence at a time */
+    if (c->generate)            /* one sequence at a time, of which the last token's logits are looked at */
+        c->device_train_microbatch_size = c->device_eval_batch_size = c->loss_chunk = 1;
     if (!config_forward_only(c))
         check_batch(r);
     check_micro_batch(r);

@@ -12,6 +12,7 @@
 #include "kernels/error.h"
 #include "kernels/watchdog.h"
 #include "model/checkpoint/checkpoint.h"
+#include "model/config/hf.h"
 #include "model/decode.h"
 #include "model/run/memory.h"
 #include "model/run/run.h"
@@ -86,9 +87,10 @@ static void open_generator(Generator *g, const Config *c)
     const char *folder = latest ? latest : c->load_path;
     if (!folder)
         die("generate: there is no model; --load_path names a checkpoint or a Hugging Face folder");
+    if (!latest)
+        config_check_source(NULL, folder);
     prompts_share(&g->prompts, c->generate, &c->model);
     set_length(g);
-    g->config.loss_chunk = 1;           /* only the last token's logits are looked at */
     memory_plan(&g->model, &g->fsdp, &g->config);
     model_place(&g->model, &g->fsdp, &g->config);
     TrainState unread;

@@ -96,6 +96,14 @@ static bool pass(Samples *s, Model *m, Fsdp *f, int first, int count, int *batch
     return true;
 }
 
+/* Whether any rank was asked to stop. */
+static bool is_asked(const volatile sig_atomic_t *stop)
+{
+    double asked = *stop;
+    comm_max(&asked, 1);
+    return asked > 0;
+}
+
 static json_t *tokens_of(const Samples *s, int i, int from, int to)
 {
     json_t *list = json_array();
@@ -120,20 +128,22 @@ static void write_log(const Samples *s, Log *l, long step)
     log_object(l, json_pack("{s:I, s:o}", "step", (json_int_t)step, "samples", list));
 }
 
-void samples_write(Samples *s, Model *m, Fsdp *f, Log *l, long step)
+bool samples_write(Samples *s, Model *m, Fsdp *f, Log *l, long step, const volatile sig_atomic_t *stop)
 {
     if (!s)
-        return;
+        return false;
     const int B = m->attn.B;
+    bool cut = false;
     int *batch = xcalloc((size_t)m->N, sizeof *batch);
     log_pause(l);
     matmul_accumulation(m->recipe.fast);
     begin(s);
-    for (int first = 0; first < s->prompts.count; first += B)
-        while (pass(s, m, f, first, s->prompts.count - first < B ? s->prompts.count - first : B, batch))
-            continue;
+    for (int first = 0; first < s->prompts.count && !cut; first += B)
+        while (!cut && pass(s, m, f, first, s->prompts.count - first < B ? s->prompts.count - first : B, batch))
+            cut = is_asked(stop);
     log_resume(l);
     free(batch);
-    if (comm_rank() == 0)
+    if (comm_rank() == 0 && !cut)
         write_log(s, l, step);
+    return cut;
 }

@@ -1,5 +1,7 @@
 /* `samples`: how the model being trained continues fixed prompts, greedily, in the log. */
 #pragma once
+#include <signal.h>
+
 #include "model/run/log.h"
 #include "model/model.h"
 
@@ -11,6 +13,6 @@ Samples *samples_open (const Config *c);
 
 /* Writes a line {"step": ..., "samples": [{"prompt": tokens, "tokens": new ones}, ...]} to metrics.jsonl, and a line for each
  * prompt to stdout. Every token is a forward pass of micro-batches with these prompts: no cache, and no memory beside
- * training's. */
-void     samples_write(Samples *s, Model *m, Fsdp *f, Log *l, long step);
+ * training's. Once *stop is not 0 on any rank it ends early, writes nothing and returns true on all. */
+bool     samples_write(Samples *s, Model *m, Fsdp *f, Log *l, long step, const volatile sig_atomic_t *stop);
 void     samples_close(Samples *s);

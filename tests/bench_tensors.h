@@ -1,0 +1,95 @@
+/* What benchmarks work on: the shapes of a model, and tensors in device memory until release(). */
+#pragma once
+#include <math.h>
+
+#include "kernels/random.h"
+#include "tests/bench.h"
+
+enum { MAX_TENSORS = 96 };
+
+/* chunk: rows of logits; params: of one block; micro_batches: of a step */
+typedef struct { const char *name; int B, T, C, H, K, D, F, V, chunk; long params; int L, micro_batches; } Model;
+
+static const Format F32_ = { .dtype = F32 }, BF16_ = { .dtype = BF16 }, E4M3_ = { .dtype = E4M3 };
+static const Format E4M3_16 = { .dtype = E4M3, .group = 16 }, E5M2_ = { .dtype = E5M2 };
+static const Tensor NONE = { 0 };
+
+/* How often a step runs an operation that each block, each chunk of logits or each micro-batch has once. */
+static double blocks(const Model *m) { return (double)m->L * m->micro_batches; }
+static double chunks(const Model *m) { return (double)m->micro_batches * m->B * m->T / m->chunk; }
+
+/* ---- memory --------------------------------------------------------------------------------------------------- */
+
+static void *held[MAX_TENSORS];
+static int num_held;
+
+static void *hold(size_t bytes)
+{
+    if (num_held == MAX_TENSORS)
+        exit(fprintf(stderr, "bench_kernels: more than %d tensors\n", MAX_TENSORS));
+    return held[num_held++] = device_alloc(bytes);
+}
+
+static void release(void)
+{
+    device_sync();
+    while (num_held > 0)
+        device_free(held[--num_held]);
+}
+
+static Tensor make(Format f, int rows, int cols)
+{
+    Tensor t = { .format = f, .rows = rows, .cols = cols };
+    t.data = hold(tensor_numel(t) * dtype_size(f.dtype));
+    if (format_has_scales(f))
+        t.scale = hold(f.group ? 2 * (size_t)tensor_scales_per_group(f) * tensor_numel(t) / (size_t)f.group : 16);
+    return t;
+}
+
+static Tensor make_operand(Format f, int rows, int cols)
+{
+    Tensor t = make(f, rows, cols);
+    t.data_t = hold(tensor_numel(t));
+    return t;
+}
+
+static Tensor rows_only(Tensor t)
+{
+    t.data_t = NULL;
+    return t;
+}
+
+static Tensor transpose_only(Tensor t)
+{
+    t.data = NULL;
+    return t;
+}
+
+static Tensor make_normal(Format f, int rows, int cols, float std)
+{
+    static uint64_t seed;
+    Tensor t = make(f, rows, cols);
+    init_normal(t, std, 0, ++seed, 0);
+    return t;
+}
+
+/* ---- attention ------------------------------------------------------------------------------------------------ */
+
+static Attention attention_of(const Model *m)
+{
+    const int pairs = m->D / 2;
+    Attention a = { .B = m->B, .T = m->T, .H = m->H, .K = m->K, .D = m->D, .scale = (float)(1 / sqrt(m->D)),
+                    .norm = { RMS_NORM, 1e-6f } };
+    size_t bytes = (size_t)m->T * (size_t)m->D * sizeof(float);
+    float *table = malloc(bytes), *rope = hold(bytes);
+    for (int t = 0; t < m->T; t++)
+        for (int i = 0; i < pairs; i++) {
+            double angle = t * pow(10000, -(double)i / pairs);
+            table[2 * (t * pairs + i)] = (float)cos(angle);
+            table[2 * (t * pairs + i) + 1] = (float)sin(angle);
+        }
+    device_put(rope, table, bytes);
+    free(table);
+    a.rope = rope;
+    return a;
+}
