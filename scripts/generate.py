@@ -54,7 +54,10 @@ def encode(args, tokenizer):
         template = ChatTemplate(args.folder)
     except Bad as problem:
         sys.exit(f"error: {problem}; --raw goes without one")
-    prompts = [template.render([{"role": "user", "content": text}], add_generation_prompt=True) for text in args.texts]
+    try:
+        prompts = [template.render([{"role": "user", "content": text}], add_generation_prompt=True) for text in args.texts]
+    except Exception as problem:        # whatever a template does
+        sys.exit(f"error: {args.folder}: its chat template: {problem}; --raw goes without one")
     return [tokenizer.encode(prompt, add_special_tokens=False).ids for prompt in prompts]
 
 

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "kernels/clock.h"
 #include "kernels/comm.h"
@@ -39,23 +40,32 @@ typedef struct {
 static bool read_stops(Generator *g, const char *folder, const char *file)
 {
     char *path = xasprintf("%s/%s", folder, file);
-    json_t *o = json_load_file(path, 0, NULL), *eos = json_object_get(o, "eos_token_id");
-    const size_t n = json_is_array(eos) ? json_array_size(eos) : json_is_integer(eos);
+    json_error_t at;
+    json_t *o = json_load_file(path, 0, &at), *eos = json_object_get(o, "eos_token_id");
+    if (!o && access(path, F_OK) == 0)
+        die("%s:%d: %s; expected what save_pretrained writes", path, at.line, at.text);
+    const size_t n = json_is_array(eos) ? json_array_size(eos) : eos && !json_is_null(eos);
     if (n > MOST_STOPS)
         die("%s: eos_token_id lists %zu tokens; expected at most %d", path, n, (int)MOST_STOPS);
-    for (size_t i = 0; i < n; i++)
-        g->stop[g->stops++] = (int)json_integer_value(json_is_array(eos) ? json_array_get(eos, i) : eos);
+    for (size_t i = 0; i < n; i++) {
+        const json_t *token = json_is_array(eos) ? json_array_get(eos, i) : eos;
+        if (!json_is_integer(token))
+            die("%s: eos_token_id is no integer, nor a list of integers", path);
+        g->stop[g->stops++] = (int)json_integer_value(token);
+    }
     json_decref(o);
     free(path);
     return n > 0;
 }
 
-/* As transformers' generate: generation_config.json counts, if it says so. */
+/* As transformers' generate: generation_config.json counts, if it says so. Rank 0 reads, so that all end at the same token. */
 static void find_stops(Generator *g, const char *folder)
 {
-    if (!read_stops(g, folder, "generation_config.json") && !read_stops(g, folder, "config.json")
+    if (comm_rank() == 0 && !read_stops(g, folder, "generation_config.json") && !read_stops(g, folder, "config.json")
         && g->config.model.eos_token_id >= 0)
         g->stop[g->stops++] = g->config.model.eos_token_id;
+    comm_broadcast(&g->stops, sizeof g->stops, 0);
+    comm_broadcast(g->stop, sizeof g->stop, 0);
 }
 
 static bool is_stop(const Generator *g, int token)
@@ -163,13 +173,14 @@ static void print_continuation(const Generator *g, int prompt, int count)
 
 /* ---- speed ------------------------------------------------------------------------------------------------- */
 
-/* Of one pass over all stored weights, which do nothing but look for numbers that are not finite. */
-static double reading_seconds(const Fsdp *f)
+/* Of one pass over all weights that a token reads, by what does nothing but look for numbers that are not finite. Of an embedding
+ * that is not also the head a token reads one row: its unit, 0, is left out. */
+static double reading_seconds(const Fsdp *f, bool tied)
 {
     DeviceMark *from = NULL, *to = NULL;
     for (int again = 0; again < 2; again++) {
         from = device_mark(from);
-        for (int u = 0; u < f->num_units; u++)
+        for (int u = tied ? 0 : 1; u < f->num_units; u++)
             if (f->shard[u].frozen_count > 0)
                 find_not_finite((int *)f->square_sum, f->shard[u].frozen, false);
         to = device_mark(to);
@@ -182,7 +193,7 @@ static double reading_seconds(const Fsdp *f)
 
 static void print_speed(const Generator *g)
 {
-    const double reading = reading_seconds(&g->fsdp);
+    const double reading = reading_seconds(&g->fsdp, g->config.model.weight_tying);
     if (comm_rank() != 0)
         return;
     fprintf(stderr, "prompts: %ld tokens, %.0f tokens/s; memory planned: %.2f GiB of each rank\n", g->prefilled,
