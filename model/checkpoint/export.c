@@ -112,6 +112,8 @@ static char *choose(const char *source)
     if (stat(source, &status) != 0 || !S_ISDIR(status.st_mode))
         die("--export=%s: there is no such folder; expected a checkpoint, the save_folder of a run, or a folder that "
             "save_pretrained wrote", source);
+    if (folder_is_unfinished(source))
+        die("--export=%s: an export to there was interrupted; name the checkpoint that it began with", source);
     if (holds(source, "config.json"))
         return xstrdup(source);
     char *latest = checkpoint_latest(source);

@@ -62,8 +62,8 @@ static void lay_out(StoredStates *s, const ModelConfig *c, const Fsdp *f)
     s->layout = layout_make(NULL, LAYOUT_OPTIMIZER, c, &there, 0);
 }
 
-/* Finds the size of the groups that the numbers of scales were made with. Of small tensors several sizes have these numbers: then it
- * is the run's, if all else is as there, and otherwise the smallest, by which each element has the same scale. */
+/* Finds the size of the groups that the numbers of scales were made with. Of small tensors several sizes have these numbers: then
+ * it is the run's, if all else is as there, and otherwise the smallest, by which each element has the same scale. */
 static void choose_group(StoredStates *s, int state, Format ours, const ModelConfig *c, const Fsdp *f, SafeFile *const *source,
                          int count)
 {
