@@ -96,7 +96,12 @@ def read_pt(path):
     except ImportError:
         fail(path, "this needs the package torch: pip install torch --index-url https://download.pytorch.org/whl/cpu")
     types = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
-    found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (RuntimeError, OSError, EOFError, pickle.UnpicklingError) as error:
+        fail(path, f"PyTorch cannot read it ({str(error).splitlines()[0]}); copy it again")
+    if not isinstance(found, dict) or not all(isinstance(t, torch.Tensor) for t in found.values()):
+        fail(path, "it does not hold tensors by name; expected model.pt of an unsharded checkpoint of OLMo")
     return {name: (types.get(t.dtype, str(t.dtype)), tuple(t.shape), memoryview(t.contiguous().view(torch.uint8).numpy()).cast("B"))
             for name, t in found.items()}
 
@@ -272,10 +277,13 @@ def main():
         fail(path, "there is no embedding transformer.wte.weight; expected a model of OLMo in F32, BF16 or F16")
     config = describe(described, read_section(described, "model"), wte[1][0], wte[0])
     tensors = cut(path, weights, config)
-    os.makedirs(args.output, exist_ok=True)
-    write_weights(args.output, tensors)
-    copy_tokenizer(args.tokenizer or args.input, args.output)
-    write_json(os.path.join(args.output, "config.json"), config)        # last: without it the folder is none
+    try:
+        os.makedirs(args.output, exist_ok=True)
+        write_weights(args.output, tensors)
+        copy_tokenizer(args.tokenizer or args.input, args.output)
+        write_json(os.path.join(args.output, "config.json"), config)        # last: without it the folder is none
+    except OSError as error:
+        fail(args.output, f"cannot be written: {error}; remove what is there of it and try again")
     print(f"{args.output}: {config['architectures'][0]}, {sum(len(t[3]) for t in tensors) / 2**30:.2f} GiB; "
           f"./train --load_path={args.output} --data.paths='[shards/*.npy]'")
 

@@ -214,6 +214,9 @@ class ConvertTest(unittest.TestCase):
         evil = pickle.dumps(os.getcwd)
         self.make(OLMO1, weights, name_of=lambda name: base64.urlsafe_b64encode(evil).decode() if "wte" in name else name)
         self.assertIn("has no name of OLMo's", self.convert().stderr)
+        self.make(OLMO1, weights)
+        os.symlink("nothing", self.output)
+        self.assertIn(f"error: {self.output}: cannot be written", self.convert().stderr)
 
     def test_tokenizer(self):
         self.make(OLMO1, make_weights(OLMO1))

@@ -276,6 +276,12 @@ static void test_refusals(void **state)
         assert_true(i < 2 || !exists(target));
         shell(text("cd %s && rm -rf refused step1 && mv safe step1", r.config.save_folder));
     }
+    shell(text("rm -rf %s.tmp && cp -r %s %s.tmp", target, step, target));      /* somebody's, and here the source */
+    DIES("refused.tmp is there, and nothing that an interruption left",
+         export_folder(text("%s.tmp", target), target, "BF16", CHECKPOINT_FILE_BYTES));
+    expect_files(text("%s.tmp", target), "config.json config.yaml model.safetensors optimizer-00001.safetensors trainer.json");
+    shell(text("rm -r %s.tmp && touch %s.tmp", target, target));
+    DIES("refused.tmp is there, and nothing that an interruption left", export_folder(step, target, "BF16", CHECKPOINT_FILE_BYTES));
     DIES("there is no such folder", export_folder(text("%s/no", root), target, "BF16", CHECKPOINT_FILE_BYTES));
     DIES("neither a config.json", export_folder(root, target, "BF16", CHECKPOINT_FILE_BYTES));
     close_run(&r);
@@ -380,6 +386,8 @@ static void test_interrupted(void **state)
     assert_true(other && flock(fileno(other), LOCK_EX) == 0);
     DIES("another process is writing it", export_folder(step, target, "F32", CHECKPOINT_FILE_BYTES));
     fclose(other);
+    DIES("an export to there was interrupted",
+         export_folder(text("%s.tmp", target), text("%s/x", root), "F32", CHECKPOINT_FILE_BYTES));
     shell(text("touch %s.tmp/left-over", target));
     export_folder(step, target, "F32", CHECKPOINT_FILE_BYTES);
     assert_false(exists(text("%s.tmp", target)));

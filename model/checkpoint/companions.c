@@ -93,6 +93,8 @@ static void read_tokenizer(const char *folder)
 {
     char *path = xasprintf("%s/%s", folder, templates);
     DIR *dir = opendir(path);
+    if (!dir && errno != ENOENT && errno != ENOTDIR)
+        die("%s: cannot read: %s", path, strerror(errno));
     for (int i = 0; i < COUNT(tokenizer_files); i++)
         read_name(folder, tokenizer_files[i], true);
     for (struct dirent *entry; dir && (entry = readdir(dir)); ) {

@@ -112,6 +112,8 @@ static char *choose(const char *source)
     if (stat(source, &status) != 0 || !S_ISDIR(status.st_mode))
         die("--export=%s: there is no such folder; expected a checkpoint, the save_folder of a run, or a folder that "
             "save_pretrained wrote", source);
+    if (folder_is_unfinished(source))
+        die("--export=%s: an export to there was interrupted; name the checkpoint that it began with", source);
     if (holds(source, "config.json"))
         return xstrdup(source);
     char *latest = checkpoint_latest(source);
@@ -341,6 +343,7 @@ void export_folder(const char *source, const char *target, const char *dtype, si
     list_tensors(&x, &m);
     check_left_over(&x, &m);
     companions_read(folder);
+    json_t *description = config(&x);       /* now: a run may delete its old checkpoints, whose open files can still be read */
     divide(&x, file_limit);
 
     const int begun = folder_begin(target);
@@ -348,7 +351,7 @@ void export_folder(const char *source, const char *target, const char *dtype, si
     write_tensors(&x);
     if (x.num_files > 1)
         write_json(&x, "model.safetensors.index.json", index_of(&x));
-    write_json(&x, "config.json", config(&x));
+    write_json(&x, "config.json", description);
     companions_write(x.temporary);
     folder_complete(target, begun);
     printf("exported %s to %s: %.3g GiB in %d file%s, %s\n", folder, target, (double)bytes_of(&x) / 0x1p30, x.num_files,

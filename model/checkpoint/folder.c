@@ -249,31 +249,58 @@ static int lock(const char *path)
     return fd;
 }
 
+/* The empty file by which a <path>.tmp of folder_begin differs from other folders of that name. */
+static char *mark_of(const char *temporary)
+{
+    return xasprintf("%s/unfinished", temporary);
+}
+
+bool folder_is_unfinished(const char *path)
+{
+    char *mark = mark_of(path);
+    const bool found = folder_exists(mark);
+    free(mark);
+    return found;
+}
+
+/* Whatever else has that name, somebody may need. */
+static void remove_unfinished(const char *temporary)
+{
+    if (folder_exists(temporary) && !folder_is_unfinished(temporary) && rmdir(temporary) != 0)
+        die("%s is there, and nothing that an interruption left: move it, or name another folder", temporary);
+    remove_tree(temporary);
+}
+
 int folder_begin(const char *path)
 {
-    char *temporary = xasprintf("%s.tmp", path);
+    char *temporary = xasprintf("%s.tmp", path), *mark = mark_of(temporary);
     if (folder_exists(path))
         die("%s is there already, and nothing is written over: name a folder that is not there yet", path);
     int old = lock(temporary);
-    remove_tree(temporary);
+    remove_unfinished(temporary);
     if (mkdir(temporary, 0777) != 0)
         die("%s: cannot create: %s", temporary, strerror(errno));
     if (old >= 0)
         close(old);
     int fd = lock(temporary);
+    folder_write(mark, "", 0);
     free(temporary);
+    free(mark);
     return fd;
 }
 
 void folder_complete(const char *path, int begun)
 {
-    char *temporary = xasprintf("%s.tmp", path), *parent = xstrdup(path), *slash = strrchr(parent, '/');
+    char *temporary = xasprintf("%s.tmp", path), *mark = mark_of(temporary), *parent = xstrdup(path), *slash = strrchr(parent, '/');
     if (slash)
         slash[slash == parent] = '\0';
+    if (unlink(mark) != 0)
+        die("%s: cannot delete: %s", mark, strerror(errno));
     folder_sync(temporary);
     move(temporary, path);
     folder_sync(slash ? parent : ".");
     close(begun);
     free(temporary);
+    free(mark);
     free(parent);
 }

@@ -30,8 +30,10 @@ char *folder_say_others(const char *checkpoint);      /* what to go on from inst
 void  folder_write(const char *path, const char *data, size_t bytes);       /* a whole file, on disk when it returns */
 void  folder_sync(const char *path);                  /* the names in it are durable */
 
-/* A folder of another name, which appears when it is complete. begin: makes an empty <path>.tmp, in place of what was left by who
- * was interrupted; dies if there is a `path`, or if another process fills <path>.tmp. complete: it becomes `path`, durable.
- * `begun`: what begin returned. */
+/* A folder of another name, which appears when it is complete. begin: makes a <path>.tmp with an empty file `unfinished`, in place
+ * of what was left by who was interrupted; dies if there is a `path`, a <path>.tmp that is none of these, or if another process
+ * fills it. complete: it becomes `path`, durable. `begun`: what begin returned. is_unfinished: whether `path` is such a
+ * <path>.tmp. */
 int   folder_begin(const char *path);
 void  folder_complete(const char *path, int begun);
+bool  folder_is_unfinished(const char *path);

@@ -62,11 +62,16 @@ static void lay_out(StoredStates *s, const ModelConfig *c, const Fsdp *f)
     s->layout = layout_make(NULL, LAYOUT_OPTIMIZER, c, &there, 0);
 }
 
-/* Finds the size of the groups that the numbers of scales were made with. */
-static void choose_group(StoredStates *s, int state, const ModelConfig *c, const Fsdp *f, SafeFile *const *source, int count)
+/* Finds the size of the groups that the numbers of scales were made with. Of small tensors several sizes have these numbers: then
+ * it is the run's, if all else is as there, and otherwise the smallest, by which each element has the same scale. */
+static void choose_group(StoredStates *s, int state, Format ours, const ModelConfig *c, const Fsdp *f, SafeFile *const *source,
+                         int count)
 {
     Format *own = &s->optimizer.state[state].own;
-    for (own->group = PARAM_ALIGN; own->group > 0; own->group /= 2) {
+    own->group = ours.group;
+    const bool alike = format_equal(*own, ours);
+    for (int size = alike ? 0 : 1; size <= PARAM_ALIGN; size = size ? 2 * size : 1) {
+        own->group = size ? size : ours.group;
         lay_out(s, c, f);
         if (scales_fit(s, state, source, count))
             return;
@@ -105,7 +110,7 @@ StoredStates stored_states(const ModelConfig *c, const Fsdp *f, SafeFile *const 
         const Format ours = optimizer_format(f->optimizer, i, &f->recipe);
         *state = (OptimizerState){ state->name, state->label, OWN_FORMAT, format_of(state->name, ours, source, count) };
         if (format_is_fp8(state->own))
-            choose_group(&s, i, c, f, source, count);
+            choose_group(&s, i, ours, c, f, source, count);
         s.converts |= !format_equal(state->own, ours) && (format_has_scales(state->own) || format_has_scales(ours));
     }
     for (int i = 0; i < s.optimizer.num_states && !s.converts; i++)
