@@ -105,7 +105,7 @@ def evaluate(args, model, folder, gpu):
 def pretrain(args, gpu):
     run_once(args, args.folder / "base", gpu, [str(args.folder / "base.yaml"), f"--data.paths={json.dumps(args.text)}",
                                                f"--save_folder={args.folder / 'base'}", "--save_overwrite",
-                                               *shlex.split(args.base_with)])
+                                               f"--tokenizer={args.data / 'tokenizer'}", *shlex.split(args.base_with)])
     evaluate(args, args.folder / "base" / "latest", args.folder / "base-scores", gpu)
 
 

@@ -14,8 +14,8 @@ tokenizer_config.json). Each line of a file is a conversation in JSON, in one of
 Part 0 is token_ids_part_0000.npy (headerless uint16 or uint32), labels_mask_part_0000.npy (a byte per token: 1 if it is to be
 learned) and token_ids_part_0000.csv.gz (a row per conversation: first token, token behind the last). Learned are the assistant's
 answers with the token that ends a turn. A conversation without an answer is left out and named. The same files give the same
-bytes, with any number of processes. At the end come the lines that a configuration needs.
-Needs the packages tokenizers, jinja2 and numpy.
+bytes, with any number of processes. At the end come the lines that a configuration needs, and a command that
+goes without one. Needs the packages tokenizers, jinja2 and numpy.
 """
 import argparse, collections, datetime, json, os, re
 
@@ -231,8 +231,10 @@ def main(arguments=None):
         output.publish()
     print(*output.statistics("conversations"), sep="\n")
     print_ends(ends, eos)
-    shards.print_yaml(output, {"eos_token_id": eos}, {"memmap_dtype": process.dtype, "packing": "best_fit",
-                                                      "document_boundaries": "metadata"})
+    model = {"eos_token_id": eos}
+    data = {"memmap_dtype": process.dtype, "packing": "best_fit", "document_boundaries": "metadata"}
+    shards.print_yaml(output, model, data)
+    shards.print_command(output, args.model, model, data)
 
 
 if __name__ == "__main__":

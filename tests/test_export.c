@@ -228,6 +228,36 @@ static void test_companions(void **state)
     release();
 }
 
+/* A checkpoint's generation_config.json has the eos of the run, before those of the model that it began with. */
+static void test_stops(void **state)
+{
+    (void)state;
+    static const struct { const char *loaded, *saved; } cases[] = {
+        { "{\"eos_token_id\": 7, \"top_p\": 0.6}", "{\"eos_token_id\":[9,7],\"top_p\":0.6}" },
+        { "{\"eos_token_id\": [7, 8]}", "{\"eos_token_id\":[9,7,8]}" },
+        { "{\"eos_token_id\": [8, 9]}", NULL }, { "{\"eos_token_id\": 9}", NULL }, { "{\"top_p\": 0.6}", NULL }, { "{", NULL },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        json_t *config = json_pack("{s:i}", "eos_token_id", 9);
+        shell(text("cd %s && mkdir -p stops out && printf '%s' >stops/generation_config.json", root, cases[i].loaded));
+        companions_read(text("%s/stops", root));
+        companions_complete(config);
+        companions_write(text("%s/out", root));
+        if (!cases[i].saved)
+            shell(text("cmp %s/stops/generation_config.json %s/out/generation_config.json", root, root));
+        else {
+            json_t *saved = json_load_file(text("%s/out/generation_config.json", root), 0, NULL);
+            json_t *expected = json_loads(cases[i].saved, 0, NULL);
+            assert_true(saved && json_equal(saved, expected));
+            json_decref(saved);
+            json_decref(expected);
+        }
+        json_decref(config);
+    }
+    shell(text("cd %s && rm -r stops out && mkdir stops", root));
+    companions_read(text("%s/stops", root));       /* what later checkpoints of the process have: nothing */
+}
+
 /* What is said of a tokenizer that the configuration names, before a run begins. */
 static void test_tokenizers(void **state)
 {
@@ -401,7 +431,7 @@ int main(void)
     device_init(0);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_codes), cmocka_unit_test(test_architectures), cmocka_unit_test(test_shards),
-        cmocka_unit_test(test_tokenizers),
+        cmocka_unit_test(test_tokenizers), cmocka_unit_test(test_stops),
         cmocka_unit_test(test_refusals), cmocka_unit_test(test_values), cmocka_unit_test(test_arguments),
         cmocka_unit_test(test_interrupted),
         cmocka_unit_test(test_companions),      /* which later checkpoints of the process would have */

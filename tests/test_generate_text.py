@@ -97,6 +97,9 @@ class Generate(unittest.TestCase):
         self.assertEqual(self.generate("--raw", "hello", "--fail=1").returncode, 3)
         os.unlink(os.path.join(self.folder, "tokenizer.json"))
         self.assertIn("tokenizer.json: no such file", self.generate("--raw", "hello").stderr)
+        shutil.copytree(self.folder, os.path.join(self.folder, "latest"))
+        open(os.path.join(self.folder, "latest", "tokenizer.json"), "w").close()
+        self.assertIn("expected one of them, as " + os.path.join(self.folder, "latest"), self.generate("--raw", "hello").stderr)
 
     @unittest.skipUnless(os.path.exists(TRAIN), f"needs {TRAIN}")
     def test_program(self):

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """scripts/make_chat_shards.py and make_shards.py: of random conversations in three published chat templates (tests/golden/chat) the
 labels are the assistant's tokens, told here from what each template is known to write; forms of input, errors, parts, processes."""
-import contextlib, csv, glob, gzip, hashlib, importlib.util, io, json, os, random, shutil, subprocess, sys, tempfile, unittest
+import contextlib, csv, glob, gzip, hashlib, importlib.util, io, json, os, random, shlex, shutil, subprocess, sys
+import tempfile, unittest
 
 TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TEMPLATES = os.path.join(TOP, "tests", "golden", "chat")
@@ -213,6 +214,13 @@ class ChatTest(Folder):
                 self.assertIn(f'model: {{eos_token_id: {eos}}}\ndata:\n  paths: ["{output}/token_ids_part_*.npy"]\n'
                               f'  label_mask_paths: ["{output}/labels_mask_part_*.npy"]\n  memmap_dtype: uint16\n'
                               "  packing: best_fit\n  document_boundaries: metadata\n", printed)
+                words = shlex.split(printed[printed.index("./train"):].replace("\\\n", ""))
+                self.assertEqual(words[1:], [f"--load_path={os.path.join(self.models, name)}", "--save_folder=FOLDER",
+                                             f"--model.eos_token_id={eos}",
+                                             f'--data.paths=["{output}/token_ids_part_*.npy"]',
+                                             f'--data.label_mask_paths=["{output}/labels_mask_part_*.npy"]',
+                                             "--data.memmap_dtype=uint16", "--data.packing=best_fit",
+                                             "--data.document_boundaries=metadata"])
 
     def test_forms(self):
         """All forms of input give the same bytes."""

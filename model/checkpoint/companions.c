@@ -194,6 +194,41 @@ void companions_take_tokenizer(const char *path, int vocab_size)
 
 /* ---- saving ----------------------------------------------------------------------------------------------- */
 
+static bool names(const json_t *eos, const json_t *token)
+{
+    const json_t *one;
+    size_t i;
+    bool found = json_equal(eos, token);
+    json_array_foreach(eos, i, one)
+        found |= json_equal(one, token);
+    return found;
+}
+
+/* generation_config.json says where programs stop, before config.json does: with the token that this run's texts end with, too. A
+ * base model's file knows only the base model's. One that names it, or none at all, stays as it is. */
+static void complete_generation(json_t *token)
+{
+    Held *h = NULL;
+    for (int i = 0; i < num_held; i++)
+        if (strcmp(held[i].name, "generation_config.json") == 0)
+            h = &held[i];
+    json_t *file = h ? json_loadb(h->data, h->bytes, 0, NULL) : NULL, *eos = json_object_get(file, "eos_token_id");
+    if (json_is_integer(token) && eos && !json_is_null(eos) && !names(eos, token)) {
+        json_t *all = json_pack("[O]", token);
+        if (json_is_array(eos))
+            json_array_extend(all, eos);
+        else
+            json_array_append(all, eos);
+        json_object_set_new(file, "eos_token_id", all);
+        free(h->data);
+        h->data = json_dumps(file, JSON_INDENT(2) | JSON_REAL_PRECISION(15));
+        if (!h->data)
+            die("out of host memory");
+        h->bytes = strlen(h->data);
+    }
+    json_decref(file);
+}
+
 void companions_complete(json_t *config)
 {
     const Held *h = find("config.json");
@@ -207,6 +242,7 @@ void companions_complete(json_t *config)
     if (json_integer_value(length) > json_integer_value(json_object_get(config, "max_position_embeddings")))
         json_object_set(config, "max_position_embeddings", length);
     json_decref(loaded);
+    complete_generation(json_object_get(config, "eos_token_id"));
 }
 
 void companions_write(const char *folder)

@@ -11,7 +11,8 @@ void companions_read (const char *folder);
 void companions_take_tokenizer(const char *path, int vocab_size);
 
 /* What training does not change and the configuration does not say: the first token, further tokens that end a text, and the
- * length of texts that the loaded model knows, if it is more than that of the training. config: ours, see hf_config. */
+ * length of texts that the loaded model knows, if it is more than that of the training. config: ours, see hf_config. Its eos
+ * joins those of the generation_config.json to write, where programs would not stop at it otherwise. */
 void companions_complete(json_t *config);
 
 /* Writes into `folder` what was read. Dies if the disk does not take it. */

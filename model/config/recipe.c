@@ -235,7 +235,7 @@ void config_check_recipe(Reader *r)
                 "--format.moment1=e4m3/128 --format.moment2=e4m3/128", config_where(r, key));
         s->recipe = strdup(model && optimizer ? "coat" : linear ? "fp8" : model ? "coat-act"
                            : optimizer ? "coat-opt" : s->precision == FP32 ? "f32" : s->precision == AMP_BF16 || says_nothing(s)
-                           || s->c.generate ? "bf16" : "coat");
+                           || config_forward_only(&s->c) ? "bf16" : "coat");
     }
     s->c.recipe = *find_recipe(r, s->recipe, key);
     note_idle(r, model, optimizer, chosen);

@@ -50,7 +50,7 @@ const ConfigKey config_keys[] = {
            "print the memory plan and whether it fits, then stop; needs no data, and with device_memory no GPU"),
     OTHER ("eval_only", BOOL, "false", C(eval_only),
            "print what the evaluators say of load_path, then stop; needs no data and writes nothing but, into a save_folder that "
-           "is given, eval.jsonl; without a model section a checkpoint has the recipe of its run, unless one is given"),
+           "is given, eval.jsonl; recipe, unless one is given: without a model section that of the checkpoint's run, else bf16"),
     OTHER ("generate", STRING, "null", C(generate),
            "a file of prompts, {\"tokens\": [...]} a line: print their continuations by load_path, then stop; needs no data and "
            "writes no files; recipe bf16 unless one is given"),
