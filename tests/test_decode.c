@@ -141,22 +141,29 @@ static void test_long_prompt(void **state)
     check_architecture(LLAMA_GQA, LONG_TEXT, (const int[]){ 1, LONG_TEXT - 4 }, 2);
 }
 
-/* In other recipes a cache changes which roundings there are, and not how many: sums in another order are rounded to BF16, and each
- * pass has its own scales of FP8 operands. Of up to 32 of them, u = 2^-9 in BF16 and 2^-4 in E4M3, the root mean square on the one
- * and the other side is sqrt(2 * 32 / 3) u = 0.9 % and 29 %. */
+/* How far two ways to the same numbers may be apart, where they differ in the order of sums and, with FP8 operands, in the scales of
+ * each pass. Of some 32 roundings, u = 2^-9 in BF16 and 2^-4 in E4M3, the root mean square on the one and the other side is
+ * sqrt(2 * 32 / 3) u = 0.9 % and 29 %; a token of a model of 64 columns may be twice as far off in BF16, of which a GPU has more
+ * roundings than a CPU: sums with a residual are rounded twice. */
+static double rounding_of(const Recipe *r)
+{
+    return r->operand.dtype == F32 ? 1e-5 : r->operand.dtype == BF16 ? 0.018 : 0.29;
+}
+
+/* In other recipes a cache changes which roundings there are, and not how many. */
 static void test_recipes(void **state)
 {
     (void)state;
-    const struct { const char *recipe; double bound; } rows[] = { { "bf16", 0.009 }, { "fp8", 0.29 }, { "coat", 0.29 } };
+    const char *const names[] = { "bf16", "fp8", "coat" };
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++)
         for (int r = 0; r < 3; r++) {
             Setup s;
-            const ModelConfig m = model_of(a, rows[r].recipe);
+            const ModelConfig m = model_of(a, names[r]);
             int *tokens = text(TEXT, m.vocab_size);
-            float *all = all_logits(a, rows[r].recipe, tokens, TEXT), found[128];
+            float *all = all_logits(a, names[r], tokens, TEXT), found[128];
             const float *expected = all + (size_t)(TEXT - 1) * (size_t)m.embedding_size;
             double e = 0, size = 0;
-            open_setup(&s, a, rows[r].recipe, TEXT, true);
+            open_setup(&s, a, names[r], TEXT, true);
             decode_begin(&s.model);
             decode_append(&s.model, &s.fsdp, tokens, TEXT - 2);
             decode_append(&s.model, &s.fsdp, tokens + TEXT - 2, 1);
@@ -166,8 +173,8 @@ static void test_recipes(void **state)
                 e += pow((double)found[v] - expected[v], 2);
                 size += pow(expected[v], 2);
             }
-            if (!(sqrt(e / size) <= rows[r].bound))
-                fail_msg("%s, %s: logits are off by %.2g", s.name, rows[r].recipe, sqrt(e / size));
+            if (!(sqrt(e / size) <= rounding_of(&s.config.recipe)))
+                fail_msg("%s, %s: logits are off by %.2g", s.name, names[r], sqrt(e / size));
             close_setup(&s);
             free(all);
             free(tokens);
@@ -242,10 +249,12 @@ static double loss_of(const Config *c, PlanBytes *bytes, size_t others[3])
     return loss;
 }
 
-/* No gradients, moments, masters nor activations, and no bit of the loss is another. */
+/* No gradients, moments, masters nor activations; on a CPU no bit of the loss is another. On a GPU tensors lie elsewhere, and the
+ * algorithm of a GEMM, with it the order of its sums, depends on how its operands are aligned: rows of 64 columns are not always. */
 static void test_forward_only(void **state)
 {
     (void)state;
+    const bool on_cpu = strcmp(device_name(), "cpu") == 0;
     for (const Recipe *r = recipes; r->name; r++)
         for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
             const ModelConfig m = model_of(a, r->name);
@@ -258,7 +267,7 @@ static void test_forward_only(void **state)
             c.eval_only = true;
             c.recipe.frozen = recipe_forward_weights(&c.recipe);
             const double found = loss_of(&c, &evaluates, others);
-            if (found != expected)
+            if (!(fabs(found - expected) <= (on_cpu ? 0 : rounding_of(r)) * expected))
                 fail_msg("%s, %s: loss %.17g, in training %.17g", architecture_name(a), r->name, found, expected);
             assert_true(others[0] == 0 && others[1] == 0 && others[2] == 0 && evaluates.block == 0);
             assert_true(evaluates.total < trains.total / 2);
