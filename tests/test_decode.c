@@ -141,8 +141,8 @@ static void test_long_prompt(void **state)
     check_architecture(LLAMA_GQA, LONG_TEXT, (const int[]){ 1, LONG_TEXT - 4 }, 2);
 }
 
-/* How far two ways to the same numbers may be apart, where they differ in the order of sums and, with FP8 operands, in the scales of
- * each pass. Of some 32 roundings, u = 2^-9 in BF16 and 2^-4 in E4M3, the root mean square on the one and the other side is
+/* How far two ways to the same numbers may be apart, where they differ in the order of sums and, with FP8 operands, in the scales
+ * of each pass. Of some 32 roundings, u = 2^-9 in BF16 and 2^-4 in E4M3, the root mean square on the one and the other side is
  * sqrt(2 * 32 / 3) u = 0.9 % and 29 %; a token of a model of 64 columns may be twice as far off in BF16, of which a GPU has more
  * roundings than a CPU: sums with a residual are rounded twice. */
 static double rounding_of(const Recipe *r)
@@ -249,8 +249,8 @@ static double loss_of(const Config *c, PlanBytes *bytes, size_t others[3])
     return loss;
 }
 
-/* No gradients, moments, masters nor activations; on a CPU no bit of the loss is another. On a GPU tensors lie elsewhere, and the
- * algorithm of a GEMM, with it the order of its sums, depends on how its operands are aligned: rows of 64 columns are not always. */
+/* No gradients, moments, masters nor activations; on a CPU no bit of the loss is another. On a GPU tensors lie elsewhere, and
+ * the algorithm of a GEMM, with it the order of its sums, depends on how its operands are aligned: rows of 64 columns may differ. */
 static void test_forward_only(void **state)
 {
     (void)state;
