@@ -14,8 +14,8 @@ tokenizer_config.json). Each line of a file is a conversation in JSON, in one of
 Part 0 is token_ids_part_0000.npy (headerless uint16 or uint32), labels_mask_part_0000.npy (a byte per token: 1 if it is to be
 learned) and token_ids_part_0000.csv.gz (a row per conversation: first token, token behind the last). Learned are the assistant's
 answers with the token that ends a turn. A conversation without an answer is left out and named. The same files give the same
-bytes, with any number of processes. At the end come the lines that a configuration needs, and a command that
-goes without one. Needs the packages tokenizers, jinja2 and numpy.
+bytes, with any number of processes. fine-tune.yaml beside them is a configuration: FOLDER, these files and the usual settings.
+Needs the packages tokenizers, jinja2 and numpy.
 """
 import argparse, collections, datetime, json, os, re
 
@@ -212,6 +212,29 @@ def print_ends(ends, eos):
               f"{process.model}/tokenizer_config.json")
 
 
+USUAL = """\
+max_duration: 1ep
+global_train_batch_size: 32             # sequences of max_sequence_length
+device_train_microbatch_size: 1
+max_grad_norm: 1.0
+optimizer: {learning_rate: 2.0e-5, eps: 1.0e-8, weight_decay: 0}
+scheduler: {warmup_fraction: 0.03, warmup_min_lr: 0, alpha_f: 0}
+save_interval: 500
+save_num_checkpoints_to_keep: 1"""
+
+
+def configuration(args):
+    return os.path.join(args.output, "fine-tune.yaml")
+
+
+def write_configuration(args, lines):
+    """With the settings of a run without a configuration (model/config/source.c)."""
+    command = f"./train {configuration(args)} --save_folder=runs/chat"
+    with open(configuration(args), "x", encoding="utf-8") as file:
+        print(f"# {command}", f"load_path: {json.dumps(args.model)}", USUAL, *lines, sep="\n", file=file)
+    print(f"\nto fine-tune:  {command}")
+
+
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", help="a conversation in JSON per line; also .gz")
@@ -225,6 +248,8 @@ def main(arguments=None):
     if eos is None:
         raise Bad(f"{args.model}: tokenizer_config.json names no eos_token of tokenizer.json; expected one")
 
+    if os.path.exists(configuration(args)):
+        raise Bad(f"{configuration(args)} is there already; delete it, or give another --output")
     with shards.Output(args, "token_ids_part_{:04d}", "labels_mask_part_{:04d}", process.dtype) as output:
         largest, ends = make_shards(args, now, output)
         check_vocabulary(args.model, largest)
@@ -233,8 +258,7 @@ def main(arguments=None):
     print_ends(ends, eos)
     model = {"eos_token_id": eos}
     data = {"memmap_dtype": process.dtype, "packing": "best_fit", "document_boundaries": "metadata"}
-    shards.print_yaml(output, model, data)
-    shards.print_command(output, args.model, model, data)
+    write_configuration(args, shards.yaml_lines(output, model, data))
 
 
 if __name__ == "__main__":

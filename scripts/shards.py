@@ -5,7 +5,7 @@ document with its first token, the token behind its last and whatever else is kn
 byte for each token. Parts for validation lie in the folder "val" of the output, chosen by a hash of their tokens: whatever the
 order and number of files and processes, the same documents, and of two equal ones both or none.
 """
-import collections, contextlib, csv, glob, gzip, hashlib, io, json, os, shlex, signal, sys, tempfile, time, zlib
+import collections, contextlib, csv, glob, gzip, hashlib, io, json, os, signal, sys, tempfile, time, zlib
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
@@ -281,27 +281,15 @@ def paths_yaml(writer, folder):
             yield f"{key}: " + json.dumps([os.path.join(folder, name.split("{")[0] + "*.npy")], ensure_ascii=False)
 
 
-def print_command(output, folder, model, data):
-    """What fine-tunes the model in `folder` on the output, without a configuration."""
-    lines = [*(f"model.{key}: {value}" for key, value in model.items()),
-             *(f"data.{line}" for line in paths_yaml(output.train, output.folder)),
-             *(f"data.{key}: {value}" for key, value in data.items())]
+def yaml_lines(output, model, data):
+    """What a configuration needs to train on the output: model and data, more keys of these sections."""
+    lines = ["model: {" + ", ".join(f"{key}: {value}" for key, value in model.items()) + "}", "data:"]
+    lines += ["  " + line for line in [*paths_yaml(output.train, output.folder), *(f"{key}: {value}" for key, value in data.items())]]
     if output.val.documents:
-        paths = ", ".join(paths_yaml(output.val, os.path.join(output.folder, "val")))
-        lines.append("evaluators: [{label: val, data: {" + paths + "}}]")
-    words = [f"load_path: {folder}", "save_folder: FOLDER", *lines]
-    print("\nor without a file, with the usual settings of fine-tuning:\n\n./train "
-          + " \\\n    ".join(shlex.quote("--" + word.replace(": ", "=", 1)) for word in words))
+        lines += ["evaluators:", "  - label: val", "    data:"]
+        lines += ["      " + line for line in paths_yaml(output.val, os.path.join(output.folder, "val"))]
+    return lines
 
 
 def print_yaml(output, model, data):
-    """What a configuration needs to train on the output: model and data, more keys of these sections."""
-    print("\nin the configuration:\n")
-    print("model: {" + ", ".join(f"{key}: {value}" for key, value in model.items()) + "}")
-    print("data:")
-    for line in [*paths_yaml(output.train, output.folder), *(f"{key}: {value}" for key, value in data.items())]:
-        print("  " + line)
-    if output.val.documents:
-        print("evaluators:\n  - label: val\n    data:")
-        for line in paths_yaml(output.val, os.path.join(output.folder, "val")):
-            print("      " + line)
+    print("\nin the configuration:\n", *yaml_lines(output, model, data), sep="\n")

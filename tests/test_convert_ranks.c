@@ -104,6 +104,8 @@ static void fill_shards(const Shards *s)
         for (int i = 0; i < 2; i++) {
             const Shard *shard = &s->fsdp.shard[u];
             const Tensor dst = shard->state[i];
+            if (shard->count == 0)          /* a rank may have nothing of a small unit */
+                continue;
             float *x = values_of(&s->fsdp, &s->config.model, u, i);
             Tensor t = stored(dst.format, x + shard->first, shard->count);
             device_put(dst.data, t.data, shard->count * dtype_size(dst.format.dtype));

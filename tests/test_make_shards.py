@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """scripts/make_chat_shards.py and make_shards.py: of random conversations in three published chat templates (tests/golden/chat) the
 labels are the assistant's tokens, told here from what each template is known to write; forms of input, errors, parts, processes."""
-import contextlib, csv, glob, gzip, hashlib, importlib.util, io, json, os, random, shlex, shutil, subprocess, sys
+import contextlib, csv, glob, gzip, hashlib, importlib.util, io, json, os, random, shutil, subprocess, sys
 import tempfile, unittest
 
 TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -176,9 +176,10 @@ class Folder(unittest.TestCase):
         self.assertEqual([], [(i, a, b) for i, (a, b) in enumerate(zip(found, expected)) if a != b][:3])
 
     def digest(self, folder):
+        """Of every file but fine-tune.yaml, which names its folder."""
         found = {}
         for path in sorted(glob.glob(os.path.join(folder, "**"), recursive=True)):
-            if os.path.isfile(path):
+            if os.path.isfile(path) and not path.endswith(".yaml"):
                 with open(path, "rb") as file:
                     found[os.path.relpath(path, folder)] = hashlib.sha256(file.read()).hexdigest()
         return found
@@ -211,16 +212,13 @@ class ChatTest(Folder):
                 self.assertIn(f"200 conversations in 1 part: {len(ids):,} tokens, of which {sum(mask):,} are labels; "
                               f"mean {len(ids) / 200:.1f}, longest {longest:,}", printed)
                 eos = tokenizer.token_to_id(SPECIAL[name][-1])
+                with open(os.path.join(output, "fine-tune.yaml")) as file:
+                    configuration = file.read()
+                self.assertIn(f"./train {output}/fine-tune.yaml", printed)
+                self.assertIn(f'load_path: "{os.path.join(self.models, name)}"\n', configuration)
                 self.assertIn(f'model: {{eos_token_id: {eos}}}\ndata:\n  paths: ["{output}/token_ids_part_*.npy"]\n'
                               f'  label_mask_paths: ["{output}/labels_mask_part_*.npy"]\n  memmap_dtype: uint16\n'
-                              "  packing: best_fit\n  document_boundaries: metadata\n", printed)
-                words = shlex.split(printed[printed.index("./train"):].replace("\\\n", ""))
-                self.assertEqual(words[1:], [f"--load_path={os.path.join(self.models, name)}", "--save_folder=FOLDER",
-                                             f"--model.eos_token_id={eos}",
-                                             f'--data.paths=["{output}/token_ids_part_*.npy"]',
-                                             f'--data.label_mask_paths=["{output}/labels_mask_part_*.npy"]',
-                                             "--data.memmap_dtype=uint16", "--data.packing=best_fit",
-                                             "--data.document_boundaries=metadata"])
+                              "  packing: best_fit\n  document_boundaries: metadata\n", configuration)
 
     def test_forms(self):
         """All forms of input give the same bytes."""
@@ -270,8 +268,9 @@ class ChatTest(Folder):
         self.assertTrue(os.path.exists(os.path.join(output, "token_ids_part_0001.npy")))
         self.assertEqual(set(sets[0]) & set(sets[1]), set())
         self.assertTrue(30 < len(sets[1]) < 110, len(sets[1]))     # 70 on the mean, standard deviation 8
-        self.assertIn(f'    data:\n      paths: ["{output}/val/token_ids_part_*.npy"]\n'
-                      f'      label_mask_paths: ["{output}/val/labels_mask_part_*.npy"]\n', printed)
+        with open(os.path.join(output, "fine-tune.yaml")) as file:
+            self.assertIn(f'    data:\n      paths: ["{output}/val/token_ids_part_*.npy"]\n'
+                          f'      label_mask_paths: ["{output}/val/labels_mask_part_*.npy"]\n', file.read())
 
     def test_boundaries(self):
         """A token that begins in the prompt is not learned; one that begins in the answer is, whatever offsets leave out."""
