@@ -248,9 +248,9 @@ def main(arguments=None):
     if eos is None:
         raise Bad(f"{args.model}: tokenizer_config.json names no eos_token of tokenizer.json; expected one")
 
-    if os.path.exists(configuration(args)):
-        raise Bad(f"{configuration(args)} is there already; delete it, or give another --output")
     with shards.Output(args, "token_ids_part_{:04d}", "labels_mask_part_{:04d}", process.dtype) as output:
+        if os.path.exists(configuration(args)):
+            raise Bad(f"{configuration(args)} is there already; delete it, or give another --output")
         largest, ends = make_shards(args, now, output)
         check_vocabulary(args.model, largest)
         output.publish()
