@@ -129,6 +129,9 @@ static void test_scores(void **state)
     assert_true(fabs(score[METRIC_BPB] - bits) < 1e-14 && fabs(score[METRIC_BPB_V2] - with_blank) < 1e-14);
     downstream_score(score, &r, 1, p);
     assert_true(score[METRIC_ACC] == 0 && score[METRIC_LEN_NORM] == 1);
+    downstream_score(score, &r, 1, (double[]){ -2, NAN });
+    for (int m = 0; m < NUM_METRICS; m++)
+        assert_true(isnan(score[m]));
 }
 
 int main(void)

@@ -164,6 +164,15 @@ static int best_choice(const Choice *c, const double *p, int count, Metric per)
     return best;
 }
 
+static bool all_known(const double *p, int count)
+{
+    for (int i = 0; i < count; i++)
+        if (isnan(p[i]))
+            return false;
+    return true;
+}
+
+/* What a ruined model says is no number, and no choice of its is right or wrong. */
 void downstream_score(double score[NUM_METRICS], const Requests *r, int questions, const double *log_probability)
 {
     static const Metric choosing[] = { METRIC_ACC, METRIC_LEN_NORM, METRIC_LEN_NORM_V2 };
@@ -174,7 +183,7 @@ void downstream_score(double score[NUM_METRICS], const Requests *r, int question
         const Choice *c = r->choice + q->first;
         const double *p = log_probability + q->first;
         for (int i = 0; i < 3; i++)
-            score[choosing[i]] += best_choice(c, p, q->count, choosing[i]) == q->gold;
+            score[choosing[i]] += all_known(p, q->count) ? best_choice(c, p, q->count, choosing[i]) == q->gold : NAN;
         score[METRIC_BPB] -= p[q->gold] / M_LN2 / c[q->gold].bytes;
         score[METRIC_BPB_V2] -= p[q->gold] / M_LN2 / (c[q->gold].bytes + 1);
     }
