@@ -59,16 +59,14 @@ static gzFile open_metadata(const Shard *s, const DataSpec *spec, const char *pa
  * read. */
 static bool read_row(gzFile f, char *row, int size)
 {
-    char rest[4096];
-    int error;
-    if (!gzgets(f, row, size))
-        return false;
-    bool whole = strchr(row, '\n') != NULL;
-    row[strcspn(row, "\r\n")] = '\0';
-    while (!whole && gzgets(f, rest, sizeof rest))
-        whole = strchr(rest, '\n') != NULL;
+    int length = 0, c, error;
+    while ((c = gzgetc(f)) != -1 && c != '\n')
+        if (length < size - 1)
+            row[length++] = c ? (char)c : '?';      /* a NUL would end the text: no number has either */
+    row[length] = '\0';
+    row[strcspn(row, "\r")] = '\0';
     gzerror(f, &error);
-    return whole || error == Z_OK;
+    return c == '\n' || (length > 0 && error == Z_OK);
 }
 
 /* "12,345" or "12,345,...". */

@@ -429,6 +429,10 @@ static void test_wrong_metadata(void **state)
         DIES(cases[i].place, open_data(&spec));
         DIES(cases[i].found, open_data(&spec));
     }
+    gzFile file_of_rows = gzopen(rows, "wb");       /* a NUL hides no row */
+    assert_int_equal(gzwrite(file_of_rows, "0,3\0\n3,6\n", 9), 9);
+    assert_int_equal(gzclose(file_of_rows), Z_OK);
+    DIES(":1: found '0,3?'", open_data(&spec));
     char text[20000] = "";
     for (int i = 0; i < 24; i += 2)
         sprintf(text + strlen(text), "%d,%d,%0600d\n", i, i + 2, (int)(random_bits(1, (uint64_t)i) % 1000000));
