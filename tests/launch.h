@@ -49,6 +49,19 @@ static const char SMALL[] = "--model.d_model=32 --model.n_layers=2 --model.n_hea
                             "--device_train_microbatch_size=2 --eval_interval=null --save_interval=1000 --recipe=f32 "
                             "--scheduler.t_warmup=2";
 
+/* What a test needs of the shell between its runs; it must succeed. */
+static inline void shell(const char *format, ...) __attribute__((format(printf, 1, 2)));
+static inline void shell(const char *format, ...)
+{
+    char command[2048];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(command, sizeof command, format, list);
+    va_end(list);
+    if (system(command) != 0)
+        fail_msg("%s failed", command);
+}
+
 /* Starts a command of the shell. What hangs is ended after 5 minutes. */
 static inline FILE *start_command(const char *format, ...) __attribute__((format(printf, 1, 2)));
 static inline FILE *start_command(const char *format, ...)

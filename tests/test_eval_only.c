@@ -7,18 +7,6 @@ static const char *const names[] = { "eval/val/CrossEntropyLoss", "eval/downstre
                                      "eval/downstream/made_len_norm_v2" };
 enum { NAMES = sizeof names / sizeof names[0] };
 
-static void shell(const char *format, ...) __attribute__((format(printf, 1, 2)));
-static void shell(const char *format, ...)
-{
-    char command[1024];
-    va_list list;
-    va_start(list, format);
-    vsnprintf(command, sizeof command, format, list);
-    va_end(list);
-    if (system(command) != 0)
-        fail_msg("%s failed", command);
-}
-
 /* Validation shards, and 20 questions. */
 static int make_evaluators(void **state)
 {

@@ -8,18 +8,6 @@ static const char TINY[] = "--model.d_model=16 --model.mlp_hidden_size=32 --mode
 /* Weight decay that multiplies the weights by -99. */
 static const char DIVERGES[] = "--optimizer.learning_rate=1000 --optimizer.weight_decay=0.1 --scheduler.t_warmup=0";
 
-static void shell(const char *format, ...) __attribute__((format(printf, 1, 2)));
-static void shell(const char *format, ...)
-{
-    char command[2048];
-    va_list list;
-    va_start(list, format);
-    vsnprintf(command, sizeof command, format, list);
-    va_end(list);
-    if (system(command) != 0)
-        fail_msg("%s failed", command);
-}
-
 /* The folder of a run holds these and no other checkpoint, each name with a blank behind it, and the link points to `latest`; NULL:
  * there is none. */
 static void expect_checkpoints(const char *run, const char *names, const char *latest)

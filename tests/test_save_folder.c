@@ -262,18 +262,6 @@ static void test_companions(void **state)
     json_decref(config);
 }
 
-static void shell(const char *format, ...) __attribute__((format(printf, 1, 2)));
-static void shell(const char *format, ...)
-{
-    char command[2048];
-    va_list list;
-    va_start(list, format);
-    vsnprintf(command, sizeof command, format, list);
-    va_end(list);
-    if (system(command) != 0)
-        fail_msg("%s failed", command);
-}
-
 /* ./train --export on one process without mpirun. */
 static int export(const char *checkpoint, const char *target, const char *dtype)
 {
