@@ -61,12 +61,13 @@ const ClassKey *architecture_key(const Architecture *a, const char *key);
 
 /* A tensor of a Hugging Face folder: `rows` x `cols` consecutive elements of a unit's region from `first`. */
 typedef struct {
-    char   name[80];
+    char   name[112];
     Region region;          /* of the unit, ...                                                                     */
     size_t first, rows, cols;      /* ... where these elements are counted                                          */
+    bool   adapter;         /* of an adapter's file, in the format of PEFT                                          */
     bool   vector;          /* one-dimensional: (cols), rows = 1                                                    */
     size_t max_rows;        /* > rows for the embedding and the head: such a file holds the padding rows as well    */
 } HfTensor;
-enum { HF_TENSORS = 11 };   /* at most, per unit */
+enum { HF_TENSORS = 25 };   /* at most, per unit */
 
 int hf_tensors(HfTensor out[HF_TENSORS], const ModelConfig *c, const UnitShape *shape, int unit);   /* their number */

@@ -16,7 +16,23 @@ typedef enum { ROPE_DEFAULT, ROPE_LLAMA3, ROPE_YARN, NUM_ROPE_TYPES } RopeType;
 enum { MAX_LAYERS = 10000 };
 typedef struct { int count; bool slides[MAX_LAYERS]; } LayerTypes;
 
-/* The architecture. */
+/* The matrices of a block that an adapter can stand beside: PEFT's target_modules. */
+typedef enum { LORA_Q, LORA_K, LORA_V, LORA_O, LORA_GATE, LORA_UP, LORA_DOWN, NUM_LORA_MODULES } LoraModule;
+
+/* How the matrices of blocks are stored where adapters are trained: as other frozen weights, or in E4M3 or NF4. */
+typedef enum { BASE_AS_FROZEN, BASE_E4M3, BASE_NF4 } BaseFormat;
+
+/* Adapters: y = x W^T + scale (x A^T) B^T with A (rank, in), B (out, rank), W frozen [Hu et al. 2021, arXiv 2106.09685, sec. 4.1]. */
+typedef struct {
+    int        rank;                                                         /* 0: there are none */
+    double     alpha;
+    bool       use_rslora;                                                   /* scale alpha/sqrt(rank), not alpha/rank */
+    bool       target[NUM_LORA_MODULES];
+    BaseFormat base;
+    char      *base_path;                                                    /* the folder that the base is read from */
+} Lora;
+
+/* The architecture, with its adapters. */
 typedef struct {
     int    d_model, n_layers, n_heads, n_kv_heads, head_dim, mlp_width;       /* C L H K D F (F: one half of mlp_hidden_size) */
     int    max_sequence_length;                                              /* T */
@@ -40,6 +56,7 @@ typedef struct {
     } rope_scaling;
     InitFn init_fn;
     double init_std, init_cutoff_factor;                                     /* cutoff 0: off */
+    Lora   lora;
     const struct Architecture *architecture;                                 /* whose class checkpoints name; NULL: the first that
                                                                                 computes all this (architecture.h) */
 } ModelConfig;

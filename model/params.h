@@ -8,7 +8,7 @@
 /* Every parameter that some architecture has: a field here and a row in params.c. A unit is what is gathered and sharded as a
  * whole: unit 0 the embedding (also the head if tied), units 1..L the blocks, unit L+1 the final norm and the head. Of a unit, as weights
  * or as their gradients, the parameters that it lacks have data == NULL. */
-enum { NUM_PARAMS = 11 };
+enum { NUM_PARAMS = 19 };
 typedef union {
     struct {
         Tensor embed;       /* (V, C)  unit 0                                                  */
@@ -22,13 +22,26 @@ typedef union {
         Tensor down;        /* (C, F)                                                          */
         Tensor norm;        /* (1, C)  unit L+1                                                */
         Tensor head;        /* (V, C)                                                          */
+        /* adapters; rows for the targeted ones of q, k, v and of gate, up alone, from top to bottom */
+        Tensor qkv_a;       /* (3 rank, C)                                                     */
+        Tensor qkv_b;       /* (S, rank)                                                       */
+        Tensor out_a;       /* (rank, H*D)                                                     */
+        Tensor out_b;       /* (C, rank)                                                       */
+        Tensor gate_up_a;   /* (2 rank, C)                                                     */
+        Tensor gate_up_b;   /* (2F, rank)                                                      */
+        Tensor down_a;      /* (rank, F)                                                       */
+        Tensor down_b;      /* (C, rank)                                                       */
     };
     Tensor tensor[NUM_PARAMS];
 } Unit;
 
-/* A unit's flat buffer has two regions, each laid out and sharded by itself: what is trained, and what is frozen: it has neither
- * gradients nor optimizer states, and is stored in the recipe's format for frozen weights. */
-typedef enum { TRAINED, FROZEN, NUM_REGIONS } Region;
+/* A unit's flat buffer has regions, each laid out and sharded by itself: what is trained; what is frozen: it has neither gradients
+ * nor optimizer states, and is stored in the recipe's format for frozen weights; and of what is frozen the matrices that are stored
+ * as lora.base says. */
+typedef enum { TRAINED, FROZEN, BASE, NUM_REGIONS } Region;
+
+/* The linear layers of a block, each with one matrix for what reads the same input. */
+typedef enum { LINEAR_QKV, LINEAR_OUT, LINEAR_GATE_UP, LINEAR_DOWN, NUM_LINEARS } Linear;
 
 /* A parameter's place in its unit. */
 typedef struct {
@@ -39,9 +52,10 @@ typedef struct {
     size_t offset;          /* elements from the region's start; a multiple of PARAM_ALIGN     */
     size_t number;          /* ... and from the unit's start, whatever is frozen: seeds random numbers */
     bool   is_norm, is_embedding;      /* for weight decay                                     */
+    bool   is_adapter;      /* A or B of a linear layer                                        */
     bool   is_operand;      /* a block's matrix: an operand in the recipe's format; the others are in the stream's */
     bool   has_padding;     /* its rows from vocab_size on are padding and stay 0              */
-    float  init_std;        /* 0: starts as ones (norms)                                       */
+    float  init_std;        /* 0: starts as ones (norms) or, of adapters, zeros (B)            */
 } Param;
 enum { PARAM_ALIGN = 256 }; /* elements: whole optimizer groups of 128 or 256, 256-byte aligned in any format */
 

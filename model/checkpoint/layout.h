@@ -8,7 +8,7 @@ typedef enum { PIECE_WEIGHT, PIECE_STATE, PIECE_SCALE } PieceKind;     /* a weig
 
 /* One tensor of a file: elements, or groups' scales, [first, first + rows*cols) of a unit's region. */
 typedef struct {
-    char        name[128];     /* of a HfTensor, a state and ".scale" */
+    char        name[160];     /* of a HfTensor, a state and ".scale" */
     PieceKind   kind;
     int         state;         /* index into Shard.state, unless a weight */
     int         unit;
