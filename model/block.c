@@ -56,6 +56,55 @@ static void attend(const Model *m, const Acts *a)
         attention_forward(a->mix, a->lse, a->rot, a->attn, m->docs);
 }
 
+/* The matrix of a linear layer, and its adapter's; of weights or of gradients. */
+static Tensor matrix(const Unit *w, Linear l)
+{
+    const Tensor of[NUM_LINEARS] = { w->qkv, w->out, w->gate_up, w->down };
+    return of[l];
+}
+
+static LowRank adapter_a(const Unit *w, Linear l)
+{
+    const Tensor of[NUM_LINEARS] = { w->qkv_a, w->out_a, w->gate_up_a, w->down_a };
+    return (LowRank){ .w = of[l], .num_parts = 1, .part = { { 0, of[l].cols } } };
+}
+
+static LowRank adapter_b(const Model *m, const Unit *w, Linear l)
+{
+    const Tensor of[NUM_LINEARS] = { w->qkv_b, w->out_b, w->gate_up_b, w->down_b };
+    LowRank b = adapter_parts(m->config, l);
+    b.w = of[l];
+    return b;
+}
+
+/* y = x w^T [+ add] and, where the layer has an adapter, + (scale x A^T) B^T: that is written first, and the base's GEMM adds to it.
+ * The other order would read and write all of y once more. */
+static void linear(const Model *m, Linear l, Tensor y, Tensor x, const Unit *w, const Acts *a, Tensor add)
+{
+    if (a->low[l].data) {
+        lora_narrow(a->low[l], x, adapter_a(w, l), m->lora_scale);
+        lora_widen(y, a->low[l], adapter_b(m, w, l), add);
+        add = y;
+    }
+    matmul(y, x, matrix(w, l), add);
+}
+
+/* dx = [dx +] dy w, and the adapter's part and gradients. x: the layer's input, of an FP8 operand its rows. */
+static void linear_backward(const Model *m, Linear l, Tensor dx, Tensor dy, Tensor x, const Unit *w, const Unit *dw, const Acts *a,
+                            bool accumulate)
+{
+    if (a->low[l].data) {
+        const LowRank A = adapter_a(w, l), dA = adapter_a(dw, l), B = adapter_b(m, w, l), dB = adapter_b(m, dw, l);
+        const Tensor dlow = tensor_at(m->work.dlow.data, m->work.dlow.format, dy.rows, a->low[l].cols);
+        lora_narrow(dlow, dy, B, m->lora_scale);
+        lora_dw(dB, a->low[l], dy);
+        lora_dw(dA, dlow, x);
+        lora_widen(dx, dlow, A, accumulate ? dx : NONE);
+        accumulate = true;
+    }
+    matmul_dx(dx, dy, matrix(w, l), accumulate);
+}
+
 /* The operand of a branch's first GEMM from the residual stream. x, stats: what the norm's backward reads. */
 static void branch_in(const Model *m, Tensor h, Tensor x, float *stats, Tensor res, Tensor w)
 {
