@@ -218,47 +218,22 @@ static void zero_weights(Fsdp *f)
     }
 }
 
-/* Where the weights are that an adapter in `folder`, or one that begins on it, stands beside. */
+/* Where the weights are that the adapters in `folder` stand beside. */
 static const char *base_of(const char *folder, const Lora *l)
 {
-    if (!l->base_path)
-        die("%s: nothing says which model its adapters stand beside: expected a folder as base_model_name_or_path in its "
-            "adapter_config.json", folder);
-    if (!folder_exists(l->base_path))
-        die("%s: the model that its adapters stand beside is not there: %s. Bring it back, or write where it is now as "
-            "base_model_name_or_path into %s/adapter_config.json", folder, l->base_path, folder);
+    if (!l->base_path || !folder_exists(l->base_path))
+        die("%s: the model that its adapters stand beside is not there%s%s; --lora.base_path=FOLDER says where it is now", folder,
+            l->base_path ? ": " : "", l->base_path ? l->base_path : "");
     return l->base_path;
 }
 
-/* A path without links, or as it is where nothing has it; malloc'ed. */
-static char *real_path(const char *path)
+/* Whether the adapters stand beside another model than that which they were trained with, as long as that is where it was. */
+static void check_base(const char *folder, const Lora *l)
 {
-    char *real = realpath(path, NULL);
-    return real ? real : xstrdup(path);
-}
-
-/* Adapters of another rank or of other matrices are other parameters; with another scale or base, another function. */
-static void check_adapter(const char *folder, const Config *c)
-{
-    const Lora *now = &c->model.lora;
-    Lora then = *now;
-    double dropout;
-    adapter_read(&then, &dropout, folder, &c->model);
-    if (then.rank != now->rank)
-        die("%s: its adapters have rank %d, lora.rank is %d: take %d, or begin with new adapters: --load_path of their base", folder,
-            then.rank, now->rank, then.rank);
-    for (int k = 0; k < NUM_LORA_MODULES; k++)
-        if (then.target[k] != now->target[k])
-            die("%s: %s has %s adapter there, by lora.target_modules it has %s: take the modules of its adapter_config.json, or begin "
-                "with new adapters: --load_path of their base", folder, adapter_module_name((LoraModule)k),
-                then.target[k] ? "an" : "no", now->target[k] ? "one" : "none");
-    if (lora_scale(&then) != lora_scale(now))
-        warn("%s: its adapters were multiplied by %g (lora_alpha, use_rslora), by the configuration it is %g, which counts", folder,
-             lora_scale(&then), lora_scale(now));
-    char *base = adapter_base(folder), *there = base ? real_path(base) : NULL, *here = real_path(now->base_path);
-    if (there && strcmp(there, here) != 0)
+    char *trained = adapter_base(folder), *there = trained ? realpath(trained, NULL) : NULL, *here = realpath(l->base_path, NULL);
+    if (there && here && strcmp(there, here) != 0)
         warn("%s: its adapters were trained beside %s, and are now beside %s", folder, there, here);
-    free(base);
+    free(trained);
     free(there);
     free(here);
 }
@@ -272,7 +247,7 @@ bool checkpoint_load(const char *folder, const Config *c, Fsdp *f, TrainState *s
     const char *weights = adapter ? base_of(folder, lora) : folder;
     json_t *manifest = lora->rank > 0 && !adapter ? NULL : source_manifest(folder);     /* a new adapter goes on with nothing */
     if (adapter)
-        check_adapter(folder, c);
+        check_base(folder, lora);
     Source model = source_open(weights);
     check_description(weights, &c->model);
     companions_read(folder, weights);

@@ -131,6 +131,19 @@ static json_t *manifest(json_t *files)
                      "spikes", spikes(&s->spikes), "world_size", comm_size(), "files", files, "crc32c", sums);
 }
 
+/* The base by a path that holds wherever the folder is read. */
+static void write_adapter_config(const Config *c)
+{
+    Config absolute = *c;
+    char *base = c->model.lora.base_path ? realpath(c->model.lora.base_path, NULL) : NULL;
+    if (base)
+        absolute.model.lora.base_path = base;
+    char *text = adapter_config_text(&absolute);
+    write_text("adapter_config.json", text);
+    free(text);
+    free(base);
+}
+
 /* Everything but the tensors; returns the bytes of those. */
 static size_t write_descriptions(void)
 {
@@ -140,10 +153,8 @@ static size_t write_descriptions(void)
     json_t *config = hf_config(&c->model, c->recipe.master.dtype);
     companions_complete(config);
     if (c->model.lora.rank > 0) {           /* a config.json beside it would make a model of the folder */
-        char *text = adapter_config_text(c);
-        write_text("adapter_config.json", text);
         json_decref(config);
-        free(text);
+        write_adapter_config(c);
     } else
         write_json("config.json", config);
     if (save.model.num_files > 1)
