@@ -38,18 +38,18 @@ static void fill_batch(Setup *s)
         s->targets[n] = n % s->model.attn.T == s->model.attn.T - 1 || n % 9 == 4 ? -1 : s->tokens[n + 1];
 }
 
-/* Norm weights start as ones; other values show whether they are used at all. */
-static void perturb_norms(Setup *s)
+/* Norm weights start as ones, and B of adapters as zeros; other values show whether they are used at all. */
+static void perturb(Setup *s)
 {
     for (int u = 0; u < s->fsdp.num_units; u++)
         for (int i = 0; i < s->fsdp.shape[u].num_params; i++) {
             const Param *p = &s->fsdp.shape[u].param[i];
-            if (!p->is_norm)
+            if (!p->is_norm && !p->is_b)
                 continue;
-            float *w = malloc(sizeof(float) * p->cols);
-            for (int k = 0; k < p->cols; k++)
-                w[k] = 1 + 0.3f * test_uniform(u * 8 + i, k);
-            device_put(s->fsdp.unit[u].tensor[p->id].data, w, sizeof(float) * p->cols);
+            float *w = malloc(sizeof(float) * param_numel(p));
+            for (size_t k = 0; k < param_numel(p); k++)
+                w[k] = p->is_norm ? 1 + 0.3f * test_uniform(u * 8 + i, k) : 0.1f * test_uniform(u * 8 + i, k);
+            device_put(s->fsdp.unit[u].tensor[p->id].data, w, sizeof(float) * param_numel(p));
             free(w);
         }
 }
@@ -60,7 +60,7 @@ static void open_model(Setup *s, const ModelConfig *m, bool documents)
     s->config.data.generate_doc_lengths = documents;
     model_create(&s->model, &s->fsdp, &s->config);
     fsdp_init(&s->fsdp, &s->config.model, 7);
-    perturb_norms(s);
+    perturb(s);
     fill_batch(s);
 }
 
@@ -140,17 +140,19 @@ static void check_tensor(Setup *s, const char *arch, const Param *p, Tensor w, T
     free(at), free(g), free(r);
 }
 
-static void check_architecture(SmallModel a, bool documents)
+static void check_architecture(SmallModel a, bool documents, Lora lora)
 {
     Setup s;
     ModelConfig m = architecture(a);
+    m.lora = lora;
     open_model(&s, &m, documents);
     fsdp_zero_grads(&s.fsdp);
     loss_of(&s, true);
     for (int u = 0; u < s.fsdp.num_units; u++)
         for (int i = 0; i < s.fsdp.shape[u].num_params; i++) {
             const Param *p = &s.fsdp.shape[u].param[i];
-            check_tensor(&s, architecture_name(a), p, s.fsdp.unit[u].tensor[p->id], s.fsdp.dunit[u].tensor[p->id]);
+            if (p->region == TRAINED)
+                check_tensor(&s, architecture_name(a), p, s.fsdp.unit[u].tensor[p->id], s.fsdp.dunit[u].tensor[p->id]);
         }
     model_free(&s.model, &s.fsdp);
 }
@@ -159,13 +161,23 @@ static void test_every_architecture(void **state)
 {
     (void)state;
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++)
-        check_architecture(a, false);
+        check_architecture(a, false, (Lora){ 0 });
+}
+
+/* Beside all matrices, and beside some of those that are one matrix here. */
+static void test_adapters(void **state)
+{
+    (void)state;
+    const Lora all = { .rank = 3, .alpha = 6, .target = { true, true, true, true, true, true, true } };
+    const Lora some = { .rank = 5, .alpha = 4, .use_rslora = true, .target = { [LORA_K] = true, [LORA_V] = true, [LORA_UP] = true } };
+    for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++)
+        check_architecture(a, false, a % 2 ? some : all);
 }
 
 static void test_documents(void **state)
 {
     (void)state;
-    check_architecture(LLAMA_GQA, true);
+    check_architecture(LLAMA_GQA, true, (Lora){ 0 });
 }
 
 /* Gradients of one step, all units one behind the other. */
@@ -230,7 +242,7 @@ int main(void)
 {
     device_init(0);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_architecture), cmocka_unit_test(test_documents),
+        cmocka_unit_test(test_every_architecture), cmocka_unit_test(test_documents), cmocka_unit_test(test_adapters),
         cmocka_unit_test(test_recomputation), cmocka_unit_test(test_loss_chunks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
