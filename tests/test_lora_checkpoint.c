@@ -384,7 +384,7 @@ static void test_refused(void **state)
               "it is now", folder), load(&r, folder));
     const char *moved = convert_base(base, "F32");
     r.config.model.lora.base_path = (char *)moved;
-    DIES(text("its adapters were trained beside %s, and are now beside %s", base, moved), load(&r, folder));
+    DIES(text("its adapters were trained beside %s, and are now beside %s", base, moved), load(&r, folder); die("loaded"));
     r.config.model.lora.base_path = (char *)base;
     damage(path, k);
     DIES(text("%s: tensor %s has the checksum", path, k), load(&r, folder));

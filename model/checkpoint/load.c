@@ -69,7 +69,8 @@ static void load_weights(const char *folder, Source s, LayoutKind kind, const Co
     if (name)
         die("%s: tensor %s has no place in the configured model; the configuration must describe the model in that folder", path,
             name);
-    stored_base_read(&l, f, s.file, s.count);
+    if (kind == LAYOUT_MODEL)
+        stored_base_read(&l, f, s.file, s.count);
     layout_read(&l, f, s.file, s.count);
     check_finite(folder, &l, f);
     layout_free(&l);
@@ -254,9 +255,9 @@ bool checkpoint_load(const char *folder, const Config *c, Fsdp *f, TrainState *s
     zero_weights(f);
     if (lora->rank > 0 && !adapter)
         fsdp_init(f, &c->model, c->seed);
-    load_weights(weights, model, LAYOUT_MODEL, c, f);
     if (adapter)
         load_weights(folder, source_open_adapter(folder), LAYOUT_ADAPTER, c, f);
+    load_weights(weights, model, LAYOUT_MODEL, c, f);
     bool ours = manifest != NULL;
     if (ours) {
         manifest_state(s, manifest, folder);
