@@ -100,7 +100,8 @@ static void test_keys(void **state)
     free(text);
     config_free(c);
 
-    c = load(load_base, "--lora={rank: 4, alpha: 12, use_rslora: true, target_modules: [v_proj, mlp.up_proj], base: e4m3}", NULL, NULL);
+    c = load(load_base, "--lora={rank: 4, alpha: 12, use_rslora: true, target_modules: [v_proj, mlp.up_proj]}", "--lora.base=e4m3",
+             NULL);
     l = &c->model.lora;
     assert_true(l->rank == 4 && l->alpha == 12 && l->use_rslora && l->base == BASE_E4M3 && lora_scale(l) == 6);
     check_targets(l, "vu");
@@ -167,20 +168,23 @@ static void test_refused(void **state)
             fail_msg("%s was accepted", list[i].argument);
         try_contains(message, list[i].words);
     }
-    config_free(load(load_base, "--lora={rank: 2, dropout: 0.0, lora_dropout: 0, use_dora: false, bias: none, modules_to_save: null}",
-                     NULL, NULL));
-    char both[256];
+    config_free(load(load_base, "--lora={rank: 2, dropout: 0.0, lora_dropout: 0, use_dora: false, bias: none}",
+                     "--lora.modules_to_save=null", NULL));
+}
+
+/* What contradicts adapters, or leaves them without a base. */
+static void test_together(void **state)
+{
+    (void)state;
+    char message[4096], both[256], saved[sizeof try_path];
     snprintf(both, sizeof both, "{load_path: %s, trainable: [model.norm.weight], lora: {rank: 2}, data: {paths: a.npy}}", base);
-    char saved[sizeof try_path];
     strcpy(saved, try_path);
     snprintf(try_path, sizeof try_path, "%s/both.yaml", try_folder);
     try_write(try_path, both);
     assert_false(try_printed(message, sizeof message, 2, 1, NULL, NULL));
-    try_contains(message, "trainable: with adapters (lora.rank 2) nothing else is trained; leave one of them out: --trainable=[] or "
-                 "--lora.rank=null");
-    assert_false(try_printed(message, sizeof message, 2, 1, "--trainable=[]", "--lora={base: bf16, rank: 2}\n"));
-    snprintf(both, sizeof both, "{load_path: %s, recipe: f32, format: {frozen: f32}, lora: {rank: 2, base: bf16}, data: {paths: a.npy}}",
-             base);
+    try_contains(message, "trainable: with adapters (lora.rank 2) nothing else is trained; leave one of them out: --trainable=[]");
+    snprintf(both, sizeof both, "{load_path: %s, recipe: f32, format: {frozen: f32}, lora: {rank: 2, base: bf16}, "
+             "data: {paths: a.npy}}", base);
     try_write(try_path, both);
     assert_false(try_printed(message, sizeof message, 2, 1, NULL, NULL));
     try_contains(message, "lora.base bf16 and format.frozen f32 both say how frozen weights are stored");
@@ -200,7 +204,8 @@ static void test_peft_folders(void **state)
     static const struct { const char *json, *targets; double scale; } list[] = {
         { PEFT(NUMBERS TARGETS BESIDE), "qv", 2 },
         { PEFT(NUMBERS ", \"use_rslora\": true, \"target_modules\": \"all-linear\"" BESIDE), "qkvogud", 4 },
-        { PEFT(NUMBERS ", \"use_rslora\": null, \"target_modules\": [" BLOCK0 ", " BLOCK1 ", \"self_attn.k_proj\"]" BESIDE), "qku", 2 },
+        { PEFT(NUMBERS ", \"use_rslora\": null, \"target_modules\": [" BLOCK0 ", " BLOCK1 ", \"self_attn.k_proj\"]" BESIDE),
+          "qku", 2 },
         { PEFT(", \"r\": 2, \"lora_alpha\": 3, \"use_rslora\": false" TARGETS BESIDE), "qv", 1.5 },
     };
     for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
@@ -213,12 +218,17 @@ static void test_peft_folders(void **state)
         try_contains(c->changes, "lora.rank=");
         config_free(c);
     }
-    char message[4096], other[160], missing[160];
+    char message[4096];
     write_file(adapter, "adapter_config.json", PEFT(", \"r\": 4, \"lora_alpha\": 8, \"lora_dropout\": 0.1" TARGETS BESIDE));
     assert_true(try_printed(message, sizeof message, 2, 1, load_adapter, NULL));
     try_contains(message, "without effect here: lora_dropout 0.1 of ");
+}
 
-    /* the base is elsewhere; a name on the hub, or none at all, must be told where */
+/* The base is elsewhere; of a name on the hub, or none at all, it must be told where. */
+static void test_where_the_base_is(void **state)
+{
+    (void)state;
+    char message[4096], other[160], missing[160];
     snprintf(other, sizeof other, "--lora.base_path=%s", base);
     write_file(adapter, "adapter_config.json", PEFT(NUMBERS TARGETS ", \"base_model_name_or_path\": \"meta-llama/Llama-2-7b-hf\""));
     Config *c = load(load_adapter, other, "--lora={rank: 4, alpha: 8, target_modules: [q_proj, v_proj], base: nf4}", NULL);
@@ -232,11 +242,13 @@ static void test_peft_folders(void **state)
     try_contains(message, "that is a folder of adapters");
     write_file(adapter, "adapter_config.json", PEFT(NUMBERS TARGETS ", \"base_model_name_or_path\": null"));
     assert_false(try_printed(message, sizeof message, 2, 1, load_adapter, NULL));
-    try_contains(message, "base_model_name_or_path names no model; say where the base of these adapters is: --lora.base_path=FOLDER");
+    try_contains(message, "base_model_name_or_path names no model; say where the base of these adapters is: --lora.base_path=");
     write_file(adapter, "adapter_config.json", PEFT(NUMBERS TARGETS ", \"base_model_name_or_path\": \"/no/such\""));
     assert_false(try_printed(message, sizeof message, 2, 1, load_adapter, NULL));
     try_contains(message, "base_model_name_or_path /no/such: there is no such folder; --lora.base_path=FOLDER says where it is");
 }
+
+#define ALSO(key, value) "{\"peft_type\": \"LORA\", \"" key "\": " value NUMBERS TARGETS BESIDE "}"
 
 static void test_peft_refused(void **state)
 {
@@ -263,16 +275,16 @@ static void test_peft_refused(void **state)
         { PEFT(BESIDE NUMBERS ", \"target_modules\": [\"model.layers.1.mlp.up_proj\"]"),
           "target_modules: up_proj of 1 of 2 blocks has an adapter; all blocks have the same ones here" },
         { PEFT(BESIDE NUMBERS ", \"target_modules\": [\"all-linear\"]"), "found \"all-linear\"" },
-        { "{\"peft_type\": \"LORA\", \"use_dora\": true" NUMBERS TARGETS BESIDE "}", "its use_dora is not supported, found true: DoRA" },
-        { "{\"peft_type\": \"LORA\", \"bias\": \"lora_only\"" NUMBERS TARGETS BESIDE "}", "bias: expected \"none\"" },
-        { "{\"peft_type\": \"LORA\", \"modules_to_save\": [\"lm_head\"]" NUMBERS TARGETS BESIDE "}",
+        { ALSO("use_dora", "true"), "its use_dora is not supported, found true: DoRA" },
+        { ALSO("bias", "\"lora_only\""), "bias: expected \"none\"" },
+        { ALSO("modules_to_save", "[\"lm_head\"]"),
           "its modules_to_save is not supported, found [\"lm_head\"]: only adapters" },
-        { "{\"peft_type\": \"LORA\", \"rank_pattern\": {\"q_proj\": 8}" NUMBERS TARGETS BESIDE "}", "its rank_pattern is not supported" },
-        { "{\"peft_type\": \"LORA\", \"alpha_pattern\": {\"q_proj\": 8}" NUMBERS TARGETS BESIDE "}", "its alpha_pattern is not" },
-        { "{\"peft_type\": \"LORA\", \"fan_in_fan_out\": true" NUMBERS TARGETS BESIDE "}", "its fan_in_fan_out is not supported" },
-        { "{\"peft_type\": \"LORA\", \"layers_to_transform\": 0" NUMBERS TARGETS BESIDE "}", "its layers_to_transform is not supported" },
-        { "{\"peft_type\": \"LORA\", \"lora_bias\": true" NUMBERS TARGETS BESIDE "}", "its lora_bias is not supported" },
-        { "{\"peft_type\": \"LORA\", \"init_lora_weights\": \"pissa\"" NUMBERS TARGETS BESIDE "}",
+        { ALSO("rank_pattern", "{\"q_proj\": 8}"), "its rank_pattern is not supported" },
+        { ALSO("alpha_pattern", "{\"q_proj\": 8}"), "its alpha_pattern is not" },
+        { ALSO("fan_in_fan_out", "true"), "its fan_in_fan_out is not supported" },
+        { ALSO("layers_to_transform", "0"), "its layers_to_transform is not supported" },
+        { ALSO("lora_bias", "true"), "its lora_bias is not supported" },
+        { ALSO("init_lora_weights", "\"pissa\""),
           "init_lora_weights: expected a way to begin that leaves the base as it is" },
     };
     char message[4096], expected[256];
@@ -284,6 +296,13 @@ static void test_peft_refused(void **state)
         try_contains(message, list[i].words);
         try_contains(message, expected);
     }
+}
+
+/* Settings beside a folder of adapters may say what it says, and nothing else; and the folder must be whole. */
+static void test_contradicted(void **state)
+{
+    (void)state;
+    char message[4096], command[256];
     write_file(adapter, "adapter_config.json", PEFT(NUMBERS TARGETS BESIDE));
     static const char *const others[] = { "rank=8", "alpha=4", "use_rslora=true", "target_modules=[q_proj]" };
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
@@ -294,7 +313,6 @@ static void test_peft_refused(void **state)
         assert_false(try_printed(message, sizeof message, 2, 1, load_adapter, argument));
         try_contains(message, words);
     }
-    char command[256];
     snprintf(command, sizeof command, "cd %s && mv adapter_model.safetensors adapter_model.bin", adapter);
     assert_int_equal(system(command), 0);
     assert_false(try_printed(message, sizeof message, 2, 1, load_adapter, NULL));
@@ -306,26 +324,17 @@ static void test_peft_refused(void **state)
     write_file(adapter, "adapter_model.safetensors", "");
 }
 
-/* Adapters that a run here has saved: what is said of them is what they were trained with, and a run that goes on needs no more. */
-static void test_ours(void **state)
+static char saves[192], step[192], load_step[224];
+
+/* Saves what a run here saves of adapters of rank 4, as the checkpoint step5. */
+static void save_step(void)
 {
-    (void)state;
-    char saves[192], step[192], load_step[224];
     Config *c = load(load_base, "--lora={rank: 4, alpha: 6, target_modules: [o_proj, up_proj], base: nf4}",
                      "--model.max_sequence_length=24", NULL);
-    char *text = adapter_config_text(c);
-    json_t *json = json_loads(text, 0, NULL);
-    assert_int_equal(json_integer_value(json_object_get(json, "r")), 4);
-    assert_true(json_is_integer(json_object_get(json, "lora_alpha")));
-    assert_int_equal(json_array_size(json_object_get(json, "target_modules")), 2);
-    assert_string_equal(json_string_value(json_object_get(json, "base_model_name_or_path")), base);
-    assert_null(json_object_get(json, "modules_to_save"));
-    json_decref(json);
-
+    char *text = adapter_config_text(c), command[512];
     snprintf(saves, sizeof saves, "--save_folder=%s/run", try_folder);
     snprintf(step, sizeof step, "%s/run/step5", try_folder);
     snprintf(load_step, sizeof load_step, "--load_path=%s/run/latest", try_folder);
-    char command[512];
     snprintf(command, sizeof command, "mkdir -p %s && ln -s step5 %s/run/latest", step, try_folder);
     assert_int_equal(system(command), 0);
     write_file(step, "adapter_config.json", text);
@@ -334,42 +343,84 @@ static void test_ours(void **state)
     write_file(step, "trainer.json", "{\"format_version\": 1, \"files\": {\"adapter_model.safetensors\": 0}}");
     free(text);
     config_free(c);
+}
 
-    const char *const ways[][2] = { { load_step, NULL }, { load_base, "--try_load_latest_save" }, { load_step, "--lora.base=e4m3" } };
-    for (int i = 0; i < 3; i++) {
-        c = load(ways[i][0], ways[i][1], saves, NULL);
+/* What is said of adapters that a run here has saved is what they were trained with, and going on needs no more. */
+static void test_ours(void **state)
+{
+    (void)state;
+    save_step();
+    char path[256];
+    snprintf(path, sizeof path, "%s/adapter_config.json", step);
+    json_t *json = json_load_file(path, 0, NULL);
+    assert_int_equal(json_integer_value(json_object_get(json, "r")), 4);
+    assert_true(json_is_integer(json_object_get(json, "lora_alpha")));
+    assert_int_equal(json_array_size(json_object_get(json, "target_modules")), 2);
+    assert_string_equal(json_string_value(json_object_get(json, "base_model_name_or_path")), base);
+    assert_null(json_object_get(json, "modules_to_save"));
+
+    const struct { const char *load, *more, *base; } ways[] = {         /* the last: the base was moved, which load_path says */
+        { load_step, NULL, base }, { load_step, "--lora.base=e4m3", base }, { load_base, "--try_load_latest_save", base },
+        { load_base, "--try_load_latest_save", "/no/such" },
+    };
+    for (int i = 0; i < 4; i++) {
+        json_object_set_new(json, "base_model_name_or_path", json_string(ways[i].base));
+        assert_int_equal(json_dump_file(json, path, 0), 0);
+        Config *c = load(ways[i].load, ways[i].more, saves, NULL);
         const Lora *l = &c->model.lora;
-        assert_true(l->rank == 4 && l->alpha == 6 && l->base == (i == 2 ? BASE_E4M3 : BASE_NF4));
+        assert_true(l->rank == 4 && l->alpha == 6 && l->base == (i == 1 ? BASE_E4M3 : BASE_NF4));
         assert_string_equal(l->base_path, base);
         check_targets(l, "ou");
         assert_int_equal(c->model.max_sequence_length, 24);
         config_free(c);
     }
-    char message[4096];
-    snprintf(command, sizeof command, "cd %s && mv adapter_config.json config.json", step);      /* now a run of the whole model */
+    json_decref(json);
+}
+
+/* A run of the whole model is not gone on with as one of adapters. */
+static void test_other_run(void **state)
+{
+    (void)state;
+    char command[512], message[4096], saved[sizeof try_path];
+    snprintf(command, sizeof command, "cd %s && rm adapter_config.json", step);
     assert_int_equal(system(command), 0);
     write_file(step, "config.json", BASE);
-    char saved[sizeof try_path];
     strcpy(saved, try_path);
-    strcpy(try_path, load_base);
-    c = try_load(1, "--data.paths=a.npy", "--lora.rank=2", NULL, NULL);
-    assert_true(c->optimizer.lr == 2e-4);                   /* without a file: the rate that adapters want, or the given one */
-    config_free(c);
-    c = try_load(1, "--data.paths=a.npy", "--lora.rank=2", "--optimizer.learning_rate=1e-5", NULL);
-    assert_true(c->optimizer.lr == 1e-5);
-    config_free(c);
-    strcpy(try_path, saved);
+    snprintf(try_path, sizeof try_path, "%s/other.yaml", try_folder);
     snprintf(command, sizeof command, "{load_path: %s, try_load_latest_save: true, lora: {rank: 2}, data: {paths: a.npy}}", base);
     try_write(try_path, command);
     assert_false(try_printed(message, sizeof message, 2, 1, saves, NULL));
     try_contains(message, "which the run would go on with, has no adapters; begin with it in another save_folder");
+    strcpy(try_path, saved);
+}
+
+/* Without a file a run has the learning rate that adapters want. */
+static void test_rate(void **state)
+{
+    (void)state;
+    char saved[sizeof try_path];
+    strcpy(saved, try_path);
+    write_file(adapter, "adapter_config.json", PEFT(NUMBERS TARGETS BESIDE));
+    const struct { const char *load, *more; double rate; } runs[] = {
+        { load_base, "--seed=1", 2e-5 }, { load_base, "--lora.rank=2", 2e-4 }, { load_adapter, "--seed=1", 2e-4 },
+        { load_adapter, "--optimizer.learning_rate=1e-5", 1e-5 }, { load_adapter, "--optimizer={learning_rate: 1e-6}", 1e-6 },
+    };
+    for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) {
+        strcpy(try_path, runs[i].load);
+        Config *c = try_load(1, "--data.paths=a.npy", runs[i].more, NULL, NULL);
+        assert_true(c->optimizer.lr == runs[i].rate);
+        config_free(c);
+    }
+    strcpy(try_path, saved);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_keys), cmocka_unit_test(test_base), cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_peft_folders), cmocka_unit_test(test_peft_refused), cmocka_unit_test(test_ours),
+        cmocka_unit_test(test_keys), cmocka_unit_test(test_base), cmocka_unit_test(test_refused), cmocka_unit_test(test_together),
+        cmocka_unit_test(test_peft_folders), cmocka_unit_test(test_where_the_base_is), cmocka_unit_test(test_peft_refused),
+        cmocka_unit_test(test_contradicted), cmocka_unit_test(test_ours), cmocka_unit_test(test_other_run),
+        cmocka_unit_test(test_rate),
     };
     return cmocka_run_group_tests(tests, begin, try_remove_folder);
 }
