@@ -4,14 +4,14 @@
     python3 scripts/golden_lora.py [folder]        # default: tests/golden; from the repository's root
 
 For each model that golden.py made in folder/<name>, folder/lora/<name> gets an adapter with random A and B, saved by PEFT's
-save_pretrained (adapter_config.json, adapter_model.safetensors), and in golden.safetensors what float32 on a CPU gives for the
-batch of the model's own golden.safetensors:
+save_pretrained (adapter_config.json, adapter_model.safetensors), and in golden.safetensors what float32 on a CPU gives:
+    tokens, targets, adamw   as in the model's own golden.safetensors
     logits (B, T, vocab), loss ()
     grad.<tensor>            gradients of A and B, under the names of adapter_model.safetensors
     losses (8)               of 8 AdamW steps of A and B, with golden.py's settings; all are decayed
     trained.<tensor>         A and B after them
     merged.<tensor>          first and last row of each matrix that has an adapter, as merge_and_unload makes it of the random A and B
-tests/test_parity_lora.c compares. Needs torch, transformers and peft.
+tests/test_parity.c compares. Needs torch, transformers and peft.
 """
 import argparse
 import json
@@ -110,7 +110,7 @@ def make(name, root, seed):
     logits = model(tokens).logits
     loss = mean_loss(logits, targets)
     loss.backward()
-    golden = {"logits": logits.detach(), "loss": loss.detach()}
+    golden = {n: batch[n] for n in ("tokens", "targets", "adamw")} | {"logits": logits.detach(), "loss": loss.detach()}
     golden |= {"grad." + n: p.grad.clone() for n, p in adapters(model).items()}
     golden["losses"] = torch.tensor(train(model, tokens, targets))
     golden |= {"trained." + n: p.detach().clone() for n, p in adapters(model).items()}
