@@ -62,3 +62,29 @@ bool check_rope(const char *op, Tensor qkv, Tensor qnorm, Tensor knorm, const vo
     CHECK(stats, "%s: QK-norm needs stats", op);
     return by_head;
 }
+
+int check_low_rank(const char *op, LowRank m, Tensor wide, Tensor low)
+{
+    const int P = m.num_parts, r = m.is_b ? m.w.cols : m.w.rows;
+    CHECK(P >= 1 && P <= (m.is_b ? LOW_RANK_PARTS : 1), "%s: %s of %d parts", op, m.is_b ? "a B" : "an A", P);
+    CHECK(r >= 1, "%s: rank %d", op, r);
+    check_tensor(op, "the low tensor", low, wide.rows, P * r);
+    check_plain(op, "the low tensor", low);
+    check_plain(op, "w", m.w);
+    if (format_has_scales(wide.format) && (!format_is_fp8(wide.format) || wide.format.group))
+        die("%s: x is %s; expected f32, bf16 or FP8 with one scale", op, format_name(wide.format));
+    if (!m.is_b) {
+        check_tensor(op, "A", m.w, r, wide.cols);
+        return r;
+    }
+    int rows = 0, end = 0;
+    for (int i = 0; i < P; i++) {
+        const int first = m.part[i].first, width = m.part[i].width;
+        CHECK(first >= end && width >= 1 && width <= wide.cols - first, "%s: part %d has columns from %d on, %d of them; expected "
+              "to begin at %d or later, of %d", op, i, first, width, end, wide.cols);
+        rows += width;
+        end = first + width;
+    }
+    check_tensor(op, "B", m.w, rows, r);
+    return r;
+}

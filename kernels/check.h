@@ -21,3 +21,7 @@ void check_cached(const char *op, Tensor y, Tensor qkv, KvCache cache, Attention
 /* The arguments of rope_forward and rope_backward. True if q and k are to be normed head by head; of one head that is the norm
  * over its full width. */
 bool check_rope(const char *op, Tensor qkv, Tensor qnorm, Tensor knorm, const void *stats, Attention a);
+
+/* The arguments of lora_narrow, lora_widen and lora_dw: m between the tensors `wide` (x or y) and `low`, which exist. Returns the
+ * rank r of a part. */
+int check_low_rank(const char *op, LowRank m, Tensor wide, Tensor low);

@@ -89,21 +89,22 @@ void matmul_dw(Tensor dw, Tensor dy, Tensor x);                         /* dw +=
 
 /* A narrow matrix between a wide tensor (N,C) and a low one (N, P*r): A, (P*r, C), whose every row belongs to all columns; or B,
  * rows of (.., r), whose part i, `width` rows behind those of the parts before it, belongs to the wide tensor's columns from `first`
- * on and to the low one's columns i*r .. i*r + r-1. So one call serves q, k and v, or two of them. F32 or BF16. */
+ * on and to the low one's columns i*r .. i*r + r-1; parts lie one behind the other. So one call serves q, k and v, or two of
+ * them. F32 or BF16. */
 enum { LOW_RANK_PARTS = 3 };
 typedef struct {
     Tensor w;
     bool   is_b;
     int    num_parts;          /* P; of A one, with its P*r rows as rank                     */
-    struct { int first, width; } part[LOW_RANK_PARTS];
+    struct { int first, width; } part[LOW_RANK_PARTS];         /* of B: of A not read */
 } LowRank;
 
 /* With w(c,j) what column c of the wide tensor and column j of the low one have in common in m, 0 if nothing:
  *   lora_narrow  low  = scale * x w        low[n,j]  = scale * sum over c of x[n,c] w(c,j)
  *   lora_widen   y    = low wT [+ add]     y[n,c]    = sum over j of low[n,j] w(c,j) [+ add[n,c]]
  *   lora_dw      dm  += lowT x             dw(c,j)  += sum over n of low[n,j] x[n,c]     (no tensor dm.w: nothing)
- * x (N,C) in F32, BF16, or rows of E4M3 or E5M2 with one scale; low, y, add in F32 or BF16; y may be add. Columns of y outside
- * m's parts become add or 0. Sums are in F32 and always in the same order. */
+ * x (N,C) in F32, BF16, or rows of E4M3 or E5M2 with one scale, of which data_t is not read; low, y, add in F32 or BF16; y may be
+ * add. Columns of x outside m's parts are not read, those of y become add or 0. Sums are in F32 and always in the same order. */
 void lora_narrow(Tensor low, Tensor x, LowRank m, float scale);
 void lora_widen (Tensor y, Tensor low, LowRank m, Tensor add);
 void lora_dw    (LowRank dm, Tensor low, Tensor x);

@@ -61,6 +61,11 @@ typedef struct {
 } Param;
 enum { PARAM_ALIGN = 256 }; /* elements: whole optimizer groups of 128 or 256, 256-byte aligned in any format */
 
+static inline size_t param_numel(const Param *p)
+{
+    return (size_t)p->rows * (size_t)p->cols;
+}
+
 /* n rounded up to a multiple of it. */
 static inline size_t param_align(size_t n)
 {

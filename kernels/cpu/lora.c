@@ -1,0 +1,79 @@
+/* The three products of an adapter, by OpenBLAS in F32 [Hu et al. 2021, arXiv 2106.09685]; its threads never split a sum
+ * (matmul.c). */
+#include <cblas.h>
+#include <string.h>
+
+#include "kernels/cpu/cpu.h"
+
+/* What columns from `first` of the wide tensor and from `low` of the low one share: element (c,j) is at w[c * ld + j], or at
+ * w[j * ld + c] if turned. */
+typedef struct { float *w; bool turned; int ld, first, width, low; } Block;
+
+/* Part i of m, whose values are w. r: rank of a part. */
+static Block block_of(LowRank m, float *w, int i, int r)
+{
+    if (!m.is_b)
+        return (Block){ w, true, m.w.cols, 0, m.w.cols, 0 };
+    int row = 0;
+    for (int k = 0; k < i; k++)
+        row += m.part[k].width;
+    return (Block){ w + (size_t)row * (size_t)r, false, r, m.part[i].first, m.part[i].width, i * r };
+}
+
+void lora_narrow(Tensor low, Tensor x, LowRank m, float scale)
+{
+    const int N = x.rows, C = x.cols, r = check_low_rank(__func__, m, x, low);
+    CHECK_TENSOR(x, N, C);
+    CHECK(low.data != x.data && low.data != m.w.data, "lora_narrow: low is an input");
+    const float *input = tensor_values(x, 0);
+    float *w = tensor_values(m.w, 1), *output = tensor_result(low, 2);
+    for (int i = 0; i < m.num_parts; i++) {
+        const Block b = block_of(m, w, i, r);
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, b.turned ? CblasTrans : CblasNoTrans, N, r, b.width, scale, input + b.first, C, b.w,
+                    b.ld, 0, output + b.low, low.cols);
+    }
+    tensor_finish(low, output);
+}
+
+void lora_widen(Tensor y, Tensor low, LowRank m, Tensor add)
+{
+    const int N = y.rows, C = y.cols, r = check_low_rank(__func__, m, y, low);
+    CHECK_TENSOR(y, N, C);
+    CHECK_PLAIN(y);
+    CHECK_OPTIONAL(add, N, C);
+    CHECK_PLAIN(add);
+    CHECK(y.data != low.data && y.data != m.w.data, "lora_widen: y is an input");
+    const float *input = tensor_values(low, 0), *start = tensor_values(add, 1);
+    float *w = tensor_values(m.w, 2), *output = tensor_result(y, 3);
+    if (!start)
+        memset(output, 0, tensor_numel(y) * sizeof *output);
+    else if (start != output)
+        memcpy(output, start, tensor_numel(y) * sizeof *output);
+    for (int i = 0; i < m.num_parts; i++) {
+        const Block b = block_of(m, w, i, r);
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, b.turned ? CblasNoTrans : CblasTrans, N, b.width, r, 1, input + b.low, low.cols, b.w,
+                    b.ld, 1, output + b.first, C);
+    }
+    tensor_finish(y, output);
+}
+
+void lora_dw(LowRank dm, Tensor low, Tensor x)
+{
+    if (!dm.w.data)
+        return;
+    const int N = x.rows, C = x.cols, r = check_low_rank(__func__, dm, x, low);
+    CHECK_TENSOR(x, N, C);
+    CHECK(dm.w.data != x.data && dm.w.data != low.data, "lora_dw: dm is an input");
+    const float *narrow = tensor_values(low, 0), *wide = tensor_values(x, 1);
+    float *output = tensor_values(dm.w, 2);
+    for (int i = 0; i < dm.num_parts; i++) {
+        const Block b = block_of(dm, output, i, r);
+        if (b.turned)
+            cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, r, b.width, N, 1, narrow + b.low, low.cols, wide + b.first, C, 1, b.w,
+                        b.ld);
+        else
+            cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, b.width, r, N, 1, wide + b.first, C, narrow + b.low, low.cols, 1, b.w,
+                        b.ld);
+    }
+    tensor_finish(dm.w, output);
+}

@@ -1,0 +1,233 @@
+/* The three products of adapters against a double reference, within bounds derived next to them: both kinds of narrow matrix,
+ * parts with gaps, every format of the wide tensor, ranks and shapes that fill no tile. Columns outside the parts hold NaN,
+ * which nothing may read. */
+#include "tests/golden.h"
+
+static const Format F32_ = { F32, 0 }, BF16_ = { BF16, 0 }, E4M3_ = { E4M3, 0 }, E5M2_ = { E5M2, 0 };
+
+/* Of x, of low and y and add, of the matrix, of its gradient. */
+typedef struct { const char *name; Format x, dense, w, dw; } Formats;
+static const Formats formats[] = {
+    { "f32", F32_, F32_, F32_, F32_ },        { "bf16", BF16_, BF16_, BF16_, BF16_ }, { "bf16-f32-grads", BF16_, BF16_, BF16_, F32_ },
+    { "e4m3", E4M3_, BF16_, BF16_, BF16_ },   { "e5m2", E5M2_, BF16_, BF16_, F32_ },  { "e4m3-f32", E4M3_, F32_, F32_, F32_ },
+};
+
+typedef struct { int N, C, rank; bool is_b; int parts; struct { int first, width; } part[LOW_RANK_PARTS]; } Shape;
+static const Shape shapes[] = {
+    { 1, 16, 1, false, 1, { { 0, 16 } } },
+    { 5, 24, 3, false, 1, { { 0, 24 } } },
+    { 5, 24, 3, true, 2, { { 1, 7 }, { 11, 9 } } },
+    { 70, 208, 16, true, 3, { { 16, 64 }, { 96, 48 }, { 160, 32 } } },
+    { 130, 400, 16, true, 2, { { 0, 272 }, { 272, 128 } } },
+    { 300, 528, 48, false, 1, { { 0, 528 } } },
+    { 1100, 144, 64, true, 1, { { 0, 144 } } },
+    { 67, 1040, 80, false, 1, { { 0, 1040 } } },
+    { 33, 600, 70, true, 3, { { 0, 200 }, { 200, 200 }, { 400, 200 } } },
+};
+enum { FORMATS = sizeof formats / sizeof formats[0], SHAPES = sizeof shapes / sizeof shapes[0] };
+
+static char label[96];
+static const char *name(const char *op, const Formats *f, const Shape *s)
+{
+    snprintf(label, sizeof label, "%s/%s/%dx%d-%d%s%d", op, f->name, s->N, s->C, s->rank, s->is_b ? "b" : "a", s->parts);
+    return label;
+}
+
+static void check(const char *op, const Formats *f, const Shape *s, Tensor t, const double *ref, const double *bound)
+{
+    check_close(name(op, f, s), t, ref, bound);
+    golden_check(label, t, bound);
+}
+
+static LowRank make_matrix(const Shape *s, Format f, uint64_t seed)
+{
+    LowRank m = { .is_b = s->is_b, .num_parts = s->parts };
+    int rows = 0;
+    for (int i = 0; i < s->parts; i++) {
+        m.part[i].first = s->part[i].first, m.part[i].width = s->part[i].width;
+        rows += s->part[i].width;
+    }
+    m.w = s->is_b ? make_filled(f, rows, s->rank, seed, -1, 1) : make_filled(f, s->rank, s->C, seed, -1, 1);
+    return m;
+}
+
+/* Where the matrix has what columns c and j share; -1: nothing. */
+static int place(const Shape *s, int c, int j)
+{
+    if (!s->is_b)
+        return j * s->C + c;
+    for (int i = 0, row = 0; i < s->parts; row += s->part[i++].width)
+        if (c >= s->part[i].first && c < s->part[i].first + s->part[i].width && j / s->rank == i)
+            return (row + c - s->part[i].first) * s->rank + j % s->rank;
+    return -1;
+}
+
+static bool belongs(const Shape *s, int c)
+{
+    bool some = false;
+    for (int j = 0; j < s->parts * s->rank; j++)
+        some |= place(s, c, j) >= 0;
+    return some;
+}
+
+/* Uneven, so that FP8 needs its scale; NaN in the columns that belong to no part. */
+static Tensor make_wide(const Shape *s, Format f)
+{
+    Tensor x = make(f, s->N, s->C), source = make_f32(s->N, s->C);
+    float *v = keep(tensor_numel(x) * sizeof *v);
+    for (size_t i = 0; i < tensor_numel(x); i++)
+        v[i] = belongs(s, (int)(i % (size_t)s->C)) ? uniform(3, i, -3, 5) : NAN;
+    put(source, v);
+    quantize(x, source);
+    return x;
+}
+
+/* Element i of a result: a sum of `terms` products in F32, each at most 1 u off by its factors' decoding, in any order; a factor
+ * of 2 covers tensor cores, which cut where the others round. */
+typedef struct { double *ref, *bound; int terms; } Sums;
+
+static Sums start_sums(size_t n, const double *start, int terms)
+{
+    Sums s = { keep(n * sizeof *s.ref), keep(n * sizeof *s.bound), terms };
+    for (size_t i = 0; start && i < n; i++)
+        s.ref[i] = start[i], s.bound[i] = 2 * (terms + 4) * U24 * fabs(start[i]);
+    return s;
+}
+
+static void add_product(Sums *s, int i, double a, double b)
+{
+    s->ref[i] += a * b;
+    s->bound[i] += 2 * (s->terms + 4) * U24 * fabs(a * b);
+}
+
+/* which: 0: low = scale x w; 1: y += low wT; 2: dm += lowT x */
+static void add_products(Sums *sums, int which, const Shape *s, const double *x, const double *low, const double *w, double scale)
+{
+    const int P = s->parts * s->rank;
+    for (int c = 0; c < s->C; c++)
+        for (int j = 0; j < P; j++) {
+            const int at = place(s, c, j);
+            for (int n = 0; n < s->N && at >= 0; n++)
+                if (which == 0)
+                    add_product(sums, n * P + j, scale * x[n * s->C + c], w[at]);
+                else if (which == 1)
+                    add_product(sums, n * s->C + c, low[n * P + j], w[at]);
+                else
+                    add_product(sums, at, low[n * P + j], x[n * s->C + c]);
+        }
+}
+
+static void check_narrow(const Formats *f, const Shape *s, LowRank m, Tensor x)
+{
+    const float scale = 0.75f;
+    Tensor low = make(f->dense, s->N, s->parts * s->rank);
+    Sums sums = start_sums(tensor_numel(low), NULL, s->C);
+    TWICE(lora_narrow(low, x, m, scale), low);
+    add_products(&sums, 0, s, values(x), NULL, values(m.w), scale);
+    check("lora_narrow", f, s, low, sums.ref, sums.bound);
+}
+
+static void check_widen(const Formats *f, const Shape *s, LowRank m, Tensor low)
+{
+    Tensor y = make(f->dense, s->N, s->C), add = make_filled(f->dense, s->N, s->C, 5, -4, 4);
+    const double *before = values(add);
+    Sums sums = start_sums(tensor_numel(y), NULL, s->rank);
+    TWICE(lora_widen(y, low, m, NONE), y);
+    add_products(&sums, 1, s, NULL, values(low), values(m.w), 1);
+    check("lora_widen", f, s, y, sums.ref, sums.bound);
+
+    sums = start_sums(tensor_numel(y), before, s->rank);
+    add_products(&sums, 1, s, NULL, values(low), values(m.w), 1);
+    TWICE(lora_widen(y, low, m, add), y);
+    check("lora_widen-add", f, s, y, sums.ref, sums.bound);
+    TWICE(lora_widen(add, low, m, add), add);
+    check_same_bytes("lora_widen in place", tensor_snapshot(add), tensor_snapshot(y), tensor_bytes(y));
+    const double *after = values(y);
+    for (size_t i = 0; i < tensor_numel(y); i++)
+        if (!belongs(s, (int)(i % (size_t)s->C)) && after[i] != before[i])
+            fail_msg("y[%zu] is %g in a column of no part, %g in add", i, after[i], before[i]);
+}
+
+static void check_dw(const Formats *f, const Shape *s, Tensor low, Tensor x)
+{
+    LowRank dm = make_matrix(s, f->dw, 6);
+    Sums sums = start_sums(tensor_numel(dm.w), values(dm.w), s->N);
+    TWICE(lora_dw(dm, low, x), dm.w);
+    add_products(&sums, 2, s, values(x), values(low), NULL, 1);
+    check("lora_dw", f, s, dm.w, sums.ref, sums.bound);
+    lora_dw((LowRank){ .is_b = dm.is_b, .num_parts = dm.num_parts }, low, x);       /* not wanted */
+}
+
+static void test_products(void **state)
+{
+    (void)state;
+    for (int f = 0; f < FORMATS; f++)
+        for (int i = 0; i < SHAPES; i++) {
+            const Formats *format = &formats[f];
+            const Shape *s = &shapes[i];
+            LowRank m = make_matrix(s, format->w, 1);
+            Tensor low = make_filled(format->dense, s->N, s->parts * s->rank, 2, -1, 1), x = make_wide(s, format->x);
+            check_narrow(format, s, m, x);
+            check_widen(format, s, m, low);
+            check_dw(format, s, low, x);
+            release();
+        }
+}
+
+/* No row of x, and no token of low, may be taken for another's: of one-hot inputs every product is one number. */
+static void test_one_hot(void **state)
+{
+    (void)state;
+    const Shape *s = &shapes[3];
+    const int P = s->parts * s->rank;
+    LowRank m = make_matrix(s, BF16_, 1);
+    const double *w = values(m.w);
+    Tensor x = make(BF16_, s->N, s->C), low = make(BF16_, s->N, P);
+    float *v = keep(tensor_numel(x) * sizeof *v);
+    for (int n = 0; n < s->N; n++)
+        v[n * s->C + 7 * n % s->C] = 1;
+    put(x, v);
+    lora_narrow(low, x, m, 2);
+    const double *found = values(low);
+    for (int n = 0; n < s->N; n++)
+        for (int j = 0; j < P; j++) {
+            const int at = place(s, 7 * n % s->C, j);
+            const double expected = at >= 0 ? 2 * w[at] : 0;
+            if (found[n * P + j] != expected)
+                fail_msg("low[%d,%d] is %g, expected %g", n, j, found[n * P + j], expected);
+        }
+    release();
+}
+
+static void test_errors(void **state)
+{
+    (void)state;
+    const Shape *s = &shapes[4];
+    const int P = s->parts * s->rank;
+    const LowRank m = make_matrix(s, BF16_, 1);
+    LowRank overlapping = m, short_w = m, many = m;
+    overlapping.part[1].first = 271;
+    short_w.w.rows--;
+    many.num_parts = 4;
+    const LowRank a = { .w = make(BF16_, P, s->C), .num_parts = 2 };
+    Tensor x = make_filled(BF16_, s->N, s->C, 2, -1, 1), low = make_filled(BF16_, s->N, P, 3, -1, 1), y = make(E4M3_, s->N, s->C);
+    Tensor groups = make((Format){ E4M3, 16 }, s->N, s->C), narrower = low, f8 = make(E4M3_, s->N, P);
+    narrower.cols--;
+    DIES("part 1 has columns from 271 on", lora_narrow(low, x, overlapping, 1));
+    DIES("B is (399, 16); expected (400, 16)", lora_widen(x, low, short_w, NONE));
+    DIES("a B of 4 parts", lora_dw(many, low, x));
+    DIES("an A of 2 parts", lora_narrow(low, x, a, 1));
+    DIES("the low tensor is (130, 31); expected (130, 32)", lora_dw(m, narrower, x));
+    DIES("x is e4m3/16; expected f32, bf16 or FP8 with one scale", lora_narrow(low, groups, m, 1));
+    DIES("low tensor is e4m3; expected f32 or bf16", lora_narrow(f8, x, m, 1));
+    DIES("y is e4m3; expected f32 or bf16", lora_widen(y, low, m, NONE));
+    DIES("add is e4m3; expected f32 or bf16", lora_widen(x, low, m, y));
+    DIES("there is no x", lora_dw(m, low, (Tensor){ .rows = s->N, .cols = s->C, .format = BF16_ }));
+    release();
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_products), cmocka_unit_test(test_one_hot), cmocka_unit_test(test_errors) };
+    return cmocka_run_group_tests(tests, start_device, NULL);
+}
