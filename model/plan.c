@@ -27,7 +27,7 @@ static Tensor place(Planner *p, bool is_own, Tensor of_first, Format f, int cols
     return is_own ? own(p, f, cols) : shared(p, of_first, f, cols);
 }
 
-/* A GEMM operand. In FP8 forward reads its rows and backward its transpose: only the latter has to be kept; for adapters the rows. */
+/* A GEMM operand. In FP8 forward reads its rows and backward its transpose: only the latter has to be kept, or the rows for adapters. */
 static Tensor operand(Planner *p, bool is_own, Tensor of_first, Format f, int cols)
 {
     if (!format_is_fp8(f))

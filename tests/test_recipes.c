@@ -109,7 +109,8 @@ static double param_distance(const Result *x, const Result *y, int u, int i)
     return distance(x->gradient[u] + p->offset, y->gradient[u] + p->offset, (size_t)p->rows * p->cols);
 }
 
-static void check_recipe(const char *name, const ModelConfig *m, const char *recipe, bool saved_forward, double loss_bound, double bound)
+static void check_recipe(const char *name, const ModelConfig *m, const char *recipe, bool saved_forward, double loss_bound,
+                         double bound)
 {
     Result exact = run(m, "f32", KEEP_ALL, true), found = run(m, recipe, recipe_find(recipe)->keep, saved_forward);
     double worst = 0;
