@@ -175,26 +175,22 @@ static void test_documents(void **state)
     check_architecture(LLAMA_GQA, true);
 }
 
-/* On all matrices or on some: of q, k and v, and of gate and up. The base as other weights are, and as it is read from codes. */
-static const struct { SmallModel model; unsigned modules; BaseFormat base; } adapted[] = {
-    { LLAMA_GQA, ALL_MODULES, BASE_AS_FROZEN },
-    { OLMO, ALL_MODULES, BASE_NF4 },
-    { OLMO2, 1 << LORA_Q | 1 << LORA_V | 1 << LORA_GATE | 1 << LORA_DOWN, BASE_AS_FROZEN },
-    { QWEN3, 1 << LORA_K | 1 << LORA_V | 1 << LORA_O | 1 << LORA_UP, BASE_E4M3 },
-};
-enum { NUM_ADAPTED = sizeof adapted / sizeof adapted[0], RANK = 4 };
-
-static ModelConfig adapted_model(int i)
+/* Adapters on all matrices, or on some of those that are one here; the base as other weights are, and as it is read from codes. */
+static ModelConfig adapted_model(SmallModel a)
 {
-    return with_adapters(architecture(adapted[i].model), RANK, adapted[i].modules, adapted[i].base);
+    const unsigned some = 1 << LORA_K | 1 << LORA_V | 1 << LORA_O | 1 << LORA_UP;
+    const BaseFormat base[] = { BASE_NF4, BASE_AS_FROZEN, BASE_E4M3 };
+    ModelConfig m = with_adapters(architecture(a), 3 + a % 2, a % 2 ? some : ALL_MODULES, base[a % 3]);
+    m.lora.use_rslora = a % 2;
+    return m;
 }
 
 static void test_adapters(void **state)
 {
     (void)state;
-    for (int i = 0; i < NUM_ADAPTED; i++) {
-        const ModelConfig m = adapted_model(i);
-        check_model(architecture_name(adapted[i].model), &m, false);
+    for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
+        const ModelConfig m = adapted_model(a);
+        check_model(architecture_name(a), &m, false);
     }
 }
 
@@ -228,8 +224,8 @@ static float *gradients(const ModelConfig *m, Keep keep, int chunk, size_t *n)
 static void test_recomputation(void **state)
 {
     (void)state;
-    for (int a = 0; a < NUM_ARCHITECTURES + NUM_ADAPTED; a++) {
-        const ModelConfig m = a < NUM_ARCHITECTURES ? architecture(a) : adapted_model(a - NUM_ARCHITECTURES);
+    for (int i = 0; i < 2 * NUM_ARCHITECTURES; i++) {
+        const ModelConfig m = i % 2 ? adapted_model(i / 2) : architecture(i / 2);
         size_t n;
         float *all = gradients(&m, KEEP_ALL, 0, &n);
         for (Keep keep = KEEP_INPUTS; keep <= KEEP_BLOCK; keep++) {
