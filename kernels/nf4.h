@@ -2,8 +2,8 @@
  * 0.49, quantize_4bit with compress_statistics on a GPU]. Of 64 consecutive elements of a tensor, row behind row, the largest
  * magnitude is their absmax, and each element is the nearest of 16 values times it. Of 256 absmaxes, less the tensor's offset,
  * their mean over the tensor, the largest magnitude is `nested`, and each is the nearest of 256 values (DYNAMIC8,
- * kernels/dynamic8.h, without its rule of signs) times that. x / max is x (1/max), quotient and product rounded to F32. Where all are 0 that is NaN,
- * whose code is 0: the elements of such a block are -1 times what its absmax is rounded to.
+ * kernels/dynamic8.h, without its rule of signs) times that. x / max is x (1/max), quotient and product rounded to F32. Where all
+ * are 0 that is NaN, whose code is 0: the elements of such a block are -1 times what its absmax is rounded to.
  * DIFFERS: the mean is a sum in F64, rounded once; bitsandbytes' is a sum in F32, whose order is torch's. 1/max is rounded to
  * nearest; on a GPU bitsandbytes has an approximation. On a CPU it decides otherwise where a middle between two of the 16 values is
  * no F32, rounds quotients to BF16 in the last block of a BF16 tensor if that is not full, and takes -1 for the lowest of the 256
