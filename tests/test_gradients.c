@@ -180,7 +180,7 @@ static ModelConfig adapted_model(SmallModel a)
 {
     const unsigned some = 1 << LORA_K | 1 << LORA_V | 1 << LORA_O | 1 << LORA_UP;
     const BaseFormat base[] = { BASE_NF4, BASE_AS_FROZEN, BASE_E4M3 };
-    ModelConfig m = with_adapters(architecture(a), 3 + a % 2, a % 2 ? some : ALL_MODULES, base[a % 3]);
+    ModelConfig m = with_adapters(architecture(a), 3 + a % 2, a % 2 ? ALL_MODULES : some, base[a % 3]);
     m.lora.use_rslora = a % 2;
     return m;
 }
