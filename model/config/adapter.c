@@ -118,6 +118,10 @@ static const struct { const char *key, *why; } refused[] = {
     { "layers_to_transform",     "all blocks have the same adapters" },
     { "layer_replication",       "each block is computed once" },
     { "alora_invocation_tokens", "adapters count for all tokens" },
+    { "use_bdlora",              "adapters have no blocks" },
+    { "arrow_config",            "there is one set of adapters" },
+    { "kasa_config",             "the base stays as it is" },
+    { "monteclora_config",       "adapters are numbers, no distributions" },
 };
 
 static bool says_something(const json_t *value)

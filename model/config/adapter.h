@@ -5,8 +5,8 @@
 /* Whether a folder holds adapters: it has an adapter_config.json. */
 bool  adapter_is(const char *folder);
 
-/* The folder of the base model that the file names: relative to the current directory or, if it is not there, to `folder`; whether it
- * exists is the caller's question. NULL: it names none. malloc'ed. */
+/* The folder of the base model that the file names: relative to the current directory or, if it is not there, to `folder`; whether
+ * it exists is the caller's question. NULL: it names none. malloc'ed. */
 char *adapter_base(const char *folder);
 
 /* What the file says of adapters beside the model `m`: rank, alpha, use_rslora and target; the other fields stay. `dropout`: what

@@ -338,6 +338,15 @@ static char *value_text(const Settings *s, const ConfigKey *k, int indent)
     return text;
 }
 
+Settings config_followed(const Settings *s)
+{
+    Settings follows = *s;
+    follows.c.recipe = *recipe_find(s->recipe);
+    follows.c.data.seed = s->c.seed;
+    follows.c.model.lora.base_path = s->c.model.lora.rank > 0 ? s->c.load_path : NULL;
+    return follows;
+}
+
 /* What follows from another key stays null, so that a run of this file with another --recipe has that recipe's columns; the
  * value stands behind it. follows: s with those values. */
 static void print_value(FILE *f, const Settings *s, const Settings *follows, const ConfigKey *k, int indent)
@@ -356,10 +365,7 @@ void config_write_text(Settings *s)
 {
     size_t size;
     const char *previous = "";
-    Settings follows = *s;
-    follows.c.recipe = *recipe_find(s->recipe);
-    follows.c.data.seed = s->c.seed;
-    follows.c.model.lora.base_path = s->c.load_path;
+    const Settings follows = config_followed(s);
     FILE *f = open_memstream(&s->c.text, &size);
     if (!f)
         die("out of host memory");

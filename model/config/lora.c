@@ -85,8 +85,8 @@ static void write_targets(Settings *s)
 static void must_agree(const Reader *r, const char *source, const char *key, bool same)
 {
     if (config_given(r, key) && !same)
-        die("%s: %s is another one than that of the adapters in %s; --%s=null takes it from there", config_where(r, key), key, source,
-            key);
+        die("%s: %s is another one than that of the adapters in %s; --%s=null takes it from there", config_where(r, key), key,
+            source, key);
 }
 
 /* What the folder says counts, and what was given besides may not contradict it. */

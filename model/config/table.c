@@ -2,8 +2,8 @@
  * of OLMo could not run here (dropout, biases) the key has the value that can. Keys of ours: recipe, format.*,
  * model.architecture, model.head_dim, model.sliding_window, model.layer_types and model.rope_scaling.* (Hugging Face's names, but
  * for OLMo-core's full_attn_layers_only), scheduler.t_decay, scheduler.warmup_fraction (OLMo-core's), spikes, loss_chunk,
- * quant_stats_interval, fsdp.grad_sync_mode, profile, timeout_seconds, tokenizer (a path), trainable, lora.* (PEFT's names where it has them), dry_run, eval_only, generate,
- * max_new_tokens, temperature, top_p, samples.*, ranks, device_memory. Sections stand in the order in which the resolved
+ * quant_stats_interval, fsdp.grad_sync_mode, profile, timeout_seconds, tokenizer (a path), trainable, lora.*, dry_run, eval_only,
+ * generate, max_new_tokens, temperature, top_p, samples.*, ranks, device_memory. Sections stand in the order in which the resolved
  * configuration shows them. */
 #include "model/config/table.h"
 
@@ -127,8 +127,9 @@ const ConfigKey config_keys[] = {
            "(model.layers.*.mlp.*); the others stay as they were loaded, in format.frozen; []: all are trained"),
 
     /* ---- adapters ---- */
-    OPTION("lora.rank", INT, "null", 0, 1, MANY, C(model.lora.rank), "adapters of this rank are trained and all else is frozen; "
-           "null: those of load_path if that is a folder of adapters (adapter_config.json), which also says the next three; else none"),
+    OPTION("lora.rank", INT, "null", 0, 1, MANY, C(model.lora.rank), "adapters of this rank are trained, all else is frozen; "
+           "null: those of load_path if that is a folder of adapters (adapter_config.json), which says the next three as well; "
+           "else none"),
     OPTION("lora.alpha", DOUBLE, "null", 0, TINY, 1e6, C(model.lora.alpha),
            "what they add is multiplied by alpha / rank; default rank"),
     OTHER ("lora.use_rslora", BOOL, "false", C(model.lora.use_rslora), "multiplied by alpha / sqrt(rank)"),

@@ -192,5 +192,6 @@ void config_check_documents(Reader *r);          /* of the training data, */
 void config_check_eval_documents(const Config *c, const EvalSet *set);       /* and, when those are checked, of a validation set */
 void config_check_run   (Reader *r);
 void config_read_evaluators(Reader *r);
+Settings config_followed(const Settings *s);         /* s with the values that keys of type FOLLOWS have if they are null */
 void config_write_text(Settings *s);                 /* fills Config.text */
 char *config_changes(const Reader *r, bool from_hf); /* Config.changes; the caller owns it. Before the text is written */
