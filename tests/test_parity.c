@@ -72,8 +72,9 @@ static void read_config(ModelConfig *m, const char *folder)
         config_read_hf(m, folder);
         return;
     }
-    adapter_read(&m->lora, &dropout, folder, 0);
+    m->lora.base_path = adapter_base(folder);
     config_read_hf(m, m->lora.base_path);
+    adapter_read(&m->lora, &dropout, folder, m);
 }
 
 static void open_setup(Setup *s, const char *name)
