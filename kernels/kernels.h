@@ -3,7 +3,8 @@
  *   Outputs first, then inputs, then sizes. An operation reads its inputs and writes its outputs in whatever Format
  *   the tensors carry; arithmetic in between is F32. "+=" marks outputs that accumulate. Shapes and formats are
  *   checked on entry; a combination that a back end does not have is an error that names it. Integer and float
- *   arrays are device memory. Nothing here waits for the device.
+ *   arrays are device memory. Nothing here waits for the device. An FP8 output without data_t gets its rows alone, the same
+ *   codes under the same scale.
  *
  *   N = B*T tokens, C = model width, D = head width, H = query heads, K = key/value heads, F = MLP width,
  *   V = rows of the embedding (the vocabulary, padded), O = outputs of a linear layer.

@@ -327,6 +327,7 @@ static void update_replicated(Fsdp *f)
             if (!is_replicated(f, u, p) || n == 0)
                 continue;
             w.data = (char *)w.data + first * dtype_size(w.format.dtype);
+            w.rows = 1;
             w.cols = (int)n;
             quantize(w, shard_weights(&f->shard[u], p, first, n));
         }

@@ -8,9 +8,9 @@
 /* Tokens of a prompt that go through the model at once: so many that GEMMs are busy, so few that their buffers are small. */
 enum { PREFILL_TOKENS = 512 };
 
-/* One block's activations. `first`: those of block 0, whose memory the others share where a tensor is not their own. `transposes`:
- * the gradients of the blocks' matrices read those of operands. */
-typedef struct { Arena *arena; const Acts *first; int N; bool transposes; } Planner;
+/* One block's activations. `first`: those of block 0, whose memory the others share where a tensor is not their own. `transposes`,
+ * `rows`: which of operands' the gradients read, of the blocks' matrices and of adapters. */
+typedef struct { Arena *arena; const Acts *first; int N; bool transposes, rows; } Planner;
 
 static Tensor own(Planner *p, Format f, int cols)
 {
@@ -27,12 +27,12 @@ static Tensor place(Planner *p, bool is_own, Tensor of_first, Format f, int cols
     return is_own ? own(p, f, cols) : shared(p, of_first, f, cols);
 }
 
-/* A GEMM operand. In FP8 forward reads its rows and backward its transpose: only the latter has to be kept. */
+/* A GEMM operand. In FP8 forward reads its rows and backward its transpose: only the latter has to be kept, or the rows for adapters. */
 static Tensor operand(Planner *p, bool is_own, Tensor of_first, Format f, int cols)
 {
     if (!format_is_fp8(f))
         return place(p, is_own, of_first, f, cols);
-    Tensor t = shared(p, of_first, f, cols);
+    Tensor t = place(p, is_own && p->rows, of_first, f, cols);
     t.scale = arena_alloc(p->arena, 16);
     if (p->transposes)
         t.data_t = is_own || !p->first ? arena_alloc(p->arena, tensor_numel(t)) : of_first.data_t;
@@ -187,13 +187,18 @@ static void plan_head(Arena *arena, Model *m, const Config *c)
     m->sums = arena_alloc(arena, 2 * sizeof(float));
 }
 
+static bool has_adapters(const Model *m)
+{
+    return m->config->lora.rank > 0;
+}
+
 /* Without a backward pass all blocks have the memory of the first. */
 static void plan_blocks(Arena *arena, Model *m)
 {
     for (int l = 0; l < m->L; l++) {
         size_t before = arena->used;
         if (l == 0 || !m->forward_only)
-            plan_acts(&(Planner){ arena, l ? &m->acts[0] : NULL, m->N, m->trains_matrices }, m, &m->acts[l]);
+            plan_acts(&(Planner){ arena, l ? &m->acts[0] : NULL, m->N, m->trains_matrices, has_adapters(m) }, m, &m->acts[l]);
         else
             m->acts[l] = m->acts[0];
         m->bytes.block = m->forward_only ? 0 : arena->used - before;       /* in the end the last block's: all that is its own,

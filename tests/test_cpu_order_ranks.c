@@ -157,6 +157,9 @@ OP(norm_backward,        (Tensor dx, float *m, Tensor dw, Tensor dy, Tensor x, c
 OP(matmul,               (Tensor y, Tensor x, Tensor w, Tensor add), (y, x, w, add), R(x), R(w), R(add), W(y))
 OP(matmul_dx,            (Tensor dx, Tensor dy, Tensor w, bool add), (dx, dy, w, add), R(dy), R(w), W(dx))
 OP(matmul_dw,            (Tensor dw, Tensor dy, Tensor x), (dw, dy, x), R(dy), R(x), W(dw))
+OP(lora_narrow,          (Tensor l, Tensor x, LowRank m, float scale), (l, x, m, scale), R(x), R(m.w), W(l))
+OP(lora_widen,           (Tensor y, Tensor l, LowRank m, Tensor add), (y, l, m, add), R(l), R(m.w), R(add), W(y))
+OP(lora_dw,              (LowRank dm, Tensor l, Tensor x), (dm, l, x), R(l), R(x), W(dm.w))
 OP(rope_forward,         (Tensor y, float *s, Tensor x, Tensor q, Tensor k, Attention a), (y, s, x, q, k, a),
    R(x), R(q), R(k), W(y))
 OP(rope_backward,        (Tensor dx, Tensor dq, Tensor dk, Tensor dy, Tensor x, const float *s, Tensor q, Tensor k, Attention a),

@@ -221,6 +221,7 @@ static void norm_backward_row(double *dx, double *bx, double *dw, double *bw, co
 static void check_amax(Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor stats, Tensor w, Norm norm, bool accumulate)
 {
     Tensor given = make_operand(E5, dx.rows, dx.cols), found = make_operand(E5, dx.rows, dx.cols), amax = make_f32(1, 1);
+    Tensor rows = make(E5, dx.rows, dx.cols);
     double max = 0;
     put(amax, &(float){ 0x1p100f });
     TWICE(norm_backward(dx, amax.data, dw, dy, x, stats.data, w, norm, accumulate), dx, dw, amax);
@@ -232,6 +233,9 @@ static void check_amax(Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor stats, 
     quantize_with_amax(given, dx, amax.data);
     check_same_bytes("codes by the maximum of norm_backward", tensor_snapshot(given), tensor_snapshot(found),
                      tensor_bytes(found));
+    quantize_with_amax(rows, dx, amax.data);
+    check_same_bytes("the same without data_t", tensor_snapshot(rows), tensor_snapshot(found), tensor_numel(found));
+    assert_true(operand_scale(rows) == operand_scale(found));
     put(amax, &(float){ 8 * (float)max });
     quantize_with_amax(given, dx, amax.data);
     assert_true(operand_scale(given) == 8 * operand_scale(found));
@@ -353,6 +357,12 @@ static void swiglu_case(const Shape *s, bool saved)
     check_same_bytes("act again", tensor_snapshot(again), expected, tensor_bytes(act));
     TWICE(swiglu_backward(other, NONE, dact, gate_up), other);
     check_same_bytes("without act", tensor_snapshot(other), gradient, tensor_bytes(d));
+    Tensor d_rows = make(E5, N, 2 * width), act_rows = make(E4, N, width);
+    act_rows.scale = act.scale;
+    swiglu_backward(d_rows, act_rows, dact, gate_up);
+    check_same_bytes("gradient without data_t", tensor_snapshot(d_rows), gradient, tensor_numel(d));
+    check_same_bytes("act without data_t", tensor_snapshot(act_rows), expected, tensor_numel(act));
+    assert_true(operand_scale(d_rows) == operand_scale(d));
     const size_t rows = tensor_numel(act);
     const void *untouched = tensor_snapshot(columns);
     swiglu_backward(other, columns_of(columns), dact, gate_up);

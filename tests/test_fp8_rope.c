@@ -212,7 +212,13 @@ static void backward_case(const RopeCase *k, Tensor x, Tensor qw, Tensor kw, Set
         dw[i] = i < QW ? old_q[i] : old_k[i - QW];
         bw[i] = (N + 4) * U24 * fabs(dw[i]);
     }
+    Tensor dx_rows = make(E5, N, x.cols);
+    const void *gradient = tensor_snapshot(dy);
+    rope_backward(dx_rows, NONE, NONE, dy, x, k->norm ? stats.data : NULL, qw, kw, s.a);
+    tensor_restore(dy, gradient);
     TWICE(rope_backward(dx, dqw, dkw, dy, x, k->norm ? stats.data : NULL, qw, kw, s.a), dx, dqw, dkw, dy);
+    check_same_bytes("rope_backward without data_t", tensor_snapshot(dx_rows), tensor_snapshot(dx), tensor_numel(dx));
+    assert_true(operand_scale(dx_rows) == operand_scale(dx));
     backward_reference(ref, bound, dw, bw, X, given, N, s);
     check_operand(name("rope_backward", N, k), dx, ref, bound);
     check_transposed(label, dx);

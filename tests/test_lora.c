@@ -8,8 +8,9 @@ static const Format F32_ = { F32, 0 }, BF16_ = { BF16, 0 }, E4M3_ = { E4M3, 0 },
 /* Of x, of low and y and add, of the matrix, of its gradient. */
 typedef struct { const char *name; Format x, dense, w, dw; } Formats;
 static const Formats formats[] = {
-    { "f32", F32_, F32_, F32_, F32_ },        { "bf16", BF16_, BF16_, BF16_, BF16_ }, { "bf16-f32-grads", BF16_, BF16_, BF16_, F32_ },
-    { "e4m3", E4M3_, BF16_, BF16_, BF16_ },   { "e5m2", E5M2_, BF16_, BF16_, F32_ },  { "e4m3-f32", E4M3_, F32_, F32_, F32_ },
+    { "f32", F32_, F32_, F32_, F32_ },             { "bf16", BF16_, BF16_, BF16_, BF16_ },
+    { "bf16-f32-grads", BF16_, BF16_, BF16_, F32_ }, { "e4m3", E4M3_, BF16_, BF16_, BF16_ },
+    { "e5m2", E5M2_, BF16_, BF16_, F32_ },         { "e4m3-f32", E4M3_, F32_, F32_, F32_ },
 };
 
 typedef struct { int N, C, rank; bool is_b; int parts; struct { int first, width; } part[LOW_RANK_PARTS]; } Shape;
@@ -228,6 +229,8 @@ static void test_errors(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_products), cmocka_unit_test(test_one_hot), cmocka_unit_test(test_errors) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_products), cmocka_unit_test(test_one_hot), cmocka_unit_test(test_errors),
+    };
     return cmocka_run_group_tests(tests, start_device, NULL);
 }

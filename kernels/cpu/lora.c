@@ -29,8 +29,8 @@ void lora_narrow(Tensor low, Tensor x, LowRank m, float scale)
     float *w = tensor_values(m.w, 1), *output = tensor_result(low, 2);
     for (int i = 0; i < m.num_parts; i++) {
         const Block b = block_of(m, w, i, r);
-        cblas_sgemm(CblasRowMajor, CblasNoTrans, b.turned ? CblasTrans : CblasNoTrans, N, r, b.width, scale, input + b.first, C, b.w,
-                    b.ld, 0, output + b.low, low.cols);
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, b.turned ? CblasTrans : CblasNoTrans, N, r, b.width, scale,
+                    input + b.first, C, b.w, b.ld, 0, output + b.low, low.cols);
     }
     tensor_finish(low, output);
 }
@@ -51,8 +51,8 @@ void lora_widen(Tensor y, Tensor low, LowRank m, Tensor add)
         memcpy(output, start, tensor_numel(y) * sizeof *output);
     for (int i = 0; i < m.num_parts; i++) {
         const Block b = block_of(m, w, i, r);
-        cblas_sgemm(CblasRowMajor, CblasNoTrans, b.turned ? CblasNoTrans : CblasTrans, N, b.width, r, 1, input + b.low, low.cols, b.w,
-                    b.ld, 1, output + b.first, C);
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, b.turned ? CblasNoTrans : CblasTrans, N, b.width, r, 1,
+                    input + b.low, low.cols, b.w, b.ld, 1, output + b.first, C);
     }
     tensor_finish(y, output);
 }
@@ -69,11 +69,11 @@ void lora_dw(LowRank dm, Tensor low, Tensor x)
     for (int i = 0; i < dm.num_parts; i++) {
         const Block b = block_of(dm, output, i, r);
         if (b.turned)
-            cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, r, b.width, N, 1, narrow + b.low, low.cols, wide + b.first, C, 1, b.w,
-                        b.ld);
+            cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, r, b.width, N, 1, narrow + b.low, low.cols,
+                        wide + b.first, C, 1, b.w, b.ld);
         else
-            cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, b.width, r, N, 1, wide + b.first, C, narrow + b.low, low.cols, 1, b.w,
-                        b.ld);
+            cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, b.width, r, N, 1, wide + b.first, C,
+                        narrow + b.low, low.cols, 1, b.w, b.ld);
     }
     tensor_finish(dm.w, output);
 }

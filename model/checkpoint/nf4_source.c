@@ -8,6 +8,7 @@
 
 #include "kernels/dynamic8.h"
 #include "kernels/error.h"
+#include "kernels/text.h"
 
 #define FROM_16_BIT "load the model's 16-bit folder with --lora.base=nf4"
 
@@ -26,7 +27,7 @@ static Found find(SafeFile *const *file, int count, const char *name, const char
     return f;
 }
 
-/* Dies if it is not there, or not of `n` elements in `bytes` bytes. dtype NULL: any. */
+/* Dies if it is not there, or not `bytes` bytes of that type. dtype NULL: any. */
 static Found need(SafeFile *const *file, int count, const char *name, const char *suffix, const char *dtype, size_t bytes)
 {
     const Found f = find(file, count, name, suffix);
@@ -47,9 +48,8 @@ static void check_map(SafeFile *const *file, int count, const char *name, const 
     safetensors_read(f.file, found, f.tensor, 0, bytes);
     for (int i = 0; i < n; i++)
         if (found[i] != map[i])
-            die("%s: tensor %s: value %d is %.9g; expected %.9g, as bitsandbytes has it on a GPU (on a CPU it makes the lowest -1). "
-                "Quantize the model on a GPU, or " FROM_16_BIT, f.file->path, f.tensor->name, i,
-                found[i], map[i]);
+            die("%s: tensor %s: value %d is %.9g; expected %.9g, as bitsandbytes has it on a GPU (on a CPU it makes the lowest "
+                "-1): quantize the model on a GPU, or " FROM_16_BIT, f.file->path, f.tensor->name, i, found[i], map[i]);
 }
 
 static bool is_integer(const json_t *value, long long expected)
@@ -69,8 +69,8 @@ static float check_state(const json_t *state, const char *where, size_t rows, si
         die("%s: blocksize is %lld; expected %d: " FROM_16_BIT, where,
             (long long)json_integer_value(json_object_get(state, "blocksize")), (int)NF4_BLOCK);
     if (!json_is_number(offset))
-        die("%s: there is no nested_offset, so the scales were not quantized; quantize the model with bnb_4bit_use_double_quant, or "
-            FROM_16_BIT, where);
+        die("%s: there is no nested_offset, so the scales were not quantized: quantize the model with "
+            "bnb_4bit_use_double_quant, or " FROM_16_BIT, where);
     if (!is_integer(json_object_get(state, "nested_blocksize"), BLOCKS))
         die("%s: nested_blocksize is %lld; expected %d: " FROM_16_BIT, where,
             (long long)json_integer_value(json_object_get(state, "nested_blocksize")), (int)BLOCKS);
@@ -110,6 +110,18 @@ static float read_offset(SafeFile *const *file, int count, const char *name, siz
 bool nf4_source_has(SafeFile *const *file, int count, const char *name)
 {
     return find_state(file, count, name).tensor != NULL;
+}
+
+bool nf4_source_is_beside(const char *name)
+{
+    static const char *const suffixes[] = {
+        ".weight.absmax", ".weight.quant_map", ".weight.nested_absmax", ".weight.nested_quant_map",
+        ".weight.quant_state.bitsandbytes__nf4", ".weight.quant_state.bitsandbytes__fp4",
+    };
+    for (size_t i = 0; i < sizeof suffixes / sizeof suffixes[0]; i++)
+        if (text_ends_with(name, suffixes[i]))
+            return true;
+    return false;
 }
 
 /* The field of `size` bytes of each group, from f, where they lie behind one another and the last may be short. */

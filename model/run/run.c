@@ -425,6 +425,8 @@ void run_open(Run *r, const Config *c)
         return;
     }
     const bool inside = folder && lies_in(folder, c->save_folder), resumes = inside && (latest || !c->reset_trainer_state);
+    if (inside)
+        resume_check(c, folder);
     prepare_folder(c, inside ? folder : NULL, resumes);
     print_settings(c, device_name());
     memory_plan(&r->model, &r->fsdp, c);
