@@ -1,12 +1,13 @@
 /* NF4 with double quantization, as QLoRA and bitsandbytes define it [Dettmers et al. 2023, arXiv 2305.14314, sec. 3; bitsandbytes
  * 0.49, quantize_4bit with compress_statistics on a GPU]. Of 64 consecutive elements of a tensor, row behind row, the largest
- * magnitude is their absmax, and each element is the nearest of 16 values times it. Of 256 absmaxes, less the tensor's offset, their
- * mean over the tensor, the largest magnitude is `nested`, and each is the nearest of 256 values (DYNAMIC8, kernels/dynamic8.h,
- * without its rule of signs) times that. A quotient x / max is x (1/max), quotient and product rounded to F32. Where all are 0 that
- * is NaN, whose code is 0: elements of such a block are -1 times what its absmax is rounded to.
- * DIFFERS: the mean is a sum in F64 rounded once, and 1/max is rounded correctly; bitsandbytes' mean depends on the order of its F32
- * sum, and its GPU's 1/max is an approximation. On a CPU it also rounds BF16 tensors' quotients to BF16 in a last block that is not
- * full, gives a middle that F32 does not have to the nearer neighbour, and puts -1 in the place of the 256 values' lowest, -0.993. */
+ * magnitude is their absmax, and each element is the nearest of 16 values times it. Of 256 absmaxes, less the tensor's offset,
+ * their mean over the tensor, the largest magnitude is `nested`, and each is the nearest of 256 values (DYNAMIC8,
+ * kernels/dynamic8.h, without its rule of signs) times that. x / max is x (1/max), quotient and product rounded to F32. Where all
+ * are 0 that is NaN, whose code is 0: the elements of such a block are -1 times what its absmax is rounded to.
+ * DIFFERS: the mean is a sum in F64, rounded once; bitsandbytes' is a sum in F32, whose order is torch's. 1/max is rounded to
+ * nearest; on a GPU bitsandbytes has an approximation. On a CPU it decides otherwise where a middle between two of the 16 values is
+ * no F32, rounds quotients to BF16 in the last block of a BF16 tensor if that is not full, and takes -1 for the lowest of the 256
+ * values, which is -0.993. */
 #pragma once
 #include "kernels/random.h"
 #include "kernels/tensor.h"
@@ -45,8 +46,8 @@ void nf4_quantize(Nf4Group *to, Tensor w, const float *offset, size_t first, siz
  * which y.data or y.data_t may be NULL: not written. */
 void nf4_dequantize(Tensor y, Nf4 x);
 
-/* *amax, a float of device memory = the larger of *amax and the largest magnitude in groups first .. first + count - 1 of the matrix
- * x (.., cols): its blocks' absmax, since one element of each block is 1 or -1 times it. x.group points to group `first`. */
+/* *amax, a float of device memory = the larger of *amax and the largest magnitude in groups first .. first + count - 1 of the
+ * matrix x (.., cols): its blocks' absmax, since one element of each block is 1 or -1 times it. x.group points to group `first`. */
 void nf4_amax(float *amax, Nf4 x, int cols, size_t first, size_t count);
 
 /* ---- for both back ends -------------------------------------------------------------------------------------- */

@@ -8,6 +8,7 @@
 
 #include "kernels/dynamic8.h"
 #include "kernels/error.h"
+#include "kernels/text.h"
 
 #define FROM_16_BIT "load the model's 16-bit folder with --lora.base=nf4"
 
@@ -109,6 +110,18 @@ static float read_offset(SafeFile *const *file, int count, const char *name, siz
 bool nf4_source_has(SafeFile *const *file, int count, const char *name)
 {
     return find_state(file, count, name).tensor != NULL;
+}
+
+bool nf4_source_is_beside(const char *name)
+{
+    static const char *const suffixes[] = {
+        ".weight.absmax", ".weight.quant_map", ".weight.nested_absmax", ".weight.nested_quant_map",
+        ".weight.quant_state.bitsandbytes__nf4", ".weight.quant_state.bitsandbytes__fp4",
+    };
+    for (size_t i = 0; i < sizeof suffixes / sizeof suffixes[0]; i++)
+        if (text_ends_with(name, suffixes[i]))
+            return true;
+    return false;
 }
 
 /* The field of `size` bytes of each group, from f, where they lie behind one another and the last may be short. */
