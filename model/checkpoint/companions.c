@@ -108,17 +108,32 @@ static void read_tokenizer(const char *folder)
     free(path);
 }
 
-void companions_read(const char *folder)
+static bool has_vocabulary(void)
+{
+    bool found = false;
+    for (int i = 0; i < COUNT(vocabularies); i++)
+        found |= find(vocabularies[i]) != NULL;
+    return found;
+}
+
+void companions_read(const char *folder, const char *base)
 {
     if (comm_rank() != 0)
         return;
     forget(false);
-    for (int i = 0; i < COUNT(model_files); i++)
+    for (int i = 0; i < COUNT(model_files); i++) {
         read_name(folder, model_files[i], false);
+        if (!find(model_files[i]))
+            read_name(base, model_files[i], false);
+    }
     if (taken)
         return;
     forget(true);
     read_tokenizer(folder);
+    if (has_vocabulary())
+        return;
+    forget(true);
+    read_tokenizer(base);
 }
 
 /* ---- the configuration's tokenizer ------------------------------------------------------------------------ */
@@ -162,14 +177,6 @@ static void check_vocabulary(const char *path, int vocab_size)
     if (highest < vocab_size / 2)
         warn("tokenizer %s: its ids go up to %lld, and model.vocab_size is %d: is it the one that the data were made with?", path,
              (long long)highest, vocab_size);
-}
-
-static bool has_vocabulary(void)
-{
-    bool found = false;
-    for (int i = 0; i < COUNT(vocabularies); i++)
-        found |= find(vocabularies[i]) != NULL;
-    return found;
 }
 
 void companions_take_tokenizer(const char *path, int vocab_size)

@@ -3,8 +3,9 @@
 #pragma once
 #include <jansson.h>
 
-/* Reads them from `folder`, whose checkpoint or model is loaded, into memory: it may be gone when the run saves. Rank 0 acts. */
-void companions_read (const char *folder);
+/* Reads them from `folder`, whose checkpoint or model is loaded, into memory: it may be gone when the run saves. Of adapters, what
+ * that does not hold is `base`'s, the folder of their base; of a model both are the same. Rank 0 acts. */
+void companions_read (const char *folder, const char *base);
 
 /* Takes the tokenizer at `path` instead of that of any folder: a folder that holds one, a tokenizer.json or a tokenizer.model.
  * Dies if there is none, or if it has ids that a model of `vocab_size` tokens does not know. Rank 0 acts. */
