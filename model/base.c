@@ -8,36 +8,6 @@
 #include "kernels/kernels.h"
 #include "kernels/watchdog.h"
 
-size_t base_bytes(const Fsdp *f, size_t numel)
-{
-    return f->base == BASE_NF4 ? numel / NF4_GROUP * sizeof(Nf4Group) : numel;
-}
-
-bool base_is_operand(const Fsdp *f)
-{
-    return f->base == BASE_E4M3 && f->recipe.operand.dtype == E4M3;
-}
-
-size_t base_operand_offset(const UnitShape *shape, const Param *p)
-{
-    size_t at = 0;
-    for (const Param *q = shape->param; q < p; q++)
-        at += q->region == BASE ? param_align(param_numel(q)) : 0;
-    return at;
-}
-
-/* Codes are gathered to where operands stand, with the padding of the region. */
-size_t base_in_buffer(const Fsdp *f, int u)
-{
-    const UnitShape *shape = &f->shape[u];
-    return base_is_operand(f) ? shape->numel[BASE] : base_operand_offset(shape, shape->param + shape->num_params);
-}
-
-float *base_scale(const Fsdp *f, int u, const Param *p)
-{
-    return (float *)f->base_scales.data + 4 * (NUM_LINEARS * (u - 1) + (int)p->linear);
-}
-
 /* ---- storing ---------------------------------------------------------------------------------------------- */
 
 /* Elements of the region that this rank has of a parameter: from *first on, counted in what is stored of it. */

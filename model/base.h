@@ -7,12 +7,6 @@
 #pragma once
 #include "model/fsdp_plan.h"
 
-size_t base_bytes(const Fsdp *f, size_t numel);                 /* of so many elements of the region, as stored */
-bool   base_is_operand(const Fsdp *f);                          /* what is stored are the codes that forward's GEMMs read */
-size_t base_in_buffer(const Fsdp *f, int unit);                 /* elements that a unit's matrices take up as operands ... */
-size_t base_operand_offset(const UnitShape *shape, const Param *p);    /* ... and where each begins there */
-float *base_scale(const Fsdp *f, int unit, const Param *p);     /* of a matrix, in f->base_scales */
-
 /* Brings the region of a unit to every rank of the shard group, on the queue that is current. */
 void   base_gather(Fsdp *f, int unit, WeightBuffer *b);
 

@@ -5,7 +5,6 @@
 
 #include "kernels/comm.h"
 #include "kernels/error.h"
-#include "model/base.h"
 #include "model/trainable.h"
 
 /* ---- which memory ----------------------------------------------------------------------------------------- */
@@ -48,6 +47,36 @@ bool is_replicated(const Fsdp *f, int u, const Param *p)
 {
     return !format_equal(compute_format(f, p), unit_format(f, u))
         && (f->shards > 1 || !format_equal(f->recipe.stream, stored_format(f, p->region)));
+}
+
+size_t base_bytes(const Fsdp *f, size_t numel)
+{
+    return f->base == BASE_NF4 ? numel / NF4_GROUP * sizeof(Nf4Group) : numel;
+}
+
+bool base_is_operand(const Fsdp *f)
+{
+    return f->base == BASE_E4M3 && f->recipe.operand.dtype == E4M3;
+}
+
+size_t base_operand_offset(const UnitShape *shape, const Param *p)
+{
+    size_t at = 0;
+    for (const Param *q = shape->param; q < p; q++)
+        at += q->region == BASE ? param_align(param_numel(q)) : 0;
+    return at;
+}
+
+/* Codes are gathered to where operands stand, with the padding of the region. */
+size_t base_in_buffer(const Fsdp *f, int u)
+{
+    const UnitShape *shape = &f->shape[u];
+    return base_is_operand(f) ? shape->numel[BASE] : base_operand_offset(shape, shape->param + shape->num_params);
+}
+
+float *base_scale(const Fsdp *f, int u, const Param *p)
+{
+    return (float *)f->base_scales.data + 4 * (NUM_LINEARS * (u - 1) + (int)p->linear);
 }
 
 static size_t numel_in_buffer(const Fsdp *f, int u, Region r)
@@ -200,7 +229,10 @@ static Tensor view_in_buffer(const Fsdp *f, int u, const Param *p, size_t *scale
     size_t at;
     region_in_buffer(f, u, p->region, &at);
     at += base ? base_operand_offset(&f->shape[u], p) : p->offset;
-    t.data = s->flat.data ? (char *)s->flat.data + at * dtype_size(t.format.dtype) : (char *)f->shard[u].base + p->offset;
+    if (base && base_is_operand(f) && f->shards == 1)
+        t.data = (char *)f->shard[u].base + p->offset;
+    else
+        t.data = (char *)s->flat.data + at * dtype_size(t.format.dtype);
     t.data_t = fp8 ? (char *)s->flat.data_t + at : NULL;
     if (fp8 && base)
         t.scale = base_scale(f, u, p);

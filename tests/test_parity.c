@@ -1,6 +1,7 @@
 /* Our models against Hugging Face transformers: the folders of tests/golden, made by scripts/golden.py, are loaded
  * as --load_path loads them; then logits, loss, every gradient and the losses of 8 AdamW steps must agree in f32. So must, against
- * PEFT, adapters on all of them: the folders of tests/golden/lora, made by scripts/golden_lora.py; and what the steps make of them.
+ * PEFT, adapters on all of them: the folders of tests/golden/lora, made by scripts/golden_lora.py; what the steps make of
+ * them, and what --export makes of them and their base.
  *
  * Bounds. Both sides round every operation to u = 2^-24. A logit is the end of some 60 roundings in 2 layers, 120 in 4, of
  * sums over up to 96 products, which add up like a random walk to sqrt(120 * 96) u = 6.4e-6 of the largest: 1e-5. A gradient passes
@@ -23,6 +24,7 @@
 #include "model/config/adapter.h"
 #include "model/config/hf.h"
 #include "model/checkpoint/checkpoint.h"
+#include "model/checkpoint/export.h"
 #include "model/architecture.h"
 #include "model/update.h"
 #include "model/checkpoint/safetensors.h"
@@ -72,8 +74,9 @@ static void read_config(ModelConfig *m, const char *folder)
         config_read_hf(m, folder);
         return;
     }
-    adapter_read(&m->lora, &dropout, folder, 0);
+    m->lora.base_path = adapter_base(folder);
     config_read_hf(m, m->lora.base_path);
+    adapter_read(&m->lora, &dropout, folder, m);
 }
 
 static void open_setup(Setup *s, const char *name)
@@ -221,6 +224,40 @@ static void check_adapters(const Setup *s)
     safetensors_close(start);
 }
 
+/* What --export makes of base and adapters against merge_and_unload: first and last row of each matrix. An element is the sum of up to
+ * 9 terms, each a product of rounded numbers: 10 u of the largest. */
+static void check_merged(const Setup *s)
+{
+    char root[] = "/tmp/test_parity_XXXXXX", source[300], target[64], path[96], command[96];
+    int checked = 0;
+    assert_non_null(mkdtemp(root));
+    snprintf(source, sizeof source, "tests/golden/%s", s->name);
+    snprintf(target, sizeof target, "%s/merged", root);
+    export_folder(source, target, "F32", CHECKPOINT_FILE_BYTES);
+    snprintf(path, sizeof path, "%s/model.safetensors", target);
+    SafeFile *merged = safetensors_open(path);
+    for (int i = 0; i < merged->count; i++) {
+        const SafeTensor *t = &merged->tensor[i];
+        char name[128];
+        snprintf(name, sizeof name, "merged.%.111s", t->name);
+        if (!safetensors_find(s->golden, name))
+            continue;
+        const size_t cols = t->shape[1], last = (t->shape[0] - 1) * cols;
+        float *expected = recorded(s, name, "F32", 2 * cols), *found = malloc(4 * 2 * cols);
+        safetensors_read(merged, found, t, 0, 4 * cols);
+        safetensors_read(merged, found + cols, t, 4 * last, 4 * cols);
+        check_close(s, name, found, expected, 2 * cols, 10 * 0x1p-24);
+        free(expected), free(found);
+        checked++;
+    }
+    for (int i = 0; i < s->golden->count; i++)
+        checked -= strncmp(s->golden->tensor[i].name, "merged.", 7) == 0;
+    assert_int_equal(checked, 0);
+    safetensors_close(merged);
+    snprintf(command, sizeof command, "rm -r %s", root);
+    assert_int_equal(system(command), 0);
+}
+
 static void test_parity(void **state)
 {
     Setup s;
@@ -228,8 +265,10 @@ static void test_parity(void **state)
     check_forward(&s);
     check_gradients(&s);
     check_training(&s);
-    if (s.config.model.lora.rank > 0)
+    if (s.config.model.lora.rank > 0) {
         check_adapters(&s);
+        check_merged(&s);
+    }
     close_setup(&s);
 }
 

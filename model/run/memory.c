@@ -7,7 +7,7 @@
 
 #include "kernels/comm.h"
 #include "kernels/device.h"
-#include "model/base.h"
+#include "model/fsdp_plan.h"
 #include "model/model.h"
 
 double memory_of_device(const Config *c)
