@@ -168,8 +168,8 @@ static void test_companions(void **state)
     release();
 }
 
-/* Describes a tensor of a file in another way, in as many characters: under another name, or in U8, as bitsandbytes stores NF4. */
-static void change_header(const char *path, const char *from, const char *to)
+/* A tensor of a file under another name of the same length. */
+static void rename_tensor(const char *path, const char *from, const char *to)
 {
     assert_int_equal(strlen(from), strlen(to));
     shell(text("sed -i '1s/%s/%s/' %s", from, to, path));
@@ -194,7 +194,7 @@ static void test_refused(void **state)
     DIES("base_model_name_or_path of its adapter_config.json is no folder with a config.json: /tmp/nowhere/at-all",
          export_folder(folder, out, "BF16", CHECKPOINT_FILE_BYTES));
     shell(text("cp %s.good/adapter_config.json %s", folder, folder));
-    change_header(path, "layers.1.mlp.up_proj.lora_B", "layers.7.mlp.up_proj.lora_B");
+    rename_tensor(path, "layers.1.mlp.up_proj.lora_B", "layers.7.mlp.up_proj.lora_B");
     DIES("there is no tensor base_model.model.model.layers.1.mlp.up_proj.lora_B.weight, which the adapters of its adapter_config.json",
          export_folder(folder, out, "BF16", CHECKPOINT_FILE_BYTES));
     shell(text("cp %s.good/adapter_model.safetensors %s && sed -i '/\"up_proj\"/d' %s", folder, folder, description));
@@ -212,11 +212,6 @@ static void test_refused(void **state)
          export_folder(folder, out, "BF16", CHECKPOINT_FILE_BYTES));
     shell(text("rm -r %s.tmp; cp %s.good/adapter_model.safetensors %s", out, folder, folder));
 
-    change_header(text("%s/model.safetensors", base), "0.mlp.up_proj.weight\":{\"dtype\":\"F32\",\"shape\":.96,64.",
-                  "0.mlp.up_proj.weight\":{\"dtype\":\"U8\",\"shape\":[96,256]");
-    DIES("tensor model.layers.0.mlp.up_proj.weight is stored as U8; expected F32, BF16 or F16: this folder has no 16-bit weights, take "
-         "the one that it was quantized from", export_folder(folder, out, "BF16", CHECKPOINT_FILE_BYTES));
-    shell(text("cp %s.good/model.safetensors %s", base, base));
     export_folder(folder, out, "BF16", CHECKPOINT_FILE_BYTES);
     DIES("is there already", export_folder(folder, out, "BF16", CHECKPOINT_FILE_BYTES));
     close_run(&r);

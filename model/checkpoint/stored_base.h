@@ -1,5 +1,5 @@
 /* The matrices that lora.base says how to store (region BASE): made while they are read, one at a time, so that no more than one of
- * them exists in another format. */
+ * them exists in another format. NF4 is also taken from folders that bitsandbytes saved. */
 #pragma once
 #include "model/checkpoint/layout.h"
 
