@@ -168,6 +168,30 @@ static void test_companions(void **state)
     release();
 }
 
+/* The token that ends this run's texts, where no file of the base names it, stands before the base's. */
+static void test_eos(void **state)
+{
+    (void)state;
+    const char *base = save_base(LLAMA);
+    Run r;
+    open_adapted(&r, LLAMA, base, all_modules, BASE_AS_FROZEN, "f32");
+    load(&r, base);
+    save(&r, LAST_STEP);
+    shell(text("test ! -e %s/generation_config.json", step_folder(&r, LAST_STEP)));
+    r.config.model.eos_token_id = 9;
+    for (int i = 0; i < 2; i++) {
+        save(&r, LAST_STEP);
+        json_t *o = json_load_file(text("%s/generation_config.json", step_folder(&r, LAST_STEP)), 0, NULL);
+        json_t *expected = json_pack("{s:[i, i]}", "eos_token_id", 9, 0);
+        assert_true(json_equal(o, expected));
+        json_decref(o);
+        json_decref(expected);
+    }
+    load(&r, base);
+    close_run(&r);
+    release();
+}
+
 /* A tensor of a file under another name of the same length. */
 static void rename_tensor(const char *path, const char *from, const char *to)
 {
@@ -223,7 +247,7 @@ int main(void)
     device_init(0);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_product), cmocka_unit_test(test_architectures), cmocka_unit_test(test_companions),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_eos), cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }
