@@ -1,5 +1,5 @@
-/* Bases that are stored as lora.base says: read from folders in every type, tensor by tensor, into what their whole matrices would give;
- * read from what bitsandbytes saved; and never saved. */
+/* Bases that are stored as lora.base says: read from folders in every type, tensor by tensor, into what their whole matrices would
+ * give; read from what bitsandbytes saved; and never saved. */
 #include "kernels/dynamic8.h"
 #include "kernels/nf4.h"
 #include "model/base.h"
@@ -131,7 +131,8 @@ static const char *quantize_base(const char *base)
 {
     const char *folder = lasting(text("%s/quantized", root));
     shell(text("mkdir %s && cp %s/config.json %s", folder, base, folder));
-    SafeFile *from = safetensors_open(text("%s/model.safetensors", base)), *to = safetensors_new(text("%s/model.safetensors", folder));
+    SafeFile *from = safetensors_open(text("%s/model.safetensors", base));
+    SafeFile *to = safetensors_new(text("%s/model.safetensors", folder));
     for (int i = 0; i < from->count; i++) {
         const SafeTensor *t = &from->tensor[i];
         const size_t n = t->shape[0] * t->shape[1];

@@ -1,5 +1,5 @@
-/* Folders of adapters: tensors named, shaped and stored as PEFT's, and nothing of the base; bit-exact round trips; what PEFT saves is
- * read, in every type; folders that do not fit. */
+/* Folders of adapters: tensors named, shaped and stored as PEFT's, and nothing of the base; bit-exact round trips; what PEFT saves
+ * is read, in every type; folders that do not fit. */
 #include "model/architecture.h"
 #include "model/checkpoint/safetensors.h"
 #include "tests/adapted.h"

@@ -15,7 +15,14 @@
 
 enum { BATCH = 4, STEPS = 2, MAX_TOKENS = 64, MAX_UNITS = 4 };
 
-static const struct { SmallModel model; const char *recipe, *optimizer; BaseFormat base; int groups; bool keep_weights; GradSum sum; } rows[] = {
+static const struct {
+    SmallModel  model;
+    const char *recipe, *optimizer;
+    BaseFormat  base;
+    int         groups;
+    bool        keep_weights;
+    GradSum     sum;
+} rows[] = {
     { LLAMA, "f32", "adamw", BASE_AS_FROZEN, 1, false, SUM_OFTEN },
     { QWEN3, "coat", "adamw", BASE_AS_FROZEN, 1, true, SUM_OFTEN },
     { OLMO2, "coat-lean", "adamw", BASE_E4M3, 1, false, SUM_ONCE },

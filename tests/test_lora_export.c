@@ -1,5 +1,5 @@
-/* ./train --export of adapters: each matrix is W + scale B A, rounded once, all else is the base's; what is missing or does not fit is
- * said. */
+/* ./train --export of adapters: each matrix is W + scale B A, rounded once, all else is the base's; what is missing or does not
+ * fit is said. */
 #include <jansson.h>
 
 #include "model/checkpoint/export.h"
@@ -148,7 +148,7 @@ static void test_companions(void **state)
     const char *base = save_base(LLAMA);
     Run r;
     open_adapted(&r, LLAMA, base, all_modules, BASE_AS_FROZEN, "f32");
-    shell(text("cd %s && echo base >tokenizer.json && echo base >merges.txt && echo '{\"top_p\": 0.5}' >generation_config.json", base));
+    shell(text("cd %s && echo base | tee tokenizer.json >merges.txt && echo '{\"top_p\": 0.5}' >generation_config.json", base));
     load(&r, base);
     save(&r, LAST_STEP);
     const char *folder = lasting(step_folder(&r, LAST_STEP)), *out = lasting(text("%s/out", r.config.save_folder));
@@ -156,8 +156,8 @@ static void test_companions(void **state)
                "test ! -e config.json", folder, base));
     shell(text("cd %s && rm merges.txt generation_config.json && echo own >tokenizer.json", folder));
     export_folder(folder, out, "F32", 30000);
-    shell(text("cd %s && grep -q own tokenizer.json && test ! -e merges.txt && cmp generation_config.json %s/generation_config.json",
-               out, base));
+    shell(text("cd %s && grep -q own tokenizer.json && test ! -e merges.txt && cmp generation_config.json "
+               "%s/generation_config.json", out, base));
     shell(text("cd %s && test -e model.safetensors.index.json && test $(ls model-*-of-*.safetensors | wc -l) -gt 9", out));
     shell(text("rm %s/tokenizer.json && rm -r %s", folder, out));
     export_folder(folder, out, "F32", CHECKPOINT_FILE_BYTES);
@@ -209,7 +209,8 @@ static void test_refused(void **state)
     fill_adapters(&r);
     save(&r, LAST_STEP);
     const char *folder = lasting(step_folder(&r, LAST_STEP)), *out = lasting(text("%s/out", root));
-    const char *path = lasting(text("%s/adapter_model.safetensors", folder)), *description = lasting(text("%s/adapter_config.json", folder));
+    const char *path = lasting(text("%s/adapter_model.safetensors", folder));
+    const char *description = lasting(text("%s/adapter_config.json", folder));
     shell(text("cp -r %s %s.good && cp -r %s %s.good", folder, folder, base, base));
     shell(text("rm %s/trainer.json %s/optimizer*", folder, folder));
     shell(text("rm %s/trainer.json %s/optimizer*", base, base));
@@ -219,7 +220,7 @@ static void test_refused(void **state)
          export_folder(folder, out, "BF16", CHECKPOINT_FILE_BYTES));
     shell(text("cp %s.good/adapter_config.json %s", folder, folder));
     rename_tensor(path, "layers.1.mlp.up_proj.lora_B", "layers.7.mlp.up_proj.lora_B");
-    DIES("there is no tensor base_model.model.model.layers.1.mlp.up_proj.lora_B.weight, which the adapters of its adapter_config.json",
+    DIES("there is no tensor base_model.model.model.layers.1.mlp.up_proj.lora_B.weight, which the adapters of its adapter_config",
          export_folder(folder, out, "BF16", CHECKPOINT_FILE_BYTES));
     shell(text("cp %s.good/adapter_model.safetensors %s && sed -i '/\"up_proj\"/d' %s", folder, folder, description));
     DIES("mlp.up_proj.lora_", export_folder(folder, out, "BF16", CHECKPOINT_FILE_BYTES));

@@ -33,8 +33,8 @@ static int check_base(void **state)
     return remove_folder(state);
 }
 
-/* Adapters, states and trainer.json, which holds their checksums, are the same as without the interruption. Then the run goes on with
- * another base, of which the log says so. */
+/* Adapters, states and trainer.json, which holds their checksums, are the same as without the interruption. Then the run goes on
+ * with another base, of which the log says so. */
 static void test_resume(void **state)
 {
     (void)state;
@@ -63,8 +63,8 @@ static double evaluated(int ranks, const char *load_path)
 {
     double value[MAX_STEPS];
     shell("rm -rf %s/eval", folder);
-    expect_status(finish(start_command("%s -n %d %s/train --eval_only --load_path=%s/%s --recipe=f32 --device_eval_batch_size=%d %s "
-                                       "--save_folder=%s/eval", setting("LAUNCH", "mpirun --oversubscribe"), ranks,
+    expect_status(finish(start_command("%s -n %d %s/train --eval_only --load_path=%s/%s --recipe=f32 --device_eval_batch_size=%d "
+                                       "%s --save_folder=%s/eval", setting("LAUNCH", "mpirun --oversubscribe"), ranks,
                                        setting("BUILD", "build/cpu"), folder, load_path, 4 / ranks, evaluators, folder)), 0);
     shell("mv %s/eval/eval.jsonl %s/eval/metrics.jsonl", folder, folder);
     assert_int_equal(metric(value, "eval", metric_name), 1);
@@ -111,8 +111,8 @@ static void test_refused(void **state)
 {
     (void)state;
     expect_status(train(1, "--load_path=%s/base/step3 --lora.rank=4 --max_duration=4 --save_folder=%s/base", folder, folder), 1);
-    expect_output("base/step3 trained all weights, and this run has adapters beside them (lora.rank 4): give it a save_folder of its "
-                  "own, and --load_path of that checkpoint as their base");
+    expect_output("base/step3 trained all weights, and this run has adapters beside them (lora.rank 4): give it a save_folder of "
+                  "its own, and --load_path of that checkpoint as their base");
     shell("cp -r %s/base %s/copy", folder, folder);
     expect_status(train(1, "--load_path=%s/copy/latest --lora.rank=4 --max_duration=2 --save_folder=%s/orphan", folder, folder), 0);
     shell("mv %s/copy %s/moved", folder, folder);

@@ -136,8 +136,8 @@ static char *find_base(const char *folder)
     char *base = adapter_base(folder);
     if (!base || !holds(base, "config.json"))
         die("--export=%s: its adapters are added to the weights of the model they stand beside, and base_model_name_or_path of its "
-            "adapter_config.json %s%s; write there where that is", folder, base ? "is no folder with a config.json: " : "names none",
-            base ? base : "");
+            "adapter_config.json %s%s; write there where that is", folder,
+            base ? "is no folder with a config.json: " : "names none", base ? base : "");
     return base;
 }
 
@@ -149,8 +149,8 @@ static void check(const Export *x, const Entry *e)
     const bool fits = t->vector ? s->dims == 1 && s->shape[0] == t->cols
                                 : s->dims == 2 && s->shape[1] == t->cols && (s->shape[0] == t->rows || s->shape[0] == t->max_rows);
     if (nf4_source_has(x->source.file, x->source.count, s->name))
-        die("%s: tensor %s is stored in 4 bits; an export takes 16-bit weights, so name the folder that this one was quantized from%s",
-            e->from->path, s->name, x->adapter.count > 0 ? " as base_model_name_or_path" : "");
+        die("%s: tensor %s is stored in 4 bits; an export takes 16-bit weights, so name the folder that this one was quantized "
+            "from%s", e->from->path, s->name, x->adapter.count > 0 ? " as base_model_name_or_path" : "");
     if (!convert_knows(s->dtype))
         die("%s: tensor %s is stored as %s; expected F32, BF16 or F16", e->from->path, s->name, s->dtype);
     if (!fits)

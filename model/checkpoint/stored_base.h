@@ -3,6 +3,6 @@
 #pragma once
 #include "model/checkpoint/layout.h"
 
-/* Reads all matrices of f's region BASE from the `count` files of `source`; l: the model's layout, whose sums of them it sets. Every
+/* Reads all matrices of f's region BASE from the `count` files of `source`; l: the model's layout, whose sums of them it sets. Each
  * rank reads all, and all call. Dies as layout_read, and on a value that is not finite. Waits for the device. */
 void stored_base_read(Layout *l, Fsdp *f, SafeFile *const *source, int count);
