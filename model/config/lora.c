@@ -33,6 +33,9 @@ void config_find_base(Reader *r, const char *source, bool resumes)
         if (!l->base_path)
             say_no_base(source);
         where = xasprintf("%s/adapter_config.json: base_model_name_or_path %s", source, l->base_path);
+        YamlNode *n = yaml_new(YAML_SCALAR, NULL, l->base_path, source, 0);
+        config_check_texts(n, "lora.base_path");
+        yaml_free(n);
     }
     config_check_base(where, l->base_path);
     free(where);

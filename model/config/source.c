@@ -182,7 +182,7 @@ static void say_format(const char *where, const char *folder)
         say_meta(where, folder);
     if (holds(folder, "model.pt"))
         say_olmo(where, folder);
-    if (holds(folder, "latest/config.json"))
+    if (holds(folder, "latest/config.json") || holds(folder, "latest/adapter_config.json"))
         die("%s: this is the save_folder of a run; its newest checkpoint is --load_path=%s/latest", where, folder);
     if (holds(folder, "model_and_optim"))
         die("%s: this is a checkpoint of OLMo-core. Convert it with its src/examples/huggingface/convert_checkpoint_to_hf.py and "

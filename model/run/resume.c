@@ -11,11 +11,11 @@
 #include "model/config/table.h"
 
 /* Keys, or sections with a dot behind them. Of the model the weights say all but this; what else shapes do not show is compared
- * with config.json when they are loaded. */
+ * with config.json when they are loaded. Of adapters all but how their base is stored is the file's or refused. */
 static const char *const compared[] = {
-    "seed", "recipe", "format.", "trainable", "lora.", "model.max_sequence_length", "model.eos_token_id", "model.pad_token_id", "data.",
-    "global_train_batch_size", "device_train_microbatch_size", "max_duration", "optimizer.", "scheduler.", "max_grad_norm",
-    "spikes", "softmax_auxiliary_loss", "auxiliary_loss_multiplier",
+    "seed", "recipe", "format.", "trainable", "lora.base", "model.max_sequence_length", "model.eos_token_id", "model.pad_token_id",
+    "data.", "global_train_batch_size", "device_train_microbatch_size", "max_duration", "optimizer.", "scheduler.",
+    "max_grad_norm", "spikes", "softmax_auxiliary_loss", "auxiliary_loss_multiplier",
 };
 
 static bool is_compared(const ConfigKey *k)

@@ -1,0 +1,176 @@
+/* The products of adapters: which kernels, and the plain ones for what the fast ones do not have, F32 and rows of odd widths. */
+#include "kernels/cuda/lora.cuh"
+
+enum { THREADS = 256 };
+
+LoraParts lora_parts(LowRank m, int rank, int C)
+{
+    LoraParts parts = { m.num_parts, rank, m.is_b ? (size_t)rank : 1, m.is_b ? 1 : (size_t)C, {} };
+    size_t row = 0;
+    for (int i = 0; i < m.num_parts; i++) {
+        const int first = m.is_b ? m.part[i].first : 0, width = m.is_b ? m.part[i].width : C;
+        parts.part[i] = { first, width, i * rank, 0, row * rank };
+        row += width;
+    }
+    return parts;
+}
+
+/* ---- plain kernels --------------------------------------------------------------------------------------------- */
+
+/* Numbers of any format, of codes without their scale. */
+struct Elements {
+    const void *data;
+    DType dtype;
+    __device__ float operator[](size_t i) const
+    {
+        switch (dtype) {
+        case F32:  return ((const float *)data)[i];
+        case BF16: return to_float(((const bf16 *)data)[i]);
+        case E4M3: return decode<E4M3>(((const uint8_t *)data)[i]);
+        default:   return decode<E5M2>(((const uint8_t *)data)[i]);
+        }
+    }
+};
+
+static Elements elements(Tensor t)
+{
+    return { t.data, t.format.dtype };
+}
+
+__device__ static inline void store(AnyOut out, size_t i, float x)
+{
+    if (out.is_f32)
+        ((float *)out.data)[i] = x;
+    else
+        ((bf16 *)out.data)[i] = from_float<bf16>(x);
+}
+
+/* A warp has one number of low. */
+__global__ __launch_bounds__(THREADS)
+void narrow_kernel(AnyOut low, Elements x, const float *x_scale, Elements w, LoraParts parts, size_t count, int C, float scale)
+{
+    const size_t i = ((size_t)blockIdx.x * THREADS + threadIdx.x) / 32;
+    const int low_cols = parts.count * parts.rank, lane = threadIdx.x % 32;
+    if (i >= count)
+        return;
+    const size_t n = i / low_cols;
+    const int j = (int)(i % low_cols);
+    const LoraPart part = part_number(parts, j / parts.rank);
+    float sum = 0;
+    for (int c = lane; c < part.width; c += 32)
+        sum += x[n * C + part.first + c] * w[part.at + c * parts.by_column + j % parts.rank * parts.by_low];
+    sum = warp_sum(sum);
+    if (lane == 0)
+        store(low, i, sum * (x_scale ? scale * *x_scale : scale));
+}
+
+/* A thread has one number of y, of part blockIdx.y. */
+__global__ __launch_bounds__(THREADS)
+void widen_kernel(AnyOut y, Elements low, Elements w, Elements add, LoraParts parts, int N, int C)
+{
+    const LoraPart part = part_number(parts, blockIdx.y);
+    const size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x, n = i / part.width, c = i % part.width;
+    if (n >= N)
+        return;
+    float sum = 0;
+    for (int j = 0; j < parts.rank; j++)
+        sum += low[n * parts.count * parts.rank + part.low + j] * w[part.at + c * parts.by_column + j * parts.by_low];
+    const size_t at = n * C + part.first + c;
+    store(y, at, add.data ? sum + add[at] : sum);
+}
+
+/* A thread has one number of dm, of part blockIdx.y. */
+__global__ __launch_bounds__(THREADS)
+void dw_kernel(AnyOut dw, Elements before, LoraParts parts, Elements low, Elements x, const float *x_scale, int N, int C)
+{
+    const LoraPart part = part_number(parts, blockIdx.y);
+    const size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x, j = i / part.width, c = i % part.width;
+    if (j >= parts.rank)
+        return;
+    float sum = 0;
+    for (size_t n = 0; n < N; n++)
+        sum += low[n * parts.count * parts.rank + part.low + j] * x[n * C + part.first + c];
+    const size_t at = part.at + c * parts.by_column + j * parts.by_low;
+    store(dw, at, before[at] + sum * (x_scale ? *x_scale : 1.0f));
+}
+
+/* One thread for each of `rows` numbers of every column of the widest part, and each part. */
+static dim3 grid_of_parts(const LoraParts &parts, int rows)
+{
+    size_t most = 0;
+    for (int i = 0; i < parts.count; i++)
+        if ((size_t)parts.part[i].width > most)
+            most = parts.part[i].width;
+    return dim3((unsigned)ceil_div(most * rows, THREADS), parts.count);
+}
+
+/* ---- entry ----------------------------------------------------------------------------------------------------- */
+
+void lora_narrow(Tensor low, Tensor x, LowRank m, float scale)
+{
+    const int N = x.rows, C = x.cols, r = check_low_rank(__func__, m, x, low);
+    CHECK_TENSOR(x, N, C);
+    CHECK(low.data != x.data && low.data != m.w.data, "lora_narrow: low is an input");
+    const LoraParts parts = lora_parts(m, r, C);
+    const size_t count = tensor_numel(low);
+    if (N == 0 || lora_narrow_fast(low, x, m.w, parts, scale))
+        return;
+    narrow_kernel<<<(unsigned)ceil_div(32 * count, THREADS), THREADS, 0, device_stream()>>>(
+        any_out(low), elements(x), scale_of(x), elements(m.w), parts, count, C, scale);
+    LAUNCH_CHECK();
+}
+
+/* The columns of y between the parts. */
+static void fill_gaps(Tensor y, LoraParts parts, Tensor add)
+{
+    const size_t size = dtype_size(y.format.dtype), pitch = y.cols * size;
+    if (add.data == y.data)
+        return;
+    for (int i = 0, at = 0; i <= parts.count; i++) {
+        const int end = i < parts.count ? parts.part[i].first : y.cols;
+        const size_t bytes = (end - at) * size;
+        char *to = (char *)y.data + at * size;
+        if (bytes > 0 && add.data)
+            CUDA_CHECK(cudaMemcpy2DAsync(to, pitch, (const char *)add.data + at * size, pitch, bytes, y.rows,
+                                         cudaMemcpyDeviceToDevice, device_stream()));
+        else if (bytes > 0)
+            CUDA_CHECK(cudaMemset2DAsync(to, pitch, 0, bytes, y.rows, device_stream()));
+        at = i < parts.count ? end + parts.part[i].width : end;
+    }
+}
+
+void lora_widen(Tensor y, Tensor low, LowRank m, Tensor add)
+{
+    const int N = y.rows, C = y.cols, r = check_low_rank(__func__, m, y, low);
+    CHECK_TENSOR(y, N, C);
+    CHECK_PLAIN(y);
+    CHECK_OPTIONAL(add, N, C);
+    CHECK_PLAIN(add);
+    CHECK(!add.data || format_equal(add.format, y.format), "lora_widen: add is %s, y %s; the CUDA back end has one format for both",
+          format_name(add.format), format_name(y.format));
+    CHECK(y.data != low.data && y.data != m.w.data, "lora_widen: y is an input");
+    const LoraParts parts = lora_parts(m, r, C);
+    if (N == 0)
+        return;
+    fill_gaps(y, parts, add);
+    if (lora_widen_fast(y, low, m.w, parts, add))
+        return;
+    widen_kernel<<<grid_of_parts(parts, N), THREADS, 0, device_stream()>>>(any_out(y), elements(low), elements(m.w), elements(add),
+                                                                           parts, N, C);
+    LAUNCH_CHECK();
+}
+
+void lora_dw(LowRank dm, Tensor low, Tensor x)
+{
+    if (!dm.w.data)
+        return;
+    const int N = x.rows, C = x.cols, r = check_low_rank(__func__, dm, x, low);
+    CHECK_TENSOR(x, N, C);
+    CHECK(dm.w.data != x.data && dm.w.data != low.data, "lora_dw: dm is an input");
+    const LoraParts parts = lora_parts(dm, r, C);
+    if (N == 0 || lora_dw_fast(dm.w, parts, low, x))
+        return;
+    dw_kernel<<<grid_of_parts(parts, r), THREADS, 0, device_stream()>>>(any_out(dm.w), elements(dm.w), parts, elements(low),
+                                                                        elements(x), scale_of(x), N, C);
+    LAUNCH_CHECK();
+}

@@ -1,0 +1,110 @@
+/* What the kernels of adapters share: the parts of a narrow matrix, tensor-core products, FP8 codes as BF16, which is exact. */
+#pragma once
+#include "kernels/cuda/readers.cuh"
+
+/* ---- parts --------------------------------------------------------------------------------------------------- */
+
+/* Columns first .. first + width - 1 of the wide tensor, which share column `at` + column * by_column + j * by_low of the narrow
+ * matrix with columns low + j, j < rank, of the low one. block: how many blocks of columns lie before it. */
+struct LoraPart { int first, width, low, block; size_t at; };
+struct LoraParts {
+    int count, rank;
+    size_t by_column, by_low;
+    LoraPart part[LOW_RANK_PARTS];
+};
+
+LoraParts lora_parts(LowRank m, int rank, int C);       /* lora.cu */
+
+/* Numbers blocks of so many columns, of which none has columns of two parts; returns how many there are. */
+static inline int number_blocks(LoraParts &parts, int columns)
+{
+    int blocks = 0;
+    for (int i = 0; i < parts.count; i++) {
+        parts.part[i].block = blocks;
+        blocks += (int)ceil_div(parts.part[i].width, columns);
+    }
+    return blocks;
+}
+
+/* NOTE: an index that the compiler does not know would copy all parts to local memory. */
+__device__ inline LoraPart part_number(const LoraParts &parts, int number)
+{
+    LoraPart part = parts.part[0];
+#pragma unroll
+    for (int i = 1; i < LOW_RANK_PARTS; i++)
+        if (i == number)
+            part = parts.part[i];
+    return part;
+}
+
+__device__ inline LoraPart part_of_block(const LoraParts &parts, int block)
+{
+    LoraPart part = parts.part[0];
+#pragma unroll
+    for (int i = 1; i < LOW_RANK_PARTS; i++)
+        if (i < parts.count && block >= parts.part[i].block)
+            part = parts.part[i];
+    return part;
+}
+
+/* True if every part's columns, and so those of C, move `each` elements at a time. */
+static inline bool parts_aligned(const LoraParts &parts, Tensor wide, int each)
+{
+    bool aligned = wide.cols % each == 0 && (uintptr_t)wide.data % 16 == 0;
+    for (int i = 0; i < parts.count; i++)
+        aligned = aligned && parts.part[i].first % each == 0 && parts.part[i].width % each == 0;
+    return aligned;
+}
+
+/* The fast kernels, arguments checked already; false: of other formats or shapes, and nothing is done. */
+bool lora_narrow_fast(Tensor low, Tensor x, Tensor w, LoraParts parts, float scale);    /* lora_narrow.cu */
+bool lora_widen_fast (Tensor y, Tensor low, Tensor w, LoraParts parts, Tensor add);     /* lora_widen.cu */
+bool lora_dw_fast    (Tensor dw, LoraParts parts, Tensor low, Tensor x);                /* lora_dw.cu */
+
+/* f(Known<the format of x>), which is BF16, E4M3 or E5M2. */
+template <typename F> static inline void with_wide(Tensor x, F f)
+{
+    switch (x.format.dtype) {
+    case E4M3: f(Known<E4M3>()); break;
+    case E5M2: f(Known<E5M2>()); break;
+    default:   f(Known<BF16>());
+    }
+}
+
+static inline const float *scale_of(Tensor x)
+{
+    return format_is_fp8(x.format) ? (const float *)x.scale : NULL;
+}
+
+/* ---- tensor cores -------------------------------------------------------------------------------------------- */
+
+/* d += a b, a 16 x 16 and b 16 x 8. Of lane 4 g + t [PTX ISA]: a rows g and g + 8 of columns 2t, 2t + 1, then both of columns
+ * 2t + 8, 2t + 9; b rows 2t, 2t + 1, then 2t + 8, 2t + 9 of column g; d columns 2t, 2t + 1 of row g, then of row g + 8. What is
+ * summed may be in any order, the same in a and b. */
+__device__ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+template <DType D> constexpr int WIDE_BYTES = D == BF16 ? 2 : 1;
+
+/* Two numbers that BF16 holds, the first in the low half. */
+__device__ inline uint32_t bf16_pair(float first, float second)
+{
+    const __nv_bfloat162 two = __floats2bfloat162_rn(first, second);
+    return *reinterpret_cast<const uint32_t *>(&two);
+}
+
+/* Codes 2i and 2i + 1 of the word. */
+template <DType D> __device__ inline float2 decode_two(uint32_t word, int i)
+{
+    const __half2_raw h = __nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)(word >> 16 * i), FP8_KIND<D>);
+    return __half22float2(__half2(h));
+}
+
+__device__ inline unsigned shared_address(const void *p)
+{
+    return (unsigned)__cvta_generic_to_shared(p);
+}

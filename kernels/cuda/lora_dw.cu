@@ -1,0 +1,242 @@
+/* dw += lowT x for low in BF16 and x in BF16 or FP8: x is read once, straight into registers.
+ *
+ * A block has 128 columns of x, up to 64 of low and a range of tokens; two warps side by side have 64 columns each, four pairs of
+ * warps take turns at the tokens. The warps' sums are added in shared memory, those of the blocks by a second kernel, always in
+ * the same order: F32 sums of the blocks go through memory, 8 bytes per element of w and range, as few ranges as occupy the GPU.
+ * What a thread loads, eight neighbours of four rows, is one column of eight products, each over 16 tokens. */
+#include "kernels/cuda/lora.cuh"
+
+static constexpr int THREADS = 256, COLUMNS = 128, SLICES = 4, MAX_RANK = 64;
+
+/* JT: sixteens of columns of low, whose rows lie in shared memory 16 bytes apart, so that eight of them have different banks. */
+template <int JT>  constexpr int LOW_STRIDE = 16 * JT + 8;
+template <int JT>  constexpr int LOW_TOKENS = JT == 1 ? 2048 : JT == 2 ? 1024 : JT == 3 ? 768 : 512;
+template <DType D> constexpr int UNROLL = 4 / WIDE_BYTES<D>;        /* sixteens of tokens that a warp has under way */
+template <DType D> constexpr int TURN = SLICES * 16 * UNROLL<D>;    /* tokens that all warps have */
+static constexpr int RANGE = 256;                                   /* ranges of tokens are multiples: of TURN too */
+
+/* ---- what is loaded ---------------------------------------------------------------------------------------------- */
+
+/* Eight neighbours of a row. */
+template <DType D> struct Row { uint32_t word[2 * WIDE_BYTES<D>]; };
+
+/* 0 if not `known`. NOTE: as C the condition becomes a branch, and each load waits for the one before. */
+__device__ static inline void load_row(Row<BF16> &row, const uint8_t *from, bool known)
+{
+    asm("{ .reg .pred p; setp.ne.s32 p, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;\n"
+        "  @p ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+        : "=&r"(row.word[0]), "=&r"(row.word[1]), "=&r"(row.word[2]), "=&r"(row.word[3]) : "l"(from), "r"((int)known));
+}
+
+template <DType D> __device__ static inline void load_row(Row<D> &row, const uint8_t *from, bool known)
+{
+    asm("{ .reg .pred p; setp.ne.s32 p, %3, 0; mov.b32 %0, 0; mov.b32 %1, 0;\n"
+        "  @p ld.global.nc.v2.u32 {%0, %1}, [%2]; }"
+        : "=&r"(row.word[0]), "=&r"(row.word[1]) : "l"(from), "r"((int)known));
+}
+
+/* The lane's rows of a warp's tokens from n on: of each 16 rows 2t, 2t + 1, 2t + 8, 2t + 9. */
+template <DType D>
+__device__ static inline void load_rows(Row<D> (&rows)[UNROLL<D>][4], const uint8_t *column, int n, int end, size_t row_bytes)
+{
+    const int first = n + threadIdx.x % 4 * 2;
+    const uint8_t *from = column + first * row_bytes;
+#pragma unroll
+    for (int i = 0; i < 4 * UNROLL<D>; i++) {
+        const int token = i / 4 * 16 + i / 2 % 2 * 8 + i % 2;
+        load_row(rows[i / 4][i % 4], from + token * row_bytes, column && first + token < end);
+    }
+}
+
+/* Rows n .. n + count - 1 of the block's columns of low; 0 from `end` on and behind the rank. */
+template <int JT>
+__device__ static inline void hold_low(bf16 *to, const bf16 *low, int low_cols, int ranks, int n, int count, int end, bool aligned)
+{
+#pragma unroll 4
+    for (int i = threadIdx.x; i < count * 2 * JT; i += THREADS) {
+        const int token = i / (2 * JT), j = i % (2 * JT) * 8;
+        const bf16 *from = low + (size_t)(n + token) * low_cols + j;
+        const int left = n + token < end ? ranks - j : 0;
+        const Pack<bf16> pack = aligned && left >= 8 ? load_pack<true>(from, 8) : load_pack<false>(from, left);
+        *(uint4 *)(to + token * LOW_STRIDE<JT> + j) = make_uint4(pack.word[0], pack.word[1], pack.word[2], pack.word[3]);
+    }
+}
+
+/* ---- products ---------------------------------------------------------------------------------------------------- */
+
+/* Elements 2i and 2i + 1 of two rows, as pairs of rows. */
+template <DType D>
+__device__ static inline void pair_rows(uint32_t &even, uint32_t &odd, const Row<D> &first, const Row<D> &second, int i)
+{
+    if constexpr (D == BF16) {
+        even = __byte_perm(first.word[i], second.word[i], 0x5410);
+        odd = __byte_perm(first.word[i], second.word[i], 0x7632);
+    } else {
+        const float2 u = decode_two<D>(first.word[i / 2], i % 2), v = decode_two<D>(second.word[i / 2], i % 2);
+        even = bf16_pair(u.x, v.x);
+        odd = bf16_pair(u.y, v.y);
+    }
+}
+
+/* 16 columns of low from `to` on for 16 tokens, turned: what multiply_add reads as a, one row for each column. */
+template <int JT> __device__ static inline void load_turned(uint32_t (&a)[4], const bf16 *to)
+{
+    const int lane = threadIdx.x % 32;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+                 : "r"(shared_address(to + (lane / 16 * 8 + lane % 8) * LOW_STRIDE<JT> + lane / 8 % 2 * 8)) : "memory");
+}
+
+template <DType D, int JT>
+__device__ static inline void add_rows(float (&sum)[JT][8][4], const Row<D> (&rows)[UNROLL<D>][4], const bf16 *low)
+{
+#pragma unroll
+    for (int u = 0; u < UNROLL<D>; u++) {
+        uint32_t a[JT][4];
+#pragma unroll
+        for (int jt = 0; jt < JT; jt++)
+            load_turned<JT>(a[jt], low + 16 * u * LOW_STRIDE<JT> + 16 * jt);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint32_t b[2][2];
+            pair_rows<D>(b[0][0], b[1][0], rows[u][0], rows[u][1], i);
+            pair_rows<D>(b[0][1], b[1][1], rows[u][2], rows[u][3], i);
+#pragma unroll
+            for (int jt = 0; jt < JT; jt++) {
+                multiply_add(sum[jt][2 * i], a[jt], b[0][0], b[0][1]);
+                multiply_add(sum[jt][2 * i + 1], a[jt], b[1][0], b[1][1]);
+            }
+        }
+    }
+}
+
+/* ---- sums -------------------------------------------------------------------------------------------------------- */
+
+/* The block's sums, [column][column of low], to shared memory: slices (0 + 2) + (1 + 3). */
+template <int JT> __device__ static inline void gather(float *shared, float (&sum)[JT][8][4])
+{
+    const int lane = threadIdx.x % 32, pair = threadIdx.x / 32 % 2, slice = threadIdx.x / 64;
+#pragma unroll
+    for (int half = SLICES / 2; half > 0; half /= 2) {
+        float *at = shared + (slice % half * 2 + pair) * (32 * JT * 32) + lane;
+        __syncthreads();
+        if (slice >= half && slice < 2 * half)
+#pragma unroll
+            for (int i = 0; i < 32 * JT; i++)
+                at[32 * i] = sum[i / 32][i / 4 % 8][i % 4];
+        __syncthreads();
+        if (slice < half)
+#pragma unroll
+            for (int i = 0; i < 32 * JT; i++)
+                sum[i / 32][i / 4 % 8][i % 4] += at[32 * i];
+    }
+    __syncthreads();
+    if (slice == 0)
+#pragma unroll
+        for (int i = 0; i < 32 * JT; i++) {
+            const int column = 64 * pair + 8 * (lane % 4 * 2 + i % 2) + i / 4 % 8, j = i / 32 * 16 + lane / 4 + i / 2 % 2 * 8;
+            shared[column * (16 * JT + 1) + j] = sum[i / 32][i / 4 % 8][i % 4];
+        }
+    __syncthreads();
+}
+
+/* partial: (gridDim.y, numel), each as dw lies. */
+template <DType D, int JT> __global__ __launch_bounds__(THREADS, JT == 1 ? 2 : 1)
+void dw_fast_kernel(float *partial, size_t numel, const uint8_t *x, const float *x_scale, const bf16 *low, LoraParts parts, int N,
+                    int C, int rank_blocks, int range, bool low_aligned)
+{
+    extern __shared__ uint4 memory[];
+    bf16 *held = (bf16 *)memory;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, block = blockIdx.x / rank_blocks;
+    const int j0 = blockIdx.x % rank_blocks * 16 * JT, low_cols = parts.count * parts.rank;
+    const LoraPart part = part_of_block(parts, block);
+    const int c0 = (block - part.block) * COLUMNS, column = c0 + warp % 2 * 64 + lane / 4 * 8;
+    const uint8_t *from = column < part.width ? x + (size_t)(part.first + column) * WIDE_BYTES<D> : NULL;
+    const int n0 = blockIdx.y * range, end = min(N, n0 + range), slice = warp / 2 * 16 * UNROLL<D>;
+    const size_t row_bytes = (size_t)C * WIDE_BYTES<D>;
+    Row<D> now[UNROLL<D>][4], next[UNROLL<D>][4];
+    float sum[JT][8][4] = {};
+    load_rows<D>(now, from, n0 + slice, end, row_bytes);
+    for (int n = n0; n < end; n += TURN<D>) {
+        const int held_row = (n - n0) % LOW_TOKENS<JT>;
+        if (held_row == 0) {
+            const int count = min(LOW_TOKENS<JT>, (end - n + TURN<D> - 1) / TURN<D> * TURN<D>);
+            __syncthreads();
+            hold_low<JT>(held, low + part.low + j0, low_cols, parts.rank - j0, n, count, end, low_aligned);
+            __syncthreads();
+        }
+        load_rows<D>(next, from, n + TURN<D> + slice, end, row_bytes);
+        add_rows<D, JT>(sum, now, held + (held_row + slice) * LOW_STRIDE<JT>);
+#pragma unroll
+        for (int i = 0; i < 4 * UNROLL<D>; i++)
+            now[i / 4][i % 4] = next[i / 4][i % 4];
+    }
+    const float *sums = (const float *)memory;
+    const float factor = x_scale ? *x_scale : 1.0f;
+    gather<JT>((float *)memory, sum);
+    for (int i = threadIdx.x; i < COLUMNS * 16 * JT; i += THREADS) {        /* in the order in which dw lies */
+        const bool ranks_first = parts.by_low == 1;
+        const int j = ranks_first ? i % (16 * JT) : i / COLUMNS, c = ranks_first ? i / (16 * JT) : i % COLUMNS;
+        if (c0 + c < part.width && j0 + j < parts.rank)
+            partial[blockIdx.y * numel + part.at + (c0 + c) * parts.by_column + (j0 + j) * parts.by_low] =
+                sums[c * (16 * JT + 1) + j] * factor;
+    }
+}
+
+/* dw += partial[0] + partial[1] + ... */
+__global__ __launch_bounds__(THREADS) void add_partials_kernel(AnyOut dw, const float *partial, int count, size_t numel)
+{
+    const size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i >= numel)
+        return;
+    float total = 0;
+#pragma unroll 8
+    for (int k = 0; k < count; k++)
+        total += partial[k * numel + i];
+    if (dw.is_f32)
+        ((float *)dw.data)[i] += total;
+    else
+        ((bf16 *)dw.data)[i] = from_float<bf16>(to_float(((bf16 *)dw.data)[i]) + total);
+}
+
+/* ---- launches ---------------------------------------------------------------------------------------------------- */
+
+template <DType D, int JT> static void launch(Tensor dw, LoraParts parts, Tensor low, Tensor x, int rank_blocks)
+{
+    const int N = x.rows, blocks = number_blocks(parts, COLUMNS) * rank_blocks, room = device_sm_count() * (JT == 1 ? 2 : 1);
+    const size_t numel = tensor_numel(dw), held = sizeof(bf16) * LOW_TOKENS<JT> * LOW_STRIDE<JT>;
+    const size_t sums = sizeof(float) * 2 * 2 * 32 * JT * 32, bytes = held > sums ? held : sums;
+    static_assert(RANGE % TURN<D> == 0 && LOW_TOKENS<JT> % TURN<D> == 0, "turns divide what is held");
+    static_assert(COLUMNS * (16 * JT + 1) <= 2 * 2 * 32 * JT * 32, "totals fit where sums were");
+    const int most = (int)ceil_div(N, RANGE), wanted = room / blocks < 1 ? 1 : room / blocks;
+    const int range = (int)ceil_div(ceil_div(N, wanted < most ? wanted : most), RANGE) * RANGE, ranges = (int)ceil_div(N, range);
+    const bool aligned = low.cols % 8 == 0 && parts.rank % 8 == 0 && (uintptr_t)low.data % 16 == 0;
+    float *partial = (float *)device_scratch(ranges * numel * sizeof(float), SCRATCH_0);
+    const auto kernel = dw_fast_kernel<D, JT>;
+    CUDA_CHECK(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+    kernel<<<dim3(blocks, ranges), THREADS, bytes, device_stream()>>>(partial, numel, (const uint8_t *)x.data, scale_of(x),
+                                                                      (const bf16 *)low.data, parts, N, x.cols, rank_blocks, range,
+                                                                      aligned);
+    LAUNCH_CHECK();
+    add_partials_kernel<<<(unsigned)ceil_div(numel, THREADS), THREADS, 0, device_stream()>>>(any_out(dw), partial, ranges, numel);
+    LAUNCH_CHECK();
+}
+
+bool lora_dw_fast(Tensor dw, LoraParts parts, Tensor low, Tensor x)
+{
+    const int rank_blocks = (int)ceil_div(parts.rank, MAX_RANK), ranks = (int)ceil_div(parts.rank, rank_blocks);
+    if (x.format.dtype == F32 || low.format.dtype != BF16 || !parts_aligned(parts, x, 8))
+        return false;
+    with_wide(x, [&](auto format) {
+        constexpr DType D = decltype(format)();
+        if (ranks <= 16)
+            launch<D, 1>(dw, parts, low, x, rank_blocks);
+        else if (ranks <= 32)
+            launch<D, 2>(dw, parts, low, x, rank_blocks);
+        else if (ranks <= 48)
+            launch<D, 3>(dw, parts, low, x, rank_blocks);
+        else
+            launch<D, 4>(dw, parts, low, x, rank_blocks);
+    });
+    return true;
+}
