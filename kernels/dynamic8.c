@@ -54,20 +54,10 @@ float dynamic8_inverse(float absmax)
 
 uint8_t dynamic8_encode(float x, DType d)
 {
-    const float *map = dynamic8_map(d);
-    int low = 0, high = CODES - 1;
     if (isnan(x))
         return d == DYNAMIC8 ? ZERO : 0;
-    while (high - low > 1) {
-        const int middle = (low + high) / 2;
-        if (map[middle] <= x)
-            low = middle;
-        else
-            high = middle;
-    }
-    const float between = (map[low] + map[high]) * 0.5f;
-    const int code = x < between || (x == between && low % 2 == 0) ? low : high;
-    return (uint8_t)(d == DYNAMIC8 && signbit(x) && code == ZERO ? ZERO - 1 : code);
+    const uint8_t code = dynamic8_nearest(dynamic8_map(d), x);
+    return d == DYNAMIC8 && signbit(x) && code == ZERO ? ZERO - 1 : code;
 }
 
 void dynamic8_load(float *x, Tensor t, size_t first, size_t n)

@@ -19,6 +19,21 @@ const float *dynamic8_map(DType d);                     /* 256 values in ascendi
 float        dynamic8_inverse(float absmax);            /* 1 / absmax; 0 where that counts as 0 */
 uint8_t      dynamic8_encode(float x, DType d);         /* the code of x = m (1 / max|m|) */
 
+/* The code of the value of such a map that is nearest to x, whatever their signs. NaN: 0. */
+HOST_DEVICE static inline uint8_t dynamic8_nearest(const float *map, float x)
+{
+    int low = 0, high = 255;
+    while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        if (x > map[middle])
+            low = middle;
+        else
+            high = middle;
+    }
+    const float between = (map[low] + map[high]) * 0.5f;
+    return (uint8_t)(x > between || (x == between && low % 2 == 1) ? high : low);
+}
+
 /* As tensor_load and tensor_store of values.h. */
 void dynamic8_load (float *x, Tensor t, size_t first, size_t n);
 void dynamic8_store(Tensor t, size_t first, const float *x, size_t n);

@@ -264,6 +264,50 @@ static size_t rows_of(Rows rows, const ModelConfig *c, const Param *p)
     }
 }
 
+/* Whether the k-th tensor of a linear layer has an adapter. */
+static bool is_targeted(const ModelConfig *c, const Param *p, int k)
+{
+    const LowRank parts = adapter_parts(c, p->linear);
+    int rows[LINEAR_PARTS], first = 0;
+    linear_parts(rows, c, p->linear);
+    for (int i = 0; i < k; i++)
+        first += rows[i];
+    for (int i = 0; i < parts.num_parts; i++)
+        if (parts.part[i].first == first)
+            return true;
+    return false;
+}
+
+/* The parameter whose adapter p is a part of: qkv of qkv_a. */
+static const TensorNames *names_of_linear(const Architecture *a, const Param *p)
+{
+    static const char *const linear[NUM_LINEARS] = { "qkv", "out", "gate_up", "down" };
+    return names_of(a, linear[p->linear]);
+}
+
+/* An adapter's tensors: "base_model.model." and the matrix's name with lora_A or lora_B in it [PEFT]. Returns their number. */
+static int adapter_tensors(HfTensor *out, const Architecture *a, const ModelConfig *c, const Param *p, int unit)
+{
+    const TensorNames *names = names_of_linear(a, p);
+    int count = 0;
+    size_t first = p->offset;
+    for (int k = 0; k < 3 && names->part[k].name; k++) {
+        if (!is_targeted(c, p, k))
+            continue;
+        const int length = (int)(strlen(names->part[k].name) - strlen(".weight"));
+        const LowRank parts = adapter_parts(c, p->linear);
+        HfTensor *t = &out[count];
+        *t = (HfTensor){ .region = p->region, .first = first, .rows = p->is_b ? parts.part[count].width : c->lora.rank, .cols = p->cols,
+                         .adapter = true };
+        t->max_rows = t->rows;
+        snprintf(t->name, sizeof t->name, "base_model.model.%s.%d.%.*s.lora_%c.weight", a->blocks, unit - 1, length,
+                 names->part[k].name, p->is_b ? 'B' : 'A');
+        first += t->rows * t->cols;
+        count++;
+    }
+    return count;
+}
+
 int hf_tensors(HfTensor out[HF_TENSORS], const ModelConfig *c, const UnitShape *shape, int unit)
 {
     const Architecture *a = architecture_of(c);
@@ -271,6 +315,10 @@ int hf_tensors(HfTensor out[HF_TENSORS], const ModelConfig *c, const UnitShape *
     bool block = unit > 0 && unit <= c->n_layers;
     for (int i = 0; i < shape->num_params; i++) {
         const Param *p = &shape->param[i];
+        if (p->is_adapter) {
+            count += adapter_tensors(out + count, a, c, p, unit);
+            continue;
+        }
         const TensorNames *names = names_of(a, p->name);
         size_t first = p->offset;
         for (int k = 0; k < 3 && names->part[k].name; k++) {

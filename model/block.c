@@ -56,6 +56,77 @@ static void attend(const Model *m, const Acts *a)
         attention_forward(a->mix, a->lse, a->rot, a->attn, m->docs);
 }
 
+static bool is_trained(Tensor dw)
+{
+    return dw.data != NULL;
+}
+
+/* The matrix of a linear layer, and its adapter's; of weights or of gradients. */
+static Tensor matrix(const Unit *w, Linear l)
+{
+    const Tensor of[NUM_LINEARS] = { w->qkv, w->out, w->gate_up, w->down };
+    return of[l];
+}
+
+static LowRank adapter_a(const Unit *w, Linear l)
+{
+    const Tensor of[NUM_LINEARS] = { w->qkv_a, w->out_a, w->gate_up_a, w->down_a };
+    return (LowRank){ .w = of[l], .num_parts = 1, .part = { { 0, of[l].cols } } };
+}
+
+static LowRank adapter_b(const Model *m, const Unit *w, Linear l)
+{
+    const Tensor of[NUM_LINEARS] = { w->qkv_b, w->out_b, w->gate_up_b, w->down_b };
+    LowRank b = adapter_parts(m->config, l);
+    b.w = of[l];
+    return b;
+}
+
+/* y = x w^T [+ add] and, where the layer has an adapter, + (scale x A^T) B^T: that is written first, and the base's GEMM adds to it.
+ * The other order would read and write all of y once more. */
+static void linear(const Model *m, Linear l, Tensor y, Tensor x, const Unit *w, const Acts *a, Tensor add)
+{
+    if (a->low[l].data) {
+        lora_narrow(a->low[l], x, adapter_a(w, l), m->lora_scale);
+        lora_widen(y, a->low[l], adapter_b(m, w, l), add);
+        add = y;
+    }
+    matmul(y, x, matrix(w, l), add);
+}
+
+static Tensor dlow(const Model *m, const Acts *a, Linear l)
+{
+    return tensor_at(m->work.dlow.data, m->work.dlow.format, a->low[l].rows, a->low[l].cols);
+}
+
+/* Which half of a layer's FP8 input the gradients read: a matrix's the transpose, an adapter's the rows. What is frozen has no
+ * gradient, and what only its gradient would read is not made. */
+static Tensor for_dw(Tensor x, const Unit *dw, Linear l)
+{
+    return is_trained(matrix(dw, l)) ? transpose_only(x) : is_trained(adapter_a(dw, l).w) ? rows_only(x) : NONE;
+}
+
+/* dx = [dx +] dy w, and the adapter's part. Leaves the gradient of `low` in m->work.dlow, for linear_dw. */
+static void linear_dx(const Model *m, Linear l, Tensor dx, Tensor dy, const Unit *w, const Acts *a, bool accumulate)
+{
+    if (a->low[l].data) {
+        lora_narrow(dlow(m, a, l), dy, adapter_b(m, w, l), m->lora_scale);
+        lora_widen(dx, dlow(m, a, l), adapter_a(w, l), accumulate ? dx : NONE);
+        accumulate = true;
+    }
+    matmul_dx(dx, dy, matrix(w, l), accumulate);
+}
+
+/* dw += dy^T x, or the same of the adapter's A and B: behind linear_dx. x: the layer's input as for_dw says. */
+static void linear_dw(const Model *m, Linear l, const Unit *dw, Tensor dy, Tensor x, const Acts *a)
+{
+    matmul_dw(matrix(dw, l), dy, x);
+    if (is_trained(adapter_a(dw, l).w)) {
+        lora_dw(adapter_b(m, dw, l), a->low[l], dy);
+        lora_dw(adapter_a(dw, l), dlow(m, a, l), x);
+    }
+}
+
 /* The operand of a branch's first GEMM from the residual stream. x, stats: what the norm's backward reads. */
 static void branch_in(const Model *m, Tensor h, Tensor x, float *stats, Tensor res, Tensor w)
 {
@@ -65,49 +136,43 @@ static void branch_in(const Model *m, Tensor h, Tensor x, float *stats, Tensor r
         norm(m, forward_operand(m, h), x, stats, res, w, NONE);
 }
 
-/* out = res + the branch's last GEMM, y w^T, with its norm if the architecture puts it there.
- * branch: where the GEMM writes in front of that norm; x: the same, as saved for its backward. */
-static void branch_out(const Model *m, Tensor out, Tensor y, Tensor w, Tensor res,
+/* out = res + the branch's last layer, of y, with its norm if the architecture puts it there.
+ * branch: where the layer writes in front of that norm; x: the same, as saved for its backward. */
+static void branch_out(const Model *m, Linear l, Tensor out, Tensor y, const Unit *w, const Acts *a, Tensor res,
                        Tensor branch, Tensor x, float *stats, Tensor weight)
 {
     if (m->config->norm_after) {
-        matmul(branch, y, w, NONE);
+        linear(m, l, branch, y, w, a, NONE);
         norm(m, out, x, stats, branch, weight, res);
     } else
-        matmul(out, y, w, res);
+        linear(m, l, out, y, w, a, res);
 }
 
-/* A frozen weight has no gradient, and what only its gradient would read is not made. */
-static bool is_trained(Tensor dw)
+/* The gradients of a branch's first layer. Its input h is recomputed from the saved norm input x where the recipe keeps no other. */
+static void branch_in_dw(const Model *m, Linear l, const Unit *dw, Tensor dy, Tensor h, const Acts *a,
+                         Tensor x, const float *stats, Tensor w)
 {
-    return dw.data != NULL;
-}
-
-/* dw += dy^T h. h is recomputed from the saved norm input x where the recipe keeps no other. */
-static void branch_in_weight(const Model *m, Tensor dw, Tensor dy, Tensor h, Tensor x, const float *stats, Tensor w)
-{
-    if (!is_trained(dw))
-        return;
-    if (m->recipe.keep == KEEP_INPUTS && !m->config->norm_after)
-        norm_again(transpose_only(h), x, stats, w);
-    matmul_dw(dw, dy, h);
+    const Tensor again = for_dw(h, dw, l);
+    if (tensor_exists(again) && m->recipe.keep == KEEP_INPUTS && !m->config->norm_after)
+        norm_again(again, x, stats, w);
+    linear_dw(m, l, dw, dy, h, a);
 }
 
 void block_forward(const Model *m, const Unit *w, Acts *a, Acts *next)
 {
     branch_in        (m, a->h0, a->x0, a->stats0, a->res0, w->norm0);
-    matmul           (a->proj, a->h0, w->qkv, NONE);
+    linear           (m, LINEAR_QKV, a->proj, a->h0, w, a, NONE);
     quantize         (a->qkv, a->proj);
     rope_forward     (a->rot, a->qk_stats, m->recipe.forward == FROM_SAVED ? a->qkv : a->proj, w->qnorm, w->knorm, a->attn);
     attend           (m, a);
     quantize         (a->att, a->mix);
     quantize         (rows_only(a->att_op), a->att);
-    branch_out       (m, a->res1, a->att_op, w->out, a->res0, a->branch0, a->x0, a->stats0, w->norm0);
+    branch_out       (m, LINEAR_OUT, a->res1, a->att_op, w, a, a->res0, a->branch0, a->x0, a->stats0, w->norm0);
 
     branch_in        (m, a->h1, a->x1, a->stats1, a->res1, w->norm1);
-    matmul           (a->wide, a->h1, w->gate_up, NONE);
+    linear           (m, LINEAR_GATE_UP, a->wide, a->h1, w, a, NONE);
     swiglu           (m, forward_operand(m, a->act), a->gate_up, a->wide);
-    branch_out       (m, next->res0, a->act, w->down, a->res1, a->branch1, a->x1, a->stats1, w->norm1);
+    branch_out       (m, LINEAR_DOWN, next->res0, a->act, w, a, a->res1, a->branch1, a->x1, a->stats1, w->norm1);
 }
 
 /* dres = [dres +] the gradient of a norm's input, from that of its output, dh. Where dres_amax is wanted nothing else writes
@@ -128,13 +193,14 @@ static Tensor branch_out_backward(const Model *m, Tensor dnorm, Tensor x, const 
     return m->work.dy;
 }
 
-/* dres += the branch's part: through its first GEMM (dy w) and the norm in front of it. */
-static void branch_in_backward(const Model *m, Tensor dy, Tensor w, Tensor dnorm, Tensor x, const float *stats, Tensor norm)
+/* dres += the branch's part: through its first layer and the norm in front of it. */
+static void branch_in_backward(const Model *m, Linear l, Tensor dy, const Unit *w, const Acts *a, Tensor dnorm, Tensor x,
+                               const float *stats, Tensor norm)
 {
     if (m->config->norm_after)
-        matmul_dx(m->work.dres, dy, w, true);
+        linear_dx(m, l, m->work.dres, dy, w, a, true);
     else {
-        matmul_dx(m->work.dh, dy, w, false);
+        linear_dx(m, l, m->work.dh, dy, w, a, false);
         norm_to_stream_backward(m, dnorm, x, stats, norm, true);
     }
 }
@@ -144,15 +210,15 @@ static void branch_in_backward(const Model *m, Tensor dy, Tensor w, Tensor dnorm
 void block_backward(const Model *m, const Unit *w, Unit *dw, const Acts *a)
 {
     const Work *t = &m->work;
-    Tensor act_again = m->recipe.keep == KEEP_INPUTS && is_trained(dw->down) ? transpose_only(a->act) : NONE;
+    Tensor act_again = m->recipe.keep == KEEP_INPUTS ? for_dw(a->act, dw, LINEAR_DOWN) : NONE;
     Tensor dy;
 
     dy = branch_out_backward(m, dw->norm1, a->x1, a->stats1, w->norm1);
-    matmul_dx         (t->dact, dy, w->down, false);
+    linear_dx         (m, LINEAR_DOWN, t->dact, dy, w, a, false);
     swiglu_backward   (t->dgate_up, act_again, t->dact, a->gate_up);
-    matmul_dw         (dw->down, dy, a->act);
-    branch_in_weight  (m, dw->gate_up, t->dgate_up, a->h1, a->x1, a->stats1, w->norm1);
-    branch_in_backward(m, t->dgate_up, w->gate_up, dw->norm1, a->x1, a->stats1, w->norm1);
+    linear_dw         (m, LINEAR_DOWN, dw, dy, a->act, a);
+    branch_in_backward(m, LINEAR_GATE_UP, t->dgate_up, w, a, dw->norm1, a->x1, a->stats1, w->norm1);
+    branch_in_dw      (m, LINEAR_GATE_UP, dw, t->dgate_up, a->h1, a, a->x1, a->stats1, w->norm1);
 
     if (a->rot.data != a->qkv.data)
         rope_forward  (a->rot, a->qk_stats, a->qkv, w->qnorm, w->knorm, a->attn);
@@ -160,10 +226,10 @@ void block_backward(const Model *m, const Unit *w, Unit *dw, const Acts *a)
     if (a->att_op.data_t && is_trained(dw->out))
         quantize_codes(transpose_only(a->att_op), a->att);
     dy = branch_out_backward(m, dw->norm0, a->x0, a->stats0, w->norm0);
-    matmul_dx         (t->datt, dy, w->out, false);
-    matmul_dw         (dw->out, dy, a->att_op);
+    linear_dx         (m, LINEAR_OUT, t->datt, dy, w, a, false);
+    linear_dw         (m, LINEAR_OUT, dw, dy, is_trained(dw->out) ? a->att_op : a->mix, a);
     attention_backward(t->dqkv, t->datt, a->rot, a->mix, a->lse, a->attn, m->docs);
     rope_backward     (t->dqkv_op, dw->qnorm, dw->knorm, t->dqkv, a->qkv, a->qk_stats, w->qnorm, w->knorm, a->attn);
-    branch_in_weight  (m, dw->qkv, t->dqkv_op, a->h0, a->x0, a->stats0, w->norm0);
-    branch_in_backward(m, t->dqkv_op, w->qkv, dw->norm0, a->x0, a->stats0, w->norm0);
+    branch_in_backward(m, LINEAR_QKV, t->dqkv_op, w, a, dw->norm0, a->x0, a->stats0, w->norm0);
+    branch_in_dw      (m, LINEAR_QKV, dw, t->dqkv_op, a->h0, a, a->x0, a->stats0, w->norm0);
 }

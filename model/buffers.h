@@ -25,6 +25,7 @@ typedef struct {
     Tensor wide;       /* (N, 2F) [gate|up] as the GEMM writes it              = gate_up     shared                    */
     Tensor gate_up;    /* (N, 2F) ... as saved                                 own           e4m3/16                   */
     Tensor act;        /* (N, F) silu(gate)*up, GEMM operand                   own           e4m3, shared              */
+    Tensor low[NUM_LINEARS];   /* (N, P rank) of adapters: scale x A^T of each linear layer's input x; P: parts that have one */
     Attention attn;    /* the model's, with this block's sliding window and rotary table                               */
     KvCache cache;     /* k, v (P, K*D) of the sequence that decode.h goes on with; NULL unless the run generates      */
 } Acts;
@@ -40,6 +41,7 @@ typedef struct {
     Tensor datt;       /* (N, H*D)                                                                                     */
     Tensor dqkv;       /* (N, S)                                                                                       */
     Tensor dqkv_op;    /* (N, S) GEMM operand; = dqkv if formats agree                                                 */
+    Tensor dlow;       /* (N, 3 rank) gradient of one of a block's `low`                                               */
 } Work;
 
 /* block: saved activations of one; work: buffers that all blocks share; cache: of all blocks. */
@@ -67,6 +69,8 @@ typedef struct {
     TokenAt  *host_sorted;     /* (N) host memory                                              */
     bool      forward_only;    /* nothing is kept for a backward pass, and there is no `work`   */
     bool      documents;       /* attention stays inside documents                             */
+    bool      trains_matrices; /* of blocks: not where adapters alone are trained               */
+    float     lora_scale;      /* of adapters                                                  */
     void    (*observe)(void *observer, int blocks, const Unit *w);     /* unless NULL: called in forward when so many blocks */
     void     *observer;        /* have run, the last with weights w; memory that blocks share still holds its values */
     PlanBytes bytes;           /* of device memory, by purpose                                 */

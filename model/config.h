@@ -1,5 +1,7 @@
 /* What a run is: the YAML file (OLMo's keys), overridden by --a.b=c. Plain data; model/config/ fills, checks and prints it. */
 #pragma once
+#include <math.h>
+
 #include "model/recipe.h"
 #include "kernels/kernels.h"
 
@@ -183,6 +185,12 @@ typedef struct {
     char    *text;                            /* the resolved configuration as YAML; saved with the run */
     char    *changes;                         /* what of it is not the default, for people */
 } Config;
+
+/* What an adapter's product is multiplied by; 0 without adapters [rslora: Kalajdzievski 2023, arXiv 2312.03732]. */
+static inline double lora_scale(const Lora *l)
+{
+    return l->rank == 0 ? 0 : l->alpha / (l->use_rslora ? sqrt(l->rank) : l->rank);
+}
 
 /* Whether a step is one of those that lie `interval` apart; 0: none is. */
 static inline bool is_due(long step, long interval)

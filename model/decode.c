@@ -13,6 +13,8 @@ static void set_rows(Acts *a, int rows)
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         if (tensor_exists(*all[i]))
             all[i]->rows = rows;
+    for (Linear l = 0; l < NUM_LINEARS; l++)
+        a->low[l].rows = rows;
 }
 
 void decode_begin(Model *m)

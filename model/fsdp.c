@@ -7,8 +7,10 @@
 #include "kernels/comm.h"
 #include "kernels/dynamic8.h"
 #include "kernels/error.h"
+#include "kernels/random.h"
 #include "kernels/trace.h"
 #include "kernels/watchdog.h"
+#include "model/base.h"
 
 /* ---- weights ---------------------------------------------------------------------------------------------- */
 
@@ -32,13 +34,13 @@ static void cast_slice(Fsdp *f, int u, Region r, size_t slice, Tensor to)
     }
 }
 
-/* All of the unit's compute copies, region by region. */
+/* All of the unit's compute copies, region by region; of the region BASE what is stored. */
 static void gather_slices(Fsdp *f, int u, WeightBuffer *b)
 {
     const Shard *s = &f->shard[u];
     const size_t size = dtype_size(b->flat.format.dtype);
-    const struct { size_t first, count; } own[NUM_REGIONS] = { { s->first, s->count }, { s->frozen_first, s->frozen_count } };
-    for (Region r = TRAINED; r < NUM_REGIONS; r++) {
+    const struct { size_t first, count; } own[] = { { s->first, s->count }, { s->frozen_first, s->frozen_count } };
+    for (Region r = TRAINED; r <= FROZEN; r++) {
         size_t at;
         if (region_in_buffer(f, u, r, &at) == 0)
             continue;
@@ -51,6 +53,7 @@ static void gather_slices(Fsdp *f, int u, WeightBuffer *b)
             comm_all_gather(region, f->outgoing, own[r].count * size);
         }
     }
+    base_gather(f, u, b);
 }
 
 /* FP8 operands from stored weights that are all here: codes, transposed codes or both in one pass. */
@@ -59,7 +62,7 @@ static void cast_operands(Fsdp *f, int u, int uses)
     for (int i = 0; i < f->shape[u].num_params; i++) {
         const Param *p = &f->shape[u].param[i];
         Tensor w = f->unit[u].tensor[p->id];
-        if (!is_gathered(f, u, p))
+        if (!is_gathered(f, u, p) || p->region == BASE)
             continue;
         if (!(uses & FOR_FORWARD))
             w.data = NULL;
@@ -75,13 +78,13 @@ static void cast_operands(Fsdp *f, int u, int uses)
 /* From sharded ones: codes are gathered, and transposed here. */
 static void gather_operands(Fsdp *f, int u, WeightBuffer *s, int uses)
 {
-    if (!(s->has & FOR_FORWARD))
+    if (!(s->has & AS_STORED))
         gather_slices(f, u, s);
-    s->has |= FOR_FORWARD;
+    s->has |= AS_STORED | (f->shape[u].numel[BASE] == 0 || base_is_operand(f) ? FOR_FORWARD : 0);
     for (int i = 0; i < f->shape[u].num_params && uses & FOR_BACKWARD; i++) {
         const Param *p = &f->shape[u].param[i];
         Tensor codes = f->unit[u].tensor[p->id], transposed = codes;
-        if (!is_gathered(f, u, p))
+        if (!is_gathered(f, u, p) || p->region == BASE)
             continue;
         codes.data_t = transposed.data = NULL;
         quantize_codes(transposed, codes);
@@ -113,6 +116,7 @@ void fsdp_gather(Fsdp *f, int u, int uses)
         cast_operands(f, u, uses);
     else
         gather_operands(f, u, s, uses);
+    base_operands(f, u, s, uses);
     s->has |= uses;
     trace_end();
     if (f->shards > 1) {
@@ -243,7 +247,21 @@ void fsdp_zero_states(Fsdp *f)
         }
 }
 
+enum { ADAPTERS = 0x10a };       /* their initial weights are drawn with a seed of their own */
+
 /* ---- master weights --------------------------------------------------------------------------------------- */
+
+/* Every rank draws a matrix of the region BASE whole, and keeps its part. */
+static void init_base(Fsdp *f, int u, const Param *p, float cutoff, uint64_t seed, uint64_t number)
+{
+    const Format bf16 = { BF16, 0, false };
+    Tensor whole = tensor_at(device_alloc(param_numel(p) * dtype_size(BF16)), bf16, p->rows, p->cols), elements = whole;
+    elements.cols = (int)param_numel(p);
+    elements.rows = 1;
+    init_normal(elements, p->init_std, cutoff, seed, number);
+    base_store(f, u, p, whole);
+    device_free(whole.data);
+}
 
 /* Padding, of units and of the vocabulary's rows, is left at 0. */
 void fsdp_init(Fsdp *f, const ModelConfig *c, uint64_t seed)
@@ -255,14 +273,19 @@ void fsdp_init(Fsdp *f, const ModelConfig *c, uint64_t seed)
             Param p = f->shape[u].param[i];
             if (p.has_padding)
                 p.rows = c->vocab_size;
+            const uint64_t number = f->shape[u].first + p.number;
+            if (p.region == BASE)
+                init_base(f, u, &p, cutoff, seed, number);
             size_t first, n = shard_part(s, &p, &first);
             if (n == 0)
                 continue;
             Tensor part = shard_weights(s, &p, first, n);
             if (p.init_std == 0)
-                init_constant(part, 1);
+                init_constant(part, p.is_norm);
+            else if (p.is_adapter)
+                init_normal(part, p.init_std, 0, random_bits(seed, ADAPTERS), number + first);
             else
-                init_normal(part, p.init_std, cutoff, seed, f->shape[u].first + p.number + first);
+                init_normal(part, p.init_std, cutoff, seed, number + first);
         }
     }
     fsdp_loaded(f);
@@ -304,6 +327,7 @@ static void update_replicated(Fsdp *f)
             if (!is_replicated(f, u, p) || n == 0)
                 continue;
             w.data = (char *)w.data + first * dtype_size(w.format.dtype);
+            w.rows = 1;
             w.cols = (int)n;
             quantize(w, shard_weights(&f->shard[u], p, first, n));
         }

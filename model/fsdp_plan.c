@@ -33,6 +33,8 @@ static Format stored_format(const Fsdp *f, Region r)
 /* Weights that are stored whole and in the format that computes need no other copy. */
 static bool needs_copy(const Fsdp *f, int u, Region r)
 {
+    if (r == BASE)
+        return f->shape[u].numel[BASE] > 0;
     return f->shape[u].numel[r] > 0 && (f->shards > 1 || !format_equal(unit_format(f, u), stored_format(f, r)));
 }
 
@@ -47,16 +49,57 @@ bool is_replicated(const Fsdp *f, int u, const Param *p)
         && (f->shards > 1 || !format_equal(f->recipe.stream, stored_format(f, p->region)));
 }
 
+size_t base_bytes(const Fsdp *f, size_t numel)
+{
+    return f->base == BASE_NF4 ? numel / NF4_GROUP * sizeof(Nf4Group) : numel;
+}
+
+bool base_is_operand(const Fsdp *f)
+{
+    return f->base == BASE_E4M3 && f->recipe.operand.dtype == E4M3;
+}
+
+size_t base_operand_offset(const UnitShape *shape, const Param *p)
+{
+    size_t at = 0;
+    for (const Param *q = shape->param; q < p; q++)
+        at += q->region == BASE ? param_align(param_numel(q)) : 0;
+    return at;
+}
+
+/* Codes are gathered to where operands stand, with the padding of the region. */
+size_t base_in_buffer(const Fsdp *f, int u)
+{
+    const UnitShape *shape = &f->shape[u];
+    return base_is_operand(f) ? shape->numel[BASE] : base_operand_offset(shape, shape->param + shape->num_params);
+}
+
+float *base_scale(const Fsdp *f, int u, const Param *p)
+{
+    return (float *)f->base_scales.data + 4 * (NUM_LINEARS * (u - 1) + (int)p->linear);
+}
+
+static size_t numel_in_buffer(const Fsdp *f, int u, Region r)
+{
+    if (!needs_copy(f, u, r))
+        return 0;
+    return r == BASE ? base_in_buffer(f, u) : f->shape[u].numel[r];
+}
+
 size_t region_in_buffer(const Fsdp *f, int u, Region r, size_t *first)
 {
-    *first = r == FROZEN && needs_copy(f, u, TRAINED) ? f->shape[u].numel[TRAINED] : 0;
-    return needs_copy(f, u, r) ? f->shape[u].numel[r] : 0;
+    *first = 0;
+    for (Region before = 0; before < r; before++)
+        *first += numel_in_buffer(f, u, before);
+    return numel_in_buffer(f, u, r);
 }
 
 static size_t buffer_numel(const Fsdp *f, int u)
 {
-    size_t first;
-    return region_in_buffer(f, u, TRAINED, &first) + region_in_buffer(f, u, FROZEN, &first);
+    size_t n = 0;
+    for (Region r = 0; r < NUM_REGIONS; r++)
+        n += numel_in_buffer(f, u, r);
+    return n;
 }
 
 /* Memory that units share: two blocks take turns; the embedding is not needed with the head, unless it is the head. */
@@ -70,7 +113,7 @@ WeightBuffer *weight_buffer(const Fsdp *f, int u)
     const bool fp8 = format_is_fp8(unit_format(f, u));
     if (buffer_numel(f, u) == 0)
         return NULL;
-    const bool stays = f->shards > 1 ? f->strategy.keep_weights : !fp8;
+    const bool stays = f->shape[u].numel[BASE] == 0 && (f->shards > 1 ? f->strategy.keep_weights : !fp8);
     return &f->weight_buffer[stays ? SHARED_BUFFERS + u : shared_buffer(f, u)];
 }
 
@@ -102,13 +145,18 @@ static void place_shard(Fsdp *f, Arena *a, int u, int rank)
     for (int i = 0; i < f->optimizer->num_states; i++)
         s->state[i] = flat(a, optimizer_format(f->optimizer, i, r), s->count);
     s->frozen = flat(a, r->frozen, s->frozen_count);
+    s->base_count = f->shape[u].numel[BASE] / f->shards;
+    s->base_first = s->base_count * rank;
+    s->base = s->base_count ? arena_alloc(a, base_bytes(f, s->base_count)) : NULL;
 }
 
 /* A buffer is as large as the largest unit that it serves. */
 static void measure_buffers(Fsdp *f)
 {
-    for (int i = 0; i < num_buffers(f); i++)
+    for (int i = 0; i < num_buffers(f); i++) {
         f->weight_buffer[i].flat.cols = f->grad_buffer[i].flat.cols = 0;
+        f->weight_buffer[i].raw_bytes = 0;
+    }
     for (int u = 0; u < f->num_units; u++) {
         WeightBuffer *w = weight_buffer(f, u);
         GradBuffer *g = grad_buffer(f, u);
@@ -116,10 +164,19 @@ static void measure_buffers(Fsdp *f)
         if (w) {
             w->flat.format = unit_format(f, u);
             w->flat.cols = weights > w->flat.cols ? weights : w->flat.cols;
+            const size_t raw = f->shards > 1 && !base_is_operand(f) ? base_bytes(f, f->shape[u].numel[BASE]) : 0;
+            w->raw_bytes = raw > w->raw_bytes ? raw : w->raw_bytes;
         }
         if (g)
             g->flat.cols = grads > g->flat.cols ? grads : g->flat.cols;
     }
+}
+
+/* Blocks whose stored matrices are the operands of forward have transposed copies alone. */
+static bool has_rows(const Fsdp *f, int buffer)
+{
+    const bool blocks = buffer == shared_buffer(f, 1) || buffer == shared_buffer(f, 2);
+    return !(blocks && f->shards == 1 && base_is_operand(f));
 }
 
 static void place_buffers(Fsdp *f, Arena *a)
@@ -135,7 +192,8 @@ static void place_buffers(Fsdp *f, Arena *a)
         if (w->flat.cols > 0) {
             const size_t n = w->flat.cols, bytes = n * dtype_size(w->flat.format.dtype);
             w->flat.rows = 1;
-            w->flat.data = arena_alloc(gathered, bytes);
+            w->flat.data = has_rows(f, i) ? arena_alloc(gathered, bytes) : NULL;
+            w->raw = w->raw_bytes ? arena_alloc(gathered, w->raw_bytes) : NULL;
             outgoing = bytes / f->shards > outgoing ? bytes / f->shards : outgoing;
             w->flat.data_t = format_is_fp8(w->flat.format) ? arena_alloc(a, n) : NULL;
         }
@@ -148,14 +206,16 @@ static void place_buffers(Fsdp *f, Arena *a)
 /* Scales and norm weights of all units: together, so that one collective serves all. And room for optimizer_grad_norm. */
 static void place_small(Fsdp *f, Arena *a)
 {
+    const Format f32 = { F32, 0, false };
     size_t operands[NUM_REGIONS] = { 0 }, replicated = 0;
     for (int u = 0; u < f->num_units; u++)
         for (int i = 0; i < f->shape[u].num_params; i++) {
             const Param *p = &f->shape[u].param[i];
             operands[p->region] += is_gathered(f, u, p) && format_is_fp8(unit_format(f, u));
-            replicated += is_replicated(f, u, p) ? param_align((size_t)p->cols) : 0;
+            replicated += is_replicated(f, u, p) ? param_align(param_numel(p)) : 0;
         }
-    f->scales = flat(a, (Format){ F32, 0, false }, 4 * (operands[TRAINED] + operands[FROZEN]));
+    f->scales = flat(a, f32, 4 * (operands[TRAINED] + operands[FROZEN]));
+    f->base_scales = flat(a, f32, f->base != BASE_AS_FROZEN ? 4 * NUM_LINEARS * (size_t)(f->num_units - 2) : 0);
     f->trained_scales = (int)(4 * operands[TRAINED]);
     f->replicated = flat(a, f->recipe.stream, replicated);
     f->square_sum = arena_alloc(a, sizeof *f->square_sum);
@@ -164,12 +224,19 @@ static void place_small(Fsdp *f, Arena *a)
 static Tensor view_in_buffer(const Fsdp *f, int u, const Param *p, size_t *scales)
 {
     const WeightBuffer *s = weight_buffer(f, u);
+    const bool base = p->region == BASE, fp8 = format_is_fp8(s->flat.format);
     Tensor t = { .format = s->flat.format, .rows = p->rows, .cols = p->cols };
-    size_t region;
-    region_in_buffer(f, u, p->region, &region);
-    t.data = (char *)s->flat.data + (region + p->offset) * dtype_size(t.format.dtype);
-    if (format_is_fp8(t.format)) {
-        t.data_t = (char *)s->flat.data_t + region + p->offset;
+    size_t at;
+    region_in_buffer(f, u, p->region, &at);
+    at += base ? base_operand_offset(&f->shape[u], p) : p->offset;
+    if (base && base_is_operand(f) && f->shards == 1)
+        t.data = (char *)f->shard[u].base + p->offset;
+    else
+        t.data = (char *)s->flat.data + at * dtype_size(t.format.dtype);
+    t.data_t = fp8 ? (char *)s->flat.data_t + at : NULL;
+    if (fp8 && base)
+        t.scale = base_scale(f, u, p);
+    else if (fp8) {
         t.scale = (float *)f->scales.data + *scales;
         *scales += 4;
     }
@@ -178,7 +245,7 @@ static Tensor view_in_buffer(const Fsdp *f, int u, const Param *p, size_t *scale
 
 static void make_views(Fsdp *f)
 {
-    size_t scales[NUM_REGIONS] = { 0, (size_t)f->trained_scales }, replicated = 0;
+    size_t scales[NUM_REGIONS] = { [FROZEN] = (size_t)f->trained_scales }, replicated = 0;
     for (int u = 0; u < f->num_units; u++) {
         const GradBuffer *g = grad_buffer(f, u);
         const Shard *s = &f->shard[u];
@@ -188,8 +255,8 @@ static void make_views(Fsdp *f)
             Tensor *w = &f->unit[u].tensor[p->id];
             if (is_replicated(f, u, p)) {
                 const Format stream = f->recipe.stream;
-                *w = tensor_at((char *)f->replicated.data + replicated * dtype_size(stream.dtype), stream, 1, p->cols);
-                replicated += param_align((size_t)p->cols);
+                *w = tensor_at((char *)f->replicated.data + replicated * dtype_size(stream.dtype), stream, p->rows, p->cols);
+                replicated += param_align(param_numel(p));
             } else if (is_gathered(f, u, p))
                 *w = view_in_buffer(f, u, p, &scales[p->region]);
             else
@@ -218,6 +285,7 @@ void fsdp_plan(Fsdp *f, Arena *a, const Config *c, Placement p)
     f->optimizer = optimizer_find(c->optimizer.name);
     CHECK(f->optimizer, "no optimizer %s", c->optimizer.name);
     f->strategy = c->strategy;
+    f->base = m->lora.base;
     f->tied = m->weight_tying;
     f->shards = p.shards;
     f->rank = p.rank;
@@ -253,6 +321,9 @@ void fsdp_place_gathered(Fsdp *f)
 
 size_t shard_part(const Shard *s, const Param *p, size_t *first)
 {
+    *first = 0;
+    if (p->region == BASE)
+        return 0;
     const size_t begin = p->region == FROZEN ? s->frozen_first : s->first;
     const size_t end = begin + (p->region == FROZEN ? s->frozen_count : s->count);
     size_t from = p->offset, to = from + (size_t)p->rows * p->cols;
@@ -282,16 +353,17 @@ Tensor shard_weights(const Shard *s, const Param *p, size_t first, size_t n)
     return p->region == FROZEN ? view(s->frozen, at - s->frozen_first, n) : view(s->master, at - s->first, n);
 }
 
-static size_t buffer_bytes(Tensor t)
+static size_t buffer_bytes(const Fsdp *f, int buffer)
 {
-    return (size_t)t.cols * (dtype_size(t.format.dtype) + (t.data_t || format_is_fp8(t.format)));
+    const Tensor t = f->weight_buffer[buffer].flat;
+    return (size_t)t.cols * (dtype_size(t.format.dtype) * has_rows(f, buffer) + format_is_fp8(t.format));
 }
 
 size_t fsdp_weight_bytes(const Fsdp *f)
 {
-    size_t bytes = tensor_bytes(f->scales) + tensor_bytes(f->replicated);
+    size_t bytes = tensor_bytes(f->scales) + tensor_bytes(f->base_scales) + tensor_bytes(f->replicated);
     for (int i = 0; i < num_buffers(f); i++)
-        bytes += buffer_bytes(f->weight_buffer[i].flat);
+        bytes += buffer_bytes(f, i) + f->weight_buffer[i].raw_bytes;
     return bytes;
 }
 

@@ -12,14 +12,19 @@ typedef struct {
     Tensor master, grad, state[MAX_STATES];
     size_t frozen_first, frozen_count;
     Tensor frozen;
+    size_t base_first, base_count;     /* of the region BASE ...                               */
+    void  *base;                       /* ... base_bytes of them                               */
 } Shard;
 
-/* Which copies of an FP8 weight the next use reads: W in forward, W^T in backward. Other formats have one for both. */
-typedef enum { FOR_FORWARD = 1, FOR_BACKWARD = 2 } Use;
+/* Which copies of an FP8 weight the next use reads: W in forward, W^T in backward. Other formats have one for both. AS_STORED: what
+ * these are made from was gathered. */
+typedef enum { FOR_FORWARD = 1, FOR_BACKWARD = 2, AS_STORED = 4 } Use;
 
 /* A gathered unit's memory: (1, n) in its compute format, n the largest unit that it serves. */
 typedef struct {
     Tensor      flat;                  /* data_t: the transposed copies of FP8 operands */
+    void       *raw;                   /* the gathered region BASE as stored, where that is not what computes */
+    size_t      raw_bytes;
     int         unit, has;             /* whose weights, -1: nobody's; for which uses they are there */
     DeviceMark *ready, *released;
 } WeightBuffer;
@@ -40,13 +45,15 @@ typedef struct {
     GradBuffer *grad_buffer;           /* [num_buffers] */
     Tensor      scales;                /* (1, 4 per FP8 operand): their scales, 16 bytes apart; those of frozen ones last */
     int         trained_scales;        /* columns of `scales` in front of those */
-    Tensor      replicated;            /* (1, n): what block units with FP8 operands have besides them, norm weights: whole on each
-                                          rank */
+    Tensor      base_scales;           /* (1, 4 per matrix of the blocks), with a region BASE: of FP8 operands and of E4M3 as stored */
+    Tensor      replicated;            /* (1, n): what block units with FP8 operands have besides them, norm weights and adapters:
+                                          whole on each rank */
     float      *square_sum;            /* device memory: sum of the squares of this rank's gradients; between steps a flag of
                                           whoever looks through the shards */
     Recipe      recipe;
     const Optimizer *optimizer;        /* whose states the shards have */
     Strategy    strategy;
+    BaseFormat  base;                  /* how the region BASE is stored */
     bool        tied;
     int         first_trained;         /* the first unit with a trained parameter: backward ends there */
     int         shards, rank;          /* ranks of a shard group, and this one's place in it */
@@ -70,7 +77,8 @@ size_t      fsdp_grad_bytes  (const Fsdp *f);              /* of accumulated gra
 size_t      fsdp_state_bytes (const Fsdp *f);              /* of the optimizer's states */
 void        fsdp_free   (Fsdp *f);
 
-/* The part of a parameter that this rank owns: elements *first .. *first + n of the parameter; returns n, maybe 0. */
+/* The part of a parameter that this rank owns: elements *first .. *first + n of the parameter; returns n, maybe 0, as for the region
+ * BASE, of which base.h knows. */
 size_t      shard_part(const Shard *s, const Param *p, size_t *first);
 /* Elements from `first` on, counted in the trained region, of one of the shard's flat tensors. */
 Tensor      shard_view(const Shard *s, Tensor t, size_t first, size_t n);
@@ -94,3 +102,11 @@ bool        is_replicated(const Fsdp *f, int unit, const Param *p);    /* ... in
 
 /* A region's place in its unit's buffer: elements from *first on; returns their number, 0 if it does not stand there. */
 size_t      region_in_buffer(const Fsdp *f, int unit, Region r, size_t *first);
+
+/* The matrices that are stored as lora.base says (base.h): bytes of so many elements of the region BASE; whether they are the codes that
+ * forward's GEMMs read; elements that a unit's take up as operands, and where each begins there; the scale of each. */
+size_t      base_bytes   (const Fsdp *f, size_t numel);
+bool        base_is_operand(const Fsdp *f);
+size_t      base_in_buffer(const Fsdp *f, int unit);
+size_t      base_operand_offset(const UnitShape *shape, const Param *p);
+float      *base_scale   (const Fsdp *f, int unit, const Param *p);

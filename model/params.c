@@ -3,15 +3,16 @@
 
 #include <assert.h>
 #include <math.h>
+#include <string.h>
 
 #include "kernels/error.h"
 
 /* ---- the table -------------------------------------------------------------------------------------------- */
 
 typedef enum { EMBEDDING, BLOCK, HEAD } UnitKind;
-typedef enum { ALWAYS, WITH_NORM_WEIGHTS, WITH_QK_NORM, UNTIED } Condition;
-typedef enum { ONE, D_MODEL, Q_WIDTH, Q_NORM, K_NORM, QKV_WIDTH, MLP, MLP_TWICE, VOCABULARY } Size;
-typedef enum { ONES, STD_EMBEDDING, STD_IN, STD_ATTENTION_OUT, STD_MLP_OUT, STD_HEAD } Init;
+typedef enum { ALWAYS, WITH_NORM_WEIGHTS, WITH_QK_NORM, UNTIED, ADAPTED } Condition;
+typedef enum { ONE, D_MODEL, Q_WIDTH, Q_NORM, K_NORM, QKV_WIDTH, MLP, MLP_TWICE, VOCABULARY, RANK, RANKS, TARGETED } Size;
+typedef enum { ONES, ZEROS, STD_EMBEDDING, STD_IN, STD_ATTENTION_OUT, STD_MLP_OUT, STD_HEAD, STD_ADAPTER } Init;
 
 /* In the order of a unit's flat buffer. */
 typedef struct {
@@ -21,32 +22,76 @@ typedef struct {
     Size        rows, cols;
     Init        init;
     Condition   condition;
+    Linear      linear;     /* whose matrix it is, or whose adapter's */
 } Row;
 
 #define FIELD(name) #name, offsetof(Unit, name)
 static const Row rows[] = {
     { EMBEDDING, FIELD(embed),   VOCABULARY, D_MODEL, STD_EMBEDDING,     ALWAYS },
     { BLOCK,     FIELD(norm0),   ONE,        D_MODEL, ONES,              WITH_NORM_WEIGHTS },
-    { BLOCK,     FIELD(qkv),     QKV_WIDTH,  D_MODEL, STD_IN,            ALWAYS },
+    { BLOCK,     FIELD(qkv),     QKV_WIDTH,  D_MODEL, STD_IN,            ALWAYS, LINEAR_QKV },
     { BLOCK,     FIELD(qnorm),   ONE,        Q_NORM,  ONES,              WITH_QK_NORM },
     { BLOCK,     FIELD(knorm),   ONE,        K_NORM,  ONES,              WITH_QK_NORM },
-    { BLOCK,     FIELD(out),     D_MODEL,    Q_WIDTH, STD_ATTENTION_OUT, ALWAYS },
+    { BLOCK,     FIELD(out),     D_MODEL,    Q_WIDTH, STD_ATTENTION_OUT, ALWAYS, LINEAR_OUT },
     { BLOCK,     FIELD(norm1),   ONE,        D_MODEL, ONES,              WITH_NORM_WEIGHTS },
-    { BLOCK,     FIELD(gate_up), MLP_TWICE,  D_MODEL, STD_IN,            ALWAYS },
-    { BLOCK,     FIELD(down),    D_MODEL,    MLP,     STD_MLP_OUT,       ALWAYS },
+    { BLOCK,     FIELD(gate_up), MLP_TWICE,  D_MODEL, STD_IN,            ALWAYS, LINEAR_GATE_UP },
+    { BLOCK,     FIELD(down),    D_MODEL,    MLP,     STD_MLP_OUT,       ALWAYS, LINEAR_DOWN },
     { HEAD,      FIELD(norm),    ONE,        D_MODEL, ONES,              WITH_NORM_WEIGHTS },
     { HEAD,      FIELD(head),    VOCABULARY, D_MODEL, STD_HEAD,          UNTIED },
+    { BLOCK,     FIELD(qkv_a),     RANKS,    D_MODEL, STD_ADAPTER,       ADAPTED, LINEAR_QKV },
+    { BLOCK,     FIELD(qkv_b),     TARGETED, RANK,    ZEROS,             ADAPTED, LINEAR_QKV },
+    { BLOCK,     FIELD(out_a),     RANKS,    Q_WIDTH, STD_ADAPTER,       ADAPTED, LINEAR_OUT },
+    { BLOCK,     FIELD(out_b),     TARGETED, RANK,    ZEROS,             ADAPTED, LINEAR_OUT },
+    { BLOCK,     FIELD(gate_up_a), RANKS,    D_MODEL, STD_ADAPTER,       ADAPTED, LINEAR_GATE_UP },
+    { BLOCK,     FIELD(gate_up_b), TARGETED, RANK,    ZEROS,             ADAPTED, LINEAR_GATE_UP },
+    { BLOCK,     FIELD(down_a),    RANKS,    MLP,     STD_ADAPTER,       ADAPTED, LINEAR_DOWN },
+    { BLOCK,     FIELD(down_b),    TARGETED, RANK,    ZEROS,             ADAPTED, LINEAR_DOWN },
 };
 static_assert(sizeof rows / sizeof rows[0] == NUM_PARAMS && sizeof(Unit) == NUM_PARAMS * sizeof(Tensor),
               "a parameter is a field of Unit and a row");
 
-static bool exists(Condition condition, const ModelConfig *c)
+int linear_parts(int rows[LINEAR_PARTS], const ModelConfig *c, Linear linear)
 {
-    return condition == WITH_NORM_WEIGHTS ? c->norm_affine : condition == WITH_QK_NORM ? c->qk_norm
-         : condition == UNTIED ? !c->weight_tying : true;
+    const int q = c->n_heads * c->head_dim, k = c->n_kv_heads * c->head_dim, C = c->d_model, F = c->mlp_width;
+    const int widths[NUM_LINEARS][LINEAR_PARTS] = {
+        [LINEAR_QKV] = { q, k, k }, [LINEAR_OUT] = { C }, [LINEAR_GATE_UP] = { F, F }, [LINEAR_DOWN] = { C }
+    };
+    int count = 0;
+    for (; count < LINEAR_PARTS && widths[linear][count] > 0; count++)
+        rows[count] = widths[linear][count];
+    return count;
 }
 
-static int size_of(Size size, const ModelConfig *c)
+LowRank adapter_parts(const ModelConfig *c, Linear linear)
+{
+    static const LoraModule first_module[NUM_LINEARS] = { LORA_Q, LORA_O, LORA_GATE, LORA_DOWN };
+    int rows[LINEAR_PARTS];
+    const int count = linear_parts(rows, c, linear);
+    LowRank b = { .is_b = true };
+    for (int i = 0, first = 0; i < count; first += rows[i++])
+        if (c->lora.rank > 0 && c->lora.target[first_module[linear] + i]) {
+            b.part[b.num_parts].first = first;
+            b.part[b.num_parts++].width = rows[i];
+        }
+    return b;
+}
+
+static int adapter_rows(const ModelConfig *c, Linear linear)
+{
+    const LowRank b = adapter_parts(c, linear);
+    int rows = 0;
+    for (int i = 0; i < b.num_parts; i++)
+        rows += b.part[i].width;
+    return rows;
+}
+
+static bool exists(const Row *r, const ModelConfig *c)
+{
+    return r->condition == WITH_NORM_WEIGHTS ? c->norm_affine : r->condition == WITH_QK_NORM ? c->qk_norm
+         : r->condition == UNTIED ? !c->weight_tying : r->condition == ADAPTED ? adapter_parts(c, r->linear).num_parts > 0 : true;
+}
+
+static int size_of(Size size, const ModelConfig *c, Linear linear)
 {
     const int q = c->n_heads * c->head_dim, k = c->n_kv_heads * c->head_dim;
     switch (size) {
@@ -58,19 +103,25 @@ static int size_of(Size size, const ModelConfig *c)
     case MLP:        return c->mlp_width;
     case MLP_TWICE:  return 2 * c->mlp_width;
     case VOCABULARY: return c->embedding_size;
+    case RANK:       return c->lora.rank;
+    case RANKS:      return c->lora.rank * adapter_parts(c, linear).num_parts;
+    case TARGETED:   return adapter_rows(c, linear);
     default:         return 1;
     }
 }
 
 /* Standard deviations of initial weights, l = number of the block from 0.
  * mitchell: 1/sqrt(fan in), output projections shrunk by the depth reached [OLMo, init_fn: mitchell].
- * full_megatron: init_std; output projections / sqrt(2L), head 1/sqrt(d).  normal: init_std everywhere. */
-static double init_std(Init init, const ModelConfig *c, int l)
+ * full_megatron: init_std; output projections / sqrt(2L), head 1/sqrt(d).  normal: init_std everywhere.
+ * Adapters: A of PEFT's variance, that of a uniform distribution between +-1/sqrt(fan in). DIFFERS: ours is normal. */
+static double init_std(Init init, const ModelConfig *c, int l, int fan_in)
 {
     const double d = c->d_model, s = c->init_std;
     const bool out = init == STD_ATTENTION_OUT || init == STD_MLP_OUT;
-    if (init == ONES)
+    if (init == ONES || init == ZEROS)
         return 0;
+    if (init == STD_ADAPTER)
+        return 1 / sqrt(3.0 * fan_in);
     switch (c->init_fn) {
     case INIT_MITCHELL:
         return !out ? 1 / sqrt(d) : 1 / sqrt((init == STD_ATTENTION_OUT ? 2 * d : 2.0 * c->mlp_width) * (l + 1));
@@ -83,42 +134,71 @@ static double init_std(Init init, const ModelConfig *c, int l)
 
 /* ---- units ------------------------------------------------------------------------------------------------ */
 
+/* The number of the next parameter, counted without adapters, which count by themselves: the others' do not depend on them. */
+static size_t next_number(const UnitShape *u, bool adapter)
+{
+    size_t number = 0;
+    for (const Param *p = u->param; p < u->param + u->num_params; p++)
+        if (p->is_adapter == adapter)
+            number = param_align(p->number + (size_t)p->rows * (size_t)p->cols);
+    return number;
+}
+
 void unit_shape(UnitShape *u, const ModelConfig *c, int unit, int world)
 {
     const UnitKind kind = unit == 0 ? EMBEDDING : unit <= c->n_layers ? BLOCK : HEAD;
     *u = (UnitShape){ 0 };
     for (const Row *r = rows; r < rows + NUM_PARAMS; r++) {
-        if (r->unit != kind || !exists(r->condition, c))
+        if (r->unit != kind || !exists(r, c))
             continue;
+        const bool adapter = r->condition == ADAPTED;
+        const int rows = size_of(r->rows, c, r->linear), cols = size_of(r->cols, c, r->linear);
         const Param p = {
-            .name = r->name, .id = (int)(r->place / sizeof(Tensor)), .rows = size_of(r->rows, c), .cols = size_of(r->cols, c),
-            .region = TRAINED, .number = unit_numbers(u), .is_norm = r->init == ONES, .is_embedding = kind == EMBEDDING,
-            .is_operand = kind == BLOCK && r->init != ONES, .has_padding = r->rows == VOCABULARY,
-            .init_std = (float)init_std(r->init, c, unit - 1) };
+            .name = r->name, .id = (int)(r->place / sizeof(Tensor)), .rows = rows, .cols = cols,
+            .region = TRAINED, .number = next_number(u, adapter), .is_norm = r->init == ONES, .is_embedding = kind == EMBEDDING,
+            .is_adapter = adapter, .is_b = adapter && r->rows == TARGETED, .linear = r->linear, .is_operand = kind == BLOCK && r->init != ONES && !adapter,
+            .has_padding = r->rows == VOCABULARY, .init_std = (float)init_std(r->init, c, unit - 1, cols) };
         u->param[u->num_params++] = p;
     }
+    u->config = c;
     unit_lay_out(u, world);
+}
+
+/* Elements that a parameter takes up in its region, as many as stand together there included. */
+static size_t room_of(const UnitShape *u, const Param *p)
+{
+    if (p->region == BASE && u->config->lora.base == BASE_NF4)
+        return nf4_param_groups(u->config, p) * NF4_GROUP;
+    return param_align((size_t)p->rows * (size_t)p->cols);
+}
+
+size_t nf4_param_groups(const ModelConfig *c, const Param *p)
+{
+    int rows[LINEAR_PARTS];
+    const int count = linear_parts(rows, c, p->linear);
+    size_t groups = 0;
+    for (int i = 0; i < count; i++)
+        groups += nf4_groups((size_t)rows[i], (size_t)p->cols);
+    return groups;
 }
 
 void unit_lay_out(UnitShape *u, int world)
 {
-    const size_t step = (size_t)PARAM_ALIGN * (size_t)world;
-    u->numel[TRAINED] = u->numel[FROZEN] = 0;
+    memset(u->numel, 0, sizeof u->numel);
     for (int i = 0; i < u->num_params; i++) {
         Param *p = &u->param[i];
         p->offset = u->numel[p->region];
-        u->numel[p->region] = param_align(p->offset + (size_t)p->rows * (size_t)p->cols);
+        u->numel[p->region] += room_of(u, p);
     }
-    for (int r = 0; r < NUM_REGIONS; r++)
+    for (int r = 0; r < NUM_REGIONS; r++) {
+        const size_t together = r == BASE && u->config->lora.base == BASE_NF4 ? NF4_GROUP : PARAM_ALIGN, step = together * (size_t)world;
         u->numel[r] = (u->numel[r] + step - 1) / step * step;
+    }
 }
 
 size_t unit_numbers(const UnitShape *u)
 {
-    if (u->num_params == 0)
-        return 0;
-    const Param *last = &u->param[u->num_params - 1];
-    return param_align(last->number + (size_t)last->rows * (size_t)last->cols);
+    return next_number(u, false);
 }
 
 Tensor param_view(const Param *p, void *region, Format f)

@@ -3,6 +3,7 @@
  * Dimensions: B sequences of T tokens, N = B*T; C model width; H query heads, K key/value heads of width D;
  * S = (H+2K)*D width of [q|k|v]; F MLP width; V rows of the embedding; L blocks; W ranks. */
 #pragma once
+#include "kernels/nf4.h"
 #include "model/config.h"
 
 /* Every parameter that some architecture has: a field here and a row in params.c. A unit is what is gathered and sharded as a
@@ -52,12 +53,18 @@ typedef struct {
     size_t offset;          /* elements from the region's start; a multiple of PARAM_ALIGN     */
     size_t number;          /* ... and from the unit's start, whatever is frozen: seeds random numbers */
     bool   is_norm, is_embedding;      /* for weight decay                                     */
-    bool   is_adapter;      /* A or B of a linear layer                                        */
+    bool   is_adapter, is_b;       /* A or B of a linear layer, of ...                         */
+    Linear linear;          /* ... this one; or its matrix                                     */
     bool   is_operand;      /* a block's matrix: an operand in the recipe's format; the others are in the stream's */
     bool   has_padding;     /* its rows from vocab_size on are padding and stay 0              */
     float  init_std;        /* 0: starts as ones (norms) or, of adapters, zeros (B)            */
 } Param;
 enum { PARAM_ALIGN = 256 }; /* elements: whole optimizer groups of 128 or 256, 256-byte aligned in any format */
+
+static inline size_t param_numel(const Param *p)
+{
+    return (size_t)p->rows * (size_t)p->cols;
+}
 
 /* n rounded up to a multiple of it. */
 static inline size_t param_align(size_t n)
@@ -70,6 +77,7 @@ typedef struct {
     Param  param[NUM_PARAMS];
     size_t numel[NUM_REGIONS]; /* of the regions, padding included: multiples of PARAM_ALIGN * W */
     size_t first;           /* number of its first element in the model                        */
+    const ModelConfig *config;
 } UnitShape;
 
 /* The parameters of a unit, all trained, and laid out for W ranks; .first is left to the caller. */
@@ -80,6 +88,16 @@ void unit_lay_out(UnitShape *u, int world);
 
 /* Elements of all parameters, as all ranks and runs count them: what lies between two units' numbers. */
 size_t unit_numbers(const UnitShape *u);
+
+/* The tensors below one another that a linear layer's matrix is, q, k and v for one: their number, and the rows of each. */
+enum { LINEAR_PARTS = LOW_RANK_PARTS };
+int linear_parts(int rows[LINEAR_PARTS], const ModelConfig *c, Linear linear);
+
+/* Groups of NF4 that a linear layer's matrix takes. */
+size_t nf4_param_groups(const ModelConfig *c, const Param *p);
+
+/* What B of a linear layer's adapter is beside, without its weights: num_parts 0 if it has none. */
+LowRank adapter_parts(const ModelConfig *c, Linear linear);
 
 Unit   unit_views(const UnitShape *u, void *data, Format f);         /* the trained parameters, as F32 or BF16 in a flat buffer */
 Tensor param_view(const Param *p, void *region, Format f);           /* one of any region */

@@ -8,9 +8,9 @@
 /* Tokens of a prompt that go through the model at once: so many that GEMMs are busy, so few that their buffers are small. */
 enum { PREFILL_TOKENS = 512 };
 
-/* One block's activations. `first`: those of block 0, whose memory the others share where a tensor is not their own. `backward`:
- * there is one. */
-typedef struct { Arena *arena; const Acts *first; int N; bool backward; } Planner;
+/* One block's activations. `first`: those of block 0, whose memory the others share where a tensor is not their own. `transposes`,
+ * `rows`: which of operands' the gradients read, of the blocks' matrices and of adapters. */
+typedef struct { Arena *arena; const Acts *first; int N; bool transposes, rows; } Planner;
 
 static Tensor own(Planner *p, Format f, int cols)
 {
@@ -27,14 +27,14 @@ static Tensor place(Planner *p, bool is_own, Tensor of_first, Format f, int cols
     return is_own ? own(p, f, cols) : shared(p, of_first, f, cols);
 }
 
-/* A GEMM operand. In FP8 forward reads its rows and backward its transpose: only the latter has to be kept. */
+/* A GEMM operand. In FP8 forward reads its rows and backward its transpose: only the latter has to be kept, or the rows for adapters. */
 static Tensor operand(Planner *p, bool is_own, Tensor of_first, Format f, int cols)
 {
     if (!format_is_fp8(f))
         return place(p, is_own, of_first, f, cols);
-    Tensor t = shared(p, of_first, f, cols);
+    Tensor t = place(p, is_own && p->rows, of_first, f, cols);
     t.scale = arena_alloc(p->arena, 16);
-    if (p->backward)
+    if (p->transposes)
         t.data_t = is_own || !p->first ? arena_alloc(p->arena, tensor_numel(t)) : of_first.data_t;
     return t;
 }
@@ -101,6 +101,16 @@ static void plan_acts(Planner *p, const Model *m, Acts *a)
     const int norms = c->qk_norm == QK_NORM_HEAD ? c->n_heads + c->n_kv_heads : 2;
     a->qk_stats = c->qk_norm ? arena_alloc(p->arena, norms * sizeof(float) * p->N) : NULL;
     a->lse = arena_alloc(p->arena, sizeof(float) * p->N * c->n_heads);
+    for (Linear l = 0; l < NUM_LINEARS; l++) {
+        const int parts = adapter_parts(c, l).num_parts;
+        a->low[l] = parts ? place(p, !block && !m->forward_only, s->low[l], r->stream, parts * c->lora.rank) : (Tensor){ 0 };
+    }
+}
+
+static Tensor gradient_operand(Arena *arena, const Model *m, int rows, int cols)
+{
+    return m->trains_matrices ? operand_alloc(arena, m->recipe.gradient, rows, cols)
+                              : tensor_alloc(arena, m->recipe.gradient, rows, cols);
 }
 
 /* With gate and up saved in FP8, what the GEMM wrote is not needed in backward: its memory holds the gradient's codes. */
@@ -109,9 +119,9 @@ static Tensor plan_dgate_up(Arena *arena, const Model *m, int rows, int cols)
     Format f = m->recipe.gradient;
     Tensor wide = m->acts[0].wide, t = { .format = f, .rows = rows, .cols = cols };
     if (wide.data == m->acts[0].gate_up.data || !format_is_fp8(f))
-        return operand_alloc(arena, f, rows, cols);
+        return gradient_operand(arena, m, rows, cols);
     t.data = wide.data;
-    t.data_t = (char *)wide.data + tensor_numel(t);
+    t.data_t = m->trains_matrices ? (char *)wide.data + tensor_numel(t) : NULL;
     t.scale = arena_alloc(arena, 16);
     return t;
 }
@@ -125,7 +135,7 @@ static void plan_work(Arena *arena, Model *m)
 
     t->dres = tensor_alloc(arena, r->stream, N, C);
     t->dres_amax = !c->norm_after && format_is_fp8(r->gradient) ? arena_alloc(arena, sizeof(float)) : NULL;
-    t->dy = !c->norm_after && same(t->dres, r->gradient) ? t->dres : operand_alloc(arena, r->gradient, N, C);
+    t->dy = !c->norm_after && same(t->dres, r->gradient) ? t->dres : gradient_operand(arena, m, N, C);
     /* these pairs are never alive together: the MLP's backward is over before attention's begins, dh comes last in both */
     Tensor narrow = tensor_alloc(arena, r->stream, N, C > HD ? C : HD), wide = tensor_alloc(arena, r->stream, N, S > F ? S : F);
     t->dh = tensor_at(narrow.data, r->stream, N, C);
@@ -133,7 +143,8 @@ static void plan_work(Arena *arena, Model *m)
     t->dact = tensor_at(wide.data, r->stream, N, F);
     t->dqkv = tensor_at(wide.data, r->stream, N, S);
     t->dgate_up = plan_dgate_up(arena, m, N, 2 * F);
-    t->dqkv_op = same(t->dqkv, r->gradient) ? t->dqkv : operand_alloc(arena, r->gradient, N, S);
+    t->dqkv_op = same(t->dqkv, r->gradient) ? t->dqkv : gradient_operand(arena, m, N, S);
+    t->dlow = c->lora.rank ? tensor_alloc(arena, r->stream, N, LOW_RANK_PARTS * c->lora.rank) : (Tensor){ 0 };
 }
 
 /* Logits of this many tokens exist at once: chunks of at most 512 MiB, as equal as can be, at least one token. */
@@ -176,13 +187,18 @@ static void plan_head(Arena *arena, Model *m, const Config *c)
     m->sums = arena_alloc(arena, 2 * sizeof(float));
 }
 
+static bool has_adapters(const Model *m)
+{
+    return m->config->lora.rank > 0;
+}
+
 /* Without a backward pass all blocks have the memory of the first. */
 static void plan_blocks(Arena *arena, Model *m)
 {
     for (int l = 0; l < m->L; l++) {
         size_t before = arena->used;
         if (l == 0 || !m->forward_only)
-            plan_acts(&(Planner){ arena, l ? &m->acts[0] : NULL, m->N, !m->forward_only }, m, &m->acts[l]);
+            plan_acts(&(Planner){ arena, l ? &m->acts[0] : NULL, m->N, m->trains_matrices, has_adapters(m) }, m, &m->acts[l]);
         else
             m->acts[l] = m->acts[0];
         m->bytes.block = m->forward_only ? 0 : arena->used - before;       /* in the end the last block's: all that is its own,
@@ -198,11 +214,21 @@ static void plan_caches(Arena *arena, Model *m)
                                       .v = tensor_alloc(arena, m->recipe.stream, m->P, width) };
 }
 
+static bool trains_matrices(const Fsdp *f)
+{
+    for (int u = 0; u < f->num_units; u++)
+        for (int i = 0; i < f->shape[u].num_params; i++)
+            if (f->shape[u].param[i].is_operand && f->shape[u].param[i].region == TRAINED)
+                return true;
+    return false;
+}
+
 static void plan_all(Arena *arena, Model *m, Fsdp *f, const Config *c, Placement p)
 {
     PlanBytes *b = &m->bytes;
     arena->used = 0;
     fsdp_plan(f, arena, c, p);
+    m->trains_matrices = trains_matrices(f);
     b->units = arena->used;
     plan_blocks(arena, m);
     m->acts[m->L].res0 = stream_is_kept(m) ? tensor_alloc(arena, m->recipe.stream, m->N, c->model.d_model)
@@ -236,7 +262,7 @@ void model_plan(Model *m, Fsdp *f, const Config *c, Placement p)
     const int P = mc->max_sequence_length + (c->generate ? decode_rows(&c->recipe, 1) - 1 : 0);
     const int T = !c->generate ? P : P > PREFILL_TOKENS ? PREFILL_TOKENS : decode_rows(&c->recipe, P);
     *m = (Model){ .config = mc, .recipe = c->recipe, .L = mc->n_layers, .P = P, .forward_only = config_forward_only(c),
-                  .documents = c->data.generate_doc_lengths && !c->generate };
+                  .documents = c->data.generate_doc_lengths && !c->generate, .lora_scale = (float)lora_scale(&mc->lora) };
     *f = (Fsdp){ 0 };
     m->attn = (Attention){ .B = c->device_train_microbatch_size, .T = T, .H = mc->n_heads,
                            .K = mc->n_kv_heads, .D = mc->head_dim, .scale = (float)(1 / sqrt(mc->head_dim)),

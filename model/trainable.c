@@ -6,28 +6,30 @@
 #include "kernels/error.h"
 #include "model/architecture.h"
 
-static bool is_trained(const Config *c, const char *name)
+static bool is_trained(const Config *c, const HfTensor *t)
 {
     if (config_forward_only(c))
         return false;
+    if (c->model.lora.rank > 0)
+        return t->adapter;
     if (c->num_trainable == 0)
         return true;
     for (int i = 0; i < c->num_trainable; i++)
-        if (fnmatch(c->trainable[i], name, 0) == 0)
+        if (fnmatch(c->trainable[i], t->name, 0) == 0)
             return true;
     return false;
 }
 
 /* The tensors of parameter p, of `count` in the unit's order from *k on, which moves behind them. Returns the first that is trained
  * where that one is not, or the reverse; NULL: all are as the first. */
-static const char *find_split(const Config *c, const Param *p, const HfTensor *tensor, int count, int *k)
+static const HfTensor *find_split(const Config *c, const Param *p, const HfTensor *tensor, int count, int *k)
 {
     const size_t end = p->offset + (size_t)p->rows * (size_t)p->cols;
-    const bool trained = is_trained(c, tensor[*k].name);
-    const char *other = NULL;
+    const bool trained = is_trained(c, &tensor[*k]);
+    const HfTensor *other = NULL;
     for (; *k < count && tensor[*k].first < end; ++*k)
-        if (!other && is_trained(c, tensor[*k].name) != trained)
-            other = tensor[*k].name;
+        if (!other && is_trained(c, &tensor[*k]) != trained)
+            other = &tensor[*k];
     return other;
 }
 
@@ -36,9 +38,11 @@ void trainable_mark(UnitShape *u, const Config *c, int unit)
     HfTensor tensor[HF_TENSORS];
     const int count = hf_tensors(tensor, &c->model, u, unit);
     for (int i = 0, k = 0; i < u->num_params; i++) {
-        const char *first = tensor[k].name, *other = find_split(c, &u->param[i], tensor, count, &k);
-        CHECK(!other, "%s and %s are one matrix", first, other);
+        const HfTensor *first = &tensor[k], *other = find_split(c, &u->param[i], tensor, count, &k);
+        CHECK(!other, "%s and %s are one matrix", first->name, other->name);
         u->param[i].region = is_trained(c, first) ? TRAINED : FROZEN;
+        if (u->param[i].is_operand && c->model.lora.base != BASE_AS_FROZEN)
+            u->param[i].region = BASE;
     }
 }
 
@@ -50,9 +54,9 @@ char *trainable_split(const Config *c)
         unit_shape(&shape, &c->model, unit, 1);
         const int count = hf_tensors(tensor, &c->model, &shape, unit);
         for (int i = 0, k = 0; i < shape.num_params; i++) {
-            const char *first = tensor[k].name, *other = find_split(c, &shape.param[i], tensor, count, &k);
+            const HfTensor *first = &tensor[k], *other = find_split(c, &shape.param[i], tensor, count, &k);
             if (other)
-                return xasprintf("%s is %s and %s is %s", first, is_trained(c, first) ? "trained" : "frozen", other,
+                return xasprintf("%s is %s and %s is %s", first->name, is_trained(c, first) ? "trained" : "frozen", other->name,
                                  is_trained(c, other) ? "trained" : "frozen");
         }
     }

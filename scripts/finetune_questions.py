@@ -9,10 +9,11 @@
 with label masks (make_chat_shards.py), a question and its answer a conversation. The chat template is none: the answer follows the
 question after a blank, as in the requests, and eos ends it.
 
-`run` trains a model of 190 million parameters on the text, then goes on from it on the questions, once per recipe and seed, each
-run on a GPU of its own, as many at a time as there are. --eval_only scores the model before and after in --eval-recipe. In --folder
-are the runs, table.md and picture.png at the end; what is there in full is not made again. A row per task: chance, the score
-before, and for each recipe the mean over seeds and its standard deviation; the last row is the mean of all but bits per byte.
+`run` trains a model of 190 million parameters on the text, on all GPUs together, then goes on from it on the questions, once per
+recipe and seed, each run on a GPU of its own, as many at a time as there are. Beside recipes, lora-bf16, lora-e4m3 and lora-nf4 train
+adapters next to a base of that format. --eval_only scores the model before and after in --eval-recipe. In --folder are the runs,
+table.md and picture.png at the end; what is there in full is not made again. A row per task: chance, the score before, and for each
+recipe the mean over seeds and its standard deviation; the last row is the mean of all but bits per byte.
 Needs matplotlib; `prepare` needs what those scripts need.
 """
 import argparse, concurrent.futures, glob, importlib.util, json, os, pathlib, queue, shlex, statistics, subprocess, sys
@@ -32,7 +33,7 @@ eval_interval: null
 save_interval: null
 console_log_interval: 10
 """
-BASE = "run_name: base" + COMMON % ("6e-4", 200, 0.1, "8ep") + """
+BASE = "run_name: base" + COMMON % ("1e-3", 100, 0.1, "3ep") + """
 recipe: bf16
 model:
   {d_model: 768, n_layers: 12, n_heads: 12, mlp_hidden_size: 6144, max_sequence_length: 1024, vocab_size: 50280,
@@ -40,7 +41,10 @@ model:
    init_std: 0.02, init_cutoff_factor: 3}
 data: {generate_doc_lengths: true}
 """
-TUNED = "run_name: tuned" + COMMON % ("2e-4", 50, 0, "3ep") + """
+# Adapters learn with larger steps, and do not decay.
+LORA = "--lora.rank=16 --lora.alpha=32 --optimizer.learning_rate=2e-3 --optimizer.weight_decay=0"
+LORA_RECIPES = {"lora-bf16": "bf16", "lora-e4m3": "coat-lean", "lora-nf4": "coat-lean"}
+TUNED = "run_name: tuned" + COMMON % ("3e-4", 30, 0, "2ep") + """
 reset_optimizer_state: true
 reset_trainer_state: true
 data: {packing: best_fit, document_boundaries: metadata}
@@ -69,9 +73,9 @@ def prepare(args):
 
 # ---- run ---------------------------------------------------------------------------------------------------------------------
 
-def run_once(args, folder, gpu, words):
-    """Runs the program unless the same command has run already; its output is in folder/log."""
-    command = [*shlex.split(args.launch), args.train, *words]
+def run_once(args, folder, gpus, words):
+    """Runs the program, a rank for each of the GPUs, unless the same command has run already; its output is in folder/log."""
+    command = [*shlex.split(args.launch), "-n", str(max(1, len(gpus))), args.train, *words]
     line, complete = shlex.join(command), folder / "complete"
     if complete.exists() and complete.read_text() == line:
         return
@@ -80,7 +84,7 @@ def run_once(args, folder, gpu, words):
     folder.mkdir(parents=True, exist_ok=True)
     complete.unlink(missing_ok=True)
     print(f"== {line}", flush=True)
-    environment = dict(os.environ, CUDA_VISIBLE_DEVICES=gpu) if gpu is not None else None
+    environment = dict(os.environ, CUDA_VISIBLE_DEVICES=",".join(gpus)) if gpus else None
     with open(folder / "log", "w", encoding="utf-8") as log:
         if subprocess.run(command, env=environment, stdout=log, stderr=subprocess.STDOUT).returncode != 0:
             raise RuntimeError(f"{line} failed; see {folder / 'log'}")
@@ -96,42 +100,48 @@ def write_settings(args):
         (args.folder / f"{name}.yaml").write_text(text)
 
 
-def evaluate(args, model, folder, gpu):
+def evaluate(args, model, folder, gpus):
     """Scores of the model in folder/eval.jsonl; the last of each counts."""
-    run_once(args, folder, gpu, [str(args.folder / "eval.yaml"), "--eval_only", f"--load_path={model}", f"--save_folder={folder}",
+    run_once(args, folder, gpus, [str(args.folder / "eval.yaml"), "--eval_only", f"--load_path={model}", f"--save_folder={folder}",
                                  f"--recipe={args.eval_recipe}", *shlex.split(args.eval_with)])
 
 
-def pretrain(args, gpu):
-    run_once(args, args.folder / "base", gpu, [str(args.folder / "base.yaml"), f"--data.paths={json.dumps(args.text)}",
+def pretrain(args):
+    run_once(args, args.folder / "base", args.gpus, [str(args.folder / "base.yaml"), f"--data.paths={json.dumps(args.text)}",
                                                f"--save_folder={args.folder / 'base'}", "--save_overwrite",
                                                f"--tokenizer={args.data / 'tokenizer'}", *shlex.split(args.base_with)])
-    evaluate(args, args.folder / "base" / "latest", args.folder / "base-scores", gpu)
+    evaluate(args, args.folder / "base" / "latest", args.folder / "base-scores", args.gpus)
 
 
-def tune(args, recipe, seed, gpu):
+def settings_of(recipe):
+    if recipe in LORA_RECIPES:
+        return [f"--recipe={LORA_RECIPES[recipe]}", f"--lora.base={recipe.removeprefix('lora-')}", *shlex.split(LORA)]
+    return [f"--recipe={recipe}"]
+
+
+def tune(args, recipe, seed, gpus):
     folder = args.folder / f"{recipe}-{seed}"
     shards = sorted(glob.glob(str(args.data / "train" / "token_ids_part_*.npy")))
     masks = sorted(glob.glob(str(args.data / "train" / "labels_mask_part_*.npy")))
-    run_once(args, folder, gpu, [str(args.folder / "tuned.yaml"), f"--recipe={recipe}", f"--seed={seed}",
+    run_once(args, folder, gpus, [str(args.folder / "tuned.yaml"), *settings_of(recipe), f"--seed={seed}",
                                  f"--load_path={args.folder / 'base' / 'latest'}", f"--save_folder={folder}", "--save_overwrite",
                                  f"--data.paths={json.dumps(shards)}", f"--data.label_mask_paths={json.dumps(masks)}",
                                  *shlex.split(args.tuned_with)])
-    evaluate(args, folder / "latest", args.folder / f"{recipe}-{seed}-scores", gpu)
+    evaluate(args, folder / "latest", args.folder / f"{recipe}-{seed}-scores", gpus)
 
 
 def on_all_gpus(args, jobs):
-    """Calls jobs(gpu), each on one that is free."""
+    """Calls jobs(gpus), each with one that is free."""
     free = queue.SimpleQueue()
-    for gpu in args.gpus or [None]:
-        free.put(gpu)
+    for gpus in [[gpu] for gpu in args.gpus] or [[]]:
+        free.put(gpus)
 
     def work(job):
-        gpu = free.get()
+        gpus = free.get()
         try:
-            job(gpu)
+            job(gpus)
         finally:
-            free.put(gpu)
+            free.put(gpus)
 
     with concurrent.futures.ThreadPoolExecutor(free.qsize()) as pool:
         for done in [pool.submit(work, job) for job in jobs]:
@@ -213,8 +223,8 @@ def run(args):
     if not importlib.util.find_spec("matplotlib"):
         sys.exit("error: no package matplotlib, which draws the picture at the end")
     write_settings(args)
-    on_all_gpus(args, [lambda gpu: pretrain(args, gpu)])
-    on_all_gpus(args, [lambda gpu, recipe=recipe, seed=seed: tune(args, recipe, seed, gpu)
+    pretrain(args)
+    on_all_gpus(args, [lambda gpus, recipe=recipe, seed=seed: tune(args, recipe, seed, gpus)
                        for seed in args.seeds for recipe in args.recipes])
     tasks = read_tasks(args)
     base = read_scores(args.folder / "base-scores", tasks)
@@ -244,13 +254,13 @@ def main():
     stage.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("runs/questions"))
     stage.add_argument("--recipes", nargs="+", default=["bf16", "coat", "coat-lean"])
     stage.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], help="of data order and rounding in fine-tuning")
-    stage.add_argument("--gpus", nargs="+", help="numbers of the GPUs; without it: one run at a time, where the program finds one")
+    stage.add_argument("--gpus", nargs="+", default=[], help="numbers of the GPUs; without it: one run at a time, where the program finds one")
     stage.add_argument("--eval-recipe", default="bf16", help="the recipe that all models are evaluated with")
     stage.add_argument("--base-with", default="", help="more settings of pretraining, as '--max_duration=100 --a.b=c'")
     stage.add_argument("--tuned-with", default="", help="of fine-tuning")
     stage.add_argument("--eval-with", default="", help="of evaluating")
     stage.add_argument("--train", default="./train", help="the program")
-    stage.add_argument("--launch", default="mpirun -n 1", help="launcher with its options")
+    stage.add_argument("--launch", default="mpirun", help="launcher with its options but -n")
     args = parser.parse_args()
     args.call(args)
 

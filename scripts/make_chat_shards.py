@@ -217,7 +217,7 @@ max_duration: 1ep
 global_train_batch_size: 32             # sequences of max_sequence_length
 device_train_microbatch_size: 1
 max_grad_norm: 1.0
-optimizer: {learning_rate: 2.0e-5, eps: 1.0e-8, weight_decay: 0}
+optimizer: {learning_rate: 2.0e-5, eps: 1.0e-8, weight_decay: 0}      # with --lora.rank=16 (adapters): 2.0e-4
 scheduler: {warmup_fraction: 0.03, warmup_min_lr: 0, alpha_f: 0}
 save_interval: 500
 save_num_checkpoints_to_keep: 1"""

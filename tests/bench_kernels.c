@@ -3,6 +3,7 @@
  * A row shows the median of RUNS runs and what each must move or compute. Elementwise operations are judged by a
  * device copy measured in the same run (bytes read + written), GEMMs and attention by the data sheet. Everything is
  * larger than the L2 cache. On a CPU the shape shrinks to a few tokens: that shows only that every operation runs. */
+#include "kernels/nf4.h"
 #include "tests/bench_attention.h"
 #include "tests/bench_tensors.h"
 
@@ -186,6 +187,28 @@ static void bench_weights(const Model *m)
     in_step(ELEMENTWISE, blocks(m) * m->params / n);
     TIME_BYTES("coat: weights to FP8, transposed", 3 * n, quantize_codes(turned, w));
     in_step(ELEMENTWISE, blocks(m) * m->params / n);
+    release();
+}
+
+/* A frozen matrix in NF4 becomes an operand before every use. */
+static void bench_nf4(const Model *m)
+{
+    const int rows = 2 * m->F;
+    const double n = (double)rows * m->C, stored = (double)sizeof(Nf4Group) / NF4_GROUP;
+    const size_t groups = nf4_groups((size_t)m->F, (size_t)m->C);
+    Tensor w = make_normal(BF16_, m->F, m->C, 0.02f), y = make(BF16_, rows, m->C), y8 = make_operand(E4M3_, rows, m->C);
+    Tensor offset = make(F32_, 1, 1), amax = make(F32_, 1, 1);
+    Nf4Group *g = hold(2 * groups * sizeof *g);
+    const Nf4 x = { .group = g, .num_parts = 2, .rows = { m->F, m->F } };
+    nf4_offset(offset.data, w);
+    TIME_BYTES("nf4_quantize bf16", (2 + stored) * n / 2, nf4_quantize(g, w, offset.data, 0, groups));
+    nf4_quantize(g + groups, w, offset.data, 0, groups);
+    nf4_amax(amax.data, x, m->C, 0, 2 * groups);
+    quantize_scale_from(y8, amax.data);
+    Tensor only_rows = rows_only(y8), turned = transpose_only(y8);
+    TIME_BYTES("nf4_dequantize to bf16", (stored + 2) * n, nf4_dequantize(y, x));
+    TIME_BYTES("nf4_dequantize to e4m3", (stored + 1) * n, nf4_dequantize(only_rows, x));
+    TIME_BYTES("nf4_dequantize to e4m3, transposed", (stored + 1) * n, nf4_dequantize(turned, x));
     release();
 }
 
@@ -376,6 +399,7 @@ int main(int argc, char **argv)
     bench_adamw_fp8(m);
     bench_adamw8bit(m);
     bench_weights(m);
+    bench_nf4(m);
     bench_embedding(m);
     bench_loss(m);
     bench_adamw(m);

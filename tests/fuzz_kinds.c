@@ -178,6 +178,10 @@ Kind kinds[] = {
         "\"layer_types\": [\"full_attention\"],", "\"rope_parameters\": {\"full_attention\": {}, \"sliding_attention\": {}},",
         "\"head_dim\": 0,", "\"eos_token_id\": [1, 2],", "\"sliding_window\": 3,", "\"use_sliding_window\": true,",
         "\"max_window_layers\": 1,", "null", "\"", "{", "}", "[", "]" } },
+    { "adapter", "adapter_config.json", read_hf, true,
+      { "\"r\": 3,", "\"r\": 1e9,", "\"lora_alpha\": -1,", "\"use_rslora\": true,", "\"use_dora\": true,", "\"bias\": \"all\",",
+        "\"target_modules\": \"all-linear\",", "\"layers.0.mlp.up_proj\",", "model.", "9", ".", "\"lora_dropout\": 0.1,", "null",
+        "\"base_model_name_or_path\": \"..\",", "\"rank_pattern\": {\"q\": 1},", "\"", "{", "}", "[", "]" } },
     { "trainer", "step1/trainer.json", read_checkpoint, false,
       { "\"files\": {},", "\"step\": -6,", "\"../../../etc/passwd\": 3,", "\"optimizer-/../../a\": 0,", "null", "{", "}", "[",
         "]", "\"" } },
@@ -243,6 +247,20 @@ static void seed_hf(Kind *k)
         free(written);
         json_decref(config);
     }
+}
+
+/* Beside the model in the folder `base`. */
+static void seed_adapter(Kind *k)
+{
+    const Input none = { "", 0 }, base = { "{" TRY_LLAMA "}", strlen("{" TRY_LLAMA "}") };
+    mkdir(text("%s/base", k->folder), 0777);
+    input_write(&base, text("%s/base/config.json", k->folder));
+    input_write(&none, text("%s/base/model.safetensors", k->folder));
+    input_write(&none, text("%s/adapter_model.safetensors", k->folder));
+    add_text(k, "{\"peft_type\": \"LORA\", \"base_model_name_or_path\": \"base\", \"r\": 4, \"lora_alpha\": 8, \"bias\": \"none\", "
+                "\"lora_dropout\": 0.0, \"target_modules\": [\"q_proj\", \"v_proj\"], \"use_dora\": false, \"rank_pattern\": {}}");
+    add_text(k, "{\"peft_type\": \"LORA\", \"base_model_name_or_path\": \"base\", \"r\": 2, \"lora_alpha\": 2, "
+                "\"init_lora_weights\": true, \"target_modules\": [\"model.layers.0.mlp.up_proj\", \"1.mlp.up_proj\"]}");
 }
 
 /* Each kind has a checkpoint of its own, of which one file is the input. */
@@ -315,7 +333,8 @@ const char *kinds_make(void)
         Kind *k = &kinds[i];
         snprintf(k->folder, sizeof k->folder, "%s/%d-%s", root, i, k->name);
         mkdir(k->folder, 0777);
-        k->read == read_yaml ? seed_yaml(k) : k->read == read_hf ? seed_hf(k) : k->read == read_metrics ? seed_metrics(k)
+        k->read == read_yaml ? seed_yaml(k) : strcmp(k->name, "adapter") == 0 ? seed_adapter(k)
+            : k->read == read_hf ? seed_hf(k) : k->read == read_metrics ? seed_metrics(k)
             : k->read == read_questions ? seed_questions(k)
             : k->read == read_shard2 || k->read == read_shard4 || k->read == read_mask || k->read == read_metadata
             ? seed_tokens(k) : seed_checkpoint(k);

@@ -1,8 +1,11 @@
 /* One small base, and what each architecture changes in it; values and tokens are functions of a seed alone. */
 #include "tests/models.h"
 
+#include <stdlib.h>
+
 #include "kernels/random.h"
 #include "kernels/error.h"
+#include "kernels/values.h"
 #include "model/plan.h"
 
 static const char *const names[NUM_ARCHITECTURES] = {
@@ -73,6 +76,14 @@ ModelConfig architecture(SmallModel a)
     return m;
 }
 
+ModelConfig with_adapters(ModelConfig m, int rank, unsigned modules, BaseFormat base)
+{
+    m.lora = (Lora){ .rank = rank, .alpha = 1.5 * rank, .base = base };
+    for (int i = 0; i < NUM_LORA_MODULES; i++)
+        m.lora.target[i] = modules >> i & 1;
+    return m;
+}
+
 void model_config(Config *c, const ModelConfig *m, const char *recipe, int B)
 {
     const Recipe *r = recipe_find(recipe);
@@ -87,6 +98,31 @@ void model_create(Model *m, Fsdp *f, const Config *c)
 {
     model_plan(m, f, c, (Placement){ 1, 0, c->strategy.grad_sum != SUM_OFTEN });
     model_place(m, f, c);
+}
+
+static void fill(Tensor t, uint64_t seed, size_t first)
+{
+    const size_t n = tensor_numel(t);
+    float *x = xcalloc(n, sizeof *x);
+    Tensor host = t;
+    host.data = xcalloc(n, dtype_size(t.format.dtype));
+    for (size_t i = 0; i < n; i++)
+        x[i] = 0.3f * test_uniform(seed, first + i);
+    tensor_store(host, 0, x, n);
+    device_put(t.data, host.data, tensor_bytes(t));
+    free(host.data), free(x);
+}
+
+void test_fill_adapters(Fsdp *f, uint64_t seed)
+{
+    for (int u = 0; u < f->num_units; u++)
+        for (int i = 0; i < f->shape[u].num_params; i++) {
+            const Param *p = &f->shape[u].param[i];
+            size_t first, n = shard_part(&f->shard[u], p, &first);
+            if (p->is_b && n > 0)
+                fill(shard_weights(&f->shard[u], p, first, n), seed + (uint64_t)(u * NUM_PARAMS + p->id), first);
+        }
+    fsdp_loaded(f);
 }
 
 float test_uniform(uint64_t seed, uint64_t i)

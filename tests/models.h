@@ -9,10 +9,17 @@ typedef enum { LLAMA, LLAMA_GQA, LLAMA_HEAD, OLMO, OLMO2, MISTRAL, QWEN3, OLMO3,
 ModelConfig architecture     (SmallModel a);
 const char *architecture_name(SmallModel a);
 
+/* The model with adapters on these of its matrices, a bit per LoraModule, with alpha 3/2 of the rank. */
+enum { ALL_MODULES = (1 << NUM_LORA_MODULES) - 1 };
+ModelConfig with_adapters(ModelConfig m, int rank, unsigned modules, BaseFormat base);
+
 /* A run of one rank with micro-batches of B sequences; everything a model needs, nothing on disk. */
 void model_config(Config *c, const ModelConfig *m, const char *recipe, int B);
 
 void model_create(Model *m, Fsdp *f, const Config *c);        /* planned and placed, for one rank */
+
+/* Gives every B values; it starts as 0, and then A has no gradient. */
+void test_fill_adapters(Fsdp *f, uint64_t seed);
 
 /* Values that depend on (seed, i) alone: uniform in [-1, 1), and token ids below `below`. */
 float test_uniform(uint64_t seed, uint64_t i);

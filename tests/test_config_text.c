@@ -20,7 +20,10 @@ static void check_reload(Config *c)
     try_write(try_path, c->text);
     Config *again = try_load(1, NULL, NULL, NULL, NULL);
     assert_string_equal(c->text, again->text);
-    assert_memory_equal(&c->model, &again->model, sizeof c->model);
+    ModelConfig model = again->model;                      /* but for the address of a text */
+    assert_true(c->model.lora.base_path ? strcmp(c->model.lora.base_path, model.lora.base_path) == 0 : !model.lora.base_path);
+    model.lora.base_path = c->model.lora.base_path;
+    assert_memory_equal(&c->model, &model, sizeof model);
     assert_string_equal(c->optimizer.name, again->optimizer.name);
     assert_memory_equal(&c->optimizer.lr, &again->optimizer.lr, sizeof c->optimizer - sizeof c->optimizer.name);
     assert_memory_equal(&c->scheduler, &again->scheduler, sizeof c->scheduler);

@@ -23,7 +23,7 @@
 #include "tests/models.h"
 
 /* Longer than a window, than the texts that rotary frequencies are scaled for, and, in one case, than a pass of the prompt. */
-enum { TEXT = 48, LONG_TEXT = 700 };
+enum { TEXT = 48, LONG_TEXT = 700, SOME_MODULES = 1 << LORA_Q | 1 << LORA_V | 1 << LORA_DOWN };
 
 typedef struct {
     Config config;
@@ -32,10 +32,12 @@ typedef struct {
     const char *name;
 } Setup;
 
-/* With the widths that GPUs take where operands are FP8. */
-static ModelConfig model_of(SmallModel a, const char *recipe)
+/* With the widths that GPUs take where operands are FP8, and with adapters on these modules. */
+static ModelConfig model_of(SmallModel a, const char *recipe, unsigned modules)
 {
     ModelConfig m = architecture(a);
+    if (modules)
+        m = with_adapters(m, 5, modules, BASE_NF4);
     if (format_is_fp8(recipe_find(recipe)->operand)) {
         m.d_model = 128;
         m.head_dim = 32;
@@ -44,9 +46,9 @@ static ModelConfig model_of(SmallModel a, const char *recipe)
     return m;
 }
 
-static void open_setup(Setup *s, SmallModel a, const char *recipe, int length, bool generates)
+static void open_setup(Setup *s, SmallModel a, const char *recipe, unsigned modules, int length, bool generates)
 {
-    ModelConfig m = model_of(a, recipe);
+    ModelConfig m = model_of(a, recipe, modules);
     s->name = architecture_name(a);
     m.max_sequence_length = length;
     model_config(&s->config, &m, recipe, 1);
@@ -54,6 +56,7 @@ static void open_setup(Setup *s, SmallModel a, const char *recipe, int length, b
     s->config.generate = generates ? "prompts" : NULL;
     model_create(&s->model, &s->fsdp, &s->config);
     fsdp_init(&s->fsdp, &s->config.model, 3);
+    test_fill_adapters(&s->fsdp, 4);
 }
 
 static void close_setup(Setup *s)
@@ -70,10 +73,10 @@ static int *text(int length, int vocab)
 }
 
 /* Logits (length, embedding_size) of the whole text at once. */
-static float *all_logits(SmallModel a, const char *recipe, const int *tokens, int length)
+static float *all_logits(SmallModel a, const char *recipe, unsigned modules, const int *tokens, int length)
 {
     Setup s;
-    open_setup(&s, a, recipe, length, false);
+    open_setup(&s, a, recipe, modules, length, false);
     int *targets = xmalloc(sizeof *targets * (size_t)length);
     memset(targets, 0xff, sizeof *targets * (size_t)length);
     model_step(&s.model, &s.fsdp, tokens, targets, NULL, 0, 0, PASS_FORWARD);
@@ -105,13 +108,13 @@ static void check_logits(Setup *s, const float *all, int position)
 }
 
 /* A prompt, single tokens, several at once, single ones again; then another sequence in the same caches. */
-static void check_architecture(SmallModel a, int length, const int *counts, int num_counts)
+static void check_architecture(SmallModel a, unsigned modules, int length, const int *counts, int num_counts)
 {
     Setup s;
     const ModelConfig m = architecture(a);
     int *tokens = text(length, m.vocab_size);
-    float *expected = all_logits(a, "f32", tokens, length);
-    open_setup(&s, a, "f32", length, true);
+    float *expected = all_logits(a, "f32", modules, tokens, length);
+    open_setup(&s, a, "f32", modules, length, true);
     for (int again = 0; again < 2; again++) {
         decode_begin(&s.model);
         for (int i = 0, done = 0; done < length; i++) {
@@ -130,15 +133,16 @@ static void test_same_logits(void **state)
 {
     (void)state;
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++)
-        check_architecture(a, TEXT, (const int[]){ 9, 1, 1, 1, 12, 1, 2 }, 7);
+        check_architecture(a, 0, TEXT, (const int[]){ 9, 1, 1, 1, 12, 1, 2 }, 7);
+    check_architecture(OLMO2, SOME_MODULES, TEXT, (const int[]){ 9, 1, 1, 1, 12, 1, 2 }, 7);
 }
 
 /* Of more tokens than a pass has. */
 static void test_long_prompt(void **state)
 {
     (void)state;
-    check_architecture(MISTRAL, LONG_TEXT, (const int[]){ LONG_TEXT - 3 }, 1);
-    check_architecture(LLAMA_GQA, LONG_TEXT, (const int[]){ 1, LONG_TEXT - 4 }, 2);
+    check_architecture(MISTRAL, ALL_MODULES, LONG_TEXT, (const int[]){ LONG_TEXT - 3 }, 1);
+    check_architecture(LLAMA_GQA, 0, LONG_TEXT, (const int[]){ 1, LONG_TEXT - 4 }, 2);
 }
 
 /* How far two ways to the same numbers may be apart, where they differ in the order of sums and, with FP8 operands, in the scales
@@ -151,34 +155,40 @@ static double rounding_of(const Recipe *r)
 }
 
 /* In other recipes a cache changes which roundings there are, and not how many. */
+static void check_recipe(SmallModel a, unsigned modules, const char *recipe)
+{
+    Setup s;
+    const ModelConfig m = model_of(a, recipe, modules);
+    int *tokens = text(TEXT, m.vocab_size);
+    float *all = all_logits(a, recipe, modules, tokens, TEXT), found[128];
+    const float *expected = all + (size_t)(TEXT - 1) * (size_t)m.embedding_size;
+    double e = 0, size = 0;
+    open_setup(&s, a, recipe, modules, TEXT, true);
+    decode_begin(&s.model);
+    decode_append(&s.model, &s.fsdp, tokens, TEXT - 2);
+    decode_append(&s.model, &s.fsdp, tokens + TEXT - 2, 1);
+    decode_append(&s.model, &s.fsdp, tokens + TEXT - 1, 1);
+    decode_logits(&s.model, &s.fsdp, found);
+    for (int v = 0; v < m.vocab_size; v++) {
+        e += pow((double)found[v] - expected[v], 2);
+        size += pow(expected[v], 2);
+    }
+    if (!(sqrt(e / size) <= rounding_of(&s.config.recipe)))
+        fail_msg("%s, %s: logits are off by %.2g", s.name, recipe, sqrt(e / size));
+    close_setup(&s);
+    free(all);
+    free(tokens);
+}
+
 static void test_recipes(void **state)
 {
     (void)state;
     const char *const names[] = { "bf16", "fp8", "coat" };
-    for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++)
-        for (int r = 0; r < 3; r++) {
-            Setup s;
-            const ModelConfig m = model_of(a, names[r]);
-            int *tokens = text(TEXT, m.vocab_size);
-            float *all = all_logits(a, names[r], tokens, TEXT), found[128];
-            const float *expected = all + (size_t)(TEXT - 1) * (size_t)m.embedding_size;
-            double e = 0, size = 0;
-            open_setup(&s, a, names[r], TEXT, true);
-            decode_begin(&s.model);
-            decode_append(&s.model, &s.fsdp, tokens, TEXT - 2);
-            decode_append(&s.model, &s.fsdp, tokens + TEXT - 2, 1);
-            decode_append(&s.model, &s.fsdp, tokens + TEXT - 1, 1);
-            decode_logits(&s.model, &s.fsdp, found);
-            for (int v = 0; v < m.vocab_size; v++) {
-                e += pow((double)found[v] - expected[v], 2);
-                size += pow(expected[v], 2);
-            }
-            if (!(sqrt(e / size) <= rounding_of(&s.config.recipe)))
-                fail_msg("%s, %s: logits are off by %.2g", s.name, names[r], sqrt(e / size));
-            close_setup(&s);
-            free(all);
-            free(tokens);
-        }
+    for (int r = 0; r < 3; r++) {
+        for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++)
+            check_recipe(a, 0, names[r]);
+        check_recipe(LLAMA_GQA, ALL_MODULES, names[r]);
+    }
 }
 
 /* ---- transformers ------------------------------------------------------------------------------------------ */
@@ -257,7 +267,7 @@ static void test_forward_only(void **state)
     const bool on_cpu = strcmp(device_name(), "cpu") == 0;
     for (const Recipe *r = recipes; r->name; r++)
         for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
-            const ModelConfig m = model_of(a, r->name);
+            const ModelConfig m = model_of(a, r->name, 0);
             Config c;
             PlanBytes trains, evaluates;
             size_t others[3];
@@ -282,7 +292,7 @@ static void test_one_copy(void **state)
     for (int i = 0; i < 2; i++) {
         Setup s;
         size_t numel = 0;
-        open_setup(&s, LLAMA, names[i], TEXT, true);
+        open_setup(&s, LLAMA, names[i], 0, TEXT, true);
         for (int u = 0; u < s.fsdp.num_units; u++)
             numel += s.fsdp.shape[u].numel[FROZEN];
         assert_int_equal(fsdp_weight_bytes(&s.fsdp), 0);

@@ -240,7 +240,7 @@ static void test_stops(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         json_t *config = json_pack("{s:i}", "eos_token_id", 9);
         shell(text("cd %s && mkdir -p stops out && printf '%s' >stops/generation_config.json", root, cases[i].loaded));
-        companions_read(text("%s/stops", root));
+        companions_read(text("%s/stops", root), root);
         companions_complete(config);
         companions_write(text("%s/out", root));
         if (!cases[i].saved)
@@ -255,7 +255,7 @@ static void test_stops(void **state)
         json_decref(config);
     }
     shell(text("cd %s && rm -r stops out && mkdir stops", root));
-    companions_read(text("%s/stops", root));       /* what later checkpoints of the process have: nothing */
+    companions_read(text("%s/stops", root), root);       /* what later checkpoints of the process have: nothing */
 }
 
 /* What is said of a tokenizer that the configuration names, before a run begins. */

@@ -62,14 +62,14 @@ static void check_quantize(const char *what, Format f, Tensor x, bool transposed
     TWICE(quantize(y, x), y);
     check_same_bytes(text, tensor_snapshot(y), expected_bytes(y, values(x)), tensor_bytes(y));
     golden_check(text, y, NULL);
-    Tensor back = make(F, x.rows, x.cols), half = make(H, x.rows, x.cols);
+    Tensor back = make(F, x.rows, x.cols), half = make(H, x.rows, x.cols), rounded = make(H, x.rows, x.cols);
     quantize(back, y);
     quantize(half, y);
-    const double *exact = values(y), *got = values(back), *rounded = values(half);
-    for (size_t i = 0; i < tensor_numel(x); i++) {      /* code times scale in F32, rounded once more for BF16 */
+    quantize(rounded, back);
+    const double *exact = values(y), *got = values(back);
+    for (size_t i = 0; i < tensor_numel(x); i++)        /* code times scale in F32, rounded once more for BF16 */
         assert_true(isnan(exact[i]) ? isnan(got[i]) : got[i] == (double)(float)exact[i]);
-        assert_true(isnan(exact[i]) ? isnan(rounded[i]) : fabs(rounded[i] - got[i]) <= 0x1p-8 * fabs(got[i]));
-    }
+    check_same_bytes(text, tensor_snapshot(half), tensor_snapshot(rounded), tensor_bytes(half));
 }
 
 /* Rows of very different size, a row of zeros, one of numbers too small for any scale, ties. */
@@ -171,7 +171,7 @@ static void test_between_formats(void **state)
         }
 }
 
-/* The halves of quantize: a scale that stays, codes without rows or without a transpose. */
+/* The halves of quantize: a scale that stays, codes without rows or without a transpose, a transpose of codes. */
 static void test_halves(void **state)
 {
     (void)state;
@@ -192,6 +192,10 @@ static void test_halves(void **state)
         only.rows = 24, only.cols = 32, only.data = NULL, only.data_t = columns.data;
         TWICE(quantize_codes(only, x), columns);
         check_same_bytes("columns", tensor_snapshot(columns), expected + tensor_numel(rows), tensor_numel(rows));
+        Tensor turned = make(formats[i], 32, 24);
+        turned.scale = y.scale, only.data_t = turned.data;
+        TWICE(quantize_codes(only, rows), turned);
+        check_same_bytes("columns from rows", tensor_snapshot(turned), expected + tensor_numel(rows), tensor_numel(rows));
         release();
     }
 }

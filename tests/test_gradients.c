@@ -1,4 +1,4 @@
-/* Gradients of the whole model in f32 against finite differences: every parameter tensor of every architecture.
+/* Gradients of the whole model in f32 against finite differences: every parameter tensor of every architecture, and adapters.
  *
  * With L(w) the summed loss and r a direction of length 1, D(h) = (L(w + h r) - L(w - h r)) / 2h is off by c h^2 + e/h,
  * or by c h where clamped values meet their limit. So the last two steps of a sequence of halved h bound what is left of
@@ -61,6 +61,7 @@ static void open_model(Setup *s, const ModelConfig *m, bool documents)
     model_create(&s->model, &s->fsdp, &s->config);
     fsdp_init(&s->fsdp, &s->config.model, 7);
     perturb_norms(s);
+    test_fill_adapters(&s->fsdp, 9);
     fill_batch(s);
 }
 
@@ -140,19 +141,25 @@ static void check_tensor(Setup *s, const char *arch, const Param *p, Tensor w, T
     free(at), free(g), free(r);
 }
 
-static void check_architecture(SmallModel a, bool documents)
+static void check_model(const char *name, const ModelConfig *m, bool documents)
 {
     Setup s;
-    ModelConfig m = architecture(a);
-    open_model(&s, &m, documents);
+    open_model(&s, m, documents);
     fsdp_zero_grads(&s.fsdp);
     loss_of(&s, true);
     for (int u = 0; u < s.fsdp.num_units; u++)
         for (int i = 0; i < s.fsdp.shape[u].num_params; i++) {
             const Param *p = &s.fsdp.shape[u].param[i];
-            check_tensor(&s, architecture_name(a), p, s.fsdp.unit[u].tensor[p->id], s.fsdp.dunit[u].tensor[p->id]);
+            if (p->region == TRAINED)
+                check_tensor(&s, name, p, s.fsdp.unit[u].tensor[p->id], s.fsdp.dunit[u].tensor[p->id]);
         }
     model_free(&s.model, &s.fsdp);
+}
+
+static void check_architecture(SmallModel a, bool documents)
+{
+    const ModelConfig m = architecture(a);
+    check_model(architecture_name(a), &m, documents);
 }
 
 static void test_every_architecture(void **state)
@@ -168,16 +175,37 @@ static void test_documents(void **state)
     check_architecture(LLAMA_GQA, true);
 }
 
+/* Adapters on all matrices, or on some of those that are one here; the base as other weights are, and as it is read from codes.
+ * Nothing is clamped: a step of A moves so many values of q, k and v that some always meet their limit (test_parity clamps). */
+static ModelConfig adapted_model(SmallModel a)
+{
+    const unsigned some = 1 << LORA_K | 1 << LORA_V | 1 << LORA_O | 1 << LORA_UP;
+    const BaseFormat base[] = { BASE_NF4, BASE_AS_FROZEN, BASE_E4M3 };
+    ModelConfig m = with_adapters(architecture(a), 3 + a % 2, a % 2 ? ALL_MODULES : some, base[a % 3]);
+    m.lora.use_rslora = a % 2;
+    m.clip_qkv = 0;
+    return m;
+}
+
+static void test_adapters(void **state)
+{
+    (void)state;
+    for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
+        const ModelConfig m = adapted_model(a);
+        check_model(architecture_name(a), &m, false);
+    }
+}
+
 /* Gradients of one step, all units one behind the other. */
-static float *gradients(SmallModel a, Keep keep, int chunk, size_t *n)
+static float *gradients(const ModelConfig *m, Keep keep, int chunk, size_t *n)
 {
     Setup s;
-    ModelConfig m = architecture(a);
-    model_config(&s.config, &m, "f32", B);
+    model_config(&s.config, m, "f32", B);
     s.config.loss_chunk = chunk;
     s.config.recipe.keep = keep;
     model_create(&s.model, &s.fsdp, &s.config);
     fsdp_init(&s.fsdp, &s.config.model, 7);
+    test_fill_adapters(&s.fsdp, 9);
     fill_batch(&s);
     loss_of(&s, true);
     float *g = NULL;
@@ -198,11 +226,12 @@ static float *gradients(SmallModel a, Keep keep, int chunk, size_t *n)
 static void test_recomputation(void **state)
 {
     (void)state;
-    for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
+    for (int i = 0; i < 2 * NUM_ARCHITECTURES; i++) {
+        const ModelConfig m = i % 2 ? adapted_model(i / 2) : architecture(i / 2);
         size_t n;
-        float *all = gradients(a, KEEP_ALL, 0, &n);
+        float *all = gradients(&m, KEEP_ALL, 0, &n);
         for (Keep keep = KEEP_INPUTS; keep <= KEEP_BLOCK; keep++) {
-            float *less = gradients(a, keep, 0, &n);
+            float *less = gradients(&m, keep, 0, &n);
             assert_memory_equal(all, less, sizeof(float) * n);
             free(less);
         }
@@ -214,8 +243,9 @@ static void test_recomputation(void **state)
 static void test_loss_chunks(void **state)
 {
     (void)state;
+    const ModelConfig m = architecture(LLAMA);
     size_t n;
-    float *whole = gradients(LLAMA, KEEP_ALL, 0, &n), *chunks = gradients(LLAMA, KEEP_ALL, 5, &n);
+    float *whole = gradients(&m, KEEP_ALL, 0, &n), *chunks = gradients(&m, KEEP_ALL, 5, &n);
     double worst = 0, largest = 0;
     for (size_t i = 0; i < n; i++) {
         worst = fmax(worst, fabs(whole[i] - chunks[i]));
@@ -231,7 +261,7 @@ int main(void)
     device_init(0);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_architecture), cmocka_unit_test(test_documents),
-        cmocka_unit_test(test_recomputation), cmocka_unit_test(test_loss_chunks),
+        cmocka_unit_test(test_adapters), cmocka_unit_test(test_recomputation), cmocka_unit_test(test_loss_chunks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

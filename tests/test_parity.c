@@ -1,11 +1,16 @@
 /* Our models against Hugging Face transformers: the folders of tests/golden, made by scripts/golden.py, are loaded
- * as --load_path loads them; then logits, loss, every gradient and the losses of 8 AdamW steps must agree in f32.
+ * as --load_path loads them; then logits, loss, every gradient and the losses of 8 AdamW steps must agree in f32. So must, against
+ * PEFT, adapters on all of them: the folders of tests/golden/lora, made by scripts/golden_lora.py; what the steps make of
+ * them, and what --export makes of them and their base.
  *
  * Bounds. Both sides round every operation to u = 2^-24. A logit is the end of some 60 roundings in 2 layers, 120 in 4, of
  * sums over up to 96 products, which add up like a random walk to sqrt(120 * 96) u = 6.4e-6 of the largest: 1e-5. A gradient passes
  * through the model twice, and the smallest tensors' sums cancel: 1e-4 of each tensor's largest element. AdamW
  * divides by the root of v, so it hands a gradient's relative error on to the weights; 8 steps of it stay within
- * 1e-4 of the loss. */
+ * 1e-4 of the loss. A single weight's update errs by e/|g| of its size where its gradient g errs by e, and where g is next to 0 by
+ * twice its size. Compared with double precision, e is up to 3e-6 of the tensor's largest gradient; of gradients spread evenly
+ * up to that, the root mean square of min(2, e/|g|) is 2 sqrt(3e-6) = 3.5e-3. So what 8 steps change may be off by 4e-3 of its own
+ * length; without weight decay it is off by 1.2e-2 at least. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -16,8 +21,10 @@
 #include <string.h>
 
 #include "kernels/device.h"
+#include "model/config/adapter.h"
 #include "model/config/hf.h"
 #include "model/checkpoint/checkpoint.h"
+#include "model/checkpoint/export.h"
 #include "model/architecture.h"
 #include "model/update.h"
 #include "model/checkpoint/safetensors.h"
@@ -32,7 +39,7 @@ typedef struct {
     SafeFile *golden;
     int       tokens[N], targets[N];
     float     labels;
-    const char *name;
+    const char *name;           /* its folder, in tests/golden */
 } Setup;
 
 /* A tensor of the golden file, malloc'ed. */
@@ -59,13 +66,26 @@ static void read_batch(Setup *s)
     free(targets);
 }
 
+/* Of a model, or of adapters and the model that they stand beside. */
+static void read_config(ModelConfig *m, const char *folder)
+{
+    double dropout;
+    if (!adapter_is(folder)) {
+        config_read_hf(m, folder);
+        return;
+    }
+    m->lora.base_path = adapter_base(folder);
+    config_read_hf(m, m->lora.base_path);
+    adapter_read(&m->lora, &dropout, folder, m);
+}
+
 static void open_setup(Setup *s, const char *name)
 {
     char folder[256], path[300];
     snprintf(folder, sizeof folder, "tests/golden/%s", name);
     snprintf(path, sizeof path, "%s/golden.safetensors", folder);
     ModelConfig m = { .init_std = 0.02 };
-    config_read_hf(&m, folder);
+    read_config(&m, folder);
     m.max_sequence_length = T;
     model_config(&s->config, &m, "f32", B);
     s->config.loss_chunk = N;
@@ -79,6 +99,7 @@ static void open_setup(Setup *s, const char *name)
 static void close_setup(Setup *s)
 {
     model_free(&s->model, &s->fsdp);
+    free(s->config.model.lora.base_path);
     safetensors_close(s->golden);
 }
 
@@ -131,14 +152,17 @@ static void check_gradients(Setup *s)
     for (int u = 0; u < s->fsdp.num_units; u++) {
         HfTensor tensor[HF_TENSORS];
         int count = hf_tensors(tensor, &s->config.model, &s->fsdp.shape[u], u);
-        for (int i = 0; i < count; i++, checked++) {
+        for (int i = 0; i < count; i++) {
             char name[128];
             size_t n = tensor[i].rows * tensor[i].cols;
-            snprintf(name, sizeof name, "grad.%.79s", tensor[i].name);
+            if (tensor[i].region != TRAINED)
+                continue;
+            snprintf(name, sizeof name, "grad.%.111s", tensor[i].name);
             float *expected = recorded(s, name, "F32", n), *found = malloc(4 * n);
             device_get(found, (float *)s->fsdp.shard[u].grad.data + tensor[i].first, 4 * n);
             check_close(s, name, found, expected, n, 1e-4);
             free(expected), free(found);
+            checked++;
         }
     }
     for (int i = 0; i < s->golden->count; i++)
@@ -163,6 +187,78 @@ static void check_training(Setup *s)
     free(expected), free(adamw);
 }
 
+/* How far A or B is from what is recorded, as a part of what has changed: root mean squares. */
+static double change_error(const Setup *s, const SafeFile *start, int unit, const HfTensor *t)
+{
+    char name[128];
+    const size_t n = t->rows * t->cols;
+    const SafeTensor *first = safetensors_find(start, t->name);
+    float *now = malloc(4 * n), *before = malloc(4 * n);
+    snprintf(name, sizeof name, "trained.%.111s", t->name);
+    float *expected = recorded(s, name, "F32", n);
+    assert_true(first && first->end - first->begin == 4 * n);
+    safetensors_read(start, before, first, 0, 4 * n);
+    device_get(now, (float *)s->fsdp.shard[unit].master.data + t->first, 4 * n);
+    double off = 0, change = 0;
+    for (size_t i = 0; i < n; i++) {
+        off += ((double)now[i] - expected[i]) * ((double)now[i] - expected[i]);
+        change += ((double)expected[i] - before[i]) * ((double)expected[i] - before[i]);
+    }
+    free(expected), free(before), free(now);
+    return sqrt(off / change);
+}
+
+static void check_adapters(const Setup *s)
+{
+    char path[300];
+    snprintf(path, sizeof path, "tests/golden/%s/adapter_model.safetensors", s->name);
+    SafeFile *start = safetensors_open(path);
+    for (int u = 0; u < s->fsdp.num_units; u++) {
+        HfTensor tensor[HF_TENSORS];
+        const int count = hf_tensors(tensor, &s->config.model, &s->fsdp.shape[u], u);
+        for (int i = 0; i < count; i++) {
+            const double off = tensor[i].adapter ? change_error(s, start, u, &tensor[i]) : 0;
+            if (!(off <= 4e-3))
+                fail_msg("%s, %s after %d steps: off by %.2g of its change", s->name, tensor[i].name, STEPS, off);
+        }
+    }
+    safetensors_close(start);
+}
+
+/* What --export makes of base and adapters against merge_and_unload: first and last row of each matrix. An element is a sum of up
+ * to 9 terms: 10 u of the largest. */
+static void check_merged(const Setup *s)
+{
+    char root[] = "/tmp/test_parity_XXXXXX", source[300], target[64], path[96], command[96];
+    int checked = 0;
+    assert_non_null(mkdtemp(root));
+    snprintf(source, sizeof source, "tests/golden/%s", s->name);
+    snprintf(target, sizeof target, "%s/merged", root);
+    export_folder(source, target, "F32", CHECKPOINT_FILE_BYTES);
+    snprintf(path, sizeof path, "%s/model.safetensors", target);
+    SafeFile *merged = safetensors_open(path);
+    for (int i = 0; i < merged->count; i++) {
+        const SafeTensor *t = &merged->tensor[i];
+        char name[128];
+        snprintf(name, sizeof name, "merged.%.111s", t->name);
+        if (!safetensors_find(s->golden, name))
+            continue;
+        const size_t cols = t->shape[1], last = (t->shape[0] - 1) * cols;
+        float *expected = recorded(s, name, "F32", 2 * cols), *found = malloc(4 * 2 * cols);
+        safetensors_read(merged, found, t, 0, 4 * cols);
+        safetensors_read(merged, found + cols, t, 4 * last, 4 * cols);
+        check_close(s, name, found, expected, 2 * cols, 10 * 0x1p-24);
+        free(expected), free(found);
+        checked++;
+    }
+    for (int i = 0; i < s->golden->count; i++)
+        checked -= strncmp(s->golden->tensor[i].name, "merged.", 7) == 0;
+    assert_int_equal(checked, 0);
+    safetensors_close(merged);
+    snprintf(command, sizeof command, "rm -r %s", root);
+    assert_int_equal(system(command), 0);
+}
+
 static void test_parity(void **state)
 {
     Setup s;
@@ -170,6 +266,10 @@ static void test_parity(void **state)
     check_forward(&s);
     check_gradients(&s);
     check_training(&s);
+    if (s.config.model.lora.rank > 0) {
+        check_adapters(&s);
+        check_merged(&s);
+    }
     close_setup(&s);
 }
 
@@ -181,6 +281,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         PARITY("llama"), PARITY("llama-gqa-tied"), PARITY("llama-head-dim"), PARITY("olmo"), PARITY("olmo2"),
         PARITY("mistral"), PARITY("mistral-full"), PARITY("qwen3"), PARITY("qwen3-tied"), PARITY("olmo3"), PARITY("olmo3-default"),
+        PARITY("lora/llama"), PARITY("lora/llama-gqa-tied"), PARITY("lora/llama-head-dim"), PARITY("lora/olmo"),
+        PARITY("lora/olmo2"), PARITY("lora/mistral"), PARITY("lora/mistral-full"), PARITY("lora/qwen3"), PARITY("lora/qwen3-tied"),
+        PARITY("lora/olmo3"), PARITY("lora/olmo3-default"),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -23,7 +23,7 @@
 
 enum { B = 4, MAX_TOKENS = 128 };
 
-typedef struct { double loss; float *gradient[16]; size_t count[16]; int units; } Result;
+typedef struct { double loss; UnitShape shape[16]; float *gradient[16]; size_t count[16]; int units; } Result;
 
 static ModelConfig wide(SmallModel a)
 {
@@ -55,27 +55,28 @@ static float *as_floats(Tensor t)
     return x;
 }
 
-static Result run(SmallModel a, const char *recipe, Keep keep, bool saved_forward)
+static Result run(const ModelConfig *m, const char *recipe, Keep keep, bool saved_forward)
 {
-    ModelConfig m = wide(a);
     Config c;
     Model model;
     Fsdp fsdp;
     int tokens[MAX_TOKENS], targets[MAX_TOKENS];
-    model_config(&c, &m, recipe, B);
+    model_config(&c, m, recipe, B);
     c.recipe.grads = (Format){ F32, 0 };
     c.recipe.keep = keep;
     if (saved_forward)
         c.recipe.forward = FROM_SAVED;
     model_create(&model, &fsdp, &c);
-    fsdp_init(&fsdp, &m, 3);
+    fsdp_init(&fsdp, m, 3);
+    test_fill_adapters(&fsdp, 9);
     for (int n = 0; n < model.N; n++)
-        tokens[n] = test_token(1, n, m.vocab_size);
+        tokens[n] = test_token(1, n, m->vocab_size);
     for (int n = 0; n < model.N; n++)
         targets[n] = (n + 1) % model.attn.T ? tokens[n + 1] : -1;
     model_step(&model, &fsdp, tokens, targets, NULL, 1.0f / model.N, 0, PASS_COMPLETE);
     Result r = { .loss = model_losses(&model).loss / model.N, .units = fsdp.num_units };
     for (int u = 0; u < r.units; u++) {
+        r.shape[u] = fsdp.shape[u];
         r.count[u] = fsdp.shard[u].count;
         r.gradient[u] = r.count[u] ? as_floats(fsdp.shard[u].grad) : NULL;
     }
@@ -99,31 +100,30 @@ static double distance(const float *x, const float *y, size_t n)
     return sqrt(e / s);
 }
 
-/* Relative error of the gradients of the parameter `id` of unit u. */
-static double param_distance(const Result *x, const Result *y, const UnitShape *shape, int u, int i)
+/* Relative error of the gradients of parameter i of unit u; 0 if it is frozen. */
+static double param_distance(const Result *x, const Result *y, int u, int i)
 {
-    const Param *p = &shape->param[i];
+    const Param *p = &x->shape[u].param[i];
+    if (p->region != TRAINED)
+        return 0;
     return distance(x->gradient[u] + p->offset, y->gradient[u] + p->offset, (size_t)p->rows * p->cols);
 }
 
-static void check_recipe(SmallModel a, const char *recipe, bool saved_forward, double loss_bound, double bound)
+static void check_recipe(const char *name, const ModelConfig *m, const char *recipe, bool saved_forward, double loss_bound,
+                         double bound)
 {
-    ModelConfig m = wide(a);
-    Result exact = run(a, "f32", KEEP_ALL, true), found = run(a, recipe, recipe_find(recipe)->keep, saved_forward);
+    Result exact = run(m, "f32", KEEP_ALL, true), found = run(m, recipe, recipe_find(recipe)->keep, saved_forward);
     double worst = 0;
     const char *where = "";
     int unit = 0;
-    for (int u = 0; u < exact.units; u++) {
-        UnitShape shape;
-        unit_shape(&shape, &m, u, 1);
-        for (int i = 0; i < shape.num_params; i++) {
-            double d = param_distance(&found, &exact, &shape, u, i);
+    for (int u = 0; u < exact.units; u++)
+        for (int i = 0; i < exact.shape[u].num_params; i++) {
+            double d = param_distance(&found, &exact, u, i);
             if (!(d <= worst))
-                worst = d, where = shape.param[i].name, unit = u;
+                worst = d, where = exact.shape[u].param[i].name, unit = u;
         }
-    }
-    printf("%-10s %-10s loss %.6f (f32 %.6f), worst gradient %.4f (%s of unit %d)\n", architecture_name(a), recipe,
-           found.loss, exact.loss, worst, where, unit);
+    printf("%-10s %-10s loss %.6f (f32 %.6f), worst gradient %.4f (%s of unit %d)\n", name, recipe, found.loss, exact.loss, worst,
+           where, unit);
     assert_true(fabs(found.loss - exact.loss) <= loss_bound * exact.loss);
     assert_true(worst <= bound);
     free_result(&exact);
@@ -135,7 +135,8 @@ static void test_bf16(void **state)
     (void)state;
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
         const double roundings = a == OLMO2 || a == OLMO3 ? 32 : a == QWEN3 ? 24 : 16, scores = a == OLMO3 ? 1.30 : 1;
-        check_recipe(a, "bf16", true, 0.001, 1.18 * scores * sqrt(roundings * 2 * 0x1p-18 / 3) + 4 * 0x1p-9);
+        const ModelConfig m = wide(a);
+        check_recipe(architecture_name(a), &m, "bf16", true, 0.001, 1.18 * scores * sqrt(roundings * 2 * 0x1p-18 / 3) + 4 * 0x1p-9);
     }
 }
 
@@ -145,13 +146,42 @@ static void test_fp8(void **state)
     static const char *const recipes[] = { "fp8", "coat-act", "coat", "coat-lean" };
     for (int r = 0; r < 4; r++)
         for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++)
-            for (int saved = 0; saved < 2; saved++)
-                check_recipe(a, recipes[r], saved, 0.01, 0.32);
+            for (int saved = 0; saved < 2; saved++) {
+                const ModelConfig m = wide(a);
+                check_recipe(architecture_name(a), &m, recipes[r], saved, 0.01, 0.32);
+            }
 }
 
-static void check_same(const char *recipe, Keep one, Keep other)
+/* Adapters against those of f32 on the same base, as it is read from its codes. Beside each of the base's operands stands one of
+ * the adapter's at most, A, B or a low product: in BF16 twice the roundings; in FP8 what is rounded to BF16 does not count. */
+static const struct { SmallModel model; unsigned modules; BaseFormat base; } adapted[] = {
+    { LLAMA_GQA, ALL_MODULES, BASE_AS_FROZEN },
+    { OLMO2, 1 << LORA_Q | 1 << LORA_V | 1 << LORA_O | 1 << LORA_GATE, BASE_NF4 },
+    { QWEN3, ALL_MODULES, BASE_E4M3 },
+};
+enum { NUM_ADAPTED = sizeof adapted / sizeof adapted[0], RANK = 8 };
+
+static ModelConfig adapted_model(int i)
 {
-    Result x = run(LLAMA_GQA, recipe, one, true), y = run(LLAMA_GQA, recipe, other, true);
+    return with_adapters(wide(adapted[i].model), RANK, adapted[i].modules, adapted[i].base);
+}
+
+static void test_adapters(void **state)
+{
+    (void)state;
+    static const char *const recipes[] = { "fp8", "coat", "coat-lean" };
+    for (int i = 0; i < NUM_ADAPTED; i++) {
+        const ModelConfig m = adapted_model(i);
+        const double bf16 = 1.18 * sqrt(2 * 32 * 2 * 0x1p-18 / 3) + 4 * 0x1p-9;
+        check_recipe(architecture_name(adapted[i].model), &m, "bf16", false, 0.001, bf16);
+        for (int r = 0; r < 3; r++)
+            check_recipe(architecture_name(adapted[i].model), &m, recipes[r], false, 0.01, 0.32);
+    }
+}
+
+static void check_same(const ModelConfig *m, const char *recipe, Keep one, Keep other)
+{
+    Result x = run(m, recipe, one, true), y = run(m, recipe, other, true);
     for (int u = 0; u < x.units; u++)
         for (size_t i = 0; i < x.count[u]; i++)
             if (x.gradient[u][i] != y.gradient[u][i])
@@ -165,12 +195,15 @@ static void check_same(const char *recipe, Keep one, Keep other)
 static void test_recomputation(void **state)
 {
     (void)state;
-    check_same("bf16", KEEP_ALL, KEEP_INPUTS);
-    check_same("bf16", KEEP_ALL, KEEP_BLOCK);
-    check_same("fp8", KEEP_ALL, KEEP_INPUTS);
-    check_same("fp8", KEEP_ALL, KEEP_BLOCK);
-    check_same("coat-act", KEEP_ALL, KEEP_INPUTS);
-    check_same("coat-lean", KEEP_ALL, KEEP_INPUTS);
+    for (int i = -1; i < NUM_ADAPTED; i++) {
+        const ModelConfig m = i < 0 ? wide(LLAMA_GQA) : adapted_model(i);
+        check_same(&m, "bf16", KEEP_ALL, KEEP_INPUTS);
+        check_same(&m, "bf16", KEEP_ALL, KEEP_BLOCK);
+        check_same(&m, "fp8", KEEP_ALL, KEEP_INPUTS);
+        check_same(&m, "fp8", KEEP_ALL, KEEP_BLOCK);
+        check_same(&m, "coat-act", KEEP_ALL, KEEP_INPUTS);
+        check_same(&m, "coat-lean", KEEP_ALL, KEEP_INPUTS);
+    }
 }
 
 /* ---- one block ------------------------------------------------------------------------------------------------ */
@@ -246,8 +279,8 @@ int main(void)
 {
     device_init(0);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bf16), cmocka_unit_test(test_fp8), cmocka_unit_test(test_recomputation),
-        cmocka_unit_test(test_block),
+        cmocka_unit_test(test_bf16), cmocka_unit_test(test_fp8), cmocka_unit_test(test_adapters),
+        cmocka_unit_test(test_recomputation), cmocka_unit_test(test_block),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

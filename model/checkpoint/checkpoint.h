@@ -8,6 +8,11 @@
  *        /trainer.json                   step, tokens, loader position, files and sizes, checksums of all tensors;
  *                                        written last: the manifest
  *
+ * Of a run with adapters, without copies of what they stand beside, as PEFT saves them:
+ *
+ *   stepN/adapter_config.json, adapter_model.safetensors
+ *        /tokenizer.json, config.yaml, optimizer-0000i.safetensors, trainer.json as above
+ *
  * The layout of the files depends on the architecture alone, not on the number of ranks: every rank writes the bytes
  * of its own shards into the places where they belong, so any number of ranks can read them back.
  * Written as stepN.tmp, fsynced, renamed; then the link `latest` moves. stepN-aborted is the state of a run that could not go on:
@@ -58,6 +63,8 @@ void checkpoint_prune(const Config *c);
 
 /* Loads weights from `folder` (a checkpoint, or a folder written by Hugging Face's save_pretrained: f32, bf16 or f16
  * safetensors, one file or several) and, if it is a checkpoint of ours, moments and state. Returns whether it was.
+ * With adapters, `folder` may hold them, ours or PEFT's: the other weights are then those of lora.base_path. If it holds a model,
+ * that is the base of new adapters, whose training begins: moments and state are not read.
  * Dies on a tensor that is missing, left over or of another shape, naming it. `with_optimizer`: moments too. */
 bool checkpoint_load(const char *folder, const Config *c, Fsdp *f, TrainState *s, bool with_optimizer);
 

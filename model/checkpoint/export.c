@@ -1,4 +1,5 @@
-/* Streams tensor by tensor: memory holds a piece of one, whatever the size of the model. */
+/* Streams tensor by tensor: memory holds a piece of one, and of a matrix with an adapter that adapter, whatever the size of the
+ * model. */
 #include "model/checkpoint/export.h"
 
 #include <jansson.h>
@@ -8,6 +9,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "kernels/clock.h"
 #include "kernels/comm.h"
 #include "kernels/error.h"
 #include "kernels/text.h"
@@ -17,26 +19,32 @@
 #include "model/checkpoint/convert.h"
 #include "model/checkpoint/crc32c.h"
 #include "model/checkpoint/folder.h"
+#include "model/checkpoint/merge.h"
+#include "model/checkpoint/nf4_source.h"
 #include "model/checkpoint/source.h"
+#include "model/config/adapter.h"
 #include "model/config/hf.h"
 
 enum { CHUNK = 8 << 20 };       /* elements that are in memory at once */
 
-/* A tensor: where it is, and the file that it goes to. */
-typedef struct {
+/* A tensor: where it is, the file that it goes to, and the adapter beside it, if there is one. */
+typedef struct Entry {
     HfTensor          tensor;
     const SafeFile   *from;
     const SafeTensor *source;
     int               file;
+    const struct Entry *a, *b;
 } Entry;
 
 typedef struct {
-    const char *folder;         /* that is exported */
+    const char *folder;         /* that is exported: a model or adapters */
+    const char *base;           /* where the model is: that folder, or that of the adapters' base */
     char       *temporary;      /* that is written */
     const char *dtype;
-    Source      source;
-    Entry      *entry;
-    int         num_entries, num_files;
+    Lora        lora;           /* rank 0: there are no adapters */
+    Source      source, adapter;
+    Entry      *entry, *low;    /* the model's, and those of adapters */
+    int         num_entries, num_low, num_files;
     SafeFile  **file;
 } Export;
 
@@ -114,7 +122,7 @@ static char *choose(const char *source)
             "save_pretrained wrote", source);
     if (folder_is_unfinished(source))
         die("--export=%s: an export to there was interrupted; name the checkpoint that it began with", source);
-    if (holds(source, "config.json"))
+    if (holds(source, "config.json") || adapter_is(source))
         return xstrdup(source);
     char *latest = checkpoint_latest(source);
     if (!latest)
@@ -122,33 +130,50 @@ static char *choose(const char *source)
     return latest;
 }
 
+/* Where the adapters' base is. The caller owns it. */
+static char *find_base(const char *folder)
+{
+    char *base = adapter_base(folder);
+    if (!base || !holds(base, "config.json"))
+        die("--export=%s: its adapters are added to the weights of the model they stand beside, and base_model_name_or_path of its "
+            "adapter_config.json %s%s; write there where that is", folder,
+            base ? "is no folder with a config.json: " : "names none", base ? base : "");
+    return base;
+}
+
 /* Also files with the padding rows of the vocabulary are read. */
-static void check(const Entry *e)
+static void check(const Export *x, const Entry *e)
 {
     const HfTensor *t = &e->tensor;
     const SafeTensor *s = e->source;
     const bool fits = t->vector ? s->dims == 1 && s->shape[0] == t->cols
                                 : s->dims == 2 && s->shape[1] == t->cols && (s->shape[0] == t->rows || s->shape[0] == t->max_rows);
+    if (nf4_source_has(x->source.file, x->source.count, s->name))
+        die("%s: tensor %s is stored in 4 bits; an export takes 16-bit weights, so name the folder that this one was quantized "
+            "from%s", e->from->path, s->name, x->adapter.count > 0 ? " as base_model_name_or_path" : "");
     if (!convert_knows(s->dtype))
         die("%s: tensor %s is stored as %s; expected F32, BF16 or F16", e->from->path, s->name, s->dtype);
     if (!fits)
-        die("%s: tensor %s has %d dimension%s of %zu and %zu; by config.json it needs %zu rows of %zu", e->from->path, s->name,
-            s->dims, s->dims == 1 ? "" : "s", s->shape[0], s->shape[1], t->rows, t->cols);
+        die("%s: tensor %s has %d dimension%s of %zu and %zu; by %s it needs %zu rows of %zu", e->from->path, s->name,
+            s->dims, s->dims == 1 ? "" : "s", s->shape[0], s->shape[1], t->adapter ? "adapter_config.json" : "config.json",
+            t->rows, t->cols);
 }
 
 /* Fills in where the tensor is. */
 static void find(const Export *x, Entry *e)
 {
-    for (int i = 0; i < x->source.count && !e->source; i++) {
-        e->from = x->source.file[i];
+    const Source *s = e->tensor.adapter ? &x->adapter : &x->source;
+    for (int i = 0; i < s->count && !e->source; i++) {
+        e->from = s->file[i];
         e->source = safetensors_find(e->from, e->tensor.name);
     }
     if (!e->source)
-        die("%s: there is no tensor %s, which the model of its config.json needs", x->folder, e->tensor.name);
-    check(e);
+        die("%s: there is no tensor %s, which the %s needs", e->tensor.adapter ? x->folder : x->base, e->tensor.name,
+            e->tensor.adapter ? "adapters of its adapter_config.json" : "model of its config.json");
+    check(x, e);
 }
 
-/* All tensors of the model, in the order of its units. */
+/* All tensors, in the order of the model's units. */
 static void list_tensors(Export *x, const ModelConfig *m)
 {
     for (int unit = 0; unit < m->n_layers + 2; unit++) {
@@ -157,29 +182,58 @@ static void list_tensors(Export *x, const ModelConfig *m)
         unit_shape(&shape, m, unit, 1);
         const int count = hf_tensors(tensor, m, &shape, unit);
         x->entry = xrealloc(x->entry, (size_t)(x->num_entries + count + 1) * sizeof *x->entry);
+        x->low = xrealloc(x->low, (size_t)(x->num_low + count + 1) * sizeof *x->low);
         for (int i = 0; i < count; i++) {
-            x->entry[x->num_entries] = (Entry){ .tensor = tensor[i] };
-            find(x, &x->entry[x->num_entries++]);
+            Entry *e = tensor[i].adapter ? &x->low[x->num_low++] : &x->entry[x->num_entries++];
+            *e = (Entry){ .tensor = tensor[i] };
+            find(x, e);
         }
     }
 }
 
-static bool is_listed(const Export *x, const char *name)
+static const Entry *find_entry(const Entry *list, int count, const char *name)
 {
-    for (int i = 0; i < x->num_entries; i++)
-        if (strcmp(x->entry[i].tensor.name, name) == 0)
-            return true;
-    return false;
+    for (int i = 0; i < count; i++)
+        if (strcmp(list[i].tensor.name, name) == 0)
+            return &list[i];
+    return NULL;
+}
+
+/* That of the adapter beside e, which is called `matrix`; NULL: there is none. */
+static const Entry *find_low(const Export *x, const Entry *e, const char *matrix)
+{
+    const int length = (int)(strlen(e->tensor.name) - strlen("weight"));
+    char *name = xasprintf("base_model.model.%.*s%s.weight", length, e->tensor.name, matrix);
+    const Entry *low = find_entry(x->low, x->num_low, name);
+    free(name);
+    return low;
+}
+
+static void join(Export *x)
+{
+    int joined = 0;
+    for (int i = 0; i < x->num_entries; i++) {
+        Entry *e = &x->entry[i];
+        e->a = find_low(x, e, "lora_A");
+        e->b = find_low(x, e, "lora_B");
+        joined += (e->a != NULL) + (e->b != NULL);
+    }
+    CHECK(joined == x->num_low, "%d of %d tensors of adapters stand beside a matrix", joined, x->num_low);
 }
 
 static void check_left_over(const Export *x, const ModelConfig *m)
 {
-    for (int i = 0; i < x->source.count; i++)
-        for (int t = 0; t < x->source.file[i]->count; t++) {
-            const char *name = x->source.file[i]->tensor[t].name;
-            if (!is_listed(x, name) && !source_may_have(name, x->folder, m))
-                die("%s: tensor %s has no place in the model of config.json", x->source.file[i]->path, name);
+    for (int i = 0; i < x->source.count + x->adapter.count; i++) {
+        const bool low = i >= x->source.count;
+        const SafeFile *f = low ? x->adapter.file[i - x->source.count] : x->source.file[i];
+        for (int t = 0; t < f->count; t++) {
+            const char *name = f->tensor[t].name;
+            if (!find_entry(low ? x->low : x->entry, low ? x->num_low : x->num_entries, name)
+                && (low || !source_may_have(name, x->base, m)))
+                die("%s: tensor %s has no place in the %s", f->path, name,
+                    low ? "adapters of adapter_config.json" : "model of config.json");
         }
+    }
 }
 
 /* ---- the files -------------------------------------------------------------------------------------------- */
@@ -242,6 +296,40 @@ static _Noreturn void die_of_disk(const Export *x, const SafeFile *file)
         "replaces it", file->problem, x->temporary);
 }
 
+static void check_sum(const Entry *e, uint32_t sum)
+{
+    const SafeTensor *t = e->source;
+    if (t->has_sum && t->sum != sum)
+        die("%s: tensor %s has the checksum %08x, and %08x in trainer.json: some of its bytes are not those that were saved. Copy "
+            "the file again or export another checkpoint", e->from->path, t->name, sum, t->sum);
+}
+
+/* All of an adapter's tensor; the caller frees it. */
+static float *read_low(const Export *x, const Entry *e)
+{
+    const SafeTensor *t = e->source;
+    const size_t bytes = t->end - t->begin, n = numel(&e->tensor);
+    void *raw = xmalloc(bytes);
+    float *values = xmalloc(n * sizeof *values);
+    safetensors_read(e->from, raw, t, 0, bytes);
+    check_sum(e, crc32c(0, raw, bytes));
+    convert_decode(values, t->dtype, raw, n);
+    for (size_t i = 0; i < n; i++)
+        if (!isfinite(values[i]))
+            die_of_value(x, e, values[i]);
+    free(raw);
+    return values;
+}
+
+static Merge open_merge(const Export *x, const Entry *e)
+{
+    float *a = read_low(x, e->a), *b = read_low(x, e->b);
+    const Merge m = merge_open(a, b, x->lora.rank, e->tensor.rows, e->tensor.cols, (float)lora_scale(&x->lora));
+    free(a);
+    free(b);
+    return m;
+}
+
 static void write_tensor(const Export *x, const Entry *e, void *raw, float *values)
 {
     const SafeTensor *from = e->source;
@@ -249,21 +337,23 @@ static void write_tensor(const Export *x, const Entry *e, void *raw, float *valu
     const SafeTensor *to = safetensors_find(file, from->name);
     const size_t size = safetensors_dtype_size(from->dtype), all = (from->end - from->begin) / size, own = numel(&e->tensor);
     const size_t wide = safetensors_dtype_size(x->dtype);
+    Merge m = e->a ? open_merge(x, e) : (Merge){ 0 };
     uint32_t sum = 0;
     for (size_t at = 0, n; at < all; at += n) {
         n = all - at < CHUNK ? all - at : CHUNK;
         safetensors_read(e->from, raw, from, at * size, n * size);
         sum = crc32c(sum, raw, n * size);
         convert_decode(values, from->dtype, raw, n);
+        if (e->a)
+            merge_add(values, &m, at, n);
         const size_t kept = at >= own ? 0 : own - at < n ? own - at : n, bad = convert_encode(raw, x->dtype, values, kept);
         if (bad < kept)
             die_of_value(x, e, values[bad]);
         if (!safetensors_write(file, to, at * wide, raw, kept * wide))
             die_of_disk(x, file);
     }
-    if (from->has_sum && from->sum != sum)
-        die("%s: tensor %s has the checksum %08x, and %08x in trainer.json: some of its bytes are not those that were saved. Copy "
-            "the file again or export another checkpoint", e->from->path, from->name, sum, from->sum);
+    check_sum(e, sum);
+    merge_close(&m);
 }
 
 static void write_tensors(const Export *x)
@@ -306,7 +396,7 @@ static void write_json(const Export *x, const char *name, json_t *value)
 /* That of the folder, but for the type. Every transformers reads torch_dtype; 5 writes dtype, which counts if it is there. */
 static json_t *config(const Export *x)
 {
-    char *path = xasprintf("%s/config.json", x->folder);
+    char *path = xasprintf("%s/config.json", x->base);
     json_t *j = json_load_file(path, 0, NULL), *name;
     CHECK(j, "%s was read before", path);
     name = json_string(strcmp(x->dtype, "F32") == 0 ? "float32" : strcmp(x->dtype, "F16") == 0 ? "float16" : "bfloat16");
@@ -334,15 +424,46 @@ static json_t *index_of(const Export *x)
     return json_pack("{s:{s:I}, s:o}", "metadata", "total_size", (json_int_t)bytes_of(x), "weight_map", map);
 }
 
+/* What there is, and what it is to become. */
+static void open_export(Export *x, ModelConfig *m)
+{
+    const bool adapter = adapter_is(x->folder);
+    double dropout;
+    x->base = adapter ? find_base(x->folder) : x->folder;
+    x->source = source_open(x->base);
+    config_read_hf(m, x->base);
+    if (adapter) {
+        x->adapter = source_open_adapter(x->folder);
+        adapter_read(&m->lora, &dropout, x->folder, m);
+        x->lora = m->lora;
+    }
+    list_tensors(x, m);
+    join(x);
+    check_left_over(x, m);
+    companions_read(x->folder, x->base);
+}
+
+static void close_export(Export *x)
+{
+    for (int i = 0; i < x->num_files; i++)
+        safetensors_close(x->file[i]);
+    source_close(&x->source);
+    source_close(&x->adapter);
+    if (x->base != x->folder)
+        free((char *)x->base);
+    free(x->file);
+    free(x->entry);
+    free(x->low);
+    free(x->temporary);
+}
+
 void export_folder(const char *source, const char *target, const char *dtype, size_t file_limit)
 {
+    const double start = clock_seconds();
     char *folder = choose(source);
     ModelConfig m = { 0 };
-    Export x = { .folder = folder, .dtype = dtype, .temporary = xasprintf("%s.tmp", target), .source = source_open(folder) };
-    config_read_hf(&m, folder);
-    list_tensors(&x, &m);
-    check_left_over(&x, &m);
-    companions_read(folder);
+    Export x = { .folder = folder, .dtype = dtype, .temporary = xasprintf("%s.tmp", target) };
+    open_export(&x, &m);
     json_t *description = config(&x);       /* now: a run may delete its old checkpoints, whose open files can still be read */
     divide(&x, file_limit);
 
@@ -354,13 +475,10 @@ void export_folder(const char *source, const char *target, const char *dtype, si
     write_json(&x, "config.json", description);
     companions_write(x.temporary);
     folder_complete(target, begun);
-    printf("exported %s to %s: %.3g GiB in %d file%s, %s\n", folder, target, (double)bytes_of(&x) / 0x1p30, x.num_files,
-           x.num_files > 1 ? "s" : "", dtype);
-    for (int i = 0; i < x.num_files; i++)
-        safetensors_close(x.file[i]);
-    source_close(&x.source);
-    free(x.file);
-    free(x.entry);
-    free(x.temporary);
+    if (x.lora.rank > 0)
+        printf("adapters of %s were merged into %s\n", folder, x.base);
+    printf("exported %s to %s: %.3g GiB in %d file%s, %s, in %.1f s\n", folder, target, (double)bytes_of(&x) / 0x1p30, x.num_files,
+           x.num_files > 1 ? "s" : "", dtype, clock_seconds() - start);
+    close_export(&x);
     free(folder);
 }

@@ -106,10 +106,10 @@ static void add_unit(Layout *l, LayoutKind kind, const ModelConfig *c, const Fsd
     int count = hf_tensors(tensor, c, &f->shape[unit], unit);
     for (int i = 0; i < count; i++) {
         const HfTensor *t = &tensor[i];
-        if (kind == LAYOUT_MODEL)
+        if (kind != LAYOUT_OPTIMIZER && t->adapter == (kind == LAYOUT_ADAPTER))
             add_values(l, (Piece){ .kind = PIECE_WEIGHT, .unit = unit }, t, "",
-                       t->region == FROZEN ? f->recipe.frozen : f->recipe.master);
-        else if (t->region == TRAINED)
+                       t->region == TRAINED ? f->recipe.master : f->recipe.frozen);
+        else if (kind == LAYOUT_OPTIMIZER && t->region == TRAINED)
             add_states(l, t, unit, f);
     }
 }
@@ -145,12 +145,14 @@ Layout layout_make(const char *folder, LayoutKind kind, const ModelConfig *c, co
     l.sum = xcalloc((size_t)l.num_pieces, sizeof *l.sum);
     if (!folder)
         return l;
-    divide(&l, f->num_units, file_limit);
+    divide(&l, f->num_units, kind == LAYOUT_ADAPTER ? SIZE_MAX : file_limit);
     l.file = xcalloc((size_t)l.num_files, sizeof *l.file);
     for (int i = 0; i < l.num_files; i++) {
         char path[4096];
         if (kind == LAYOUT_OPTIMIZER)
             snprintf(path, sizeof path, "%s/optimizer-%05d.safetensors", folder, i + 1);
+        else if (kind == LAYOUT_ADAPTER)
+            snprintf(path, sizeof path, "%s/adapter_model.safetensors", folder);
         else if (l.num_files == 1)
             snprintf(path, sizeof path, "%s/model.safetensors", folder);
         else
@@ -176,9 +178,12 @@ void layout_free(Layout *l)
 
 /* ---- device memory ---------------------------------------------------------------------------------------- */
 
-/* The elements of a piece's region that this rank has, counted as the piece counts them. */
+/* The elements of a piece's region that this rank has, counted as the piece counts them. Of region BASE it has none in the files'
+ * formats. */
 static Range held_by(const Piece *p, const Shard *s)
 {
+    if (p->region == BASE)
+        return (Range){ 0, 0 };
     const size_t first = p->region == FROZEN ? s->frozen_first : s->first;
     const size_t count = p->region == FROZEN ? s->frozen_count : s->count;
     return (Range){ first / p->per, (first + count) / p->per };
@@ -418,6 +423,16 @@ const SafeTensor *layout_find(const Piece *p, SafeFile *const *source, int count
     return t;
 }
 
+const SafeTensor *layout_need(const Piece *p, SafeFile *const *source, int count, const SafeFile **file)
+{
+    const SafeTensor *t = layout_find(p, source, count, file);
+    if (!t)
+        die("%s%s: there is no tensor %s, which the configured model needs", source[0]->path,
+            count > 1 ? " and the files beside it" : "", p->name);
+    layout_check_piece(p, *file, t);
+    return t;
+}
+
 void layout_check_sums(Layout *l, SafeFile *const *source, int count)
 {
     sum_over(l, RANKS_SHARD);
@@ -439,11 +454,9 @@ void layout_read(Layout *l, Fsdp *f, SafeFile *const *source, int count)
     for (int i = 0; i < l->num_pieces; i++) {
         const Piece *p = &l->piece[i];
         const SafeFile *file;
-        const SafeTensor *t = layout_find(p, source, count, &file);
-        if (!t)
-            die("%s%s: there is no tensor %s, which the configured model needs", source[0]->path,
-                count > 1 ? " and the files beside it" : "", p->name);
-        layout_check_piece(p, file, t);
+        if (p->region == BASE)
+            continue;
+        const SafeTensor *t = layout_need(p, source, count, &file);
         if (is_rounded(p, t) && !rounded && f->first_trained < f->num_units)        /* else as computing rounds them anyway */
             warn("%s: tensors that are not trained are stored as %s there and rounded to bf16 here; --format.frozen=f32 keeps "
                  "them as they are", file->path, t->dtype);

@@ -3,7 +3,7 @@
 #include "model/fsdp.h"
 #include "model/checkpoint/safetensors.h"
 
-typedef enum { LAYOUT_MODEL, LAYOUT_OPTIMIZER } LayoutKind;
+typedef enum { LAYOUT_MODEL, LAYOUT_ADAPTER, LAYOUT_OPTIMIZER } LayoutKind;     /* the first: without adapters */
 typedef enum { PIECE_WEIGHT, PIECE_STATE, PIECE_SCALE } PieceKind;     /* a weight, an optimizer's state, its groups' scales */
 
 /* One tensor of a file: elements, or groups' scales, [first, first + rows*cols) of a unit's region. */
@@ -31,7 +31,8 @@ typedef struct {
 } Layout;
 
 /* Depends on the architecture, the recipe and the optimizer alone: the same on every rank, for any number of ranks. `folder`:
- * where the files will be; NULL: only the pieces. A file holds whole units, up to `file_limit` bytes. */
+ * where the files will be; NULL: only the pieces. A file holds whole units, up to `file_limit` bytes; adapters are one. Weights of
+ * region BASE have pieces, but cannot be saved. */
 Layout layout_make(const char *folder, LayoutKind kind, const ModelConfig *c, const Fsdp *f, size_t file_limit);
 void   layout_free(Layout *l);
 
@@ -56,15 +57,17 @@ const char *layout_write(Layout *l, const Range *own, const void *snapshot);
 /* l->sum over all ranks, which call when all have written. */
 void   layout_sum(Layout *l);
 
-/* Reads this rank's part of every piece from the `count` files of `source`, converting F32, BF16 and F16 as needed. The ranks of a
- * shard group, which together read everything, all call.
+/* Reads this rank's part of every piece from the `count` files of `source`, converting F32, BF16 and F16 as needed; those of region
+ * BASE, which stored_base_read has read before, are left alone but for their checksums. The ranks of a shard group, which together
+ * read everything, all call.
  * Dies naming a tensor that is missing, has another shape, has a type that cannot be converted, or other bytes than its checksum
  * says. */
 void   layout_read(Layout *l, Fsdp *f, SafeFile *const *source, int count);
 
 /* The parts of that, for who reads pieces in another way. find: the piece's tensor in the files, and its file; NULL: it is in none.
- * check_piece: dies as layout_read. check_sums: the same, of l->sum, where each rank has what its part adds; all of a shard group
- * call. */
+ * need: the same; dies as layout_read. check_piece: the same. check_sums: the same, of l->sum, where each rank has what its part
+ * adds; all of a shard group call. */
 const SafeTensor *layout_find(const Piece *p, SafeFile *const *source, int count, const SafeFile **file);
+const SafeTensor *layout_need(const Piece *p, SafeFile *const *source, int count, const SafeFile **file);
 void   layout_check_piece(const Piece *p, const SafeFile *file, const SafeTensor *t);
 void   layout_check_sums(Layout *l, SafeFile *const *source, int count);

@@ -21,164 +21,17 @@
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/layout.h"
 #include "model/checkpoint/manifest.h"
+#include "model/checkpoint/nf4_source.h"
 #include "model/checkpoint/source.h"
+#include "model/checkpoint/stored_base.h"
 #include "model/checkpoint/stored_states.h"
+#include "model/config/adapter.h"
 #include "model/config/hf.h"
 #include "model/config/table.h"
 #include "model/config/yaml.h"
 #include "model/rope.h"
 
-/* ---- the manifest ----------------------------------------------------------------------------------------- */
-
-/* Reads JSON; NULL if there is no such file. */
-static json_t *read_json(const char *folder, const char *name)
-{
-    char *path = xasprintf("%s/%s", folder, name);
-    check_regular(path);
-    FILE *file = fopen(path, "r");
-    if (!file) {
-        if (errno != ENOENT)
-            die("%s: %s", path, strerror(errno));
-        free(path);
-        return NULL;
-    }
-    json_error_t error;
-    json_t *value = json_loadf(file, JSON_REJECT_DUPLICATES, &error);
-    if (!value)
-        die("%s:%d: not JSON: %s", path, error.line, error.text);
-    fclose(file);
-    free(path);
-    return value;
-}
-
-/* The manifest of a complete checkpoint; NULL if the folder is none of ours. Dies if it is one, but incomplete. */
-static json_t *open_manifest(const char *folder)
-{
-    json_t *manifest = read_json(folder, "trainer.json");
-    char *optimizer = xasprintf("%s/optimizer-00001.safetensors", folder), problem[4096];
-    if (!manifest && folder_exists(optimizer))
-        die("%s: the checkpoint is incomplete: trainer.json, which is written last, is missing; load another one",
-            folder);
-    free(optimizer);
-    if (!manifest)
-        return NULL;
-    if (!manifest_is_complete(folder, manifest, problem, sizeof problem))
-        die("the checkpoint is incomplete: %s; copy it again or load another one", problem);
-    json_int_t version = json_integer_value(json_object_get(manifest, "format_version"));
-    if (version != CHECKPOINT_VERSION)
-        die("%s/trainer.json: format_version is %lld, this program reads %d", folder, (long long)version,
-            CHECKPOINT_VERSION);
-    return manifest;
-}
-
 /* ---- loading ---------------------------------------------------------------------------------------------- */
-
-static void add_source(Source *s, const char *folder, const char *name)
-{
-    char *path = xasprintf("%s/%s", folder, name);
-    for (int i = 0; i < s->count; i++) {
-        if (strcmp(s->file[i]->path, path) != 0)
-            continue;
-        free(path);
-        return;
-    }
-    s->file = xrealloc(s->file, (size_t)(s->count + 1) * sizeof *s->file);
-    s->file[s->count++] = safetensors_open(path);
-    free(path);
-}
-
-void source_close(Source *s)
-{
-    for (int i = 0; i < s->count; i++)
-        safetensors_close(s->file[i]);
-    free(s->file);
-}
-
-/* The checksums that a manifest lists; those of other folders, and of old checkpoints, list none. */
-static void expect_sums(const Source *s, const json_t *manifest, const char *folder)
-{
-    const json_t *sums = json_object_get(manifest, "crc32c");
-    for (int i = 0; i < s->count; i++)
-        for (int k = 0; k < s->file[i]->count; k++) {
-            SafeTensor *t = &s->file[i]->tensor[k];
-            const json_t *sum = json_object_get(sums, t->name);
-            t->has_sum = sum != NULL;
-            if (sum && (!json_is_string(sum) || sscanf(json_string_value(sum), "%8" SCNx32, &t->sum) != 1))
-                die("%s/trainer.json: crc32c of %s: expected 8 hexadecimal digits", folder, t->name);
-        }
-}
-
-/* model.safetensors, or what model.safetensors.index.json lists. */
-static Source open_model(const char *folder)
-{
-    Source s = { 0 };
-    char *single = xasprintf("%s/model.safetensors", folder);
-    json_t *index = NULL;
-    if (!folder_exists(folder))
-        die("%s: there is no such folder", folder);
-    if (folder_exists(single))
-        add_source(&s, folder, "model.safetensors");
-    else if ((index = read_json(folder, "model.safetensors.index.json"))) {
-        const char *name;
-        json_t *file;
-        json_object_foreach(json_object_get(index, "weight_map"), name, file) {
-            if (!json_is_string(file) || !folder_holds(json_string_value(file)))
-                value_wrong_json(xasprintf("%s/model.safetensors.index.json", folder), xasprintf("weight_map.%s", name),
-                                 "the name of a file in that folder", file);
-            add_source(&s, folder, json_string_value(file));
-        }
-    }
-    char *latest = xasprintf("%s/latest", folder);
-    if (s.count == 0 && folder_exists(latest))
-        die("%s is a run, not a checkpoint; its last one is %s", folder, latest);
-    free(latest);
-    if (s.count == 0)
-        die("%s: no model.safetensors and no model.safetensors.index.json with a weight_map; weights in other "
-            "formats can be converted with transformers' save_pretrained", folder);
-    json_decref(index);
-    free(single);
-    return s;
-}
-
-Source source_open(const char *folder)
-{
-    json_t *manifest = open_manifest(folder);
-    Source s = open_model(folder);
-    expect_sums(&s, manifest, folder);
-    json_decref(manifest);
-    return s;
-}
-
-/* The optimizer files of a manifest. */
-static Source open_optimizer(const char *folder, json_t *manifest)
-{
-    Source s = { 0 };
-    const char *name;
-    json_t *bytes;
-    json_object_foreach(json_object_get(manifest, "files"), name, bytes)
-        if (strncmp(name, "optimizer-", strlen("optimizer-")) == 0)
-            add_source(&s, folder, name);
-    if (s.count == 0)
-        die("%s: trainer.json lists no optimizer files; --load_path of this folder with --reset_optimizer_state and another "
-            "--save_folder starts with new moments", folder);
-    expect_sums(&s, manifest, folder);
-    return s;
-}
-
-static bool says_tied(const char *folder)
-{
-    json_t *config = read_json(folder, "config.json");
-    bool tied = json_is_true(json_object_get(config, "tie_word_embeddings"));
-    json_decref(config);
-    return tied;
-}
-
-bool source_may_have(const char *name, const char *folder, const ModelConfig *c)
-{
-    if (text_ends_with(name, ".rotary_emb.inv_freq"))
-        return true;
-    return c->weight_tying && strcmp(name, "lm_head.weight") == 0 && says_tied(folder);
-}
 
 static bool has_piece(const Layout *l, const char *name)
 {
@@ -195,7 +48,8 @@ static const char *left_over(const Layout *l, const Source *s, const char *folde
         for (int t = 0; t < s->file[i]->count; t++) {
             const char *name = s->file[i]->tensor[t].name;
             *path = s->file[i]->path;
-            if (!has_piece(l, name) && !source_may_have(name, folder, c))
+            const bool beside = c->lora.base == BASE_NF4 && nf4_source_is_beside(name);
+            if (!has_piece(l, name) && !beside && !source_may_have(name, folder, c))
                 return name;
         }
     return NULL;
@@ -209,14 +63,19 @@ static void check_finite(const char *folder, const Layout *l, const Fsdp *f)
             name, folder_say_others(folder));
 }
 
-/* A tensor that nobody asked for means that the model is another one. */
-static void load_model(const char *folder, Source s, const Config *c, Fsdp *f)
+/* The model's weights, or adapters. A tensor that nobody asked for means that the model is another one. */
+static void load_weights(const char *folder, Source s, LayoutKind kind, const Config *c, Fsdp *f)
 {
-    Layout l = layout_make(NULL, LAYOUT_MODEL, &c->model, f, 0);
+    Layout l = layout_make(NULL, kind, &c->model, f, 0);
     const char *path, *name = left_over(&l, &s, folder, &c->model, &path);
+    if (name && nf4_source_is_beside(name))
+        die("%s: its weights are stored in 4 bits (%s): as the base of adapters they are read with --lora.base=nf4; else load the "
+            "16-bit folder that they were quantized from", path, name);
     if (name)
         die("%s: tensor %s has no place in the configured model; the configuration must describe the model in that folder", path,
             name);
+    if (kind == LAYOUT_MODEL && c->model.lora.base != BASE_AS_FROZEN)
+        stored_base_read(&l, f, s.file, s.count);
     layout_read(&l, f, s.file, s.count);
     check_finite(folder, &l, f);
     layout_free(&l);
@@ -354,25 +213,61 @@ static void check_description(const char *folder, const ModelConfig *c)
     compare_blocks(folder, &t, c);
 }
 
-bool checkpoint_load(const char *folder, const Config *c, Fsdp *f, TrainState *s, bool with_optimizer)
+/* Files need not hold padding. */
+static void zero_weights(Fsdp *f)
 {
-    json_t *manifest = open_manifest(folder);
-    Source model = open_model(folder);
-    expect_sums(&model, manifest, folder);
-    check_description(folder, &c->model);
-    companions_read(folder);
-    for (int u = 0; u < f->num_units; u++) {    /* files need not hold padding */
+    for (int u = 0; u < f->num_units; u++) {
         if (f->shard[u].count)
             device_zero(f->shard[u].master.data, tensor_bytes(f->shard[u].master));
         if (f->shard[u].frozen_count)
             device_zero(f->shard[u].frozen.data, tensor_bytes(f->shard[u].frozen));
     }
-    load_model(folder, model, c, f);
+}
+
+/* Where the weights are that the adapters in `folder` stand beside. */
+static const char *base_of(const char *folder, const Lora *l)
+{
+    if (!l->base_path || !folder_exists(l->base_path))
+        die("%s: the model that its adapters stand beside is not there%s%s; --lora.base_path=FOLDER says where it is now", folder,
+            l->base_path ? ": " : "", l->base_path ? l->base_path : "");
+    return l->base_path;
+}
+
+/* Whether the adapters stand beside another model than that which they were trained with, as long as that is where it was. */
+static void check_base(const char *folder, const Lora *l)
+{
+    char *trained = adapter_base(folder), *there = trained ? realpath(trained, NULL) : NULL, *here = realpath(l->base_path, NULL);
+    if (there && here && strcmp(there, here) != 0)
+        warn("%s: its adapters were trained beside %s, and are now beside %s", folder, there, here);
+    free(trained);
+    free(there);
+    free(here);
+}
+
+bool checkpoint_load(const char *folder, const Config *c, Fsdp *f, TrainState *s, bool with_optimizer)
+{
+    const Lora *lora = &c->model.lora;
+    const bool adapter = adapter_is(folder);
+    if (adapter && lora->rank == 0)
+        die("%s holds adapters, and the configuration has none (lora.rank)", folder);
+    const char *weights = adapter ? base_of(folder, lora) : folder;
+    json_t *manifest = lora->rank > 0 && !adapter ? NULL : source_manifest(folder);     /* a new adapter goes on with nothing */
+    if (adapter)
+        check_base(folder, lora);
+    Source model = source_open(weights);
+    check_description(weights, &c->model);
+    companions_read(folder, weights);
+    zero_weights(f);
+    if (lora->rank > 0 && !adapter)
+        fsdp_init(f, &c->model, c->seed);
+    if (adapter)
+        load_weights(folder, source_open_adapter(folder), LAYOUT_ADAPTER, c, f);
+    load_weights(weights, model, LAYOUT_MODEL, c, f);
     bool ours = manifest != NULL;
     if (ours) {
         manifest_state(s, manifest, folder);
         if (with_optimizer)
-            load_optimizer(folder, open_optimizer(folder, manifest), c, f);
+            load_optimizer(folder, source_open_optimizer(folder, manifest), c, f);
     }
     json_decref(manifest);
     fsdp_loaded(f);

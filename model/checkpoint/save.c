@@ -29,13 +29,15 @@
 #include "kernels/watchdog.h"
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/layout.h"
+#include "model/config/adapter.h"
 #include "model/config/hf.h"
 
 static struct {
     const Config *config;      /* NULL: no save is under way */
     TrainState  state;
     char       *folder;        /* stepN.tmp */
-    Layout      model, optimizer;
+    Layout      model;         /* or adapters, where there are any: never their base */
+    Layout      optimizer;
     Range      *own;
     char       *snapshot;      /* this rank's part of `model`, then of `optimizer` */
     size_t      capacity;      /* of snapshot, bytes */
@@ -53,15 +55,20 @@ static const char *base_name(const char *path)
     return strrchr(path, '/') + 1;
 }
 
-static void write_json(const char *name, json_t *value)
+static void write_text(const char *name, const char *text)
 {
     char *path = xasprintf("%s/%s", save.folder, name);
+    folder_write(path, text, strlen(text));
+    free(path);
+}
+
+static void write_json(const char *name, json_t *value)
+{
     char *text = json_dumps(value, JSON_INDENT(2) | JSON_REAL_PRECISION(15));
     CHECK(text, "%s cannot be written as JSON", name);
-    folder_write(path, text, strlen(text));
+    write_text(name, text);
     json_decref(value);
     free(text);
-    free(path);
 }
 
 static json_t *index_of(const Layout *l)
@@ -124,6 +131,19 @@ static json_t *manifest(json_t *files)
                      "spikes", spikes(&s->spikes), "world_size", comm_size(), "files", files, "crc32c", sums);
 }
 
+/* The base by a path that holds wherever the folder is read. */
+static void write_adapter_config(const Config *c)
+{
+    Config absolute = *c;
+    char *base = c->model.lora.base_path ? realpath(c->model.lora.base_path, NULL) : NULL;
+    if (base)
+        absolute.model.lora.base_path = base;
+    char *text = adapter_config_text(&absolute);
+    write_text("adapter_config.json", text);
+    free(text);
+    free(base);
+}
+
 /* Everything but the tensors; returns the bytes of those. */
 static size_t write_descriptions(void)
 {
@@ -132,12 +152,15 @@ static size_t write_descriptions(void)
     size_t bytes = list_files(files, &save.model) + list_files(files, &save.optimizer);
     json_t *config = hf_config(&c->model, c->recipe.master.dtype);
     companions_complete(config);
-    write_json("config.json", config);
+    if (c->model.lora.rank > 0) {           /* a config.json beside it would make a model of the folder */
+        companions_keep_eos(config);
+        json_decref(config);
+        write_adapter_config(c);
+    } else
+        write_json("config.json", config);
     if (save.model.num_files > 1)
         write_json("model.safetensors.index.json", index_of(&save.model));
-    char *path = xasprintf("%s/config.yaml", save.folder);
-    folder_write(path, c->text ? c->text : "", c->text ? strlen(c->text) : 0);
-    free(path);
+    write_text("config.yaml", c->text ? c->text : "");
     companions_write(save.folder);
     write_json("trainer.json", manifest(files));
     return bytes;
@@ -228,7 +251,7 @@ static void begin(const Config *c, const Fsdp *f, const TrainState *s, size_t fi
     save.config = c;
     save.state = *s;
     save.folder = xasprintf("%s/step%ld.tmp", c->save_folder, s->step);
-    save.model = layout_make(save.folder, LAYOUT_MODEL, &c->model, f, file_limit);
+    save.model = layout_make(save.folder, c->model.lora.rank > 0 ? LAYOUT_ADAPTER : LAYOUT_MODEL, &c->model, f, file_limit);
     save.optimizer = layout_make(save.folder, LAYOUT_OPTIMIZER, &c->model, f, file_limit);
     if (must_be_finite)
         die_if_not_finite(f);

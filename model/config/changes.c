@@ -21,7 +21,7 @@ static void add(Lines *l, const char *name, const char *value)
 
 static bool is_list(int type)
 {
-    return type == PATHS || type == PATTERNS;
+    return type == PATHS || type == PATTERNS || type == NAMES;
 }
 
 /* There may be hundreds of shards. */
@@ -57,7 +57,9 @@ static bool can_differ(const Reader *r, const ConfigKey *k, bool from_hf)
     if (type == FIXED || type == UNUSED || type == DATASETS || config_is_evaluator(k->name))
         return false;
     const bool follows = !(k->type & FOLLOWS) && k->fallback && strcmp(k->fallback, "null") == 0;
-    return !follows || config_given(r, k->name) || (from_hf && strncmp(k->name, "model.", strlen("model.")) == 0);
+    const bool loaded = (from_hf && strncmp(k->name, "model.", strlen("model.")) == 0)
+                     || strncmp(k->name, "lora.", strlen("lora.")) == 0;
+    return !follows || loaded || config_given(r, k->name);
 }
 
 static void add_evaluators(Lines *l, const Config *c)
@@ -70,12 +72,11 @@ char *config_changes(const Reader *r, bool from_hf)
 {
     char *text;
     size_t size;
-    Settings *defaults = xcalloc(1, sizeof *defaults), follows = *r->s;
+    Settings *defaults = xcalloc(1, sizeof *defaults);
+    const Settings follows = config_followed(r->s);
     Lines l = { .f = open_memstream(&text, &size) };
     if (!l.f)
         die("out of host memory");
-    follows.c.recipe = *recipe_find(r->s->recipe);
-    follows.c.data.seed = r->s->c.seed;
     for (const ConfigKey *k = config_keys; k->name; k++) {
         if (!can_differ(r, k, from_hf))
             continue;

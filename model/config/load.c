@@ -9,6 +9,7 @@
 
 #include "kernels/comm.h"
 #include "kernels/error.h"
+#include "model/config/adapter.h"
 #include "model/config/hf.h"
 #include "model/config/table.h"
 
@@ -146,27 +147,35 @@ static void set_defaults(void *base, bool evaluators)
             value_default(base, k);
 }
 
-/* Takes the architecture from the config.json of the checkpoint that the run goes on with, else of load_path, which may be
- * gone by then; false if there is no load_path. The keys that say so are read ahead of the others. */
-static bool read_hf(Reader *r, char *(*latest_of)(const char *save_folder))
+/* The folder that weights come from: the checkpoint that the run goes on with, else load_path, which may be gone by then; NULL:
+ * there is none. The keys that say so are read ahead of the others. The caller owns it. */
+static char *find_source(Reader *r, char *(*latest_of)(const char *save_folder), bool *resumes)
 {
-    static const char *const keys[] = { "load_path", "try_load_latest_save", "save_folder", "run_name" };
+    static const char *const keys[] = { "load_path", "try_load_latest_save", "save_folder", "run_name", "lora.base_path" };
     Config *c = &r->s->c;
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 5; i++) {
         YamlNode *n = yaml_find(r->root, keys[i]);
         if (n)
             config_apply(r, n, keys[i], r->s);
     }
     config_check_load_path(r);
-    if (!c->load_path)
-        return false;
     config_choose_save_folder(c);
     char *latest = c->try_load_latest_save ? latest_of(c->save_folder) : NULL;
-    if (!latest)
+    *resumes = latest != NULL;
+    return latest ? latest : xstrdup(c->load_path);
+}
+
+/* Takes the architecture from the config.json of `source`, or of the model that its adapters stand beside; false if there is no
+ * load_path. */
+static bool read_hf(Reader *r, const char *source, bool resumes)
+{
+    Config *c = &r->s->c;
+    if (!c->load_path)
+        return false;
+    if (!resumes)
         config_check_source(config_where(r, "load_path"), c->load_path);
-    config_read_hf(&c->model, latest ? latest : c->load_path);
-    config_settle_source(r, latest ? latest : c->load_path);
-    free(latest);
+    config_read_hf(&c->model, adapter_is(source) ? c->model.lora.base_path : source);
+    config_settle_source(r, source);
     r->s->layer_norm_type = c->model.norm.kind == RMS_NORM ? NORM_RMS : NORM_DEFAULT;
     r->s->rope_type = c->model.rope_scaling.type == ROPE_DEFAULT ? NOT_GIVEN : (int)c->model.rope_scaling.type;
     r->s->architecture = strdup(c->model.architecture->class);
@@ -329,6 +338,15 @@ static char *value_text(const Settings *s, const ConfigKey *k, int indent)
     return text;
 }
 
+Settings config_followed(const Settings *s)
+{
+    Settings follows = *s;
+    follows.c.recipe = *recipe_find(s->recipe);
+    follows.c.data.seed = s->c.seed;
+    follows.c.model.lora.base_path = s->c.model.lora.rank > 0 ? s->c.load_path : NULL;
+    return follows;
+}
+
 /* What follows from another key stays null, so that a run of this file with another --recipe has that recipe's columns; the
  * value stands behind it. follows: s with those values. */
 static void print_value(FILE *f, const Settings *s, const Settings *follows, const ConfigKey *k, int indent)
@@ -347,9 +365,7 @@ void config_write_text(Settings *s)
 {
     size_t size;
     const char *previous = "";
-    Settings follows = *s;
-    follows.c.recipe = *recipe_find(s->recipe);
-    follows.c.data.seed = s->c.seed;
+    const Settings follows = config_followed(s);
     FILE *f = open_memstream(&s->c.text, &size);
     if (!f)
         die("out of host memory");
@@ -420,16 +436,24 @@ Config *config_load(int argc, char **argv, int world, char *(*latest)(const char
 
     set_defaults(s, false);
     config_drop_data(&r);
-    bool from_hf = !has_model && read_hf(&r, latest);
+    bool resumes;
+    char *source = find_source(&r, latest, &resumes);
+    if (source)
+        config_find_base(&r, source, resumes);
+    if (!has_file)
+        config_choose_adapter_rate(&r, source);
+    const bool from_hf = !has_model && read_hf(&r, source, resumes);
     read_values(&r, from_hf);
     config_choose_ranks(&r);
     config_check_model(&r, from_hf);
     config_check_optimizer(&r);
     config_check_recipe(&r);
+    config_check_lora(&r, source, resumes);
     config_check_data(&r);
     config_check_run(&r);
     config_read_evaluators(&r);
     config_check_trainable(&r);
+    free(source);
     fclose(r.notes);
     if (r.num_notes)
         warn("%s: without effect here: %s", r.file, r.notes_text);

@@ -9,6 +9,7 @@
 
 #include "kernels/error.h"
 #include "kernels/text.h"
+#include "model/config/adapter.h"
 #include "model/config/hf.h"
 #include "model/config/table.h"
 
@@ -47,7 +48,7 @@ static bool holds(const char *folder, const char *name)
 
 /* What the configuration of the run that saved this checkpoint says of `key`; NULL: it is none, or does not say. The caller owns
  * it. */
-static char *trained_with(const char *folder, const char *key)
+char *config_trained_with(const char *folder, const char *key)
 {
     if (!holds(folder, "trainer.json") || !holds(folder, "config.yaml"))
         return NULL;
@@ -65,7 +66,7 @@ static char *trained_with(const char *folder, const char *key)
 static int trained_length(const char *folder)
 {
     const ConfigKey *k = config_key("model.max_sequence_length");
-    char *text = trained_with(folder, k->name);
+    char *text = config_trained_with(folder, k->name);
     const long length = text ? strtol(text, NULL, 10) : 0;
     free(text);
     return (double)length >= k->min && (double)length <= k->max ? (int)length : 0;
@@ -83,7 +84,7 @@ static bool recipe_is_given(const Reader *r)
 void config_settle_source(Reader *r, const char *folder)
 {
     if (r->s->c.eval_only && !recipe_is_given(r))           /* as its run evaluated it */
-        r->s->recipe = trained_with(folder, "recipe");
+        r->s->recipe = config_trained_with(folder, "recipe");
     ModelConfig *m = &r->s->c.model;
     const int known = m->max_sequence_length;
     if (m->vocab_size > UINT16_MAX + 1)
@@ -158,7 +159,7 @@ static _Noreturn void say_transformers(const char *where, const char *what, cons
         "[X.from_pretrained('%s'%s).save_pretrained('OUTPUT') for X in (M, T)]\"", where, what, folder, more);
 }
 
-static _Noreturn void say_file(const char *where, const char *path)
+static _Noreturn void say_file(const char *where, const char *path, const char *key)
 {
     char *folder = folder_of(path), *more = xasprintf(", gguf_file='%s'", name_of(path));
     if (text_ends_with(path, ".gguf"))
@@ -169,7 +170,7 @@ static _Noreturn void say_file(const char *where, const char *path)
         say_meta(where, folder);
     if (text_ends_with(path, ".pt"))
         say_olmo(where, folder);
-    die("%s: this is a file; give the folder that holds it and the model's other files: --load_path=%s", where, folder);
+    die("%s: this is a file; give the folder that holds it and the model's other files: --%s=%s", where, key, folder);
 }
 
 /* Returns if it is none that is known. */
@@ -181,29 +182,62 @@ static void say_format(const char *where, const char *folder)
         say_meta(where, folder);
     if (holds(folder, "model.pt"))
         say_olmo(where, folder);
-    if (holds(folder, "latest/config.json"))
+    if (holds(folder, "latest/config.json") || holds(folder, "latest/adapter_config.json"))
         die("%s: this is the save_folder of a run; its newest checkpoint is --load_path=%s/latest", where, folder);
     if (holds(folder, "model_and_optim"))
         die("%s: this is a checkpoint of OLMo-core. Convert it with its src/examples/huggingface/convert_checkpoint_to_hf.py and "
             "load the result", where);
 }
 
-void config_check_source(const char *place, const char *load_path)
+/* `key`: what says where it is. */
+static void check_folder(const char *where, const char *key, const char *folder)
 {
     struct stat status;
-    char *where = xasprintf("%s%sload_path %s", place ? place : "", place ? ": " : "", load_path);
-    if (stat(load_path, &status) != 0 && may_be_hub_name(load_path))
+    if (stat(folder, &status) != 0 && may_be_hub_name(folder))
         die("%s: there is no such folder; if that is a name on the Hugging Face hub, fetch it and give the folder:\n"
-            "  hf download %s --local-dir %s\n  --load_path=%s", where, load_path, name_of(load_path), name_of(load_path));
-    if (stat(load_path, &status) != 0)
-        die("%s: %s", where, errno == ENOENT ? "there is no such folder" : strerror(errno));
+            "  hf download %s --local-dir %s\n  --%s=%s", where, folder, name_of(folder), key, name_of(folder));
+    if (stat(folder, &status) != 0)
+        die("%s: %s; --%s=FOLDER says where it is", where, errno == ENOENT ? "there is no such folder" : strerror(errno), key);
     if (!S_ISDIR(status.st_mode))
-        say_file(where, load_path);
+        say_file(where, folder, key);
+}
+
+static void check_model(const char *where, const char *load_path)
+{
     const bool described = holds(load_path, "config.json") || holds(load_path, "trainer.json");
     const bool weights = holds(load_path, "model.safetensors") || holds(load_path, "model.safetensors.index.json");
     if (!described && holds(load_path, "config.yaml") && (weights || holds(load_path, "model.pt")))
         say_olmo(where, load_path);
     if (!weights)
         say_format(where, load_path);
+}
+
+static void check_adapter(const char *where, const char *folder)
+{
+    if (holds(folder, "adapter_model.safetensors"))
+        return;
+    if (holds(folder, "adapter_model.bin"))
+        die("%s: its adapters are a file of PyTorch, and only safetensors are read. Save them anew with PEFT and load the result:\n"
+            "  python3 -c \"from peft import AutoPeftModelForCausalLM as M; M.from_pretrained('%s').save_pretrained('OUTPUT')\"",
+            where, folder);
+    die("%s: there is an adapter_config.json, but no adapter_model.safetensors; fetch or copy the folder again", where);
+}
+
+void config_check_source(const char *place, const char *load_path)
+{
+    char *where = xasprintf("%s%sload_path %s", place ? place : "", place ? ": " : "", load_path);
+    check_folder(where, "load_path", load_path);
+    if (adapter_is(load_path))
+        check_adapter(where, load_path);
+    else
+        check_model(where, load_path);
     free(where);
+}
+
+void config_check_base(const char *where, const char *base_path)
+{
+    check_folder(where, "lora.base_path", base_path);
+    if (adapter_is(base_path))
+        die("%s: that is a folder of adapters; their base must be a whole model: --lora.base_path=FOLDER", where);
+    check_model(where, base_path);
 }

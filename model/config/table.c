@@ -2,8 +2,8 @@
  * of OLMo could not run here (dropout, biases) the key has the value that can. Keys of ours: recipe, format.*,
  * model.architecture, model.head_dim, model.sliding_window, model.layer_types and model.rope_scaling.* (Hugging Face's names, but
  * for OLMo-core's full_attn_layers_only), scheduler.t_decay, scheduler.warmup_fraction (OLMo-core's), spikes, loss_chunk,
- * quant_stats_interval, fsdp.grad_sync_mode, profile, timeout_seconds, tokenizer (a path), trainable, dry_run, eval_only, generate,
- * max_new_tokens, temperature, top_p, samples.*, ranks, device_memory. Sections stand in the order in which the resolved
+ * quant_stats_interval, fsdp.grad_sync_mode, profile, timeout_seconds, tokenizer (a path), trainable, lora.*, dry_run, eval_only,
+ * generate, max_new_tokens, temperature, top_p, samples.*, ranks, device_memory. Sections stand in the order in which the resolved
  * configuration shows them. */
 #include "model/config/table.h"
 
@@ -34,6 +34,7 @@ static_assert(offsetof(Config, data.num_label_mask_paths) == offsetof(Config, da
 static_assert(offsetof(Evaluator, num_label_mask_paths) == offsetof(Evaluator, label_mask_paths) + sizeof(char **), "PATHS");
 static_assert(offsetof(Evaluator, num_paths) == offsetof(Evaluator, paths) + sizeof(char **), "PATHS");
 static_assert(offsetof(Settings, num_datasets) == offsetof(Settings, datasets) + sizeof(NamedPaths *), "DATASETS");
+static_assert(offsetof(Settings, num_lora_modules) == offsetof(Settings, lora_modules) + sizeof(char **), "NAMES");
 static_assert(offsetof(Config, optimizer.beta2) == offsetof(Config, optimizer.beta1) + sizeof(double), "BETAS");
 
 static const Word fp8_formats[] = { { "E4M3", E4M3 }, { "E5M2", E5M2 }, { NULL, 0 } };
@@ -124,6 +125,26 @@ const ConfigKey config_keys[] = {
 
     OTHER ("trainable", PATTERNS, "[]", C(trainable), "Hugging Face names of the tensors that are trained, * for any characters "
            "(model.layers.*.mlp.*); the others stay as they were loaded, in format.frozen; []: all are trained"),
+
+    /* ---- adapters ---- */
+    OPTION("lora.rank", INT, "null", 0, 1, MANY, C(model.lora.rank), "adapters of this rank are trained, all else is frozen; "
+           "null: those of load_path if that is a folder of adapters (adapter_config.json), which says the next three as well; "
+           "else none"),
+    OPTION("lora.alpha", DOUBLE, "null", 0, TINY, 1e6, C(model.lora.alpha),
+           "what they add is multiplied by alpha / rank; default rank"),
+    OTHER ("lora.use_rslora", BOOL, "false", C(model.lora.use_rslora), "multiplied by alpha / sqrt(rank)"),
+    OTHER ("lora.target_modules", NAMES, "all-linear", X(lora_modules), "the matrices of a block that have an adapter: q_proj, "
+           "k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj; all-linear: all of these"),
+    WORD  ("lora.base", CHOICE, "null", WORDS({ "bf16", BASE_AS_FROZEN }, { "e4m3", BASE_E4M3 }, { "nf4", BASE_NF4 }), X(lora_base),
+           "how the frozen matrices of blocks are stored: e4m3: a byte each, the operand of FP8 recipes; nf4: half a byte, as "
+           "QLoRA; null: as load_path's adapters were trained, else in format.frozen"),
+    OTHER ("lora.base_path", STRING | FOLLOWS, "null", C(model.lora.base_path), "the model that load_path's adapters stand beside, "
+           "if not the one that they name; of new adapters it is load_path itself"),
+    ONLY  ("lora.dropout", "0|0.0|null", "there is no dropout"),
+    ONLY  ("lora.lora_dropout", "0|0.0|null", "there is no dropout"),
+    ONLY  ("lora.use_dora", "false|null", "DoRA's magnitudes are not computed"),
+    ONLY  ("lora.bias", "none|null", "linear layers have no bias"),
+    ONLY  ("lora.modules_to_save", "null", "only adapters are trained beside the base; `trainable` without lora trains tensors"),
 
     /* ---- architecture ---- */
     OTHER ("model.architecture", STRING, "null", X(architecture),

@@ -16,6 +16,7 @@ typedef enum {
     STRING,          /* char *                                                                          */
     PATHS,           /* char **paths, int count: a list or a single path                                */
     PATTERNS,        /* the same of patterns, char **patterns, int count                                */
+    NAMES,           /* the same of names, char **names, int count                                      */
     DATASETS,        /* NamedPaths *sets, int count: name: [paths]                                      */
     BETAS,           /* double[2]                                                                       */
     DURATION,        /* Duration                                                                        */
@@ -83,6 +84,8 @@ typedef struct {
     bool    softmax_auxiliary_loss;
     double  auxiliary_loss_multiplier;
     NamedPaths *datasets; int num_datasets;
+    char  **lora_modules; int num_lora_modules;
+    int     lora_base;                     /* BaseFormat or NOT_GIVEN */
     struct {
         int method;                        /* QuantizeMethod or NOT_GIVEN */
         int forward[3], backward[3];       /* E4M3, E5M2 or NOT_GIVEN. a, w, o */
@@ -168,6 +171,16 @@ void config_choose_save_folder(Config *c);           /* runs/<run_name>, if none
 void config_check_load_path(const Reader *r);        /* that it is no address and not empty (source.c, as the next two) */
 void config_check_command_line(const Reader *r, const char *first);      /* of a run without a file, `first` its first argument */
 void config_settle_source(Reader *r, const char *folder);                /* what follows from the model read from `folder` */
+char *config_trained_with(const char *folder, const char *key);          /* see source.c */
+void config_check_base(const char *where, const char *base_path);        /* that adapters can stand beside it (source.c) */
+
+/* Adapters (lora.c). `source`: the folder that weights come from, NULL: none; `resumes`: the newest checkpoint of the run itself.
+ * find_base: fills lora.base_path if `source` holds adapters, and dies if that is no model. check_lora: with a checked model and
+ * recipe; fills ModelConfig.lora. */
+void config_find_base(Reader *r, const char *source, bool resumes);
+void config_choose_adapter_rate(Reader *r, const char *source);           /* of a run without a file */
+void config_check_lora(Reader *r, const char *source, bool resumes);
+
 void config_check_model (Reader *r, bool from_hf);
 void config_check_rope  (const ModelConfig *m, const char *place);         /* of config.json, too, as the next */
 void config_settle_windows(ModelConfig *m, const char *place);             /* equal windows become equal LayerTypes */
@@ -179,5 +192,6 @@ void config_check_documents(Reader *r);          /* of the training data, */
 void config_check_eval_documents(const Config *c, const EvalSet *set);       /* and, when those are checked, of a validation set */
 void config_check_run   (Reader *r);
 void config_read_evaluators(Reader *r);
+Settings config_followed(const Settings *s);         /* s with the values that keys of type FOLLOWS have if they are null */
 void config_write_text(Settings *s);                 /* fills Config.text */
 char *config_changes(const Reader *r, bool from_hf); /* Config.changes; the caller owns it. Before the text is written */

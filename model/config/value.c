@@ -133,7 +133,7 @@ static void words_text(char *out, size_t size, const Word *words)
 
 static bool is_list(int type)
 {
-    return type == PATHS || type == PATTERNS;
+    return type == PATHS || type == PATTERNS || type == NAMES;
 }
 
 void value_expected(char *out, size_t size, const ConfigKey *k)
@@ -147,6 +147,7 @@ void value_expected(char *out, size_t size, const ConfigKey *k)
     case STRING:   snprintf(out, size, "a text"); break;
     case PATHS:    snprintf(out, size, "a path or a list [a, b] of paths"); break;
     case PATTERNS: snprintf(out, size, "a pattern or a list [a, b] of patterns"); break;
+    case NAMES:    snprintf(out, size, "a name or a list [a, b] of names"); break;
     case DATASETS: snprintf(out, size, "`name: [paths]` lines"); break;
     case BETAS:    snprintf(out, size, "[beta1, beta2], each from 0 to below 1"); break;
     case DURATION: snprintf(out, size, "steps (100), tokens (2e9T) or epochs (1ep)"); break;
@@ -479,8 +480,8 @@ void value_print(FILE *f, const void *base, const ConfigKey *k, int indent)
     case BOOL:     fputs(*(const bool *)place ? "true" : "false", f); break;
     case CHOICE:   print_choice(f, k->words, *(const int *)place); break;
     case STRING:   value_print_text(f, *(char *const *)place); break;
-    case PATHS:
-    case PATTERNS: print_paths(f, *(char ***)place, *(const int *)(place + sizeof(char **)), indent); break;
+    case PATHS: case PATTERNS:
+    case NAMES:    print_paths(f, *(char ***)place, *(const int *)(place + sizeof(char **)), indent); break;
     case FORMAT:   fputs(format_name(*(const Format *)place), f); break;
     case DURATION: print_duration(f, (const Duration *)place); break;
     case LAYER_TYPES: print_layer_types(f, (const LayerTypes *)place); break;

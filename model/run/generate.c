@@ -13,6 +13,7 @@
 #include "kernels/error.h"
 #include "kernels/watchdog.h"
 #include "model/checkpoint/checkpoint.h"
+#include "model/config/adapter.h"
 #include "model/config/hf.h"
 #include "model/decode.h"
 #include "model/run/memory.h"
@@ -58,11 +59,13 @@ static bool read_stops(Generator *g, const char *folder, const char *file)
     return n > 0;
 }
 
-/* As transformers' generate: generation_config.json counts, if it says so. Rank 0 reads, so that all end at the same token. */
+/* As transformers' generate: generation_config.json counts, if it says so. What the folder of adapters does not say, that of their
+ * base does. Rank 0 reads, so that all end at the same token. */
 static void find_stops(Generator *g, const char *folder)
 {
-    if (comm_rank() == 0 && !read_stops(g, folder, "generation_config.json") && !read_stops(g, folder, "config.json")
-        && g->config.model.eos_token_id >= 0)
+    const char *base = adapter_is(folder) ? g->config.model.lora.base_path : folder;
+    if (comm_rank() == 0 && !read_stops(g, folder, "generation_config.json") && !read_stops(g, base, "generation_config.json")
+        && !read_stops(g, base, "config.json") && g->config.model.eos_token_id >= 0)
         g->stop[g->stops++] = g->config.model.eos_token_id;
     comm_broadcast(&g->stops, sizeof g->stops, 0);
     comm_broadcast(g->stop, sizeof g->stop, 0);

@@ -7,6 +7,7 @@
 
 #include "kernels/comm.h"
 #include "kernels/device.h"
+#include "model/fsdp_plan.h"
 #include "model/model.h"
 
 double memory_of_device(const Config *c)
@@ -82,33 +83,35 @@ static void print_optimizer(const Optimizer *o, const Recipe *r)
 static void print_plan(const Model *m, const Fsdp *f, const Config *c)
 {
     const PlanBytes *b = &m->bytes;
-    size_t n[NUM_REGIONS] = { 0 }, master = 0, moments = fsdp_state_bytes(f), frozen = 0;
+    size_t n[NUM_REGIONS] = { 0 }, master = 0, moments = fsdp_state_bytes(f), frozen = 0, base = 0;
     for (int u = 0; u < f->num_units; u++) {
         const Shard *s = &f->shard[u];
         for (int i = 0; i < f->shape[u].num_params; i++)
-            n[f->shape[u].param[i].region] += (size_t)f->shape[u].param[i].rows * f->shape[u].param[i].cols;
+            n[f->shape[u].param[i].region] += param_numel(&f->shape[u].param[i]);
         master += tensor_bytes(s->master);
         frozen += tensor_bytes(s->frozen);
+        base += base_bytes(f, s->base_count);
     }
-    printf("model: %.4g M parameters", (double)(n[TRAINED] + n[FROZEN]) / 1e6);
-    if (n[FROZEN] > 0 && !m->forward_only)
+    const size_t untrained = n[FROZEN] + n[BASE];
+    printf("model: %.4g M parameters", (double)(n[TRAINED] + untrained) / 1e6);
+    if (untrained > 0 && !m->forward_only)
         printf(", of which %.4g M are trained", (double)n[TRAINED] / 1e6);
     printf(", %d blocks; micro-batch %d x %d tokens\n", m->L, m->attn.B, m->attn.T);
     recipe_print(&m->recipe);
     if (m->forward_only) {
-        print_forward_plan(m, f, c, frozen);
+        print_forward_plan(m, f, c, frozen + base);
         return;
     }
     print_optimizer(f->optimizer, &m->recipe);
     char frozen_text[32] = "";
-    if (frozen > 0)
-        snprintf(frozen_text, sizeof frozen_text, "frozen %.3f, ", gib((double)frozen));
+    if (untrained > 0)
+        snprintf(frozen_text, sizeof frozen_text, "frozen %.3f, ", gib((double)(frozen + base)));
     printf("memory plan of a rank, GiB: master %.3f, %sweights %.3f, gradients %.3f, moments %.3f,\n"
            "  activations %.3f (%.1f kB per token and block), work %.3f, head and loss %.3f; total %.3f of %.1f\n",
            gib((double)master), frozen_text, gib(fsdp_weight_bytes(f)), gib(fsdp_grad_bytes(f)), gib(moments),
            gib((double)m->L * b->block),
            b->block / 1e3 / m->N, gib(b->work), gib(b->head), gib(model_planned_bytes(m, f)), gib(memory_of_device(c)));
-    printf("while a checkpoint is written, up to %.3f GiB of host memory besides\n", gib(master + moments + frozen));
+    printf("while a checkpoint is written, up to %.3f GiB of host memory besides\n", gib(master + moments + (c->model.lora.rank > 0 ? 0 : frozen)));
 }
 
 /* What the same run would take, changed to `other`. All ranks call. */
@@ -132,8 +135,10 @@ void memory_print(const Model *m, const Fsdp *f, const Config *c)
     Config classic = *c, whole = *c;
     classic.recipe = *recipe_find("bf16");
     classic.optimizer.name = "adamw";
-    whole.num_trainable = 0;
-    const double bytes = bytes_of(&classic), all_trained = c->num_trainable > 0 ? bytes_of(&whole) : 0;
+    classic.model.lora.base = BASE_AS_FROZEN;
+    whole.num_trainable = whole.model.lora.rank = 0;
+    whole.model.lora.base = BASE_AS_FROZEN;
+    const double bytes = bytes_of(&classic), all_trained = c->num_trainable > 0 || c->model.lora.rank > 0 ? bytes_of(&whole) : 0;
     if (comm_rank() != 0)
         return;
     print_plan(m, f, c);

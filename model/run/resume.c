@@ -7,14 +7,15 @@
 
 #include "kernels/error.h"
 #include "model/checkpoint/folder.h"
+#include "model/config/adapter.h"
 #include "model/config/table.h"
 
 /* Keys, or sections with a dot behind them. Of the model the weights say all but this; what else shapes do not show is compared
- * with config.json when they are loaded. */
+ * with config.json when they are loaded. Of adapters all but how their base is stored is the file's or refused. */
 static const char *const compared[] = {
-    "seed", "recipe", "format.", "trainable", "model.max_sequence_length", "model.eos_token_id", "model.pad_token_id", "data.",
-    "global_train_batch_size", "device_train_microbatch_size", "max_duration", "optimizer.", "scheduler.", "max_grad_norm",
-    "spikes", "softmax_auxiliary_loss", "auxiliary_loss_multiplier",
+    "seed", "recipe", "format.", "trainable", "lora.base", "model.max_sequence_length", "model.eos_token_id", "model.pad_token_id",
+    "data.", "global_train_batch_size", "device_train_microbatch_size", "max_duration", "optimizer.", "scheduler.",
+    "max_grad_norm", "spikes", "softmax_auxiliary_loss", "auxiliary_loss_multiplier",
 };
 
 static bool is_compared(const ConfigKey *k)
@@ -93,4 +94,11 @@ void resume_print(const Config *c, const char *folder)
         yaml_free(now);
     }
     free(path);
+}
+
+void resume_check(const Config *c, const char *folder)
+{
+    if (c->model.lora.rank > 0 && !adapter_is(folder))
+        die("%s trained all weights, and this run has adapters beside them (lora.rank %d): give it a save_folder of its own, and "
+            "--load_path of that checkpoint as their base", folder, c->model.lora.rank);
 }

@@ -18,6 +18,7 @@
 #include "kernels/watchdog.h"
 #include "model/checkpoint/companions.h"
 #include "model/checkpoint/folder.h"
+#include "model/config/adapter.h"
 #include "model/config/hf.h"
 #include "model/config/table.h"
 #include "model/run/fit.h"
@@ -353,9 +354,15 @@ void run_check_device(const Recipe *r)
 /* `where`: the device. */
 static void print_settings(const Config *c, const char *where)
 {
-    if (comm_rank() == 0)
-        printf("coat.c %s, %s%s; settings that are not the defaults:\n%s\n", COAT_VERSION, c->dry_run ? "dry run for " : "", where,
-               c->changes);
+    if (comm_rank() != 0)
+        return;
+    printf("coat.c %s, %s%s; settings that are not the defaults:\n%s\n", COAT_VERSION, c->dry_run ? "dry run for " : "", where,
+           c->changes);
+    if (c->model.lora.rank > 0) {
+        char *adapters = adapter_describe(c);
+        puts(adapters);
+        free(adapters);
+    }
 }
 
 void run_plan(const Config *c)
@@ -418,6 +425,8 @@ void run_open(Run *r, const Config *c)
         return;
     }
     const bool inside = folder && lies_in(folder, c->save_folder), resumes = inside && (latest || !c->reset_trainer_state);
+    if (inside)
+        resume_check(c, folder);
     prepare_folder(c, inside ? folder : NULL, resumes);
     print_settings(c, device_name());
     memory_plan(&r->model, &r->fsdp, c);

@@ -1,0 +1,101 @@
+/* NF4. */
+#include "kernels/nf4.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "kernels/cpu/cpu.h"
+#include "kernels/dynamic8.h"
+
+enum { BLOCKS = NF4_GROUP / NF4_BLOCK };
+
+/* Loads block i of a tensor; returns how many elements it has. */
+static size_t load_block(float x[NF4_BLOCK], Tensor w, size_t i)
+{
+    const size_t first = i * NF4_BLOCK, left = tensor_numel(w) > first ? tensor_numel(w) - first : 0;
+    const size_t n = left < NF4_BLOCK ? left : NF4_BLOCK;
+    tensor_load(x, w, first, n);
+    return n;
+}
+
+/* The absmaxes of the first blocks of all groups are added up, those of the second blocks, and so on, then these sums. */
+void nf4_offset(float *offset, Tensor w)
+{
+    nf4_check_source(__func__, w, 0, 0);
+    double sum[BLOCKS] = { 0 }, total = 0;
+    float x[NF4_BLOCK];
+    size_t blocks = 0;
+    for (size_t n; (n = load_block(x, w, blocks)) > 0; blocks++)
+        sum[blocks % BLOCKS] += abs_max(x, n);
+    for (int i = 0; i < BLOCKS; i++)
+        total += sum[i];
+    *offset = (float)(total / (double)blocks);
+}
+
+static void quantize_group(Nf4Group *to, Tensor w, float offset, size_t group)
+{
+    float x[NF4_BLOCK], rest[BLOCKS], nested = 0;
+    size_t blocks = 0;
+    memset(to, 0, sizeof *to);
+    for (size_t n; blocks < BLOCKS && (n = load_block(x, w, group * BLOCKS + blocks)) > 0; blocks++) {
+        const float absmax = abs_max(x, n), inverse = 1 / absmax;
+        for (size_t i = 0; i < n; i++)
+            to->codes[(blocks * NF4_BLOCK + i) / 2] |= (uint8_t)(nf4_nearest(nf4_map(), x[i] * inverse) << (i % 2 ? 0 : 4));
+        rest[blocks] = absmax - offset;
+        nested = fmaxf(nested, fabsf(rest[blocks]));
+    }
+    const float inverse = 1 / nested;
+    for (size_t i = 0; i < blocks; i++)
+        to->absmax[i] = dynamic8_nearest(dynamic8_map(DYNAMIC8), rest[i] * inverse);
+    to->nested = nested;
+    to->offset = offset;
+}
+
+void nf4_quantize(Nf4Group *to, Tensor w, const float *offset, size_t first, size_t count)
+{
+    nf4_check_source(__func__, w, first, count);
+    for (size_t i = 0; i < count; i++)
+        quantize_group(&to[i], w, *offset, first + i);
+}
+
+static float block_absmax(const Nf4Group *g, size_t block)
+{
+    const float rest = g->nested * dynamic8_map(DYNAMIC8)[g->absmax[block]];
+    return rest + g->offset;
+}
+
+/* The n elements of a tensor whose groups begin at g. */
+static void load_part(float *values, const Nf4Group *g, size_t n)
+{
+    const float *map = nf4_map();
+    float absmax = 0;
+    for (size_t i = 0; i < n; i++) {
+        const size_t at = i % NF4_GROUP;
+        const Nf4Group *from = &g[i / NF4_GROUP];
+        if (at % NF4_BLOCK == 0)
+            absmax = block_absmax(from, at / NF4_BLOCK);
+        values[i] = map[from->codes[at / 2] >> (at % 2 ? 0 : 4) & 15] * absmax;
+    }
+}
+
+void nf4_dequantize(Tensor y, Nf4 x)
+{
+    nf4_check_matrix(__func__, y, x);
+    float *values = tensor_result(y, 0);
+    const Nf4Group *g = x.group;
+    size_t first = 0;
+    for (int i = 0; i < x.num_parts; i++) {
+        const size_t n = (size_t)x.rows[i] * (size_t)y.cols;
+        load_part(values + first, g, n);
+        g += nf4_groups((size_t)x.rows[i], (size_t)y.cols);
+        first += n;
+    }
+    tensor_finish_again(y, values);
+}
+
+void nf4_amax(float *amax, Nf4 x, int cols, size_t first, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        for (int block = 0; block < nf4_blocks(x, cols, first + i); block++)
+            *amax = fmaxf(*amax, fabsf(block_absmax(&x.group[i], (size_t)block)));
+}

@@ -1,0 +1,290 @@
+/* NF4.
+ *
+ * nf4_dequantize runs before every use of a matrix. Bytes per element: 0.52, and those of y. A thread makes packs of eight
+ * elements from four bytes of codes; the 16 values lie in the lanes of each half of a warp, where a shuffle by the code finds
+ * them, for in shared memory codes at random would meet in the same banks. Transposed codes go by way of tiles.cuh.
+ * Arithmetic is in functions that the compiler does not join to fused operations, so all bits are the specification's. */
+#include "kernels/cuda/tiles.cuh"
+extern "C" {
+#include "kernels/dynamic8.h"
+#include "kernels/nf4.h"
+}
+
+enum { THREADS = 256, PACKS = 4, BLOCKS = NF4_GROUP / NF4_BLOCK };
+static_assert(THREADS == BLOCKS, "a thread has one block of a group");
+
+struct Nf4Tables { float nf4[16], absmax[256]; };
+
+/* In device memory, the same for all calls. */
+static const Nf4Tables *device_tables(void)
+{
+    static Nf4Tables *tables;
+    if (!tables) {
+        Nf4Tables host;
+        memcpy(host.nf4, nf4_map(), sizeof host.nf4);
+        memcpy(host.absmax, dynamic8_map(DYNAMIC8), sizeof host.absmax);
+        tables = (Nf4Tables *)device_alloc(sizeof host);
+        device_put(tables, &host, sizeof host);
+        device_sync();      /* later calls may come on other queues */
+    }
+    return tables;
+}
+
+__device__ static inline float decode_absmax(uint8_t code, float nested, float offset, const Nf4Tables *tables)
+{
+    return __fadd_rn(__fmul_rn(nested, tables->absmax[code]), offset);
+}
+
+/* ---- from a tensor -------------------------------------------------------------------------------------------- */
+
+__device__ static inline float element(AnyIn w, size_t i)
+{
+    return w.is_f32 ? ((const float *)w.data)[i] : to_float(((const bf16 *)w.data)[i]);
+}
+
+/* Elements of the block that begins at `first`; 0: it lies behind the end. */
+__device__ static inline int block_size(size_t first, size_t numel)
+{
+    return first < numel ? (int)min((size_t)NF4_BLOCK, numel - first) : 0;
+}
+
+__device__ static inline float block_absmax(AnyIn w, size_t first, int n)
+{
+    float top = 0;
+    for (int i = 0; i < n; i++)
+        top = fmaxf(top, fabsf(element(w, first + i)));
+    return top;
+}
+
+__global__ void nf4_absmax_kernel(float *absmax, AnyIn w, size_t numel)
+{
+    const size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x;
+    const int n = block_size(i * NF4_BLOCK, numel);
+    if (n > 0)
+        absmax[i] = block_absmax(w, i * NF4_BLOCK, n);
+}
+
+/* One block of threads. */
+__global__ void nf4_mean_kernel(float *mean, const float *x, size_t n)
+{
+    __shared__ double sum[THREADS];
+    double own = 0, total = 0;
+    for (size_t i = threadIdx.x; i < n; i += THREADS)
+        own += x[i];
+    sum[threadIdx.x] = own;
+    __syncthreads();
+    if (threadIdx.x > 0)
+        return;
+    for (int i = 0; i < THREADS; i++)
+        total += sum[i];
+    *mean = (float)(total / (double)n);
+}
+
+void nf4_offset(float *offset, Tensor w)
+{
+    nf4_check_source(__func__, w, 0, 0);
+    const size_t numel = tensor_numel(w), blocks = ceil_div(numel, NF4_BLOCK);
+    float *absmax = (float *)device_scratch(blocks * sizeof *absmax, SCRATCH_0);
+    nf4_absmax_kernel<<<(unsigned)ceil_div(blocks, THREADS), THREADS, 0, device_stream()>>>(absmax, any_in(w), numel);
+    LAUNCH_CHECK();
+    nf4_mean_kernel<<<1, THREADS, 0, device_stream()>>>(offset, absmax, blocks);
+    LAUNCH_CHECK();
+}
+
+/* One block of threads per group. */
+__global__ void nf4_quantize_kernel(Nf4Group *to, AnyIn w, const float *offset, size_t first, size_t numel, const Nf4Tables *tables)
+{
+    __shared__ float shared[32], map[16];
+    const size_t start = (first + blockIdx.x) * NF4_GROUP + (size_t)threadIdx.x * NF4_BLOCK;
+    const int n = block_size(start, numel);
+    const float absmax = block_absmax(w, start, n), inverse = 1.0f / absmax, rest = n > 0 ? absmax - *offset : 0.0f;
+    Nf4Group *g = to + blockIdx.x;
+    if (threadIdx.x < 16)
+        map[threadIdx.x] = tables->nf4[threadIdx.x];
+    const float nested = block_max(fabsf(rest), shared);        /* after this all see the map */
+    for (int i = 0; i < NF4_BLOCK; i += 2) {
+        const uint8_t high = i < n ? nf4_nearest(map, element(w, start + i) * inverse) : 0;
+        const uint8_t low = i + 1 < n ? nf4_nearest(map, element(w, start + i + 1) * inverse) : 0;
+        g->codes[threadIdx.x * NF4_BLOCK / 2 + i / 2] = (uint8_t)(high << 4 | low);
+    }
+    g->absmax[threadIdx.x] = n > 0 ? dynamic8_nearest(tables->absmax, rest * (1.0f / nested)) : 0;
+    if (threadIdx.x == 0) {
+        g->nested = nested;
+        g->offset = *offset;
+        g->unused[0] = g->unused[1] = 0;
+    }
+}
+
+void nf4_quantize(Nf4Group *to, Tensor w, const float *offset, size_t first, size_t count)
+{
+    nf4_check_source(__func__, w, first, count);
+    if (count == 0)
+        return;
+    nf4_quantize_kernel<<<(unsigned)count, THREADS, 0, device_stream()>>>(to, any_in(w), offset, first, tensor_numel(w),
+                                                                      device_tables());
+    LAUNCH_CHECK();
+}
+
+/* ---- to a tensor ---------------------------------------------------------------------------------------------- */
+
+/* Where element i of the matrix lies; start: of the second and the third part, behind all where there is none. */
+struct Nf4Place { const Nf4Group *group; unsigned at; };
+struct Nf4Parts {
+    const Nf4Group *group[3];
+    size_t start[2];
+    __device__ Nf4Place place(size_t i) const
+    {
+        const bool second = i >= start[0], third = i >= start[1];
+        const Nf4Group *g = third ? group[2] : second ? group[1] : group[0];
+        i -= third ? start[1] : second ? start[0] : 0;
+        return { g + i / NF4_GROUP, (unsigned)(i % NF4_GROUP) };
+    }
+};
+
+static Nf4Parts parts_of(Nf4 x, int cols)
+{
+    Nf4Parts p = { { x.group, x.group, x.group }, { SIZE_MAX, SIZE_MAX } };
+    for (int i = 1; i < x.num_parts; i++) {
+        p.group[i] = p.group[i - 1] + nf4_groups((size_t)x.rows[i - 1], (size_t)cols);
+        p.start[i - 1] = (i > 1 ? p.start[0] : 0) + (size_t)x.rows[i - 1] * (size_t)cols;
+    }
+    return p;
+}
+
+/* Packs of a matrix whose rows are multiples of eight: none crosses a block. */
+struct Nf4Reader {
+    Nf4Parts parts;
+    const Nf4Tables *tables;
+    struct Raw { uint32_t codes; uint8_t absmax; float2 scale; };
+    __device__ Raw at(size_t i) const
+    {
+        const Nf4Place p = parts.place(i);
+        return { *(const uint32_t *)(p.group->codes + p.at / 2), p.group->absmax[p.at / NF4_BLOCK],
+                 *(const float2 *)&p.group->nested };
+    }
+    /* The value that this lane has for the others. */
+    __device__ float lane_value() const
+    {
+        return tables->nf4[threadIdx.x % 16];
+    }
+    /* All threads of a warp call. */
+    __device__ void values(float (&x)[8], const Raw &raw, float lane_value) const
+    {
+        const float absmax = decode_absmax(raw.absmax, raw.scale.x, raw.scale.y, tables);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            x[i] = __fmul_rn(__shfl_sync(0xffffffffu, lane_value, raw.codes >> (4 * (i ^ 1)), 16), absmax);
+    }
+};
+static_assert(offsetof(Nf4Group, nested) % sizeof(float2) == 0 && sizeof(Nf4Group) % 16 == 0, "what a pack loads is aligned");
+
+/* Of tiles.cuh. */
+struct Nf4Source {
+    enum { OUTPUTS = 1, MEASURED = 1 };
+    Nf4Reader x;
+    int cols;
+    typedef Nf4Reader::Raw Raw;
+    typedef float Fix;
+    __device__ Fix prepare(int) const
+    {
+        return x.lane_value();
+    }
+    __device__ int column(int, int col) const
+    {
+        return col;
+    }
+    __device__ Raw fetch(int row, int col) const
+    {
+        return x.at((size_t)row * cols + col);
+    }
+    __device__ void values(float (&y)[1][8], const Raw &raw, Fix fix, int, int) const
+    {
+        x.values(y[0], raw, fix);
+    }
+};
+
+/* Rows of any format. */
+struct Nf4Rows { void *data; DType dtype; const float *scale; };
+
+__global__ __launch_bounds__(THREADS) void nf4_rows_kernel(Nf4Rows y, Nf4Reader x, size_t n)
+{
+    const size_t first = 8 * ((size_t)blockIdx.x * PACKS * THREADS + threadIdx.x);
+    Nf4Reader::Raw raw[PACKS];
+#pragma unroll
+    for (int j = 0; j < PACKS; j++)
+        raw[j] = x.at(min(first + 8 * j * THREADS, n - 8));
+    const float lane_value = x.lane_value(), inverse = y.scale ? 1.0f / *y.scale : 0.0f;
+#pragma unroll
+    for (int j = 0; j < PACKS; j++) {
+        const size_t at = first + 8 * j * THREADS;
+        float v[8];
+        x.values(v, raw[j], lane_value);
+        if (at >= n)
+            continue;
+        if (y.dtype == BF16)
+            store_pack<true>((bf16 *)y.data + at, v, 8);
+        else if (y.dtype == F32)
+            store_pack<true>((float *)y.data + at, v, 8);
+        else
+            *(uint2 *)((uint8_t *)y.data + at) = encode_pack(v, inverse, y.dtype);
+    }
+}
+
+/* Any rows, element by element; data_t: of FP8. */
+__global__ void nf4_any_kernel(Nf4Rows y, uint8_t *data_t, int rows, int cols, Nf4Parts parts, const Nf4Tables *tables)
+{
+    const size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i >= (size_t)rows * cols)
+        return;
+    const Nf4Place p = parts.place(i);
+    const Nf4Group *g = p.group;
+    const int code = g->codes[p.at / 2] >> (p.at % 2 ? 0 : 4) & 15;
+    const float x = __fmul_rn(tables->nf4[code], decode_absmax(g->absmax[p.at / NF4_BLOCK], g->nested, g->offset, tables));
+    if (y.dtype == BF16)
+        ((bf16 *)y.data)[i] = from_float<bf16>(x);
+    else if (y.dtype == F32)
+        ((float *)y.data)[i] = x;
+    else {
+        const float scaled = x * (1.0f / *y.scale);
+        const uint8_t e = y.dtype == E4M3 ? encode<E4M3>(scaled) : encode<E5M2>(scaled);
+        if (y.data)
+            ((uint8_t *)y.data)[i] = e;
+        if (data_t)
+            data_t[(i % cols) * rows + i / cols] = e;
+    }
+}
+
+void nf4_dequantize(Tensor y, Nf4 x)
+{
+    nf4_check_matrix(__func__, y, x);
+    const size_t n = tensor_numel(y);
+    const Nf4Parts parts = parts_of(x, y.cols);
+    const Nf4Rows out = { y.data, y.format.dtype, (const float *)y.scale };
+    const Nf4Reader reader = { parts, device_tables() };
+    if (n == 0)
+        return;
+    if (y.cols % 8 || (uintptr_t)y.data % 16 || (uintptr_t)y.data_t % 16 || (y.data_t && y.rows % 16))
+        nf4_any_kernel<<<(unsigned)ceil_div(n, THREADS), THREADS, 0, device_stream()>>>(out, (uint8_t *)y.data_t, y.rows, y.cols,
+                                                                                    parts, reader.tables);
+    else if (y.data_t)
+        fp8_tiles<Nf4Source>({ { tile_out(y, NULL) } }, { reader, y.cols }, y.rows, y.cols);
+    else
+        nf4_rows_kernel<<<(unsigned)ceil_div(n, 8 * PACKS * THREADS), THREADS, 0, device_stream()>>>(out, reader, n);
+    LAUNCH_CHECK();
+}
+
+__global__ void nf4_amax_kernel(float *amax, Nf4 x, int cols, size_t first, const Nf4Tables *tables)
+{
+    __shared__ float shared[32];
+    const Nf4Group *g = x.group + blockIdx.x;
+    const bool is_block = (int)threadIdx.x < nf4_blocks(x, cols, first + blockIdx.x);
+    raise_amax(amax, is_block ? fabsf(decode_absmax(g->absmax[threadIdx.x], g->nested, g->offset, tables)) : 0.0f, shared);
+}
+
+void nf4_amax(float *amax, Nf4 x, int cols, size_t first, size_t count)
+{
+    if (count == 0)
+        return;
+    nf4_amax_kernel<<<(unsigned)count, THREADS, 0, device_stream()>>>(amax, x, cols, first, device_tables());
+    LAUNCH_CHECK();
+}

@@ -1,0 +1,163 @@
+/* Tensors in NF4 as bitsandbytes saves them [bitsandbytes 0.49, QuantState.as_dict]. */
+#include "model/checkpoint/nf4_source.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/dynamic8.h"
+#include "kernels/error.h"
+#include "kernels/text.h"
+
+#define FROM_16_BIT "load the model's 16-bit folder with --lora.base=nf4"
+
+enum { BLOCKS = NF4_GROUP / NF4_BLOCK, CHUNK = 1024, MAX_STATE = 65536 };        /* CHUNK: groups that are read at once */
+
+typedef struct { const SafeFile *file; const SafeTensor *tensor; } Found;
+
+/* NAME followed by `suffix`; no tensor if it is in none of the files. */
+static Found find(SafeFile *const *file, int count, const char *name, const char *suffix)
+{
+    Found f = { 0 };
+    char *full = xasprintf("%s%s", name, suffix);
+    for (int i = 0; i < count && !f.tensor; i++)
+        f = (Found){ file[i], safetensors_find(file[i], full) };
+    free(full);
+    return f;
+}
+
+/* Dies if it is not there, or not `bytes` bytes of that type. dtype NULL: any. */
+static Found need(SafeFile *const *file, int count, const char *name, const char *suffix, const char *dtype, size_t bytes)
+{
+    const Found f = find(file, count, name, suffix);
+    if (!f.tensor)
+        die("%s%s: there is no tensor %s%s, without which %s cannot be read; copy all files of the folder again", file[0]->path,
+            count > 1 ? " and the files beside it" : "", name, suffix, name);
+    if ((dtype && strcmp(f.tensor->dtype, dtype) != 0) || f.tensor->end - f.tensor->begin != bytes)
+        die("%s: tensor %s is %zu bytes of %s; expected %zu of %s: the configuration must describe the model in that folder",
+            f.file->path, f.tensor->name, f.tensor->end - f.tensor->begin, f.tensor->dtype, bytes, dtype ? dtype : "any type");
+    return f;
+}
+
+static void check_map(SafeFile *const *file, int count, const char *name, const char *suffix, const float *map, int n)
+{
+    float found[256];
+    const size_t bytes = (size_t)n * sizeof *found;
+    const Found f = need(file, count, name, suffix, "F32", bytes);
+    safetensors_read(f.file, found, f.tensor, 0, bytes);
+    for (int i = 0; i < n; i++)
+        if (found[i] != map[i])
+            die("%s: tensor %s: value %d is %.9g; expected %.9g, as bitsandbytes has it on a GPU (on a CPU it makes the lowest "
+                "-1): quantize the model on a GPU, or " FROM_16_BIT, f.file->path, f.tensor->name, i, found[i], map[i]);
+}
+
+static bool is_integer(const json_t *value, long long expected)
+{
+    return json_is_integer(value) && json_integer_value(value) == expected;
+}
+
+/* Dies unless the state says what we read; returns the offset. */
+static float check_state(const json_t *state, const char *where, size_t rows, size_t cols)
+{
+    const json_t *type = json_object_get(state, "quant_type"), *shape = json_object_get(state, "shape");
+    const json_t *offset = json_object_get(state, "nested_offset");
+    if (!json_is_string(type) || strcmp(json_string_value(type), "nf4") != 0)
+        die("%s: quant_type is %s; expected nf4: " FROM_16_BIT, where,
+            json_is_string(type) ? json_string_value(type) : "no text");
+    if (!is_integer(json_object_get(state, "blocksize"), NF4_BLOCK))
+        die("%s: blocksize is %lld; expected %d: " FROM_16_BIT, where,
+            (long long)json_integer_value(json_object_get(state, "blocksize")), (int)NF4_BLOCK);
+    if (!json_is_number(offset))
+        die("%s: there is no nested_offset, so the scales were not quantized: quantize the model with "
+            "bnb_4bit_use_double_quant, or " FROM_16_BIT, where);
+    if (!is_integer(json_object_get(state, "nested_blocksize"), BLOCKS))
+        die("%s: nested_blocksize is %lld; expected %d: " FROM_16_BIT, where,
+            (long long)json_integer_value(json_object_get(state, "nested_blocksize")), (int)BLOCKS);
+    if (json_array_size(shape) != 2 || !is_integer(json_array_get(shape, 0), (long long)rows)
+        || !is_integer(json_array_get(shape, 1), (long long)cols))
+        die("%s: the shape is not (%zu, %zu), which the configured model needs; the configuration must describe the model in that "
+            "folder", where, rows, cols);
+    return (float)json_number_value(offset);
+}
+
+/* The state of NAME, as nf4 or as fp4; no tensor if there is none. */
+static Found find_state(SafeFile *const *file, int count, const char *name)
+{
+    const Found f = find(file, count, name, ".quant_state.bitsandbytes__nf4");
+    return f.tensor ? f : find(file, count, name, ".quant_state.bitsandbytes__fp4");
+}
+
+static float read_offset(SafeFile *const *file, int count, const char *name, size_t rows, size_t cols)
+{
+    const Found f = find_state(file, count, name);
+    CHECK(f.tensor, "%s is not stored in 4 bits", name);
+    const size_t bytes = f.tensor->end - f.tensor->begin;
+    char text[MAX_STATE], *where = xasprintf("%s: tensor %s", f.file->path, f.tensor->name);
+    json_error_t error;
+    if (bytes > sizeof text)
+        die("%s is %zu bytes of JSON; expected at most %zu", where, bytes, sizeof text);
+    safetensors_read(f.file, text, f.tensor, 0, bytes);
+    json_t *state = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
+    if (!state)
+        die("%s: not JSON: %s", where, error.text);
+    const float offset = check_state(state, where, rows, cols);
+    json_decref(state);
+    free(where);
+    return offset;
+}
+
+bool nf4_source_has(SafeFile *const *file, int count, const char *name)
+{
+    return find_state(file, count, name).tensor != NULL;
+}
+
+bool nf4_source_is_beside(const char *name)
+{
+    static const char *const suffixes[] = {
+        ".weight.absmax", ".weight.quant_map", ".weight.nested_absmax", ".weight.nested_quant_map",
+        ".weight.quant_state.bitsandbytes__nf4", ".weight.quant_state.bitsandbytes__fp4",
+    };
+    for (size_t i = 0; i < sizeof suffixes / sizeof suffixes[0]; i++)
+        if (text_ends_with(name, suffixes[i]))
+            return true;
+    return false;
+}
+
+/* The field of `size` bytes of each group, from f, where they lie behind one another and the last may be short. */
+static void read_field(Nf4Group *to, size_t field, size_t size, Found f, size_t first, size_t groups)
+{
+    char *buffer = xmalloc(CHUNK * size);
+    for (size_t i = 0; i < groups; i += CHUNK) {
+        const size_t n = groups - i < CHUNK ? groups - i : CHUNK, at = (first + i) * size;
+        const size_t left = f.tensor->end - f.tensor->begin - at;
+        memset(buffer, 0, n * size);
+        safetensors_read(f.file, buffer, f.tensor, at, left < n * size ? left : n * size);
+        for (size_t k = 0; k < n; k++)
+            memcpy((char *)&to[i + k] + field, buffer + k * size, size);
+    }
+    free(buffer);
+}
+
+void nf4_source_read(Nf4Group *to, SafeFile *const *file, int count, const char *name, size_t rows, size_t cols, size_t first,
+                     size_t groups)
+{
+    const size_t numel = rows * cols, all = nf4_groups(rows, cols);
+    CHECK(first <= all && groups <= all - first, "%s: %zu groups from %zu on, of %zu", name, groups, first, all);
+    const float offset = read_offset(file, count, name, rows, cols);
+    check_map(file, count, name, ".quant_map", nf4_map(), 16);
+    check_map(file, count, name, ".nested_quant_map", dynamic8_map(DYNAMIC8), 256);
+    const Found codes = need(file, count, name, "", NULL, (numel + 1) / 2);      /* as a type that the user chose */
+    const Found absmax = need(file, count, name, ".absmax", "U8", (numel + NF4_BLOCK - 1) / NF4_BLOCK);
+    const Found nested = need(file, count, name, ".nested_absmax", "F32", all * sizeof(float));
+    memset(to, 0, groups * sizeof *to);
+    read_field(to, offsetof(Nf4Group, codes), sizeof to->codes, codes, first, groups);
+    read_field(to, offsetof(Nf4Group, absmax), sizeof to->absmax, absmax, first, groups);
+    read_field(to, offsetof(Nf4Group, nested), sizeof to->nested, nested, first, groups);
+    for (size_t i = 0; i < groups; i++) {
+        to[i].offset = offset;
+        if (!isfinite(offset) || !isfinite(to[i].nested) || to[i].nested < 0)
+            die("%s: the scales of %s are not numbers: offset %g, scale %zu is %g; copy the folder again", nested.file->path, name,
+                offset, first + i, to[i].nested);
+    }
+}

@@ -1,0 +1,185 @@
+/* The files of a folder: which they are, and the checksums that its manifest lists. */
+#include "model/checkpoint/source.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/error.h"
+#include "kernels/text.h"
+#include "model/checkpoint/folder.h"
+#include "model/checkpoint/manifest.h"
+#include "model/config/table.h"
+
+/* Reads JSON; NULL if there is no such file. */
+static json_t *read_json(const char *folder, const char *name)
+{
+    char *path = xasprintf("%s/%s", folder, name);
+    check_regular(path);
+    FILE *file = fopen(path, "r");
+    if (!file) {
+        if (errno != ENOENT)
+            die("%s: %s", path, strerror(errno));
+        free(path);
+        return NULL;
+    }
+    json_error_t error;
+    json_t *value = json_loadf(file, JSON_REJECT_DUPLICATES, &error);
+    if (!value)
+        die("%s:%d: not JSON: %s", path, error.line, error.text);
+    fclose(file);
+    free(path);
+    return value;
+}
+
+json_t *source_manifest(const char *folder)
+{
+    json_t *manifest = read_json(folder, "trainer.json");
+    char *optimizer = xasprintf("%s/optimizer-00001.safetensors", folder), problem[4096];
+    if (!manifest && folder_exists(optimizer))
+        die("%s: the checkpoint is incomplete: trainer.json, which is written last, is missing; load another one",
+            folder);
+    free(optimizer);
+    if (!manifest)
+        return NULL;
+    if (!manifest_is_complete(folder, manifest, problem, sizeof problem))
+        die("the checkpoint is incomplete: %s; copy it again or load another one", problem);
+    json_int_t version = json_integer_value(json_object_get(manifest, "format_version"));
+    if (version != CHECKPOINT_VERSION)
+        die("%s/trainer.json: format_version is %lld, this program reads %d", folder, (long long)version,
+            CHECKPOINT_VERSION);
+    return manifest;
+}
+
+static void add_source(Source *s, const char *folder, const char *name)
+{
+    char *path = xasprintf("%s/%s", folder, name);
+    for (int i = 0; i < s->count; i++) {
+        if (strcmp(s->file[i]->path, path) != 0)
+            continue;
+        free(path);
+        return;
+    }
+    s->file = xrealloc(s->file, (size_t)(s->count + 1) * sizeof *s->file);
+    s->file[s->count++] = safetensors_open(path);
+    free(path);
+}
+
+void source_close(Source *s)
+{
+    for (int i = 0; i < s->count; i++)
+        safetensors_close(s->file[i]);
+    free(s->file);
+}
+
+/* The checksums that a manifest lists; those of other folders, and of old checkpoints, list none. */
+static void expect_sums(const Source *s, const json_t *manifest, const char *folder)
+{
+    const json_t *sums = json_object_get(manifest, "crc32c");
+    for (int i = 0; i < s->count; i++)
+        for (int k = 0; k < s->file[i]->count; k++) {
+            SafeTensor *t = &s->file[i]->tensor[k];
+            const json_t *sum = json_object_get(sums, t->name);
+            t->has_sum = sum != NULL;
+            if (sum && (!json_is_string(sum) || sscanf(json_string_value(sum), "%8" SCNx32, &t->sum) != 1))
+                die("%s/trainer.json: crc32c of %s: expected 8 hexadecimal digits", folder, t->name);
+        }
+}
+
+/* model.safetensors, or what model.safetensors.index.json lists. */
+static Source open_model(const char *folder)
+{
+    Source s = { 0 };
+    char *single = xasprintf("%s/model.safetensors", folder);
+    json_t *index = NULL;
+    if (!folder_exists(folder))
+        die("%s: there is no such folder", folder);
+    if (folder_exists(single))
+        add_source(&s, folder, "model.safetensors");
+    else if ((index = read_json(folder, "model.safetensors.index.json"))) {
+        const char *name;
+        json_t *file;
+        json_object_foreach(json_object_get(index, "weight_map"), name, file) {
+            if (!json_is_string(file) || !folder_holds(json_string_value(file)))
+                value_wrong_json(xasprintf("%s/model.safetensors.index.json", folder), xasprintf("weight_map.%s", name),
+                                 "the name of a file in that folder", file);
+            add_source(&s, folder, json_string_value(file));
+        }
+    }
+    char *latest = xasprintf("%s/latest", folder);
+    if (s.count == 0 && folder_exists(latest))
+        die("%s is a run, not a checkpoint; its last one is %s", folder, latest);
+    free(latest);
+    if (s.count == 0)
+        die("%s: no model.safetensors and no model.safetensors.index.json with a weight_map; weights in other "
+            "formats can be converted with transformers' save_pretrained", folder);
+    json_decref(index);
+    free(single);
+    return s;
+}
+
+Source source_open(const char *folder)
+{
+    json_t *manifest = source_manifest(folder);
+    Source s = open_model(folder);
+    expect_sums(&s, manifest, folder);
+    json_decref(manifest);
+    return s;
+}
+
+/* A name as PEFT's own state dictionaries have it, with the adapter's name in it, becomes that of its files. */
+static void drop_adapter_name(char *name)
+{
+    static const char usual[] = ".default.weight";
+    if (text_ends_with(name, usual))
+        strcpy(name + strlen(name) - strlen(usual), ".weight");
+}
+
+Source source_open_adapter(const char *folder)
+{
+    json_t *manifest = source_manifest(folder);
+    char *path = xasprintf("%s/adapter_model.safetensors", folder);
+    Source s = { 0 };
+    if (!folder_exists(path))
+        die("%s: no adapter_model.safetensors beside its adapter_config.json; adapters in other formats can be converted with "
+            "PEFT's save_pretrained", folder);
+    add_source(&s, folder, "adapter_model.safetensors");
+    for (int i = 0; i < s.file[0]->count; i++)
+        drop_adapter_name(s.file[0]->tensor[i].name);
+    expect_sums(&s, manifest, folder);
+    json_decref(manifest);
+    free(path);
+    return s;
+}
+
+Source source_open_optimizer(const char *folder, json_t *manifest)
+{
+    Source s = { 0 };
+    const char *name;
+    json_t *bytes;
+    json_object_foreach(json_object_get(manifest, "files"), name, bytes)
+        if (strncmp(name, "optimizer-", strlen("optimizer-")) == 0)
+            add_source(&s, folder, name);
+    if (s.count == 0)
+        die("%s: trainer.json lists no optimizer files; --load_path of this folder with --reset_optimizer_state and another "
+            "--save_folder starts with new moments", folder);
+    expect_sums(&s, manifest, folder);
+    return s;
+}
+
+static bool says_tied(const char *folder)
+{
+    json_t *config = read_json(folder, "config.json");
+    bool tied = json_is_true(json_object_get(config, "tie_word_embeddings"));
+    json_decref(config);
+    return tied;
+}
+
+bool source_may_have(const char *name, const char *folder, const ModelConfig *c)
+{
+    if (text_ends_with(name, ".rotary_emb.inv_freq"))
+        return true;
+    return c->weight_tying && strcmp(name, "lm_head.weight") == 0 && says_tied(folder);
+}

@@ -1,0 +1,152 @@
+/* A matrix is put into device memory as its tensors are in the files: in BF16 if all of them are, else in F32, which has all values
+ * of F16 too. What bitsandbytes has stored in NF4 is taken as it is. */
+#include "model/checkpoint/stored_base.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/device.h"
+#include "kernels/error.h"
+#include "kernels/text.h"
+#include "kernels/watchdog.h"
+#include "model/base.h"
+#include "model/checkpoint/convert.h"
+#include "model/checkpoint/crc32c.h"
+#include "model/checkpoint/nf4_source.h"
+
+enum { CHUNK = 16 << 20 };      /* elements */
+
+typedef struct {
+    Layout          *l;
+    Fsdp            *f;
+    SafeFile *const *source;
+    int              count;
+    char            *raw;       /* CHUNK elements of 4 bytes */
+    float           *values;    /* CHUNK */
+} Reading;
+
+static bool is_part(const Piece *piece, int unit, const Param *p)
+{
+    return piece->region == BASE && piece->unit == unit && piece->first >= p->offset
+        && piece->first < p->offset + (size_t)p->rows * (size_t)p->cols;
+}
+
+static Format format_of(const Reading *r, int unit, const Param *p)
+{
+    bool exact = true;
+    for (int i = 0; i < r->l->num_pieces; i++) {
+        const SafeFile *file;
+        if (is_part(&r->l->piece[i], unit, p))
+            exact &= strcmp(layout_need(&r->l->piece[i], r->source, r->count, &file)->dtype, "BF16") == 0;
+    }
+    return (Format){ exact ? BF16 : F32, 0, false };
+}
+
+static void check_finite(const Reading *r, Tensor part, const SafeFile *file, const char *name)
+{
+    int found = 0, *flag = (int *)r->f->square_sum;
+    device_put(flag, &found, sizeof found);
+    find_not_finite(flag, part, false);
+    device_get(&found, flag, sizeof found);
+    if (found)
+        die("%s: tensor %s holds a value that is not finite: this model is ruined. Get the file again, or take another model",
+            file->path, name);
+}
+
+/* part: where the tensor of piece i goes. The first rank of a group sums the bytes that all read. */
+static void read_tensor(const Reading *r, int i, Tensor part)
+{
+    const SafeFile *file;
+    const SafeTensor *t = layout_need(&r->l->piece[i], r->source, r->count, &file);
+    const size_t size = safetensors_dtype_size(t->dtype), wide = dtype_size(part.format.dtype), all = tensor_numel(part);
+    uint32_t sum = 0;
+    char reading[64];
+    snprintf(reading, sizeof reading, "reading %s", path_tail(file->path));
+    for (size_t at = 0, n; at < all; at += n) {
+        n = all - at < CHUNK ? all - at : CHUNK;
+        watchdog_mark(reading, -1);
+        safetensors_read(file, r->raw, t, at * size, n * size);
+        if (t->has_sum && r->f->rank == 0)
+            sum = crc32c(sum, r->raw, n * size);
+        if (wide == sizeof(float))
+            convert_decode(r->values, t->dtype, r->raw, n);
+        device_put((char *)part.data + at * wide, wide == sizeof(float) ? (void *)r->values : r->raw, n * wide);
+    }
+    r->l->sum[i] = sum;
+    check_finite(r, part, file, t->name);
+}
+
+/* Whether bitsandbytes has stored it: all of its tensors or none. */
+static bool is_quantized(const Reading *r, int unit, const Param *p)
+{
+    const char *plain = NULL, *quantized = NULL;
+    for (int i = 0; i < r->l->num_pieces; i++)
+        if (is_part(&r->l->piece[i], unit, p))
+            *(nf4_source_has(r->source, r->count, r->l->piece[i].name) ? &quantized : &plain) = r->l->piece[i].name;
+    if (quantized && plain)
+        die("%s%s: %s is stored in 4 bits and %s is not, but they are one matrix here: quantize both, or load the 16-bit folder",
+            r->source[0]->path, r->count > 1 ? " and the files beside it" : "", quantized, plain);
+    return quantized != NULL;
+}
+
+static void read_quantized(const Reading *r, int unit, const Param *p)
+{
+    Nf4Group *groups = xmalloc(nf4_param_groups(r->f->shape[unit].config, p) * sizeof *groups), *next = groups;
+    for (int i = 0; i < r->l->num_pieces; i++) {
+        const Piece *piece = &r->l->piece[i];
+        if (!is_part(piece, unit, p))
+            continue;
+        const size_t n = nf4_groups(piece->shape[0], piece->shape[1]);
+        watchdog_mark("reading a base in NF4", -1);
+        nf4_source_read(next, r->source, r->count, piece->name, piece->shape[0], piece->shape[1], 0, n);
+        next += n;
+    }
+    base_store_nf4(r->f, unit, p, groups);
+    free(groups);
+}
+
+/* memory: of the device, for the matrix in its format. */
+static void read_matrix(const Reading *r, int unit, const Param *p, void *memory)
+{
+    if (is_quantized(r, unit, p)) {
+        read_quantized(r, unit, p);
+        return;
+    }
+    const Tensor whole = tensor_at(memory, format_of(r, unit, p), p->rows, p->cols);
+    for (int i = 0; i < r->l->num_pieces; i++) {
+        const Piece *piece = &r->l->piece[i];
+        if (is_part(piece, unit, p))
+            read_tensor(r, i, tensor_rows(whole, (int)((piece->first - p->offset) / (size_t)p->cols), (int)piece->shape[0]));
+    }
+    base_store(r->f, unit, p, whole);
+}
+
+static size_t largest_matrix(const Reading *r)
+{
+    size_t most = 0;
+    for (int u = 0; u < r->f->num_units; u++)
+        for (int i = 0; i < r->f->shape[u].num_params; i++) {
+            const Param *p = &r->f->shape[u].param[i];
+            const size_t bytes = p->region != BASE || is_quantized(r, u, p) ? 0
+                               : (size_t)p->rows * (size_t)p->cols * dtype_size(format_of(r, u, p).dtype);
+            most = bytes > most ? bytes : most;
+        }
+    return most;
+}
+
+void stored_base_read(Layout *l, Fsdp *f, SafeFile *const *source, int count)
+{
+    Reading r = { l, f, source, count, NULL, NULL };
+    void *memory = device_alloc(largest_matrix(&r));
+    r.raw = xmalloc(CHUNK * sizeof(float));
+    r.values = xmalloc(CHUNK * sizeof(float));
+    for (int u = 0; u < f->num_units; u++)
+        for (int i = 0; i < f->shape[u].num_params; i++)
+            if (f->shape[u].param[i].region == BASE)
+                read_matrix(&r, u, &f->shape[u].param[i], memory);
+    device_sync();
+    device_free(memory);
+    free(r.raw);
+    free(r.values);
+}

@@ -1,0 +1,268 @@
+/* adapter_config.json, as PEFT's LoraConfig reads and writes it [peft/tuners/lora/config.py]. */
+#include "model/config/adapter.h"
+
+#include <ctype.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "kernels/error.h"
+#include "kernels/text.h"
+#include "model/architecture.h"
+#include "model/config/table.h"
+
+/* ---- modules ---------------------------------------------------------------------------------------------- */
+
+/* Their names in a block, in all architectures. */
+static const char *const modules[NUM_LORA_MODULES] = {
+    [LORA_Q] = "self_attn.q_proj", [LORA_K] = "self_attn.k_proj", [LORA_V] = "self_attn.v_proj", [LORA_O] = "self_attn.o_proj",
+    [LORA_GATE] = "mlp.gate_proj", [LORA_UP] = "mlp.up_proj", [LORA_DOWN] = "mlp.down_proj",
+};
+
+const char *adapter_module_name(LoraModule module)
+{
+    return strchr(modules[module], '.') + 1;
+}
+
+/* PEFT's rule: the path of a module, or its end behind a dot. */
+static bool is_end(const char *name, const char *path)
+{
+    const size_t n = strlen(name), m = strlen(path);
+    return n > 0 && text_ends_with(path, name) && (n == m || path[m - n - 1] == '.');
+}
+
+LoraModule adapter_module(const char *name)
+{
+    int k = 0;
+    while (k < NUM_LORA_MODULES && !is_end(name, modules[k]))
+        k++;
+    return (LoraModule)k;
+}
+
+static bool targets_all(const Lora *l)
+{
+    bool all = true;
+    for (int k = 0; k < NUM_LORA_MODULES; k++)
+        all &= l->target[k];
+    return all;
+}
+
+/* ---- reading ---------------------------------------------------------------------------------------------- */
+
+typedef struct { json_t *json; char *path; } File;
+
+static File open_file(const char *folder)
+{
+    json_error_t error;
+    File f = { .path = xasprintf("%s/adapter_config.json", folder) };
+    check_regular(f.path);
+    f.json = json_load_file(f.path, JSON_REJECT_DUPLICATES, &error);
+    if (!f.json && error.line < 1)
+        die("%s: cannot be read: %s", f.path, error.text);
+    if (!f.json)
+        die("%s:%d: %s", f.path, error.line, error.text);
+    const char *type = json_string_value(json_object_get(f.json, "peft_type"));
+    if (!type || strcmp(type, "LORA") != 0)
+        value_wrong_json(f.path, "peft_type", "\"LORA\"", json_object_get(f.json, "peft_type"));
+    return f;
+}
+
+static void close_file(File *f)
+{
+    json_decref(f->json);
+    free(f->path);
+}
+
+static bool exists(const char *path)
+{
+    struct stat status;
+    return stat(path, &status) == 0;
+}
+
+bool adapter_is(const char *folder)
+{
+    char *path = xasprintf("%s/adapter_config.json", folder);
+    const bool found = exists(path);
+    free(path);
+    return found;
+}
+
+char *adapter_base(const char *folder)
+{
+    File f = open_file(folder);
+    const json_t *value = json_object_get(f.json, "base_model_name_or_path");
+    if (value && !json_is_null(value) && !json_is_string(value))
+        value_wrong_json(f.path, "base_model_name_or_path", "a text", value);
+    const char *name = json_string_value(value);
+    char *beside = name && *name && *name != '/' ? xasprintf("%s/%s", folder, name) : NULL;
+    char *base = beside && !exists(name) && exists(beside) ? xstrdup(beside) : name && *name ? xstrdup(name) : NULL;
+    free(beside);
+    close_file(&f);
+    return base;
+}
+
+/* What changes the model in ways that are not computed here, unless it is null, false or empty. */
+static const struct { const char *key, *why; } refused[] = {
+    { "use_dora",                "DoRA's magnitudes are not computed" },
+    { "use_qalora",              "QALoRA's pooled inputs are not computed" },
+    { "lora_bias",               "adapters have no bias" },
+    { "fan_in_fan_out",          "the matrices are (out, in)" },
+    { "rank_pattern",            "all adapters have the rank r" },
+    { "alpha_pattern",           "all adapters have the same lora_alpha" },
+    { "modules_to_save",         "only adapters are trained beside the base" },
+    { "trainable_token_indices", "only adapters are trained beside the base" },
+    { "target_parameters",       "adapters stand beside linear layers" },
+    { "exclude_modules",         "target_modules alone say where adapters are" },
+    { "layers_to_transform",     "all blocks have the same adapters" },
+    { "layer_replication",       "each block is computed once" },
+    { "alora_invocation_tokens", "adapters count for all tokens" },
+    { "use_bdlora",              "adapters have no blocks" },
+    { "arrow_config",            "there is one set of adapters" },
+    { "kasa_config",             "the base stays as it is" },
+    { "monteclora_config",       "adapters are numbers, no distributions" },
+};
+
+static bool says_something(const json_t *value)
+{
+    return value && !json_is_null(value) && !json_is_false(value) && (!json_is_string(value) || json_string_length(value) > 0) &&
+           (!json_is_array(value) || json_array_size(value) > 0) && (!json_is_object(value) || json_object_size(value) > 0);
+}
+
+/* PiSSA, OLoRA, CorDA and LoftQ also change the base: beside the published one their adapters mean something else. */
+static void check_start(const File *f)
+{
+    static const char *const known[] = { "gaussian", "eva", "orthogonal" };
+    const json_t *value = json_object_get(f->json, "init_lora_weights");
+    bool fine = !value || json_is_null(value) || json_is_boolean(value);
+    for (int i = 0; i < 3 && json_is_string(value); i++)
+        fine |= strcmp(json_string_value(value), known[i]) == 0;
+    if (!fine)
+        value_wrong_json(f->path, "init_lora_weights", "a way to begin that leaves the base as it is (true, false, \"gaussian\", "
+                         "\"eva\", \"orthogonal\"; PEFT converts others when it saves)", value);
+}
+
+static void refuse_others(const File *f)
+{
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+        const json_t *value = json_object_get(f->json, refused[i].key);
+        char *text = says_something(value) ? json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT) : NULL;
+        if (text)
+            die("%s: its %s is not supported, found %.64s: %s", f->path, refused[i].key, text, refused[i].why);
+    }
+    const json_t *bias = json_object_get(f->json, "bias");
+    if (bias && !json_is_null(bias) && (!json_is_string(bias) || strcmp(json_string_value(bias), "none") != 0))
+        value_wrong_json(f->path, "bias", "\"none\", as linear layers have no bias", bias);
+    check_start(f);
+}
+
+/* Marks what a name of target_modules means in seen[module][block]: all blocks, or the one whose number is in it. */
+static bool mark(bool *seen, const char *name, const ModelConfig *m)
+{
+    const LoraModule all = adapter_module(name);
+    for (int b = 0; b < m->n_layers && all < NUM_LORA_MODULES; b++)
+        seen[(size_t)all * m->n_layers + b] = true;
+    for (int k = 0; k < NUM_LORA_MODULES && all == NUM_LORA_MODULES; k++) {
+        const size_t n = strlen(name), end = strlen(modules[k]) + 1;
+        size_t first = n > end && is_end(modules[k], name) ? n - end : 0;
+        const size_t behind = first;
+        while (first > 0 && isdigit((unsigned char)name[first - 1]))
+            first--;
+        const long b = first < behind && behind - first < 8 ? strtol(name + first, NULL, 10) : -1;
+        char path[128];
+        snprintf(path, sizeof path, "%s.%ld.%s", architecture_of(m)->blocks, b, modules[k]);
+        if (b < 0 || b >= m->n_layers || !is_end(name, path))
+            continue;
+        seen[(size_t)k * m->n_layers + b] = true;
+        return true;
+    }
+    return all < NUM_LORA_MODULES;
+}
+
+static void read_modules(Lora *l, const File *f, const ModelConfig *m)
+{
+    const json_t *value = json_object_get(f->json, "target_modules"), *name;
+    const char *text = json_string_value(value), *key = "target_modules";
+    bool *seen = xcalloc((size_t)NUM_LORA_MODULES * m->n_layers, sizeof *seen);
+    size_t i;
+    if (text ? strcmp(text, "all-linear") != 0 : json_array_size(value) == 0)
+        value_wrong_json(f->path, key, "\"all-linear\" or a list of names as \"q_proj\"", value);
+    json_array_foreach(value, i, name)
+        if (!json_is_string(name) || !mark(seen, json_string_value(name), m))
+            value_wrong_json(f->path, key, "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj or down_proj, or the path of one of "
+                             "these in the base model", name);
+    for (int k = 0; k < NUM_LORA_MODULES; k++) {
+        int blocks = 0;
+        for (int b = 0; b < m->n_layers; b++)
+            blocks += text || seen[(size_t)k * m->n_layers + b];
+        if (blocks > 0 && blocks < m->n_layers)
+            die("%s: %s: %s of %d of %d blocks has an adapter; all blocks have the same ones here", f->path, key,
+                adapter_module_name((LoraModule)k), blocks, m->n_layers);
+        l->target[k] = blocks > 0;
+    }
+    free(seen);
+}
+
+static void read_value(Lora *l, const File *f, const char *key, const char *ours)
+{
+    ConfigKey row = *config_key(ours);
+    row.place -= offsetof(Settings, c.model.lora);
+    value_parse_json(l, &row, json_object_get(f->json, key), f->path, key);
+}
+
+void adapter_read(Lora *l, double *dropout, const char *folder, const ModelConfig *m)
+{
+    File f = open_file(folder);
+    const json_t *rslora = json_object_get(f.json, "use_rslora"), *chance = json_object_get(f.json, "lora_dropout");
+    refuse_others(&f);
+    read_value(l, &f, "r", "lora.rank");
+    read_value(l, &f, "lora_alpha", "lora.alpha");
+    l->use_rslora = false;
+    if (rslora && !json_is_null(rslora))                    /* older than the key */
+        read_value(l, &f, "use_rslora", "lora.use_rslora");
+    read_modules(l, &f, m);
+    if (chance && !json_is_null(chance) && !json_is_number(chance))
+        value_wrong_json(f.path, "lora_dropout", "a number", chance);
+    *dropout = json_number_value(chance);
+    close_file(&f);
+}
+
+/* ---- writing ---------------------------------------------------------------------------------------------- */
+
+static json_t *module_names(const Lora *l)
+{
+    json_t *names = json_array();
+    for (int k = 0; k < NUM_LORA_MODULES; k++)
+        if (l->target[k])
+            json_array_append_new(names, json_string(adapter_module_name((LoraModule)k)));
+    return names;
+}
+
+char *adapter_config_text(const Config *c)
+{
+    const Lora *l = &c->model.lora;
+    const bool whole = l->alpha == floor(l->alpha);         /* PEFT's is an integer, vLLM's too */
+    json_t *j = json_pack("{s:s, s:s, s:s?, s:n, s:b, s:i, s:o, s:f, s:o, s:s, s:b, s:b, s:b, s:b, s:{}, s:{}}",
+                          "peft_type", "LORA", "task_type", "CAUSAL_LM", "base_model_name_or_path", l->base_path, "revision",
+                          "inference_mode", true, "r", l->rank,
+                          "lora_alpha", whole ? json_integer((json_int_t)l->alpha) : json_real(l->alpha), "lora_dropout", 0.0,
+                          "target_modules", module_names(l), "bias", "none", "use_rslora", l->use_rslora, "use_dora", false,
+                          "fan_in_fan_out", false, "init_lora_weights", true, "rank_pattern", "alpha_pattern");
+    CHECK(j, "adapter_config.json cannot be described");
+    char *text = json_dumps(j, JSON_INDENT(2) | JSON_SORT_KEYS | JSON_REAL_PRECISION(17));
+    json_decref(j);
+    return text;
+}
+
+char *adapter_describe(const Config *c)
+{
+    const Lora *l = &c->model.lora;
+    char names[128] = "all linear layers";
+    size_t n = 0;
+    for (int k = 0; k < NUM_LORA_MODULES && !targets_all(l); k++)
+        if (l->target[k])
+            n += (size_t)snprintf(names + n, sizeof names - n, "%s%s", n ? ", " : "", adapter_module_name((LoraModule)k));
+    const char *base = l->base == BASE_NF4 ? "nf4" : l->base == BASE_E4M3 ? "e4m3" : format_name(c->recipe.frozen);
+    return xasprintf("adapters: rank %d on %s, scale %g, base in %s", l->rank, names, lora_scale(l), base);
+}

@@ -1,0 +1,141 @@
+/* What the tests of folders of adapters share: runs with adapters beside a base that another run has saved, without activations. */
+#pragma once
+#include "model/checkpoint/convert.h"
+#include "model/checkpoint/safetensors.h"
+#include "model/config/adapter.h"
+#include "tests/saved.h"
+
+enum { RANK = 3, LAST_STEP = 7 };
+
+static const bool all_modules[NUM_LORA_MODULES] = { true, true, true, true, true, true, true };
+
+/* As text(), until release(). */
+static inline char *lasting(const char *path)
+{
+    return strcpy(keep(strlen(path)), path);
+}
+
+/* A model of random weights in F32, saved; returns its folder. */
+static inline const char *save_base(SmallModel a)
+{
+    Run r;
+    ModelConfig m = architecture(a);
+    const Format f32 = { F32, 0 };
+    open_run(&r, &m, f32, f32, f32);
+    fsdp_init(&r.fsdp, &r.config.model, 3);
+    save(&r, 1);
+    const char *folder = lasting(step_folder(&r, 1));
+    close_run(&r);
+    return folder;
+}
+
+/* Beside the model in `base`; scale 2. */
+static inline void open_adapted(Run *r, SmallModel a, const char *base, const bool *target, BaseFormat stored, const char *recipe)
+{
+    ModelConfig m = architecture(a);
+    *r = (Run){ 0 };
+    model_config(&r->config, &m, recipe, 1);
+    Lora *l = &r->config.model.lora;
+    *l = (Lora){ .rank = RANK, .alpha = 2 * RANK, .base = stored, .base_path = (char *)base };
+    memcpy(l->target, target, sizeof l->target);
+    place(r);
+}
+
+/* ---- where a tensor is, by the names and shapes of PEFT, not by the code under test --------------------------- */
+
+static const struct { const char *name; const char *group; } module_rows[NUM_LORA_MODULES] = {
+    { "q_proj", "self_attn" }, { "k_proj", "self_attn" }, { "v_proj", "self_attn" }, { "o_proj", "self_attn" },
+    { "gate_proj", "mlp" }, { "up_proj", "mlp" }, { "down_proj", "mlp" },
+};
+
+static inline void module_shape(int *out, int *in, const ModelConfig *m, int module)
+{
+    const int C = m->d_model, q = m->n_heads * m->head_dim, kv = m->n_kv_heads * m->head_dim, F = m->mlp_width;
+    const int shape[NUM_LORA_MODULES][2] = { { q, C }, { kv, C }, { kv, C }, { C, q }, { F, C }, { F, C }, { C, F } };
+    *out = shape[module][0];
+    *in = shape[module][1];
+}
+
+static inline const char *low_name(int layer, int module, char matrix)
+{
+    return text("base_model.model.model.layers.%d.%s.%s.lora_%c.weight", layer, module_rows[module].group, module_rows[module].name,
+                matrix);
+}
+
+/* Values of a tensor of a file in F32, released with the rest. */
+static inline float *values_in(const char *path, const char *name, size_t n)
+{
+    SafeFile *f = safetensors_open(path);
+    const SafeTensor *t = safetensors_find(f, name);
+    if (!t)
+        fail_msg("%s has no %s", path, name);
+    assert_int_equal(t->end - t->begin, n * safetensors_dtype_size(t->dtype));
+    void *raw = keep(t->end - t->begin);
+    float *x = keep(n * sizeof *x);
+    safetensors_read(f, raw, t, 0, t->end - t->begin);
+    convert_decode(x, t->dtype, raw, n);
+    safetensors_close(f);
+    return x;
+}
+
+/* Writes an adapter_model.safetensors anew, in `dtype`, under names that end with `ending` instead of ".weight". */
+static inline void rewrite(const char *path, const char *dtype, const char *ending)
+{
+    path = lasting(path);
+    SafeFile *from = safetensors_open(path), *to = safetensors_new(text("%s.new", path));
+    char **name = keep((size_t)from->count * sizeof *name);
+    for (int i = 0; i < from->count; i++) {
+        const int length = (int)(strlen(from->tensor[i].name) - strlen(".weight"));
+        name[i] = lasting(text("%.*s%s", length, from->tensor[i].name, ending));
+        safetensors_add(to, name[i], dtype, 2, from->tensor[i].shape);
+    }
+    safetensors_lay_out(to);
+    safetensors_create(to);
+    for (int i = 0; i < from->count; i++) {
+        const SafeTensor *t = &from->tensor[i], *u = safetensors_find(to, name[i]);
+        const size_t n = t->shape[0] * t->shape[1];
+        float *x = values_in(path, t->name, n);
+        convert_encode(x, dtype, x, n);
+        assert_true(safetensors_write(to, u, 0, x, n * safetensors_dtype_size(dtype)));
+    }
+    safetensors_close(from);
+    safetensors_close(to);
+    shell(text("mv %s.new %s", path, path));
+}
+
+/* ---- folders made from others --------------------------------------------------------------------------------- */
+
+/* The base's tensors in `dtype` in a folder of their own; one of them in F32, which others of its matrix are not. */
+static inline const char *convert_base(const char *base, const char *dtype)
+{
+    const char *folder = lasting(text("%s/base-%s-%d", root, dtype, num_folders++));
+    shell(text("mkdir %s && cp %s/config.json %s", folder, base, folder));
+    SafeFile *from = safetensors_open(text("%s/model.safetensors", base));
+    SafeFile *to = safetensors_new(text("%s/model.safetensors", folder));
+    for (int i = 0; i < from->count; i++) {
+        const SafeTensor *t = &from->tensor[i];
+        safetensors_add(to, t->name, strstr(t->name, "layers.1.self_attn.k_proj") ? "F32" : dtype, t->dims, t->shape);
+    }
+    safetensors_lay_out(to);
+    safetensors_create(to);
+    for (int i = 0; i < to->count; i++) {
+        const SafeTensor *t = &to->tensor[i];
+        const size_t n = t->shape[0] * (t->dims == 2 ? t->shape[1] : 1);
+        float *x = values_in(from->path, t->name, n);
+        convert_encode(x, t->dtype, x, n);
+        assert_true(safetensors_write(to, t, 0, x, t->end - t->begin));
+    }
+    safetensors_close(from);
+    safetensors_close(to);
+    return folder;
+}
+
+/* Changes a byte of a tensor. */
+static inline void damage(const char *path, const char *tensor)
+{
+    SafeFile *f = safetensors_open(path);
+    const SafeTensor *t = safetensors_find(f, tensor);
+    assert_non_null(t);
+    shell(text("printf '\\001' | dd of=%s bs=1 seek=%zu conv=notrunc 2>/dev/null", path, f->data + t->begin));
+    safetensors_close(f);
+}

@@ -1,0 +1,430 @@
+/* Adapters in the configuration: every key, every refusal; folders of adapters, PEFT's and ours, as load_path; and the
+ * adapter_config.json that is written. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "model/config/adapter.h"
+#include "tests/try_config.h"
+
+/* A model of 2 blocks, with half as many heads for keys and values. */
+#define BASE "{" TRY_LLAMA ", \"num_key_value_heads\": 2}"
+/* What PEFT 0.21 writes, shortened; `more` comes last, so that a key of it counts. */
+#define PEFT(more) "{\"alpha_pattern\": {}, \"auto_mapping\": null, \"bias\": \"none\", \"exclude_modules\": null, "           \
+    "\"fan_in_fan_out\": false, \"inference_mode\": true, \"init_lora_weights\": true, \"layers_to_transform\": null, "        \
+    "\"lora_bias\": false, \"modules_to_save\": null, \"peft_type\": \"LORA\", \"rank_pattern\": {}, \"revision\": null, "     \
+    "\"task_type\": \"CAUSAL_LM\", \"use_dora\": false" more "}"
+#define NUMBERS  ", \"r\": 4, \"lora_alpha\": 8, \"lora_dropout\": 0.0"
+#define TARGETS  ", \"target_modules\": [\"v_proj\", \"q_proj\"]"
+#define BESIDE   ", \"base_model_name_or_path\": \"../base\""
+
+static char base[128], adapter[128], load_base[160], load_adapter[160];
+
+static void write_file(const char *folder, const char *name, const char *text)
+{
+    char path[256];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    try_write(path, text);
+}
+
+static int begin(void **state)
+{
+    const int status = try_make_folder(state);
+    snprintf(base, sizeof base, "%s/base", try_folder);
+    snprintf(adapter, sizeof adapter, "%s/adapter", try_folder);
+    snprintf(load_base, sizeof load_base, "--load_path=%s", base);
+    snprintf(load_adapter, sizeof load_adapter, "--load_path=%s", adapter);
+    mkdir(base, 0777);
+    mkdir(adapter, 0777);
+    write_file(base, "config.json", BASE);
+    write_file(base, "model.safetensors", "");
+    write_file(adapter, "adapter_model.safetensors", "");
+    try_write(try_path, "data: {paths: a.npy}\nglobal_train_batch_size: 8\ndevice_train_microbatch_size: 2\n");
+    return status;
+}
+
+/* Loads the file without a model section; text: what it is written out as does the same again. */
+static Config *load(const char *a, const char *b, const char *c, const char *d)
+{
+    char saved[sizeof try_path];
+    Config *config = try_load(1, a, b, c, d);
+    strcpy(saved, try_path);
+    snprintf(try_path, sizeof try_path, "%s/again.yaml", try_folder);
+    try_write(try_path, config->text);
+    Config *again = try_load(1, NULL, NULL, NULL, NULL);
+    const Lora *l = &config->model.lora, *m = &again->model.lora;
+    assert_string_equal(config->text, again->text);
+    assert_true(l->rank == m->rank && l->alpha == m->alpha && l->use_rslora == m->use_rslora && l->base == m->base);
+    assert_memory_equal(l->target, m->target, sizeof l->target);
+    assert_true(l->base_path ? strcmp(l->base_path, m->base_path) == 0 : !m->base_path);
+    assert_true(format_equal(config->recipe.frozen, again->recipe.frozen));
+    config_free(again);
+    strcpy(try_path, saved);
+    return config;
+}
+
+/* `letters`: a letter for each of q k v o g u d that has an adapter. */
+static void check_targets(const Lora *l, const char *letters)
+{
+    for (int k = 0; k < NUM_LORA_MODULES; k++)
+        assert_int_equal(l->target[k], strchr(letters, "qkvogud"[k]) != NULL);
+}
+
+static void test_keys(void **state)
+{
+    (void)state;
+    Config *c = load(load_base, NULL, NULL, NULL);
+    assert_true(c->model.lora.rank == 0 && c->model.lora.base == BASE_AS_FROZEN && !c->model.lora.base_path);
+    assert_true(lora_scale(&c->model.lora) == 0);
+    assert_null(strstr(c->changes, "lora"));
+    config_free(c);
+
+    c = load(load_base, "--lora.rank=8", NULL, NULL);
+    const Lora *l = &c->model.lora;
+    assert_true(l->rank == 8 && l->alpha == 8 && !l->use_rslora && l->base == BASE_AS_FROZEN && lora_scale(l) == 1);
+    assert_string_equal(l->base_path, base);
+    check_targets(l, "qkvogud");
+    try_contains(c->text, "  target_modules:\n  - all-linear\n");
+    try_contains(c->changes, "lora.rank=8  lora.alpha=8");
+    assert_null(strstr(c->changes, "lora.base"));
+    char *text = adapter_describe(c);
+    assert_string_equal(text, "adapters: rank 8 on all linear layers, scale 1, base in bf16");
+    free(text);
+    config_free(c);
+
+    c = load(load_base, "--lora={rank: 4, alpha: 12, use_rslora: true, target_modules: [v_proj, mlp.up_proj]}", "--lora.base=e4m3",
+             NULL);
+    l = &c->model.lora;
+    assert_true(l->rank == 4 && l->alpha == 12 && l->use_rslora && l->base == BASE_E4M3 && lora_scale(l) == 6);
+    check_targets(l, "vu");
+    text = adapter_describe(c);
+    assert_string_equal(text, "adapters: rank 4 on v_proj, up_proj, scale 6, base in e4m3");
+    free(text);
+    config_free(c);
+
+    c = load(load_base, "--lora.rank=1", "--lora.target_modules=down_proj", "--lora.base=nf4");
+    assert_true(c->model.lora.base == BASE_NF4);
+    check_targets(&c->model.lora, "d");
+    config_free(c);
+    static const char *const all[] = { "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj" };
+    for (int k = 0; k < NUM_LORA_MODULES; k++) {
+        assert_string_equal(adapter_module_name((LoraModule)k), all[k]);
+        assert_int_equal(adapter_module(all[k]), k);
+    }
+}
+
+/* bf16 is a format of frozen weights; without adapters none of it counts. */
+static void test_base(void **state)
+{
+    (void)state;
+    Config *c = load(load_base, "--lora.rank=2", "--recipe=f32", NULL);
+    assert_true(c->recipe.frozen.dtype == F32 && c->model.lora.base == BASE_AS_FROZEN);
+    config_free(c);
+    c = load(load_base, "--lora={rank: 2, base: bf16}", "--recipe=f32", NULL);
+    assert_true(c->recipe.frozen.dtype == BF16 && c->model.lora.base == BASE_AS_FROZEN);
+    config_free(c);
+    c = load(load_base, "--lora={rank: 2, base: bf16}", "--recipe=f32", "--format.frozen=bf16");
+    assert_int_equal(c->recipe.frozen.dtype, BF16);
+    config_free(c);
+    c = try_load(1, load_base, "--lora={base: nf4, alpha: 3}", "--recipe=f32", NULL);
+    assert_true(c->recipe.frozen.dtype == F32 && c->model.lora.base == BASE_AS_FROZEN && c->model.lora.rank == 0);
+    config_free(c);
+    char message[4096];
+    assert_true(try_printed(message, sizeof message, 2, 1, load_base, "--lora={base: nf4, base_path: x}"));
+    try_contains(message, "without effect here: lora.base (there is no lora.rank, so there are no adapters), lora.base_path (");
+}
+
+static void test_refused(void **state)
+{
+    (void)state;
+    static const struct { const char *argument, *words; } list[] = {
+        { "--lora.rank=0", "lora.rank: expected an integer from 1 to 2147483647, found '0'" },
+        { "--lora={rank: 2, alpha: 0}", "lora.alpha: expected a number above 0" },
+        { "--lora={rank: 2, base: int8}", "lora.base: expected bf16|e4m3|nf4, found 'int8'" },
+        { "--lora={rank: 2, target_modules: [lm_head]}", "lora.target_modules: expected q_proj, k_proj, v_proj, o_proj, gate_proj, "
+          "up_proj, down_proj or all-linear, found 'lm_head'" },
+        { "--lora={rank: 2, target_modules: []}", "lora.target_modules is empty" },
+        { "--lora={rank: 2, dropout: 0.1}", "lora.dropout: '0.1' is not supported, only 0|0.0|null: there is no dropout" },
+        { "--lora={rank: 2, lora_dropout: 0.05}", "lora.lora_dropout: '0.05' is not supported" },
+        { "--lora={rank: 2, use_dora: true}", "lora.use_dora: 'true' is not supported, only false|null: DoRA" },
+        { "--lora={rank: 2, bias: all}", "lora.bias: 'all' is not supported, only none|null" },
+        { "--lora={rank: 2, modules_to_save: [lm_head]}", "lora.modules_to_save: 'a list' is not supported, only null" },
+        { "--lora={rank: 2, lora_alpha: 4}", "unknown key 'lora.lora_alpha'; did you mean 'lora.alpha'?" },
+        { "--lora.rank=65", "lora.rank 65 is above 64, the rank of q_proj, which is 64 x 64" },
+        { "--lora={rank: 33, target_modules: [q_proj, k_proj]}", "lora.rank 33 is above 32, the rank of k_proj, which is 32 x 64" },
+        { "--lora={rank: 2, base_path: /elsewhere}", "new ones have it as load_path: --load_path=/elsewhere" },
+    };
+    char message[4096];
+    for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
+        if (try_printed(message, sizeof message, 2, 1, load_base, list[i].argument))
+            fail_msg("%s was accepted", list[i].argument);
+        try_contains(message, list[i].words);
+    }
+    config_free(load(load_base, "--lora={rank: 2, dropout: 0.0, lora_dropout: 0, use_dora: false, bias: none}",
+                     "--lora.modules_to_save=null", NULL));
+}
+
+/* What contradicts adapters, or leaves them without a base. */
+static void test_together(void **state)
+{
+    (void)state;
+    char message[4096], both[256], saved[sizeof try_path];
+    snprintf(both, sizeof both, "{load_path: %s, trainable: [model.norm.weight], lora: {rank: 2}, data: {paths: a.npy}}", base);
+    strcpy(saved, try_path);
+    snprintf(try_path, sizeof try_path, "%s/both.yaml", try_folder);
+    try_write(try_path, both);
+    assert_false(try_printed(message, sizeof message, 2, 1, NULL, NULL));
+    try_contains(message, "trainable: with adapters (lora.rank 2) nothing else is trained; leave one of them out: --trainable=[]");
+    snprintf(both, sizeof both, "{load_path: %s, recipe: f32, format: {frozen: f32}, lora: {rank: 2, base: bf16}, "
+             "data: {paths: a.npy}}", base);
+    try_write(try_path, both);
+    assert_false(try_printed(message, sizeof message, 2, 1, NULL, NULL));
+    try_contains(message, "lora.base bf16 and format.frozen f32 both say how frozen weights are stored");
+    try_write(try_path, try_base);
+    assert_true(try_printed(message, sizeof message, 2, 1, "--lora.rank=2", NULL));
+    try_contains(message, "warning: adapters beside random weights learn nothing of use");
+    assert_true(try_printed(message, sizeof message, 2, 1, "--lora.rank=2", "--dry_run"));
+    assert_string_equal(message, "");
+    strcpy(try_path, saved);
+}
+
+static void test_peft_folders(void **state)
+{
+    (void)state;
+#define BLOCK0 "\"model.layers.0.self_attn.q_proj\", \"layers.0.mlp.up_proj\""
+#define BLOCK1 "\"1.self_attn.q_proj\", \"model.layers.1.mlp.up_proj\""
+    static const struct { const char *json, *targets; double scale; } list[] = {
+        { PEFT(NUMBERS TARGETS BESIDE), "qv", 2 },
+        { PEFT(NUMBERS ", \"use_rslora\": true, \"target_modules\": \"all-linear\"" BESIDE), "qkvogud", 4 },
+        { PEFT(NUMBERS ", \"use_rslora\": null, \"target_modules\": [" BLOCK0 ", " BLOCK1 ", \"self_attn.k_proj\"]" BESIDE),
+          "qku", 2 },
+        { PEFT(", \"r\": 2, \"lora_alpha\": 3, \"use_rslora\": false" TARGETS BESIDE), "qv", 1.5 },
+    };
+    for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
+        write_file(adapter, "adapter_config.json", list[i].json);
+        Config *c = load(load_adapter, NULL, NULL, NULL);
+        assert_true(fabs(lora_scale(&c->model.lora) - list[i].scale) < 1e-15);
+        check_targets(&c->model.lora, list[i].targets);
+        assert_true(c->model.d_model == 64 && c->model.n_layers == 2 && c->model.lora.base == BASE_AS_FROZEN);
+        try_contains(c->model.lora.base_path, "/adapter/../base");
+        try_contains(c->changes, "lora.rank=");
+        config_free(c);
+    }
+    char message[4096];
+    write_file(adapter, "adapter_config.json", PEFT(", \"r\": 4, \"lora_alpha\": 8, \"lora_dropout\": 0.1" TARGETS BESIDE));
+    assert_true(try_printed(message, sizeof message, 2, 1, load_adapter, NULL));
+    try_contains(message, "without effect here: lora_dropout 0.1 of ");
+}
+
+/* The base is elsewhere; of a name on the hub, or none at all, it must be told where. */
+static void test_where_the_base_is(void **state)
+{
+    (void)state;
+    char message[4096], other[160], missing[160];
+    snprintf(other, sizeof other, "--lora.base_path=%s", base);
+    write_file(adapter, "adapter_config.json", PEFT(NUMBERS TARGETS ", \"base_model_name_or_path\": \"meta-llama/Llama-2-7b-hf\""));
+    Config *c = load(load_adapter, other, "--lora={rank: 4, alpha: 8, target_modules: [q_proj, v_proj], base: nf4}", NULL);
+    assert_string_equal(c->model.lora.base_path, base);
+    assert_int_equal(c->model.lora.base, BASE_NF4);
+    config_free(c);
+    assert_false(try_printed(message, sizeof message, 2, 1, load_adapter, NULL));
+    try_contains(message, "hf download meta-llama/Llama-2-7b-hf --local-dir Llama-2-7b-hf\n  --lora.base_path=Llama-2-7b-hf");
+    snprintf(missing, sizeof missing, "--lora.base_path=%s", adapter);
+    assert_false(try_printed(message, sizeof message, 2, 1, load_adapter, missing));
+    try_contains(message, "that is a folder of adapters");
+    write_file(adapter, "adapter_config.json", PEFT(NUMBERS TARGETS ", \"base_model_name_or_path\": null"));
+    assert_false(try_printed(message, sizeof message, 2, 1, load_adapter, NULL));
+    try_contains(message, "base_model_name_or_path names no model; say where the base of these adapters is: --lora.base_path=");
+    write_file(adapter, "adapter_config.json", PEFT(NUMBERS TARGETS ", \"base_model_name_or_path\": \"/no/such\""));
+    assert_false(try_printed(message, sizeof message, 2, 1, load_adapter, NULL));
+    try_contains(message, "base_model_name_or_path /no/such: there is no such folder; --lora.base_path=FOLDER says where it is");
+}
+
+#define ALSO(key, value) "{\"peft_type\": \"LORA\", \"" key "\": " value NUMBERS TARGETS BESIDE "}"
+
+static void test_peft_refused(void **state)
+{
+    (void)state;
+    static const struct { const char *json, *words; } list[] = {
+        { "{", ":1: " },
+        { "{\"r\": 4}", "peft_type: expected \"LORA\", found nothing" },
+        { "{\"peft_type\": \"IA3\"}", "peft_type: expected \"LORA\", found \"IA3\"" },
+        { "{\"peft_type\": \"LORA\", \"base_model_name_or_path\": 3}", "base_model_name_or_path: expected a text, found 3" },
+        { PEFT(TARGETS BESIDE ", \"lora_alpha\": 8"), "r: expected an integer from 1 to 2147483647, found nothing" },
+        { PEFT(TARGETS BESIDE ", \"r\": 1.5, \"lora_alpha\": 8"), "r: expected an integer from 1 to 2147483647, found 1.5" },
+        { PEFT(TARGETS BESIDE ", \"r\": 4"), "lora_alpha: expected a number above 0" },
+        { PEFT(TARGETS BESIDE NUMBERS ", \"use_rslora\": 1"), "use_rslora: expected true or false, found 1" },
+        { PEFT(TARGETS BESIDE ", \"r\": 4, \"lora_alpha\": 8, \"lora_dropout\": \"a\""), "lora_dropout: expected a number" },
+        { PEFT(BESIDE NUMBERS), "target_modules: expected \"all-linear\" or a list of names as \"q_proj\", found nothing" },
+        { PEFT(BESIDE NUMBERS ", \"target_modules\": []"), "target_modules: expected \"all-linear\" or a list" },
+        { PEFT(BESIDE NUMBERS ", \"target_modules\": \".*proj\""), "target_modules: expected \"all-linear\" or a list of names as "
+          "\"q_proj\", found \".*proj\"" },
+        { PEFT(BESIDE NUMBERS ", \"target_modules\": [\"q_proj\", \"embed_tokens\"]"), "found \"embed_tokens\"" },
+        { PEFT(BESIDE NUMBERS ", \"target_modules\": [\"_proj\"]"), "found \"_proj\"" },
+        { PEFT(BESIDE NUMBERS ", \"target_modules\": [\"\"]"), "found \"\"" },
+        { PEFT(BESIDE NUMBERS ", \"target_modules\": [\"visual.layers.0.mlp.up_proj\"]"), "found \"visual.layers.0.mlp.up_proj\"" },
+        { PEFT(BESIDE NUMBERS ", \"target_modules\": [\"model.layers.2.mlp.up_proj\"]"), "found \"model.layers.2.mlp.up_proj\"" },
+        { PEFT(BESIDE NUMBERS ", \"target_modules\": [\"model.layers.1.mlp.up_proj\"]"),
+          "target_modules: up_proj of 1 of 2 blocks has an adapter; all blocks have the same ones here" },
+        { PEFT(BESIDE NUMBERS ", \"target_modules\": [\"all-linear\"]"), "found \"all-linear\"" },
+        { ALSO("use_dora", "true"), "its use_dora is not supported, found true: DoRA" },
+        { ALSO("bias", "\"lora_only\""), "bias: expected \"none\"" },
+        { ALSO("modules_to_save", "[\"lm_head\"]"),
+          "its modules_to_save is not supported, found [\"lm_head\"]: only adapters" },
+        { ALSO("rank_pattern", "{\"q_proj\": 8}"), "its rank_pattern is not supported" },
+        { ALSO("alpha_pattern", "{\"q_proj\": 8}"), "its alpha_pattern is not" },
+        { ALSO("fan_in_fan_out", "true"), "its fan_in_fan_out is not supported" },
+        { ALSO("layers_to_transform", "0"), "its layers_to_transform is not supported" },
+        { ALSO("lora_bias", "true"), "its lora_bias is not supported" },
+        { ALSO("init_lora_weights", "\"pissa\""),
+          "init_lora_weights: expected a way to begin that leaves the base as it is" },
+    };
+    char message[4096], expected[256];
+    snprintf(expected, sizeof expected, "error: %s/adapter_config.json:", adapter);
+    for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
+        write_file(adapter, "adapter_config.json", list[i].json);
+        if (try_printed(message, sizeof message, 2, 1, load_adapter, NULL))
+            fail_msg("%s was accepted", list[i].json);
+        try_contains(message, list[i].words);
+        try_contains(message, expected);
+    }
+}
+
+/* Settings beside a folder of adapters may say what it says, and nothing else; and the folder must be whole. */
+static void test_contradicted(void **state)
+{
+    (void)state;
+    char message[4096], command[256];
+    write_file(adapter, "adapter_config.json", PEFT(NUMBERS TARGETS BESIDE));
+    static const char *const others[] = { "rank=8", "alpha=4", "use_rslora=true", "target_modules=[q_proj]" };
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
+        char argument[64], words[320];
+        snprintf(argument, sizeof argument, "--lora.%s", others[i]);
+        snprintf(words, sizeof words, "error: %s: lora.%.*s is another one than that of the adapters in %s", argument,
+                 (int)strcspn(others[i], "="), others[i], adapter);
+        assert_false(try_printed(message, sizeof message, 2, 1, load_adapter, argument));
+        try_contains(message, words);
+    }
+    snprintf(command, sizeof command, "cd %s && mv adapter_model.safetensors adapter_model.bin", adapter);
+    assert_int_equal(system(command), 0);
+    assert_false(try_printed(message, sizeof message, 2, 1, load_adapter, NULL));
+    try_contains(message, "its adapters are a file of PyTorch, and only safetensors are read");
+    snprintf(command, sizeof command, "cd %s && rm adapter_model.bin", adapter);
+    assert_int_equal(system(command), 0);
+    assert_false(try_printed(message, sizeof message, 2, 1, load_adapter, NULL));
+    try_contains(message, "there is an adapter_config.json, but no adapter_model.safetensors");
+    write_file(adapter, "adapter_model.safetensors", "");
+}
+
+static char saves[192], step[192], load_step[224];
+
+/* Saves what a run here saves of adapters of rank 4, as the checkpoint step5. */
+static void save_step(void)
+{
+    Config *c = load(load_base, "--lora={rank: 4, alpha: 6, target_modules: [o_proj, up_proj], base: nf4}",
+                     "--model.max_sequence_length=24", NULL);
+    char *text = adapter_config_text(c), command[512];
+    snprintf(saves, sizeof saves, "--save_folder=%s/run", try_folder);
+    snprintf(step, sizeof step, "%s/run/step5", try_folder);
+    snprintf(load_step, sizeof load_step, "--load_path=%s/run/latest", try_folder);
+    snprintf(command, sizeof command, "mkdir -p %s && ln -s step5 %s/run/latest", step, try_folder);
+    assert_int_equal(system(command), 0);
+    write_file(step, "adapter_config.json", text);
+    write_file(step, "adapter_model.safetensors", "");
+    write_file(step, "config.yaml", c->text);
+    write_file(step, "trainer.json", "{\"format_version\": 1, \"files\": {\"adapter_model.safetensors\": 0}}");
+    free(text);
+    config_free(c);
+}
+
+/* What is said of adapters that a run here has saved is what they were trained with, and going on needs no more. */
+static void test_ours(void **state)
+{
+    (void)state;
+    save_step();
+    char path[256];
+    snprintf(path, sizeof path, "%s/adapter_config.json", step);
+    json_t *json = json_load_file(path, 0, NULL);
+    assert_int_equal(json_integer_value(json_object_get(json, "r")), 4);
+    assert_true(json_is_integer(json_object_get(json, "lora_alpha")));
+    assert_int_equal(json_array_size(json_object_get(json, "target_modules")), 2);
+    assert_string_equal(json_string_value(json_object_get(json, "base_model_name_or_path")), base);
+    assert_null(json_object_get(json, "modules_to_save"));
+
+    const struct { const char *load, *more, *base; } ways[] = {         /* the last: the base was moved, which load_path says */
+        { load_step, NULL, base }, { load_step, "--lora.base=e4m3", base }, { load_base, "--try_load_latest_save", base },
+        { load_base, "--try_load_latest_save", "/no/such" },
+    };
+    for (int i = 0; i < 4; i++) {
+        json_object_set_new(json, "base_model_name_or_path", json_string(ways[i].base));
+        assert_int_equal(json_dump_file(json, path, 0), 0);
+        Config *c = load(ways[i].load, ways[i].more, saves, NULL);
+        const Lora *l = &c->model.lora;
+        assert_true(l->rank == 4 && l->alpha == 6 && l->base == (i == 1 ? BASE_E4M3 : BASE_NF4));
+        assert_string_equal(l->base_path, base);
+        check_targets(l, "ou");
+        assert_int_equal(c->model.max_sequence_length, 24);
+        config_free(c);
+    }
+    json_decref(json);
+    char message[4096], load_run[192];
+    snprintf(load_run, sizeof load_run, "--load_path=%s/run", try_folder);
+    assert_false(try_printed(message, sizeof message, 2, 1, load_run, NULL));
+    try_contains(message, "/run: this is the save_folder of a run; its newest checkpoint is --load_path=");
+}
+
+/* A run of the whole model is not gone on with as one of adapters. */
+static void test_other_run(void **state)
+{
+    (void)state;
+    char command[512], message[4096], saved[sizeof try_path];
+    snprintf(command, sizeof command, "cd %s && rm adapter_config.json", step);
+    assert_int_equal(system(command), 0);
+    write_file(step, "config.json", BASE);
+    strcpy(saved, try_path);
+    snprintf(try_path, sizeof try_path, "%s/other.yaml", try_folder);
+    snprintf(command, sizeof command, "{load_path: %s, try_load_latest_save: true, lora: {rank: 2}, data: {paths: a.npy}}", base);
+    try_write(try_path, command);
+    assert_false(try_printed(message, sizeof message, 2, 1, saves, NULL));
+    try_contains(message, "which the run would go on with, has no adapters; begin with it in another save_folder");
+    strcpy(try_path, saved);
+}
+
+/* Without a file a run has the learning rate that adapters want. */
+static void test_rate(void **state)
+{
+    (void)state;
+    char saved[sizeof try_path];
+    strcpy(saved, try_path);
+    write_file(adapter, "adapter_config.json", PEFT(NUMBERS TARGETS BESIDE));
+    const struct { const char *load, *more; double rate; } runs[] = {
+        { load_base, "--seed=1", 2e-5 }, { load_base, "--lora.rank=2", 2e-4 }, { load_adapter, "--seed=1", 2e-4 },
+        { load_adapter, "--optimizer.learning_rate=1e-5", 1e-5 }, { load_adapter, "--optimizer={learning_rate: 1e-6}", 1e-6 },
+    };
+    for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) {
+        strcpy(try_path, runs[i].load);
+        Config *c = try_load(1, "--data.paths=a.npy", runs[i].more, NULL, NULL);
+        assert_true(c->optimizer.lr == runs[i].rate);
+        config_free(c);
+    }
+    strcpy(try_path, saved);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_keys), cmocka_unit_test(test_base), cmocka_unit_test(test_refused), cmocka_unit_test(test_together),
+        cmocka_unit_test(test_peft_folders), cmocka_unit_test(test_where_the_base_is), cmocka_unit_test(test_peft_refused),
+        cmocka_unit_test(test_contradicted), cmocka_unit_test(test_ours), cmocka_unit_test(test_other_run),
+        cmocka_unit_test(test_rate),
+    };
+    return cmocka_run_group_tests(tests, begin, try_remove_folder);
+}

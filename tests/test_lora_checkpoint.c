@@ -1,0 +1,303 @@
+/* Folders of adapters: tensors named, shaped and stored as PEFT's, and nothing of the base; bit-exact round trips; what PEFT saves
+ * is read, in every type; folders that do not fit. */
+#include "model/architecture.h"
+#include "model/checkpoint/safetensors.h"
+#include "tests/adapted.h"
+#include "tests/pattern.h"
+
+static const char adapters[] = "adapter_model.safetensors";
+
+/* ---- what is in a folder ---------------------------------------------------------------------------------- */
+
+static void check_tensor(const SafeFile *f, const char *name, const char *dtype, int rows, int cols)
+{
+    const SafeTensor *t = safetensors_find(f, name);
+    if (!t)
+        fail_msg("%s has no %s", f->path, name);
+    assert_string_equal(t->dtype, dtype);
+    assert_true(t->dims == 2 && t->shape[0] == (size_t)rows && t->shape[1] == (size_t)cols);
+}
+
+/* Two tensors per matrix, and `states` of each. */
+static void check_files(const Run *r, const char *dtype)
+{
+    const ModelConfig *m = &r->config.model;
+    const char *folder = step_folder(r, LAST_STEP);
+    int count = 0;
+    shell(text("test \"$(ls %s | tr '\\n' ' ')\" = 'adapter_config.json adapter_model.safetensors config.yaml "
+               "optimizer-00001.safetensors trainer.json '", folder));
+    SafeFile *weights = safetensors_open(text("%s/%s", folder, adapters));
+    SafeFile *states = safetensors_open(text("%s/optimizer-00001.safetensors", folder));
+    for (int l = 0; l < m->n_layers; l++)
+        for (int k = 0; k < NUM_LORA_MODULES; k++) {
+            int out, in;
+            module_shape(&out, &in, m, k);
+            if (!m->lora.target[k])
+                continue;
+            check_tensor(weights, low_name(l, k, 'A'), dtype, RANK, in);
+            check_tensor(weights, low_name(l, k, 'B'), dtype, out, RANK);
+            check_tensor(states, text("%s.exp_avg", low_name(l, k, 'A')), "F32", RANK, in);
+            check_tensor(states, text("%s.exp_avg_sq", low_name(l, k, 'B')), "F32", out, RANK);
+            count += 2;
+        }
+    assert_int_equal(weights->count, count);
+    assert_int_equal(states->count, 2 * count);
+    safetensors_close(weights);
+    safetensors_close(states);
+}
+
+static void check_description(const Run *r, const char *base)
+{
+    Lora l = { 0 };
+    double dropout;
+    char *found = adapter_base(step_folder(r, LAST_STEP)), *expected = realpath(base, NULL);
+    adapter_read(&l, &dropout, step_folder(r, LAST_STEP), &r->config.model);
+    assert_int_equal(l.rank, RANK);
+    assert_true(lora_scale(&l) == 2);
+    assert_memory_equal(l.target, r->config.model.lora.target, sizeof l.target);
+    assert_string_equal(found, expected);
+    free(found);
+    free(expected);
+}
+
+/* One file, whatever the limit. */
+static void test_files(void **state)
+{
+    (void)state;
+    static const bool some[NUM_LORA_MODULES] = { [LORA_Q] = true, [LORA_V] = true, [LORA_UP] = true };
+    for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
+        const bool *target = a % 2 ? some : all_modules;
+        const char *base = save_base(a), *odd = lasting(text("%s/../%s", base, strrchr(base, '/') + 1));
+        Run r;
+        open_adapted(&r, a, odd, target, BASE_AS_FROZEN, a % 2 ? "coat-opt" : "f32");
+        r.config.recipe.moment1 = r.config.recipe.moment2 = (Format){ F32, 0, false };
+        close_run(&r);
+        place(&r);
+        load(&r, base);
+        r.file_limit = 1000;
+        save(&r, LAST_STEP);
+        shell(text("cd %s && for f in optimizer-*; do test $(stat -c %%s $f) -lt 60000 || exit 1; done; ls | grep -c optimizer | "
+                   "grep -qx %d", step_folder(&r, LAST_STEP), r.config.model.n_layers));
+        r.file_limit = CHECKPOINT_FILE_BYTES;
+        save(&r, LAST_STEP);
+        check_files(&r, a % 2 ? "BF16" : "F32");
+        check_description(&r, base);
+        close_run(&r);
+        release();
+    }
+}
+
+/* ---- round trips ------------------------------------------------------------------------------------------ */
+
+/* Fills what is trained, or demands that it is what was filled in. Codes of 0 to 63 are finite and positive in every format. */
+static void pattern_all(const Run *r, bool check)
+{
+    for (int u = 0; u < r->fsdp.num_units; u++) {
+        const Shard *s = &r->fsdp.shard[u];
+        HfTensor tensor[HF_TENSORS];
+        const int count = hf_tensors(tensor, &r->config.model, &r->fsdp.shape[u], u);
+        const Tensor part[] = { s->master, s->state[0], s->state[1] };
+        for (int i = 0; i < count * 3; i++) {
+            const HfTensor *t = &tensor[i / 3];
+            const size_t size = dtype_size(part[i % 3].format.dtype), first = t->first * size, n = t->rows * t->cols * size;
+            if (!t->adapter)
+                continue;
+            if (!check)
+                pattern_put((char *)part[i % 3].data + first, (uint64_t)(u * 8 + i % 3), first, n);
+            else if (pattern_check((char *)part[i % 3].data + first, (uint64_t)(u * 8 + i % 3), first, n) != n)
+                fail_msg("%s, %d: other bytes than were saved", t->name, i % 3);
+        }
+    }
+}
+
+/* The frozen tensors are the base's, which are F32 as here. */
+static void check_frozen(const Run *r, const char *base)
+{
+    for (int u = 0; u < r->fsdp.num_units; u++) {
+        HfTensor tensor[HF_TENSORS];
+        const int count = hf_tensors(tensor, &r->config.model, &r->fsdp.shape[u], u);
+        for (int i = 0; i < count; i++) {
+            const size_t n = tensor[i].rows * tensor[i].cols;
+            if (tensor[i].adapter)
+                continue;
+            float *found = keep(n * sizeof *found);
+            assert_int_equal(tensor[i].region, FROZEN);
+            device_get(found, (float *)r->fsdp.shard[u].frozen.data + tensor[i].first, n * sizeof *found);
+            assert_memory_equal(found, values_in(text("%s/model.safetensors", base), tensor[i].name, n), n * sizeof *found);
+        }
+    }
+}
+
+/* The values of an adapter's tensor in the region that it is in, F32. */
+static const float *values_of(const Run *r, const char *name, size_t *n)
+{
+    for (int u = 0; u < r->fsdp.num_units; u++) {
+        HfTensor tensor[HF_TENSORS];
+        const int count = hf_tensors(tensor, &r->config.model, &r->fsdp.shape[u], u);
+        for (int i = 0; i < count; i++) {
+            if (strcmp(tensor[i].name, name) != 0)
+                continue;
+            const Shard *s = &r->fsdp.shard[u];
+            *n = tensor[i].rows * tensor[i].cols;
+            float *x = keep(*n * sizeof *x);
+            device_get(x, (float *)(tensor[i].region == FROZEN ? s->frozen : s->master).data + tensor[i].first, *n * sizeof *x);
+            return x;
+        }
+    }
+    fail_msg("no %s", name);
+    return NULL;
+}
+
+static void test_round_trip(void **state)
+{
+    (void)state;
+    for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
+        const char *base = save_base(a);
+        Run saved, loaded, evaluated;
+        TrainState s = { 0 }, expected = state_of(LAST_STEP);
+        open_adapted(&saved, a, base, all_modules, BASE_AS_FROZEN, "f32");
+        open_adapted(&loaded, a, base, all_modules, BASE_AS_FROZEN, "f32");
+        pattern_all(&saved, false);
+        save(&saved, LAST_STEP);
+        assert_true(checkpoint_load(step_folder(&saved, LAST_STEP), &loaded.config, &loaded.fsdp, &s, true));
+        assert_memory_equal(&s, &expected, sizeof s);
+        pattern_all(&loaded, true);
+        check_frozen(&loaded, base);
+        close_run(&loaded);
+
+        open_adapted(&evaluated, a, base, all_modules, BASE_AS_FROZEN, "f32");      /* forward passes alone: nothing is trained */
+        close_run(&evaluated);
+        evaluated.config.eval_only = true;
+        place(&evaluated);
+        assert_int_equal(evaluated.fsdp.shape[1].numel[TRAINED], 0);
+        assert_true(checkpoint_load(step_folder(&saved, LAST_STEP), &evaluated.config, &evaluated.fsdp, &s, false));
+        check_frozen(&evaluated, base);
+        size_t n;
+        const char *name = lasting(low_name(1, LORA_UP, 'B'));
+        const float *x = values_of(&evaluated, name, &n);
+        assert_memory_equal(x, values_of(&saved, name, &n), n * sizeof *x);
+        close_run(&evaluated);
+        close_run(&saved);
+        release();
+    }
+}
+
+/* New adapters are as fsdp_init makes them, whatever run saved their base: that run's state is not theirs. */
+static void test_new_adapters(void **state)
+{
+    (void)state;
+    const char *base = save_base(LLAMA);
+    Run r, fresh;
+    TrainState s = { .step = 5 };
+    open_adapted(&r, LLAMA, base, all_modules, BASE_AS_FROZEN, "f32");
+    open_adapted(&fresh, LLAMA, base, all_modules, BASE_AS_FROZEN, "f32");
+    fsdp_init(&fresh.fsdp, &fresh.config.model, fresh.config.seed);
+    assert_false(checkpoint_load(base, &r.config, &r.fsdp, &s, true));
+    assert_int_equal(s.step, 5);
+    check_frozen(&r, base);
+    for (int u = 0; u < r.fsdp.num_units; u++) {
+        const Tensor a = r.fsdp.shard[u].master, b = fresh.fsdp.shard[u].master;
+        if (a.cols > 0)
+            assert_memory_equal(tensor_snapshot(a), tensor_snapshot(b), tensor_bytes(a));
+    }
+    size_t n;
+    const float *x = values_of(&r, low_name(0, LORA_DOWN, 'B'), &n);
+    for (size_t i = 0; i < n; i++)
+        assert_true(x[i] == 0);
+    x = values_of(&r, low_name(0, LORA_DOWN, 'A'), &n);
+    assert_true(n == (size_t)RANK * 96 && x[0] != 0);
+    close_run(&r);
+    close_run(&fresh);
+    release();
+}
+
+/* PEFT stores adapters in the type they were trained in; its state dictionaries have the adapter's name in the tensors'. */
+static void test_types(void **state)
+{
+    (void)state;
+    static const struct { const char *dtype, *ending; } rows[] = { { "F16", ".weight" }, { "BF16", ".default.weight" } };
+    const char *base = save_base(OLMO2), *name = lasting(low_name(1, LORA_K, 'A'));
+    Run saved, loaded;
+    open_adapted(&saved, OLMO2, base, all_modules, BASE_AS_FROZEN, "f32");
+    load(&saved, base);
+    save(&saved, LAST_STEP);
+    for (int i = 0; i < 2; i++) {
+        const char *folder = lasting(text("%s/peft%d", saved.config.save_folder, i));
+        TrainState s = { .step = 5 };
+        size_t n;
+        shell(text("mkdir %s && cp %s/adapter* %s", folder, step_folder(&saved, LAST_STEP), folder));
+        rewrite(text("%s/%s", folder, adapters), rows[i].dtype, rows[i].ending);
+        open_adapted(&loaded, OLMO2, base, all_modules, BASE_AS_FROZEN, "f32");
+        assert_false(checkpoint_load(folder, &loaded.config, &loaded.fsdp, &s, true));
+        const float *found = values_of(&loaded, name, &n), *exact = values_of(&saved, name, &n);
+        uint16_t *codes = keep(n * sizeof *codes);
+        float *expected = keep(n * sizeof *expected);
+        convert_encode(codes, rows[i].dtype, exact, n);
+        convert_decode(expected, rows[i].dtype, codes, n);
+        assert_memory_equal(found, expected, n * sizeof *found);
+        assert_true(n == (size_t)RANK * 64 && exact[0] != 0);
+        close_run(&loaded);
+    }
+    close_run(&saved);
+    release();
+}
+
+/* ---- folders that do not fit ------------------------------------------------------------------------------ */
+
+static void test_refused(void **state)
+{
+    (void)state;
+    static const bool some[NUM_LORA_MODULES] = { [LORA_Q] = true };
+    needs_fork();
+    const char *base = save_base(LLAMA), *k = lasting(low_name(1, LORA_K, 'A'));
+    Run r, few, more, none;
+    ModelConfig m = architecture(LLAMA);
+    open_adapted(&r, LLAMA, base, all_modules, BASE_AS_FROZEN, "f32");
+    open_adapted(&few, LLAMA, base, some, BASE_AS_FROZEN, "f32");
+    open_adapted(&more, LLAMA, base, all_modules, BASE_AS_FROZEN, "f32");
+    close_run(&more);
+    more.config.model.lora.rank = RANK + 1;
+    place(&more);
+    open_run(&none, &m, (Format){ F32, 0 }, (Format){ F32, 0 }, (Format){ F32, 0 });
+    load(&r, base);
+    load(&few, base);
+    save(&r, LAST_STEP);
+    save(&few, LAST_STEP);
+    const char *folder = lasting(step_folder(&r, LAST_STEP)), *path = lasting(text("%s/%s", folder, adapters));
+
+    DIES(text("has no place in the configured model"), load(&few, folder));
+    DIES(text("there is no tensor %s, which the configured model needs", low_name(0, LORA_K, 'A')),
+         load(&r, step_folder(&few, LAST_STEP)));
+    DIES("has shape (3, 64), the configured model needs (4, 64)", load(&more, folder));
+    DIES("holds adapters, and the configuration has none (lora.rank)", load(&none, folder));
+    r.config.model.lora.base_path = "/tmp/nowhere/at-all";
+    DIES(text("%s: the model that its adapters stand beside is not there: /tmp/nowhere/at-all; --lora.base_path=FOLDER says where "
+              "it is now", folder), load(&r, folder));
+    const char *moved = convert_base(base, "F32");
+    r.config.model.lora.base_path = (char *)moved;
+    DIES(text("its adapters were trained beside %s, and are now beside %s", base, moved), load(&r, folder); die("loaded"));
+    r.config.model.lora.base_path = (char *)base;
+    damage(text("%s/model.safetensors", base), "model.layers.0.mlp.up_proj.weight");
+    DIES(text("%s/model.safetensors: tensor model.layers.0.mlp.up_proj.weight has the checksum", base), load(&r, folder));
+    damage(path, k);
+    DIES(text("%s: tensor %s has the checksum", path, k), load(&r, folder));
+    shell(text("rm %s", path));
+    DIES("the checkpoint is incomplete", load(&r, folder));
+    shell(text("rm %s/trainer.json %s/optimizer*", folder, folder));
+    DIES("no adapter_model.safetensors beside its adapter_config.json", load(&r, folder));
+    close_run(&r);
+    close_run(&few);
+    close_run(&more);
+    close_run(&none);
+    release();
+}
+
+int main(void)
+{
+    device_init(0);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_files), cmocka_unit_test(test_round_trip), cmocka_unit_test(test_new_adapters),
+        cmocka_unit_test(test_types), cmocka_unit_test(test_refused),
+    };
+    return cmocka_run_group_tests(tests, make_root, remove_root);
+}

@@ -1,0 +1,254 @@
+/* ./train --export of adapters: each matrix is W + scale B A, rounded once, all else is the base's; what is missing or does not
+ * fit is said. */
+#include <jansson.h>
+
+#include "model/checkpoint/export.h"
+#include "model/checkpoint/merge.h"
+#include "tests/adapted.h"
+
+/* ---- the product ------------------------------------------------------------------------------------------ */
+
+/* Any piece of a matrix of several blocks of columns, against sums in double. F32 sums of RANK + 1 products and W err by less than
+ * (RANK + 4) roundings of the sum of magnitudes. */
+static double product(double *magnitude, const float *w, const float *a, const float *b, int rank, int in, size_t i)
+{
+    const size_t row = i / (size_t)in, col = i % (size_t)in;
+    double sum = 0, all = 0;
+    for (int j = 0; j < rank; j++) {
+        const double x = (double)b[row * (size_t)rank + (size_t)j] * a[(size_t)j * (size_t)in + col];
+        sum += x;
+        all += fabs(x);
+    }
+    *magnitude = fabs((double)w[i]) + 2 * all;
+    return w[i] + 2 * sum;
+}
+
+static void test_product(void **state)
+{
+    (void)state;
+    enum { ROWS = 7, COLS = 1100, MOST = 9 };
+    static float w[ROWS * COLS], y[ROWS * COLS], a[MOST * COLS], b[ROWS * MOST];
+    for (int rank = 1; rank <= MOST; rank++) {
+        for (size_t i = 0; i < ROWS * COLS; i++)
+            y[i] = w[i] = test_uniform(1, i);
+        for (size_t i = 0; i < MOST * COLS; i++)
+            a[i] = test_uniform(2, i);
+        for (size_t i = 0; i < ROWS * MOST; i++)
+            b[i] = test_uniform(3, i);
+        Merge m = merge_open(a, b, rank, ROWS, COLS, 2);
+        for (size_t at = 0, n = 1; at < ROWS * COLS; at += n, n = 2 * n + 1) {
+            n = ROWS * COLS - at < n ? ROWS * COLS - at : n;
+            merge_add(y + at, &m, at, n);
+        }
+        merge_close(&m);
+        for (size_t i = 0; i < ROWS * COLS; i++) {
+            double all, expected = product(&all, w, a, b, rank, COLS, i);
+            assert_true(fabs(y[i] - expected) <= (rank + 4) * U24 * all);
+        }
+    }
+}
+
+/* ---- folders ---------------------------------------------------------------------------------------------- */
+
+/* Adapters whose product is as large as W. */
+static void fill_adapters(const Run *r)
+{
+    for (int u = 0; u < r->fsdp.num_units; u++) {
+        const Tensor t = r->fsdp.shard[u].master;
+        float *x = keep(sizeof *x * ((size_t)t.cols + 1));
+        for (int i = 0; i < t.cols; i++)
+            x[i] = 0.3f * test_uniform((uint64_t)u, (uint64_t)i);
+        if (t.cols > 0)
+            device_put(t.data, x, sizeof *x * (size_t)t.cols);
+    }
+}
+
+/* Half the distance of two neighbours in BF16, or F32, at x. */
+static double half_step(double x, bool narrow)
+{
+    int e;
+    frexp(x, &e);
+    return ldexp(1, e - (narrow ? 9 : 25));
+}
+
+static void check_matrix(const char *name, const float *found, const float *w, const float *a, const float *b, int in, size_t n,
+                         bool narrow)
+{
+    for (size_t i = 0; i < n; i++) {
+        double all, expected = product(&all, w, a, b, RANK, in, i), bound = half_step(expected, narrow) + (RANK + 4) * U24 * all;
+        if (!(fabs(found[i] - expected) <= bound))
+            fail_msg("%s[%zu]: %.9g, expected %.9g", name, i, (double)found[i], expected);
+    }
+}
+
+/* All tensors of the exported folder: those of the base, or with an adapter's product. */
+static void check_export(const char *out, const char *base, const char *folder, const ModelConfig *m, bool narrow)
+{
+    const char *merged = lasting(text("%s/model.safetensors", out)), *from = lasting(text("%s/model.safetensors", base));
+    const char *low = lasting(text("%s/adapter_model.safetensors", folder));
+    SafeFile *f = safetensors_open(merged), *g = safetensors_open(from);
+    int joined = 0;
+    assert_int_equal(f->count, g->count);
+    for (int i = 0; i < f->count; i++) {
+        const char *name = f->tensor[i].name;
+        const SafeTensor *t = safetensors_find(g, name);
+        const size_t n = t->shape[0] * (t->dims == 2 ? t->shape[1] : 1);
+        float *found = values_in(merged, name, n), *w = values_in(from, name, n);
+        assert_true(f->tensor[i].dims == t->dims && f->tensor[i].shape[0] == t->shape[0]);
+        assert_string_equal(f->tensor[i].dtype, narrow ? "BF16" : "F32");
+        bool matrix = false;
+        for (int k = 0; k < NUM_LORA_MODULES * m->n_layers; k++) {
+            const int layer = k / NUM_LORA_MODULES, module = k % NUM_LORA_MODULES;
+            int rows, cols;
+            if (!m->lora.target[module] || strcmp(name, text("model.layers.%d.%s.%s.weight", layer, module_rows[module].group,
+                                                             module_rows[module].name)) != 0)
+                continue;
+            module_shape(&rows, &cols, m, module);
+            check_matrix(name, found, w, values_in(low, low_name(layer, module, 'A'), (size_t)RANK * (size_t)cols),
+                         values_in(low, low_name(layer, module, 'B'), (size_t)rows * RANK), cols, n, narrow);
+            matrix = true;
+            joined++;
+        }
+        if (!matrix && narrow)
+            convert_encode(w, "BF16", w, n), convert_decode(w, "BF16", memcpy(keep(2 * n), w, 2 * n), n);
+        if (!matrix)
+            assert_memory_equal(found, w, n * sizeof *w);
+    }
+    assert_true(joined >= 2 * m->n_layers);
+    safetensors_close(f);
+    safetensors_close(g);
+}
+
+static void test_architectures(void **state)
+{
+    (void)state;
+    static const bool some[NUM_LORA_MODULES] = { [LORA_K] = true, [LORA_GATE] = true, [LORA_DOWN] = true };
+    for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
+        const char *base = save_base(a);
+        Run r;
+        open_adapted(&r, a, base, a % 2 ? some : all_modules, BASE_AS_FROZEN, "f32");
+        fill_adapters(&r);
+        save(&r, LAST_STEP);
+        const char *out = lasting(text("%s/out", r.config.save_folder)), *narrow = lasting(text("%s/narrow", r.config.save_folder));
+        export_folder(step_folder(&r, LAST_STEP), out, "F32", CHECKPOINT_FILE_BYTES);
+        export_folder(r.config.save_folder, narrow, "BF16", CHECKPOINT_FILE_BYTES);        /* its latest */
+        check_export(out, base, step_folder(&r, LAST_STEP), &r.config.model, false);
+        check_export(narrow, base, step_folder(&r, LAST_STEP), &r.config.model, true);
+        shell(text("test \"$(ls %s | tr '\\n' ' ')\" = 'config.json model.safetensors ' && cmp %s/config.json %s/config.json", out,
+                   out, base));
+        close_run(&r);
+        release();
+    }
+}
+
+/* The tokenizer and generation_config.json of the adapters' folder, or else of the base; files of a limited size. */
+static void test_companions(void **state)
+{
+    (void)state;
+    const char *base = save_base(LLAMA);
+    Run r;
+    open_adapted(&r, LLAMA, base, all_modules, BASE_AS_FROZEN, "f32");
+    shell(text("cd %s && echo base | tee tokenizer.json >merges.txt && echo '{\"top_p\": 0.5}' >generation_config.json", base));
+    load(&r, base);
+    save(&r, LAST_STEP);
+    const char *folder = lasting(step_folder(&r, LAST_STEP)), *out = lasting(text("%s/out", r.config.save_folder));
+    shell(text("cd %s && for f in tokenizer.json merges.txt generation_config.json; do cmp $f %s/$f || exit 1; done && "
+               "test ! -e config.json", folder, base));
+    shell(text("cd %s && rm merges.txt generation_config.json && echo own >tokenizer.json", folder));
+    export_folder(folder, out, "F32", 30000);
+    shell(text("cd %s && grep -q own tokenizer.json && test ! -e merges.txt && cmp generation_config.json "
+               "%s/generation_config.json", out, base));
+    shell(text("cd %s && test -e model.safetensors.index.json && test $(ls model-*-of-*.safetensors | wc -l) -gt 9", out));
+    shell(text("rm %s/tokenizer.json && rm -r %s", folder, out));
+    export_folder(folder, out, "F32", CHECKPOINT_FILE_BYTES);
+    shell(text("cd %s && cmp tokenizer.json %s/tokenizer.json && cmp merges.txt %s/merges.txt", out, base, base));
+    shell(text("rm %s/tokenizer.json %s/merges.txt %s/generation_config.json", base, base, base));
+    load(&r, base);                 /* what later checkpoints of the process have: nothing */
+    close_run(&r);
+    release();
+}
+
+/* The token that ends this run's texts, where no file of the base names it, stands before the base's. */
+static void test_eos(void **state)
+{
+    (void)state;
+    const char *base = save_base(LLAMA);
+    Run r;
+    open_adapted(&r, LLAMA, base, all_modules, BASE_AS_FROZEN, "f32");
+    load(&r, base);
+    save(&r, LAST_STEP);
+    shell(text("test ! -e %s/generation_config.json", step_folder(&r, LAST_STEP)));
+    r.config.model.eos_token_id = 9;
+    for (int i = 0; i < 2; i++) {
+        save(&r, LAST_STEP);
+        json_t *o = json_load_file(text("%s/generation_config.json", step_folder(&r, LAST_STEP)), 0, NULL);
+        json_t *expected = json_pack("{s:[i, i]}", "eos_token_id", 9, 0);
+        assert_true(json_equal(o, expected));
+        json_decref(o);
+        json_decref(expected);
+    }
+    load(&r, base);
+    close_run(&r);
+    release();
+}
+
+/* A tensor of a file under another name of the same length. */
+static void rename_tensor(const char *path, const char *from, const char *to)
+{
+    assert_int_equal(strlen(from), strlen(to));
+    shell(text("sed -i '1s/%s/%s/' %s", from, to, path));
+}
+
+static void test_refused(void **state)
+{
+    (void)state;
+    needs_fork();
+    const char *base = save_base(LLAMA);
+    Run r;
+    open_adapted(&r, LLAMA, base, all_modules, BASE_AS_FROZEN, "f32");
+    fill_adapters(&r);
+    save(&r, LAST_STEP);
+    const char *folder = lasting(step_folder(&r, LAST_STEP)), *out = lasting(text("%s/out", root));
+    const char *path = lasting(text("%s/adapter_model.safetensors", folder));
+    const char *description = lasting(text("%s/adapter_config.json", folder));
+    shell(text("cp -r %s %s.good && cp -r %s %s.good", folder, folder, base, base));
+    shell(text("rm %s/trainer.json %s/optimizer*", folder, folder));
+    shell(text("rm %s/trainer.json %s/optimizer*", base, base));
+
+    shell(text("sed -i 's,%s,/tmp/nowhere/at-all,' %s", base, description));
+    DIES("base_model_name_or_path of its adapter_config.json is no folder with a config.json: /tmp/nowhere/at-all",
+         export_folder(folder, out, "BF16", CHECKPOINT_FILE_BYTES));
+    shell(text("cp %s.good/adapter_config.json %s", folder, folder));
+    rename_tensor(path, "layers.1.mlp.up_proj.lora_B", "layers.7.mlp.up_proj.lora_B");
+    DIES("there is no tensor base_model.model.model.layers.1.mlp.up_proj.lora_B.weight, which the adapters of its adapter_config",
+         export_folder(folder, out, "BF16", CHECKPOINT_FILE_BYTES));
+    shell(text("cp %s.good/adapter_model.safetensors %s && sed -i '/\"up_proj\"/d' %s", folder, folder, description));
+    DIES("mlp.up_proj.lora_", export_folder(folder, out, "BF16", CHECKPOINT_FILE_BYTES));
+    DIES(" has no place in the adapters of adapter_config.json", export_folder(folder, out, "BF16", CHECKPOINT_FILE_BYTES));
+    shell(text("cp %s.good/adapter_config.json %s && sed -i 's/\"r\": 3/\"r\": 2/' %s", folder, folder, description));
+    DIES("by adapter_config.json it needs 2 rows of 64", export_folder(folder, out, "BF16", CHECKPOINT_FILE_BYTES));
+    shell(text("cp %s.good/adapter_config.json %s", folder, folder));
+
+    SafeFile *f = safetensors_open(path);
+    const SafeTensor *t = safetensors_find(f, low_name(1, LORA_O, 'A'));
+    shell(text("printf '\\000\\000\\300\\177' | dd of=%s bs=1 seek=%zu conv=notrunc 2>/dev/null", path, f->data + t->begin + 8));
+    safetensors_close(f);
+    DIES(text("%s: tensor %s holds a value that is not finite", path, low_name(1, LORA_O, 'A')),
+         export_folder(folder, out, "BF16", CHECKPOINT_FILE_BYTES));
+    shell(text("rm -r %s.tmp; cp %s.good/adapter_model.safetensors %s", out, folder, folder));
+
+    export_folder(folder, out, "BF16", CHECKPOINT_FILE_BYTES);
+    DIES("is there already", export_folder(folder, out, "BF16", CHECKPOINT_FILE_BYTES));
+    close_run(&r);
+    release();
+}
+
+int main(void)
+{
+    device_init(0);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_product), cmocka_unit_test(test_architectures), cmocka_unit_test(test_companions),
+        cmocka_unit_test(test_eos), cmocka_unit_test(test_refused),
+    };
+    return cmocka_run_group_tests(tests, make_root, remove_root);
+}

@@ -1,0 +1,133 @@
+/* Runs with adapters as a user starts them: they go on bit for bit, on any number of ranks; their base stays as it is; their folder
+ * alone is evaluated, generated with and exported. test_lora_checkpoint_ranks has more recipes and strategies. */
+#include "tests/launch.h"
+
+static const char evaluators[] = "--eval_subset_num_batches=10 --evaluators='[{label: val, data: {paths: [data/sample-val.npy]}}]'";
+
+static const char metric_name[] = "eval/val/CrossEntropyLoss";
+
+/* Adapters beside a model that another run has trained. */
+static int adapt(int ranks, const char *run, const char *format, ...)
+{
+    char arguments[1024];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(arguments, sizeof arguments, format, list);
+    va_end(list);
+    return train(ranks, "--load_path=%s/base/latest --lora.rank=4 --lora.alpha=16 --max_duration=4 --eval_interval=4 %s "
+                 "--device_eval_batch_size=%d --save_folder=%s/%s %s", folder, evaluators, 4 / ranks, folder, run, arguments);
+}
+
+static int make_base(void **state)
+{
+    if (make_folder(state) != 0)
+        return -1;
+    const int status = train(1, "--max_duration=3 --save_folder=%s/base", folder);
+    shell("cd %s/base && find . -type f | sort | xargs cksum >../before", folder);
+    return status;
+}
+
+static int check_base(void **state)
+{
+    shell("cd %s/base && find . -type f | sort | xargs cksum | cmp - ../before", folder);
+    return remove_folder(state);
+}
+
+/* Adapters, states and trainer.json, which holds their checksums, are the same as without the interruption. Then the run goes on
+ * with another base, of which the log says so. */
+static void test_resume(void **state)
+{
+    (void)state;
+    static const char *const files[] = { "adapter_model.safetensors", "adapter_config.json", "trainer.json",
+                                         "optimizer-00001.safetensors" };
+    double a[MAX_STEPS], b[MAX_STEPS];
+    expect_status(adapt(2, "whole", ""), 0);
+    expect_status(adapt(2, "again", "--stop_at=2"), 0);
+    expect_status(adapt(2, "again", "--try_load_latest_save"), 0);
+    expect_output("at step 2 of 4");
+    assert_null(strstr(output, "resume:"));
+    for (int i = 0; i < 4; i++)
+        shell("cd %s && cmp whole/step4/%s again/step4/%s", folder, files[i], files[i]);
+    shell("test \"$(cd %s/again/step4 && ls | tr '\\n' ' ')\" = 'adapter_config.json adapter_model.safetensors config.yaml "
+          "optimizer-00001.safetensors trainer.json '", folder);
+    losses(a, "whole", 4);
+    losses(b, "again", 4);
+    assert_memory_equal(a + 1, b + 1, 4 * sizeof *a);
+    expect_status(adapt(1, "again", "--try_load_latest_save --lora.base=nf4 --max_duration=5"), 0);
+    expect_output("resume: lora.base nf4, was null");
+    assert_int_equal(trainer("again/step5", "step"), 5);
+}
+
+/* What an evaluation of `load_path` finds. */
+static double evaluated(int ranks, const char *load_path)
+{
+    double value[MAX_STEPS];
+    shell("rm -rf %s/eval", folder);
+    expect_status(finish(start_command("%s -n %d %s/train --eval_only --load_path=%s/%s --recipe=f32 --device_eval_batch_size=%d "
+                                       "%s --save_folder=%s/eval", setting("LAUNCH", "mpirun --oversubscribe"), ranks,
+                                       setting("BUILD", "build/cpu"), folder, load_path, 4 / ranks, evaluators, folder)), 0);
+    shell("mv %s/eval/eval.jsonl %s/eval/metrics.jsonl", folder, folder);
+    assert_int_equal(metric(value, "eval", metric_name), 1);
+    for (int i = 0; i < MAX_STEPS; i++)
+        if (!isnan(value[i]))
+            return value[i];
+    return NAN;
+}
+
+static void generated(char *text, size_t size, int ranks, const char *load_path)
+{
+    expect_status(finish(start_command("%s -n %d %s/train --generate=%s/prompts.jsonl --load_path=%s/%s --recipe=f32 "
+                                       "--max_new_tokens=12", setting("LAUNCH", "mpirun --oversubscribe"), ranks,
+                                       setting("BUILD", "build/cpu"), folder, folder, load_path)), 0);
+    const char *line = strstr(output, "{\"prompt\"");
+    if (!line)
+        fail_msg("no continuation: %s", output);
+    snprintf(text, size, "%.*s", (int)strcspn(line, "\n"), line);
+}
+
+/* The adapters' folder and nothing else gives what the run had at its end, and what the exported model gives, which differ from the
+ * base. */
+static void test_alone(void **state)
+{
+    (void)state;
+    double value[MAX_STEPS];
+    char adapted[2048], merged[2048];
+    shell("printf '[5, 6, 7]\\n' >%s/prompts.jsonl", folder);
+    metric(value, "whole", metric_name);
+    for (int ranks = 1; ranks <= 2 && ranks <= most_ranks(); ranks++)
+        assert_true(fabs(evaluated(ranks, "whole/latest") - value[4]) <= 1e-6 * value[4]);
+    assert_true(fabs(evaluated(1, "base/latest") - value[4]) > 1e-4 * value[4]);
+    expect_status(finish(start_command("%s/train --export=%s/whole --dtype=f32 %s/merged", setting("BUILD", "build/cpu"), folder,
+                                       folder)), 0);
+    expect_output("/whole/step4 were merged into ");
+    assert_true(fabs(evaluated(1, "merged") - value[4]) <= 1e-6 * value[4]);
+    generated(merged, sizeof merged, 1, "merged");
+    generated(adapted, sizeof adapted, most_ranks() > 1 ? 2 : 1, "whole/latest");
+    assert_string_equal(adapted, merged);
+}
+
+/* A run of all weights is not continued as one of adapters, nor the reverse; a base that is gone is asked for. */
+static void test_refused(void **state)
+{
+    (void)state;
+    expect_status(train(1, "--load_path=%s/base/step3 --lora.rank=4 --max_duration=4 --save_folder=%s/base", folder, folder), 1);
+    expect_output("base/step3 trained all weights, and this run has adapters beside them (lora.rank 4): give it a save_folder of "
+                  "its own, and --load_path of that checkpoint as their base");
+    shell("cp -r %s/base %s/copy", folder, folder);
+    expect_status(train(1, "--load_path=%s/copy/latest --lora.rank=4 --max_duration=2 --save_folder=%s/orphan", folder, folder), 0);
+    shell("mv %s/copy %s/moved", folder, folder);
+    expect_status(train(1, "--load_path=%s/orphan/latest --max_duration=3 --save_folder=%s/orphan --try_load_latest_save", folder,
+                        folder), 1);
+    expect_output("copy/step3: there is no such folder; --lora.base_path=FOLDER says where it is");
+    expect_status(train(1, "--load_path=%s/orphan/latest --lora.base_path=%s/moved/latest --max_duration=3 --save_folder=%s/orphan "
+                        "--try_load_latest_save", folder, folder, folder), 0);
+    expect_output("at step 2 of 3");
+    shell("grep -q '\"base_model_name_or_path\": \".*/moved/step3\"' %s/orphan/step3/adapter_config.json", folder);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_resume), cmocka_unit_test(test_alone),
+                                        cmocka_unit_test(test_refused) };
+    return cmocka_run_group_tests(tests, make_base, check_base);
+}
