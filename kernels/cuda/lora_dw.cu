@@ -8,7 +8,7 @@
 
 static constexpr int THREADS = 256, COLUMNS = 128, SLICES = 4, MAX_RANK = 64;
 
-/* JT: sixteens of columns of low, whose rows lie in shared memory 16 bytes apart, so that eight of them have different banks. */
+/* JT: sixteens of columns of low. In shared memory 16 bytes lie between its rows, so that eight of them have different banks. */
 template <int JT>  constexpr int LOW_STRIDE = 16 * JT + 8;
 template <int JT>  constexpr int LOW_TOKENS = JT == 1 ? 2048 : JT == 2 ? 1024 : JT == 3 ? 768 : 512;
 template <DType D> constexpr int UNROLL = 4 / WIDE_BYTES<D>;        /* sixteens of tokens that a warp has under way */

@@ -56,7 +56,7 @@ void widen_fast_kernel(bf16 *y, const bf16 *low, const bf16 *w, const bf16 *add,
     const int c0 = (blockIdx.x - part.block) * l.column_warps * WARP_COLUMNS;
     hold_matrix(packs, w, parts, part, c0, l);
     __syncthreads();
-    const int column = c0 + warp % l.column_warps * WARP_COLUMNS + lane % 4 * 8;        /* eight from it on, and from 32 behind it */
+    const int column = c0 + warp % l.column_warps * WARP_COLUMNS + lane % 4 * 8;     /* eight from it on, and from 32 behind it */
     const uint4 *matrix = packs + warp % l.column_warps * l.steps * 4 * 32 + lane;
     const int first = blockIdx.y * TOKENS, end = min(N, first + TOKENS);
     for (int n = first + 32 * group + lane / 4; n - lane / 4 < end; n += 32 * (WARPS / l.column_warps)) {
