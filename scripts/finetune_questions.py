@@ -26,14 +26,14 @@ seed: 6198
 optimizer: {name: adamw, learning_rate: %s, betas: [0.9, 0.95], eps: 1e-8, weight_decay: 0.1}
 scheduler: {name: cosine_with_warmup, t_warmup: %s, alpha_f: %s, warmup_min_lr: 0}
 max_duration: %s
-global_train_batch_size: 64
+global_train_batch_size: %d
 device_train_microbatch_size: 16
 max_grad_norm: 1.0
 eval_interval: null
 save_interval: null
 console_log_interval: 10
 """
-BASE = "run_name: base" + COMMON % ("1e-3", 100, 0.1, "3ep") + """
+BASE = "run_name: base" + COMMON % ("1e-3", 100, 0.1, "3ep", 64) + """
 recipe: bf16
 model:
   {d_model: 768, n_layers: 12, n_heads: 12, mlp_hidden_size: 6144, max_sequence_length: 1024, vocab_size: 50280,
@@ -44,7 +44,7 @@ data: {generate_doc_lengths: true}
 # Adapters learn with larger steps, and do not decay.
 LORA = "--lora.rank=16 --lora.alpha=32 --optimizer.learning_rate=2e-3 --optimizer.weight_decay=0"
 LORA_RECIPES = {"lora-bf16": "bf16", "lora-e4m3": "coat-lean", "lora-nf4": "coat-lean"}
-TUNED = "run_name: tuned" + COMMON % ("3e-4", 30, 0, "2ep") + """
+TUNED = "run_name: tuned" + COMMON % ("3e-4", 30, 0, "1ep", 16) + """
 reset_optimizer_state: true
 reset_trainer_state: true
 data: {packing: best_fit, document_boundaries: metadata}
@@ -107,10 +107,11 @@ def evaluate(args, model, folder, gpus):
 
 
 def pretrain(args):
-    run_once(args, args.folder / "base", args.gpus, [str(args.folder / "base.yaml"), f"--data.paths={json.dumps(args.text)}",
+    gpus = list(dict.fromkeys(args.gpus))
+    run_once(args, args.folder / "base", gpus, [str(args.folder / "base.yaml"), f"--data.paths={json.dumps(args.text)}",
                                                f"--save_folder={args.folder / 'base'}", "--save_overwrite",
                                                f"--tokenizer={args.data / 'tokenizer'}", *shlex.split(args.base_with)])
-    evaluate(args, args.folder / "base" / "latest", args.folder / "base-scores", args.gpus)
+    evaluate(args, args.folder / "base" / "latest", args.folder / "base-scores", gpus)
 
 
 def settings_of(recipe):
@@ -254,7 +255,7 @@ def main():
     stage.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("runs/questions"))
     stage.add_argument("--recipes", nargs="+", default=["bf16", "coat", "coat-lean"])
     stage.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], help="of data order and rounding in fine-tuning")
-    stage.add_argument("--gpus", nargs="+", default=[], help="numbers of the GPUs; without it: one run at a time, where the program finds one")
+    stage.add_argument("--gpus", nargs="+", default=[], help="numbers of the GPUs, one twice for two runs at a time on it; without it: one run at a time, where the program finds one")
     stage.add_argument("--eval-recipe", default="bf16", help="the recipe that all models are evaluated with")
     stage.add_argument("--base-with", default="", help="more settings of pretraining, as '--max_duration=100 --a.b=c'")
     stage.add_argument("--tuned-with", default="", help="of fine-tuning")
