@@ -10,7 +10,7 @@ save_pretrained (adapter_config.json, adapter_model.safetensors), and in golden.
     grad.<tensor>            gradients of A and B, under the names of adapter_model.safetensors
     losses (8)               of 8 AdamW steps of A and B, with golden.py's settings; all are decayed
     trained.<tensor>         A and B after them
-    merged.<tensor>          first and last row of each matrix that has an adapter, as merge_and_unload makes it of the random A and B
+    merged.<tensor>          first and last row of each matrix that has an adapter, as merge_and_unload makes it of the random A, B
 tests/test_parity.c compares. Needs torch, transformers and peft.
 """
 import argparse

@@ -175,8 +175,8 @@ static void test_documents(void **state)
     check_architecture(LLAMA_GQA, true);
 }
 
-/* Adapters on all matrices, or on some of those that are one here; the base as other weights are, and as it is read from codes. Nothing
- * is clamped: a step of A moves so many values of q, k and v at once that some always meet their limit (test_parity has this). */
+/* Adapters on all matrices, or on some of those that are one here; the base as other weights are, and as it is read from codes.
+ * Nothing is clamped: a step of A moves so many values of q, k and v that some always meet their limit (test_parity clamps). */
 static ModelConfig adapted_model(SmallModel a)
 {
     const unsigned some = 1 << LORA_K | 1 << LORA_V | 1 << LORA_O | 1 << LORA_UP;

@@ -8,9 +8,9 @@
  * through the model twice, and the smallest tensors' sums cancel: 1e-4 of each tensor's largest element. AdamW
  * divides by the root of v, so it hands a gradient's relative error on to the weights; 8 steps of it stay within
  * 1e-4 of the loss. A single weight's update errs by e/|g| of its size where its gradient g errs by e, and where g is next to 0 by
- * twice its size. Compared with double precision, e is up to 3e-6 of the tensor's largest gradient; of gradients spread evenly up to
- * that, the root mean square of min(2, e/|g|) is 2 sqrt(3e-6) = 3.5e-3. So what 8 steps change may be off by 4e-3 of its own length;
- * without weight decay it is off by 1.2e-2 at least. */
+ * twice its size. Compared with double precision, e is up to 3e-6 of the tensor's largest gradient; of gradients spread evenly
+ * up to that, the root mean square of min(2, e/|g|) is 2 sqrt(3e-6) = 3.5e-3. So what 8 steps change may be off by 4e-3 of its own
+ * length; without weight decay it is off by 1.2e-2 at least. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -99,6 +99,7 @@ static void open_setup(Setup *s, const char *name)
 static void close_setup(Setup *s)
 {
     model_free(&s->model, &s->fsdp);
+    free(s->config.model.lora.base_path);
     safetensors_close(s->golden);
 }
 
@@ -224,8 +225,8 @@ static void check_adapters(const Setup *s)
     safetensors_close(start);
 }
 
-/* What --export makes of base and adapters against merge_and_unload: first and last row of each matrix. An element is the sum of up to
- * 9 terms, each a product of rounded numbers: 10 u of the largest. */
+/* What --export makes of base and adapters against merge_and_unload: first and last row of each matrix. An element is a sum of up
+ * to 9 terms: 10 u of the largest. */
 static void check_merged(const Setup *s)
 {
     char root[] = "/tmp/test_parity_XXXXXX", source[300], target[64], path[96], command[96];

@@ -1,0 +1,243 @@
+/* Adapters on any number of ranks, under every strategy, beside a base of every format: training leaves the base as it was stored,
+ * byte for byte, and changes every A and B; a run goes on from its folder of adapters and that of its base bit for bit. That all
+ * strategies train alike is in test_fsdp_ranks. */
+#include <sys/stat.h>
+
+#include "kernels/comm.h"
+#include "model/base.h"
+#include "model/checkpoint/checkpoint.h"
+#include "model/run/memory.h"
+#include "model/update.h"
+#include "tests/kit.h"
+#include "tests/models.h"
+#include "tests/ranks.h"
+
+enum { BATCH = 4, MICRO = 1, STEPS = 2, MAX_TOKENS = 64, UNITS = 4, RANK = 6 };
+
+static const struct { const char *name; int groups; bool keep_weights; GradSum sum; } strategies[] = {
+    { "FULL_SHARD, sums per micro-batch", 1, false, SUM_OFTEN }, { "FULL_SHARD, sums per step", 1, false, SUM_ONCE },
+    { "SHARD_GRAD_OP", 1, true, SUM_OFTEN },                     { "HYBRID_SHARD", 2, false, SUM_OFTEN },
+    { "NO_SHARD", 0, false, SUM_ONCE },                          /* 0: a group per rank */
+};
+enum { SOME = 1 << LORA_K | 1 << LORA_O | 1 << LORA_UP, NUM_STRATEGIES = sizeof strategies / sizeof strategies[0] };
+
+static const struct { const char *recipe; SmallModel model; unsigned modules; BaseFormat base; } cases[] = {
+    { "bf16", LLAMA, ALL_MODULES, BASE_AS_FROZEN },      { "coat", OLMO2, SOME, BASE_AS_FROZEN },
+    { "bf16", LLAMA_GQA, ALL_MODULES, BASE_E4M3 },       { "coat-lean", LLAMA, 1 << LORA_Q | 1 << LORA_V, BASE_E4M3 },
+    { "fp8", QWEN3, ALL_MODULES, BASE_NF4 },             { "coat-lean", OLMO3, ALL_MODULES, BASE_NF4 },
+};
+enum { NUM_CASES = sizeof cases / sizeof cases[0] };
+
+typedef struct { Config config; Model model; Fsdp fsdp; } Run;
+
+static char root[] = "/tmp/coat-lora-XXXXXX";
+
+static void divide(int shard_ranks)
+{
+    if (comm_group_size(RANKS_SHARD) == shard_ranks)
+        return;
+    comm_device_finish();
+    comm_divide(shard_ranks);
+    comm_init();
+}
+
+static void open_run(Run *r, const ModelConfig *m, const char *recipe, int strategy, char *folder)
+{
+    const int groups = strategies[strategy].groups ? strategies[strategy].groups : comm_size();
+    *r = (Run){ 0 };
+    model_config(&r->config, m, recipe, MICRO);
+    r->config.global_train_batch_size = BATCH;
+    r->config.strategy = (Strategy){ comm_size() / groups, strategies[strategy].keep_weights, strategies[strategy].sum };
+    r->config.save_folder = folder;
+    r->config.save_num_checkpoints_to_keep = -1;
+    r->config.text = "run_name: test\n";
+    divide(r->config.strategy.shard_ranks);
+    memory_plan(&r->model, &r->fsdp, &r->config);
+    model_place(&r->model, &r->fsdp, &r->config);
+}
+
+static void close_run(Run *r)
+{
+    model_free(&r->model, &r->fsdp);
+}
+
+static void save(Run *r, long step)
+{
+    const TrainState s = { .step = step, .updates = step };
+    checkpoint_begin(&r->config, &r->fsdp, &s, CHECKPOINT_FILE_BYTES);
+    checkpoint_finish();
+}
+
+/* The loss of the last step, of this rank's sequences. */
+static double train(Run *r, int first, int steps)
+{
+    const int T = r->config.model.max_sequence_length, vocab = r->config.model.vocab_size, share = BATCH / comm_size();
+    int tokens[MAX_TOKENS], targets[MAX_TOKENS];
+    assert_true(MICRO * T <= MAX_TOKENS);
+    for (int s = first; s < first + steps; s++) {
+        fsdp_zero_grads(&r->fsdp);
+        for (int i = 0; i < share; i++) {
+            const int sequence = (s * BATCH + comm_rank() * share + i) * T;
+            for (int t = 0; t < T; t++) {
+                tokens[t] = test_token(11, (uint64_t)(sequence + t), vocab);
+                targets[t] = test_token(11, (uint64_t)(sequence + t + 1), vocab);
+            }
+            model_step(&r->model, &r->fsdp, tokens, targets, NULL, 1.0f / (float)(BATCH * T), 0,
+                       i == share - 1 ? PASS_COMPLETE : PASS_ACCUMULATE);
+        }
+        const double norm = optimizer_grad_norm(&r->fsdp);
+        optimizer_step(&r->fsdp, &r->config, s + 1, s + 1, 1e-2, fmin(1, 1 / norm));
+    }
+    return model_losses(&r->model).loss;
+}
+
+/* ---- what a rank has ---------------------------------------------------------------------------------------- */
+
+/* Host copies, until release(). */
+typedef struct {
+    void  *adapter[UNITS], *frozen[UNITS], *base[UNITS];
+    size_t adapter_bytes[UNITS], frozen_bytes[UNITS], base_bytes[UNITS];
+} Stored;
+
+static void *copy(const void *device, size_t bytes)
+{
+    void *host = keep(bytes);
+    if (bytes > 0)
+        device_get(host, device, bytes);
+    return host;
+}
+
+static Stored take(const Run *r)
+{
+    Stored x = { 0 };
+    assert_int_equal(r->fsdp.num_units, UNITS);
+    for (int u = 0; u < UNITS; u++) {
+        const Shard *s = &r->fsdp.shard[u];
+        x.adapter_bytes[u] = s->count * dtype_size(s->master.format.dtype);
+        x.frozen_bytes[u] = s->frozen_count * dtype_size(s->frozen.format.dtype);
+        x.base_bytes[u] = base_bytes(&r->fsdp, s->base_count);
+        x.adapter[u] = copy(s->master.data, x.adapter_bytes[u]);
+        x.frozen[u] = copy(s->frozen.data, x.frozen_bytes[u]);
+        x.base[u] = copy(s->base, x.base_bytes[u]);
+    }
+    return x;
+}
+
+static void check_base(const Stored *now, const Stored *before, const char *what)
+{
+    for (int u = 0; u < UNITS; u++) {
+        check_same_bytes(what, now->frozen[u], before->frozen[u], before->frozen_bytes[u]);
+        check_same_bytes(what, now->base[u], before->base[u], before->base_bytes[u]);
+    }
+}
+
+/* This rank's part of every A and B has changed. */
+static void check_trained(const Run *r, const Stored *now, const Stored *before)
+{
+    for (int u = 0; u < UNITS; u++)
+        for (int i = 0; i < r->fsdp.shape[u].num_params; i++) {
+            const Param *p = &r->fsdp.shape[u].param[i];
+            const Shard *s = &r->fsdp.shard[u];
+            const size_t size = dtype_size(s->master.format.dtype);
+            size_t first, n = shard_part(s, p, &first);
+            if (!p->is_adapter || n == 0)
+                continue;
+            assert_int_equal(p->region, TRAINED);
+            const size_t at = (p->offset + first - s->first) * size;
+            assert_memory_not_equal((char *)now->adapter[u] + at, (char *)before->adapter[u] + at, n * size);
+        }
+}
+
+/* ---- the test ----------------------------------------------------------------------------------------------- */
+
+/* A folder that is there on all ranks, until release(). */
+static char *make_folder(const char *name, int c, int strategy)
+{
+    char *p = keep(256);
+    snprintf(p, 256, "%s/%s-%d-%d", root, name, c, strategy);
+    if (comm_rank() == 0)
+        assert_int_equal(mkdir(p, 0777), 0);
+    comm_barrier();
+    return p;
+}
+
+static void check_case(int c, int strategy)
+{
+    const ModelConfig plain = architecture(cases[c].model);
+    ModelConfig m = with_adapters(plain, RANK, cases[c].modules, cases[c].base);
+    char *whole = make_folder("base", c, strategy), *folder = make_folder("lora", c, strategy), base[300], step[300];
+    TrainState loaded = { 0 };
+    Run r;
+    open_run(&r, &plain, cases[c].recipe, strategy, whole);
+    fsdp_init(&r.fsdp, &r.config.model, 5);
+    save(&r, 0);
+    close_run(&r);
+
+    snprintf(base, sizeof base, "%s/step0", whole);
+    snprintf(step, sizeof step, "%s/step%d", folder, STEPS);
+    m.lora.base_path = base;
+    open_run(&r, &m, cases[c].recipe, strategy, folder);
+    assert_false(checkpoint_load(base, &r.config, &r.fsdp, &loaded, true));
+    const Stored before = take(&r);
+    train(&r, 0, STEPS);
+    save(&r, STEPS);
+    const double expected = train(&r, STEPS, STEPS);
+    const Stored after = take(&r);
+    check_base(&after, &before, strategies[strategy].name);
+    check_trained(&r, &after, &before);
+    close_run(&r);
+
+    open_run(&r, &m, cases[c].recipe, strategy, folder);
+    assert_true(checkpoint_load(step, &r.config, &r.fsdp, &loaded, true));
+    assert_int_equal(loaded.step, STEPS);
+    const double found = train(&r, STEPS, STEPS);
+    const Stored again = take(&r);
+    check_same_bytes("the loss of a resumed run", &found, &expected, sizeof found);
+    check_base(&again, &before, "a resumed run");
+    for (int u = 0; u < UNITS; u++)
+        check_same_bytes("a resumed run's adapters", again.adapter[u], after.adapter[u], after.adapter_bytes[u]);
+    close_run(&r);
+    release();
+}
+
+/* Half the strategies each: beside a base of each format, one of its two recipes has every one. */
+static bool is_chosen(int c, int strategy)
+{
+    return comm_size() == 1 || c % 2 == strategy % 2;
+}
+
+static void test_strategies(void **state)
+{
+    (void)state;
+    for (int s = 0; s < NUM_STRATEGIES; s++) {
+        const int groups = strategies[s].groups ? strategies[s].groups : comm_size();
+        const bool new = comm_size() > 1 || s == 0;     /* one rank cannot shard: all strategies are one */
+        for (int c = 0; c < NUM_CASES && new && comm_size() % groups == 0; c++)
+            if (is_chosen(c, s))
+                check_case(c, s);
+    }
+}
+
+static int make_root(void **state)
+{
+    (void)state;
+    const bool fine = comm_rank() != 0 || mkdtemp(root);
+    comm_broadcast(root, sizeof root, 0);
+    return fine ? 0 : -1;
+}
+
+static int remove_root(void **state)
+{
+    (void)state;
+    char command[64];
+    comm_barrier();
+    snprintf(command, sizeof command, "rm -r %s", root);
+    return comm_rank() == 0 ? system(command) : 0;
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_strategies) };
+    start_ranks(&argc, &argv);
+    return finish_ranks(cmocka_run_group_tests(tests, make_root, remove_root));
+}
