@@ -102,3 +102,40 @@ static inline void rewrite(const char *path, const char *dtype, const char *endi
     safetensors_close(to);
     shell(text("mv %s.new %s", path, path));
 }
+
+/* ---- folders made from others --------------------------------------------------------------------------------- */
+
+/* The base's tensors in `dtype` in a folder of their own; one of them in F32, which others of its matrix are not. */
+static inline const char *convert_base(const char *base, const char *dtype)
+{
+    const char *folder = lasting(text("%s/base-%s-%d", root, dtype, num_folders++));
+    shell(text("mkdir %s && cp %s/config.json %s", folder, base, folder));
+    SafeFile *from = safetensors_open(text("%s/model.safetensors", base));
+    SafeFile *to = safetensors_new(text("%s/model.safetensors", folder));
+    for (int i = 0; i < from->count; i++) {
+        const SafeTensor *t = &from->tensor[i];
+        safetensors_add(to, t->name, strstr(t->name, "layers.1.self_attn.k_proj") ? "F32" : dtype, t->dims, t->shape);
+    }
+    safetensors_lay_out(to);
+    safetensors_create(to);
+    for (int i = 0; i < to->count; i++) {
+        const SafeTensor *t = &to->tensor[i];
+        const size_t n = t->shape[0] * (t->dims == 2 ? t->shape[1] : 1);
+        float *x = values_in(from->path, t->name, n);
+        convert_encode(x, t->dtype, x, n);
+        assert_true(safetensors_write(to, t, 0, x, t->end - t->begin));
+    }
+    safetensors_close(from);
+    safetensors_close(to);
+    return folder;
+}
+
+/* Changes a byte of a tensor. */
+static inline void damage(const char *path, const char *tensor)
+{
+    SafeFile *f = safetensors_open(path);
+    const SafeTensor *t = safetensors_find(f, tensor);
+    assert_non_null(t);
+    shell(text("printf '\\001' | dd of=%s bs=1 seek=%zu conv=notrunc 2>/dev/null", path, f->data + t->begin));
+    safetensors_close(f);
+}

@@ -272,6 +272,53 @@ static void bench_adamw(const Model *m)
     release();
 }
 
+/* ---- adapters -------------------------------------------------------------------------------------------------- */
+
+static const char *lora_label(const char *layer, const char *operation)
+{
+    static char label[64];
+    snprintf(label, sizeof label, "lora %s: %s", layer, operation);
+    return label;
+}
+
+/* A linear layer of `parts` equal parts with an adapter of rank 16 on each: x (N,C) in E4M3, dy (N,O) in E5M2, the rest in BF16.
+ * What is read of the narrow tensors is small and not counted. */
+static void bench_lora_layer(const char *name, int N, int C, int O, int parts)
+{
+    enum { RANK = 16 };
+    const double n = (double)N * C, o = (double)N * O;
+    LowRank a = { .w = make_normal(BF16_, parts * RANK, C, 1), .num_parts = 1 };
+    LowRank b = { .w = make_normal(BF16_, O, RANK, 1), .is_b = true, .num_parts = parts };
+    for (int i = 0; i < parts; i++)
+        b.part[i].first = O / parts * i, b.part[i].width = O / parts;
+    LowRank da = a, db = b;
+    da.w = make_normal(BF16_, parts * RANK, C, 1), db.w = make_normal(BF16_, O, RANK, 1);
+    Tensor dense = make_normal(BF16_, N, C > O ? C : O, 1), x = make(E4M3_, N, C), dy = make(E5M2_, N, O);
+    Tensor low = make(BF16_, N, parts * RANK), y = make(BF16_, N, O), dx = make(BF16_, N, C);
+    dense.cols = C, quantize(x, dense);
+    dense.cols = O, quantize(dy, dense);
+    TIME_BYTES(lora_label(name, "narrow(x, A) FP8"), n, lora_narrow(low, x, a, 0.01f));
+    TIME_BYTES(lora_label(name, "widen(low, B)"), 2 * o, lora_widen(y, low, b, NONE));
+    TIME_BYTES(lora_label(name, "widen(low, B, add)"), 4 * o, lora_widen(y, low, b, dense));
+    TIME_BYTES(lora_label(name, "narrow(dy, B) FP8"), o, lora_narrow(low, dy, b, 0.01f));
+    TIME_BYTES(lora_label(name, "narrow(dy, B) bf16"), 2 * o, lora_narrow(low, dense, b, 0.01f));
+    TIME_BYTES(lora_label(name, "widen(dlow, A)"), 2 * n, lora_widen(dx, low, a, NONE));
+    TIME_BYTES(lora_label(name, "dB, dy FP8"), o, lora_dw(db, low, dy));
+    TIME_BYTES(lora_label(name, "dB, dy bf16"), 2 * o, lora_dw(db, low, dense));
+    TIME_BYTES(lora_label(name, "dA, x FP8"), n, lora_dw(da, low, x));
+    release();
+}
+
+static void bench_lora(const Model *m)
+{
+    const int N = m->B * m->T, q = m->H * m->D;
+    if (m->K == m->H)
+        bench_lora_layer("qkv", N, m->C, 3 * q, 3);
+    bench_lora_layer("out", N, q, m->C, 1);
+    bench_lora_layer("gate_up", N, m->C, 2 * m->F, 2);
+    bench_lora_layer("down", N, m->F, m->C, 1);
+}
+
 /* ---- GEMMs ----------------------------------------------------------------------------------------------------- */
 
 /* With quantized normal numbers as operands; all GEMMs with fast accumulation, as COAT's recipes have them.
@@ -366,6 +413,7 @@ int main(int argc, char **argv)
     bench_linear_fp8("out", N, m->C, q, blocks(m));
     bench_linear_fp8("gate_up", N, 2 * m->F, m->C, blocks(m));
     bench_linear_fp8("down", N, m->C, m->F, blocks(m));
+    bench_lora(m);
     bench_attention(m, 0, blocks(m));
     bench_attention(&sliding, sliding.T, 0);
     bench_attention(&sliding, sliding.T / 2, 0);

@@ -1,9 +1,6 @@
-/* Folders of adapters: tensors named, shaped and stored as PEFT's, and nothing of the base; bit-exact round trips; what PEFT saves is
- * read, in every type; a base that is stored in another format; folders that do not fit. */
+/* Folders of adapters: tensors named, shaped and stored as PEFT's, and nothing of the base; bit-exact round trips; what PEFT saves
+ * is read, in every type; folders that do not fit. */
 #include "model/architecture.h"
-#include "model/base.h"
-#include "model/checkpoint/convert.h"
-#include "model/checkpoint/layout.h"
 #include "model/checkpoint/safetensors.h"
 #include "tests/adapted.h"
 #include "tests/pattern.h"
@@ -245,113 +242,7 @@ static void test_types(void **state)
     release();
 }
 
-/* ---- a base in another format ------------------------------------------------------------------------------- */
-
-/* The base's tensors in `dtype` in a folder of their own; one of them in F32, which others of its matrix are not. */
-static const char *convert_base(const char *base, const char *dtype)
-{
-    const char *folder = lasting(text("%s/base-%s-%d", root, dtype, num_folders++));
-    shell(text("mkdir %s && cp %s/config.json %s", folder, base, folder));
-    SafeFile *from = safetensors_open(text("%s/model.safetensors", base));
-    SafeFile *to = safetensors_new(text("%s/model.safetensors", folder));
-    for (int i = 0; i < from->count; i++) {
-        const SafeTensor *t = &from->tensor[i];
-        safetensors_add(to, t->name, strstr(t->name, "layers.1.self_attn.k_proj") ? "F32" : dtype, t->dims, t->shape);
-    }
-    safetensors_lay_out(to);
-    safetensors_create(to);
-    for (int i = 0; i < to->count; i++) {
-        const SafeTensor *t = &to->tensor[i];
-        const size_t n = t->shape[0] * (t->dims == 2 ? t->shape[1] : 1);
-        float *x = values_in(from->path, t->name, n);
-        convert_encode(x, t->dtype, x, n);
-        assert_true(safetensors_write(to, t, 0, x, t->end - t->begin));
-    }
-    safetensors_close(from);
-    safetensors_close(to);
-    return folder;
-}
-
-/* All values of a matrix in F32, by the names of its tensors in a block. */
-static Tensor whole_matrix(const char *base, const Param *p, int unit)
-{
-    static const struct { const char *param, *part[3]; } rows[] = {
-        { "qkv", { "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj" } }, { "out", { "self_attn.o_proj" } },
-        { "gate_up", { "mlp.gate_proj", "mlp.up_proj" } }, { "down", { "mlp.down_proj" } },
-    };
-    const Tensor w = make_f32(p->rows, p->cols);
-    size_t at = 0;
-    for (int i = 0; i < 4; i++)
-        for (int k = 0; k < 3 && strcmp(rows[i].param, p->name) == 0 && rows[i].part[k]; k++) {
-            SafeFile *f = safetensors_open(text("%s/model.safetensors", base));
-            const char *name = lasting(text("model.layers.%d.%s.weight", unit - 1, rows[i].part[k]));
-            const size_t n = safetensors_find(f, name)->shape[0] * (size_t)p->cols;
-            device_put((float *)w.data + at, values_in(f->path, name, n), n * sizeof(float));
-            at += n;
-            safetensors_close(f);
-        }
-    assert_int_equal(at, tensor_numel(w));
-    return w;
-}
-
-/* As stored from all of its values at once. */
-static void check_stored(const Run *r, const char *base)
-{
-    Run other;
-    open_adapted(&other, QWEN3, base, all_modules, r->config.model.lora.base, "bf16");
-    for (int u = 1; u <= r->config.model.n_layers; u++) {
-        const Shard *s = &r->fsdp.shard[u], *t = &other.fsdp.shard[u];
-        const size_t bytes = base_bytes(&r->fsdp, s->base_count);
-        for (int i = 0; i < r->fsdp.shape[u].num_params; i++) {
-            const Param *p = &r->fsdp.shape[u].param[i];
-            assert_true((p->region == BASE) == p->is_operand);
-            if (p->region == BASE)
-                base_store(&other.fsdp, u, p, whole_matrix(base, p, u));
-        }
-        char *found = keep(bytes), *expected = keep(bytes);
-        device_get(found, s->base, bytes);
-        device_get(expected, t->base, bytes);
-        check_same_bytes("base", found, expected, bytes);
-        assert_true(bytes > 0 && s->base_count >= (size_t)64 * 96 * 3);
-    }
-    close_run(&other);
-}
-
-static void test_stored_base(void **state)
-{
-    (void)state;
-    static const char *const dtypes[] = { "F32", "BF16", "F16" };
-    const char *base = save_base(QWEN3);
-    for (BaseFormat stored = BASE_E4M3; stored <= BASE_NF4; stored++)
-        for (int i = 0; i < 3; i++) {
-            const char *folder = convert_base(base, dtypes[i]);
-            Run r, again;
-            open_adapted(&r, QWEN3, folder, all_modules, stored, "bf16");
-            load(&r, folder);
-            check_stored(&r, folder);
-            pattern_all(&r, false);
-            save(&r, LAST_STEP);
-            check_files(&r, "F32");
-            open_adapted(&again, QWEN3, folder, all_modules, stored, "bf16");
-            load(&again, step_folder(&r, LAST_STEP));
-            pattern_all(&again, true);
-            check_stored(&again, folder);
-            close_run(&r);
-            close_run(&again);
-        }
-    release();
-}
-
 /* ---- folders that do not fit ------------------------------------------------------------------------------ */
-
-static void damage(const char *path, const char *tensor)
-{
-    SafeFile *f = safetensors_open(path);
-    const SafeTensor *t = safetensors_find(f, tensor);
-    assert_non_null(t);
-    shell(text("printf '\\001' | dd of=%s bs=1 seek=%zu conv=notrunc 2>/dev/null", path, f->data + t->begin));
-    safetensors_close(f);
-}
 
 static void test_refused(void **state)
 {
@@ -401,35 +292,12 @@ static void test_refused(void **state)
     release();
 }
 
-/* A base in E4M3 or NF4 is looked at while it is read: later nothing shows what was there. */
-static void test_refused_base(void **state)
-{
-    (void)state;
-    static const float nan[] = { NAN };
-    needs_fork();
-    const char *base = save_base(QWEN3), *ruined = convert_base(base, "F32"), *name = "model.layers.1.self_attn.v_proj.weight";
-    Run r;
-    open_adapted(&r, QWEN3, base, all_modules, BASE_E4M3, "bf16");
-    SafeFile *f = safetensors_open(text("%s/model.safetensors", ruined));
-    FILE *file = fopen(f->path, "r+");
-    assert_int_equal(fseek(file, (long)(f->data + safetensors_find(f, name)->begin + 8), SEEK_SET), 0);
-    fwrite(nan, sizeof nan, 1, file);
-    fclose(file);
-    DIES(text("%s: tensor %s holds a value that is not finite", f->path, name), load(&r, ruined));
-    safetensors_close(f);
-    damage(text("%s/model.safetensors", base), name);
-    DIES(text("tensor %s has the checksum", name), load(&r, base));
-    close_run(&r);
-    release();
-}
-
 int main(void)
 {
     device_init(0);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_files), cmocka_unit_test(test_round_trip), cmocka_unit_test(test_new_adapters),
-        cmocka_unit_test(test_types), cmocka_unit_test(test_stored_base), cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_refused_base),
+        cmocka_unit_test(test_types), cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }

@@ -23,28 +23,28 @@ template <DType D> struct Row { uint32_t word[2 * WIDE_BYTES<D>]; };
 /* 0 if not `known`. NOTE: as C the condition becomes a branch, and each load waits for the one before. */
 __device__ static inline void load_row(Row<BF16> &row, const uint8_t *from, bool known)
 {
-    asm("{ .reg .pred p; setp.ne.s32 p, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;\n"
+    asm volatile("{ .reg .pred p; setp.ne.s32 p, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;\n"
         "  @p ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4]; }"
         : "=&r"(row.word[0]), "=&r"(row.word[1]), "=&r"(row.word[2]), "=&r"(row.word[3]) : "l"(from), "r"((int)known));
 }
 
 template <DType D> __device__ static inline void load_row(Row<D> &row, const uint8_t *from, bool known)
 {
-    asm("{ .reg .pred p; setp.ne.s32 p, %3, 0; mov.b32 %0, 0; mov.b32 %1, 0;\n"
+    asm volatile("{ .reg .pred p; setp.ne.s32 p, %3, 0; mov.b32 %0, 0; mov.b32 %1, 0;\n"
         "  @p ld.global.nc.v2.u32 {%0, %1}, [%2]; }"
         : "=&r"(row.word[0]), "=&r"(row.word[1]) : "l"(from), "r"((int)known));
 }
 
-/* The lane's rows of a warp's tokens from n on: of each 16 rows 2t, 2t + 1, 2t + 8, 2t + 9. */
+/* The lane's rows of a warp's tokens from n on, of each 16 rows 2t, 2t + 1, 2t + 8, 2t + 9; 0 from `end` on. */
 template <DType D>
-__device__ static inline void load_rows(Row<D> (&rows)[UNROLL<D>][4], const uint8_t *column, int n, int end, size_t row_bytes)
+__device__ static inline void load_rows(Row<D> (&rows)[UNROLL<D>][4], const uint8_t *column, int n, int end, unsigned row_bytes)
 {
     const int first = n + threadIdx.x % 4 * 2;
-    const uint8_t *from = column + first * row_bytes;
+    const uint8_t *from = column + (size_t)row_bytes * first;
 #pragma unroll
     for (int i = 0; i < 4 * UNROLL<D>; i++) {
         const int token = i / 4 * 16 + i / 2 % 2 * 8 + i % 2;
-        load_row(rows[i / 4][i % 4], from + token * row_bytes, column && first + token < end);
+        load_row(rows[i / 4][i % 4], from + (size_t)row_bytes * token, first + token < end);
     }
 }
 
@@ -52,7 +52,7 @@ __device__ static inline void load_rows(Row<D> (&rows)[UNROLL<D>][4], const uint
 template <int JT>
 __device__ static inline void hold_low(bf16 *to, const bf16 *low, int low_cols, int ranks, int n, int count, int end, bool aligned)
 {
-#pragma unroll 4
+#pragma unroll 2
     for (int i = threadIdx.x; i < count * 2 * JT; i += THREADS) {
         const int token = i / (2 * JT), j = i % (2 * JT) * 8;
         const bf16 *from = low + (size_t)(n + token) * low_cols + j;
@@ -151,12 +151,13 @@ void dw_fast_kernel(float *partial, size_t numel, const uint8_t *x, const float 
     const int j0 = blockIdx.x % rank_blocks * 16 * JT, low_cols = parts.count * parts.rank;
     const LoraPart part = part_of_block(parts, block);
     const int c0 = (block - part.block) * COLUMNS, column = c0 + warp % 2 * 64 + lane / 4 * 8;
-    const uint8_t *from = column < part.width ? x + (size_t)(part.first + column) * WIDE_BYTES<D> : NULL;
+    const uint8_t *from = x + (size_t)(part.first + column) * WIDE_BYTES<D>;
     const int n0 = blockIdx.y * range, end = min(N, n0 + range), slice = warp / 2 * 16 * UNROLL<D>;
-    const size_t row_bytes = (size_t)C * WIDE_BYTES<D>;
+    const int end_x = column < part.width ? end : 0;
+    const unsigned row_bytes = C * WIDE_BYTES<D>;
     Row<D> now[UNROLL<D>][4], next[UNROLL<D>][4];
     float sum[JT][8][4] = {};
-    load_rows<D>(now, from, n0 + slice, end, row_bytes);
+    load_rows<D>(now, from, n0 + slice, end_x, row_bytes);
     for (int n = n0; n < end; n += TURN<D>) {
         const int held_row = (n - n0) % LOW_TOKENS<JT>;
         if (held_row == 0) {
@@ -165,7 +166,7 @@ void dw_fast_kernel(float *partial, size_t numel, const uint8_t *x, const float 
             hold_low<JT>(held, low + part.low + j0, low_cols, parts.rank - j0, n, count, end, low_aligned);
             __syncthreads();
         }
-        load_rows<D>(next, from, n + TURN<D> + slice, end, row_bytes);
+        load_rows<D>(next, from, n + TURN<D> + slice, end_x, row_bytes);
         add_rows<D, JT>(sum, now, held + (held_row + slice) * LOW_STRIDE<JT>);
 #pragma unroll
         for (int i = 0; i < 4 * UNROLL<D>; i++)

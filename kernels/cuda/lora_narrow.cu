@@ -46,7 +46,8 @@ void lay_out_kernel(uint4 *packs, const bf16 *w, LoraParts parts, int rank_block
 /* 16 bytes to shared memory, of which those from `bytes` on are 0. */
 __device__ static inline void copy_async(uint4 *to, const void *from, int bytes)
 {
-    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes) : "memory");
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;"
+                 ::"r"(shared_address(to)), "l"(from), "r"(bytes) : "memory");
 }
 
 __device__ static inline void close_group()
@@ -63,7 +64,8 @@ template <int BUT> __device__ static inline void wait_groups()
 /* Stage: first x, 16 bytes `chunk` of a token at chunk ^ 2 (token % 4), so that what a warp reads at once lies in different banks;
  * then w. */
 template <DType D, int NT>
-__device__ static inline void fetch(uint4 *to, const uint8_t *x, const uint4 *w, const LoraPart &part, int stage, int n0, int N, int C)
+__device__ static inline void fetch(uint4 *to, const uint8_t *x, const uint4 *w, const LoraPart &part, int stage, int n0, int N,
+                                    int C)
 {
 #pragma unroll
     for (int k = 0; k < X_PACKS / THREADS; k++) {

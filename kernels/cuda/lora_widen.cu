@@ -15,7 +15,8 @@ struct Layout {
 
 /* Pack [warp][step][pair of eights of columns][lane 4 g + t]: ranks 16 step + 4 t .. + 3 of a column of both eights. Column g of
  * eight q of four is column 8 (g/2) + 2 q + g % 2 of 32. 0 behind the part's columns and behind the rank. */
-__device__ static inline void hold_matrix(uint4 *packs, const bf16 *w, const LoraParts &parts, const LoraPart &part, int c0, Layout l)
+__device__ static inline void hold_matrix(uint4 *packs, const bf16 *w, const LoraParts &parts, const LoraPart &part, int c0,
+                                          Layout l)
 {
     const int columns = l.column_warps * WARP_COLUMNS, quads = 4 * l.steps;
     for (int i = threadIdx.x; i < columns * quads; i += 32 * WARPS) {
@@ -49,7 +50,8 @@ void widen_fast_kernel(bf16 *y, const bf16 *low, const bf16 *w, const bf16 *add,
                        bool low_aligned)
 {
     extern __shared__ uint4 packs[];
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = warp / l.column_warps, low_cols = parts.count * parts.rank;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = warp / l.column_warps;
+    const int low_cols = parts.count * parts.rank;
     const LoraPart part = part_of_block(parts, blockIdx.x);
     const int c0 = (blockIdx.x - part.block) * l.column_warps * WARP_COLUMNS;
     hold_matrix(packs, w, parts, part, c0, l);
@@ -65,7 +67,8 @@ void widen_fast_kernel(bf16 *y, const bf16 *low, const bf16 *w, const bf16 *add,
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 const int token = n + i / 2 * 8, c = column + i % 2 * 32;
-                before[i / 2][i % 2] = load_pack<true>(add + (size_t)token * C + part.first + c, token < end ? part.width - c : 0);
+                const int left = token < end ? part.width - c : 0;
+                before[i / 2][i % 2] = load_pack<true>(add + (size_t)token * C + part.first + c, left);
             }
 #pragma unroll
             for (int i = 0; i < 64; i++)        /* [token][32 columns][column] */
@@ -105,7 +108,6 @@ void widen_fast_kernel(bf16 *y, const bf16 *low, const bf16 *w, const bf16 *add,
 
 bool lora_widen_fast(Tensor y, Tensor low, Tensor w, LoraParts parts, Tensor add)
 {
-    const int low_cols = low.cols;
     Layout l = { WARPS, (int)ceil_div(parts.rank, 16) };
     const auto bytes = [&] { return l.column_warps * l.steps * 4 * 32 * (int)sizeof(uint4); };
     while (l.column_warps > 1 && bytes() > MAX_BYTES)
@@ -113,11 +115,12 @@ bool lora_widen_fast(Tensor y, Tensor low, Tensor w, LoraParts parts, Tensor add
     if (y.format.dtype != BF16 || low.format.dtype != BF16 || w.format.dtype != BF16 || !parts_aligned(parts, y, 8) ||
         !is_aligned(add, 8) || bytes() > MAX_BYTES)
         return false;
-    const bool low_aligned = low_cols % 4 == 0 && parts.rank % 4 == 0 && (uintptr_t)low.data % 8 == 0;
+    const bool low_aligned = low.cols % 4 == 0 && parts.rank % 4 == 0 && (uintptr_t)low.data % 8 == 0;
     const dim3 grid((unsigned)number_blocks(parts, l.column_warps * WARP_COLUMNS), (unsigned)ceil_div(y.rows, TOKENS));
-    CUDA_CHECK(cudaFuncSetAttribute((const void *)widen_fast_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, MAX_BYTES));
-    widen_fast_kernel<<<grid, 32 * WARPS, bytes(), device_stream()>>>((bf16 *)y.data, (const bf16 *)low.data, (const bf16 *)w.data,
-                                                                      (const bf16 *)add.data, parts, y.rows, y.cols, l, low_aligned);
+    const auto kernel = widen_fast_kernel;
+    CUDA_CHECK(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, MAX_BYTES));
+    kernel<<<grid, 32 * WARPS, bytes(), device_stream()>>>((bf16 *)y.data, (const bf16 *)low.data, (const bf16 *)w.data,
+                                                           (const bf16 *)add.data, parts, y.rows, y.cols, l, low_aligned);
     LAUNCH_CHECK();
     return true;
 }

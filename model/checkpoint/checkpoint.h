@@ -63,8 +63,8 @@ void checkpoint_prune(const Config *c);
 
 /* Loads weights from `folder` (a checkpoint, or a folder written by Hugging Face's save_pretrained: f32, bf16 or f16
  * safetensors, one file or several) and, if it is a checkpoint of ours, moments and state. Returns whether it was.
- * With adapters, `folder` may hold them, ours or PEFT's: the other weights are then those of lora.base_path. If it holds a model, that
- * is the base of new adapters, whose training begins: moments and state are not read.
+ * With adapters, `folder` may hold them, ours or PEFT's: the other weights are then those of lora.base_path. If it holds a model,
+ * that is the base of new adapters, whose training begins: moments and state are not read.
  * Dies on a tensor that is missing, left over or of another shape, naming it. `with_optimizer`: moments too. */
 bool checkpoint_load(const char *folder, const Config *c, Fsdp *f, TrainState *s, bool with_optimizer);
 

@@ -211,6 +211,26 @@ static bool names(const json_t *eos, const json_t *token)
     return found;
 }
 
+/* The token, then those of eos, which is one or a list. */
+static json_t *before(json_t *token, json_t *eos)
+{
+    json_t *all = json_pack("[O]", token);
+    if (json_is_array(eos))
+        json_array_extend(all, eos);
+    else
+        json_array_append(all, eos);
+    return all;
+}
+
+/* A file's text; the caller owns it. */
+static char *text_of(const json_t *file)
+{
+    char *text = json_dumps(file, JSON_INDENT(2) | JSON_REAL_PRECISION(15));
+    if (!text)
+        die("out of host memory");
+    return text;
+}
+
 /* generation_config.json says where programs stop, before config.json does: with the token that this run's texts end with, too. A
  * base model's file knows only the base model's. One that names it, or none at all, stays as it is. */
 static void complete_generation(json_t *token)
@@ -221,16 +241,9 @@ static void complete_generation(json_t *token)
             h = &held[i];
     json_t *file = h ? json_loadb(h->data, h->bytes, 0, NULL) : NULL, *eos = json_object_get(file, "eos_token_id");
     if (json_is_integer(token) && eos && !json_is_null(eos) && !names(eos, token)) {
-        json_t *all = json_pack("[O]", token);
-        if (json_is_array(eos))
-            json_array_extend(all, eos);
-        else
-            json_array_append(all, eos);
-        json_object_set_new(file, "eos_token_id", all);
+        json_object_set_new(file, "eos_token_id", before(token, eos));
         free(h->data);
-        h->data = json_dumps(file, JSON_INDENT(2) | JSON_REAL_PRECISION(15));
-        if (!h->data)
-            die("out of host memory");
+        h->data = text_of(file);
         h->bytes = strlen(h->data);
     }
     json_decref(file);
@@ -250,6 +263,22 @@ void companions_complete(json_t *config)
         json_object_set(config, "max_position_embeddings", length);
     json_decref(loaded);
     complete_generation(json_object_get(config, "eos_token_id"));
+}
+
+void companions_keep_eos(const json_t *config)
+{
+    const Held *h = find("config.json");
+    json_t *base = h ? json_loadb(h->data, h->bytes, 0, NULL) : NULL, *theirs = json_object_get(base, "eos_token_id");
+    json_t *token = json_object_get(config, "eos_token_id");
+    if (!find("generation_config.json") && json_is_integer(token) && theirs && !json_is_null(theirs) && !names(theirs, token)) {
+        json_t *file = json_pack("{s:o}", "eos_token_id", before(token, theirs));
+        Held made = { .name = xstrdup("generation_config.json"), .data = text_of(file) };
+        made.bytes = strlen(made.data);
+        held = xrealloc(held, (size_t)(num_held + 1) * sizeof *held);
+        held[num_held++] = made;
+        json_decref(file);
+    }
+    json_decref(base);
 }
 
 void companions_write(const char *folder)

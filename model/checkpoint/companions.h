@@ -16,5 +16,9 @@ void companions_take_tokenizer(const char *path, int vocab_size);
  * joins those of the generation_config.json to write, where programs would not stop at it otherwise. */
 void companions_complete(json_t *config);
 
+/* Where such a config.json is not written, as beside adapters: its eos, if the loaded model's is another one, goes into a
+ * generation_config.json, unless there is one. */
+void companions_keep_eos(const json_t *config);
+
 /* Writes into `folder` what was read. Dies if the disk does not take it. */
 void companions_write(const char *folder);

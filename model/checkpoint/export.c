@@ -20,6 +20,7 @@
 #include "model/checkpoint/crc32c.h"
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/merge.h"
+#include "model/checkpoint/nf4_source.h"
 #include "model/checkpoint/source.h"
 #include "model/config/adapter.h"
 #include "model/config/hf.h"
@@ -135,21 +136,23 @@ static char *find_base(const char *folder)
     char *base = adapter_base(folder);
     if (!base || !holds(base, "config.json"))
         die("--export=%s: its adapters are added to the weights of the model they stand beside, and base_model_name_or_path of its "
-            "adapter_config.json %s%s; write there where that is", folder, base ? "is no folder with a config.json: " : "names none",
-            base ? base : "");
+            "adapter_config.json %s%s; write there where that is", folder,
+            base ? "is no folder with a config.json: " : "names none", base ? base : "");
     return base;
 }
 
 /* Also files with the padding rows of the vocabulary are read. */
-static void check(const Entry *e)
+static void check(const Export *x, const Entry *e)
 {
     const HfTensor *t = &e->tensor;
     const SafeTensor *s = e->source;
     const bool fits = t->vector ? s->dims == 1 && s->shape[0] == t->cols
                                 : s->dims == 2 && s->shape[1] == t->cols && (s->shape[0] == t->rows || s->shape[0] == t->max_rows);
+    if (nf4_source_has(x->source.file, x->source.count, s->name))
+        die("%s: tensor %s is stored in 4 bits; an export takes 16-bit weights, so name the folder that this one was quantized "
+            "from%s", e->from->path, s->name, x->adapter.count > 0 ? " as base_model_name_or_path" : "");
     if (!convert_knows(s->dtype))
-        die("%s: tensor %s is stored as %s; expected F32, BF16 or F16%s", e->from->path, s->name, s->dtype,
-            strcmp(s->dtype, "U8") == 0 ? ": this folder has no 16-bit weights, take the one that it was quantized from" : "");
+        die("%s: tensor %s is stored as %s; expected F32, BF16 or F16", e->from->path, s->name, s->dtype);
     if (!fits)
         die("%s: tensor %s has %d dimension%s of %zu and %zu; by %s it needs %zu rows of %zu", e->from->path, s->name,
             s->dims, s->dims == 1 ? "" : "s", s->shape[0], s->shape[1], t->adapter ? "adapter_config.json" : "config.json",
@@ -167,7 +170,7 @@ static void find(const Export *x, Entry *e)
     if (!e->source)
         die("%s: there is no tensor %s, which the %s needs", e->tensor.adapter ? x->folder : x->base, e->tensor.name,
             e->tensor.adapter ? "adapters of its adapter_config.json" : "model of its config.json");
-    check(e);
+    check(x, e);
 }
 
 /* All tensors, in the order of the model's units. */

@@ -454,9 +454,9 @@ void layout_read(Layout *l, Fsdp *f, SafeFile *const *source, int count)
     for (int i = 0; i < l->num_pieces; i++) {
         const Piece *p = &l->piece[i];
         const SafeFile *file;
-        const SafeTensor *t = layout_need(p, source, count, &file);
         if (p->region == BASE)
             continue;
+        const SafeTensor *t = layout_need(p, source, count, &file);
         if (is_rounded(p, t) && !rounded && f->first_trained < f->num_units)        /* else as computing rounds them anyway */
             warn("%s: tensors that are not trained are stored as %s there and rounded to bf16 here; --format.frozen=f32 keeps "
                  "them as they are", file->path, t->dtype);

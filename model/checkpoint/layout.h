@@ -65,8 +65,8 @@ void   layout_sum(Layout *l);
 void   layout_read(Layout *l, Fsdp *f, SafeFile *const *source, int count);
 
 /* The parts of that, for who reads pieces in another way. find: the piece's tensor in the files, and its file; NULL: it is in none.
- * need: the same; dies as layout_read. check_piece: the same. check_sums: the same, of l->sum, where each rank has what its part adds;
- * all of a shard group call. */
+ * need: the same; dies as layout_read. check_piece: the same. check_sums: the same, of l->sum, where each rank has what its part
+ * adds; all of a shard group call. */
 const SafeTensor *layout_find(const Piece *p, SafeFile *const *source, int count, const SafeFile **file);
 const SafeTensor *layout_need(const Piece *p, SafeFile *const *source, int count, const SafeFile **file);
 void   layout_check_piece(const Piece *p, const SafeFile *file, const SafeTensor *t);

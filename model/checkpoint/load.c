@@ -21,6 +21,7 @@
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/layout.h"
 #include "model/checkpoint/manifest.h"
+#include "model/checkpoint/nf4_source.h"
 #include "model/checkpoint/source.h"
 #include "model/checkpoint/stored_base.h"
 #include "model/checkpoint/stored_states.h"
@@ -47,7 +48,8 @@ static const char *left_over(const Layout *l, const Source *s, const char *folde
         for (int t = 0; t < s->file[i]->count; t++) {
             const char *name = s->file[i]->tensor[t].name;
             *path = s->file[i]->path;
-            if (!has_piece(l, name) && !source_may_have(name, folder, c))
+            const bool beside = c->lora.base == BASE_NF4 && nf4_source_is_beside(name);
+            if (!has_piece(l, name) && !beside && !source_may_have(name, folder, c))
                 return name;
         }
     return NULL;
@@ -66,10 +68,13 @@ static void load_weights(const char *folder, Source s, LayoutKind kind, const Co
 {
     Layout l = layout_make(NULL, kind, &c->model, f, 0);
     const char *path, *name = left_over(&l, &s, folder, &c->model, &path);
+    if (name && nf4_source_is_beside(name))
+        die("%s: its weights are stored in 4 bits (%s): as the base of adapters they are read with --lora.base=nf4; else load the "
+            "16-bit folder that they were quantized from", path, name);
     if (name)
         die("%s: tensor %s has no place in the configured model; the configuration must describe the model in that folder", path,
             name);
-    if (kind == LAYOUT_MODEL)
+    if (kind == LAYOUT_MODEL && c->model.lora.base != BASE_AS_FROZEN)
         stored_base_read(&l, f, s.file, s.count);
     layout_read(&l, f, s.file, s.count);
     check_finite(folder, &l, f);

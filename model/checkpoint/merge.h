@@ -13,5 +13,5 @@ typedef struct {
 Merge merge_open (const float *a, const float *b, int rank, size_t rows, size_t cols, float scale);
 void  merge_close(Merge *m);
 
-/* y = y + scale * (B A), of whose elements, row behind row, y has n from `first` on. Sums are in F32, over the rank in its order. */
+/* y = y + scale * (B A), of whose elements, row behind row, y has n from `first` on. Sums are in F32, in the order of the rank. */
 void  merge_add  (float *y, const Merge *m, size_t first, size_t n);

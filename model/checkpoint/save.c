@@ -153,6 +153,7 @@ static size_t write_descriptions(void)
     json_t *config = hf_config(&c->model, c->recipe.master.dtype);
     companions_complete(config);
     if (c->model.lora.rank > 0) {           /* a config.json beside it would make a model of the folder */
+        companions_keep_eos(config);
         json_decref(config);
         write_adapter_config(c);
     } else

@@ -12,8 +12,8 @@ typedef struct { SafeFile **file; int count; } Source;
 json_t *source_manifest(const char *folder);
 
 /* Opens model.safetensors, or the files of model.safetensors.index.json, with the checksums that the manifest of a checkpoint
- * lists. Dies if there are no weights, or if it is a checkpoint that is not complete. adapter: the same of adapter_model.safetensors.
- * optimizer: of the optimizer files of a manifest. */
+ * lists. Dies if there are no weights, or if it is a checkpoint that is not complete. adapter: the same of
+ * adapter_model.safetensors. optimizer: of the optimizer files of a manifest. */
 Source source_open          (const char *folder);
 Source source_open_adapter  (const char *folder);
 Source source_open_optimizer(const char *folder, json_t *manifest);

@@ -1,5 +1,5 @@
 /* A matrix is put into device memory as its tensors are in the files: in BF16 if all of them are, else in F32, which has all values
- * of F16 too. */
+ * of F16 too. What bitsandbytes has stored in NF4 is taken as it is. */
 #include "model/checkpoint/stored_base.h"
 
 #include <stdio.h>
@@ -13,6 +13,7 @@
 #include "model/base.h"
 #include "model/checkpoint/convert.h"
 #include "model/checkpoint/crc32c.h"
+#include "model/checkpoint/nf4_source.h"
 
 enum { CHUNK = 16 << 20 };      /* elements */
 
@@ -76,9 +77,42 @@ static void read_tensor(const Reading *r, int i, Tensor part)
     check_finite(r, part, file, t->name);
 }
 
+/* Whether bitsandbytes has stored it: all of its tensors or none. */
+static bool is_quantized(const Reading *r, int unit, const Param *p)
+{
+    const char *plain = NULL, *quantized = NULL;
+    for (int i = 0; i < r->l->num_pieces; i++)
+        if (is_part(&r->l->piece[i], unit, p))
+            *(nf4_source_has(r->source, r->count, r->l->piece[i].name) ? &quantized : &plain) = r->l->piece[i].name;
+    if (quantized && plain)
+        die("%s%s: %s is stored in 4 bits and %s is not, but they are one matrix here: quantize both, or load the 16-bit folder",
+            r->source[0]->path, r->count > 1 ? " and the files beside it" : "", quantized, plain);
+    return quantized != NULL;
+}
+
+static void read_quantized(const Reading *r, int unit, const Param *p)
+{
+    Nf4Group *groups = xmalloc(nf4_param_groups(r->f->shape[unit].config, p) * sizeof *groups), *next = groups;
+    for (int i = 0; i < r->l->num_pieces; i++) {
+        const Piece *piece = &r->l->piece[i];
+        if (!is_part(piece, unit, p))
+            continue;
+        const size_t n = nf4_groups(piece->shape[0], piece->shape[1]);
+        watchdog_mark("reading a base in NF4", -1);
+        nf4_source_read(next, r->source, r->count, piece->name, piece->shape[0], piece->shape[1], 0, n);
+        next += n;
+    }
+    base_store_nf4(r->f, unit, p, groups);
+    free(groups);
+}
+
 /* memory: of the device, for the matrix in its format. */
 static void read_matrix(const Reading *r, int unit, const Param *p, void *memory)
 {
+    if (is_quantized(r, unit, p)) {
+        read_quantized(r, unit, p);
+        return;
+    }
     const Tensor whole = tensor_at(memory, format_of(r, unit, p), p->rows, p->cols);
     for (int i = 0; i < r->l->num_pieces; i++) {
         const Piece *piece = &r->l->piece[i];
@@ -94,7 +128,7 @@ static size_t largest_matrix(const Reading *r)
     for (int u = 0; u < r->f->num_units; u++)
         for (int i = 0; i < r->f->shape[u].num_params; i++) {
             const Param *p = &r->f->shape[u].param[i];
-            const size_t bytes = p->region != BASE ? 0
+            const size_t bytes = p->region != BASE || is_quantized(r, u, p) ? 0
                                : (size_t)p->rows * (size_t)p->cols * dtype_size(format_of(r, u, p).dtype);
             most = bytes > most ? bytes : most;
         }
@@ -104,10 +138,7 @@ static size_t largest_matrix(const Reading *r)
 void stored_base_read(Layout *l, Fsdp *f, SafeFile *const *source, int count)
 {
     Reading r = { l, f, source, count, NULL, NULL };
-    const size_t bytes = largest_matrix(&r);
-    if (bytes == 0)
-        return;
-    void *memory = device_alloc(bytes);
+    void *memory = device_alloc(largest_matrix(&r));
     r.raw = xmalloc(CHUNK * sizeof(float));
     r.values = xmalloc(CHUNK * sizeof(float));
     for (int u = 0; u < f->num_units; u++)

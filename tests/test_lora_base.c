@@ -1,0 +1,218 @@
+/* Bases that are stored as lora.base says: read from folders in every type, tensor by tensor, into what their whole matrices would
+ * give; read from what bitsandbytes saved; and never saved. */
+#include "kernels/dynamic8.h"
+#include "kernels/nf4.h"
+#include "model/base.h"
+#include "model/checkpoint/export.h"
+#include "tests/adapted.h"
+
+/* ---- a base in another format ------------------------------------------------------------------------------- */
+
+/* All values of a matrix in F32, by the names of its tensors in a block. */
+static Tensor whole_matrix(const char *base, const Param *p, int unit)
+{
+    static const struct { const char *param, *part[3]; } rows[] = {
+        { "qkv", { "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj" } }, { "out", { "self_attn.o_proj" } },
+        { "gate_up", { "mlp.gate_proj", "mlp.up_proj" } }, { "down", { "mlp.down_proj" } },
+    };
+    const Tensor w = make_f32(p->rows, p->cols);
+    size_t at = 0;
+    for (int i = 0; i < 4; i++)
+        for (int k = 0; k < 3 && strcmp(rows[i].param, p->name) == 0 && rows[i].part[k]; k++) {
+            SafeFile *f = safetensors_open(text("%s/model.safetensors", base));
+            const char *name = lasting(text("model.layers.%d.%s.weight", unit - 1, rows[i].part[k]));
+            const size_t n = safetensors_find(f, name)->shape[0] * (size_t)p->cols;
+            device_put((float *)w.data + at, values_in(f->path, name, n), n * sizeof(float));
+            at += n;
+            safetensors_close(f);
+        }
+    assert_int_equal(at, tensor_numel(w));
+    return w;
+}
+
+/* As stored from all of its values at once. */
+static void check_stored(const Run *r, const char *base)
+{
+    Run other;
+    open_adapted(&other, QWEN3, base, all_modules, r->config.model.lora.base, "bf16");
+    for (int u = 1; u <= r->config.model.n_layers; u++) {
+        const Shard *s = &r->fsdp.shard[u], *t = &other.fsdp.shard[u];
+        const size_t bytes = base_bytes(&r->fsdp, s->base_count);
+        for (int i = 0; i < r->fsdp.shape[u].num_params; i++) {
+            const Param *p = &r->fsdp.shape[u].param[i];
+            assert_true((p->region == BASE) == p->is_operand);
+            if (p->region == BASE)
+                base_store(&other.fsdp, u, p, whole_matrix(base, p, u));
+        }
+        char *found = keep(bytes), *expected = keep(bytes);
+        device_get(found, s->base, bytes);
+        device_get(expected, t->base, bytes);
+        check_same_bytes("base", found, expected, bytes);
+        assert_true(bytes > 0 && s->base_count >= (size_t)64 * 96 * 3);
+    }
+    close_run(&other);
+}
+
+static void test_stored_base(void **state)
+{
+    (void)state;
+    static const char *const dtypes[] = { "F32", "BF16", "F16" };
+    const char *base = save_base(QWEN3);
+    for (BaseFormat stored = BASE_E4M3; stored <= BASE_NF4; stored++)
+        for (int i = 0; i < 3; i++) {
+            const char *folder = convert_base(base, dtypes[i]);
+            Run r, again;
+            open_adapted(&r, QWEN3, folder, all_modules, stored, "bf16");
+            load(&r, folder);
+            check_stored(&r, folder);
+            save(&r, LAST_STEP);
+            open_adapted(&again, QWEN3, folder, all_modules, stored, "bf16");
+            load(&again, step_folder(&r, LAST_STEP));
+            check_stored(&again, folder);
+            close_run(&r);
+            close_run(&again);
+        }
+    release();
+}
+
+/* ---- a base that bitsandbytes saved ------------------------------------------------------------------------- */
+
+static void add_bytes(SafeFile *f, const char *name, const char *suffix, const char *dtype, size_t n)
+{
+    const size_t shape[] = { n, 1 };
+    safetensors_add(f, text("%s%s", name, suffix), dtype, *suffix ? 1 : 2, shape);
+}
+
+static void put_bytes(SafeFile *f, const char *name, const char *suffix, const void *bytes)
+{
+    const SafeTensor *t = safetensors_find(f, text("%s%s", name, suffix));
+    assert_true(safetensors_write(f, t, 0, bytes, t->end - t->begin));
+}
+
+static bool is_quantized(const char *name)
+{
+    return strstr(name, "_proj.weight") != NULL;
+}
+
+static char *state_of_tensor(const SafeTensor *t, float offset)
+{
+    return lasting(text("{\"quant_type\": \"nf4\", \"blocksize\": 64, \"dtype\": \"float32\", \"shape\": [%zu, %zu], "
+                        "\"nested_blocksize\": 256, \"nested_dtype\": \"float32\", \"nested_offset\": %-20.9g}", t->shape[0],
+                        t->shape[1], (double)offset));
+}
+
+/* All that stands beside the codes of a tensor of n elements. */
+static void put_quantized(SafeFile *to, const SafeTensor *t, const float *x, size_t n)
+{
+    const size_t groups = nf4_groups(n, 1);
+    Nf4Group *on_device = guarded(groups * sizeof *on_device), *g = keep(groups * sizeof *g);
+    float *offset = guarded(sizeof *offset), mean, *nested = keep(groups * sizeof *nested);
+    Tensor w = make_f32((int)t->shape[0], (int)t->shape[1]);
+    uint8_t *codes = keep(groups * sizeof g->codes), *absmax = keep(groups * sizeof g->absmax);
+    put(w, x);
+    nf4_offset(offset, w);
+    nf4_quantize(on_device, w, offset, 0, groups);
+    device_get(g, on_device, groups * sizeof *g);
+    device_get(&mean, offset, sizeof mean);
+    for (size_t i = 0; i < groups; i++) {
+        memcpy(codes + i * sizeof g->codes, g[i].codes, sizeof g->codes);
+        memcpy(absmax + i * sizeof g->absmax, g[i].absmax, sizeof g->absmax);
+        nested[i] = g[i].nested;
+    }
+    put_bytes(to, t->name, "", codes);
+    put_bytes(to, t->name, ".absmax", absmax);
+    put_bytes(to, t->name, ".nested_absmax", nested);
+    put_bytes(to, t->name, ".quant_map", nf4_map());
+    put_bytes(to, t->name, ".nested_quant_map", dynamic8_map(DYNAMIC8));
+    put_bytes(to, t->name, ".quant_state.bitsandbytes__nf4", state_of_tensor(t, mean));
+}
+
+static const char *quantize_base(const char *base)
+{
+    const char *folder = lasting(text("%s/quantized", root));
+    shell(text("mkdir %s && cp %s/config.json %s", folder, base, folder));
+    SafeFile *from = safetensors_open(text("%s/model.safetensors", base));
+    SafeFile *to = safetensors_new(text("%s/model.safetensors", folder));
+    for (int i = 0; i < from->count; i++) {
+        const SafeTensor *t = &from->tensor[i];
+        const size_t n = t->shape[0] * t->shape[1];
+        if (!is_quantized(t->name)) {
+            safetensors_add(to, t->name, "F32", t->dims, t->shape);
+            continue;
+        }
+        add_bytes(to, t->name, "", "U8", n / 2);
+        add_bytes(to, t->name, ".absmax", "U8", n / NF4_BLOCK);
+        add_bytes(to, t->name, ".nested_absmax", "F32", nf4_groups(n, 1));
+        add_bytes(to, t->name, ".quant_map", "F32", 16);
+        add_bytes(to, t->name, ".nested_quant_map", "F32", 256);
+        add_bytes(to, t->name, ".quant_state.bitsandbytes__nf4", "U8", strlen(state_of_tensor(t, 0)));
+    }
+    safetensors_lay_out(to);
+    safetensors_create(to);
+    for (int i = 0; i < from->count; i++) {
+        const SafeTensor *t = &from->tensor[i];
+        const size_t n = t->shape[0] * (t->dims == 2 ? t->shape[1] : 1);
+        const float *x = values_in(from->path, t->name, n);
+        if (is_quantized(t->name))
+            put_quantized(to, t, x, n);
+        else
+            put_bytes(to, t->name, "", x);
+    }
+    safetensors_close(from);
+    safetensors_close(to);
+    return folder;
+}
+
+/* Stored as it is there: as the 16-bit folder, quantized while it is read. */
+static void test_quantized_base(void **state)
+{
+    (void)state;
+    const char *base = save_base(QWEN3), *folder = quantize_base(base);
+    Run r;
+    open_adapted(&r, QWEN3, folder, all_modules, BASE_NF4, "bf16");
+    load(&r, folder);
+    check_stored(&r, base);
+    close_run(&r);
+    if (on_cpu()) {
+        open_adapted(&r, QWEN3, folder, all_modules, BASE_E4M3, "bf16");
+        DIES("its weights are stored in 4 bits (model.layers.", load(&r, folder));
+        save(&r, LAST_STEP);
+        DIES("is stored in 4 bits; an export takes 16-bit weights, so name the folder that this one was quantized from as "
+             "base_model_name_or_path", export_folder(step_folder(&r, LAST_STEP), text("%s/out", root), "BF16", 1 << 20));
+        close_run(&r);
+    }
+    release();
+}
+
+/* ---- damage ---------------------------------------------------------------------------------------------- */
+
+/* A base in E4M3 or NF4 is looked at while it is read: later nothing shows what was there. */
+static void test_refused_base(void **state)
+{
+    (void)state;
+    static const float nan[] = { NAN };
+    needs_fork();
+    const char *base = save_base(QWEN3), *ruined = convert_base(base, "F32"), *name = "model.layers.1.self_attn.v_proj.weight";
+    Run r;
+    open_adapted(&r, QWEN3, base, all_modules, BASE_E4M3, "bf16");
+    SafeFile *f = safetensors_open(text("%s/model.safetensors", ruined));
+    FILE *file = fopen(f->path, "r+");
+    assert_int_equal(fseek(file, (long)(f->data + safetensors_find(f, name)->begin + 8), SEEK_SET), 0);
+    fwrite(nan, sizeof nan, 1, file);
+    fclose(file);
+    DIES(text("%s: tensor %s holds a value that is not finite", f->path, name), load(&r, ruined));
+    safetensors_close(f);
+    damage(text("%s/model.safetensors", base), name);
+    DIES(text("tensor %s has the checksum", name), load(&r, base));
+    close_run(&r);
+    release();
+}
+
+int main(void)
+{
+    device_init(0);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_stored_base), cmocka_unit_test(test_quantized_base), cmocka_unit_test(test_refused_base),
+    };
+    return cmocka_run_group_tests(tests, make_root, remove_root);
+}

@@ -1,0 +1,274 @@
+/* Runs with adapters on any number of ranks, under every strategy, with a base in each format: they go on from a checkpoint bit for
+ * bit; their base comes from its own folder alone, and its bytes never change. Run with 1, 2 and 4 ranks. */
+#include <sys/stat.h>
+
+#include "kernels/comm.h"
+#include "kernels/error.h"
+#include "model/base.h"
+#include "model/checkpoint/checkpoint.h"
+#include "model/model.h"
+#include "model/run/memory.h"
+#include "model/update.h"
+#include "tests/kit.h"
+#include "tests/models.h"
+#include "tests/ranks.h"
+
+enum { BATCH = 4, STEPS = 2, MAX_TOKENS = 64, MAX_UNITS = 4 };
+
+static const struct {
+    SmallModel  model;
+    const char *recipe, *optimizer;
+    BaseFormat  base;
+    int         groups;
+    bool        keep_weights;
+    GradSum     sum;
+} rows[] = {
+    { LLAMA, "f32", "adamw", BASE_AS_FROZEN, 1, false, SUM_OFTEN },
+    { QWEN3, "coat", "adamw", BASE_AS_FROZEN, 1, true, SUM_OFTEN },
+    { OLMO2, "coat-lean", "adamw", BASE_E4M3, 1, false, SUM_ONCE },
+    { LLAMA_GQA, "bf16", "adamw8bit", BASE_NF4, 2, false, SUM_OFTEN },
+    { LLAMA_HEAD, "coat-lean", "adamw", BASE_NF4, 0, false, SUM_ONCE },         /* 0: a group per rank */
+};
+enum { ROWS = sizeof rows / sizeof rows[0] };
+
+static char folder[] = "/tmp/coat-adapters-XXXXXX";
+
+static const char *path_of(int row, const char *what)
+{
+    static char path[4][128];
+    static unsigned next;
+    char *p = path[next++ % 4];
+    snprintf(p, sizeof path[0], "%s/%d%s", folder, row, what);
+    return p;
+}
+
+/* ---- runs ------------------------------------------------------------------------------------------------- */
+
+typedef struct { Config config; Model model; Fsdp fsdp; ModelConfig m; } Run;
+
+static void divide(int shard_ranks)
+{
+    if (comm_group_size(RANKS_SHARD) == shard_ranks)
+        return;
+    comm_device_finish();
+    comm_divide(shard_ranks);
+    comm_init();
+}
+
+static void open_run(Run *r, int row, bool adapted)
+{
+    const int groups = rows[row].groups ? rows[row].groups : comm_size();
+    *r = (Run){ .m = architecture(rows[row].model) };
+    if (adapted) {
+        r->m.lora = (Lora){ .rank = 4, .alpha = 8, .base = rows[row].base, .base_path = (char *)path_of(row, "base/step0") };
+        memset(r->m.lora.target, 1, sizeof r->m.lora.target);
+        r->m.lora.base_path = strdup(r->m.lora.base_path);
+    }
+    model_config(&r->config, &r->m, rows[row].recipe, 1);
+    r->config.optimizer.name = (char *)rows[row].optimizer;
+    r->config.global_train_batch_size = BATCH;
+    r->config.strategy = (Strategy){ comm_size() / groups, rows[row].keep_weights, rows[row].sum };
+    r->config.save_folder = strdup(path_of(row, adapted ? "" : "base"));
+    r->config.save_num_checkpoints_to_keep = -1;
+    r->config.text = "run_name: test\n";
+    divide(r->config.strategy.shard_ranks);
+    memory_plan(&r->model, &r->fsdp, &r->config);
+    model_place(&r->model, &r->fsdp, &r->config);
+}
+
+static void close_run(Run *r)
+{
+    free(r->config.save_folder);
+    free(r->m.lora.base_path);
+    model_free(&r->model, &r->fsdp);
+    release();
+}
+
+static void save(Run *r, int step)
+{
+    const TrainState s = { .step = step, .updates = step };
+    if (comm_rank() == 0 && step == 0)
+        assert_int_equal(mkdir(r->config.save_folder, 0777), 0);
+    comm_barrier();
+    checkpoint_begin(&r->config, &r->fsdp, &s, CHECKPOINT_FILE_BYTES);
+    checkpoint_finish();
+}
+
+static double train(Run *r, int first, int steps)
+{
+    int tokens[MAX_TOKENS], targets[MAX_TOKENS];
+    const int T = r->m.max_sequence_length, share = BATCH / comm_size();
+    for (int s = first; s < first + steps; s++) {
+        fsdp_zero_grads(&r->fsdp);
+        for (int i = 0; i < share; i++) {
+            const int sequence = (s * BATCH + comm_rank() * share + i) * T;
+            for (int t = 0; t < T; t++) {
+                tokens[t] = test_token(11, (uint64_t)(sequence + t), r->m.vocab_size);
+                targets[t] = test_token(11, (uint64_t)(sequence + t + 1), r->m.vocab_size);
+            }
+            model_step(&r->model, &r->fsdp, tokens, targets, NULL, 1.0f / (float)(BATCH * T), 0,
+                       i == share - 1 ? PASS_COMPLETE : PASS_ACCUMULATE);
+        }
+        const double norm = optimizer_grad_norm(&r->fsdp);
+        optimizer_step(&r->fsdp, &r->config, s + 1, s + 1, 1e-2, fmin(1, 1 / norm));
+    }
+    return model_losses(&r->model).loss;
+}
+
+/* ---- what this rank has ----------------------------------------------------------------------------------- */
+
+enum { MASTER, STATE0, STATE1, FROZEN_PART, BASE_PART, PARTS };
+typedef struct { char *bytes[MAX_UNITS][PARTS]; size_t size[MAX_UNITS][PARTS]; } State;
+
+static void take_part(State *s, int u, int part, const void *data, size_t size)
+{
+    s->size[u][part] = size;
+    s->bytes[u][part] = calloc(size + 1, 1);
+    if (size)
+        device_get(s->bytes[u][part], data, size);
+}
+
+/* Padding of 8-bit states may have any code that is 0. */
+static void clear_padding(State *s, int u, int part, const Fsdp *f, size_t size)
+{
+    const Shard *h = &f->shard[u];
+    char *all = s->bytes[u][part], *kept = calloc(s->size[u][part] + 1, 1);
+    for (int i = 0; i < f->shape[u].num_params; i++) {
+        const Param *p = &f->shape[u].param[i];
+        size_t first, n = p->region == TRAINED ? shard_part(h, p, &first) : 0;
+        if (n > 0)
+            memcpy(kept + (p->offset + first - h->first) * size, all + (p->offset + first - h->first) * size, n * size);
+    }
+    s->bytes[u][part] = kept;
+    free(all);
+}
+
+static State *take(const Run *r)
+{
+    State *s = calloc(1, sizeof *s);
+    assert_true(s && r->fsdp.num_units <= MAX_UNITS);
+    for (int u = 0; u < r->fsdp.num_units; u++) {
+        const Shard *h = &r->fsdp.shard[u];
+        const Tensor t[] = { h->master, h->state[0], h->state[1], h->frozen };
+        for (int i = 0; i <= FROZEN_PART; i++) {
+            take_part(s, u, i, t[i].data, t[i].cols > 0 ? tensor_numel(t[i]) * dtype_size(t[i].format.dtype) : 0);
+            if (i < FROZEN_PART)
+                clear_padding(s, u, i, &r->fsdp, dtype_size(t[i].format.dtype));
+        }
+        take_part(s, u, BASE_PART, h->base, base_bytes(&r->fsdp, h->base_count));
+    }
+    return s;
+}
+
+static void drop(State *s)
+{
+    for (int u = 0; u < MAX_UNITS; u++)
+        for (int i = 0; i < PARTS; i++)
+            free(s->bytes[u][i]);
+    free(s);
+}
+
+static bool is_same(const State *a, const State *b, int first, int last)
+{
+    bool same = true;
+    for (int u = 0; u < MAX_UNITS; u++)
+        for (int i = first; i <= last; i++)
+            same &= a->size[u][i] == b->size[u][i]
+                 && (!a->size[u][i] || memcmp(a->bytes[u][i], b->bytes[u][i], a->size[u][i]) == 0);
+    return same;
+}
+
+/* ---- the tests -------------------------------------------------------------------------------------------- */
+
+static void save_base(int row)
+{
+    Run r;
+    open_run(&r, row, false);
+    fsdp_init(&r.fsdp, &r.config.model, 5);
+    save(&r, 0);
+    close_run(&r);
+}
+
+static void resume_case(int row)
+{
+    Run r;
+    TrainState loaded = { 0 };
+    save_base(row);
+    open_run(&r, row, true);
+    assert_false(checkpoint_load(r.m.lora.base_path, &r.config, &r.fsdp, &loaded, true));
+    if (comm_rank() == 0)
+        assert_int_equal(mkdir(r.config.save_folder, 0777), 0);
+    State *before = take(&r);
+    train(&r, 0, STEPS);
+    save(&r, STEPS);
+    State *at_save = take(&r);
+    const double expected = train(&r, STEPS, STEPS);
+    State *after = take(&r);
+    assert_true(is_same(before, after, FROZEN_PART, BASE_PART));
+    double changed = !is_same(before, after, MASTER, STATE1);       /* a rank may have nothing that is trained */
+    comm_max(&changed, 1);
+    assert_true(changed > 0);
+    close_run(&r);
+
+    open_run(&r, row, true);
+    assert_true(checkpoint_load(path_of(row, "/step2"), &r.config, &r.fsdp, &loaded, true));
+    assert_int_equal(loaded.step, STEPS);
+    State *found = take(&r);
+    assert_true(is_same(found, at_save, MASTER, BASE_PART));
+    const double loss = train(&r, STEPS, STEPS);
+    State *again = take(&r);
+    assert_memory_equal(&loss, &expected, sizeof loss);
+    assert_true(is_same(again, after, MASTER, BASE_PART));
+    close_run(&r);
+    drop(before), drop(at_save), drop(after), drop(found), drop(again);
+}
+
+static void test_resume(void **state)
+{
+    (void)state;
+    for (int i = 0; i < ROWS; i++)
+        if (comm_size() % (rows[i].groups ? rows[i].groups : comm_size()) == 0)
+            resume_case(i);
+}
+
+/* What all ranks have saved is what one rank alone reads: the same adapters, and what it saves is the same file. */
+static void test_other_ranks(void **state)
+{
+    (void)state;
+    for (int i = 0; i < ROWS; i++) {
+        if (comm_size() % (rows[i].groups ? rows[i].groups : comm_size()) != 0)
+            continue;
+        Run r;
+        TrainState loaded;
+        open_run(&r, i, true);
+        divide(1);
+        model_free(&r.model, &r.fsdp);
+        r.config.strategy.shard_ranks = 1;
+        memory_plan(&r.model, &r.fsdp, &r.config);
+        model_place(&r.model, &r.fsdp, &r.config);
+        assert_true(checkpoint_load(path_of(i, "/step2"), &r.config, &r.fsdp, &loaded, true));
+        save(&r, STEPS + 1);
+        char command[512];
+        snprintf(command, sizeof command, "cd %s/%d && cmp step2/adapter_model.safetensors step3/adapter_model.safetensors && "
+                 "cmp step2/optimizer-00001.safetensors step3/optimizer-00001.safetensors", folder, i);
+        if (comm_rank() == 0)
+            assert_int_equal(system(command), 0);
+        comm_barrier();
+        close_run(&r);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_resume), cmocka_unit_test(test_other_ranks) };
+    start_ranks(&argc, &argv);
+    if (comm_rank() == 0 && !mkdtemp(folder))
+        die("%s: %m", folder);
+    comm_broadcast(folder, sizeof folder, 0);
+    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    comm_barrier();
+    char command[64];
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    const int removed = comm_rank() == 0 ? system(command) : 0;
+    return finish_ranks(failed || removed);
+}
