@@ -155,7 +155,7 @@ def compare(options, name, root, seed):
     numpy.asarray(tokens, dtype=numpy.uint16).tofile(os.path.join(root, "tokens.npy"))
     moved = from_train(options, root, original, tokens, SETTINGS[name])
     continuation = from_peft(options, root, original, tokens, SETTINGS[name], seed)
-    print(f"{name}: adapters of ./train move logits by {moved:.3f}; PEFT's say the same {NEW} tokens, {len(set(continuation))} kinds",
+    print(f"{name}: adapters of ./train move logits by {moved:.3f}; PEFT's say the same tokens, {len(set(continuation))} different",
           flush=True)
 
 

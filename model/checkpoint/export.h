@@ -18,5 +18,6 @@ void export_run(int argc, char **argv);
  * or "F32"; a file holds up to `file_limit` bytes of tensors, or one. Each value is that of the source, rounded to the nearest,
  * ties to even; W + scale B A where adapters have A and B, in F32 and rounded once. Dies if there is a `target`, or a <target>.tmp
  * of another kind; on a tensor that is missing, left over, of another shape, damaged, not finite, beyond what the type holds, or
- * stored in 4 bits; and if the disk does not take it. What was written by then stays in <target>.tmp, which the next one replaces. */
+ * stored in 4 bits; and if the disk does not take it. What was written by then stays in <target>.tmp, which the next one
+ * replaces. */
 void export_folder(const char *source, const char *target, const char *dtype, size_t file_limit);

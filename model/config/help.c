@@ -163,8 +163,8 @@ static void print_all(FILE *f)
           "       ./train --help | --help=<key or section> | --help=markdown | --version\n\n"
           "Trains a Llama, Mistral, OLMo or Qwen3 model as the file says; --key=value changes a setting, as in\n"
           "--max_duration=100, --data.paths=[a.npy,b.npy], --save_overwrite. --export writes a checkpoint (stepN, or the\n"
-          "latest of a save_folder) as a folder for other programs: weights in one type, config.json, tokenizer; nothing\n"
-          "of the training. Keys and values are those of OLMo's files:\n\n", f);
+          "latest of a save_folder) as a folder for other programs: weights in one type, adapters merged into them,\n"
+          "config.json, tokenizer; nothing of the training. Keys and values are those of OLMo's files:\n\n", f);
     for (const ConfigKey *k = config_keys; k->name; k++)
         if ((k->type & TYPE_MASK) < FIXED)
             print_key(f, k);
