@@ -124,7 +124,8 @@ static void make_operand(const Fsdp *f, int u, const Param *p, Tensor y, char *r
         nf4_dequantize(y, nf4_of(f, u, p, stored));
         return;
     }
-    const Tensor codes = { .data = stored, .scale = base_scale(f, u, p), .format = { E4M3, 0, false }, .rows = p->rows, .cols = p->cols };
+    const Tensor codes = { .data = stored, .scale = base_scale(f, u, p), .format = { E4M3, 0, false }, .rows = p->rows,
+                           .cols = p->cols };
     if (!format_is_fp8(y.format))
         quantize(y, codes);
     else if (y.data_t) {

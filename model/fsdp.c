@@ -247,8 +247,6 @@ void fsdp_zero_states(Fsdp *f)
         }
 }
 
-enum { ADAPTERS = 0x10a };       /* their initial weights are drawn with a seed of their own */
-
 /* ---- master weights --------------------------------------------------------------------------------------- */
 
 /* Every rank draws a matrix of the region BASE whole, and keeps its part. */
@@ -262,6 +260,8 @@ static void init_base(Fsdp *f, int u, const Param *p, float cutoff, uint64_t see
     base_store(f, u, p, whole);
     device_free(whole.data);
 }
+
+enum { ADAPTERS = 0x10a };       /* their initial weights are drawn with a seed of their own */
 
 /* Padding, of units and of the vocabulary's rows, is left at 0. */
 void fsdp_init(Fsdp *f, const ModelConfig *c, uint64_t seed)

@@ -79,9 +79,14 @@ float *base_scale(const Fsdp *f, int u, const Param *p)
     return (float *)f->base_scales.data + 4 * (NUM_LINEARS * (u - 1) + (int)p->linear);
 }
 
+/* 0 of a region whose parameters all stand elsewhere, as adapters beside FP8 operands do: nothing of it is gathered. */
 static size_t numel_in_buffer(const Fsdp *f, int u, Region r)
 {
-    if (!needs_copy(f, u, r))
+    const UnitShape *shape = &f->shape[u];
+    bool any = false;
+    for (int i = 0; i < shape->num_params; i++)
+        any |= shape->param[i].region == r && is_gathered(f, u, &shape->param[i]);
+    if (!any)
         return 0;
     return r == BASE ? base_in_buffer(f, u) : f->shape[u].numel[r];
 }
@@ -172,6 +177,18 @@ static void measure_buffers(Fsdp *f)
     }
 }
 
+/* A rank's slice of any region that is cast before it is gathered; BASE is gathered from where it is stored. */
+static size_t outgoing_bytes(const Fsdp *f)
+{
+    size_t most = 0;
+    for (int u = 0; u < f->num_units; u++)
+        for (Region r = TRAINED; r <= FROZEN; r++) {
+            const size_t bytes = numel_in_buffer(f, u, r) / (size_t)f->shards * dtype_size(unit_format(f, u).dtype);
+            most = bytes > most ? bytes : most;
+        }
+    return most;
+}
+
 /* Blocks whose stored matrices are the operands of forward have transposed copies alone. */
 static bool has_rows(const Fsdp *f, int buffer)
 {
@@ -182,7 +199,6 @@ static bool has_rows(const Fsdp *f, int buffer)
 static void place_buffers(Fsdp *f, Arena *a)
 {
     Arena *gathered = f->shards > 1 ? &f->gathered : a;
-    size_t outgoing = 0;
     measure_buffers(f);
     f->gathered.used = 0;
     for (int i = 0; i < num_buffers(f); i++) {
@@ -194,13 +210,12 @@ static void place_buffers(Fsdp *f, Arena *a)
             w->flat.rows = 1;
             w->flat.data = has_rows(f, i) ? arena_alloc(gathered, bytes) : NULL;
             w->raw = w->raw_bytes ? arena_alloc(gathered, w->raw_bytes) : NULL;
-            outgoing = bytes / f->shards > outgoing ? bytes / f->shards : outgoing;
             w->flat.data_t = format_is_fp8(w->flat.format) ? arena_alloc(a, n) : NULL;
         }
         if (g->flat.cols > 0)
             g->flat = flat(a, f->recipe.grads, g->flat.cols);
     }
-    f->outgoing = f->shards > 1 ? arena_alloc(gathered, outgoing) : NULL;
+    f->outgoing = f->shards > 1 ? arena_alloc(gathered, outgoing_bytes(f)) : NULL;
 }
 
 /* Scales and norm weights of all units: together, so that one collective serves all. And room for optimizer_grad_norm. */

@@ -156,7 +156,8 @@ void unit_shape(UnitShape *u, const ModelConfig *c, int unit, int world)
         const Param p = {
             .name = r->name, .id = (int)(r->place / sizeof(Tensor)), .rows = rows, .cols = cols,
             .region = TRAINED, .number = next_number(u, adapter), .is_norm = r->init == ONES, .is_embedding = kind == EMBEDDING,
-            .is_adapter = adapter, .is_b = adapter && r->rows == TARGETED, .linear = r->linear, .is_operand = kind == BLOCK && r->init != ONES && !adapter,
+            .is_adapter = adapter, .is_b = adapter && r->rows == TARGETED, .linear = r->linear,
+            .is_operand = kind == BLOCK && r->init != ONES && !adapter,
             .has_padding = r->rows == VOCABULARY, .init_std = (float)init_std(r->init, c, unit - 1, cols) };
         u->param[u->num_params++] = p;
     }
@@ -191,7 +192,8 @@ void unit_lay_out(UnitShape *u, int world)
         u->numel[p->region] += room_of(u, p);
     }
     for (int r = 0; r < NUM_REGIONS; r++) {
-        const size_t together = r == BASE && u->config->lora.base == BASE_NF4 ? NF4_GROUP : PARAM_ALIGN, step = together * (size_t)world;
+        const size_t together = r == BASE && u->config->lora.base == BASE_NF4 ? NF4_GROUP : PARAM_ALIGN;
+        const size_t step = together * (size_t)world;
         u->numel[r] = (u->numel[r] + step - 1) / step * step;
     }
 }

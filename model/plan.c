@@ -8,9 +8,9 @@
 /* Tokens of a prompt that go through the model at once: so many that GEMMs are busy, so few that their buffers are small. */
 enum { PREFILL_TOKENS = 512 };
 
-/* One block's activations. `first`: those of block 0, whose memory the others share where a tensor is not their own. `transposes`,
- * `rows`: which of operands' the gradients read, of the blocks' matrices and of adapters. */
-typedef struct { Arena *arena; const Acts *first; int N; bool transposes, rows; } Planner;
+/* One block's activations. `first`: those of block 0, whose memory the others share where a tensor is not their own. `transposes`:
+ * of FP8 operands backward reads the transposes, for gradients of the blocks' matrices; else the rows, for those of adapters. */
+typedef struct { Arena *arena; const Acts *first; int N; bool transposes; } Planner;
 
 static Tensor own(Planner *p, Format f, int cols)
 {
@@ -27,12 +27,12 @@ static Tensor place(Planner *p, bool is_own, Tensor of_first, Format f, int cols
     return is_own ? own(p, f, cols) : shared(p, of_first, f, cols);
 }
 
-/* A GEMM operand. In FP8 forward reads its rows and backward its transpose: only the latter has to be kept, or the rows for adapters. */
+/* A GEMM operand. In FP8 forward reads its rows; what backward reads of it has to be kept. */
 static Tensor operand(Planner *p, bool is_own, Tensor of_first, Format f, int cols)
 {
     if (!format_is_fp8(f))
         return place(p, is_own, of_first, f, cols);
-    Tensor t = place(p, is_own && p->rows, of_first, f, cols);
+    Tensor t = place(p, is_own && !p->transposes, of_first, f, cols);
     t.scale = arena_alloc(p->arena, 16);
     if (p->transposes)
         t.data_t = is_own || !p->first ? arena_alloc(p->arena, tensor_numel(t)) : of_first.data_t;
@@ -53,6 +53,12 @@ static bool stream_is_kept(const Model *m)
     return r->keep == KEEP_BLOCK || format_equal(m->config->norm_after ? r->operand : r->saved, r->stream);
 }
 
+/* Whether a gradient reads the inputs of these layers. */
+static bool reads_input(const Model *m, Linear l)
+{
+    return m->trains_matrices || adapter_parts(m->config, l).num_parts > 0;
+}
+
 static void plan_stream(Planner *p, const Model *m, Acts *a)
 {
     const Recipe *r = &m->recipe;
@@ -67,8 +73,9 @@ static void plan_stream(Planner *p, const Model *m, Acts *a)
     a->x0 = alias_x ? a->res0 : place(p, !block, s->x0, r->saved, C);
     a->x1 = alias_x ? a->res1 : place(p, !block, s->x1, r->saved, C);
     bool alias_h = after && format_equal(r->operand, r->stream);
-    a->h0 = alias_h ? a->res0 : operand(p, keep_h, s->h0, r->operand, C);
-    a->h1 = alias_h ? a->res1 : r->keep == KEEP_INPUTS && !after ? a->h0 : operand(p, keep_h, s->h1, r->operand, C);
+    a->h0 = alias_h ? a->res0 : operand(p, keep_h && reads_input(m, LINEAR_QKV), s->h0, r->operand, C);
+    a->h1 = alias_h ? a->res1 : r->keep == KEEP_INPUTS && !after ? a->h0
+          : operand(p, keep_h && reads_input(m, LINEAR_GATE_UP), s->h1, r->operand, C);
     if (a->h1.data == a->h0.data && format_is_fp8(r->operand))
         a->h1.scale = arena_alloc(p->arena, 16);       /* forward's scale is used again in backward */
     if (after) {
@@ -94,7 +101,7 @@ static void plan_acts(Planner *p, const Model *m, Acts *a)
     a->att_op = same(a->mix, r->operand) ? a->mix : operand(p, false, s->att_op, r->operand, HD);
     a->gate_up = place(p, !block, s->gate_up, r->hidden, 2 * F);
     a->wide = same(a->gate_up, r->stream) ? a->gate_up : shared(p, s->wide, r->stream, 2 * F);
-    a->act = operand(p, r->keep == KEEP_ALL, s->act, r->operand, F);
+    a->act = operand(p, r->keep == KEEP_ALL && reads_input(m, LINEAR_DOWN), s->act, r->operand, F);
 
     a->stats0 = arena_alloc(p->arena, 2 * sizeof(float) * p->N);
     a->stats1 = arena_alloc(p->arena, 2 * sizeof(float) * p->N);
@@ -187,18 +194,13 @@ static void plan_head(Arena *arena, Model *m, const Config *c)
     m->sums = arena_alloc(arena, 2 * sizeof(float));
 }
 
-static bool has_adapters(const Model *m)
-{
-    return m->config->lora.rank > 0;
-}
-
 /* Without a backward pass all blocks have the memory of the first. */
 static void plan_blocks(Arena *arena, Model *m)
 {
     for (int l = 0; l < m->L; l++) {
         size_t before = arena->used;
         if (l == 0 || !m->forward_only)
-            plan_acts(&(Planner){ arena, l ? &m->acts[0] : NULL, m->N, m->trains_matrices, has_adapters(m) }, m, &m->acts[l]);
+            plan_acts(&(Planner){ arena, l ? &m->acts[0] : NULL, m->N, m->trains_matrices }, m, &m->acts[l]);
         else
             m->acts[l] = m->acts[0];
         m->bytes.block = m->forward_only ? 0 : arena->used - before;       /* in the end the last block's: all that is its own,

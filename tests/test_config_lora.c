@@ -134,6 +134,14 @@ static void test_base(void **state)
     c = load(load_base, "--lora={rank: 2, base: bf16}", "--recipe=f32", "--format.frozen=bf16");
     assert_int_equal(c->recipe.frozen.dtype, BF16);
     config_free(c);
+    static const char *const bases[] = { "null", "bf16", "e4m3", "nf4" };
+    for (int i = 0; i < 4; i++) {       /* training leaves the same */
+        char lora[64];
+        snprintf(lora, sizeof lora, "--lora={rank: 2, base: %s}", bases[i]);
+        c = load(load_base, lora, "--recipe=fp8", "--generate=prompts.jsonl");
+        assert_int_equal(c->recipe.frozen.dtype, BF16);
+        config_free(c);
+    }
     c = try_load(1, load_base, "--lora={base: nf4, alpha: 3}", "--recipe=f32", NULL);
     assert_true(c->recipe.frozen.dtype == F32 && c->model.lora.base == BASE_AS_FROZEN && c->model.lora.rank == 0);
     config_free(c);

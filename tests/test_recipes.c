@@ -19,6 +19,7 @@
 
 #include "kernels/device.h"
 #include "model/block.h"
+#include "model/plan.h"
 #include "tests/models.h"
 
 enum { B = 4, MAX_TOKENS = 128 };
@@ -206,6 +207,45 @@ static void test_recomputation(void **state)
     }
 }
 
+/* What no gradient reads is not kept: with adapters on q alone that is what goes into the MLP's layers. */
+static void test_kept(void **state)
+{
+    (void)state;
+    static const char *const recipes[] = { "bf16", "fp8" };
+    const ModelConfig of_all = with_adapters(wide(LLAMA), RANK, ALL_MODULES, BASE_AS_FROZEN);
+    const ModelConfig of_q = with_adapters(wide(LLAMA), RANK, 1 << LORA_Q, BASE_AS_FROZEN);
+    for (int r = 0; r < 2; r++) {
+        Config all, q;
+        Model most, least;
+        Fsdp f, g;
+        model_config(&all, &of_all, recipes[r], B);
+        model_config(&q, &of_q, recipes[r], B);
+        model_create(&most, &f, &all);
+        model_create(&least, &g, &q);
+        const size_t inputs = (size_t)(of_q.d_model + of_q.mlp_width) * (size_t)most.N * dtype_size(q.recipe.operand.dtype);
+        assert_true(most.bytes.block >= least.bytes.block + inputs);
+        model_free(&most, &f);
+        model_free(&least, &g);
+    }
+}
+
+/* A sharded base in E4M3 is gathered from where it is stored to where GEMMs read it: two blocks' codes, the embedding or the head, and
+ * this rank's slice of either. Norm weights and adapters are on every rank, and take no room there. */
+static void test_gathered(void **state)
+{
+    (void)state;
+    const ModelConfig m = with_adapters(wide(LLAMA), RANK, ALL_MODULES, BASE_E4M3);
+    Config c;
+    Model model;
+    Fsdp f;
+    model_config(&c, &m, "coat", B);
+    c.strategy.shard_ranks = 2;
+    model_plan(&model, &f, &c, (Placement){ 2, 0, true });
+    const size_t codes = f.shape[1].numel[BASE], embedding = f.shape[0].numel[FROZEN], head = f.shape[m.n_layers + 1].numel[FROZEN];
+    assert_int_equal(f.gathered.used, 2 * codes + 3 * (embedding > head ? embedding : head));
+    model_free(&model, &f);
+}
+
 /* ---- one block ------------------------------------------------------------------------------------------------ */
 
 /* Forward and backward of a Llama block on normal inputs and output gradients, weights with std 0.02. */
@@ -280,7 +320,8 @@ int main(void)
     device_init(0);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bf16), cmocka_unit_test(test_fp8), cmocka_unit_test(test_adapters),
-        cmocka_unit_test(test_recomputation), cmocka_unit_test(test_block),
+        cmocka_unit_test(test_recomputation), cmocka_unit_test(test_kept), cmocka_unit_test(test_gathered),
+        cmocka_unit_test(test_block),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

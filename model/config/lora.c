@@ -139,18 +139,19 @@ static void note_idle(Reader *r)
     value_free(r->s, config_key("lora.base_path"));
 }
 
-/* In which format the base is stored. */
+/* In which format the base is stored. Where nothing is trained all that is not in E4M3 or NF4 is as rounded as in training, so that
+ * adapters give what they gave there: recipe_forward_weights may say otherwise. */
 static void settle_base(Reader *r)
 {
     Settings *s = r->s;
     Format *frozen = &s->c.recipe.frozen;
+    const bool given = config_given(r, "format.frozen"), bf16 = s->lora_base == BASE_AS_FROZEN;
     s->c.model.lora.base = s->lora_base == NOT_GIVEN ? BASE_AS_FROZEN : (BaseFormat)s->lora_base;
-    if (s->lora_base != BASE_AS_FROZEN)
-        return;
-    if (config_given(r, "format.frozen") && frozen->dtype != BF16)
+    if (bf16 && given && frozen->dtype != BF16)
         die("%s: lora.base bf16 and format.frozen %s both say how frozen weights are stored; leave one of them out",
             config_where(r, "lora.base"), format_name(*frozen));
-    *frozen = (Format){ BF16, 0, false };
+    if (bf16 || (config_forward_only(&s->c) && !given && s->c.recipe.stream.dtype == BF16))
+        *frozen = (Format){ BF16, 0, false };
 }
 
 /* New adapters stand beside the model of load_path. */

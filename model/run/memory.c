@@ -111,7 +111,8 @@ static void print_plan(const Model *m, const Fsdp *f, const Config *c)
            gib((double)master), frozen_text, gib(fsdp_weight_bytes(f)), gib(fsdp_grad_bytes(f)), gib(moments),
            gib((double)m->L * b->block),
            b->block / 1e3 / m->N, gib(b->work), gib(b->head), gib(model_planned_bytes(m, f)), gib(memory_of_device(c)));
-    printf("while a checkpoint is written, up to %.3f GiB of host memory besides\n", gib(master + moments + (c->model.lora.rank > 0 ? 0 : frozen)));
+    printf("while a checkpoint is written, up to %.3f GiB of host memory besides\n",
+           gib(master + moments + (c->model.lora.rank > 0 ? 0 : frozen)));
 }
 
 /* What the same run would take, changed to `other`. All ranks call. */
