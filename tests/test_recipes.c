@@ -234,7 +234,7 @@ static Layer run_block(const char *recipe)
         r.branches[i] -= in[i];
     init_normal(model.work.dres, 1, 0, 5, 0);
     model.work.dres_amax = NULL;        /* nothing has looked for its maximum */
-    block_backward(&model, w, fsdp_grads(&fsdp, 1), a);
+    block_backward(&model, w, fsdp_grads(&fsdp, 1), a, true);
     r.dx = as_floats(model.work.dres);
     r.dw = as_floats(fsdp.shard[1].grad);
     unit_shape(&r.shape, &m, 1, 1);
