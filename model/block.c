@@ -82,8 +82,8 @@ static LowRank adapter_b(const Model *m, const Unit *w, Linear l)
     return b;
 }
 
-/* y = x w^T [+ add] and, where the layer has an adapter, + (scale x A^T) B^T: that is written first, and the base's GEMM adds to it.
- * The other order would read and write all of y once more. */
+/* y = x w^T [+ add] and, where the layer has an adapter, + (scale x A^T) B^T: that is written first, and the base's GEMM adds to
+ * it. In the other order lora_widen would read y; a GEMM reads what it adds while it multiplies. */
 static void linear(const Model *m, Linear l, Tensor y, Tensor x, const Unit *w, const Acts *a, Tensor add)
 {
     if (a->low[l].data) {
@@ -106,18 +106,25 @@ static Tensor for_dw(Tensor x, const Unit *dw, Linear l)
     return is_trained(matrix(dw, l)) ? transpose_only(x) : is_trained(adapter_a(dw, l).w) ? rows_only(x) : NONE;
 }
 
-/* dx = [dx +] dy w, and the adapter's part. Leaves the gradient of `low` in m->work.dlow, for linear_dw. */
+/* Leaves the gradient of `low`, where the layer has an adapter, in m->work.dlow, for linear_dw. */
+static void linear_dlow(const Model *m, Linear l, Tensor dy, const Unit *w, const Acts *a)
+{
+    if (a->low[l].data)
+        lora_narrow(dlow(m, a, l), dy, adapter_b(m, w, l), m->lora_scale);
+}
+
+/* dx = [dx +] dy w, and the adapter's part; does what linear_dlow does. */
 static void linear_dx(const Model *m, Linear l, Tensor dx, Tensor dy, const Unit *w, const Acts *a, bool accumulate)
 {
+    linear_dlow(m, l, dy, w, a);
     if (a->low[l].data) {
-        lora_narrow(dlow(m, a, l), dy, adapter_b(m, w, l), m->lora_scale);
         lora_widen(dx, dlow(m, a, l), adapter_a(w, l), accumulate ? dx : NONE);
         accumulate = true;
     }
     matmul_dx(dx, dy, matrix(w, l), accumulate);
 }
 
-/* dw += dy^T x, or the same of the adapter's A and B: behind linear_dx. x: the layer's input as for_dw says. */
+/* dw += dy^T x, or the same of the adapter's A and B: behind linear_dx or linear_dlow. x: the layer's input as for_dw says. */
 static void linear_dw(const Model *m, Linear l, const Unit *dw, Tensor dy, Tensor x, const Acts *a)
 {
     matmul_dw(matrix(dw, l), dy, x);
@@ -148,7 +155,8 @@ static void branch_out(const Model *m, Linear l, Tensor out, Tensor y, const Uni
         linear(m, l, out, y, w, a, res);
 }
 
-/* The gradients of a branch's first layer. Its input h is recomputed from the saved norm input x where the recipe keeps no other. */
+/* The gradients of a branch's first layer. Its input h is recomputed from the saved norm input x where the recipe keeps no
+ * other. */
 static void branch_in_dw(const Model *m, Linear l, const Unit *dw, Tensor dy, Tensor h, const Acts *a,
                          Tensor x, const float *stats, Tensor w)
 {
@@ -205,10 +213,11 @@ static void branch_in_backward(const Model *m, Linear l, Tensor dy, const Unit *
     }
 }
 
-/* On entry m->work.dres is dLoss/d(r2), on return dLoss/d(r0). Weight gradients are added to dw. That of the output projection's A
- * reads mix, which attention's backward needs too, not att_op: its codes would have to be made again.
+/* On entry m->work.dres is dLoss/d(r2), on return, if `goes_on`, dLoss/d(r0); without it only what this block's weight gradients
+ * read is made. Weight gradients are added to dw. That of the output projection's A reads mix, which attention's backward needs too,
+ * not att_op: its codes would have to be made again.
  * What the recipe does not keep is recomputed where it is read: act by swiglu_backward, the rest as in forward. */
-void block_backward(const Model *m, const Unit *w, Unit *dw, const Acts *a)
+void block_backward(const Model *m, const Unit *w, Unit *dw, const Acts *a, bool goes_on)
 {
     const Work *t = &m->work;
     Tensor act_again = m->recipe.keep == KEEP_INPUTS ? for_dw(a->act, dw, LINEAR_DOWN) : NONE;
@@ -231,6 +240,9 @@ void block_backward(const Model *m, const Unit *w, Unit *dw, const Acts *a)
     linear_dw         (m, LINEAR_OUT, dw, dy, is_trained(dw->out) ? a->att_op : a->mix, a);
     attention_backward(t->dqkv, t->datt, a->rot, a->mix, a->lse, a->attn, m->docs);
     rope_backward     (t->dqkv_op, dw->qnorm, dw->knorm, t->dqkv, a->qkv, a->qk_stats, w->qnorm, w->knorm, a->attn);
-    branch_in_backward(m, LINEAR_QKV, t->dqkv_op, w, a, dw->norm0, a->x0, a->stats0, w->norm0);
+    if (goes_on || is_trained(dw->norm0))
+        branch_in_backward(m, LINEAR_QKV, t->dqkv_op, w, a, dw->norm0, a->x0, a->stats0, w->norm0);
+    else
+        linear_dlow   (m, LINEAR_QKV, t->dqkv_op, w, a);
     branch_in_dw      (m, LINEAR_QKV, dw, t->dqkv_op, a->h0, a, a->x0, a->stats0, w->norm0);
 }

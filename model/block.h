@@ -3,5 +3,5 @@
 #include "model/buffers.h"
 
 void block_forward (const Model *m, const Unit *w, Acts *a, Acts *next);
-void block_backward(const Model *m, const Unit *w, Unit *dw, const Acts *a);
+void block_backward(const Model *m, const Unit *w, Unit *dw, const Acts *a, bool goes_on);
 void norm_to_stream_backward(const Model *m, Tensor dnorm, Tensor x, const float *stats, Tensor norm, bool accumulate);

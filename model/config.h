@@ -93,7 +93,7 @@ typedef enum { SUM_OFTEN, SUM_ONCE, SUM_ONCE_IF_FITS } GradSum;
 /* How units are spread over ranks (fsdp.h). */
 typedef struct {
     int  shard_ranks;             /* consecutive ranks that share one copy of the model: 1 .. number of ranks */
-    bool keep_weights;            /* gathered weights stay until the optimizer has run */
+    bool keep_weights;            /* gathered weights stay until the optimizer has run, a base's transposed codes for good */
     GradSum grad_sum;
 } Strategy;
 

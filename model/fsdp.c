@@ -340,7 +340,8 @@ static void updated(Fsdp *f, bool frozen_too)
     update_scales(f, frozen_too);
     update_replicated(f);
     for (int i = 0; i < num_buffers(f); i++)
-        f->weight_buffer[i].unit = -1;
+        if (frozen_too || i < SHARED_BUFFERS || !base_stays(f, i - SHARED_BUFFERS))
+            f->weight_buffer[i].unit = -1;
     if (f->shards > 1) {
         f->updated = device_mark(f->updated);
         device_queue(QUEUE_GATHER);

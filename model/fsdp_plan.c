@@ -59,6 +59,11 @@ bool base_is_operand(const Fsdp *f)
     return f->base == BASE_E4M3 && f->recipe.operand.dtype == E4M3;
 }
 
+bool base_stays(const Fsdp *f, int u)
+{
+    return f->shape[u].numel[BASE] > 0 && f->shards == 1 && base_is_operand(f) && f->strategy.keep_weights;
+}
+
 size_t base_operand_offset(const UnitShape *shape, const Param *p)
 {
     size_t at = 0;
@@ -118,7 +123,7 @@ WeightBuffer *weight_buffer(const Fsdp *f, int u)
     const bool fp8 = format_is_fp8(unit_format(f, u));
     if (buffer_numel(f, u) == 0)
         return NULL;
-    const bool stays = f->shape[u].numel[BASE] == 0 && (f->shards > 1 ? f->strategy.keep_weights : !fp8);
+    const bool stays = f->shape[u].numel[BASE] ? base_stays(f, u) : f->shards > 1 ? f->strategy.keep_weights : !fp8;
     return &f->weight_buffer[stays ? SHARED_BUFFERS + u : shared_buffer(f, u)];
 }
 
@@ -192,7 +197,8 @@ static size_t outgoing_bytes(const Fsdp *f)
 /* Blocks whose stored matrices are the operands of forward have transposed copies alone. */
 static bool has_rows(const Fsdp *f, int buffer)
 {
-    const bool blocks = buffer == shared_buffer(f, 1) || buffer == shared_buffer(f, 2);
+    const bool blocks = buffer >= SHARED_BUFFERS ? is_block(f, buffer - SHARED_BUFFERS)
+                                                 : buffer == shared_buffer(f, 1) || buffer == shared_buffer(f, 2);
     return !(blocks && f->shards == 1 && base_is_operand(f));
 }
 

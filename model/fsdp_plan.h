@@ -103,10 +103,12 @@ bool        is_replicated(const Fsdp *f, int unit, const Param *p);    /* ... in
 /* A region's place in its unit's buffer: elements from *first on; returns their number, 0 if it does not stand there. */
 size_t      region_in_buffer(const Fsdp *f, int unit, Region r, size_t *first);
 
-/* The matrices that are stored as lora.base says (base.h): bytes of so many elements of the region BASE; whether they are the codes that
- * forward's GEMMs read; elements that a unit's take up as operands, and where each begins there; the scale of each. */
+/* The matrices that are stored as lora.base says (base.h): bytes of so many elements of the region BASE; whether they are the codes
+ * that forward's GEMMs read, and whether a unit's transposed copies stay once they are made, for they never change; elements that a
+ * unit's take up as operands, and where each begins there; the scale of each. */
 size_t      base_bytes   (const Fsdp *f, size_t numel);
 bool        base_is_operand(const Fsdp *f);
+bool        base_stays   (const Fsdp *f, int unit);
 size_t      base_in_buffer(const Fsdp *f, int unit);
 size_t      base_operand_offset(const UnitShape *shape, const Param *p);
 float      *base_scale   (const Fsdp *f, int unit, const Param *p);

@@ -166,7 +166,7 @@ static void backward(Model *m, Fsdp *f, bool last)
         trace_begin("backward", u);
         if (m->recipe.keep == KEEP_BLOCK)
             block_forward(m, w, a, a + 1);
-        block_backward(m, w, dw, a);
+        block_backward(m, w, dw, a, u > f->first_trained);
         trace_end();
         fsdp_release(f, u);
         fsdp_reduce(f, u, last);

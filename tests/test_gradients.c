@@ -54,9 +54,12 @@ static void perturb_norms(Setup *s)
         }
 }
 
-static void open_model(Setup *s, const ModelConfig *m, bool documents)
+/* trainable: a pattern; NULL: everything is. */
+static void open_model(Setup *s, const ModelConfig *m, char **trainable, bool documents)
 {
     model_config(&s->config, m, "f32", B);
+    s->config.trainable = trainable;
+    s->config.num_trainable = trainable != NULL;
     s->config.data.generate_doc_lengths = documents;
     model_create(&s->model, &s->fsdp, &s->config);
     fsdp_init(&s->fsdp, &s->config.model, 7);
@@ -141,25 +144,29 @@ static void check_tensor(Setup *s, const char *arch, const Param *p, Tensor w, T
     free(at), free(g), free(r);
 }
 
-static void check_model(const char *name, const ModelConfig *m, bool documents)
+static void check_model(const char *name, const ModelConfig *m, char **trainable, bool documents)
 {
     Setup s;
-    open_model(&s, m, documents);
+    int checked = 0;
+    open_model(&s, m, trainable, documents);
     fsdp_zero_grads(&s.fsdp);
     loss_of(&s, true);
     for (int u = 0; u < s.fsdp.num_units; u++)
         for (int i = 0; i < s.fsdp.shape[u].num_params; i++) {
             const Param *p = &s.fsdp.shape[u].param[i];
-            if (p->region == TRAINED)
-                check_tensor(&s, name, p, s.fsdp.unit[u].tensor[p->id], s.fsdp.dunit[u].tensor[p->id]);
+            if (p->region != TRAINED)
+                continue;
+            check_tensor(&s, name, p, s.fsdp.unit[u].tensor[p->id], s.fsdp.dunit[u].tensor[p->id]);
+            checked++;
         }
+    assert_true(checked > 0);
     model_free(&s.model, &s.fsdp);
 }
 
 static void check_architecture(SmallModel a, bool documents)
 {
     const ModelConfig m = architecture(a);
-    check_model(architecture_name(a), &m, documents);
+    check_model(architecture_name(a), &m, NULL, documents);
 }
 
 static void test_every_architecture(void **state)
@@ -173,6 +180,20 @@ static void test_documents(void **state)
 {
     (void)state;
     check_architecture(LLAMA_GQA, true);
+}
+
+/* Of the lowest block that is trained only what its own gradients read is computed: here those of its norms, of q, k and v. */
+static void test_parts(void **state)
+{
+    (void)state;
+    static char *const parts[] = { "model.layers.1.*layernorm.weight", "model.layers.1.self_attn.[qkv]_*.weight" };
+    const SmallModel models[] = { LLAMA_GQA, OLMO2, QWEN3 };
+    for (int i = 0; i < 3; i++)
+        for (int k = 0; k < 2; k++) {
+            const ModelConfig m = architecture(models[i]);
+            char *trainable = parts[k];
+            check_model(architecture_name(models[i]), &m, &trainable, false);
+        }
 }
 
 /* Adapters on all matrices, or on some of those that are one here; the base as other weights are, and as it is read from codes.
@@ -192,7 +213,7 @@ static void test_adapters(void **state)
     (void)state;
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
         const ModelConfig m = adapted_model(a);
-        check_model(architecture_name(a), &m, false);
+        check_model(architecture_name(a), &m, NULL, false);
     }
 }
 
@@ -260,7 +281,7 @@ int main(void)
 {
     device_init(0);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_architecture), cmocka_unit_test(test_documents),
+        cmocka_unit_test(test_every_architecture), cmocka_unit_test(test_documents), cmocka_unit_test(test_parts),
         cmocka_unit_test(test_adapters), cmocka_unit_test(test_recomputation), cmocka_unit_test(test_loss_chunks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

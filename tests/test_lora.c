@@ -24,6 +24,9 @@ static const Shape shapes[] = {
     { 1100, 144, 64, true, 1, { { 0, 144 } } },
     { 67, 1040, 80, false, 1, { { 0, 1040 } } },
     { 33, 600, 70, true, 3, { { 0, 200 }, { 200, 200 }, { 400, 200 } } },
+    { 40, 96, 256, true, 3, { { 0, 32 }, { 32, 32 }, { 64, 32 } } },
+    { 40, 80, 768, false, 1, { { 0, 80 } } },           /* all that a block's shared memory holds; then more */
+    { 9, 32, 800, false, 1, { { 0, 32 } } },
 };
 enum { FORMATS = sizeof formats / sizeof formats[0], SHAPES = sizeof shapes / sizeof shapes[0] };
 

@@ -126,7 +126,8 @@ static void check_recipe(const char *name, const ModelConfig *m, const char *rec
     printf("%-10s %-10s loss %.6f (f32 %.6f), worst gradient %.4f (%s of unit %d)\n", name, recipe, found.loss, exact.loss, worst,
            where, unit);
     assert_true(fabs(found.loss - exact.loss) <= loss_bound * exact.loss);
-    assert_true(worst <= bound);
+    if (!(worst <= bound))
+        fail_msg("%s, %s: %s of unit %d is off by %.4f, bound %.4f", name, recipe, where, unit, worst, bound);
     free_result(&exact);
     free_result(&found);
 }
@@ -153,8 +154,15 @@ static void test_fp8(void **state)
             }
 }
 
-/* Adapters against those of f32 on the same base, as it is read from its codes. Beside each of the base's operands stands one of
- * the adapter's at most, A, B or a low product: in BF16 twice the roundings; in FP8 what is rounded to BF16 does not count. */
+/* Adapters against those of f32 on the same base, as it is read from its codes. Here every rounding is counted, once.
+ * BF16. A block's forward writes h, qkv, its rotation, the mix, the stream, h, gate and up, act, the stream, and reads 4 matrices;
+ * backward writes dact, dgate_up, dh, the stream, datt, dqkv, its rotation, dh, the stream, and reads 4 matrices: 26, and on a GPU
+ * attention rounds probabilities twice and the scores' gradients. Four more norms write 8 more. In each of the 8 products an
+ * adapter's A, B, low product and what the base's GEMM adds to, in which the residual is rounded once more, are 4. Two blocks and 6
+ * of the head: 2 (26 + 3 + 8 + 8 * 4) + 6 = 144.
+ * FP8. What is rounded to BF16 does not count. The 16 GEMMs of two blocks read 24 operands in E4M3 and 8 in E5M2.
+ * Of a gradient of a block's tokens an adapter's has RANK = 8 products with random numbers. Where the tokens' gradients are alike,
+ * their root mean square scatters by 1/sqrt(2 * 8), beside that of 64 tokens: both are 27 %, the worst tensor by twice that. */
 static const struct { SmallModel model; unsigned modules; BaseFormat base; } adapted[] = {
     { LLAMA_GQA, ALL_MODULES, BASE_AS_FROZEN },
     { OLMO2, 1 << LORA_Q | 1 << LORA_V | 1 << LORA_O | 1 << LORA_GATE, BASE_NF4 },
@@ -171,12 +179,13 @@ static void test_adapters(void **state)
 {
     (void)state;
     static const char *const recipes[] = { "fp8", "coat", "coat-lean" };
+    const double scatter = 1 + 2 * sqrt(1.0 / (2 * 64) + 1.0 / (2 * RANK));
+    const double bf16 = scatter * sqrt(144 * 0x1p-18 / 3) + 4 * 0x1p-9, fp8 = scatter * sqrt((24 * 0x1p-8 + 8 * 0x1p-6) / 3);
     for (int i = 0; i < NUM_ADAPTED; i++) {
         const ModelConfig m = adapted_model(i);
-        const double bf16 = 1.18 * sqrt(2 * 32 * 2 * 0x1p-18 / 3) + 4 * 0x1p-9;
         check_recipe(architecture_name(adapted[i].model), &m, "bf16", false, 0.001, bf16);
         for (int r = 0; r < 3; r++)
-            check_recipe(architecture_name(adapted[i].model), &m, recipes[r], false, 0.01, 0.32);
+            check_recipe(architecture_name(adapted[i].model), &m, recipes[r], false, 0.01, fp8);
     }
 }
 
@@ -274,7 +283,7 @@ static Layer run_block(const char *recipe)
         r.branches[i] -= in[i];
     init_normal(model.work.dres, 1, 0, 5, 0);
     model.work.dres_amax = NULL;        /* nothing has looked for its maximum */
-    block_backward(&model, w, fsdp_grads(&fsdp, 1), a);
+    block_backward(&model, w, fsdp_grads(&fsdp, 1), a, true);
     r.dx = as_floats(model.work.dres);
     r.dw = as_floats(fsdp.shard[1].grad);
     unit_shape(&r.shape, &m, 1, 1);
