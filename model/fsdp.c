@@ -264,13 +264,15 @@ static void init_base(Fsdp *f, int u, const Param *p, float cutoff, uint64_t see
 enum { ADAPTERS = 0x10a };       /* their initial weights are drawn with a seed of their own */
 
 /* Padding, of units and of the vocabulary's rows, is left at 0. */
-void fsdp_init(Fsdp *f, const ModelConfig *c, uint64_t seed)
+static void init_weights(Fsdp *f, const ModelConfig *c, uint64_t seed, bool adapters_alone)
 {
     float cutoff = c->init_cutoff_factor > 0 ? (float)c->init_cutoff_factor : c->init_fn != INIT_NORMAL ? 3 : 0;
     for (int u = 0; u < f->num_units; u++) {
         const Shard *s = &f->shard[u];
         for (int i = 0; i < f->shape[u].num_params; i++) {
             Param p = f->shape[u].param[i];
+            if (adapters_alone && !p.is_adapter)
+                continue;
             if (p.has_padding)
                 p.rows = c->vocab_size;
             const uint64_t number = f->shape[u].first + p.number;
@@ -289,6 +291,16 @@ void fsdp_init(Fsdp *f, const ModelConfig *c, uint64_t seed)
         }
     }
     fsdp_loaded(f);
+}
+
+void fsdp_init(Fsdp *f, const ModelConfig *c, uint64_t seed)
+{
+    init_weights(f, c, seed, false);
+}
+
+void fsdp_init_adapters(Fsdp *f, const ModelConfig *c, uint64_t seed)
+{
+    init_weights(f, c, seed, true);
 }
 
 /* Scales of FP8 operands, of the frozen ones too or not: the maximum over ranks of each rank's part. A scale grows with the maximum

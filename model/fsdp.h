@@ -31,6 +31,7 @@ void        fsdp_reduce (Fsdp *f, int unit, bool last);
 void        fsdp_wait_grads(Fsdp *f);                      /* what is queued from now on sees all sums */
 
 void        fsdp_init   (Fsdp *f, const ModelConfig *c, uint64_t seed);    /* initial weights; the same for any number of ranks */
+void        fsdp_init_adapters(Fsdp *f, const ModelConfig *c, uint64_t seed);      /* their part of it: all else is loaded */
 void        fsdp_zero_grads(Fsdp *f);
 void        fsdp_zero_states(Fsdp *f);                     /* all states of the optimizer are 0, in padding too. Waits */
 void        fsdp_updated(Fsdp *f);                         /* the optimizer changed the master weights */

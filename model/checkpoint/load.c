@@ -259,7 +259,7 @@ bool checkpoint_load(const char *folder, const Config *c, Fsdp *f, TrainState *s
     companions_read(folder, weights);
     zero_weights(f);
     if (lora->rank > 0 && !adapter)
-        fsdp_init(f, &c->model, c->seed);
+        fsdp_init_adapters(f, &c->model, c->seed);
     if (adapter)
         load_weights(folder, source_open_adapter(folder), LAYOUT_ADAPTER, c, f);
     load_weights(weights, model, LAYOUT_MODEL, c, f);
