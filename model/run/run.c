@@ -134,6 +134,15 @@ static void check_rewind(const Config *c, const char *from)
     free(here);
 }
 
+/* A run deletes and replaces checkpoints of its folder, and adapters are nothing without their base. */
+static void check_base(const Config *c)
+{
+    const Lora *l = &c->model.lora;
+    if (l->rank > 0 && l->base_path && lies_in(l->base_path, c->save_folder))
+        die("%s, the base of the adapters (lora.rank %d), lies in save_folder %s, where a run deletes and replaces checkpoints: give "
+            "the adapters a save_folder of their own", l->base_path, l->rank, c->save_folder);
+}
+
 /* A folder that holds a run is continued only when asked to, and never written over by accident. `from`: what is loaded, if
  * it lies there. */
 static void prepare_folder(const Config *c, const char *from, bool resumes)
@@ -425,8 +434,7 @@ void run_open(Run *r, const Config *c)
         return;
     }
     const bool inside = folder && lies_in(folder, c->save_folder), resumes = inside && (latest || !c->reset_trainer_state);
-    if (inside)
-        resume_check(c, folder);
+    check_base(c);
     prepare_folder(c, inside ? folder : NULL, resumes);
     print_settings(c, device_name());
     memory_plan(&r->model, &r->fsdp, c);
