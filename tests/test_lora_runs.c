@@ -118,7 +118,8 @@ static void test_refused(void **state)
     expect_output("base/step3, the base of the adapters (lora.rank 4), is or lies in save_folder ");
     shell("cp -r %s/base %s/copy", folder, folder);
     expect_status(train(1, "--load_path=%s/copy/latest --lora.rank=4 --max_duration=2 --save_folder=%s/orphan", folder, folder), 0);
-    expect_status(train(1, "--load_path=%s/orphan/latest --max_duration=3 --save_folder=%s/copy --save_overwrite", folder, folder), 1);
+    expect_status(train(1, "--load_path=%s/orphan/latest --max_duration=3 --save_folder=%s/copy --save_overwrite", folder,
+                        folder), 1);
     expect_output("copy/step3, the base of the adapters (lora.rank 4), is or lies in save_folder ");
     shell("mv %s/copy %s/moved", folder, folder);
     expect_status(train(1, "--load_path=%s/orphan/latest --max_duration=3 --save_folder=%s/orphan --try_load_latest_save", folder,
