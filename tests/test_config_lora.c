@@ -383,10 +383,13 @@ static void test_ours(void **state)
         config_free(c);
     }
     json_decref(json);
-    char message[4096], load_run[192];
+    char message[4096], load_run[192], beside_run[192];
     snprintf(load_run, sizeof load_run, "--load_path=%s/run", try_folder);
+    snprintf(beside_run, sizeof beside_run, "--lora.base_path=%s/run", try_folder);
     assert_false(try_printed(message, sizeof message, 2, 1, load_run, NULL));
     try_contains(message, "/run: this is the save_folder of a run; its newest checkpoint is --load_path=");
+    assert_false(try_printed(message, sizeof message, 2, 1, load_adapter, beside_run));
+    try_contains(message, "/run: this is the save_folder of a run; its newest checkpoint is --lora.base_path=");
 }
 
 /* A run of the whole model is not gone on with as one of adapters. */

@@ -106,15 +106,21 @@ static void test_alone(void **state)
     assert_string_equal(adapted, merged);
 }
 
-/* A run of all weights is not continued as one of adapters, nor the reverse; a base that is gone is asked for. */
+/* No run writes over the base of its adapters, which would be gone; a base that is gone is asked for. */
 static void test_refused(void **state)
 {
     (void)state;
     expect_status(train(1, "--load_path=%s/base/step3 --lora.rank=4 --max_duration=4 --save_folder=%s/base", folder, folder), 1);
-    expect_output("base/step3 trained all weights, and this run has adapters beside them (lora.rank 4): give it a save_folder of "
-                  "its own, and --load_path of that checkpoint as their base");
+    expect_output("base/step3, the base of the adapters (lora.rank 4), is or lies in save_folder ");
+    expect_output(": give the adapters a save_folder of their own");
+    expect_status(train(1, "--load_path=%s/base/step3 --lora.rank=4 --max_duration=4 --save_folder=%s/base/step3 --save_overwrite",
+                        folder, folder), 1);
+    expect_output("base/step3, the base of the adapters (lora.rank 4), is or lies in save_folder ");
     shell("cp -r %s/base %s/copy", folder, folder);
     expect_status(train(1, "--load_path=%s/copy/latest --lora.rank=4 --max_duration=2 --save_folder=%s/orphan", folder, folder), 0);
+    expect_status(train(1, "--load_path=%s/orphan/latest --max_duration=3 --save_folder=%s/copy --save_overwrite", folder,
+                        folder), 1);
+    expect_output("copy/step3, the base of the adapters (lora.rank 4), is or lies in save_folder ");
     shell("mv %s/copy %s/moved", folder, folder);
     expect_status(train(1, "--load_path=%s/orphan/latest --max_duration=3 --save_folder=%s/orphan --try_load_latest_save", folder,
                         folder), 1);
@@ -122,6 +128,7 @@ static void test_refused(void **state)
     expect_status(train(1, "--load_path=%s/orphan/latest --lora.base_path=%s/moved/latest --max_duration=3 --save_folder=%s/orphan "
                         "--try_load_latest_save", folder, folder, folder), 0);
     expect_output("at step 2 of 3");
+    expect_output("copy/step3, which is gone, and are now beside ");
     shell("grep -q '\"base_model_name_or_path\": \".*/moved/step3\"' %s/orphan/step3/adapter_config.json", folder);
 }
 

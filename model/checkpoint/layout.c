@@ -372,8 +372,8 @@ void layout_check_piece(const Piece *p, const SafeFile *file, const SafeTensor *
              && (p->dims == 1 || t->shape[1] == p->shape[1]);
     if (!fits)
         die("%s: tensor %s has shape %s, the configured model needs %s; the configuration must describe the model in "
-            "that folder", file->path, t->name, shape_text(found, t->dims, t->shape),
-            shape_text(expected, p->dims, p->shape));
+            "that folder%s", file->path, t->name, shape_text(found, t->dims, t->shape), shape_text(expected, p->dims, p->shape),
+            text_ends_with(file->path, "/adapter_model.safetensors") ? ", and its base must be the one it was trained beside" : "");
 }
 
 /* raw: CHUNK bytes; values: as many floats as fit into CHUNK bytes. Returns what this rank's part adds to the tensor's checksum, 0

@@ -233,12 +233,15 @@ static const char *base_of(const char *folder, const Lora *l)
     return l->base_path;
 }
 
-/* Whether the adapters stand beside another model than that which they were trained with, as long as that is where it was. */
+/* Whether the adapters stand beside another folder than that which they were trained with. The link `latest` moves, and what it led
+ * to may be deleted; names that are no paths of this machine, as PEFT saves them, say nothing. */
 static void check_base(const char *folder, const Lora *l)
 {
     char *trained = adapter_base(folder), *there = trained ? realpath(trained, NULL) : NULL, *here = realpath(l->base_path, NULL);
-    if (there && here && strcmp(there, here) != 0)
-        warn("%s: its adapters were trained beside %s, and are now beside %s", folder, there, here);
+    const bool gone = trained && !there && *trained == '/';
+    if (here && (gone || (there && strcmp(there, here) != 0)))
+        warn("%s: its adapters were trained beside %s%s, and are now beside %s", folder, there ? there : trained,
+             gone ? ", which is gone" : "", here);
     free(trained);
     free(there);
     free(here);

@@ -173,8 +173,8 @@ static _Noreturn void say_file(const char *where, const char *path, const char *
     die("%s: this is a file; give the folder that holds it and the model's other files: --%s=%s", where, key, folder);
 }
 
-/* Returns if it is none that is known. */
-static void say_format(const char *where, const char *folder)
+/* Returns if it is none that is known. `key`: what says where it is. */
+static void say_format(const char *where, const char *key, const char *folder)
 {
     if (holds(folder, "pytorch_model.bin") || holds(folder, "pytorch_model.bin.index.json"))
         say_transformers(where, "its weights are files of PyTorch", folder, "");
@@ -183,7 +183,7 @@ static void say_format(const char *where, const char *folder)
     if (holds(folder, "model.pt"))
         say_olmo(where, folder);
     if (holds(folder, "latest/config.json") || holds(folder, "latest/adapter_config.json"))
-        die("%s: this is the save_folder of a run; its newest checkpoint is --load_path=%s/latest", where, folder);
+        die("%s: this is the save_folder of a run; its newest checkpoint is --%s=%s/latest", where, key, folder);
     if (holds(folder, "model_and_optim"))
         die("%s: this is a checkpoint of OLMo-core. Convert it with its src/examples/huggingface/convert_checkpoint_to_hf.py and "
             "load the result", where);
@@ -202,14 +202,14 @@ static void check_folder(const char *where, const char *key, const char *folder)
         say_file(where, folder, key);
 }
 
-static void check_model(const char *where, const char *load_path)
+static void check_model(const char *where, const char *key, const char *load_path)
 {
     const bool described = holds(load_path, "config.json") || holds(load_path, "trainer.json");
     const bool weights = holds(load_path, "model.safetensors") || holds(load_path, "model.safetensors.index.json");
     if (!described && holds(load_path, "config.yaml") && (weights || holds(load_path, "model.pt")))
         say_olmo(where, load_path);
     if (!weights)
-        say_format(where, load_path);
+        say_format(where, key, load_path);
 }
 
 static void check_adapter(const char *where, const char *folder)
@@ -230,7 +230,7 @@ void config_check_source(const char *place, const char *load_path)
     if (adapter_is(load_path))
         check_adapter(where, load_path);
     else
-        check_model(where, load_path);
+        check_model(where, "load_path", load_path);
     free(where);
 }
 
@@ -239,5 +239,5 @@ void config_check_base(const char *where, const char *base_path)
     check_folder(where, "lora.base_path", base_path);
     if (adapter_is(base_path))
         die("%s: that is a folder of adapters; their base must be a whole model: --lora.base_path=FOLDER", where);
-    check_model(where, base_path);
+    check_model(where, "lora.base_path", base_path);
 }

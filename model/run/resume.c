@@ -7,7 +7,6 @@
 
 #include "kernels/error.h"
 #include "model/checkpoint/folder.h"
-#include "model/config/adapter.h"
 #include "model/config/table.h"
 
 /* Keys, or sections with a dot behind them. Of the model the weights say all but this; what else shapes do not show is compared
@@ -94,11 +93,4 @@ void resume_print(const Config *c, const char *folder)
         yaml_free(now);
     }
     free(path);
-}
-
-void resume_check(const Config *c, const char *folder)
-{
-    if (c->model.lora.rank > 0 && !adapter_is(folder))
-        die("%s trained all weights, and this run has adapters beside them (lora.rank %d): give it a save_folder of its own, and "
-            "--load_path of that checkpoint as their base", folder, c->model.lora.rank);
 }

@@ -5,6 +5,3 @@
 /* Prints a line for each setting that can change what is learned and is another one than in the config.yaml of the checkpoint
  * `folder`: "resume: global_train_batch_size 32, was 16". Nothing if it has no such file. Rank 0 calls. */
 void resume_print(const Config *c, const char *folder);
-
-/* Dies if the run in whose folder this checkpoint lies trained no adapters, and the one that would go on with it does. */
-void resume_check(const Config *c, const char *folder);

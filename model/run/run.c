@@ -134,6 +134,24 @@ static void check_rewind(const Config *c, const char *from)
     free(here);
 }
 
+static bool is_same(const char *path, const char *other)
+{
+    char *here = realpath(path, NULL), *there = realpath(other, NULL);
+    const bool same = here && there && strcmp(here, there) == 0;
+    free(here);
+    free(there);
+    return same;
+}
+
+/* A run writes files and deletes checkpoints in its folder, and adapters are nothing without their base. */
+static void check_base(const Config *c)
+{
+    const Lora *l = &c->model.lora;
+    if (l->rank > 0 && l->base_path && (is_same(l->base_path, c->save_folder) || lies_in(l->base_path, c->save_folder)))
+        die("%s, the base of the adapters (lora.rank %d), is or lies in save_folder %s, where a run writes over files and deletes "
+            "checkpoints: give the adapters a save_folder of their own", l->base_path, l->rank, c->save_folder);
+}
+
 /* A folder that holds a run is continued only when asked to, and never written over by accident. `from`: what is loaded, if
  * it lies there. */
 static void prepare_folder(const Config *c, const char *from, bool resumes)
@@ -157,12 +175,10 @@ static void prepare_folder(const Config *c, const char *from, bool resumes)
 /* An interruption before the next save must not lead back to what came after step N: to the checkpoint `from`, if it is stepN. */
 static void point_latest(const Config *c, const char *from, long step)
 {
-    char *path = xasprintf("%s/step%ld", c->save_folder, step), *there = realpath(path, NULL), *here = realpath(from, NULL);
-    if (there && here && strcmp(there, here) == 0)
+    char *path = xasprintf("%s/step%ld", c->save_folder, step);
+    if (is_same(path, from))
         folder_point_latest(c->save_folder, step);
     free(path);
-    free(there);
-    free(here);
 }
 
 /* When everything that can be wrong is known to be right: a run that did not begin leaves nothing to trip over. Checkpoints
@@ -425,8 +441,7 @@ void run_open(Run *r, const Config *c)
         return;
     }
     const bool inside = folder && lies_in(folder, c->save_folder), resumes = inside && (latest || !c->reset_trainer_state);
-    if (inside)
-        resume_check(c, folder);
+    check_base(c);
     prepare_folder(c, inside ? folder : NULL, resumes);
     print_settings(c, device_name());
     memory_plan(&r->model, &r->fsdp, c);
