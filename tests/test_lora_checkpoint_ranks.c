@@ -24,10 +24,10 @@ static const struct {
     GradSum     sum;
 } rows[] = {
     { LLAMA, "f32", "adamw", BASE_AS_FROZEN, 1, false, SUM_OFTEN },
-    { QWEN3, "coat", "adamw", BASE_AS_FROZEN, 1, true, SUM_OFTEN },
+    { MISTRAL, "coat", "adamw", BASE_AS_FROZEN, 1, true, SUM_OFTEN },
     { OLMO2, "coat-lean", "adamw", BASE_E4M3, 1, false, SUM_ONCE },
     { LLAMA_GQA, "bf16", "adamw8bit", BASE_NF4, 2, false, SUM_OFTEN },
-    { LLAMA_HEAD, "coat-lean", "adamw", BASE_NF4, 0, false, SUM_ONCE },         /* 0: a group per rank */
+    { OLMO3, "coat-lean", "adamw", BASE_NF4, 0, false, SUM_ONCE },              /* 0: a group per rank */
 };
 enum { ROWS = sizeof rows / sizeof rows[0] };
 

@@ -75,18 +75,18 @@ static void close_file(File *f)
     free(f->path);
 }
 
-static bool exists(const char *path)
+static bool holds(const char *folder, const char *name)
 {
     struct stat status;
-    return stat(path, &status) == 0;
+    char *path = xasprintf("%s/%s", folder, name);
+    const bool found = stat(path, &status) == 0;
+    free(path);
+    return found;
 }
 
 bool adapter_is(const char *folder)
 {
-    char *path = xasprintf("%s/adapter_config.json", folder);
-    const bool found = exists(path);
-    free(path);
-    return found;
+    return holds(folder, "adapter_config.json");
 }
 
 char *adapter_base(const char *folder)
@@ -97,7 +97,8 @@ char *adapter_base(const char *folder)
         value_wrong_json(f.path, "base_model_name_or_path", "a text", value);
     const char *name = json_string_value(value);
     char *beside = name && *name && *name != '/' ? xasprintf("%s/%s", folder, name) : NULL;
-    char *base = beside && !exists(name) && exists(beside) ? xstrdup(beside) : name && *name ? xstrdup(name) : NULL;
+    const bool is_beside = beside && !holds(name, "config.json") && holds(beside, "config.json");
+    char *base = is_beside ? xstrdup(beside) : name && *name ? xstrdup(name) : NULL;
     free(beside);
     close_file(&f);
     return base;
