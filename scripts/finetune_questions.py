@@ -33,7 +33,7 @@ eval_interval: null
 save_interval: null
 console_log_interval: 10
 """
-BASE = "run_name: base" + COMMON % ("1e-3", 100, 0.1, "3ep", 64) + """
+BASE = "run_name: base" + COMMON % ("1e-3", 100, 0.1, "2ep", 64) + """
 recipe: bf16
 model:
   {d_model: 768, n_layers: 12, n_heads: 12, mlp_hidden_size: 6144, max_sequence_length: 1024, vocab_size: 50280,
