@@ -183,9 +183,14 @@ static double reading_seconds(const Fsdp *f, bool tied)
     DeviceMark *from = NULL, *to = NULL;
     for (int again = 0; again < 2; again++) {
         from = device_mark(from);
-        for (int u = tied ? 0 : 1; u < f->num_units; u++)
-            if (f->shard[u].frozen_count > 0)
-                find_not_finite((int *)f->square_sum, f->shard[u].frozen, false);
+        for (int u = tied ? 0 : 1; u < f->num_units; u++) {
+            const Shard *s = &f->shard[u];
+            const Tensor base = tensor_at(s->base, (Format){ F32, 0, false }, 1, (int)(base_bytes(f, s->base_count) / sizeof(float)));
+            if (s->frozen_count > 0)
+                find_not_finite((int *)f->square_sum, s->frozen, false);
+            if (s->base)
+                find_not_finite((int *)f->square_sum, base, false);     /* codes as if they were floats: only the time counts */
+        }
         to = device_mark(to);
     }
     const double seconds = 1e-3 * device_elapsed(from, to);
