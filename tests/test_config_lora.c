@@ -201,6 +201,8 @@ static void test_together(void **state)
     try_contains(message, "warning: adapters beside random weights learn nothing of use");
     assert_true(try_printed(message, sizeof message, 2, 1, "--lora.rank=2", "--dry_run"));
     assert_string_equal(message, "");
+    assert_true(try_printed(message, sizeof message, 2, 1, "--lora.rank=2", "--optimizer.learning_rate=2e-5"));
+    try_contains(message, "a rate of 2e-05 hardly moves adapters");
     strcpy(try_path, saved);
 }
 

@@ -168,6 +168,15 @@ static void settle_base_path(Reader *r, const char *source)
         l->base_path = xstrdup(source);
 }
 
+/* Files made for training all weights have a tenth of what adapters want. */
+static void check_rate(Reader *r)
+{
+    const Config *c = &r->s->c;
+    if (!config_forward_only(c) && c->optimizer.lr < 5e-5)
+        warn("%s: a rate of %g hardly moves adapters, which want about ten times that of full training: "
+             "--optimizer.learning_rate=2e-4", config_where(r, "optimizer.learning_rate"), c->optimizer.lr);
+}
+
 void config_check_lora(Reader *r, const char *source, bool resumes)
 {
     Config *c = &r->s->c;
@@ -192,5 +201,6 @@ void config_check_lora(Reader *r, const char *source, bool resumes)
             "--lora.rank=null", config_where(r, "trainable"), l->rank);
     write_targets(r->s);
     check_rank(r);
+    check_rate(r);
     settle_base(r);
 }
