@@ -89,8 +89,8 @@ void matmul_dw(Tensor dw, Tensor dy, Tensor x);                         /* dw +=
 /* ---- adapters --------------------------------------------------------------------------------------------- */
 
 /* A narrow matrix between a wide tensor (N,C) and a low one (N, P*r): A, (P*r, C), whose every row belongs to all columns; or B,
- * rows of (.., r), whose part i, `width` rows behind those of the parts before it, belongs to the wide tensor's columns from `first`
- * on and to the low one's columns i*r .. i*r + r-1; parts lie one behind the other. So one call serves q, k and v, or two of
+ * rows of (.., r), whose part i, `width` rows behind those of the parts before it, belongs to the wide tensor's columns from
+ * `first` on and to the low one's columns i*r .. i*r + r-1; parts lie one behind the other. So one call serves q, k and v, or two of
  * them. F32 or BF16. */
 enum { LOW_RANK_PARTS = 3 };
 typedef struct {

@@ -297,8 +297,8 @@ static int adapter_tensors(HfTensor *out, const Architecture *a, const ModelConf
         const int length = (int)(strlen(names->part[k].name) - strlen(".weight"));
         const LowRank parts = adapter_parts(c, p->linear);
         HfTensor *t = &out[count];
-        *t = (HfTensor){ .region = p->region, .first = first, .rows = p->is_b ? parts.part[count].width : c->lora.rank, .cols = p->cols,
-                         .adapter = true };
+        *t = (HfTensor){ .region = p->region, .first = first, .rows = p->is_b ? parts.part[count].width : c->lora.rank,
+                         .cols = p->cols, .adapter = true };
         t->max_rows = t->rows;
         snprintf(t->name, sizeof t->name, "base_model.model.%s.%d.%.*s.lora_%c.weight", a->blocks, unit - 1, length,
                  names->part[k].name, p->is_b ? 'B' : 'A');

@@ -1,8 +1,6 @@
 /* How frozen matrices are stored, gathered and made into operands. */
 #include "model/base.h"
 
-#include <stdlib.h>
-
 #include "kernels/comm.h"
 #include "kernels/error.h"
 #include "kernels/kernels.h"

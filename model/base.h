@@ -14,7 +14,7 @@ void   base_gather(Fsdp *f, int unit, WeightBuffer *b);
 /* Operands of all its matrices, for these uses, from what was gathered. */
 void   base_operands(Fsdp *f, int unit, WeightBuffer *b, int uses);
 
-/* Stores a matrix, of which this rank keeps its part. whole: (rows, cols) in F32 or BF16, device memory; every rank has the same. */
+/* Stores a matrix, of which this rank keeps its part. whole: (rows, cols) in F32 or BF16, device memory; all ranks have the same. */
 void   base_store(Fsdp *f, int unit, const Param *p, Tensor whole);
 
 /* The same of a matrix in NF4, nf4_param_groups of host memory. */

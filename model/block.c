@@ -214,8 +214,8 @@ static void branch_in_backward(const Model *m, Linear l, Tensor dy, const Unit *
 }
 
 /* On entry m->work.dres is dLoss/d(r2), on return, if `goes_on`, dLoss/d(r0); without it only what this block's weight gradients
- * read is made. Weight gradients are added to dw. That of the output projection's A reads mix, which attention's backward needs too,
- * not att_op: its codes would have to be made again.
+ * read is made. Weight gradients are added to dw. That of the output projection's A reads mix, which attention's backward needs
+ * too, not att_op: its codes would have to be made again.
  * What the recipe does not keep is recomputed where it is read: act by swiglu_backward, the rest as in forward. */
 void block_backward(const Model *m, const Unit *w, Unit *dw, const Acts *a, bool goes_on)
 {

@@ -24,7 +24,7 @@ typedef enum { LORA_Q, LORA_K, LORA_V, LORA_O, LORA_GATE, LORA_UP, LORA_DOWN, NU
 /* How the matrices of blocks are stored where adapters are trained: as other frozen weights, or in E4M3 or NF4. */
 typedef enum { BASE_AS_FROZEN, BASE_E4M3, BASE_NF4 } BaseFormat;
 
-/* Adapters: y = x W^T + scale (x A^T) B^T with A (rank, in), B (out, rank), W frozen [Hu et al. 2021, arXiv 2106.09685, sec. 4.1]. */
+/* Adapters: y = x W^T + scale (x A^T) B^T with A (rank, in), B (out, rank), W frozen [Hu et al. 2021, arXiv 2106.09685, 4.1]. */
 typedef struct {
     int        rank;                                                         /* 0: there are none */
     double     alpha;

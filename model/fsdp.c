@@ -14,6 +14,12 @@
 
 /* ---- weights ---------------------------------------------------------------------------------------------- */
 
+/* The stored weights are quantized into the unit's buffer, where those of region BASE become operands in ways of their own. */
+static bool is_cast(const Fsdp *f, int u, const Param *p)
+{
+    return is_gathered(f, u, p) && p->region != BASE;
+}
+
 /* This rank's slice of a region in the compute format, from its stored weights. `to`: where the slice stands, in the buffer's
  * format; first: the slice's first element in the region. */
 static void cast_slice(Fsdp *f, int u, Region r, size_t slice, Tensor to)
@@ -22,7 +28,7 @@ static void cast_slice(Fsdp *f, int u, Region r, size_t slice, Tensor to)
     for (int i = 0; i < f->shape[u].num_params; i++) {
         const Param *p = &f->shape[u].param[i];
         size_t first, n = shard_part(s, p, &first);
-        if (p->region != r || !is_gathered(f, u, p) || n == 0)
+        if (p->region != r || !is_cast(f, u, p) || n == 0)
             continue;
         Tensor part = to;
         part.data = (char *)to.data + (p->offset + first - slice) * dtype_size(to.format.dtype);
@@ -62,7 +68,7 @@ static void cast_operands(Fsdp *f, int u, int uses)
     for (int i = 0; i < f->shape[u].num_params; i++) {
         const Param *p = &f->shape[u].param[i];
         Tensor w = f->unit[u].tensor[p->id];
-        if (!is_gathered(f, u, p) || p->region == BASE)
+        if (!is_cast(f, u, p))
             continue;
         if (!(uses & FOR_FORWARD))
             w.data = NULL;
@@ -84,7 +90,7 @@ static void gather_operands(Fsdp *f, int u, WeightBuffer *s, int uses)
     for (int i = 0; i < f->shape[u].num_params && uses & FOR_BACKWARD; i++) {
         const Param *p = &f->shape[u].param[i];
         Tensor codes = f->unit[u].tensor[p->id], transposed = codes;
-        if (!is_gathered(f, u, p) || p->region == BASE)
+        if (!is_cast(f, u, p))
             continue;
         codes.data_t = transposed.data = NULL;
         quantize_codes(transposed, codes);

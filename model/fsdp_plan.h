@@ -45,7 +45,7 @@ typedef struct {
     GradBuffer *grad_buffer;           /* [num_buffers] */
     Tensor      scales;                /* (1, 4 per FP8 operand): their scales, 16 bytes apart; those of frozen ones last */
     int         trained_scales;        /* columns of `scales` in front of those */
-    Tensor      base_scales;           /* (1, 4 per matrix of the blocks), with a region BASE: of FP8 operands and of E4M3 as stored */
+    Tensor      base_scales;           /* (1, 4 per matrix of the blocks) of region BASE: of FP8 operands and of stored E4M3 */
     Tensor      replicated;            /* (1, n): what block units with FP8 operands have besides them, norm weights and adapters:
                                           whole on each rank */
     float      *square_sum;            /* device memory: sum of the squares of this rank's gradients; between steps a flag of
@@ -77,8 +77,8 @@ size_t      fsdp_grad_bytes  (const Fsdp *f);              /* of accumulated gra
 size_t      fsdp_state_bytes (const Fsdp *f);              /* of the optimizer's states */
 void        fsdp_free   (Fsdp *f);
 
-/* The part of a parameter that this rank owns: elements *first .. *first + n of the parameter; returns n, maybe 0, as for the region
- * BASE, of which base.h knows. */
+/* The part of a parameter that this rank owns: elements *first .. *first + n of the parameter; returns n, maybe 0, as for the
+ * region BASE, of which base.h knows. */
 size_t      shard_part(const Shard *s, const Param *p, size_t *first);
 /* Elements from `first` on, counted in the trained region, of one of the shard's flat tensors. */
 Tensor      shard_view(const Shard *s, Tensor t, size_t first, size_t n);

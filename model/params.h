@@ -7,8 +7,8 @@
 #include "model/config.h"
 
 /* Every parameter that some architecture has: a field here and a row in params.c. A unit is what is gathered and sharded as a
- * whole: unit 0 the embedding (also the head if tied), units 1..L the blocks, unit L+1 the final norm and the head. Of a unit, as weights
- * or as their gradients, the parameters that it lacks have data == NULL. */
+ * whole: unit 0 the embedding (also the head if tied), units 1..L the blocks, unit L+1 the final norm and the head. Of a unit, as
+ * weights or as their gradients, the parameters that it lacks have data == NULL. */
 enum { NUM_PARAMS = 19 };
 typedef union {
     struct {

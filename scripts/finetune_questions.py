@@ -10,8 +10,8 @@ with label masks (make_chat_shards.py), a question and its answer a conversation
 question after a blank, as in the requests, and eos ends it.
 
 `run` trains a model of 190 million parameters on the text, on all GPUs together, then goes on from it on the questions, once per
-recipe and seed, each run on a GPU of its own, as many at a time as there are. Beside recipes, lora-bf16, lora-e4m3 and lora-nf4 train
-adapters next to a base of that format. --eval_only scores the model before and after in --eval-recipe. In --folder are the runs,
+recipe and seed, each run on a GPU of its own, as many at a time as there are. Beside recipes, lora-bf16, lora-e4m3 and lora-nf4
+train adapters next to a base of that format. --eval_only scores the model before and after in --eval-recipe. In --folder are the runs,
 table.md and picture.png at the end; what is there in full is not made again. A row per task: chance, the score before, and for each
 recipe the mean over seeds and its standard deviation; the last row is the mean of all but bits per byte.
 Needs matplotlib; `prepare` needs what those scripts need.
@@ -255,7 +255,8 @@ def main():
     stage.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("runs/questions"))
     stage.add_argument("--recipes", nargs="+", default=["bf16", "coat", "coat-lean"])
     stage.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], help="of data order and rounding in fine-tuning")
-    stage.add_argument("--gpus", nargs="+", default=[], help="numbers of the GPUs, one twice for two runs at a time on it; without it: one run at a time, where the program finds one")
+    stage.add_argument("--gpus", nargs="+", default=[], help="numbers of the GPUs, one twice for two runs at a time on it; "
+                       "without it: one run at a time, where the program finds one")
     stage.add_argument("--eval-recipe", default="bf16", help="the recipe that all models are evaluated with")
     stage.add_argument("--base-with", default="", help="more settings of pretraining, as '--max_duration=100 --a.b=c'")
     stage.add_argument("--tuned-with", default="", help="of fine-tuning")

@@ -25,6 +25,8 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from golden_adamw8bit import search         # dQuantize, too
+
 BLOCK, NESTED = 64, 256
 NAME = "model.layers.0.mlp.up_proj.weight"
 f32 = np.float32
@@ -45,20 +47,6 @@ def quotients(x, size):
 def nearest16(code, x):
     """dQuantizeNF4: the number of middles below x."""
     return (x[:, None] > (code[1:] + code[:-1]) * f32(0.5)).sum(axis=1).astype(np.uint8)
-
-
-def nearest256(code, x):
-    """dQuantize: seven steps down a tree of 255 nodes, then the middle to the neighbour not yet ruled out."""
-    pivot = np.full(x.shape, 127)
-    low, high = np.zeros_like(pivot), np.full_like(pivot, 255)
-    for step in (64, 32, 16, 8, 4, 2, 1):
-        up = x > code[pivot]
-        low, high = np.where(up, pivot, low), np.where(up, high, pivot)
-        pivot = pivot + np.where(up, step, -step)
-    up = x > code[pivot]
-    past_high = x > (code[high] + code[pivot]) * f32(0.5)
-    short_of_low = x < (code[low] + code[pivot]) * f32(0.5)
-    return np.where(up, np.where(past_high, high, pivot), np.where(short_of_low, low, pivot)).astype(np.uint8)
 
 
 def check_codes(codes, nested_codes, offset, x, packed, state):
@@ -86,7 +74,7 @@ def quantize(w):
     codes = nearest16(state.code.numpy(), quotient)
     dynamic = F.create_dynamic_map()
     offset = state.offset.numpy()
-    nested_codes = nearest256(dynamic.numpy(), quotients(top - offset, NESTED)[0])
+    nested_codes = search(dynamic.numpy(), quotients(top - offset, NESTED)[0]).astype(np.uint8)
     check_codes(codes, nested_codes, offset, x, packed.numpy().reshape(-1), state)
     packed = torch.from_numpy(codes[::2] << 4 | codes[1::2]).reshape(-1, 1)
     state.absmax, state.state2.code = torch.from_numpy(nested_codes), dynamic

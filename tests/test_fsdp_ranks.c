@@ -6,12 +6,13 @@
 #include "tests/kit.h"
 
 #include "tests/ranks.h"
+#include "tests/ranks_training.h"
 #include "model/update.h"
 #include "kernels/trace.h"
 #include "model/run/memory.h"
 #include "tests/models.h"
 
-enum { BATCH = 8, MICRO = 1, STEPS = 3, MAX_TOKENS = 4096, MAX_UNITS = 5 };
+enum { BATCH = 8, MICRO = 1, STEPS = 3, MAX_UNITS = 5 };
 
 static const struct { const char *name; int groups; bool keep_weights; GradSum sum; } strategies[] = {
     { "no_shard", 0, false, SUM_OFTEN },                { "full_shard", 1, false, SUM_OFTEN },
@@ -52,16 +53,6 @@ static ModelConfig small(int recipe)
     return recipe_cases[recipe].modules ? with_adapters(m, 6, recipe_cases[recipe].modules, recipe_cases[recipe].base) : m;
 }
 
-/* NOTE: a communicator takes NCCL a second, so the order of the tests changes the groups seldom. */
-static void divide(int shard_ranks)
-{
-    if (comm_group_size(RANKS_SHARD) == shard_ranks)
-        return;
-    comm_device_finish();
-    comm_divide(shard_ranks);
-    comm_init();
-}
-
 static void open_run(Run *r, int recipe, Strategy strategy)
 {
     const ModelConfig m = small(recipe);
@@ -83,23 +74,11 @@ static void close_run(Run *r)
 
 /* ---- steps ------------------------------------------------------------------------------------------------ */
 
-/* This rank's part of step `step`; the batch is the same for any number of ranks. Returns the loss of the batch per token. */
-static double forward_backward(Run *r, int step)
+/* Returns the loss of the batch per token. */
+static double step_loss(Run *r, int step)
 {
-    static int tokens[MAX_TOKENS], targets[MAX_TOKENS];
-    const int T = r->config.model.max_sequence_length, share = BATCH / comm_size(), vocab = r->config.model.vocab_size;
-    assert_true(MICRO * T <= MAX_TOKENS);
-    fsdp_zero_grads(&r->fsdp);
-    for (int i = 0; i < share; i++) {
-        const int sequence = (step * BATCH + comm_rank() * share + i) * T;
-        for (int t = 0; t < T; t++) {
-            tokens[t] = test_token(11, (uint64_t)(sequence + t), vocab);
-            targets[t] = test_token(11, (uint64_t)(sequence + t + 1), vocab);
-        }
-        model_step(&r->model, &r->fsdp, tokens, targets, NULL, 1.0f / (float)(BATCH * T), 0,
-                   i == share - 1 ? PASS_COMPLETE : PASS_ACCUMULATE);
-    }
-    double loss = model_losses(&r->model).loss / (BATCH * T);
+    forward_backward(&r->model, &r->fsdp, &r->config, step, BATCH / comm_size());
+    double loss = model_losses(&r->model).loss / (BATCH * r->config.model.max_sequence_length);
     comm_sum(&loss, 1);
     return loss;
 }
@@ -108,7 +87,7 @@ static Curve train(Run *r)
 {
     Curve c;
     for (int s = 0; s < STEPS; s++) {
-        c.loss[s] = forward_backward(r, s);
+        c.loss[s] = step_loss(r, s);
         c.norm[s] = optimizer_grad_norm(&r->fsdp);
         optimizer_step(&r->fsdp, &r->config, s + 1, s + 1, 1e-2, fmin(1, 1 / c.norm[s]));
     }
@@ -222,7 +201,7 @@ static void test_unsharded(void **state)
         Run r;
         open_run(&r, i, (Strategy){ 1, false, SUM_OFTEN });
         gather_all(&r, false, i, "unsharded");
-        forward_backward(&r, 0);
+        step_loss(&r, 0);
         keep_gradients(&r, i);
         reference[i].curve = train(&r);
         close_run(&r);
@@ -274,7 +253,7 @@ static void strategy_case(int recipe, Strategy strategy, const char *name)
     Run r;
     open_run(&r, recipe, strategy);
     gather_all(&r, false, recipe, name);
-    forward_backward(&r, 0);
+    step_loss(&r, 0);
     check_gradients(&r, recipe, name);
     Curve c = train(&r), again;
     gather_all(&r, true, recipe, name);
@@ -321,7 +300,7 @@ static void test_trace(void **state)
     trace_open(folder, comm_rank());
     for (int s = 0; s < 2; s++) {
         trace_step(s, s == 1);
-        forward_backward(&r, s);
+        step_loss(&r, s);
         assert_true(trace_step_end() >= 0);
     }
     trace_close();

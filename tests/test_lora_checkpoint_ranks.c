@@ -12,8 +12,9 @@
 #include "tests/kit.h"
 #include "tests/models.h"
 #include "tests/ranks.h"
+#include "tests/ranks_training.h"
 
-enum { BATCH = 4, STEPS = 2, MAX_TOKENS = 64, MAX_UNITS = 4 };
+enum { BATCH = 4, STEPS = 2, MAX_UNITS = 4 };
 
 static const struct {
     SmallModel  model;
@@ -45,15 +46,6 @@ static const char *path_of(int row, const char *what)
 /* ---- runs ------------------------------------------------------------------------------------------------- */
 
 typedef struct { Config config; Model model; Fsdp fsdp; ModelConfig m; } Run;
-
-static void divide(int shard_ranks)
-{
-    if (comm_group_size(RANKS_SHARD) == shard_ranks)
-        return;
-    comm_device_finish();
-    comm_divide(shard_ranks);
-    comm_init();
-}
 
 static void open_run(Run *r, int row, bool adapted)
 {
@@ -96,23 +88,7 @@ static void save(Run *r, int step)
 
 static double train(Run *r, int first, int steps)
 {
-    int tokens[MAX_TOKENS], targets[MAX_TOKENS];
-    const int T = r->m.max_sequence_length, share = BATCH / comm_size();
-    for (int s = first; s < first + steps; s++) {
-        fsdp_zero_grads(&r->fsdp);
-        for (int i = 0; i < share; i++) {
-            const int sequence = (s * BATCH + comm_rank() * share + i) * T;
-            for (int t = 0; t < T; t++) {
-                tokens[t] = test_token(11, (uint64_t)(sequence + t), r->m.vocab_size);
-                targets[t] = test_token(11, (uint64_t)(sequence + t + 1), r->m.vocab_size);
-            }
-            model_step(&r->model, &r->fsdp, tokens, targets, NULL, 1.0f / (float)(BATCH * T), 0,
-                       i == share - 1 ? PASS_COMPLETE : PASS_ACCUMULATE);
-        }
-        const double norm = optimizer_grad_norm(&r->fsdp);
-        optimizer_step(&r->fsdp, &r->config, s + 1, s + 1, 1e-2, fmin(1, 1 / norm));
-    }
-    return model_losses(&r->model).loss;
+    return train_steps(&r->model, &r->fsdp, &r->config, first, steps);
 }
 
 /* ---- what this rank has ----------------------------------------------------------------------------------- */

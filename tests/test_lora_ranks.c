@@ -11,8 +11,9 @@
 #include "tests/kit.h"
 #include "tests/models.h"
 #include "tests/ranks.h"
+#include "tests/ranks_training.h"
 
-enum { BATCH = 4, MICRO = 1, STEPS = 2, MAX_TOKENS = 64, UNITS = 4, RANK = 6 };
+enum { BATCH = 4, MICRO = 1, STEPS = 2, UNITS = 4, RANK = 6 };
 
 static const struct { const char *name; int groups; bool keep_weights; GradSum sum; } strategies[] = {
     { "FULL_SHARD, sums per micro-batch", 1, false, SUM_OFTEN }, { "FULL_SHARD, sums per step", 1, false, SUM_ONCE },
@@ -31,15 +32,6 @@ enum { NUM_CASES = sizeof cases / sizeof cases[0] };
 typedef struct { Config config; Model model; Fsdp fsdp; } Run;
 
 static char root[] = "/tmp/coat-lora-XXXXXX";
-
-static void divide(int shard_ranks)
-{
-    if (comm_group_size(RANKS_SHARD) == shard_ranks)
-        return;
-    comm_device_finish();
-    comm_divide(shard_ranks);
-    comm_init();
-}
 
 static void open_run(Run *r, const ModelConfig *m, const char *recipe, int strategy, char *folder)
 {
@@ -71,24 +63,7 @@ static void save(Run *r, long step)
 /* The loss of the last step, of this rank's sequences. */
 static double train(Run *r, int first, int steps)
 {
-    const int T = r->config.model.max_sequence_length, vocab = r->config.model.vocab_size, share = BATCH / comm_size();
-    int tokens[MAX_TOKENS], targets[MAX_TOKENS];
-    assert_true(MICRO * T <= MAX_TOKENS);
-    for (int s = first; s < first + steps; s++) {
-        fsdp_zero_grads(&r->fsdp);
-        for (int i = 0; i < share; i++) {
-            const int sequence = (s * BATCH + comm_rank() * share + i) * T;
-            for (int t = 0; t < T; t++) {
-                tokens[t] = test_token(11, (uint64_t)(sequence + t), vocab);
-                targets[t] = test_token(11, (uint64_t)(sequence + t + 1), vocab);
-            }
-            model_step(&r->model, &r->fsdp, tokens, targets, NULL, 1.0f / (float)(BATCH * T), 0,
-                       i == share - 1 ? PASS_COMPLETE : PASS_ACCUMULATE);
-        }
-        const double norm = optimizer_grad_norm(&r->fsdp);
-        optimizer_step(&r->fsdp, &r->config, s + 1, s + 1, 1e-2, fmin(1, 1 / norm));
-    }
-    return model_losses(&r->model).loss;
+    return train_steps(&r->model, &r->fsdp, &r->config, first, steps);
 }
 
 /* ---- what a rank has ---------------------------------------------------------------------------------------- */

@@ -238,8 +238,8 @@ static void test_kept(void **state)
     }
 }
 
-/* A sharded base in E4M3 is gathered from where it is stored to where GEMMs read it: two blocks' codes, the embedding or the head, and
- * this rank's slice of either. Norm weights and adapters are on every rank, and take no room there. */
+/* A sharded base in E4M3 is gathered from where it is stored to where GEMMs read it: two blocks' codes, the embedding or the head,
+ * and this rank's slice of either. Norm weights and adapters are on every rank, and take no room there. */
 static void test_gathered(void **state)
 {
     (void)state;

@@ -11,8 +11,9 @@
 #include "tests/kit.h"
 #include "tests/models.h"
 #include "tests/ranks.h"
+#include "tests/ranks_training.h"
 
-enum { BATCH = 4, MICRO = 1, STEPS = 2, MAX_TOKENS = 64 };
+enum { BATCH = 4, MICRO = 1, STEPS = 2 };
 
 /* Recipes as they are changed here, so that frozen weights are rounded for computing as those that are trained are. */
 static const struct { const char *name; Keep keep; DType frozen; } recipe_rows[] = {
@@ -40,15 +41,6 @@ enum { NUM_STRATEGIES = sizeof strategies / sizeof strategies[0] };
 
 typedef struct { Config config; Model model; Fsdp fsdp; ModelConfig m; } Run;
 
-static void divide(int shard_ranks)
-{
-    if (comm_group_size(RANKS_SHARD) == shard_ranks)
-        return;
-    comm_device_finish();
-    comm_divide(shard_ranks);
-    comm_init();
-}
-
 static void open_run(Run *r, int choice, int recipe, int strategy, bool all)
 {
     const int groups = strategies[strategy].groups ? strategies[strategy].groups : comm_size();
@@ -66,32 +58,9 @@ static void open_run(Run *r, int choice, int recipe, int strategy, bool all)
     fsdp_init(&r->fsdp, &r->config.model, 5);
 }
 
-/* share: micro-batches of this rank. */
-static void forward_backward(Run *r, int step, int share)
-{
-    int tokens[MAX_TOKENS], targets[MAX_TOKENS];
-    const int T = r->m.max_sequence_length;
-    assert_true(MICRO * T <= MAX_TOKENS);
-    fsdp_zero_grads(&r->fsdp);
-    for (int i = 0; i < share; i++) {
-        const int sequence = (step * BATCH + comm_rank() * share + i) * T;
-        for (int t = 0; t < T; t++) {
-            tokens[t] = test_token(11, (uint64_t)(sequence + t), r->m.vocab_size);
-            targets[t] = test_token(11, (uint64_t)(sequence + t + 1), r->m.vocab_size);
-        }
-        model_step(&r->model, &r->fsdp, tokens, targets, NULL, 1.0f / (float)(BATCH * T), 0,
-                   i == share - 1 ? PASS_COMPLETE : PASS_ACCUMULATE);
-    }
-}
-
 static double train(Run *r, int first, int steps)
 {
-    for (int s = first; s < first + steps; s++) {
-        forward_backward(r, s, BATCH / comm_size());
-        const double norm = optimizer_grad_norm(&r->fsdp);
-        optimizer_step(&r->fsdp, &r->config, s + 1, s + 1, 1e-2, fmin(1, 1 / norm));
-    }
-    return model_losses(&r->model).loss;
+    return train_steps(&r->model, &r->fsdp, &r->config, first, steps);
 }
 
 /* n elements of a tensor in device memory, exact as doubles. */
@@ -179,7 +148,7 @@ static void strategy_case(int choice, int recipe, int strategy)
     Run r;
     open_run(&r, choice, recipe, strategy, true);
     const size_t bytes = model_planned_bytes(&r.model, &r.fsdp);
-    forward_backward(&r, 0, 1);
+    forward_backward(&r.model, &r.fsdp, &r.config, 0, 1);
     State *all = take(&r, true);
     model_free(&r.model, &r.fsdp);
 
@@ -187,7 +156,7 @@ static void strategy_case(int choice, int recipe, int strategy)
     assert_int_equal(r.fsdp.first_trained, choices[choice].first_trained);
     assert_true(model_planned_bytes(&r.model, &r.fsdp) < bytes);
     State *before = take(&r, false);
-    forward_backward(&r, 0, 1);
+    forward_backward(&r.model, &r.fsdp, &r.config, 0, 1);
     State *some = take(&r, true);
     if (on_cpu() || comm_size() <= 2)
         check_trained(some, all, strategies[strategy].name);

@@ -185,7 +185,8 @@ static double reading_seconds(const Fsdp *f, bool tied)
         from = device_mark(from);
         for (int u = tied ? 0 : 1; u < f->num_units; u++) {
             const Shard *s = &f->shard[u];
-            const Tensor base = tensor_at(s->base, (Format){ F32, 0, false }, 1, (int)(base_bytes(f, s->base_count) / sizeof(float)));
+            const size_t base_floats = base_bytes(f, s->base_count) / sizeof(float);
+            const Tensor base = tensor_at(s->base, (Format){ F32, 0, false }, 1, (int)base_floats);
             if (s->frozen_count > 0)
                 find_not_finite((int *)f->square_sum, s->frozen, false);
             if (s->base)

@@ -1,0 +1,46 @@
+/* What tests of training on ranks share: groups, and steps on batches that are the same for any number of ranks. */
+#pragma once
+#include <math.h>
+
+#include "kernels/comm.h"
+#include "model/update.h"
+#include "tests/models.h"
+
+/* NOTE: a communicator takes NCCL a second, so tests should change the groups seldom. */
+static inline void divide(int shard_ranks)
+{
+    if (comm_group_size(RANKS_SHARD) == shard_ranks)
+        return;
+    comm_device_finish();
+    comm_divide(shard_ranks);
+    comm_init();
+}
+
+/* The gradients of `share` sequences of each rank, in micro-batches of one: those of a whole batch if share is its part. */
+static inline void forward_backward(Model *m, Fsdp *f, const Config *c, int step, int share)
+{
+    enum { MAX_TOKENS = 4096 };
+    static int tokens[MAX_TOKENS], targets[MAX_TOKENS];
+    const int T = c->model.max_sequence_length, vocab = c->model.vocab_size, batch = c->global_train_batch_size;
+    assert_true(T <= MAX_TOKENS);
+    fsdp_zero_grads(f);
+    for (int i = 0; i < share; i++) {
+        const int sequence = (step * batch + comm_rank() * share + i) * T;
+        for (int t = 0; t < T; t++) {
+            tokens[t] = test_token(11, (uint64_t)(sequence + t), vocab);
+            targets[t] = test_token(11, (uint64_t)(sequence + t + 1), vocab);
+        }
+        model_step(m, f, tokens, targets, NULL, 1.0f / (float)(batch * T), 0, i == share - 1 ? PASS_COMPLETE : PASS_ACCUMULATE);
+    }
+}
+
+/* Steps first .. first + count - 1; the sum of the losses of this rank's tokens. */
+static inline double train_steps(Model *m, Fsdp *f, const Config *c, int first, int count)
+{
+    for (int s = first; s < first + count; s++) {
+        forward_backward(m, f, c, s, c->global_train_batch_size / comm_size());
+        const double norm = optimizer_grad_norm(f);
+        optimizer_step(f, c, s + 1, s + 1, 1e-2, fmin(1, 1 / norm));
+    }
+    return model_losses(m).loss;
+}
