@@ -1,5 +1,6 @@
 /* Rank 0 makes a file of a random name, and the others try to make it too. That is refused where the folder is the same, by the
- * server of a network file system itself: a look could be answered by what the host remembers from before. */
+ * server of a network file system itself: a look could be answered by what the host remembers from before. The ranks of a host
+ * take turns, since the file of one would be in the way of another that is as far from rank 0's folder. */
 #include "model/run/shared_folder.h"
 
 #include <errno.h>
@@ -44,6 +45,20 @@ static char *make_sign(const char *folder, Sign *s)
     return path;
 }
 
+/* try_to_make on all ranks but rank 0, of which it is EEXIST; one rank of a host at a time. All ranks call. */
+static int try_in_turn(const char *path)
+{
+    double turns = comm_local_size();
+    int found = EEXIST;
+    comm_max(&turns, 1);
+    for (int turn = 0; turn < (int)turns; turn++) {
+        if (turn == comm_local_rank() && comm_rank() != 0)
+            found = try_to_make(path);
+        comm_barrier();
+    }
+    return found;
+}
+
 void shared_folder_check(const char *folder)
 {
     if (comm_size() == 1)
@@ -53,7 +68,7 @@ void shared_folder_check(const char *folder)
     comm_broadcast(&s, sizeof s, 0);
     if (!path)
         path = xasprintf("%s/.sign-%016llx", folder, (unsigned long long)s.number);
-    const int found = comm_rank() == 0 ? EEXIST : try_to_make(path);
+    const int found = try_in_turn(path);
     double first = found == EEXIST ? 0 : comm_size() - comm_rank();      /* the first rank that is apart speaks */
     comm_max(&first, 1);
     if (comm_rank() == 0)
