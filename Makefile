@@ -102,6 +102,17 @@ $B/tests/test_cpu_health_ranks: WRAP = $(foreach f,dlopen dlsym device_health,-W
 $B/tests/bench_%: $B/tests/bench_%.c.o $(OBJECTS)
 	@echo "  LINK  $@"
 	@$(CC) $^ $(LIBS) $(LDFLAGS) -o $@
+# CUDA loads this one into ./train and tells it what runs. CUPTI's records are its version's, so of those that Python packages bring
+# along none is taken unless CUPTI_HOME names its folder.
+CUPTI_PLACES = $(or $(CUPTI_HOME),$(CUDA_HOME)/extras/CUPTI $(CUDA_HOME)/targets/x86_64-linux $(CUDA_HOME))
+CUPTI        = $(firstword $(wildcard $(foreach p,$(CUPTI_PLACES),$p/lib64/libcupti.so.1[3-9] $p/lib/libcupti.so.1[3-9])))
+$B/kernel_times.so: scripts/kernel_times.c
+	@mkdir -p $(@D)
+	@[ -n "$(CUPTI)" ] || { echo "no CUPTI of CUDA 13 in $(CUPTI_PLACES): apt-get install cuda-cupti-dev-13-0, or give" \
+	    "CUPTI_HOME=folder with include/cupti.h and lib/libcupti.so.13 (pip's nvidia-cuda-cupti of nvcc's version: nvidia/cu13)"; exit 1; }
+	@echo "  CC    $<"
+	@$(CC) -std=c17 -O2 -g -Wall -Wextra $(CFLAGS) -shared -fPIC -fvisibility=hidden -I$(dir $(CUPTI))../include \
+	    -I$(CUDA_HOME)/include $< $(CUPTI) -Wl,-rpath,$(abspath $(dir $(CUPTI))),--disable-new-dtags -lpthread -ldl -o $@
 $B/%.c.o: %.c | check
 	@mkdir -p $(@D)
 	@echo "  CC    $<"
