@@ -6,8 +6,8 @@
     python3 scripts/in_step.py run times
 
 A step lasts from the end of an update to the end of the next. Where kernels of several queues ran at once, each counts in full, and
-what they overlap is taken off in a line of its own: rows, overlap and idle time add up to the time that the steps took. With several
-ranks the table is of one, the lowest process. --tsv writes the second table, of every kernel, for programs.
+what they overlap is taken off in a line of its own: rows, overlap and idle time add up to the time that the steps took. With
+several ranks the table is of one, the lowest process. --tsv writes the second table, of every kernel, for programs.
 """
 import argparse, collections, glob, os, re, shutil, subprocess, sys
 
@@ -17,12 +17,13 @@ Row = collections.namedtuple("Row", "group name ms share calls mean_us")    # ms
 FP8, BF16, HEAD = "FP8 GEMMs", "GEMMs in BF16", "the head's GEMMs"
 ATTENTION, ELEMENTWISE, ADAMW, COMMUNICATION = "attention", "elementwise", "AdamW", "communication"
 GROUPS = [FP8, ATTENTION, ELEMENTWISE, HEAD, BF16, ADAMW, COMMUNICATION]        # as they are printed
-# cuBLASLt names operands, accumulator and result of a GEMM by letters: q is E4M3, r E5M2, t BF16, s F32. cuDNN runs attention alone.
+# cuBLASLt names operands, sum and result of a GEMM by letters: q is E4M3, r E5M2, t BF16, s F32. cuDNN runs attention alone.
 PATTERNS = [(COMMUNICATION, re.compile(r"nccl|^\[copy peer to peer\]")),
             (ADAMW, re.compile(r"adamw")),
-            (ATTENTION, re.compile(r"cudnn|attention|sdpa|fmha|matmul_dq|dot_do_o|(^|\d)(forward|dq|dkv|part|merge|append)_kernel")),
+            (ATTENTION, re.compile(r"cudnn|attention|sdpa|fmha|matmul_dq|dot_do|(^|\d)(forward|dq|dkv|part|merge|append)_kernel")),
             (FP8, re.compile(r"(^|_)[qr]{2}[a-z]{3}_\d+x\d+|gemm.*e[45]m[23]|e[45]m[23].*gemm")),
             (BF16, re.compile(r"(^|_)[a-z]{3,5}_\d+x\d+_\d+x\d+|gemm|cutlass|nvjet"))]
+SHOWN = 1e-4        # of the time: kernels below it are in the file only
 
 
 class Bad(Exception):
@@ -106,7 +107,7 @@ class Window:
     def __init__(self, records, steps):
         ends = find_steps(records)
         if len(ends) < 2:
-            raise Bad(f"{len(ends)} updates in the records; expected at least 2, since a step lasts from one to the next: more steps")
+            raise Bad(f"{len(ends)} updates in the records; expected at least 2: a step lasts from one to the next")
         self.steps = min(steps, len(ends) - 1)
         begin, end = ends[-1 - self.steps], ends[-1]
         groups = group_records(records)
@@ -159,13 +160,13 @@ class Run:
         self.trains_all = not re.search(r"^  rank: \d", text, re.M) and "trainable: []" in text
 
 
-def print_table(window, run, rows, out=sys.stdout):
+def print_table(window, run, rows):
     micro_steps = window.steps * run.micro_steps
     tokens = micro_steps * run.micro_batch * run.sequence
     line = lambda name, ns, more="": print(f"  {name:<24}{ns / 1e6 / micro_steps:12.3f} ms{100 * ns / 1e9 / window.seconds:9.2f} %"
-                                           f"{more}", file=out)
+                                           f"{more}")
     print(f"{window.steps} steps of {run.micro_steps} micro-steps of {run.micro_batch} x {run.sequence} tokens on a GPU: "
-          f"{window.seconds:.3f} s, {tokens / window.seconds:,.0f} tokens/s while traced; of a micro-step:", file=out)
+          f"{window.seconds:.3f} s, {tokens / window.seconds:,.0f} tokens/s while traced; of a micro-step:")
     for group in GROUPS:
         ns, more = window.groups[group], ""
         if group == FP8 and ns and run.trains_all:
@@ -176,9 +177,11 @@ def print_table(window, run, rows, out=sys.stdout):
     if window.overlap:
         line("two or more at once", -window.overlap)
     line("together", window.seconds * 1e9)
-    print(f"{'ms':>10}{'share':>9}{'calls':>9}{'mean us':>10}  group, kernel", file=out)
+    print(f"{'ms':>10}{'share':>9}{'calls':>9}{'mean us':>10}  group, kernel")
     for r in rows:
-        print(f"{r.ms:10.3f}{100 * r.share:7.2f} %{r.calls:9.2f}{r.mean_us:10.1f}  {r.group}: {r.name[:92]}", file=out)
+        if r.share < SHOWN:
+            continue
+        print(f"{r.ms:10.3f}{100 * r.share:7.2f} %{r.calls:9.2f}{r.mean_us:10.1f}  {r.group}: {r.name[:92]}")
 
 
 def write_tsv(path, rows):

@@ -1,5 +1,5 @@
-/* Writes down when each kernel, copy and fill of a program ran on its GPU; scripts/in_step.py makes tables of it. The program itself
- * is left as it is: CUDA loads this library into it [CUPTI, "Injection"].
+/* Writes down when each kernel, copy and fill of a program ran on its GPU; scripts/in_step.py makes tables of it. The program is
+ * left as it is: CUDA loads this library into it [CUPTI, "Injection"].
  *
  *     make BACKEND=cuda build/cuda/kernel_times.so
  *     CUDA_INJECTION64_PATH=$PWD/build/cuda/kernel_times.so KERNEL_TIMES=FOLDER ./train ...
