@@ -76,9 +76,9 @@ def run(options, train, work, steps, times=None):
     """Trains in options.folder/run; false if that failed. times: where kernel_times.so is to write."""
     config, *rest = shlex.split(work.arguments.format(**options.paths))
     command = [*shlex.split(options.launch), "-n", str(work.ranks), os.path.abspath(train), config,
-               f"--data.paths=[{options.paths['tokens']}]", "--data.memmap_dtype=uint16", f"--save_folder={options.run}", "--save_overwrite", f"--max_duration={steps}",
-               "--save_num_checkpoints_to_keep=0", "--save_interval_unsharded=null", "--save_interval_ephemeral=null",
-               "--eval_interval=null", *rest]
+               f"--data.paths=[{options.paths['tokens']}]", "--data.memmap_dtype=uint16", f"--save_folder={options.run}",
+               "--save_overwrite", f"--max_duration={steps}", "--save_num_checkpoints_to_keep=0",
+               "--save_interval_unsharded=null", "--save_interval_ephemeral=null", "--eval_interval=null", *rest]
     environment = dict(os.environ)
     if times:
         environment.update(CUDA_INJECTION64_PATH=os.path.abspath(options.kernel_times), KERNEL_TIMES=os.path.abspath(times))

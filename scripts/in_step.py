@@ -143,45 +143,39 @@ class Run:
                 text = file.read()
         except OSError as error:
             raise Bad(f"{path}: {error.strerror}; give the save_folder of the run")
-        found = dict(re.findall(r"^ *(\w+): *(\w+)(?: +# (?:\w+))?$", text, re.M))
-        resolved = dict(re.findall(r"^  (\w+): null +# (\w+)$", text, re.M))
-        size = lambda name: int(found[name])
-        self.ranks, self.sequence = ranks, size("max_sequence_length")
-        self.micro_batch, self.batch = size("device_train_microbatch_size"), size("global_train_batch_size")
-        self.micro_steps = self.batch // (self.micro_batch * ranks)
-        heads, kv_heads, wide = size("n_heads"), found["n_kv_heads"], size("d_model")
-        head_dim = size("head_dim") if found["head_dim"].isdigit() else wide // heads
-        kv_heads = int(kv_heads) if kv_heads.isdigit() else heads
-        attention = wide * head_dim * (2 * heads + 2 * kv_heads)
-        self.block_weights = size("n_layers") * (attention + wide * size("mlp_hidden_size") * 3 // 2)
-        keep = resolved.get("keep", found.get("keep"))
-        # forward, dx and dW; where blocks are recomputed, forward again
-        self.gemm_flops = 2 * self.block_weights * (4 if keep == "block" else 3) * self.micro_batch * self.sequence
-        self.trains_all = not re.search(r"^  rank: \d", text, re.M) and "trainable: []" in text
+        found = dict(re.findall(r"^ *(\w+): *(?:null +# )?(\w+)", text, re.M))      # behind null stands what it comes to
+        wide, layers, heads, kv_heads, head_dim, mlp, self.sequence, self.micro_batch, batch = (int(found[name]) for name in (
+            "d_model", "n_layers", "n_heads", "n_kv_heads", "head_dim", "mlp_hidden_size", "max_sequence_length",
+            "device_train_microbatch_size", "global_train_batch_size"))
+        self.micro_steps = batch // (self.micro_batch * ranks)
+        weights = layers * wide * (2 * head_dim * (heads + kv_heads) + mlp * 3 // 2)
+        passes = 4 if found["keep"] == "block" else 3       # forward, dx and dW; where blocks are recomputed, forward again
+        self.gemm_flops = 2 * weights * passes * self.micro_batch * self.sequence
+        self.trains_all = "\ntrainable: []\n" in text and not re.search(r"^lora:\n  rank: \d", text, re.M)
 
 
 def print_table(window, run, rows):
     micro_steps = window.steps * run.micro_steps
     tokens = micro_steps * run.micro_batch * run.sequence
-    line = lambda name, ns, more="": print(f"  {name:<24}{ns / 1e6 / micro_steps:12.3f} ms{100 * ns / 1e9 / window.seconds:9.2f} %"
-                                           f"{more}")
+
+    def line(name, ns, more=""):
+        print(f"  {name:<24}{ns / 1e6 / micro_steps:12.3f} ms{100 * ns / 1e9 / window.seconds:9.2f} %{more}")
+
     print(f"{window.steps} steps of {run.micro_steps} micro-steps of {run.micro_batch} x {run.sequence} tokens on a GPU: "
           f"{window.seconds:.3f} s, {tokens / window.seconds:,.0f} tokens/s while traced; of a micro-step:")
     for group in GROUPS:
-        ns, more = window.groups[group], ""
-        if group == FP8 and ns and run.trains_all:
-            more = f"  {run.gemm_flops * micro_steps / ns / 1e3:9,.0f} TFLOP/s"
+        ns = window.groups[group]
+        rate = f"  {run.gemm_flops * micro_steps / ns / 1e3:9,.0f} TFLOP/s" if group == FP8 and ns and run.trains_all else ""
         if ns:
-            line(group, ns, more)
+            line(group, ns, rate)
     line("idle", window.idle)
     if window.overlap:
         line("two or more at once", -window.overlap)
     line("together", window.seconds * 1e9)
-    print(f"{'ms':>10}{'share':>9}{'calls':>9}{'mean us':>10}  group, kernel")
+    print(f"{'ms':>10}{'share':>9}{'calls':>9}{'mean us':>10}  group: kernel")
     for r in rows:
-        if r.share < SHOWN:
-            continue
-        print(f"{r.ms:10.3f}{100 * r.share:7.2f} %{r.calls:9.2f}{r.mean_us:10.1f}  {r.group}: {r.name[:92]}")
+        if r.share >= SHOWN:
+            print(f"{r.ms:10.3f}{100 * r.share:7.2f} %{r.calls:9.2f}{r.mean_us:10.1f}  {r.group}: {r.name[:92]}")
 
 
 def write_tsv(path, rows):
