@@ -8,7 +8,7 @@
 A work is a name of the list (--list) or, in quotes, a configuration and options, with "NAME: " in front or without. Measured are
 all steps but the first two, in which algorithms and plans are chosen: tokens/s of a GPU; memory as the driver counts it; mean power
 and clock of the GPUs and tokens per joule, by NVML. Of two programs, which run A B A B, the ratios stand below: means of pairs, +-
-their standard error. --kernel-times traces a run of three steps besides and prints where two of them spent their time (in_step.py).
+their standard error. --kernel-times traces a run of four steps besides and prints where the last two spent their time (in_step.py).
 """
 import argparse, array, collections, ctypes, math, os, random, re, shlex, statistics, subprocess, sys, time
 
@@ -28,7 +28,7 @@ WORK = {        # ranks and arguments; steps of 131,072 tokens of a GPU
 }
 TOKENS, VOCABULARY, EOS = 1 << 21, 32000, 2
 SKIPPED = 2             # steps that are not measured
-TRACED = 3              # steps of a run under CUPTI, of which the first is none: it has no update before it
+TRACED = 4              # steps of a run under CUPTI, of which the last two are looked at
 SHOWN = ("step ", "model", "memory", "  activations", "recipe", "  keep", "packing", "error", "kernel_times")
 
 Work = collections.namedtuple("Work", "name ranks arguments")
