@@ -124,7 +124,6 @@ class Window:
             self.groups[group] += last - first
             self.kernels[group, r.name] += last - first
             self.calls[group, r.name] += 1
-        self.idle += end - busy
         self.overlap = self.sum + self.idle - (end - begin)
 
     def rows(self, micro_steps):
