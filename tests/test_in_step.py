@@ -92,6 +92,15 @@ class InStepTest(Folder):
             self.assertEqual((window.idle, window.overlap), (9_000, 691_000))
         self.assertAlmostEqual(sum(window.groups.values()) + window.idle - window.overlap, window.seconds * 1e9)
 
+    def test_copies(self):
+        """Copies within a GPU are NCCL's where NCCL runs, beside the other kernels."""
+        copy = "[copy device to device]"
+        alone, own = steps(3, beside=(copy, 20)), steps(3, beside=(copy, 20))
+        collective = f"1000000\t1000100\t8\t{NCCL}\n"
+        own[-5] = own[-5].replace(NORM, copy)       # on the queue of the kernels
+        for lines, expected in ((alone, 0), ([collective, *alone], 20_000), ([collective, *own], 20_000)):
+            self.assertEqual(self.window(lines).groups[in_step.COMMUNICATION], expected)
+
     def test_broken_off(self):
         """A step without its update is not one, and half a line at the end is nothing."""
         lines = steps(3)
