@@ -1,7 +1,7 @@
 # make            build ./train: with CUDA if nvcc and a GPU are found, else for the CPU
 # make demo       install what is missing, build for the CPU, train a small model on real tokens, show the loss going down
 # make test       build and run every test
-# make bench      time every kernel and a training step
+# make bench      time every kernel, training steps and, on a GPU, each kernel inside the steps
 # make help       print this text
 # make clean      remove what was built
 #
@@ -102,6 +102,17 @@ $B/tests/test_cpu_health_ranks: WRAP = $(foreach f,dlopen dlsym device_health,-W
 $B/tests/bench_%: $B/tests/bench_%.c.o $(OBJECTS)
 	@echo "  LINK  $@"
 	@$(CC) $^ $(LIBS) $(LDFLAGS) -o $@
+# CUDA loads this one into ./train and tells it what runs. CUPTI's records are its version's, so of those that Python packages bring
+# along none is taken, unless CUPTI_HOME names its folder.
+CUPTI_PLACES = $(or $(CUPTI_HOME),$(CUDA_HOME)/extras/CUPTI $(CUDA_HOME)/targets/x86_64-linux $(CUDA_HOME))
+CUPTI        = $(firstword $(wildcard $(foreach p,$(CUPTI_PLACES),$p/lib64/libcupti.so.1[3-9] $p/lib/libcupti.so.1[3-9])))
+$B/kernel_times.so: scripts/kernel_times.c
+	@mkdir -p $(@D)
+	@[ -n "$(CUPTI)" ] || { echo "no CUPTI of CUDA 13 in $(CUPTI_PLACES): apt-get install cuda-cupti-dev-13-0, or give CUPTI_HOME=" \
+	    "the folder nvidia/cu13 of pip's nvidia-cuda-cupti of nvcc's version, with include/ and lib/"; exit 1; }
+	@echo "  CC    $<"
+	@$(CC) -std=c17 -O2 -g -Wall -Wextra $(CFLAGS) -shared -fPIC -fvisibility=hidden -I$(dir $(CUPTI))../include \
+	    -I$(CUDA_HOME)/include $< $(CUPTI) -Wl,-rpath,$(abspath $(dir $(CUPTI))),--disable-new-dtags -lpthread -ldl -o $@
 $B/%.c.o: %.c | check
 	@mkdir -p $(@D)
 	@echo "  CC    $<"
@@ -139,6 +150,7 @@ run-tests: build-all
 	@bash scripts/run-tests $B "$(LAUNCH)" $(TESTS) $(if $(SANITIZE),,$(wildcard tests/test_*.py))
 build-all: $B/train $(TESTS) $B/tests/bench_kernels $B/tests/fuzz
 bench: $B/tests/bench_kernels $B/train
+	-@[ $(BACKEND) != cuda ] || $(MAKE) --no-print-directory BACKEND=cuda $B/kernel_times.so
 	@sh scripts/bench $B "$(LAUNCH)"
 
 help:

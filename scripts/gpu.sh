@@ -1,17 +1,21 @@
 #!/bin/bash
-# gpu.sh [build] [test] [sanitize] [bench] [shard]: everything that needs GPUs, in one go; without arguments all stages.
-# Ends with a table of what passed and how long it took; exits 1 if anything failed. Logs are in build/gpu-logs.
+# gpu.sh [build] [test] [sanitize] [bench] [shard] [works]: everything that needs GPUs, in one go; without arguments all stages but
+# works. Ends with a table of what passed and how long it took; exits 1 if anything failed. Logs are in build/gpu-logs.
 #   build     both back ends
 #   test      the CPU tests that record what CUDA tests compare with, then all CUDA tests, several at a time
 #   sanitize  compute-sanitizer: memcheck and racecheck on the CUDA kernel tests
-#   bench     make bench: per kernel, and training steps of the whole model on one GPU
+#   bench     make bench: per kernel, training steps of the whole model on one GPU, and which kernels run inside them
 #   shard     speed and memory of FSDP on all GPUs (2 or more)
+#   works     models, lengths and recipes: speed, memory, watts, tokens per joule, and which kernels run (some 15 minutes)
+# gpu.sh compare TRAIN_A TRAIN_B [WORK...]: works of two programs in turn, A B A B, without kernels, as a table of pairs. WORK: as
+# scripts/bench_steps.py has them; default all.
 # Settings in the environment: DEPS=prefix (default .deps if it is there), JOBS (at a time), LIMIT (seconds per run),
-# RECIPES and STEPS as for scripts/bench.
+# RECIPES and STEPS as for scripts/bench, ROUNDS of works and compare.
 cd "$(dirname "$0")/.." || exit 1
 stages="${*:-build test sanitize bench shard}"
+[ "$1" = compare ] && [ -x "$2" ] && [ -x "$3" ] && stages=
 for s in $stages; do
-    case $s in build|test|sanitize|bench|shard) ;; *) sed -n '2,10s/^# //p' "$0"; exit 2 ;; esac
+    case $s in build|test|sanitize|bench|shard|works) ;; *) sed -n '2,15s/^# //p' "$0"; exit 2 ;; esac
 done
 [ -z "$DEPS" ] && [ -d .deps ] && DEPS=.deps
 jobs=${JOBS:-$(nproc)} limit=${LIMIT:-400}
@@ -19,9 +23,16 @@ make=(make --no-print-directory -j"$jobs" ${DEPS:+DEPS="$DEPS"})
 logs=build/gpu-logs
 rm -rf $logs
 mkdir -p $logs
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export GOLDEN_DIR=build/golden BUILD=build/cuda LAUNCH="${MPIRUN:-mpirun --oversubscribe --bind-to none}"
 kernel_tests="kernels attention rope kernel_gradients fp8 fp8_operations fp8_rope moments optimizer adamw8bit finite"
 gpus=$(nvidia-smi -L | grep -c '^GPU')
+works=(7B 7B-lean 8B 7B-documents 8B-32k 8B-128k)
+[ "$gpus" -ge 2 ] && works+=(7B-fsdp)
+
+bench_steps() {     # bench_steps ARGUMENT...: its output is the table
+    python3 -u scripts/bench_steps.py --launch "$LAUNCH" --steps "${STEPS:-6}" ${ROUNDS:+--rounds "$ROUNDS"} "$@"
+}
 
 run() {     # run NAME COMMAND...: a line of the table; the end of the output if it fails
     local name=$1 begin=$SECONDS log=$logs/${1// /-}.log status
@@ -79,6 +90,11 @@ sanitize() {
     wait
 }
 
+if [ -z "$stages" ]; then
+    [ $# -gt 3 ] && works=("${@:4}")
+    bench_steps --train "$2" --train "$3" "${works[@]}"
+    exit
+fi
 for stage in $stages; do
     echo "== $stage (after $SECONDS s)"
     case $stage in
@@ -91,8 +107,13 @@ for stage in $stages; do
         wait
         cuda_tests ;;
     sanitize) sanitize ;;
+    works)
+        run "kernel_times.so" "${make[@]}" BACKEND=cuda build/cuda/kernel_times.so
+        bench_steps --kernel-times build/cuda/kernel_times.so "${works[@]}" | tee $logs/works.log
+        [ "${PIPESTATUS[0]}" -eq 0 ] || echo "works FAILED" >>$logs/table ;;
     bench)
-        run "benchmarks" sh scripts/bench build/cuda "$LAUNCH"
+        run "kernel_times.so" "${make[@]}" BACKEND=cuda build/cuda/kernel_times.so
+        limit=$((2 * limit)) run "benchmarks" sh scripts/bench build/cuda "$LAUNCH"
         cat $logs/benchmarks.log ;;
     shard)
         [ "$gpus" -ge 2 ] || continue

@@ -8,7 +8,7 @@
 #include "tests/bench_tensors.h"
 
 static Model models[] = {
-    { "Llama-2-7B", 8, 2048, 4096, 32, 32, 128, 11008, 32000, 4096, 202383360, 32, 8 },
+    { "Llama-2-7B", 8, 2048, 4096, 32, 32, 128, 11008, 32000, 8192, 202383360, 32, 8 },
     { "Llama-3-8B", 2, 8192, 4096, 32, 8, 128, 14336, 128256, 2048, 218112000, 32, 8 },
 };
 
@@ -29,6 +29,7 @@ static void bench_formats(const Model *m)
     TIME_BYTES("quantize bf16 -> e4m3", 5 * n, quantize(codes, x));
     TIME_BYTES("quantize bf16 -> e4m3 and transposed", 6 * n, quantize(both, x));
     TIME_BYTES("sum_squares bf16", 2 * n, sum_squares(z.data, x));
+    in_step(ELEMENTWISE, all_params(m) / n);
     TIME_BYTES("sum_squares f32", 4 * n, sum_squares(y.data, z));
     release();
 }
@@ -39,12 +40,13 @@ static void bench_norm(const Model *m)
     const double n = (double)N * C;
     const Norm rms = { RMS_NORM, 1e-5f }, layer = { LAYER_NORM, 1e-5f };
     Tensor x = make_normal(BF16_, N, C, 1), y = make(BF16_, N, C), dx = make_normal(BF16_, N, C, 1);
-    Tensor w = make_normal(BF16_, 1, C, 1), dw = make(BF16_, 1, C), stats = make(F32_, N, 2);
+    Tensor w = make_normal(BF16_, 1, C, 1), dw = make(BF16_, 1, C), stats = make(F32_, N, 2), amax = make(F32_, 1, 1);
     TIME_BYTES("norm_forward", 4 * n, norm_forward(y, x, stats.data, x, w, NONE, rms));
     in_step(ELEMENTWISE, m->micro_batches);
     TIME_BYTES("norm_forward, residual", 6 * n, norm_forward(y, x, stats.data, x, w, dx, rms));
     TIME_BYTES("norm_backward, dx +=", 8 * n, norm_backward(dx, NULL, dw, y, x, stats.data, w, rms, true));
     TIME_BYTES("norm_backward", 6 * n, norm_backward(dx, NULL, dw, y, x, stats.data, w, rms, false));
+    TIME_BYTES("norm_backward, maximum of dx", 6 * n, norm_backward(dx, amax.data, dw, y, x, stats.data, w, rms, false));
     in_step(ELEMENTWISE, m->micro_batches);
     TIME_BYTES("norm_forward, LayerNorm, no weight", 4 * n, norm_forward(y, x, stats.data, x, NONE, NONE, layer));
     TIME_BYTES("norm_backward, LayerNorm, no weight, dx +=", 8 * n,
@@ -111,16 +113,16 @@ static void bench_coat(const Model *m)
     Tensor res = make_normal(BF16_, N, C, 1), dh = make_normal(BF16_, N, C, 1), stats = make(F32_, N, 2);
     Tensor w = make_normal(BF16_, 1, C, 1), dw = make(BF16_, 1, C), x = make(E4M3_16, N, C);
     Tensor h = make_operand(E4M3_, N, C);
-    Tensor h_rows = rows_only(h), h_turned = transpose_only(h), dy = make_operand(E5M2_, N, C);
+    Tensor h_rows = rows_only(h), h_turned = transpose_only(h), dy = make_operand(E5M2_, N, C), amax = make(F32_, 1, 1);
     TIME_BYTES("coat: norm_forward, x and h", (2 + 1.125 + 2 + 1) * n,
                norm_forward_exact(h_rows, x, stats.data, res, w, NONE, rms));
     in_step(ELEMENTWISE, 2 * blocks(m));
     TIME_BYTES("coat: norm_again, h transposed", (1.125 + 1) * n, norm_again(h_turned, x, stats.data, w));
     in_step(ELEMENTWISE, 2 * blocks(m));
-    TIME_BYTES("coat: norm_backward, dx +=", (2 + 1.125 + 4) * n,
-               norm_backward(res, NULL, dw, dh, x, stats.data, w, rms, true));
+    TIME_BYTES("coat: norm_backward, dx +=, its maximum", (2 + 1.125 + 4) * n,
+               norm_backward(res, amax.data, dw, dh, x, stats.data, w, rms, true));
     in_step(ELEMENTWISE, 2 * blocks(m));
-    TIME_BYTES("coat: quantize dy, transposed too", (2 + 2 + 2) * n, quantize(dy, dh));
+    TIME_BYTES("coat: dx to dy, transposed too", (2 + 2) * n, quantize_with_amax(dy, res, amax.data));
     in_step(ELEMENTWISE, 2 * blocks(m));
     TIME_BYTES("coat: quantize attention output", (2 + 2 + 1) * n, quantize(h_rows, dh));
     in_step(ELEMENTWISE, blocks(m));
@@ -157,7 +159,7 @@ static void bench_adamw_fp8(const Model *m)
     Tensor mm = make(moment, 1, n), v = make(moment, 1, n);
     adamw(w, mm, v, g, a, 0);
     TIME_BYTES("coat: adamw, expanded FP8 moments", 10.125 * n, adamw(w, mm, v, g, a, 0));
-    in_step(OPTIMIZER, m->L);
+    in_step(OPTIMIZER, all_params(m) / n);
     mm.format.expand = false;
     Tensor wide = make(BF16_, 1, n);
     init_constant(wide, 1e-4f);
@@ -181,8 +183,9 @@ static void bench_weights(const Model *m)
 {
     Tensor w = make_normal(BF16_, 2 * m->F, m->C, 1), w8 = make_operand(E4M3_, 2 * m->F, m->C);
     const double n = (double)tensor_numel(w);
-    quantize_scale(w8, w);
     Tensor rows = rows_only(w8), turned = transpose_only(w8);
+    TIME_BYTES("coat: scale of weights", 2 * n, quantize_scale(w8, w));
+    in_step(ELEMENTWISE, block_params(m) / n);
     TIME_BYTES("coat: weights to FP8", 3 * n, quantize_codes(rows, w));
     in_step(ELEMENTWISE, blocks(m) * m->params / n);
     TIME_BYTES("coat: weights to FP8, transposed", 3 * n, quantize_codes(turned, w));
@@ -321,13 +324,13 @@ static void bench_lora(const Model *m)
 
 /* ---- GEMMs ----------------------------------------------------------------------------------------------------- */
 
-/* With quantized normal numbers as operands; all GEMMs with fast accumulation, as COAT's recipes have them.
- * times: how often a step of coat runs each. */
-static void bench_linear_fp8(const char *name, int N, int O, int C, double times)
+/* With quantized normal numbers as operands; all GEMMs with fast accumulation, as COAT's recipes have them. adds: forward adds the
+ * residual stream. times: how often a step of coat runs each. */
+static void bench_linear_fp8(const char *name, int N, int O, int C, bool adds, double times)
 {
     char label[64];
     const double flops = 2.0 * N * O * C;
-    Tensor source = make_normal(BF16_, N > O ? N : O, C > O ? C : O, 1), add = make_normal(BF16_, N, C, 1);
+    Tensor source = make_normal(BF16_, N > O ? N : O, C > O ? C : O, 1), add = adds ? make_normal(BF16_, N, O, 1) : NONE;
     Tensor x = make_operand(E4M3_, N, C), w = make_operand(E4M3_, O, C), dy = make_operand(E5M2_, N, O);
     Tensor y = make(BF16_, N, O), dx = make(BF16_, N, C), dw = make(BF16_, O, C);
     source.rows = N, source.cols = C, quantize(x, source);
@@ -335,7 +338,7 @@ static void bench_linear_fp8(const char *name, int N, int O, int C, double times
     source.rows = N, source.cols = O, quantize(dy, source);
     matmul_accumulation(FAST_ALL);
     snprintf(label, sizeof label, "matmul    FP8 %s (%d,%d)", name, O, C);
-    TIME_FLOPS(label, flops, matmul(y, x, w, O == C ? add : NONE));
+    TIME_FLOPS(label, flops, matmul(y, x, w, add));
     in_step(GEMMS, times);
     snprintf(label, sizeof label, "matmul_dx FP8 %s (%d,%d)", name, O, C);
     TIME_FLOPS(label, flops, matmul_dx(dx, dy, w, false));
@@ -409,10 +412,10 @@ int main(int argc, char **argv)
     bench_linear("gate_up", N, 2 * m->F, m->C, 0);
     bench_linear("down", N, m->C, m->F, 0);
     bench_linear("head", m->chunk, m->V, m->C, chunks(m));
-    bench_linear_fp8("qkv", N, S, m->C, blocks(m));
-    bench_linear_fp8("out", N, m->C, q, blocks(m));
-    bench_linear_fp8("gate_up", N, 2 * m->F, m->C, blocks(m));
-    bench_linear_fp8("down", N, m->C, m->F, blocks(m));
+    bench_linear_fp8("qkv", N, S, m->C, false, blocks(m));
+    bench_linear_fp8("out", N, m->C, q, true, blocks(m));
+    bench_linear_fp8("gate_up", N, 2 * m->F, m->C, false, blocks(m));
+    bench_linear_fp8("down", N, m->C, m->F, true, blocks(m));
     bench_lora(m);
     bench_attention(m, 0, blocks(m));
     bench_attention(&sliding, sliding.T, 0);

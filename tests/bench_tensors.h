@@ -7,7 +7,7 @@
 
 enum { MAX_TENSORS = 96 };
 
-/* chunk: rows of logits; params: of one block; micro_batches: of a step */
+/* chunk: rows of logits that exist at once (loss_chunk of model/plan.c); params: of one block; micro_batches: of a step */
 typedef struct { const char *name; int B, T, C, H, K, D, F, V, chunk; long params; int L, micro_batches; } Model;
 
 static const Format F32_ = { .dtype = F32 }, BF16_ = { .dtype = BF16 }, E4M3_ = { .dtype = E4M3 };
@@ -17,6 +17,10 @@ static const Tensor NONE = { 0 };
 /* How often a step runs an operation that each block, each chunk of logits or each micro-batch has once. */
 static double blocks(const Model *m) { return (double)m->L * m->micro_batches; }
 static double chunks(const Model *m) { return (double)m->micro_batches * m->B * m->T / m->chunk; }
+
+/* Of the blocks, and with embedding and head. */
+static double block_params(const Model *m) { return (double)m->L * m->params; }
+static double all_params(const Model *m) { return block_params(m) + 2.0 * m->V * m->C; }
 
 /* ---- memory --------------------------------------------------------------------------------------------------- */
 

@@ -1,0 +1,214 @@
+#!/usr/bin/env python3
+"""Times training steps on random tokens: of one program, or of two in turn on the same machine, before and after a change.
+
+    python3 scripts/bench_steps.py 7B 8B "configs/OLMo-1B.yaml --recipe=coat --device_train_microbatch_size=16"
+    python3 scripts/bench_steps.py --train before/train --train build/cuda/train 7B 7B-lean
+    python3 scripts/bench_steps.py --kernel-times build/cuda/kernel_times.so 7B
+
+A work is a name of the list (--list) or, in quotes, a configuration and options, with "NAME: " in front or without. Measured are
+all steps but the first two, in which algorithms and plans are chosen: tokens/s of a GPU; memory as the driver counts it; mean power
+and clock of the GPUs and tokens per joule, by NVML. Of two programs, which run A B A B, the ratios stand below: means of pairs, +-
+their standard error. --kernel-times traces a run of four steps besides and prints where the last two spent their time (in_step.py).
+"""
+import argparse, array, collections, ctypes, math, os, random, re, shlex, statistics, subprocess, sys, time
+
+import in_step, metrics
+
+SEVEN = "configs/Llama-2-7B.yaml --model.max_sequence_length={} --device_train_microbatch_size={} --global_train_batch_size={}"
+EIGHT = "configs/Llama-3-8B.yaml --model.max_sequence_length={} --device_train_microbatch_size={} --global_train_batch_size={}" \
+        " --data.generate_doc_lengths=false"
+WORK = {        # ranks and arguments; steps of 131,072 tokens of a GPU
+    "7B": (1, SEVEN.format(2048, 8, 64) + " --recipe=coat"),
+    "7B-lean": (1, SEVEN.format(2048, 8, 64) + " --recipe=coat-lean"),
+    "8B": (1, EIGHT.format(8192, 2, 16) + " --recipe=coat"),
+    "7B-documents": (1, SEVEN.format(4096, 4, 32) + " --recipe=coat --data.packing=best_fit --data.paths=[{documents}]"),
+    "8B-32k": (1, EIGHT.format(32768, 1, 4) + " --recipe=coat-lean"),
+    "8B-128k": (1, EIGHT.format(131072, 1, 1) + " --recipe=coat-lean --format.keep=block"),
+    "7B-fsdp": (2, SEVEN.format(2048, 8, 128) + " --recipe=coat --fsdp.sharding_strategy=FULL_SHARD"),
+}
+TOKENS, VOCABULARY, EOS = 1 << 21, 32000, 2
+SKIPPED = 2             # steps that are not measured
+TRACED = 4              # steps of a run under CUPTI, of which the last two are looked at
+SHOWN = ("step ", "model", "memory", "  activations", "recipe", "  keep", "packing", "error", "kernel_times")
+
+Work = collections.namedtuple("Work", "name ranks arguments")
+Result = collections.namedtuple("Result", "speed memory watts clock per_joule")
+COLUMNS = ("tokens/s per GPU", "GiB", "W", "SM MHz", "tokens/J")
+
+
+def write_tokens(folder):
+    """Two files of uint16 tokens, the same each time: without documents, and with such of 350 - 350 ln u tokens, at most 4096."""
+    paths = {name: os.path.join(folder, name + ".npy") for name in ("tokens", "documents")}
+    if all(os.path.exists(path) and os.path.getsize(path) == 2 * TOKENS for path in paths.values()):
+        return paths
+    draw = random.Random(1)
+    tokens = array.array("H", (draw.randrange(EOS + 1, VOCABULARY) for _ in range(TOKENS)))
+    with open(paths["tokens"], "wb") as file:
+        tokens.tofile(file)
+    at = -1
+    while (at := at + min(4096, 350 + int(-350 * math.log(1 - draw.random())))) < TOKENS:
+        tokens[at] = EOS
+    with open(paths["documents"], "wb") as file:
+        tokens.tofile(file)
+    return paths
+
+
+def measure(folder, ranks):
+    """Of the steps behind SKIPPED, from metrics.jsonl. A line of the GPUs' state is the mean since the one before it."""
+    lines = metrics.read(folder)
+    steps = [line for line in lines if "throughput/total_tokens" in line]
+    first, last = steps[SKIPPED - 1], steps[-1]
+    seconds = last["throughput/device/seconds_total"] - first["throughput/device/seconds_total"]
+    speed = (last["throughput/total_tokens"] - first["throughput/total_tokens"]) / seconds / ranks
+    states = [line for line in lines if "system/gpu_power_watts" in line]
+    weights = [(b["step"] - a["step"], b) for a, b in zip(states, states[1:])]
+    weights = [(n, b) for n, b in weights if b["step"] - n >= SKIPPED] or weights[-1:]      # steps below a second share lines
+
+    def mean(name):
+        known = [(n, line[name]) for n, line in weights if name in line]
+        return sum(n * x for n, x in known) / sum(n for n, _ in known) if known else math.nan
+
+    watts = mean("system/gpu_power_watts")
+    return Result(speed, last["System/Peak GPU Memory (MB)"] * 1e6 / 2**30, watts, mean("system/gpu_sm_clock_mhz"), speed / watts)
+
+
+def run(options, train, work, steps, times=None):
+    """Trains in options.folder/run; false if that failed. times: where kernel_times.so is to write."""
+    config, *rest = shlex.split(work.arguments.format(**options.paths))
+    command = [*shlex.split(options.launch), "-n", str(work.ranks), os.path.abspath(train), config,
+               f"--data.paths=[{options.paths['tokens']}]", "--data.memmap_dtype=uint16", f"--save_folder={options.run}",
+               "--save_overwrite", f"--max_duration={steps}", "--save_num_checkpoints_to_keep=0",
+               "--save_interval_unsharded=null", "--save_interval_ephemeral=null", "--eval_interval=null", *rest]
+    environment = dict(os.environ)
+    if times:
+        environment.update(CUDA_INJECTION64_PATH=os.path.abspath(options.kernel_times), KERNEL_TIMES=os.path.abspath(times))
+    start, log = time.time(), []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment) as process:
+        for line in process.stdout:
+            log = [*log[-19:], line]
+            if len(options.train) == 2 or not line.startswith(SHOWN):
+                continue
+            if line.startswith("step 1/"):
+                print(f"first step done {time.time() - start:.0f} s after launch")
+            print(line, end="", flush=True)
+    if process.returncode == 0:
+        return True
+    print("".join(log), end="")
+    print(f"error: exit status {process.returncode} of {shlex.join(command)}", flush=True)
+    return False
+
+
+def trace(options, train, work, name):
+    """Prints where steps spend their time. A program that dies at its end has written most of what is wanted."""
+    times = os.path.join(options.folder, f"times-{name}")
+    os.makedirs(times, exist_ok=True)
+    for old in os.listdir(times):
+        os.remove(os.path.join(times, old))
+    print(f"== {work.name}: {train}, in which kernels", flush=True)
+    run(options, train, work, TRACED, times)
+    try:
+        in_step.main([options.run, times, "--ranks", str(work.ranks), "--tsv", os.path.join(options.folder, f"in-step-{name}.tsv")])
+    except SystemExit as problem:
+        print(problem)
+        return False
+    return True
+
+
+def row(work, program, result):
+    cells = [format(x, form) for x, form in zip(result, (",.0f", ".1f", ".0f", ".0f", ".2f"))]
+    return f"| {work.name} | {program} | " + " | ".join("-" if cell == "nan" else cell for cell in cells) + " |"
+
+
+def mean(results):
+    return Result(*(statistics.mean(column) for column in zip(*results)))
+
+
+def ratio(before, after, column):
+    ratios = [b[column] / a[column] for a, b in zip(before, after)]
+    error = f" +- {statistics.stdev(ratios) / len(ratios) ** 0.5:.4f}" if len(ratios) > 1 else ""
+    return "-" if math.isnan(ratios[0]) else f"{statistics.mean(ratios):.4f}{error}"
+
+
+def print_table(programs, measured):
+    """measured: of each work, of each program, a Result of each round."""
+    print(f"\n| work | program | {' | '.join(COLUMNS)} |\n|---|---|" + "---|" * len(COLUMNS))
+    for work, runs in measured.items():
+        for train, results in zip(programs, runs):
+            print(row(work, train, mean(results)) if results else f"| {work.name} | {train} | failed" + " |" * len(COLUMNS))
+        if len(runs) == 2 and runs[0] and len(runs[0]) == len(runs[1]):
+            print(f"| {work.name} | B / A | " + " | ".join(ratio(*runs, i) for i in range(len(COLUMNS))) + " |")
+
+
+def kernel_times_loads(path):
+    """A library that CUDA cannot load may end the program, without a word of why."""
+    try:
+        ctypes.CDLL(os.path.abspath(path))
+        return True
+    except OSError as problem:
+        print(f"error: {problem}; the kernels' times are left out: make BACKEND=cuda {path}")
+        return False
+
+
+def bench(options, work, traces):
+    """The programs in turn, then a trace of each. Returns their results, and whether nothing failed."""
+    results, failed = [[] for _ in options.train], set()
+    for _ in range(options.rounds or len(options.train)):
+        for train, of_train in zip(options.train, results):
+            if train in failed:
+                continue
+            print(f"== {work.name}: {train}", flush=True)
+            if run(options, train, work, options.steps):
+                of_train.append(measure(options.run, work.ranks))
+                print(row(work, train, of_train[-1]), flush=True)
+            else:
+                failed.add(train)
+    for i, train in enumerate(options.train if traces else []):
+        if train not in failed and not trace(options, train, work, work.name + ["-A", "-B"][i] * (len(options.train) - 1)):
+            failed.add(train)
+    return results, not failed
+
+
+def parse_work(text, parser, ranks):
+    """A name of WORK, or [NAME: ]CONFIGURATION OPTIONS."""
+    named = re.fullmatch(r"(?:([\w.-]+): )?(\S+\.yaml\b.*)", text)
+    if text not in WORK and not named:
+        parser.error(f"unknown: {text}; expected one of {', '.join(WORK)}, or a configuration with its options in quotes")
+    if text in WORK:
+        return Work(text, *WORK[text])
+    return Work(named[1] or os.path.basename(named[2].split()[0]), ranks, named[2])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("work", nargs="*")
+    parser.add_argument("--list", action="store_true", help="print the names and what they stand for")
+    parser.add_argument("--train", action="append", help="a program; default build/cuda/train; twice: two in turn")
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--rounds", type=int, help="default 1, of two programs 2")
+    parser.add_argument("--ranks", type=int, default=1, help="of work in quotes")
+    parser.add_argument("--launch", default="mpirun", help="launcher with its options")
+    parser.add_argument("--kernel-times", help="kernel_times.so: trace steps too")
+    parser.add_argument("--folder", default="build/bench", help="for tokens, the run and in-step-*.tsv")
+    options = parser.parse_args()
+    if options.list:
+        for name, (ranks, arguments) in WORK.items():
+            print(f"{name}: {ranks} x {arguments}")
+        return
+    options.train = options.train or ["build/cuda/train"]
+    if not options.work or options.steps <= SKIPPED or len(options.train) > 2:
+        parser.error(f"expected a work, at least {SKIPPED + 1} steps and at most two programs")
+    works = [parse_work(text, parser, options.ranks) for text in options.work]
+    options.run = os.path.join(options.folder, "run")
+    os.makedirs(options.folder, exist_ok=True)
+    options.paths = write_tokens(options.folder)
+    traces = bool(options.kernel_times) and kernel_times_loads(options.kernel_times)
+    measured, complete = {}, traces == bool(options.kernel_times)
+    for work in works:
+        measured[work], without_error = bench(options, work, traces)
+        complete &= without_error
+    print_table(options.train, measured)
+    sys.exit(not complete)
+
+
+if __name__ == "__main__":
+    main()
