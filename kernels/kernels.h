@@ -177,6 +177,11 @@ void swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, Tensor gate_up);
 void cross_entropy(Tensor logits, float *loss, float *zloss, const int *target, int vocab,
                    float scale, float z_weight, bool backward);
 
+/* The same with the gradient as rows of an FP8 operand (n, V) with the scale of a largest magnitude that is known beforehand, amax:
+ * what is larger saturates. The logits stay. */
+void cross_entropy_codes(Tensor gradient, float amax, Tensor logits, float *loss, float *zloss, const int *target, int vocab,
+                         float scale, float z_weight);
+
 /* ---- reductions and the optimizer; always in the same order, hence the same bits ---------------------------- */
 
 void sum_values (float *out, const float *x, size_t n);                 /* *out += sum of x */

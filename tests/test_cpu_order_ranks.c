@@ -172,6 +172,8 @@ OP(swiglu_forward_exact, (Tensor y, Tensor g, Tensor x), (y, g, x), R(x), W(g), 
 OP(swiglu_backward,      (Tensor dg, Tensor y, Tensor dy, Tensor g), (dg, y, dy, g), R(dy), R(g), W(y), W(dg))
 OP(cross_entropy,        (Tensor x, float *l, float *z, const int *t, int v, float s, float w, bool b), (x, l, z, t, v, s, w, b),
    W(x))
+OP(cross_entropy_codes,  (Tensor g, float a, Tensor x, float *l, float *z, const int *t, int v, float s, float w),
+   (g, a, x, l, z, t, v, s, w), R(x), W(g))
 OP(sum_squares,          (float *out, Tensor x), (out, x), R(x), touch(out, sizeof *out, true))
 OP(find_not_finite,      (int *found, Tensor x, bool n), (found, x, n), R(x), touch(found, sizeof *found, true))
 OP(adamw,                (Tensor w, Tensor m, Tensor v, Tensor g, AdamW a, uint64_t f), (w, m, v, g, a, f), R(g), W(m), W(v), W(w))
