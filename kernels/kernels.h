@@ -27,6 +27,9 @@ void quantize_scale     (Tensor y, Tensor x);
 void quantize_scale_from(Tensor y, const float *amax);
 void quantize_codes     (Tensor y, Tensor x);
 
+/* y = x, F32 or BF16, and x.data_t from x.data: of an FP8 operand of which the rows are there. */
+void expand_operand(Tensor y, Tensor x);
+
 /* Whether FP8 with groups of this size is known: on the CPU any, with CUDA 16 for activations and 128 for moments. */
 bool knows_group(int group, bool moment);
 

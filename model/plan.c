@@ -84,6 +84,15 @@ static void plan_stream(Planner *p, const Model *m, Acts *a)
     }
 }
 
+/* The attention output as GEMM operand: if it is saved as one, the saved codes, to which all blocks share the transpose. */
+static Tensor att_operand(Planner *p, Tensor att, Tensor of_first, Format f)
+{
+    if (!format_equal(att.format, f))
+        return operand(p, false, of_first, f, att.cols);
+    att.data_t = !p->transposes ? NULL : p->first ? of_first.data_t : arena_alloc(p->arena, tensor_numel(att));
+    return att;
+}
+
 static void plan_acts(Planner *p, const Model *m, Acts *a)
 {
     const Recipe *r = &m->recipe;
@@ -98,7 +107,7 @@ static void plan_acts(Planner *p, const Model *m, Acts *a)
     a->rot = !same(a->qkv, r->stream) ? a->proj : changed ? shared(p, s->rot, r->stream, S) : a->qkv;
     a->att = place(p, !block, s->att, r->att, HD);
     a->mix = same(a->att, r->stream) ? a->att : shared(p, s->mix, r->stream, HD);
-    a->att_op = same(a->mix, r->operand) ? a->mix : operand(p, false, s->att_op, r->operand, HD);
+    a->att_op = same(a->mix, r->operand) ? a->mix : att_operand(p, a->att, s->att_op, r->operand);
     a->gate_up = place(p, !block, s->gate_up, r->hidden, 2 * F);
     a->wide = same(a->gate_up, r->stream) ? a->gate_up : shared(p, s->wide, r->stream, 2 * F);
     a->act = operand(p, r->keep == KEEP_ALL && reads_input(m, LINEAR_DOWN), s->act, r->operand, F);

@@ -57,6 +57,6 @@ void recipe_print(const Recipe *r)
     printf("recipe %s: stream %s, saved %s, qkv %s, attention %s, hidden %s, operands %s, gradients %s, head %s,\n"
            "  keep %s, forward from %s, fast accumulation %s, master %s, accumulated gradients %s, frozen weights %s\n",
            r->name, format_name(r->stream), format_name(r->saved), format_name(r->qkv), format_name(r->att),
-           format_name(r->hidden), format_name(r->operand), format_name(r->gradient), format_name(r->head), keep[r->keep], forward[r->forward],
-           fast[r->fast], format_name(r->master), format_name(r->grads), format_name(r->frozen));
+           format_name(r->hidden), format_name(r->operand), format_name(r->gradient), format_name(r->head), keep[r->keep],
+           forward[r->forward], fast[r->fast], format_name(r->master), format_name(r->grads), format_name(r->frozen));
 }

@@ -246,7 +246,8 @@ static void test_head(void **state)
         check_head(&m, "bf16", "model.layers.*.mlp.*", bf16);
     }
     const ModelConfig m = adapted_model(0);
-    check_head(&m, "bf16", NULL, (1 + 2 * sqrt(1.0 / (2 * 64) + 1.0 / (2 * RANK))) * sqrt(144 * 0x1p-18 / 3 + e4m3 + e5m2) + 4 * 0x1p-9);
+    const double scatter = 1 + 2 * sqrt(1.0 / (2 * 64) + 1.0 / (2 * RANK));
+    check_head(&m, "bf16", NULL, scatter * sqrt(144 * 0x1p-18 / 3 + e4m3 + e5m2) + 4 * 0x1p-9);
 }
 
 static void check_same(const ModelConfig *m, const char *recipe, Keep one, Keep other)
@@ -295,6 +296,27 @@ static void test_kept(void **state)
         assert_true(most.bytes.block >= least.bytes.block + inputs);
         model_free(&most, &f);
         model_free(&least, &g);
+    }
+}
+
+/* An attention output that is saved as the operand it will be is saved once; coat saves it in bf16. */
+static void test_shared_operand(void **state)
+{
+    (void)state;
+    static const char *const recipes[] = { "coat", "coat-lean" };
+    const ModelConfig m = wide(LLAMA);
+    for (int r = 0; r < 2; r++) {
+        Config c;
+        Model model;
+        Fsdp f;
+        model_config(&c, &m, recipes[r], B);
+        model_create(&model, &f, &c);
+        const Acts *a = model.acts;
+        assert_int_equal(a[1].att_op.data == a[1].att.data, r == 1);
+        assert_int_equal(a[1].att_op.data == a[0].att_op.data, r == 0);
+        assert_int_equal(a[1].att_op.scale == a[1].att.scale, r == 1);
+        assert_ptr_equal(a[1].att_op.data_t, a[0].att_op.data_t);
+        model_free(&model, &f);
     }
 }
 
@@ -388,9 +410,9 @@ int main(void)
 {
     device_init(0);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bf16), cmocka_unit_test(test_fp8), cmocka_unit_test(test_adapters),
-        cmocka_unit_test(test_head), cmocka_unit_test(test_recomputation), cmocka_unit_test(test_kept), cmocka_unit_test(test_gathered),
-        cmocka_unit_test(test_block),
+        cmocka_unit_test(test_bf16), cmocka_unit_test(test_fp8), cmocka_unit_test(test_adapters), cmocka_unit_test(test_head),
+        cmocka_unit_test(test_recomputation), cmocka_unit_test(test_kept), cmocka_unit_test(test_shared_operand),
+        cmocka_unit_test(test_gathered), cmocka_unit_test(test_block),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
