@@ -143,8 +143,8 @@ OP(quantize_with_amax,   (Tensor y, Tensor x, const float *a), (y, x, a), R(x), 
 OP(quantize_scale,       (Tensor y, Tensor x), (y, x), R(x), touch(y.scale, sizeof(float), true))
 OP(quantize_scale_from,  (Tensor y, const float *a), (y, a), touch(a, sizeof *a, false), touch(y.scale, sizeof(float), true))
 OP(quantize_codes,       (Tensor y, Tensor x), (y, x), R(x), touch_codes(y))
-OP(expand_operand,       (Tensor y, Tensor x), (y, x), touch(x.data, tensor_numel(x), false), touch(x.data_t, tensor_numel(x), true),
-   W(y))
+OP(expand_operand,       (Tensor y, Tensor x), (y, x), touch(x.data, tensor_numel(x), false),
+   touch(x.data_t, tensor_numel(x), true), W(y))
 OP(init_normal,          (Tensor w, float s, float c, uint64_t seed, uint64_t f), (w, s, c, seed, f), W(w))
 OP(init_constant,        (Tensor w, float x), (w, x), W(w))
 OP(embedding_forward,    (Tensor y, const TokenAt *t, Tensor w), (y, t, w), R(w), W(y))
