@@ -27,6 +27,9 @@ void quantize_scale     (Tensor y, Tensor x);
 void quantize_scale_from(Tensor y, const float *amax);
 void quantize_codes     (Tensor y, Tensor x);
 
+/* y = x, F32 or BF16, and x.data_t from x.data: of an FP8 operand of which the rows are there. */
+void expand_operand(Tensor y, Tensor x);
+
 /* Whether FP8 with groups of this size is known: on the CPU any, with CUDA 16 for activations and 128 for moments. */
 bool knows_group(int group, bool moment);
 
@@ -176,6 +179,11 @@ void swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, Tensor gate_up);
  * scale * d(loss + z_weight * zloss)/d(logits): 0 in masked rows and in the columns from `vocab` on. */
 void cross_entropy(Tensor logits, float *loss, float *zloss, const int *target, int vocab,
                    float scale, float z_weight, bool backward);
+
+/* The same with the gradient as rows of an FP8 operand (n, V) with the scale of a largest magnitude that is known beforehand, amax:
+ * what is larger saturates. The logits stay. */
+void cross_entropy_codes(Tensor gradient, float amax, Tensor logits, float *loss, float *zloss, const int *target, int vocab,
+                         float scale, float z_weight);
 
 /* ---- reductions and the optimizer; always in the same order, hence the same bits ---------------------------- */
 

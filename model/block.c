@@ -213,6 +213,18 @@ static void branch_in_backward(const Model *m, Linear l, Tensor dy, const Unit *
     }
 }
 
+/* The attention output, and of its operand the transpose if a gradient reads it. */
+static void attention_output_again(const Acts *a, bool transposed)
+{
+    if (transposed && a->att_op.data == a->att.data)
+        expand_operand(a->mix, a->att_op);
+    else {
+        quantize(a->mix, a->att);
+        if (transposed)
+            quantize_codes(transpose_only(a->att_op), a->att);
+    }
+}
+
 /* On entry m->work.dres is dLoss/d(r2), on return, if `goes_on`, dLoss/d(r0); without it only what this block's weight gradients
  * read is made. Weight gradients are added to dw. That of the output projection's A reads mix, which attention's backward needs
  * too, not att_op: its codes would have to be made again.
@@ -232,9 +244,7 @@ void block_backward(const Model *m, const Unit *w, Unit *dw, const Acts *a, bool
 
     if (a->rot.data != a->qkv.data)
         rope_forward  (a->rot, a->qk_stats, a->qkv, w->qnorm, w->knorm, a->attn);
-    quantize          (a->mix, a->att);
-    if (a->att_op.data_t && is_trained(dw->out))
-        quantize_codes(transpose_only(a->att_op), a->att);
+    attention_output_again(a, a->att_op.data_t && is_trained(dw->out));
     dy = branch_out_backward(m, dw->norm0, a->x0, a->stats0, w->norm0);
     linear_dx         (m, LINEAR_OUT, t->datt, dy, w, a, false);
     linear_dw         (m, LINEAR_OUT, dw, dy, is_trained(dw->out) ? a->att_op : a->mix, a);

@@ -20,7 +20,7 @@ typedef struct {
     float *qk_stats;   /* (N, 2) rstd of q and k, with QK-norm; (N, H+K) with one per head                             */
     Tensor mix;        /* (N, H*D) attention output as attention writes it     = att         = att                     */
     Tensor att;        /* (N, H*D) ... as saved                                own           own, bf16                 */
-    Tensor att_op;     /* (N, H*D) ... as GEMM operand                         = att         e4m3, shared              */
+    Tensor att_op;     /* (N, H*D) ... as GEMM operand                         = att         e4m3, shared (coat-lean: = att) */
     float *lse;        /* (B, H, T) log-sum-exp of the scores; see attention_forward                                   */
     Tensor wide;       /* (N, 2F) [gate|up] as the GEMM writes it              = gate_up     shared                    */
     Tensor gate_up;    /* (N, 2F) ... as saved                                 own           e4m3/16                   */
@@ -60,6 +60,8 @@ typedef struct {
     float    *final_stats;     /* (N, 2) mean and rstd of the last block's output              */
     Tensor    final_h;         /* (N, C) the head's operand                                    */
     Tensor    logits;          /* (chunk, V): never all N rows                                 */
+    Tensor    dlogits;         /* (chunk, V) their gradient in format.head, if that is FP8: its transpose overwrites the logits */
+    Tensor    head_h, head_w;  /* (chunk, C), (V, C) then: operands of E4M3, of the weight the transpose alone */
     int      *targets, *doc_start;     /* (N), (N+1): device memory                            */
     float    *losses;          /* (2, N) cross entropy and z-loss per token                    */
     float    *sums;            /* [2] their sums since model_losses                            */

@@ -88,6 +88,33 @@ void model_forward(Model *m, Fsdp *f)
     }
 }
 
+/* What no gradient of a logit exceeds, scale * |(1 + 2 z_weight z) p - [target]|, as long as |z| <= 1024. */
+static float largest_dlogit(float scale, float z_weight)
+{
+    return scale * (1 + 2 * z_weight * 1024);
+}
+
+/* Loss and gradients of a chunk with FP8 operands. The logits are lost to their gradient's transpose. */
+static void chunk_backward_fp8(Model *m, int n, Tensor logits, Tensor h, Tensor dweight, float scale, float z_weight, bool goes_on)
+{
+    Tensor dlogits = m->dlogits, transposed = dlogits, head_h = m->head_h;
+    dlogits.rows = transposed.rows = head_h.rows = logits.rows;
+    dlogits.data_t = transposed.data = NULL;
+    cross_entropy_codes(dlogits, largest_dlogit(scale, z_weight), logits, m->losses + n, m->losses + m->N + n, m->targets + n,
+                        m->config->vocab_size, scale, z_weight);
+    if (goes_on) {
+        matmul_accumulation(FAST_NONE);         /* so long a sum, over the vocabulary, is not one for short accumulators */
+        matmul_dx(tensor_rows(m->work.dh, n, logits.rows), dlogits, m->head_w, false);
+        matmul_accumulation(m->recipe.fast);
+    }
+    if (!dweight.data)
+        return;
+    quantize_codes(transposed, dlogits);
+    quantize(head_h, h);
+    transposed.data = dlogits.data;
+    matmul_dw(dweight, transposed, head_h);
+}
+
 /* Final norm, head and loss, a chunk of tokens at a time: all (N, V) logits never exist. With `backward` the chunk's
  * logits become their gradient in place, and work.dh gets dLoss/d(final_h). */
 static void head(Model *m, Fsdp *f, float scale, float z_weight, bool backward)
@@ -101,14 +128,23 @@ static void head(Model *m, Fsdp *f, float scale, float z_weight, bool backward)
     Unit none = { 0 }, *dw = backward ? fsdp_grads(f, head_unit) : &none, *dnorm = backward ? fsdp_grads(f, last) : &none;
     Tensor weight = tied ? hw->embed : hw->head, dweight = tied ? dw->embed : dw->head;
     const bool goes_on = backward && (f->first_trained <= m->L || dnorm->norm.data);      /* below the head something is trained */
+    const bool fp8 = backward && format_is_fp8(m->recipe.head);
 
     trace_begin("head", head_unit);
     Tensor x = m->acts[m->L].res0;
     norm_forward(m->final_h, x, m->final_stats, x, w->norm, NONE, m->config->norm);
+    if (fp8 && goes_on) {
+        quantize_scale(m->head_w, weight);
+        quantize_codes(m->head_w, weight);
+    }
     for (int n = 0; n < m->N; n += chunk) {
         int rows = m->N - n < chunk ? m->N - n : chunk;
         Tensor h = tensor_rows(m->final_h, n, rows), logits = tensor_rows(m->logits, 0, rows);
         matmul(logits, h, weight, NONE);
+        if (fp8) {
+            chunk_backward_fp8(m, n, logits, h, dweight, scale, z_weight, goes_on);
+            continue;
+        }
         cross_entropy(logits, m->losses + n, m->losses + m->N + n, m->targets + n, m->config->vocab_size,
                       scale, z_weight, backward);
         if (goes_on)

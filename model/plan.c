@@ -84,6 +84,15 @@ static void plan_stream(Planner *p, const Model *m, Acts *a)
     }
 }
 
+/* The attention output as GEMM operand: if it is saved as one, the saved codes, to which all blocks share the transpose. */
+static Tensor att_operand(Planner *p, Tensor att, Tensor of_first, Format f)
+{
+    if (!format_equal(att.format, f))
+        return operand(p, false, of_first, f, att.cols);
+    att.data_t = !p->transposes ? NULL : p->first ? of_first.data_t : arena_alloc(p->arena, tensor_numel(att));
+    return att;
+}
+
 static void plan_acts(Planner *p, const Model *m, Acts *a)
 {
     const Recipe *r = &m->recipe;
@@ -98,7 +107,7 @@ static void plan_acts(Planner *p, const Model *m, Acts *a)
     a->rot = !same(a->qkv, r->stream) ? a->proj : changed ? shared(p, s->rot, r->stream, S) : a->qkv;
     a->att = place(p, !block, s->att, r->att, HD);
     a->mix = same(a->att, r->stream) ? a->att : shared(p, s->mix, r->stream, HD);
-    a->att_op = same(a->mix, r->operand) ? a->mix : operand(p, false, s->att_op, r->operand, HD);
+    a->att_op = same(a->mix, r->operand) ? a->mix : att_operand(p, a->att, s->att_op, r->operand);
     a->gate_up = place(p, !block, s->gate_up, r->hidden, 2 * F);
     a->wide = same(a->gate_up, r->stream) ? a->gate_up : shared(p, s->wide, r->stream, 2 * F);
     a->act = operand(p, r->keep == KEEP_ALL && reads_input(m, LINEAR_DOWN), s->act, r->operand, F);
@@ -160,8 +169,10 @@ static int loss_chunk(const Config *c, int N)
     if (c->loss_chunk > 0)
         return c->loss_chunk < N ? c->loss_chunk : N;
     size_t row = (size_t)c->model.embedding_size * dtype_size(c->recipe.stream.dtype);
-    int count = (int)((row * N + (512u << 20) - 1) / (512u << 20));
-    return (N + count - 1) / count;
+    int count = (int)((row * N + (512u << 20) - 1) / (512u << 20)), rows = (N + count - 1) / count;
+    if (format_is_fp8(c->recipe.head))          /* GPUs add FP8 products by sixteens */
+        rows = (rows + 15) / 16 * 16;
+    return rows < N ? rows : N;
 }
 
 /* The rotary tables that blocks need, and what is each block's own of its attention. */
@@ -181,12 +192,27 @@ static void plan_attention(Arena *arena, Model *m)
     }
 }
 
+/* FP8 operands of the head's backward; the gradient's transpose has no more bytes than the logits. */
+static void plan_head_operands(Arena *arena, Model *m)
+{
+    const Format e4m3 = { E4M3, 0, false };
+    const int chunk = m->logits.rows, V = m->logits.cols, C = m->config->d_model;
+    m->dlogits = tensor_alloc(arena, m->recipe.head, chunk, V);
+    m->dlogits.data_t = m->logits.data;
+    m->head_h = operand_alloc(arena, e4m3, chunk, C);
+    m->head_w = tensor_alloc(arena, e4m3, V, C);
+    m->head_w.data_t = m->head_w.data;
+    m->head_w.data = NULL;
+}
+
 static void plan_head(Arena *arena, Model *m, const Config *c)
 {
     int N = m->N;
     m->final_stats = arena_alloc(arena, 2 * sizeof(float) * N);
     m->final_h = tensor_alloc(arena, m->recipe.stream, N, c->model.d_model);
     m->logits = tensor_alloc(arena, m->recipe.stream, loss_chunk(c, N), c->model.embedding_size);
+    if (format_is_fp8(m->recipe.head) && !m->forward_only)
+        plan_head_operands(arena, m);
     m->targets = arena_alloc(arena, sizeof(int) * N);
     m->sorted = arena_alloc(arena, sizeof *m->sorted * N);
     m->doc_start = arena_alloc(arena, sizeof(int) * (N + 1));

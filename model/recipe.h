@@ -25,6 +25,7 @@ typedef struct {
     Format hidden;     /* gate and up kept for backward                                   */
     Format operand;    /* GEMM operands: activations and weights                          */
     Format gradient;   /* GEMM operands: gradients                                        */
+    Format head;       /* the logits' gradient: FP8 makes both GEMMs of the head's backward FP8, else they are the stream's */
     Keep   keep;
     ForwardSource forward;
     FastAccumulation fast;     /* which FP8 GEMMs may add with short accumulators          */

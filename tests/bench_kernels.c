@@ -128,6 +128,7 @@ static void bench_coat(const Model *m)
     in_step(ELEMENTWISE, blocks(m));
     TIME_BYTES("coat: the same, transposed", (2 + 1) * n, quantize_codes(h_turned, dh));
     in_step(ELEMENTWISE, blocks(m));
+    TIME_BYTES("coat-lean: attention output expanded, transposed too", (1 + 2 + 1) * n, expand_operand(dh, h));
     release();
     Tensor wide = make_normal(BF16_, N, 2 * F, 1), gate_up = make(E4M3_16, N, 2 * F), act = make_operand(E4M3_, N, F);
     Tensor act_rows = rows_only(act), act_turned = transpose_only(act), dact = make_normal(BF16_, N, F, 1);
@@ -256,6 +257,10 @@ static void bench_loss(const Model *m)
     float *loss = losses.data;
     TIME_BYTES("cross_entropy, loss only", 2 * n,
                cross_entropy(logits, loss, loss + m->chunk, targets, m->V, 1, 1e-4f, false));
+    Tensor codes = make_operand(E5M2_, m->chunk, m->V), code_rows = rows_only(codes), columns = transpose_only(codes);
+    TIME_BYTES("cross_entropy_codes", 3 * n,
+               cross_entropy_codes(code_rows, 1.25f, logits, loss, loss + m->chunk, targets, m->V, 1, 1e-4f));
+    TIME_BYTES("transpose of its codes", 2 * n, quantize_codes(columns, code_rows));
     TIME_BYTES("cross_entropy", 4 * n, cross_entropy(logits, loss, loss + m->chunk, targets, m->V, 1, 1e-4f, true));
     in_step(ELEMENTWISE, chunks(m));
     release();
@@ -330,7 +335,8 @@ static void bench_linear_fp8(const char *name, int N, int O, int C, bool adds, d
 {
     char label[64];
     const double flops = 2.0 * N * O * C;
-    Tensor source = make_normal(BF16_, N > O ? N : O, C > O ? C : O, 1), add = adds ? make_normal(BF16_, N, O, 1) : NONE;
+    const int most = N > O ? N : O, least = N > O ? O : N;
+    Tensor source = make_normal(BF16_, most, C > least ? C : least, 1), add = adds ? make_normal(BF16_, N, O, 1) : NONE;
     Tensor x = make_operand(E4M3_, N, C), w = make_operand(E4M3_, O, C), dy = make_operand(E5M2_, N, O);
     Tensor y = make(BF16_, N, O), dx = make(BF16_, N, C), dw = make(BF16_, O, C);
     source.rows = N, source.cols = C, quantize(x, source);
@@ -416,6 +422,7 @@ int main(int argc, char **argv)
     bench_linear_fp8("out", N, m->C, q, true, blocks(m));
     bench_linear_fp8("gate_up", N, 2 * m->F, m->C, false, blocks(m));
     bench_linear_fp8("down", N, m->C, m->F, true, blocks(m));
+    bench_linear_fp8("head", m->chunk, m->V, m->C, false, 0);
     bench_lora(m);
     bench_attention(m, 0, blocks(m));
     bench_attention(&sliding, sliding.T, 0);

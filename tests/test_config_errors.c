@@ -81,6 +81,8 @@ static void test_wrong_values(void **state)
         { NULL,            "format: {saved: fp9}", "format.saved: expected f32, bf16", "found 'fp9'" },
         { NULL,            "format: {keep: some}", "format.keep: expected all|inputs|block", NULL },
         { NULL,            "format: {master: e4m3/128}", "format.master cannot be e4m3/128; take bf16 or f32", NULL },
+        { NULL,            "format: {head: e4m3/16}", "format.head cannot be e4m3/16: a GEMM operand has one scale", NULL },
+        { NULL,            "format: {head: f32}", "format.head is f32 and format.stream bf16", "take e5m2 or bf16" },
         { NULL,            "format: {saved: e4m3/48}", "format.saved is e4m3/48, but a row of 64 cannot be cut",
           NULL },
         { NULL,            "format: {saved: e4m3/16+}", "only moments are expanded", NULL },

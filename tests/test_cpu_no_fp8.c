@@ -41,17 +41,19 @@ static void open_quietly(Run *r, const Config *c)
 static void test_recipes(void **state)
 {
     (void)state;
-    static const struct { const char *recipe, *more; bool fp8; } runs[] = {
-        { "f32", NULL, false }, { "bf16", NULL, false }, { "coat-opt", NULL, false }, { "fp8", NULL, true },
-        { "fp8-lm", NULL, true },
-        { "coat-act", NULL, true }, { "coat", NULL, true }, { "coat-lean", NULL, true },
-        { "bf16", "--format.hidden=e4m3/16", false },
+    static const char operand[] = "e4m3 (format.operand)";
+    static const struct { const char *recipe, *more, *fp8; } runs[] = {
+        { "f32", NULL, NULL }, { "bf16", NULL, NULL }, { "coat-opt", NULL, NULL }, { "fp8", NULL, operand },
+        { "fp8-lm", NULL, operand }, { "coat-act", NULL, operand }, { "coat", NULL, operand }, { "coat-lean", NULL, operand },
+        { "bf16", "--format.hidden=e4m3/16", NULL }, { "bf16", "--format.head=e5m2", "e5m2 (format.head)" },
     };
     for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) {
         Run r;
         char message[128];
-        snprintf(message, sizeof message, runs[i].fp8 ? "recipe %s multiplies e4m3 (format.operand), which this cpu cannot"
-                                                      : "placed %s", runs[i].recipe);
+        if (runs[i].fp8)
+            snprintf(message, sizeof message, "recipe %s multiplies %s, which this cpu cannot", runs[i].recipe, runs[i].fp8);
+        else
+            snprintf(message, sizeof message, "placed %s", runs[i].recipe);
         Config *c = load(runs[i].recipe, runs[i].more);
         DIES(message, open_quietly(&r, c));
         config_free(c);

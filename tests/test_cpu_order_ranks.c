@@ -143,6 +143,8 @@ OP(quantize_with_amax,   (Tensor y, Tensor x, const float *a), (y, x, a), R(x), 
 OP(quantize_scale,       (Tensor y, Tensor x), (y, x), R(x), touch(y.scale, sizeof(float), true))
 OP(quantize_scale_from,  (Tensor y, const float *a), (y, a), touch(a, sizeof *a, false), touch(y.scale, sizeof(float), true))
 OP(quantize_codes,       (Tensor y, Tensor x), (y, x), R(x), touch_codes(y))
+OP(expand_operand,       (Tensor y, Tensor x), (y, x), touch(x.data, tensor_numel(x), false),
+   touch(x.data_t, tensor_numel(x), true), W(y))
 OP(init_normal,          (Tensor w, float s, float c, uint64_t seed, uint64_t f), (w, s, c, seed, f), W(w))
 OP(init_constant,        (Tensor w, float x), (w, x), W(w))
 OP(embedding_forward,    (Tensor y, const TokenAt *t, Tensor w), (y, t, w), R(w), W(y))
@@ -172,6 +174,8 @@ OP(swiglu_forward_exact, (Tensor y, Tensor g, Tensor x), (y, g, x), R(x), W(g), 
 OP(swiglu_backward,      (Tensor dg, Tensor y, Tensor dy, Tensor g), (dg, y, dy, g), R(dy), R(g), W(y), W(dg))
 OP(cross_entropy,        (Tensor x, float *l, float *z, const int *t, int v, float s, float w, bool b), (x, l, z, t, v, s, w, b),
    W(x))
+OP(cross_entropy_codes,  (Tensor g, float a, Tensor x, float *l, float *z, const int *t, int v, float s, float w),
+   (g, a, x, l, z, t, v, s, w), R(x), W(g))
 OP(sum_squares,          (float *out, Tensor x), (out, x), R(x), touch(out, sizeof *out, true))
 OP(find_not_finite,      (int *found, Tensor x, bool n), (found, x, n), R(x), touch(found, sizeof *found, true))
 OP(adamw,                (Tensor w, Tensor m, Tensor v, Tensor g, AdamW a, uint64_t f), (w, m, v, g, a, f), R(g), W(m), W(v), W(w))
@@ -217,7 +221,7 @@ static void micro_batch(Model *m, Fsdp *f, Pass pass)
 }
 
 /* As train.c goes, with an evaluation in between. */
-static void train(const char *recipe, SmallModel a, char *trainable, Strategy strategy)
+static void train(const char *recipe, SmallModel a, char *trainable, bool fp8_head, Strategy strategy)
 {
     ModelConfig m = architecture(a);
     m.n_layers = 3;
@@ -225,6 +229,8 @@ static void train(const char *recipe, SmallModel a, char *trainable, Strategy st
     Model model = { 0 };
     Fsdp fsdp = { 0 };
     model_config(&c, &m, recipe, 2);
+    if (fp8_head)
+        c.recipe.head = (Format){ E5M2, 0 };
     c.strategy = strategy;
     c.trainable = &trainable;
     c.num_trainable = trainable != NULL;
@@ -254,15 +260,17 @@ static void train(const char *recipe, SmallModel a, char *trainable, Strategy st
 static void test_every_strategy(void **state)
 {
     (void)state;
-    static const struct { const char *recipe; SmallModel a; char *trainable; } runs[] = {
-        { "bf16", LLAMA_GQA }, { "fp8", OLMO2 }, { "coat", LLAMA }, { "coat-lean", LLAMA_GQA }, { "coat", OLMO3 }, { "bf16", QWEN3 },
-        { "bf16", LLAMA_GQA, "*.mlp.*" }, { "coat", LLAMA, "*.self_attn.*" }, { "fp8", OLMO2, "model.layers.1.*" },
+    static const struct { const char *recipe; SmallModel a; char *trainable; bool fp8_head; } runs[] = {
+        { "bf16", LLAMA_GQA }, { "fp8", OLMO2 }, { "coat", LLAMA }, { "coat-lean", LLAMA_GQA, NULL, true }, { "coat", OLMO3 },
+        { "bf16", QWEN3 },
+        { "bf16", LLAMA_GQA, "*.mlp.*" }, { "coat", LLAMA, "*.self_attn.*", true }, { "fp8", OLMO2, "model.layers.1.*" },
     };
     for (size_t r = 0; r < sizeof runs / sizeof *runs; r++)
         for (int ranks = 1; ranks <= comm_size(); ranks *= 2)
             for (int keep = 0; keep < 2; keep++)
                 for (int sum = 0; sum < 2; sum++)
-                    train(runs[r].recipe, runs[r].a, runs[r].trainable, (Strategy){ ranks, keep, sum ? SUM_ONCE : SUM_OFTEN });
+                    train(runs[r].recipe, runs[r].a, runs[r].trainable, runs[r].fp8_head,
+                          (Strategy){ ranks, keep, sum ? SUM_ONCE : SUM_OFTEN });
 }
 
 /* The watch itself: a gather that the computation does not wait for. */

@@ -68,6 +68,14 @@ static void quantize_operand(Format f, Tensor x)
     assert_true(operand_scale(rows) == operand_scale(y));
     TWICE(quantize(copy, rows), copy);
     check_same_bytes("copy", tensor_snapshot(copy), expected, bytes);
+    for (int f32 = 0; f32 < 2; f32++) {
+        Tensor expanded = make(f32 ? F : H, N, C), plain = make(f32 ? F : H, N, C), turned = rows;
+        turned.data_t = guarded(codes);
+        TWICE(expand_operand(expanded, turned), expanded, turned);
+        check_same_bytes("codes and transpose beside values", tensor_snapshot(turned), expected, bytes);
+        quantize(plain, rows);
+        check_same_bytes("values beside a transpose", tensor_snapshot(expanded), tensor_snapshot(plain), tensor_bytes(plain));
+    }
     TWICE(quantize_scale(halves, x), halves);
     quantize_codes(rows_of(halves), x);
     quantize_codes(columns_of(halves), x);

@@ -4,6 +4,7 @@
  * cut where the others round. Elementwise F32 functions err by 4 u at most (CUDA's expf and rsqrtf: 2 ulp).
  * Each operation runs twice, for each row of formats, on odd (for the CPU only), small and medium shapes. */
 #include "tests/golden.h"
+#include "tests/loss.h"
 
 #define MAX2(a, b) ((a) > (b) ? (a) : (b))
 
@@ -332,48 +333,17 @@ static void test_swiglu(void **state)
 
 /* ---- loss --------------------------------------------------------------------------------------------------- */
 
-typedef struct { double *loss, *zloss, *grad, *loss_bound, *zloss_bound, *grad_bound; } Loss;
-
-/* exp(x - max) errs relatively by 4 u + u |x - max|, so z = max + log sum by
- * e = u (vocab + 8 + range + 2 (|max| + |z|)), p = exp(x) / sum by 2 e + 8 u. */
-static void loss_row(Loss *l, int n, const double *x, int target, int vocab, int V, double scale, double weight)
-{
-    double max = -INFINITY, min = INFINITY, total = 0;
-    if (target < 0)
-        return;         /* all of it is exactly 0 */
-    for (int j = 0; j < vocab; j++)
-        max = fmax(max, x[j]), min = fmin(min, x[j]);
-    for (int j = 0; j < vocab; j++)
-        total += exp(x[j] - max);
-    double z = max + log(total), e = U24 * (vocab + 8 + (max - min) + 2 * (fabs(max) + fabs(z)));
-    l->loss[n] = z - x[target];
-    l->zloss[n] = z * z;
-    l->loss_bound[n] = e + 2 * U24 * (fabs(z) + fabs(x[target]));
-    l->zloss_bound[n] = 2 * fabs(z) * e + e * e + 4 * U24 * z * z;
-    for (int j = 0; j < vocab; j++) {
-        double p = exp(x[j] - z), factor = 1 + 2 * weight * fabs(z);
-        l->grad[n * V + j] = scale * ((1 + 2 * weight * z) * p - (j == target));
-        l->grad_bound[n * V + j] = scale * (factor * p * (2 * e + 12 * U24) + 2 * weight * e * p
-                                            + 4 * U24 * (j == target));
-    }
-}
-
 static void loss_cases(const FormatRow *f, const Shape *s)
 {
     const int N = s->N, V = s->C, vocab = V - 3;
-    const size_t n = (size_t)N * (size_t)V;
     const float scale = 0.125f, weight = 1e-2f;
     Tensor logits = make_filled(f->act, N, V, 1, -9, 9), loss = make_f32(1, N), zloss = make_f32(1, N);
     int *target = keep(sizeof *target * (size_t)N);
     for (int i = 0; i < N; i++)
         target[i] = i % 4 == 2 ? -1 : (int)(random_bits(8, (uint64_t)i) % (uint64_t)vocab);
     int *targets = put_ints(target, (size_t)N);
-    double *X = values(logits);
     void *untouched = tensor_snapshot(logits);
-    Loss l = { .loss = doubles((size_t)N), .zloss = doubles((size_t)N), .grad = doubles(n),
-               .loss_bound = doubles((size_t)N), .zloss_bound = doubles((size_t)N), .grad_bound = doubles(n) };
-    for (int i = 0; i < N; i++)
-        loss_row(&l, i, X + i * V, target[i], vocab, V, scale, weight);
+    const Loss l = loss_reference(values(logits), target, N, vocab, V, scale, weight);
 
     TWICE(cross_entropy(logits, loss.data, zloss.data, targets, vocab, scale, weight, false), logits, loss, zloss);
     check_same_bytes("logits without backward", tensor_snapshot(logits), untouched, tensor_bytes(logits));

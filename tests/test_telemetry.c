@@ -438,6 +438,7 @@ static void test_flops_of_a_part(void **state)
         assert_true(f.linear == block * (cases[i].block[0] + cases[i].block[1]));
         assert_true(f.attention == 4 * HD * m.max_sequence_length / 2 * (cases[i].attention[0] + cases[i].attention[1]));
         assert_true(f.head == 2 * C * m.embedding_size * cases[i].head);
+        assert_true(f.head_forward == 2 * C * m.embedding_size);
     }
 }
 

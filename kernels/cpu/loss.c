@@ -1,4 +1,4 @@
-/* Cross entropy with z-loss [Chowdhery et al. 2022, sec. 5], and its gradient in place.
+/* Cross entropy with z-loss [Chowdhery et al. 2022, sec. 5], and its gradient, in place or as FP8 codes.
  *
  *     z = log sum_j exp(x_j)    loss = z - x_t    zloss = z^2
  *     dz/dx_j = p_j = exp(x_j - z), so d(loss + a zloss)/dx_j = (1 + 2 a z) p_j - [j = t] */
@@ -32,30 +32,47 @@ static void row_gradient(float *x, double total, int vocab, int V, int target, d
     x[target] = (float)at_target;
 }
 
-void cross_entropy(Tensor logits, float *loss, float *zloss, const int *target, int vocab,
-                   float scale, float z_weight, bool backward)
+/* gradient: the logits, codes that have their scale, or no tensor. */
+static void all_rows(const char *op, Tensor gradient, Tensor logits, float *loss, float *zloss, const int *target, int vocab,
+                     float scale, float z_weight)
 {
     const int N = logits.rows, V = logits.cols;
-    CHECK_TENSOR(logits, N, V);
-    CHECK_PLAIN(logits);
-    CHECK(vocab > 0 && vocab <= V, "cross_entropy: a vocabulary of %d in %d columns", vocab, V);
+    check_tensor(op, "logits", logits, N, V);
+    check_plain(op, "logits", logits);
+    CHECK(vocab > 0 && vocab <= V, "%s: a vocabulary of %d in %d columns", op, vocab, V);
     float *row = cpu_scratch(0, (size_t)V);
     for (int n = 0; n < N; n++) {
         const size_t at = (size_t)n * (size_t)V;
         loss[n] = zloss[n] = 0;
-        CHECK(target[n] < vocab, "cross_entropy: target %d at %d; the vocabulary is %d", target[n], n, vocab);
+        CHECK(target[n] < vocab, "%s: target %d at %d; the vocabulary is %d", op, target[n], n, vocab);
         if (target[n] >= 0) {
             tensor_load(row, logits, at, (size_t)V);
             const double target_logit = row[target[n]];
             double total, z = exponentials(row, vocab, &total);
             loss[n] = (float)(z - target_logit);
             zloss[n] = (float)(z * z);
-            if (backward)
+            if (gradient.data)
                 row_gradient(row, total, vocab, V, target[n], z, scale, z_weight);
         } else
             for (int j = 0; j < V; j++)
                 row[j] = 0;
-        if (backward)
-            tensor_store(logits, at, row, (size_t)V);
+        if (gradient.data)
+            tensor_store(gradient, at, row, (size_t)V);
     }
+}
+
+void cross_entropy(Tensor logits, float *loss, float *zloss, const int *target, int vocab,
+                   float scale, float z_weight, bool backward)
+{
+    all_rows(__func__, backward ? logits : (Tensor){ 0 }, logits, loss, zloss, target, vocab, scale, z_weight);
+}
+
+void cross_entropy_codes(Tensor gradient, float amax, Tensor logits, float *loss, float *zloss, const int *target, int vocab,
+                         float scale, float z_weight)
+{
+    CHECK_TENSOR(gradient, logits.rows, logits.cols);
+    CHECK(format_is_fp8(gradient.format) && !gradient.format.group, "%s: the gradient is %s; expected e4m3 or e5m2", __func__,
+          format_name(gradient.format));
+    *(float *)gradient.scale = fp8_scale(amax, gradient.format.dtype);
+    all_rows(__func__, gradient, logits, loss, zloss, target, vocab, scale, z_weight);
 }

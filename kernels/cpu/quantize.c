@@ -50,3 +50,14 @@ void quantize_codes(Tensor y, Tensor x)
     }
     transpose_codes(y);
 }
+
+void expand_operand(Tensor y, Tensor x)
+{
+    CHECK_TENSOR(x, x.rows, x.cols);
+    CHECK_TENSOR(y, x.rows, x.cols);
+    CHECK_PLAIN(y);
+    CHECK(format_is_fp8(x.format) && x.data_t, "expand_operand: x is %s %s a transpose", format_name(x.format),
+          x.data_t ? "with" : "without");
+    quantize_codes(y, x);
+    transpose_codes(x);
+}

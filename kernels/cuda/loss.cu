@@ -1,7 +1,7 @@
-/* Cross entropy and its gradient in place. One block per row; in one pass each thread keeps a running maximum and
+/* Cross entropy and its gradient, in place or as FP8 codes. One block per row; in one pass each thread keeps a running maximum and
  * the sum of exponentials relative to it, rescaled when the maximum grows, and the block merges them.
  *
- * Bytes per logit in BF16: 4 (read, gradient), 2 without the gradient. For the gradient a thread keeps its first KEEP
+ * Bytes per logit in BF16: 4 (read, gradient), 3 with codes, 2 without the gradient. For the gradient a thread keeps its first KEEP
  * packs in registers, which is the whole row up to 65536 columns in BF16 and half of that in F32; what is beyond is
  * read a second time, from the L2 cache while the rows in flight, one per SM then, fit there. Without it nothing is
  * kept, and blocks are small, so that others read while one adds up.
@@ -10,7 +10,7 @@
  * Sums are F32 per thread and warp. */
 #include <float.h>
 
-#include "kernels/cuda/vector.cuh"
+#include "kernels/cuda/tiles.cuh"
 
 enum { MAX_THREADS = 1024, LOSS_THREADS = 256, LOSS_BLOCKS = 6, AHEAD = 4 };
 template <typename T> constexpr int KEEP = 16 / sizeof(T);
@@ -51,11 +51,43 @@ __device__ static inline Running block_total(Running r, float *shared)
     return { max, block_sum(total, shared) };
 }
 
+/* Where gradients go: begin says where the block's row of them is. Over the logits, ... */
+template <bool ALIGNED, typename T> struct InPlace {
+    __device__ T *begin(T *logits, int) const
+    {
+        return logits;
+    }
+    __device__ void store(T *to, const float (&g)[8], int left) const
+    {
+        store_pack<ALIGNED>(to, g, left);
+    }
+};
+
+/* ... or into codes with the scale of `amax`. Rows are whole packs. */
+struct Codes {
+    uint8_t *codes;
+    float *scale, amax, inverse;
+    DType dtype;
+    template <typename T> __device__ uint8_t *begin(T *, int V)
+    {
+        const float s = fp8_scale(amax, dtype);
+        inverse = 1.0f / s;
+        if (blockIdx.x == 0 && threadIdx.x == 0)
+            *scale = s;
+        return codes + (size_t)blockIdx.x * V;
+    }
+    __device__ void store(uint8_t *to, const float (&g)[8], int left) const
+    {
+        if (left > 0)
+            *(uint2 *)to = encode_pack(g, inverse, dtype);
+    }
+};
+
 /* factor * exp(x - max), minus `scale` in the target's column; 0 from `vocab` on. All columns as seen from the
  * pack. */
-template <bool ALIGNED, typename T>
-__device__ static inline void store_gradient(T *to, const Pack<T> &pack, int left, int vocab_left, int target,
-                                             float max, float factor, float scale)
+template <class Gradient, typename To, typename T>
+__device__ static inline void store_gradient(const Gradient &gradient, To *to, const Pack<T> &pack, int left, int vocab_left,
+                                             int target, float max, float factor, float scale)
 {
     const float shift = -max * LOG2E;
     float g[8];
@@ -66,14 +98,14 @@ __device__ static inline void store_gradient(T *to, const Pack<T> &pack, int lef
 #pragma unroll
         for (int i = 0; i < 8; i++)
             g[i] = i >= vocab_left ? 0.0f : i == target ? g[i] - scale : g[i];
-    store_pack<ALIGNED>(to, g, left);
+    gradient.store(to, g, left);
 }
 
-template <bool ALIGNED, typename T> __device__ static inline void store_zeros(T *row, int V)
+template <class Gradient, typename To> __device__ static inline void store_zeros(const Gradient &gradient, To *row, int V)
 {
     const float zero[8] = {};
     for (int c = 8 * threadIdx.x; c < V; c += 8 * blockDim.x)
-        store_pack<ALIGNED>(row + c, zero, V - c);
+        gradient.store(row + c, zero, V - c);
 }
 
 /* The thread's next packs of a row: from column c on, `step` apart. */
@@ -85,10 +117,10 @@ __device__ static inline void load_packs(Pack<T> (&pack)[K], const T *row, int c
         pack[j] = load_pack<ALIGNED>(row + c + j * step, V - c - j * step);
 }
 
-template <bool ALIGNED, bool BACKWARD, typename T>
+template <bool ALIGNED, bool BACKWARD, class Gradient, typename T>
 __global__ __launch_bounds__(BACKWARD ? MAX_THREADS : LOSS_THREADS, BACKWARD ? 1 : LOSS_BLOCKS)
-void cross_entropy_kernel(T *logits, float *loss, float *zloss, const int *targets, int V, int vocab, float scale,
-                          float z_weight)
+void cross_entropy_kernel(Gradient gradient, T *logits, float *loss, float *zloss, const int *targets, int V, int vocab,
+                          float scale, float z_weight)
 {
     constexpr int KEPT = BACKWARD ? KEEP<T> : 0;
     __shared__ float shared[32];
@@ -98,7 +130,7 @@ void cross_entropy_kernel(T *logits, float *loss, float *zloss, const int *targe
         if (threadIdx.x == 0)
             loss[blockIdx.x] = zloss[blockIdx.x] = 0;
         if (BACKWARD)
-            store_zeros<ALIGNED>(row, V);
+            store_zeros(gradient, gradient.begin(row, V), V);
         return;
     }
     const float target_logit = to_float(row[target]);
@@ -129,11 +161,12 @@ void cross_entropy_kernel(T *logits, float *loss, float *zloss, const int *targe
         return;
     keep_packed(keep);
     const float factor = scale * (1.0f + 2.0f * z_weight * z) / r.total;
+    auto *to = gradient.begin(row, V);
 #pragma unroll
     for (int j = 0; j < KEPT; j++) {
         const int c = first + j * step;
         if (c < V)
-            store_gradient<ALIGNED>(row + c, keep[j], V - c, vocab - c, target - c, r.max, factor, scale);
+            store_gradient(gradient, to + c, keep[j], V - c, vocab - c, target - c, r.max, factor, scale);
     }
     for (int c = first + kept; c < V; c += AHEAD * step) {
         Pack<T> pack[AHEAD];
@@ -141,9 +174,26 @@ void cross_entropy_kernel(T *logits, float *loss, float *zloss, const int *targe
 #pragma unroll
         for (int j = 0; j < AHEAD; j++)
             if (c + j * step < V)
-                store_gradient<ALIGNED>(row + c + j * step, pack[j], V - c - j * step, vocab - c - j * step,
-                                        target - c - j * step, r.max, factor, scale);
+                store_gradient(gradient, to + c + j * step, pack[j], V - c - j * step, vocab - c - j * step,
+                               target - c - j * step, r.max, factor, scale);
     }
+}
+
+/* Blocks of so many threads that each keeps a row's packs, with a gradient; else of few that read ahead. */
+template <bool ALIGNED, bool BACKWARD, class Gradient, typename T>
+static void launch(Gradient gradient, T *logits, Tensor shape, float *loss, float *zloss, const int *target, int vocab,
+                   float scale, float z_weight)
+{
+    const int each = BACKWARD ? KEEP<T> : AHEAD, most = BACKWARD ? MAX_THREADS : LOSS_THREADS;
+    cross_entropy_kernel<ALIGNED, BACKWARD>
+        <<<shape.rows, block_threads((int)ceil_div(shape.cols, 8), each, most), 0, device_stream()>>>(
+            gradient, logits, loss, zloss, target, shape.cols, vocab, scale, z_weight);
+    LAUNCH_CHECK();
+}
+
+static void check_vocabulary(const char *op, int vocab, int V)
+{
+    CHECK(vocab > 0 && vocab <= V, "%s: a vocabulary of %d in %d columns", op, vocab, V);
 }
 
 void cross_entropy(Tensor logits, float *loss, float *zloss, const int *target, int vocab,
@@ -151,19 +201,35 @@ void cross_entropy(Tensor logits, float *loss, float *zloss, const int *target, 
 {
     const int N = logits.rows, V = logits.cols;
     CHECK_DENSE(logits, N, V);
-    CHECK(vocab > 0 && vocab <= V, "cross_entropy: a vocabulary of %d in %d columns", vocab, V);
+    check_vocabulary(__func__, vocab, V);
     if (N == 0)
         return;
     with_bool(is_aligned(logits, V), [&](auto aligned) {
         with_bool(backward, [&](auto gradient) {
             with_type(logits, [&](auto *p) {
-                constexpr bool BACKWARD = decltype(gradient)::value;
-                const int each = BACKWARD ? 16 / (int)sizeof *p : AHEAD, most = BACKWARD ? MAX_THREADS : LOSS_THREADS;
-                cross_entropy_kernel<decltype(aligned)::value, BACKWARD>
-                    <<<N, block_threads((int)ceil_div(V, 8), each, most), 0, device_stream()>>>(
-                        p, loss, zloss, target, V, vocab, scale, z_weight);
+                constexpr bool ALIGNED = decltype(aligned)::value, BACKWARD = decltype(gradient)::value;
+                launch<ALIGNED, BACKWARD>(InPlace<ALIGNED, std::remove_pointer_t<decltype(p)>>{}, p, logits, loss, zloss, target,
+                                          vocab, scale, z_weight);
             });
         });
     });
-    LAUNCH_CHECK();
+}
+
+void cross_entropy_codes(Tensor gradient, float amax, Tensor logits, float *loss, float *zloss, const int *target, int vocab,
+                         float scale, float z_weight)
+{
+    const int N = logits.rows, V = logits.cols;
+    CHECK_DENSE(logits, N, V);
+    CHECK_TENSOR(gradient, N, V);
+    CHECK(format_is_fp8(gradient.format) && !gradient.format.group, "%s: the gradient is %s; expected e4m3 or e5m2", __func__,
+          format_name(gradient.format));
+    check_vocabulary(__func__, vocab, V);
+    if (V % 16 || !is_aligned(logits, V))
+        die("%s: rows of %d logits; FP8 operands have rows in multiples of 16", __func__, V);
+    if (N == 0)
+        return;
+    const Codes codes = { (uint8_t *)gradient.data, (float *)gradient.scale, amax, 0, gradient.format.dtype };
+    with_type(logits, [&](auto *p) {
+        launch<true, true>(codes, p, logits, loss, zloss, target, vocab, scale, z_weight);
+    });
 }

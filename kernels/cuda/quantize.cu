@@ -314,6 +314,28 @@ template <DType D> static void to_fp8(Tensor y, Tensor x, size_t n)
         to_codes<D>(y, x, n);
 }
 
+/* Writes what it reads as rows of T, too. */
+template <class Reader, typename T> struct ExpandSource : ReaderSource<Reader> {
+    T *to;
+    __device__ void values(float (&y)[1][8], const typename Reader::Raw &raw, typename ReaderSource<Reader>::Fix, int row,
+                           int col) const
+    {
+        this->x.values(y[0], raw);
+        store_pack<true>(to + (size_t)row * this->x.cols + col, y[0], 8);
+    }
+};
+
+template <DType D> static void expand(Tensor y, Tensor x)
+{
+    const TensorReader<Known<D>> reader = { (const uint8_t *)x.data, (const float *)x.scale, {}, x.cols };
+    Tensor columns = x;
+    columns.data = NULL;
+    with_type(y, [&](auto *to) {
+        typedef ExpandSource<TensorReader<Known<D>>, std::remove_pointer_t<decltype(to)>> Source;
+        fp8_tiles<Source>({ { tile_out(columns, NULL) } }, { { {}, reader }, to }, x.rows, x.cols);
+    });
+}
+
 /* ---- entry ---------------------------------------------------------------------------------------------------- */
 
 static void check_format(const char *op, Tensor t)
@@ -326,7 +348,8 @@ static void check_format(const char *op, Tensor t)
 static void set_scale(Tensor y, const float *maxima, int n)
 {
     CHECK(format_is_fp8(y.format) && !y.format.group && y.scale, "quantize_scale: y is %s", format_name(y.format));
-    scale_kernel<<<1, AMAX_BLOCKS, 0, device_stream()>>>((float *)y.scale, maxima, n, y.format.dtype);
+    const int threads = block_threads(n > 0 ? n : 1, 1, AMAX_BLOCKS);
+    scale_kernel<<<1, threads, 0, device_stream()>>>((float *)y.scale, maxima, n, y.format.dtype);
     LAUNCH_CHECK();
 }
 
@@ -370,4 +393,22 @@ void quantize_codes(Tensor y, Tensor x)
         to_fp8<E4M3>(y, x, n);
     else
         to_fp8<E5M2>(y, x, n);
+}
+
+void expand_operand(Tensor y, Tensor x)
+{
+    CHECK_DENSE(y, x.rows, x.cols);
+    CHECK_TENSOR(x, x.rows, x.cols);
+    CHECK(format_is_fp8(x.format) && x.data_t, "expand_operand: x is %s %s a transpose", format_name(x.format),
+          x.data_t ? "with" : "without");
+    Tensor columns = x, rows = x;
+    columns.data = NULL;
+    rows.data_t = NULL;
+    if (!is_fast(x, x) || !is_aligned(y, y.cols)) {
+        quantize_codes(y, rows);
+        quantize_codes(columns, rows);
+    } else if (x.format.dtype == E4M3)
+        expand<E4M3>(y, x);
+    else
+        expand<E5M2>(y, x);
 }

@@ -57,7 +57,7 @@ template <bool SQUARE, typename T> static void add_sum(float *out, const T *x, s
                                                                                                           n);
     });
     LAUNCH_CHECK();
-    final_sum_kernel<<<1, SUM_BLOCKS, 0, device_stream()>>>(out, partial, blocks);
+    final_sum_kernel<<<1, block_threads(blocks, 1, SUM_BLOCKS), 0, device_stream()>>>(out, partial, blocks);
     LAUNCH_CHECK();
 }
 

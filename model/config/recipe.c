@@ -187,6 +187,10 @@ static void check_columns(Reader *r)
     if (format_is_fp8(c->operand) != format_is_fp8(c->gradient))
         die("%s: format.operand is %s and format.gradient %s; no GPU multiplies FP8 by anything else: make both FP8 or neither",
             config_where(r, given), format_name(c->operand), format_name(c->gradient));
+    check_groups(r, "format.head", NULL, c->head, 0);
+    if (config_given(r, "format.head") && !format_is_fp8(c->head) && !format_equal(c->head, c->stream))
+        die("%s: format.head is %s and format.stream %s; the head's GEMMs are in FP8 or in the stream's format: take e5m2 or %s",
+            config_where(r, "format.head"), format_name(c->head), format_name(c->stream), format_name(c->stream));
     check_moments(r);
 }
 

@@ -77,6 +77,8 @@ const ConfigKey config_keys[] = {
     OTHER ("format.hidden", FORMAT | FOLLOWS, "null", C(recipe.hidden), "gate and up kept for backward"),
     OTHER ("format.operand", FORMAT | FOLLOWS, "null", C(recipe.operand), "GEMM operands: activations and weights"),
     OTHER ("format.gradient", FORMAT | FOLLOWS, "null", C(recipe.gradient), "GEMM operands: gradients"),
+    OTHER ("format.head", FORMAT | FOLLOWS, "null", C(recipe.head), "the logits' gradient; e5m2: both GEMMs of the head's backward "
+           "are in FP8"),
     WORD  ("format.keep", CHOICE | FOLLOWS, "null", WORDS({ "all", KEEP_ALL }, { "inputs", KEEP_INPUTS },
            { "block", KEEP_BLOCK }), C(recipe.keep),
            "what forward keeps for backward: all, without what is cheap to recompute, each block's input only"),

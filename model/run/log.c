@@ -80,6 +80,7 @@ TokenFlops token_flops(const Config *c)
         f.attention += (backward ? 12 : 4) * HD * mean_keys(m, l);
     }
     const UnitWeights head = weights_of(c, m->weight_tying ? 0 : L + 1);
+    f.head_forward = 2 * head.all;
     f.head = 2 * (head.all + (first <= L ? head.all : 0) + head.trained);
     return f;
 }
@@ -88,7 +89,10 @@ double speed_of_light(const Config *c)
 {
     TokenFlops f = token_flops(c);
     double operand = device_peak_flops(c->recipe.operand.dtype), stream = device_peak_flops(c->recipe.stream.dtype);
-    return operand > 0 && stream > 0 ? 1 / (f.linear / operand + (f.head + f.attention) / stream) : 0;
+    if (operand <= 0 || stream <= 0)
+        return 0;
+    const double faster = format_is_fp8(c->recipe.head) ? 1 / stream - 1 / device_peak_flops(c->recipe.head.dtype) : 0;
+    return 1 / (f.linear / operand + (f.head + f.attention) / stream - (f.head - f.head_forward) * faster);
 }
 
 /* The metric's name of an evaluator's loss or perplexity. */

@@ -50,6 +50,6 @@ void log_close(Log *l);           /* prints first and last loss, and the plot */
 
 /* FLOPs of forward and backward per token, GEMMs and causal attention of T tokens with its windows, and the tokens per second
  * that the device's data-sheet rates allow (0: unknown): 100 % of peak in the progress line. */
-typedef struct { double linear, head, attention; } TokenFlops;
+typedef struct { double linear, head, head_forward, attention; } TokenFlops;       /* head_forward: of `head` */
 TokenFlops token_flops(const Config *c);
 double     speed_of_light(const Config *c);             /* tokens per second of a device */

@@ -361,10 +361,11 @@ static void open_data(Run *r)
 
 void run_check_device(const Recipe *r)
 {
-    if (format_is_fp8(r->operand) && !device_has_fp8())
-        die("recipe %s multiplies %s (format.operand), which this %s cannot: FP8 takes compute capability 8.9 or later (L40S, "
+    const bool operand = format_is_fp8(r->operand);
+    if ((operand || format_is_fp8(r->head)) && !device_has_fp8())
+        die("recipe %s multiplies %s (%s), which this %s cannot: FP8 takes compute capability 8.9 or later (L40S, "
             "RTX 40, H100 and later ones). --recipe=bf16 runs here, and so does --recipe=coat-opt: FP8 in the optimizer alone",
-            r->name, format_name(r->operand), device_name());
+            r->name, format_name(operand ? r->operand : r->head), operand ? "format.operand" : "format.head", device_name());
 }
 
 /* `where`: the device. */

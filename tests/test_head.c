@@ -1,0 +1,79 @@
+/* Cross entropy whose gradient is an FP8 operand, against a double reference and on CUDA against the CPU's record. */
+#include "tests/fp8.h"
+#include "tests/loss.h"
+
+/* One row; rows that end inside a warp's packs; more than a thread of the CUDA back end keeps: 8 packs by 1024 threads. */
+static const struct { int N, V; } shapes[] = { { 1, 64 }, { 96, 272 }, { 3, 66000 } };
+static const Format inputs[] = { { BF16, 0 }, { F32, 0 } }, outputs[] = { { E4M3, 0 }, { E5M2, 0 } };
+enum { SHAPES = sizeof shapes / sizeof shapes[0] };
+
+/* Every fourth row is masked. */
+static int *make_targets(int *target, int N, int vocab)
+{
+    for (int i = 0; i < N; i++)
+        target[i] = i % 4 == 2 ? -1 : (int)(random_bits(8, (uint64_t)i) % (uint64_t)vocab);
+    return put_ints(target, (size_t)N);
+}
+
+static void check_loss(const char *name, Tensor t, const double *ref, const double *bound)
+{
+    check_close(name, t, ref, bound);
+    golden_check(name, t, bound);
+}
+
+/* amax: larger than every gradient, or so small that the largest saturate. Gradients of masked rows and behind the vocabulary
+ * are 0, with a bound of 0. */
+static void codes_case(int N, int V, Format input, Format output, bool saturates)
+{
+    const int vocab = V - 3;
+    const float scale = 0.125f, weight = 1e-2f, amax = saturates ? scale / 16 : 1.5f * scale;
+    char name[96], part[128];
+    snprintf(name, sizeof name, "cross_entropy_codes/%dx%d/%s-%s%s", N, V, format_name(input), format_name(output),
+             saturates ? "-saturated" : "");
+    Tensor logits = make_filled(input, N, V, 1, -9, 9), loss = make_f32(1, N), zloss = make_f32(1, N), t = make(output, N, V);
+    int *target = keep(sizeof *target * (size_t)N), *targets = make_targets(target, N, vocab);
+    const void *untouched = tensor_snapshot(logits);
+    const Loss l = loss_reference(values(logits), target, N, vocab, V, scale, weight);
+    TWICE(cross_entropy_codes(t, amax, logits, loss.data, zloss.data, targets, vocab, scale, weight), t, loss, zloss);
+    snprintf(part, sizeof part, "%s-loss", name);
+    check_loss(part, loss, l.loss, l.loss_bound);
+    snprintf(part, sizeof part, "%s-zloss", name);
+    check_loss(part, zloss, l.zloss, l.zloss_bound);
+    assert_true(operand_scale(t) == amax / (float)fp8_table(output.dtype)[fp8_last(output.dtype)]);
+    check_codes(name, t, l.grad, l.grad_bound);
+    const double smallest = fp8_table(output.dtype)[1] * operand_scale(t);
+    for (size_t i = 0; i < tensor_numel(t); i++)
+        l.grad_bound[i] += l.grad_bound[i] > 0 ? smallest / 2 : 0;
+    golden_check(name, t, l.grad_bound);
+    check_same_bytes("logits", tensor_snapshot(logits), untouched, tensor_bytes(logits));
+    release();
+}
+
+static void test_codes(void **state)
+{
+    (void)state;
+    for (int s = 0; s < SHAPES; s++)
+        for (int i = 0; i < 8; i++)
+            codes_case(shapes[s].N, shapes[s].V, inputs[i / 4], outputs[i / 2 % 2], i % 2);
+}
+
+static void test_errors(void **state)
+{
+    (void)state;
+    const Format f = { BF16, 0 };
+    Tensor logits = make(f, 2, 32), plain = make(f, 2, 32), groups = make((Format){ E4M3, 16 }, 2, 32), t = make(outputs[0], 2, 32);
+    Tensor narrow = make(outputs[0], 2, 16), loss = make_f32(2, 2);
+    int *targets = put_ints((int[]){ 1, -1 }, 2);
+    float *out = loss.data;
+    DIES("the gradient is bf16", cross_entropy_codes(plain, 1, logits, out, out + 2, targets, 32, 1, 0));
+    DIES("the gradient is e4m3/16", cross_entropy_codes(groups, 1, logits, out, out + 2, targets, 32, 1, 0));
+    DIES("gradient is (2, 16)", cross_entropy_codes(narrow, 1, logits, out, out + 2, targets, 32, 1, 0));
+    DIES("vocabulary of 33", cross_entropy_codes(t, 1, logits, out, out + 2, targets, 33, 1, 0));
+    release();
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_codes), cmocka_unit_test(test_errors) };
+    return cmocka_run_group_tests(tests, start_device, NULL);
+}
