@@ -61,12 +61,12 @@ static void bench_rope(const Model *m)
     Tensor x = make_normal(BF16_, N, S, 1), y = make_normal(BF16_, N, S, 1), stats = make(F32_, N, 2);
     Tensor qw = make_normal(BF16_, 1, q, 1), kw = make_normal(BF16_, 1, k, 1);
     Tensor dqw = make(F32_, 1, q), dkw = make(F32_, 1, k);
-    TIME_BYTES("rope_forward in place", 4 * turned, rope_forward(y, NULL, y, NONE, NONE, a));
+    TIME_BYTES("rope_forward in place", 4 * turned, rope_forward(y, y, NULL, y, NO_PRODUCT, NONE, NONE, a));
     in_step(ELEMENTWISE, blocks(m));
     TIME_BYTES("rope_backward in place", 4 * turned, rope_backward(y, NONE, NONE, y, x, NULL, NONE, NONE, a));
-    TIME_BYTES("rope_forward, clip", 4 * n, rope_forward(y, NULL, x, NONE, NONE, clipped));
+    TIME_BYTES("rope_forward, clip", 4 * n, rope_forward(y, x, NULL, x, NO_PRODUCT, NONE, NONE, clipped));
     TIME_BYTES("rope_backward, clip", 6 * n, rope_backward(y, NONE, NONE, y, x, NULL, NONE, NONE, clipped));
-    TIME_BYTES("rope_forward, QK-norm", 4 * n, rope_forward(y, stats.data, x, qw, kw, a));
+    TIME_BYTES("rope_forward, QK-norm", 4 * n, rope_forward(y, x, stats.data, x, NO_PRODUCT, qw, kw, a));
     TIME_BYTES("rope_backward, QK-norm", 6 * turned, rope_backward(y, dqw, dkw, y, x, stats.data, qw, kw, a));
     release();
 }
@@ -82,8 +82,8 @@ static void bench_rope_by_head(const Model *m)
     Tensor x = make_normal(BF16_, N, S, 1), y = make_normal(BF16_, N, S, 1), dx = make(BF16_, N, S);
     Tensor qw = make_normal(BF16_, 1, D, 1), kw = make_normal(BF16_, 1, D, 1), stats = make(F32_, N, H + K);
     Tensor dqw = make(F32_, 1, D), dkw = make(F32_, 1, D);
-    TIME_BYTES("rope_forward, QK-norm by head", 4 * n, rope_forward(y, stats.data, x, qw, kw, a));
-    TIME_BYTES("rope_forward, QK-norm by head, in place", 4 * turned, rope_forward(y, stats.data, y, qw, kw, a));
+    TIME_BYTES("rope_forward, QK-norm by head", 4 * n, rope_forward(y, x, stats.data, x, NO_PRODUCT, qw, kw, a));
+    TIME_BYTES("rope_forward, QK-norm by head, in place", 4 * turned, rope_forward(y, y, stats.data, y, NO_PRODUCT, qw, kw, a));
     TIME_BYTES("rope_backward, QK-norm by head, in place", 6 * turned,
                rope_backward(y, dqw, dkw, y, x, stats.data, qw, kw, a));
     TIME_BYTES("rope_backward, QK-norm by head", 2 * turned + 4 * n, rope_backward(dx, dqw, dkw, y, x, stats.data, qw, kw, a));
@@ -96,7 +96,7 @@ static void bench_swiglu(const Model *m)
     const double n = (double)N * m->F;
     Tensor wide = make_normal(BF16_, N, 2 * m->F, 1), dwide = make(BF16_, N, 2 * m->F);
     Tensor act = make(BF16_, N, m->F), dact = make_normal(BF16_, N, m->F, 1);
-    TIME_BYTES("swiglu_forward", 6 * n, swiglu_forward(act, wide, wide));
+    TIME_BYTES("swiglu_forward", 6 * n, swiglu_forward(act, wide, wide, NO_PRODUCT));
     TIME_BYTES("swiglu_backward", 10 * n, swiglu_backward(dwide, NONE, dact, wide));
     TIME_BYTES("swiglu_backward, act again", 12 * n, swiglu_backward(dwide, act, dact, wide));
     release();
@@ -131,7 +131,7 @@ static void bench_coat(const Model *m)
     Tensor act_rows = rows_only(act), act_turned = transpose_only(act), dact = make_normal(BF16_, N, F, 1);
     Tensor dwide = make_operand(E5M2_, N, 2 * F);
     TIME_BYTES("coat: swiglu_forward, gate_up and act", (4 + 2.25 + 4 + 1) * f,
-               swiglu_forward_exact(act_rows, gate_up, wide));
+               swiglu_forward_exact(act_rows, gate_up, wide, NO_PRODUCT));
     in_step(ELEMENTWISE, blocks(m));
     TIME_BYTES("coat: swiglu_backward, act transposed", (4.25 + 4.25 + 5) * f,
                swiglu_backward(dwide, act_turned, dact, gate_up));
@@ -143,7 +143,7 @@ static void bench_coat(const Model *m)
                rope_backward(dqkv, NONE, NONE, qkv, qkv, NULL, NONE, NONE, a));
     in_step(ELEMENTWISE, blocks(m));
     TIME_BYTES("coat-lean: quantize qkv", 3.125 * s, quantize(saved, qkv));
-    TIME_BYTES("coat-lean: rope_forward from it", 3.125 * s, rope_forward(qkv, NULL, saved, NONE, NONE, a));
+    TIME_BYTES("coat-lean: rope_forward from it", 3.125 * s, rope_forward(qkv, saved, NULL, saved, NO_PRODUCT, NONE, NONE, a));
     release();
 }
 

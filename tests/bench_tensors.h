@@ -13,6 +13,7 @@ typedef struct { const char *name; int B, T, C, H, K, D, F, V, chunk; long param
 static const Format F32_ = { .dtype = F32 }, BF16_ = { .dtype = BF16 }, E4M3_ = { .dtype = E4M3 };
 static const Format E4M3_16 = { .dtype = E4M3, .group = 16 }, E5M2_ = { .dtype = E5M2 };
 static const Tensor NONE = { 0 };
+static const LowProduct NO_PRODUCT = { 0 };
 
 /* How often a step runs an operation that each block, each chunk of logits or each micro-batch has once. */
 static double blocks(const Model *m) { return (double)m->L * m->micro_batches; }

@@ -341,7 +341,7 @@ static void swiglu_case(const Shape *s, bool saved)
     device_put(wide.data, &(uint16_t){ 0xc2c8 }, sizeof(uint16_t));     /* -100: e^100 overflows F32 */
     again.scale = columns.scale = act.scale;
 
-    TWICE(swiglu_forward(act, gate_up, wide), act, gate_up);
+    TWICE(swiglu_forward(act, gate_up, wide, NO_PRODUCT), act, gate_up);
     if (saved)
         check_saved(name("swiglu_saved", N, width, text), gate_up, wide);
     swiglu_reference(ref, bound, dref, dbound, values(gate_up), values(dact), N, width);

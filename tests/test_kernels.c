@@ -311,7 +311,7 @@ static void swiglu_cases(const FormatRow *f, const Shape *s)
             dbound[gate] = 16 * U24 * fabs(D[i] * u) * sg * (1 + fabs(g)) + 1e-36;
             dbound[up] = 12 * U24 * fabs(dref[up]) + 1e-36;
         }
-    TWICE(swiglu_forward(act, wide, wide), act);
+    TWICE(swiglu_forward(act, wide, wide, NO_PRODUCT), act);
     check("swiglu_forward", f, s, "", act, ref, bound);
     TWICE(swiglu_backward(dwide, NONE, dact, wide), dwide);
     check("swiglu_backward", f, s, "", dwide, dref, dbound);

@@ -10,13 +10,19 @@ static float sigmoid(float x)
     return 1 / (1 + expf(-x));
 }
 
-void swiglu_forward(Tensor act, Tensor gate_up, Tensor wide)
+/* gate_up = wide + product. */
+static void save(Tensor gate_up, Tensor wide, LowProduct product)
+{
+    if (product.low.data)
+        lora_widen(wide, product.low, product.b, wide);
+    quantize(gate_up, wide);
+}
+
+/* act of gate and up as they are in `x`. */
+static void activate(Tensor act, Tensor x)
 {
     const int N = act.rows, F = act.cols;
-    CHECK_TENSOR(act, N, F);
-    CHECK_TENSOR(gate_up, N, 2 * F);
-    quantize(gate_up, wide);
-    const float *input = tensor_values(gate_up, 0);
+    const float *input = tensor_values(x, 0);
     float *output = tensor_result(act, 1);
     for (int n = 0; n < N; n++) {
         const float *gate = input + (size_t)n * 2 * (size_t)F, *up = gate + F;
@@ -26,10 +32,20 @@ void swiglu_forward(Tensor act, Tensor gate_up, Tensor wide)
     tensor_finish(act, output);
 }
 
-void swiglu_forward_exact(Tensor act, Tensor gate_up, Tensor wide)
+void swiglu_forward(Tensor act, Tensor gate_up, Tensor wide, LowProduct product)
 {
-    quantize(gate_up, wide);
-    swiglu_forward(act, wide, wide);
+    CHECK_TENSOR(act, act.rows, act.cols);
+    CHECK_TENSOR(gate_up, act.rows, 2 * act.cols);
+    save(gate_up, wide, product);
+    activate(act, gate_up);
+}
+
+void swiglu_forward_exact(Tensor act, Tensor gate_up, Tensor wide, LowProduct product)
+{
+    CHECK_TENSOR(act, act.rows, act.cols);
+    CHECK_TENSOR(wide, act.rows, 2 * act.cols);
+    save(gate_up, wide, product);
+    activate(act, wide);
 }
 
 void swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, Tensor gate_up)

@@ -61,6 +61,18 @@ bool lora_narrow_fast(Tensor low, Tensor x, Tensor w, LoraParts parts, float sca
 bool lora_widen_fast (Tensor y, Tensor low, Tensor w, LoraParts parts, Tensor add);     /* lora_widen.cu */
 bool lora_dw_fast    (Tensor dw, LoraParts parts, Tensor low, Tensor x);                /* lora_dw.cu */
 
+/* swiglu_lora.cu: swiglu_forward with a product, other arguments checked already; false: there is none, or it is of other formats
+ * or shapes, and nothing is done. _added: of an act in BF16. _save_added: what comes before the codes of an FP8 act, gate_up is
+ * saved, also where it is wide, and *amax raised to max|act|, of the exact sums if `exact` and gate_up is not wide. Then
+ * _codes_added makes the codes from the exact sums, of which gate_up holds less; else gate_up has all they need. */
+bool swiglu_added      (Tensor act, Tensor gate_up, Tensor wide, LowProduct product);
+bool swiglu_save_added (float *amax, Tensor act, Tensor gate_up, Tensor wide, LowProduct product, bool exact);
+void swiglu_codes_added(Tensor act, const float *amax, Tensor wide, LowProduct product);
+
+/* rope_lora.cu: rope_forward with neither norm in one pass: with a product, or exact and saved in FP8 groups; else, or if of other
+ * formats or shapes, false, and nothing is done. */
+bool rope_forward_added(bool exact, Tensor y, Tensor saved, Tensor x, LowProduct product, Attention a);
+
 /* f(Known<the format of x>), which is BF16, E4M3 or E5M2. */
 template <typename F> static inline void with_wide(Tensor x, F f)
 {

@@ -4,17 +4,11 @@
  * stored; a pass over tiles writes act and its transpose. Bytes per element of act: 4 + 2.25, then 2.25 + 2.
  * Backward: a pass for the maximum of the gradients, then one that writes both gradients, their transposes and, if it is
  * wanted, act: 4.25, then 4.25 + 4 (+ 2). act is written with the scale that it has. */
+#include "kernels/cuda/lora.cuh"
 #include "kernels/cuda/operations_fp8.h"
 #include "kernels/cuda/tiles.cuh"
 
 enum { ROW_PACKS = 2, ROW_THREADS = 512 };
-
-/* On the hardware's exponential and reciprocal: a few 2^-22 off, far below half a code.
- * NOTE: __expf and __fdividef scale their arguments to keep numbers below 2^-126: twice the instructions. */
-__device__ static inline float quick_sigmoid(float x)
-{
-    return inverse_quick(1.0f + exp2_quick(x * -1.44269504f));
-}
 
 template <class Reader> struct SwigluSource : SimpleSource {
     Reader gate_up;
@@ -105,14 +99,22 @@ void swiglu_save_kernel(float *amax, GroupOut saved, const T *gate_up, int F)
     raise_amax(amax, m, shared);
 }
 
-template <bool EXACT> static void forward(Tensor act, Tensor gate_up, Tensor wide)
+template <bool EXACT> static void forward(Tensor act, Tensor gate_up, Tensor wide, LowProduct product)
 {
     const int N = act.rows, F = act.cols;
     const bool saves = gate_up.data != wide.data;
     check_operand("swiglu_forward", "act", act, N, F);
     float *amax = amax_new();
-    if (saves) {
+    if (saves)
         check_groups("swiglu_forward", "gate_up", gate_up, N, 2 * F);
+    const bool added = swiglu_save_added(amax, act, gate_up, wide, product, EXACT);
+    if (added && EXACT && saves) {
+        swiglu_codes_added(act, amax, wide, product);
+        return;
+    }
+    if (!added && product.low.data)
+        lora_widen(wide, product.low, product.b, wide);
+    if (!added && saves) {
         with_type(wide, [&](auto *in) {
             swiglu_save_kernel<EXACT><<<N, round_threads(F / 8, ROW_PACKS, ROW_THREADS), 0, device_stream()>>>(
                 amax, group_out(gate_up), in, F);
@@ -121,24 +123,26 @@ template <bool EXACT> static void forward(Tensor act, Tensor gate_up, Tensor wid
     }
     with_reader(EXACT ? wide : gate_up, [&](auto reader) {
         const SwigluSource<decltype(reader)> source = { {}, reader, F };
-        if (!saves)
+        if (!added && !saves)
             fp8_amax(amax, source, N, F);
         fp8_tiles<SwigluSource<decltype(reader)>>({ { tile_out(act, amax) } }, source, N, F);
     });
 }
 
-void swiglu_forward_fp8(Tensor act, Tensor gate_up, Tensor wide)
+void swiglu_forward_fp8(Tensor act, Tensor gate_up, Tensor wide, LowProduct product)
 {
-    forward<false>(act, gate_up, wide);
+    forward<false>(act, gate_up, wide, product);
 }
 
-void swiglu_forward_exact(Tensor act, Tensor gate_up, Tensor wide)
+void swiglu_forward_exact(Tensor act, Tensor gate_up, Tensor wide, LowProduct product)
 {
     if (format_is_fp8(act.format) && format_is_fp8(gate_up.format))
-        forward<true>(act, gate_up, wide);
+        forward<true>(act, gate_up, wide, product);
     else {
+        if (product.low.data)
+            lora_widen(wide, product.low, product.b, wide);
         quantize(gate_up, wide);
-        swiglu_forward(act, wide, wide);
+        swiglu_forward(act, wide, wide, {});
     }
 }
 

@@ -33,15 +33,23 @@ static inline GroupOut group_out(Tensor t)
     return { (uint8_t *)t.data, (uint16_t *)t.scale, t.format.dtype };
 }
 
-/* Rounds eight values to the group that they share with the neighbour thread, stores them if they lie inside the row, and
- * returns in v what was stored. All threads of a warp call. */
-__device__ inline void store_group(GroupOut out, size_t at, float (&v)[8], bool inside)
+/* Rounds eight values to the group that they share with the neighbour thread: returns its scale, and in v what the codes stand
+ * for. All threads of a warp call. */
+__device__ inline uint16_t round_group(float (&v)[8], uint2 &codes, DType d)
 {
     float m = pack_abs_max(v);
     m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
-    const uint16_t scale = fp8_group_scale(m, out.dtype);
-    const uint2 codes = encode_pack(v, fp8_group_inverse(scale), out.dtype);
-    decode_pack(v, codes, bf16_value(scale), out.dtype);
+    const uint16_t scale = fp8_group_scale(m, d);
+    codes = encode_pack(v, fp8_group_inverse(scale), d);
+    decode_pack(v, codes, bf16_value(scale), d);
+    return scale;
+}
+
+/* The same, and stores them if they lie inside the row. */
+__device__ inline void store_group(GroupOut out, size_t at, float (&v)[8], bool inside)
+{
+    uint2 codes;
+    const uint16_t scale = round_group(v, codes, out.dtype);
     if (!inside)
         return;
     *(uint2 *)(out.data + at) = codes;

@@ -141,7 +141,7 @@ static void measure_block(Telemetry *t, int l, const Unit *w)
     activation(t, "qkv", l, a->qkv, a->proj.data == a->rot.data ? NULL : first_rows(t, a->proj), false);
     activation(t, "att", l, a->att, first_rows(t, a->mix), false);
     activation(t, "att_op", l, a->att_op, first_rows(t, a->att), false);
-    activation(t, "gate_up", l, a->gate_up, first_rows(t, a->wide), false);
+    activation(t, "gate_up", l, a->gate_up, a->low[LINEAR_GATE_UP].data ? NULL : first_rows(t, a->wide), false);
     activation(t, "act", l, a->act, swiglu_output(t, a->gate_up), false);
 }
 
