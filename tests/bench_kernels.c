@@ -142,7 +142,8 @@ static void bench_coat(const Model *m)
     TIME_BYTES("coat: rope_backward", (2 + 2 + 2) * s,
                rope_backward(dqkv, NONE, NONE, qkv, qkv, NULL, NONE, NONE, a));
     in_step(ELEMENTWISE, blocks(m));
-    TIME_BYTES("coat-lean: quantize qkv", 3.125 * s, quantize(saved, qkv));
+    TIME_BYTES("coat-lean: rope_forward, qkv saved", 5.125 * s,
+               rope_forward_exact(qkv, saved, NULL, qkv, NO_PRODUCT, NONE, NONE, a));
     TIME_BYTES("coat-lean: rope_forward from it", 3.125 * s, rope_forward(qkv, saved, NULL, saved, NO_PRODUCT, NONE, NONE, a));
     release();
 }
@@ -309,6 +310,38 @@ static void bench_lora_layer(const char *name, int N, int C, int O, int parts)
     release();
 }
 
+/* Rank 16, on the columns of up to three parts, one behind the other. */
+static LowProduct make_product(int N, int parts, const int *width)
+{
+    enum { RANK = 16 };
+    LowProduct p = { make_normal(BF16_, N, parts * RANK, 0.01f), { .is_b = true, .num_parts = parts } };
+    int rows = 0;
+    for (int i = 0; i < parts; rows += width[i++])
+        p.b.part[i].first = rows, p.b.part[i].width = width[i];
+    p.b.w = make_normal(BF16_, rows, RANK, 1);
+    return p;
+}
+
+/* What adds an adapter's product while it reads; in bf16 in place. */
+static void bench_lora_added(const Model *m)
+{
+    const int N = m->B * m->T, F = m->F, q = m->H * m->D, k = m->K * m->D, S = q + 2 * k;
+    const double f = (double)N * F, s = (double)N * S;
+    LowProduct product = make_product(N, 2, (int[]){ F, F });
+    Tensor wide = make_normal(BF16_, N, 2 * F, 1), gate_up = make(E4M3_16, N, 2 * F);
+    Tensor codes = make(E4M3_, N, F), act = make(BF16_, N, F);
+    TIME_BYTES("lora: swiglu_forward adds, gate_up and act", (4 + 2.25 + 4 + 1) * f,
+               swiglu_forward_exact(codes, gate_up, wide, product));
+    TIME_BYTES("lora: swiglu_forward adds, bf16", 10 * f, swiglu_forward(act, wide, wide, product));
+    release();
+    const Attention a = attention_of(m);
+    Tensor qkv = make_normal(BF16_, N, S, 1), saved = make(E4M3_16, N, S);
+    product = make_product(N, 3, (int[]){ q, k, k });
+    TIME_BYTES("lora: rope_forward adds, qkv saved", 5.125 * s, rope_forward_exact(qkv, saved, NULL, qkv, product, NONE, NONE, a));
+    TIME_BYTES("lora: rope_forward adds, bf16", 4 * s, rope_forward(qkv, qkv, NULL, qkv, product, NONE, NONE, a));
+    release();
+}
+
 static void bench_lora(const Model *m)
 {
     const int N = m->B * m->T, q = m->H * m->D;
@@ -317,6 +350,7 @@ static void bench_lora(const Model *m)
     bench_lora_layer("out", N, q, m->C, 1);
     bench_lora_layer("gate_up", N, m->C, 2 * m->F, 2);
     bench_lora_layer("down", N, m->F, m->C, 1);
+    bench_lora_added(m);
 }
 
 /* ---- GEMMs ----------------------------------------------------------------------------------------------------- */

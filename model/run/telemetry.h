@@ -16,8 +16,7 @@
  *   saturation      share of the values other than 0 that have the largest code (as each group's maximum has)
  *   error           ||q - x|| / ||x||, x: before rounding, q: as read back; of several matrices the root mean square.
  *                   A v that is stored as 0 leaves m/eps, so one of them can make it large; typical_error, the
- *                   geometric mean over matrices, shows it less. Not of gate_up where an adapter's part is added to what the
- *                   GEMM wrote, nor of qkv where it is turned in place: what they were before rounding is nowhere
+ *                   geometric mean over matrices, shows it less
  *   k, dynamic_range_expanded      with expansion: the mean power, and the dynamic range behind it
  *
  * Everything is computed by the host, from what the device has, and changes nothing in the run. Rank 0 only. */
