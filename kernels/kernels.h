@@ -110,10 +110,10 @@ void lora_narrow(Tensor low, Tensor x, LowRank m, float scale);
 void lora_widen (Tensor y, Tensor low, LowRank m, Tensor add);
 void lora_dw    (LowRank dm, Tensor low, Tensor x);
 
-/* low bT, as lora_widen has it, for an operation to add to its input x, which it reads anyway: no tensor low: nothing is added. So a
- * GEMM's output and an adapter's become one without a pass of their own. x must be F32 or BF16, and may be changed: a back end may
- * write the sum to it, in its format, and go on from there, or keep the sum in F32. */
-typedef struct { Tensor low; LowRank b; } LowProduct;
+/* low wT of m, as lora_widen has it, for an operation to add to its input x, which it reads anyway; no tensor low: nothing is
+ * added. So a GEMM's output and an adapter's become one without a pass of their own. x must be F32 or BF16, and may be changed: a
+ * back end may write the sum to it, in its format, and go on from there, or keep the sum in F32. */
+typedef struct { Tensor low; LowRank m; } LowProduct;
 
 /* ---- attention -------------------------------------------------------------------------------------------- */
 
@@ -175,9 +175,9 @@ void swiglu_forward (Tensor act, Tensor gate_up, Tensor wide, LowProduct product
 /* The same with act of wide [+ product] itself: it is saved, but that rounding touches nothing else. */
 void swiglu_forward_exact(Tensor act, Tensor gate_up, Tensor wide, LowProduct product);
 
-/* dgate_up from dact; may be the memory of gate_up. act, unless it is no tensor, is written again as in forward: in FP8
+/* dgate_up from dact [+ product]; may be the memory of gate_up. act, unless it is no tensor, is written again as in forward: in FP8
  * with the scale that it has, and its data or data_t may be NULL: not written. It may be the memory of dact. */
-void swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, Tensor gate_up);
+void swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, LowProduct product, Tensor gate_up);
 
 /* ---- loss ------------------------------------------------------------------------------------------------- */
 

@@ -143,7 +143,16 @@ static void linear_dx(const Model *m, Linear l, Tensor dx, Tensor dy, const Unit
     matmul_dx(dx, dy, matrix(w, l), accumulate);
 }
 
-/* dw += dy^T x, or the same of the adapter's A and B: behind linear_dx or linear_dlow. x: the layer's input as for_dw says. */
+/* dx = dy w, and what the operation that reads dx is to add; does what linear_dlow does. */
+static LowProduct linear_dx_apart(const Model *m, Linear l, Tensor dx, Tensor dy, const Unit *w, const Acts *a)
+{
+    linear_dlow(m, l, dy, w, a);
+    matmul_dx(dx, dy, matrix(w, l), false);
+    return a->low[l].data ? (LowProduct){ dlow(m, a, l), adapter_a(w, l) } : NO_PRODUCT;
+}
+
+/* dw += dy^T x, or the same of the adapter's A and B: behind linear_dx, linear_dx_apart or linear_dlow. x: the layer's input as
+ * for_dw says. */
 static void linear_dw(const Model *m, Linear l, const Unit *dw, Tensor dy, Tensor x, const Acts *a)
 {
     matmul_dw(matrix(dw, l), dy, x);
@@ -241,11 +250,12 @@ void block_backward(const Model *m, const Unit *w, Unit *dw, const Acts *a, bool
 {
     const Work *t = &m->work;
     Tensor act_again = m->recipe.keep == KEEP_INPUTS ? for_dw(a->act, dw, LINEAR_DOWN) : NONE;
+    LowProduct product;
     Tensor dy;
 
     dy = branch_out_backward(m, dw->norm1, a->x1, a->stats1, w->norm1);
-    linear_dx         (m, LINEAR_DOWN, t->dact, dy, w, a, false);
-    swiglu_backward   (t->dgate_up, act_again, t->dact, a->gate_up);
+    product = linear_dx_apart(m, LINEAR_DOWN, t->dact, dy, w, a);
+    swiglu_backward   (t->dgate_up, act_again, t->dact, product, a->gate_up);
     linear_dw         (m, LINEAR_DOWN, dw, dy, a->act, a);
     branch_in_backward(m, LINEAR_GATE_UP, t->dgate_up, w, a, dw->norm1, a->x1, a->stats1, w->norm1);
     branch_in_dw      (m, LINEAR_GATE_UP, dw, t->dgate_up, a->h1, a, a->x1, a->stats1, w->norm1);

@@ -97,8 +97,8 @@ static void bench_swiglu(const Model *m)
     Tensor wide = make_normal(BF16_, N, 2 * m->F, 1), dwide = make(BF16_, N, 2 * m->F);
     Tensor act = make(BF16_, N, m->F), dact = make_normal(BF16_, N, m->F, 1);
     TIME_BYTES("swiglu_forward", 6 * n, swiglu_forward(act, wide, wide, NO_PRODUCT));
-    TIME_BYTES("swiglu_backward", 10 * n, swiglu_backward(dwide, NONE, dact, wide));
-    TIME_BYTES("swiglu_backward, act again", 12 * n, swiglu_backward(dwide, act, dact, wide));
+    TIME_BYTES("swiglu_backward", 10 * n, swiglu_backward(dwide, NONE, dact, NO_PRODUCT, wide));
+    TIME_BYTES("swiglu_backward, act again", 12 * n, swiglu_backward(dwide, act, dact, NO_PRODUCT, wide));
     release();
 }
 
@@ -134,7 +134,7 @@ static void bench_coat(const Model *m)
                swiglu_forward_exact(act_rows, gate_up, wide, NO_PRODUCT));
     in_step(ELEMENTWISE, blocks(m));
     TIME_BYTES("coat: swiglu_backward, act transposed", (4.25 + 4.25 + 5) * f,
-               swiglu_backward(dwide, act_turned, dact, gate_up));
+               swiglu_backward(dwide, act_turned, dact, NO_PRODUCT, gate_up));
     in_step(ELEMENTWISE, blocks(m));
     release();
     Attention a = attention_of(m);
@@ -317,8 +317,8 @@ static LowProduct make_product(int N, int parts, const int *width)
     LowProduct p = { make_normal(BF16_, N, parts * RANK, 0.01f), { .is_b = true, .num_parts = parts } };
     int rows = 0;
     for (int i = 0; i < parts; rows += width[i++])
-        p.b.part[i].first = rows, p.b.part[i].width = width[i];
-    p.b.w = make_normal(BF16_, rows, RANK, 1);
+        p.m.part[i].first = rows, p.m.part[i].width = width[i];
+    p.m.w = make_normal(BF16_, rows, RANK, 1);
     return p;
 }
 
@@ -332,6 +332,12 @@ static void bench_lora_added(const Model *m)
     Tensor codes = make(E4M3_, N, F), act = make(BF16_, N, F);
     TIME_BYTES("lora: swiglu_forward adds, gate_up and act", (4 + 2.25 + 4 + 1) * f,
                swiglu_forward_exact(codes, gate_up, wide, product));
+    Tensor dact = make_normal(BF16_, N, F, 1), dwide = make(E5M2_, N, 2 * F), dense = make(BF16_, N, 2 * F);
+    const LowProduct back = { make_normal(BF16_, N, 16, 0.01f), { .w = make_normal(BF16_, 16, F, 1), .num_parts = 1 } };
+    TIME_BYTES("lora: swiglu_backward adds, FP8 and act", (4.25 + 4.25 + 3) * f, swiglu_backward(dwide, codes, dact, back, gate_up));
+    TIME_BYTES("lora: swiglu_backward, FP8 and act", (4.25 + 4.25 + 3) * f,
+               swiglu_backward(dwide, codes, dact, NO_PRODUCT, gate_up));
+    TIME_BYTES("lora: swiglu_backward adds, bf16", 10 * f, swiglu_backward(dense, NONE, dact, back, wide));
     TIME_BYTES("lora: swiglu_forward adds, bf16", 10 * f, swiglu_forward(act, wide, wide, product));
     release();
     const Attention a = attention_of(m);

@@ -186,7 +186,7 @@ static void swiglu_case(int N, int width)
     now.x = make_filled(F, N, 2 * width, 1, -3, 3), now.y = make(F, N, width);
     const Function f = { "swiglu", run_swiglu, now.y, filled(N, width, 2), 12 };
     Tensor dx = make(F, N, 2 * width);
-    swiglu_backward(dx, NONE, f.cot, now.x);
+    swiglu_backward(dx, NONE, f.cot, NO_PRODUCT, now.x);
     check_gradient(&f, "gate_up", now.x, dx);
     release();
 }

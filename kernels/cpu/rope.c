@@ -103,7 +103,7 @@ static void forward(bool exact, Tensor y, Tensor saved, float *stats, Tensor x, 
     const bool by_head = check_rope("rope_forward", x, qnorm, knorm, stats, a);
     check_tensor("rope_forward", "y", y, x.rows, x.cols);
     if (product.low.data)
-        lora_widen(x, product.low, product.b, x);
+        lora_widen(x, product.low, product.m, x);
     quantize(saved, x);
     turn(y, stats, exact ? x : saved, by_head, qnorm, knorm, a);
 }

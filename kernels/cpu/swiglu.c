@@ -14,7 +14,7 @@ static float sigmoid(float x)
 static void save(Tensor gate_up, Tensor wide, LowProduct product)
 {
     if (product.low.data)
-        lora_widen(wide, product.low, product.b, wide);
+        lora_widen(wide, product.low, product.m, wide);
     quantize(gate_up, wide);
 }
 
@@ -48,13 +48,15 @@ void swiglu_forward_exact(Tensor act, Tensor gate_up, Tensor wide, LowProduct pr
     activate(act, wide);
 }
 
-void swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, Tensor gate_up)
+void swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, LowProduct product, Tensor gate_up)
 {
     const int N = dact.rows, F = dact.cols;
     CHECK_TENSOR(dact, N, F);
     CHECK_TENSOR(gate_up, N, 2 * F);
     CHECK_TENSOR(dgate_up, N, 2 * F);
     CHECK(!tensor_exists(act) || (act.rows == N && act.cols == F), "swiglu_backward: act is (%d, %d)", act.rows, act.cols);
+    if (product.low.data)
+        lora_widen(dact, product.low, product.m, dact);
     const float *gradient = tensor_values(dact, 0), *input = tensor_values(gate_up, 1);
     float *output = tensor_result(dgate_up, 2), *again = NULL;
     if (tensor_exists(act))

@@ -69,6 +69,9 @@ bool swiglu_added      (Tensor act, Tensor gate_up, Tensor wide, LowProduct prod
 bool swiglu_save_added (float *amax, Tensor act, Tensor gate_up, Tensor wide, LowProduct product, bool exact);
 void swiglu_codes_added(Tensor act, const float *amax, Tensor wide, LowProduct product);
 
+/* swiglu_lora_backward.cu: swiglu_backward with a product, likewise. */
+bool swiglu_backward_added(Tensor dgate_up, Tensor act, Tensor dact, LowProduct product, Tensor gate_up);
+
 /* rope_lora.cu: rope_forward with neither norm in one pass: with a product, or exact and saved in FP8 groups; else, or if of other
  * formats or shapes, false, and nothing is done. */
 bool rope_forward_added(bool exact, Tensor y, Tensor saved, Tensor x, LowProduct product, Attention a);

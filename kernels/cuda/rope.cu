@@ -372,7 +372,7 @@ static void forward(bool exact, Tensor y, Tensor saved, float *stats, Tensor x, 
     if (!qnorm.data && rope_forward_added(exact, y, saved, x, product, a))
         return;
     if (product.low.data)
-        lora_widen(x, product.low, product.b, x);
+        lora_widen(x, product.low, product.m, x);
     quantize(saved, x);
     turn_values(y, stats, exact ? x : saved, qnorm, knorm, a);
 }

@@ -135,12 +135,12 @@ static bool prepare(Product *p, Tensor x, LowProduct product, Attention a)
     *p = { NULL, NULL, {}, { STRIP_WARPS, 0 }, false, false };
     if (!product.low.data)
         return true;
-    const int rank = check_low_rank("rope_forward", product.b, x, product.low);
-    const LoraParts parts = lora_parts(product.b, rank, x.cols);
+    const int rank = check_low_rank("rope_forward", product.m, x, product.low);
+    const LoraParts parts = lora_parts(product.m, rank, x.cols);
     for (int i = 0; i < parts.count; i++)
         if (parts.part[i].first % a.D || parts.part[i].width % a.D)
             return false;
-    return choose_product(p, product.low, product.b.w, parts, SCALE_BYTES);
+    return choose_product(p, product.low, product.m.w, parts, SCALE_BYTES);
 }
 
 bool rope_forward_added(bool exact, Tensor y, Tensor saved, Tensor x, LowProduct product, Attention a)

@@ -113,7 +113,7 @@ template <bool EXACT> static void forward(Tensor act, Tensor gate_up, Tensor wid
         return;
     }
     if (!added && product.low.data)
-        lora_widen(wide, product.low, product.b, wide);
+        lora_widen(wide, product.low, product.m, wide);
     if (!added && saves) {
         with_type(wide, [&](auto *in) {
             swiglu_save_kernel<EXACT><<<N, round_threads(F / 8, ROW_PACKS, ROW_THREADS), 0, device_stream()>>>(
@@ -140,7 +140,7 @@ void swiglu_forward_exact(Tensor act, Tensor gate_up, Tensor wide, LowProduct pr
         forward<true>(act, gate_up, wide, product);
     else {
         if (product.low.data)
-            lora_widen(wide, product.low, product.b, wide);
+            lora_widen(wide, product.low, product.m, wide);
         quantize(gate_up, wide);
         swiglu_forward(act, wide, wide, {});
     }

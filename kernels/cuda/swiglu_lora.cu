@@ -103,8 +103,8 @@ static bool prepare(Product *p, Halves *halves, Tensor wide, LowProduct product)
 {
     if (!product.low.data || wide.rows == 0 || wide.format.dtype != BF16)
         return false;
-    const int F = wide.cols / 2, rank = check_low_rank("swiglu_forward", product.b, wide, product.low);
-    const LoraParts parts = lora_parts(product.b, rank, wide.cols);
+    const int F = wide.cols / 2, rank = check_low_rank("swiglu_forward", product.m, wide, product.low);
+    const LoraParts parts = lora_parts(product.m, rank, wide.cols);
     for (int h = 0; h < 2; h++)
         halves->of[h] = { 0, 0, -1, 0, 0 };
     for (int i = 0; i < parts.count; i++) {
@@ -112,7 +112,7 @@ static bool prepare(Product *p, Halves *halves, Tensor wide, LowProduct product)
             return false;
         halves->of[parts.part[i].first / F] = parts.part[i];
     }
-    return is_aligned(wide, F) && wide.rows <= 65535 * TOKENS && choose_product(p, product.low, product.b.w, parts, SCALE_BYTES);
+    return is_aligned(wide, F) && wide.rows <= 65535 * TOKENS && choose_product(p, product.low, product.m.w, parts, SCALE_BYTES);
 }
 
 template <Save SAVE, Act ACT, bool EXACT>
