@@ -334,7 +334,8 @@ static void bench_lora_added(const Model *m)
                swiglu_forward_exact(codes, gate_up, wide, product));
     Tensor dact = make_normal(BF16_, N, F, 1), dwide = make(E5M2_, N, 2 * F), dense = make(BF16_, N, 2 * F);
     const LowProduct back = { make_normal(BF16_, N, 16, 0.01f), { .w = make_normal(BF16_, 16, F, 1), .num_parts = 1 } };
-    TIME_BYTES("lora: swiglu_backward adds, FP8 and act", (4.25 + 4.25 + 3) * f, swiglu_backward(dwide, codes, dact, back, gate_up));
+    TIME_BYTES("lora: swiglu_backward adds, FP8 and act", (4.25 + 4.25 + 3) * f,
+               swiglu_backward(dwide, codes, dact, back, gate_up));
     TIME_BYTES("lora: swiglu_backward, FP8 and act", (4.25 + 4.25 + 3) * f,
                swiglu_backward(dwide, codes, dact, NO_PRODUCT, gate_up));
     TIME_BYTES("lora: swiglu_backward adds, bf16", 10 * f, swiglu_backward(dense, NONE, dact, back, wide));
