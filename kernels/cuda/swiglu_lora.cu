@@ -7,7 +7,7 @@
 
 enum Act { ACT_BF16, ACT_AMAX, ACT_CODES };
 
-static constexpr int TOKENS = 512, THREADS = 32 * STRIP_WARPS;
+static constexpr int TOKENS = 256, THREADS = 32 * STRIP_WARPS;
 static constexpr int SCALE_BYTES = TOKENS * 4 * (int)sizeof(uint16_t);          /* of group scales, of a warp's columns */
 
 struct ActOut {
