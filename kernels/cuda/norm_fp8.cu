@@ -220,7 +220,7 @@ static void forward(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, T
             if (in_one)
                 fp8_again(y, found, source, N, C);
             else
-                fp8_operand(y, found.amax, {}, source, N, C);
+                fp8_operand_from(y, found.amax, source, N, C);
         });
 }
 

@@ -411,7 +411,7 @@ void quantize_in_range(Tensor y, Tensor x)
         typedef ReaderSource<decltype(reader)> Source;
         const Source source = { {}, reader };
         if (y.data_t)
-            fp8_operand<Source>(y, NULL, {}, source, x.rows, x.cols);
+            fp8_in_range<Source>(y, {}, source, x.rows, x.cols);
         else {
             const Found found = found_new();
             encode_in_range_kernel<<<blocks_for(n, 8 * PACKS), THREADS, 0, device_stream()>>>(

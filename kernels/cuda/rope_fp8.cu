@@ -90,6 +90,6 @@ void rope_backward_fp8(Tensor dx, Tensor dy, Attention a)
 {
     check_operand("rope_backward", "dx", dx, dy.rows, dy.cols);
     with_dense_reader(dy, [&](auto reader) {
-        with_turn(reader, -1, a, [&](auto source) { fp8_operand(dx, NULL, {}, source, dy.rows, dy.cols / 2); });
+        with_turn(reader, -1, a, [&](auto source) { fp8_operand(dx, {}, source, dy.rows, dy.cols / 2); });
     });
 }

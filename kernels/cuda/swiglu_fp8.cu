@@ -139,8 +139,10 @@ template <bool EXACT> static void forward(Tensor act, Tensor gate_up, Tensor wid
         const SwigluSource<decltype(reader)> source = { {}, reader, F };
         if (in_one)
             fp8_again(act, found, source, N, F);
+        else if (saves)
+            fp8_operand_from(act, found.amax, source, N, F);
         else
-            fp8_operand(act, found.amax, {}, source, N, F);
+            fp8_operand(act, {}, source, N, F);
     });
 }
 
@@ -166,7 +168,7 @@ static void swiglu_backward_tiles(Tensor dgate_up, Tensor act, Reader gate_up, R
     TileOuts<Source> outs = {};
     if (ACT)
         outs.out[Source::OUTPUTS - 1] = tile_out(act, NULL);
-    fp8_operand<Source>(dgate_up, NULL, outs, { {}, gate_up, dact, F }, N, F);
+    fp8_operand<Source>(dgate_up, outs, { {}, gate_up, dact, F }, N, F);
 }
 
 void swiglu_backward_fp8(Tensor dgate_up, Tensor act, Tensor dact, Tensor gate_up)

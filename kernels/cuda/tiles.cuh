@@ -339,22 +339,42 @@ template <class Source> static inline void fp8_again(Tensor y, Found found, cons
     LAUNCH_CHECK();
 }
 
-/* y, which the measured outputs of a source make up, as its range says. outs: the other outputs. amax: max|y| where it has been
- * found; else NULL. */
+/* y, which the measured outputs of a source make up, within its range. outs: the other outputs. */
 template <class Source>
-static inline void fp8_operand(Tensor y, const float *amax, TileOuts<Source> outs, const Source &source, int rows, int cols)
+static inline void fp8_in_range(Tensor y, TileOuts<Source> outs, const Source &source, int rows, int cols)
 {
-    const bool kept = range_is_kept(y);
-    const Found found = kept ? found_new() : Found{ amax ? NULL : amax_new(), NULL };
+    const Found found = found_new();
     for (int o = 0; o < Source::MEASURED; o++)
-        outs.out[o] = kept ? tile_out_in_range(y, found) : tile_out(y, amax ? amax : found.amax);
-    if (!kept) {
-        if (!amax)
-            fp8_amax(found.amax, source, rows, cols);
-        fp8_tiles(outs, source, rows, cols);
-        return;
-    }
+        outs.out[o] = tile_out_in_range(y, found);
     fp8_in_range_kernel<<<tile_grid(rows, cols), TILE_THREADS, 0, device_stream()>>>(found.amax, outs, source, rows, cols);
     LAUNCH_CHECK();
     fp8_again(y, found, source, rows, cols);
+}
+
+/* The same where max|y| has been found on the way: by it, unless y's range is KEPT. */
+template <class Source>
+static inline void fp8_operand_from(Tensor y, const float *amax, const Source &source, int rows, int cols)
+{
+    TileOuts<Source> outs = {};
+    for (int o = 0; o < Source::MEASURED; o++)
+        outs.out[o] = tile_out(y, amax);
+    if (range_is_kept(y))
+        fp8_in_range(y, outs, source, rows, cols);
+    else
+        fp8_tiles(outs, source, rows, cols);
+}
+
+/* The same where it has not. */
+template <class Source>
+static inline void fp8_operand(Tensor y, TileOuts<Source> outs, const Source &source, int rows, int cols)
+{
+    if (range_is_kept(y)) {
+        fp8_in_range(y, outs, source, rows, cols);
+        return;
+    }
+    float *amax = amax_new();
+    fp8_amax(amax, source, rows, cols);
+    for (int o = 0; o < Source::MEASURED; o++)
+        outs.out[o] = tile_out(y, amax);
+    fp8_tiles(outs, source, rows, cols);
 }
