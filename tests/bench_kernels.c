@@ -147,6 +147,47 @@ static void bench_coat(const Model *m)
     release();
 }
 
+static Tensor with_range(Tensor t)
+{
+    t.range = hold(sizeof(float));
+    return t;
+}
+
+/* Measured once, so that what is timed finds room. */
+#define TIME_IN_RANGE(name, bytes, call)       \
+    do {                                       \
+        call;                                  \
+        operand_ranges(RANGES_KEPT);           \
+        TIME_BYTES(name, bytes, call);         \
+        operand_ranges(RANGES_MEASURED);       \
+    } while (0)
+
+/* COAT's operations that look for a maximum, as the later micro-batches of a step with format.scales=step have them. */
+static void bench_ranges(const Model *m)
+{
+    const int N = m->B * m->T, C = m->C, F = m->F, S = (m->H + 2 * m->K) * m->D;
+    const double n = (double)N * C, f = (double)N * F, s = (double)N * S;
+    const Norm rms = { RMS_NORM, 1e-5f };
+    Tensor res = make_normal(BF16_, N, C, 1), stats = make(F32_, N, 2), w = make_normal(BF16_, 1, C, 1);
+    Tensor x = make(E4M3_16, N, C), h = with_range(make(E4M3_, N, C));
+    TIME_IN_RANGE("in range: norm_forward, x and h", (2 + 1.125 + 1) * n,
+                  norm_forward_exact(h, x, stats.data, res, w, NONE, rms));
+    TIME_IN_RANGE("in range: quantize attention output", (2 + 1) * n, quantize(h, res));
+    release();
+    Tensor wide = make_normal(BF16_, N, 2 * F, 1), gate_up = make(E4M3_16, N, 2 * F), dact = make_normal(BF16_, N, F, 1);
+    Tensor act = with_range(make_operand(E4M3_, N, F)), dwide = with_range(make_operand(E5M2_, N, 2 * F));
+    Tensor act_rows = rows_only(act), act_turned = transpose_only(act);
+    TIME_IN_RANGE("in range: swiglu_forward, gate_up and act", (4 + 2.25 + 1) * f,
+                  swiglu_forward_exact(act_rows, gate_up, wide));
+    TIME_IN_RANGE("in range: swiglu_backward, act transposed", (4.25 + 5) * f,
+                  swiglu_backward(dwide, act_turned, dact, gate_up));
+    release();
+    Attention a = attention_of(m);
+    Tensor qkv = make_normal(BF16_, N, S, 1), dqkv = with_range(make_operand(E5M2_, N, S));
+    TIME_IN_RANGE("in range: rope_backward", (2 + 2) * s, rope_backward(dqkv, NONE, NONE, qkv, qkv, NULL, NONE, NONE, a));
+    release();
+}
+
 static void bench_adamw_fp8(const Model *m)
 {
     const int n = (int)m->params / 256 * 256;
@@ -396,6 +437,7 @@ int main(int argc, char **argv)
     bench_rope_by_head(m);
     bench_swiglu(m);
     bench_coat(m);
+    bench_ranges(m);
     bench_adamw_fp8(m);
     bench_adamw8bit(m);
     bench_weights(m);

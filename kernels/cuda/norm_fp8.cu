@@ -2,8 +2,8 @@
  *
  * y an FP8 operand: a pass over rows stores x in FP8 groups, takes the statistics of what was stored and the
  * maximum of y; a pass over tiles reads x and writes y and its transpose. Bytes per element in COAT: 2 + 1.125 and
- * 1.125 + 2. Where y is not FP8 (a norm behind a branch), or its range is KEPT and it has no transpose, the first pass writes it and
- * there is no second. */
+ * 1.125 + 2. Where y is not FP8 (a norm behind a branch), or its range is KEPT and it has no transpose, the first pass
+ * writes it and there is no second. */
 #include "kernels/cuda/norm.cuh"
 #include "kernels/cuda/operations_fp8.h"
 #include "kernels/cuda/tiles.cuh"

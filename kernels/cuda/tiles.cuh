@@ -325,7 +325,7 @@ static inline void fp8_tiles(const TileOuts<Source> &outs, const Source &source,
     LAUNCH_CHECK();
 }
 
-/* Behind whatever has encoded y by tile_out_in_range and raised found.amax. The outputs behind the measured ones are not written. */
+/* Behind whatever has encoded y by tile_out_in_range and raised found.amax. Writes the measured outputs alone. */
 template <class Source> static inline void fp8_again(Tensor y, Found found, const Source &source, int rows, int cols)
 {
     const unsigned tiles = tile_grid(rows, cols).x * tile_grid(rows, cols).y, most = 2 * (unsigned)device_sm_count();
