@@ -22,10 +22,21 @@ void quantize(Tensor y, Tensor x);
 void quantize_with_amax(Tensor y, Tensor x, const float *amax);
 
 /* Its two halves for an FP8 y of group 0: the scale from max|x|, which is found or given; then codes and, if there is one,
- * transposed codes with the scale that y has. Here y.data or y.data_t may be NULL: not written. */
+ * transposed codes with the scale that y has. Here y.data or y.data_t may be NULL: not written. Both in one go, where
+ * range_is_kept. */
 void quantize_scale     (Tensor y, Tensor x);
 void quantize_scale_from(Tensor y, const float *amax);
 void quantize_codes     (Tensor y, Tensor x);
+void quantize_in_range  (Tensor y, Tensor x);
+
+/* How operations find the scale of an FP8 output y that has a range. MEASURED: as without, and *y.range = max|y|. KEPT: what
+ * *y.range holds says how large values may get, h times as large, so they are encoded while max|y| is being found; where that is
+ * larger, *y.range = max|y| and they are encoded once more. Then S = h * *y.range / max(format), with h = 2 for E4M3, 8 for E5M2:
+ * powers of two, so a code loses no digits, but the smallest values 1 or 3 of their binades. A range of 0 has no room. Holds for
+ * all later calls; at first MEASURED. */
+typedef enum { RANGES_MEASURED, RANGES_KEPT } OperandRanges;
+void operand_ranges(OperandRanges use);
+bool range_is_kept (Tensor y);          /* y has a range, and it is KEPT */
 
 /* Whether FP8 with groups of this size is known: on the CPU any, with CUDA 16 for activations and 128 for moments. */
 bool knows_group(int group, bool moment);

@@ -255,10 +255,10 @@ void block_backward(const Model *m, const Unit *w, Unit *dw, const Acts *a, bool
 
     dy = branch_out_backward(m, dw->norm1, a->x1, a->stats1, w->norm1);
     product = linear_dx_apart(m, LINEAR_DOWN, t->dact, dy, w, a);
-    swiglu_backward   (t->dgate_up, act_again, t->dact, product, a->gate_up);
+    swiglu_backward   (a->dgate_up, act_again, t->dact, product, a->gate_up);
     linear_dw         (m, LINEAR_DOWN, dw, dy, a->act, a);
-    branch_in_backward(m, LINEAR_GATE_UP, t->dgate_up, w, a, dw->norm1, a->x1, a->stats1, w->norm1);
-    branch_in_dw      (m, LINEAR_GATE_UP, dw, t->dgate_up, a->h1, a, a->x1, a->stats1, w->norm1);
+    branch_in_backward(m, LINEAR_GATE_UP, a->dgate_up, w, a, dw->norm1, a->x1, a->stats1, w->norm1);
+    branch_in_dw      (m, LINEAR_GATE_UP, dw, a->dgate_up, a->h1, a, a->x1, a->stats1, w->norm1);
 
     if (a->rot.data != a->qkv.data)
         rope_forward  (a->rot, a->qkv, a->qk_stats, a->qkv, NO_PRODUCT, w->qnorm, w->knorm, a->attn);
@@ -269,10 +269,10 @@ void block_backward(const Model *m, const Unit *w, Unit *dw, const Acts *a, bool
     linear_dx         (m, LINEAR_OUT, t->datt, dy, w, a, false);
     linear_dw         (m, LINEAR_OUT, dw, dy, is_trained(dw->out) ? a->att_op : a->mix, a);
     attention_backward(t->dqkv, t->datt, a->rot, a->mix, a->lse, a->attn, m->docs);
-    rope_backward     (t->dqkv_op, dw->qnorm, dw->knorm, t->dqkv, a->qkv, a->qk_stats, w->qnorm, w->knorm, a->attn);
+    rope_backward     (a->dqkv_op, dw->qnorm, dw->knorm, t->dqkv, a->qkv, a->qk_stats, w->qnorm, w->knorm, a->attn);
     if (goes_on || is_trained(dw->norm0))
-        branch_in_backward(m, LINEAR_QKV, t->dqkv_op, w, a, dw->norm0, a->x0, a->stats0, w->norm0);
+        branch_in_backward(m, LINEAR_QKV, a->dqkv_op, w, a, dw->norm0, a->x0, a->stats0, w->norm0);
     else
-        linear_dlow   (m, LINEAR_QKV, t->dqkv_op, w, a);
-    branch_in_dw      (m, LINEAR_QKV, dw, t->dqkv_op, a->h0, a, a->x0, a->stats0, w->norm0);
+        linear_dlow   (m, LINEAR_QKV, a->dqkv_op, w, a);
+    branch_in_dw      (m, LINEAR_QKV, dw, a->dqkv_op, a->h0, a, a->x0, a->stats0, w->norm0);
 }

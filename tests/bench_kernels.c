@@ -5,6 +5,7 @@
  * larger than the L2 cache. On a CPU the shape shrinks to a few tokens: that shows only that every operation runs. */
 #include "kernels/nf4.h"
 #include "tests/bench_attention.h"
+#include "tests/bench_lora.h"
 #include "tests/bench_tensors.h"
 
 static Model models[] = {
@@ -148,6 +149,32 @@ static void bench_coat(const Model *m)
     release();
 }
 
+/* COAT's operations that look for a maximum, as the later micro-batches of a step with format.scales=step have them. */
+static void bench_ranges(const Model *m)
+{
+    const int N = m->B * m->T, C = m->C, F = m->F, S = (m->H + 2 * m->K) * m->D;
+    const double n = (double)N * C, f = (double)N * F, s = (double)N * S;
+    const Norm rms = { RMS_NORM, 1e-5f };
+    Tensor res = make_normal(BF16_, N, C, 1), stats = make(F32_, N, 2), w = make_normal(BF16_, 1, C, 1);
+    Tensor x = make(E4M3_16, N, C), h = with_range(make(E4M3_, N, C));
+    TIME_IN_RANGE("in range: norm_forward, x and h", (2 + 1.125 + 1) * n,
+                  norm_forward_exact(h, x, stats.data, res, w, NONE, rms));
+    TIME_IN_RANGE("in range: quantize attention output", (2 + 1) * n, quantize(h, res));
+    release();
+    Tensor wide = make_normal(BF16_, N, 2 * F, 1), gate_up = make(E4M3_16, N, 2 * F), dact = make_normal(BF16_, N, F, 1);
+    Tensor act = with_range(make_operand(E4M3_, N, F)), dwide = with_range(make_operand(E5M2_, N, 2 * F));
+    Tensor act_rows = rows_only(act), act_turned = transpose_only(act);
+    TIME_IN_RANGE("in range: swiglu_forward, gate_up and act", (4 + 2.25 + 1) * f,
+                  swiglu_forward_exact(act_rows, gate_up, wide, NO_PRODUCT));
+    TIME_IN_RANGE("in range: swiglu_backward, act transposed", (4.25 + 5) * f,
+                  swiglu_backward(dwide, act_turned, dact, NO_PRODUCT, gate_up));
+    release();
+    Attention a = attention_of(m);
+    Tensor qkv = make_normal(BF16_, N, S, 1), dqkv = with_range(make_operand(E5M2_, N, S));
+    TIME_IN_RANGE("in range: rope_backward", (2 + 2) * s, rope_backward(dqkv, NONE, NONE, qkv, qkv, NULL, NONE, NONE, a));
+    release();
+}
+
 static void bench_adamw_fp8(const Model *m)
 {
     const int n = (int)m->params / 256 * 256;
@@ -273,93 +300,6 @@ static void bench_adamw(const Model *m)
     release();
 }
 
-/* ---- adapters -------------------------------------------------------------------------------------------------- */
-
-static const char *lora_label(const char *layer, const char *operation)
-{
-    static char label[64];
-    snprintf(label, sizeof label, "lora %s: %s", layer, operation);
-    return label;
-}
-
-/* A linear layer of `parts` equal parts with an adapter of rank 16 on each: x (N,C) in E4M3, dy (N,O) in E5M2, the rest in BF16.
- * What is read of the narrow tensors is small and not counted. */
-static void bench_lora_layer(const char *name, int N, int C, int O, int parts)
-{
-    enum { RANK = 16 };
-    const double n = (double)N * C, o = (double)N * O;
-    LowRank a = { .w = make_normal(BF16_, parts * RANK, C, 1), .num_parts = 1 };
-    LowRank b = { .w = make_normal(BF16_, O, RANK, 1), .is_b = true, .num_parts = parts };
-    for (int i = 0; i < parts; i++)
-        b.part[i].first = O / parts * i, b.part[i].width = O / parts;
-    LowRank da = a, db = b;
-    da.w = make_normal(BF16_, parts * RANK, C, 1), db.w = make_normal(BF16_, O, RANK, 1);
-    Tensor dense = make_normal(BF16_, N, C > O ? C : O, 1), x = make(E4M3_, N, C), dy = make(E5M2_, N, O);
-    Tensor low = make(BF16_, N, parts * RANK), y = make(BF16_, N, O), dx = make(BF16_, N, C);
-    dense.cols = C, quantize(x, dense);
-    dense.cols = O, quantize(dy, dense);
-    TIME_BYTES(lora_label(name, "narrow(x, A) FP8"), n, lora_narrow(low, x, a, 0.01f));
-    TIME_BYTES(lora_label(name, "widen(low, B)"), 2 * o, lora_widen(y, low, b, NONE));
-    TIME_BYTES(lora_label(name, "widen(low, B, add)"), 4 * o, lora_widen(y, low, b, dense));
-    TIME_BYTES(lora_label(name, "narrow(dy, B) FP8"), o, lora_narrow(low, dy, b, 0.01f));
-    TIME_BYTES(lora_label(name, "narrow(dy, B) bf16"), 2 * o, lora_narrow(low, dense, b, 0.01f));
-    TIME_BYTES(lora_label(name, "widen(dlow, A)"), 2 * n, lora_widen(dx, low, a, NONE));
-    TIME_BYTES(lora_label(name, "dB, dy FP8"), o, lora_dw(db, low, dy));
-    TIME_BYTES(lora_label(name, "dB, dy bf16"), 2 * o, lora_dw(db, low, dense));
-    TIME_BYTES(lora_label(name, "dA, x FP8"), n, lora_dw(da, low, x));
-    release();
-}
-
-/* Rank 16, on the columns of up to three parts, one behind the other. */
-static LowProduct make_product(int N, int parts, const int *width)
-{
-    enum { RANK = 16 };
-    LowProduct p = { make_normal(BF16_, N, parts * RANK, 0.01f), { .is_b = true, .num_parts = parts } };
-    int rows = 0;
-    for (int i = 0; i < parts; rows += width[i++])
-        p.m.part[i].first = rows, p.m.part[i].width = width[i];
-    p.m.w = make_normal(BF16_, rows, RANK, 1);
-    return p;
-}
-
-/* What adds an adapter's product while it reads; in bf16 in place. */
-static void bench_lora_added(const Model *m)
-{
-    const int N = m->B * m->T, F = m->F, q = m->H * m->D, k = m->K * m->D, S = q + 2 * k;
-    const double f = (double)N * F, s = (double)N * S;
-    LowProduct product = make_product(N, 2, (int[]){ F, F });
-    Tensor wide = make_normal(BF16_, N, 2 * F, 1), gate_up = make(E4M3_16, N, 2 * F);
-    Tensor codes = make(E4M3_, N, F), act = make(BF16_, N, F);
-    TIME_BYTES("lora: swiglu_forward adds, gate_up and act", (4 + 2.25 + 4 + 1) * f,
-               swiglu_forward_exact(codes, gate_up, wide, product));
-    Tensor dact = make_normal(BF16_, N, F, 1), dwide = make(E5M2_, N, 2 * F), dense = make(BF16_, N, 2 * F);
-    const LowProduct back = { make_normal(BF16_, N, 16, 0.01f), { .w = make_normal(BF16_, 16, F, 1), .num_parts = 1 } };
-    TIME_BYTES("lora: swiglu_backward adds, FP8 and act", (4.25 + 4.25 + 3) * f,
-               swiglu_backward(dwide, codes, dact, back, gate_up));
-    TIME_BYTES("lora: swiglu_backward, FP8 and act", (4.25 + 4.25 + 3) * f,
-               swiglu_backward(dwide, codes, dact, NO_PRODUCT, gate_up));
-    TIME_BYTES("lora: swiglu_backward adds, bf16", 10 * f, swiglu_backward(dense, NONE, dact, back, wide));
-    TIME_BYTES("lora: swiglu_forward adds, bf16", 10 * f, swiglu_forward(act, wide, wide, product));
-    release();
-    const Attention a = attention_of(m);
-    Tensor qkv = make_normal(BF16_, N, S, 1), saved = make(E4M3_16, N, S);
-    product = make_product(N, 3, (int[]){ q, k, k });
-    TIME_BYTES("lora: rope_forward adds, qkv saved", 5.125 * s, rope_forward_exact(qkv, saved, NULL, qkv, product, NONE, NONE, a));
-    TIME_BYTES("lora: rope_forward adds, bf16", 4 * s, rope_forward(qkv, qkv, NULL, qkv, product, NONE, NONE, a));
-    release();
-}
-
-static void bench_lora(const Model *m)
-{
-    const int N = m->B * m->T, q = m->H * m->D;
-    if (m->K == m->H)
-        bench_lora_layer("qkv", N, m->C, 3 * q, 3);
-    bench_lora_layer("out", N, q, m->C, 1);
-    bench_lora_layer("gate_up", N, m->C, 2 * m->F, 2);
-    bench_lora_layer("down", N, m->F, m->C, 1);
-    bench_lora_added(m);
-}
-
 /* ---- GEMMs ----------------------------------------------------------------------------------------------------- */
 
 /* With quantized normal numbers as operands; all GEMMs with fast accumulation, as COAT's recipes have them.
@@ -437,6 +377,7 @@ int main(int argc, char **argv)
     bench_rope_by_head(m);
     bench_swiglu(m);
     bench_coat(m);
+    bench_ranges(m);
     bench_adamw_fp8(m);
     bench_adamw8bit(m);
     bench_weights(m);

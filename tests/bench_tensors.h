@@ -74,6 +74,21 @@ static Tensor make_normal(Format f, int rows, int cols, float std)
     return t;
 }
 
+static Tensor with_range(Tensor t)
+{
+    t.range = hold(sizeof(float));
+    return t;
+}
+
+/* Measured once, so that what is timed finds room. */
+#define TIME_IN_RANGE(name, bytes, call)       \
+    do {                                       \
+        call;                                  \
+        operand_ranges(RANGES_KEPT);           \
+        TIME_BYTES(name, bytes, call);         \
+        operand_ranges(RANGES_MEASURED);       \
+    } while (0)
+
 /* ---- attention ------------------------------------------------------------------------------------------------ */
 
 static Attention attention_of(const Model *m)

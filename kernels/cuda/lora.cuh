@@ -63,11 +63,13 @@ bool lora_dw_fast    (Tensor dw, LoraParts parts, Tensor low, Tensor x);        
 
 /* swiglu_lora.cu: swiglu_forward with a product, other arguments checked already; false: there is none, or it is of other formats
  * or shapes, and nothing is done. _added: of an act in BF16. _save_added: what comes before the codes of an FP8 act, gate_up is
- * saved, also where it is wide, and *amax raised to max|act|, of the exact sums if `exact` and gate_up is not wide. Then
- * _codes_added makes the codes from the exact sums, of which gate_up holds less; else gate_up has all they need. */
+ * saved, also where it is wide, and found.amax raised to max|act|, of the exact sums if `exact` and gate_up is not wide; with
+ * found.range, act is encoded too, within its range. Then _codes_added encodes, or encodes again what exceeded the range, from the
+ * exact sums, of which gate_up holds less; else gate_up has all that codes need. */
+struct Found;       /* tiles.cuh */
 bool swiglu_added      (Tensor act, Tensor gate_up, Tensor wide, LowProduct product);
-bool swiglu_save_added (float *amax, Tensor act, Tensor gate_up, Tensor wide, LowProduct product, bool exact);
-void swiglu_codes_added(Tensor act, const float *amax, Tensor wide, LowProduct product);
+bool swiglu_save_added (Found found, Tensor act, Tensor gate_up, Tensor wide, LowProduct product, bool exact);
+void swiglu_codes_added(Tensor act, Found found, Tensor wide, LowProduct product);
 
 /* swiglu_lora_backward.cu: swiglu_backward with a product, likewise. */
 bool swiglu_backward_added(Tensor dgate_up, Tensor act, Tensor dact, LowProduct product, Tensor gate_up);

@@ -2,10 +2,12 @@
  * written only where it is what is saved.
  *
  * A warp has a strip of gate and the same strip of up, 16 tokens at a time, the next of which are on their way meanwhile. Bytes per
- * element of act: 10 in BF16; with FP8 groups saved and an FP8 act two passes, 4 + 2.25 and 4 + 1. */
+ * element of act: 10 in BF16; with FP8 groups saved and an FP8 act two passes, 4 + 2.25 and 4 + 1, or one, 4 + 3.25, where act's
+ * range is KEPT. */
 #include "kernels/cuda/strips.cuh"
 
-enum Act { ACT_BF16, ACT_AMAX, ACT_CODES };
+/* ACT_IN_RANGE: both ACT_AMAX and ACT_CODES. */
+enum Act { ACT_BF16, ACT_AMAX, ACT_CODES, ACT_IN_RANGE };
 
 static constexpr int TOKENS = 256, THREADS = 32 * STRIP_WARPS;
 static constexpr int SCALE_BYTES = TOKENS * 4 * (int)sizeof(uint16_t);          /* of group scales, of a warp's columns */
@@ -14,7 +16,11 @@ struct ActOut {
     bf16 *data;             /* ACT_BF16  */
     float *amax;            /* ACT_AMAX  */
     TileOut codes;          /* ACT_CODES */
+    Found found;            /* of the pass in range before; amax NULL: there was none */
 };
+
+template <Act ACT> constexpr bool MEASURES = ACT == ACT_AMAX || ACT == ACT_IN_RANGE;
+template <Act ACT> constexpr bool ENCODES  = ACT == ACT_CODES || ACT == ACT_IN_RANGE;
 
 /* The parts of B for gate and up; without one: width 0, low -1. */
 struct Halves { LoraPart of[2]; };
@@ -38,9 +44,9 @@ __device__ static inline void put_act(const ActOut &out, size_t at, const float 
         act[k] = gate[k] * (ACT == ACT_BF16 ? sigmoid(gate[k]) : quick_sigmoid(gate[k])) * up[k];
     if (ACT == ACT_BF16)
         store_pack<true>(out.data + at, act, inside ? 8 : 0);
-    else if (ACT == ACT_AMAX)
+    if (MEASURES<ACT>)
         m = inside ? fmaxf(m, pack_abs_max(act)) : m;
-    else if (inside)
+    if (ENCODES<ACT> && inside)
         *(uint2 *)(out.codes.data + at) = encode_pack(act, inverse, out.codes.dtype);
 }
 
@@ -52,12 +58,14 @@ void swiglu_added_kernel(ActOut act, SaveOut saved, const bf16 *wide, Product p,
     __shared__ float shared[32];
     const int column_warps = p.layout.column_warps, packs_each = p.layout.steps * 4 * 32;
     uint16_t *scales = (uint16_t *)(packs + column_warps * packs_each);
+    if (ACT == ACT_CODES && act.found.amax && was_in_range(act.codes, act.found))
+        return;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % column_warps, group = threadIdx.x / 32 / column_warps;
     const int f0 = blockIdx.x * column_warps * STRIP, f = f0 + warp * STRIP + lane % 4 * 8;
     const int first = blockIdx.y * TOKENS, end = min(N, first + TOKENS), step = 16 * (STRIP_WARPS / column_warps);
     const int low[2] = { halves.of[0].low, halves.of[1].low };
     const bf16 *from = wide + min(f, F - 8);
-    const float inverse = ACT == ACT_CODES ? 1.0f / tile_scale(act.codes, *tile_scale_from(act.codes)) : 0.0f;
+    const float inverse = ENCODES<ACT> ? 1.0f / tile_scale(act.codes, *tile_scale_from(act.codes)) : 0.0f;
     float m = 0;
     int n = first + 16 * group + lane / 4;
     Pack<bf16> next[2][2];
@@ -92,7 +100,7 @@ void swiglu_added_kernel(ActOut act, SaveOut saved, const bf16 *wide, Product p,
             const int c = f0 + slot / 4 * STRIP + slot % 2 * 16;
             return c < F ? slot / 2 % 2 * F + c : -1;
         });
-    if (ACT == ACT_AMAX)
+    if (MEASURES<ACT>)
         raise_amax(act.amax, m, shared);
 }
 
@@ -136,17 +144,22 @@ bool swiglu_added(Tensor act, Tensor gate_up, Tensor wide, LowProduct product)
     return true;
 }
 
-bool swiglu_save_added(float *amax, Tensor act, Tensor gate_up, Tensor wide, LowProduct product, bool exact)
+bool swiglu_save_added(Found found, Tensor act, Tensor gate_up, Tensor wide, LowProduct product, bool exact)
 {
     Product p;
     Halves halves;
     const bool saves = gate_up.data != wide.data, rows_alone = act.data && !act.data_t;
     if ((saves && exact && !rows_alone) || !prepare(&p, &halves, wide, product))
         return false;
-    const ActOut measured = { .amax = amax };
+    const ActOut measured = { .amax = found.amax };
+    const ActOut in_range = { .amax = found.amax, .codes = tile_out_in_range(act, found) };
     const SaveOut groups = { .groups = group_out(gate_up) };
     if (!saves)
         launch<SAVE_BF16, ACT_AMAX, false>(measured, { .data = (bf16 *)wide.data }, wide, p, halves);
+    else if (found.range && exact)
+        launch<SAVE_GROUPS, ACT_IN_RANGE, true>(in_range, groups, wide, p, halves);
+    else if (found.range)
+        launch<SAVE_GROUPS, ACT_IN_RANGE, false>(in_range, groups, wide, p, halves);
     else if (exact)
         launch<SAVE_GROUPS, ACT_AMAX, true>(measured, groups, wide, p, halves);
     else
@@ -154,11 +167,12 @@ bool swiglu_save_added(float *amax, Tensor act, Tensor gate_up, Tensor wide, Low
     return true;
 }
 
-void swiglu_codes_added(Tensor act, const float *amax, Tensor wide, LowProduct product)
+void swiglu_codes_added(Tensor act, Found found, Tensor wide, LowProduct product)
 {
     Product p;
     Halves halves;
     if (!prepare(&p, &halves, wide, product))
         die("swiglu_codes_added: called where swiglu_save_added does nothing");
-    launch<SAVE_NONE, ACT_CODES, true>({ .codes = tile_out(act, amax) }, {}, wide, p, halves);
+    const ActOut measured = { .codes = tile_out(act, found.amax) }, again = { .codes = tile_out_again(act, found), .found = found };
+    launch<SAVE_NONE, ACT_CODES, true>(found.range ? again : measured, {}, wide, p, halves);
 }

@@ -1,10 +1,12 @@
 /* SwiGLU's backward from the gradient that the base's GEMM wrote and an adapter's part of it, which is added while it is read.
  *
- * A warp has two strips side by side, 16 tokens at a time, the next of which are on their way meanwhile. Bytes per element of act:
- * 10 in BF16; for an FP8 gradient from FP8 groups two passes, for its maximum 4.25 and to write it 4.25 + 2, or 3 with act. */
+ * A warp has two strips side by side, 16 tokens at a time; the next gradients are on their way meanwhile. Bytes per element of act:
+ * 10 in BF16; for an FP8 gradient from FP8 groups two passes, for its maximum 4.25 and to write it 4.25 + 2, or 3 with act; the
+ * second alone where its range is KEPT. */
 #include "kernels/cuda/strips.cuh"
 
-enum Out { OUT_BF16, OUT_AMAX, OUT_CODES };
+/* OUT_IN_RANGE: both OUT_AMAX and OUT_CODES. */
+enum Out { OUT_BF16, OUT_AMAX, OUT_CODES, OUT_IN_RANGE };
 
 static constexpr int TOKENS = 256, THREADS = 32 * STRIP_WARPS;
 
@@ -12,26 +14,31 @@ struct Gradient {
     bf16 *data;             /* OUT_BF16  */
     float *amax;            /* OUT_AMAX  */
     TileOut codes, act;     /* OUT_CODES; act.data may be NULL: not wanted */
+    Found found;            /* of the pass in range before; amax NULL: there was none */
 };
 
-/* What a thread reads of tokens n and n + 8, of both strips. */
-template <class Reader> struct Loaded {
-    Pack<bf16> dact[2][2];
-    typename Reader::Raw gate[2][2], up[2][2];
-};
+template <Out OUT> constexpr bool MEASURES = OUT == OUT_AMAX || OUT == OUT_IN_RANGE;
+template <Out OUT> constexpr bool ENCODES  = OUT == OUT_CODES || OUT == OUT_IN_RANGE;
 
-/* Behind the end the last row's and the last columns'. */
+/* What a thread reads of tokens n and n + 8, of both strips: gradients first, a turn ahead; behind the end the last row's and the
+ * last columns'. */
+__device__ static inline void load_gradients(Pack<bf16> (&to)[2][2], const bf16 *dact, int n, int column, int N, int F)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        to[i / 2][i % 2] = load_pack<true>(dact + (size_t)min(n + i / 2 * 8, N - 1) * F + min(column + i % 2 * STRIP, F - 8), 8);
+}
+
+template <class Reader> struct Saved { typename Reader::Raw gate[2][2], up[2][2]; };
+
 template <class Reader>
-__device__ static inline void load_turn(Loaded<Reader> &to, const bf16 *dact, const Reader &gate_up, int n, int column, int N,
-                                        int F)
+__device__ static inline void load_saved(Saved<Reader> &to, const Reader &gate_up, int n, int column, int N, int F)
 {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        const size_t row = min(n + i / 2 * 8, N - 1);
-        const int f = min(column + i % 2 * STRIP, F - 8);
-        to.dact[i / 2][i % 2] = load_pack<true>(dact + row * F + f, 8);
-        to.gate[i / 2][i % 2] = gate_up.at(row * 2 * F + f);
-        to.up[i / 2][i % 2] = gate_up.at(row * 2 * F + F + f);
+        const size_t at = (size_t)min(n + i / 2 * 8, N - 1) * 2 * F + min(column + i % 2 * STRIP, F - 8);
+        to.gate[i / 2][i % 2] = gate_up.at(at);
+        to.up[i / 2][i % 2] = gate_up.at(at + F);
     }
 }
 
@@ -57,22 +64,25 @@ void swiglu_backward_added_kernel(Gradient out, const bf16 *dact, Reader gate_up
     const int c0 = blockIdx.x * column_warps * 2 * STRIP, column = c0 + warp * 2 * STRIP + lane % 4 * 8;
     const int first = blockIdx.y * TOKENS, end = min(N, first + TOKENS), step = 16 * (STRIP_WARPS / column_warps);
     const int low[2] = { 0, 0 };
-    const float inverse = OUT == OUT_CODES ? 1.0f / tile_scale(out.codes, *tile_scale_from(out.codes)) : 0.0f;
-    const float act_inverse = OUT == OUT_CODES && out.act.data ? 1.0f / *out.act.scale : 0.0f;
+    if (OUT == OUT_CODES && out.found.amax && was_in_range(out.codes, out.found))
+        return;
+    const float inverse = ENCODES<OUT> ? 1.0f / tile_scale(out.codes, *tile_scale_from(out.codes)) : 0.0f;
+    const float act_inverse = ENCODES<OUT> && out.act.data ? 1.0f / *out.act.scale : 0.0f;
     float m = 0;
     int n = first + 16 * group + lane / 4;
-    Loaded<Reader> next;
-    load_turn(next, dact, gate_up, n, column, N, F);
+    Pack<bf16> next[2][2];
+    load_gradients(next, dact, n, column, N, F);
     hold_matrix(packs, p, [&](int i) { return strip_of(p.parts, p.parts.part[0], c0 + STRIP * i); });
     __syncthreads();
     for (; n - lane / 4 < end; n += step) {
-        const Loaded<Reader> now = next;
+        Saved<Reader> saved;
         float sum[1][8][4];
+        load_saved(saved, gate_up, n, column, N, F);
 #pragma unroll
         for (int i = 0; i < 32; i++)
-            strip_element(sum, i / 16, i / 8 % 2, i % 8) = now.dact[i / 16][i / 8 % 2][i % 8];
+            strip_element(sum, i / 16, i / 8 % 2, i % 8) = next[i / 16][i / 8 % 2][i % 8];
         if (n - lane / 4 + step < end)
-            load_turn(next, dact, gate_up, n + step, column, N, F);
+            load_gradients(next, dact, n + step, column, N, F);
         add_product(sum, packs + warp * packs_each + lane, p, low, n, end);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -83,15 +93,16 @@ void swiglu_backward_added_kernel(Gradient out, const bf16 *dact, Reader gate_up
 #pragma unroll
             for (int k = 0; k < 8; k++)
                 d[k] = strip_element(sum, i / 2, i % 2, k);
-            gate_up.values(g, now.gate[i / 2][i % 2]);
-            gate_up.values(u, now.up[i / 2][i % 2]);
+            gate_up.values(g, saved.gate[i / 2][i % 2]);
+            gate_up.values(u, saved.up[i / 2][i % 2]);
             differentiate<OUT>(g, u, act, d);
             if (OUT == OUT_BF16) {
                 store_pack<true>(out.data + at, g, inside ? 8 : 0);
                 store_pack<true>(out.data + at + F, u, inside ? 8 : 0);
-            } else if (OUT == OUT_AMAX)
+            }
+            if (MEASURES<OUT>)
                 m = inside ? fmaxf(m, fmaxf(pack_abs_max(g), pack_abs_max(u))) : m;
-            else if (inside) {
+            if (ENCODES<OUT> && inside) {
                 *(uint2 *)(out.codes.data + at) = encode_pack(g, inverse, out.codes.dtype);
                 *(uint2 *)(out.codes.data + at + F) = encode_pack(u, inverse, out.codes.dtype);
                 if (out.act.data)
@@ -99,7 +110,7 @@ void swiglu_backward_added_kernel(Gradient out, const bf16 *dact, Reader gate_up
             }
         }
     }
-    if (OUT == OUT_AMAX)
+    if (MEASURES<OUT>)
         raise_amax(out.amax, m, shared);
 }
 
@@ -115,13 +126,20 @@ template <Out OUT, class Reader> static void launch(const Gradient &out, Tensor 
     LAUNCH_CHECK();
 }
 
-/* The scale, then the codes. */
+/* The scale, then the codes; or both within a range that is KEPT, and once more what exceeded it. */
 template <class Reader>
 static void launch_fp8(Tensor dgate_up, Tensor act, Tensor dact, Reader gate_up, const Product &p)
 {
+    const TileOut act_out = tile_out(act, NULL);
+    if (range_is_kept(dgate_up)) {
+        const Found found = found_new();
+        launch<OUT_IN_RANGE>({ .amax = found.amax, .codes = tile_out_in_range(dgate_up, found), .act = act_out }, dact, gate_up, p);
+        launch<OUT_CODES>({ .codes = tile_out_again(dgate_up, found), .found = found }, dact, gate_up, p);
+        return;
+    }
     float *amax = amax_new();
     launch<OUT_AMAX>({ .amax = amax }, dact, gate_up, p);
-    launch<OUT_CODES>({ .codes = tile_out(dgate_up, amax), .act = tile_out(act, NULL) }, dact, gate_up, p);
+    launch<OUT_CODES>({ .codes = tile_out(dgate_up, amax), .act = act_out }, dact, gate_up, p);
 }
 
 /* Rows of FP8 alone, and act only in FP8; or all in BF16. */
