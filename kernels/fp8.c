@@ -95,6 +95,12 @@ float fp8_scale(float amax, DType d)
     return fmaxf(amax, AMAX_MIN) / fp8_max(d);
 }
 
+/* E5M2 is for gradients, whose maxima differ more from one micro-batch to the next, and has binades to spare. */
+float fp8_headroom(DType d)
+{
+    return d == E4M3 ? 2 : 8;
+}
+
 /* Rounded up, hence |x/S| <= max(format) but for the last bits of 1/S and of the product, which rounding to a code removes. */
 uint16_t fp8_group_scale(float amax, DType d)
 {

@@ -8,6 +8,7 @@ float    fp8_decode (uint8_t code, DType d);
 uint8_t  fp8_encode (float x, DType d);         /* to nearest, ties to even; saturates, also infinities; NaN: 0x7f */
 float    fp8_max    (DType d);                  /* largest finite value: 448 or 57344 */
 float    fp8_scale  (float amax, DType d);      /* S of a whole tensor, F32 */
+float    fp8_headroom(DType d);                 /* h of operand_ranges: 2 or 8 */
 uint16_t fp8_group_scale(float amax, DType d);  /* S of a group, BF16 rounded up */
 
 /* S and k of an expanded group in 32 bits: S with 24, as F32 without sign and its last 7 bits, rounded up; k = 1/16 .. 16 with

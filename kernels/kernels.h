@@ -22,10 +22,21 @@ void quantize(Tensor y, Tensor x);
 void quantize_with_amax(Tensor y, Tensor x, const float *amax);
 
 /* Its two halves for an FP8 y of group 0: the scale from max|x|, which is found or given; then codes and, if there is one,
- * transposed codes with the scale that y has. Here y.data or y.data_t may be NULL: not written. */
+ * transposed codes with the scale that y has. Here y.data or y.data_t may be NULL: not written. Both in one go, where
+ * range_is_kept. */
 void quantize_scale     (Tensor y, Tensor x);
 void quantize_scale_from(Tensor y, const float *amax);
 void quantize_codes     (Tensor y, Tensor x);
+void quantize_in_range  (Tensor y, Tensor x);
+
+/* How operations find the scale of an FP8 output y that has a range. MEASURED: as without, and *y.range = max|y|. KEPT: what
+ * *y.range holds says how large values may get, h times as large, so they are encoded while max|y| is being found; where that is
+ * larger, *y.range = max|y| and they are encoded once more. Then S = h * *y.range / max(format), with h = 2 for E4M3, 8 for E5M2:
+ * powers of two, so a code loses no digits, but the smallest values 1 or 3 of their binades. A range of 0 has no room. Holds for
+ * all later calls; at first MEASURED. */
+typedef enum { RANGES_MEASURED, RANGES_KEPT } OperandRanges;
+void operand_ranges(OperandRanges use);
+bool range_is_kept (Tensor y);          /* y has a range, and it is KEPT */
 
 /* y = x, F32 or BF16, and x.data_t from x.data: of an FP8 operand of which the rows are there. */
 void expand_operand(Tensor y, Tensor x);
@@ -113,6 +124,11 @@ void lora_narrow(Tensor low, Tensor x, LowRank m, float scale);
 void lora_widen (Tensor y, Tensor low, LowRank m, Tensor add);
 void lora_dw    (LowRank dm, Tensor low, Tensor x);
 
+/* low wT of m, as lora_widen has it, for an operation to add to its input x, which it reads anyway; no tensor low: nothing is
+ * added. So a GEMM's output and an adapter's become one without a pass of their own. x must be F32 or BF16, and may be changed: a
+ * back end may write the sum to it, in its format, and go on from there, or keep the sum in F32. */
+typedef struct { Tensor low; LowRank m; } LowProduct;
+
 /* ---- attention -------------------------------------------------------------------------------------------- */
 
 typedef struct {
@@ -132,15 +148,20 @@ typedef struct {
     const int *host_start; /* the same in host memory, read before a call returns       */
 } Documents;
 
-/* From projection to attention input: y = rope(norm(clamp(x))), v only clamped. Rows of x and y are [q (H*D) | k (K*D) |
- * v (K*D)]. rope turns (a, b) = elements (i, i + D/2) of a head at position t by angle(t,i). y may be x.
+/* From projection to attention input: saved = x [+ product], in saved's format (the memory of x: nothing but the product happens);
+ * y = rope(norm(clamp(saved))), v only clamped. Rows of x and y are [q (H*D) | k (K*D) | v (K*D)]. rope turns (a, b) = elements
+ * (i, i + D/2) of a head at position t by angle(t,i). y may be x, and with it saved, which then ends as y.
  * The norms' weights: qnorm (1,H*D), knorm (1,K*D) norm q and k over their full widths [OLMo 2], stats (N,2): rstd of q
  * and of k. Both (1,D): each head by itself, with weights that all heads of q or of k share [Qwen3], stats (N,H+K): rstd of
  * each head of q, then of k. No tensors: no norm, stats NULL. */
-void rope_forward (Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm, Attention a);
+void rope_forward (Tensor y, Tensor saved, float *stats, Tensor x, LowProduct product, Tensor qnorm, Tensor knorm, Attention a);
+
+/* The same with y and stats of x [+ product] itself: it is saved, but that rounding touches nothing else. */
+void rope_forward_exact(Tensor y, Tensor saved, float *stats, Tensor x, LowProduct product, Tensor qnorm, Tensor knorm,
+                        Attention a);
 
 /* dx from dy; may be the same memory; otherwise dy is overwritten. dqnorm, dknorm += (shapes as qnorm, knorm; no tensor: not
- * wanted). x: what went into rope_forward; read only if there is a clip or a norm (a clamped element has gradient 0; one
+ * wanted). x: what rope_forward saved; read only if there is a clip or a norm (a clamped element has gradient 0; one
  * equal to the limit counts as not clamped). */
 void rope_backward(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x, const float *stats,
                    Tensor qnorm, Tensor knorm, Attention a);
@@ -161,16 +182,16 @@ void attention_cached(Tensor y, Tensor qkv, KvCache cache, Attention a);
 
 /* ---- MLP -------------------------------------------------------------------------------------------------- */
 
-/* gate_up = wide, in gate_up's format (the same memory: nothing); act = silu(gate) * up of gate_up as stored. act (N,F);
- * rows of gate_up and wide (N,2F) are [gate | up]. */
-void swiglu_forward (Tensor act, Tensor gate_up, Tensor wide);
+/* gate_up = wide [+ product], in gate_up's format (the memory of wide: nothing but the product happens); act = silu(gate) * up of
+ * gate_up as stored. act (N,F); rows of gate_up and wide (N,2F) are [gate | up]. */
+void swiglu_forward (Tensor act, Tensor gate_up, Tensor wide, LowProduct product);
 
-/* The same with act of wide itself: gate_up is saved, but its rounding touches nothing else. */
-void swiglu_forward_exact(Tensor act, Tensor gate_up, Tensor wide);
+/* The same with act of wide [+ product] itself: it is saved, but that rounding touches nothing else. */
+void swiglu_forward_exact(Tensor act, Tensor gate_up, Tensor wide, LowProduct product);
 
-/* dgate_up from dact; may be the memory of gate_up. act, unless it is no tensor, is written again as in forward: in FP8
+/* dgate_up from dact [+ product]; may be the memory of gate_up. act, unless it is no tensor, is written again as in forward: in FP8
  * with the scale that it has, and its data or data_t may be NULL: not written. It may be the memory of dact. */
-void swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, Tensor gate_up);
+void swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, LowProduct product, Tensor gate_up);
 
 /* ---- loss ------------------------------------------------------------------------------------------------- */
 

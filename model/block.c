@@ -9,6 +9,7 @@
 #include "model/block.h"
 
 static const Tensor NONE = { 0 };
+static const LowProduct NO_PRODUCT = { 0 };
 
 /* Of an FP8 operand forward reads the rows, backward the transpose. One that backward makes again is written half now,
  * half then; other formats have one copy for both. */
@@ -39,12 +40,20 @@ static void norm(const Model *m, Tensor y, Tensor x, float *stats, Tensor stream
         norm_forward_exact(y, x, stats, stream, w, residual, m->config->norm);
 }
 
-static void swiglu(const Model *m, Tensor act, Tensor gate_up, Tensor wide)
+static void swiglu(const Model *m, Tensor act, Tensor gate_up, Tensor wide, LowProduct product)
 {
     if (m->recipe.forward == FROM_SAVED)
-        swiglu_forward(act, gate_up, wide);
+        swiglu_forward(act, gate_up, wide, product);
     else
-        swiglu_forward_exact(act, gate_up, wide);
+        swiglu_forward_exact(act, gate_up, wide, product);
+}
+
+static void rope(const Model *m, const Acts *a, const Unit *w, LowProduct product)
+{
+    if (m->recipe.forward == FROM_SAVED)
+        rope_forward(a->rot, a->qkv, a->qk_stats, a->proj, product, w->qnorm, w->knorm, a->attn);
+    else
+        rope_forward_exact(a->rot, a->qkv, a->qk_stats, a->proj, product, w->qnorm, w->knorm, a->attn);
 }
 
 /* The mix of values that each token sees: of the micro-batch, or with a cache also of those before it. */
@@ -94,6 +103,16 @@ static void linear(const Model *m, Linear l, Tensor y, Tensor x, const Unit *w, 
     matmul(y, x, matrix(w, l), add);
 }
 
+/* The same for a layer whose output goes into an operation that can add: y = x w^T, and what that operation is to add while it
+ * reads y. So y is written once, and read once. */
+static LowProduct linear_apart(const Model *m, Linear l, Tensor y, Tensor x, const Unit *w, const Acts *a)
+{
+    if (a->low[l].data)
+        lora_narrow(a->low[l], x, adapter_a(w, l), m->lora_scale);
+    matmul(y, x, matrix(w, l), NONE);
+    return a->low[l].data ? (LowProduct){ a->low[l], adapter_b(m, w, l) } : NO_PRODUCT;
+}
+
 static Tensor dlow(const Model *m, const Acts *a, Linear l)
 {
     return tensor_at(m->work.dlow.data, m->work.dlow.format, a->low[l].rows, a->low[l].cols);
@@ -124,7 +143,16 @@ static void linear_dx(const Model *m, Linear l, Tensor dx, Tensor dy, const Unit
     matmul_dx(dx, dy, matrix(w, l), accumulate);
 }
 
-/* dw += dy^T x, or the same of the adapter's A and B: behind linear_dx or linear_dlow. x: the layer's input as for_dw says. */
+/* dx = dy w, and what the operation that reads dx is to add; does what linear_dlow does. */
+static LowProduct linear_dx_apart(const Model *m, Linear l, Tensor dx, Tensor dy, const Unit *w, const Acts *a)
+{
+    linear_dlow(m, l, dy, w, a);
+    matmul_dx(dx, dy, matrix(w, l), false);
+    return a->low[l].data ? (LowProduct){ dlow(m, a, l), adapter_a(w, l) } : NO_PRODUCT;
+}
+
+/* dw += dy^T x, or the same of the adapter's A and B: behind linear_dx, linear_dx_apart or linear_dlow. x: the layer's input as
+ * for_dw says. */
 static void linear_dw(const Model *m, Linear l, const Unit *dw, Tensor dy, Tensor x, const Acts *a)
 {
     matmul_dw(matrix(dw, l), dy, x);
@@ -168,18 +196,19 @@ static void branch_in_dw(const Model *m, Linear l, const Unit *dw, Tensor dy, Te
 
 void block_forward(const Model *m, const Unit *w, Acts *a, Acts *next)
 {
+    LowProduct product;
+
     branch_in        (m, a->h0, a->x0, a->stats0, a->res0, w->norm0);
-    linear           (m, LINEAR_QKV, a->proj, a->h0, w, a, NONE);
-    quantize         (a->qkv, a->proj);
-    rope_forward     (a->rot, a->qk_stats, m->recipe.forward == FROM_SAVED ? a->qkv : a->proj, w->qnorm, w->knorm, a->attn);
+    product = linear_apart(m, LINEAR_QKV, a->proj, a->h0, w, a);
+    rope             (m, a, w, product);
     attend           (m, a);
     quantize         (a->att, a->mix);
     quantize         (rows_only(a->att_op), a->att);
     branch_out       (m, LINEAR_OUT, a->res1, a->att_op, w, a, a->res0, a->branch0, a->x0, a->stats0, w->norm0);
 
     branch_in        (m, a->h1, a->x1, a->stats1, a->res1, w->norm1);
-    linear           (m, LINEAR_GATE_UP, a->wide, a->h1, w, a, NONE);
-    swiglu           (m, forward_operand(m, a->act), a->gate_up, a->wide);
+    product = linear_apart(m, LINEAR_GATE_UP, a->wide, a->h1, w, a);
+    swiglu           (m, forward_operand(m, a->act), a->gate_up, a->wide, product);
     branch_out       (m, LINEAR_DOWN, next->res0, a->act, w, a, a->res1, a->branch1, a->x1, a->stats1, w->norm1);
 }
 
@@ -233,26 +262,27 @@ void block_backward(const Model *m, const Unit *w, Unit *dw, const Acts *a, bool
 {
     const Work *t = &m->work;
     Tensor act_again = m->recipe.keep == KEEP_INPUTS ? for_dw(a->act, dw, LINEAR_DOWN) : NONE;
+    LowProduct product;
     Tensor dy;
 
     dy = branch_out_backward(m, dw->norm1, a->x1, a->stats1, w->norm1);
-    linear_dx         (m, LINEAR_DOWN, t->dact, dy, w, a, false);
-    swiglu_backward   (t->dgate_up, act_again, t->dact, a->gate_up);
+    product = linear_dx_apart(m, LINEAR_DOWN, t->dact, dy, w, a);
+    swiglu_backward   (a->dgate_up, act_again, t->dact, product, a->gate_up);
     linear_dw         (m, LINEAR_DOWN, dw, dy, a->act, a);
-    branch_in_backward(m, LINEAR_GATE_UP, t->dgate_up, w, a, dw->norm1, a->x1, a->stats1, w->norm1);
-    branch_in_dw      (m, LINEAR_GATE_UP, dw, t->dgate_up, a->h1, a, a->x1, a->stats1, w->norm1);
+    branch_in_backward(m, LINEAR_GATE_UP, a->dgate_up, w, a, dw->norm1, a->x1, a->stats1, w->norm1);
+    branch_in_dw      (m, LINEAR_GATE_UP, dw, a->dgate_up, a->h1, a, a->x1, a->stats1, w->norm1);
 
     if (a->rot.data != a->qkv.data)
-        rope_forward  (a->rot, a->qk_stats, a->qkv, w->qnorm, w->knorm, a->attn);
+        rope_forward  (a->rot, a->qkv, a->qk_stats, a->qkv, NO_PRODUCT, w->qnorm, w->knorm, a->attn);
     attention_output_again(a, a->att_op.data_t && is_trained(dw->out));
     dy = branch_out_backward(m, dw->norm0, a->x0, a->stats0, w->norm0);
     linear_dx         (m, LINEAR_OUT, t->datt, dy, w, a, false);
     linear_dw         (m, LINEAR_OUT, dw, dy, is_trained(dw->out) ? a->att_op : a->mix, a);
     attention_backward(t->dqkv, t->datt, a->rot, a->mix, a->lse, a->attn, m->docs);
-    rope_backward     (t->dqkv_op, dw->qnorm, dw->knorm, t->dqkv, a->qkv, a->qk_stats, w->qnorm, w->knorm, a->attn);
+    rope_backward     (a->dqkv_op, dw->qnorm, dw->knorm, t->dqkv, a->qkv, a->qk_stats, w->qnorm, w->knorm, a->attn);
     if (goes_on || is_trained(dw->norm0))
-        branch_in_backward(m, LINEAR_QKV, t->dqkv_op, w, a, dw->norm0, a->x0, a->stats0, w->norm0);
+        branch_in_backward(m, LINEAR_QKV, a->dqkv_op, w, a, dw->norm0, a->x0, a->stats0, w->norm0);
     else
-        linear_dlow   (m, LINEAR_QKV, t->dqkv_op, w, a);
-    branch_in_dw      (m, LINEAR_QKV, dw, t->dqkv_op, a->h0, a, a->x0, a->stats0, w->norm0);
+        linear_dlow   (m, LINEAR_QKV, a->dqkv_op, w, a);
+    branch_in_dw      (m, LINEAR_QKV, dw, a->dqkv_op, a->h0, a, a->x0, a->stats0, w->norm0);
 }

@@ -26,6 +26,8 @@ typedef struct {
     Tensor gate_up;    /* (N, 2F) ... as saved                                 own           e4m3/16                   */
     Tensor act;        /* (N, F) silu(gate)*up, GEMM operand                   own           e4m3, shared              */
     Tensor low[NUM_LINEARS];   /* (N, P rank) of adapters: scale x A^T of each linear layer's input x; P: parts that have one */
+    Tensor dgate_up;   /* (N, 2F) gradient, GEMM operand: shared but for its range                                     */
+    Tensor dqkv_op;    /* (N, S) the same; = dqkv if formats agree                                                     */
     Attention attn;    /* the model's, with this block's sliding window and rotary table                               */
     KvCache cache;     /* k, v (P, K*D) of the sequence that decode.h goes on with; NULL unless the run generates      */
 } Acts;
@@ -37,10 +39,8 @@ typedef struct {
     Tensor dy;         /* (N, C) gradient of a branch's last GEMM; = dres where nothing stands between                 */
     Tensor dh;         /* (N, C) gradient of a branch's first operand                                                  */
     Tensor dact;       /* (N, F)                                                                                       */
-    Tensor dgate_up;   /* (N, 2F) GEMM operand                                                                         */
     Tensor datt;       /* (N, H*D)                                                                                     */
     Tensor dqkv;       /* (N, S)                                                                                       */
-    Tensor dqkv_op;    /* (N, S) GEMM operand; = dqkv if formats agree                                                 */
     Tensor dlow;       /* (N, 3 rank) gradient of one of a block's `low`                                               */
 } Work;
 
@@ -69,6 +69,7 @@ typedef struct {
     TokenAt  *sorted;          /* (N) the tokens as the embedding wants them                   */
     int      *host_doc_start;  /* (N+1) host memory                                            */
     TokenAt  *host_sorted;     /* (N) host memory                                              */
+    bool      in_step;         /* this step has had a micro-batch: its operands' ranges are known */
     bool      forward_only;    /* nothing is kept for a backward pass, and there is no `work`   */
     bool      documents;       /* attention stays inside documents                             */
     bool      trains_matrices; /* of blocks: not where adapters alone are trained               */

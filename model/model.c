@@ -219,11 +219,14 @@ void model_step(Model *m, Fsdp *f, const int *tokens, const int *targets, const 
                 Pass pass)
 {
     matmul_accumulation(m->recipe.fast);
+    operand_ranges(m->in_step && pass != PASS_FORWARD ? RANGES_KEPT : RANGES_MEASURED);
     load_batch(m, tokens, targets, begins);
     model_forward(m, f);
     head(m, f, scale, z_weight, pass != PASS_FORWARD);
     if (pass != PASS_FORWARD)
         backward(m, f, pass == PASS_COMPLETE);
+    operand_ranges(RANGES_MEASURED);
+    m->in_step = pass == PASS_ACCUMULATE;
 }
 
 Losses model_losses(Model *m)

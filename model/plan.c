@@ -9,8 +9,15 @@
 enum { PREFILL_TOKENS = 512 };
 
 /* One block's activations. `first`: those of block 0, whose memory the others share where a tensor is not their own. `transposes`:
- * of FP8 operands backward reads the transposes, for gradients of the blocks' matrices; else the rows, for those of adapters. */
-typedef struct { Arena *arena; const Acts *first; int N; bool transposes; } Planner;
+ * of FP8 operands backward reads the transposes, for gradients of the blocks' matrices; else the rows, for those of adapters.
+ * `ranges`: FP8 operands have theirs, from which later micro-batches of a step get scales. */
+typedef struct { Arena *arena; const Acts *first; int N; bool transposes, ranges; } Planner;
+
+/* Where there are steps, and scales hold for them. */
+static bool has_ranges(const Model *m)
+{
+    return m->recipe.scales == OF_STEP && !m->forward_only;
+}
 
 static Tensor own(Planner *p, Format f, int cols)
 {
@@ -27,6 +34,12 @@ static Tensor place(Planner *p, bool is_own, Tensor of_first, Format f, int cols
     return is_own ? own(p, f, cols) : shared(p, of_first, f, cols);
 }
 
+static void add_range(const Planner *p, Tensor *t)
+{
+    if (p->ranges && format_is_fp8(t->format) && !t->format.group)
+        t->range = arena_alloc(p->arena, sizeof(float));
+}
+
 /* A GEMM operand. In FP8 forward reads its rows; what backward reads of it has to be kept. */
 static Tensor operand(Planner *p, bool is_own, Tensor of_first, Format f, int cols)
 {
@@ -36,6 +49,7 @@ static Tensor operand(Planner *p, bool is_own, Tensor of_first, Format f, int co
     t.scale = arena_alloc(p->arena, 16);
     if (p->transposes)
         t.data_t = is_own || !p->first ? arena_alloc(p->arena, tensor_numel(t)) : of_first.data_t;
+    add_range(p, &t);
     return t;
 }
 
@@ -76,8 +90,10 @@ static void plan_stream(Planner *p, const Model *m, Acts *a)
     a->h0 = alias_h ? a->res0 : operand(p, keep_h && reads_input(m, LINEAR_QKV), s->h0, r->operand, C);
     a->h1 = alias_h ? a->res1 : r->keep == KEEP_INPUTS && !after ? a->h0
           : operand(p, keep_h && reads_input(m, LINEAR_GATE_UP), s->h1, r->operand, C);
-    if (a->h1.data == a->h0.data && format_is_fp8(r->operand))
+    if (a->h1.data == a->h0.data && format_is_fp8(r->operand)) {
         a->h1.scale = arena_alloc(p->arena, 16);       /* forward's scale is used again in backward */
+        add_range(p, &a->h1);
+    }
     if (after) {
         a->branch0 = same(a->x0, r->stream) ? a->x0 : shared(p, s->branch0, r->stream, C);
         a->branch1 = same(a->x1, r->stream) ? a->x1 : a->branch0;
@@ -106,6 +122,7 @@ static void plan_acts(Planner *p, const Model *m, Acts *a)
     a->proj = same(a->qkv, r->stream) ? a->qkv : shared(p, s->proj, r->stream, S);
     a->rot = !same(a->qkv, r->stream) ? a->proj : changed ? shared(p, s->rot, r->stream, S) : a->qkv;
     a->att = place(p, !block, s->att, r->att, HD);
+    add_range(p, &a->att);
     a->mix = same(a->att, r->stream) ? a->att : shared(p, s->mix, r->stream, HD);
     a->att_op = same(a->mix, r->operand) ? a->mix : att_operand(p, a->att, s->att_op, r->operand);
     a->gate_up = place(p, !block, s->gate_up, r->hidden, 2 * F);
@@ -142,6 +159,18 @@ static Tensor plan_dgate_up(Arena *arena, const Model *m, int rows, int cols)
     return t;
 }
 
+/* All blocks have these, each with a range of its own. */
+static void plan_gradients(Arena *arena, Model *m, Tensor dgate_up, Tensor dqkv_op)
+{
+    const Planner p = { .arena = arena, .ranges = has_ranges(m) };
+    for (int l = 0; l < m->L; l++) {
+        m->acts[l].dgate_up = dgate_up;
+        m->acts[l].dqkv_op = dqkv_op;
+        add_range(&p, &m->acts[l].dgate_up);
+        add_range(&p, &m->acts[l].dqkv_op);
+    }
+}
+
 static void plan_work(Arena *arena, Model *m)
 {
     const Recipe *r = &m->recipe;
@@ -158,8 +187,8 @@ static void plan_work(Arena *arena, Model *m)
     t->datt = tensor_at(narrow.data, r->stream, N, HD);
     t->dact = tensor_at(wide.data, r->stream, N, F);
     t->dqkv = tensor_at(wide.data, r->stream, N, S);
-    t->dgate_up = plan_dgate_up(arena, m, N, 2 * F);
-    t->dqkv_op = same(t->dqkv, r->gradient) ? t->dqkv : gradient_operand(arena, m, N, S);
+    plan_gradients(arena, m, plan_dgate_up(arena, m, N, 2 * F),
+                   same(t->dqkv, r->gradient) ? t->dqkv : gradient_operand(arena, m, N, S));
     t->dlow = c->lora.rank ? tensor_alloc(arena, r->stream, N, LOW_RANK_PARTS * c->lora.rank) : (Tensor){ 0 };
 }
 
@@ -226,7 +255,7 @@ static void plan_blocks(Arena *arena, Model *m)
     for (int l = 0; l < m->L; l++) {
         size_t before = arena->used;
         if (l == 0 || !m->forward_only)
-            plan_acts(&(Planner){ arena, l ? &m->acts[0] : NULL, m->N, m->trains_matrices }, m, &m->acts[l]);
+            plan_acts(&(Planner){ arena, l ? &m->acts[0] : NULL, m->N, m->trains_matrices, has_ranges(m) }, m, &m->acts[l]);
         else
             m->acts[l] = m->acts[0];
         m->bytes.block = m->forward_only ? 0 : arena->used - before;       /* in the end the last block's: all that is its own,

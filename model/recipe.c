@@ -16,23 +16,24 @@
 #define PLAIN_ { E4M3, 128, false }
 
 const Recipe recipes[] = {
-    /* name        stream saved   qkv     att    hidden  operand gradient head */
+    /* name        stream saved   qkv     att    hidden  operand gradient head
+       keep        forward     fast          scales         master grads  m       v       frozen */
     { "f32",       F32_,  F32_,   F32_,   F32_,  F32_,   F32_,   F32_,    F32_,
-      KEEP_ALL,    FROM_SAVED, FAST_NONE,    F32_,  F32_,  F32_,   F32_,   F32_ }, /* keep, forward, fast, master, grads, m, v, frozen */
+      KEEP_ALL,    FROM_SAVED, FAST_NONE,    OF_MICROBATCH, F32_,  F32_,  F32_,   F32_,   F32_ },
     { "bf16",      BF16_, BF16_,  BF16_,  BF16_, BF16_,  BF16_,  BF16_,   BF16_,
-      KEEP_ALL,    FROM_SAVED, FAST_NONE,    F32_,  BF16_, F32_,   F32_,   BF16_ },
+      KEEP_ALL,    FROM_SAVED, FAST_NONE,    OF_MICROBATCH, F32_,  BF16_, F32_,   F32_,   BF16_ },
     { "fp8",       BF16_, BF16_,  BF16_,  BF16_, BF16_,  E4M3_,  E5M2_,   BF16_,
-      KEEP_ALL,    FROM_SAVED, FAST_FORWARD, F32_,  BF16_, F32_,   F32_,   BF16_ },
+      KEEP_ALL,    FROM_SAVED, FAST_FORWARD, OF_MICROBATCH, F32_,  BF16_, F32_,   F32_,   BF16_ },
     { "fp8-lm",    BF16_, BF16_,  BF16_,  BF16_, BF16_,  E4M3_,  E5M2_,   BF16_,
-      KEEP_ALL,    FROM_SAVED, FAST_FORWARD, BF16_, BF16_, PLAIN_, BF16_,  BF16_ },
+      KEEP_ALL,    FROM_SAVED, FAST_FORWARD, OF_MICROBATCH, BF16_, BF16_, PLAIN_, BF16_,  BF16_ },
     { "coat-act",  BF16_, GROUP_, BF16_,  BF16_, GROUP_, E4M3_,  E5M2_,   BF16_,
-      KEEP_INPUTS, FROM_EXACT, FAST_ALL,     F32_,  BF16_, F32_,   F32_,   BF16_ },
+      KEEP_INPUTS, FROM_EXACT, FAST_ALL,     OF_MICROBATCH, F32_,  BF16_, F32_,   F32_,   BF16_ },
     { "coat-opt",  BF16_, BF16_,  BF16_,  BF16_, BF16_,  BF16_,  BF16_,   BF16_,
-      KEEP_ALL,    FROM_SAVED, FAST_NONE,    BF16_, BF16_, MOMENT, MOMENT, BF16_ },
+      KEEP_ALL,    FROM_SAVED, FAST_NONE,    OF_MICROBATCH, BF16_, BF16_, MOMENT, MOMENT, BF16_ },
     { "coat",      BF16_, GROUP_, BF16_,  BF16_, GROUP_, E4M3_,  E5M2_,   BF16_,
-      KEEP_INPUTS, FROM_EXACT, FAST_ALL,     BF16_, BF16_, MOMENT, MOMENT, BF16_ },
+      KEEP_INPUTS, FROM_EXACT, FAST_ALL,     OF_MICROBATCH, BF16_, BF16_, MOMENT, MOMENT, BF16_ },
     { "coat-lean", BF16_, GROUP_, GROUP_, E4M3_, GROUP_, E4M3_,  E5M2_,   BF16_,
-      KEEP_INPUTS, FROM_EXACT, FAST_ALL,     BF16_, BF16_, MOMENT, MOMENT, BF16_ },
+      KEEP_INPUTS, FROM_EXACT, FAST_ALL,     OF_MICROBATCH, BF16_, BF16_, MOMENT, MOMENT, BF16_ },
     { .name = NULL }
 };
 
@@ -54,9 +55,12 @@ void recipe_print(const Recipe *r)
     static const char *const keep[] = { [KEEP_ALL] = "all", [KEEP_INPUTS] = "inputs", [KEEP_BLOCK] = "block" };
     static const char *const fast[] = { [FAST_NONE] = "none", [FAST_FORWARD] = "forward", [FAST_ALL] = "all" };
     static const char *const forward[] = { [FROM_SAVED] = "saved", [FROM_EXACT] = "exact" };
+    static const char *const scales[] = { [OF_MICROBATCH] = "micro-batch", [OF_STEP] = "step" };
     printf("recipe %s: stream %s, saved %s, qkv %s, attention %s, hidden %s, operands %s, gradients %s, head %s,\n"
-           "  keep %s, forward from %s, fast accumulation %s, master %s, accumulated gradients %s, frozen weights %s\n",
+           "  keep %s, forward from %s, fast accumulation %s, scales of the %s,\n"
+           "  master %s, accumulated gradients %s, frozen weights %s\n",
            r->name, format_name(r->stream), format_name(r->saved), format_name(r->qkv), format_name(r->att),
            format_name(r->hidden), format_name(r->operand), format_name(r->gradient), format_name(r->head), keep[r->keep],
-           forward[r->forward], fast[r->fast], format_name(r->master), format_name(r->grads), format_name(r->frozen));
+           forward[r->forward], fast[r->fast], scales[r->scales], format_name(r->master), format_name(r->grads),
+           format_name(r->frozen));
 }

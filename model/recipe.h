@@ -16,6 +16,13 @@ typedef enum {
     FROM_EXACT      /* the values before rounding: backward's error is forward's no longer                  */
 } ForwardSource;
 
+/* Over what the scale of an FP8 operand that is no weight holds: h0, h1, act, the attention's output, gradients but dy. */
+typedef enum {
+    OF_MICROBATCH,  /* a micro-batch: its maximum is found, then it is encoded                              */
+    OF_STEP         /* a step: those after its first are encoded with headroom over the first one's maximum;
+                       see operand_ranges                                                               */
+} ScalesOf;
+
 typedef struct {
     const char *name;
     Format stream;     /* residual stream, and whatever no other column names             */
@@ -29,6 +36,7 @@ typedef struct {
     Keep   keep;
     ForwardSource forward;
     FastAccumulation fast;     /* which FP8 GEMMs may add with short accumulators          */
+    ScalesOf scales;
     Format master;     /* weights that the optimizer updates                              */
     Format grads;      /* accumulated weight gradients                                    */
     Format moment1, moment2;   /* AdamW's m and v, where the optimizer leaves it to the recipe */

@@ -5,6 +5,7 @@
  * larger than the L2 cache. On a CPU the shape shrinks to a few tokens: that shows only that every operation runs. */
 #include "kernels/nf4.h"
 #include "tests/bench_attention.h"
+#include "tests/bench_lora.h"
 #include "tests/bench_tensors.h"
 
 static Model models[] = {
@@ -63,12 +64,12 @@ static void bench_rope(const Model *m)
     Tensor x = make_normal(BF16_, N, S, 1), y = make_normal(BF16_, N, S, 1), stats = make(F32_, N, 2);
     Tensor qw = make_normal(BF16_, 1, q, 1), kw = make_normal(BF16_, 1, k, 1);
     Tensor dqw = make(F32_, 1, q), dkw = make(F32_, 1, k);
-    TIME_BYTES("rope_forward in place", 4 * turned, rope_forward(y, NULL, y, NONE, NONE, a));
+    TIME_BYTES("rope_forward in place", 4 * turned, rope_forward(y, y, NULL, y, NO_PRODUCT, NONE, NONE, a));
     in_step(ELEMENTWISE, blocks(m));
     TIME_BYTES("rope_backward in place", 4 * turned, rope_backward(y, NONE, NONE, y, x, NULL, NONE, NONE, a));
-    TIME_BYTES("rope_forward, clip", 4 * n, rope_forward(y, NULL, x, NONE, NONE, clipped));
+    TIME_BYTES("rope_forward, clip", 4 * n, rope_forward(y, x, NULL, x, NO_PRODUCT, NONE, NONE, clipped));
     TIME_BYTES("rope_backward, clip", 6 * n, rope_backward(y, NONE, NONE, y, x, NULL, NONE, NONE, clipped));
-    TIME_BYTES("rope_forward, QK-norm", 4 * n, rope_forward(y, stats.data, x, qw, kw, a));
+    TIME_BYTES("rope_forward, QK-norm", 4 * n, rope_forward(y, x, stats.data, x, NO_PRODUCT, qw, kw, a));
     TIME_BYTES("rope_backward, QK-norm", 6 * turned, rope_backward(y, dqw, dkw, y, x, stats.data, qw, kw, a));
     release();
 }
@@ -84,8 +85,8 @@ static void bench_rope_by_head(const Model *m)
     Tensor x = make_normal(BF16_, N, S, 1), y = make_normal(BF16_, N, S, 1), dx = make(BF16_, N, S);
     Tensor qw = make_normal(BF16_, 1, D, 1), kw = make_normal(BF16_, 1, D, 1), stats = make(F32_, N, H + K);
     Tensor dqw = make(F32_, 1, D), dkw = make(F32_, 1, D);
-    TIME_BYTES("rope_forward, QK-norm by head", 4 * n, rope_forward(y, stats.data, x, qw, kw, a));
-    TIME_BYTES("rope_forward, QK-norm by head, in place", 4 * turned, rope_forward(y, stats.data, y, qw, kw, a));
+    TIME_BYTES("rope_forward, QK-norm by head", 4 * n, rope_forward(y, x, stats.data, x, NO_PRODUCT, qw, kw, a));
+    TIME_BYTES("rope_forward, QK-norm by head, in place", 4 * turned, rope_forward(y, y, stats.data, y, NO_PRODUCT, qw, kw, a));
     TIME_BYTES("rope_backward, QK-norm by head, in place", 6 * turned,
                rope_backward(y, dqw, dkw, y, x, stats.data, qw, kw, a));
     TIME_BYTES("rope_backward, QK-norm by head", 2 * turned + 4 * n, rope_backward(dx, dqw, dkw, y, x, stats.data, qw, kw, a));
@@ -98,9 +99,9 @@ static void bench_swiglu(const Model *m)
     const double n = (double)N * m->F;
     Tensor wide = make_normal(BF16_, N, 2 * m->F, 1), dwide = make(BF16_, N, 2 * m->F);
     Tensor act = make(BF16_, N, m->F), dact = make_normal(BF16_, N, m->F, 1);
-    TIME_BYTES("swiglu_forward", 6 * n, swiglu_forward(act, wide, wide));
-    TIME_BYTES("swiglu_backward", 10 * n, swiglu_backward(dwide, NONE, dact, wide));
-    TIME_BYTES("swiglu_backward, act again", 12 * n, swiglu_backward(dwide, act, dact, wide));
+    TIME_BYTES("swiglu_forward", 6 * n, swiglu_forward(act, wide, wide, NO_PRODUCT));
+    TIME_BYTES("swiglu_backward", 10 * n, swiglu_backward(dwide, NONE, dact, NO_PRODUCT, wide));
+    TIME_BYTES("swiglu_backward, act again", 12 * n, swiglu_backward(dwide, act, dact, NO_PRODUCT, wide));
     release();
 }
 
@@ -134,10 +135,10 @@ static void bench_coat(const Model *m)
     Tensor act_rows = rows_only(act), act_turned = transpose_only(act), dact = make_normal(BF16_, N, F, 1);
     Tensor dwide = make_operand(E5M2_, N, 2 * F);
     TIME_BYTES("coat: swiglu_forward, gate_up and act", (4 + 2.25 + 4 + 1) * f,
-               swiglu_forward_exact(act_rows, gate_up, wide));
+               swiglu_forward_exact(act_rows, gate_up, wide, NO_PRODUCT));
     in_step(ELEMENTWISE, blocks(m));
     TIME_BYTES("coat: swiglu_backward, act transposed", (4.25 + 4.25 + 5) * f,
-               swiglu_backward(dwide, act_turned, dact, gate_up));
+               swiglu_backward(dwide, act_turned, dact, NO_PRODUCT, gate_up));
     in_step(ELEMENTWISE, blocks(m));
     release();
     Attention a = attention_of(m);
@@ -145,8 +146,35 @@ static void bench_coat(const Model *m)
     TIME_BYTES("coat: rope_backward", (2 + 2 + 2) * s,
                rope_backward(dqkv, NONE, NONE, qkv, qkv, NULL, NONE, NONE, a));
     in_step(ELEMENTWISE, blocks(m));
-    TIME_BYTES("coat-lean: quantize qkv", 3.125 * s, quantize(saved, qkv));
-    TIME_BYTES("coat-lean: rope_forward from it", 3.125 * s, rope_forward(qkv, NULL, saved, NONE, NONE, a));
+    TIME_BYTES("coat-lean: rope_forward, qkv saved", 5.125 * s,
+               rope_forward_exact(qkv, saved, NULL, qkv, NO_PRODUCT, NONE, NONE, a));
+    TIME_BYTES("coat-lean: rope_forward from it", 3.125 * s, rope_forward(qkv, saved, NULL, saved, NO_PRODUCT, NONE, NONE, a));
+    release();
+}
+
+/* COAT's operations that look for a maximum, as the later micro-batches of a step with format.scales=step have them. */
+static void bench_ranges(const Model *m)
+{
+    const int N = m->B * m->T, C = m->C, F = m->F, S = (m->H + 2 * m->K) * m->D;
+    const double n = (double)N * C, f = (double)N * F, s = (double)N * S;
+    const Norm rms = { RMS_NORM, 1e-5f };
+    Tensor res = make_normal(BF16_, N, C, 1), stats = make(F32_, N, 2), w = make_normal(BF16_, 1, C, 1);
+    Tensor x = make(E4M3_16, N, C), h = with_range(make(E4M3_, N, C));
+    TIME_IN_RANGE("in range: norm_forward, x and h", (2 + 1.125 + 1) * n,
+                  norm_forward_exact(h, x, stats.data, res, w, NONE, rms));
+    TIME_IN_RANGE("in range: quantize attention output", (2 + 1) * n, quantize(h, res));
+    release();
+    Tensor wide = make_normal(BF16_, N, 2 * F, 1), gate_up = make(E4M3_16, N, 2 * F), dact = make_normal(BF16_, N, F, 1);
+    Tensor act = with_range(make_operand(E4M3_, N, F)), dwide = with_range(make_operand(E5M2_, N, 2 * F));
+    Tensor act_rows = rows_only(act), act_turned = transpose_only(act);
+    TIME_IN_RANGE("in range: swiglu_forward, gate_up and act", (4 + 2.25 + 1) * f,
+                  swiglu_forward_exact(act_rows, gate_up, wide, NO_PRODUCT));
+    TIME_IN_RANGE("in range: swiglu_backward, act transposed", (4.25 + 5) * f,
+                  swiglu_backward(dwide, act_turned, dact, NO_PRODUCT, gate_up));
+    release();
+    Attention a = attention_of(m);
+    Tensor qkv = make_normal(BF16_, N, S, 1), dqkv = with_range(make_operand(E5M2_, N, S));
+    TIME_IN_RANGE("in range: rope_backward", (2 + 2) * s, rope_backward(dqkv, NONE, NONE, qkv, qkv, NULL, NONE, NONE, a));
     release();
 }
 
@@ -280,53 +308,6 @@ static void bench_adamw(const Model *m)
     release();
 }
 
-/* ---- adapters -------------------------------------------------------------------------------------------------- */
-
-static const char *lora_label(const char *layer, const char *operation)
-{
-    static char label[64];
-    snprintf(label, sizeof label, "lora %s: %s", layer, operation);
-    return label;
-}
-
-/* A linear layer of `parts` equal parts with an adapter of rank 16 on each: x (N,C) in E4M3, dy (N,O) in E5M2, the rest in BF16.
- * What is read of the narrow tensors is small and not counted. */
-static void bench_lora_layer(const char *name, int N, int C, int O, int parts)
-{
-    enum { RANK = 16 };
-    const double n = (double)N * C, o = (double)N * O;
-    LowRank a = { .w = make_normal(BF16_, parts * RANK, C, 1), .num_parts = 1 };
-    LowRank b = { .w = make_normal(BF16_, O, RANK, 1), .is_b = true, .num_parts = parts };
-    for (int i = 0; i < parts; i++)
-        b.part[i].first = O / parts * i, b.part[i].width = O / parts;
-    LowRank da = a, db = b;
-    da.w = make_normal(BF16_, parts * RANK, C, 1), db.w = make_normal(BF16_, O, RANK, 1);
-    Tensor dense = make_normal(BF16_, N, C > O ? C : O, 1), x = make(E4M3_, N, C), dy = make(E5M2_, N, O);
-    Tensor low = make(BF16_, N, parts * RANK), y = make(BF16_, N, O), dx = make(BF16_, N, C);
-    dense.cols = C, quantize(x, dense);
-    dense.cols = O, quantize(dy, dense);
-    TIME_BYTES(lora_label(name, "narrow(x, A) FP8"), n, lora_narrow(low, x, a, 0.01f));
-    TIME_BYTES(lora_label(name, "widen(low, B)"), 2 * o, lora_widen(y, low, b, NONE));
-    TIME_BYTES(lora_label(name, "widen(low, B, add)"), 4 * o, lora_widen(y, low, b, dense));
-    TIME_BYTES(lora_label(name, "narrow(dy, B) FP8"), o, lora_narrow(low, dy, b, 0.01f));
-    TIME_BYTES(lora_label(name, "narrow(dy, B) bf16"), 2 * o, lora_narrow(low, dense, b, 0.01f));
-    TIME_BYTES(lora_label(name, "widen(dlow, A)"), 2 * n, lora_widen(dx, low, a, NONE));
-    TIME_BYTES(lora_label(name, "dB, dy FP8"), o, lora_dw(db, low, dy));
-    TIME_BYTES(lora_label(name, "dB, dy bf16"), 2 * o, lora_dw(db, low, dense));
-    TIME_BYTES(lora_label(name, "dA, x FP8"), n, lora_dw(da, low, x));
-    release();
-}
-
-static void bench_lora(const Model *m)
-{
-    const int N = m->B * m->T, q = m->H * m->D;
-    if (m->K == m->H)
-        bench_lora_layer("qkv", N, m->C, 3 * q, 3);
-    bench_lora_layer("out", N, q, m->C, 1);
-    bench_lora_layer("gate_up", N, m->C, 2 * m->F, 2);
-    bench_lora_layer("down", N, m->F, m->C, 1);
-}
-
 /* ---- GEMMs ----------------------------------------------------------------------------------------------------- */
 
 /* With quantized normal numbers as operands; all GEMMs with fast accumulation, as COAT's recipes have them. adds: forward adds the
@@ -405,6 +386,7 @@ int main(int argc, char **argv)
     bench_rope_by_head(m);
     bench_swiglu(m);
     bench_coat(m);
+    bench_ranges(m);
     bench_adamw_fp8(m);
     bench_adamw8bit(m);
     bench_weights(m);

@@ -13,6 +13,7 @@ typedef struct { const char *name; int B, T, C, H, K, D, F, V, chunk; long param
 static const Format F32_ = { .dtype = F32 }, BF16_ = { .dtype = BF16 }, E4M3_ = { .dtype = E4M3 };
 static const Format E4M3_16 = { .dtype = E4M3, .group = 16 }, E5M2_ = { .dtype = E5M2 };
 static const Tensor NONE = { 0 };
+static const LowProduct NO_PRODUCT = { 0 };
 
 /* How often a step runs an operation that each block, each chunk of logits or each micro-batch has once. */
 static double blocks(const Model *m) { return (double)m->L * m->micro_batches; }
@@ -76,6 +77,21 @@ static Tensor make_normal(Format f, int rows, int cols, float std)
     init_normal(t, std, 0, ++seed, 0);
     return t;
 }
+
+static Tensor with_range(Tensor t)
+{
+    t.range = hold(sizeof(float));
+    return t;
+}
+
+/* Measured once, so that what is timed finds room. */
+#define TIME_IN_RANGE(name, bytes, call)       \
+    do {                                       \
+        call;                                  \
+        operand_ranges(RANGES_KEPT);           \
+        TIME_BYTES(name, bytes, call);         \
+        operand_ranges(RANGES_MEASURED);       \
+    } while (0)
 
 /* ---- attention ------------------------------------------------------------------------------------------------ */
 

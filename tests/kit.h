@@ -23,6 +23,7 @@
 #define U24 0x1p-24         /* unit roundoff of F32 */
 
 static const Tensor NONE = { 0 };
+static const LowProduct NO_PRODUCT = { 0 };
 
 /* Which formats a whole pass uses; a kernel test runs once per row. */
 typedef struct { const char *name; Format act, weight, grad; } FormatRow;

@@ -162,16 +162,19 @@ OP(matmul_dw,            (Tensor dw, Tensor dy, Tensor x), (dw, dy, x), R(dy), R
 OP(lora_narrow,          (Tensor l, Tensor x, LowRank m, float scale), (l, x, m, scale), R(x), R(m.w), W(l))
 OP(lora_widen,           (Tensor y, Tensor l, LowRank m, Tensor add), (y, l, m, add), R(l), R(m.w), R(add), W(y))
 OP(lora_dw,              (LowRank dm, Tensor l, Tensor x), (dm, l, x), R(l), R(x), W(dm.w))
-OP(rope_forward,         (Tensor y, float *s, Tensor x, Tensor q, Tensor k, Attention a), (y, s, x, q, k, a),
-   R(x), R(q), R(k), W(y))
+OP(rope_forward,         (Tensor y, Tensor g, float *s, Tensor x, LowProduct p, Tensor q, Tensor k, Attention a),
+   (y, g, s, x, p, q, k, a), R(x), R(p.low), R(p.m.w), R(q), R(k), W(g), W(y))
+OP(rope_forward_exact,   (Tensor y, Tensor g, float *s, Tensor x, LowProduct p, Tensor q, Tensor k, Attention a),
+   (y, g, s, x, p, q, k, a), R(x), R(p.low), R(p.m.w), R(q), R(k), W(g), W(y))
 OP(rope_backward,        (Tensor dx, Tensor dq, Tensor dk, Tensor dy, Tensor x, const float *s, Tensor q, Tensor k, Attention a),
    (dx, dq, dk, dy, x, s, q, k, a), R(dy), R(x), R(q), R(k), W(dq), W(dk), W(dx))
 OP(attention_forward,    (Tensor y, float *l, Tensor x, Attention a, Documents d), (y, l, x, a, d), R(x), W(y))
 OP(attention_backward,   (Tensor dx, Tensor dy, Tensor x, Tensor y, const float *l, Attention a, Documents d),
    (dx, dy, x, y, l, a, d), R(dy), R(x), R(y), W(dx))
-OP(swiglu_forward,       (Tensor y, Tensor g, Tensor x), (y, g, x), R(x), W(g), W(y))
-OP(swiglu_forward_exact, (Tensor y, Tensor g, Tensor x), (y, g, x), R(x), W(g), W(y))
-OP(swiglu_backward,      (Tensor dg, Tensor y, Tensor dy, Tensor g), (dg, y, dy, g), R(dy), R(g), W(y), W(dg))
+OP(swiglu_forward,       (Tensor y, Tensor g, Tensor x, LowProduct p), (y, g, x, p), R(x), R(p.low), R(p.m.w), W(g), W(y))
+OP(swiglu_forward_exact, (Tensor y, Tensor g, Tensor x, LowProduct p), (y, g, x, p), R(x), R(p.low), R(p.m.w), W(g), W(y))
+OP(swiglu_backward,      (Tensor dg, Tensor y, Tensor dy, LowProduct p, Tensor g), (dg, y, dy, p, g),
+   R(dy), R(p.low), R(p.m.w), R(g), W(y), W(dg))
 OP(cross_entropy,        (Tensor x, float *l, float *z, const int *t, int v, float s, float w, bool b), (x, l, z, t, v, s, w, b),
    W(x))
 OP(cross_entropy_codes,  (Tensor g, float a, Tensor x, float *l, float *z, const int *t, int v, float s, float w),

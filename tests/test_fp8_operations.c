@@ -349,7 +349,7 @@ static void swiglu_case(const Shape *s, bool saved)
     device_put(wide.data, &(uint16_t){ 0xc2c8 }, sizeof(uint16_t));     /* -100: e^100 overflows F32 */
     again.scale = columns.scale = act.scale;
 
-    TWICE(swiglu_forward(act, gate_up, wide), act, gate_up);
+    TWICE(swiglu_forward(act, gate_up, wide, NO_PRODUCT), act, gate_up);
     if (saved)
         check_saved(name("swiglu_saved", N, width, text), gate_up, wide);
     swiglu_reference(ref, bound, dref, dbound, values(gate_up), values(dact), N, width);
@@ -357,23 +357,23 @@ static void swiglu_case(const Shape *s, bool saved)
     check_transposed(label, act);
     golden_operand(label, act, ref, bound);
 
-    TWICE(swiglu_backward(d, again, dact, gate_up), d, again);
+    TWICE(swiglu_backward(d, again, dact, NO_PRODUCT, gate_up), d, again);
     check_operand(name("swiglu_backward", N, width, text), d, dref, dbound);
     check_transposed(label, d);
     golden_operand(label, d, dref, dbound);
     const void *expected = tensor_snapshot(act), *gradient = tensor_snapshot(d);
     check_same_bytes("act again", tensor_snapshot(again), expected, tensor_bytes(act));
-    TWICE(swiglu_backward(other, NONE, dact, gate_up), other);
+    TWICE(swiglu_backward(other, NONE, dact, NO_PRODUCT, gate_up), other);
     check_same_bytes("without act", tensor_snapshot(other), gradient, tensor_bytes(d));
     Tensor d_rows = make(E5, N, 2 * width), act_rows = make(E4, N, width);
     act_rows.scale = act.scale;
-    swiglu_backward(d_rows, act_rows, dact, gate_up);
+    swiglu_backward(d_rows, act_rows, dact, NO_PRODUCT, gate_up);
     check_same_bytes("gradient without data_t", tensor_snapshot(d_rows), gradient, tensor_numel(d));
     check_same_bytes("act without data_t", tensor_snapshot(act_rows), expected, tensor_numel(act));
     assert_true(operand_scale(d_rows) == operand_scale(d));
     const size_t rows = tensor_numel(act);
     const void *untouched = tensor_snapshot(columns);
-    swiglu_backward(other, columns_of(columns), dact, gate_up);
+    swiglu_backward(other, columns_of(columns), dact, NO_PRODUCT, gate_up);
     check_same_bytes("with act's transpose", tensor_snapshot(other), gradient, tensor_bytes(d));
     const uint8_t *found = tensor_snapshot(columns);
     check_same_bytes("rows of act", found, untouched, rows);

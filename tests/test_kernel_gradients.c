@@ -177,7 +177,7 @@ static void test_embedding(void **state)
 
 static void run_swiglu(void)
 {
-    swiglu_forward(now.y, now.x, now.x);
+    swiglu_forward(now.y, now.x, now.x, NO_PRODUCT);
 }
 
 /* k: five operations and expf. */
@@ -186,7 +186,7 @@ static void swiglu_case(int N, int width)
     now.x = make_filled(F, N, 2 * width, 1, -3, 3), now.y = make(F, N, width);
     const Function f = { "swiglu", run_swiglu, now.y, filled(N, width, 2), 12 };
     Tensor dx = make(F, N, 2 * width);
-    swiglu_backward(dx, NONE, f.cot, now.x);
+    swiglu_backward(dx, NONE, f.cot, NO_PRODUCT, now.x);
     check_gradient(&f, "gate_up", now.x, dx);
     release();
 }
@@ -255,7 +255,7 @@ static Attention attention_of(int B, int T, int H, int K, int D)
 
 static void run_rope(void)
 {
-    rope_forward(now.y, now.qnorm.data ? now.stats : NULL, now.x, now.qnorm, now.knorm, now.attention);
+    rope_forward(now.y, now.x, now.qnorm.data ? now.stats : NULL, now.x, NO_PRODUCT, now.qnorm, now.knorm, now.attention);
 }
 
 /* Elements near the limit are moved away from it: there the clamp has no derivative. */

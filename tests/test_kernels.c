@@ -312,15 +312,15 @@ static void swiglu_cases(const FormatRow *f, const Shape *s)
             dbound[gate] = 16 * U24 * fabs(D[i] * u) * sg * (1 + fabs(g)) + 1e-36;
             dbound[up] = 12 * U24 * fabs(dref[up]) + 1e-36;
         }
-    TWICE(swiglu_forward(act, wide, wide), act);
+    TWICE(swiglu_forward(act, wide, wide, NO_PRODUCT), act);
     check("swiglu_forward", f, s, "", act, ref, bound);
-    TWICE(swiglu_backward(dwide, NONE, dact, wide), dwide);
+    TWICE(swiglu_backward(dwide, NONE, dact, NO_PRODUCT, wide), dwide);
     check("swiglu_backward", f, s, "", dwide, dref, dbound);
     Tensor again = make(f->act, N, F);
-    TWICE(swiglu_backward(dwide, again, dact, wide), dwide, again);
+    TWICE(swiglu_backward(dwide, again, dact, NO_PRODUCT, wide), dwide, again);
     check("swiglu_backward", f, s, "-again", dwide, dref, dbound);
     check_same_bytes("act written again", tensor_snapshot(again), tensor_snapshot(act), tensor_bytes(act));
-    TWICE(swiglu_backward(wide, dact, dact, wide), wide, dact);
+    TWICE(swiglu_backward(wide, dact, dact, NO_PRODUCT, wide), wide, dact);
     check("swiglu_backward", f, s, "-in-place", wide, dref, dbound);
     check_same_bytes("act over dact", tensor_snapshot(dact), tensor_snapshot(act), tensor_bytes(act));
 }

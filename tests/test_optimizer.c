@@ -261,7 +261,7 @@ static void test_errors(void **state)
     DIES("norm_forward: y is (8, 24)", norm_forward(b, a, stats.data, a, NONE, NONE, norm));
     DIES("norm_forward: w is (8, 16)", norm_forward(a, a, stats.data, a, a, NONE, norm));
     DIES("norm_backward: x is (8, 24)", norm_backward(a, NULL, NONE, a, b, stats.data, NONE, norm, false));
-    DIES("swiglu_forward: gate_up is (8, 24)", swiglu_forward(a, b, b));
+    DIES("swiglu_forward: gate_up is (8, 24)", swiglu_forward(a, b, b, NO_PRODUCT));
     DIES("embedding_forward: y is (8, 24)", embedding_forward(b, ints.data, c));
     DIES("vocabulary", cross_entropy(a, stats.data, stats.data, ints.data, 17, 1, 0, false));
     DIES("cross_entropy: logits is e4m3", cross_entropy(fp8, stats.data, stats.data, ints.data, 16, 1, 0, false));

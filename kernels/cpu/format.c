@@ -32,10 +32,22 @@ void transpose_codes(Tensor t)
             transposed[(size_t)c * t.rows + r] = codes[(size_t)r * t.cols + c];
 }
 
+/* NOTE: amax / h, not h * range, which may overflow. */
+float operand_scale(Tensor t, float amax)
+{
+    const DType d = t.format.dtype;
+    if (!t.range)
+        return fp8_scale(amax, d);
+    const float headroom = range_is_kept(t) ? fp8_headroom(d) : 1;
+    if (!range_is_kept(t) || amax / headroom > *t.range)
+        *t.range = amax;
+    return headroom * fp8_scale(*t.range, d);
+}
+
 void tensor_finish(Tensor t, const float *values)
 {
     if (format_is_fp8(t.format) && !t.format.group)
-        *(float *)t.scale = fp8_scale(abs_max(values, tensor_numel(t)), t.format.dtype);
+        *(float *)t.scale = operand_scale(t, abs_max(values, tensor_numel(t)));
     if (values != t.data)
         tensor_store(t, 0, values, tensor_numel(t));
     transpose_codes(t);

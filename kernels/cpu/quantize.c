@@ -18,7 +18,7 @@ static size_t block_size(Tensor y, Tensor x)
 void quantize_scale_from(Tensor y, const float *amax)
 {
     CHECK(format_is_fp8(y.format) && !y.format.group && y.scale, "quantize_scale: y is %s", format_name(y.format));
-    *(float *)y.scale = fp8_scale(*amax, y.format.dtype);
+    *(float *)y.scale = operand_scale(y, *amax);
 }
 
 void quantize_scale(Tensor y, Tensor x)
@@ -60,4 +60,10 @@ void expand_operand(Tensor y, Tensor x)
           x.data_t ? "with" : "without");
     quantize_codes(y, x);
     transpose_codes(x);
+}
+
+void quantize_in_range(Tensor y, Tensor x)
+{
+    quantize_scale(y, x);
+    quantize_codes(y, x);
 }

@@ -74,10 +74,9 @@ static void norm_rows_backward(float *d, double *dw, const float *x, int rows, i
         norm_row_backward(d, dw, x, width, clip, rstd[i], w);
 }
 
-void rope_forward(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm, Attention a)
+/* y of x as it is. */
+static void turn(Tensor y, float *stats, Tensor x, bool by_head, Tensor qnorm, Tensor knorm, Attention a)
 {
-    const bool by_head = check_rope(__func__, x, qnorm, knorm, stats, a);
-    CHECK_TENSOR(y, x.rows, x.cols);
     const int q_norms = by_head ? a.H : 1, k_norms = by_head ? a.K : 1;
     const int q_width = a.H * a.D, k_width = a.K * a.D, S = x.cols;
     const float *input = tensor_values(x, 0), *qw = tensor_values(qnorm, 1), *kw = tensor_values(knorm, 2);
@@ -96,6 +95,27 @@ void rope_forward(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm, 
         rotate(k, a.K, a.D, angles, 1);
     }
     tensor_finish(y, output);
+}
+
+static void forward(bool exact, Tensor y, Tensor saved, float *stats, Tensor x, LowProduct product, Tensor qnorm, Tensor knorm,
+                    Attention a)
+{
+    const bool by_head = check_rope("rope_forward", x, qnorm, knorm, stats, a);
+    check_tensor("rope_forward", "y", y, x.rows, x.cols);
+    if (product.low.data)
+        lora_widen(x, product.low, product.m, x);
+    quantize(saved, x);
+    turn(y, stats, exact ? x : saved, by_head, qnorm, knorm, a);
+}
+
+void rope_forward(Tensor y, Tensor saved, float *stats, Tensor x, LowProduct product, Tensor qnorm, Tensor knorm, Attention a)
+{
+    forward(false, y, saved, stats, x, product, qnorm, knorm, a);
+}
+
+void rope_forward_exact(Tensor y, Tensor saved, float *stats, Tensor x, LowProduct product, Tensor qnorm, Tensor knorm, Attention a)
+{
+    forward(true, y, saved, stats, x, product, qnorm, knorm, a);
 }
 
 void rope_backward(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x, const float *stats,

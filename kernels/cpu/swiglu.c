@@ -10,13 +10,19 @@ static float sigmoid(float x)
     return 1 / (1 + expf(-x));
 }
 
-void swiglu_forward(Tensor act, Tensor gate_up, Tensor wide)
+/* gate_up = wide + product. */
+static void save(Tensor gate_up, Tensor wide, LowProduct product)
+{
+    if (product.low.data)
+        lora_widen(wide, product.low, product.m, wide);
+    quantize(gate_up, wide);
+}
+
+/* act of gate and up as they are in `x`. */
+static void activate(Tensor act, Tensor x)
 {
     const int N = act.rows, F = act.cols;
-    CHECK_TENSOR(act, N, F);
-    CHECK_TENSOR(gate_up, N, 2 * F);
-    quantize(gate_up, wide);
-    const float *input = tensor_values(gate_up, 0);
+    const float *input = tensor_values(x, 0);
     float *output = tensor_result(act, 1);
     for (int n = 0; n < N; n++) {
         const float *gate = input + (size_t)n * 2 * (size_t)F, *up = gate + F;
@@ -26,19 +32,31 @@ void swiglu_forward(Tensor act, Tensor gate_up, Tensor wide)
     tensor_finish(act, output);
 }
 
-void swiglu_forward_exact(Tensor act, Tensor gate_up, Tensor wide)
+void swiglu_forward(Tensor act, Tensor gate_up, Tensor wide, LowProduct product)
 {
-    quantize(gate_up, wide);
-    swiglu_forward(act, wide, wide);
+    CHECK_TENSOR(act, act.rows, act.cols);
+    CHECK_TENSOR(gate_up, act.rows, 2 * act.cols);
+    save(gate_up, wide, product);
+    activate(act, gate_up);
 }
 
-void swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, Tensor gate_up)
+void swiglu_forward_exact(Tensor act, Tensor gate_up, Tensor wide, LowProduct product)
+{
+    CHECK_TENSOR(act, act.rows, act.cols);
+    CHECK_TENSOR(wide, act.rows, 2 * act.cols);
+    save(gate_up, wide, product);
+    activate(act, wide);
+}
+
+void swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, LowProduct product, Tensor gate_up)
 {
     const int N = dact.rows, F = dact.cols;
     CHECK_TENSOR(dact, N, F);
     CHECK_TENSOR(gate_up, N, 2 * F);
     CHECK_TENSOR(dgate_up, N, 2 * F);
     CHECK(!tensor_exists(act) || (act.rows == N && act.cols == F), "swiglu_backward: act is (%d, %d)", act.rows, act.cols);
+    if (product.low.data)
+        lora_widen(dact, product.low, product.m, dact);
     const float *gradient = tensor_values(dact, 0), *input = tensor_values(gate_up, 1);
     float *output = tensor_result(dgate_up, 2), *again = NULL;
     if (tensor_exists(act))

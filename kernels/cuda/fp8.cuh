@@ -14,6 +14,12 @@ __host__ __device__ inline float fp8_max(DType d)
     return d == E4M3 ? FP8_MAX<E4M3> : FP8_MAX<E5M2>;
 }
 
+/* h of operand_ranges. */
+__host__ __device__ inline float fp8_headroom(DType d)
+{
+    return d == E4M3 ? 2.0f : 8.0f;
+}
+
 /* Smaller maxima count as 2^-90, so that S times the smallest code is a normal float. The division is exact: a product
  * with 1/max, corrected once by its remainder, is the correctly rounded quotient. [Markstein 1990] */
 __device__ inline float fp8_scale(float amax, DType d)

@@ -61,6 +61,23 @@ bool lora_narrow_fast(Tensor low, Tensor x, Tensor w, LoraParts parts, float sca
 bool lora_widen_fast (Tensor y, Tensor low, Tensor w, LoraParts parts, Tensor add);     /* lora_widen.cu */
 bool lora_dw_fast    (Tensor dw, LoraParts parts, Tensor low, Tensor x);                /* lora_dw.cu */
 
+/* swiglu_lora.cu: swiglu_forward with a product, other arguments checked already; false: there is none, or it is of other formats
+ * or shapes, and nothing is done. _added: of an act in BF16. _save_added: what comes before the codes of an FP8 act, gate_up is
+ * saved, also where it is wide, and found.amax raised to max|act|, of the exact sums if `exact` and gate_up is not wide; with
+ * found.range, act is encoded too, within its range. Then _codes_added encodes, or encodes again what exceeded the range, from the
+ * exact sums, of which gate_up holds less; else gate_up has all that codes need. */
+struct Found;       /* tiles.cuh */
+bool swiglu_added      (Tensor act, Tensor gate_up, Tensor wide, LowProduct product);
+bool swiglu_save_added (Found found, Tensor act, Tensor gate_up, Tensor wide, LowProduct product, bool exact);
+void swiglu_codes_added(Tensor act, Found found, Tensor wide, LowProduct product);
+
+/* swiglu_lora_backward.cu: swiglu_backward with a product, likewise. */
+bool swiglu_backward_added(Tensor dgate_up, Tensor act, Tensor dact, LowProduct product, Tensor gate_up);
+
+/* rope_lora.cu: rope_forward with neither norm in one pass: with a product, or exact and saved in FP8 groups; else, or if of other
+ * formats or shapes, false, and nothing is done. */
+bool rope_forward_added(bool exact, Tensor y, Tensor saved, Tensor x, LowProduct product, Attention a);
+
 /* f(Known<the format of x>), which is BF16, E4M3 or E5M2. */
 template <typename F> static inline void with_wide(Tensor x, F f)
 {

@@ -167,5 +167,5 @@ void norm_backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x, const
     const Tensor wide = tensor_at(device_scratch((size_t)N * C * sizeof(float), SCRATCH_1), Format{ F32, 0, false }, N, C);
     amax = amax_new();
     backward(wide, amax, dw, dy, x, stats, w, norm, false);
-    fp8_tiles<Source>({ { tile_out(dx, amax) } }, { {}, { (const float *)wide.data, C } }, N, C);
+    fp8_operand_from<Source>(dx, amax, { {}, { (const float *)wide.data, C } }, N, C);
 }

@@ -2,7 +2,8 @@
  *
  * y an FP8 operand: a pass over rows stores x in FP8 groups, takes the statistics of what was stored and the
  * maximum of y; a pass over tiles reads x and writes y and its transpose. Bytes per element in COAT: 2 + 1.125 and
- * 1.125 + 2. Where y is not FP8 (a norm behind a branch) the first pass writes it and there is no second. */
+ * 1.125 + 2. Where y is not FP8 (a norm behind a branch), or its range is KEPT and it has no transpose, the first pass
+ * writes it and there is no second. */
 #include "kernels/cuda/norm.cuh"
 #include "kernels/cuda/operations_fp8.h"
 #include "kernels/cuda/tiles.cuh"
@@ -28,12 +29,14 @@ __device__ static inline float2 row_stats(const float (&v)[MAX_PACKS][8], int C,
     return make_float2(mean, 1.0f / sqrtf(block_sum(square, shared) / C + norm.eps));
 }
 
-/* x.data is NULL if the stream is x; amax is NULL if y is dense and written here. EXACT: y does not see x's rounding. */
-template <bool EXACT, class Reader> __global__ __launch_bounds__(MAX_THREADS)
-void norm_rows_kernel(AnyOut y, float *amax, GroupOut x, float2 *stats, Reader stream, AnyIn w, AnyIn residual, int C,
-                      Norm norm)
+/* x.data is NULL if the stream is x; amax is NULL if y is dense and written here. EXACT: y does not see x's rounding. CODES: y is
+ * FP8, `codes`, and its row is written here. */
+template <bool EXACT, bool CODES, class Reader> __global__ __launch_bounds__(MAX_THREADS)
+void norm_rows_kernel(AnyOut y, TileOut codes, float *amax, GroupOut x, float2 *stats, Reader stream, AnyIn w, AnyIn residual,
+                      int C, Norm norm)
 {
     __shared__ float shared[32];
+    const float inverse = CODES ? 1.0f / tile_scale(codes, *tile_scale_from(codes)) : 0.0f;
     const size_t row = (size_t)blockIdx.x * C;
     typename Reader::Raw raw[MAX_PACKS];
     float v[MAX_PACKS][8], m = 0;
@@ -71,7 +74,9 @@ void norm_rows_kernel(AnyOut y, float *amax, GroupOut x, float2 *stats, Reader s
                 v[j][i] += add[i];
         }
         m = fmaxf(m, pack_abs_max(v[j]));
-        if (!amax)
+        if (CODES)
+            *(uint2 *)(codes.data + row + column(j)) = encode_pack(v[j], inverse, codes.dtype);
+        else if (!amax)
             store_any<true>(y, row + column(j), v[j], 8);
     }
     if (amax)
@@ -165,14 +170,10 @@ template <class Reader> struct NormSource : SimpleSource {
     }
 };
 
-/* With *amax, or with the scale that y has. */
-static void norm_tiles(Tensor y, Tensor x, const float *stats, Tensor w, const float *amax)
+/* f(source of y). */
+template <typename F> static void with_norm(Tensor x, const float *stats, Tensor w, F f)
 {
-    with_reader(x, [&](auto reader) {
-        typedef NormSource<decltype(reader)> Source;
-        const Source source = { {}, reader, (const float2 *)stats, any_in(w) };
-        fp8_tiles<Source>({ { tile_out(y, amax) } }, source, x.rows, x.cols);
-    });
+    with_reader(x, [&](auto reader) { f(NormSource<decltype(reader)>{ {}, reader, (const float2 *)stats, any_in(w) }); });
 }
 
 void norm_again_fp8(Tensor y, Tensor x, const float *stats, Tensor w)
@@ -182,7 +183,9 @@ void norm_again_fp8(Tensor y, Tensor x, const float *stats, Tensor w)
     check_dense_optional("norm_again", "w", w, 1, x.cols);
     if (!format_is_fp8(y.format))
         die("norm_again: y is %s, x %s; the CUDA back end has no such pair", format_name(y.format), format_name(x.format));
-    norm_tiles(y, x, stats, w, NULL);
+    with_norm(x, stats, w, [&](auto source) {
+        fp8_tiles<decltype(source)>({ { tile_out(y, NULL) } }, source, x.rows, x.cols);
+    });
 }
 
 template <bool EXACT>
@@ -197,19 +200,28 @@ static void forward(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, T
     if (x_new)
         check_groups("norm_forward", "x", x, N, C);
     CHECK(!y_fp8 || !residual.data, "norm_forward: a residual is added to %s", format_name(y.format));
-    float *amax = y_fp8 ? amax_new() : NULL;
+    const bool in_one = y_fp8 && range_is_kept(y) && !y.data_t;
+    const Found found = in_one ? found_new() : Found{ y_fp8 ? amax_new() : NULL, NULL };
+    const GroupOut saved = x_new ? group_out(x) : GroupOut{};
     with_reader(stream, [&](auto reader) {
-        if (y_fp8 && norm.kind == RMS_NORM)
-            rms_rows_kernel<EXACT><<<N, threads, 0, device_stream()>>>(
-                amax, x_new ? group_out(x) : GroupOut{}, (float2 *)stats, reader, any_in(w), C, norm.eps);
+        if (in_one)
+            norm_rows_kernel<EXACT, true><<<N, threads, 0, device_stream()>>>(
+                AnyOut{}, tile_out_in_range(y, found), found.amax, saved, (float2 *)stats, reader, any_in(w), AnyIn{}, C, norm);
+        else if (y_fp8 && norm.kind == RMS_NORM)
+            rms_rows_kernel<EXACT><<<N, threads, 0, device_stream()>>>(found.amax, saved, (float2 *)stats, reader, any_in(w), C,
+                                                                      norm.eps);
         else
-            norm_rows_kernel<EXACT><<<N, threads, 0, device_stream()>>>(
-                any_out(y), amax, x_new ? group_out(x) : GroupOut{}, (float2 *)stats, reader, any_in(w), any_in(residual),
-                C, norm);
+            norm_rows_kernel<EXACT, false><<<N, threads, 0, device_stream()>>>(
+                any_out(y), TileOut{}, found.amax, saved, (float2 *)stats, reader, any_in(w), any_in(residual), C, norm);
     });
     LAUNCH_CHECK();
     if (y_fp8)
-        norm_tiles(y, EXACT ? stream : x, stats, w, amax);
+        with_norm(EXACT ? stream : x, stats, w, [&](auto source) {
+            if (in_one)
+                fp8_again(y, found, source, N, C);
+            else
+                fp8_operand_from(y, found.amax, source, N, C);
+        });
 }
 
 void norm_forward_fp8(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual, Norm norm)

@@ -177,12 +177,18 @@ __global__ void amax_any_kernel(float *partial, AnyTensor x, size_t n)
         partial[blockIdx.x] = amax;
 }
 
-__global__ __launch_bounds__(AMAX_BLOCKS) void scale_kernel(float *scale, const float *partial, int n, DType d)
+/* range: of the tensor, or NULL; headroom: 0 if it is not KEPT. */
+__global__ __launch_bounds__(AMAX_BLOCKS)
+void scale_kernel(float *scale, float *range, float headroom, const float *partial, int n, DType d)
 {
     __shared__ float shared[32];
     const float amax = block_max(threadIdx.x < n ? partial[threadIdx.x] : 0.0f, shared);
-    if (threadIdx.x == 0)
-        *scale = fp8_scale(amax, d);
+    if (threadIdx.x > 0)
+        return;
+    const bool within = headroom > 0 && amax / headroom <= *range;
+    *scale = (headroom > 0 ? headroom : 1.0f) * fp8_scale(within ? *range : amax, d);
+    if (range && !within)
+        *range = amax;
 }
 
 /* ---- ... and the codes ---------------------------------------------------------------------------------------- */
@@ -198,6 +204,24 @@ void encode_kernel(uint8_t *codes, const float *scale, Reader x, size_t n)
     for (int j = 0; j < PACKS; j++)
         if (first + 8 * j * THREADS < n)
             *(uint2 *)(codes + first + 8 * j * THREADS) = encode_pack<D>(v[j], inverse);
+}
+
+/* A y whose range is KEPT; raises amax to max|x|. */
+template <class Reader> __global__ __launch_bounds__(THREADS)
+void encode_in_range_kernel(float *amax, TileOut y, Reader x, size_t n)
+{
+    __shared__ float shared[32];
+    const size_t first = first_element();
+    float v[PACKS][8], m = 0;
+    load_packs(v, x, first, n);
+    const float inverse = 1.0f / tile_scale(y, *tile_scale_from(y));
+#pragma unroll
+    for (int j = 0; j < PACKS; j++) {
+        m = fmaxf(m, pack_abs_max(v[j]));
+        if (first + 8 * j * THREADS < n)
+            *(uint2 *)(y.data + first + 8 * j * THREADS) = encode_pack(v[j], inverse, y.dtype);
+    }
+    raise_amax(amax, m, shared);
 }
 
 __global__ void encode_any_kernel(AnyTensor y, AnyTensor x, size_t n)
@@ -349,7 +373,9 @@ static void set_scale(Tensor y, const float *maxima, int n)
 {
     CHECK(format_is_fp8(y.format) && !y.format.group && y.scale, "quantize_scale: y is %s", format_name(y.format));
     const int threads = block_threads(n > 0 ? n : 1, 1, AMAX_BLOCKS);
-    scale_kernel<<<1, threads, 0, device_stream()>>>((float *)y.scale, maxima, n, y.format.dtype);
+    scale_kernel<<<1, threads, 0, device_stream()>>>((float *)y.scale, y.range,
+                                                     range_is_kept(y) ? fp8_headroom(y.format.dtype) : 0, maxima, n,
+                                                     y.format.dtype);
     LAUNCH_CHECK();
 }
 
@@ -411,4 +437,28 @@ void expand_operand(Tensor y, Tensor x)
         expand<E4M3>(y, x);
     else
         expand<E5M2>(y, x);
+}
+
+/* In one pass if x is dense. */
+void quantize_in_range(Tensor y, Tensor x)
+{
+    const size_t n = tensor_numel(x);
+    if (format_has_scales(x.format) || !is_fast(y, x) || y.rows % 16 || y.cols % 16 || n == 0) {
+        quantize_scale(y, x);
+        quantize_codes(y, x);
+        return;
+    }
+    with_dense_reader(x, [&](auto reader) {
+        typedef ReaderSource<decltype(reader)> Source;
+        const Source source = { {}, reader };
+        if (y.data_t)
+            fp8_in_range<Source>(y, {}, source, x.rows, x.cols);
+        else {
+            const Found found = found_new();
+            encode_in_range_kernel<<<blocks_for(n, 8 * PACKS), THREADS, 0, device_stream()>>>(
+                found.amax, tile_out_in_range(y, found), reader, n);
+            LAUNCH_CHECK();
+            fp8_again(y, found, source, x.rows, x.cols);
+        }
+    });
 }

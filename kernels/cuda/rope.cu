@@ -11,6 +11,7 @@
  * Norms of single heads: rope_heads.cu.
  * Sums are F32 trees; dqnorm and dknorm: partial sums per block, then their sum in the order of the blocks
  * (reduce.cu). */
+#include "kernels/cuda/lora.cuh"
 #include "kernels/cuda/operations_fp8.h"
 #include "kernels/cuda/rope.cuh"
 
@@ -313,6 +314,8 @@ static void turn_heads(const char *op, Tensor y, Tensor x, Tensor limited, float
     LAUNCH_CHECK();
 }
 
+static void turn_values(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm, Attention a);
+
 /* With a clip or norms: what is saved in FP8 is read into y, which then changes in place. */
 static void forward_from_fp8(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm, Attention a)
 {
@@ -321,31 +324,32 @@ static void forward_from_fp8(Tensor y, float *stats, Tensor x, Tensor qnorm, Ten
         return;
     }
     quantize(y, x);
-    rope_forward(y, stats, y, qnorm, knorm, a);
+    turn_values(y, stats, y, qnorm, knorm, a);
 }
 
-void rope_forward(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm, Attention a)
+/* y of x as it is. */
+static void turn_values(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm, Attention a)
 {
     if (format_is_fp8(x.format)) {
         forward_from_fp8(y, stats, x, qnorm, knorm, a);
         return;
     }
-    const bool by_head = check_dense_rope(__func__, x, qnorm, knorm, stats, a);
-    CHECK_DENSE(y, x.rows, x.cols);
+    const bool by_head = check_dense_rope("rope_forward", x, qnorm, knorm, stats, a);
+    check_dense("rope_forward", "y", y, x.rows, x.cols);
     const bool norm = qnorm.data, in_place = y.data == x.data, values = !in_place || a.clip > 0;
     CHECK(!in_place || format_equal(y.format, x.format), "rope_forward: x and y share memory, not their format");
     if (x.rows == 0)
         return;
     const int turned = a.H + a.K, count = turned + (values ? a.K : 0);
     if (!norm) {
-        turn_heads(__func__, y, x, Tensor{}, 1, a, 0, count);
+        turn_heads("rope_forward", y, x, Tensor{}, 1, a, 0, count);
         return;
     }
     if (by_head) {
         rope_forward_by_head(y, stats, x, qnorm, knorm, a, values);
         return;
     }
-    const Heads h = heads_of(__func__, a, 0, turned, EACH, true);
+    const Heads h = heads_of("rope_forward", a, 0, turned, EACH, true);
     with_bool(halves_aligned(a, x, y, x, qnorm, knorm), [&](auto aligned) {
         with_bool(a.clip > 0, [&](auto clips) {
             with_type(qnorm, [&](auto *weight) {
@@ -359,6 +363,29 @@ void rope_forward(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm, 
         });
     });
     LAUNCH_CHECK();
+}
+
+static void forward(bool exact, Tensor y, Tensor saved, float *stats, Tensor x, LowProduct product, Tensor qnorm, Tensor knorm,
+                    Attention a)
+{
+    check_rope("rope_forward", x, qnorm, knorm, stats, a);
+    if (!qnorm.data && rope_forward_added(exact, y, saved, x, product, a))
+        return;
+    if (product.low.data)
+        lora_widen(x, product.low, product.m, x);
+    quantize(saved, x);
+    turn_values(y, stats, exact ? x : saved, qnorm, knorm, a);
+}
+
+void rope_forward(Tensor y, Tensor saved, float *stats, Tensor x, LowProduct product, Tensor qnorm, Tensor knorm, Attention a)
+{
+    forward(false, y, saved, stats, x, product, qnorm, knorm, a);
+}
+
+void rope_forward_exact(Tensor y, Tensor saved, float *stats, Tensor x, LowProduct product, Tensor qnorm, Tensor knorm,
+                        Attention a)
+{
+    forward(true, y, saved, stats, x, product, qnorm, knorm, a);
 }
 
 static void backward_with_norm(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x, const float *stats,

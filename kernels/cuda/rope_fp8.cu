@@ -1,7 +1,7 @@
 /* The rotation where it meets FP8: q, k, v saved in FP8 groups, and the gradient of the projection as a GEMM operand.
  *
  * Forward reads 1.125 bytes and writes 2 per element. Backward turns in both passes of group scaling: 2 bytes read
- * twice, 2 written. */
+ * twice, or once where the range is KEPT, 2 written. */
 #include "kernels/cuda/operations_fp8.h"
 #include "kernels/cuda/tiles.cuh"
 
@@ -89,11 +89,7 @@ void rope_forward_fp8(Tensor y, Tensor x, Attention a)
 void rope_backward_fp8(Tensor dx, Tensor dy, Attention a)
 {
     check_operand("rope_backward", "dx", dx, dy.rows, dy.cols);
-    float *amax = amax_new();
     with_dense_reader(dy, [&](auto reader) {
-        with_turn(reader, -1, a, [&](auto source) {
-            fp8_amax(amax, source, dy.rows, dy.cols / 2);
-            fp8_tiles<decltype(source)>({ { tile_out(dx, amax), tile_out(dx, amax) } }, source, dy.rows, dy.cols / 2);
-        });
+        with_turn(reader, -1, a, [&](auto source) { fp8_operand(dx, {}, source, dy.rows, dy.cols / 2); });
     });
 }

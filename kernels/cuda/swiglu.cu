@@ -3,6 +3,7 @@
  * Bytes per element of act in BF16: forward 6 (gate, up, act), +4 if gate_up is stored apart from what the GEMM wrote;
  * backward 10 (gate, up, dact, dgate, dup), 12 with act. Every element is read before the same thread writes its place,
  * so the outputs may be the inputs' memory. */
+#include "kernels/cuda/lora.cuh"
 #include "kernels/cuda/operations_fp8.h"
 #include "kernels/cuda/vector.cuh"
 
@@ -41,11 +42,11 @@ void swiglu_forward_kernel(AnyOut act, AnyOut stored, const T *wide, int F)
     }
 }
 
-void swiglu_forward(Tensor act, Tensor gate_up, Tensor wide)
+void swiglu_forward(Tensor act, Tensor gate_up, Tensor wide, LowProduct product)
 {
     const int N = act.rows, F = act.cols;
     if (format_is_fp8(act.format)) {
-        swiglu_forward_fp8(act, gate_up, wide);
+        swiglu_forward_fp8(act, gate_up, wide, product);
         return;
     }
     CHECK_DENSE(act, N, F);
@@ -57,8 +58,10 @@ void swiglu_forward(Tensor act, Tensor gate_up, Tensor wide)
               format_name(gate_up.format), format_name(wide.format));
         stored.data = NULL;
     }
-    if (N == 0)
+    if (N == 0 || swiglu_added(act, gate_up, wide, product))
         return;
+    if (product.low.data)
+        lora_widen(wide, product.low, product.m, wide);
     with_bool(is_aligned(act, F) && is_aligned(gate_up, F) && is_aligned(wide, F), [&](auto aligned) {
         with_type(wide, [&](auto *in) {
             const int threads = round_threads((int)ceil_div(F, 8), PACKS, MAX_THREADS);
@@ -105,10 +108,14 @@ void swiglu_backward_kernel(AnyOut dgate_up, AnyOut act, const TD *dact, const T
     }
 }
 
-void swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, Tensor gate_up)
+void swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, LowProduct product, Tensor gate_up)
 {
     const int N = dact.rows, F = dact.cols;
     CHECK_DENSE(dact, N, F);
+    if (swiglu_backward_added(dgate_up, act, dact, product, gate_up))
+        return;
+    if (product.low.data)
+        lora_widen(dact, product.low, product.m, dact);
     if (format_is_fp8(dgate_up.format)) {
         swiglu_backward_fp8(dgate_up, act, dact, gate_up);
         return;

@@ -1,20 +1,15 @@
 /* SwiGLU that reads or writes FP8.
  *
  * Forward in COAT: a pass over rows stores gate and up in FP8 groups and takes the maximum of act, computed from what was
- * stored; a pass over tiles writes act and its transpose. Bytes per element of act: 4 + 2.25, then 2.25 + 2.
- * Backward: a pass for the maximum of the gradients, then one that writes both gradients, their transposes and, if it is
- * wanted, act: 4.25, then 4.25 + 4 (+ 2). act is written with the scale that it has. */
+ * stored; a pass over tiles writes act and its transpose. Bytes per element of act: 4 + 2.25, then 2.25 + 2. Where act's range is
+ * KEPT and it has no transpose the pass over rows writes it: 4 + 2.25 + 1.
+ * Backward: a pass for the maximum of the gradients, unless their range is KEPT, then one that writes both gradients, their
+ * transposes and, if it is wanted, act: 4.25, then 4.25 + 4 (+ 2). act is written with the scale that it has. */
+#include "kernels/cuda/lora.cuh"
 #include "kernels/cuda/operations_fp8.h"
 #include "kernels/cuda/tiles.cuh"
 
 enum { ROW_PACKS = 2, ROW_THREADS = 512 };
-
-/* On the hardware's exponential and reciprocal: a few 2^-22 off, far below half a code.
- * NOTE: __expf and __fdividef scale their arguments to keep numbers below 2^-126: twice the instructions. */
-__device__ static inline float quick_sigmoid(float x)
-{
-    return inverse_quick(1.0f + exp2_quick(x * -1.44269504f));
-}
 
 template <class Reader> struct SwigluSource : SimpleSource {
     Reader gate_up;
@@ -68,13 +63,14 @@ template <class Reader, class ReaderD, bool ACT> struct SwigluBackwardSource : S
 };
 
 /* Stores gate and up of a row in FP8 groups; raises amax to the largest act, of what was stored or, if EXACT, of what was
- * read. */
-template <bool EXACT, typename T> __global__ __launch_bounds__(ROW_THREADS)
-void swiglu_save_kernel(float *amax, GroupOut saved, const T *gate_up, int F)
+ * read. CODES: writes act's row too. */
+template <bool EXACT, bool CODES, typename T> __global__ __launch_bounds__(ROW_THREADS)
+void swiglu_save_kernel(float *amax, TileOut act, GroupOut saved, const T *gate_up, int F)
 {
     __shared__ float shared[32];
     const size_t row = (size_t)blockIdx.x * 2 * F;
     const int step = 8 * blockDim.x;
+    const float inverse = CODES ? 1.0f / tile_scale(act, *tile_scale_from(act)) : 0.0f;
     float m = 0;
     for (int first = 0; first < F; first += ROW_PACKS * step) {     /* all threads of a warp: store_group shuffles */
         Pack<T> g[ROW_PACKS], u[ROW_PACKS];
@@ -95,50 +91,77 @@ void swiglu_save_kernel(float *amax, GroupOut saved, const T *gate_up, int F)
                 gate[i] = g[j][i], up[i] = u[j][i];
             store_group(saved, row + f, gate, f < F);
             store_group(saved, row + F + f, up, f < F);
+            float y[8];
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 const float x = EXACT ? g[j][i] : gate[i];
-                m = fmaxf(m, fabsf(x * quick_sigmoid(x) * (EXACT ? u[j][i] : up[i])));
+                y[i] = x * quick_sigmoid(x) * (EXACT ? u[j][i] : up[i]);
+                m = fmaxf(m, fabsf(y[i]));
             }
+            if (CODES && f < F)
+                *(uint2 *)(act.data + row / 2 + f) = encode_pack(y, inverse, act.dtype);
         }
     }
     raise_amax(amax, m, shared);
 }
 
-template <bool EXACT> static void forward(Tensor act, Tensor gate_up, Tensor wide)
+template <bool EXACT, typename T> static void save(bool codes, Found found, Tensor act, GroupOut saved, const T *wide)
+{
+    const int N = act.rows, F = act.cols, threads = round_threads(F / 8, ROW_PACKS, ROW_THREADS);
+    if (codes)
+        swiglu_save_kernel<EXACT, true><<<N, threads, 0, device_stream()>>>(found.amax, tile_out_in_range(act, found), saved, wide,
+                                                                           F);
+    else
+        swiglu_save_kernel<EXACT, false><<<N, threads, 0, device_stream()>>>(found.amax, TileOut{}, saved, wide, F);
+}
+
+template <bool EXACT> static void forward(Tensor act, Tensor gate_up, Tensor wide, LowProduct product)
 {
     const int N = act.rows, F = act.cols;
     const bool saves = gate_up.data != wide.data;
     check_operand("swiglu_forward", "act", act, N, F);
-    float *amax = amax_new();
-    if (saves) {
+    const bool in_one = saves && range_is_kept(act) && !act.data_t, adds = product.low.data;
+    const Found found = in_one ? found_new() : Found{ saves || adds ? amax_new() : NULL, NULL };
+    if (saves)
         check_groups("swiglu_forward", "gate_up", gate_up, N, 2 * F);
+    const bool added = adds && swiglu_save_added(found, act, gate_up, wide, product, EXACT);
+    if (added && EXACT && saves) {
+        swiglu_codes_added(act, found, wide, product);
+        return;
+    }
+    if (!added && adds)
+        lora_widen(wide, product.low, product.m, wide);
+    if (!added && saves) {
         with_type(wide, [&](auto *in) {
-            swiglu_save_kernel<EXACT><<<N, round_threads(F / 8, ROW_PACKS, ROW_THREADS), 0, device_stream()>>>(
-                amax, group_out(gate_up), in, F);
+            save<EXACT>(in_one, found, act, group_out(gate_up), in);
         });
         LAUNCH_CHECK();
     }
     with_reader(EXACT ? wide : gate_up, [&](auto reader) {
         const SwigluSource<decltype(reader)> source = { {}, reader, F };
-        if (!saves)
-            fp8_amax(amax, source, N, F);
-        fp8_tiles<SwigluSource<decltype(reader)>>({ { tile_out(act, amax) } }, source, N, F);
+        if (in_one)
+            fp8_again(act, found, source, N, F);
+        else if (saves || added)
+            fp8_operand_from(act, found.amax, source, N, F);
+        else
+            fp8_operand(act, {}, source, N, F);
     });
 }
 
-void swiglu_forward_fp8(Tensor act, Tensor gate_up, Tensor wide)
+void swiglu_forward_fp8(Tensor act, Tensor gate_up, Tensor wide, LowProduct product)
 {
-    forward<false>(act, gate_up, wide);
+    forward<false>(act, gate_up, wide, product);
 }
 
-void swiglu_forward_exact(Tensor act, Tensor gate_up, Tensor wide)
+void swiglu_forward_exact(Tensor act, Tensor gate_up, Tensor wide, LowProduct product)
 {
     if (format_is_fp8(act.format) && format_is_fp8(gate_up.format))
-        forward<true>(act, gate_up, wide);
+        forward<true>(act, gate_up, wide, product);
     else {
+        if (product.low.data)
+            lora_widen(wide, product.low, product.m, wide);
         quantize(gate_up, wide);
-        swiglu_forward(act, wide, wide);
+        swiglu_forward(act, wide, wide, {});
     }
 }
 
@@ -146,13 +169,10 @@ template <bool ACT, class Reader, class ReaderD>
 static void swiglu_backward_tiles(Tensor dgate_up, Tensor act, Reader gate_up, ReaderD dact, int N, int F)
 {
     typedef SwigluBackwardSource<Reader, ReaderD, ACT> Source;
-    const Source source = { {}, gate_up, dact, F };
-    float *amax = amax_new();
-    TileOuts<Source> outs = { { tile_out(dgate_up, amax), tile_out(dgate_up, amax) } };
+    TileOuts<Source> outs = {};
     if (ACT)
         outs.out[Source::OUTPUTS - 1] = tile_out(act, NULL);
-    fp8_amax(amax, source, N, F);
-    fp8_tiles(outs, source, N, F);
+    fp8_operand<Source>(dgate_up, outs, { {}, gate_up, dact, F }, N, F);
 }
 
 void swiglu_backward_fp8(Tensor dgate_up, Tensor act, Tensor dact, Tensor gate_up)

@@ -4,6 +4,9 @@
  * or fp8_amax below), pass 2 turns it into the scale, computes the values again and writes the codes. A Source computes
  * eight neighbours of a row from whatever memory it reads; the passes are the same for all of them.
  *
+ * Within a range that is KEPT (operand_ranges) pass 2 comes first and finds the maximum. A third launch is always made, of few
+ * blocks, which return at once unless the maximum exceeded the range: then they encode again. Nothing waits for the device.
+ *
  * Pass 2 moves tiles of 128 rows x 64 columns, 4 x 8 elements a thread: codes leave in rows of 64 bytes, transposed ones
  * in rows of 128 bytes by way of shared memory. Bytes per element: the source's, 1 for codes, 1 for transposed codes. */
 #pragma once
@@ -33,15 +36,23 @@ static inline GroupOut group_out(Tensor t)
     return { (uint8_t *)t.data, (uint16_t *)t.scale, t.format.dtype };
 }
 
-/* Rounds eight values to the group that they share with the neighbour thread, stores them if they lie inside the row, and
- * returns in v what was stored. All threads of a warp call. */
-__device__ inline void store_group(GroupOut out, size_t at, float (&v)[8], bool inside)
+/* Rounds eight values to the group that they share with the neighbour thread: returns its scale, and in v what the codes stand
+ * for. All threads of a warp call. */
+__device__ inline uint16_t round_group(float (&v)[8], uint2 &codes, DType d)
 {
     float m = pack_abs_max(v);
     m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
-    const uint16_t scale = fp8_group_scale(m, out.dtype);
-    const uint2 codes = encode_pack(v, fp8_group_inverse(scale), out.dtype);
-    decode_pack(v, codes, bf16_value(scale), out.dtype);
+    const uint16_t scale = fp8_group_scale(m, d);
+    codes = encode_pack(v, fp8_group_inverse(scale), d);
+    decode_pack(v, codes, bf16_value(scale), d);
+    return scale;
+}
+
+/* The same, and stores them if they lie inside the row. */
+__device__ inline void store_group(GroupOut out, size_t at, float (&v)[8], bool inside)
+{
+    uint2 codes;
+    const uint16_t scale = round_group(v, codes, out.dtype);
     if (!inside)
         return;
     *(uint2 *)(out.data + at) = codes;
@@ -49,18 +60,26 @@ __device__ inline void store_group(GroupOut out, size_t at, float (&v)[8], bool 
         out.scale[at / 16] = scale;
 }
 
-/* An FP8 tensor with one scale: *scale is set from *amax, or used as it is if there is none. */
+/* An FP8 tensor with one scale: *scale is set from headroom times *amax, or used as it is if there is no amax. */
 struct TileOut {
     uint8_t *data, *data_t;     /* either may be NULL */
     float *scale;
     const float *amax;
     DType dtype;
     int rows, cols;
+    float *noted;               /* becomes *amax; or NULL */
+    float headroom;
 };
 
+static inline TileOut tile_out(Tensor t, const float *amax, float *noted, float headroom)
+{
+    return { (uint8_t *)t.data, (uint8_t *)t.data_t, (float *)t.scale, amax, t.format.dtype, t.rows, t.cols, noted, headroom };
+}
+
+/* Measured, or with the scale that t has. */
 static inline TileOut tile_out(Tensor t, const float *amax)
 {
-    return { (uint8_t *)t.data, (uint8_t *)t.data_t, (float *)t.scale, amax, t.format.dtype, t.rows, t.cols };
+    return tile_out(t, amax, t.range, 1);
 }
 
 /* The scale, from what lies at tile_scale_from. */
@@ -73,10 +92,39 @@ __device__ inline float tile_scale(const TileOut &out, float from)
 {
     if (!out.amax)
         return from;
-    const float s = fp8_scale(from, out.dtype);
-    if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
+    const float s = out.headroom * fp8_scale(from, out.dtype);
+    if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) {
         *out.scale = s;
+        if (out.noted)
+            *out.noted = from;
+    }
     return s;
+}
+
+/* What a pass over a y whose range is KEPT finds, for the launch behind it. NOTE: that one cannot look at the range itself, which
+ * its first block changes while others are still to begin. */
+struct Found { float *amax, *range; };      /* max|y|; the range that the pass began with */
+
+static inline Found found_new(void)
+{
+    return { amax_new(), amax_new() };
+}
+
+/* y as the pass writes it; as it is written again. */
+static inline TileOut tile_out_in_range(Tensor y, Found found)
+{
+    return tile_out(y, y.range, found.range, fp8_headroom(y.format.dtype));
+}
+
+static inline TileOut tile_out_again(Tensor y, Found found)
+{
+    return tile_out(y, found.amax, y.range, fp8_headroom(y.format.dtype));
+}
+
+/* Whether y, written in range, needs no second time. */
+__device__ inline bool was_in_range(const TileOut &again, Found found)
+{
+    return !(*found.amax / again.headroom > *found.range);
 }
 
 /* Dies unless t is dense or an FP8 GEMM operand of this shape: one scale, rows and columns multiples of 16. */
@@ -200,17 +248,17 @@ __device__ inline void store_tile(const TileOut &out, int o, const Source &sourc
     __syncthreads();
 }
 
-/* Pass 2. rows and cols: of the source; multiples of 16.
+/* Writes the tile that begins at (row0, col0); rows and cols: of the source; multiples of 16. Returns the thread's maximum of the
+ * measured outputs.
  * NOTE: a thread outside reads the last pack of the last rows, and stores nothing: a condition around the loads would make
  * a branch of each, and the second pair of rows, the weights and the scale wait for what came before. */
-template <class Source> __global__ __launch_bounds__(TILE_THREADS, Source::OUTPUTS > 2 ? 2 : 3)
-void fp8_tile_kernel(TileOuts<Source> outs, Source source, int rows, int cols)
+template <class Source>
+__device__ inline float encode_tile(const TileOuts<Source> &outs, const Source &source, int row0, int col0, int rows, int cols,
+                                    uint32_t *t)
 {
-    __shared__ uint32_t t[TILE_COLS * 33];
-    const int row0 = blockIdx.y * TILE_ROWS, row = min(row0 + (int)threadIdx.x / 8 * 4, rows - 4);
-    const int col0 = blockIdx.x * TILE_COLS, col = min(col0 + (int)threadIdx.x % 8 * 8, cols - 8);
+    const int row = min(row0 + (int)threadIdx.x / 8 * 4, rows - 4), col = min(col0 + (int)threadIdx.x % 8 * 8, cols - 8);
     typename Source::Raw raw[4];
-    float from[Source::OUTPUTS], inverse[Source::OUTPUTS];
+    float from[Source::OUTPUTS], inverse[Source::OUTPUTS], m = 0;
     uint2 codes[Source::OUTPUTS][4];
 #pragma unroll
     for (int i = 0; i < 4; i++)
@@ -227,12 +275,46 @@ void fp8_tile_kernel(TileOuts<Source> outs, Source source, int rows, int cols)
         float v[Source::OUTPUTS][8];
         source.values(v, raw[i], fix, row + i, col);
 #pragma unroll
+        for (int o = 0; o < Source::MEASURED; o++)
+            m = fmaxf(m, pack_abs_max(v[o]));
+#pragma unroll
         for (int o = 0; o < Source::OUTPUTS; o++)
             codes[o][i] = encode_pack(v[o], inverse[o], outs.out[o].dtype);
     }
 #pragma unroll
     for (int o = 0; o < Source::OUTPUTS; o++)
         store_tile(outs.out[o], o, source, codes[o], row0, col0, cols, t);
+    return m;
+}
+
+/* Pass 2. */
+template <class Source> __global__ __launch_bounds__(TILE_THREADS, Source::OUTPUTS > 2 ? 2 : 3)
+void fp8_tile_kernel(TileOuts<Source> outs, Source source, int rows, int cols)
+{
+    __shared__ uint32_t t[TILE_COLS * 33];
+    encode_tile(outs, source, blockIdx.y * TILE_ROWS, blockIdx.x * TILE_COLS, rows, cols, t);
+}
+
+/* Both passes in one, within a range that is KEPT. */
+template <class Source> __global__ __launch_bounds__(TILE_THREADS, Source::OUTPUTS > 2 ? 2 : 3)
+void fp8_in_range_kernel(float *amax, TileOuts<Source> outs, Source source, int rows, int cols)
+{
+    __shared__ uint32_t t[TILE_COLS * 33];
+    __shared__ float shared[32];
+    const float m = encode_tile(outs, source, blockIdx.y * TILE_ROWS, blockIdx.x * TILE_COLS, rows, cols, t);
+    raise_amax(amax, m, shared);
+}
+
+/* Behind it: encodes again what exceeded the range. */
+template <class Source> __global__ __launch_bounds__(TILE_THREADS, Source::OUTPUTS > 2 ? 2 : 3)
+void fp8_again_kernel(Found found, TileOuts<Source> outs, Source source, int rows, int cols)
+{
+    __shared__ uint32_t t[TILE_COLS * 33];
+    if (was_in_range(outs.out[0], found))
+        return;
+    const int across = (cols + TILE_COLS - 1) / TILE_COLS, tiles = (rows + TILE_ROWS - 1) / TILE_ROWS * across;
+    for (int i = blockIdx.x; i < tiles; i += gridDim.x)
+        encode_tile(outs, source, i / across * TILE_ROWS, i % across * TILE_COLS, rows, cols, t);
 }
 
 template <class Source> static inline void fp8_amax(float *amax, const Source &source, int rows, int cols)
@@ -242,13 +324,71 @@ template <class Source> static inline void fp8_amax(float *amax, const Source &s
     LAUNCH_CHECK();
 }
 
-template <class Source>
-static inline void fp8_tiles(const TileOuts<Source> &outs, const Source &source, int rows, int cols)
+static inline dim3 tile_grid(int rows, int cols)
 {
     enum { MOST = 65535 * TILE_ROWS };          /* a grid's y ends there */
     if (rows > MOST)
         die("an FP8 operand of %d rows; the CUDA back end has up to %d: take smaller micro-batches", rows, (int)MOST);
-    const dim3 grid((unsigned)ceil_div(cols, TILE_COLS), (unsigned)ceil_div(rows, TILE_ROWS));
-    fp8_tile_kernel<<<grid, TILE_THREADS, 0, device_stream()>>>(outs, source, rows, cols);
+    return dim3((unsigned)ceil_div(cols, TILE_COLS), (unsigned)ceil_div(rows, TILE_ROWS));
+}
+
+template <class Source>
+static inline void fp8_tiles(const TileOuts<Source> &outs, const Source &source, int rows, int cols)
+{
+    fp8_tile_kernel<<<tile_grid(rows, cols), TILE_THREADS, 0, device_stream()>>>(outs, source, rows, cols);
     LAUNCH_CHECK();
+}
+
+/* Behind whatever has encoded y by tile_out_in_range and raised found.amax. Writes the measured outputs alone. */
+template <class Source> static inline void fp8_again(Tensor y, Found found, const Source &source, int rows, int cols)
+{
+    const unsigned tiles = tile_grid(rows, cols).x * tile_grid(rows, cols).y, most = 2 * (unsigned)device_sm_count();
+    TileOuts<Source> outs;
+    for (int o = 0; o < Source::OUTPUTS; o++) {
+        outs.out[o] = tile_out_again(y, found);
+        if (o >= Source::MEASURED)
+            outs.out[o].data = outs.out[o].data_t = NULL;
+    }
+    fp8_again_kernel<<<tiles < most ? tiles : most, TILE_THREADS, 0, device_stream()>>>(found, outs, source, rows, cols);
+    LAUNCH_CHECK();
+}
+
+/* y, which the measured outputs of a source make up, within its range. outs: the other outputs. */
+template <class Source>
+static inline void fp8_in_range(Tensor y, TileOuts<Source> outs, const Source &source, int rows, int cols)
+{
+    const Found found = found_new();
+    for (int o = 0; o < Source::MEASURED; o++)
+        outs.out[o] = tile_out_in_range(y, found);
+    fp8_in_range_kernel<<<tile_grid(rows, cols), TILE_THREADS, 0, device_stream()>>>(found.amax, outs, source, rows, cols);
+    LAUNCH_CHECK();
+    fp8_again(y, found, source, rows, cols);
+}
+
+/* The same where max|y| has been found on the way: by it, unless y's range is KEPT. */
+template <class Source>
+static inline void fp8_operand_from(Tensor y, const float *amax, const Source &source, int rows, int cols)
+{
+    TileOuts<Source> outs = {};
+    for (int o = 0; o < Source::MEASURED; o++)
+        outs.out[o] = tile_out(y, amax);
+    if (range_is_kept(y))
+        fp8_in_range(y, outs, source, rows, cols);
+    else
+        fp8_tiles(outs, source, rows, cols);
+}
+
+/* The same where it has not. */
+template <class Source>
+static inline void fp8_operand(Tensor y, TileOuts<Source> outs, const Source &source, int rows, int cols)
+{
+    if (range_is_kept(y)) {
+        fp8_in_range(y, outs, source, rows, cols);
+        return;
+    }
+    float *amax = amax_new();
+    fp8_amax(amax, source, rows, cols);
+    for (int o = 0; o < Source::MEASURED; o++)
+        outs.out[o] = tile_out(y, amax);
+    fp8_tiles(outs, source, rows, cols);
 }

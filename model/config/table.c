@@ -87,6 +87,10 @@ const ConfigKey config_keys[] = {
            "what forward goes on with where it saves FP8: the rounded values, as COAT does, or those before rounding"),
     WORD  ("format.fast", CHOICE | FOLLOWS, "null", WORDS({ "none", FAST_NONE }, { "forward", FAST_FORWARD },
            { "all", FAST_ALL }), C(recipe.fast), "FP8 GEMMs that may add with short accumulators"),
+    WORD  ("format.scales", CHOICE | FOLLOWS, "null", WORDS({ "microbatch", OF_MICROBATCH }, { "step", OF_STEP }),
+           C(recipe.scales),
+           "an FP8 GEMM operand has a scale of its own micro-batch, or one of the step: headroom over the first "
+           "micro-batch's maximum, which saves passes over memory"),
     OTHER ("format.master", FORMAT | FOLLOWS, "null", C(recipe.master), "weights that the optimizer updates"),
     OTHER ("format.grads", FORMAT | FOLLOWS, "null", C(recipe.grads), "accumulated weight gradients; "
            "f32 unless given where more than 128 micro-batches of a rank, or ranks, are summed"),

@@ -2,9 +2,9 @@
  *
  * An activation is measured when its block has run. Some memory is used again inside a block, so not everything can
  * be compared with its source. x0 of a pre-norm block (with the block's input, fetched before it ran), x1 of OLMo-2
- * (the branch output), gate_up (wide), att (mix) and att_op (att) are; the norm outputs h0, h1 and act are computed
- * again in double from norm input, gate and up as stored; other x0 and x1, h of OLMo-2 and qkv have a source only
- * where it has memory of its own. Without it there is no error, and underflow is the share of all codes that are 0.
+ * (the branch output), gate_up (wide, unless an adapter's part is added to that while it is read), att (mix) and att_op
+ * (att) are; the norm outputs h0, h1 and act are computed again in double from norm input, gate and up as stored; other x0
+ * and x1, h of OLMo-2 and qkv have a source only where it has memory of its own. Without it there is no error, and underflow is the share of all codes that are 0.
  *
  * Adam's moments are measured before the optimizer runs: the next m and v follow in double from those stored and the
  * gradient, and are rounded by the code of the CPU back end. What becomes of other optimizers' states only they know:
@@ -141,7 +141,7 @@ static void measure_block(Telemetry *t, int l, const Unit *w)
     activation(t, "qkv", l, a->qkv, a->proj.data == a->rot.data ? NULL : first_rows(t, a->proj), false);
     activation(t, "att", l, a->att, first_rows(t, a->mix), false);
     activation(t, "att_op", l, a->att_op, first_rows(t, a->att), false);
-    activation(t, "gate_up", l, a->gate_up, first_rows(t, a->wide), false);
+    activation(t, "gate_up", l, a->gate_up, a->low[LINEAR_GATE_UP].data ? NULL : first_rows(t, a->wide), false);
     activation(t, "act", l, a->act, swiglu_output(t, a->gate_up), false);
 }
 

@@ -1,0 +1,173 @@
+/* low wT in registers, for lora_widen and for the operations that add an adapter's product to what they read.
+ *
+ * A row's columns in strips of 32. A block holds w's part of its columns in shared memory, as tensor cores read it, and goes
+ * through tokens; a warp has two strips, side by side or far apart, of 16 M tokens at a time. Which columns lie side by side in a
+ * product is chosen so that a thread gets eight neighbours of a row: lane 4 g + t has columns 8 t .. 8 t + 7 of both strips, of
+ * tokens g, g + 8, ... */
+#pragma once
+#include "kernels/cuda/lora.cuh"
+#include "kernels/cuda/tiles.cuh"
+
+constexpr int STRIP = 32, STRIP_WARPS = 8;
+constexpr int STRIP_BYTES = 96 * 1024;          /* of shared memory: what all GPUs have */
+
+/* How w lies in shared memory. */
+struct Layout {
+    int column_warps;       /* side by side; the others have other tokens */
+    int steps;              /* products over 16 of the rank               */
+};
+
+/* As kernels get it. aligned: rows of low, and of w if ranks lie side by side, move four at a time. */
+struct Product {
+    const bf16 *low, *w;
+    LoraParts parts;
+    Layout layout;
+    bool low_aligned, w_aligned;
+};
+
+/* Where in w the first column of a strip is, and how many columns are there from it on; 0 or less: none. */
+struct Strip { size_t at; int left; };
+
+/* From a part's column on. */
+__device__ inline Strip strip_of(const LoraParts &parts, const LoraPart &part, int column)
+{
+    return { part.at + column * parts.by_column, part.width - column };
+}
+
+/* Of shared memory, with `each` bytes for what else a warp has of its columns. */
+static inline int strip_bytes(Layout l, int each)
+{
+    return l.column_warps * (l.steps * 4 * 32 * (int)sizeof(uint4) + each);
+}
+
+/* false: of other formats, or of a rank for which shared memory is too small. */
+static inline bool choose_product(Product *p, Tensor low, Tensor w, LoraParts parts, int each)
+{
+    Layout l = { STRIP_WARPS, (int)ceil_div(parts.rank, 16) };
+    while (l.column_warps > 1 && strip_bytes(l, each) > STRIP_BYTES)
+        l.column_warps /= 2;
+    const bool fours = parts.rank % 4 == 0;
+    *p = { (const bf16 *)low.data, (const bf16 *)w.data, parts, l, fours && low.cols % 4 == 0 && (uintptr_t)low.data % 8 == 0,
+           fours && parts.by_low == 1 && (uintptr_t)w.data % 8 == 0 };
+    return low.format.dtype == BF16 && w.format.dtype == BF16 && strip_bytes(l, each) <= STRIP_BYTES;
+}
+
+/* Elements j .. j + 3 of a row of so many; 0 behind its end. */
+__device__ inline uint2 load_four(const bf16 *row, int j, int width, bool aligned)
+{
+    if (aligned && j + 4 <= width)
+        return *(const uint2 *)(row + j);
+    uint32_t bits[4];
+#pragma unroll
+    for (int e = 0; e < 4; e++)
+        bits[e] = j + e < width ? element_bits(row + j + e) : 0;
+    return make_uint2(bits[0] | bits[1] << 16, bits[2] | bits[3] << 16);
+}
+
+/* Pack [warp][step][pair of eights of columns][lane 4 g + t]: ranks 16 step + 4 t .. + 3 of a column of both eights. Column g of
+ * eight q of four is column 8 (g/2) + 2 q + g % 2 of a strip. 0 behind the part's columns and behind the rank. strip(i): the
+ * block's i-th; warp i/2 has it. */
+template <class F> __device__ inline void hold_matrix(uint4 *packs, const Product &p, F strip)
+{
+    const int columns = p.layout.column_warps * 2 * STRIP, quads = 4 * p.layout.steps;
+    const bool ranks_first = p.parts.by_low == 1;
+    for (int i = threadIdx.x; i < columns * quads; i += 32 * STRIP_WARPS) {
+        const int quad = ranks_first ? i % quads : i / columns, c = ranks_first ? i / quads : i % columns;
+        const Strip s = strip(c / STRIP);
+        const bf16 *from = p.w + s.at + c % STRIP * p.parts.by_column;
+        const int rank = c % STRIP < s.left ? p.parts.rank : 0;
+        uint2 bits;
+        if (ranks_first)
+            bits = load_four(from, 4 * quad, rank, p.w_aligned);
+        else {
+            uint32_t bit[4];
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                bit[e] = 4 * quad + e < rank ? element_bits(from + (4 * quad + e) * p.parts.by_low) : 0;
+            bits = make_uint2(bit[0] | bit[1] << 16, bit[2] | bit[3] << 16);
+        }
+        const int g = c / 8 % 4 * 2 + c % 2, q = c / 2 % 4, pair = c / STRIP % 2 * 2 + q / 2;
+        const int at = ((c / (2 * STRIP) * p.layout.steps + quad / 4) * 4 + pair) * 32 + 4 * g + quad % 4;
+        ((uint2 *)packs)[2 * at + q % 2] = bits;
+    }
+}
+
+/* sum [16 tokens][strip, eight q of it][k], of which k is column 2 q + k % 2 of the thread's token 8 (k / 2): adds the product.
+ * matrix: the warp's packs, from the lane's on; first: token of m = 0; low[h]: first column of strip h in low, below 0: none. */
+template <int M>
+__device__ inline void add_product(float (&sum)[M][8][4], const uint4 *matrix, const Product &p, const int (&low)[2], int first,
+                                   int end)
+{
+    const int low_cols = p.parts.count * p.parts.rank;
+    for (int step = 0; step < p.layout.steps; step++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            uint32_t a[M][4];
+#pragma unroll
+            for (int m = 0; m < 2 * M; m++) {
+                const int token = first + 8 * m, j = 16 * step + threadIdx.x % 4 * 4;
+                const bf16 *row = p.low + (size_t)token * low_cols + low[h];
+                const uint2 two = load_four(row, j, token < end && low[h] >= 0 ? p.parts.rank : 0, p.low_aligned);
+                a[m / 2][m % 2] = two.x;
+                a[m / 2][m % 2 + 2] = two.y;
+            }
+#pragma unroll
+            for (int pair = 2 * h; pair < 2 * h + 2; pair++) {
+                const uint4 b = matrix[(step * 4 + pair) * 32];
+#pragma unroll
+                for (int m = 0; m < M; m++) {
+                    multiply_add(sum[m][2 * pair], a[m], b.x, b.y);
+                    multiply_add(sum[m][2 * pair + 1], a[m], b.z, b.w);
+                }
+            }
+        }
+}
+
+/* Where the thread's eight columns of strip h of its token 8 i are in sum: column k. */
+template <int M> __device__ inline float &strip_element(float (&sum)[M][8][4], int i, int h, int k)
+{
+    return sum[i / 2][4 * h + k / 2][i % 2 * 2 + k % 2];
+}
+
+/* ---- what an operation saves of such sums ---------------------------------------------------------------------- */
+
+enum Save { SAVE_NONE, SAVE_BF16, SAVE_GROUPS };
+
+struct SaveOut {
+    bf16 *data;             /* SAVE_BF16   */
+    GroupOut groups;        /* SAVE_GROUPS */
+};
+
+/* Saves eight neighbours at element `at` if they lie inside, and leaves in v what was saved; a group's scale goes to *scale. All
+ * threads of a warp call. */
+template <Save SAVE>
+__device__ inline void save_values(const SaveOut &out, size_t at, float (&v)[8], uint16_t *scale, bool inside)
+{
+    if constexpr (SAVE == SAVE_BF16) {
+        const Pack<bf16> pack = make_pack(v, bf16());
+        store_pack<true>(out.data + at, v, inside ? 8 : 0);
+#pragma unroll
+        for (int k = 0; k < 8; k++)
+            v[k] = pack[k];
+    } else if constexpr (SAVE == SAVE_GROUPS) {
+        uint2 codes;
+        const uint16_t s = round_group(v, codes, out.groups.dtype);
+        if (inside) {
+            *(uint2 *)(out.groups.data + at) = codes;
+            if (threadIdx.x % 2 == 0)
+                *scale = s;
+        }
+    }
+}
+
+/* Scales of tokens first .. end - 1, which the block has in shared memory, [token][slot] with slots 4 warp + 2 strip + half of it:
+ * so they leave in whole sectors. column(slot): the group's first column; below 0: there is none. */
+template <class F>
+__device__ inline void store_scales(const SaveOut &out, const uint16_t *held, int column_warps, int first, int end, int cols,
+                                    F column)
+{
+    const int slot = threadIdx.x % 32, slots = 4 * column_warps, c = slot < slots ? column(slot) : -1;
+    __syncthreads();
+    for (int n = first + threadIdx.x / 32; c >= 0 && n < end; n += STRIP_WARPS)
+        out.groups.scale[((size_t)n * cols + c) / 16] = held[(n - first) * slots + slot];
+}

@@ -1,0 +1,80 @@
+/* What the tests of adapters' products share: narrow matrices, and sums of products in double with what F32 may be off. */
+#pragma once
+#include "tests/fp8.h"
+
+/* Of x, of low and y and add, of the matrix, of its gradient. */
+typedef struct { const char *name; Format x, dense, w, dw; } Formats;
+
+typedef struct { int N, C, rank; bool is_b; int parts; struct { int first, width; } part[LOW_RANK_PARTS]; } Shape;
+
+static char label[96];
+static inline const char *name(const char *op, const Formats *f, const Shape *s)
+{
+    snprintf(label, sizeof label, "%s/%s/%dx%d-%d%s%d", op, f->name, s->N, s->C, s->rank, s->is_b ? "b" : "a", s->parts);
+    return label;
+}
+
+static inline void check(const char *op, const Formats *f, const Shape *s, Tensor t, const double *ref, const double *bound)
+{
+    check_close(name(op, f, s), t, ref, bound);
+    golden_check(label, t, bound);
+}
+
+static inline LowRank make_matrix(const Shape *s, Format f, uint64_t seed)
+{
+    LowRank m = { .is_b = s->is_b, .num_parts = s->parts };
+    int rows = 0;
+    for (int i = 0; i < s->parts; i++) {
+        m.part[i].first = s->part[i].first, m.part[i].width = s->part[i].width;
+        rows += s->part[i].width;
+    }
+    m.w = s->is_b ? make_filled(f, rows, s->rank, seed, -1, 1) : make_filled(f, s->rank, s->C, seed, -1, 1);
+    return m;
+}
+
+/* Where the matrix has what columns c and j share; -1: nothing. */
+static inline int place(const Shape *s, int c, int j)
+{
+    if (!s->is_b)
+        return j * s->C + c;
+    for (int i = 0, row = 0; i < s->parts; row += s->part[i++].width)
+        if (c >= s->part[i].first && c < s->part[i].first + s->part[i].width && j / s->rank == i)
+            return (row + c - s->part[i].first) * s->rank + j % s->rank;
+    return -1;
+}
+
+/* Element i of a result: a sum of `terms` products in F32, each at most 1 u off by its factors' decoding, in any order; a factor
+ * of 2 covers tensor cores, which cut where the others round. */
+typedef struct { double *ref, *bound; int terms; } Sums;
+
+static inline Sums start_sums(size_t n, const double *start, int terms)
+{
+    Sums s = { keep(n * sizeof *s.ref), keep(n * sizeof *s.bound), terms };
+    for (size_t i = 0; start && i < n; i++)
+        s.ref[i] = start[i], s.bound[i] = 2 * (terms + 4) * U24 * fabs(start[i]);
+    return s;
+}
+
+static inline void add_product(Sums *s, int i, double a, double b)
+{
+    s->ref[i] += a * b;
+    s->bound[i] += 2 * (s->terms + 4) * U24 * fabs(a * b);
+}
+
+/* which: 0: low = scale x w; 1: y += low wT; 2: dm += lowT x */
+static inline void add_products(Sums *sums, int which, const Shape *s, const double *x, const double *low, const double *w,
+                                double scale)
+{
+    const int P = s->parts * s->rank;
+    for (int c = 0; c < s->C; c++)
+        for (int j = 0; j < P; j++) {
+            const int at = place(s, c, j);
+            for (int n = 0; n < s->N && at >= 0; n++)
+                if (which == 0)
+                    add_product(sums, n * P + j, scale * x[n * s->C + c], w[at]);
+                else if (which == 1)
+                    add_product(sums, n * s->C + c, low[n * P + j], w[at]);
+                else
+                    add_product(sums, at, low[n * P + j], x[n * s->C + c]);
+        }
+}

@@ -1,0 +1,360 @@
+/* FP8 operands within ranges (operand_ranges), every operation that writes one, rows alone and with the transpose.
+ *
+ * With h a power of two, what a range of max|y| / h gives is what is measured, to the bit: the edge of its room. One ulp less is
+ * exceeded, and gives what the range max|y| gives. On CUDA these are two code paths each, and are compared with the CPU's record
+ * too, whose codes may be neighbours where y is not exact. */
+#include "tests/fp8.h"
+
+static const Format H = { BF16, 0 }, E4 = { E4M3, 0 }, E5 = { E5M2, 0 }, E16 = { E4M3, 16 };
+static const Norm rms = { RMS_NORM, 1e-5f }, layer = { LAYER_NORM, 1e-5f };
+
+/* Inputs: (N,C), (N,2F), (N,F), (N,S). stats0: what backward of a norm reads. act has a scale. product, dproduct: of an adapter,
+ * for wide and for dact. */
+static struct {
+    Tensor stream, saved, wide, gate_up, dact, dy, w, stats, stats0, act;
+    Attention a;
+    LowProduct product, dproduct;
+} in;
+
+static void run_quantize    (Tensor y) { quantize(y, in.stream); }
+static void run_norm        (Tensor y) { norm_forward(y, in.saved, in.stats.data, in.stream, in.w, NONE, rms); }
+static void run_norm_exact  (Tensor y) { norm_forward_exact(y, in.saved, in.stats.data, in.stream, in.w, NONE, rms); }
+static void run_norm_dense  (Tensor y) { norm_forward(y, in.stream, in.stats.data, in.stream, in.w, NONE, rms); }
+static void run_norm_layer  (Tensor y) { norm_forward_exact(y, in.saved, in.stats.data, in.stream, in.w, NONE, layer); }
+static void run_norm_back   (Tensor y) { norm_backward(y, NULL, NONE, in.dy, in.saved, in.stats0.data, in.w, rms, false); }
+static void run_swiglu      (Tensor y) { swiglu_forward(y, in.gate_up, in.wide, NO_PRODUCT); }
+static void run_swiglu_exact(Tensor y) { swiglu_forward_exact(y, in.gate_up, in.wide, NO_PRODUCT); }
+static void run_swiglu_dense(Tensor y) { swiglu_forward(y, in.wide, in.wide, NO_PRODUCT); }
+static void run_swiglu_back (Tensor y) { swiglu_backward(y, NONE, in.dact, NO_PRODUCT, in.gate_up); }
+static void run_swiglu_again(Tensor y) { swiglu_backward(y, columns_of(in.act), in.dact, NO_PRODUCT, in.gate_up); }
+
+/* They may overwrite what they add to. */
+static void run_swiglu_added(Tensor y)
+{
+    const void *wide = tensor_snapshot(in.wide);
+    swiglu_forward(y, in.gate_up, in.wide, in.product);
+    tensor_restore(in.wide, wide);
+}
+
+static void run_swiglu_exact_added(Tensor y)
+{
+    const void *wide = tensor_snapshot(in.wide);
+    swiglu_forward_exact(y, in.gate_up, in.wide, in.product);
+    tensor_restore(in.wide, wide);
+}
+
+static void run_swiglu_dense_added(Tensor y)
+{
+    const void *wide = tensor_snapshot(in.wide);
+    swiglu_forward(y, in.wide, in.wide, in.product);
+    tensor_restore(in.wide, wide);
+}
+
+static void run_swiglu_back_added(Tensor y)
+{
+    const void *dact = tensor_snapshot(in.dact);
+    swiglu_backward(y, NONE, in.dact, in.dproduct, in.gate_up);
+    tensor_restore(in.dact, dact);
+}
+
+/* It may overwrite dy. */
+static void run_rope(Tensor y)
+{
+    const void *dy = tensor_snapshot(in.dy);
+    rope_backward(y, NONE, NONE, in.dy, in.stream, NULL, NONE, NONE, in.a);
+    tensor_restore(in.dy, dy);
+}
+
+static void run_rope_clip(Tensor y)
+{
+    in.a.clip = 0.5f;
+    run_rope(y);
+    in.a.clip = 0;
+}
+
+/* of: columns of y in C, or in F. norm: y of an operation whose statistics another pass may round otherwise. */
+typedef struct { const char *name; void (*run)(Tensor y); bool gradient, norm; int C, F; } Op;
+static const Op ops[] = {
+    { "quantize", run_quantize, false, false, 1, 0 },         { "quantize-e5m2", run_quantize, true, false, 1, 0 },
+    { "norm", run_norm, false, true, 1, 0 },                  { "norm-exact", run_norm_exact, false, true, 1, 0 },
+    { "norm-dense", run_norm_dense, false, true, 1, 0 },      { "norm-layer", run_norm_layer, false, true, 1, 0 },
+    { "norm-backward", run_norm_back, true, false, 1, 0 },
+    { "swiglu", run_swiglu, false, false, 0, 1 },             { "swiglu-exact", run_swiglu_exact, false, false, 0, 1 },
+    { "swiglu-dense", run_swiglu_dense, false, false, 0, 1 }, { "swiglu-backward", run_swiglu_back, true, false, 0, 2 },
+    { "swiglu-again", run_swiglu_again, true, false, 0, 2 },
+    { "added-swiglu", run_swiglu_added, false, false, 0, 1 }, { "added-exact", run_swiglu_exact_added, false, false, 0, 1 },
+    { "added-dense", run_swiglu_dense_added, false, false, 0, 1 }, { "added-backward", run_swiglu_back_added, true, false, 0, 2 },
+    { "rope", run_rope, true, false, 1, 0 },                  { "rope-clip", run_rope_clip, true, false, 1, 0 },
+};
+enum { OPS = sizeof ops / sizeof ops[0] };
+
+/* [q|k|v] has C columns: two query heads, one of keys and values, of this width. */
+typedef struct { int N, width, F; } Shape;
+static const Shape shapes[] = { { 16, 16, 48 }, { 96, 64, 176 }, { 160, 128, 384 } };
+enum { SHAPES = sizeof shapes / sizeof shapes[0], LARGE = 4 };
+
+/* Elements of very different sizes. */
+static Tensor make_uneven(int rows, int cols, uint64_t seed, float size)
+{
+    Tensor t = make(H, rows, cols);
+    float *x = keep(tensor_numel(t) * sizeof *x);
+    for (size_t i = 0; i < tensor_numel(t); i++)
+        x[i] = size * ldexpf(uniform(seed, i, -1, 1), -(int)(random_bits(seed + 100, i) % 12));
+    put(t, x);
+    return t;
+}
+
+static void make_inputs(const Shape *s, float size)
+{
+    const int N = s->N, C = 4 * s->width, T = N / 2;
+    in.stream = make_uneven(N, C, 1, size);
+    in.saved = make(E16, N, C);
+    in.wide = make_uneven(N, 2 * s->F, 2, size);
+    in.gate_up = make(E16, N, 2 * s->F);
+    in.dact = make_uneven(N, s->F, 3, size);
+    in.dy = make_uneven(N, C, 4, size);
+    in.w = make_filled(H, 1, C, 5, 0.5f, 1.5f);
+    in.stats = make_f32(N, 2);
+    in.stats0 = make_f32(N, 2);
+    in.act = make_operand(E4, N, s->F);
+    Tensor table = make_f32(T, s->width);
+    float *angles = keep(tensor_numel(table) * sizeof *angles);
+    for (size_t i = 0; i < tensor_numel(table); i++)
+        angles[i] = (float)(i % 2 ? sin(0.1 * (double)i) : cos(0.1 * (double)(i + 1)));
+    put(table, angles);
+    in.a = (Attention){ .B = 2, .T = T, .H = 2, .K = 1, .D = s->width, .norm = rms, .rope = table.data };
+    LowRank m = { .w = make_filled(H, 2 * s->F, 16, 7, -0.1f, 0.1f), .is_b = true, .num_parts = 2 };
+    m.part[0].width = m.part[1].first = m.part[1].width = s->F;
+    in.product = (LowProduct){ make_filled(H, N, 32, 6, -size, size), m };
+    m = (LowRank){ .w = make_filled(H, 16, s->F, 9, -0.1f, 0.1f), .num_parts = 1 };
+    in.dproduct = (LowProduct){ make_filled(H, N, 16, 8, -size, size), m };
+    quantize(in.saved, in.stream);
+    quantize(in.gate_up, in.wide);
+    swiglu_forward(in.act, in.gate_up, in.wide, NO_PRODUCT);
+    norm_forward(make(H, N, C), in.saved, in.stats0.data, in.stream, in.w, NONE, rms);
+}
+
+static float range_of(Tensor y)
+{
+    float x;
+    device_get(&x, y.range, sizeof x);
+    return x;
+}
+
+/* Codes and scale that the operation leaves in y where its range is `range`. */
+static void *run_kept(const Op *op, Tensor y, float range)
+{
+    device_put(y.range, &range, sizeof range);
+    operand_ranges(RANGES_KEPT);
+    op->run(y);
+    operand_ranges(RANGES_MEASURED);
+    return tensor_snapshot(y);
+}
+
+static void *run_measured(const Op *op, Tensor y)
+{
+    op->run(y);
+    return tensor_snapshot(y);
+}
+
+/* Both round y, to codes of its two scales. */
+static void check_near(const char *label, Tensor y, const void *roomy, const void *measured, double smallest)
+{
+    const double *a = decode(y, roomy), *b = decode(y, measured), u = unit_roundoff(y.format);
+    for (size_t i = 0; i < tensor_numel(y); i++)
+        if (!(fabs(a[i] - b[i]) <= u * (fabs(a[i]) + fabs(b[i])) + smallest))
+            fail_msg("%s: element %zu is %.9g within the range, %.9g as measured", label, i, a[i], b[i]);
+}
+
+/* Against the CPU's: codes may be neighbours. Sums of a row and CUDA's fast functions err by less than (C + 64) u of the largest
+ * value, of what cancels too; test_fp8_operations has the bounds of each operation. */
+static void check_record(const char *label, const Op *op, Tensor y, double smallest)
+{
+    double *bound = keep(tensor_numel(y) * sizeof *bound);
+    for (size_t i = 0; i < tensor_numel(y); i++)
+        bound[i] = smallest / 2 + (y.cols + 64) * U24 * range_of(y);
+    golden_check(label, y, strncmp(op->name, "quantize", 8) == 0 ? NULL : bound);
+}
+
+static void check_op(const Op *op, const Shape *s, bool transposed)
+{
+    const Format f = op->gradient ? E5 : E4;
+    const float h = op->gradient ? 8 : 2, top = op->gradient ? 57344 : 448;
+    Tensor y = transposed ? make_operand(f, s->N, 4 * s->width * op->C + s->F * op->F)
+                          : make(f, s->N, 4 * s->width * op->C + s->F * op->F);
+    const size_t bytes = tensor_bytes(y) - 12;          /* a scale is 4 of 16 */
+    char label[96];
+    snprintf(label, sizeof label, "range/%s/%dx%d%s", op->name, y.rows, y.cols, transposed ? "-t" : "");
+    const void *without = run_measured(op, y);
+    y.range = guarded(sizeof(float));
+    const void *measured = run_measured(op, y);
+    const float amax = range_of(y), scale = operand_scale(y);
+    check_same_bytes(label, measured, without, bytes);
+    assert_true(amax > 0 && scale == amax / top);
+
+    const void *roomy = run_kept(op, y, 2 * amax);
+    const double smallest = fp8_table(f.dtype)[1] * operand_scale(y);
+    assert_true(operand_scale(y) == 2 * h * scale && range_of(y) == 2 * amax);
+    check_near(label, y, roomy, measured, smallest);
+    if (!op->norm) {
+        check_same_bytes(label, run_kept(op, y, amax / h), measured, bytes);
+        assert_true(range_of(y) == amax / h);
+    }
+    const float off = op->norm ? (float)(y.cols + 16) * (float)U24 : 0;         /* two sums of squares */
+    const float too_small[] = { nextafterf(amax / h, 0) * (1 - off), amax / 1000, 0 };
+    const void *expected = run_kept(op, y, amax);
+    for (int i = 0; i < 3; i++) {
+        const void *again = run_kept(op, y, too_small[i]);
+        const float found = range_of(y);
+        assert_true(fabsf(found - amax) <= off * amax && operand_scale(y) == h * (found / top));
+        if (!op->norm)
+            check_same_bytes(label, again, expected, bytes);
+        check_same_bytes(label, run_kept(op, y, found), again, bytes);      /* as a block that is run again */
+        assert_true(range_of(y) == found);
+    }
+    if (transposed)
+        check_transposed(label, y);
+    if (strncmp(op->name, "added", 5) != 0)         /* test_lora_added has their record, and how far off it is */
+        check_record(label, op, y, smallest);
+}
+
+static void test_operations(void **state)
+{
+    (void)state;
+    for (int s = 0; s < SHAPES; s++)
+        for (int i = 0; i < OPS; i++)
+            for (int transposed = 0; transposed < 2; transposed++) {
+                make_inputs(&shapes[s], 8);
+                check_op(&ops[i], &shapes[s], transposed);
+                release();
+            }
+}
+
+/* Norms recompute what they wrote with the scale that it has: the same codes. */
+static void norm_again_case(const Op *op, bool transposed)
+{
+    Tensor y = make_operand(E4, in.stream.rows, in.stream.cols), again = make_operand(E4, y.rows, y.cols);
+    const Tensor x = op->run == run_norm ? in.saved : in.stream;
+    if (!transposed)
+        y.data_t = again.data_t = NULL;
+    y.range = guarded(sizeof(float));
+    again.scale = y.scale;
+    for (int room = 0; room < 2; room++) {
+        const void *expected = run_kept(op, y, room ? 64 : 0);
+        norm_again(again, x, in.stats.data, in.w);
+        check_same_bytes(op->name, tensor_snapshot(again), expected, tensor_bytes(y) - 12);
+    }
+}
+
+static void test_norm_again(void **state)
+{
+    (void)state;
+    for (int i = 0; i < OPS; i++)
+        for (int s = 0; ops[i].norm && s < SHAPES; s++) {
+            make_inputs(&shapes[s], 8);
+            norm_again_case(&ops[i], false);
+            norm_again_case(&ops[i], true);
+            release();
+        }
+}
+
+/* Zeros leave no room to the micro-batch behind them, and find none. */
+static void test_zeros(void **state)
+{
+    (void)state;
+    for (int i = 0; i < OPS; i++) {
+        const Op *op = &ops[i];
+        make_inputs(&shapes[1], 0);
+        Tensor y = make_operand(op->gradient ? E5 : E4, in.stream.rows, in.stream.cols * op->C + in.dact.cols * op->F);
+        y.range = guarded(sizeof(float));
+        run_measured(op, y);
+        assert_true(range_of(y) == 0);
+        const float smallest = operand_scale(y), h = op->gradient ? 8 : 2;
+        const uint8_t *codes = run_kept(op, y, 0);
+        assert_true(range_of(y) == 0 && operand_scale(y) == h * smallest);
+        for (size_t j = 0; j < tensor_numel(y); j++)
+            assert_int_equal(codes[j] & 0x7f, 0);
+        release();
+    }
+}
+
+/* An infinite value exceeds every range but an infinite one, a NaN none. */
+static void test_not_finite(void **state)
+{
+    (void)state;
+    static const struct { uint16_t bits; bool exceeds; } special[] = { { 0x7f80, true }, { 0xff80, true }, { 0x7fc0, false } };
+    for (int i = 0; i < 3; i++)
+        for (int transposed = 0; transposed < 2; transposed++) {
+            make_inputs(&shapes[1], 8);
+            device_put((uint16_t *)in.stream.data + 1000, &special[i].bits, sizeof special[i].bits);
+            Tensor y = transposed ? make_operand(E4, in.stream.rows, in.stream.cols) : make(E4, in.stream.rows, in.stream.cols);
+            y.range = guarded(sizeof(float));
+            const uint8_t *measured = run_measured(&ops[0], y);
+            const float amax = range_of(y);
+            assert_true(isinf(amax) == special[i].exceeds);
+            const uint8_t *kept_codes = run_kept(&ops[0], y, special[i].exceeds ? 1e30f : amax);
+            assert_true(range_of(y) == amax);
+            if (special[i].exceeds)
+                check_same_bytes("infinite", kept_codes, measured, tensor_bytes(y) - 12);
+            else
+                assert_int_equal(kept_codes[1000] & 0x7f, 0x7f);
+            release();
+        }
+}
+
+/* More tiles than the launch has blocks that encodes again, whose last ones end inside. */
+static void test_large(void **state)
+{
+    (void)state;
+    Tensor x = make_uneven(1040, 4112, 1, 8);
+    in.stream = x;
+    for (int transposed = 0; transposed < 2; transposed++) {
+        Tensor y = transposed ? make_operand(E4, x.rows, x.cols) : make(E4, x.rows, x.cols);
+        y.range = guarded(sizeof(float));
+        run_measured(&ops[0], y);
+        const float amax = range_of(y);
+        const void *expected = run_kept(&ops[0], y, amax);
+        check_same_bytes("large", run_kept(&ops[0], y, amax / LARGE), expected, tensor_bytes(y) - 12);
+    }
+    release();
+}
+
+/* Where max|x| is known or the halves are called one by one, the range means the same. */
+static void test_halves(void **state)
+{
+    (void)state;
+    make_inputs(&shapes[1], 8);
+    Tensor y = make_operand(E4, in.stream.rows, in.stream.cols), other = make_operand(E4, y.rows, y.cols), amax = make_f32(1, 1);
+    y.range = guarded(sizeof(float));
+    other.range = guarded(sizeof(float));
+    run_measured(&ops[0], y);
+    const float found = range_of(y), ranges[] = { found, found / 2, found / 3, 0 };
+    put(amax, &found);
+    for (int i = 0; i < 4; i++) {
+        const void *expected = run_kept(&ops[0], y, ranges[i]);
+        for (int k = 0; k < 3; k++) {
+            device_put(other.range, &ranges[i], sizeof(float));
+            operand_ranges(RANGES_KEPT);
+            if (k == 0)
+                quantize_with_amax(other, in.stream, amax.data);
+            else if (k == 1)
+                quantize_scale_from(other, amax.data);
+            else
+                quantize_scale(other, in.stream);
+            quantize_codes(other, in.stream);
+            operand_ranges(RANGES_MEASURED);
+            check_same_bytes("halves", tensor_snapshot(other), expected, tensor_bytes(y) - 12);
+            assert_true(range_of(other) == range_of(y));
+        }
+    }
+    release();
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_operations), cmocka_unit_test(test_norm_again), cmocka_unit_test(test_zeros),
+        cmocka_unit_test(test_not_finite), cmocka_unit_test(test_large), cmocka_unit_test(test_halves),
+    };
+    return cmocka_run_group_tests(tests, start_device, NULL);
+}
