@@ -29,11 +29,12 @@ void quantize_scale_from(Tensor y, const float *amax);
 void quantize_codes     (Tensor y, Tensor x);
 void quantize_in_range  (Tensor y, Tensor x);
 
-/* How operations find the scale of an FP8 output y that has a range. MEASURED: as without, and *y.range = max|y|. KEPT: what
- * *y.range holds says how large values may get, h times as large, so they are encoded while max|y| is being found; where that is
- * larger, *y.range = max|y| and they are encoded once more. Then S = h * *y.range / max(format), with h = 2 for E4M3, 8 for E5M2:
- * powers of two, so a code loses no digits, but the smallest values 1 or 3 of their binades. A range of 0 has no room. Holds for
- * all later calls; at first MEASURED. */
+/* How operations find the scale of an FP8 output y that has a range.
+ * MEASURED, as at first: as without one, S = max|y| / max(format); *y.range = max|y|.
+ * KEPT: S = h * *y.range / max(format), so y is encoded while max|y| is still being found; where that is larger than h * *y.range,
+ * *y.range = max|y|, S by this formula, and y is encoded once more. h is 2 for E4M3, 8 for E5M2: as powers of two they leave codes
+ * all their digits and cost the smallest binade or three. A range of 0 has no room.
+ * Holds for all later calls. */
 typedef enum { RANGES_MEASURED, RANGES_KEPT } OperandRanges;
 void operand_ranges(OperandRanges use);
 bool range_is_kept (Tensor y);          /* y has a range, and it is KEPT */
