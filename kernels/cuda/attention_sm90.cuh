@@ -436,7 +436,7 @@ template <int D> __device__ inline void sum_tiles(float (&dk)[D / 2], float (&dv
 
     barrier_wait(&s.q_full[count & 1], count >> 1 & 1);
     start_scores<D>(score, of.k, of.q + (count & 1) * STAGE);
-    for (int tile = first_tile<D>(item); tile < end; tile++, count++) {
+    for (int tile = first_tile<D>(item);; tile++, count++) {
         const int stage = count & 1, query = tile * QUERIES;
         barrier_wait(&s.dy_full[stage], count >> 1 & 1);
         start_scores<D>(dp, of.v, of.dy + stage * STAGE);
@@ -469,14 +469,17 @@ template <int D> __device__ inline void sum_tiles(float (&dk)[D / 2], float (&dv
         store_dq(s.dq[group], dq);
         fence_async();
         barrier_arrive_warp(&s.dq_full[group]);
-        products_wait<0>();
+        if (tile + 1 == end)
+            break;
+        barrier_wait(&s.q_full[stage ^ 1], (count + 1) >> 1 & 1);
+        start_scores<D>(score, of.k, of.q + (stage ^ 1) * STAGE);       /* of the next tile */
+        products_wait<1>();
         keep_in_place(dk);
         barrier_arrive_warp(&s.q_empty[stage]);
-        if (tile + 1 < end) {
-            barrier_wait(&s.q_full[stage ^ 1], (count + 1) >> 1 & 1);
-            start_scores<D>(score, of.k, of.q + (stage ^ 1) * STAGE);
-        }
     }
+    products_wait<0>();
+    keep_in_place(dk);
+    barrier_arrive_warp(&s.q_empty[count & 1]);
 }
 
 /* A warpgroup: items one after another. */
