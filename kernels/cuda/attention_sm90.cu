@@ -1,11 +1,11 @@
-/* Launches attention's backward on compute capability 9.0: three kernels of attention_sm90.cuh, and a fourth where query heads share keys.
- * Their workspace grows with the number of tokens, not with its square: per token and query head a row of dq in F32, where heads
- * share keys also rows of dk and dv in BF16, and two floats. */
+/* Launches attention's backward on compute capability 9.0: three kernels, and a fourth where query heads share keys. Their
+ * workspace grows with the number of tokens, not with its square: per token and query head a row of dq in F32, where heads share
+ * keys also rows of dk and dv in BF16, and two floats. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/cuda/attention_sm90.cuh"
+#include "kernels/cuda/attention_sm90_main.cuh"
 
 /* TMA and wgmma code is for 9.0 alone, and only in programs that were compiled for "90a". */
 bool attention_sm90(void)
@@ -54,7 +54,8 @@ static CUtensorMap map_of(Tensor t, int D)
 static int longer_first(const void *a, const void *b)
 {
     const Packed *x = (const Packed *)a, *y = (const Packed *)b;
-    return x->length != y->length ? (x->length < y->length) - (x->length > y->length) : (x->start > y->start) - (x->start < y->start);
+    return x->length != y->length ? (x->length < y->length) - (x->length > y->length)
+                                  : (x->start > y->start) - (x->start < y->start);
 }
 
 /* The table of blocks. Long documents come first, so that the last items are short. */
@@ -112,7 +113,8 @@ template <int D> static void launch(Backward w, Tensor dqkv, Tensor dy, Tensor q
     const bf16 *heads = place<D>(&w, dqkv, a);
     const int bytes = (int)sizeof(Shared<D>) + 1024, items = w.blocks * a.H, sms = device_sm_count();
     const CUtensorMap qkv_map = map_of(qkv, a.D), dy_map = map_of(dy, a.D);
-    prepare_kernel<D><<<dim3(w.blocks, a.H), SIDE_THREADS, 0, device_stream()>>>(w, (const bf16 *)dy.data, (const bf16 *)y.data, lse);
+    prepare_kernel<D><<<dim3(w.blocks, a.H), SIDE_THREADS, 0, device_stream()>>>(w, (const bf16 *)dy.data,
+                                                                                 (const bf16 *)y.data, lse);
     LAUNCH_CHECK();
     CUDA_CHECK(cudaFuncSetAttribute((const void *)gradients_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     gradients_kernel<D><<<items < sms ? items : sms, SM90_THREADS, bytes, device_stream()>>>(w, a.K, qkv_map, dy_map);

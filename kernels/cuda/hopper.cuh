@@ -1,14 +1,14 @@
-/* What compute capability 9.0 alone has, as functions [PTX ISA 8.0, sec. 9.7.13-9.7.15]: barriers in shared memory that count bytes,
- * copies between global and shared memory by the tensor memory accelerator (TMA), products of tiles by a warpgroup (wgmma), whose
- * 128 threads issue them together and wait later.
+/* What compute capability 9.0 alone has, as functions [PTX ISA 8.0, sec. 9.7]: barriers in shared memory that count bytes, copies
+ * between global and shared memory by the tensor memory accelerator (TMA), products of tiles by a warpgroup (wgmma), whose 128
+ * threads issue them together and wait later.
  *
  * Tiles of BF16 lie in shared memory as panels of 64 columns: a row takes 128 bytes, rows follow each other, and the 16-byte
  * chunk c of row r is at place c ^ r % 8 (the "128-byte swizzle"). A tile starts at a multiple of 1024 bytes.
  *
- * wgmma computes d (64, N) += a (64, 16) b (16, N). An operand "by rows" has its rows (of a) or columns (of b) as rows of the tile, so
- * that the sum runs along them; one "by columns" has the sum across the tile's rows. Thread t of a warpgroup, lane l of warp w, holds
- * of d, in d[4j .. 4j+3], rows 16w + l/4 (two numbers) and 8 below it (two), columns 8j + 2(l%4) and the next. Operands a in
- * registers are pairs of BF16 in the same places: d of one product, rounded, is a of the next.
+ * wgmma computes d (64, N) += a (64, 16) b (16, N). An operand "by rows" has its rows (of a) or columns (of b) as rows of the
+ * tile, so that the sum runs along them; one "by columns" has the sum across the tile's rows. Lane l of warp w of the warpgroup
+ * holds of d, in d[4j .. 4j+3], row 16w + l/4 (two numbers) and the row 8 below it (two), columns 8j + 2(l%4) and the next.
+ * Operands a in registers are pairs of BF16 in the same places: d of one product, rounded, is a of the next.
  *
  * Asynchronous copies and products see memory through a "proxy" of their own: fence_async stands between ordinary writes to
  * shared memory and reads by those. */
@@ -17,9 +17,9 @@
 
 #include "kernels/cuda/cuda.h"
 
-#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-
 typedef uint64_t Barrier;       /* in shared memory */
+
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 __device__ inline uint32_t shared_address(const void *p)
 {
@@ -146,8 +146,8 @@ __device__ inline void turn_set(int *turn, int value)
 template <int N> __device__ inline void registers_grow() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(N)); }
 template <int N> __device__ inline void registers_shrink() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N)); }
 
-/* Names an operand in shared memory, whose groups of 8 rows follow each other; `panel` is how many bytes lie between panels where an
- * operand by columns has several. To move on by some bytes, add operand_step of them. */
+/* Names an operand in shared memory, whose groups of 8 rows follow each other; `panel` is how many bytes lie between panels
+ * where an operand by columns has several. To move on by some bytes, add operand_step of them. */
 __device__ inline uint64_t operand(const void *tile, int panel)
 {
     const uint64_t group = 8 * 128, swizzle_128 = 1;
@@ -185,7 +185,8 @@ template <int N> __device__ inline void keep_in_place(uint32_t (&x)[N])
 #define D8(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
                  "+f"(d[i + 7])
 #define D32(d, i) D8(d, i), D8(d, i + 8), D8(d, i + 16), D8(d, i + 24)
-#define NAMES_32 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define NAMES_32 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28," \
+                 "%29,%30,%31"
 #define NAMES_64 NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56," \
                  "%57,%58,%59,%60,%61,%62,%63"
 
@@ -224,8 +225,8 @@ __device__ inline void product_add(float (&d)[64], const uint32_t *a, uint64_t b
 
 /* ---- in a warp --------------------------------------------------------------------------------------------- */
 
-/* Four 8 x 8 matrices of BF16 pairs as wgmma holds them, a[i] of all lanes matrix i, to shared memory: lane 8i + r says where row r of
- * matrix i goes, 16 bytes. */
+/* Four 8 x 8 matrices of BF16 pairs as wgmma holds them, a[i] of all lanes matrix i, to shared memory: lane 8i + r says where
+ * row r of matrix i goes, 16 bytes. */
 __device__ inline void store_matrices(void *row, const uint32_t *a)
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
