@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/cuda/attention_sm90_main.cuh"
+#include "kernels/cuda/attention_sm90.cuh"
 
 /* TMA and wgmma code is for 9.0 alone, and only in programs that were compiled for "90a". */
 bool attention_sm90(void)

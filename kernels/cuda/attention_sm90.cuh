@@ -1,175 +1,377 @@
-/* What the kernels of attention's backward on compute capability 9.0 share, and those before and behind the one that computes,
- * attention_sm90_main.cuh. attention_sm90.cu launches them.
+/* The kernel of attention's backward on compute capability 9.0 that computes, between those of attention_tiles.cuh. The
+ * equations are in kernels/cpu/attention.c; the shape is FlashAttention-3's [Shah 2024].
  *
- * A document is cut into blocks of 128 keys and tiles of QUERIES queries; tiles of dq are added up in a workspace, in F32 and in
- * the order in which wgmma's threads hold them, and become BF16 rows at the end. Head widths below D run as D: TMA fills the
- * columns with zeros. */
+ * An item is one block of keys of one query head: its k and v stay in shared memory while the tiles of queries that see them
+ * pass by, from the diagonal on. Of three warpgroups the first moves data; the others own 64 keys each, hold dk and dv of them in
+ * registers, and per tile compute, transposed,
+ *     s = k q^T, dp = v dy^T,  p = exp2(c s - lse),  ds = p (dp - delta),  dv += p dy,  dk += ds q,
+ * and, through ds in shared memory, each a half of the tile's dq = ds k over all 128 keys. That is added to an F32 workspace.
+ *
+ * Always the same bits: the additions to a tile of dq are ordered. The block on the diagonal comes first and stores; then come the
+ * blocks before it, nearest first. turn[tile] counts them, and the warp that adds waits for its turn. Items are
+ * handed out so that each waits for earlier ones only, which are done or running, so no order of blocks on the GPU can hang. As
+ * a block starts on its own diagonal, those that it waits for are ahead of it, and it hardly ever waits. */
 #pragma once
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/attention_tiles.cuh"
+#include "kernels/cuda/hopper.cuh"
 
-static constexpr int KEYS = 128;
-static constexpr int PART = 64 * 64;            /* floats of dq that a warpgroup computes at a time */
+static constexpr int MOVERS = 128, CONSUMERS = 256, SM90_THREADS = MOVERS + CONSUMERS;
+static constexpr int ROW = 128;                 /* bytes of a panel's row */
 
-template <int D> struct Tile {
-    static constexpr int QUERIES = D == 128 ? 64 : 128, PER_BLOCK = KEYS / QUERIES, PANELS = D / 64;
-    static constexpr int KEY_BYTES = KEYS * D * 2, BYTES = QUERIES * D * 2, DS_BYTES = KEYS * QUERIES * 2;
-};
+struct Item { int start, length, first, block, head; };     /* head -1: there is no more */
 
-/* A document: `length` tokens from `start` on; block i of it is block first + i of all. */
-struct Packed { int start, length, first; };
-
-/* What all kernels work on. A slot is a tile of a head: (block * PER_BLOCK + tile of the block) * H + head. */
-struct Backward {
-    int T, H, D, window;            /* window: a number of keys, T if there is none                                  */
-    int blocks;                     /* of keys, of all documents                                                     */
-    const Packed *table;            /* (blocks): the document of each; NULL: documents are the sequences             */
-    float scale, scale_log2;        /* of the scores; the same for powers of 2                                       */
-    float *rows;                    /* (slots, 2, QUERIES): lse for powers of 2, delta                               */
-    float *dq;                      /* (slots, 2, PART): sums without scale, as their threads hold them              */
-    int *turn, *ticket;             /* (slots): how many blocks have added; how many items are handed out            */
-    bf16 *dk, *dv;                  /* of every query head, at `kv_width` elements from token to token               */
-    int64_t kv_width;
-};
-
-__device__ inline Packed document_of(const Backward &w, int block)
+/* Ticket after ticket: document by document, head by head, last block first. */
+__device__ inline Item item_of(const Backward &w, int ticket)
 {
-    if (w.table)
-        return w.table[block];
-    const int each = (w.T + KEYS - 1) / KEYS;
-    return { block / each * w.T, w.T, block / each * each };
+    if (ticket >= w.blocks * w.H)
+        return { 0, 0, 0, 0, -1 };
+    const Packed d = document_of(w, ticket / w.H);
+    const int count = (d.length + KEYS - 1) / KEYS, i = ticket - d.first * w.H;
+    return { d.start, d.length, d.first, count - 1 - i % count, i / count };
 }
 
-/* Of four lanes side by side: x[i] of lane p is pair p of eight columns i, afterwards x[p] of lane i is. */
-__device__ inline void transpose_quad(uint32_t (&x)[4])
+/* Tiles that see the item's keys: from the diagonal to the end of the document or of the last key's window. */
+template <int D> __device__ inline int first_tile(const Item &item) { return item.block * Tile<D>::PER_BLOCK; }
+template <int D> __device__ inline int end_tile(const Item &item, int window)
 {
-    const bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-        const uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? x[i] : x[i + 1], 1);
-        (odd ? x[i] : x[i + 1]) = other;
-    }
-#pragma unroll
+    const int tokens = min(item.length, item.block * KEYS + KEYS - 1 + window);
+    return (tokens + Tile<D>::QUERIES - 1) / Tile<D>::QUERIES;
+}
+
+template <int D> __device__ inline int64_t slot_of(const Backward &w, const Item &item, int tile)
+{
+    return ((int64_t)item.first * Tile<D>::PER_BLOCK + tile) * w.H + item.head;
+}
+
+/* ---- the gradients: moving data ----------------------------------------------------------------------------- */
+
+/* "full" is for whoever reads, "empty" for whoever writes next. q comes with the numbers of its rows. */
+template <int D> struct alignas(1024) Shared {
+    char k[Tile<D>::KEY_BYTES], v[Tile<D>::KEY_BYTES];
+    char q[2][Tile<D>::BYTES], dy[2][Tile<D>::BYTES];
+    char ds[2][Tile<D>::DS_BYTES];              /* rows are keys, columns queries */
+    float dq[2][PART];                          /* of each warpgroup */
+    float rows[2][2][Tile<D>::QUERIES];
+    Item item;
+    Barrier item_full, item_empty, kv_full, kv_empty, q_full[2], q_empty[2], dy_full[2], dy_empty[2], dq_full[2], dq_empty[2];
+};
+
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+template <int D> __device__ inline void init_barriers(Shared<D> &s)
+{
+    const int warps = CONSUMERS / 32;
+    barrier_init(&s.item_full, 1);
+    barrier_init(&s.item_empty, warps + 1);
+    barrier_init(&s.kv_full, 1);
+    barrier_init(&s.kv_empty, warps);
     for (int i = 0; i < 2; i++) {
-        const uint32_t other = __shfl_xor_sync(0xffffffffu, upper ? x[i] : x[i + 2], 2);
-        (upper ? x[i] : x[i + 2]) = other;
+        barrier_init(&s.q_full[i], 1);
+        barrier_init(&s.q_empty[i], warps);
+        barrier_init(&s.dy_full[i], 1);
+        barrier_init(&s.dy_empty[i], warps);
+        barrier_init(&s.dq_full[i], warps / 2);
+        barrier_init(&s.dq_empty[i], 1);
+    }
+    barrier_init_fence();
+}
+
+/* A tile of `count` tokens from n on, of a head: boxes of 64 tokens and 64 columns. */
+template <int D> __device__ inline void load_tile(char *to, const CUtensorMap *map, int head, int n, int count, Barrier *b)
+{
+    for (int panel = 0; panel < Tile<D>::PANELS; panel++)
+        for (int i = 0; i < count; i += 64)
+            load_box(to + (panel * count + i) * ROW, map, 64 * panel, head, n + i, b);
+}
+
+/* One thread: takes items and fetches what they need. It takes the next one when all of the last is on its way. */
+template <int D> __device__ void load(Shared<D> &s, const Backward &w, int K, const CUtensorMap *qkv, const CUtensorMap *dys)
+{
+    constexpr int QUERIES = Tile<D>::QUERIES;
+    int count = 0;                              /* of tiles so far */
+    for (int i = 0;; i++) {
+        const Item item = item_of(w, atomicAdd(w.ticket, 1));
+        barrier_wait(&s.item_empty, (i & 1) ^ 1);
+        s.item = item;
+        barrier_arrive(&s.item_full);
+        if (item.head < 0)
+            return;
+        const int end = end_tile<D>(item, w.window), kv = w.H + item.head / (w.H / K), keys = item.start + item.block * KEYS;
+        for (int tile = first_tile<D>(item); tile < end; tile++, count++) {
+            const int stage = count & 1, parity = count >> 1 & 1, n = item.start + tile * QUERIES;
+            barrier_wait(&s.q_empty[stage], parity ^ 1);
+            barrier_expect(&s.q_full[stage], Tile<D>::BYTES + (int)sizeof s.rows[0]);
+            load_tile<D>(s.q[stage], qkv, item.head, n, QUERIES, &s.q_full[stage]);
+            load_bytes(s.rows[stage], w.rows + slot_of<D>(w, item, tile) * 2 * QUERIES, sizeof s.rows[0], &s.q_full[stage]);
+            if (tile == first_tile<D>(item)) {
+                barrier_wait(&s.kv_empty, (i & 1) ^ 1);
+                barrier_expect(&s.kv_full, 2 * Tile<D>::KEY_BYTES);
+                load_tile<D>(s.k, qkv, kv, keys, KEYS, &s.kv_full);
+                load_tile<D>(s.v, qkv, kv + K, keys, KEYS, &s.kv_full);
+            }
+            barrier_wait(&s.dy_empty[stage], parity ^ 1);
+            barrier_expect(&s.dy_full[stage], Tile<D>::BYTES);
+            load_tile<D>(s.dy[stage], dys, item.head, n, QUERIES, &s.dy_full[stage]);
+        }
     }
 }
 
-__device__ inline uint32_t bf16_pair(float low, float high)
+/* One thread: adds the tiles of dq to the workspace when it is the item's turn. */
+template <int D> __device__ void add_dq(Shared<D> &s, const Backward &w)
 {
-    const __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<const uint32_t *>(&two);
+    int count = 0;
+    for (int i = 0;; i++) {
+        barrier_wait(&s.item_full, i & 1);
+        const Item item = s.item;
+        barrier_arrive(&s.item_empty);
+        if (item.head < 0)
+            return;
+        const int end = end_tile<D>(item, w.window);
+        for (int tile = first_tile<D>(item); tile < end; tile++, count++) {
+            const int64_t slot = slot_of<D>(w, item, tile);
+            const int before = tile / Tile<D>::PER_BLOCK - item.block;
+            turn_wait(w.turn + slot, before);
+            for (int part = 0; part < 2; part++) {
+                float *to = w.dq + (2 * slot + part) * PART;
+                barrier_wait(&s.dq_full[part], count & 1);
+                if (before == 0)
+                    store_bytes(to, s.dq[part], sizeof s.dq[part]);
+                else
+                    add_floats(to, s.dq[part], sizeof s.dq[part]);
+                copies_commit();
+            }
+            copies_wait_read<1>();
+            barrier_arrive(&s.dq_empty[0]);
+            copies_wait_read<0>();
+            barrier_arrive(&s.dq_empty[1]);
+            copies_wait();
+            turn_set(w.turn + slot, before + 1);
+        }
+    }
 }
 
-/* A row of d times `factor`, in BF16, cut to `columns`: that of d[4j] and d[4j+1], or the one `below`. All lanes call, also of rows
- * that do not exist. */
-template <int C> __device__ inline void store_row(bf16 *row, const float (&d)[C], bool below, float factor, int columns,
-                                                  bool exists)
+/* ---- the gradients: computing ------------------------------------------------------------------------------- */
+
+/* The operands of a warpgroup's products, of stage 0 where there are two: kt and vt of its own keys, by rows; q and dy by rows and,
+ * for sums over queries, by columns; its half of ds and of k, by columns, for dq. */
+template <int D> struct Operands {
+    uint64_t k, v, q, dy, q_columns, dy_columns, ds, k_columns;
+
+    __device__ Operands(Shared<D> &s, int group)
+    {
+        constexpr int PANEL = Tile<D>::QUERIES * ROW;
+        k = operand(s.k + 64 * group * ROW, 16);
+        v = operand(s.v + 64 * group * ROW, 16);
+        q = operand(s.q[0], 16);
+        dy = operand(s.dy[0], 16);
+        q_columns = operand(s.q[0], PANEL);
+        dy_columns = operand(s.dy[0], PANEL);
+        ds = operand(s.ds[0] + (D == 128 ? 0 : group * KEYS * ROW), 16);
+        k_columns = operand(s.k + (D == 128 ? group * KEYS * ROW : 0), 16);
+    }
+};
+
+/* x (64 keys, QUERIES) = keys' rows times queries' rows, over D columns. */
+template <int D, int C> __device__ inline void start_scores(float (&x)[C], uint64_t keys, uint64_t queries)
+{
+    keep_in_place(x);
+    products_fence();
+#pragma unroll
+    for (int k = 0; k < D / 16; k++)
+        product<0, 0>(x, keys + step_by_rows(k, KEYS * ROW), queries + step_by_rows(k, Tile<D>::QUERIES * ROW), k > 0);
+    products_commit();
+}
+
+/* d (64 keys, D) += a (64 keys, QUERIES) rows. */
+template <int C, int W> __device__ inline void start_sum(float (&d)[C], uint32_t (&a)[W], uint64_t rows)
+{
+    keep_in_place(d);
+    keep_in_place(a);
+    products_fence();
+#pragma unroll
+    for (int k = 0; k < W / 4; k++)
+        product_add(d, a + 4 * k, rows + step_by_columns(k));
+    products_commit();
+}
+
+/* Minus infinity where the query does not see the key. first: that of the thread's first query minus that of its first key. */
+template <int C> __device__ inline void mask(float (&score)[C], int first, int window)
+{
+#pragma unroll
+    for (int i = 0; i < C; i++) {
+        const int ahead = first + i / 4 * 8 + i % 2 - i % 4 / 2 * 8;        /* of the query, before the key */
+        if ((unsigned)ahead >= (unsigned)window)
+            score[i] = -INFINITY;
+    }
+}
+
+/* Scores become p, and dp becomes ds; as operands for the sums, rounded. Between the two: wait for dp. */
+template <int C> __device__ inline void probabilities(float (&score)[C], uint32_t (&p)[C / 2], const float *lse, float scale_log2)
 {
     const int quad = threadIdx.x % 4;
 #pragma unroll
-    for (int j = 0; j < C / 4; j += 4) {
-        uint32_t x[4];
+    for (int j = 0; j < C / 4; j++) {
+        const float2 l = *reinterpret_cast<const float2 *>(lse + 8 * j + 2 * quad);
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float *two = d + 4 * (j + i) + 2 * below;
-            x[i] = bf16_pair(two[0] * factor, two[1] * factor);
-        }
-        transpose_quad(x);
-        const int column = 8 * (j + quad);
-        if (exists && column < columns)
-            *reinterpret_cast<uint4 *>(row + column) = make_uint4(x[0], x[1], x[2], x[3]);
-    }
-}
-
-/* ---- before: what a row of queries needs -------------------------------------------------------------------- */
-
-static constexpr int SIDE_THREADS = 256;
-
-/* A block and a head per thread block, a token per 16 lanes. Rows behind the document's end get p = exp2(s - inf) = 0. lse is
- * natural, (B, H, T), with a table (N, H). */
-template <int D> __global__ void __launch_bounds__(SIDE_THREADS)
-prepare_kernel(const Backward w, const bf16 *dy, const bf16 *y, const float *lse)
-{
-    constexpr int QUERIES = Tile<D>::QUERIES;
-    const int block = blockIdx.x, h = blockIdx.y, lane = threadIdx.x % 16;
-    const Packed d = document_of(w, block);
-    const int64_t slot = (int64_t)block * Tile<D>::PER_BLOCK * w.H + h;
-    if (threadIdx.x < Tile<D>::PER_BLOCK)
-        w.turn[slot + threadIdx.x * w.H] = 0;
-    if (block == 0 && h == 0 && threadIdx.x == 0)
-        *w.ticket = 0;
-#pragma unroll 4
-    for (int i = threadIdx.x / 16; i < KEYS; i += SIDE_THREADS / 16) {
-        const int t = (block - d.first) * KEYS + i, n = d.start + t;
-        float delta = 0;
-        if (t < d.length && 8 * lane < w.D) {
-            const int64_t at = ((int64_t)n * w.H + h) * w.D + 8 * lane;
-            const uint4 a = *reinterpret_cast<const uint4 *>(dy + at), b = *reinterpret_cast<const uint4 *>(y + at);
-            const uint32_t as[] = { a.x, a.y, a.z, a.w }, bs[] = { b.x, b.y, b.z, b.w };
-#pragma unroll
-            for (int k = 0; k < 4; k++)
-                delta += __uint_as_float(as[k] << 16) * __uint_as_float(bs[k] << 16)
-                       + __uint_as_float(as[k] & 0xffff0000u) * __uint_as_float(bs[k] & 0xffff0000u);
-        }
-#pragma unroll
-        for (int o = 8; o > 0; o >>= 1)
-            delta += __shfl_xor_sync(0xffffffffu, delta, o);
-        if (lane == 0) {
-            const int64_t at = w.table ? (int64_t)n * w.H + h : ((int64_t)(n / w.T) * w.H + h) * w.T + n % w.T;
-            float *row = w.rows + (slot + i / QUERIES * w.H) * 2 * QUERIES + i % QUERIES;
-            row[0] = t < d.length ? lse[at] * 1.44269504088896341f : INFINITY;
-            row[QUERIES] = delta;
+        for (int r = 0; r < 2; r++) {
+            float *s = score + 4 * j + 2 * r;
+            s[0] = exp2_fast(fmaf(s[0], scale_log2, -l.x));
+            s[1] = exp2_fast(fmaf(s[1], scale_log2, -l.y));
+            p[2 * j + r] = bf16_pair(s[0], s[1]);
         }
     }
 }
 
-/* ---- after: the workspaces become dqkv ---------------------------------------------------------------------- */
-
-/* A tile and a head per thread block; threads as the warpgroups that computed dq. */
-template <int D> __global__ void __launch_bounds__(SIDE_THREADS) finish_dq_kernel(bf16 *dq, int64_t width, const Backward w)
+template <int C> __device__ inline void score_gradients(uint32_t (&ds)[C / 2], const float (&p)[C], const float (&dp)[C],
+                                                        const float *delta)
 {
-    constexpr int QUERIES = Tile<D>::QUERIES;
-    const int block = blockIdx.x / Tile<D>::PER_BLOCK, h = blockIdx.y, part = threadIdx.x / 128, thread = threadIdx.x % 128;
-    const Packed doc = document_of(w, block);
-    const int first = (blockIdx.x - doc.first * Tile<D>::PER_BLOCK) * QUERIES;      /* of the document */
-    const int t = first + (D == 128 ? 0 : 64 * part) + thread / 32 * 16 + thread % 32 / 4;
-    const int left = D == 128 ? 64 * part : 0;
-    if (first >= doc.length)
-        return;                             /* no block has stored this tile */
-    const float4 *from = reinterpret_cast<const float4 *>(w.dq + ((int64_t)blockIdx.x * w.H + h) * 2 * PART + part * PART);
-    float d[32];
+    const int quad = threadIdx.x % 4;
 #pragma unroll
-    for (int j = 0; j < 8; j++) {
-        const float4 x = from[j * 128 + thread];
-        d[4 * j] = x.x, d[4 * j + 1] = x.y, d[4 * j + 2] = x.z, d[4 * j + 3] = x.w;
-    }
+    for (int j = 0; j < C / 4; j++) {
+        const float2 d = *reinterpret_cast<const float2 *>(delta + 8 * j + 2 * quad);
 #pragma unroll
-    for (int r = 0; r < 2; r++)
-        store_row(dq + (int64_t)(doc.start + t + 8 * r) * width + h * w.D + left, d, r == 1, w.scale, w.D - left,
-                  t + 8 * r < doc.length);
-}
-
-/* dk and dv of a key/value head: the sums of its query heads', in their order. Eight columns per thread; (N, 2, K, D/8) of them. */
-__global__ void __launch_bounds__(SIDE_THREADS)
-sum_heads_kernel(bf16 *dk, int64_t width, const bf16 *heads, int64_t N, int K, int D, int group)
-{
-    const int64_t i = (int64_t)blockIdx.x * SIDE_THREADS + threadIdx.x, per_token = (int64_t)K * (D / 8);
-    if (i >= N * 2 * per_token)
-        return;
-    const int64_t n = i / (2 * per_token), rest = i % (2 * per_token), which = rest / per_token, column = rest % per_token * 8;
-    const int64_t kv = column / D, d = column % D;
-    const bf16 *from = heads + which * N * K * group * D + (n * K + kv) * group * D + d;
-    float sum[8] = {};
-    for (int g = 0; g < group; g++) {
-        const uint4 x = *reinterpret_cast<const uint4 *>(from + (int64_t)g * D);
-        const uint32_t word[] = { x.x, x.y, x.z, x.w };
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            sum[2 * k] += __uint_as_float(word[k] << 16);
-            sum[2 * k + 1] += __uint_as_float(word[k] & 0xffff0000u);
+        for (int r = 0; r < 2; r++) {
+            const int i = 4 * j + 2 * r;
+            ds[2 * j + r] = bf16_pair(p[i] * (dp[i] - d.x), p[i + 1] * (dp[i + 1] - d.y));
         }
     }
-    *reinterpret_cast<uint4 *>(dk + n * width + which * K * D + column) =
-        make_uint4(bf16_pair(sum[0], sum[1]), bf16_pair(sum[2], sum[3]), bf16_pair(sum[4], sum[5]), bf16_pair(sum[6], sum[7]));
+}
+
+/* ds of the warpgroup's keys to shared memory, as rows of queries. */
+template <int W> __device__ inline void store_ds(char *to, const uint32_t (&ds)[W], int group)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    const int key = 64 * group + 16 * warp + lane % 16;
+#pragma unroll
+    for (int k = 0; k < W / 4; k++) {
+        const int chunk = 2 * k + lane / 16, panel = chunk / 8;
+        store_matrices(to + (panel * KEYS + key) * ROW + ((chunk % 8) ^ (key % 8)) * 16, ds + 4 * k);
+    }
+}
+
+/* The warpgroup's half of dq to shared memory, for add_dq. */
+__device__ inline void store_dq(float *to, const float (&dq)[32])
+{
+    float4 *at = reinterpret_cast<float4 *>(to) + threadIdx.x % 128;
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+        at[j * 128] = make_float4(dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]);
+}
+
+/* dk and dv of an item's keys, over its tiles. `count`: of tiles of the items before. */
+template <int D> __device__ inline void sum_tiles(float (&dk)[D / 2], float (&dv)[D / 2], Shared<D> &s, const Backward &w,
+                                                  const Item &item, int group, int count)
+{
+    constexpr int QUERIES = Tile<D>::QUERIES, C = QUERIES / 2;
+    constexpr uint64_t STAGE = operand_step(Tile<D>::BYTES), DS_STAGE = operand_step(Tile<D>::DS_BYTES);
+    const Operands<D> of(s, group);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, end = end_tile<D>(item, w.window);
+    const int key = item.block * KEYS + 64 * group + 16 * warp + lane / 4;
+    float score[C], dp[C], dq[32];
+    uint32_t p[C / 2], ds[C / 2];
+
+    barrier_wait(&s.q_full[count & 1], count >> 1 & 1);
+    start_scores<D>(score, of.k, of.q + (count & 1) * STAGE);
+    for (int tile = first_tile<D>(item);; tile++, count++) {
+        const int stage = count & 1, query = tile * QUERIES;
+        barrier_wait(&s.dy_full[stage], count >> 1 & 1);
+        start_scores<D>(dp, of.v, of.dy + stage * STAGE);
+        products_wait<1>();
+        keep_in_place(score);
+        if (query < (item.block + 1) * KEYS - 1 || query + QUERIES - 1 - item.block * KEYS >= w.window)
+            mask(score, query + lane % 4 * 2 - key, w.window);
+        probabilities(score, p, s.rows[stage][0], w.scale_log2);
+        products_wait<0>();
+        keep_in_place(dp);
+        score_gradients(ds, score, dp, s.rows[stage][1]);
+        store_ds(s.ds[stage], ds, group);
+        fence_async();
+        start_sum(dv, p, of.dy_columns + stage * STAGE);
+        named_barrier(1, CONSUMERS);                        /* ds of both warpgroups */
+
+        keep_in_place(dq);
+        products_fence();
+#pragma unroll
+        for (int k = 0; k < KEYS / 16; k++)
+            product<1, 1>(dq, of.ds + stage * DS_STAGE + step_by_columns(k), of.k_columns + step_by_columns(k), k > 0);
+        products_commit();
+        start_sum(dk, ds, of.q_columns + stage * STAGE);
+        products_wait<2>();
+        keep_in_place(dv);
+        barrier_arrive_warp(&s.dy_empty[stage]);
+        products_wait<1>();
+        keep_in_place(dq);
+        barrier_wait(&s.dq_empty[group], (count & 1) ^ 1);
+        store_dq(s.dq[group], dq);
+        fence_async();
+        barrier_arrive_warp(&s.dq_full[group]);
+        if (tile + 1 == end)
+            break;
+        barrier_wait(&s.q_full[stage ^ 1], (count + 1) >> 1 & 1);
+        start_scores<D>(score, of.k, of.q + (stage ^ 1) * STAGE);       /* of the next tile */
+        products_wait<1>();
+        keep_in_place(dk);
+        barrier_arrive_warp(&s.q_empty[stage]);
+    }
+    products_wait<0>();
+    keep_in_place(dk);
+    barrier_arrive_warp(&s.q_empty[count & 1]);
+}
+
+/* A warpgroup: items one after another. */
+template <int D> __device__ void consume(Shared<D> &s, const Backward &w, int group)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    int count = 0;
+    for (int i = 0;; i++) {
+        barrier_wait(&s.item_full, i & 1);
+        const Item item = s.item;
+        barrier_arrive_warp(&s.item_empty);
+        if (item.head < 0)
+            return;
+        float dk[D / 2], dv[D / 2];
+#pragma unroll
+        for (int j = 0; j < D / 2; j++)
+            dk[j] = dv[j] = 0;
+        barrier_wait(&s.kv_full, i & 1);
+        sum_tiles<D>(dk, dv, s, w, item, group, count);
+        count += end_tile<D>(item, w.window) - first_tile<D>(item);
+        barrier_arrive_warp(&s.kv_empty);
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const int key = item.block * KEYS + 64 * group + 16 * warp + lane / 4 + 8 * r;
+            const int64_t at = (item.start + key) * w.kv_width + item.head * w.D;
+            store_row(w.dk + at, dk, r == 1, w.scale, w.D, key < item.length);
+            store_row(w.dv + at, dv, r == 1, 1, w.D, key < item.length);
+        }
+    }
+}
+
+#endif
+
+/* As many thread blocks as there are multiprocessors: each takes items until there are none. */
+template <int D> __global__ void __launch_bounds__(SM90_THREADS, 1)
+gradients_kernel(const Backward w, int K, const __grid_constant__ CUtensorMap qkv, const __grid_constant__ CUtensorMap dy)
+{
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ char memory[];
+    Shared<D> &s = *reinterpret_cast<Shared<D> *>(memory + (-shared_address(memory) & 1023));
+    const int group = threadIdx.x / 128 - 1;
+    if (threadIdx.x == 0) {
+        prefetch_map(&qkv);
+        prefetch_map(&dy);
+        init_barriers(s);
+    }
+    __syncthreads();
+    if (group < 0) {
+        registers_shrink<24>();
+        if (threadIdx.x == 0)
+            load(s, w, K, &qkv, &dy);
+        if (threadIdx.x == 32)
+            add_dq(s, w);
+    } else {
+        registers_grow<240>();
+        consume(s, w, group);
+    }
+#endif
 }
