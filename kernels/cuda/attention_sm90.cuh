@@ -8,7 +8,7 @@
  * and, through ds in shared memory, each a half of the tile's dq = ds k over all 128 keys. That is added to an F32 workspace.
  *
  * Always the same bits: the additions to a tile of dq are ordered. The block on the diagonal comes first and stores; then come the
- * blocks before it, nearest first. turn[tile] counts them, and the warp that adds waits for its turn. Items are
+ * blocks before it, nearest first. turn[tile] counts them, and the threads that add wait for their turn. Items are
  * handed out so that each waits for earlier ones only, which are done or running, so no order of blocks on the GPU can hang. As
  * a block starts on its own diagonal, those that it waits for are ahead of it, and it hardly ever waits. */
 #pragma once
@@ -53,7 +53,8 @@ template <int D> struct alignas(1024) Shared {
     float dq[2][PART];                          /* of each warpgroup */
     float rows[2][2][Tile<D>::QUERIES];
     Item item;
-    Barrier item_full, item_empty, kv_full, kv_empty, q_full[2], q_empty[2], dy_full[2], dy_empty[2], dq_full[2], dq_empty[2];
+    Barrier item_full, item_empty, kv_full, kv_empty, q_full[2], q_empty[2], dy_full[2], dy_empty[2];
+    Barrier dq_full[2][2], dq_empty[2];         /* [tile's parity][warpgroup]; [warpgroup] */
 };
 
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -62,7 +63,7 @@ template <int D> __device__ inline void init_barriers(Shared<D> &s)
 {
     const int warps = CONSUMERS / 32;
     barrier_init(&s.item_full, 1);
-    barrier_init(&s.item_empty, warps + 1);
+    barrier_init(&s.item_empty, warps + 2);
     barrier_init(&s.kv_full, 1);
     barrier_init(&s.kv_empty, warps);
     for (int i = 0; i < 2; i++) {
@@ -70,7 +71,8 @@ template <int D> __device__ inline void init_barriers(Shared<D> &s)
         barrier_init(&s.q_empty[i], warps);
         barrier_init(&s.dy_full[i], 1);
         barrier_init(&s.dy_empty[i], warps);
-        barrier_init(&s.dq_full[i], warps / 2);
+        barrier_init(&s.dq_full[0][i], warps / 2);
+        barrier_init(&s.dq_full[1][i], warps / 2);
         barrier_init(&s.dq_empty[i], 1);
     }
     barrier_init_fence();
@@ -116,8 +118,9 @@ template <int D> __device__ void load(Shared<D> &s, const Backward &w, int K, co
     }
 }
 
-/* One thread: adds the tiles of dq to the workspace when it is the item's turn. */
-template <int D> __device__ void add_dq(Shared<D> &s, const Backward &w)
+/* Two threads, each of the tiles of one parity: add them to dq in the workspace when it is the item's turn. As it takes longer than
+ * computing a tile until an addition is done and others know, two are under way. */
+template <int D> __device__ void add_dq(Shared<D> &s, const Backward &w, int parity)
 {
     int count = 0;
     for (int i = 0;; i++) {
@@ -128,12 +131,14 @@ template <int D> __device__ void add_dq(Shared<D> &s, const Backward &w)
             return;
         const int end = end_tile<D>(item, w.window);
         for (int tile = first_tile<D>(item); tile < end; tile++, count++) {
+            if ((count & 1) != parity)
+                continue;
             const int64_t slot = slot_of<D>(w, item, tile);
             const int before = tile / Tile<D>::PER_BLOCK - item.block;
             turn_wait(w.turn + slot, before);
             for (int part = 0; part < 2; part++) {
                 float *to = w.dq + (2 * slot + part) * PART;
-                barrier_wait(&s.dq_full[part], count & 1);
+                barrier_wait(&s.dq_full[parity][part], count >> 1 & 1);
                 if (before == 0)
                     store_bytes(to, s.dq[part], sizeof s.dq[part]);
                 else
@@ -304,7 +309,7 @@ template <int D> __device__ inline void sum_tiles(float (&dk)[D / 2], float (&dv
         barrier_wait(&s.dq_empty[group], (count & 1) ^ 1);
         store_dq(s.dq[group], dq);
         fence_async();
-        barrier_arrive_warp(&s.dq_full[group]);
+        barrier_arrive_warp(&s.dq_full[stage][group]);
         if (tile + 1 == end)
             break;
         barrier_wait(&s.q_full[stage ^ 1], (count + 1) >> 1 & 1);
@@ -367,8 +372,8 @@ gradients_kernel(const Backward w, int K, const __grid_constant__ CUtensorMap qk
         registers_shrink<24>();
         if (threadIdx.x == 0)
             load(s, w, K, &qkv, &dy);
-        if (threadIdx.x == 32)
-            add_dq(s, w);
+        if (threadIdx.x == 32 || threadIdx.x == 64)
+            add_dq(s, w, threadIdx.x == 64);
     } else {
         registers_grow<240>();
         consume(s, w, group);
