@@ -86,34 +86,40 @@ template <int D> __device__ inline void load_tile(char *to, const CUtensorMap *m
             load_box(to + (panel * count + i) * ROW, map, 64 * panel, head, n + i, b);
 }
 
+/* Keys and values of the item. */
+template <int D> __device__ inline void load_keys(Shared<D> &s, const Backward &w, int K, const CUtensorMap *qkv)
+{
+    const int head = w.H + s.item.head / (w.H / K), n = s.item.start + s.item.block * KEYS;
+    barrier_expect(&s.kv_full, 2 * Tile<D>::KEY_BYTES);
+    load_tile<D>(s.k, qkv, head, n, KEYS, &s.kv_full);
+    load_tile<D>(s.v, qkv, head + K, n, KEYS, &s.kv_full);
+}
+
 /* One thread: takes items and fetches what they need. It takes the next one when all of the last is on its way. */
 template <int D> __device__ void load(Shared<D> &s, const Backward &w, int K, const CUtensorMap *qkv, const CUtensorMap *dys)
 {
     constexpr int QUERIES = Tile<D>::QUERIES;
     int count = 0;                              /* of tiles so far */
-    for (int i = 0;; i++) {
-        const Item item = item_of(w, atomicAdd(w.ticket, 1));
-        barrier_wait(&s.item_empty, (i & 1) ^ 1);
-        s.item = item;
+    for (int full = 0;; full ^= 1) {            /* parity of the item */
+        barrier_wait(&s.item_empty, full ^ 1);
+        s.item = item_of(w, atomicAdd(w.ticket, 1));
         barrier_arrive(&s.item_full);
-        if (item.head < 0)
+        if (s.item.head < 0)
             return;
-        const int end = end_tile<D>(item, w.window), kv = w.H + item.head / (w.H / K), keys = item.start + item.block * KEYS;
-        for (int tile = first_tile<D>(item); tile < end; tile++, count++) {
-            const int stage = count & 1, parity = count >> 1 & 1, n = item.start + tile * QUERIES;
+        const int end = end_tile<D>(s.item, w.window);
+        for (int tile = first_tile<D>(s.item); tile < end; tile++, count++) {
+            const int stage = count & 1, parity = count >> 1 & 1;
             barrier_wait(&s.q_empty[stage], parity ^ 1);
             barrier_expect(&s.q_full[stage], Tile<D>::BYTES + (int)sizeof s.rows[0]);
-            load_tile<D>(s.q[stage], qkv, item.head, n, QUERIES, &s.q_full[stage]);
-            load_bytes(s.rows[stage], w.rows + slot_of<D>(w, item, tile) * 2 * QUERIES, sizeof s.rows[0], &s.q_full[stage]);
-            if (tile == first_tile<D>(item)) {
-                barrier_wait(&s.kv_empty, (i & 1) ^ 1);
-                barrier_expect(&s.kv_full, 2 * Tile<D>::KEY_BYTES);
-                load_tile<D>(s.k, qkv, kv, keys, KEYS, &s.kv_full);
-                load_tile<D>(s.v, qkv, kv + K, keys, KEYS, &s.kv_full);
+            load_bytes(s.rows[stage], w.rows + slot_of<D>(w, s.item, tile) * 2 * QUERIES, sizeof s.rows[0], &s.q_full[stage]);
+            load_tile<D>(s.q[stage], qkv, s.item.head, s.item.start + tile * QUERIES, QUERIES, &s.q_full[stage]);
+            if (tile == first_tile<D>(s.item)) {
+                barrier_wait(&s.kv_empty, full ^ 1);
+                load_keys(s, w, K, qkv);
             }
             barrier_wait(&s.dy_empty[stage], parity ^ 1);
             barrier_expect(&s.dy_full[stage], Tile<D>::BYTES);
-            load_tile<D>(s.dy[stage], dys, item.head, n, QUERIES, &s.dy_full[stage]);
+            load_tile<D>(s.dy[stage], dys, s.item.head, s.item.start + tile * QUERIES, QUERIES, &s.dy_full[stage]);
         }
     }
 }
