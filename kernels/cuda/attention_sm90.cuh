@@ -163,8 +163,8 @@ template <int D> __device__ void add_dq(Shared<D> &s, const Backward &w, int par
 
 /* ---- the gradients: computing ------------------------------------------------------------------------------- */
 
-/* The operands of a warpgroup's products, of stage 0 where there are two: kt and vt of its own keys, by rows; q and dy by rows and,
- * for sums over queries, by columns; its half of ds and of k, by columns, for dq. */
+/* The operands of a warpgroup's products, of stage 0 where there are two: k and v of its own keys, by rows; q and dy by rows and,
+ * for sums over queries, by columns; for its half of dq ds and k by columns: of one it has a half, all of the other. */
 template <int D> struct Operands {
     uint64_t k, v, q, dy, q_columns, dy_columns, ds, k_columns;
 
@@ -216,7 +216,7 @@ template <int C> __device__ inline void mask(float (&score)[C], int first, int w
     }
 }
 
-/* Scores become p, and dp becomes ds; as operands for the sums, rounded. Between the two: wait for dp. */
+/* Scores become p; and dp becomes ds. Rounded they are operands of the sums. */
 template <int C> __device__ inline void probabilities(float (&score)[C], uint32_t (&p)[C / 2], const float *lse, float scale_log2)
 {
     const int quad = threadIdx.x % 4;
