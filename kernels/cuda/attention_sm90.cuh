@@ -45,7 +45,7 @@ template <int D> __device__ inline int64_t slot_of(const Backward &w, const Item
 
 /* ---- the gradients: moving data ----------------------------------------------------------------------------- */
 
-/* "full" is for whoever reads, "empty" for whoever writes next. q comes with the numbers of its rows, and its "empty" is dy's too. */
+/* "full" is for whoever reads, "empty" for whoever writes next. q comes with the numbers of its rows; q_empty is dy's too. */
 template <int D> struct alignas(1024) Shared {
     char k[Tile<D>::KEY_BYTES], v[Tile<D>::KEY_BYTES];
     char q[2][Tile<D>::BYTES], dy[2][Tile<D>::BYTES];

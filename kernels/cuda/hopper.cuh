@@ -152,7 +152,7 @@ template <int N> __device__ inline void registers_shrink() { asm volatile("setma
 __device__ inline uint32_t operand(const void *tile, int panel)
 {
     uint32_t low = (shared_address(tile) & 0x3ffff) >> 4 | (uint32_t)(panel >> 4) << 16;
-    asm("" : "+r"(low));        /* NOTE: else the compiler sees that steps do not carry, and adds them in 64 bits, at twice the cost */
+    asm("" : "+r"(low));    /* NOTE: else the compiler sees that steps do not carry and adds them in 64 bits, at thrice the cost */
     return low;
 }
 __device__ constexpr uint32_t operand_step(int bytes) { return (uint32_t)bytes >> 4; }
