@@ -36,7 +36,7 @@ int          device_sm_count(void);
  * grows, and growing waits for the device; two buffers that one operation needs at once come from two slots. */
 enum {
     SCRATCH_GEMM,           /* cuBLASLt's workspace                          */
-    SCRATCH_ATTENTION,      /* cuDNN's workspace, row sums of attention      */
+    SCRATCH_ATTENTION,      /* workspaces of attention, cuDNN's and others   */
     SCRATCH_ATTENTION_DQKV, /* dQ, dK and dV of packed documents, each dense */
     SCRATCH_DOCUMENTS,      /* document tables of attention                  */
     SCRATCH_0,              /* elementwise kernels                           */
@@ -55,6 +55,11 @@ const char *image_architectures(void);
 void attention_plain_forward (Tensor y, float *lse, Tensor qkv, Attention a, Documents docs);
 void attention_plain_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a,
                               Documents docs);
+
+/* attention_sm90.cu: whether this GPU and this program have the backward below; and that, of BF16 rows, D 64, 96 or 128, with lse as
+ * cuDNN's forward leaves it: (B, H, T), with documents (N, H). */
+bool attention_sm90(void);
+void attention_sm90_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a, Documents docs);
 
 /* matmul_row.cu: matmul of a single BF16 row with a BF16 w, arguments checked already; false: of others, and nothing is done. */
 bool matmul_row(Tensor y, Tensor x, Tensor w, Tensor add);

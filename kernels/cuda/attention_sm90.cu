@@ -1,0 +1,147 @@
+/* Launches attention's backward on compute capability 9.0: three kernels, and a fourth where query heads share keys. Their
+ * workspace grows with the number of tokens, not with its square: per token and query head a row of dq in F32, where heads share
+ * keys also rows of dk and dv in BF16, and two floats. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/cuda/attention_sm90.cuh"
+
+/* TMA and wgmma code is for 9.0 alone, and only in programs that were compiled for "90a". */
+bool attention_sm90(void)
+{
+    int device, major, minor;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+    CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+    return major == 9 && minor == 0 && strstr(image_architectures(), "90a");
+}
+
+/* ---- what TMA and the kernels are told ---------------------------------------------------------------------- */
+
+typedef CUresult (*EncodeTiled)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *,
+                                const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
+                                CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+/* The driver's function, without linking the driver's library. */
+static EncodeTiled find_encode(void)
+{
+    static void *function;
+    enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSuccess;
+    if (!function)
+        CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found));
+    if (!function || found != cudaDriverEntryPointSuccess)
+        die("attention backward: this NVIDIA driver has no cuTensorMapEncodeTiled; install one for CUDA 12 or later");
+    return (EncodeTiled)function;
+}
+
+/* Rows (N, heads * D) as (D, heads, N), read in boxes of 64 columns of a head of 64 tokens, which load_tile expects. */
+static CUtensorMap map_of(Tensor t, int D)
+{
+    const cuuint64_t dims[] = { (cuuint64_t)D, (cuuint64_t)(t.cols / D), (cuuint64_t)t.rows };
+    const cuuint64_t strides[] = { (cuuint64_t)D * sizeof(bf16), (cuuint64_t)t.cols * sizeof(bf16) };
+    const cuuint32_t box[] = { 64, 1, 64 }, every[] = { 1, 1, 1 };
+    CUtensorMap map;
+    const CUresult status = find_encode()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, t.data, dims, strides, box, every,
+                                          CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                          CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (status != CUDA_SUCCESS)
+        die("attention backward: cuTensorMapEncodeTiled refuses (%d, %d) with heads of width %d at %p: error %d", t.rows, t.cols, D,
+            t.data, (int)status);
+    return map;
+}
+
+static int longer_first(const void *a, const void *b)
+{
+    const Packed *x = (const Packed *)a, *y = (const Packed *)b;
+    return x->length != y->length ? (x->length < y->length) - (x->length > y->length)
+                                  : (x->start > y->start) - (x->start < y->start);
+}
+
+/* The table of blocks. Long documents come first, so that the last items are short. */
+static void put_documents(Backward *w, Documents docs)
+{
+    Packed *document = (Packed *)xmalloc(sizeof *document * (size_t)docs.count);
+    w->blocks = 0;
+    for (int i = 0; i < docs.count; i++) {
+        document[i] = { docs.host_start[i], docs.host_start[i + 1] - docs.host_start[i], 0 };
+        w->blocks += (document[i].length + KEYS - 1) / KEYS;
+    }
+    qsort(document, (size_t)docs.count, sizeof *document, longer_first);
+    const size_t bytes = sizeof(Packed) * (size_t)w->blocks;
+    Packed *table = (Packed *)xmalloc(bytes);
+    for (int i = 0, block = 0; i < docs.count; i++) {
+        const int end = block + (document[i].length + KEYS - 1) / KEYS;
+        for (document[i].first = block; block < end; block++)
+            table[block] = document[i];
+    }
+    w->table = (const Packed *)device_scratch(bytes, SCRATCH_DOCUMENTS);
+    device_put((void *)w->table, table, bytes);
+    free(table);
+    free(document);
+}
+
+/* ---- launches ---------------------------------------------------------------------------------------------- */
+
+static char *piece(char **memory, size_t bytes)
+{
+    char *p = *memory;
+    *memory += (bytes + 255) / 256 * 256;
+    return p;
+}
+
+/* Places the workspace; dk and dv of every query head go to `heads` where they share keys, else straight to dqkv. */
+template <int D> static bf16 *place(Backward *w, Tensor dqkv, Attention a)
+{
+    const size_t slots = (size_t)w->blocks * Tile<D>::PER_BLOCK * (size_t)a.H, rows = slots * 2 * Tile<D>::QUERIES * sizeof(float);
+    const size_t dq = slots * 2 * PART * sizeof(float), turn = slots * sizeof(int), numel = (size_t)dqkv.rows * a.H * a.D;
+    const size_t heads = a.K < a.H ? 2 * numel * sizeof(bf16) : 0;
+    char *memory = (char *)device_scratch(rows + dq + turn + heads + 5 * 256, SCRATCH_ATTENTION);
+    w->rows = (float *)piece(&memory, rows);
+    w->dq = (float *)piece(&memory, dq);
+    w->turn = (int *)piece(&memory, turn);
+    w->ticket = (int *)piece(&memory, sizeof(int));
+    bf16 *own = (bf16 *)piece(&memory, heads);
+    w->dk = heads ? own : (bf16 *)dqkv.data + a.H * a.D;
+    w->dv = w->dk + (heads ? numel : (size_t)a.K * a.D);
+    w->kv_width = heads ? a.H * a.D : dqkv.cols;
+    return own;
+}
+
+template <int D> static void launch(Backward w, Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a)
+{
+    const bf16 *heads = place<D>(&w, dqkv, a);
+    const int bytes = (int)sizeof(Shared<D>) + 1024, items = w.blocks * a.H, sms = device_sm_count();
+    const CUtensorMap qkv_map = map_of(qkv, a.D), dy_map = map_of(dy, a.D);
+    prepare_kernel<D><<<dim3(w.blocks, a.H), SIDE_THREADS, 0, device_stream()>>>(w, (const bf16 *)dy.data,
+                                                                                 (const bf16 *)y.data, lse);
+    LAUNCH_CHECK();
+    CUDA_CHECK(cudaFuncSetAttribute((const void *)gradients_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    gradients_kernel<D><<<items < sms ? items : sms, SM90_THREADS, bytes, device_stream()>>>(w, a.K, qkv_map, dy_map);
+    LAUNCH_CHECK();
+    finish_dq_kernel<D><<<dim3(w.blocks * Tile<D>::PER_BLOCK, a.H), SIDE_THREADS, 0, device_stream()>>>((bf16 *)dqkv.data,
+                                                                                                        dqkv.cols, w);
+    LAUNCH_CHECK();
+    if (a.K == a.H)
+        return;
+    const unsigned packs = 2u * (unsigned)(a.K * a.D) / 8;
+    sum_heads_kernel<<<dim3(dqkv.rows, ceil_div(packs, SIDE_THREADS)), SIDE_THREADS, 0, device_stream()>>>(
+        (bf16 *)dqkv.data + a.H * a.D, dqkv.cols, heads, a.K, a.D, a.H / a.K);
+    LAUNCH_CHECK();
+}
+
+void attention_sm90_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a, Documents docs)
+{
+    Backward w = {};
+    w.T = a.T, w.H = a.H, w.D = a.D;
+    w.window = a.window > 0 && a.window < a.T ? a.window : a.T;
+    w.scale = a.scale;
+    w.scale_log2 = a.scale * (float)M_LOG2E;
+    w.blocks = a.B * (int)ceil_div((size_t)a.T, KEYS);
+    if (docs.count)
+        put_documents(&w, docs);
+    if (a.D == 64)
+        launch<64>(w, dqkv, dy, qkv, y, lse, a);
+    else
+        launch<128>(w, dqkv, dy, qkv, y, lse, a);
+}

@@ -1,0 +1,383 @@
+/* The kernel of attention's backward on compute capability 9.0 that computes, between those of attention_tiles.cuh. The
+ * equations are in kernels/cpu/attention.c; the shape is FlashAttention-3's [Shah 2024].
+ *
+ * An item is one block of keys of one query head: its k and v stay in shared memory while the tiles of queries that see them
+ * pass by, from the diagonal on. Of three warpgroups the first moves data; the others own 64 keys each, hold dk and dv of them in
+ * registers, and per tile compute, transposed,
+ *     s = k q^T, dp = v dy^T,  p = exp2(c s - lse),  ds = p (dp - delta),  dv += p dy,  dk += ds q,
+ * and, through ds in shared memory, each a half of the tile's dq = ds k over all 128 keys. That is added to an F32 workspace.
+ *
+ * Always the same bits: the additions to a tile of dq are ordered. The block on the diagonal comes first and stores; then come the
+ * blocks before it, nearest first. turn[tile] counts them, and the threads that add wait for their turn. Items are
+ * handed out so that each waits for earlier ones only, which are done or running, so no order of blocks on the GPU can hang. As
+ * a block starts on its own diagonal, those that it waits for are ahead of it, and it hardly ever waits. */
+#pragma once
+#include "kernels/cuda/attention_tiles.cuh"
+#include "kernels/cuda/hopper.cuh"
+
+static constexpr int MOVERS = 128, CONSUMERS = 256, SM90_THREADS = MOVERS + CONSUMERS;
+static constexpr int ROW = 128;                 /* bytes of a panel's row */
+
+struct Item { int start, length, first, block, head; };     /* head -1: there is no more */
+
+/* Ticket after ticket: document by document, head by head, last block first. */
+__device__ inline Item item_of(const Backward &w, int ticket)
+{
+    if (ticket >= w.blocks * w.H)
+        return { 0, 0, 0, 0, -1 };
+    const Packed d = document_of(w, ticket / w.H);
+    const int count = (d.length + KEYS - 1) / KEYS, i = ticket - d.first * w.H;
+    return { d.start, d.length, d.first, count - 1 - i % count, i / count };
+}
+
+/* Tiles that see the item's keys: from the diagonal to the end of the document or of the last key's window. */
+template <int D> __device__ inline int first_tile(const Item &item) { return item.block * Tile<D>::PER_BLOCK; }
+template <int D> __device__ inline int end_tile(const Item &item, int window)
+{
+    const int tokens = min(item.length, item.block * KEYS + KEYS - 1 + window);
+    return (tokens + Tile<D>::QUERIES - 1) / Tile<D>::QUERIES;
+}
+
+template <int D> __device__ inline int64_t slot_of(const Backward &w, const Item &item, int tile)
+{
+    return ((int64_t)item.first * Tile<D>::PER_BLOCK + tile) * w.H + item.head;
+}
+
+/* ---- the gradients: moving data ----------------------------------------------------------------------------- */
+
+/* "full" is for whoever reads, "empty" for whoever writes next. q comes with the numbers of its rows; q_empty is dy's too. */
+template <int D> struct alignas(1024) Shared {
+    char k[Tile<D>::KEY_BYTES], v[Tile<D>::KEY_BYTES];
+    char q[2][Tile<D>::BYTES], dy[2][Tile<D>::BYTES];
+    char ds[2][Tile<D>::DS_BYTES];              /* rows are keys, columns queries */
+    float dq[2][PART];                          /* of each warpgroup */
+    float rows[2][2][Tile<D>::QUERIES];
+    Item item;
+    Barrier item_full, item_empty, kv_full, kv_empty, q_full[2], q_empty[2], dy_full[2];
+    Barrier dq_full[2][2], dq_empty[2];         /* [tile's parity][warpgroup]; [warpgroup] */
+};
+
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+template <int D> __device__ inline void init_barriers(Shared<D> &s)
+{
+    const int warps = CONSUMERS / 32;
+    barrier_init(&s.item_full, 1);
+    barrier_init(&s.item_empty, warps + 2);
+    barrier_init(&s.kv_full, 1);
+    barrier_init(&s.kv_empty, warps);
+    for (int i = 0; i < 2; i++) {
+        barrier_init(&s.q_full[i], 1);
+        barrier_init(&s.q_empty[i], warps);
+        barrier_init(&s.dy_full[i], 1);
+        barrier_init(&s.dq_full[0][i], warps / 2);
+        barrier_init(&s.dq_full[1][i], warps / 2);
+        barrier_init(&s.dq_empty[i], 1);
+    }
+    barrier_init_fence();
+}
+
+/* A tile of `count` tokens from n on, of a head: boxes of 64 tokens and 64 columns. */
+template <int D> __device__ inline void load_tile(char *to, const CUtensorMap *map, int head, int n, int count, Barrier *b)
+{
+    for (int panel = 0; panel < Tile<D>::PANELS; panel++)
+        for (int i = 0; i < count; i += 64)
+            load_box(to + (panel * count + i) * ROW, map, 64 * panel, head, n + i, b);
+}
+
+/* Keys and values of the item. */
+template <int D> __device__ inline void load_keys(Shared<D> &s, const Backward &w, int K, const CUtensorMap *qkv)
+{
+    const int head = w.H + s.item.head / (w.H / K), n = s.item.start + s.item.block * KEYS;
+    barrier_expect(&s.kv_full, 2 * Tile<D>::KEY_BYTES);
+    load_tile<D>(s.k, qkv, head, n, KEYS, &s.kv_full);
+    load_tile<D>(s.v, qkv, head + K, n, KEYS, &s.kv_full);
+}
+
+/* One thread: takes items and fetches what they need. It takes the next one when all of the last is on its way. */
+template <int D> __device__ void load(Shared<D> &s, const Backward &w, int K, const CUtensorMap *qkv, const CUtensorMap *dys)
+{
+    constexpr int QUERIES = Tile<D>::QUERIES;
+    int count = 0;                              /* of tiles so far */
+    for (int full = 0;; full ^= 1) {            /* parity of the item */
+        barrier_wait(&s.item_empty, full ^ 1);
+        s.item = item_of(w, atomicAdd(w.ticket, 1));
+        barrier_arrive(&s.item_full);
+        if (s.item.head < 0)
+            return;
+        const int end = end_tile<D>(s.item, w.window);
+        for (int tile = first_tile<D>(s.item); tile < end; tile++, count++) {
+            const int stage = count & 1;
+            barrier_wait(&s.q_empty[stage], (count >> 1 & 1) ^ 1);
+            barrier_expect(&s.q_full[stage], Tile<D>::BYTES + (int)sizeof s.rows[0]);
+            load_bytes(s.rows[stage], w.rows + slot_of<D>(w, s.item, tile) * 2 * QUERIES, sizeof s.rows[0], &s.q_full[stage]);
+            load_tile<D>(s.q[stage], qkv, s.item.head, s.item.start + tile * QUERIES, QUERIES, &s.q_full[stage]);
+            if (tile == first_tile<D>(s.item)) {
+                barrier_wait(&s.kv_empty, full ^ 1);
+                load_keys(s, w, K, qkv);
+            }
+            barrier_expect(&s.dy_full[stage], Tile<D>::BYTES);
+            load_tile<D>(s.dy[stage], dys, s.item.head, s.item.start + tile * QUERIES, QUERIES, &s.dy_full[stage]);
+        }
+    }
+}
+
+/* Two threads, each of the tiles of one parity: add them to dq in the workspace when it is the item's turn. As it takes longer than
+ * computing a tile until an addition is done and others know, two are under way. */
+template <int D> __device__ void add_dq(Shared<D> &s, const Backward &w, int parity)
+{
+    int count = 0;
+    for (int i = 0;; i++) {
+        barrier_wait(&s.item_full, i & 1);
+        const Item item = s.item;
+        barrier_arrive(&s.item_empty);
+        if (item.head < 0)
+            return;
+        const int end = end_tile<D>(item, w.window);
+        for (int tile = first_tile<D>(item); tile < end; tile++, count++) {
+            if ((count & 1) != parity)
+                continue;
+            const int64_t slot = slot_of<D>(w, item, tile);
+            const int before = tile / Tile<D>::PER_BLOCK - item.block;
+            turn_wait(w.turn + slot, before);
+            for (int part = 0; part < 2; part++) {
+                float *to = w.dq + (2 * slot + part) * PART;
+                barrier_wait(&s.dq_full[parity][part], count >> 1 & 1);
+                if (before == 0)
+                    store_bytes(to, s.dq[part], sizeof s.dq[part]);
+                else
+                    add_floats(to, s.dq[part], sizeof s.dq[part]);
+                copies_commit();
+            }
+            copies_wait_read<1>();
+            barrier_arrive(&s.dq_empty[0]);
+            copies_wait_read<0>();
+            barrier_arrive(&s.dq_empty[1]);
+            copies_wait();
+            turn_set(w.turn + slot, before + 1);
+        }
+    }
+}
+
+/* ---- the gradients: computing ------------------------------------------------------------------------------- */
+
+/* The operands of a warpgroup's products, of stage 0 where there are two: k and v of its own keys, by rows; q and dy by rows and,
+ * for sums over queries, by columns; for its half of dq ds and k by columns: of one it has a half, all of the other. */
+template <int D> struct Operands {
+    uint32_t k, v, q, dy, q_columns, dy_columns, ds, k_columns;
+
+    __device__ Operands(Shared<D> &s, int group)
+    {
+        constexpr int PANEL = Tile<D>::QUERIES * ROW;
+        k = operand(s.k + 64 * group * ROW, 16);
+        v = operand(s.v + 64 * group * ROW, 16);
+        q = operand(s.q[0], 16);
+        dy = operand(s.dy[0], 16);
+        q_columns = operand(s.q[0], PANEL);
+        dy_columns = operand(s.dy[0], PANEL);
+        ds = operand(s.ds[0] + (D == 128 ? 0 : group * KEYS * ROW), 16);
+        k_columns = operand(s.k + (D == 128 ? group * KEYS * ROW : 0), 16);
+    }
+};
+
+/* x (64 keys, QUERIES) = keys' rows times queries' rows, over D columns. */
+template <int D, int C> __device__ inline void start_scores(float (&x)[C], uint32_t keys, uint32_t queries)
+{
+    products_fence();
+#pragma unroll
+    for (int k = 0; k < D / 16; k++)
+        product<0, 0>(x, keys + step_by_rows(k, KEYS * ROW), queries + step_by_rows(k, Tile<D>::QUERIES * ROW), k > 0);
+    products_commit();
+}
+
+/* d (64 keys, D) += a (64 keys, QUERIES) rows. */
+template <int C, int W> __device__ inline void start_sum(float (&d)[C], uint32_t (&a)[W], uint32_t rows)
+{
+    keep_in_place(d);
+    keep_in_place(a);
+    products_fence();
+#pragma unroll
+    for (int k = 0; k < W / 4; k++)
+        product_add(d, a + 4 * k, rows + step_by_columns(k));
+    products_commit();
+}
+
+/* Minus infinity where the query does not see the key. first: that of the thread's first query minus that of its first key. */
+template <int C> __device__ inline void mask(float (&score)[C], int first, int window)
+{
+#pragma unroll
+    for (int i = 0; i < C; i++) {
+        const int ahead = first + i / 4 * 8 + i % 2 - i % 4 / 2 * 8;        /* of the query, before the key */
+        if ((unsigned)ahead >= (unsigned)window)
+            score[i] = -INFINITY;
+    }
+}
+
+/* Scores become p; and dp becomes ds. Rounded they are operands of the sums. */
+template <int C> __device__ inline void probabilities(float (&score)[C], uint32_t (&p)[C / 2], const float *lse, float scale_log2)
+{
+    const int quad = threadIdx.x % 4;
+#pragma unroll
+    for (int j = 0; j < C / 4; j++) {
+        const float2 l = *reinterpret_cast<const float2 *>(lse + 8 * j + 2 * quad);
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float *s = score + 4 * j + 2 * r;
+            s[0] = exp2_fast(fmaf(s[0], scale_log2, -l.x));
+            s[1] = exp2_fast(fmaf(s[1], scale_log2, -l.y));
+            p[2 * j + r] = bf16_pair(s[0], s[1]);
+        }
+    }
+}
+
+template <int C> __device__ inline void score_gradients(uint32_t (&ds)[C / 2], const float (&p)[C], const float (&dp)[C],
+                                                        const float *delta)
+{
+    const int quad = threadIdx.x % 4;
+#pragma unroll
+    for (int j = 0; j < C / 4; j++) {
+        const float2 d = *reinterpret_cast<const float2 *>(delta + 8 * j + 2 * quad);
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const int i = 4 * j + 2 * r;
+            ds[2 * j + r] = bf16_pair(p[i] * (dp[i] - d.x), p[i + 1] * (dp[i + 1] - d.y));
+        }
+    }
+}
+
+/* ds of the warpgroup's keys to shared memory, as rows of queries. */
+template <int W> __device__ inline void store_ds(char *to, const uint32_t (&ds)[W], int group)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    const int key = 64 * group + 16 * warp + lane % 16;
+#pragma unroll
+    for (int k = 0; k < W / 4; k++) {
+        const int chunk = 2 * k + lane / 16, panel = chunk / 8;
+        store_matrices(to + (panel * KEYS + key) * ROW + ((chunk % 8) ^ (key % 8)) * 16, ds + 4 * k);
+    }
+}
+
+/* The warpgroup's half of dq to shared memory, for add_dq. */
+__device__ inline void store_dq(float *to, const float (&dq)[32])
+{
+    float4 *at = reinterpret_cast<float4 *>(to) + threadIdx.x % 128;
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+        at[j * 128] = make_float4(dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]);
+}
+
+/* dk and dv of an item's keys, over its tiles. `count`: of tiles of the items before. */
+template <int D> __device__ inline void sum_tiles(float (&dk)[D / 2], float (&dv)[D / 2], Shared<D> &s, const Backward &w,
+                                                  const Item &item, int group, int count)
+{
+    constexpr int QUERIES = Tile<D>::QUERIES, C = QUERIES / 2;
+    constexpr uint32_t STAGE = operand_step(Tile<D>::BYTES), DS_STAGE = operand_step(Tile<D>::DS_BYTES);
+    const Operands<D> of(s, group);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, end = end_tile<D>(item, w.window);
+    const int key = item.block * KEYS + 64 * group + 16 * warp + lane / 4;
+    float score[C];
+
+    barrier_wait(&s.q_full[count & 1], count >> 1 & 1);
+    start_scores<D>(score, of.k, of.q + (count & 1) * STAGE);
+    for (int tile = first_tile<D>(item);; tile++, count++) {
+        const int stage = uniform(count & 1), query = tile * QUERIES;
+        float dp[C], dq[32];
+        uint32_t p[C / 2], ds[C / 2];
+        barrier_wait(&s.dy_full[stage], count >> 1 & 1);
+        start_scores<D>(dp, of.v, of.dy + stage * STAGE);
+        products_wait<1>();
+        keep_in_place(score);
+        if (query < (item.block + 1) * KEYS - 1 || query + QUERIES - 1 - item.block * KEYS >= w.window)
+            mask(score, query + lane % 4 * 2 - key, w.window);
+        probabilities(score, p, s.rows[stage][0], w.scale_log2);
+        products_wait<0>();
+        keep_in_place(dp);
+        score_gradients(ds, score, dp, s.rows[stage][1]);
+        store_ds(s.ds[stage], ds, group);
+        fence_async();
+        start_sum(dv, p, of.dy_columns + stage * STAGE);
+        named_barrier(1, CONSUMERS);                        /* ds of both warpgroups */
+
+        products_fence();
+#pragma unroll
+        for (int k = 0; k < KEYS / 16; k++)
+            product<1, 1>(dq, of.ds + stage * DS_STAGE + step_by_columns(k), of.k_columns + step_by_columns(k), k > 0);
+        products_commit();
+        start_sum(dk, ds, of.q_columns + stage * STAGE);
+        products_wait<1>();
+        keep_in_place(dv);
+        keep_in_place(dq);
+        barrier_wait(&s.dq_empty[group], (count & 1) ^ 1);
+        store_dq(s.dq[group], dq);
+        fence_async();
+        barrier_arrive_warp(&s.dq_full[stage][group]);
+        if (tile + 1 == end)
+            break;
+        barrier_wait(&s.q_full[stage ^ 1], (count + 1) >> 1 & 1);
+        start_scores<D>(score, of.k, of.q + (stage ^ 1) * STAGE);       /* of the next tile */
+        products_wait<1>();
+        keep_in_place(dk);
+        barrier_arrive_warp(&s.q_empty[stage]);
+    }
+    products_wait<0>();
+    keep_in_place(dk);
+    barrier_arrive_warp(&s.q_empty[count & 1]);
+}
+
+/* A warpgroup: items one after another. */
+template <int D> __device__ void consume(Shared<D> &s, const Backward &w, int group)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    int count = 0;
+    for (int i = 0;; i++) {
+        barrier_wait(&s.item_full, i & 1);
+        const Item item = s.item;
+        barrier_arrive_warp(&s.item_empty);
+        if (item.head < 0)
+            return;
+        float dk[D / 2], dv[D / 2];
+#pragma unroll
+        for (int j = 0; j < D / 2; j++)
+            dk[j] = dv[j] = 0;
+        barrier_wait(&s.kv_full, i & 1);
+        sum_tiles<D>(dk, dv, s, w, item, group, count);
+        count += end_tile<D>(item, w.window) - first_tile<D>(item);
+        barrier_arrive_warp(&s.kv_empty);
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const int key = item.block * KEYS + 64 * group + 16 * warp + lane / 4 + 8 * r;
+            const int64_t at = (item.start + key) * w.kv_width + item.head * w.D;
+            store_row(w.dk + at, dk, r == 1, w.scale, w.D, key < item.length);
+            store_row(w.dv + at, dv, r == 1, 1, w.D, key < item.length);
+        }
+    }
+}
+
+#endif
+
+/* As many thread blocks as there are multiprocessors: each takes items until there are none. */
+template <int D> __global__ void __launch_bounds__(SM90_THREADS, 1)
+gradients_kernel(const Backward w, int K, const __grid_constant__ CUtensorMap qkv, const __grid_constant__ CUtensorMap dy)
+{
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ char memory[];
+    Shared<D> &s = *reinterpret_cast<Shared<D> *>(memory + (-shared_address(memory) & 1023));
+    const int group = uniform(threadIdx.x / 128) - 1;
+    if (threadIdx.x == 0) {
+        prefetch_map(&qkv);
+        prefetch_map(&dy);
+        init_barriers(s);
+    }
+    __syncthreads();
+    if (group < 0) {
+        registers_shrink<24>();
+        if (threadIdx.x == 0)
+            load(s, w, K, &qkv, &dy);
+        if (threadIdx.x == 32 || threadIdx.x == 64)
+            add_dq(s, w, threadIdx.x == 64);
+    } else {
+        registers_grow<240>();
+        consume(s, w, group);
+    }
+#endif
+}

@@ -1,0 +1,175 @@
+/* What the kernels of attention's backward on compute capability 9.0 share, and those before and behind the one that computes,
+ * attention_sm90.cuh. attention_sm90.cu launches them.
+ *
+ * A document is cut into blocks of 128 keys and tiles of QUERIES queries; tiles of dq are added up in a workspace, in F32 and in
+ * the order in which wgmma's threads hold them, and become BF16 rows at the end. Head widths below D run as D: TMA fills the
+ * columns with zeros. */
+#pragma once
+#include "kernels/cuda/cuda.h"
+
+static constexpr int KEYS = 128;
+static constexpr int PART = 64 * 64;            /* floats of dq that a warpgroup computes at a time */
+
+template <int D> struct Tile {
+    static constexpr int QUERIES = D == 128 ? 64 : 128, PER_BLOCK = KEYS / QUERIES, PANELS = D / 64;
+    static constexpr int KEY_BYTES = KEYS * D * 2, BYTES = QUERIES * D * 2, DS_BYTES = KEYS * QUERIES * 2;
+};
+
+/* A document: `length` tokens from `start` on; block i of it is block first + i of all. */
+struct Packed { int start, length, first; };
+
+/* What all kernels work on. A slot is a tile of a head: (block * PER_BLOCK + tile of the block) * H + head. */
+struct Backward {
+    int T, H, D, window;            /* window: a number of keys, T if there is none                                  */
+    int blocks;                     /* of keys, of all documents                                                     */
+    const Packed *table;            /* (blocks): the document of each; NULL: documents are the sequences             */
+    float scale, scale_log2;        /* of the scores; the same for powers of 2                                       */
+    float *rows;                    /* (slots, 2, QUERIES): lse for powers of 2, delta                               */
+    float *dq;                      /* (slots, 2, PART): sums without scale, as their threads hold them              */
+    int *turn, *ticket;             /* (slots): how many blocks have added; how many items are handed out            */
+    bf16 *dk, *dv;                  /* of every query head, at `kv_width` elements from token to token               */
+    int64_t kv_width;
+};
+
+__device__ inline Packed document_of(const Backward &w, int block)
+{
+    if (w.table)
+        return w.table[block];
+    const int each = (w.T + KEYS - 1) / KEYS;
+    return { block / each * w.T, w.T, block / each * each };
+}
+
+/* Of four lanes side by side: x[i] of lane p is pair p of eight columns i, afterwards x[p] of lane i is. */
+__device__ inline void transpose_quad(uint32_t (&x)[4])
+{
+    const bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        const uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? x[i] : x[i + 1], 1);
+        (odd ? x[i] : x[i + 1]) = other;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const uint32_t other = __shfl_xor_sync(0xffffffffu, upper ? x[i] : x[i + 2], 2);
+        (upper ? x[i] : x[i + 2]) = other;
+    }
+}
+
+__device__ inline uint32_t bf16_pair(float low, float high)
+{
+    const __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<const uint32_t *>(&two);
+}
+
+/* A row of d times `factor`, in BF16, cut to `columns`: that of d[4j] and d[4j+1], or the one `below`. All lanes call, also of rows
+ * that do not exist. */
+template <int C> __device__ inline void store_row(bf16 *row, const float (&d)[C], bool below, float factor, int columns,
+                                                  bool exists)
+{
+    const int quad = threadIdx.x % 4;
+#pragma unroll
+    for (int j = 0; j < C / 4; j += 4) {
+        uint32_t x[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float *two = d + 4 * (j + i) + 2 * below;
+            x[i] = bf16_pair(two[0] * factor, two[1] * factor);
+        }
+        transpose_quad(x);
+        const int column = 8 * (j + quad);
+        if (exists && column < columns)
+            *reinterpret_cast<uint4 *>(row + column) = make_uint4(x[0], x[1], x[2], x[3]);
+    }
+}
+
+/* ---- before: what a row of queries needs -------------------------------------------------------------------- */
+
+static constexpr int SIDE_THREADS = 256;
+
+/* A block and a head per thread block, a token per 16 lanes. Rows behind the document's end get p = exp2(s - inf) = 0. lse is
+ * natural, (B, H, T), with a table (N, H). */
+template <int D> __global__ void __launch_bounds__(SIDE_THREADS)
+prepare_kernel(const Backward w, const bf16 *dy, const bf16 *y, const float *lse)
+{
+    constexpr int QUERIES = Tile<D>::QUERIES;
+    const int block = blockIdx.x, h = blockIdx.y, lane = threadIdx.x % 16;
+    const Packed d = document_of(w, block);
+    const int64_t slot = (int64_t)block * Tile<D>::PER_BLOCK * w.H + h;
+    if (threadIdx.x < Tile<D>::PER_BLOCK)
+        w.turn[slot + threadIdx.x * w.H] = 0;
+    if (block == 0 && h == 0 && threadIdx.x == 0)
+        *w.ticket = 0;
+#pragma unroll 4
+    for (int i = threadIdx.x / 16; i < KEYS; i += SIDE_THREADS / 16) {
+        const int t = (block - d.first) * KEYS + i, n = d.start + t;
+        float delta = 0;
+        if (t < d.length && 8 * lane < w.D) {
+            const int64_t at = ((int64_t)n * w.H + h) * w.D + 8 * lane;
+            const uint4 a = *reinterpret_cast<const uint4 *>(dy + at), b = *reinterpret_cast<const uint4 *>(y + at);
+            const uint32_t as[] = { a.x, a.y, a.z, a.w }, bs[] = { b.x, b.y, b.z, b.w };
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                delta += __uint_as_float(as[k] << 16) * __uint_as_float(bs[k] << 16)
+                       + __uint_as_float(as[k] & 0xffff0000u) * __uint_as_float(bs[k] & 0xffff0000u);
+        }
+#pragma unroll
+        for (int o = 8; o > 0; o >>= 1)
+            delta += __shfl_xor_sync(0xffffffffu, delta, o);
+        if (lane == 0) {
+            const int64_t at = w.table ? (int64_t)n * w.H + h : ((int64_t)(n / w.T) * w.H + h) * w.T + n % w.T;
+            float *row = w.rows + (slot + i / QUERIES * w.H) * 2 * QUERIES + i % QUERIES;
+            row[0] = t < d.length ? lse[at] * 1.44269504088896341f : INFINITY;
+            row[QUERIES] = delta;
+        }
+    }
+}
+
+/* ---- after: the workspaces become dqkv ---------------------------------------------------------------------- */
+
+/* A tile and a head per thread block; threads as the warpgroups that computed dq. */
+template <int D> __global__ void __launch_bounds__(SIDE_THREADS) finish_dq_kernel(bf16 *dq, int64_t width, const Backward w)
+{
+    constexpr int QUERIES = Tile<D>::QUERIES;
+    const int block = blockIdx.x / Tile<D>::PER_BLOCK, h = blockIdx.y, part = threadIdx.x / 128, thread = threadIdx.x % 128;
+    const Packed doc = document_of(w, block);
+    const int first = (blockIdx.x - doc.first * Tile<D>::PER_BLOCK) * QUERIES;      /* of the document */
+    const int t = first + (D == 128 ? 0 : 64 * part) + thread / 32 * 16 + thread % 32 / 4;
+    const int left = D == 128 ? 64 * part : 0;
+    if (first >= doc.length)
+        return;                             /* no block has stored this tile */
+    const float4 *from = reinterpret_cast<const float4 *>(w.dq + ((int64_t)blockIdx.x * w.H + h) * 2 * PART + part * PART);
+    float d[32];
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        const float4 x = from[j * 128 + thread];
+        d[4 * j] = x.x, d[4 * j + 1] = x.y, d[4 * j + 2] = x.z, d[4 * j + 3] = x.w;
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        store_row(dq + (int64_t)(doc.start + t + 8 * r) * width + h * w.D + left, d, r == 1, w.scale, w.D - left,
+                  t + 8 * r < doc.length);
+}
+
+/* dk and dv of a key/value head: the sums of its query heads', in their order. A token per thread block in x, eight of its 2 K D
+ * columns per thread. heads: dk (N, K * group, D), then dv. */
+__global__ void __launch_bounds__(SIDE_THREADS)
+sum_heads_kernel(bf16 *dk, int64_t width, const bf16 *heads, int K, int D, int group)
+{
+    const int column = 8 * (blockIdx.y * SIDE_THREADS + threadIdx.x), which = column / (K * D), kv = column / D % K, d = column % D;
+    if (which > 1)
+        return;
+    const int64_t n = blockIdx.x, numel = (int64_t)gridDim.x * K * group * D;
+    const bf16 *from = heads + which * numel + (n * K + kv) * group * D + d;
+    float sum[8] = {};
+    for (int g = 0; g < group; g++) {
+        const uint4 x = *reinterpret_cast<const uint4 *>(from + (int64_t)g * D);
+        const uint32_t word[] = { x.x, x.y, x.z, x.w };
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            sum[2 * k] += __uint_as_float(word[k] << 16);
+            sum[2 * k + 1] += __uint_as_float(word[k] & 0xffff0000u);
+        }
+    }
+    *reinterpret_cast<uint4 *>(dk + n * width + column) =
+        make_uint4(bf16_pair(sum[0], sum[1]), bf16_pair(sum[2], sum[3]), bf16_pair(sum[4], sum[5]), bf16_pair(sum[6], sum[7]));
+}

@@ -1,0 +1,257 @@
+/* What compute capability 9.0 alone has, as functions [PTX ISA 8.0, sec. 9.7]: barriers in shared memory that count bytes, copies
+ * between global and shared memory by the tensor memory accelerator (TMA), products of tiles by a warpgroup (wgmma), whose 128
+ * threads issue them together and wait later.
+ *
+ * Tiles of BF16 lie in shared memory as panels of 64 columns: a row takes 128 bytes, rows follow each other, and the 16-byte
+ * chunk c of row r is at place c ^ r % 8 (the "128-byte swizzle"). A tile starts at a multiple of 1024 bytes.
+ *
+ * wgmma computes d (64, N) += a (64, 16) b (16, N). An operand "by rows" has its rows (of a) or columns (of b) as rows of the
+ * tile, so that the sum runs along them; one "by columns" has the sum across the tile's rows. Lane l of warp w of the warpgroup
+ * holds of d, in d[4j .. 4j+3], row 16w + l/4 (two numbers) and the row 8 below it (two), columns 8j + 2(l%4) and the next.
+ * Operands a in registers are pairs of BF16 in the same places: d of one product, rounded, is a of the next.
+ *
+ * Asynchronous copies and products see memory through a "proxy" of their own: fence_async stands between ordinary writes to
+ * shared memory and reads by those. */
+#pragma once
+#include <cuda.h>
+
+#include "kernels/cuda/cuda.h"
+
+typedef uint64_t Barrier;       /* in shared memory */
+
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+__device__ inline uint32_t shared_address(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+/* ---- barriers ---------------------------------------------------------------------------------------------- */
+
+/* A phase ends after `arrivals` arrivals and when all announced bytes are there. Phases are told apart by their parity, 0 first. */
+__device__ inline void barrier_init(Barrier *b, int arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(b)), "r"(arrivals) : "memory");
+}
+
+/* Between barrier_init and the first use by TMA. */
+__device__ inline void barrier_init_fence()
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ inline void barrier_arrive(Barrier *b)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(shared_address(b)) : "memory");
+}
+
+/* Arrives and announces bytes that TMA will bring. */
+__device__ inline void barrier_expect(Barrier *b, int bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(shared_address(b)), "r"(bytes) : "memory");
+}
+
+/* Waits for the end of the phase of that parity; of parity 1, it does not wait before the first phase has ended. */
+__device__ inline void barrier_wait(Barrier *b, int parity)
+{
+    uint32_t done;
+    do
+        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+                     : "=r"(done) : "r"(shared_address(b)), "r"(parity) : "memory");
+    while (!done);
+}
+
+/* One arrival of a warp, for all that its lanes did before. */
+__device__ inline void barrier_arrive_warp(Barrier *b)
+{
+    __syncwarp();
+    if (threadIdx.x % 32 == 0)
+        barrier_arrive(b);
+}
+
+/* Barrier 0 is __syncthreads's. */
+__device__ inline void named_barrier(int number, int threads)
+{
+    asm volatile("bar.sync %0, %1;" :: "r"(number), "r"(threads) : "memory");
+}
+
+/* ---- copies ------------------------------------------------------------------------------------------------ */
+
+__device__ inline void fence_async()
+{
+    asm volatile("fence.proxy.async;" ::: "memory");
+}
+
+__device__ inline void prefetch_map(const CUtensorMap *map)
+{
+    asm volatile("prefetch.tensormap [%0];" :: "l"(map) : "memory");
+}
+
+/* A box of the map's shape, from (x, y, z) on; what lies outside the tensor becomes 0. */
+__device__ inline void load_box(void *to, const CUtensorMap *map, int x, int y, int z, Barrier *b)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];"
+                 :: "r"(shared_address(to)), "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(b)) : "memory");
+}
+
+/* Multiples of 16 bytes, aligned so. */
+__device__ inline void load_bytes(void *to, const void *from, int bytes, Barrier *b)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 :: "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(b)) : "memory");
+}
+
+__device__ inline void store_bytes(void *to, const void *from, int bytes)
+{
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+                 :: "l"(to), "r"(shared_address(from)), "r"(bytes) : "memory");
+}
+
+__device__ inline void add_floats(float *to, const float *from, int bytes)
+{
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
+                 :: "l"(to), "r"(shared_address(from)), "r"(bytes) : "memory");
+}
+
+/* Of one thread's stores and adds: each commit ends a group. The first wait: all but the last N groups have read their source; the
+ * second: all are done. */
+__device__ inline void copies_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+template <int N> __device__ inline void copies_wait_read()
+{
+    asm volatile("cp.async.bulk.wait_group.read %0;" :: "n"(N) : "memory");
+}
+__device__ inline void copies_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+/* A number in global memory by which blocks take turns with copies: whoever reads what another has set sees the copies that
+ * this one had waited for. */
+__device__ inline void turn_wait(const int *turn, int value)
+{
+    int now;
+    do
+        asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
+    while (now != value);
+    fence_async();
+}
+
+__device__ inline void turn_set(int *turn, int value)
+{
+    fence_async();
+    __threadfence();
+    asm volatile("st.release.gpu.global.b32 [%0], %1;" :: "l"(turn), "r"(value) : "memory");
+}
+
+/* ---- products ---------------------------------------------------------------------------------------------- */
+
+/* The registers of a thread for itself and the rest of its warpgroup; all warps of the warpgroup call. */
+template <int N> __device__ inline void registers_grow() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(N)); }
+template <int N> __device__ inline void registers_shrink() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N)); }
+
+/* Names an operand in shared memory, whose groups of 8 rows follow each other; `panel` is how many bytes lie between panels
+ * where an operand by columns has several. To move on by some bytes, add operand_step of them. This is the lower half of wgmma's
+ * descriptor, the upper one is always the same. */
+__device__ inline uint32_t operand(const void *tile, int panel)
+{
+    uint32_t low = (shared_address(tile) & 0x3ffff) >> 4 | (uint32_t)(panel >> 4) << 16;
+    asm("" : "+r"(low));    /* NOTE: else the compiler sees that steps do not carry and adds them in 64 bits, at thrice the cost */
+    return low;
+}
+__device__ constexpr uint32_t operand_step(int bytes) { return (uint32_t)bytes >> 4; }
+__device__ inline uint64_t descriptor(uint32_t operand)
+{
+    const uint32_t group = 8 * 128, swizzle_128 = 1;
+    return (uint64_t)(group >> 4 | swizzle_128 << 30) << 32 | operand;
+}
+
+/* 16 terms of a sum further: along the rows of an operand by rows, whose panels are `panel` bytes apart; down those of one by
+ * columns. */
+__device__ constexpr uint32_t step_by_rows(int k, int panel) { return operand_step(k / 4 * panel + k % 4 * 32); }
+__device__ constexpr uint32_t step_by_columns(int k) { return operand_step(k * 16 * 128); }
+
+/* Before the first of some products, and after ordinary code has changed their registers. */
+__device__ inline void products_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+/* All but the last N groups are done. */
+template <int N> __device__ inline void products_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory"); }
+
+/* NOTE: the compiler does not know that products change registers until they are waited for: this keeps it from moving accesses
+ * over that point. */
+template <int N> __device__ inline void keep_in_place(float (&x)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        asm volatile("" : "+f"(x[i]) :: "memory");
+}
+
+template <int N> __device__ inline void keep_in_place(uint32_t (&x)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        asm volatile("" : "+r"(x[i]) :: "memory");
+}
+
+#define D8(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
+                 "+f"(d[i + 7])
+#define D32(d, i) D8(d, i), D8(d, i + 8), D8(d, i + 16), D8(d, i + 24)
+#define NAMES_32 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28," \
+                 "%29,%30,%31"
+#define NAMES_64 NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56," \
+                 "%57,%58,%59,%60,%61,%62,%63"
+
+/* d = a b, or d += a b. A_COLUMNS, B_COLUMNS: that operand is by columns. */
+template <int A_COLUMNS, int B_COLUMNS> __device__ inline void product(float (&d)[32], uint32_t a, uint32_t b, bool add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" NAMES_32 "}, "
+                 "%32, %33, p, 1, 1, %35, %36;\n}"
+                 : D32(d, 0) : "l"(descriptor(a)), "l"(descriptor(b)), "r"((int)add), "n"(A_COLUMNS), "n"(B_COLUMNS));
+}
+
+template <int A_COLUMNS, int B_COLUMNS> __device__ inline void product(float (&d)[64], uint32_t a, uint32_t b, bool add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" NAMES_64 "}, "
+                 "%64, %65, p, 1, 1, %67, %68;\n}"
+                 : D32(d, 0), D32(d, 32) : "l"(descriptor(a)), "l"(descriptor(b)), "r"((int)add), "n"(A_COLUMNS), "n"(B_COLUMNS));
+}
+
+/* d += a b with a in registers, b by columns. */
+__device__ inline void product_add(float (&d)[32], const uint32_t *a, uint32_t b)
+{
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" NAMES_32 "}, {%32,%33,%34,%35}, %36, 1, 1, 1, 1;"
+                 : D32(d, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(descriptor(b)));
+}
+
+__device__ inline void product_add(float (&d)[64], const uint32_t *a, uint32_t b)
+{
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" NAMES_64 "}, {%64,%65,%66,%67}, %68, 1, 1, 1, 1;"
+                 : D32(d, 0), D32(d, 32) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(descriptor(b)));
+}
+
+#undef D8
+#undef D32
+#undef NAMES_32
+#undef NAMES_64
+
+/* ---- in a warp --------------------------------------------------------------------------------------------- */
+
+/* A number that all lanes of the warp have, so that the compiler knows it: operands computed from it stay in uniform registers. */
+__device__ inline int uniform(int x)
+{
+    return __shfl_sync(0xffffffffu, x, 0);
+}
+
+/* Four 8 x 8 matrices of BF16 pairs as wgmma holds them, a[i] of all lanes matrix i, to shared memory: lane 8i + r says where
+ * row r of matrix i goes, 16 bytes. */
+__device__ inline void store_matrices(void *row, const uint32_t *a)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+                 :: "r"(shared_address(row)), "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]) : "memory");
+}
+
+/* 2^x, relative error below 2^-22. */
+__device__ inline float exp2_fast(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+#endif
