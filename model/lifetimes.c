@@ -1,0 +1,97 @@
+/* The table of lifetimes, and the placement that follows from it. */
+#include "model/lifetimes.h"
+
+#define AT(p)       (1u << (p))
+#define FROM(p, q)  ((AT(q) << 1) - AT(p))      /* the phases p to q */
+
+enum { ALL_FORWARD = FROM(FORWARD_QKV, FORWARD_DOWN), ALL_BACK = FROM(BACK_DOWN, BACK_QKV_DW) };
+
+/* always: in which phases a buffer is alive in any case. direct, again: in which ones besides, if its use is such (BufferUse), the
+ * last only of what is read directly. A transposed copy is: backward makes it, unless that is left to a forward run again. */
+static const struct { unsigned always, direct, again; } life[NUM_BUFFERS] = {
+    [BUFFER_RES0]       = { ALL_FORWARD | AT(PHASE_HEAD), 0, 0 },
+    [BUFFER_RES1]       = { FROM(FORWARD_OUT, FORWARD_DOWN), 0, FROM(FORWARD_OUT, BACK_GATE_UP_DW) },
+    [BUFFER_X0]         = { FROM(FORWARD_QKV, FORWARD_OUT), 0, FROM(FORWARD_QKV, BACK_QKV_DW) },
+    [BUFFER_X1]         = { FROM(FORWARD_GATE_UP, FORWARD_DOWN), 0, FROM(FORWARD_GATE_UP, BACK_GATE_UP_DW) },
+    [BUFFER_BRANCH]     = { AT(FORWARD_OUT) | AT(FORWARD_DOWN), 0, 0 },
+    [BUFFER_STATS0]     = { FROM(FORWARD_QKV, FORWARD_OUT), 0, FROM(FORWARD_QKV, BACK_QKV_DW) },
+    [BUFFER_STATS1]     = { FROM(FORWARD_GATE_UP, FORWARD_DOWN), 0, FROM(FORWARD_GATE_UP, BACK_GATE_UP_DW) },
+    [BUFFER_H0]         = { AT(FORWARD_QKV) | AT(FORWARD_GATE_UP), AT(BACK_GATE_UP_DW) | AT(BACK_QKV_DW),  /* may be h1 */
+                            FROM(FORWARD_QKV, BACK_QKV_DW) },
+    [BUFFER_H0_T]       = { AT(BACK_GATE_UP_DW) | AT(BACK_QKV_DW), 0, FROM(FORWARD_QKV, BACK_QKV_DW) },
+    [BUFFER_H1]         = { AT(FORWARD_GATE_UP), AT(BACK_GATE_UP_DW), FROM(FORWARD_GATE_UP, BACK_GATE_UP_DW) },
+    [BUFFER_H1_T]       = { AT(BACK_GATE_UP_DW), 0, FROM(FORWARD_GATE_UP, BACK_GATE_UP_DW) },
+    [BUFFER_PROJ]       = { FROM(FORWARD_QKV, FORWARD_ATTEND) | FROM(BACK_OUT, BACK_ATTEND), 0, 0 },        /* may be rot */
+    [BUFFER_QKV]        = { FROM(FORWARD_QKV, FORWARD_ATTEND), 0, FROM(FORWARD_QKV, BACK_ROPE) },
+    [BUFFER_ROT]        = { AT(FORWARD_ATTEND) | FROM(BACK_OUT, BACK_ATTEND), 0, 0 },
+    [BUFFER_QK_STATS]   = { AT(FORWARD_ATTEND), 0, FROM(FORWARD_ATTEND, BACK_ROPE) },
+    [BUFFER_MIX]        = { FROM(FORWARD_ATTEND, FORWARD_OUT) | FROM(BACK_OUT, BACK_ATTEND), 0, 0 },        /* may be att_op */
+    [BUFFER_ATT]        = { FROM(FORWARD_ATTEND, FORWARD_OUT), 0, FROM(FORWARD_ATTEND, BACK_ATTEND) },      /* may be mix */
+    [BUFFER_ATT_OP]     = { AT(FORWARD_OUT), 0, 0 },
+    [BUFFER_ATT_OP_T]   = { AT(BACK_OUT), 0, 0 },
+    [BUFFER_LSE]        = { AT(FORWARD_ATTEND), 0, FROM(FORWARD_ATTEND, BACK_ATTEND) },
+    [BUFFER_WIDE]       = { FROM(FORWARD_GATE_UP, FORWARD_SWIGLU), 0, 0 },
+    [BUFFER_GATE_UP]    = { FROM(FORWARD_GATE_UP, FORWARD_SWIGLU), 0, FROM(FORWARD_GATE_UP, BACK_SWIGLU) }, /* may be wide */
+    [BUFFER_ACT]        = { FROM(FORWARD_SWIGLU, FORWARD_DOWN), FROM(BACK_SWIGLU, BACK_DOWN_DW), FROM(FORWARD_SWIGLU, BACK_DOWN_DW) },
+    [BUFFER_ACT_T]      = { FROM(BACK_SWIGLU, BACK_DOWN_DW), 0, FROM(FORWARD_SWIGLU, BACK_DOWN_DW) },
+    [BUFFER_LOW_QKV]     = { ALL_FORWARD, 0, ALL_FORWARD | ALL_BACK },
+    [BUFFER_LOW_OUT]     = { ALL_FORWARD, 0, ALL_FORWARD | ALL_BACK },
+    [BUFFER_LOW_GATE_UP] = { ALL_FORWARD, 0, ALL_FORWARD | ALL_BACK },
+    [BUFFER_LOW_DOWN]    = { ALL_FORWARD, 0, ALL_FORWARD | ALL_BACK },
+    [BUFFER_DRES]       = { AT(PHASE_HEAD) | ALL_BACK, 0, ALL_FORWARD },
+    [BUFFER_DY]         = { AT(BACK_DOWN) | AT(BACK_OUT), FROM(BACK_DOWN, BACK_DOWN_DW), 0 },
+    [BUFFER_DY_T]       = { FROM(BACK_DOWN, BACK_DOWN_DW) | AT(BACK_OUT), 0, 0 },
+    [BUFFER_DH]         = { AT(PHASE_HEAD) | AT(BACK_GATE_UP) | AT(BACK_QKV), 0, 0 },
+    [BUFFER_DACT]       = { FROM(BACK_DOWN, BACK_SWIGLU), 0, 0 },
+    [BUFFER_DGATE_UP]   = { FROM(BACK_SWIGLU, BACK_GATE_UP), AT(BACK_GATE_UP_DW), 0 },
+    [BUFFER_DGATE_UP_T] = { FROM(BACK_SWIGLU, BACK_GATE_UP_DW), 0, 0 },
+    [BUFFER_DATT]       = { FROM(BACK_OUT, BACK_ATTEND), 0, 0 },
+    [BUFFER_DQKV]       = { FROM(BACK_ATTEND, BACK_ROPE), FROM(BACK_QKV, BACK_QKV_DW), 0 },
+    [BUFFER_DQKV_OP]    = { FROM(BACK_ROPE, BACK_QKV), AT(BACK_QKV_DW), 0 },
+    [BUFFER_DQKV_OP_T]  = { FROM(BACK_ROPE, BACK_QKV_DW), 0, 0 },
+    [BUFFER_DLOW]       = { ALL_BACK, 0, 0 },
+    [BUFFER_FINAL_H]    = { AT(PHASE_HEAD), 0, 0 },
+    [BUFFER_LOGITS]     = { AT(PHASE_HEAD), 0, 0 },
+};
+
+unsigned buffer_alive(Buffer b, BufferUse u)
+{
+    const unsigned alive = life[b].always | (u.direct ? life[b].direct | (u.again ? life[b].again : 0) : 0);
+    if (u.forward_only)
+        return alive & (AT(PHASE_HEAD) | ALL_FORWARD);
+    return u.observed && alive & ALL_FORWARD ? alive | ALL_FORWARD : alive;
+}
+
+/* The lowest place where s fits beside all that was placed and is alive with it. */
+static size_t lowest_place(const SharedBuffer *s, const SharedBuffer *const *placed, int count)
+{
+    size_t at = 0;
+    for (int i = 0; i < count; i++) {
+        const SharedBuffer *p = placed[i];
+        if (p->alive & s->alive && p->at < at + s->bytes && at < p->at + p->bytes) {
+            at = p->at + p->bytes;
+            i = -1;             /* from the start: others may stand there */
+        }
+    }
+    return at;
+}
+
+/* The largest first, as they are the hardest to place. */
+size_t buffers_place(SharedBuffer *s)
+{
+    const SharedBuffer *placed[NUM_BUFFERS];
+    size_t end = 0;
+    bool done[NUM_BUFFERS] = { false };
+    for (int count = 0; count < NUM_BUFFERS; count++) {
+        int next = -1;
+        for (int b = 0; b < NUM_BUFFERS; b++)
+            if (!done[b] && (next < 0 || s[b].bytes > s[next].bytes))
+                next = b;
+        done[next] = true;
+        s[next].at = lowest_place(&s[next], placed, count);
+        placed[count] = &s[next];
+        if (s[next].at + s[next].bytes > end)
+            end = s[next].at + s[next].bytes;
+    }
+    return end;
+}
