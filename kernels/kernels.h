@@ -165,7 +165,7 @@ void swiglu_forward (Tensor act, Tensor gate_up, Tensor wide);
 /* The same with act of wide itself: gate_up is saved, but its rounding touches nothing else. */
 void swiglu_forward_exact(Tensor act, Tensor gate_up, Tensor wide);
 
-/* dgate_up from dact; may be the memory of gate_up. act, unless it is no tensor, is written again as in forward: in FP8
+/* dgate_up from dact; may be the memory of gate_up, in FP8 its rows that of the codes. act, unless it is no tensor, is written again as in forward: in FP8
  * with the scale that it has, and its data or data_t may be NULL: not written. It may be the memory of dact. */
 void swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, Tensor gate_up);
 

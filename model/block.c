@@ -213,6 +213,15 @@ static void branch_in_backward(const Model *m, Linear l, Tensor dy, const Unit *
     }
 }
 
+/* Nothing reads gate and up after this gradient was made of them. */
+static Tensor dgate_up_of(const Model *m, const Acts *a)
+{
+    Tensor t = m->work.dgate_up;
+    if (!t.data)
+        t.data = a->gate_up.data;
+    return t;
+}
+
 /* On entry m->work.dres is dLoss/d(r2), on return, if `goes_on`, dLoss/d(r0); without it only what this block's weight gradients
  * read is made. Weight gradients are added to dw. That of the output projection's A reads mix, which attention's backward needs
  * too, not att_op: its codes would have to be made again.
@@ -221,14 +230,15 @@ void block_backward(const Model *m, const Unit *w, Unit *dw, const Acts *a, bool
 {
     const Work *t = &m->work;
     Tensor act_again = m->recipe.keep == KEEP_INPUTS ? for_dw(a->act, dw, LINEAR_DOWN) : NONE;
+    const Tensor dgate_up = dgate_up_of(m, a);
     Tensor dy;
 
     dy = branch_out_backward(m, dw->norm1, a->x1, a->stats1, w->norm1);
     linear_dx         (m, LINEAR_DOWN, t->dact, dy, w, a, false);
-    swiglu_backward   (t->dgate_up, act_again, t->dact, a->gate_up);
+    swiglu_backward   (dgate_up, act_again, t->dact, a->gate_up);
     linear_dw         (m, LINEAR_DOWN, dw, dy, a->act, a);
-    branch_in_backward(m, LINEAR_GATE_UP, t->dgate_up, w, a, dw->norm1, a->x1, a->stats1, w->norm1);
-    branch_in_dw      (m, LINEAR_GATE_UP, dw, t->dgate_up, a->h1, a, a->x1, a->stats1, w->norm1);
+    branch_in_backward(m, LINEAR_GATE_UP, dgate_up, w, a, dw->norm1, a->x1, a->stats1, w->norm1);
+    branch_in_dw      (m, LINEAR_GATE_UP, dw, dgate_up, a->h1, a, a->x1, a->stats1, w->norm1);
 
     if (a->rot.data != a->qkv.data)
         rope_forward  (a->rot, a->qk_stats, a->qkv, w->qnorm, w->knorm, a->attn);

@@ -38,7 +38,7 @@ typedef struct {
     Tensor dy;         /* (N, C) gradient of a branch's last GEMM; = dres where nothing stands between                 */
     Tensor dh;         /* (N, C) gradient of a branch's first operand                                                  */
     Tensor dact;       /* (N, F)                                                                                       */
-    Tensor dgate_up;   /* (N, 2F) GEMM operand                                                                         */
+    Tensor dgate_up;   /* (N, 2F) GEMM operand; no data: its rows overwrite a block's gate_up                          */
     Tensor datt;       /* (N, H*D)                                                                                     */
     Tensor dqkv;       /* (N, S)                                                                                       */
     Tensor dqkv_op;    /* (N, S) GEMM operand; = dqkv if formats agree                                                 */

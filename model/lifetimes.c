@@ -1,6 +1,9 @@
 /* The table of lifetimes, and the placement that follows from it. */
 #include "model/lifetimes.h"
 
+#include <stdint.h>
+#include <string.h>
+
 #define AT(p)       (1u << (p))
 #define FROM(p, q)  ((AT(q) << 1) - AT(p))      /* the phases p to q */
 
@@ -31,7 +34,7 @@ static const struct { unsigned always, direct, again; } life[NUM_BUFFERS] = {
     [BUFFER_ATT_OP_T]   = { AT(BACK_OUT), 0, 0 },
     [BUFFER_LSE]        = { AT(FORWARD_ATTEND), 0, FROM(FORWARD_ATTEND, BACK_ATTEND) },
     [BUFFER_WIDE]       = { FROM(FORWARD_GATE_UP, FORWARD_SWIGLU), 0, 0 },
-    [BUFFER_GATE_UP]    = { FROM(FORWARD_GATE_UP, FORWARD_SWIGLU), 0, FROM(FORWARD_GATE_UP, BACK_SWIGLU) }, /* may be wide */
+    [BUFFER_GATE_UP]    = { FROM(FORWARD_GATE_UP, FORWARD_SWIGLU), 0, FROM(FORWARD_GATE_UP, BACK_GATE_UP_DW) }, /* or dgate_up */
     [BUFFER_ACT]        = { FROM(FORWARD_SWIGLU, FORWARD_DOWN), FROM(BACK_SWIGLU, BACK_DOWN_DW), FROM(FORWARD_SWIGLU, BACK_DOWN_DW) },
     [BUFFER_ACT_T]      = { FROM(BACK_SWIGLU, BACK_DOWN_DW), 0, FROM(FORWARD_SWIGLU, BACK_DOWN_DW) },
     [BUFFER_LOW_QKV]     = { ALL_FORWARD, 0, ALL_FORWARD | ALL_BACK },
@@ -76,22 +79,65 @@ static size_t lowest_place(const SharedBuffer *s, const SharedBuffer *const *pla
     return at;
 }
 
-/* The largest first, as they are the hardest to place. */
-size_t buffers_place(SharedBuffer *s)
+/* Lays them in this order; returns the bytes of all, and in *top the place in the order of one that ends there. */
+static size_t place_in_order(SharedBuffer *s, const int *order, int *top)
 {
     const SharedBuffer *placed[NUM_BUFFERS];
     size_t end = 0;
-    bool done[NUM_BUFFERS] = { false };
-    for (int count = 0; count < NUM_BUFFERS; count++) {
-        int next = -1;
-        for (int b = 0; b < NUM_BUFFERS; b++)
-            if (!done[b] && (next < 0 || s[b].bytes > s[next].bytes))
-                next = b;
-        done[next] = true;
-        s[next].at = lowest_place(&s[next], placed, count);
-        placed[count] = &s[next];
-        if (s[next].at + s[next].bytes > end)
-            end = s[next].at + s[next].bytes;
+    *top = 0;
+    for (int i = 0; i < NUM_BUFFERS; i++) {
+        SharedBuffer *b = &s[order[i]];
+        b->at = lowest_place(b, placed, i);
+        placed[i] = b;
+        if (b->at + b->bytes > end) {
+            end = b->at + b->bytes;
+            *top = i;
+        }
     }
     return end;
+}
+
+static void move_to_front(int *order, int i)
+{
+    const int first = order[i];
+    for (; i > 0; i--)
+        order[i] = order[i - 1];
+    order[0] = first;
+}
+
+/* Bytes of what is alive in the fullest phase: less is not possible. */
+static size_t least_bytes(const SharedBuffer *s)
+{
+    size_t most = 0;
+    for (Phase p = 0; p < NUM_PHASES; p++) {
+        size_t bytes = 0;
+        for (int b = 0; b < NUM_BUFFERS; b++)
+            bytes += s[b].alive & AT(p) ? s[b].bytes : 0;
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
+/* The largest first, as they are the hardest to place; then, as long as there are gaps, the one that lies highest in front of all. */
+size_t buffers_place(SharedBuffer *s)
+{
+    enum { TRIALS = 64 };
+    int order[NUM_BUFFERS], best[NUM_BUFFERS], top;
+    for (int b = 0; b < NUM_BUFFERS; b++) {
+        int i = b;
+        for (; i > 0 && s[order[i - 1]].bytes < s[b].bytes; i--)
+            order[i] = order[i - 1];
+        order[i] = b;
+    }
+    const size_t least = least_bytes(s);
+    size_t found = SIZE_MAX;
+    for (int t = 0; t < TRIALS && found > least; t++) {
+        const size_t bytes = place_in_order(s, order, &top);
+        if (bytes < found) {
+            found = bytes;
+            memcpy(best, order, sizeof best);
+        }
+        move_to_front(order, top);
+    }
+    return place_in_order(s, best, &top);
 }

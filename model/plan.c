@@ -99,11 +99,11 @@ static void plan_stream(Planner *p, Acts *a)
     bool keep_h = leaves && (after || r->keep == KEEP_ALL);
 
     a->res0 = place(p, stream_is_kept(m), BUFFER_RES0, r->stream, C);
-    a->res1 = !stream_is_kept(m) ? a->res0 : place(p, leaves, BUFFER_RES1, r->stream, C);
-    bool alias_x = !after && format_equal(r->saved, r->stream);
+    bool alias_x = !after && format_equal(r->saved, r->stream), alias_h = after && format_equal(r->operand, r->stream);
+    a->res1 = !stream_is_kept(m) ? a->res0 : leaves ? own(p, r->stream, C)
+            : shared_rows(m, BUFFER_RES1, alias_x || alias_h, r->stream, m->N, C);
     a->x0 = alias_x ? a->res0 : place(p, leaves, BUFFER_X0, r->saved, C);
     a->x1 = alias_x ? a->res1 : place(p, leaves, BUFFER_X1, r->saved, C);
-    bool alias_h = after && format_equal(r->operand, r->stream);
     a->h0 = alias_h ? a->res0 : operand(p, keep_h && reads_input(m, LINEAR_QKV), BUFFER_H0, r->operand, C);
     a->h1 = alias_h ? a->res1 : r->keep == KEEP_INPUTS && !after ? a->h0
           : operand(p, keep_h && reads_input(m, LINEAR_GATE_UP), BUFFER_H1, r->operand, C);
@@ -150,6 +150,20 @@ static Tensor gradient_operand(Planner *p, Buffer b, int cols)
     return operand(p, false, b, p->m->recipe.gradient, cols);
 }
 
+/* Its rows stand where gate and up were saved, if one takes as much as the other. */
+static Tensor plan_dgate_up(Planner *p, int cols)
+{
+    const Format saved = p->m->recipe.hidden, f = p->m->recipe.gradient;
+    Tensor t = { .format = f, .rows = p->m->N, .cols = cols };
+    if (!format_equal(saved, f) && !(format_is_fp8(saved) && format_is_fp8(f)))
+        return gradient_operand(p, BUFFER_DGATE_UP, cols);
+    if (format_is_fp8(f)) {
+        t.scale = arena_alloc(p->arena, 16);
+        t.data_t = p->transposes ? shared_bytes(p->m, BUFFER_DGATE_UP_T, true, tensor_numel(t)) : NULL;
+    }
+    return t;
+}
+
 static void plan_work(Planner *p)
 {
     Model *m = p->m;
@@ -163,7 +177,7 @@ static void plan_work(Planner *p)
     t->dy = !c->norm_after && same(t->dres, r->gradient) ? t->dres : gradient_operand(p, BUFFER_DY, C);
     t->dh = shared(m, BUFFER_DH, r->stream, C);
     t->dact = shared(m, BUFFER_DACT, r->stream, F);
-    t->dgate_up = gradient_operand(p, BUFFER_DGATE_UP, 2 * F);
+    t->dgate_up = plan_dgate_up(p, 2 * F);
     t->datt = shared(m, BUFFER_DATT, r->stream, HD);
     t->dqkv = shared(m, BUFFER_DQKV, r->stream, S);
     t->dqkv_op = same(t->dqkv, r->gradient) ? t->dqkv : gradient_operand(p, BUFFER_DQKV_OP, S);
