@@ -79,5 +79,7 @@ typedef struct {
     SharedBuffer shared[NUM_BUFFERS];  /* what all blocks and the head share, and where it lies in ... */
     void     *shared_memory;   /* shared_bytes; part of ...                                    */
     size_t    shared_bytes;
+    void     *scratch;         /* scratch_bytes of it for attention; or NULL                   */
+    size_t    scratch_bytes;
     void     *memory;          /* the arena: all of the above that is device memory            */
 } Model;

@@ -32,11 +32,14 @@ void model_place(Model *m, Fsdp *f, const Config *c)
     m->memory = device_alloc(m->bytes.total);
     fsdp_place_gathered(f);
     model_place_tensors(m, f, c);
+    device_lend(m->scratch, m->scratch_bytes);
     fill_rope(m);
 }
 
 void model_free(Model *m, Fsdp *f)
 {
+    if (m->memory)              /* else it was planned only */
+        device_lend(NULL, 0);
     device_free(m->memory);
     fsdp_free(f);
     free(m->acts);

@@ -164,6 +164,15 @@ static Tensor plan_dgate_up(Planner *p, int cols)
     return t;
 }
 
+/* What attention on a GPU works with: in backward sums of dq in F32 and four more of a row, of documents' last tiles too; an eighth
+ * is left to those. Without it, or with less than it wants, it takes memory of its own. */
+static void plan_scratch(Model *m)
+{
+    const size_t rows = (size_t)m->N + (m->documents ? (size_t)m->N / 8 : 0);
+    m->scratch_bytes = rows * (size_t)m->attn.H * (size_t)(m->attn.D + 4) * sizeof(float) + (64 << 10);
+    m->scratch = shared_bytes(m, BUFFER_ATTENTION, true, m->scratch_bytes);
+}
+
 static void plan_work(Planner *p)
 {
     Model *m = p->m;
@@ -181,6 +190,8 @@ static void plan_work(Planner *p)
     t->datt = shared(m, BUFFER_DATT, r->stream, HD);
     t->dqkv = shared(m, BUFFER_DQKV, r->stream, S);
     t->dqkv_op = same(t->dqkv, r->gradient) ? t->dqkv : gradient_operand(p, BUFFER_DQKV_OP, S);
+    if (r->stream.dtype == BF16)
+        plan_scratch(m);
     t->dlow = c->lora.rank ? shared(m, BUFFER_DLOW, r->stream, LOW_RANK_PARTS * c->lora.rank) : (Tensor){ 0 };
 }
 

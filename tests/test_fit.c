@@ -33,7 +33,7 @@ static void test_measured(void **state)
     static const struct { const char *model; int ranks; const char *recipe; int measured, largest; } rows[] = {
         { MODEL_7B, 1, "bf16", 0, 0 },  { MODEL_7B, 1, "coat", 7, 8 },   { MODEL_7B, 1, "coat-lean", 9, 10 },
         { MODEL_7B, 2, "bf16", 3, 3 },  { MODEL_7B, 2, "coat", 11, 11 }, { MODEL_7B, 2, "coat-lean", 14, 15 },
-        { MODEL_7B, 4, "bf16", 5, 5 },  { MODEL_7B, 4, "coat", 13, 14 }, { MODEL_7B, 4, "coat-lean", 16, 18 },
+        { MODEL_7B, 4, "bf16", 5, 5 },  { MODEL_7B, 4, "coat", 13, 14 }, { MODEL_7B, 4, "coat-lean", 16, 17 },
         { MODEL_13B, 1, "coat-lean", 0, 0 }, { MODEL_13B, 2, "bf16", 0, 0 }, { MODEL_13B, 2, "coat", 4, 4 },
         { MODEL_13B, 2, "coat-lean", 5, 6 }, { MODEL_13B, 4, "bf16", 2, 2 }, { MODEL_13B, 4, "coat", 7, 7 },
         { MODEL_13B, 4, "coat-lean", 9, 9 },
@@ -84,7 +84,7 @@ static void test_mode(void **state)
         Config *c = plan(4, "coat", rows[i].memory, NULL);           /* 56.8 GiB with whole gradients, 45.3 without */
         memory_plan(&m, &f, c);
         assert_int_equal(f.sum_once, rows[i].once);
-        assert_true(fabs((double)model_planned_bytes(&m, &f) / (1 << 30) - (rows[i].once ? 56.819 : 45.266)) < 0.001);
+        assert_true(fabs((double)model_planned_bytes(&m, &f) / (1 << 30) - (rows[i].once ? 56.815 : 45.262)) < 0.001);
         model_free(&m, &f);
         config_free(c);
     }
