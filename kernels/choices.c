@@ -94,8 +94,8 @@ bool choices_find(const char *text, const char *key, void *value, size_t bytes)
     return false;
 }
 
-/* NOTE: one write to the end of a file is whole, also beside other processes'; where a file system breaks that, checksums tell. A line
- * begins with a line break, so that one that was cut off in front of it takes nothing with it. */
+/* NOTE: one write to the end of a file is whole, also beside other processes'; where a file system breaks that, checksums tell. A
+ * line begins with a line break, so that one that was cut off in front of it takes nothing with it. */
 void choices_add(const char *file, const char *key, const void *value, size_t bytes)
 {
     char line[LINE_BYTES];

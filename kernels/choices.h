@@ -1,6 +1,6 @@
 /* Choices that were measured on this machine and that later runs make again: lines of a file in the user's cache folder,
- * $XDG_CACHE_HOME/coat or ~/.cache/coat. Any number of processes may read and add at once. A file that is missing, cannot be read or
- * written, or is damaged costs the time of choosing again, and nothing else: a line counts only if its checksum is right. */
+ * $XDG_CACHE_HOME/coat or ~/.cache/coat. Any number of processes may read and add at once. A file that is missing, cannot be read
+ * or written, or is damaged costs the time of choosing again, and nothing else: a line counts only if its checksum is right. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>

@@ -74,7 +74,7 @@ typedef struct {
     bool      trains_matrices; /* of blocks: not where adapters alone are trained               */
     float     lora_scale;      /* of adapters                                                  */
     void    (*observe)(void *observer, int blocks, const Unit *w);     /* unless NULL: called in forward when so many blocks */
-    void     *observer;        /* have run, the last with weights w; if `observed`, memory that blocks share still holds its values */
+    void     *observer;        /* have run, the last with weights w; if `observed`, memory that blocks share holds its values */
     PlanBytes bytes;           /* of device memory, by purpose                                 */
     SharedBuffer shared[NUM_BUFFERS];  /* what all blocks and the head share, and where it lies in ... */
     void     *shared_memory;   /* shared_bytes; part of ...                                    */

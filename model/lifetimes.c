@@ -36,7 +36,8 @@ static const struct { unsigned always, direct, again; } life[NUM_BUFFERS] = {
     [BUFFER_ATTENTION]  = { AT(FORWARD_ATTEND) | AT(BACK_ATTEND), 0, 0 },
     [BUFFER_WIDE]       = { FROM(FORWARD_GATE_UP, FORWARD_SWIGLU), 0, 0 },
     [BUFFER_GATE_UP]    = { FROM(FORWARD_GATE_UP, FORWARD_SWIGLU), 0, FROM(FORWARD_GATE_UP, BACK_GATE_UP_DW) }, /* or dgate_up */
-    [BUFFER_ACT]        = { FROM(FORWARD_SWIGLU, FORWARD_DOWN), FROM(BACK_SWIGLU, BACK_DOWN_DW), FROM(FORWARD_SWIGLU, BACK_DOWN_DW) },
+    [BUFFER_ACT]        = { FROM(FORWARD_SWIGLU, FORWARD_DOWN), FROM(BACK_SWIGLU, BACK_DOWN_DW),
+                            FROM(FORWARD_SWIGLU, BACK_DOWN_DW) },
     [BUFFER_ACT_T]      = { FROM(BACK_SWIGLU, BACK_DOWN_DW), 0, FROM(FORWARD_SWIGLU, BACK_DOWN_DW) },
     [BUFFER_LOW_QKV]     = { ALL_FORWARD, 0, ALL_FORWARD | ALL_BACK },
     [BUFFER_LOW_OUT]     = { ALL_FORWARD, 0, ALL_FORWARD | ALL_BACK },
@@ -119,7 +120,8 @@ static size_t least_bytes(const SharedBuffer *s)
     return most;
 }
 
-/* The largest first, as they are the hardest to place; then, as long as there are gaps, the one that lies highest in front of all. */
+/* The largest first, as they are the hardest to place; then, as long as there are gaps, the one that lies highest in front of all.
+ * */
 size_t buffers_place(SharedBuffer *s)
 {
     enum { TRIALS = 64 };

@@ -1,7 +1,7 @@
 /* Which of the buffers that all blocks share hold something at the same time: those that never do share memory too.
  *
- * A micro-batch goes through phases. In each an operation, or a few, read and write buffers: all that one of them touches, or that a
- * later one still reads, is alive in that phase. The table in lifetimes.c says which; it is what has to be changed with block.c. */
+ * A micro-batch goes through phases. In each an operation, or a few, read and write buffers: all that one of them touches, or that
+ * a later one still reads, is alive in that phase. The table in lifetimes.c says which; who changes block.c changes it too. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>

@@ -55,8 +55,8 @@ static float *floats(Planner *p, Buffer b, int per_token)
     return leaves_own(p->m) ? arena_alloc(p->arena, bytes) : shared_bytes(p->m, b, true, bytes);
 }
 
-/* A GEMM operand; the buffer of its transposed copy follows its own in the list. In FP8 forward reads its rows; what backward reads of
- * it has to be kept. */
+/* A GEMM operand; the buffer of its transposed copy follows its own in the list. In FP8 forward reads its rows; what backward reads
+ * of it has to be kept. */
 static Tensor operand(Planner *p, bool is_own, Buffer b, Format f, int cols)
 {
     if (!format_is_fp8(f))
@@ -305,7 +305,8 @@ void model_plan(Model *m, Fsdp *f, const Config *c, Placement p)
     const int P = mc->max_sequence_length + (c->generate ? decode_rows(&c->recipe, 1) - 1 : 0);
     const int T = !c->generate ? P : P > PREFILL_TOKENS ? PREFILL_TOKENS : decode_rows(&c->recipe, P);
     *m = (Model){ .config = mc, .recipe = c->recipe, .L = mc->n_layers, .P = P, .forward_only = config_forward_only(c),
-                  .observed = c->quant_stats_interval > 0, .documents = c->data.generate_doc_lengths && !c->generate, .lora_scale = (float)lora_scale(&mc->lora) };
+                  .observed = c->quant_stats_interval > 0, .documents = c->data.generate_doc_lengths && !c->generate,
+                  .lora_scale = (float)lora_scale(&mc->lora) };
     *f = (Fsdp){ 0 };
     m->attn = (Attention){ .B = c->device_train_microbatch_size, .T = T, .H = mc->n_heads,
                            .K = mc->n_kv_heads, .D = mc->head_dim, .scale = (float)(1 / sqrt(mc->head_dim)),

@@ -144,7 +144,8 @@ int main(void)
     assert_non_null(mkdtemp(folder));
     setenv("XDG_CACHE_HOME", folder, 1);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_found), cmocka_unit_test(test_damaged), cmocka_unit_test(test_writers), cmocka_unit_test(test_no_place),
+        cmocka_unit_test(test_found), cmocka_unit_test(test_damaged), cmocka_unit_test(test_writers),
+        cmocka_unit_test(test_no_place),
     };
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);
     char made[64];

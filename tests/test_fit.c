@@ -25,8 +25,8 @@ static Config *plan(int ranks, const char *recipe, const char *memory, const cha
     return config_load(more ? 10 : 9, argv, 1, checkpoint_latest);
 }
 
-/* The largest batches that stay below 80 GB, which are 74.506 GiB: of which a run was measured, when each buffer had memory of its own
- * (MEASUREMENTS.md, peak memory per GPU), and which fit since some share it; 0: not even one sequence. */
+/* The largest batches that stay below 80 GB, which are 74.506 GiB: of which a run was measured, when each buffer had memory of its
+ * own (MEASUREMENTS.md, peak memory per GPU), and which fit since some share it; 0: not even one sequence. */
 static void test_measured(void **state)
 {
     (void)state;
@@ -48,8 +48,8 @@ static void test_measured(void **state)
     }
 }
 
-/* What an H200 of 139.8 GiB had in use, in GiB, besides what the run had planned, is at most what is allowed for, and not 1.5 GiB less;
- * and that is what a plan's verdict adds. */
+/* What an H200 of 139.8 GiB had in use, in GiB, besides what the run had planned, is at most what is allowed for, and not 1.5 GiB
+ * less; and that is what a plan's verdict adds. */
 static void test_needed(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* Buffers that share memory: a step gives the bits that it gives where each buffer has memory of its own. A buffer that is said to be
- * dead too early is overwritten by whatever was laid over it, so several placements are tried. */
+/* Buffers that share memory: a step gives the bits that it gives where each buffer has memory of its own. A buffer that is said to
+ * be dead too early is overwritten by whatever was laid over it, so several placements are tried. */
 #include "tests/kit.h"
 
 #include "model/plan.h"
@@ -155,6 +155,8 @@ static void test_bytes(void **state)
 int main(void)
 {
     device_init(0);
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_bits), cmocka_unit_test(test_adapters), cmocka_unit_test(test_bytes) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_bits), cmocka_unit_test(test_adapters), cmocka_unit_test(test_bytes),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

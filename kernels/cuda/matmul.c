@@ -205,8 +205,8 @@ static size_t output_bytes(const Shape *s)
     return (size_t)s->m * (size_t)s->n * dtype_size(s->d);
 }
 
-/* The whole GEMM by this algorithm, and slices of the result; false if the algorithm does not run. Where d is added to, it gets other
- * sums first, for a first micro-batch adds to 0, which rounds nothing: by the algorithm that all are compared with, from its
+/* The whole GEMM by this algorithm, and slices of the result; false if the algorithm does not run. Where d is added to, it gets
+ * other sums first, for a first micro-batch adds to 0, which rounds nothing: by the algorithm that all are compared with, from its
  * product, which alone would be even. */
 static bool sample(uint32_t *slices, const Gemm *g, const cublasLtMatmulAlgo_t *algo, const Operands *o)
 {
