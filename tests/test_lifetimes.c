@@ -30,17 +30,18 @@ static size_t lay_out(SharedBuffer *s, uint64_t seed)
     return end;
 }
 
-enum { APART = -1, AS_PLANNED, FIRST_RANDOM, PLACEMENTS = FIRST_RANDOM + 2 };
+enum { APART, AS_PLANNED, AT_RANDOM, PLACEMENTS };
 
 static void create(Model *m, Fsdp *f, const Config *c, int placement)
 {
+    static uint64_t seed;
     if (placement == APART)
         model_create_apart(m, f, c);
     else if (placement == AS_PLANNED)
         model_create(m, f, c);
     else {
         model_plan(m, f, c, (Placement){ 1, 0, true });
-        const size_t bytes = lay_out(m->shared, (uint64_t)placement);
+        const size_t bytes = lay_out(m->shared, seed++);
         m->bytes.total += bytes - m->shared_bytes;
         m->shared_bytes = bytes;
         model_place(m, f, c);
