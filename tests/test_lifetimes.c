@@ -7,6 +7,84 @@
 
 enum { B = 2, TOKENS = 64 };
 
+/* ---- operations ------------------------------------------------------------------------------------------------ */
+
+/* On the CPU an operation has read all before it writes, on a GPU not: so what one writes may overlap what it reads or else writes
+ * only where they are the same bytes, in place. The linker puts each behind a wrapper that looks. */
+typedef struct { const char *p; size_t bytes; } Range;
+
+static Range scratch;                   /* lent to attention */
+static char problem[128];
+
+static void check_ranges(const char *operation, const Range *r, int written, int count)
+{
+    for (int i = 0; i < written; i++)
+        for (int j = i + 1; j < count; j++)
+            if (r[i].p && r[j].p && (r[i].p != r[j].p || r[i].bytes != r[j].bytes) && r[i].p < r[j].p + r[j].bytes
+                && r[j].p < r[i].p + r[i].bytes && !*problem)
+                snprintf(problem, sizeof problem, "%s: what it writes (%d) overlaps another of its tensors (%d)", operation, i, j);
+}
+
+static Range codes_of(Tensor t)
+{
+    return (Range){ t.data, tensor_numel(t) * dtype_size(t.format.dtype) };
+}
+
+static Range turned(Tensor t)
+{
+    return (Range){ t.data_t, tensor_numel(t) };
+}
+
+static Range columns(Tensor t)
+{
+    return format_is_fp8(t.format) ? turned(t) : codes_of(t);
+}
+
+static Range sums(const float *lse, Attention a)
+{
+    return (Range){ (const char *)lse, sizeof(float) * (size_t)a.B * (size_t)a.T * (size_t)a.H };
+}
+
+#define D(t) codes_of(t)
+#define T(t) turned(t)
+#define OP(name, parameters, arguments, written, ...)                       \
+    void __real_##name parameters;                                          \
+    void __wrap_##name parameters;                                          \
+    void __wrap_##name parameters                                           \
+    {                                                                       \
+        const Range r[] = { __VA_ARGS__ };                                  \
+        check_ranges(#name, r, written, (int)(sizeof r / sizeof r[0]));     \
+        __real_##name arguments;                                            \
+    }
+
+OP(quantize_with_amax, (Tensor y, Tensor x, const float *a), (y, x, a), 2, D(y), T(y), D(x))
+OP(quantize_codes, (Tensor y, Tensor x), (y, x), 2, D(y), T(y), D(x))
+OP(norm_forward, (Tensor y, Tensor x, float *s, Tensor r0, Tensor w, Tensor add, Norm n), (y, x, s, r0, w, add, n), 3, D(y), T(y),
+   D(x), D(r0), D(add))
+OP(norm_forward_exact, (Tensor y, Tensor x, float *s, Tensor r0, Tensor w, Tensor add, Norm n), (y, x, s, r0, w, add, n), 3, D(y),
+   T(y), D(x), D(r0), D(add))
+OP(norm_again, (Tensor y, Tensor x, const float *s, Tensor w), (y, x, s, w), 2, D(y), T(y), D(x))
+OP(norm_backward, (Tensor dx, float *m, Tensor dw, Tensor dy, Tensor x, const float *s, Tensor w, Norm n, bool add),
+   (dx, m, dw, dy, x, s, w, n, add), 2, D(dx), T(dx), D(dy), D(x))
+OP(matmul, (Tensor y, Tensor x, Tensor w, Tensor add), (y, x, w, add), 1, D(y), D(x), D(w), D(add))
+OP(matmul_dx, (Tensor dx, Tensor dy, Tensor w, bool add), (dx, dy, w, add), 1, D(dx), D(dy), columns(w))
+OP(matmul_dw, (Tensor dw, Tensor dy, Tensor x), (dw, dy, x), 1, D(dw), columns(dy), columns(x))
+OP(lora_narrow, (Tensor low, Tensor x, LowRank m, float scale), (low, x, m, scale), 1, D(low), D(x))
+OP(lora_widen, (Tensor y, Tensor low, LowRank m, Tensor add), (y, low, m, add), 1, D(y), D(low), D(add))
+OP(rope_forward, (Tensor y, float *s, Tensor x, Tensor q, Tensor k, Attention a), (y, s, x, q, k, a), 1, D(y), D(x))
+OP(rope_backward, (Tensor dx, Tensor dq, Tensor dk, Tensor dy, Tensor x, const float *s, Tensor q, Tensor k, Attention a),
+   (dx, dq, dk, dy, x, s, q, k, a), 3, D(dx), T(dx), D(dy), D(x))
+OP(attention_forward, (Tensor y, float *l, Tensor x, Attention a, Documents d), (y, l, x, a, d), 3, D(y), sums(l, a), scratch,
+   D(x))
+OP(attention_backward, (Tensor dx, Tensor dy, Tensor x, Tensor y, const float *l, Attention a, Documents d),
+   (dx, dy, x, y, l, a, d), 2, D(dx), scratch, D(dy), D(x), D(y), sums(l, a))
+OP(swiglu_forward, (Tensor y, Tensor g, Tensor x), (y, g, x), 3, D(y), T(y), D(g), D(x))
+OP(swiglu_forward_exact, (Tensor y, Tensor g, Tensor x), (y, g, x), 3, D(y), T(y), D(g), D(x))
+OP(swiglu_backward, (Tensor dg, Tensor y, Tensor dy, Tensor g), (dg, y, dy, g), 4, D(dg), T(dg), D(y), T(y), D(dy), D(g))
+OP(device_lend, (void *p, size_t n), (p, n), 0, scratch = (Range){ p, n })
+
+/* ---- placements ------------------------------------------------------------------------------------------------- */
+
 typedef struct { float loss[PASS_COMPLETE + 1]; size_t bytes; char *grads; } Result;
 
 /* Lays buffer after buffer, in the order of random numbers, into the lowest place that is free. */
@@ -87,6 +165,8 @@ static void check(const ModelConfig *m, const char *recipe, Keep kept, bool obse
         assert_int_equal(shared.bytes, apart.bytes);
         if (memcmp(shared.loss, apart.loss, sizeof apart.loss) || memcmp(shared.grads, apart.grads, apart.bytes))
             fail_msg("%s, keep %d: placement %d changes loss or gradients", recipe, kept, i);
+        if (*problem)
+            fail_msg("%s, keep %d, placement %d: %s", recipe, kept, i, problem);
     }
     release();
 }
