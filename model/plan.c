@@ -188,7 +188,7 @@ static void plan_work(Planner *p)
     t->dact = shared(m, BUFFER_DACT, r->stream, F);
     t->dgate_up = plan_dgate_up(p, 2 * F);
     t->datt = shared(m, BUFFER_DATT, r->stream, HD);
-    t->dqkv = shared(m, BUFFER_DQKV, r->stream, S);
+    t->dqkv = shared_rows(m, BUFFER_DQKV, same(t->dres, r->gradient), r->stream, m->N, S);
     t->dqkv_op = same(t->dqkv, r->gradient) ? t->dqkv : gradient_operand(p, BUFFER_DQKV_OP, S);
     if (r->stream.dtype == BF16)
         plan_scratch(m);
