@@ -97,6 +97,8 @@ $B/tests/test_hangs: WRAP = $(foreach f,main map_file numpy_shuffle pwrite shard
 # This one watches which files are opened, and goes on after an error.
 $B/tests/fuzz: $B/tests/fuzz_kinds.c.o
 $B/tests/fuzz: WRAP = -Wl,--wrap=fopen -Wl,--wrap=open -Wl,--wrap=truncate -Wl,--wrap=exit
+# This one looks at the memory that operations get.
+$B/tests/test_lifetimes: WRAP = $(shell sed -n 's/^OP.\([a-z_]*\),.*/-Wl,--wrap=\1/p' tests/test_lifetimes.c)
 # This one stands for NVML and for a GPU that it knows.
 $B/tests/test_cpu_health_ranks: WRAP = $(foreach f,dlopen dlsym device_health,-Wl,--wrap=$f)
 $B/tests/bench_%: $B/tests/bench_%.c.o $(OBJECTS)

@@ -3,6 +3,7 @@
  * Dimensions: B sequences of T tokens, N = B*T; C model width; H query heads, K key/value heads of width D;
  * S = (H+2K)*D width of [q|k|v]; F MLP width; V rows of the embedding; L blocks; W ranks. */
 #pragma once
+#include "model/lifetimes.h"
 #include "model/params.h"
 
 /* What block_forward leaves for block_backward. Tensors that hold the same values in the same format are the same
@@ -44,7 +45,7 @@ typedef struct {
     Tensor dlow;       /* (N, 3 rank) gradient of one of a block's `low`                                               */
 } Work;
 
-/* block: saved activations of one; work: buffers that all blocks share; cache: of all blocks. */
+/* block: saved activations of one; work: buffers that all blocks share, with the head's; cache: of all blocks. */
 typedef struct { size_t units, block, work, head, cache, total; } PlanBytes;
 
 typedef struct {
@@ -71,11 +72,17 @@ typedef struct {
     TokenAt  *host_sorted;     /* (N) host memory                                              */
     bool      in_step;         /* this step has had a micro-batch: its operands' ranges are known */
     bool      forward_only;    /* nothing is kept for a backward pass, and there is no `work`   */
+    bool      observed;        /* what blocks share keeps its values until `observe` has seen a block   */
     bool      documents;       /* attention stays inside documents                             */
     bool      trains_matrices; /* of blocks: not where adapters alone are trained               */
     float     lora_scale;      /* of adapters                                                  */
     void    (*observe)(void *observer, int blocks, const Unit *w);     /* unless NULL: called in forward when so many blocks */
-    void     *observer;        /* have run, the last with weights w; memory that blocks share still holds its values */
+    void     *observer;        /* have run, the last with weights w; if `observed`, memory that blocks share holds its values */
     PlanBytes bytes;           /* of device memory, by purpose                                 */
+    SharedBuffer shared[NUM_BUFFERS];  /* what all blocks and the head share, and where it lies in ... */
+    void     *shared_memory;   /* shared_bytes; part of ...                                    */
+    size_t    shared_bytes;
+    void     *scratch;         /* scratch_bytes of it for attention; or NULL                   */
+    size_t    scratch_bytes;
     void     *memory;          /* the arena: all of the above that is device memory            */
 } Model;

@@ -109,6 +109,10 @@ void fsdp_gather(Fsdp *f, int u, int uses)
     const bool fp8 = format_is_fp8(s->flat.format);
     if (!fp8)
         uses = FOR_FORWARD | FOR_BACKWARD;
+    else if (s->flat.data == s->flat.data_t && !(s->has & uses)) {
+        CHECK(uses == FOR_FORWARD || uses == FOR_BACKWARD, "unit %d has memory for one use at a time", u);
+        s->has = 0;
+    }
     uses &= ~s->has;
     if (!uses)
         return;
@@ -129,6 +133,12 @@ void fsdp_gather(Fsdp *f, int u, int uses)
         s->ready = device_mark(s->ready);
         device_queue(QUEUE_COMPUTE);
     }
+}
+
+void fsdp_gather_ahead(Fsdp *f, int u, int uses)
+{
+    if (f->shards > 1)
+        fsdp_gather(f, u, uses);
 }
 
 const Unit *fsdp_acquire(Fsdp *f, int u)

@@ -23,6 +23,9 @@
 #include "model/fsdp_plan.h"
 
 void        fsdp_gather (Fsdp *f, int unit, int uses);     /* starts to bring the unit's weights here; uses: of enum Use */
+/* The same in front of the use of another unit, so that it comes while that computes. One rank has nothing to wait for, and memory
+ * for one block. */
+void        fsdp_gather_ahead(Fsdp *f, int unit, int uses);
 const Unit *fsdp_acquire(Fsdp *f, int unit);               /* they are readable by what is queued from now on */
 void        fsdp_release(Fsdp *f, int unit);
 Unit       *fsdp_grads  (Fsdp *f, int unit);               /* where this unit's gradients are added */

@@ -112,10 +112,11 @@ static size_t buffer_numel(const Fsdp *f, int u)
     return n;
 }
 
-/* Memory that units share: two blocks take turns; the embedding is not needed with the head, unless it is the head. */
+/* Memory that units share: two blocks take turns, of which one is gathered while the other computes; on one rank all have one. The
+ * embedding is not needed with the head, unless it is the head. */
 static int shared_buffer(const Fsdp *f, int u)
 {
-    return is_block(f, u) ? 2 + u % 2 : u == 0 || !f->tied ? 0 : 1;
+    return is_block(f, u) ? 2 + (f->shards > 1 ? u % 2 : 0) : u == 0 || !f->tied ? 0 : 1;
 }
 
 WeightBuffer *weight_buffer(const Fsdp *f, int u)
@@ -194,12 +195,23 @@ static size_t outgoing_bytes(const Fsdp *f)
     return most;
 }
 
+static bool serves_blocks(const Fsdp *f, int buffer)
+{
+    return buffer >= SHARED_BUFFERS ? is_block(f, buffer - SHARED_BUFFERS)
+                                    : buffer == shared_buffer(f, 1) || buffer == shared_buffer(f, 2);
+}
+
 /* Blocks whose stored matrices are the operands of forward have transposed copies alone. */
 static bool has_rows(const Fsdp *f, int buffer)
 {
-    const bool blocks = buffer >= SHARED_BUFFERS ? is_block(f, buffer - SHARED_BUFFERS)
-                                                 : buffer == shared_buffer(f, 1) || buffer == shared_buffer(f, 2);
-    return !(blocks && f->shards == 1 && base_is_operand(f));
+    return !(serves_blocks(f, buffer) && f->shards == 1 && base_is_operand(f));
+}
+
+/* On one rank codes are made from stored weights for each use, so that the transposed ones can stand in place of the others; but
+ * where backward runs a block's forward again it reads both. */
+static bool takes_turns(const Fsdp *f, int buffer)
+{
+    return serves_blocks(f, buffer) && f->shards == 1 && !base_is_operand(f) && f->recipe.keep != KEEP_BLOCK;
 }
 
 static void place_buffers(Fsdp *f, Arena *a)
@@ -216,7 +228,7 @@ static void place_buffers(Fsdp *f, Arena *a)
             w->flat.rows = 1;
             w->flat.data = has_rows(f, i) ? arena_alloc(gathered, bytes) : NULL;
             w->raw = w->raw_bytes ? arena_alloc(gathered, w->raw_bytes) : NULL;
-            w->flat.data_t = format_is_fp8(w->flat.format) ? arena_alloc(a, n) : NULL;
+            w->flat.data_t = !format_is_fp8(w->flat.format) ? NULL : takes_turns(f, i) ? w->flat.data : arena_alloc(a, n);
         }
         if (g->flat.cols > 0)
             g->flat = flat(a, f->recipe.grads, g->flat.cols);
@@ -377,7 +389,8 @@ Tensor shard_weights(const Shard *s, const Param *p, size_t first, size_t n)
 static size_t buffer_bytes(const Fsdp *f, int buffer)
 {
     const Tensor t = f->weight_buffer[buffer].flat;
-    return (size_t)t.cols * (dtype_size(t.format.dtype) * has_rows(f, buffer) + format_is_fp8(t.format));
+    const bool turned = format_is_fp8(t.format) && !takes_turns(f, buffer);
+    return (size_t)t.cols * (dtype_size(t.format.dtype) * has_rows(f, buffer) + turned);
 }
 
 size_t fsdp_weight_bytes(const Fsdp *f)

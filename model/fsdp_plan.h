@@ -22,7 +22,7 @@ typedef enum { FOR_FORWARD = 1, FOR_BACKWARD = 2, AS_STORED = 4 } Use;
 
 /* A gathered unit's memory: (1, n) in its compute format, n the largest unit that it serves. */
 typedef struct {
-    Tensor      flat;                  /* data_t: the transposed copies of FP8 operands */
+    Tensor      flat;                  /* data_t: the transposed copies of FP8 operands; may be data, for one use at a time */
     void       *raw;                   /* the gathered region BASE as stored, where that is not what computes */
     size_t      raw_bytes;
     int         unit, has;             /* whose weights, -1: nobody's; for which uses they are there */

@@ -32,11 +32,14 @@ void model_place(Model *m, Fsdp *f, const Config *c)
     m->memory = device_alloc(m->bytes.total);
     fsdp_place_gathered(f);
     model_place_tensors(m, f, c);
+    device_lend(m->scratch, m->scratch_bytes);
     fill_rope(m);
 }
 
 void model_free(Model *m, Fsdp *f)
 {
+    if (m->memory)              /* else it was planned only */
+        device_lend(NULL, 0);
     device_free(m->memory);
     fsdp_free(f);
     free(m->acts);
@@ -73,12 +76,13 @@ static void observe(const Model *m, int blocks, const Unit *w)
 void model_forward(Model *m, Fsdp *f)
 {
     fsdp_gather(f, 0, FOR_FORWARD);
-    fsdp_gather(f, 1, FOR_FORWARD);
+    fsdp_gather_ahead(f, 1, FOR_FORWARD);
     embedding_forward(m->acts[0].res0, m->sorted, fsdp_acquire(f, 0)->embed);
     fsdp_release(f, 0);
     observe(m, 0, NULL);
     for (int l = 0; l < m->L; l++) {
-        fsdp_gather(f, l + 2, FOR_FORWARD);
+        fsdp_gather(f, l + 1, FOR_FORWARD);
+        fsdp_gather_ahead(f, l + 2, FOR_FORWARD);
         const Unit *w = fsdp_acquire(f, l + 1);
         trace_begin("forward", l + 1);
         block_forward(m, w, &m->acts[l], &m->acts[l + 1]);
@@ -121,6 +125,7 @@ static void head(Model *m, Fsdp *f, float scale, float z_weight, bool backward)
 {
     bool tied = m->config->weight_tying;
     int last = m->L + 1, head_unit = tied ? 0 : last, chunk = m->logits.rows;
+    fsdp_gather(f, last, FOR_FORWARD);
     const Unit *w = fsdp_acquire(f, last);
     if (tied)
         fsdp_gather(f, 0, FOR_FORWARD | FOR_BACKWARD);
@@ -166,6 +171,7 @@ void model_logits(Model *m, Fsdp *f, int row, float *logits)
 {
     const bool tied = m->config->weight_tying;
     const int last = m->L + 1, head_unit = tied ? 0 : last;
+    fsdp_gather(f, last, FOR_FORWARD);
     const Unit *w = fsdp_acquire(f, last);
     if (tied)
         fsdp_gather(f, 0, FOR_FORWARD);
@@ -191,12 +197,11 @@ static void backward(Model *m, Fsdp *f, bool last)
     const int uses = m->recipe.keep == KEEP_BLOCK ? FOR_FORWARD | FOR_BACKWARD : FOR_BACKWARD;
     const int first = f->first_trained > 1 ? f->first_trained : 1;
     fsdp_reduce(f, m->L + 1, last);
-    if (first <= m->L)
-        fsdp_gather(f, m->L, uses);
     for (int u = m->L; u >= first; u--) {
         Acts *a = &m->acts[u - 1];
+        fsdp_gather(f, u, uses);
         if (u > first)
-            fsdp_gather(f, u - 1, uses);
+            fsdp_gather_ahead(f, u - 1, uses);
         const Unit *w = fsdp_acquire(f, u);
         Unit *dw = fsdp_grads(f, u);
         trace_begin("backward", u);

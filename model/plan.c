@@ -8,47 +8,77 @@
 /* Tokens of a prompt that go through the model at once: so many that GEMMs are busy, so few that their buffers are small. */
 enum { PREFILL_TOKENS = 512 };
 
-/* One block's activations. `first`: those of block 0, whose memory the others share where a tensor is not their own. `transposes`:
- * of FP8 operands backward reads the transposes, for gradients of the blocks' matrices; else the rows, for those of adapters.
- * `ranges`: FP8 operands have theirs, from which later micro-batches of a step get scales. */
-typedef struct { Arena *arena; const Acts *first; int N; bool transposes, ranges; } Planner;
-
 /* Where there are steps, and scales hold for them. */
 static bool has_ranges(const Model *m)
 {
     return m->recipe.scales == OF_STEP && !m->forward_only;
 }
 
+/* One block's activations. `transposes`: of FP8 operands backward reads the transposes, for gradients of the blocks' matrices; else
+ * the rows, for those of adapters. */
+typedef struct { Arena *arena; Model *m; bool transposes; } Planner;
+
+/* This many bytes of what all blocks share. direct: of an operand, that gradients of weights read it, not a transposed copy. */
+static void *shared_bytes(Model *m, Buffer b, bool direct, size_t bytes)
+{
+    SharedBuffer *s = &m->shared[b];
+    s->bytes = (bytes + 255) & ~(size_t)255;
+    s->alive = buffer_alive(b, (BufferUse){ direct, m->recipe.keep == KEEP_BLOCK, m->forward_only, m->observed });
+    return (char *)m->shared_memory + s->at;
+}
+
+static Tensor shared_rows(Model *m, Buffer b, bool direct, Format f, int rows, int cols)
+{
+    Arena measured = { 0 };
+    tensor_alloc(&measured, f, rows, cols);
+    return tensor_alloc(&(Arena){ .base = shared_bytes(m, b, direct, measured.used) }, f, rows, cols);
+}
+
+static Tensor shared(Model *m, Buffer b, Format f, int cols)
+{
+    return shared_rows(m, b, true, f, m->N, cols);
+}
+
 static Tensor own(Planner *p, Format f, int cols)
 {
-    return tensor_alloc(p->arena, f, p->N, cols);
+    return tensor_alloc(p->arena, f, p->m->N, cols);
 }
 
-static Tensor shared(Planner *p, Tensor of_first, Format f, int cols)
+/* What forward leaves for backward is a block's own, unless backward runs the block again. */
+static bool leaves_own(const Model *m)
 {
-    return p->first ? of_first : own(p, f, cols);
+    return m->recipe.keep != KEEP_BLOCK && !m->forward_only;
 }
 
-static Tensor place(Planner *p, bool is_own, Tensor of_first, Format f, int cols)
+static Tensor place(Planner *p, bool is_own, Buffer b, Format f, int cols)
 {
-    return is_own ? own(p, f, cols) : shared(p, of_first, f, cols);
+    return is_own ? own(p, f, cols) : shared(p->m, b, f, cols);
 }
 
 static void add_range(const Planner *p, Tensor *t)
 {
-    if (p->ranges && format_is_fp8(t->format) && !t->format.group)
+    if (has_ranges(p->m) && format_is_fp8(t->format) && !t->format.group)
         t->range = arena_alloc(p->arena, sizeof(float));
 }
 
-/* A GEMM operand. In FP8 forward reads its rows; what backward reads of it has to be kept. */
-static Tensor operand(Planner *p, bool is_own, Tensor of_first, Format f, int cols)
+static float *floats(Planner *p, Buffer b, int per_token)
+{
+    const size_t bytes = sizeof(float) * (size_t)p->m->N * (size_t)per_token;
+    return leaves_own(p->m) ? arena_alloc(p->arena, bytes) : shared_bytes(p->m, b, true, bytes);
+}
+
+/* A GEMM operand; the buffer of its transposed copy follows its own in the list. In FP8 forward reads its rows; what backward reads
+ * of it has to be kept. */
+static Tensor operand(Planner *p, bool is_own, Buffer b, Format f, int cols)
 {
     if (!format_is_fp8(f))
-        return place(p, is_own, of_first, f, cols);
-    Tensor t = place(p, is_own && !p->transposes, of_first, f, cols);
+        return place(p, is_own, b, f, cols);
+    const size_t bytes = (size_t)p->m->N * (size_t)cols;
+    Tensor t = { .format = f, .rows = p->m->N, .cols = cols };
+    t.data = is_own && !p->transposes ? arena_alloc(p->arena, bytes) : shared_bytes(p->m, b, !p->transposes, bytes);
     t.scale = arena_alloc(p->arena, 16);
     if (p->transposes)
-        t.data_t = is_own || !p->first ? arena_alloc(p->arena, tensor_numel(t)) : of_first.data_t;
+        t.data_t = is_own ? arena_alloc(p->arena, bytes) : shared_bytes(p->m, b + 1, true, bytes);
     add_range(p, &t);
     return t;
 }
@@ -73,123 +103,134 @@ static bool reads_input(const Model *m, Linear l)
     return m->trains_matrices || adapter_parts(m->config, l).num_parts > 0;
 }
 
-static void plan_stream(Planner *p, const Model *m, Acts *a)
+static void plan_stream(Planner *p, Acts *a)
 {
+    Model *m = p->m;
     const Recipe *r = &m->recipe;
-    const Acts none = { 0 }, *s = p->first ? p->first : &none;
     int C = m->config->d_model;
-    bool after = m->config->norm_after, block = r->keep == KEEP_BLOCK;
-    bool keep_h = !block && (after || r->keep == KEEP_ALL);
+    bool after = m->config->norm_after, leaves = leaves_own(m);
+    bool keep_h = leaves && (after || r->keep == KEEP_ALL);
 
-    a->res0 = place(p, stream_is_kept(m), s->res0, r->stream, C);
-    a->res1 = !stream_is_kept(m) ? a->res0 : place(p, !block, s->res1, r->stream, C);
-    bool alias_x = !after && format_equal(r->saved, r->stream);
-    a->x0 = alias_x ? a->res0 : place(p, !block, s->x0, r->saved, C);
-    a->x1 = alias_x ? a->res1 : place(p, !block, s->x1, r->saved, C);
-    bool alias_h = after && format_equal(r->operand, r->stream);
-    a->h0 = alias_h ? a->res0 : operand(p, keep_h && reads_input(m, LINEAR_QKV), s->h0, r->operand, C);
+    a->res0 = place(p, stream_is_kept(m), BUFFER_RES0, r->stream, C);
+    bool alias_x = !after && format_equal(r->saved, r->stream), alias_h = after && format_equal(r->operand, r->stream);
+    a->res1 = !stream_is_kept(m) ? a->res0 : leaves ? own(p, r->stream, C)
+            : shared_rows(m, BUFFER_RES1, alias_x || alias_h, r->stream, m->N, C);
+    a->x0 = alias_x ? a->res0 : place(p, leaves, BUFFER_X0, r->saved, C);
+    a->x1 = alias_x ? a->res1 : place(p, leaves, BUFFER_X1, r->saved, C);
+    a->h0 = alias_h ? a->res0 : operand(p, keep_h && reads_input(m, LINEAR_QKV), BUFFER_H0, r->operand, C);
     a->h1 = alias_h ? a->res1 : r->keep == KEEP_INPUTS && !after ? a->h0
-          : operand(p, keep_h && reads_input(m, LINEAR_GATE_UP), s->h1, r->operand, C);
+          : operand(p, keep_h && reads_input(m, LINEAR_GATE_UP), BUFFER_H1, r->operand, C);
     if (a->h1.data == a->h0.data && format_is_fp8(r->operand)) {
         a->h1.scale = arena_alloc(p->arena, 16);       /* forward's scale is used again in backward */
         add_range(p, &a->h1);
     }
     if (after) {
-        a->branch0 = same(a->x0, r->stream) ? a->x0 : shared(p, s->branch0, r->stream, C);
+        a->branch0 = same(a->x0, r->stream) ? a->x0 : shared(m, BUFFER_BRANCH, r->stream, C);
         a->branch1 = same(a->x1, r->stream) ? a->x1 : a->branch0;
     }
 }
 
 /* The attention output as GEMM operand: if it is saved as one, the saved codes, to which all blocks share the transpose. */
-static Tensor att_operand(Planner *p, Tensor att, Tensor of_first, Format f)
+static Tensor att_operand(Planner *p, Tensor att, Format f)
 {
     if (!format_equal(att.format, f))
-        return operand(p, false, of_first, f, att.cols);
-    att.data_t = !p->transposes ? NULL : p->first ? of_first.data_t : arena_alloc(p->arena, tensor_numel(att));
+        return operand(p, false, BUFFER_ATT_OP, f, att.cols);
+    att.data_t = p->transposes ? shared_bytes(p->m, BUFFER_ATT_OP_T, true, tensor_numel(att)) : NULL;
     return att;
 }
 
-static void plan_acts(Planner *p, const Model *m, Acts *a)
+static void plan_acts(Planner *p, Acts *a)
 {
+    Model *m = p->m;
     const Recipe *r = &m->recipe;
     const ModelConfig *c = m->config;
-    const Acts none = { 0 }, *s = p->first ? p->first : &none;
     int HD = c->n_heads * c->head_dim, S = HD + 2 * c->n_kv_heads * c->head_dim, F = c->mlp_width;
-    bool block = r->keep == KEEP_BLOCK, changed = c->qk_norm || c->clip_qkv > 0;
+    bool leaves = leaves_own(m), changed = c->qk_norm || c->clip_qkv > 0;
 
-    plan_stream(p, m, a);
-    a->qkv = place(p, !block, s->qkv, r->qkv, S);
-    a->proj = same(a->qkv, r->stream) ? a->qkv : shared(p, s->proj, r->stream, S);
-    a->rot = !same(a->qkv, r->stream) ? a->proj : changed ? shared(p, s->rot, r->stream, S) : a->qkv;
-    a->att = place(p, !block, s->att, r->att, HD);
+    plan_stream(p, a);
+    a->qkv = place(p, leaves, BUFFER_QKV, r->qkv, S);
+    a->proj = same(a->qkv, r->stream) ? a->qkv : shared(m, BUFFER_PROJ, r->stream, S);
+    a->rot = !same(a->qkv, r->stream) ? a->proj : changed ? shared(m, BUFFER_ROT, r->stream, S) : a->qkv;
+    a->att = place(p, leaves, BUFFER_ATT, r->att, HD);
     add_range(p, &a->att);
-    a->mix = same(a->att, r->stream) ? a->att : shared(p, s->mix, r->stream, HD);
-    a->att_op = same(a->mix, r->operand) ? a->mix : att_operand(p, a->att, s->att_op, r->operand);
-    a->gate_up = place(p, !block, s->gate_up, r->hidden, 2 * F);
-    a->wide = same(a->gate_up, r->stream) ? a->gate_up : shared(p, s->wide, r->stream, 2 * F);
-    a->act = operand(p, r->keep == KEEP_ALL && reads_input(m, LINEAR_DOWN), s->act, r->operand, F);
+    a->mix = same(a->att, r->stream) ? a->att : shared(m, BUFFER_MIX, r->stream, HD);
+    a->att_op = same(a->mix, r->operand) ? a->mix : att_operand(p, a->att, r->operand);
+    a->gate_up = place(p, leaves, BUFFER_GATE_UP, r->hidden, 2 * F);
+    a->wide = same(a->gate_up, r->stream) ? a->gate_up : shared(m, BUFFER_WIDE, r->stream, 2 * F);
+    a->act = operand(p, r->keep == KEEP_ALL && !m->forward_only && reads_input(m, LINEAR_DOWN), BUFFER_ACT, r->operand, F);
 
-    a->stats0 = arena_alloc(p->arena, 2 * sizeof(float) * p->N);
-    a->stats1 = arena_alloc(p->arena, 2 * sizeof(float) * p->N);
-    const int norms = c->qk_norm == QK_NORM_HEAD ? c->n_heads + c->n_kv_heads : 2;
-    a->qk_stats = c->qk_norm ? arena_alloc(p->arena, norms * sizeof(float) * p->N) : NULL;
-    a->lse = arena_alloc(p->arena, sizeof(float) * p->N * c->n_heads);
+    a->stats0 = floats(p, BUFFER_STATS0, 2);
+    a->stats1 = floats(p, BUFFER_STATS1, 2);
+    a->qk_stats = c->qk_norm ? floats(p, BUFFER_QK_STATS, c->qk_norm == QK_NORM_HEAD ? c->n_heads + c->n_kv_heads : 2) : NULL;
+    a->lse = floats(p, BUFFER_LSE, c->n_heads);
     for (Linear l = 0; l < NUM_LINEARS; l++) {
         const int parts = adapter_parts(c, l).num_parts;
-        a->low[l] = parts ? place(p, !block && !m->forward_only, s->low[l], r->stream, parts * c->lora.rank) : (Tensor){ 0 };
+        a->low[l] = parts ? place(p, leaves, BUFFER_LOW_QKV + l, r->stream, parts * c->lora.rank) : (Tensor){ 0 };
     }
 }
 
-static Tensor gradient_operand(Arena *arena, const Model *m, int rows, int cols)
+/* Of a gradient in FP8 the input's gradient reads the rows, the weight's the transpose, if it is not an adapter's. */
+static Tensor gradient_operand(Planner *p, Buffer b, int cols)
 {
-    return m->trains_matrices ? operand_alloc(arena, m->recipe.gradient, rows, cols)
-                              : tensor_alloc(arena, m->recipe.gradient, rows, cols);
+    return operand(p, false, b, p->m->recipe.gradient, cols);
 }
 
-/* With gate and up saved in FP8, what the GEMM wrote is not needed in backward: its memory holds the gradient's codes. */
-static Tensor plan_dgate_up(Arena *arena, const Model *m, int rows, int cols)
+/* Its rows stand where gate and up were saved, if one takes as much as the other and no repair of a range reads those again. */
+static Tensor plan_dgate_up(Planner *p, int cols)
 {
-    Format f = m->recipe.gradient;
-    Tensor wide = m->acts[0].wide, t = { .format = f, .rows = rows, .cols = cols };
-    if (wide.data == m->acts[0].gate_up.data || !format_is_fp8(f))
-        return gradient_operand(arena, m, rows, cols);
-    t.data = wide.data;
-    t.data_t = m->trains_matrices ? (char *)wide.data + tensor_numel(t) : NULL;
-    t.scale = arena_alloc(arena, 16);
+    const Format saved = p->m->recipe.hidden, f = p->m->recipe.gradient;
+    Tensor t = { .format = f, .rows = p->m->N, .cols = cols };
+    if (has_ranges(p->m) || (!format_equal(saved, f) && !(format_is_fp8(saved) && format_is_fp8(f))))
+        return gradient_operand(p, BUFFER_DGATE_UP, cols);
+    if (format_is_fp8(f)) {
+        t.scale = arena_alloc(p->arena, 16);
+        t.data_t = p->transposes ? shared_bytes(p->m, BUFFER_DGATE_UP_T, true, tensor_numel(t)) : NULL;
+    }
     return t;
 }
 
-/* All blocks have these, each with a range of its own. */
-static void plan_gradients(Arena *arena, Model *m, Tensor dgate_up, Tensor dqkv_op)
+/* All blocks have these, each with a range of its own, and dgate_up's rows where its gate and up were saved, if the plan says so. */
+static void plan_gradients(Planner *p, Tensor dgate_up, Tensor dqkv_op)
 {
-    const Planner p = { .arena = arena, .ranges = has_ranges(m) };
-    for (int l = 0; l < m->L; l++) {
-        m->acts[l].dgate_up = dgate_up;
-        m->acts[l].dqkv_op = dqkv_op;
-        add_range(&p, &m->acts[l].dgate_up);
-        add_range(&p, &m->acts[l].dqkv_op);
+    for (int l = 0; l < p->m->L; l++) {
+        Acts *a = &p->m->acts[l];
+        a->dgate_up = dgate_up;
+        a->dqkv_op = dqkv_op;
+        if (!dgate_up.data)
+            a->dgate_up.data = a->gate_up.data;
+        add_range(p, &a->dgate_up);
+        add_range(p, &a->dqkv_op);
     }
 }
 
-static void plan_work(Arena *arena, Model *m)
+/* What attention on a GPU works with: in backward sums of dq in F32 and four more of a row, of documents' last tiles too; an eighth
+ * is left to those. Without it, or with less than it wants, it takes memory of its own. */
+static void plan_scratch(Model *m)
 {
+    const size_t rows = (size_t)m->N + (m->documents ? (size_t)m->N / 8 : 0);
+    m->scratch_bytes = rows * (size_t)m->attn.H * (size_t)(m->attn.D + 4) * sizeof(float) + (64 << 10);
+    m->scratch = shared_bytes(m, BUFFER_ATTENTION, true, m->scratch_bytes);
+}
+
+static void plan_work(Planner *p)
+{
+    Model *m = p->m;
     const Recipe *r = &m->recipe;
     const ModelConfig *c = m->config;
     Work *t = &m->work;
-    int N = m->N, C = c->d_model, HD = c->n_heads * c->head_dim, S = HD + 2 * c->n_kv_heads * c->head_dim, F = c->mlp_width;
+    int C = c->d_model, HD = c->n_heads * c->head_dim, S = HD + 2 * c->n_kv_heads * c->head_dim, F = c->mlp_width;
 
-    t->dres = tensor_alloc(arena, r->stream, N, C);
-    t->dres_amax = !c->norm_after && format_is_fp8(r->gradient) ? arena_alloc(arena, sizeof(float)) : NULL;
-    t->dy = !c->norm_after && same(t->dres, r->gradient) ? t->dres : gradient_operand(arena, m, N, C);
-    /* these pairs are never alive together: the MLP's backward is over before attention's begins, dh comes last in both */
-    Tensor narrow = tensor_alloc(arena, r->stream, N, C > HD ? C : HD), wide = tensor_alloc(arena, r->stream, N, S > F ? S : F);
-    t->dh = tensor_at(narrow.data, r->stream, N, C);
-    t->datt = tensor_at(narrow.data, r->stream, N, HD);
-    t->dact = tensor_at(wide.data, r->stream, N, F);
-    t->dqkv = tensor_at(wide.data, r->stream, N, S);
-    plan_gradients(arena, m, plan_dgate_up(arena, m, N, 2 * F),
-                   same(t->dqkv, r->gradient) ? t->dqkv : gradient_operand(arena, m, N, S));
-    t->dlow = c->lora.rank ? tensor_alloc(arena, r->stream, N, LOW_RANK_PARTS * c->lora.rank) : (Tensor){ 0 };
+    t->dres = shared(m, BUFFER_DRES, r->stream, C);
+    t->dres_amax = !c->norm_after && format_is_fp8(r->gradient) ? arena_alloc(p->arena, sizeof(float)) : NULL;
+    t->dy = !c->norm_after && same(t->dres, r->gradient) ? t->dres : gradient_operand(p, BUFFER_DY, C);
+    t->dh = shared(m, BUFFER_DH, r->stream, C);
+    t->dact = shared(m, BUFFER_DACT, r->stream, F);
+    t->datt = shared(m, BUFFER_DATT, r->stream, HD);
+    t->dqkv = shared_rows(m, BUFFER_DQKV, same(t->dres, r->gradient), r->stream, m->N, S);
+    plan_gradients(p, plan_dgate_up(p, 2 * F), same(t->dqkv, r->gradient) ? t->dqkv : gradient_operand(p, BUFFER_DQKV_OP, S));
+    if (r->stream.dtype == BF16)
+        plan_scratch(m);
+    t->dlow = c->lora.rank ? shared(m, BUFFER_DLOW, r->stream, LOW_RANK_PARTS * c->lora.rank) : (Tensor){ 0 };
 }
 
 /* Logits of this many tokens exist at once: chunks of at most 512 MiB, as equal as can be, at least one token. */
@@ -221,15 +262,23 @@ static void plan_attention(Arena *arena, Model *m)
     }
 }
 
+static Tensor head_operand(Arena *arena, Model *m, Buffer b, Format f, int rows, int cols)
+{
+    const size_t bytes = (size_t)rows * (size_t)cols;
+    void *data = shared_bytes(m, b, true, bytes);
+    return (Tensor){ .data = data, .scale = arena_alloc(arena, 16), .format = f, .rows = rows, .cols = cols };
+}
+
 /* FP8 operands of the head's backward; the gradient's transpose has no more bytes than the logits. */
 static void plan_head_operands(Arena *arena, Model *m)
 {
     const Format e4m3 = { E4M3, 0, false };
     const int chunk = m->logits.rows, V = m->logits.cols, C = m->config->d_model;
-    m->dlogits = tensor_alloc(arena, m->recipe.head, chunk, V);
+    m->dlogits = head_operand(arena, m, BUFFER_DLOGITS, m->recipe.head, chunk, V);
     m->dlogits.data_t = m->logits.data;
-    m->head_h = operand_alloc(arena, e4m3, chunk, C);
-    m->head_w = tensor_alloc(arena, e4m3, V, C);
+    m->head_h = head_operand(arena, m, BUFFER_HEAD_H, e4m3, chunk, C);
+    m->head_h.data_t = shared_bytes(m, BUFFER_HEAD_H_T, true, (size_t)chunk * (size_t)C);
+    m->head_w = head_operand(arena, m, BUFFER_HEAD_W, e4m3, V, C);
     m->head_w.data_t = m->head_w.data;
     m->head_w.data = NULL;
 }
@@ -238,8 +287,8 @@ static void plan_head(Arena *arena, Model *m, const Config *c)
 {
     int N = m->N;
     m->final_stats = arena_alloc(arena, 2 * sizeof(float) * N);
-    m->final_h = tensor_alloc(arena, m->recipe.stream, N, c->model.d_model);
-    m->logits = tensor_alloc(arena, m->recipe.stream, loss_chunk(c, N), c->model.embedding_size);
+    m->final_h = shared(m, BUFFER_FINAL_H, m->recipe.stream, c->model.d_model);
+    m->logits = shared_rows(m, BUFFER_LOGITS, true, m->recipe.stream, loss_chunk(c, N), c->model.embedding_size);
     if (format_is_fp8(m->recipe.head) && !m->forward_only)
         plan_head_operands(arena, m);
     m->targets = arena_alloc(arena, sizeof(int) * N);
@@ -250,17 +299,20 @@ static void plan_head(Arena *arena, Model *m, const Config *c)
 }
 
 /* Without a backward pass all blocks have the memory of the first. */
-static void plan_blocks(Arena *arena, Model *m)
+static void plan_blocks(Planner *p)
 {
+    Model *m = p->m;
     for (int l = 0; l < m->L; l++) {
-        size_t before = arena->used;
+        size_t before = p->arena->used;
         if (l == 0 || !m->forward_only)
-            plan_acts(&(Planner){ arena, l ? &m->acts[0] : NULL, m->N, m->trains_matrices, has_ranges(m) }, m, &m->acts[l]);
+            plan_acts(p, &m->acts[l]);
         else
             m->acts[l] = m->acts[0];
-        m->bytes.block = m->forward_only ? 0 : arena->used - before;       /* in the end the last block's: all that is its own,
-                                                                              nothing shared */
+        m->bytes.block = m->forward_only ? 0 : p->arena->used - before;
     }
+    m->acts[m->L].res0 = place(p, stream_is_kept(m), BUFFER_RES0, m->recipe.stream, m->config->d_model);
+    if (!m->forward_only)
+        plan_work(p);
 }
 
 static void plan_caches(Arena *arena, Model *m)
@@ -287,11 +339,8 @@ static void plan_all(Arena *arena, Model *m, Fsdp *f, const Config *c, Placement
     fsdp_plan(f, arena, c, p);
     m->trains_matrices = trains_matrices(f);
     b->units = arena->used;
-    plan_blocks(arena, m);
-    m->acts[m->L].res0 = stream_is_kept(m) ? tensor_alloc(arena, m->recipe.stream, m->N, c->model.d_model)
-                                           : m->acts[0].res0;
-    if (!m->forward_only)
-        plan_work(arena, m);
+    m->shared_memory = arena_alloc(arena, m->shared_bytes);
+    plan_blocks(&(Planner){ arena, m, m->trains_matrices });
     b->work = arena->used - b->units - m->L * b->block;
     plan_head(arena, m, c);
     plan_attention(arena, m);
@@ -319,7 +368,8 @@ void model_plan(Model *m, Fsdp *f, const Config *c, Placement p)
     const int P = mc->max_sequence_length + (c->generate ? decode_rows(&c->recipe, 1) - 1 : 0);
     const int T = !c->generate ? P : P > PREFILL_TOKENS ? PREFILL_TOKENS : decode_rows(&c->recipe, P);
     *m = (Model){ .config = mc, .recipe = c->recipe, .L = mc->n_layers, .P = P, .forward_only = config_forward_only(c),
-                  .documents = c->data.generate_doc_lengths && !c->generate, .lora_scale = (float)lora_scale(&mc->lora) };
+                  .observed = c->quant_stats_interval > 0, .documents = c->data.generate_doc_lengths && !c->generate,
+                  .lora_scale = (float)lora_scale(&mc->lora) };
     *f = (Fsdp){ 0 };
     m->attn = (Attention){ .B = c->device_train_microbatch_size, .T = T, .H = mc->n_heads,
                            .K = mc->n_kv_heads, .D = mc->head_dim, .scale = (float)(1 / sqrt(mc->head_dim)),
@@ -328,6 +378,8 @@ void model_plan(Model *m, Fsdp *f, const Config *c, Placement p)
     m->acts = xcalloc(m->L + 1, sizeof *m->acts);
     m->host_doc_start = xmalloc(sizeof(int) * (m->N + 1));
     m->host_sorted = xmalloc(sizeof *m->host_sorted * m->N);
+    plan_all(&(Arena){ 0 }, m, f, c, p);
+    m->shared_bytes = buffers_place(m->shared);         /* now that it is known what there is to share */
     plan_all(&(Arena){ 0 }, m, f, c, p);
 }
 

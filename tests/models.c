@@ -100,6 +100,19 @@ void model_create(Model *m, Fsdp *f, const Config *c)
     model_place(m, f, c);
 }
 
+void model_create_apart(Model *m, Fsdp *f, const Config *c)
+{
+    size_t bytes = 0;
+    model_plan(m, f, c, (Placement){ 1, 0, c->strategy.grad_sum != SUM_OFTEN });
+    for (int b = 0; b < NUM_BUFFERS; b++) {
+        m->shared[b].at = bytes;
+        bytes += m->shared[b].bytes;
+    }
+    m->bytes.total += bytes - m->shared_bytes;
+    m->shared_bytes = bytes;
+    model_place(m, f, c);
+}
+
 static void fill(Tensor t, uint64_t seed, size_t first)
 {
     const size_t n = tensor_numel(t);

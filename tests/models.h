@@ -18,6 +18,9 @@ void model_config(Config *c, const ModelConfig *m, const char *recipe, int B);
 
 void model_create(Model *m, Fsdp *f, const Config *c);        /* planned and placed, for one rank */
 
+/* The same with memory of its own for each buffer, so that all that was computed can be looked at. */
+void model_create_apart(Model *m, Fsdp *f, const Config *c);
+
 /* Gives every B values; it starts as 0, and then A has no gradient. */
 void test_fill_adapters(Fsdp *f, uint64_t seed);
 

@@ -2,6 +2,10 @@
  * chosen by timing, which must leave accumulators alone and the bits as they were. */
 #include "tests/fp8.h"
 
+#include <unistd.h>
+
+#include "kernels/choices.h"
+
 static const Format F = { F32, 0 }, BF = { BF16, 0 }, E4 = { E4M3, 0 }, E5 = { E5M2, 0 };
 
 /* ---- FP8 --------------------------------------------------------------------------------------------------- */
@@ -155,6 +159,25 @@ static void test_zeros(void **state)
     release();
 }
 
+/* A later process takes the algorithms that this one chose: it adds no choice of its own. */
+static void test_later_run(void **state)
+{
+    char command[256], path[200];
+    const ssize_t n = readlink("/proc/self/exe", path, sizeof path - 1);
+    assert_true(n > 0);
+    path[n] = '\0';
+    test_large(state);
+    char *chosen = choices_read("gemms.txt"), *then;
+    if (strlen(chosen) == 0)
+        fail_msg("nothing was written to %s/coat/gemms.txt", getenv("XDG_CACHE_HOME"));
+    snprintf(command, sizeof command, "%s test_large", path);
+    assert_int_equal(system(command), 0);
+    then = choices_read("gemms.txt");
+    assert_string_equal(then, chosen);
+    free(then);
+    free(chosen);
+}
+
 /* ---- errors ------------------------------------------------------------------------------------------------ */
 
 static void test_errors(void **state)
@@ -179,9 +202,17 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fp8), cmocka_unit_test(test_large), cmocka_unit_test(test_zeros),
-        cmocka_unit_test(test_row),         cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_row), cmocka_unit_test(test_later_run), cmocka_unit_test(test_errors),
     };
+    static char folder[] = "/tmp/coat-choices-XXXXXX", file[64];
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
-    return cmocka_run_group_tests(tests, start_device, NULL);
+    else if (mkdtemp(folder))
+        setenv("XDG_CACHE_HOME", folder, 1);
+    const int failed = cmocka_run_group_tests(tests, start_device, NULL);
+    for (int i = 0; i < 3 && argc == 1; i++) {
+        snprintf(file, sizeof file, "%s%s", folder, i == 0 ? "/coat/gemms.txt" : i == 1 ? "/coat" : "");
+        remove(file);
+    }
+    return failed;
 }

@@ -25,41 +25,49 @@ static Config *plan(int ranks, const char *recipe, const char *memory, const cha
     return config_load(more ? 10 : 9, argv, 1, checkpoint_latest);
 }
 
-/* The largest batches of which a run was measured to stay below 80 GB, which are 74.506 GiB (MEASUREMENTS.md, peak memory per GPU);
- * 0: not even one sequence. */
+/* The largest batches that stay below 80 GB, which are 74.506 GiB: of which a run was measured, when each buffer had memory of its
+ * own (MEASUREMENTS.md, peak memory per GPU), and which fit since some share it; 0: not even one sequence. */
 static void test_measured(void **state)
 {
     (void)state;
-    static const struct { const char *model; int ranks; const char *recipe; int largest; } measured[] = {
-        { MODEL_7B, 1, "bf16", 0 },  { MODEL_7B, 1, "coat", 7 },   { MODEL_7B, 1, "coat-lean", 9 },
-        { MODEL_7B, 2, "bf16", 3 },  { MODEL_7B, 2, "coat", 11 },  { MODEL_7B, 2, "coat-lean", 14 },
-        { MODEL_7B, 4, "bf16", 5 },  { MODEL_7B, 4, "coat", 13 },  { MODEL_7B, 4, "coat-lean", 16 },
-        { MODEL_13B, 1, "coat-lean", 0 }, { MODEL_13B, 2, "bf16", 0 }, { MODEL_13B, 2, "coat", 4 },
-        { MODEL_13B, 2, "coat-lean", 5 }, { MODEL_13B, 4, "bf16", 2 }, { MODEL_13B, 4, "coat", 7 },
-        { MODEL_13B, 4, "coat-lean", 9 },
+    static const struct { const char *model; int ranks; const char *recipe; int measured, largest; } rows[] = {
+        { MODEL_7B, 1, "bf16", 0, 0 },  { MODEL_7B, 1, "coat", 7, 8 },   { MODEL_7B, 1, "coat-lean", 9, 10 },
+        { MODEL_7B, 2, "bf16", 3, 3 },  { MODEL_7B, 2, "coat", 11, 11 }, { MODEL_7B, 2, "coat-lean", 14, 15 },
+        { MODEL_7B, 4, "bf16", 5, 5 },  { MODEL_7B, 4, "coat", 13, 14 }, { MODEL_7B, 4, "coat-lean", 16, 17 },
+        { MODEL_13B, 1, "coat-lean", 0, 0 }, { MODEL_13B, 2, "bf16", 0, 0 }, { MODEL_13B, 2, "coat", 4, 4 },
+        { MODEL_13B, 2, "coat-lean", 5, 6 }, { MODEL_13B, 4, "bf16", 2, 2 }, { MODEL_13B, 4, "coat", 7, 7 },
+        { MODEL_13B, 4, "coat-lean", 9, 9 },
     };
-    for (size_t i = 0; i < sizeof measured / sizeof measured[0]; i++) {
-        Config *c = plan(measured[i].ranks, measured[i].recipe, "74.506", measured[i].model);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        Config *c = plan(rows[i].ranks, rows[i].recipe, "74.506", rows[i].model);
         const int found = fit_largest(c);
-        if (found != measured[i].largest)
-            fail_msg("%s, %s on %d: %d sequences, measured were %d", measured[i].model ? "13B" : "7B", measured[i].recipe,
-                     measured[i].ranks, found, measured[i].largest);
+        if (found != rows[i].largest || found < rows[i].measured)
+            fail_msg("%s, %s on %d: %d sequences, expected %d, measured were %d", rows[i].model ? "13B" : "7B", rows[i].recipe,
+                     rows[i].ranks, found, rows[i].largest, rows[i].measured);
         config_free(c);
     }
 }
 
-/* What an H200 of 139.8 GiB had in use, in GiB, is at most what is allowed for, and not 1.5 GiB less. */
+/* What an H200 of 139.8 GiB had in use, in GiB, besides what the run had planned, is at most what is allowed for, and not 1.5 GiB
+ * less; and that is what a plan's verdict adds. */
 static void test_needed(void **state)
 {
     (void)state;
-    static const struct { int ranks; const char *recipe; double used; } measured[] = {
-        { 1, "coat", 76.2 }, { 1, "coat-lean", 69.4 }, { 1, "coat-act", 126.5 }, { 1, "coat-opt", 106.0 }, { 4, "coat", 61.8 },
+    static const struct { int ranks; const char *recipe; double used, planned; } measured[] = {
+        { 1, "coat", 76.2, 74.587 }, { 1, "coat-lean", 69.4, 67.837 }, { 1, "coat-act", 126.5, 124.888 },
+        { 1, "coat-opt", 106.0, 104.403 }, { 4, "coat", 61.8, 58.909 },
     };
     for (size_t i = 0; i < sizeof measured / sizeof measured[0]; i++) {
         Config *c = plan(measured[i].ranks, measured[i].recipe, "139.8", NULL);
-        const double needed = fit_needed(c) / (1 << 30);
-        if (!(needed >= measured[i].used - 0.05 && needed < measured[i].used + 1.5))
-            fail_msg("%s on %d: %.2f GiB needed, %.2f were used", measured[i].recipe, measured[i].ranks, needed, measured[i].used);
+        Model m;
+        Fsdp f;
+        memory_plan(&m, &f, c);
+        const double planned = (double)model_planned_bytes(&m, &f) / (1 << 30), allowed = fit_needed(c) / (1 << 30) - planned;
+        const double used = measured[i].used - measured[i].planned;
+        if (!(allowed >= used - 0.05 && allowed < used + 1.5))
+            fail_msg("%s on %d: %.2f GiB allowed for, %.2f were used", measured[i].recipe, measured[i].ranks, allowed, used);
+        assert_true(planned <= measured[i].planned);
+        model_free(&m, &f);
         config_free(c);
     }
 }
@@ -69,14 +77,14 @@ static void test_needed(void **state)
 static void test_mode(void **state)
 {
     (void)state;
-    static const struct { const char *memory; bool once; } rows[] = { { "139.8", true }, { "74", true }, { "73", false } };
+    static const struct { const char *memory; bool once; } rows[] = { { "139.8", true }, { "72", true }, { "71", false } };
     for (int i = 0; i < 3; i++) {
         Model m;
         Fsdp f;
-        Config *c = plan(4, "coat", rows[i].memory, NULL);           /* 58.9 GiB with whole gradients, 47.4 without */
+        Config *c = plan(4, "coat", rows[i].memory, NULL);           /* 56.8 GiB with whole gradients, 45.3 without */
         memory_plan(&m, &f, c);
         assert_int_equal(f.sum_once, rows[i].once);
-        assert_true(fabs((double)model_planned_bytes(&m, &f) / (1 << 30) - (rows[i].once ? 58.909 : 47.356)) < 0.001);
+        assert_true(fabs((double)model_planned_bytes(&m, &f) / (1 << 30) - (rows[i].once ? 56.815 : 45.262)) < 0.001);
         model_free(&m, &f);
         config_free(c);
     }
@@ -90,7 +98,7 @@ static void test_small_device(void **state)
                      "--global_train_batch_size=64", "--device_train_microbatch_size=2", NULL };
     Config *c = config_load(8, argv, 1, checkpoint_latest);
     assert_true(fit_needed(c) <= memory_of_device(c));
-    assert_int_equal(fit_largest(c), 2);
+    assert_int_equal(fit_largest(c), 3);
     config_free(c);
 }
 
@@ -119,8 +127,8 @@ static void test_many_ranks(void **state)
     assert_true(time(NULL) - start < 60);
     assert_int_equal(getrusage(RUSAGE_CHILDREN, &use), 0);
     assert_true(use.ru_maxrss < 1 << 20);                            /* kB */
-    expect_output("total 19.810 of 80.0");
-    assert_ptr_equal(strstr(last_line(), "fits: 22.7 of 80.0 GiB on each of 1024 devices"), last_line());
+    expect_output("total 19.548 of 80.0");
+    assert_ptr_equal(strstr(last_line(), "fits: 22.4 of 80.0 GiB on each of 1024 devices"), last_line());
 }
 
 static void test_does_not_fit(void **state)

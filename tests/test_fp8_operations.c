@@ -378,6 +378,11 @@ static void swiglu_case(const Shape *s, bool saved)
     const uint8_t *found = tensor_snapshot(columns);
     check_same_bytes("rows of act", found, untouched, rows);
     check_same_bytes("act's transpose", found + rows, (const uint8_t *)expected + rows, rows);
+    if (saved) {
+        other.data = gate_up.data;
+        swiglu_backward(other, columns_of(columns), dact, gate_up);
+        check_same_bytes("gradient over gate and up", tensor_snapshot(other), gradient, tensor_bytes(d));
+    }
     release();
 }
 

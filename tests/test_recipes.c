@@ -482,7 +482,7 @@ static Layer run_block(const char *recipe)
     Acts *a = &model.acts[0];
     init_normal(a->res0, 1, 0, 4, 0);
     float *in = as_floats(a->res0);
-    fsdp_gather(&fsdp, 1, FOR_FORWARD | FOR_BACKWARD);
+    fsdp_gather(&fsdp, 1, FOR_FORWARD);
     const Unit *w = fsdp_acquire(&fsdp, 1);
     block_forward(&model, w, a, &model.acts[1]);
     Layer r = { .branches = as_floats(model.acts[1].res0), .n = tensor_numel(a->res0) };
@@ -490,6 +490,7 @@ static Layer run_block(const char *recipe)
         r.branches[i] -= in[i];
     init_normal(model.work.dres, 1, 0, 5, 0);
     model.work.dres_amax = NULL;        /* nothing has looked for its maximum */
+    fsdp_gather(&fsdp, 1, FOR_BACKWARD);
     block_backward(&model, w, fsdp_grads(&fsdp, 1), a, true);
     r.dx = as_floats(model.work.dres);
     r.dw = as_floats(fsdp.shard[1].grad);

@@ -22,6 +22,7 @@ typedef struct {
     Telemetry *telemetry;
     json_t *line;
     long   step;
+    bool   apart;          /* shared buffers keep their values */
 } Small;
 
 static void small_open(Small *s, SmallModel a, const char *recipe)
@@ -40,7 +41,7 @@ static void small_open(Small *s, SmallModel a, const char *recipe)
 
 static void small_start(Small *s)
 {
-    model_create(&s->model, &s->fsdp, &s->config);
+    (s->apart ? model_create_apart : model_create)(&s->model, &s->fsdp, &s->config);
     fsdp_init(&s->fsdp, &s->config.model, 3);
     s->log = log_open(&s->config, (RunLength){ .steps = 10 }, 10, 0, 1);
     s->telemetry = telemetry_open(&s->config, &s->model, &s->fsdp, s->log);
@@ -206,6 +207,7 @@ static void test_activations(void **state)
         small_open(&s, LLAMA, "coat");
         if (keep_all)
             s.config.recipe.keep = KEEP_ALL;
+        s.apart = true;
         small_start(&s);
         small_step(&s, false);
         const Acts *a = &s.model.acts[1];

@@ -10,7 +10,7 @@
 
 /* ---- tensors as floats; parts of them: values.h --------------------------------------------------------- */
 
-float operand_scale(Tensor t, float amax);      /* S of an FP8 t of group 0 with max|t| = amax; t's range follows */
+float scale_within_range(Tensor t, float amax);      /* S of an FP8 t of group 0 with max|t| = amax; t's range follows */
 
 void transpose_codes(Tensor t);                 /* data_t from data; nothing if there is no data_t */
 

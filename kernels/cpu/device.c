@@ -114,6 +114,11 @@ void device_free(void *p)
     free(p);
 }
 
+void device_lend(void *p, size_t bytes)
+{
+    (void)p, (void)bytes;           /* its scratch memory is the host's */
+}
+
 void *device_host_alloc(size_t bytes)
 {
     return xmalloc(bytes);

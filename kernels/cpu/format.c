@@ -33,7 +33,7 @@ void transpose_codes(Tensor t)
 }
 
 /* NOTE: amax / h, not h * range, which may overflow. */
-float operand_scale(Tensor t, float amax)
+float scale_within_range(Tensor t, float amax)
 {
     const DType d = t.format.dtype;
     if (!t.range)
@@ -47,7 +47,7 @@ float operand_scale(Tensor t, float amax)
 void tensor_finish(Tensor t, const float *values)
 {
     if (format_is_fp8(t.format) && !t.format.group)
-        *(float *)t.scale = operand_scale(t, abs_max(values, tensor_numel(t)));
+        *(float *)t.scale = scale_within_range(t, abs_max(values, tensor_numel(t)));
     if (values != t.data)
         tensor_store(t, 0, values, tensor_numel(t));
     transpose_codes(t);

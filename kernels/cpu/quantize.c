@@ -18,7 +18,7 @@ static size_t block_size(Tensor y, Tensor x)
 void quantize_scale_from(Tensor y, const float *amax)
 {
     CHECK(format_is_fp8(y.format) && !y.format.group && y.scale, "quantize_scale: y is %s", format_name(y.format));
-    *(float *)y.scale = operand_scale(y, *amax);
+    *(float *)y.scale = scale_within_range(y, *amax);
 }
 
 void quantize_scale(Tensor y, Tensor x)

@@ -25,7 +25,7 @@ static struct {
     cudaStream_t queue[NUM_QUEUES], stream;      /* stream: what the current queue runs on */
     Queue current;
     bool merged;
-    struct { void *data; size_t bytes; } scratch[SCRATCH_SLOTS];
+    struct { void *data; size_t bytes; } scratch[SCRATCH_SLOTS], lent;
     struct { char *data; cudaEvent_t event; } stage[STAGES];    /* event: the stage's last copy is done */
     struct { char *data; size_t bytes; } pinned;                       /* device_host_alloc's */
     unsigned next_stage;
@@ -264,6 +264,12 @@ void device_free(void *p)
     CUDA_CHECK(cudaFree(p));
 }
 
+void device_lend(void *p, size_t bytes)
+{
+    dev.lent.data = p;
+    dev.lent.bytes = p ? bytes : 0;
+}
+
 void device_copy(void *dst, const void *src, size_t bytes)
 {
     CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, dev.stream));
@@ -284,6 +290,8 @@ void *device_scratch(size_t bytes, int slot)
 {
     CHECK(slot >= 0 && slot < SCRATCH_SLOTS, "slot %d", slot);
     CHECK(dev.current == QUEUE_COMPUTE, "scratch memory outside the compute queue");
+    if (slot == SCRATCH_ATTENTION && bytes <= dev.lent.bytes)
+        return dev.lent.data;
     if (bytes > dev.scratch[slot].bytes) {
         device_sync();
         CUDA_CHECK(cudaFree(dev.scratch[slot].data));

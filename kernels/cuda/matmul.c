@@ -19,15 +19,28 @@
  * Choice of algorithm. The heuristic's first suggestion is up to 20 % slower than the best of the first eight, so
  * large GEMMs time them once, on the real operands. A time is not reproducible, but results must be: same bits in
  * every run, on every rank, after every resume. So split-K is excluded; the heuristic's first suggestion, which
- * depends on shape and library alone, defines the bits; and only algorithms with identical output compete. Tiles of
- * another shape sum over k in the same order, so most suggestions pass; timing then decides nothing but speed. */
+ * depends on shape and library alone, defines the bits; and only algorithms with identical output compete, where the
+ * GEMM adds to a sum also in how they round that. Tiles of another shape sum over k in the same order, so most
+ * suggestions pass; timing then decides nothing but speed. Rank 0 keeps what was chosen for later runs (choices.h),
+ * which look for it among the suggestions that they get.
+ *
+ * A GPU that has been busy for a while is hot, and lowers its clock to stay within its power: not all algorithms suffer
+ * alike. So candidates take turns, each for some milliseconds, and what is measured while the GPU warms does not count. */
 #include <cublasLt.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/choices.h"
+#include "kernels/comm.h"
 #include "kernels/cuda/cuda.h"
 
-enum { CANDIDATES = 8, TIMED_RUNS = 2, MAX_TRIALS = 3 };
+enum { CANDIDATES = 8, MAX_TRIALS = 3, MOST_RUNS = 256 };
+/* Of a candidate's turn, of one GEMM's choice, and of all choices of a run; every candidate gets two turns whatever they take. */
+static const double TURN_MS = 8, CHOICE_MS = 200, ALL_CHOICES_MS = 3000;
+/* Candidates this much slower than the fastest in their first turn get no other. */
+static const double HOPELESS = 1.05;
+static const char *const choices_file = "gemms.txt";
 static const size_t WORKSPACE_BYTES = (size_t)64 << 20;
 static const size_t SAMPLE_BYTES = (size_t)1 << 20, SAMPLE_SLICES = 4;
 static const double TUNE_FLOPS = 1e10;      /* below it (some 20 us) the launch counts, not the algorithm */
@@ -73,6 +86,8 @@ static struct {
     cublasLtHandle_t handle;
     Gemm *gemm;
     int count;
+    char *choices;          /* of earlier runs */
+    double spent_ms;        /* on choosing */
 } cache;
 
 /* ---- descriptors ------------------------------------------------------------------------------------------- */
@@ -169,12 +184,18 @@ static int suggest(cublasLtMatmulHeuristicResult_t *found, const Gemm *g)
     return usable;
 }
 
-static cublasStatus_t launch(const Gemm *g, const cublasLtMatmulAlgo_t *algo, const Operands *o)
+/* d = a b + beta c */
+static cublasStatus_t launch_scaled(const Gemm *g, const cublasLtMatmulAlgo_t *algo, const Operands *o, float beta)
 {
-    const float one = 1, beta = o->c ? 1 : 0;
+    const float one = 1;
     return cublasLtMatmul(cache.handle, g->op, &one, o->a, g->a, o->b, g->b, &beta, o->c ? o->c : o->d, g->d,
                           o->d, g->d, algo, device_scratch(WORKSPACE_BYTES, SCRATCH_GEMM), WORKSPACE_BYTES,
                           device_stream());
+}
+
+static cublasStatus_t launch(const Gemm *g, const cublasLtMatmulAlgo_t *algo, const Operands *o)
+{
+    return launch_scaled(g, algo, o, o->c ? 1 : 0);
 }
 
 /* ---- choice of algorithm ------------------------------------------------------------------------------------- */
@@ -184,17 +205,21 @@ static size_t output_bytes(const Shape *s)
     return (size_t)s->m * (size_t)s->n * dtype_size(s->d);
 }
 
-/* A B alone by this algorithm into `out`, and slices of the result; false if the algorithm does not run. */
-static bool sample(uint32_t *slices, const Gemm *g, const cublasLtMatmulAlgo_t *algo, Operands o, void *out)
+/* The whole GEMM by this algorithm, and slices of the result; false if the algorithm does not run. Where d is added to, it gets
+ * other sums first, for a first micro-batch adds to 0, which rounds nothing: by the algorithm that all are compared with, from its
+ * product, which alone would be even. */
+static bool sample(uint32_t *slices, const Gemm *g, const cublasLtMatmulAlgo_t *algo, const Operands *o)
 {
     const size_t slice = SAMPLE_BYTES / SAMPLE_SLICES;
     const size_t step = (output_bytes(&g->shape) - slice) / (SAMPLE_SLICES - 1) / 16 * 16;
-    o.c = NULL;
-    o.d = out;
-    if (launch(g, algo, &o) != CUBLAS_STATUS_SUCCESS)
+    const bool in_place = o->c == o->d;
+    if (in_place && (launch_scaled(g, &g->algo, o, 0) != CUBLAS_STATUS_SUCCESS
+                     || launch_scaled(g, &g->algo, o, 0.37f) != CUBLAS_STATUS_SUCCESS))
+        return false;
+    if (launch(g, algo, o) != CUBLAS_STATUS_SUCCESS)
         return false;
     for (size_t i = 0; i < SAMPLE_SLICES; i++)
-        device_get((char *)slices + i * slice, (char *)out + i * step, slice);
+        device_get((char *)slices + i * slice, (char *)o->d + i * step, slice);
     return true;
 }
 
@@ -208,54 +233,107 @@ static bool is_telling(const uint32_t *slices)
     return changes > n / 2;
 }
 
-static double time_algorithm(const Gemm *g, const cublasLtMatmulAlgo_t *algo, Operands o, void *out)
+/* Milliseconds of so many runs. */
+static double time_runs(const Gemm *g, const cublasLtMatmulAlgo_t *algo, const Operands *o, int runs)
 {
     static DeviceMark *from, *to;
-    o.d = out;
     from = device_mark(from);
-    for (int i = 0; i < TIMED_RUNS; i++)
-        LT_CHECK(launch(g, algo, &o));
+    for (int i = 0; i < runs; i++)
+        LT_CHECK(launch(g, algo, o));
     to = device_mark(to);
-    return device_elapsed(from, to) / TIMED_RUNS;
+    return device_elapsed(from, to);
+}
+
+/* Which of these is the fastest in the long run. */
+static int race(const Gemm *g, const cublasLtMatmulAlgo_t *algo, int count, const Operands *o)
+{
+    double first[CANDIDATES], total[CANDIDATES] = { 0 }, spent = 0, fastest = INFINITY;
+    int best = 0;
+    if (count == 1)
+        return 0;
+    const double once = time_runs(g, &algo[0], o, 1), left = ALL_CHOICES_MS - cache.spent_ms;
+    const double limit = left < CHOICE_MS ? left : CHOICE_MS;
+    const int runs = once * MOST_RUNS < TURN_MS ? MOST_RUNS : once < TURN_MS ? (int)(TURN_MS / once) : 1;
+    for (int turn = 0; turn < 2 || spent < limit; turn++)
+        for (int i = 0; i < count; i++) {
+            if (turn > 0 && first[i] > HOPELESS * fastest)
+                continue;
+            const double ms = time_runs(g, &algo[i], o, runs);
+            spent += ms;
+            if (turn > 0)
+                total[i] += ms;
+            else if ((first[i] = ms) < fastest)
+                fastest = ms;
+        }
+    for (int i = 0; i < count; i++)
+        if (total[i] > 0 && (total[best] == 0 || total[i] < total[best]))
+            best = i;
+    cache.spent_ms += spent + once;
+    return best;
 }
 
 /* Sets g->algo to the fastest of those suggested whose bits are those of the first; false if `o` does not tell the bits
- * apart. `out` is overwritten. */
-static bool choose(Gemm *g, const Operands *o, void *out)
+ * apart. d is overwritten. */
+static bool choose(Gemm *g, const Operands *o)
 {
     cublasLtMatmulHeuristicResult_t found[CANDIDATES];
-    int count = suggest(found, g);
+    cublasLtMatmulAlgo_t algo[CANDIDATES];
+    int count = suggest(found, g), same = 0;
     uint32_t *first = xmalloc(SAMPLE_BYTES), *other = xmalloc(SAMPLE_BYTES);
-    const bool tells = sample(first, g, &found[0].algo, *o, out) && is_telling(first);
-    if (tells) {
-        double best = time_algorithm(g, &found[0].algo, *o, out);
-        for (int i = 1; i < count; i++) {
-            if (!sample(other, g, &found[i].algo, *o, out) || memcmp(first, other, SAMPLE_BYTES) != 0)
-                continue;
-            double ms = time_algorithm(g, &found[i].algo, *o, out);
-            if (ms < best) {
-                best = ms;
-                g->algo = found[i].algo;
-            }
-        }
-    }
+    g->algo = found[0].algo;
+    const bool tells = sample(first, g, &found[0].algo, o) && is_telling(first);
+    for (int i = 0; i < count && tells; i++)
+        if (sample(other, g, &found[i].algo, o) && memcmp(first, other, SAMPLE_BYTES) == 0)
+            algo[same++] = found[i].algo;
+    if (same > 0)
+        g->algo = algo[race(g, algo, same, o)];
     free(first);
     free(other);
     return tells;
 }
 
-/* Where d holds a sum that must survive, trials write into memory of their own; without room for it there is none. */
+/* What an algorithm was chosen for: with another GPU or library it is another question. */
+static void choice_key(char key[256], const Shape *s)
+{
+    snprintf(key, 256, "%s (%d) cuBLASLt %zu, %s m %d n %d k %d %c%c, %s %s to %s, add %d fast %d align %d", device_name(),
+             device_sm_count(), cublasLtGetVersion(), kind_name[s->kind], s->m, s->n, s->k, s->trans_a ? 't' : 'n',
+             s->trans_b ? 't' : 'n', dtype_name(s->a), dtype_name(s->b), dtype_name(s->d), s->add, s->fast, s->align);
+}
+
+/* Trials write into d. A sum there is kept by the host meanwhile, whose memory is not short. */
 static void tune(Gemm *g, const Operands *o)
 {
-    void *out = o->d;
-    if (o->c == o->d && cudaMalloc(&out, output_bytes(&g->shape)) != cudaSuccess) {
-        cudaGetLastError();
-        g->trials_left = 0;
-        return;
-    }
-    g->trials_left = choose(g, o, out) ? 0 : g->trials_left - 1;
-    if (out != o->d)
-        device_free(out);
+    const size_t bytes = output_bytes(&g->shape);
+    char key[256];
+    void *sum = o->c == o->d ? xmalloc(bytes) : NULL;
+    if (sum)
+        device_get(sum, o->d, bytes);
+    const bool chosen = choose(g, o);
+    if (sum)
+        device_put(o->d, sum, bytes);
+    free(sum);
+    g->trials_left = chosen ? 0 : g->trials_left - 1;
+    choice_key(key, &g->shape);
+    if (chosen && comm_rank() == 0)
+        choices_add(choices_file, key, &g->algo, sizeof g->algo);
+}
+
+/* What an earlier run chose, if it is still suggested. */
+static bool choose_again(Gemm *g, const cublasLtMatmulHeuristicResult_t *found, int count)
+{
+    char key[256];
+    cublasLtMatmulAlgo_t algo;
+    if (!cache.choices)
+        cache.choices = choices_read(choices_file);
+    choice_key(key, &g->shape);
+    if (!choices_find(cache.choices, key, &algo, sizeof algo))
+        return false;
+    for (int i = 0; i < count; i++)
+        if (memcmp(&found[i].algo, &algo, sizeof algo) == 0) {
+            g->algo = algo;
+            return true;
+        }
+    return false;
 }
 
 /* ---- the GEMM ---------------------------------------------------------------------------------------------- */
@@ -272,10 +350,10 @@ static Gemm *find(const Shape *s, const Operands *o)
     Gemm *g = &cache.gemm[cache.count++];
     cublasLtMatmulHeuristicResult_t found[CANDIDATES];
     describe(g, s, o);
-    suggest(found, g);
+    const int count = suggest(found, g);
     g->algo = found[0].algo;
     bool large = 2.0 * s->m * s->n * s->k >= TUNE_FLOPS && output_bytes(s) >= 2 * SAMPLE_BYTES;
-    g->trials_left = large ? MAX_TRIALS : 0;
+    g->trials_left = large && !choose_again(g, found, count) ? MAX_TRIALS : 0;
     return g;
 }
 

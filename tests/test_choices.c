@@ -1,0 +1,156 @@
+/* Choices that outlive a run: what is added is found, also beside other writers, and a damaged file gives no other value. */
+#include "tests/kit.h"
+
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "kernels/choices.h"
+
+static char folder[] = "/tmp/coat-choices-XXXXXX";
+static const char *const file = "test.txt", *const key = "NVIDIA H200, m 4096 n 16384";
+
+static char *path(void)
+{
+    char *p = keep(64);
+    snprintf(p, 64, "%s/coat/%s", folder, file);
+    return p;
+}
+
+static bool find(const char *wanted, uint64_t *value)
+{
+    char *text = choices_read(file);
+    const bool found = choices_find(text, wanted, value, sizeof *value);
+    free(text);
+    return found;
+}
+
+static void write_file(const char *text, size_t n)
+{
+    FILE *f = fopen(path(), "w");
+    assert_non_null(f);
+    assert_int_equal(fwrite(text, 1, n, f), n);
+    fclose(f);
+}
+
+static void test_found(void **state)
+{
+    (void)state;
+    uint64_t x = 0;
+    const uint64_t a = 0x0123456789abcdef, b = 77;
+    assert_false(find(key, &x));
+    choices_add(file, key, &a, sizeof a);
+    choices_add(file, key, &b, sizeof b);
+    choices_add(file, "another", &b, sizeof b);
+    assert_true(find(key, &x) && x == a);                  /* the first that was made */
+    assert_true(find("another", &x) && x == b);
+    assert_false(find("NVIDIA H200", &x));
+    assert_false(find("NVIDIA H200, m 4096 n 1638", &x));
+    char *text = choices_read(file);
+    assert_false(choices_find(text, key, &(uint32_t){ 0 }, sizeof(uint32_t)));
+    free(text);
+    unlink(path());
+    release();
+}
+
+/* Each byte changed or all from it on missing: the value that was stored, or none. */
+static void test_damaged(void **state)
+{
+    (void)state;
+    const uint64_t value = 0x0123456789abcdef;
+    choices_add(file, key, &value, sizeof value);
+    char *text = choices_read(file);
+    const size_t n = strlen(text);
+    for (size_t i = 0; i < n; i++)
+        for (int bit = 0; bit < 8; bit++) {
+            uint64_t x = value;
+            text[i] ^= (char)(1 << bit);
+            write_file(text, n);
+            text[i] ^= (char)(1 << bit);
+            find(key, &x);
+            assert_true(x == value);
+        }
+    for (size_t i = 0; i < n; i++) {
+        uint64_t x = value;
+        write_file(text, i);
+        assert_true(!find(key, &x) || x == value);
+        choices_add(file, "behind", &value, sizeof value);         /* what was cut off takes nothing with it */
+        x = 0;
+        assert_true(find("behind", &x) && x == value);
+    }
+    free(text);
+    unlink(path());
+    release();
+}
+
+static void test_writers(void **state)
+{
+    (void)state;
+    enum { WRITERS = 4, LINES = 100 };
+    pid_t child[WRITERS];
+    char name[32];
+    for (int w = 0; w < WRITERS; w++) {
+        child[w] = fork();
+        assert_true(child[w] >= 0);
+        for (uint64_t i = 0; child[w] == 0 && i < LINES; i++) {
+            snprintf(name, sizeof name, "writer %d line %d", w, (int)i);
+            choices_add(file, name, &i, sizeof i);
+        }
+        if (child[w] == 0)
+            _exit(0);
+    }
+    for (int w = 0; w < WRITERS; w++)
+        assert_int_equal(waitpid(child[w], NULL, 0), child[w]);
+    for (int w = 0; w < WRITERS; w++)
+        for (uint64_t i = 0; i < LINES; i += 33) {
+            uint64_t x = LINES;
+            snprintf(name, sizeof name, "writer %d line %d", w, (int)i);
+            assert_true(find(name, &x) && x == i);
+        }
+    unlink(path());
+    release();
+}
+
+/* No folder, one that is a file, one without end: nothing is found, and nothing dies. A full file stays as it is. */
+static void test_no_place(void **state)
+{
+    (void)state;
+    uint64_t x = 1;
+    char *blocked = keep(64), *full = keep(1 << 20);
+    struct stat s;
+    snprintf(blocked, 64, "%s/file", folder);
+    fclose(fopen(blocked, "w"));
+    const char *const places[] = { blocked, "/no/such/folder", "relative" };
+    unsetenv("HOME");
+    for (int i = 0; i < 3; i++) {
+        setenv("XDG_CACHE_HOME", places[i], 1);
+        choices_add(file, key, &x, sizeof x);
+        assert_false(find(key, &x));
+    }
+    setenv("XDG_CACHE_HOME", folder, 1);
+    memset(full, 'x', 1 << 20);
+    write_file(full, 1 << 20);
+    choices_add(file, key, &x, sizeof x);
+    assert_false(find(key, &x));
+    assert_int_equal(stat(path(), &s), 0);
+    assert_int_equal(s.st_size, 1 << 20);
+    unlink(path());
+    unlink(blocked);
+    release();
+}
+
+int main(void)
+{
+    assert_non_null(mkdtemp(folder));
+    setenv("XDG_CACHE_HOME", folder, 1);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_found), cmocka_unit_test(test_damaged), cmocka_unit_test(test_writers),
+        cmocka_unit_test(test_no_place),
+    };
+    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    char made[64];
+    snprintf(made, sizeof made, "%s/coat", folder);
+    rmdir(made);
+    rmdir(folder);
+    return failed;
+}

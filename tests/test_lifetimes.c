@@ -1,0 +1,243 @@
+/* Buffers that share memory: a step gives the bits that it gives where each buffer has memory of its own. A buffer that is said to
+ * be dead too early is overwritten by whatever was laid over it, so several placements are tried. */
+#include "tests/kit.h"
+
+#include "model/plan.h"
+#include "tests/models.h"
+
+enum { B = 2, TOKENS = 64 };
+
+/* ---- operations ------------------------------------------------------------------------------------------------ */
+
+/* On the CPU an operation has read all before it writes, on a GPU not: so what one writes may overlap what it reads or else writes
+ * only where they are the same bytes, in place. The linker puts each behind a wrapper that looks. */
+typedef struct { const char *p; size_t bytes; } Range;
+
+static Range scratch;                   /* lent to attention */
+static char problem[128];
+
+static void check_ranges(const char *operation, const Range *r, int written, int count)
+{
+    for (int i = 0; i < written; i++)
+        for (int j = i + 1; j < count; j++)
+            if (r[i].p && r[j].p && (r[i].p != r[j].p || r[i].bytes != r[j].bytes) && r[i].p < r[j].p + r[j].bytes
+                && r[j].p < r[i].p + r[i].bytes && !*problem)
+                snprintf(problem, sizeof problem, "%s: what it writes (%d) overlaps another of its tensors (%d)", operation, i, j);
+}
+
+static Range codes_of(Tensor t)
+{
+    return (Range){ t.data, tensor_numel(t) * dtype_size(t.format.dtype) };
+}
+
+static Range turned(Tensor t)
+{
+    return (Range){ t.data_t, tensor_numel(t) };
+}
+
+static Range columns(Tensor t)
+{
+    return format_is_fp8(t.format) ? turned(t) : codes_of(t);
+}
+
+static Range sums(const float *lse, Attention a)
+{
+    return (Range){ (const char *)lse, sizeof(float) * (size_t)a.B * (size_t)a.T * (size_t)a.H };
+}
+
+#define D(t) codes_of(t)
+#define T(t) turned(t)
+#define OP(name, parameters, arguments, written, ...)                       \
+    void __real_##name parameters;                                          \
+    void __wrap_##name parameters;                                          \
+    void __wrap_##name parameters                                           \
+    {                                                                       \
+        const Range r[] = { __VA_ARGS__ };                                  \
+        check_ranges(#name, r, written, (int)(sizeof r / sizeof r[0]));     \
+        __real_##name arguments;                                            \
+    }
+
+OP(quantize_with_amax, (Tensor y, Tensor x, const float *a), (y, x, a), 2, D(y), T(y), D(x))
+OP(quantize_codes, (Tensor y, Tensor x), (y, x), 2, D(y), T(y), D(x))
+OP(norm_forward, (Tensor y, Tensor x, float *s, Tensor r0, Tensor w, Tensor add, Norm n), (y, x, s, r0, w, add, n), 3, D(y), T(y),
+   D(x), D(r0), D(add))
+OP(norm_forward_exact, (Tensor y, Tensor x, float *s, Tensor r0, Tensor w, Tensor add, Norm n), (y, x, s, r0, w, add, n), 3, D(y),
+   T(y), D(x), D(r0), D(add))
+OP(norm_again, (Tensor y, Tensor x, const float *s, Tensor w), (y, x, s, w), 2, D(y), T(y), D(x))
+OP(norm_backward, (Tensor dx, float *m, Tensor dw, Tensor dy, Tensor x, const float *s, Tensor w, Norm n, bool add),
+   (dx, m, dw, dy, x, s, w, n, add), 2, D(dx), T(dx), D(dy), D(x))
+OP(matmul, (Tensor y, Tensor x, Tensor w, Tensor add), (y, x, w, add), 1, D(y), D(x), D(w), D(add))
+OP(matmul_dx, (Tensor dx, Tensor dy, Tensor w, bool add), (dx, dy, w, add), 1, D(dx), D(dy), columns(w))
+OP(matmul_dw, (Tensor dw, Tensor dy, Tensor x), (dw, dy, x), 1, D(dw), columns(dy), columns(x))
+OP(lora_narrow, (Tensor low, Tensor x, LowRank m, float scale), (low, x, m, scale), 1, D(low), D(x))
+OP(lora_widen, (Tensor y, Tensor low, LowRank m, Tensor add), (y, low, m, add), 1, D(y), D(low), D(add))
+OP(rope_forward, (Tensor y, float *s, Tensor x, Tensor q, Tensor k, Attention a), (y, s, x, q, k, a), 1, D(y), D(x))
+OP(rope_backward, (Tensor dx, Tensor dq, Tensor dk, Tensor dy, Tensor x, const float *s, Tensor q, Tensor k, Attention a),
+   (dx, dq, dk, dy, x, s, q, k, a), 3, D(dx), T(dx), D(dy), D(x))
+OP(attention_forward, (Tensor y, float *l, Tensor x, Attention a, Documents d), (y, l, x, a, d), 3, D(y), sums(l, a), scratch,
+   D(x))
+OP(attention_backward, (Tensor dx, Tensor dy, Tensor x, Tensor y, const float *l, Attention a, Documents d),
+   (dx, dy, x, y, l, a, d), 2, D(dx), scratch, D(dy), D(x), D(y), sums(l, a))
+OP(swiglu_forward, (Tensor y, Tensor g, Tensor x), (y, g, x), 3, D(y), T(y), D(g), D(x))
+OP(swiglu_forward_exact, (Tensor y, Tensor g, Tensor x), (y, g, x), 3, D(y), T(y), D(g), D(x))
+OP(swiglu_backward, (Tensor dg, Tensor y, Tensor dy, Tensor g), (dg, y, dy, g), 4, D(dg), T(dg), D(y), T(y), D(dy), D(g))
+OP(device_lend, (void *p, size_t n), (p, n), 0, scratch = (Range){ p, n })
+
+/* ---- placements ------------------------------------------------------------------------------------------------- */
+
+typedef struct { float loss[PASS_COMPLETE + 1]; size_t bytes; char *grads; } Result;
+
+/* Lays buffer after buffer, in the order of random numbers, into the lowest place that is free. */
+static size_t lay_out(SharedBuffer *s, uint64_t seed)
+{
+    bool done[NUM_BUFFERS] = { false };
+    size_t end = 0;
+    for (int n = 0; n < NUM_BUFFERS; n++) {
+        int b = test_token(seed, (uint64_t)n, NUM_BUFFERS);
+        while (done[b])
+            b = (b + 1) % NUM_BUFFERS;
+        s[b].at = 0;
+        for (int o = 0; o < NUM_BUFFERS; o++)
+            if (done[o] && s[o].alive & s[b].alive && s[o].at < s[b].at + s[b].bytes && s[b].at < s[o].at + s[o].bytes) {
+                s[b].at = s[o].at + s[o].bytes;
+                o = -1;
+            }
+        done[b] = true;
+        end = s[b].at + s[b].bytes > end ? s[b].at + s[b].bytes : end;
+    }
+    return end;
+}
+
+enum { APART, AS_PLANNED, AT_RANDOM, PLACEMENTS };
+
+static void create(Model *m, Fsdp *f, const Config *c, int placement)
+{
+    static uint64_t seed;
+    if (placement == APART)
+        model_create_apart(m, f, c);
+    else if (placement == AS_PLANNED)
+        model_create(m, f, c);
+    else {
+        model_plan(m, f, c, (Placement){ 1, 0, true });
+        const size_t bytes = lay_out(m->shared, seed++);
+        m->bytes.total += bytes - m->shared_bytes;
+        m->shared_bytes = bytes;
+        model_place(m, f, c);
+    }
+}
+
+/* A forward pass alone, then two micro-batches of a step, the second with other tokens. */
+static Result run(const Config *c, int placement)
+{
+    Model m;
+    Fsdp f;
+    Result r = { 0 };
+    int tokens[TOKENS];
+    create(&m, &f, c, placement);
+    fsdp_init(&f, &c->model, 3);
+    test_fill_adapters(&f, 9);
+    assert_int_equal(m.N, TOKENS);
+    for (Pass pass = PASS_FORWARD; pass <= PASS_COMPLETE; pass++) {
+        for (int n = 0; n < m.N; n++)
+            tokens[n] = test_token((uint64_t)pass, (uint64_t)n, c->model.vocab_size);
+        model_step(&m, &f, tokens, tokens, NULL, 1.0f / (float)m.N, 0, pass);
+        r.loss[pass] = (float)model_losses(&m).loss;
+    }
+    r.grads = keep(m.bytes.units);
+    for (int u = 0; u < f.num_units; u++) {
+        const Tensor g = f.shard[u].grad;
+        device_get(r.grads + r.bytes, g.data, tensor_bytes(g));
+        r.bytes += tensor_bytes(g);
+    }
+    model_free(&m, &f);
+    return r;
+}
+
+static void check(const ModelConfig *m, const char *recipe, Keep kept, bool observed)
+{
+    Config c;
+    model_config(&c, m, recipe, B);
+    c.recipe.keep = kept;
+    c.quant_stats_interval = observed;
+    const Result apart = run(&c, APART);
+    for (int i = AS_PLANNED; i < PLACEMENTS; i++) {
+        const Result shared = run(&c, i);
+        assert_int_equal(shared.bytes, apart.bytes);
+        if (memcmp(shared.loss, apart.loss, sizeof apart.loss) || memcmp(shared.grads, apart.grads, apart.bytes))
+            fail_msg("%s, keep %d: placement %d changes loss or gradients", recipe, kept, i);
+        if (*problem)
+            fail_msg("%s, keep %d, placement %d: %s", recipe, kept, i, problem);
+    }
+    release();
+}
+
+static ModelConfig small(SmallModel a)
+{
+    ModelConfig m = architecture(a);
+    m.d_model = 64;
+    m.head_dim = 16;
+    m.mlp_width = a % 2 ? 64 : 192;
+    m.max_sequence_length = TOKENS / B;
+    return m;
+}
+
+/* Every architecture, recipe, and what forward leaves. */
+static void test_bits(void **state)
+{
+    (void)state;
+    static const char *const names[] = { "bf16", "fp8", "coat", "coat-lean" };
+    for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++)
+        for (int r = 0; r < 4; r++)
+            for (Keep k = KEEP_ALL; k <= KEEP_BLOCK; k++) {
+                const ModelConfig m = small(a);
+                check(&m, names[r], k, false);
+            }
+}
+
+static void test_adapters(void **state)
+{
+    (void)state;
+    static const char *const names[] = { "bf16", "fp8", "coat-lean" };
+    static const BaseFormat base[] = { BASE_AS_FROZEN, BASE_E4M3, BASE_NF4 };
+    for (int r = 0; r < 3; r++)
+        for (Keep k = KEEP_ALL; k <= KEEP_BLOCK; k++) {
+            const ModelConfig m = with_adapters(small(r == 1 ? OLMO2 : LLAMA_GQA), 8, ALL_MODULES, base[(r + k) % 3]);
+            check(&m, names[r], k, r == 2);
+        }
+}
+
+/* What no placement can be smaller than is reached, but for a tenth. */
+static void test_bytes(void **state)
+{
+    (void)state;
+    static const char *const names[] = { "bf16", "fp8", "coat", "coat-lean" };
+    for (int i = 0; i < 4 * 3 * 2; i++) {
+        Model m;
+        Fsdp f;
+        Config c;
+        size_t most = 0;
+        ModelConfig large = architecture(i & 1 ? LLAMA : LLAMA_GQA);
+        large.d_model = 4096, large.head_dim = 128, large.n_heads = 32, large.n_kv_heads = i & 1 ? 32 : 8;
+        large.mlp_width = i & 1 ? 11008 : 14336, large.max_sequence_length = 2048;
+        model_config(&c, &large, names[i / 6], 8);
+        c.recipe.keep = i / 2 % 3;
+        model_plan(&m, &f, &c, (Placement){ 1, 0, true });
+        for (Phase p = 0; p < NUM_PHASES; p++) {
+            size_t bytes = 0;
+            for (int b = 0; b < NUM_BUFFERS; b++)
+                bytes += m.shared[b].alive >> p & 1 ? m.shared[b].bytes : 0;
+            most = bytes > most ? bytes : most;
+        }
+        assert_in_range(m.shared_bytes, most, most + most / 10);
+        model_free(&m, &f);
+    }
+}
+
+int main(void)
+{
+    device_init(0);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_bits), cmocka_unit_test(test_adapters), cmocka_unit_test(test_bytes),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
