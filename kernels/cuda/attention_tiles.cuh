@@ -18,20 +18,25 @@ template <int D> struct Tile {
 /* A document: `length` tokens from `start` on; block i of it is block first + i of all. */
 struct Packed { int start, length, first; };
 
-/* What all kernels work on. A slot is a tile of a head: (block * PER_BLOCK + tile of the block) * H + head. */
-struct Backward {
+/* What all kernels work on. */
+struct Work {
     int T, H, D, window;            /* window: a number of keys, T if there is none                                  */
     int blocks;                     /* of keys, of all documents                                                     */
     const Packed *table;            /* (blocks): the document of each; NULL: documents are the sequences             */
     float scale, scale_log2;        /* of the scores; the same for powers of 2                                       */
+    int *ticket;                    /* how many items are handed out                                                 */
+};
+
+/* Of backward. A slot is a tile of a head: (block * PER_BLOCK + tile of the block) * H + head. */
+struct Backward : Work {
     float *rows;                    /* (slots, 2, QUERIES): lse for powers of 2, delta                               */
     float *dq;                      /* (slots, 2, PART): sums without scale, as their threads hold them              */
-    int *turn, *ticket;             /* (slots): how many blocks have added; how many items are handed out            */
+    int *turn;                      /* (slots): how many blocks have added                                           */
     bf16 *dk, *dv;                  /* of every query head, at `kv_width` elements from token to token               */
     int64_t kv_width;
 };
 
-__device__ inline Packed document_of(const Backward &w, int block)
+__device__ inline Packed document_of(const Work &w, int block)
 {
     if (w.table)
         return w.table[block];

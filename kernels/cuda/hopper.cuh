@@ -75,6 +75,12 @@ __device__ inline void named_barrier(int number, int threads)
     asm volatile("bar.sync %0, %1;" :: "r"(number), "r"(threads) : "memory");
 }
 
+/* Counts as the others' `threads` of it do, and goes on. */
+__device__ inline void named_barrier_arrive(int number, int threads)
+{
+    asm volatile("bar.arrive %0, %1;" :: "r"(number), "r"(threads) : "memory");
+}
+
 /* ---- copies ------------------------------------------------------------------------------------------------ */
 
 __device__ inline void fence_async()

@@ -1,0 +1,324 @@
+/* The kernel of attention's forward on compute capability 9.0. The equations are in kernels/cpu/attention.c; the shape is
+ * FlashAttention-3's [Shah 2024].
+ *
+ * An item is one block of 128 queries of one query head; tiles of 128 keys and values pass by, from the diagonal back to the first
+ * that a query sees. Of three warpgroups the first moves data; the others own 64 queries each and keep in registers the scores
+ * s = q k^T of a tile, its weights p = exp2(c s - top) and the sums out += p v. Each starts the products q k^T of the next tile,
+ * then p v of this one, and computes the next weights while p v runs; and the two take turns to start products, so that one computes
+ * weights while the other's products run. This goes on across items: the first scores of the next one are under way while
+ * the last values of this one are added up.
+ *
+ * `top` is a number that the row's scores do not exceed by much, not their maximum: out is multiplied anew only where a score
+ * is beyond it by SLACK. As every query sees its own key, which is in the first tile, top is finite from there on. */
+#pragma once
+#include "kernels/cuda/attention_sm90.cuh"
+
+static constexpr int STAGES = 5;                /* tiles of keys or values in shared memory */
+static constexpr float SLACK = 8;               /* powers of 2: weights stay below 2^SLACK, sums of 2^24 of them far below 2^127 */
+static constexpr int64_t CACHED = 24 << 20;     /* bytes of keys and values that stay in the L2 cache */
+
+struct Forward : Work {
+    int K;
+    bf16 *y;
+    float *lse;                     /* (B, H, T), with a table (N, H) */
+};
+
+/* Ticket after ticket: document by document, and where its keys and values exceed the cache by some of its heads; in these the last
+ * block first, which is the longest, of all of them. */
+__device__ inline Item item_of(const Forward &w, int ticket)
+{
+    if (ticket >= w.blocks * w.H)
+        return { 0, 0, 0, 0, -1 };
+    const Packed d = document_of(w, ticket / w.H);
+    const int count = (d.length + KEYS - 1) / KEYS, i = ticket - d.first * w.H;
+    const int64_t bytes = (int64_t)w.K * count * KEYS * w.D * 2 * (int)sizeof(bf16);
+    const int parts = (int)min((bytes + CACHED - 1) / CACHED, (int64_t)w.K), most = (w.K + parts - 1) / parts * (w.H / w.K);
+    const int part = i / (count * most), at = i % (count * most), heads = min(most, w.H - part * most);
+    return { d.start, d.length, d.first, count - 1 - at / heads, part * most + at % heads };
+}
+
+/* The first tile that the item's first query sees; the last one is item.block. */
+__device__ inline int first_tile(const Item &item, int window)
+{
+    return max(0, item.block * KEYS - window + 1) / KEYS;
+}
+
+/* "full" is for whoever reads, "empty" for whoever writes next. An item comes with its q. */
+template <int D> struct alignas(1024) ForwardShared {
+    char q[2][Tile<D>::KEY_BYTES];
+    char tile[STAGES][Tile<D>::KEY_BYTES];      /* in the order of their products: k 0, k 1, v 0, k 2, v 1, ... */
+    Item item[2];
+    Barrier q_full[2], q_empty[2], full[STAGES], empty[STAGES];
+};
+
+/* Where whoever goes through the tiles is. */
+struct Ring {
+    int stage = 0, parity = 0;
+
+    __device__ void next()
+    {
+        if (++stage == STAGES)
+            stage = 0, parity ^= 1;
+    }
+};
+
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+template <int D> __device__ inline void init_barriers(ForwardShared<D> &s)
+{
+    for (int i = 0; i < 2; i++) {
+        barrier_init(&s.q_full[i], 1);
+        barrier_init(&s.q_empty[i], CONSUMERS / 32);
+    }
+    for (int i = 0; i < STAGES; i++) {
+        barrier_init(&s.full[i], 1);
+        barrier_init(&s.empty[i], CONSUMERS / 32);
+    }
+    barrier_init_fence();
+}
+
+/* ---- moving data -------------------------------------------------------------------------------------------- */
+
+template <int D> __device__ inline void load_next(ForwardShared<D> &s, Ring &ring, const CUtensorMap *qkv, int head, int n)
+{
+    barrier_wait(&s.empty[ring.stage], ring.parity ^ 1);
+    barrier_expect(&s.full[ring.stage], Tile<D>::KEY_BYTES);
+    load_tile<D>(s.tile[ring.stage], qkv, head, n, KEYS, &s.full[ring.stage]);
+    ring.next();
+}
+
+/* One thread: takes items and fetches what they need. Values come one tile behind the keys. */
+template <int D> __device__ void load(ForwardShared<D> &s, const Forward &w, const CUtensorMap *qkv)
+{
+    Ring ring;
+    int head = -1, n = 0;                       /* of the values that are still to come */
+    for (int i = 0;; i++) {
+        const Item item = item_of(w, atomicAdd(w.ticket, 1));
+        barrier_wait(&s.q_empty[i & 1], (i >> 1 & 1) ^ 1);
+        s.item[i & 1] = item;
+        if (item.head < 0) {
+            barrier_arrive(&s.q_full[i & 1]);
+            break;
+        }
+        barrier_expect(&s.q_full[i & 1], Tile<D>::KEY_BYTES);
+        load_tile<D>(s.q[i & 1], qkv, item.head, item.start + item.block * KEYS, KEYS, &s.q_full[i & 1]);
+        const int kv = w.H + item.head / (w.H / w.K), end = first_tile(item, w.window);
+        for (int tile = item.block; tile >= end; tile--) {
+            load_next(s, ring, qkv, kv, item.start + tile * KEYS);
+            if (head >= 0)
+                load_next(s, ring, qkv, head, n);
+            head = kv + w.K, n = item.start + tile * KEYS;
+        }
+    }
+    if (head >= 0)
+        load_next(s, ring, qkv, head, n);
+}
+
+/* ---- computing ---------------------------------------------------------------------------------------------- */
+
+/* score (64 queries, KEYS) = queries' rows times keys' rows, over D columns. */
+template <int D> __device__ inline void start_products(float (&score)[KEYS / 2], uint64_t queries, uint64_t keys)
+{
+    keep_in_place(score);
+    products_fence();
+#pragma unroll
+    for (int k = 0; k < D / 16; k++)
+        product<0, 0>(score, queries + step_by_rows(k, KEYS * ROW), keys + step_by_rows(k, KEYS * ROW), k > 0);
+    products_commit();
+}
+
+/* Minus infinity where the query does not see the key. first: the thread's first query minus its first key. */
+__device__ inline void mask_keys(float (&score)[KEYS / 2], int first, int window)
+{
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i++) {
+        const int ahead = first + i % 4 / 2 * 8 - i / 4 * 8 - i % 2;        /* of the query, before the key */
+        if ((unsigned)ahead >= (unsigned)window)
+            score[i] = -INFINITY;
+    }
+}
+
+/* Of a thread's two rows: what their scores are compared with; and sums of weights, of the thread's own columns. */
+struct Rows { float top[2] = { -INFINITY, -INFINITY }, sum[2] = {}; };
+
+/* Scores become weights. Whether what was added up before them, with any row of the warp, must be multiplied by `factor`. */
+__device__ inline bool weigh(float (&score)[KEYS / 2], Rows &rows, float (&factor)[2], float scale_log2)
+{
+    bool moved = false;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float even = score[2 * r], odd = score[2 * r + 1];
+#pragma unroll
+        for (int i = 2 * r + 4; i < KEYS / 2; i += 4)
+            even = fmaxf(even, score[i]), odd = fmaxf(odd, score[i + 1]);
+        float top = fmaxf(even, odd);
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+        factor[r] = 1;
+        if ((top - rows.top[r]) * scale_log2 > SLACK) {
+            factor[r] = exp2_fast((rows.top[r] - top) * scale_log2);
+            rows.top[r] = top;
+            moved = true;
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const float top = rows.top[r] * scale_log2;
+        float even = 0, odd = 0;
+#pragma unroll
+        for (int i = 2 * r; i < KEYS / 2; i += 4) {
+            score[i] = exp2_fast(fmaf(score[i], scale_log2, -top));
+            score[i + 1] = exp2_fast(fmaf(score[i + 1], scale_log2, -top));
+            even += score[i], odd += score[i + 1];
+        }
+        rows.sum[r] = rows.sum[r] * factor[r] + (even + odd);
+    }
+    return __any_sync(0xffffffffu, moved);
+}
+
+/* An item's y and lse, of rows that exist. */
+template <int C> __device__ inline void write_rows(const Forward &w, const Item &item, const float (&out)[C], const Rows &rows,
+                                                   int group)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int t = item.block * KEYS + 64 * group + 16 * warp + lane / 4 + 8 * r, n = item.start + t;
+        float sum = rows.sum[r];
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        store_row(w.y + ((int64_t)n * w.H + item.head) * w.D, out, r == 1, 1 / sum, w.D, t < item.length);
+        if (t < item.length && lane % 4 == 0)
+            w.lse[w.table ? (int64_t)n * w.H + item.head : ((int64_t)(n / w.T) * w.H + item.head) * w.T + n % w.T] =
+                rows.top[r] * w.scale + logf(sum);
+    }
+}
+
+/* The warpgroup's part of an item's scores in a tile. */
+template <int D> __device__ inline bool weigh_tile(float (&score)[KEYS / 2], Rows &rows, float (&factor)[2], const Forward &w,
+                                                   const Item &item, int tile, int group)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, ahead = (item.block - tile) * KEYS + 64 * group;
+    if (ahead < KEYS - 1 || ahead + 63 >= w.window)
+        mask_keys(score, ahead + 16 * warp + lane / 4 - 2 * (lane % 4), w.window);
+    return weigh(score, rows, factor, w.scale_log2);
+}
+
+__device__ inline void round_weights(uint32_t (&p)[KEYS / 4], const float (&score)[KEYS / 2])
+{
+#pragma unroll
+    for (int i = 0; i < KEYS / 4; i++)
+        p[i] = bf16_pair(score[2 * i], score[2 * i + 1]);
+}
+
+template <int C> __device__ inline void multiply_rows(float (&out)[C], const float (&factor)[2])
+{
+#pragma unroll
+    for (int i = 0; i < C; i++)
+        out[i] *= factor[i / 2 % 2];
+}
+
+/* A warpgroup: items one after another, of which the first is there. `out` and p belong to `tile` of `item`, score to the tile
+ * behind it. The two take turns by named barriers 1 and 2: whoever has started its products arrives at the other's. */
+template <int D> __device__ void consume(ForwardShared<D> &s, const Forward &w, int group)
+{
+    constexpr uint64_t STAGE = operand_step(Tile<D>::KEY_BYTES);
+    const uint64_t q = operand(s.q[0] + 64 * group * ROW, 16), k = operand(s.tile[0], 16), v = operand(s.tile[0], KEYS * ROW);
+    float out[D / 2] = {}, score[KEYS / 2], factor[2];
+    uint32_t p[KEYS / 4];
+    Rows rows;
+    Ring ring;
+    int items = 0;                              /* before this one */
+
+    barrier_wait(&s.q_full[0], 0);
+    Item item = s.item[0];
+    if (item.head < 0)
+        return;
+    if (group == 1)
+        named_barrier_arrive(1, CONSUMERS);
+    barrier_wait(&s.full[0], 0);
+    start_products<D>(score, q, k);
+    products_wait<0>();
+    keep_in_place(score);
+    barrier_arrive_warp(&s.empty[0]);
+    ring.next();
+    weigh_tile<D>(score, rows, factor, w, item, item.block, group);
+    round_weights(p, score);
+    for (int tile = item.block;;) {
+        const bool last = tile == first_tile(item, w.window);
+        Item next = item;
+        if (last) {
+            barrier_arrive_warp(&s.q_empty[items & 1]);
+            items++;
+            barrier_wait(&s.q_full[items & 1], items >> 1 & 1);
+            next = s.item[items & 1];
+            if (next.head < 0)
+                break;
+        }
+        tile = last ? next.block : tile - 1;
+
+        named_barrier(1 + group, CONSUMERS);
+        const int keys = ring.stage;
+        barrier_wait(&s.full[keys], ring.parity);
+        start_products<D>(score, q + (items & 1) * STAGE, k + keys * STAGE);
+        ring.next();
+        const int values = ring.stage;
+        barrier_wait(&s.full[values], ring.parity);
+        start_sum(out, p, v + values * STAGE);
+        ring.next();
+        named_barrier_arrive(2 - group, CONSUMERS);
+
+        products_wait<1>();
+        keep_in_place(score);
+        barrier_arrive_warp(&s.empty[keys]);
+        const Rows ended = rows;
+        if (last)
+            rows = Rows();
+        const bool moved = weigh_tile<D>(score, rows, factor, w, next, tile, group);
+        products_wait<0>();
+        keep_in_place(out);
+        keep_in_place(p);
+        barrier_arrive_warp(&s.empty[values]);
+        round_weights(p, score);
+        if (last) {
+            write_rows(w, item, out, ended, group);
+            for (int i = 0; i < D / 2; i++)
+                out[i] = 0;
+        } else if (moved)
+            multiply_rows(out, factor);
+        item = next;
+    }
+    if (group == 0)
+        named_barrier(1, CONSUMERS);            /* for the other's last arrival */
+    barrier_wait(&s.full[ring.stage], ring.parity);
+    start_sum(out, p, v + ring.stage * STAGE);
+    products_wait<0>();
+    keep_in_place(out);
+    write_rows(w, item, out, rows, group);
+}
+
+#endif
+
+/* As many thread blocks as there are multiprocessors: each takes items until there are none. *ticket is 0 before. */
+template <int D> __global__ void __launch_bounds__(SM90_THREADS, 1)
+forward_kernel(const Forward w, const __grid_constant__ CUtensorMap qkv)
+{
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ char memory[];
+    ForwardShared<D> &s = *reinterpret_cast<ForwardShared<D> *>(memory + (-shared_address(memory) & 1023));
+    const int group = threadIdx.x / 128 - 1;
+    if (threadIdx.x == 0) {
+        prefetch_map(&qkv);
+        init_barriers(s);
+    }
+    __syncthreads();
+    if (group < 0) {
+        registers_shrink<24>();
+        if (threadIdx.x == 0)
+            load(s, w, &qkv);
+    } else {
+        registers_grow<240>();
+        consume(s, w, group);
+    }
+#endif
+}
