@@ -218,6 +218,13 @@ template <int C> __device__ inline void multiply_rows(float (&out)[C], const flo
         out[i] *= factor[i / 2 % 2];
 }
 
+template <int C, int W> __device__ inline void finish_sum(float (&out)[C], uint32_t (&p)[W])
+{
+    products_wait<0>();
+    keep_in_place(out);
+    keep_in_place(p);
+}
+
 /* A warpgroup: items one after another, of which the first is there. `out` and p belong to `tile` of `item`, score to the tile
  * behind it. The two take turns by named barriers 1 and 2: whoever has started its products arrives at the other's. */
 template <int D> __device__ void consume(ForwardShared<D> &s, const Forward &w, int group)
@@ -275,17 +282,18 @@ template <int D> __device__ void consume(ForwardShared<D> &s, const Forward &w, 
         if (last)
             rows = Rows();
         const bool moved = weigh_tile<D>(score, rows, factor, w, next, tile, group);
-        products_wait<0>();
-        keep_in_place(out);
-        keep_in_place(p);
-        barrier_arrive_warp(&s.empty[values]);
-        round_weights(p, score);
         if (last) {
+            finish_sum(out, p);
             write_rows(w, item, out, ended, group);
             for (int i = 0; i < D / 2; i++)
                 out[i] = 0;
-        } else if (moved)
-            multiply_rows(out, factor);
+        } else {
+            finish_sum(out, p);
+            if (moved)
+                multiply_rows(out, factor);
+        }
+        barrier_arrive_warp(&s.empty[values]);
+        round_weights(p, score);
         item = next;
     }
     if (group == 0)
@@ -313,11 +321,11 @@ forward_kernel(const Forward w, const __grid_constant__ CUtensorMap qkv)
     }
     __syncthreads();
     if (group < 0) {
-        registers_shrink<24>();
+        registers_shrink<32>();
         if (threadIdx.x == 0)
             load(s, w, &qkv);
     } else {
-        registers_grow<240>();
+        registers_grow<232>();
         consume(s, w, group);
     }
 #endif
