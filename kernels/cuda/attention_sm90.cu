@@ -1,6 +1,6 @@
-/* Launches attention on compute capability 9.0: forward, a kernel; backward, three and a fourth where query heads share keys. The
- * workspace of those grows with the number of tokens, not with its square: per token and query head a row of dq in F32, where heads share
- * keys also rows of dk and dv in BF16, and two floats. */
+/* Launches attention on compute capability 9.0: forward, one kernel; backward, three, and a fourth where query heads share keys.
+ * Their workspace grows with the number of tokens, not with its square: per token and query head a row of dq in F32, where heads
+ * share keys also rows of dk and dv in BF16, and two floats. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

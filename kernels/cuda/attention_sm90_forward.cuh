@@ -2,13 +2,13 @@
  * FlashAttention-3's [Shah 2024].
  *
  * An item is one block of 128 queries of one query head; tiles of 128 keys and values pass by, from the diagonal back to the first
- * that a query sees. Of three warpgroups the first moves data; the others own 64 queries each and keep in registers the scores
- * s = q k^T of a tile, its weights p = exp2(c s - top) and the sums out += p v. Each starts the products q k^T of the next tile,
- * then p v of this one, and computes the next weights while p v runs; and the two take turns to start products, so that one computes
- * weights while the other's products run. This goes on across items: the first scores of the next one are under way while
- * the last values of this one are added up.
+ * that a query sees. Of three warpgroups the first moves data; the others own 64 queries each and keep in registers a tile's scores
+ * s = q k^T, its weights p = exp2(c s - top) and the sums out += p v. Each starts the products q k^T of the next tile, then p v of
+ * this one, and computes the next weights while p v runs; and the two take turns to start products, so that one computes weights
+ * while the other's products run. This goes on across items: the first scores of the next one are under way while the last
+ * values of this one are added up.
  *
- * `top` is a number that the row's scores do not exceed by much, not their maximum: out is multiplied anew only where a score
+ * `top` is a number that the row's scores do not exceed by much, not their maximum: `out` is multiplied anew only where a score
  * is beyond it by SLACK. As every query sees its own key, which is in the first tile, top is finite from there on. */
 #pragma once
 #include "kernels/cuda/attention_sm90.cuh"
@@ -264,9 +264,9 @@ template <int D> __device__ void consume(ForwardShared<D> &s, const Forward &w, 
         }
         tile = last ? next.block : tile - 1;
 
-        named_barrier(1 + group, CONSUMERS);
         const int keys = ring.stage;
         barrier_wait(&s.full[keys], ring.parity);
+        named_barrier(1 + group, CONSUMERS);
         start_products<D>(score, q + (items & 1) * STAGE, k + keys * STAGE);
         ring.next();
         const int values = ring.stage;
@@ -314,7 +314,7 @@ forward_kernel(const Forward w, const __grid_constant__ CUtensorMap qkv)
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ char memory[];
     ForwardShared<D> &s = *reinterpret_cast<ForwardShared<D> *>(memory + (-shared_address(memory) & 1023));
-    const int group = threadIdx.x / 128 - 1;
+    const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0) - 1;       /* so the compiler knows that a warp has one */
     if (threadIdx.x == 0) {
         prefetch_map(&qkv);
         init_barriers(s);
