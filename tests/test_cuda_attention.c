@@ -1,6 +1,7 @@
-/* Attention by cuDNN (BF16) and by attention_plain.cu (F32) where the common tests do not reach: long sequences, with
- * a backward in parts, many documents, whose launches are padded, every head width that cuDNN takes, windows. Rows of
- * queries and keys are sampled and compared with a double reference; each call runs twice and must repeat its bits.
+/* Attention by cuDNN (BF16), its backward on compute capability 9.0 by attention_sm90.cu, and by attention_plain.cu (F32) where the
+ * common tests do not reach: long sequences, with a backward in parts, many documents, whose launches are padded, every head width
+ * that cuDNN takes, windows, ends inside and on the edge of tiles. Rows of queries and keys are sampled and compared with a double
+ * reference; each call runs twice and must repeat its bits.
  *
  * Bounds, with u = 2^-24 and w the unit roundoff of what the tensor cores read (BF16: 2^-8; F32: 0):
  * a score errs by d = (D + 8) u scale sum|q k|, so p errs relatively by d before it is rounded (w), and sums over n
@@ -31,6 +32,11 @@ static const Shape small[] = {
     { "documents, window 40",          3, 300, 4, 2, 64,  9, 40 },
     { "width 96, window 100",          2, 130, 3, 1, 96,  0, 100 },
     { "width 40, window 33",           2, 100, 4, 2, 40,  3, 33 },
+    { "a tile and a token, width 128", 2, 65,  2, 2, 128, 0 },
+    { "a block and a token, width 64", 2, 129, 4, 1, 64,  0 },
+    { "three blocks, shared keys",     1, 384, 8, 2, 128, 0 },
+    { "window 129, width 128",         1, 400, 4, 2, 128, 0, 129 },
+    { "window 65 of documents",        2, 300, 4, 1, 128, 5, 65 },
 };
 static const Shape large[] = {
     { "parts of the batch", 3, 8192, 4,  2, 64,  0 },

@@ -45,7 +45,7 @@ template <int D> __device__ inline int64_t slot_of(const Backward &w, const Item
 
 /* ---- the gradients: moving data ----------------------------------------------------------------------------- */
 
-/* "full" is for whoever reads, "empty" for whoever writes next. q comes with the numbers of its rows. */
+/* "full" is for whoever reads, "empty" for whoever writes next. q comes with the numbers of its rows, and its "empty" is dy's too. */
 template <int D> struct alignas(1024) Shared {
     char k[Tile<D>::KEY_BYTES], v[Tile<D>::KEY_BYTES];
     char q[2][Tile<D>::BYTES], dy[2][Tile<D>::BYTES];
@@ -53,7 +53,7 @@ template <int D> struct alignas(1024) Shared {
     float dq[2][PART];                          /* of each warpgroup */
     float rows[2][2][Tile<D>::QUERIES];
     Item item;
-    Barrier item_full, item_empty, kv_full, kv_empty, q_full[2], q_empty[2], dy_full[2], dy_empty[2];
+    Barrier item_full, item_empty, kv_full, kv_empty, q_full[2], q_empty[2], dy_full[2];
     Barrier dq_full[2][2], dq_empty[2];         /* [tile's parity][warpgroup]; [warpgroup] */
 };
 
@@ -70,7 +70,6 @@ template <int D> __device__ inline void init_barriers(Shared<D> &s)
         barrier_init(&s.q_full[i], 1);
         barrier_init(&s.q_empty[i], warps);
         barrier_init(&s.dy_full[i], 1);
-        barrier_init(&s.dy_empty[i], warps);
         barrier_init(&s.dq_full[0][i], warps / 2);
         barrier_init(&s.dq_full[1][i], warps / 2);
         barrier_init(&s.dq_empty[i], 1);
@@ -86,34 +85,39 @@ template <int D> __device__ inline void load_tile(char *to, const CUtensorMap *m
             load_box(to + (panel * count + i) * ROW, map, 64 * panel, head, n + i, b);
 }
 
+/* Keys and values of the item. */
+template <int D> __device__ inline void load_keys(Shared<D> &s, const Backward &w, int K, const CUtensorMap *qkv)
+{
+    const int head = w.H + s.item.head / (w.H / K), n = s.item.start + s.item.block * KEYS;
+    barrier_expect(&s.kv_full, 2 * Tile<D>::KEY_BYTES);
+    load_tile<D>(s.k, qkv, head, n, KEYS, &s.kv_full);
+    load_tile<D>(s.v, qkv, head + K, n, KEYS, &s.kv_full);
+}
+
 /* One thread: takes items and fetches what they need. It takes the next one when all of the last is on its way. */
 template <int D> __device__ void load(Shared<D> &s, const Backward &w, int K, const CUtensorMap *qkv, const CUtensorMap *dys)
 {
     constexpr int QUERIES = Tile<D>::QUERIES;
     int count = 0;                              /* of tiles so far */
-    for (int i = 0;; i++) {
-        const Item item = item_of(w, atomicAdd(w.ticket, 1));
-        barrier_wait(&s.item_empty, (i & 1) ^ 1);
-        s.item = item;
+    for (int full = 0;; full ^= 1) {            /* parity of the item */
+        barrier_wait(&s.item_empty, full ^ 1);
+        s.item = item_of(w, atomicAdd(w.ticket, 1));
         barrier_arrive(&s.item_full);
-        if (item.head < 0)
+        if (s.item.head < 0)
             return;
-        const int end = end_tile<D>(item, w.window), kv = w.H + item.head / (w.H / K), keys = item.start + item.block * KEYS;
-        for (int tile = first_tile<D>(item); tile < end; tile++, count++) {
-            const int stage = count & 1, parity = count >> 1 & 1, n = item.start + tile * QUERIES;
-            barrier_wait(&s.q_empty[stage], parity ^ 1);
+        const int end = end_tile<D>(s.item, w.window);
+        for (int tile = first_tile<D>(s.item); tile < end; tile++, count++) {
+            const int stage = count & 1;
+            barrier_wait(&s.q_empty[stage], (count >> 1 & 1) ^ 1);
             barrier_expect(&s.q_full[stage], Tile<D>::BYTES + (int)sizeof s.rows[0]);
-            load_tile<D>(s.q[stage], qkv, item.head, n, QUERIES, &s.q_full[stage]);
-            load_bytes(s.rows[stage], w.rows + slot_of<D>(w, item, tile) * 2 * QUERIES, sizeof s.rows[0], &s.q_full[stage]);
-            if (tile == first_tile<D>(item)) {
-                barrier_wait(&s.kv_empty, (i & 1) ^ 1);
-                barrier_expect(&s.kv_full, 2 * Tile<D>::KEY_BYTES);
-                load_tile<D>(s.k, qkv, kv, keys, KEYS, &s.kv_full);
-                load_tile<D>(s.v, qkv, kv + K, keys, KEYS, &s.kv_full);
+            load_bytes(s.rows[stage], w.rows + slot_of<D>(w, s.item, tile) * 2 * QUERIES, sizeof s.rows[0], &s.q_full[stage]);
+            load_tile<D>(s.q[stage], qkv, s.item.head, s.item.start + tile * QUERIES, QUERIES, &s.q_full[stage]);
+            if (tile == first_tile<D>(s.item)) {
+                barrier_wait(&s.kv_empty, full ^ 1);
+                load_keys(s, w, K, qkv);
             }
-            barrier_wait(&s.dy_empty[stage], parity ^ 1);
             barrier_expect(&s.dy_full[stage], Tile<D>::BYTES);
-            load_tile<D>(s.dy[stage], dys, item.head, n, QUERIES, &s.dy_full[stage]);
+            load_tile<D>(s.dy[stage], dys, s.item.head, s.item.start + tile * QUERIES, QUERIES, &s.dy_full[stage]);
         }
     }
 }
@@ -157,8 +161,8 @@ template <int D> __device__ void add_dq(Shared<D> &s, const Backward &w, int par
 
 /* ---- the gradients: computing ------------------------------------------------------------------------------- */
 
-/* The operands of a warpgroup's products, of stage 0 where there are two: kt and vt of its own keys, by rows; q and dy by rows and,
- * for sums over queries, by columns; its half of ds and of k, by columns, for dq. */
+/* The operands of a warpgroup's products, of stage 0 where there are two: k and v of its own keys, by rows; q and dy by rows and,
+ * for sums over queries, by columns; for its half of dq ds and k by columns: of one it has a half, all of the other. */
 template <int D> struct Operands {
     uint64_t k, v, q, dy, q_columns, dy_columns, ds, k_columns;
 
@@ -179,7 +183,6 @@ template <int D> struct Operands {
 /* x (64 keys, QUERIES) = keys' rows times queries' rows, over D columns. */
 template <int D, int C> __device__ inline void start_scores(float (&x)[C], uint64_t keys, uint64_t queries)
 {
-    keep_in_place(x);
     products_fence();
 #pragma unroll
     for (int k = 0; k < D / 16; k++)
@@ -210,7 +213,7 @@ template <int C> __device__ inline void mask(float (&score)[C], int first, int w
     }
 }
 
-/* Scores become p, and dp becomes ds; as operands for the sums, rounded. Between the two: wait for dp. */
+/* Scores become p; and dp becomes ds. Rounded they are operands of the sums. */
 template <int C> __device__ inline void probabilities(float (&score)[C], uint32_t (&p)[C / 2], const float *lse, float scale_log2)
 {
     const int quad = threadIdx.x % 4;
@@ -272,13 +275,14 @@ template <int D> __device__ inline void sum_tiles(float (&dk)[D / 2], float (&dv
     const Operands<D> of(s, group);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, end = end_tile<D>(item, w.window);
     const int key = item.block * KEYS + 64 * group + 16 * warp + lane / 4;
-    float score[C], dp[C], dq[32];
-    uint32_t p[C / 2], ds[C / 2];
+    float score[C];
 
     barrier_wait(&s.q_full[count & 1], count >> 1 & 1);
     start_scores<D>(score, of.k, of.q + (count & 1) * STAGE);
     for (int tile = first_tile<D>(item);; tile++, count++) {
         const int stage = count & 1, query = tile * QUERIES;
+        float dp[C], dq[32];
+        uint32_t p[C / 2], ds[C / 2];
         barrier_wait(&s.dy_full[stage], count >> 1 & 1);
         start_scores<D>(dp, of.v, of.dy + stage * STAGE);
         products_wait<1>();
@@ -294,17 +298,14 @@ template <int D> __device__ inline void sum_tiles(float (&dk)[D / 2], float (&dv
         start_sum(dv, p, of.dy_columns + stage * STAGE);
         named_barrier(1, CONSUMERS);                        /* ds of both warpgroups */
 
-        keep_in_place(dq);
         products_fence();
 #pragma unroll
         for (int k = 0; k < KEYS / 16; k++)
             product<1, 1>(dq, of.ds + stage * DS_STAGE + step_by_columns(k), of.k_columns + step_by_columns(k), k > 0);
         products_commit();
         start_sum(dk, ds, of.q_columns + stage * STAGE);
-        products_wait<2>();
-        keep_in_place(dv);
-        barrier_arrive_warp(&s.dy_empty[stage]);
         products_wait<1>();
+        keep_in_place(dv);
         keep_in_place(dq);
         barrier_wait(&s.dq_empty[group], (count & 1) ^ 1);
         store_dq(s.dq[group], dq);

@@ -36,7 +36,7 @@ int          device_sm_count(void);
  * grows, and growing waits for the device; two buffers that one operation needs at once come from two slots. */
 enum {
     SCRATCH_GEMM,           /* cuBLASLt's workspace                          */
-    SCRATCH_ATTENTION,      /* cuDNN's workspace, row sums of attention      */
+    SCRATCH_ATTENTION,      /* workspaces of attention, cuDNN's and others   */
     SCRATCH_ATTENTION_DQKV, /* dQ, dK and dV of packed documents, each dense */
     SCRATCH_DOCUMENTS,      /* document tables of attention                  */
     SCRATCH_0,              /* elementwise kernels                           */
