@@ -36,12 +36,12 @@ static EncodeTiled find_encode(void)
     return (EncodeTiled)function;
 }
 
-/* Rows (N, heads * D) as (D, heads, N), read in boxes of 64 columns of a head of 64 tokens, which load_tile expects. */
-static CUtensorMap map_of(Tensor t, int D)
+/* Rows (N, heads * D) as (D, heads, N), in boxes of 64 columns of a head of some tokens; load_tile expects 64. */
+static CUtensorMap map_of(Tensor t, int D, int tokens)
 {
     const cuuint64_t dims[] = { (cuuint64_t)D, (cuuint64_t)(t.cols / D), (cuuint64_t)t.rows };
     const cuuint64_t strides[] = { (cuuint64_t)D * sizeof(bf16), (cuuint64_t)t.cols * sizeof(bf16) };
-    const cuuint32_t box[] = { 64, 1, 64 }, every[] = { 1, 1, 1 };
+    const cuuint32_t box[] = { 64, 1, (cuuint32_t)tokens }, every[] = { 1, 1, 1 };
     CUtensorMap map;
     const CUresult status = find_encode()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, t.data, dims, strides, box, every,
                                           CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
@@ -95,13 +95,13 @@ static void describe(Work *w, Attention a, Documents docs)
 
 /* ---- forward ------------------------------------------------------------------------------------------------ */
 
-template <int D> static void launch_forward(Forward w, Tensor qkv)
+template <int D> static void launch_forward(Forward w, Tensor y, Tensor qkv)
 {
     const int bytes = (int)sizeof(ForwardShared<D>) + 1024, items = w.blocks * w.H, sms = device_sm_count();
-    const CUtensorMap map = map_of(qkv, w.D);
+    const CUtensorMap qkv_map = map_of(qkv, w.D, 64), y_map = map_of(y, w.D, 16);
     CUDA_CHECK(cudaMemsetAsync(w.ticket, 0, sizeof(int), device_stream()));
     CUDA_CHECK(cudaFuncSetAttribute((const void *)forward_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    forward_kernel<D><<<items < sms ? items : sms, SM90_THREADS, bytes, device_stream()>>>(w, map);
+    forward_kernel<D><<<items < sms ? items : sms, SM90_THREADS, bytes, device_stream()>>>(w, qkv_map, y_map);
     LAUNCH_CHECK();
 }
 
@@ -112,9 +112,9 @@ void attention_sm90_forward(Tensor y, float *lse, Tensor qkv, Attention a, Docum
     w.K = a.K, w.y = (bf16 *)y.data, w.lse = lse;
     w.ticket = (int *)device_scratch(sizeof(int), SCRATCH_ATTENTION);
     if (a.D == 64)
-        launch_forward<64>(w, qkv);
+        launch_forward<64>(w, y, qkv);
     else
-        launch_forward<128>(w, qkv);
+        launch_forward<128>(w, y, qkv);
 }
 
 /* ---- backward ----------------------------------------------------------------------------------------------- */
@@ -148,7 +148,7 @@ template <int D> static void launch(Backward w, Tensor dqkv, Tensor dy, Tensor q
 {
     const bf16 *heads = place<D>(&w, dqkv, a);
     const int bytes = (int)sizeof(Shared<D>) + 1024, items = w.blocks * a.H, sms = device_sm_count();
-    const CUtensorMap qkv_map = map_of(qkv, a.D), dy_map = map_of(dy, a.D);
+    const CUtensorMap qkv_map = map_of(qkv, a.D, 64), dy_map = map_of(dy, a.D, 64);
     prepare_kernel<D><<<dim3(w.blocks, a.H), SIDE_THREADS, 0, device_stream()>>>(w, (const bf16 *)dy.data,
                                                                                  (const bf16 *)y.data, lse);
     LAUNCH_CHECK();

@@ -13,7 +13,7 @@
 #pragma once
 #include "kernels/cuda/attention_sm90.cuh"
 
-static constexpr int STAGES = 5;                /* tiles of keys or values in shared memory */
+static constexpr int STAGES = 4;                /* tiles of keys or values in shared memory */
 static constexpr float SLACK = 8;               /* powers of 2: weights stay below 2^SLACK, sums of 2^24 of them far below 2^127 */
 static constexpr int64_t CACHED = 24 << 20;     /* bytes of keys and values that stay in the L2 cache */
 
@@ -47,6 +47,7 @@ __device__ inline int first_tile(const Item &item, int window)
 template <int D> struct alignas(1024) ForwardShared {
     char q[2][Tile<D>::KEY_BYTES];
     char tile[STAGES][Tile<D>::KEY_BYTES];      /* in the order of their products: k 0, k 1, v 0, k 2, v 1, ... */
+    char y[Tile<D>::KEY_BYTES];                 /* on its way out */
     Item item[2];
     Barrier q_full[2], q_empty[2], full[STAGES], empty[STAGES];
 };
@@ -176,21 +177,69 @@ __device__ inline bool weigh(float (&score)[KEYS / 2], Rows &rows, float (&facto
     return __any_sync(0xffffffffu, moved);
 }
 
-/* An item's y and lse, of rows that exist. */
-template <int C> __device__ inline void write_rows(const Forward &w, const Item &item, const float (&out)[C], const Rows &rows,
-                                                   int group)
+/* The first of the 16 rows of an item that are a warp's. */
+__device__ inline int first_row(const Item &item)
 {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    return item.block * KEYS + __shfl_sync(0xffffffffu, (threadIdx.x / 32 - MOVERS / 32) * 16, 0);
+}
+
+/* Writes lse, of rows that exist, and leaves what the sums of their values are to be multiplied by. */
+__device__ inline void finish_rows(const Forward &w, const Item &item, const Rows &rows, float (&factor)[2])
+{
+    const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const int t = item.block * KEYS + 64 * group + 16 * warp + lane / 4 + 8 * r, n = item.start + t;
+        const int t = first_row(item) + lane / 4 + 8 * r;
         float sum = rows.sum[r];
         sum += __shfl_xor_sync(0xffffffffu, sum, 1);
         sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-        store_row(w.y + ((int64_t)n * w.H + item.head) * w.D, out, r == 1, 1 / sum, w.D, t < item.length);
+        factor[r] = 1 / sum;
+        const int64_t at = w.table ? (int64_t)t * w.H + item.head : (int64_t)item.head * w.T + t;
         if (t < item.length && lane % 4 == 0)
-            w.lse[w.table ? (int64_t)n * w.H + item.head : ((int64_t)(n / w.T) * w.H + item.head) * w.T + n % w.T] =
-                rows.top[r] * w.scale + logf(sum);
+            w.lse[(int64_t)item.start * w.H + at] = rows.top[r] * w.scale + logf(sum);
+    }
+}
+
+/* A warp's rows of y, which all exist, through shared memory. */
+template <int D> __device__ inline void store_y(ForwardShared<D> &s, const CUtensorMap *y, const Item &item, int first,
+                                                const float (&out)[D / 2], const float (&factor)[2])
+{
+    char *to = s.y + first % KEYS * ROW;
+    const int lane = threadIdx.x % 32, row = lane % 16;
+    if (lane == 0)
+        copies_wait_read<0>();                  /* those of the item before have left */
+    __syncwarp();
+#pragma unroll
+    for (int k = 0; k < D / 16; k++) {
+        const float *d = out + 8 * k;
+        const uint32_t a[] = { bf16_pair(d[0] * factor[0], d[1] * factor[0]), bf16_pair(d[2] * factor[1], d[3] * factor[1]),
+                               bf16_pair(d[4] * factor[0], d[5] * factor[0]), bf16_pair(d[6] * factor[1], d[7] * factor[1]) };
+        const int chunk = 2 * k + lane / 16;
+        store_matrices(to + (chunk / 8 * KEYS + row) * ROW + ((chunk % 8) ^ (row % 8)) * 16, a);
+    }
+    fence_async();
+    __syncwarp();
+    if (lane == 0) {
+#pragma unroll
+        for (int panel = 0; panel < Tile<D>::PANELS; panel++)
+            store_box(y, 64 * panel, item.head, item.start + first, to + panel * KEYS * ROW);
+        copies_commit();
+    }
+}
+
+/* A warp's rows of y that exist. */
+template <int D> __device__ inline void write_y(ForwardShared<D> &s, const Forward &w, const CUtensorMap *y, const Item &item,
+                                                const float (&out)[D / 2], const float (&factor)[2])
+{
+    const int first = first_row(item);
+    if (first + 16 <= item.length) {
+        store_y(s, y, item, first, out, factor);
+        return;
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int t = first + threadIdx.x % 32 / 4 + 8 * r;
+        store_row(w.y + ((int64_t)(item.start + t) * w.H + item.head) * w.D, out, r == 1, factor[r], w.D, t < item.length);
     }
 }
 
@@ -227,11 +276,11 @@ template <int C, int W> __device__ inline void finish_sum(float (&out)[C], uint3
 
 /* A warpgroup: items one after another, of which the first is there. `out` and p belong to `tile` of `item`, score to the tile
  * behind it. The two take turns by named barriers 1 and 2: whoever has started its products arrives at the other's. */
-template <int D> __device__ void consume(ForwardShared<D> &s, const Forward &w, int group)
+template <int D> __device__ void consume(ForwardShared<D> &s, const Forward &w, const CUtensorMap *y, int group)
 {
     constexpr uint64_t STAGE = operand_step(Tile<D>::KEY_BYTES);
     const uint64_t q = operand(s.q[0] + 64 * group * ROW, 16), k = operand(s.tile[0], 16), v = operand(s.tile[0], KEYS * ROW);
-    float out[D / 2] = {}, score[KEYS / 2], factor[2];
+    float out[D / 2] = {}, score[KEYS / 2], factor[2], end[2];
     uint32_t p[KEYS / 4];
     Rows rows;
     Ring ring;
@@ -278,13 +327,14 @@ template <int D> __device__ void consume(ForwardShared<D> &s, const Forward &w, 
         products_wait<1>();
         keep_in_place(score);
         barrier_arrive_warp(&s.empty[keys]);
-        const Rows ended = rows;
-        if (last)
+        if (last) {
+            finish_rows(w, item, rows, end);
             rows = Rows();
+        }
         const bool moved = weigh_tile<D>(score, rows, factor, w, next, tile, group);
         if (last) {
             finish_sum(out, p);
-            write_rows(w, item, out, ended, group);
+            write_y(s, w, y, item, out, end);
             for (int i = 0; i < D / 2; i++)
                 out[i] = 0;
         } else {
@@ -302,14 +352,16 @@ template <int D> __device__ void consume(ForwardShared<D> &s, const Forward &w, 
     start_sum(out, p, v + ring.stage * STAGE);
     products_wait<0>();
     keep_in_place(out);
-    write_rows(w, item, out, rows, group);
+    finish_rows(w, item, rows, end);
+    write_y(s, w, y, item, out, end);
+    copies_wait();
 }
 
 #endif
 
 /* As many thread blocks as there are multiprocessors: each takes items until there are none. *ticket is 0 before. */
 template <int D> __global__ void __launch_bounds__(SM90_THREADS, 1)
-forward_kernel(const Forward w, const __grid_constant__ CUtensorMap qkv)
+forward_kernel(const Forward w, const __grid_constant__ CUtensorMap qkv, const __grid_constant__ CUtensorMap y)
 {
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ char memory[];
@@ -317,6 +369,7 @@ forward_kernel(const Forward w, const __grid_constant__ CUtensorMap qkv)
     const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0) - 1;       /* so the compiler knows that a warp has one */
     if (threadIdx.x == 0) {
         prefetch_map(&qkv);
+        prefetch_map(&y);
         init_barriers(s);
     }
     __syncthreads();
@@ -326,7 +379,7 @@ forward_kernel(const Forward w, const __grid_constant__ CUtensorMap qkv)
             load(s, w, &qkv);
     } else {
         registers_grow<232>();
-        consume(s, w, group);
+        consume(s, w, &y, group);
     }
 #endif
 }
