@@ -128,6 +128,15 @@ template <int D> __device__ inline void start_products(float (&score)[KEYS / 2],
     products_commit();
 }
 
+/* out (64 queries, D) += p values, or only of the first `half` of them. */
+template <int C> __device__ inline void start_values(float (&out)[C], uint32_t (&p)[KEYS / 4], uint64_t values, bool half)
+{
+    if (half)
+        start_sum(out, reinterpret_cast<uint32_t (&)[KEYS / 8]>(p), values);
+    else
+        start_sum(out, p, values);
+}
+
 /* Minus infinity where the query does not see the key. first: the thread's first query minus its first key. */
 __device__ inline void mask_keys(float (&score)[KEYS / 2], int first, int window)
 {
@@ -274,34 +283,52 @@ template <int C, int W> __device__ inline void finish_sum(float (&out)[C], uint3
     keep_in_place(p);
 }
 
-/* A warpgroup: items one after another, of which the first is there. `out` and p belong to `tile` of `item`, score to the tile
- * behind it. The two take turns by named barriers 1 and 2: whoever has started its products arrives at the other's. */
+/* The weights of the first tile of all. */
+template <int D> __device__ inline void begin(ForwardShared<D> &s, const Forward &w, const Item &item, float (&score)[KEYS / 2],
+                                              uint32_t (&p)[KEYS / 4], Rows &rows, int group)
+{
+    float factor[2];
+    if (group == 1)
+        named_barrier_arrive(1, CONSUMERS);
+    barrier_wait(&s.full[0], 0);
+    start_products<D>(score, operand(s.q[0] + 64 * group * ROW, 16), operand(s.tile[0], 16));
+    products_wait<0>();
+    keep_in_place(score);
+    barrier_arrive_warp(&s.empty[0]);
+    weigh_tile<D>(score, rows, factor, w, item, item.block, group);
+    round_weights(p, score);
+}
+
+/* Starts the products of the next keys with the queries in `slot`, and of p with the values of the keys before. The warpgroups take
+ * turns by named barriers 1 and 2: whoever has started arrives at the other's. */
+template <int D> __device__ inline void start_tile(ForwardShared<D> &s, float (&score)[KEYS / 2], float (&out)[D / 2],
+                                                   uint32_t (&p)[KEYS / 4], Ring keys, Ring values, int slot, int group, bool half)
+{
+    barrier_wait(&s.full[keys.stage], keys.parity);
+    named_barrier(1 + group, CONSUMERS);
+    start_products<D>(score, operand(s.q[slot] + 64 * group * ROW, 16), operand(s.tile[keys.stage], 16));
+    barrier_wait(&s.full[values.stage], values.parity);
+    start_values(out, p, operand(s.tile[values.stage], KEYS * ROW), half);
+    named_barrier_arrive(2 - group, CONSUMERS);
+}
+
+/* A warpgroup: items one after another. `out` and p belong to `tile` of `item`, score to the tile behind it. Of the keys on the
+ * diagonal the first warpgroup sees the first half only. */
 template <int D> __device__ void consume(ForwardShared<D> &s, const Forward &w, const CUtensorMap *y, int group)
 {
-    constexpr uint64_t STAGE = operand_step(Tile<D>::KEY_BYTES);
-    const uint64_t q = operand(s.q[0] + 64 * group * ROW, 16), k = operand(s.tile[0], 16), v = operand(s.tile[0], KEYS * ROW);
     float out[D / 2] = {}, score[KEYS / 2], factor[2], end[2];
     uint32_t p[KEYS / 4];
     Rows rows;
     Ring ring;
-    int items = 0;                              /* before this one */
-
     barrier_wait(&s.q_full[0], 0);
     Item item = s.item[0];
     if (item.head < 0)
         return;
-    if (group == 1)
-        named_barrier_arrive(1, CONSUMERS);
-    barrier_wait(&s.full[0], 0);
-    start_products<D>(score, q, k);
-    products_wait<0>();
-    keep_in_place(score);
-    barrier_arrive_warp(&s.empty[0]);
+    begin(s, w, item, score, p, rows, group);
     ring.next();
-    weigh_tile<D>(score, rows, factor, w, item, item.block, group);
-    round_weights(p, score);
-    for (int tile = item.block;;) {
-        const bool last = tile == first_tile(item, w.window);
+    int tile = item.block, items = 0;
+    for (;;) {
+        const bool last = tile == first_tile(item, w.window), half = group == 0 && tile == item.block;
         Item next = item;
         if (last) {
             barrier_arrive_warp(&s.q_empty[items & 1]);
@@ -312,27 +339,21 @@ template <int D> __device__ void consume(ForwardShared<D> &s, const Forward &w, 
                 break;
         }
         tile = last ? next.block : tile - 1;
-
-        const int keys = ring.stage;
-        barrier_wait(&s.full[keys], ring.parity);
-        named_barrier(1 + group, CONSUMERS);
-        start_products<D>(score, q + (items & 1) * STAGE, k + keys * STAGE);
+        const Ring keys = ring;
         ring.next();
-        const int values = ring.stage;
-        barrier_wait(&s.full[values], ring.parity);
-        start_sum(out, p, v + values * STAGE);
+        const Ring values = ring;
         ring.next();
-        named_barrier_arrive(2 - group, CONSUMERS);
+        start_tile(s, score, out, p, keys, values, items & 1, group, half);
 
         products_wait<1>();
         keep_in_place(score);
-        barrier_arrive_warp(&s.empty[keys]);
+        barrier_arrive_warp(&s.empty[keys.stage]);
         if (last) {
             finish_rows(w, item, rows, end);
             rows = Rows();
         }
         const bool moved = weigh_tile<D>(score, rows, factor, w, next, tile, group);
-        if (last) {
+        if (last) {                             /* NOTE: in two places, as the assembler puts one in front of the weights */
             finish_sum(out, p);
             write_y(s, w, y, item, out, end);
             for (int i = 0; i < D / 2; i++)
@@ -342,17 +363,16 @@ template <int D> __device__ void consume(ForwardShared<D> &s, const Forward &w, 
             if (moved)
                 multiply_rows(out, factor);
         }
-        barrier_arrive_warp(&s.empty[values]);
+        barrier_arrive_warp(&s.empty[values.stage]);
         round_weights(p, score);
         item = next;
     }
     if (group == 0)
         named_barrier(1, CONSUMERS);            /* for the other's last arrival */
     barrier_wait(&s.full[ring.stage], ring.parity);
-    start_sum(out, p, v + ring.stage * STAGE);
-    products_wait<0>();
-    keep_in_place(out);
+    start_values(out, p, operand(s.tile[ring.stage], KEYS * ROW), group == 0 && tile == item.block);
     finish_rows(w, item, rows, end);
+    finish_sum(out, p);
     write_y(s, w, y, item, out, end);
     copies_wait();
 }
