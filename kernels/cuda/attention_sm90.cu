@@ -160,9 +160,9 @@ template <int D> static void launch(Backward w, Tensor dqkv, Tensor dy, Tensor q
     LAUNCH_CHECK();
     if (a.K == a.H)
         return;
-    const size_t packs = (size_t)dqkv.rows * 2 * (size_t)a.K * (size_t)(a.D / 8);
-    sum_heads_kernel<<<ceil_div(packs, SIDE_THREADS), SIDE_THREADS, 0, device_stream()>>>(
-        (bf16 *)dqkv.data + a.H * a.D, dqkv.cols, heads, dqkv.rows, a.K, a.D, a.H / a.K);
+    const unsigned packs = 2u * (unsigned)(a.K * a.D) / 8;
+    sum_heads_kernel<<<dim3(dqkv.rows, ceil_div(packs, SIDE_THREADS)), SIDE_THREADS, 0, device_stream()>>>(
+        (bf16 *)dqkv.data + a.H * a.D, dqkv.cols, heads, a.K, a.D, a.H / a.K);
     LAUNCH_CHECK();
 }
 

@@ -155,16 +155,16 @@ template <int D> __global__ void __launch_bounds__(SIDE_THREADS) finish_dq_kerne
                   t + 8 * r < doc.length);
 }
 
-/* dk and dv of a key/value head: the sums of its query heads', in their order. Eight columns per thread; (N, 2, K, D/8) of them. */
+/* dk and dv of a key/value head: the sums of its query heads', in their order. A token per thread block in x, eight of its 2 K D
+ * columns per thread. heads: dk (N, K * group, D), then dv. */
 __global__ void __launch_bounds__(SIDE_THREADS)
-sum_heads_kernel(bf16 *dk, int64_t width, const bf16 *heads, int64_t N, int K, int D, int group)
+sum_heads_kernel(bf16 *dk, int64_t width, const bf16 *heads, int K, int D, int group)
 {
-    const int64_t i = (int64_t)blockIdx.x * SIDE_THREADS + threadIdx.x, per_token = (int64_t)K * (D / 8);
-    if (i >= N * 2 * per_token)
+    const int column = 8 * (blockIdx.y * SIDE_THREADS + threadIdx.x), which = column / (K * D), kv = column / D % K, d = column % D;
+    if (which > 1)
         return;
-    const int64_t n = i / (2 * per_token), rest = i % (2 * per_token), which = rest / per_token, column = rest % per_token * 8;
-    const int64_t kv = column / D, d = column % D;
-    const bf16 *from = heads + which * N * K * group * D + (n * K + kv) * group * D + d;
+    const int64_t n = blockIdx.x, numel = (int64_t)gridDim.x * K * group * D;
+    const bf16 *from = heads + which * numel + (n * K + kv) * group * D + d;
     float sum[8] = {};
     for (int g = 0; g < group; g++) {
         const uint4 x = *reinterpret_cast<const uint4 *>(from + (int64_t)g * D);
@@ -175,6 +175,6 @@ sum_heads_kernel(bf16 *dk, int64_t width, const bf16 *heads, int64_t N, int K, i
             sum[2 * k + 1] += __uint_as_float(word[k] & 0xffff0000u);
         }
     }
-    *reinterpret_cast<uint4 *>(dk + n * width + which * K * D + column) =
+    *reinterpret_cast<uint4 *>(dk + n * width + column) =
         make_uint4(bf16_pair(sum[0], sum[1]), bf16_pair(sum[2], sum[3]), bf16_pair(sum[4], sum[5]), bf16_pair(sum[6], sum[7]));
 }
