@@ -11,7 +11,7 @@
  * `top` is a number that the row's scores do not exceed by much, not their maximum: `out` is multiplied anew only where a score
  * is beyond it by SLACK. As every query sees its own key, which is in the first tile, top is finite from there on. */
 #pragma once
-#include "kernels/cuda/attention_sm90.cuh"
+#include "kernels/cuda/attention_tiles.cuh"
 
 static constexpr int STAGES = 4;                /* tiles of keys or values in shared memory */
 static constexpr float SLACK = 8;               /* powers of 2: weights stay below 2^SLACK, sums of 2^24 of them far below 2^127 */
@@ -189,7 +189,7 @@ __device__ inline bool weigh(float (&score)[KEYS / 2], Rows &rows, float (&facto
 /* The first of the 16 rows of an item that are a warp's. */
 __device__ inline int first_row(const Item &item)
 {
-    return item.block * KEYS + __shfl_sync(0xffffffffu, (threadIdx.x / 32 - MOVERS / 32) * 16, 0);
+    return item.block * KEYS + uniform((threadIdx.x - MOVERS) / 32) * 16;
 }
 
 /* Writes lse, of rows that exist, and leaves what the sums of their values are to be multiplied by. */
@@ -386,7 +386,7 @@ forward_kernel(const Forward w, const __grid_constant__ CUtensorMap qkv, const _
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ char memory[];
     ForwardShared<D> &s = *reinterpret_cast<ForwardShared<D> *>(memory + (-shared_address(memory) & 1023));
-    const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0) - 1;       /* so the compiler knows that a warp has one */
+    const int group = uniform(threadIdx.x / 128) - 1;
     if (threadIdx.x == 0) {
         prefetch_map(&qkv);
         prefetch_map(&y);

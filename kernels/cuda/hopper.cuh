@@ -244,6 +244,12 @@ __device__ inline void product_add(float (&d)[64], const uint32_t *a, uint64_t b
 
 /* ---- in a warp --------------------------------------------------------------------------------------------- */
 
+/* A number that all lanes of the warp have, so that the compiler knows it: operands computed from it stay in uniform registers. */
+__device__ inline int uniform(int x)
+{
+    return __shfl_sync(0xffffffffu, x, 0);
+}
+
 /* Four 8 x 8 matrices of BF16 pairs as wgmma holds them, a[i] of all lanes matrix i, to shared memory: lane 8i + r says where
  * row r of matrix i goes, 16 bytes. */
 __device__ inline void store_matrices(void *row, const uint32_t *a)
