@@ -39,7 +39,7 @@ template <int D> __device__ inline int64_t slot_of(const Backward &w, const Item
 
 /* ---- the gradients: moving data ----------------------------------------------------------------------------- */
 
-/* "full" is for whoever reads, "empty" for whoever writes next. q comes with the numbers of its rows, and its "empty" is dy's too. */
+/* "full" is for whoever reads, "empty" for whoever writes next. q comes with the numbers of its rows; q_empty is dy's too. */
 template <int D> struct alignas(1024) Shared {
     char k[Tile<D>::KEY_BYTES], v[Tile<D>::KEY_BYTES];
     char q[2][Tile<D>::BYTES], dy[2][Tile<D>::BYTES];
@@ -150,7 +150,7 @@ template <int D> __device__ void add_dq(Shared<D> &s, const Backward &w, int par
 /* The operands of a warpgroup's products, of stage 0 where there are two: k and v of its own keys, by rows; q and dy by rows and,
  * for sums over queries, by columns; for its half of dq ds and k by columns: of one it has a half, all of the other. */
 template <int D> struct Operands {
-    uint64_t k, v, q, dy, q_columns, dy_columns, ds, k_columns;
+    uint32_t k, v, q, dy, q_columns, dy_columns, ds, k_columns;
 
     __device__ Operands(Shared<D> &s, int group)
     {
@@ -167,7 +167,7 @@ template <int D> struct Operands {
 };
 
 /* x (64 keys, QUERIES) = keys' rows times queries' rows, over D columns. */
-template <int D, int C> __device__ inline void start_scores(float (&x)[C], uint64_t keys, uint64_t queries)
+template <int D, int C> __device__ inline void start_scores(float (&x)[C], uint32_t keys, uint32_t queries)
 {
     products_fence();
 #pragma unroll
@@ -245,7 +245,7 @@ template <int D> __device__ inline void sum_tiles(float (&dk)[D / 2], float (&dv
                                                   const Item &item, int group, int count)
 {
     constexpr int QUERIES = Tile<D>::QUERIES, C = QUERIES / 2;
-    constexpr uint64_t STAGE = operand_step(Tile<D>::BYTES), DS_STAGE = operand_step(Tile<D>::DS_BYTES);
+    constexpr uint32_t STAGE = operand_step(Tile<D>::BYTES), DS_STAGE = operand_step(Tile<D>::DS_BYTES);
     const Operands<D> of(s, group);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, end = end_tile<D>(item, w.window);
     const int key = item.block * KEYS + 64 * group + 16 * warp + lane / 4;
@@ -254,7 +254,7 @@ template <int D> __device__ inline void sum_tiles(float (&dk)[D / 2], float (&dv
     barrier_wait(&s.q_full[count & 1], count >> 1 & 1);
     start_scores<D>(score, of.k, of.q + (count & 1) * STAGE);
     for (int tile = first_tile<D>(item);; tile++, count++) {
-        const int stage = count & 1, query = tile * QUERIES;
+        const int stage = uniform(count & 1), query = tile * QUERIES;
         float dp[C], dq[32];
         uint32_t p[C / 2], ds[C / 2];
         barrier_wait(&s.dy_full[stage], count >> 1 & 1);
@@ -336,7 +336,7 @@ gradients_kernel(const Backward w, int K, const __grid_constant__ CUtensorMap qk
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ char memory[];
     Shared<D> &s = *reinterpret_cast<Shared<D> *>(memory + (-shared_address(memory) & 1023));
-    const int group = threadIdx.x / 128 - 1;
+    const int group = uniform(threadIdx.x / 128) - 1;
     if (threadIdx.x == 0) {
         prefetch_map(&qkv);
         prefetch_map(&dy);

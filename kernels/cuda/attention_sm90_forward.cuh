@@ -31,8 +31,10 @@ __device__ inline Item item_of(const Forward &w, int ticket)
         return { 0, 0, 0, 0, -1 };
     const Packed d = document_of(w, ticket / w.H);
     const int count = (d.length + KEYS - 1) / KEYS, i = ticket - d.first * w.H;
-    const int64_t bytes = (int64_t)w.K * count * KEYS * w.D * 2 * (int)sizeof(bf16);
-    const int parts = (int)min((bytes + CACHED - 1) / CACHED, (int64_t)w.K), most = (w.K + parts - 1) / parts * (w.H / w.K);
+    const int64_t bytes = (int64_t)count * KEYS * w.D * 2 * (int)sizeof(bf16);      /* of a key/value head */
+    const int fit = max(1, min(w.K, (int)(CACHED / bytes)));
+    const int parts = (w.K + fit - 1) / fit;
+    const int most = (w.K + parts - 1) / parts * (w.H / w.K);
     const int part = i / (count * most), at = i % (count * most), heads = min(most, w.H - part * most);
     return { d.start, d.length, d.first, count - 1 - at / heads, part * most + at % heads };
 }
@@ -51,6 +53,8 @@ template <int D> struct alignas(1024) ForwardShared {
     Item item[2];
     Barrier q_full[2], q_empty[2], full[STAGES], empty[STAGES];
 };
+
+static_assert(sizeof(ForwardShared<128>) + 1024 <= 227 * 1024, "shared memory of a thread block, aligned");
 
 /* Where whoever goes through the tiles is. */
 struct Ring {
@@ -118,7 +122,7 @@ template <int D> __device__ void load(ForwardShared<D> &s, const Forward &w, con
 /* ---- computing ---------------------------------------------------------------------------------------------- */
 
 /* score (64 queries, KEYS) = queries' rows times keys' rows, over D columns. */
-template <int D> __device__ inline void start_products(float (&score)[KEYS / 2], uint64_t queries, uint64_t keys)
+template <int D> __device__ inline void start_products(float (&score)[KEYS / 2], uint32_t queries, uint32_t keys)
 {
     keep_in_place(score);
     products_fence();
@@ -129,7 +133,7 @@ template <int D> __device__ inline void start_products(float (&score)[KEYS / 2],
 }
 
 /* out (64 queries, D) += p values, or only of the first `half` of them. */
-template <int C> __device__ inline void start_values(float (&out)[C], uint32_t (&p)[KEYS / 4], uint64_t values, bool half)
+template <int C> __device__ inline void start_values(float (&out)[C], uint32_t (&p)[KEYS / 4], uint32_t values, bool half)
 {
     if (half)
         start_sum(out, reinterpret_cast<uint32_t (&)[KEYS / 8]>(p), values);

@@ -61,7 +61,7 @@ template <int D> __device__ inline void load_tile(char *to, const CUtensorMap *m
 }
 
 /* d (64, D) += a (64, 4 W) rows, of which there are 4 W. */
-template <int C, int W> __device__ inline void start_sum(float (&d)[C], uint32_t (&a)[W], uint64_t rows)
+template <int C, int W> __device__ inline void start_sum(float (&d)[C], uint32_t (&a)[W], uint32_t rows)
 {
     keep_in_place(d);
     keep_in_place(a);

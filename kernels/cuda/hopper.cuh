@@ -166,18 +166,25 @@ template <int N> __device__ inline void registers_grow() { asm volatile("setmaxn
 template <int N> __device__ inline void registers_shrink() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N)); }
 
 /* Names an operand in shared memory, whose groups of 8 rows follow each other; `panel` is how many bytes lie between panels
- * where an operand by columns has several. To move on by some bytes, add operand_step of them. */
-__device__ inline uint64_t operand(const void *tile, int panel)
+ * where an operand by columns has several. To move on by some bytes, add operand_step of them. This is the lower half of wgmma's
+ * descriptor, the upper one is always the same. */
+__device__ inline uint32_t operand(const void *tile, int panel)
 {
-    const uint64_t group = 8 * 128, swizzle_128 = 1;
-    return (shared_address(tile) & 0x3ffff) >> 4 | (uint64_t)(panel >> 4) << 16 | group >> 4 << 32 | swizzle_128 << 62;
+    uint32_t low = (shared_address(tile) & 0x3ffff) >> 4 | (uint32_t)(panel >> 4) << 16;
+    asm("" : "+r"(low));    /* NOTE: else the compiler sees that steps do not carry and adds them in 64 bits, at thrice the cost */
+    return low;
 }
-__device__ constexpr uint64_t operand_step(int bytes) { return (uint64_t)(bytes >> 4); }
+__device__ constexpr uint32_t operand_step(int bytes) { return (uint32_t)bytes >> 4; }
+__device__ inline uint64_t descriptor(uint32_t operand)
+{
+    const uint32_t group = 8 * 128, swizzle_128 = 1;
+    return (uint64_t)(group >> 4 | swizzle_128 << 30) << 32 | operand;
+}
 
 /* 16 terms of a sum further: along the rows of an operand by rows, whose panels are `panel` bytes apart; down those of one by
  * columns. */
-__device__ constexpr uint64_t step_by_rows(int k, int panel) { return operand_step(k / 4 * panel + k % 4 * 32); }
-__device__ constexpr uint64_t step_by_columns(int k) { return operand_step(k * 16 * 128); }
+__device__ constexpr uint32_t step_by_rows(int k, int panel) { return operand_step(k / 4 * panel + k % 4 * 32); }
+__device__ constexpr uint32_t step_by_columns(int k) { return operand_step(k * 16 * 128); }
 
 /* Before the first of some products, and after ordinary code has changed their registers. */
 __device__ inline void products_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -210,31 +217,31 @@ template <int N> __device__ inline void keep_in_place(uint32_t (&x)[N])
                  "%57,%58,%59,%60,%61,%62,%63"
 
 /* d = a b, or d += a b. A_COLUMNS, B_COLUMNS: that operand is by columns. */
-template <int A_COLUMNS, int B_COLUMNS> __device__ inline void product(float (&d)[32], uint64_t a, uint64_t b, bool add)
+template <int A_COLUMNS, int B_COLUMNS> __device__ inline void product(float (&d)[32], uint32_t a, uint32_t b, bool add)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" NAMES_32 "}, "
                  "%32, %33, p, 1, 1, %35, %36;\n}"
-                 : D32(d, 0) : "l"(a), "l"(b), "r"((int)add), "n"(A_COLUMNS), "n"(B_COLUMNS));
+                 : D32(d, 0) : "l"(descriptor(a)), "l"(descriptor(b)), "r"((int)add), "n"(A_COLUMNS), "n"(B_COLUMNS));
 }
 
-template <int A_COLUMNS, int B_COLUMNS> __device__ inline void product(float (&d)[64], uint64_t a, uint64_t b, bool add)
+template <int A_COLUMNS, int B_COLUMNS> __device__ inline void product(float (&d)[64], uint32_t a, uint32_t b, bool add)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" NAMES_64 "}, "
                  "%64, %65, p, 1, 1, %67, %68;\n}"
-                 : D32(d, 0), D32(d, 32) : "l"(a), "l"(b), "r"((int)add), "n"(A_COLUMNS), "n"(B_COLUMNS));
+                 : D32(d, 0), D32(d, 32) : "l"(descriptor(a)), "l"(descriptor(b)), "r"((int)add), "n"(A_COLUMNS), "n"(B_COLUMNS));
 }
 
 /* d += a b with a in registers, b by columns. */
-__device__ inline void product_add(float (&d)[32], const uint32_t *a, uint64_t b)
+__device__ inline void product_add(float (&d)[32], const uint32_t *a, uint32_t b)
 {
     asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" NAMES_32 "}, {%32,%33,%34,%35}, %36, 1, 1, 1, 1;"
-                 : D32(d, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+                 : D32(d, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(descriptor(b)));
 }
 
-__device__ inline void product_add(float (&d)[64], const uint32_t *a, uint64_t b)
+__device__ inline void product_add(float (&d)[64], const uint32_t *a, uint32_t b)
 {
     asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" NAMES_64 "}, {%64,%65,%66,%67}, %68, 1, 1, 1, 1;"
-                 : D32(d, 0), D32(d, 32) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+                 : D32(d, 0), D32(d, 32) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(descriptor(b)));
 }
 
 #undef D8
