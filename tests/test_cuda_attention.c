@@ -14,7 +14,7 @@
 
 #include <spawn.h>
 
-/* documents: their number; 0: none. steep: scores grow towards the first keys, as a kernel that starts at the last ones must bear */
+/* documents: their number; 0: none. steep: scores grow towards the first keys, which some kernels come to last */
 typedef struct { const char *name; int B, T, H, K, D, documents, window; bool steep; } Shape;
 static const Shape small[] = {
     { "one token",   2, 1,   2, 1, 64,  0 },
@@ -50,6 +50,7 @@ static const Shape large[] = {
     { "window 1000 of parts of the batch", 3, 8192, 4,  2, 64,  0, 1000 },
     { "window 4096 of parts of the heads", 1, 8192, 16, 8, 128, 0, 4096 },
     { "long documents, window 300",        4, 2048, 16, 8, 64,  13, 300 },
+    { "two heads in the cache, then one",  1, 20000, 3, 3, 128, 0,  3000 },
 };
 
 /* From what cuDNN's samples do to what training does: documents of up to 512, 1024, 2048, ... tokens in launches of their own,

@@ -23,8 +23,8 @@ struct Forward : Work {
     float *lse;                     /* (B, H, T), with a table (N, H) */
 };
 
-/* Ticket after ticket: document by document, and where its keys and values exceed the cache by some of its heads; in these the last
- * block first, which is the longest, of all of them. */
+/* Ticket after ticket: document by document, in parts of so many heads that their keys and values fit into the cache; of a part the
+ * last block of each head, which is the longest, then the one before it. */
 __device__ inline Item item_of(const Forward &w, int ticket)
 {
     if (ticket >= w.blocks * w.H)
@@ -32,8 +32,7 @@ __device__ inline Item item_of(const Forward &w, int ticket)
     const Packed d = document_of(w, ticket / w.H);
     const int count = (d.length + KEYS - 1) / KEYS, i = ticket - d.first * w.H;
     const int64_t bytes = (int64_t)count * KEYS * w.D * 2 * (int)sizeof(bf16);      /* of a key/value head */
-    const int fit = max(1, min(w.K, (int)(CACHED / bytes)));
-    const int parts = (w.K + fit - 1) / fit;
+    const int fit = max(1, min(w.K, (int)(CACHED / bytes))), parts = (w.K + fit - 1) / fit;
     const int most = (w.K + parts - 1) / parts * (w.H / w.K);
     const int part = i / (count * most), at = i % (count * most), heads = min(most, w.H - part * most);
     return { d.start, d.length, d.first, count - 1 - at / heads, part * most + at % heads };
@@ -60,10 +59,12 @@ static_assert(sizeof(ForwardShared<128>) + 1024 <= 227 * 1024, "shared memory of
 struct Ring {
     int stage = 0, parity = 0;
 
-    __device__ void next()
+    __device__ Ring take()
     {
+        const Ring now = *this;
         if (++stage == STAGES)
             stage = 0, parity ^= 1;
+        return now;
     }
 };
 
@@ -86,10 +87,10 @@ template <int D> __device__ inline void init_barriers(ForwardShared<D> &s)
 
 template <int D> __device__ inline void load_next(ForwardShared<D> &s, Ring &ring, const CUtensorMap *qkv, int head, int n)
 {
-    barrier_wait(&s.empty[ring.stage], ring.parity ^ 1);
-    barrier_expect(&s.full[ring.stage], Tile<D>::KEY_BYTES);
-    load_tile<D>(s.tile[ring.stage], qkv, head, n, KEYS, &s.full[ring.stage]);
-    ring.next();
+    const Ring to = ring.take();
+    barrier_wait(&s.empty[to.stage], to.parity ^ 1);
+    barrier_expect(&s.full[to.stage], Tile<D>::KEY_BYTES);
+    load_tile<D>(s.tile[to.stage], qkv, head, n, KEYS, &s.full[to.stage]);
 }
 
 /* One thread: takes items and fetches what they need. Values come one tile behind the keys. */
@@ -155,7 +156,7 @@ __device__ inline void mask_keys(float (&score)[KEYS / 2], int first, int window
 /* Of a thread's two rows: what their scores are compared with; and sums of weights, of the thread's own columns. */
 struct Rows { float top[2] = { -INFINITY, -INFINITY }, sum[2] = {}; };
 
-/* Scores become weights. Whether what was added up before them, with any row of the warp, must be multiplied by `factor`. */
+/* Scores become weights. True if `top` has moved in a row of the warp: what was added up before is to be multiplied by `factor`. */
 __device__ inline bool weigh(float (&score)[KEYS / 2], Rows &rows, float (&factor)[2], float scale_log2)
 {
     bool moved = false;
@@ -329,7 +330,7 @@ template <int D> __device__ void consume(ForwardShared<D> &s, const Forward &w, 
     if (item.head < 0)
         return;
     begin(s, w, item, score, p, rows, group);
-    ring.next();
+    ring.take();
     int tile = item.block, items = 0;
     for (;;) {
         const bool last = tile == first_tile(item, w.window), half = group == 0 && tile == item.block;
@@ -343,10 +344,7 @@ template <int D> __device__ void consume(ForwardShared<D> &s, const Forward &w, 
                 break;
         }
         tile = last ? next.block : tile - 1;
-        const Ring keys = ring;
-        ring.next();
-        const Ring values = ring;
-        ring.next();
+        const Ring keys = ring.take(), values = ring.take();
         start_tile(s, score, out, p, keys, values, items & 1, group, half);
 
         products_wait<1>();
@@ -357,7 +355,7 @@ template <int D> __device__ void consume(ForwardShared<D> &s, const Forward &w, 
             rows = Rows();
         }
         const bool moved = weigh_tile<D>(score, rows, factor, w, next, tile, group);
-        if (last) {                             /* NOTE: in two places, as the assembler puts one in front of the weights */
+        if (last) {         /* NOTE: both branches wait, as the assembler moves a wait behind the weights in front of them */
             finish_sum(out, p);
             write_y(s, w, y, item, out, end);
             for (int i = 0; i < D / 2; i++)
