@@ -1,4 +1,4 @@
-/* Attention by cuDNN (BF16), its backward on compute capability 9.0 by attention_sm90.cu, and by attention_plain.cu (F32) where the
+/* Attention by cuDNN (BF16), on compute capability 9.0 by attention_sm90.cu, and by attention_plain.cu (F32) where the
  * common tests do not reach: long sequences, with a backward in parts, many documents, whose launches are padded, every head width
  * that cuDNN takes, windows, ends inside and on the edge of tiles. Rows of queries and keys are sampled and compared with a double
  * reference; each call runs twice and must repeat its bits.
@@ -14,7 +14,8 @@
 
 #include <spawn.h>
 
-typedef struct { const char *name; int B, T, H, K, D, documents, window; } Shape;   /* documents: their number; 0: none */
+/* documents: their number; 0: none. steep: scores grow towards the first keys, which some kernels come to last */
+typedef struct { const char *name; int B, T, H, K, D, documents, window; bool steep; } Shape;
 static const Shape small[] = {
     { "one token",   2, 1,   2, 1, 64,  0 },
     { "odd length",  3, 37,  4, 2, 64,  0 },
@@ -37,6 +38,9 @@ static const Shape small[] = {
     { "three blocks, shared keys",     1, 384, 8, 2, 128, 0 },
     { "window 129, width 128",         1, 400, 4, 2, 128, 0, 129 },
     { "window 65 of documents",        2, 300, 4, 1, 128, 5, 65 },
+    { "steep, width 128",              1, 700, 4, 2, 128, 0, 0, true },
+    { "steep, width 64",               2, 520, 4, 4, 64,  0, 0, true },
+    { "steep documents, width 96",     2, 600, 3, 3, 96,  5, 0, true },
 };
 static const Shape large[] = {
     { "parts of the batch", 3, 8192, 4,  2, 64,  0 },
@@ -46,6 +50,7 @@ static const Shape large[] = {
     { "window 1000 of parts of the batch", 3, 8192, 4,  2, 64,  0, 1000 },
     { "window 4096 of parts of the heads", 1, 8192, 16, 8, 128, 0, 4096 },
     { "long documents, window 300",        4, 2048, 16, 8, 64,  13, 300 },
+    { "two heads in the cache, then one",  1, 20000, 3, 3, 128, 0,  3000 },
 };
 
 /* From what cuDNN's samples do to what training does: documents of up to 512, 1024, 2048, ... tokens in launches of their own,
@@ -311,6 +316,19 @@ static void fill_workspace(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, float *
     attention_backward(dqkv, dy, qkv, y, lse, a, docs);
 }
 
+/* Queries times 4, keys times 8 at the first token of a sequence, down to 0 behind its last: the first scores reach 30 or so. */
+static void make_steep(Tensor qkv, Attention a)
+{
+    const double *from = values(qkv);
+    float *x = keep(tensor_numel(qkv) * sizeof *x);
+    for (size_t i = 0; i < tensor_numel(qkv); i++) {
+        const int head = (int)(i % (size_t)qkv.cols) / a.D, t = (int)(i / (size_t)qkv.cols) % a.T;
+        const float factor = head < a.H ? 4 : head < a.H + a.K ? 8 * (float)(a.T - t) / (float)a.T : 1;
+        x[i] = factor * (float)from[i];
+    }
+    put(qkv, x);
+}
+
 static void run_case(const Shape *s, Format format)
 {
     Case c = { .format = format, .S = (s->H + 2 * s->K) * s->D, .w = format.dtype == BF16 ? 0x1p-8 : 0,
@@ -321,6 +339,8 @@ static void run_case(const Shape *s, Format format)
     const Documents docs = documents_of(&c);
     Tensor qkv = make_filled(format, N, c.S, 1, -1, 1), y = make(format, N, s->H * s->D), lse = make_f32(N, s->H);
     Tensor dy = make_filled(format, N, s->H * s->D, 2, -1, 1), dqkv = make(format, N, c.S);
+    if (s->steep)
+        make_steep(qkv, c.a);
     if (s->window)
         fill_workspace(dqkv, dy, qkv, y, lse.data, c.a, docs);
     attention_forward(y, lse.data, qkv, c.a, docs);

@@ -380,7 +380,7 @@ static void swiglu_case(const Shape *s, bool saved)
     check_same_bytes("act's transpose", found + rows, (const uint8_t *)expected + rows, rows);
     if (saved) {
         other.data = gate_up.data;
-        swiglu_backward(other, columns_of(columns), dact, gate_up);
+        swiglu_backward(other, columns_of(columns), dact, NO_PRODUCT, gate_up);
         check_same_bytes("gradient over gate and up", tensor_snapshot(other), gradient, tensor_bytes(d));
     }
     release();

@@ -1,5 +1,5 @@
 /* Attention by cuDNN's fused kernels; where cuDNN has none (F32, head widths other than 64, 96, 128), by
- * attention_plain.cu. On compute capability 9.0 backward is attention_sm90.cu's, and what follows of backward is about other GPUs.
+ * attention_plain.cu. On compute capability 9.0 attention_sm90.cu stands for cuDNN, and what follows is about other GPUs.
  *
  * q, k and v are read where they are, columns of the rows [q | k | v] of width S = (H+2K)D; dq, dk and dv go back
  * into the same places. Deterministic backward stores ds = 2 H T^2 bytes a sequence: where that exceeds DS_BYTES, it
@@ -279,6 +279,10 @@ void attention_forward(Tensor y, float *lse, Tensor qkv, Attention a, Documents 
     a.window = window_of(a, docs);
     if (!has_cudnn(y, qkv, a)) {
         attention_plain_forward(y, lse, qkv, a, docs);
+        return;
+    }
+    if (attention_sm90()) {
+        attention_sm90_forward(y, lse, qkv, a, docs);
         return;
     }
     const Job j = { .y = y.data, .lse = lse, .in = packed(a, qkv.data), .a = a };

@@ -1,11 +1,12 @@
-/* Launches attention's backward on compute capability 9.0: three kernels, and a fourth where query heads share keys. Their
- * workspace grows with the number of tokens, not with its square: per token and query head a row of dq in F32, where heads share
- * keys also rows of dk and dv in BF16, and two floats. */
+/* Launches attention on compute capability 9.0: forward, one kernel; backward, three, and a fourth where query heads share keys.
+ * Their workspace grows with the number of tokens, not with its square: per token and query head a row of dq in F32, where heads
+ * share keys also rows of dk and dv in BF16, and two floats. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "kernels/cuda/attention_sm90.cuh"
+#include "kernels/cuda/attention_sm90_forward.cuh"
 
 /* TMA and wgmma code is for 9.0 alone, and only in programs that were compiled for "90a". */
 bool attention_sm90(void)
@@ -31,22 +32,22 @@ static EncodeTiled find_encode(void)
     if (!function)
         CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found));
     if (!function || found != cudaDriverEntryPointSuccess)
-        die("attention backward: this NVIDIA driver has no cuTensorMapEncodeTiled; install one for CUDA 12 or later");
+        die("attention: this NVIDIA driver has no cuTensorMapEncodeTiled; install one for CUDA 12 or later");
     return (EncodeTiled)function;
 }
 
-/* Rows (N, heads * D) as (D, heads, N), read in boxes of 64 columns of a head of 64 tokens, which load_tile expects. */
-static CUtensorMap map_of(Tensor t, int D)
+/* Rows (N, heads * D) as (D, heads, N), in boxes of 64 columns of a head of some tokens; load_tile expects 64. */
+static CUtensorMap map_of(Tensor t, int D, int tokens)
 {
     const cuuint64_t dims[] = { (cuuint64_t)D, (cuuint64_t)(t.cols / D), (cuuint64_t)t.rows };
     const cuuint64_t strides[] = { (cuuint64_t)D * sizeof(bf16), (cuuint64_t)t.cols * sizeof(bf16) };
-    const cuuint32_t box[] = { 64, 1, 64 }, every[] = { 1, 1, 1 };
+    const cuuint32_t box[] = { 64, 1, (cuuint32_t)tokens }, every[] = { 1, 1, 1 };
     CUtensorMap map;
     const CUresult status = find_encode()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, t.data, dims, strides, box, every,
                                           CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                                           CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (status != CUDA_SUCCESS)
-        die("attention backward: cuTensorMapEncodeTiled refuses (%d, %d) with heads of width %d at %p: error %d", t.rows, t.cols, D,
+        die("attention: cuTensorMapEncodeTiled refuses (%d, %d) with heads of width %d at %p: error %d", t.rows, t.cols, D,
             t.data, (int)status);
     return map;
 }
@@ -59,7 +60,7 @@ static int longer_first(const void *a, const void *b)
 }
 
 /* The table of blocks. Long documents come first, so that the last items are short. */
-static void put_documents(Backward *w, Documents docs)
+static void put_documents(Work *w, Documents docs)
 {
     Packed *document = (Packed *)xmalloc(sizeof *document * (size_t)docs.count);
     w->blocks = 0;
@@ -81,7 +82,42 @@ static void put_documents(Backward *w, Documents docs)
     free(document);
 }
 
-/* ---- launches ---------------------------------------------------------------------------------------------- */
+static void describe(Work *w, Attention a, Documents docs)
+{
+    w->T = a.T, w->H = a.H, w->D = a.D;
+    w->window = a.window > 0 && a.window < a.T ? a.window : a.T;
+    w->scale = a.scale;
+    w->scale_log2 = a.scale * (float)M_LOG2E;
+    w->blocks = a.B * (int)ceil_div((size_t)a.T, KEYS);
+    if (docs.count)
+        put_documents(w, docs);
+}
+
+/* ---- forward ------------------------------------------------------------------------------------------------ */
+
+template <int D> static void launch_forward(Forward w, Tensor y, Tensor qkv)
+{
+    const int bytes = (int)sizeof(ForwardShared<D>) + 1024, items = w.blocks * w.H, sms = device_sm_count();
+    const CUtensorMap qkv_map = map_of(qkv, w.D, 64), y_map = map_of(y, w.D, 16);
+    CUDA_CHECK(cudaMemsetAsync(w.ticket, 0, sizeof(int), device_stream()));
+    CUDA_CHECK(cudaFuncSetAttribute((const void *)forward_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    forward_kernel<D><<<items < sms ? items : sms, SM90_THREADS, bytes, device_stream()>>>(w, qkv_map, y_map);
+    LAUNCH_CHECK();
+}
+
+void attention_sm90_forward(Tensor y, float *lse, Tensor qkv, Attention a, Documents docs)
+{
+    Forward w = {};
+    describe(&w, a, docs);
+    w.K = a.K, w.y = (bf16 *)y.data, w.lse = lse;
+    w.ticket = (int *)device_scratch(sizeof(int), SCRATCH_ATTENTION);
+    if (a.D == 64)
+        launch_forward<64>(w, y, qkv);
+    else
+        launch_forward<128>(w, y, qkv);
+}
+
+/* ---- backward ----------------------------------------------------------------------------------------------- */
 
 static char *piece(char **memory, size_t bytes)
 {
@@ -112,7 +148,7 @@ template <int D> static void launch(Backward w, Tensor dqkv, Tensor dy, Tensor q
 {
     const bf16 *heads = place<D>(&w, dqkv, a);
     const int bytes = (int)sizeof(Shared<D>) + 1024, items = w.blocks * a.H, sms = device_sm_count();
-    const CUtensorMap qkv_map = map_of(qkv, a.D), dy_map = map_of(dy, a.D);
+    const CUtensorMap qkv_map = map_of(qkv, a.D, 64), dy_map = map_of(dy, a.D, 64);
     prepare_kernel<D><<<dim3(w.blocks, a.H), SIDE_THREADS, 0, device_stream()>>>(w, (const bf16 *)dy.data,
                                                                                  (const bf16 *)y.data, lse);
     LAUNCH_CHECK();
@@ -133,13 +169,7 @@ template <int D> static void launch(Backward w, Tensor dqkv, Tensor dy, Tensor q
 void attention_sm90_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a, Documents docs)
 {
     Backward w = {};
-    w.T = a.T, w.H = a.H, w.D = a.D;
-    w.window = a.window > 0 && a.window < a.T ? a.window : a.T;
-    w.scale = a.scale;
-    w.scale_log2 = a.scale * (float)M_LOG2E;
-    w.blocks = a.B * (int)ceil_div((size_t)a.T, KEYS);
-    if (docs.count)
-        put_documents(&w, docs);
+    describe(&w, a, docs);
     if (a.D == 64)
         launch<64>(w, dqkv, dy, qkv, y, lse, a);
     else

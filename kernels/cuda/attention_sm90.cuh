@@ -13,12 +13,6 @@
  * a block starts on its own diagonal, those that it waits for are ahead of it, and it hardly ever waits. */
 #pragma once
 #include "kernels/cuda/attention_tiles.cuh"
-#include "kernels/cuda/hopper.cuh"
-
-static constexpr int MOVERS = 128, CONSUMERS = 256, SM90_THREADS = MOVERS + CONSUMERS;
-static constexpr int ROW = 128;                 /* bytes of a panel's row */
-
-struct Item { int start, length, first, block, head; };     /* head -1: there is no more */
 
 /* Ticket after ticket: document by document, head by head, last block first. */
 __device__ inline Item item_of(const Backward &w, int ticket)
@@ -75,14 +69,6 @@ template <int D> __device__ inline void init_barriers(Shared<D> &s)
         barrier_init(&s.dq_empty[i], 1);
     }
     barrier_init_fence();
-}
-
-/* A tile of `count` tokens from n on, of a head: boxes of 64 tokens and 64 columns. */
-template <int D> __device__ inline void load_tile(char *to, const CUtensorMap *map, int head, int n, int count, Barrier *b)
-{
-    for (int panel = 0; panel < Tile<D>::PANELS; panel++)
-        for (int i = 0; i < count; i += 64)
-            load_box(to + (panel * count + i) * ROW, map, 64 * panel, head, n + i, b);
 }
 
 /* Keys and values of the item. */
@@ -187,18 +173,6 @@ template <int D, int C> __device__ inline void start_scores(float (&x)[C], uint3
 #pragma unroll
     for (int k = 0; k < D / 16; k++)
         product<0, 0>(x, keys + step_by_rows(k, KEYS * ROW), queries + step_by_rows(k, Tile<D>::QUERIES * ROW), k > 0);
-    products_commit();
-}
-
-/* d (64 keys, D) += a (64 keys, QUERIES) rows. */
-template <int C, int W> __device__ inline void start_sum(float (&d)[C], uint32_t (&a)[W], uint32_t rows)
-{
-    keep_in_place(d);
-    keep_in_place(a);
-    products_fence();
-#pragma unroll
-    for (int k = 0; k < W / 4; k++)
-        product_add(d, a + 4 * k, rows + step_by_columns(k));
     products_commit();
 }
 

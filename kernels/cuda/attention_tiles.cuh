@@ -1,13 +1,16 @@
-/* What the kernels of attention's backward on compute capability 9.0 share, and those before and behind the one that computes,
- * attention_sm90.cuh. attention_sm90.cu launches them.
+/* What the kernels of attention on compute capability 9.0 share, and backward's before and behind the one that computes,
+ * attention_sm90.cuh. Forward is attention_sm90_forward.cuh. attention_sm90.cu launches them.
  *
- * A document is cut into blocks of 128 keys and tiles of QUERIES queries; tiles of dq are added up in a workspace, in F32 and in
- * the order in which wgmma's threads hold them, and become BF16 rows at the end. Head widths below D run as D: TMA fills the
- * columns with zeros. */
+ * A document is cut into blocks of 128 keys, and of queries forward into blocks too, backward into tiles of QUERIES. There
+ * tiles of dq are added up in a workspace, in F32 and in the order in which wgmma's threads hold them, and become BF16 rows at
+ * the end. Head widths below D run as D: TMA fills the columns with zeros. */
 #pragma once
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/hopper.cuh"
 
+static constexpr int MOVERS = 128, CONSUMERS = 256, SM90_THREADS = MOVERS + CONSUMERS;
 static constexpr int KEYS = 128;
+static constexpr int ROW = 128;                 /* bytes of a panel's row */
 static constexpr int PART = 64 * 64;            /* floats of dq that a warpgroup computes at a time */
 
 template <int D> struct Tile {
@@ -18,26 +21,58 @@ template <int D> struct Tile {
 /* A document: `length` tokens from `start` on; block i of it is block first + i of all. */
 struct Packed { int start, length, first; };
 
-/* What all kernels work on. A slot is a tile of a head: (block * PER_BLOCK + tile of the block) * H + head. */
-struct Backward {
+/* What a thread block does at a time: a block of a document, of one head. head -1: there is no more. */
+struct Item { int start, length, first, block, head; };
+
+/* What all kernels work on. */
+struct Work {
     int T, H, D, window;            /* window: a number of keys, T if there is none                                  */
     int blocks;                     /* of keys, of all documents                                                     */
     const Packed *table;            /* (blocks): the document of each; NULL: documents are the sequences             */
     float scale, scale_log2;        /* of the scores; the same for powers of 2                                       */
+    int *ticket;                    /* how many items are handed out                                                 */
+};
+
+/* Of backward. A slot is a tile of a head: (block * PER_BLOCK + tile of the block) * H + head. */
+struct Backward : Work {
     float *rows;                    /* (slots, 2, QUERIES): lse for powers of 2, delta                               */
     float *dq;                      /* (slots, 2, PART): sums without scale, as their threads hold them              */
-    int *turn, *ticket;             /* (slots): how many blocks have added; how many items are handed out            */
+    int *turn;                      /* (slots): how many blocks have added                                           */
     bf16 *dk, *dv;                  /* of every query head, at `kv_width` elements from token to token               */
     int64_t kv_width;
 };
 
-__device__ inline Packed document_of(const Backward &w, int block)
+__device__ inline Packed document_of(const Work &w, int block)
 {
     if (w.table)
         return w.table[block];
     const int each = (w.T + KEYS - 1) / KEYS;
     return { block / each * w.T, w.T, block / each * each };
 }
+
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+/* A tile of `count` tokens from n on, of a head: boxes of 64 tokens and 64 columns. */
+template <int D> __device__ inline void load_tile(char *to, const CUtensorMap *map, int head, int n, int count, Barrier *b)
+{
+    for (int panel = 0; panel < Tile<D>::PANELS; panel++)
+        for (int i = 0; i < count; i += 64)
+            load_box(to + (panel * count + i) * ROW, map, 64 * panel, head, n + i, b);
+}
+
+/* d (64, D) += a (64, 4 W) rows, of which there are 4 W. */
+template <int C, int W> __device__ inline void start_sum(float (&d)[C], uint32_t (&a)[W], uint32_t rows)
+{
+    keep_in_place(d);
+    keep_in_place(a);
+    products_fence();
+#pragma unroll
+    for (int k = 0; k < W / 4; k++)
+        product_add(d, a + 4 * k, rows + step_by_columns(k));
+    products_commit();
+}
+
+#endif
 
 /* Of four lanes side by side: x[i] of lane p is pair p of eight columns i, afterwards x[p] of lane i is. */
 __device__ inline void transpose_quad(uint32_t (&x)[4])

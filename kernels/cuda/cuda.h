@@ -56,9 +56,10 @@ void attention_plain_forward (Tensor y, float *lse, Tensor qkv, Attention a, Doc
 void attention_plain_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a,
                               Documents docs);
 
-/* attention_sm90.cu: whether this GPU and this program have the backward below; and that, of BF16 rows, D 64, 96 or 128, with lse as
- * cuDNN's forward leaves it: (B, H, T), with documents (N, H). */
+/* attention_sm90.cu: whether this GPU and this program have the following; and that, of BF16 rows, D 64, 96 or 128, with lse as
+ * cuDNN leaves it: (B, H, T), with documents (N, H). */
 bool attention_sm90(void);
+void attention_sm90_forward (Tensor y, float *lse, Tensor qkv, Attention a, Documents docs);
 void attention_sm90_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a, Documents docs);
 
 /* matmul_row.cu: matmul of a single BF16 row with a BF16 w, arguments checked already; false: of others, and nothing is done. */

@@ -11,7 +11,7 @@
  * Operands a in registers are pairs of BF16 in the same places: d of one product, rounded, is a of the next.
  *
  * Asynchronous copies and products see memory through a "proxy" of their own: fence_async stands between ordinary writes to
- * shared memory and reads by those. */
+ * shared memory and reads by those, fence_async_global where one of both is in global memory. */
 #pragma once
 #include <cuda.h>
 
@@ -75,11 +75,23 @@ __device__ inline void named_barrier(int number, int threads)
     asm volatile("bar.sync %0, %1;" :: "r"(number), "r"(threads) : "memory");
 }
 
+/* Counts as the others' `threads` of it do, and goes on. */
+__device__ inline void named_barrier_arrive(int number, int threads)
+{
+    asm volatile("bar.arrive %0, %1;" :: "r"(number), "r"(threads) : "memory");
+}
+
 /* ---- copies ------------------------------------------------------------------------------------------------ */
 
+/* NOTE: without its state space the fence waits for the block's writes to global memory too, a thousand cycles or so. */
 __device__ inline void fence_async()
 {
-    asm volatile("fence.proxy.async;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+__device__ inline void fence_async_global()
+{
+    asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
 __device__ inline void prefetch_map(const CUtensorMap *map)
@@ -92,6 +104,13 @@ __device__ inline void load_box(void *to, const CUtensorMap *map, int x, int y, 
 {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];"
                  :: "r"(shared_address(to)), "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(b)) : "memory");
+}
+
+/* The same the other way; nothing is written outside the tensor. */
+__device__ inline void store_box(const CUtensorMap *map, int x, int y, int z, const void *from)
+{
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];"
+                 :: "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(from)) : "memory");
 }
 
 /* Multiples of 16 bytes, aligned so. */
@@ -130,12 +149,12 @@ __device__ inline void turn_wait(const int *turn, int value)
     do
         asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
     while (now != value);
-    fence_async();
+    fence_async_global();
 }
 
 __device__ inline void turn_set(int *turn, int value)
 {
-    fence_async();
+    fence_async_global();
     __threadfence();
     asm volatile("st.release.gpu.global.b32 [%0], %1;" :: "l"(turn), "r"(value) : "memory");
 }

@@ -1,0 +1,407 @@
+/* The kernel of attention's forward on compute capability 9.0. The equations are in kernels/cpu/attention.c; the shape is
+ * FlashAttention-3's [Shah 2024].
+ *
+ * An item is one block of 128 queries of one query head; tiles of 128 keys and values pass by, from the diagonal back to the first
+ * that a query sees. Of three warpgroups the first moves data; the others own 64 queries each and keep in registers a tile's scores
+ * s = q k^T, its weights p = exp2(c s - top) and the sums out += p v. Each starts the products q k^T of the next tile, then p v of
+ * this one, and computes the next weights while p v runs; and the two take turns to start products, so that one computes weights
+ * while the other's products run. This goes on across items: the first scores of the next one are under way while the last
+ * values of this one are added up.
+ *
+ * `top` is a number that the row's scores do not exceed by much, not their maximum: `out` is multiplied anew only where a score
+ * is beyond it by SLACK. As every query sees its own key, which is in the first tile, top is finite from there on. */
+#pragma once
+#include "kernels/cuda/attention_tiles.cuh"
+
+static constexpr int STAGES = 4;                /* tiles of keys or values in shared memory */
+static constexpr float SLACK = 8;               /* powers of 2: weights stay below 2^SLACK, sums of 2^24 of them far below 2^127 */
+static constexpr int64_t CACHED = 24 << 20;     /* bytes of keys and values that stay in the L2 cache */
+
+struct Forward : Work {
+    int K;
+    bf16 *y;
+    float *lse;                     /* (B, H, T), with a table (N, H) */
+};
+
+/* Ticket after ticket: document by document, in parts of so many heads that their keys and values fit into the cache; of a part the
+ * last block of each head, which is the longest, then the one before it. */
+__device__ inline Item item_of(const Forward &w, int ticket)
+{
+    if (ticket >= w.blocks * w.H)
+        return { 0, 0, 0, 0, -1 };
+    const Packed d = document_of(w, ticket / w.H);
+    const int count = (d.length + KEYS - 1) / KEYS, i = ticket - d.first * w.H;
+    const int64_t bytes = (int64_t)count * KEYS * w.D * 2 * (int)sizeof(bf16);      /* of a key/value head */
+    const int fit = max(1, min(w.K, (int)(CACHED / bytes))), parts = (w.K + fit - 1) / fit;
+    const int most = (w.K + parts - 1) / parts * (w.H / w.K);
+    const int part = i / (count * most), at = i % (count * most), heads = min(most, w.H - part * most);
+    return { d.start, d.length, d.first, count - 1 - at / heads, part * most + at % heads };
+}
+
+/* The first tile that the item's first query sees; the last one is item.block. */
+__device__ inline int first_tile(const Item &item, int window)
+{
+    return max(0, item.block * KEYS - window + 1) / KEYS;
+}
+
+/* "full" is for whoever reads, "empty" for whoever writes next. An item comes with its q. */
+template <int D> struct alignas(1024) ForwardShared {
+    char q[2][Tile<D>::KEY_BYTES];
+    char tile[STAGES][Tile<D>::KEY_BYTES];      /* in the order of their products: k 0, k 1, v 0, k 2, v 1, ... */
+    char y[Tile<D>::KEY_BYTES];                 /* on its way out */
+    Item item[2];
+    Barrier q_full[2], q_empty[2], full[STAGES], empty[STAGES];
+};
+
+static_assert(sizeof(ForwardShared<128>) + 1024 <= 227 * 1024, "shared memory of a thread block, aligned");
+
+/* Where whoever goes through the tiles is. */
+struct Ring {
+    int stage = 0, parity = 0;
+
+    __device__ Ring take()
+    {
+        const Ring now = *this;
+        if (++stage == STAGES)
+            stage = 0, parity ^= 1;
+        return now;
+    }
+};
+
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+template <int D> __device__ inline void init_barriers(ForwardShared<D> &s)
+{
+    for (int i = 0; i < 2; i++) {
+        barrier_init(&s.q_full[i], 1);
+        barrier_init(&s.q_empty[i], CONSUMERS / 32);
+    }
+    for (int i = 0; i < STAGES; i++) {
+        barrier_init(&s.full[i], 1);
+        barrier_init(&s.empty[i], CONSUMERS / 32);
+    }
+    barrier_init_fence();
+}
+
+/* ---- moving data -------------------------------------------------------------------------------------------- */
+
+template <int D> __device__ inline void load_next(ForwardShared<D> &s, Ring &ring, const CUtensorMap *qkv, int head, int n)
+{
+    const Ring to = ring.take();
+    barrier_wait(&s.empty[to.stage], to.parity ^ 1);
+    barrier_expect(&s.full[to.stage], Tile<D>::KEY_BYTES);
+    load_tile<D>(s.tile[to.stage], qkv, head, n, KEYS, &s.full[to.stage]);
+}
+
+/* One thread: takes items and fetches what they need. Values come one tile behind the keys. */
+template <int D> __device__ void load(ForwardShared<D> &s, const Forward &w, const CUtensorMap *qkv)
+{
+    Ring ring;
+    int head = -1, n = 0;                       /* of the values that are still to come */
+    for (int i = 0;; i++) {
+        const Item item = item_of(w, atomicAdd(w.ticket, 1));
+        barrier_wait(&s.q_empty[i & 1], (i >> 1 & 1) ^ 1);
+        s.item[i & 1] = item;
+        if (item.head < 0) {
+            barrier_arrive(&s.q_full[i & 1]);
+            break;
+        }
+        barrier_expect(&s.q_full[i & 1], Tile<D>::KEY_BYTES);
+        load_tile<D>(s.q[i & 1], qkv, item.head, item.start + item.block * KEYS, KEYS, &s.q_full[i & 1]);
+        const int kv = w.H + item.head / (w.H / w.K), end = first_tile(item, w.window);
+        for (int tile = item.block; tile >= end; tile--) {
+            load_next(s, ring, qkv, kv, item.start + tile * KEYS);
+            if (head >= 0)
+                load_next(s, ring, qkv, head, n);
+            head = kv + w.K, n = item.start + tile * KEYS;
+        }
+    }
+    if (head >= 0)
+        load_next(s, ring, qkv, head, n);
+}
+
+/* ---- computing ---------------------------------------------------------------------------------------------- */
+
+/* score (64 queries, KEYS) = queries' rows times keys' rows, over D columns. */
+template <int D> __device__ inline void start_products(float (&score)[KEYS / 2], uint32_t queries, uint32_t keys)
+{
+    keep_in_place(score);
+    products_fence();
+#pragma unroll
+    for (int k = 0; k < D / 16; k++)
+        product<0, 0>(score, queries + step_by_rows(k, KEYS * ROW), keys + step_by_rows(k, KEYS * ROW), k > 0);
+    products_commit();
+}
+
+/* out (64 queries, D) += p values, or only of the first `half` of them. */
+template <int C> __device__ inline void start_values(float (&out)[C], uint32_t (&p)[KEYS / 4], uint32_t values, bool half)
+{
+    if (half)
+        start_sum(out, reinterpret_cast<uint32_t (&)[KEYS / 8]>(p), values);
+    else
+        start_sum(out, p, values);
+}
+
+/* Minus infinity where the query does not see the key. first: the thread's first query minus its first key. */
+__device__ inline void mask_keys(float (&score)[KEYS / 2], int first, int window)
+{
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i++) {
+        const int ahead = first + i % 4 / 2 * 8 - i / 4 * 8 - i % 2;        /* of the query, before the key */
+        if ((unsigned)ahead >= (unsigned)window)
+            score[i] = -INFINITY;
+    }
+}
+
+/* Of a thread's two rows: what their scores are compared with; and sums of weights, of the thread's own columns. */
+struct Rows { float top[2] = { -INFINITY, -INFINITY }, sum[2] = {}; };
+
+/* Scores become weights. True if `top` has moved in a row of the warp: what was added up before is to be multiplied by `factor`. */
+__device__ inline bool weigh(float (&score)[KEYS / 2], Rows &rows, float (&factor)[2], float scale_log2)
+{
+    bool moved = false;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float even = score[2 * r], odd = score[2 * r + 1];
+#pragma unroll
+        for (int i = 2 * r + 4; i < KEYS / 2; i += 4)
+            even = fmaxf(even, score[i]), odd = fmaxf(odd, score[i + 1]);
+        float top = fmaxf(even, odd);
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+        factor[r] = 1;
+        if ((top - rows.top[r]) * scale_log2 > SLACK) {
+            factor[r] = exp2_fast((rows.top[r] - top) * scale_log2);
+            rows.top[r] = top;
+            moved = true;
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const float top = rows.top[r] * scale_log2;
+        float even = 0, odd = 0;
+#pragma unroll
+        for (int i = 2 * r; i < KEYS / 2; i += 4) {
+            score[i] = exp2_fast(fmaf(score[i], scale_log2, -top));
+            score[i + 1] = exp2_fast(fmaf(score[i + 1], scale_log2, -top));
+            even += score[i], odd += score[i + 1];
+        }
+        rows.sum[r] = rows.sum[r] * factor[r] + (even + odd);
+    }
+    return __any_sync(0xffffffffu, moved);
+}
+
+/* The first of the 16 rows of an item that are a warp's. */
+__device__ inline int first_row(const Item &item)
+{
+    return item.block * KEYS + uniform((threadIdx.x - MOVERS) / 32) * 16;
+}
+
+/* Writes lse, of rows that exist, and leaves what the sums of their values are to be multiplied by. */
+__device__ inline void finish_rows(const Forward &w, const Item &item, const Rows &rows, float (&factor)[2])
+{
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int t = first_row(item) + lane / 4 + 8 * r;
+        float sum = rows.sum[r];
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        factor[r] = 1 / sum;
+        const int64_t at = w.table ? (int64_t)t * w.H + item.head : (int64_t)item.head * w.T + t;
+        if (t < item.length && lane % 4 == 0)
+            w.lse[(int64_t)item.start * w.H + at] = rows.top[r] * w.scale + logf(sum);
+    }
+}
+
+/* A warp's rows of y, which all exist, through shared memory. */
+template <int D> __device__ inline void store_y(ForwardShared<D> &s, const CUtensorMap *y, const Item &item, int first,
+                                                const float (&out)[D / 2], const float (&factor)[2])
+{
+    char *to = s.y + first % KEYS * ROW;
+    const int lane = threadIdx.x % 32, row = lane % 16;
+    if (lane == 0)
+        copies_wait_read<0>();                  /* those of the item before have left */
+    __syncwarp();
+#pragma unroll
+    for (int k = 0; k < D / 16; k++) {
+        const float *d = out + 8 * k;
+        const uint32_t a[] = { bf16_pair(d[0] * factor[0], d[1] * factor[0]), bf16_pair(d[2] * factor[1], d[3] * factor[1]),
+                               bf16_pair(d[4] * factor[0], d[5] * factor[0]), bf16_pair(d[6] * factor[1], d[7] * factor[1]) };
+        const int chunk = 2 * k + lane / 16;
+        store_matrices(to + (chunk / 8 * KEYS + row) * ROW + ((chunk % 8) ^ (row % 8)) * 16, a);
+    }
+    fence_async();
+    __syncwarp();
+    if (lane == 0) {
+#pragma unroll
+        for (int panel = 0; panel < Tile<D>::PANELS; panel++)
+            store_box(y, 64 * panel, item.head, item.start + first, to + panel * KEYS * ROW);
+        copies_commit();
+    }
+}
+
+/* A warp's rows of y that exist. */
+template <int D> __device__ inline void write_y(ForwardShared<D> &s, const Forward &w, const CUtensorMap *y, const Item &item,
+                                                const float (&out)[D / 2], const float (&factor)[2])
+{
+    const int first = first_row(item);
+    if (first + 16 <= item.length) {
+        store_y(s, y, item, first, out, factor);
+        return;
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int t = first + threadIdx.x % 32 / 4 + 8 * r;
+        store_row(w.y + ((int64_t)(item.start + t) * w.H + item.head) * w.D, out, r == 1, factor[r], w.D, t < item.length);
+    }
+}
+
+/* The warpgroup's part of an item's scores in a tile. */
+template <int D> __device__ inline bool weigh_tile(float (&score)[KEYS / 2], Rows &rows, float (&factor)[2], const Forward &w,
+                                                   const Item &item, int tile, int group)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, ahead = (item.block - tile) * KEYS + 64 * group;
+    if (ahead < KEYS - 1 || ahead + 63 >= w.window)
+        mask_keys(score, ahead + 16 * warp + lane / 4 - 2 * (lane % 4), w.window);
+    return weigh(score, rows, factor, w.scale_log2);
+}
+
+__device__ inline void round_weights(uint32_t (&p)[KEYS / 4], const float (&score)[KEYS / 2])
+{
+#pragma unroll
+    for (int i = 0; i < KEYS / 4; i++)
+        p[i] = bf16_pair(score[2 * i], score[2 * i + 1]);
+}
+
+template <int C> __device__ inline void multiply_rows(float (&out)[C], const float (&factor)[2])
+{
+#pragma unroll
+    for (int i = 0; i < C; i++)
+        out[i] *= factor[i / 2 % 2];
+}
+
+template <int C, int W> __device__ inline void finish_sum(float (&out)[C], uint32_t (&p)[W])
+{
+    products_wait<0>();
+    keep_in_place(out);
+    keep_in_place(p);
+}
+
+/* The weights of the first tile of all. */
+template <int D> __device__ inline void begin(ForwardShared<D> &s, const Forward &w, const Item &item, float (&score)[KEYS / 2],
+                                              uint32_t (&p)[KEYS / 4], Rows &rows, int group)
+{
+    float factor[2];
+    if (group == 1)
+        named_barrier_arrive(1, CONSUMERS);
+    barrier_wait(&s.full[0], 0);
+    start_products<D>(score, operand(s.q[0] + 64 * group * ROW, 16), operand(s.tile[0], 16));
+    products_wait<0>();
+    keep_in_place(score);
+    barrier_arrive_warp(&s.empty[0]);
+    weigh_tile<D>(score, rows, factor, w, item, item.block, group);
+    round_weights(p, score);
+}
+
+/* Starts the products of the next keys with the queries in `slot`, and of p with the values of the keys before. The warpgroups take
+ * turns by named barriers 1 and 2: whoever has started arrives at the other's. */
+template <int D> __device__ inline void start_tile(ForwardShared<D> &s, float (&score)[KEYS / 2], float (&out)[D / 2],
+                                                   uint32_t (&p)[KEYS / 4], Ring keys, Ring values, int slot, int group, bool half)
+{
+    barrier_wait(&s.full[keys.stage], keys.parity);
+    named_barrier(1 + group, CONSUMERS);
+    start_products<D>(score, operand(s.q[slot] + 64 * group * ROW, 16), operand(s.tile[keys.stage], 16));
+    barrier_wait(&s.full[values.stage], values.parity);
+    start_values(out, p, operand(s.tile[values.stage], KEYS * ROW), half);
+    named_barrier_arrive(2 - group, CONSUMERS);
+}
+
+/* A warpgroup: items one after another. `out` and p belong to `tile` of `item`, score to the tile behind it. Of the keys on the
+ * diagonal the first warpgroup sees the first half only. */
+template <int D> __device__ void consume(ForwardShared<D> &s, const Forward &w, const CUtensorMap *y, int group)
+{
+    float out[D / 2] = {}, score[KEYS / 2], factor[2], end[2];
+    uint32_t p[KEYS / 4];
+    Rows rows;
+    Ring ring;
+    barrier_wait(&s.q_full[0], 0);
+    Item item = s.item[0];
+    if (item.head < 0)
+        return;
+    begin(s, w, item, score, p, rows, group);
+    ring.take();
+    int tile = item.block, items = 0;
+    for (;;) {
+        const bool last = tile == first_tile(item, w.window), half = group == 0 && tile == item.block;
+        Item next = item;
+        if (last) {
+            barrier_arrive_warp(&s.q_empty[items & 1]);
+            items++;
+            barrier_wait(&s.q_full[items & 1], items >> 1 & 1);
+            next = s.item[items & 1];
+            if (next.head < 0)
+                break;
+        }
+        tile = last ? next.block : tile - 1;
+        const Ring keys = ring.take(), values = ring.take();
+        start_tile(s, score, out, p, keys, values, items & 1, group, half);
+
+        products_wait<1>();
+        keep_in_place(score);
+        barrier_arrive_warp(&s.empty[keys.stage]);
+        if (last) {
+            finish_rows(w, item, rows, end);
+            rows = Rows();
+        }
+        const bool moved = weigh_tile<D>(score, rows, factor, w, next, tile, group);
+        if (last) {         /* NOTE: both branches wait, as the assembler moves a wait behind the weights in front of them */
+            finish_sum(out, p);
+            write_y(s, w, y, item, out, end);
+            for (int i = 0; i < D / 2; i++)
+                out[i] = 0;
+        } else {
+            finish_sum(out, p);
+            if (moved)
+                multiply_rows(out, factor);
+        }
+        barrier_arrive_warp(&s.empty[values.stage]);
+        round_weights(p, score);
+        item = next;
+    }
+    if (group == 0)
+        named_barrier(1, CONSUMERS);            /* for the other's last arrival */
+    barrier_wait(&s.full[ring.stage], ring.parity);
+    start_values(out, p, operand(s.tile[ring.stage], KEYS * ROW), group == 0 && tile == item.block);
+    finish_rows(w, item, rows, end);
+    finish_sum(out, p);
+    write_y(s, w, y, item, out, end);
+    copies_wait();
+}
+
+#endif
+
+/* As many thread blocks as there are multiprocessors: each takes items until there are none. *ticket is 0 before. */
+template <int D> __global__ void __launch_bounds__(SM90_THREADS, 1)
+forward_kernel(const Forward w, const __grid_constant__ CUtensorMap qkv, const __grid_constant__ CUtensorMap y)
+{
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ char memory[];
+    ForwardShared<D> &s = *reinterpret_cast<ForwardShared<D> *>(memory + (-shared_address(memory) & 1023));
+    const int group = uniform(threadIdx.x / 128) - 1;
+    if (threadIdx.x == 0) {
+        prefetch_map(&qkv);
+        prefetch_map(&y);
+        init_barriers(s);
+    }
+    __syncthreads();
+    if (group < 0) {
+        registers_shrink<32>();
+        if (threadIdx.x == 0)
+            load(s, w, &qkv);
+    } else {
+        registers_grow<232>();
+        consume(s, w, &y, group);
+    }
+#endif
+}
