@@ -48,8 +48,7 @@ static Range sums(const float *lse, Attention a)
 #define D(t) codes_of(t)
 #define T(t) turned(t)
 #define OP(name, parameters, arguments, written, ...)                       \
-    void __real_##name parameters;                                          \
-    void __wrap_##name parameters;                                          \
+    extern __typeof__(name) __real_##name, __wrap_##name;                   \
     void __wrap_##name parameters                                           \
     {                                                                       \
         const Range r[] = { __VA_ARGS__ };                                  \
@@ -59,6 +58,7 @@ static Range sums(const float *lse, Attention a)
 
 OP(quantize_with_amax, (Tensor y, Tensor x, const float *a), (y, x, a), 2, D(y), T(y), D(x))
 OP(quantize_codes, (Tensor y, Tensor x), (y, x), 2, D(y), T(y), D(x))
+OP(expand_operand, (Tensor y, Tensor x), (y, x), 2, D(y), T(x), D(x))
 OP(norm_forward, (Tensor y, Tensor x, float *s, Tensor r0, Tensor w, Tensor add, Norm n), (y, x, s, r0, w, add, n), 3, D(y), T(y),
    D(x), D(r0), D(add))
 OP(norm_forward_exact, (Tensor y, Tensor x, float *s, Tensor r0, Tensor w, Tensor add, Norm n), (y, x, s, r0, w, add, n), 3, D(y),
@@ -71,16 +71,22 @@ OP(matmul_dx, (Tensor dx, Tensor dy, Tensor w, bool add), (dx, dy, w, add), 1, D
 OP(matmul_dw, (Tensor dw, Tensor dy, Tensor x), (dw, dy, x), 1, D(dw), columns(dy), columns(x))
 OP(lora_narrow, (Tensor low, Tensor x, LowRank m, float scale), (low, x, m, scale), 1, D(low), D(x))
 OP(lora_widen, (Tensor y, Tensor low, LowRank m, Tensor add), (y, low, m, add), 1, D(y), D(low), D(add))
-OP(rope_forward, (Tensor y, float *s, Tensor x, Tensor q, Tensor k, Attention a), (y, s, x, q, k, a), 1, D(y), D(x))
+OP(rope_forward, (Tensor y, Tensor g, float *s, Tensor x, LowProduct p, Tensor q, Tensor k, Attention a), (y, g, s, x, p, q, k, a), 3,
+   D(y), D(g), D(x), D(p.low))
+OP(rope_forward_exact, (Tensor y, Tensor g, float *s, Tensor x, LowProduct p, Tensor q, Tensor k, Attention a),
+   (y, g, s, x, p, q, k, a), 3, D(y), D(g), D(x), D(p.low))
 OP(rope_backward, (Tensor dx, Tensor dq, Tensor dk, Tensor dy, Tensor x, const float *s, Tensor q, Tensor k, Attention a),
    (dx, dq, dk, dy, x, s, q, k, a), 3, D(dx), T(dx), D(dy), D(x))
 OP(attention_forward, (Tensor y, float *l, Tensor x, Attention a, Documents d), (y, l, x, a, d), 3, D(y), sums(l, a), scratch,
    D(x))
 OP(attention_backward, (Tensor dx, Tensor dy, Tensor x, Tensor y, const float *l, Attention a, Documents d),
    (dx, dy, x, y, l, a, d), 2, D(dx), scratch, D(dy), D(x), D(y), sums(l, a))
-OP(swiglu_forward, (Tensor y, Tensor g, Tensor x), (y, g, x), 3, D(y), T(y), D(g), D(x))
-OP(swiglu_forward_exact, (Tensor y, Tensor g, Tensor x), (y, g, x), 3, D(y), T(y), D(g), D(x))
-OP(swiglu_backward, (Tensor dg, Tensor y, Tensor dy, Tensor g), (dg, y, dy, g), 4, D(dg), T(dg), D(y), T(y), D(dy), D(g))
+OP(swiglu_forward, (Tensor y, Tensor g, Tensor x, LowProduct p), (y, g, x, p), 4, D(y), T(y), D(g), D(x), D(p.low))
+OP(swiglu_forward_exact, (Tensor y, Tensor g, Tensor x, LowProduct p), (y, g, x, p), 4, D(y), T(y), D(g), D(x), D(p.low))
+OP(swiglu_backward, (Tensor dg, Tensor y, Tensor dy, LowProduct p, Tensor g), (dg, y, dy, p, g), 5, D(dg), T(dg), D(y), T(y), D(dy),
+   D(g), D(p.low))
+OP(cross_entropy_codes, (Tensor g, float a, Tensor x, float *l, float *z, const int *t, int v, float s, float w),
+   (g, a, x, l, z, t, v, s, w), 1, D(g), D(x))
 OP(device_lend, (void *p, size_t n), (p, n), 0, scratch = (Range){ p, n })
 
 /* ---- placements ------------------------------------------------------------------------------------------------- */
@@ -153,11 +159,14 @@ static Result run(const Config *c, int placement)
     return r;
 }
 
-static void check(const ModelConfig *m, const char *recipe, Keep kept, bool observed)
+static void check(const ModelConfig *m, const char *recipe, Keep kept, bool observed, bool fp8_head, ScalesOf scales)
 {
     Config c;
     model_config(&c, m, recipe, B);
     c.recipe.keep = kept;
+    c.recipe.scales = scales;
+    if (fp8_head)
+        c.recipe.head = (Format){ E5M2, 0, false };
     c.quant_stats_interval = observed;
     const Result apart = run(&c, APART);
     for (int i = AS_PLANNED; i < PLACEMENTS; i++) {
@@ -181,7 +190,7 @@ static ModelConfig small(SmallModel a)
     return m;
 }
 
-/* Every architecture, recipe, and what forward leaves. */
+/* Every architecture, recipe, and what forward leaves; half of each with the head in FP8, and with scales of the step. */
 static void test_bits(void **state)
 {
     (void)state;
@@ -190,7 +199,7 @@ static void test_bits(void **state)
         for (int r = 0; r < 4; r++)
             for (Keep k = KEEP_ALL; k <= KEEP_BLOCK; k++) {
                 const ModelConfig m = small(a);
-                check(&m, names[r], k, false);
+                check(&m, names[r], k, false, (a + r + k) % 2, (a / 2 + r + k) % 2 ? OF_STEP : OF_MICROBATCH);
             }
 }
 
@@ -202,7 +211,7 @@ static void test_adapters(void **state)
     for (int r = 0; r < 3; r++)
         for (Keep k = KEEP_ALL; k <= KEEP_BLOCK; k++) {
             const ModelConfig m = with_adapters(small(r == 1 ? OLMO2 : LLAMA_GQA), 8, ALL_MODULES, base[(r + k) % 3]);
-            check(&m, names[r], k, r == 2);
+            check(&m, names[r], k, r == 2, k == KEEP_INPUTS, (r + k) % 2 ? OF_STEP : OF_MICROBATCH);
         }
 }
 
