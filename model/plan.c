@@ -169,10 +169,13 @@ static void plan_acts(Planner *p, Acts *a)
     }
 }
 
-/* Of a gradient in FP8 the input's gradient reads the rows, the weight's the transpose, if it is not an adapter's. */
+/* Of a gradient in FP8 the input's gradient reads the rows, the weight's the transpose, if it is not an adapter's. All blocks have it:
+ * no range is its own. */
 static Tensor gradient_operand(Planner *p, Buffer b, int cols)
 {
-    return operand(p, false, b, p->m->recipe.gradient, cols);
+    Tensor t = operand(p, false, b, p->m->recipe.gradient, cols);
+    t.range = NULL;
+    return t;
 }
 
 /* Its rows stand where gate and up were saved, if one takes as much as the other and no repair of a range reads those again. */
@@ -203,12 +206,15 @@ static void plan_gradients(Planner *p, Tensor dgate_up, Tensor dqkv_op)
     }
 }
 
-/* What attention on a GPU works with: in backward sums of dq in F32 and four more of a row, of documents' last tiles too; an eighth
- * is left to those. Without it, or with less than it wants, it takes memory of its own. */
+/* What attention on a GPU works with: in backward of a row and head sums of dq in F32, where heads share keys dk and dv in BF16, and
+ * four floats more; of whole tiles of 128 rows and 64 columns. Of documents' last tiles too: an eighth is left to those. Without it,
+ * or with less than it wants, it takes memory of its own. */
 static void plan_scratch(Model *m)
 {
-    const size_t rows = (size_t)m->N + (m->documents ? (size_t)m->N / 8 : 0);
-    m->scratch_bytes = rows * (size_t)m->attn.H * (size_t)(m->attn.D + 4) * sizeof(float) + (64 << 10);
+    const Attention a = m->attn;
+    const size_t tokens = (size_t)a.B * (size_t)((a.T + 127) / 128 * 128), rows = tokens + (m->documents ? tokens / 8 : 0);
+    const size_t floats = (size_t)((a.D + 63) / 64 * 64) + (size_t)(a.K < a.H ? a.D : 0) + 4;
+    m->scratch_bytes = rows * (size_t)a.H * floats * sizeof(float) + (64 << 10);
     m->scratch = shared_bytes(m, BUFFER_ATTENTION, true, m->scratch_bytes);
 }
 

@@ -83,7 +83,9 @@ sanitize() {
         on_one "$tool test_cuda_attention" compute-sanitizer $options build/cuda/tests/test_cuda_attention test_small
     done
     options=${options/racecheck/memcheck}
-    on_one "memcheck test_recipes" compute-sanitizer $options build/cuda/tests/test_recipes
+    for test in recipes recipe_columns; do
+        on_one "memcheck test_$test" compute-sanitizer $options build/cuda/tests/test_$test
+    done
     # NCCL asks which of its kernels are there for this GPU, which memcheck would report as failed calls.
     [ "$gpus" -ge 2 ] && beside "memcheck test_fsdp_ranks on 2" \
         $LAUNCH -n 2 compute-sanitizer $options --report-api-errors no build/cuda/tests/test_fsdp_ranks

@@ -1,0 +1,169 @@
+/* Steps of small models by any recipe: loss and gradients, and how far two steps' are apart. */
+#pragma once
+#include <math.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <cmocka.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "kernels/device.h"
+#include "model/plan.h"
+#include "tests/models.h"
+
+enum { B = 4, MAX_TOKENS = 128 };
+
+typedef struct { double loss; UnitShape shape[16]; float *gradient[16]; size_t count[16]; int units; } Result;
+
+static inline ModelConfig wide(SmallModel a)
+{
+    ModelConfig m = architecture(a);
+    m.d_model = 128;
+    m.head_dim = 32;
+    m.mlp_width = 256;
+    m.clip_qkv = 0;
+    m.init_fn = INIT_FULL_MEGATRON;
+    m.init_std = 0.05;
+    return m;
+}
+
+static inline float *as_floats(Tensor t)
+{
+    size_t n = tensor_numel(t);
+    float *x = malloc(sizeof(float) * n);
+    if (t.format.dtype == F32) {
+        device_get(x, t.data, sizeof(float) * n);
+        return x;
+    }
+    uint16_t *h = malloc(sizeof(uint16_t) * n);
+    device_get(h, t.data, sizeof(uint16_t) * n);
+    for (size_t i = 0; i < n; i++) {
+        union { uint32_t bits; float value; } v = { .bits = (uint32_t)h[i] << 16 };
+        x[i] = v.value;
+    }
+    free(h);
+    return x;
+}
+
+/* A step of B sequences in so many micro-batches, of which the first has no labels if there are several; perhaps behind another. */
+typedef struct { Keep keep; bool saved_forward; int parts; ScalesOf scales; bool behind; } How;
+
+static inline void step(Model *model, Fsdp *fsdp, int parts, uint64_t seed)
+{
+    const int N = model->N * parts, labels = parts > 1 ? N - model->N : N;
+    int tokens[MAX_TOKENS], targets[MAX_TOKENS];
+    for (int n = 0; n < N; n++)
+        tokens[n] = test_token(seed, n, model->config->vocab_size);
+    for (int n = 0; n < N; n++)
+        targets[n] = (n + 1) % model->attn.T && n >= N - labels ? tokens[n + 1] : -1;
+    for (int n = 0; n < N; n += model->N)
+        model_step(model, fsdp, tokens + n, targets + n, NULL, 1.0f / (float)labels, 0,
+                   n + model->N < N ? PASS_ACCUMULATE : PASS_COMPLETE);
+}
+
+/* Of a step in so many micro-batches; behind: another step. */
+static inline Result run_config(Config c, int parts, bool behind)
+{
+    const ModelConfig *m = &c.model;
+    Model model;
+    Fsdp fsdp;
+    c.recipe.grads = (Format){ F32, 0 };
+    model_create(&model, &fsdp, &c);
+    fsdp_init(&fsdp, m, 3);
+    test_fill_adapters(&fsdp, 9);
+    if (behind) {
+        step(&model, &fsdp, parts, 2);
+        model_losses(&model);
+        fsdp_zero_grads(&fsdp);
+    }
+    step(&model, &fsdp, parts, 1);
+    Result r = { .loss = model_losses(&model).loss / model.N, .units = fsdp.num_units };
+    for (int u = 0; u < r.units; u++) {
+        r.shape[u] = fsdp.shape[u];
+        r.count[u] = fsdp.shard[u].count;
+        r.gradient[u] = r.count[u] ? as_floats(fsdp.shard[u].grad) : NULL;
+    }
+    model_free(&model, &fsdp);
+    return r;
+}
+
+static inline Result run_as(const ModelConfig *m, const char *recipe, How how)
+{
+    Config c;
+    model_config(&c, m, recipe, B / how.parts);
+    c.recipe.keep = how.keep;
+    c.recipe.scales = how.scales;
+    if (how.saved_forward)
+        c.recipe.forward = FROM_SAVED;
+    return run_config(c, how.parts, how.behind);
+}
+
+static inline Result run(const ModelConfig *m, const char *recipe, Keep keep, bool saved_forward)
+{
+    return run_as(m, recipe, (How){ keep, saved_forward, 1, OF_MICROBATCH });
+}
+
+static inline void free_result(Result *r)
+{
+    for (int u = 0; u < r->units; u++)
+        free(r->gradient[u]);
+}
+
+static inline double distance(const float *x, const float *y, size_t n)
+{
+    double e = 0, s = 0;
+    for (size_t i = 0; i < n; i++) {
+        e += ((double)x[i] - y[i]) * ((double)x[i] - y[i]);
+        s += (double)y[i] * y[i];
+    }
+    return sqrt(e / s);
+}
+
+/* Relative error of the gradients of parameter i of unit u; 0 if it is frozen. */
+static inline double param_distance(const Result *x, const Result *y, int u, int i)
+{
+    const Param *p = &x->shape[u].param[i];
+    if (p->region != TRAINED)
+        return 0;
+    return distance(x->gradient[u] + p->offset, y->gradient[u] + p->offset, (size_t)p->rows * p->cols);
+}
+
+/* The worst tensor of `found`, with its unit and name. */
+static inline double worst_distance(const Result *found, const Result *exact, int *unit, const char **where)
+{
+    double worst = 0;
+    *unit = 0, *where = "";
+    for (int u = 0; u < exact->units; u++)
+        for (int i = 0; i < exact->shape[u].num_params; i++) {
+            double d = param_distance(found, exact, u, i);
+            if (!(d <= worst))
+                worst = d, *where = exact->shape[u].param[i].name, *unit = u;
+        }
+    return worst;
+}
+
+/* Models whose adapters alone are trained. */
+static const struct { SmallModel model; unsigned modules; BaseFormat base; } adapted[] = {
+    { LLAMA_GQA, ALL_MODULES, BASE_AS_FROZEN },
+    { OLMO2, 1 << LORA_Q | 1 << LORA_V | 1 << LORA_O | 1 << LORA_GATE, BASE_NF4 },
+    { QWEN3, ALL_MODULES, BASE_E4M3 },
+};
+enum { NUM_ADAPTED = sizeof adapted / sizeof adapted[0], RANK = 8 };
+
+static inline ModelConfig adapted_model(int i)
+{
+    return with_adapters(wide(adapted[i].model), RANK, adapted[i].modules, adapted[i].base);
+}
+
+/* All gradients have the same bits. */
+static inline void check_same_as(const ModelConfig *m, const char *recipe, How one, How other)
+{
+    Result x = run_as(m, recipe, one), y = run_as(m, recipe, other);
+    for (int u = 0; u < x.units; u++)
+        for (size_t i = 0; i < x.count[u]; i++)
+            if (x.gradient[u][i] != y.gradient[u][i])
+                fail_msg("%s, unit %d, element %zu: %.9g and %.9g", recipe, u, i, x.gradient[u][i], y.gradient[u][i]);
+    free_result(&x);
+    free_result(&y);
+}

@@ -1,0 +1,188 @@
+/* Columns of the table of recipes that no recipe there sets otherwise than the first: the head's gradient in FP8, and scales of the
+ * step. What formats explain: test_recipes.c. */
+#include "tests/recipe_runs.h"
+
+/* The head's backward in FP8, in chunks of 48 and 16 tokens: its two GEMMs read E5M2 and E4M3, which adds their squares to what
+ * bf16 or fp8 operands explain, in the head's weight directly, in all that is below through the gradient of its input. The same
+ * numbers, were they all just below a power of two, would round to E5M2 with 2^-4 / sqrt(3) = 3.6 %: where nothing is off by half
+ * of that, the GEMMs were not in FP8. */
+static void check_head(const ModelConfig *m, const char *recipe, char *trainable, double bound)
+{
+    Config c, f32;
+    model_config(&c, m, recipe, B);
+    model_config(&f32, m, "f32", B);
+    c.recipe.head = (Format){ E5M2, 0 };
+    c.loss_chunk = 48;
+    if (trainable) {
+        c.trainable = f32.trainable = &trainable;
+        c.num_trainable = f32.num_trainable = 1;
+    }
+    Result found = run_config(c, 1, false), exact = run_config(f32, 1, false);
+    const char *where;
+    int unit;
+    const double worst = worst_distance(&found, &exact, &unit, &where);
+    printf("head in FP8, %-10s %-10s worst gradient %.4f (%s of unit %d), bound %.4f\n", trainable ? trainable : "", recipe, worst,
+           where, unit, bound);
+    assert_true(fabs(found.loss - exact.loss) <= 0.01 * exact.loss);
+    if (!(worst <= bound && worst >= 0.018))
+        fail_msg("%s: %s of unit %d is off by %.4f, expected 0.018 .. %.4f", recipe, where, unit, worst, bound);
+    free_result(&found);
+    free_result(&exact);
+}
+
+static void test_head(void **state)
+{
+    (void)state;
+    const double e4m3 = 0x1p-8 / 3, e5m2 = 0x1p-6 / 3;
+    for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
+        const double roundings = a == OLMO2 || a == OLMO3 ? 32 : a == QWEN3 ? 24 : 16, scores = a == OLMO3 ? 1.30 : 1;
+        const double bf16 = 1.18 * scores * sqrt(roundings * 2 * 0x1p-18 / 3 + e4m3 + e5m2) + 4 * 0x1p-9;
+        const ModelConfig m = wide(a);
+        check_head(&m, "bf16", NULL, bf16);
+        check_head(&m, "coat", NULL, sqrt(17 * (e4m3 + e5m2)));
+        if (!m.weight_tying)
+            check_head(&m, "bf16", "lm_head.weight", bf16);
+        check_head(&m, "bf16", "model.layers.*.mlp.*", bf16);
+    }
+    const ModelConfig m = adapted_model(0);
+    const double scatter = 1 + 2 * sqrt(1.0 / (2 * 64) + 1.0 / (2 * RANK));
+    check_head(&m, "bf16", NULL, scatter * sqrt(144 * 0x1p-18 / 3 + e4m3 + e5m2) + 4 * 0x1p-9);
+}
+
+/* ---- scales of the step --------------------------------------------------------------------------------------- */
+
+/* Root mean square of the errors of all gradients. */
+static double mean_distance(const Result *x, const Result *exact, double *worst)
+{
+    double sum = 0;
+    int count = 0;
+    *worst = 0;
+    for (int u = 0; u < exact->units; u++)
+        for (int i = 0; i < exact->shape[u].num_params; i++) {
+            const double d = param_distance(x, exact, u, i);
+            *worst = d > *worst ? d : *worst;
+            sum += d * d;
+            count++;
+        }
+    return sqrt(sum / count);
+}
+
+static const char *const step_recipes[] = { "fp8", "coat-act", "coat-lean" };
+enum { STEP_RECIPES = sizeof step_recipes / sizeof step_recipes[0] };
+
+/* error[r][scales]: of recipe r, added up over the models. */
+static void add_errors(SmallModel a, double error[STEP_RECIPES][2])
+{
+    const ModelConfig m = wide(a);
+    Result exact = run_as(&m, "f32", (How){ KEEP_ALL, true, B, OF_MICROBATCH });
+    for (int r = 0; r < STEP_RECIPES; r++) {
+        double found[2], worst[2];
+        for (ScalesOf s = OF_MICROBATCH; s <= OF_STEP; s++) {
+            Result x = run_as(&m, step_recipes[r], (How){ recipe_find(step_recipes[r])->keep, false, B, s });
+            error[r][s] += found[s] = mean_distance(&x, &exact, &worst[s]);
+            free_result(&x);
+        }
+        printf("%-10s %-10s gradients off by %.4f with scales of the micro-batch, %.4f of the step; worst %.4f, %.4f\n",
+               architecture_name(a), step_recipes[r], found[0], found[1], worst[0], worst[1]);
+        assert_true(worst[1] <= 0.32);
+        assert_true(found[0] != found[1]);
+    }
+    free_result(&exact);
+}
+
+/* Headroom costs no digits, so on the mean errors are those of measured scales. One model's scatter by 9 % as above, the mean of
+ * eight by 3.2 %, the difference of two such by 4.5 %: at most twice that. The first micro-batch's gradients are 0, whose ranges
+ * leave the second no room. */
+static void test_step_scales(void **state)
+{
+    (void)state;
+    double error[STEP_RECIPES][2] = { 0 };
+    for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++)
+        add_errors(a, error);
+    for (int r = 0; r < STEP_RECIPES; r++)
+        assert_true(error[r][OF_STEP] <= error[r][OF_MICROBATCH] * 1.09);
+}
+
+/* A block that is run again finds the ranges as its forward pass left them, and makes the same codes. */
+static void test_step_recomputation(void **state)
+{
+    (void)state;
+    for (int i = -1; i < NUM_ADAPTED; i++) {
+        const ModelConfig m = i < 0 ? wide(LLAMA_GQA) : adapted_model(i);
+        const How all = { KEEP_ALL, true, B, OF_STEP }, inputs = { KEEP_INPUTS, true, B, OF_STEP };
+        check_same_as(&m, "fp8", all, inputs);
+        check_same_as(&m, "fp8", all, (How){ KEEP_BLOCK, true, B, OF_STEP });
+        check_same_as(&m, "coat-lean", all, inputs);
+    }
+}
+
+/* Of a pass without backward, in the middle of a step. */
+static double forward_loss(const ModelConfig *m, ScalesOf scales)
+{
+    Config c;
+    Model model;
+    Fsdp fsdp;
+    int tokens[MAX_TOKENS];
+    model_config(&c, m, "coat", 1);
+    c.recipe.scales = scales;
+    model_create(&model, &fsdp, &c);
+    fsdp_init(&fsdp, m, 3);
+    for (int i = 0; i < 2 * model.N; i++)
+        tokens[i] = test_token(1, i, m->vocab_size);
+    model_step(&model, &fsdp, tokens, tokens, NULL, 1, 0, PASS_ACCUMULATE);
+    model_losses(&model);
+    model_step(&model, &fsdp, tokens + model.N, tokens + model.N, NULL, 1, 0, PASS_FORWARD);
+    const double loss = model_losses(&model).loss;
+    model_free(&model, &fsdp);
+    return loss;
+}
+
+/* Ranges do not outlive their step: behind another one a step gives the same bits. Nor does a pass without backward read them. */
+static void test_step_ends(void **state)
+{
+    (void)state;
+    const ModelConfig m = wide(OLMO2);
+    check_same_as(&m, "coat", (How){ KEEP_INPUTS, false, B, OF_STEP, false }, (How){ KEEP_INPUTS, false, B, OF_STEP, true });
+    assert_true(forward_loss(&m, OF_MICROBATCH) == forward_loss(&m, OF_STEP));
+}
+
+/* Each block's operands have a range of their own in each place; dy, which all blocks share, is measured every time. */
+static void test_ranges(void **state)
+{
+    (void)state;
+    enum { OPERANDS = 6 };
+    const ModelConfig models[] = { wide(LLAMA), wide(OLMO2) };
+    for (int i = 0; i < 2; i++)
+        for (ScalesOf scales = OF_MICROBATCH; scales <= OF_STEP; scales++) {
+            Config c;
+            Model m;
+            Fsdp f;
+            model_config(&c, &models[i], "coat", B);
+            c.recipe.scales = scales;
+            model_create(&m, &f, &c);
+            const float *range[2 * OPERANDS];
+            for (int l = 0; l < 2; l++) {
+                const Acts *a = &m.acts[l];
+                const Tensor operand[OPERANDS] = { a->h0, a->h1, a->att_op, a->act, a->dgate_up, a->dqkv_op };
+                for (int o = 0; o < OPERANDS; o++)
+                    range[l * OPERANDS + o] = operand[o].range;
+            }
+            for (int x = 0; x < 2 * OPERANDS; x++) {
+                assert_int_equal(range[x] != NULL, scales == OF_STEP);
+                for (int y = 0; y < x && scales == OF_STEP; y++)
+                    assert_ptr_not_equal(range[x], range[y]);
+            }
+            assert_null(m.work.dy.range);
+            model_free(&m, &f);
+        }
+}
+
+int main(void)
+{
+    device_init(0);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_head), cmocka_unit_test(test_step_scales), cmocka_unit_test(test_step_recomputation),
+        cmocka_unit_test(test_step_ends), cmocka_unit_test(test_ranges),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
