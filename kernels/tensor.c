@@ -114,14 +114,6 @@ Tensor tensor_alloc(Arena *a, Format f, int rows, int cols)
     return t;
 }
 
-Tensor operand_alloc(Arena *a, Format f, int rows, int cols)
-{
-    Tensor t = tensor_alloc(a, f, rows, cols);
-    if (format_is_fp8(f))
-        t.data_t = arena_alloc(a, tensor_numel(t));
-    return t;
-}
-
 Tensor tensor_at(void *data, Format f, int rows, int cols)
 {
     CHECK(!format_has_scales(f), "a view of plain memory has no scales");

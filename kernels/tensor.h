@@ -32,7 +32,6 @@ typedef struct { char *base; size_t used; } Arena;
 
 void  *arena_alloc (Arena *a, size_t bytes);                          /* 256-byte aligned */
 Tensor tensor_alloc(Arena *a, Format f, int rows, int cols);
-Tensor operand_alloc(Arena *a, Format f, int rows, int cols);         /* with data_t if f is FP8 */
 Tensor tensor_at   (void *data, Format f, int rows, int cols);        /* a view of plain memory; f.dtype F32 or BF16 */
 Tensor tensor_rows (Tensor t, int first, int rows);                   /* a view of some rows; group 0 FP8 has no data_t */
 

@@ -169,8 +169,8 @@ static void plan_acts(Planner *p, Acts *a)
     }
 }
 
-/* Of a gradient in FP8 the input's gradient reads the rows, the weight's the transpose, if it is not an adapter's. All blocks have it:
- * no range is its own. */
+/* Of a gradient in FP8 the input's gradient reads the rows, the weight's the transpose, if it is not an adapter's. All blocks have
+ * it, so no range comes with it. */
 static Tensor gradient_operand(Planner *p, Buffer b, int cols)
 {
     Tensor t = operand(p, false, b, p->m->recipe.gradient, cols);
@@ -192,7 +192,7 @@ static Tensor plan_dgate_up(Planner *p, int cols)
     return t;
 }
 
-/* All blocks have these, each with a range of its own, and dgate_up's rows where its gate and up were saved, if the plan says so. */
+/* All blocks have these, each with its own range, and dgate_up's rows where its gate and up were saved, if the plan says so. */
 static void plan_gradients(Planner *p, Tensor dgate_up, Tensor dqkv_op)
 {
     for (int l = 0; l < p->m->L; l++) {
@@ -206,9 +206,9 @@ static void plan_gradients(Planner *p, Tensor dgate_up, Tensor dqkv_op)
     }
 }
 
-/* What attention on a GPU works with: in backward of a row and head sums of dq in F32, where heads share keys dk and dv in BF16, and
- * four floats more; of whole tiles of 128 rows and 64 columns. Of documents' last tiles too: an eighth is left to those. Without it,
- * or with less than it wants, it takes memory of its own. */
+/* What attention on a GPU works with: in backward, of a row and head, sums of dq in F32, dk and dv in BF16 where heads share keys,
+ * and four floats more; of whole tiles of 128 rows and 64 columns, of documents' last tiles too: an eighth is left to those. Without
+ * it, or with less than it wants, it takes memory of its own. */
 static void plan_scratch(Model *m)
 {
     const Attention a = m->attn;

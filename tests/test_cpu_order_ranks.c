@@ -128,8 +128,7 @@ static void host_waited(Queue q)
 #define R(t) touch_tensor(t, false)
 #define W(t) touch_tensor(t, true)
 #define OP(name, parameters, arguments, ...)      \
-    void __real_##name parameters;                \
-    void __wrap_##name parameters;                \
+    extern __typeof__(name) __real_##name, __wrap_##name;   \
     void __wrap_##name parameters                 \
     {                                             \
         begin(#name);                             \

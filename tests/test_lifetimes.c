@@ -71,8 +71,8 @@ OP(matmul_dx, (Tensor dx, Tensor dy, Tensor w, bool add), (dx, dy, w, add), 1, D
 OP(matmul_dw, (Tensor dw, Tensor dy, Tensor x), (dw, dy, x), 1, D(dw), columns(dy), columns(x))
 OP(lora_narrow, (Tensor low, Tensor x, LowRank m, float scale), (low, x, m, scale), 1, D(low), D(x))
 OP(lora_widen, (Tensor y, Tensor low, LowRank m, Tensor add), (y, low, m, add), 1, D(y), D(low), D(add))
-OP(rope_forward, (Tensor y, Tensor g, float *s, Tensor x, LowProduct p, Tensor q, Tensor k, Attention a), (y, g, s, x, p, q, k, a), 3,
-   D(y), D(g), D(x), D(p.low))
+OP(rope_forward, (Tensor y, Tensor g, float *s, Tensor x, LowProduct p, Tensor q, Tensor k, Attention a),
+   (y, g, s, x, p, q, k, a), 3, D(y), D(g), D(x), D(p.low))
 OP(rope_forward_exact, (Tensor y, Tensor g, float *s, Tensor x, LowProduct p, Tensor q, Tensor k, Attention a),
    (y, g, s, x, p, q, k, a), 3, D(y), D(g), D(x), D(p.low))
 OP(rope_backward, (Tensor dx, Tensor dq, Tensor dk, Tensor dy, Tensor x, const float *s, Tensor q, Tensor k, Attention a),
