@@ -183,7 +183,7 @@ static Tensor plan_dgate_up(Planner *p, int cols)
 {
     const Format saved = p->m->recipe.hidden, f = p->m->recipe.gradient;
     Tensor t = { .format = f, .rows = p->m->N, .cols = cols };
-    if (has_ranges(p->m) || (!format_equal(saved, f) && !(format_is_fp8(saved) && format_is_fp8(f))))
+    if (format_is_fp8(f) ? has_ranges(p->m) || !format_is_fp8(saved) : !format_equal(saved, f))
         return gradient_operand(p, BUFFER_DGATE_UP, cols);
     if (format_is_fp8(f)) {
         t.scale = arena_alloc(p->arena, 16);

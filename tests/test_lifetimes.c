@@ -152,6 +152,8 @@ static Result run(const Config *c, int placement)
     r.grads = keep(m.bytes.units);
     for (int u = 0; u < f.num_units; u++) {
         const Tensor g = f.shard[u].grad;
+        if (!g.data)
+            continue;
         device_get(r.grads + r.bytes, g.data, tensor_bytes(g));
         r.bytes += tensor_bytes(g);
     }
