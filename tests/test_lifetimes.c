@@ -58,6 +58,7 @@ static Range sums(const float *lse, Attention a)
 
 OP(quantize_with_amax, (Tensor y, Tensor x, const float *a), (y, x, a), 2, D(y), T(y), D(x))
 OP(quantize_codes, (Tensor y, Tensor x), (y, x), 2, D(y), T(y), D(x))
+OP(quantize_in_range, (Tensor y, Tensor x), (y, x), 2, D(y), T(y), D(x))
 OP(expand_operand, (Tensor y, Tensor x), (y, x), 2, D(y), T(x), D(x))
 OP(norm_forward, (Tensor y, Tensor x, float *s, Tensor r0, Tensor w, Tensor add, Norm n), (y, x, s, r0, w, add, n), 3, D(y), T(y),
    D(x), D(r0), D(add))

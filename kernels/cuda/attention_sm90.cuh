@@ -188,7 +188,7 @@ template <int C> __device__ inline void mask(float (&score)[C], int first, int w
 }
 
 /* Scores become p; and dp becomes ds. Rounded they are operands of the sums. */
-template <int C> __device__ inline void probabilities(float (&score)[C], uint32_t (&p)[C / 2], const float *lse, float scale_log2)
+template <int C> __device__ inline void probabilities(float (&score)[C], const float *lse, float scale_log2)
 {
     const int quad = threadIdx.x % 4;
 #pragma unroll
@@ -199,13 +199,12 @@ template <int C> __device__ inline void probabilities(float (&score)[C], uint32_
             float *s = score + 4 * j + 2 * r;
             s[0] = exp2_fast(fmaf(s[0], scale_log2, -l.x));
             s[1] = exp2_fast(fmaf(s[1], scale_log2, -l.y));
-            p[2 * j + r] = bf16_pair(s[0], s[1]);
         }
     }
 }
 
-template <int C> __device__ inline void score_gradients(uint32_t (&ds)[C / 2], const float (&p)[C], const float (&dp)[C],
-                                                        const float *delta)
+template <int C> __device__ inline void score_gradients(uint32_t (&rounded)[C / 2], uint32_t (&ds)[C / 2], const float (&p)[C],
+                                                        const float (&dp)[C], const float *delta)
 {
     const int quad = threadIdx.x % 4;
 #pragma unroll
@@ -214,6 +213,7 @@ template <int C> __device__ inline void score_gradients(uint32_t (&ds)[C / 2], c
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const int i = 4 * j + 2 * r;
+            rounded[2 * j + r] = bf16_pair(p[i], p[i + 1]);
             ds[2 * j + r] = bf16_pair(p[i] * (dp[i] - d.x), p[i + 1] * (dp[i + 1] - d.y));
         }
     }
@@ -263,10 +263,14 @@ template <int D> __device__ inline void sum_tiles(float (&dk)[D / 2], float (&dv
         keep_in_place(score);
         if (query < (item.block + 1) * KEYS - 1 || query + QUERIES - 1 - item.block * KEYS >= w.window)
             mask(score, query + lane % 4 * 2 - key, w.window);
-        probabilities(score, p, s.rows[stage][0], w.scale_log2);
-        products_wait<0>();
+        probabilities(score, s.rows[stage][0], w.scale_log2);
+        keep_in_place(score);
+        if (tile + 1 == end)
+            products_wait<0>();
+        else
+            products_wait<0, 1>();          /* NOTE: the same, behind the powers */
         keep_in_place(dp);
-        score_gradients(ds, score, dp, s.rows[stage][1]);
+        score_gradients(p, ds, score, dp, s.rows[stage][1]);
         store_ds(s.ds[stage], ds, group);
         fence_async();
         start_sum(dv, p, of.dy_columns + stage * STAGE);

@@ -155,7 +155,6 @@ __device__ inline void turn_wait(const int *turn, int value)
 __device__ inline void turn_set(int *turn, int value)
 {
     fence_async_global();
-    __threadfence();
     asm volatile("st.release.gpu.global.b32 [%0], %1;" :: "l"(turn), "r"(value) : "memory");
 }
 
@@ -189,8 +188,12 @@ __device__ constexpr uint32_t step_by_columns(int k) { return operand_step(k * 1
 /* Before the first of some products, and after ordinary code has changed their registers. */
 __device__ inline void products_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-/* All but the last N groups are done. */
-template <int N> __device__ inline void products_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory"); }
+/* All but the last N groups are done. NOTE: the assembler moves the wait in front of ordinary computations that could run meanwhile.
+ * It does not if both branches of an `if` behind them wait, which the compiler leaves so if their PLACE differs. */
+template <int N, int PLACE = 0> __device__ inline void products_wait()
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;    // %1" :: "n"(N), "n"(PLACE) : "memory");
+}
 
 /* NOTE: the compiler does not know that products change registers until they are waited for: this keeps it from moving accesses
  * over that point. */
