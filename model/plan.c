@@ -207,8 +207,8 @@ static void plan_gradients(Planner *p, Tensor dgate_up, Tensor dqkv_op)
 }
 
 /* What attention on a GPU works with: in backward, of a row and head, sums of dq in F32, dk and dv in BF16 where heads share keys,
- * and four floats more; of whole tiles of 128 rows and 64 columns, of documents' last tiles too: an eighth is left to those. Without
- * it, or with less than it wants, it takes memory of its own. */
+ * and four floats more; of whole tiles of 128 rows and 64 columns, of documents' last tiles too: an eighth is left to those.
+ * Without it, or with less than it wants, it takes memory of its own. */
 static void plan_scratch(Model *m)
 {
     const Attention a = m->attn;
