@@ -60,7 +60,7 @@ static void save(Run *r, long step)
     checkpoint_finish();
 }
 
-/* The loss of the last step, of this rank's sequences. */
+/* The sum of the losses of this rank's tokens over these steps. */
 static double train(Run *r, int first, int steps)
 {
     return train_steps(&r->model, &r->fsdp, &r->config, first, steps);
