@@ -25,8 +25,8 @@ rm -rf $logs
 mkdir -p $logs
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export GOLDEN_DIR=build/golden BUILD=build/cuda LAUNCH="${MPIRUN:-mpirun --oversubscribe --bind-to none}"
-kernel_tests="kernels head attention rope kernel_gradients fp8 fp8_operations fp8_ranges fp8_rope lora_added moments optimizer"
-kernel_tests="$kernel_tests adamw8bit finite"
+kernel_tests="kernels head attention rope kernel_gradients fp8 fp8_operations fp8_ranges fp8_rope lora lora_added nf4 moments"
+kernel_tests="$kernel_tests optimizer adamw8bit finite"
 gpus=$(nvidia-smi -L | grep -c '^GPU')
 works=(7B 7B-lean 8B 7B-documents 8B-32k 8B-128k)
 [ "$gpus" -ge 2 ] && works+=(7B-fsdp)
@@ -63,7 +63,7 @@ cuda_tests() {
         case $name in
         *.d|*.o|*test_cpu_*) ;;
         *ranks*) for n in 1 2 4; do [ $n -le "$gpus" ] && beside "$name on $n" $LAUNCH -n $n "$test"; done ;;
-        *train|*faults|*save_folder|*fit|*hangs|*ruin|*skips|*verify|*generate) beside "$name" "$test" ;;
+        *train|*faults|*save_folder|*fit|*hangs|*ruin|*skips|*verify|*generate|*eval_only|*lora_runs) beside "$name" "$test" ;;
         *) [ -x "$test" ] && on_one "$name" "$test" ;;
         esac
     done

@@ -126,6 +126,7 @@ static const AddCase backward_cases[] = {
     { "f32", { F32 }, { F32 }, false, false, false },   { "bf16", { BF16 }, { BF16 }, false, false, false },
     { "fp8", { BF16 }, { E5M2 }, false, false, false }, { "groups", { BF16 }, { E5M2 }, true, false, false },
     { "groups-act", { BF16 }, { E5M2 }, true, true, false }, { "groups-turned", { BF16 }, { E5M2 }, true, true, true },
+    { "bf16-act", { BF16 }, { BF16 }, false, true, false },
 };
 static const Shape backward_shapes[] = {
     { 16, 64, 16, false, 1, { { 0, 64 } } }, { 96, 544, 16, false, 1, { { 0, 544 } } }, { 272, 80, 6, false, 1, { { 0, 80 } } },
@@ -169,7 +170,8 @@ static void backward_added_case(const AddCase *k, const Shape *s)
     const LowProduct product = { make_filled(k->x, s->N, s->rank, 2, -1, 1), make_matrix(s, k->x, 1) };
     Tensor dact = make_filled(k->x, s->N, s->C, 3, -2, 2), plain = make_filled(k->x, s->N, 2 * s->C, 4, -4, 4), gate_up = plain;
     Tensor dgate_up = k->turned ? make_operand(k->out, s->N, 2 * s->C) : make(k->out, s->N, 2 * s->C);
-    Tensor act = k->exact ? make((Format){ E4M3 }, s->N, s->C) : NONE;
+    const Format act_format = format_is_fp8(k->out) ? (Format){ E4M3 } : k->out;
+    Tensor act = k->exact ? make(act_format, s->N, s->C) : NONE;
     double *ref = keep(2 * n * sizeof *ref), *bound = keep(2 * n * sizeof *bound);
     double *act_ref = keep(n * sizeof *act_ref), *act_bound = keep(n * sizeof *act_bound), most = 0;
     if (k->groups)
@@ -178,12 +180,17 @@ static void backward_added_case(const AddCase *k, const Shape *s)
     backward_reference(ref, bound, act_ref, act_bound, s, values(gate_up), &a);
     for (size_t i = 0; i < n; i++)
         most = fmax(most, fabs(act_ref[i]));
-    if (k->exact)
+    if (act.scale)
         device_put(act.scale, &(float){ (float)(most / 448) }, sizeof(float));
     TWICE(swiglu_backward(dgate_up, act, dact, product, gate_up), dgate_up, act, dact);
     check_result(k, s, "swiglu_backward_added", dgate_up, ref, bound);
-    if (k->exact)
+    if (k->exact) {
         check_result(k, s, "swiglu_backward_added_act", act, act_ref, act_bound);
+        const void *expected = tensor_snapshot(dgate_up);
+        fill(dact, 3, -2, 2);
+        swiglu_backward(dgate_up, NONE, dact, product, gate_up);
+        check_same_bytes("without act", tensor_snapshot(dgate_up), expected, tensor_bytes(dgate_up));
+    }
     if (k->groups || !format_is_fp8(k->out)) {
         const void *expected = tensor_snapshot(dgate_up);
         dgate_up.data = gate_up.data;

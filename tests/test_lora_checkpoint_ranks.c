@@ -217,8 +217,8 @@ static void test_other_ranks(void **state)
         Run r;
         TrainState loaded;
         open_run(&r, i, true);
-        divide(1);
         model_free(&r.model, &r.fsdp);
+        divide(1);
         r.config.strategy.shard_ranks = 1;
         memory_plan(&r.model, &r.fsdp, &r.config);
         model_place(&r.model, &r.fsdp, &r.config);

@@ -11,9 +11,9 @@ enum Out { OUT_BF16, OUT_AMAX, OUT_CODES, OUT_IN_RANGE };
 static constexpr int TOKENS = 256, THREADS = 32 * STRIP_WARPS;
 
 struct Gradient {
-    bf16 *data;             /* OUT_BF16  */
+    bf16 *data, *plain_act; /* OUT_BF16; plain_act may be NULL, as act.data: not wanted */
     float *amax;            /* OUT_AMAX  */
-    TileOut codes, act;     /* OUT_CODES; act.data may be NULL: not wanted */
+    TileOut codes, act;     /* OUT_CODES */
     Found found;            /* of the pass in range before; amax NULL: there was none */
 };
 
@@ -99,6 +99,8 @@ void swiglu_backward_added_kernel(Gradient out, const bf16 *dact, Reader gate_up
             if (OUT == OUT_BF16) {
                 store_pack<true>(out.data + at, g, inside ? 8 : 0);
                 store_pack<true>(out.data + at + F, u, inside ? 8 : 0);
+                if (out.plain_act)
+                    store_pack<true>(out.plain_act + (size_t)token * F + f, act, inside ? 8 : 0);
             }
             if (MEASURES<OUT>)
                 m = inside ? fmaxf(m, fmaxf(pack_abs_max(g), pack_abs_max(u))) : m;
@@ -142,11 +144,12 @@ static void launch_fp8(Tensor dgate_up, Tensor act, Tensor dact, Reader gate_up,
     launch<OUT_CODES>({ .codes = tile_out(dgate_up, amax), .act = act_out }, dact, gate_up, p);
 }
 
-/* Rows of FP8 alone, and act only in FP8; or all in BF16. */
+/* Rows of FP8 alone, or all in BF16. Whether act is wanted decides nothing: recomputation must not change gradients. */
 static bool knows(Tensor dgate_up, Tensor act, Tensor dact, Tensor gate_up)
 {
     const bool fp8 = format_is_fp8(dgate_up.format) && dgate_up.data && !dgate_up.data_t;
-    const bool act_fits = !tensor_exists(act) || (fp8 && format_is_fp8(act.format) && act.data && !act.data_t);
+    const bool act_fits = !tensor_exists(act) || (fp8 ? format_is_fp8(act.format) && act.data && !act.data_t
+                                                      : act.format.dtype == BF16 && is_aligned(act, act.cols));
     const bool groups = format_is_fp8(gate_up.format) && gate_up.format.group == 16;
     return (fp8 || dgate_up.format.dtype == BF16) && act_fits && (gate_up.format.dtype == BF16 || (fp8 && groups)) &&
            dact.format.dtype == BF16 && is_aligned(dact, dact.cols) && is_aligned(gate_up, dact.cols) &&
@@ -169,7 +172,7 @@ bool swiglu_backward_added(Tensor dgate_up, Tensor act, Tensor dact, LowProduct 
     if (gate_up.format.dtype == BF16) {
         check_dense("swiglu_backward", "gate_up", gate_up, N, 2 * F);
         if (dgate_up.format.dtype == BF16)
-            launch<OUT_BF16>({ .data = (bf16 *)dgate_up.data }, dact, dense, p);
+            launch<OUT_BF16>({ .data = (bf16 *)dgate_up.data, .plain_act = (bf16 *)act.data }, dact, dense, p);
         else
             launch_fp8(dgate_up, act, dact, dense, p);
         return true;
