@@ -32,11 +32,13 @@ class Bad(Exception):
 
 
 def read_times(folder):
-    """Records of one process by their start. The last line may be cut short: the program was killed."""
+    """Records of one process by their start. The last line may be cut short: the program was killed. A launcher that looks at the
+    GPUs has a file too, an empty one."""
     paths = sorted(glob.glob(os.path.join(folder, "*.tsv")), key=lambda path: [len(path), path])
     if not paths:
         raise Bad(f"{folder}: no .tsv in it; expected what kernel_times.so writes: was the program run with CUDA_INJECTION64_PATH, "
                   "and on a GPU?")
+    paths = [path for path in paths if os.path.getsize(path)] or paths
     with open(paths[0], encoding="utf-8") as file:
         lines = file.read().split("\n")[:-1]
     records = []
