@@ -27,8 +27,7 @@ typedef struct {
     Tensor gate_up;    /* (N, 2F) ... as saved                                 own           e4m3/16                   */
     Tensor act;        /* (N, F) silu(gate)*up, GEMM operand                   own           e4m3, shared              */
     Tensor low[NUM_LINEARS];   /* (N, P rank) of adapters: scale x A^T of each linear layer's input x; P: parts that have one */
-    Tensor dgate_up;   /* (N, 2F) gradient, GEMM operand                       = gate_up     e5m2, rows over gate_up; shared if
-                                                                                             it has a range, the block's own */
+    Tensor dgate_up;   /* (N, 2F) gradient, GEMM operand                       = gate_up     e5m2: see plan_dgate_up   */
     Tensor dqkv_op;    /* (N, S) the same; = dqkv if formats agree                                                     */
     Attention attn;    /* the model's, with this block's sliding window and rotary table                               */
     KvCache cache;     /* k, v (P, K*D) of the sequence that decode.h goes on with; NULL unless the run generates      */

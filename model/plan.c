@@ -178,7 +178,8 @@ static Tensor gradient_operand(Planner *p, Buffer b, int cols)
     return t;
 }
 
-/* Its rows stand where gate and up were saved, if one takes as much as the other and no repair of a range reads those again. */
+/* Its rows stand where gate and up were saved, if those take as much: FP8 over FP8, or the same format. Else all blocks share it,
+ * also with scales of the step, where what exceeds a range is written again from gate and up. */
 static Tensor plan_dgate_up(Planner *p, int cols)
 {
     const Format saved = p->m->recipe.hidden, f = p->m->recipe.gradient;

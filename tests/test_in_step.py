@@ -112,6 +112,12 @@ class InStepTest(Folder):
         with self.assertRaisesRegex(in_step.Bad, "empty"):
             self.window([])
 
+    def test_launcher(self):
+        """A launcher's empty file comes first and is passed over."""
+        alone = self.window(steps(3))
+        self.write("times/9.tsv", "")
+        self.assertEqual(self.window(steps(3)).groups, alone.groups)
+
     def test_table(self):
         """TFLOP/s of all blocks' GEMMs; the file for programs holds what the table does."""
         self.write("times/17.tsv", "".join(steps(4)))
