@@ -222,7 +222,7 @@ def draw(path, tasks, base, tuned):
 
 def run(args):
     if not importlib.util.find_spec("matplotlib"):
-        sys.exit("error: no package matplotlib, which draws the picture at the end")
+        sys.exit("error: no package matplotlib, which draws the picture at the end: pip install matplotlib")
     write_settings(args)
     pretrain(args)
     on_all_gpus(args, [lambda gpus, recipe=recipe, seed=seed: tune(args, recipe, seed, gpus)

@@ -38,6 +38,8 @@ def load_tokenizer(folder):
     path = os.path.join(folder, "tokenizer.json")
     if not os.path.isfile(path) and os.path.isfile(os.path.join(folder, "latest", "tokenizer.json")):
         sys.exit(f"error: {folder} holds the checkpoints of a run; expected one of them, as {os.path.join(folder, 'latest')}")
+    if not os.path.isdir(folder):
+        sys.exit(f"error: {folder}: no such folder; expected a checkpoint or a model as Hugging Face has it")
     if not os.path.isfile(path):
         sys.exit(f"error: {path}: no such file; ./train --generate=FILE takes prompts as tokens")
     tokenizer = Tokenizer.from_file(path)

@@ -246,7 +246,8 @@ def main(arguments=None):
     start(args.model, now)
     eos = process.tokenizer.token_to_id(process.template.tokens.get("eos_token", ""))
     if eos is None:
-        raise Bad(f"{args.model}: tokenizer_config.json names no eos_token of tokenizer.json; expected one")
+        raise Bad(f"{args.model}: tokenizer_config.json names no eos_token of tokenizer.json; expected "
+                  """a line as {"eos_token": "<|endoftext|>"}""")
 
     with shards.Output(args, "token_ids_part_{:04d}", "labels_mask_part_{:04d}", process.dtype) as output:
         if os.path.exists(configuration(args)):

@@ -9,10 +9,13 @@ expansion, and of the activations: medians over all steps. Prints the errors as 
 """
 import argparse, os, sys
 
-import numpy as np
-import matplotlib
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+try:
+    import numpy as np
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+except ImportError as problem:
+    sys.exit(f"error: {problem}: pip install matplotlib numpy")
 
 import metrics
 

@@ -316,6 +316,10 @@ static void test_files(void **state)
     unlink(try_path);
     assert_false(try_printed(message, sizeof message, 2, 1, NULL, NULL));
     try_contains(message, "cannot read this configuration file");
+    assert_int_equal(mkdir(try_path, 0777), 0);
+    assert_false(try_printed(message, sizeof message, 2, 1, NULL, NULL));
+    rmdir(try_path);
+    try_contains(message, "a model's folder is given as --load_path=");
 }
 
 /* ---- Hugging Face folders -------------------------------------------------------------------------------- */

@@ -100,6 +100,8 @@ class Generate(unittest.TestCase):
         shutil.copytree(self.folder, os.path.join(self.folder, "latest"))
         open(os.path.join(self.folder, "latest", "tokenizer.json"), "w").close()
         self.assertIn("expected one of them, as " + os.path.join(self.folder, "latest"), self.generate("--raw", "hello").stderr)
+        self.folder = os.path.join(self.folder, "none")
+        self.assertIn("none: no such folder", self.generate("--raw", "hello").stderr)
 
     @unittest.skipUnless(os.path.exists(TRAIN), f"needs {TRAIN}")
     def test_program(self):

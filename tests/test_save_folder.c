@@ -157,6 +157,8 @@ static void test_folder_is_not_overwritten(void **state)
     expect_status(train(1, "--max_duration=2 --save_folder=%s/onc", folder), 0);
     assert_int_not_equal(train(1, "--max_duration=4 --save_folder=%s/onc --load_path=%s/once/step3", folder, folder), 0);
     expect_output("--save_overwrite");
+    assert_int_not_equal(train(1, "--max_duration=2 --save_folder=%s/once/config.yaml", folder), 0);
+    expect_output("once/config.yaml is no folder; give another --save_folder");
 }
 
 /* The test stands for another process that trains there, and for one that left half a checkpoint on a full disk. */

@@ -4,6 +4,7 @@
 #include "model/config/yaml.h"
 #include "kernels/error.h"
 
+#include <errno.h>
 #include <libfyaml.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -179,7 +180,8 @@ YamlNode *yaml_load(const char *path)
 {
     FILE *file = fopen(path, "rb");
     if (!file || (fgetc(file) == EOF && ferror(file)))       /* a folder opens but cannot be read */
-        die("%s: cannot read this configuration file: %m", path);
+        die("%s: cannot read this configuration file: %m%s%s", path,
+            errno == EISDIR ? "; a model's folder is given as --load_path=" : "", errno == EISDIR ? path : "");
     fclose(file);
     YamlNode *root = parse(path, NULL, path);
     if (root->kind != YAML_MAP)

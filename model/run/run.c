@@ -89,8 +89,11 @@ static void make_folder(const char *path)
         if (c != '/' && c != '\0')
             continue;
         *s = '\0';
+        struct stat status;
         if (mkdir(p, 0777) != 0 && errno != EEXIST)
             die("save_folder %s: cannot create %s: %s", path, p, strerror(errno));
+        if (stat(p, &status) != 0 || !S_ISDIR(status.st_mode))
+            die("save_folder %s: %s is no folder; give another --save_folder", path, p);
         *s = c;
         if (c == '\0')
             break;
