@@ -148,6 +148,34 @@ static void test_base(void **state)
     char message[4096];
     assert_true(try_printed(message, sizeof message, 2, 1, load_base, "--lora={base: nf4, base_path: x}"));
     try_contains(message, "without effect here: lora.base (there is no lora.rank, so there are no adapters), lora.base_path (");
+    assert_true(try_printed(message, sizeof message, 2, 1, load_base, "--lora={use_rslora: true, target_modules: [q_proj]}"));
+    try_contains(message, "without effect here: lora.use_rslora (there is no lora.rank, so there are no adapters), "
+                 "lora.target_modules (");
+    assert_true(try_printed(message, sizeof message, 2, 1, load_base, "--lora={use_rslora: false, target_modules: all-linear}"));
+    assert_string_equal(message, "");
+}
+
+/* Beside a folder that bitsandbytes saved in 4 bits, adapters need not be told so. */
+static void test_quantized(void **state)
+{
+    (void)state;
+    static const struct { const char *quantized, *given; BaseFormat base; } list[] = {
+        { "true", NULL, BASE_NF4 }, { "false", NULL, BASE_AS_FROZEN }, { "true", "--lora.base=null", BASE_NF4 },
+        { "true", "--lora.base=e4m3", BASE_E4M3 }, { "true", "--lora.base=bf16", BASE_AS_FROZEN },
+    };
+    write_file(adapter, "adapter_config.json", PEFT(NUMBERS TARGETS BESIDE));
+    for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
+        char text[1024];
+        snprintf(text, sizeof text, "{" TRY_LLAMA ", \"num_key_value_heads\": 2, \"quantization_config\": {\"load_in_4bit\": %s}}",
+                 list[i].quantized);
+        write_file(base, "config.json", text);
+        for (int is_new = 0; is_new < 2; is_new++) {
+            Config *c = load(is_new ? load_base : load_adapter, is_new ? "--lora.rank=2" : "--recipe=bf16", list[i].given, NULL);
+            assert_int_equal(c->model.lora.base, list[i].base);
+            config_free(c);
+        }
+    }
+    write_file(base, "config.json", BASE);
 }
 
 static void test_refused(void **state)
@@ -306,6 +334,11 @@ static void test_peft_refused(void **state)
         try_contains(message, list[i].words);
         try_contains(message, expected);
     }
+    write_file(adapter, "adapter_config.json", PEFT(", \"r\": 40, \"lora_alpha\": 8, \"target_modules\": [\"v_proj\"]" BESIDE));
+    assert_false(try_printed(message, sizeof message, 2, 1, load_adapter, NULL));
+    try_contains(message, expected);
+    try_contains(message, "lora.rank 40 is above 32, the rank of v_proj, which is 32 x 64; such adapters are only merged, by "
+                 "--export");
 }
 
 /* Settings beside a folder of adapters may say what it says, and nothing else; and the folder must be whole. */
@@ -437,7 +470,7 @@ int main(void)
         cmocka_unit_test(test_keys), cmocka_unit_test(test_base), cmocka_unit_test(test_refused), cmocka_unit_test(test_together),
         cmocka_unit_test(test_peft_folders), cmocka_unit_test(test_where_the_base_is), cmocka_unit_test(test_peft_refused),
         cmocka_unit_test(test_contradicted), cmocka_unit_test(test_ours), cmocka_unit_test(test_other_run),
-        cmocka_unit_test(test_rate),
+        cmocka_unit_test(test_rate), cmocka_unit_test(test_quantized),
     };
     return cmocka_run_group_tests(tests, begin, try_remove_folder);
 }

@@ -192,6 +192,27 @@ static void test_eos(void **state)
     release();
 }
 
+/* Adapters whose base has gone elsewhere: the command line says where. */
+static void test_moved(void **state)
+{
+    (void)state;
+    const char *base = save_base(LLAMA), *moved = lasting(text("%s/moved", root)), *out = lasting(text("%s/whole", root));
+    Run r;
+    open_adapted(&r, LLAMA, base, all_modules, BASE_AS_FROZEN, "f32");
+    fill_adapters(&r);
+    save(&r, LAST_STEP);
+    shell(text("mv %s %s", base, moved));
+    char *argv[] = { "train", xstrdup(text("--export=%s", step_folder(&r, LAST_STEP))), "--dtype=f32",
+                     xstrdup(text("--lora.base_path=%s", moved)), xstrdup(out) };
+    export_run(5, argv);
+    check_export(out, moved, step_folder(&r, LAST_STEP), &r.config.model, false);
+    free(argv[1]);
+    free(argv[3]);
+    free(argv[4]);
+    close_run(&r);
+    release();
+}
+
 /* A tensor of a file under another name of the same length. */
 static void rename_tensor(const char *path, const char *from, const char *to)
 {
@@ -218,6 +239,10 @@ static void test_refused(void **state)
     shell(text("sed -i 's,%s,/tmp/nowhere/at-all,' %s", base, description));
     DIES("base_model_name_or_path of its adapter_config.json is no folder with a config.json: /tmp/nowhere/at-all",
          export_folder(folder, out, "BF16", CHECKPOINT_FILE_BYTES));
+    DIES(text("and --lora.base_path is no folder with a config.json: %s; --lora.base_path=FOLDER says where that is", folder),
+         export_beside(folder, folder, out, "BF16", CHECKPOINT_FILE_BYTES));
+    DIES("is a whole model, and has no adapters that stand beside another",
+         export_beside(base, base, out, "BF16", CHECKPOINT_FILE_BYTES));
     shell(text("cp %s.good/adapter_config.json %s", folder, folder));
     rename_tensor(path, "layers.1.mlp.up_proj.lora_B", "layers.7.mlp.up_proj.lora_B");
     DIES("there is no tensor base_model.model.model.layers.1.mlp.up_proj.lora_B.weight, which the adapters of its adapter_config",
@@ -248,7 +273,7 @@ int main(void)
     device_init(0);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_product), cmocka_unit_test(test_architectures), cmocka_unit_test(test_companions),
-        cmocka_unit_test(test_eos), cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_eos), cmocka_unit_test(test_moved), cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }

@@ -50,7 +50,7 @@ typedef struct {
 
 /* ---- the command line ------------------------------------------------------------------------------------- */
 
-static const char usage[] = "expected ./train --export=CHECKPOINT [--dtype=bf16|f16|f32] FOLDER";
+static const char usage[] = "expected ./train --export=CHECKPOINT [--dtype=bf16|f16|f32] [--lora.base_path=BASE] FOLDER";
 
 bool export_is_asked(int argc, char **argv)
 {
@@ -74,14 +74,15 @@ static const char *dtype_named(const char *name)
 
 void export_run(int argc, char **argv)
 {
-    const char *source = NULL, *dtype = NULL;
+    const char *source = NULL, *base = NULL, *dtype = NULL;
     char *target = NULL;
     if (comm_size() > 1)
         die("--export is the work of one process, not of %d: start it without mpirun", comm_size());
     for (int i = 1; i < argc; i++) {
         char *a = argv[i];
         const bool is_source = strncmp(a, "--export=", 9) == 0, is_dtype = strncmp(a, "--dtype=", 8) == 0;
-        if ((is_source && source) || (is_dtype && dtype) || (*a != '-' && target))
+        const bool is_base = strncmp(a, "--lora.base_path=", 17) == 0 && a[17];
+        if ((is_source && source) || (is_dtype && dtype) || (is_base && base) || (*a != '-' && target))
             die("--export: '%s' is one too many; %s", a, usage);
         if (text_ends_with(a, ".yaml") || text_ends_with(a, ".yml"))
             die("--export takes no configuration such as %s: the checkpoint says all; %s", a, usage);
@@ -91,6 +92,8 @@ void export_run(int argc, char **argv)
             source = a + 9;
         else if (is_dtype)
             dtype = dtype_named(a + 8);
+        else if (is_base)
+            base = a + 17;
         else if (*a == '-' || !*a)
             die("--export: '%s' means nothing here; %s", a, usage);
         else
@@ -100,7 +103,7 @@ void export_run(int argc, char **argv)
         die("--export: the folder to write is missing; %s", usage);
     for (size_t n = strlen(target); n > 1 && target[n - 1] == '/'; n--)
         target[n - 1] = '\0';
-    export_folder(source, target, dtype ? dtype : "BF16", CHECKPOINT_FILE_BYTES);
+    export_beside(source, base, target, dtype ? dtype : "BF16", CHECKPOINT_FILE_BYTES);
 }
 
 /* ---- what there is ---------------------------------------------------------------------------------------- */
@@ -130,13 +133,14 @@ static char *choose(const char *source)
     return latest;
 }
 
-/* Where the adapters' base is. The caller owns it. */
-static char *find_base(const char *folder)
+/* Where the adapters' base is: as `given`, or as their file says. The caller owns it. */
+static char *find_base(const char *folder, const char *given)
 {
-    char *base = adapter_base(folder);
+    char *base = given ? xstrdup(given) : adapter_base(folder);
     if (!base || !holds(base, "config.json"))
-        die("--export=%s: its adapters are added to the weights of the model they stand beside, and base_model_name_or_path of its "
-            "adapter_config.json %s%s; write there where that is", folder,
+        die("--export=%s: its adapters are added to the weights of the model they stand beside, and %s %s%s; "
+            "--lora.base_path=FOLDER says where that is", folder,
+            given ? "--lora.base_path" : "base_model_name_or_path of its adapter_config.json",
             base ? "is no folder with a config.json: " : "names none", base ? base : "");
     return base;
 }
@@ -150,7 +154,7 @@ static void check(const Export *x, const Entry *e)
                                 : s->dims == 2 && s->shape[1] == t->cols && (s->shape[0] == t->rows || s->shape[0] == t->max_rows);
     if (nf4_source_has(x->source.file, x->source.count, s->name))
         die("%s: tensor %s is stored in 4 bits; an export takes 16-bit weights, so name the folder that this one was quantized "
-            "from%s", e->from->path, s->name, x->adapter.count > 0 ? " as base_model_name_or_path" : "");
+            "from%s", e->from->path, s->name, x->adapter.count > 0 ? ": --lora.base_path=FOLDER" : "");
     if (!convert_knows(s->dtype))
         die("%s: tensor %s is stored as %s; expected F32, BF16 or F16", e->from->path, s->name, s->dtype);
     if (!fits)
@@ -424,12 +428,14 @@ static json_t *index_of(const Export *x)
     return json_pack("{s:{s:I}, s:o}", "metadata", "total_size", (json_int_t)bytes_of(x), "weight_map", map);
 }
 
-/* What there is, and what it is to become. */
-static void open_export(Export *x, ModelConfig *m)
+/* What there is, and what it is to become. base: NULL, or where that of adapters is. */
+static void open_export(Export *x, ModelConfig *m, const char *base)
 {
     const bool adapter = adapter_is(x->folder);
     double dropout;
-    x->base = adapter ? find_base(x->folder) : x->folder;
+    if (base && !adapter)
+        die("--lora.base_path=%s: %s is a whole model, and has no adapters that stand beside another", base, x->folder);
+    x->base = adapter ? find_base(x->folder, base) : x->folder;
     x->source = source_open(x->base);
     config_read_hf(m, x->base);
     if (adapter) {
@@ -457,13 +463,13 @@ static void close_export(Export *x)
     free(x->temporary);
 }
 
-void export_folder(const char *source, const char *target, const char *dtype, size_t file_limit)
+void export_beside(const char *source, const char *base, const char *target, const char *dtype, size_t file_limit)
 {
     const double start = clock_seconds();
     char *folder = choose(source);
     ModelConfig m = { 0 };
     Export x = { .folder = folder, .dtype = dtype, .temporary = xasprintf("%s.tmp", target) };
-    open_export(&x, &m);
+    open_export(&x, &m, base);
     json_t *description = config(&x);       /* now: a run may delete its old checkpoints, whose open files can still be read */
     divide(&x, file_limit);
 
@@ -481,4 +487,9 @@ void export_folder(const char *source, const char *target, const char *dtype, si
            x.num_files > 1 ? "s" : "", dtype, clock_seconds() - start);
     close_export(&x);
     free(folder);
+}
+
+void export_folder(const char *source, const char *target, const char *dtype, size_t file_limit)
+{
+    export_beside(source, NULL, target, dtype, file_limit);
 }

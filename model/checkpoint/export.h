@@ -1,9 +1,10 @@
-/* A checkpoint as other programs take it: ./train --export=CHECKPOINT [--dtype=bf16|f16|f32] FOLDER.
+/* A checkpoint as other programs take it: ./train --export=CHECKPOINT [--dtype=bf16|f16|f32] [--lora.base_path=BASE] FOLDER.
  *
  * FOLDER is what save_pretrained would have written of the model: config.json, its weights in the type asked for, in files of up to
  * 5 GB with an index, and, byte for byte, the tokenizer, the chat template and generation_config.json that the checkpoint holds;
  * nothing of the training. Where CHECKPOINT holds adapters, it is the model that they stand beside, with their product added to it:
- * what PEFT's merge_and_unload makes. It is written as FOLDER.tmp and renamed when it is complete and on disk. */
+ * what PEFT's merge_and_unload makes; BASE is that model, if it is not where they say. FOLDER is written as FOLDER.tmp and renamed
+ * when it is complete and on disk. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -21,3 +22,6 @@ void export_run(int argc, char **argv);
  * stored in 4 bits; and if the disk does not take it. What was written by then stays in <target>.tmp, which the next one
  * replaces. */
 void export_folder(const char *source, const char *target, const char *dtype, size_t file_limit);
+
+/* The same for adapters whose base is in the folder `base`; NULL: where they say. Dies if base is given and source has no adapters. */
+void export_beside(const char *source, const char *base, const char *target, const char *dtype, size_t file_limit);

@@ -284,6 +284,17 @@ static void open_source(Source *s, const char *folder)
             type ? type : "missing", architecture_names());
 }
 
+bool hf_is_in_4_bits(const char *folder)
+{
+    char *path = xasprintf("%s/config.json", folder);
+    check_regular(path);
+    json_t *config = json_load_file(path, 0, NULL);
+    const bool found = json_is_true(json_object_get(json_object_get(config, "quantization_config"), "load_in_4bit"));
+    json_decref(config);
+    free(path);
+    return found;
+}
+
 static void settle_heads(ModelConfig *m, const Source *s)
 {
     if (m->n_kv_heads == 0)

@@ -1,6 +1,7 @@
 /* The model that a Hugging Face config.json describes, read and written. */
 #pragma once
 #include <jansson.h>
+#include <stdbool.h>
 
 #include "model/architecture.h"
 
@@ -8,6 +9,9 @@
  * rope_scaling) or 5 (rope_parameters); init_* stay. Dies on a class that no row of architecture.h has, and on values that the
  * configuration's keys of the same meaning could not have. */
 void    config_read_hf(ModelConfig *m, const char *folder);
+
+/* Whether bitsandbytes has stored that folder's matrices in 4 bits, by its config.json. */
+bool    hf_is_in_4_bits(const char *folder);
 
 /* Dies if load_path, which is to be read, is no folder that can be: says what it is instead (a name on the hub, another format),
  * and the command that makes a folder of it. `place`: where load_path was given; NULL: unknown. */

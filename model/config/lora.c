@@ -116,26 +116,37 @@ static void take_adapter(Reader *r, const char *source)
 
 /* ---- checks ----------------------------------------------------------------------------------------------- */
 
-static void check_rank(const Reader *r)
+/* source: the adapters that are continued; NULL: they are new. */
+static void check_rank(const Reader *r, const char *source)
 {
+    char *file = source ? xasprintf("%s/adapter_config.json", source) : NULL;
     const ModelConfig *m = &r->s->c.model;
     const int C = m->d_model, q = m->n_heads * m->head_dim, kv = m->n_kv_heads * m->head_dim, F = m->mlp_width;
     const int in[NUM_LORA_MODULES] = { C, C, C, q, C, C, F }, out[NUM_LORA_MODULES] = { q, kv, kv, C, F, F, C };
     for (int k = 0; k < NUM_LORA_MODULES; k++) {
         const int most = in[k] < out[k] ? in[k] : out[k];
         if (m->lora.target[k] && m->lora.rank > most)
-            die("%s: lora.rank %d is above %d, the rank of %s, which is %d x %d; take a smaller one", config_where(r, "lora.rank"),
-                m->lora.rank, most, adapter_module_name((LoraModule)k), out[k], in[k]);
+            die("%s: lora.rank %d is above %d, the rank of %s, which is %d x %d; %s", file ? file : config_where(r, "lora.rank"),
+                m->lora.rank, most, adapter_module_name((LoraModule)k), out[k], in[k],
+                file ? "such adapters are only merged, by --export" : "take a smaller one");
     }
+    free(file);
 }
 
 /* Without adapters, what is said about them says nothing. */
 static void note_idle(Reader *r)
 {
-    static const char *const keys[] = { "lora.alpha", "lora.base", "lora.base_path" };
-    for (int i = 0; i < 3; i++)
-        if (config_given(r, keys[i]))
-            config_note(r, "%s (there is no lora.rank, so there are no adapters)", keys[i]);
+    const Settings *s = r->s;
+    const struct { const char *key; bool says; } keys[] = {
+        { "lora.alpha", config_given(r, "lora.alpha") },
+        { "lora.use_rslora", s->c.model.lora.use_rslora },
+        { "lora.target_modules", s->num_lora_modules != 1 || strcmp(s->lora_modules[0], "all-linear") != 0 },
+        { "lora.base", config_given(r, "lora.base") },
+        { "lora.base_path", config_given(r, "lora.base_path") },
+    };
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
+        if (keys[i].says)
+            config_note(r, "%s (there is no lora.rank, so there are no adapters)", keys[i].key);
     value_free(r->s, config_key("lora.base_path"));
 }
 
@@ -145,6 +156,8 @@ static void settle_base(Reader *r)
 {
     Settings *s = r->s;
     Format *frozen = &s->c.recipe.frozen;
+    if (s->lora_base == NOT_GIVEN && s->c.model.lora.base_path && hf_is_in_4_bits(s->c.model.lora.base_path))
+        s->lora_base = BASE_NF4;
     const bool given = config_given(r, "format.frozen"), bf16 = s->lora_base == BASE_AS_FROZEN;
     s->c.model.lora.base = s->lora_base == NOT_GIVEN ? BASE_AS_FROZEN : (BaseFormat)s->lora_base;
     if (bf16 && given && frozen->dtype != BF16)
@@ -200,7 +213,7 @@ void config_check_lora(Reader *r, const char *source, bool resumes)
         die("%s: trainable: with adapters (lora.rank %d) nothing else is trained; leave one of them out: --trainable=[] or "
             "--lora.rank=null", config_where(r, "trainable"), l->rank);
     write_targets(r->s);
-    check_rank(r);
+    check_rank(r, continued ? source : NULL);
     check_rate(r);
     settle_base(r);
 }

@@ -143,7 +143,8 @@ const ConfigKey config_keys[] = {
            "k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj; all-linear: all of these"),
     WORD  ("lora.base", CHOICE, "null", WORDS({ "bf16", BASE_AS_FROZEN }, { "e4m3", BASE_E4M3 }, { "nf4", BASE_NF4 }), X(lora_base),
            "how the frozen matrices of blocks are stored: e4m3: a byte each, the operand of FP8 recipes; nf4: half a byte, as "
-           "QLoRA; null: as load_path's adapters were trained, else in format.frozen"),
+           "QLoRA; null: as load_path's adapters were trained, else nf4 if bitsandbytes stored them in 4 bits, else in "
+           "format.frozen"),
     OTHER ("lora.base_path", STRING | FOLLOWS, "null", C(model.lora.base_path), "the model that load_path's adapters stand beside, "
            "if not the one that they name; of new adapters it is load_path itself"),
     ONLY  ("lora.dropout", "0|0.0|null", "there is no dropout"),
