@@ -72,8 +72,8 @@ cuda_tests() {
 
 # NOTE: a process under compute-sanitizer cannot fork, as tests of error messages do. cuDNN's kernels synchronize in ways that
 # racecheck does not see; they are not ours. In attention's kernels for 9.0 one lane arrives at a barrier for its warp, behind
-# __syncwarp, and racecheck reports the other lanes' accesses: attention's tests run under memcheck alone. A whole model under
-# racecheck takes many minutes and adds no kernel of ours.
+# __syncwarp, and racecheck reports the other lanes' accesses, of which none is left on the same shape where every lane arrives:
+# attention's tests run under memcheck alone. A whole model under racecheck takes many minutes and adds no kernel of ours.
 sanitize() {
     local tool test options
     for tool in memcheck racecheck; do
