@@ -1,7 +1,8 @@
 /* Every operation the model needs. Implemented twice: kernels/cpu/ is the specification, kernels/cuda/ the fast one.
  *
  *   Outputs first, then inputs, then sizes. An operation reads its inputs and writes its outputs in whatever Format
- *   the tensors carry; arithmetic in between is F32. "+=" marks outputs that accumulate. Shapes and formats are
+ *   the tensors carry; arithmetic in between is F32. "+=" marks outputs that accumulate; a tensor among them that is `empty`
+ *   is written instead, the whole of it, as if it had held zeros, whatever its memory holds. Shapes and formats are
  *   checked on entry; a combination that a back end does not have is an error that names it. Integer and float
  *   arrays are device memory. Nothing here waits for the device. An FP8 output without data_t gets its rows alone, the same
  *   codes under the same scale.

@@ -23,6 +23,7 @@ typedef struct {
                          dynamic maps F32. NULL of F32 and BF16                                                 */
     Format format;
     int    rows, cols;
+    bool   empty;     /* of a gradient: holds nothing yet, so what is to be added to it is written; see kernels.h */
     float *range;     /* of an FP8 operand with one scale: see operand_ranges; NULL: max|x| is found each time    */
 } Tensor;
 

@@ -131,7 +131,7 @@ static void head(Model *m, Fsdp *f, float scale, float z_weight, bool backward)
         fsdp_gather(f, 0, FOR_FORWARD | FOR_BACKWARD);
     const Unit *hw = fsdp_acquire(f, head_unit);
     Unit none = { 0 }, *dw = backward ? fsdp_grads(f, head_unit) : &none, *dnorm = backward ? fsdp_grads(f, last) : &none;
-    Tensor weight = tied ? hw->embed : hw->head, dweight = tied ? dw->embed : dw->head;
+    Tensor weight = tied ? hw->embed : hw->head, *dweight = tied ? &dw->embed : &dw->head;
     const bool goes_on = backward && (f->first_trained <= m->L || dnorm->norm.data);      /* below the head something is trained */
     const bool fp8 = backward && format_is_fp8(m->recipe.head);
 
@@ -146,16 +146,16 @@ static void head(Model *m, Fsdp *f, float scale, float z_weight, bool backward)
         int rows = m->N - n < chunk ? m->N - n : chunk;
         Tensor h = tensor_rows(m->final_h, n, rows), logits = tensor_rows(m->logits, 0, rows);
         matmul(logits, h, weight, NONE);
-        if (fp8) {
-            chunk_backward_fp8(m, n, logits, h, dweight, scale, z_weight, goes_on);
-            continue;
-        }
-        cross_entropy(logits, m->losses + n, m->losses + m->N + n, m->targets + n, m->config->vocab_size,
-                      scale, z_weight, backward);
-        if (goes_on)
+        if (fp8)
+            chunk_backward_fp8(m, n, logits, h, *dweight, scale, z_weight, goes_on);
+        else
+            cross_entropy(logits, m->losses + n, m->losses + m->N + n, m->targets + n, m->config->vocab_size,
+                          scale, z_weight, backward);
+        if (goes_on && !fp8)
             matmul_dx(tensor_rows(m->work.dh, n, rows), logits, weight, false);
-        if (backward)
-            matmul_dw(dweight, logits, h);
+        if (backward && !fp8)
+            matmul_dw(*dweight, logits, h);
+        dweight->empty = false;         /* the next chunk adds, and so does the embedding whose table this is */
     }
     if (goes_on)
         norm_to_stream_backward(m, dnorm->norm, x, m->final_stats, w->norm, false);

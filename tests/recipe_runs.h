@@ -75,7 +75,7 @@ static inline Result run_config(Config c, int parts, bool behind)
     if (behind) {
         step(&model, &fsdp, parts, 2);
         model_losses(&model);
-        fsdp_zero_grads(&fsdp);
+        fsdp_empty_grads(&fsdp);
     }
     step(&model, &fsdp, parts, 1);
     Result r = { .loss = model_losses(&model).loss / model.N, .units = fsdp.num_units };

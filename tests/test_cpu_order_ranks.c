@@ -244,7 +244,7 @@ static void train(const char *recipe, SmallModel a, char *trainable, bool fp8_he
     model_place(&model, &fsdp, &c);
     fsdp_init(&fsdp, &m, 5);
     for (int step = 1; step <= STEPS && !*problem; step++) {
-        fsdp_zero_grads(&fsdp);
+        fsdp_empty_grads(&fsdp);
         for (int i = 0; i < MICRO_BATCHES; i++)
             micro_batch(&model, &fsdp, i == MICRO_BATCHES - 1 ? PASS_COMPLETE : PASS_ACCUMULATE);
         model_losses(&model);

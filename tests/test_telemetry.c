@@ -72,7 +72,7 @@ static void small_step(Small *s, bool backward)
         tokens[n] = test_token((uint64_t)s->step, (uint64_t)n, s->config.model.vocab_size);
     for (int n = 0; n < N; n++)
         targets[n] = (n + 1) % s->model.attn.T ? tokens[n + 1] : -1;
-    fsdp_zero_grads(&s->fsdp);
+    fsdp_empty_grads(&s->fsdp);
     telemetry_watch(s->telemetry, s->step);
     model_step(&s->model, &s->fsdp, tokens, targets, NULL, 1.0f / (float)N, 0, backward ? PASS_COMPLETE : PASS_FORWARD);
     assert_null(s->model.observe);
@@ -359,7 +359,7 @@ static void test_no_side_effects(void **state)
         for (int n = 0; n < s.model.N; n++)
             tokens[n] = targets[n] = n % 90;
         for (long step = 1; step <= 4; step++) {
-            fsdp_zero_grads(&s.fsdp);
+            fsdp_empty_grads(&s.fsdp);
             telemetry_watch(s.telemetry, step);
             model_step(&s.model, &s.fsdp, tokens, targets, NULL, 0.01f, 0, PASS_COMPLETE);
             loss[interval] = model_losses(&s.model).loss;

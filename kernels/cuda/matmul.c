@@ -72,6 +72,7 @@ typedef struct {
     const void *scale_a, *scale_b;      /* one float each; NULL unless FP8 */
     const void *c;                      /* added; NULL: nothing; may be d */
     void       *d;
+    bool        empty;                  /* c, which is d, holds nothing yet: by the algorithm that adds to it, but d is written */
 } Operands;
 
 typedef struct {
@@ -300,12 +301,13 @@ static void choice_key(char key[256], const Shape *s)
              s->trans_b ? 't' : 'n', dtype_name(s->a), dtype_name(s->b), dtype_name(s->d), s->add, s->fast, s->align);
 }
 
-/* Trials write into d. A sum there is kept by the host meanwhile, whose memory is not short. */
+/* Trials write into d, and add to it even where it is empty. A sum there is kept by the host meanwhile, whose memory is not
+ * short. */
 static void tune(Gemm *g, const Operands *o)
 {
     const size_t bytes = output_bytes(&g->shape);
     char key[256];
-    void *sum = o->c == o->d ? xmalloc(bytes) : NULL;
+    void *sum = o->c == o->d && !o->empty ? xmalloc(bytes) : NULL;
     if (sum)
         device_get(sum, o->d, bytes);
     const bool chosen = choose(g, o);
@@ -377,7 +379,7 @@ static void run(Kind kind, int m, int n, int k, bool trans_a, bool trans_b, DTyp
     set_scales(g, &o);
     if (g->trials_left > 0)
         tune(g, &o);
-    cublasStatus_t status = launch(g, &g->algo, &o);
+    cublasStatus_t status = launch_scaled(g, &g->algo, &o, o.c && !o.empty ? 1 : 0);
     if (status != CUBLAS_STATUS_SUCCESS)
         die_shape(&s, cublasLtGetStatusString(status));
 }
@@ -458,5 +460,5 @@ void matmul_dw(Tensor dw, Tensor dy, Tensor x)
         check_fp8(DW, C, N, "inputs", "tokens");
     run(DW, C, O, N, fp8, !fp8, x.format.dtype, dy.format.dtype, dw.format.dtype,
         (Operands){ .a = fp8 ? transposed(DW, x, "x") : x.data, .b = fp8 ? transposed(DW, dy, "dy") : dy.data,
-                    .scale_a = x.scale, .scale_b = dy.scale, .c = dw.data, .d = dw.data });
+                    .scale_a = x.scale, .scale_b = dy.scale, .c = dw.data, .d = dw.data, .empty = dw.empty });
 }
