@@ -206,6 +206,14 @@ static inline void put(Tensor t, const float *x)
     device_put(t.data, t.format.dtype == F32 ? (const void *)x : codes, n * dtype_size(t.format.dtype));
 }
 
+/* Bytes of F32 or BF16: 0 for zeros, 0xff for NaNs. */
+static inline void fill_bytes(Tensor t, int byte)
+{
+    void *bytes = keep(tensor_bytes(t));
+    memset(bytes, byte, tensor_bytes(t));
+    device_put(t.data, bytes, tensor_bytes(t));
+}
+
 /* Element i is uniform in [low, high): a function of (seed, i) in exact arithmetic and one rounding. */
 static inline float uniform(uint64_t seed, size_t i, float low, float high)
 {
@@ -299,6 +307,33 @@ static inline void restore_all(const Tensor *t, void **bytes, int n)
         restore_all(outputs_, before_, COUNT_);                                           \
         call;                                                                             \
         check_twice(#call, outputs_, first_, COUNT_);                                     \
+    } while (0)
+
+/* Two arrays of values, of which neither holds a NaN; 0 is -0. */
+static inline void check_same_values(const char *name, const double *x, const double *expected, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (!(x[i] == expected[i]))
+            fail_msg("%s: element %zu of %zu is %.9g, expected %.9g", name, i, n, x[i], expected[i]);
+}
+
+/* `call`, which adds to the tensor `to`, gives for an empty one, whose memory is full of NaNs, what it gives for zeros. */
+#define EMPTY_IS_ZEROS(to, call)                                                          \
+    do {                                                                                  \
+        const Tensor kept_ = to;                                                          \
+        if (!kept_.data)                                                                  \
+            break;                                                                        \
+        Tensor empty_ = make(kept_.format, kept_.rows, kept_.cols);                       \
+        const Tensor zeros_ = make(kept_.format, kept_.rows, kept_.cols);                 \
+        fill_bytes(empty_, 0xff);                                                         \
+        fill_bytes(zeros_, 0);                                                            \
+        empty_.empty = true;                                                              \
+        to = empty_;                                                                      \
+        call;                                                                             \
+        to = zeros_;                                                                      \
+        call;                                                                             \
+        to = kept_;                                                                       \
+        check_same_values(#call, values(empty_), values(zeros_), tensor_numel(kept_));    \
     } while (0)
 
 /* ---- errors ------------------------------------------------------------------------------------------------- */

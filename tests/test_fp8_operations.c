@@ -286,6 +286,7 @@ static void norm_backward_case(const Shape *s, const NormCase *k, bool operand)
         check_close(name(operand ? "norm_dw-e5m2" : "norm_dw", N, C, k->text), dw, dw_ref, dw_bound);
         golden_check(label, dw, dw_bound);
     }
+    EMPTY_IS_ZEROS(dw, norm_backward(dx, NULL, dw, dy, x, stats.data, w, norm, false));
     for (int accumulate = 0; !operand && accumulate < 2; accumulate++)
         check_amax(dx, dw, dy, x, stats, w, norm, accumulate);
 }
@@ -427,6 +428,7 @@ static void linear_case(const Shape *s, const char *text)
     product(ref, bound, old, O, C, N, (Strided){ DY, 1, O }, (Strided){ X, 1, C });
     check_close(name("matmul_dw", N, C, text), dw, ref, bound);
     golden_check(label, dw, bound);
+    EMPTY_IS_ZEROS(dw, matmul_dw(dw, dy, x));
     release();
 }
 
