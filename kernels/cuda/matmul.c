@@ -207,7 +207,7 @@ static size_t output_bytes(const Shape *s)
 }
 
 /* The whole GEMM by this algorithm, and slices of the result; false if the algorithm does not run. Where d is added to, it gets
- * other sums first, for a first micro-batch adds to 0, which rounds nothing: by the algorithm that all are compared with, from its
+ * other sums first, for in a first micro-batch it holds nothing to add to: by the algorithm that all are compared with, from its
  * product, which alone would be even. */
 static bool sample(uint32_t *slices, const Gemm *g, const cublasLtMatmulAlgo_t *algo, const Operands *o)
 {
