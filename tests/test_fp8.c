@@ -147,8 +147,8 @@ static void test_group_scales(void **state)
         for (uint32_t g = 0; g < GROUPS; g++) {
             const uint64_t bits = random_bits(8, g);
             const int steps = (int)(g / 3 % 512), near = (int)(g % 3) - 1;
-            const float digits = g < GROUPS / 2 ? 1 + (float)steps / 512 + (float)near * 0x1p-23f : 1 + (float)(bits >> 41) * 0x1p-23f;
-            const float amax = ldexpf(digits, (int)(bits % 44) - 16);
+            const float chosen = 1 + (float)steps / 512 + (float)near * 0x1p-23f, any = 1 + (float)(bits >> 41) * 0x1p-23f;
+            const float amax = ldexpf(g < GROUPS / 2 ? chosen : any, (int)(bits % 44) - 16);
             for (uint32_t e = 0; e < 16; e++)
                 x[16 * g + e] = e == bits / 64 % 16 ? -amax : amax * uniform(9, 16 * g + e, -1, 1);
         }

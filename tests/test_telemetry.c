@@ -137,8 +137,8 @@ static void expect_near(const char *what, double found, double expected, double 
 
 /* Every number is finite. Shares are at most 1, ranges at least 1. A normal E4M3 value errs by up to 2^-4, one that
  * is subnormal by 2^-10 S where S <= 1.01 max|x|/240 (a group's maximum has the code 240 or more, within 2^-7) <= 1.01 ||x||/240,
- * since the sample is the whole tensor (64 rows): n of them together by sqrt(n) 2^-10 1.01 / 240 of the norm. Rounding makes an error of about 2^-4 / sqrt(3) / 1.5 = 0.024 of the
- * norm; values that are not special come nowhere near half of it. */
+ * since the sample is the whole tensor (64 rows): n of them together by sqrt(n) 2^-10 1.01 / 240 of the norm. Rounding makes an
+ * error of about 2^-4 / sqrt(3) / 1.5 = 0.024 of the norm; values that are not special come nowhere near half of it. */
 static void check_line(const Small *s, const char *name, double x)
 {
     const char *last = strrchr(name, '/') + 1;
