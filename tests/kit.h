@@ -109,7 +109,7 @@ static inline Tensor make(Format f, int rows, int cols)
     Tensor t = { .format = f, .rows = rows, .cols = cols };
     t.data = guarded(tensor_numel(t) * dtype_size(f.dtype));
     if (format_has_scales(f) && f.group)
-        t.scale = guarded(sizeof(uint16_t) * (size_t)tensor_scales_per_group(f) * (size_t)rows * (size_t)(cols / f.group));
+        t.scale = guarded(format_scale_bytes(f) * (size_t)rows * (size_t)(cols / f.group));
     else if (format_is_fp8(f))
         t.scale = guarded(16);
     return t;
@@ -163,7 +163,14 @@ static inline double decode_fp8(uint8_t c, DType d)
     return c & 0x80 ? -x : x;
 }
 
-/* The values behind a snapshot. */
+/* A group's scale. */
+static inline float decode_scale(uint8_t s, DType d)
+{
+    const double j = s % 8, units = d == E4M3 ? 64 : 32;
+    return s == 255 ? NAN : (float)ldexp(1 + j / units, s / 8 - (d == E4M3 ? 18 : 25));
+}
+
+/* The values behind a snapshot; not of moments. */
 static inline double *decode(Tensor t, const void *snapshot)
 {
     const size_t n = tensor_numel(t);
@@ -175,12 +182,10 @@ static inline double *decode(Tensor t, const void *snapshot)
         else if (t.format.dtype == BF16)
             x[i] = float_from_bits((uint32_t)((const uint16_t *)snapshot)[i] << 16);
         else {
-            uint16_t half;
             float scale;
-            if (t.format.group) {
-                memcpy(&half, scales + sizeof half * (i / (size_t)t.format.group), sizeof half);
-                scale = float_from_bits((uint32_t)half << 16);
-            } else
+            if (t.format.group)
+                scale = decode_scale(((const uint8_t *)scales)[i / (size_t)t.format.group], t.format.dtype);
+            else
                 memcpy(&scale, scales, sizeof scale);
             x[i] = decode_fp8(((const uint8_t *)snapshot)[i], t.format.dtype) * scale;
         }

@@ -1,8 +1,8 @@
 /* Norms that read or write FP8, forward; norm_backward.cu reads any x.
  *
  * y an FP8 operand: a pass over rows stores x in FP8 groups, takes the statistics of what was stored and the
- * maximum of y; a pass over tiles reads x and writes y and its transpose. Bytes per element in COAT: 2 + 1.125 and
- * 1.125 + 2. Where y is not FP8 (a norm behind a branch), or its range is KEPT and it has no transpose, the first pass
+ * maximum of y; a pass over tiles reads x and writes y and its transpose. Bytes per element in COAT: 2 + 1.06 and
+ * 1.06 + 2. Where y is not FP8 (a norm behind a branch), or its range is KEPT and it has no transpose, the first pass
  * writes it and there is no second. */
 #include "kernels/cuda/norm.cuh"
 #include "kernels/cuda/operations_fp8.h"

@@ -59,27 +59,27 @@ template <class D> struct TensorReader {
     }
 };
 
-/* FP8 codes with a BF16 scale per 2^shift elements. S: int or Known<shift>; at least 3. */
+/* FP8 codes with a scale of one byte per 2^shift elements. S: int or Known<shift>; at least 3. */
 template <class D, class S> struct GroupReader {
     const uint8_t *data;
-    const uint16_t *scale;
+    const uint8_t *scale;
     D dtype;
     S shift;
     int cols;
-    struct Raw { uint2 codes; uint16_t scale; };
+    struct Raw { uint2 codes; uint8_t scale; };
     __device__ Raw at(size_t i, int left = 8) const
     {
         return left > 0 ? Raw{ *(const uint2 *)(data + i), scale[i >> shift] } : Raw{};
     }
     __device__ void values(float (&x)[8], const Raw &raw) const
     {
-        decode_pack(x, raw.codes, bf16_value(raw.scale), dtype);
+        decode_pack(x, raw.codes, fp8_group_value(raw.scale, dtype), dtype);
     }
     __device__ void bring(size_t i, int n) const
     {
         prefetch(data + i, n);
-        if (n % (8 << shift) == 0)
-            prefetch(scale + (i >> shift), n >> (shift - 1));
+        if (n % (16 << shift) == 0)
+            prefetch(scale + (i >> shift), n >> shift);
     }
 };
 
@@ -108,7 +108,7 @@ template <typename F> static inline void with_reader(Tensor t, F f)
     if (!format_is_fp8(t.format))
         with_dense_reader(t, f);
     else if (t.format.group == 16)
-        f(GroupReader<DType, Known<4>>{ (const uint8_t *)t.data, (const uint16_t *)t.scale, t.format.dtype, {}, t.cols });
+        f(GroupReader<DType, Known<4>>{ (const uint8_t *)t.data, (const uint8_t *)t.scale, t.format.dtype, {}, t.cols });
     else if (t.format.group == 0)
         f(TensorReader<DType>{ (const uint8_t *)t.data, (const float *)t.scale, t.format.dtype, t.cols });
     else
