@@ -17,7 +17,7 @@
  *     S = 2^(E - 18) (1 + j/64) for E4M3, 2^(E - 25) (1 + j/32) for E5M2: units of j are 2^-(M+3).
  * The code of the largest value a has the first M of a's digits, S those behind them: with h = a cut to M mantissa bits,
  * j = a/h - 1 in units, so a/S lies within 2^-(M+4) of a code. All others have the digits of a float code whatever S is, and the
- * power of two is chosen so that the largest code is used to less than two binades.
+ * power of two leaves less than a binade of the largest codes unused.
  * DIFFERS from COAT, whose scales of activations are BF16, a sixteenth of the bytes of such a tensor. Squared errors of groups of
  * 16 normal, Laplace, Student (3), SiLU-times-normal and log-normal numbers are 1.01 to 1.04 times those with BF16 scales for E4M3,
  * 1.01 to 1.05 for E5M2; with powers of two, which round a as anything else, 1.4 to 2.8 times. */
@@ -32,7 +32,7 @@ enum { MAX_K = 16, K_STEPS = 16 };
 /* Smaller maxima count as this. Then S and S * (smallest code) are normal floats: 2^-90 / 57344 * 2^-16 > 2^-122. */
 #define AMAX_MIN 0x1p-90f
 
-/* Of a group with a byte: S is 2^-18 or 2^-25 for maxima below, and E is that of 2^-10, 0. */
+/* The same of a group whose scale is a byte: its E is 0. */
 #define GROUP_AMAX_MIN 0x1p-10f
 
 static uint32_t bits_of(float x)
