@@ -34,10 +34,11 @@ __device__ static inline const Pack<T> &unpack(const DenseReader<T, ALIGNED> &, 
  * stored; only if MEASURED. Rows of dx are written where nothing else reads them any more, so dx may be dy. Registers hold one
  * row; the block's next one comes to L2 meanwhile.
  * NOTE: an x in FP8 leaves room for dx beside it; else, if not MEASURED, dx is loaded when the sums have been begun, and the
- * rows stay packed over their reduction. */
-template <bool ALIGNED, bool MEASURED, class Reader, typename TDY, typename TDX> __global__ __launch_bounds__(MAX_THREADS)
+ * rows stay packed over their reduction. CENTER: of a LayerNorm; an RMSNorm spares four instructions an element, and they count. */
+template <bool ALIGNED, bool MEASURED, bool CENTER, class Reader, typename TDY, typename TDX>
+__global__ __launch_bounds__(MAX_THREADS)
 void norm_backward_kernel(TDX *dx, float *amax, float *partial, const TDY *dy, Reader x, const float2 *stats, AnyIn w,
-                          int N, int C, Norm norm, bool accumulate)
+                          int N, int C, bool accumulate)
 {
     __shared__ float shared[64];
     float dw[MAX_PACKS][8] = {}, m = 0;
@@ -61,7 +62,7 @@ void norm_backward_kernel(TDX *dx, float *amax, float *partial, const TDY *dy, R
             if (accumulate)
                 prefetch(dx + next, C * sizeof *dx);
         }
-        float sums[2] = {};             /* of g and g xh; dy is 0 behind column C */
+        float sums[1 + CENTER] = {};    /* of g xh and of g; dy is 0 behind column C */
 #pragma unroll
         for (int j = 0; j < MAX_PACKS; j++) {
             float weight[8];
@@ -70,9 +71,10 @@ void norm_backward_kernel(TDX *dx, float *amax, float *partial, const TDY *dy, R
             const auto &in = unpack(x, raw[j]);
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-                const float xh = (in[i] - s.x) * s.y, g = w.data ? d[j][i] * weight[i] : d[j][i];
-                sums[0] += g;
-                sums[1] += g * xh;
+                const float xh = (CENTER ? in[i] - s.x : in[i]) * s.y, g = w.data ? d[j][i] * weight[i] : d[j][i];
+                sums[0] += g * xh;
+                if (CENTER)
+                    sums[CENTER] += g;
                 dw[j][i] += d[j][i] * xh;
             }
         }
@@ -85,7 +87,7 @@ void norm_backward_kernel(TDX *dx, float *amax, float *partial, const TDY *dy, R
             keep_packed(d);
             keep_packed(raw);
         }
-        const float mean_g = norm.kind == LAYER_NORM ? sums[0] / C : 0.0f, mean_gh = sums[1] / C;
+        const float mean_g = CENTER ? sums[CENTER] / C : 0.0f, mean_gh = sums[0] / C;
 #pragma unroll
         for (int j = 0; j < MAX_PACKS; j++) {
             float weight[8], out[8];
@@ -96,8 +98,14 @@ void norm_backward_kernel(TDX *dx, float *amax, float *partial, const TDY *dy, R
             const auto &in = unpack(x, raw[j]);
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-                const float xh = (in[i] - s.x) * s.y, g = w.data ? d[j][i] * weight[i] : d[j][i];
-                out[i] = s.y * (g - mean_g - xh * mean_gh) + before[j][i];
+                const float xh = (CENTER ? in[i] - s.x : in[i]) * s.y;
+                if (CENTER) {
+                    const float g = w.data ? d[j][i] * weight[i] : d[j][i];
+                    out[i] = s.y * (g - mean_g - xh * mean_gh) + before[j][i];
+                } else {
+                    const float g = w.data ? __fmul_rn(d[j][i], weight[i]) : d[j][i];
+                    out[i] = s.y * __fmaf_rn(-xh, mean_gh, g) + before[j][i];
+                }
             }
             if (MEASURED)
                 m = fmaxf(m, pack_abs_max(out));
@@ -127,13 +135,18 @@ static void backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x, con
     const auto launch = [&](auto is_aligned, auto is_measured, auto in) {
         with_type(dy, [&](auto *d) {
             with_type(dx, [&](auto *out) {
-                norm_backward_kernel<decltype(is_aligned)::value, decltype(is_measured)::value>
-                    <<<blocks, threads, 0, device_stream()>>>(out, amax, partial, d, in, (const float2 *)stats, any_in(w), N,
-                                                              C, norm, accumulate);
+                with_bool(norm.kind == LAYER_NORM, [&](auto center) {
+                    norm_backward_kernel<decltype(is_aligned)::value, decltype(is_measured)::value, decltype(center)::value>
+                        <<<blocks, threads, 0, device_stream()>>>(out, amax, partial, d, in, (const float2 *)stats, any_in(w), N, C,
+                                                                  accumulate);
+                });
             });
         });
     };
-    if (measured)
+    if (measured && x.format.dtype == E4M3 && x.format.group == 16)
+        launch(std::true_type(), std::true_type(),
+               GroupReader<Known<E4M3>, Known<4>>{ (const uint8_t *)x.data, (const uint8_t *)x.scale, {}, {}, C });
+    else if (measured)
         with_reader(x, [&](auto in) { launch(std::true_type(), std::true_type(), in); });
     else if (aligned)
         with_dense_reader<true>(x, [&](auto in) { launch(std::true_type(), std::false_type(), in); });

@@ -140,6 +140,66 @@ void rms_rows_kernel(float *amax, GroupOut x, float2 *stats, Reader stream, AnyI
         atomicMax((int *)amax, __float_as_int(m));
 }
 
+/* The same where y's range is KEPT and its row, `codes`, is written here: over the sum the row stays as it was loaded. D: DType
+ * or Known<a DType>, of codes and of x. */
+template <class D, typename T, typename TW> __global__ __launch_bounds__(MAX_THREADS)
+void rms_codes_kernel(TileOut codes, float *amax, GroupOut x, D dtype, float2 *stats, const T *stream, const TW *w, int C,
+                      float eps)
+{
+    __shared__ float sums[32];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32, step = 8 * blockDim.x;
+    const float inverse = 1.0f / tile_scale(codes, *tile_scale_from(codes));
+    const int left = C - 8 * (int)threadIdx.x;          /* behind the thread's first pack and in it */
+    const size_t at = (size_t)blockIdx.x * C + 8 * threadIdx.x;
+    Pack<T> raw[MAX_PACKS];
+    float square = 0, m = 0;
+    x.dtype = dtype;
+#pragma unroll
+    for (int j = 0; j < MAX_PACKS; j++)
+        raw[j] = load_pack<true>(stream + at + j * step, left - j * step);
+#pragma unroll
+    for (int j = 0; j < MAX_PACKS; j++) {
+        float v[8];
+        if (left + 8 * lane <= j * step)                /* all of the warp */
+            break;
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            v[i] = raw[j][i], square += v[i] * v[i];    /* 0 behind column C */
+        if (x.data)
+            store_group(x, at + j * step, v, left > j * step);
+    }
+    square = warp_sum(square);
+    if (lane == 0)
+        sums[warp] = square;
+    __syncthreads();
+    keep_packed(raw);
+    const float rstd = 1.0f / sqrtf(warp_sum(lane < warps ? sums[lane] : 0.0f) / C + eps);
+    if (threadIdx.x == 0)
+        stats[blockIdx.x] = make_float2(0, rstd);
+#pragma unroll
+    for (int j = 0; j < MAX_PACKS; j++) {
+        if (left <= j * step)
+            break;
+        const Pack<TW> weight = load_pack<true>(w + C - left + j * step, 8);
+        float v[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            v[i] = raw[j][i] * rstd * weight[i];
+        m = fmaxf(m, pack_abs_max(v));
+        *(uint2 *)(codes.data + at + j * step) = encode_pack(v, inverse, dtype);
+    }
+    raise_amax_by_warp(amax, *(volatile float *)amax, m);
+}
+
+/* f(d); of E4M3, which all recipes have, the compiler knows it. */
+template <typename F> static void with_format(DType d, F f)
+{
+    if (d == E4M3)
+        f(Known<E4M3>());
+    else
+        f(d);
+}
+
 /* y from x and its statistics. */
 template <class Reader> struct NormSource : SimpleSource {
     Reader x;
@@ -176,6 +236,94 @@ template <typename F> static void with_norm(Tensor x, const float *stats, Tensor
     with_reader(x, [&](auto reader) { f(NormSource<decltype(reader)>{ {}, reader, (const float2 *)stats, any_in(w) }); });
 }
 
+/* y's transpose alone, of an x in groups of 16: what backward makes again. A thread has 4 rows of a group, a block WIDE_TILES
+ * tiles of 128 x 128 below one another.
+ * NOTE: so few bytes move that instructions count: addresses, scales and statistics serve 16 elements, not 8. */
+enum { WIDE_COLS = 128, WIDE_TILES = 2, WIDE_BLOCKS = 4 };
+
+struct WideGroups {
+    uint4 codes[4];
+    uint8_t scale[4];
+    float2 stats[4];
+};
+
+template <class D>
+__device__ static inline WideGroups load_wide(const GroupReader<D, Known<4>> &x, const float2 *stats, int row, int col)
+{
+    const size_t first = (size_t)row * x.cols + col;
+    const unsigned step = (unsigned)x.cols;
+    WideGroups g;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        g.codes[i] = *(const uint4 *)(x.data + first + i * step);
+        g.scale[i] = x.scale[first / 16 + i * (step / 16)];
+        g.stats[i] = stats[row + i];
+    }
+    return g;
+}
+
+template <class D> __global__ __launch_bounds__(TILE_THREADS, WIDE_BLOCKS)
+void norm_columns_kernel(TileOut y, GroupReader<D, Known<4>> x, const float2 *stats, AnyIn w)
+{
+    __shared__ uint32_t t[WIDE_COLS * 33 + 32];         /* column c from 33 c + 4 (c / 16) on: no two lanes share a bank */
+    const int cg = threadIdx.x % 8, rg = threadIdx.x / 8, col0 = blockIdx.x * WIDE_COLS;
+    const int col = min(col0 + 16 * cg, x.cols - 16), end = min((int)(blockIdx.y + 1) * WIDE_TILES * TILE_ROWS, y.rows);
+    const float inverse = 1.0f / *y.scale;
+    float weight[2][8];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            weight[h][i] = 1.0f;
+        if (w.data)
+            load_any<true>(weight[h], w, col + 8 * h, 8);
+    }
+    for (int row0 = blockIdx.y * WIDE_TILES * TILE_ROWS; row0 < end; row0 += TILE_ROWS) {
+        const WideGroups g = load_wide(x, stats, min(row0 + 4 * rg, y.rows - 4), col);
+        uint2 codes[2][4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                float v[8];
+                decode_pack(v, h ? make_uint2(g.codes[i].z, g.codes[i].w) : make_uint2(g.codes[i].x, g.codes[i].y),
+                            fp8_group_value(g.scale[i], x.dtype), x.dtype);
+#pragma unroll
+                for (int k = 0; k < 8; k++)
+                    v[k] = (v[k] - g.stats[i].x) * g.stats[i].y * weight[h][k];
+                codes[h][i] = encode_pack(v, inverse, x.dtype);
+            }
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            turn_codes(t + (16 * cg + 8 * h) * 33 + 4 * cg + rg, codes[h]);
+        __syncthreads();
+#pragma unroll
+        for (int p = 0; p < WIDE_COLS / 32; p++) {
+            const int c = rg + 32 * p, q = 4 * cg, at = c * 33 + c / 16 * 4 + q;
+            if (col0 + c < x.cols && row0 + 4 * q < y.rows)
+                *(uint4 *)(y.data_t + (size_t)(col0 + c) * y.rows + row0 + 4 * q) =
+                    make_uint4(t[at], t[at + 1], t[at + 2], t[at + 3]);
+        }
+        __syncthreads();
+    }
+}
+
+static bool norm_columns(Tensor y, Tensor x, const float *stats, Tensor w)
+{
+    if (y.data || !y.data_t || y.format.dtype != x.format.dtype || x.format.group != 16)
+        return false;
+    const dim3 tiles = tile_grid(y.rows, y.cols);
+    const dim3 grid((unsigned)ceil_div(y.cols, WIDE_COLS), (unsigned)ceil_div(tiles.y, WIDE_TILES));
+    with_format(x.format.dtype, [&](auto dtype) {
+        typedef GroupReader<decltype(dtype), Known<4>> Reader;
+        const Reader reader = { (const uint8_t *)x.data, (const uint8_t *)x.scale, dtype, {}, x.cols };
+        norm_columns_kernel<<<grid, TILE_THREADS, 0, device_stream()>>>(tile_out(y, NULL), reader, (const float2 *)stats,
+                                                                       any_in(w));
+    });
+    LAUNCH_CHECK();
+    return true;
+}
+
 void norm_again_fp8(Tensor y, Tensor x, const float *stats, Tensor w)
 {
     check_tensor("norm_again", "x", x, x.rows, x.cols);
@@ -183,6 +331,8 @@ void norm_again_fp8(Tensor y, Tensor x, const float *stats, Tensor w)
     check_dense_optional("norm_again", "w", w, 1, x.cols);
     if (!format_is_fp8(y.format))
         die("norm_again: y is %s, x %s; the CUDA back end has no such pair", format_name(y.format), format_name(x.format));
+    if (norm_columns(y, x, stats, w))
+        return;
     with_norm(x, stats, w, [&](auto source) {
         fp8_tiles<decltype(source)>({ { tile_out(y, NULL) } }, source, x.rows, x.cols);
     });
@@ -203,7 +353,17 @@ static void forward(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, T
     const bool in_one = y_fp8 && range_is_kept(y) && !y.data_t;
     const Found found = in_one ? found_new() : Found{ y_fp8 ? amax_new() : NULL, NULL };
     const GroupOut saved = x_new ? group_out(x) : GroupOut{};
-    with_reader(stream, [&](auto reader) {
+    if (EXACT && in_one && norm.kind == RMS_NORM && w.data && !format_has_scales(stream.format) &&
+        (!x_new || x.format.dtype == y.format.dtype))
+        with_type(stream, [&](auto *in) {
+            with_type(w, [&](auto *weight) {
+                with_format(y.format.dtype, [&](auto dtype) {
+                    rms_codes_kernel<<<N, threads, 0, device_stream()>>>(tile_out_in_range(y, found), found.amax, saved, dtype,
+                                                                         (float2 *)stats, in, weight, C, norm.eps);
+                });
+            });
+        });
+    else with_reader(stream, [&](auto reader) {
         if (in_one)
             norm_rows_kernel<EXACT, true><<<N, threads, 0, device_stream()>>>(
                 AnyOut{}, tile_out_in_range(y, found), found.amax, saved, (float2 *)stats, reader, any_in(w), AnyIn{}, C, norm);

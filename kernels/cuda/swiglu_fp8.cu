@@ -9,7 +9,7 @@
 #include "kernels/cuda/operations_fp8.h"
 #include "kernels/cuda/tiles.cuh"
 
-enum { ROW_PACKS = 2, ROW_THREADS = 512 };
+enum { ROW_PACKS = 2, ROW_THREADS = 128, ROW_BLOCKS = 10 };
 
 template <class Reader> struct SwigluSource : SimpleSource {
     Reader gate_up;
@@ -62,57 +62,62 @@ template <class Reader, class ReaderD, bool ACT> struct SwigluBackwardSource : S
     }
 };
 
-/* Stores gate and up of a row in FP8 groups; raises amax to the largest act, of what was stored or, if EXACT, of what was
- * read. CODES: writes act's row too. */
-template <bool EXACT, bool CODES, typename T> __global__ __launch_bounds__(ROW_THREADS)
-void swiglu_save_kernel(float *amax, TileOut act, GroupOut saved, const T *gate_up, int F)
+/* Stores gate and up in FP8 groups; raises amax to the largest act, of what was stored or, if EXACT, of what was read. CODES:
+ * writes act too. A thread has ROW_PACKS packs of gate and of up. ALL_E4M3: what codes are, known to the
+ * compiler. */
+template <bool EXACT, bool CODES, bool ALL_E4M3, typename T> __global__ __launch_bounds__(ROW_THREADS, ROW_BLOCKS)
+void swiglu_save_kernel(float *amax, TileOut act, GroupOut saved, const T *gate_up, int N, int F)
 {
-    __shared__ float shared[32];
-    const size_t row = (size_t)blockIdx.x * 2 * F;
-    const int step = 8 * blockDim.x;
+    const float seen = *amax;               /* or less than it is by the end: then an atomic more */
     const float inverse = CODES ? 1.0f / tile_scale(act, *tile_scale_from(act)) : 0.0f;
+    const int first = 8 * (blockIdx.x * ROW_PACKS * ROW_THREADS + threadIdx.x), lane = threadIdx.x % 32;
     float m = 0;
-    for (int first = 0; first < F; first += ROW_PACKS * step) {     /* all threads of a warp: store_group shuffles */
+    if (ALL_E4M3)
+        act.dtype = saved.dtype = E4M3;
+    for (int row = blockIdx.y; row < N; row += gridDim.y) {
+        const size_t at = (size_t)row * F + first, gate_at = at + (size_t)row * F, up_at = gate_at + F;
         Pack<T> g[ROW_PACKS], u[ROW_PACKS];
 #pragma unroll
         for (int j = 0; j < ROW_PACKS; j++) {
-            const int f = first + 8 * threadIdx.x + j * step;
-            g[j] = load_pack<true>(gate_up + row + f, F - f);
-            u[j] = load_pack<true>(gate_up + row + F + f, F - f);
+            const int step = 8 * j * ROW_THREADS;
+            g[j] = load_pack<true>(gate_up + gate_at + step, F - first - step);
+            u[j] = load_pack<true>(gate_up + up_at + step, F - first - step);
         }
 #pragma unroll
         for (int j = 0; j < ROW_PACKS; j++) {
-            const int f = first + 8 * threadIdx.x + j * step;
-            float gate[8], up[8];
-            if (f - 8 * (int)(threadIdx.x % 32) >= F)           /* all of the warp */
+            const int step = 8 * j * ROW_THREADS;
+            float gate[8], up[8], y[8];
+            if (first - 8 * lane + step >= F)           /* all of the warp: store_group shuffles */
                 break;
 #pragma unroll
             for (int i = 0; i < 8; i++)
                 gate[i] = g[j][i], up[i] = u[j][i];
-            store_group(saved, row + f, gate, f < F);
-            store_group(saved, row + F + f, up, f < F);
-            float y[8];
+            store_group(saved, gate_at + step, gate, first + step < F);
+            store_group(saved, up_at + step, up, first + step < F);
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 const float x = EXACT ? g[j][i] : gate[i];
                 y[i] = x * quick_sigmoid(x) * (EXACT ? u[j][i] : up[i]);
-                m = fmaxf(m, fabsf(y[i]));
             }
-            if (CODES && f < F)
-                *(uint2 *)(act.data + row / 2 + f) = encode_pack(y, inverse, act.dtype);
+            m = fmaxf(m, pack_abs_max(y));
+            if (CODES && first + step < F)
+                *(uint2 *)(act.data + at + step) = encode_pack(y, inverse, act.dtype);
         }
     }
-    raise_amax(amax, m, shared);
+    raise_amax_by_warp(amax, seen, m);
 }
 
 template <bool EXACT, typename T> static void save(bool codes, Found found, Tensor act, GroupOut saved, const T *wide)
 {
-    const int N = act.rows, F = act.cols, threads = round_threads(F / 8, ROW_PACKS, ROW_THREADS);
-    if (codes)
-        swiglu_save_kernel<EXACT, true><<<N, threads, 0, device_stream()>>>(found.amax, tile_out_in_range(act, found), saved, wide,
-                                                                           F);
-    else
-        swiglu_save_kernel<EXACT, false><<<N, threads, 0, device_stream()>>>(found.amax, TileOut{}, saved, wide, F);
+    const int N = act.rows, F = act.cols, most = 65535;         /* a grid's y ends there */
+    const dim3 grid((unsigned)ceil_div(F, 8 * ROW_PACKS * ROW_THREADS), N < most ? N : most);
+    const TileOut out = codes ? tile_out_in_range(act, found) : TileOut{};
+    with_bool(codes, [&](auto has_codes) {
+        with_bool(act.format.dtype == E4M3 && saved.dtype == E4M3, [&](auto e4m3) {
+            swiglu_save_kernel<EXACT, decltype(has_codes)::value, decltype(e4m3)::value>
+                <<<grid, ROW_THREADS, 0, device_stream()>>>(found.amax, out, saved, wide, N, F);
+        });
+    });
 }
 
 template <bool EXACT> static void forward(Tensor act, Tensor gate_up, Tensor wide, LowProduct product)

@@ -26,6 +26,14 @@ __device__ inline void raise_amax(float *amax, float m, float *shared)
         atomicMax((int *)amax, __float_as_int(m));
 }
 
+/* The same of a warp, all of which call, without a barrier. seen: what *amax was when the caller looked; m: no NaN. */
+__device__ inline void raise_amax_by_warp(float *amax, float seen, float m)
+{
+    m = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(m)));
+    if (threadIdx.x % 32 == 0 && m > seen)
+        atomicMax((int *)amax, __float_as_int(m));
+}
+
 /* ---- what is written ------------------------------------------------------------------------------------------- */
 
 /* A tensor in FP8 groups of 16 elements; no data: nothing is stored. */
@@ -213,6 +221,23 @@ void fp8_amax_kernel(float *amax, Source source, int rows, int cols)
 
 template <class Source> struct TileOuts { TileOut out[Source::OUTPUTS]; };
 
+/* The eight columns of four rows of codes, each a word; the next column is 33 words on. */
+__device__ inline void turn_codes(uint32_t *to, const uint2 (&codes)[4])
+{
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const uint32_t a = half ? codes[0].y : codes[0].x, b = half ? codes[1].y : codes[1].x;
+        const uint32_t c = half ? codes[2].y : codes[2].x, d = half ? codes[3].y : codes[3].x;
+        const uint32_t ab0 = __byte_perm(a, b, 0x5140), ab1 = __byte_perm(a, b, 0x7362);
+        const uint32_t cd0 = __byte_perm(c, d, 0x5140), cd1 = __byte_perm(c, d, 0x7362);
+        uint32_t *at = to + 4 * half * 33;
+        at[0] = __byte_perm(ab0, cd0, 0x5410);
+        at[33] = __byte_perm(ab0, cd0, 0x7632);
+        at[66] = __byte_perm(ab1, cd1, 0x5410);
+        at[99] = __byte_perm(ab1, cd1, 0x7632);
+    }
+}
+
 /* codes[i]: eight codes of the thread's row i; width: of the source. Stores them as rows and, through t, as columns. */
 template <class Source>
 __device__ inline void store_tile(const TileOut &out, int o, const Source &source, const uint2 (&codes)[4], int row0,
@@ -225,19 +250,7 @@ __device__ inline void store_tile(const TileOut &out, int o, const Source &sourc
             *(uint2 *)(out.data + (size_t)(row + i) * out.cols + source.column(o, col0 + 8 * cg)) = codes[i];
     if (!out.data_t)
         return;
-    /* the thread's 4 x 8 bytes as eight words, each four rows of a column */
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const uint32_t a = half ? codes[0].y : codes[0].x, b = half ? codes[1].y : codes[1].x;
-        const uint32_t c = half ? codes[2].y : codes[2].x, d = half ? codes[3].y : codes[3].x;
-        const uint32_t ab0 = __byte_perm(a, b, 0x5140), ab1 = __byte_perm(a, b, 0x7362);
-        const uint32_t cd0 = __byte_perm(c, d, 0x5140), cd1 = __byte_perm(c, d, 0x7362);
-        uint32_t *at = t + (8 * cg + 4 * half) * 33 + rg;
-        at[0] = __byte_perm(ab0, cd0, 0x5410);
-        at[33] = __byte_perm(ab0, cd0, 0x7632);
-        at[66] = __byte_perm(ab1, cd1, 0x5410);
-        at[99] = __byte_perm(ab1, cd1, 0x7632);
-    }
+    turn_codes(t + 8 * cg * 33 + rg, codes);
     __syncthreads();
 #pragma unroll
     for (int p = 0; p < TILE_COLS / 32; p++) {
