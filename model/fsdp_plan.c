@@ -183,18 +183,6 @@ static void measure_buffers(Fsdp *f)
     }
 }
 
-/* A rank's slice of any region that is cast before it is gathered; BASE is gathered from where it is stored. */
-static size_t outgoing_bytes(const Fsdp *f)
-{
-    size_t most = 0;
-    for (int u = 0; u < f->num_units; u++)
-        for (Region r = TRAINED; r <= FROZEN; r++) {
-            const size_t bytes = numel_in_buffer(f, u, r) / (size_t)f->shards * dtype_size(unit_format(f, u).dtype);
-            most = bytes > most ? bytes : most;
-        }
-    return most;
-}
-
 static bool serves_blocks(const Fsdp *f, int buffer)
 {
     return buffer >= SHARED_BUFFERS ? is_block(f, buffer - SHARED_BUFFERS)
@@ -233,7 +221,6 @@ static void place_buffers(Fsdp *f, Arena *a)
         if (g->flat.cols > 0)
             g->flat = flat(a, f->recipe.grads, g->flat.cols);
     }
-    f->outgoing = f->shards > 1 ? arena_alloc(gathered, outgoing_bytes(f)) : NULL;
 }
 
 /* Scales and norm weights of all units: together, so that one collective serves all. And room for optimizer_grad_norm. */

@@ -58,8 +58,7 @@ typedef struct {
     int         first_trained;         /* the first unit with a trained parameter: backward ends there */
     int         shards, rank;          /* ranks of a shard group, and this one's place in it */
     bool        sum_once;              /* gradients are summed over them once per step */
-    Arena       gathered;              /* memory of the weight buffers and of `outgoing`, if shards > 1 */
-    void       *outgoing;              /* this rank's slice of the unit that is being gathered */
+    Arena       gathered;              /* memory of the weight buffers, if shards > 1 */
     DeviceMark *updated, *reduced;
 } Fsdp;
 
