@@ -255,8 +255,8 @@ static void train(const char *recipe, SmallModel a, char *trainable, bool fp8_he
     }
     model_free(&model, &fsdp);
     if (*problem)
-        fail_msg("%s, %s, groups of %d, keep_weights %d, grad_sum %d: %s", recipe, architecture_name(a), strategy.shard_ranks,
-                 strategy.keep_weights, strategy.grad_sum, problem);
+        fail_msg("%s, %s, groups of %d, gathering %d, grad_sum %d: %s", recipe, architecture_name(a), strategy.shard_ranks,
+                 strategy.gathering, strategy.grad_sum, problem);
 }
 
 static void test_every_strategy(void **state)

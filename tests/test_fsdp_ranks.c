@@ -1,6 +1,6 @@
 /* Sharding on any number of ranks: what is gathered is what was scattered, bit for bit, and follows the trained master weights;
- * sums over ranks are sums; every strategy trains as one without sharding does; two runs, and queues that overlap or not, give
- * the same bits. On 1, 2 and 4 ranks. */
+ * sums over ranks are sums; every strategy trains as one without sharding does; two runs, queues that overlap or not, and weights
+ * that are gathered once per step or for each pass give the same bits. On 1, 2 and 4 ranks. */
 #include <math.h>
 
 #include "tests/kit.h"
@@ -14,10 +14,10 @@
 
 enum { BATCH = 8, MICRO = 1, STEPS = 3, MAX_UNITS = 5 };
 
-static const struct { const char *name; int groups; bool keep_weights; GradSum sum; } strategies[] = {
-    { "no_shard", 0, false, SUM_OFTEN },                { "full_shard", 1, false, SUM_OFTEN },
-    { "full_shard, one sum", 1, false, SUM_ONCE },      { "shard_grad_op", 1, true, SUM_OFTEN },
-    { "hybrid_shard", 2, false, SUM_OFTEN },            { "hybrid_shard_zero2", 2, true, SUM_ONCE_IF_FITS },
+static const struct { const char *name; int groups; Gathering gathering; GradSum sum; } strategies[] = {
+    { "no_shard", 0, GATHER_OFTEN, SUM_OFTEN },               { "full_shard", 1, GATHER_OFTEN, SUM_OFTEN },
+    { "full_shard, one sum", 1, GATHER_OFTEN, SUM_ONCE },     { "shard_grad_op", 1, GATHER_ONCE, SUM_OFTEN },
+    { "hybrid_shard", 2, GATHER_OFTEN, SUM_OFTEN },           { "hybrid_shard_zero2", 2, GATHER_ONCE, SUM_ONCE_IF_FITS },
 };
 enum { NUM_STRATEGIES = sizeof strategies / sizeof strategies[0] };
 
@@ -54,7 +54,7 @@ static ModelConfig small(int recipe)
     return recipe_cases[recipe].modules ? with_adapters(m, 6, recipe_cases[recipe].modules, recipe_cases[recipe].base) : m;
 }
 
-static void open_run(Run *r, int recipe, Strategy strategy)
+static void configure(Run *r, int recipe, Strategy strategy)
 {
     const ModelConfig m = small(recipe);
     *r = (Run){ 0 };
@@ -64,10 +64,20 @@ static void open_run(Run *r, int recipe, Strategy strategy)
     r->config.global_train_batch_size = BATCH;
     r->config.strategy = strategy;
     divide(strategy.shard_ranks);
+}
+
+static void place(Run *r)
+{
     memory_plan(&r->model, &r->fsdp, &r->config);
     model_place(&r->model, &r->fsdp, &r->config);
     fsdp_init(&r->fsdp, &r->config.model, 5);
     test_fill_adapters(&r->fsdp, 6);
+}
+
+static void open_run(Run *r, int recipe, Strategy strategy)
+{
+    configure(r, recipe, strategy);
+    place(r);
 }
 
 static void close_run(Run *r)
@@ -202,7 +212,7 @@ static void test_unsharded(void **state)
     (void)state;
     for (int i = 0; i < NUM_RECIPES; i++) {
         Run r;
-        open_run(&r, i, (Strategy){ 1, false, SUM_OFTEN });
+        open_run(&r, i, (Strategy){ 1, GATHER_OFTEN, SUM_OFTEN });
         gather_all(&r, false, i, "unsharded");
         step_loss(&r, 0);
         keep_gradients(&r, i);
@@ -284,7 +294,7 @@ static void test_strategies(void **state)
     (void)state;
     for (int s = 0; s < NUM_STRATEGIES; s++) {
         const int groups = strategies[s].groups ? strategies[s].groups : comm_size();
-        const Strategy strategy = { comm_size() / groups, strategies[s].keep_weights, strategies[s].sum };
+        const Strategy strategy = { comm_size() / groups, strategies[s].gathering, strategies[s].sum };
         const bool new = comm_size() > 1 || s == 0;     /* one rank cannot shard: all strategies are one */
         for (int i = 0; i < NUM_RECIPES && new && comm_size() % groups == 0; i++)
             if (is_chosen(i, s))
@@ -292,41 +302,159 @@ static void test_strategies(void **state)
     }
 }
 
-/* A traced step: spans of all kinds in a file that is JSON, and waits that are not negative. */
-static void test_trace(void **state)
+/* ---- traces ------------------------------------------------------------------------------------------------ */
+
+static char folder[32], text[1 << 16];
+
+static void begin_trace(void)
 {
-    (void)state;
-    char folder[] = "/tmp/coat-trace-XXXXXX", path[64], text[1 << 16];
-    Run r;
-    open_run(&r, 3, (Strategy){ comm_size(), false, SUM_OFTEN });
+    strcpy(folder, "/tmp/coat-trace-XXXXXX");
     assert_non_null(mkdtemp(folder));
     trace_open(folder, comm_rank());
-    for (int s = 0; s < 2; s++) {
-        trace_step(s, s == 1);
-        step_loss(&r, s);
-        assert_true(trace_step_end() >= 0);
-    }
+}
+
+/* Into `text`. */
+static void end_trace(void)
+{
+    char path[64];
     trace_close();
-    close_run(&r);
     snprintf(path, sizeof path, "%s/trace-rank%d.json", folder, comm_rank());
     FILE *f = fopen(path, "r");
     assert_non_null(f);
     text[fread(text, 1, sizeof text - 1, f)] = '\0';
     fclose(f);
+    unlink(path);
+    rmdir(folder);
+}
+
+/* A traced step: spans of all kinds in a file that is JSON, and waits that are not negative. */
+static void test_trace(void **state)
+{
+    (void)state;
+    Run r;
+    open_run(&r, 3, (Strategy){ comm_size(), GATHER_OFTEN, SUM_OFTEN });
+    begin_trace();
+    for (int s = 0; s < 2; s++) {
+        trace_step(s, s == 1);
+        step_loss(&r, s);
+        assert_true(trace_step_end() >= 0);
+    }
+    end_trace();
+    close_run(&r);
     assert_non_null(strstr(text, "\"forward 1\""));
     assert_non_null(strstr(text, "\"backward 3\""));
     assert_non_null(strstr(text, "\"gather 3\""));
     if (comm_size() > 1)
         assert_non_null(strstr(text, "\"reduce 0\""));
     assert_string_equal(text + strlen(text) - 2, "]\n");
-    unlink(path);
-    rmdir(folder);
+}
+
+/* ---- weights that stay ------------------------------------------------------------------------------------- */
+
+enum { LAYERS = 5, MICRO_BATCHES = 3 };     /* with two units that stay, block 1 does and 3 takes turns with 5 */
+
+static void configure_kept(Run *r, int recipe, Gathering gathering)
+{
+    configure(r, recipe, (Strategy){ comm_size(), gathering, SUM_OFTEN });
+    r->config.model.n_layers = LAYERS;
+}
+
+/* The device has memory for so many units that stay, and not for one block more. */
+static void limit(Run *r, int kept)
+{
+    Model m;
+    Fsdp f;
+    model_plan(&m, &f, &r->config, (Placement){ comm_size(), comm_rank(), false, kept });
+    const double bytes = (double)model_planned_bytes(&m, &f);
+    model_free(&m, &f);
+    r->config.device_memory = 1;                            /* so that libraries are allowed for on a CPU too */
+    r->config.device_memory = (bytes + 1 + memory_allowance(&r->config)) / (1 << 30);
+}
+
+static int gathers(int unit)
+{
+    char name[32];
+    int count = 0;
+    snprintf(name, sizeof name, "\"gather %d\"", unit);
+    for (const char *at = text; (at = strstr(at, name)); at++)
+        count++;
+    return count;
+}
+
+/* Two steps, the second traced, with the loss of an evaluation behind each. */
+static Curve train_kept(Run *r)
+{
+    Curve c = { 0 };
+    static int tokens[4096];
+    assert_true(r->model.N <= 4096);
+    for (int n = 0; n < r->model.N; n++)
+        tokens[n] = test_token(7, (uint64_t)n, r->config.model.vocab_size);
+    begin_trace();
+    for (int s = 0; s < 2; s++) {
+        trace_step(s, s == 1);
+        forward_backward(&r->model, &r->fsdp, &r->config, s, MICRO_BATCHES);
+        c.norm[s] = optimizer_grad_norm(&r->fsdp);
+        optimizer_step(&r->fsdp, &r->config, s + 1, s + 1, 1e-2, 1);
+        trace_step_end();
+        model_losses(&r->model);
+        model_step(&r->model, &r->fsdp, tokens, tokens, NULL, 1, 0, PASS_FORWARD);
+        c.loss[s] = model_losses(&r->model).loss;
+    }
+    end_trace();
+    return c;
+}
+
+/* Whatever stays, the bits are those of weights that are gathered for each pass, and of these the lowest block of a buffer is still
+ * there when forward begins again, but with NF4 as backward reads it. What stays the evaluation has gathered; FP8 weights are
+ * transposed then, but those of a base once and for all. */
+static void test_kept(void **state)
+{
+    (void)state;
+    static const struct { int recipe, once, lowest; } rows[] = {
+        { 1, 0, 1 + MICRO_BATCHES }, { 3, 1, 1 + MICRO_BATCHES }, { 10, 0, 1 + MICRO_BATCHES }, { 12, 1, 2 * MICRO_BATCHES },
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0] && comm_size() > 1; i++) {
+        Curve often;
+        for (int kept = 0; kept < 3; kept++) {
+            Run r;
+            configure_kept(&r, rows[i].recipe, (Gathering[]){ GATHER_OFTEN, GATHER_ONCE_IF_FITS, GATHER_ONCE }[kept]);
+            if (kept == 1)
+                limit(&r, 2);
+            place(&r);
+            assert_int_equal(r.fsdp.kept, ((int[]){ 0, 2, LAYERS + 2 })[kept]);
+            const Curve c = train_kept(&r);
+            for (int k = 0; k < 2; k++) {
+                const int found = gathers(1 + 2 * k);
+                const int expected = k < kept ? rows[i].once : k == kept ? rows[i].lowest : 2 * MICRO_BATCHES;
+                if (found != expected)
+                    fail_msg("%s, %d units stay: block %d is gathered %d times, expected %d", recipe_cases[rows[i].recipe].name,
+                             r.fsdp.kept, 1 + 2 * k, found, expected);
+            }
+            close_run(&r);
+            if (kept == 0)
+                often = c;
+            check_same_bytes("with weights that stay", &c, &often, sizeof c);
+        }
+    }
+}
+
+/* Of ranks whose devices have room for different numbers of units, all keep the least. */
+static void test_agreement(void **state)
+{
+    (void)state;
+    Run r;
+    configure_kept(&r, 3, GATHER_ONCE_IF_FITS);
+    limit(&r, comm_size() - comm_rank());
+    memory_plan(&r.model, &r.fsdp, &r.config);
+    assert_int_equal(r.fsdp.kept, comm_size() > 1);
+    close_run(&r);
 }
 
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_unsharded), cmocka_unit_test(test_strategies),
-                                        cmocka_unit_test(test_trace) };
+                                        cmocka_unit_test(test_trace), cmocka_unit_test(test_kept),
+                                        cmocka_unit_test(test_agreement) };
     start_ranks(&argc, &argv);
     return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
 }

@@ -9,22 +9,14 @@
 
 static const double GIB = 1 << 30;
 
-/* *once: whether gradients are summed over ranks once per step. */
-static double needed(const Config *c, bool *once)
+double fit_needed(const Config *c)
 {
     Model m;
     Fsdp f;
     memory_plan(&m, &f, c);
     const double bytes = (double)model_planned_bytes(&m, &f) + memory_allowance(c);
-    *once = f.sum_once;
     model_free(&m, &f);
     return bytes;
-}
-
-double fit_needed(const Config *c)
-{
-    bool once;
-    return needed(c, &once);
 }
 
 static bool fits_with(const Config *c, int sequences)
@@ -75,8 +67,7 @@ static void print_largest(const Config *c, int largest)
 
 void fit_print(const Config *c)
 {
-    bool once;
-    const double bytes = needed(c, &once), device = memory_of_device(c);
+    const double bytes = fit_needed(c), device = memory_of_device(c);
     const int largest = fit_largest(c);
     if (comm_rank() != 0)
         return;
@@ -87,6 +78,5 @@ void fit_print(const Config *c)
         printf(" on each of %d devices", c->ranks);
     if (memory_allowance(c) > 0)
         printf(", of which %.1f are for CUDA and its libraries", memory_allowance(c) / GIB);
-    puts(c->strategy.shard_ranks == 1 ? "" : once ? "; gradients summed over ranks once per step"
-                                                  : "; gradients summed over ranks with every micro-batch");
+    putchar('\n');
 }
