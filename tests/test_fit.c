@@ -81,10 +81,10 @@ static void test_mode(void **state)
     for (int i = 0; i < 3; i++) {
         Model m;
         Fsdp f;
-        Config *c = plan(4, "coat", rows[i].memory, NULL);           /* 56.8 GiB with whole gradients, 45.3 without */
+        Config *c = plan(4, "coat", rows[i].memory, NULL);           /* 57.2 GiB with whole gradients, 45.7 without */
         memory_plan(&m, &f, c);
         assert_int_equal(f.sum_once, rows[i].once);
-        assert_true(fabs((double)model_planned_bytes(&m, &f) / (1 << 30) - (rows[i].once ? 56.815 : 45.262)) < 0.001);
+        assert_true(fabs((double)model_planned_bytes(&m, &f) / (1 << 30) - (rows[i].once ? 57.205 : 45.652)) < 0.001);
         model_free(&m, &f);
         config_free(c);
     }
@@ -98,7 +98,7 @@ static void test_small_device(void **state)
                      "--global_train_batch_size=64", "--device_train_microbatch_size=2", NULL };
     Config *c = config_load(8, argv, 1, checkpoint_latest);
     assert_true(fit_needed(c) <= memory_of_device(c));
-    assert_int_equal(fit_largest(c), 3);
+    assert_int_equal(fit_largest(c), 2);
     config_free(c);
 }
 
