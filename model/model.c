@@ -98,24 +98,27 @@ static float largest_dlogit(float scale, float z_weight)
     return scale * (1 + 2 * z_weight * 1024);
 }
 
-/* Loss and gradients of a chunk with FP8 operands. The logits are lost to their gradient's transpose. */
+/* Loss and gradients of a chunk with FP8 operands. The logits are lost to their gradient's transpose. Tokens and columns that pad
+ * have no gradient. */
 static void chunk_backward_fp8(Model *m, int n, Tensor logits, Tensor h, Tensor dweight, float scale, float z_weight, bool goes_on)
 {
     Tensor dlogits = m->dlogits, transposed = dlogits, head_h = m->head_h;
-    dlogits.rows = transposed.rows = head_h.rows = logits.rows;
+    dlogits.rows = transposed.rows = head_h.rows = fp8_padded(logits.rows);
     dlogits.data_t = transposed.data = NULL;
     cross_entropy_codes(dlogits, largest_dlogit(scale, z_weight), logits, m->losses + n, m->losses + m->N + n, m->targets + n,
                         m->config->vocab_size, scale, z_weight);
     if (goes_on) {
         matmul_accumulation(FAST_NONE);         /* so long a sum, over the vocabulary, is not one for short accumulators */
-        matmul_dx(tensor_rows(m->work.dh, n, logits.rows), dlogits, m->head_w, false);
+        matmul_dx(tensor_rows(m->work.dh, n, logits.rows), tensor_rows(dlogits, 0, logits.rows), m->head_w, false);
         matmul_accumulation(m->recipe.fast);
     }
     if (!dweight.data)
         return;
     quantize_codes(transposed, dlogits);
-    quantize(head_h, h);
+    quantize_scale(head_h, h);
+    quantize_codes(head_h, h);
     transposed.data = dlogits.data;
+    transposed.cols = dweight.rows;
     matmul_dw(dweight, transposed, head_h);
 }
 

@@ -82,6 +82,51 @@ static void quantize_operand(Format f, Tensor x)
     check_same_bytes("scale, rows, columns", tensor_snapshot(halves), expected, bytes);
 }
 
+/* With more rows than x has: x's codes, and behind them zeros, in rows and columns. What was there before is gone. */
+static void quantize_padded(Format f, int N, int C)
+{
+    const int padded = (N + 15) / 16 * 16 + (N % 3 ? 0 : 16);
+    const size_t codes = (size_t)N * (size_t)C, all = (size_t)padded * (size_t)C;
+    Tensor x = make_uneven(N, C, 3, -1, 2), exact = make(f, N, C), y = make_operand(f, padded, C), halves = y;
+    Tensor saved = make(f, padded, C), turned = make_operand(f, padded, C);
+    quantize(exact, x);
+    quantize_scale(y, x);
+    TWICE(quantize_codes(y, x), y);
+    const uint8_t *rows = tensor_snapshot(y);
+    check_same_bytes("x's codes", rows, tensor_snapshot(exact), codes);
+    assert_true(operand_scale(y) == operand_scale(exact));
+    for (size_t i = codes; i < all; i++)
+        assert_int_equal(rows[i], 0);
+    check_transposed("padded", y);
+    halves.data = guarded(all), halves.data_t = guarded(all);
+    quantize_codes(rows_of(halves), x);
+    quantize_codes(columns_of(halves), x);
+    check_same_bytes("rows and columns alone", tensor_snapshot(halves), rows, 2 * all);
+    saved.scale = turned.scale = y.scale;
+    quantize_codes(saved, exact);               /* the same from codes */
+    quantize_codes(columns_of(turned), saved);
+    turned.data = saved.data;
+    check_same_bytes("from codes", tensor_snapshot(turned), rows, 2 * all);
+    release();
+}
+
+static void test_padding(void **state)
+{
+    (void)state;
+    static const int N[] = { 1, 15, 16, 37, 130, 250 }, C[] = { 24, 64, 176 };
+    for (int i = 0; i < 18; i++) {
+        quantize_padded(E4, N[i % 6], C[i / 6]);
+        quantize_padded(E5, N[i % 6], C[i / 6]);
+    }
+    Tensor x = make(H, 5, 32), longer = make(E4, 16, 32), shorter = make(E4, 4, 32), wider = make(E4, 16, 48);
+    DIES("quantize_codes: (4, 32) from (5, 32)", quantize_codes(shorter, x));
+    DIES("quantize_codes: (16, 48) from (5, 32)", quantize_codes(wider, x));
+    DIES("quantize_codes: (16, 32) from (5, 32)", quantize_codes(make(E16, 16, 32), x));
+    DIES("quantize_codes: (16, 32) from (5, 32)", quantize_codes(make(H, 16, 32), x));
+    DIES("quantize: y is (16, 32)", quantize(longer, x));
+    release();
+}
+
 static void test_quantize(void **state)
 {
     (void)state;
@@ -447,7 +492,7 @@ static void test_linear(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_quantize), cmocka_unit_test(test_norm), cmocka_unit_test(test_swiglu),
+        cmocka_unit_test(test_quantize), cmocka_unit_test(test_padding), cmocka_unit_test(test_norm), cmocka_unit_test(test_swiglu),
         cmocka_unit_test(test_linear),
     };
     if (argc > 1)

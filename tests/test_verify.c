@@ -149,6 +149,27 @@ static void test_other_settings(void **state)
     assert_null(strstr(output, "resume: "));
 }
 
+/* The recipe's row had other columns then, or none of these. The run goes on, and can go on as before. */
+static void test_other_columns(void **state)
+{
+    (void)state;
+    make_first();
+    in_folder("rm -rf copy; cp -r first copy; "
+              "sed -i 's/scales: null    # step/scales: null    # microbatch/; s/fast: null    # all/fast: null    # none/' "
+              "copy/step2/config.yaml");
+    expect_status(go_on(1, "copy", "--format.fast=none"), 0);
+    static const char line[] = "resume: format.scales step, was microbatch: --format.scales=microbatch goes on as before\n";
+    const char *said = strstr(output, "resume: ");
+    if (!said || strncmp(said, line, strlen(line)) != 0 || strstr(said + 1, "resume: "))
+        fail_msg("expected '%s' in: %s", line, output);
+    in_folder("rm -rf copy; cp -r first copy; sed -i '/^  scales:/d; /^  head:/d' copy/step2/config.yaml; cp -r copy again");
+    expect_status(go_on(1, "copy", ""), 0);
+    expect_output("resume: format.head e5m2, was bf16: --format.head=bf16 goes on as before\n");
+    expect_output(line);
+    expect_status(go_on(1, "again", "--format.head=bf16 --format.scales=microbatch"), 0);
+    assert_null(strstr(output, "resume: "));
+}
+
 /* Its manifest had neither checksums nor samples: nothing is verified, and the rest of the run is the same bit for bit. */
 static void test_old_checkpoint(void **state)
 {
@@ -171,6 +192,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_sample), cmocka_unit_test(test_flipped_bits),
                                         cmocka_unit_test(test_other_content),
-                                        cmocka_unit_test(test_other_settings), cmocka_unit_test(test_old_checkpoint) };
+                                        cmocka_unit_test(test_other_settings), cmocka_unit_test(test_other_columns),
+                                        cmocka_unit_test(test_old_checkpoint) };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

@@ -225,12 +225,13 @@ void encode_in_range_kernel(float *amax, TileOut y, Reader x, size_t n)
     raise_amax(amax, m, shared);
 }
 
-__global__ void encode_any_kernel(AnyTensor y, AnyTensor x, size_t n)
+/* Elements first .. end-1 of y; those from n on, which x does not have, are 0. */
+__global__ void encode_any_kernel(AnyTensor y, AnyTensor x, size_t first, size_t n, size_t end)
 {
-    const size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x;
-    if (i >= n)
+    const size_t i = first + (size_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i >= end)
         return;
-    const uint8_t code = encode_any(y.format.dtype, element(x, i) * (1.0f / *(const float *)y.scale));
+    const uint8_t code = i < n ? encode_any(y.format.dtype, element(x, i) * (1.0f / *(const float *)y.scale)) : 0;
     if (y.data)
         ((uint8_t *)y.data)[i] = code;
     if (y.data_t)
@@ -315,19 +316,23 @@ template <DType D> static void to_groups(Tensor y, Tensor x, size_t n)
     LAUNCH_CHECK();
 }
 
-template <DType D> static void to_codes(Tensor y, Tensor x, size_t n)
+/* Tiles take sixteens of x's rows, and may write into y's next ones: the rest comes behind them. */
+template <DType D> static void to_codes(Tensor y, Tensor x)
 {
-    if (!is_fast(y, x))
-        encode_any_kernel<<<blocks_for(n, 1), THREADS, 0, device_stream()>>>(any_tensor(y), any_tensor(x), n);
-    else
+    const int fast = !is_fast(y, x) ? 0 : y.data_t ? x.rows / 16 * 16 : x.rows;
+    const size_t done = (size_t)fast * x.cols, end = tensor_numel(y);
+    if (fast > 0)
         with_fast_reader(x, [&](auto reader) {
             typedef ReaderSource<decltype(reader)> Source;
             if (y.data_t)
-                fp8_tiles<Source>({ { tile_out(y, NULL) } }, { {}, reader }, x.rows, x.cols);
+                fp8_tiles<Source>({ { tile_out(y, NULL) } }, { {}, reader }, fast, x.cols);
             else
-                encode_kernel<D><<<blocks_for(n, 8 * PACKS), THREADS, 0, device_stream()>>>(
-                    (uint8_t *)y.data, (const float *)y.scale, reader, n);
+                encode_kernel<D><<<blocks_for(done, 8 * PACKS), THREADS, 0, device_stream()>>>(
+                    (uint8_t *)y.data, (const float *)y.scale, reader, done);
         });
+    if (done < end)
+        encode_any_kernel<<<blocks_for(end - done, 1), THREADS, 0, device_stream()>>>(any_tensor(y), any_tensor(x), done,
+                                                                                      tensor_numel(x), end);
     LAUNCH_CHECK();
 }
 
@@ -336,7 +341,7 @@ template <DType D> static void to_fp8(Tensor y, Tensor x, size_t n)
     if (y.format.group)
         to_groups<D>(y, x, n);
     else
-        to_codes<D>(y, x, n);
+        to_codes<D>(y, x);
 }
 
 /* Writes what it reads as rows of T, too. */
@@ -409,12 +414,11 @@ void quantize_scale(Tensor y, Tensor x)
 void quantize_codes(Tensor y, Tensor x)
 {
     CHECK_TENSOR(x, x.rows, x.cols);
-    CHECK(y.rows == x.rows && y.cols == x.cols, "quantize_codes: (%d, %d) from (%d, %d)", y.rows, y.cols, x.rows,
-          x.cols);
+    check_quantized(y, x);
     check_format(__func__, x);
     check_format(__func__, y);
     const size_t n = tensor_numel(x);
-    if (n == 0)
+    if (tensor_numel(y) == 0)
         return;
     if (!format_is_fp8(y.format))
         to_plain(y, x, n);
