@@ -134,8 +134,8 @@ void turn_save_kernel(bf16 *y, GroupOut saved, Source source, int cols)
 bool rope_save_fp8(Tensor y, Tensor saved, Tensor x, Attention a)
 {
     const int cols = x.cols / 2, half = a.D / 2, threads = round_threads(cols / 8, 1, SAVE_THREADS);
-    if (y.format.dtype != BF16 || x.format.dtype != BF16 || saved.format.group != 16 || half % 16 || 8 * threads % half ||
-        !is_aligned(x, half) || !is_aligned(y, half) || (uintptr_t)a.rope % 16)
+    if (x.rows == 0 || y.format.dtype != BF16 || x.format.dtype != BF16 || saved.format.group != 16 || half % 16 ||
+        8 * threads % half || !is_aligned(x, half) || !is_aligned(y, half) || (uintptr_t)a.rope % 16)
         return false;
     check_groups("rope_forward", "saved", saved, x.rows, x.cols);
     with_turn(DenseReader<bf16, true>{ (const bf16 *)x.data, x.cols }, 1, a, [&](auto source) {
