@@ -26,7 +26,8 @@ static Config *plan(int ranks, const char *recipe, const char *memory, const cha
 }
 
 /* The largest batches that stay below 80 GB, which are 74.506 GiB: of which a run was measured, when each buffer had memory of its
- * own (MEASUREMENTS.md, peak memory per GPU), and which fit since some share it and group scales are bytes; 0: not even one sequence. */
+ * own (MEASUREMENTS.md, peak memory per GPU), and which fit since some share it and scales of groups are bytes; 0: not even one
+ * sequence. */
 static void test_measured(void **state)
 {
     (void)state;
