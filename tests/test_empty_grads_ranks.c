@@ -9,8 +9,10 @@
 
 enum { MICRO = 2, MOST_PARTS = 3, MAX_UNITS = 5, SOME_MODULES = 1 << LORA_K | 1 << LORA_UP | 1 << LORA_DOWN };
 
-static const Strategy strategies[] = { { 1, GATHER_OFTEN, SUM_OFTEN },   { 4, GATHER_OFTEN, SUM_OFTEN }, { 4, GATHER_OFTEN, SUM_ONCE },
-                                       { 4, GATHER_ONCE, SUM_OFTEN },    { 2, GATHER_OFTEN, SUM_OFTEN }, { 2, GATHER_ONCE, SUM_ONCE } };
+static const Strategy strategies[] = {
+    { 1, GATHER_OFTEN, SUM_OFTEN }, { 4, GATHER_OFTEN, SUM_OFTEN }, { 4, GATHER_OFTEN, SUM_ONCE },
+    { 4, GATHER_ONCE, SUM_OFTEN },  { 2, GATHER_OFTEN, SUM_OFTEN }, { 2, GATHER_ONCE, SUM_ONCE },
+};
 
 static const struct { const char *recipe; SmallModel model; char *trainable; unsigned modules; bool head; } cases[] = {
     { "f32", LLAMA },      { "bf16", OLMO2 },      { "fp8", LLAMA_GQA },      { "fp8-lm", QWEN3, .head = true },

@@ -79,15 +79,15 @@ static void test_needed(void **state)
 static void test_mode(void **state)
 {
     (void)state;
-    static const struct { const char *memory; bool once; } rows[] = { { "139.8", true }, { "72", true }, { "70.9", false } };
+    static const struct { const char *memory; bool once; } rows[] = { { "139.8", true }, { "71", true }, { "70", false } };
     for (int i = 0; i < 3; i++) {
         Model m;
         Fsdp f;
-        Config *c = plan(4, "coat", rows[i].memory, NULL);           /* 56.8 GiB with whole gradients, 45.2 without */
+        Config *c = plan(4, "coat", rows[i].memory, NULL);           /* 56.2 GiB with whole gradients, 44.7 without */
         c->strategy.gathering = GATHER_OFTEN;
         memory_plan(&m, &f, c);
         assert_int_equal(f.sum_once, rows[i].once);
-        assert_true(fabs((double)model_planned_bytes(&m, &f) / (1 << 30) - (rows[i].once ? 56.754 : 45.201)) < 0.001);
+        assert_true(fabs((double)model_planned_bytes(&m, &f) / (1 << 30) - (rows[i].once ? 56.222 : 44.669)) < 0.001);
         model_free(&m, &f);
         config_free(c);
     }
@@ -114,7 +114,7 @@ static void test_kept(void **state)
     (void)state;
     static const struct { const char *memory; int kept; const char *line; } rows[] = {
         { "139.8", 34, "weights are gathered once per step; gradients are summed once per step" },
-        { "72", 2, "weights are gathered once per step in 2 of 34 units, " }, { "71", 0, "weights are gathered for each pass; " },
+        { "72", 4, "weights are gathered once per step in 4 of 34 units, " }, { "70.3", 0, "weights are gathered for each pass; " },
     };
     for (int i = 0; i < 3; i++) {
         Model m, more;

@@ -21,7 +21,7 @@ static const struct {
     const char *recipe, *optimizer;
     BaseFormat  base;
     int         groups;
-    Gathering        gathering;
+    Gathering   gathering;
     GradSum     sum;
 } rows[] = {
     { LLAMA, "f32", "adamw", BASE_AS_FROZEN, 1, GATHER_OFTEN, SUM_OFTEN },

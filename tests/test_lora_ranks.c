@@ -198,7 +198,8 @@ static void test_strategies(void **state)
     (void)state;
     for (int s = 0; s < NUM_STRATEGIES; s++) {
         const int groups = strategies[s].groups ? strategies[s].groups : comm_size();
-        const bool new = comm_size() > 1 || s == 0 || strategies[s].gathering == GATHER_ONCE;   /* one rank: the others are as the first */
+        /* On one rank the others are as the first. */
+        const bool new = comm_size() > 1 || s == 0 || strategies[s].gathering == GATHER_ONCE;
         for (int c = 0; c < NUM_CASES && new && comm_size() % groups == 0; c++)
             if (is_chosen(c, s))
                 check_case(c, s);
