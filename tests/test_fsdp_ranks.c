@@ -9,6 +9,7 @@
 #include "tests/ranks_training.h"
 #include "model/update.h"
 #include "kernels/trace.h"
+#include "model/run/fit.h"
 #include "model/run/memory.h"
 #include "tests/models.h"
 
@@ -261,23 +262,31 @@ static void check_curve(const Curve *c, int recipe, const char *name)
     }
 }
 
-static void strategy_case(int recipe, Strategy strategy, const char *name)
+static Curve train_with_one_queue(int recipe, Strategy strategy)
+{
+    Run r;
+    open_run(&r, recipe, strategy);
+    device_merge_queues(true);
+    const Curve c = train(&r);
+    device_merge_queues(false);
+    close_run(&r);
+    return c;
+}
+
+static void strategy_case(int recipe, Strategy strategy, const char *name, bool twice)
 {
     Run r;
     open_run(&r, recipe, strategy);
     gather_all(&r, false, recipe, name);
     step_loss(&r, 0);
     check_gradients(&r, recipe, name);
-    Curve c = train(&r), again;
+    Curve c = train(&r), again = c;
     gather_all(&r, true, recipe, name);
     check_curve(&c, recipe, name);
     close_run(&r);
 
-    open_run(&r, recipe, strategy);
-    device_merge_queues(true);
-    again = train(&r);
-    device_merge_queues(false);
-    close_run(&r);
+    if (twice)
+        again = train_with_one_queue(recipe, strategy);
     check_same_bytes("the same once more, with one queue", &c, &again, sizeof c);
     comm_broadcast(&again, sizeof again, 0);
     check_same_bytes("on rank 0", &c, &again, sizeof c);
@@ -298,7 +307,7 @@ static void test_strategies(void **state)
         const bool new = comm_size() > 1 || s == 0;     /* one rank cannot shard: all strategies are one */
         for (int i = 0; i < NUM_RECIPES && new && comm_size() % groups == 0; i++)
             if (is_chosen(i, s))
-                strategy_case(i, strategy, strategies[s].name);
+                strategy_case(i, strategy, strategies[s].name, comm_size() == 1 || (i / 2 + s) % 2 == 0);   /* every other one */
     }
 }
 
@@ -359,16 +368,21 @@ static void configure_kept(Run *r, int recipe, Gathering gathering)
     r->config.model.n_layers = LAYERS;
 }
 
-/* The device has memory for so many units that stay, and not for one block more. */
-static void limit(Run *r, int kept)
+/* What a device needs for so many units that stay, and not for one block more. */
+static double needed(const Run *r, bool sum_once, int kept)
 {
     Model m;
     Fsdp f;
-    model_plan(&m, &f, &r->config, (Placement){ comm_size(), comm_rank(), false, kept });
+    model_plan(&m, &f, &r->config, (Placement){ comm_size(), comm_rank(), sum_once, kept });
     const double bytes = (double)model_planned_bytes(&m, &f);
     model_free(&m, &f);
+    return bytes + 1 + memory_allowance(&r->config);
+}
+
+static void limit(Run *r, int kept)
+{
     r->config.device_memory = 1;                            /* so that libraries are allowed for on a CPU too */
-    r->config.device_memory = (bytes + 1 + memory_allowance(&r->config)) / (1 << 30);
+    r->config.device_memory = needed(r, false, kept) / (1 << 30);
 }
 
 static int gathers(int unit)
@@ -438,23 +452,73 @@ static void test_kept(void **state)
     }
 }
 
-/* Of ranks whose devices have room for different numbers of units, all keep the least. */
+static size_t total, used;          /* of a device, where a test says it */
+
+size_t __real_device_memory_total(void), __wrap_device_memory_total(void);
+size_t __wrap_device_memory_total(void)
+{
+    return total ? total : __real_device_memory_total();
+}
+
+size_t __real_device_memory_used(void), __wrap_device_memory_used(void);
+size_t __wrap_device_memory_used(void)
+{
+    return total ? used : __real_device_memory_used();
+}
+
+static int planned_to_keep(Run *r, bool *sums_once)
+{
+    memory_plan(&r->model, &r->fsdp, &r->config);
+    const int kept = r->fsdp.kept;
+    *sums_once = r->fsdp.sum_once;
+    close_run(r);
+    return kept;
+}
+
+/* Of ranks whose devices have room for different numbers of units, all keep the least; and so where others have taken the room, who
+ * do not change how gradients are summed. */
 static void test_agreement(void **state)
 {
     (void)state;
+    bool once;
     Run r;
     configure_kept(&r, 3, GATHER_ONCE_IF_FITS);
     limit(&r, comm_size() - comm_rank());
-    memory_plan(&r.model, &r.fsdp, &r.config);
-    assert_int_equal(r.fsdp.kept, comm_size() > 1);
-    close_run(&r);
+    assert_int_equal(planned_to_keep(&r, &once), comm_size() > 1);
+
+    r.config.device_memory = 0;
+    r.config.strategy.grad_sum = SUM_ONCE_IF_FITS;
+    total = (size_t)1000 << 30;
+    used = 1;
+    assert_int_equal(planned_to_keep(&r, &once), comm_size() > 1 ? LAYERS + 2 : 0);
+    assert_int_equal(once, comm_size() > 1);
+    used = total - (size_t)needed(&r, true, comm_size() - comm_rank());
+    assert_int_equal(planned_to_keep(&r, &once), comm_size() > 1);
+    assert_int_equal(once, comm_size() > 1);
+    total = 0;
+}
+
+/* A dry run of ranks whose devices differ is one for the smallest. */
+static void test_smallest_device(void **state)
+{
+    (void)state;
+    enum { SEQUENCES = 5, MORE = 3 };
+    Run r;
+    configure_kept(&r, 0, GATHER_OFTEN);
+    r.config.dry_run = true;
+    r.config.ranks = comm_size();
+    r.config.global_train_batch_size = 32 * comm_size();
+    r.config.device_memory = 1;
+    r.config.device_train_microbatch_size = SEQUENCES + MORE * (comm_size() - 1 - comm_rank());
+    r.config.device_memory = fit_needed(&r.config) / (1 << 30);
+    assert_int_equal(fit_largest(&r.config), SEQUENCES);
 }
 
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_unsharded), cmocka_unit_test(test_strategies),
                                         cmocka_unit_test(test_trace), cmocka_unit_test(test_kept),
-                                        cmocka_unit_test(test_agreement) };
+                                        cmocka_unit_test(test_agreement), cmocka_unit_test(test_smallest_device) };
     start_ranks(&argc, &argv);
     return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
 }

@@ -9,6 +9,14 @@
 
 static const double GIB = 1 << 30;
 
+/* Devices may differ: every one must do. All ranks call. */
+static double smallest_device(const Config *c)
+{
+    double negative = -memory_of_device(c);
+    comm_max(&negative, 1);
+    return -negative;
+}
+
 double fit_needed(const Config *c)
 {
     Model m;
@@ -23,7 +31,7 @@ static bool fits_with(const Config *c, int sequences)
 {
     Config other = *c;
     other.device_train_microbatch_size = sequences;
-    return fit_needed(&other) <= memory_of_device(c);
+    return fit_needed(&other) <= smallest_device(c);
 }
 
 static int sequences_of_rank(const Config *c)
@@ -67,7 +75,7 @@ static void print_largest(const Config *c, int largest)
 
 void fit_print(const Config *c)
 {
-    const double bytes = fit_needed(c), device = memory_of_device(c);
+    const double bytes = fit_needed(c), device = smallest_device(c);
     const int largest = fit_largest(c);
     if (comm_rank() != 0)
         return;

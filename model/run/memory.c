@@ -30,15 +30,28 @@ double memory_allowance(const Config *c)
     return (ranks_of(c) > 1 ? 2.9 : 1.7) * (1 << 30);
 }
 
-/* Speed may have this much: a fifth is left to libraries and chance, of a small device what they take. */
-static bool has_room(const Config *c, Placement p)
+static double bytes_of(const Config *c, Placement p)
 {
     Model m;
     Fsdp f;
     model_plan(&m, &f, c, p);
-    const double device = memory_of_device(c), planned = (double)model_planned_bytes(&m, &f);
+    const double bytes = (double)model_planned_bytes(&m, &f);
     model_free(&m, &f);
-    return planned <= fmin(0.8 * device, device - memory_allowance(c));
+    return bytes;
+}
+
+/* Speed may have this much: a fifth is left to libraries and chance, of a small device what they take. */
+static double room(const Config *c)
+{
+    const double device = memory_of_device(c);
+    return fmin(0.8 * device, device - memory_allowance(c));
+}
+
+/* And of a device that others use too, no more than they leave. What libraries take may be in use by now. */
+static double room_beside_others(const Config *c)
+{
+    const double allowance = memory_allowance(c), used = c->device_memory > 0 ? 0 : (double)device_memory_used();
+    return used > allowance ? fmin(room(c), memory_of_device(c) - used - allowance) : room(c);
 }
 
 static int least_of_ranks(int n)
@@ -48,20 +61,22 @@ static int least_of_ranks(int n)
     return (int)-negative;
 }
 
-/* With one micro-batch a step there is nothing to gain. */
+/* With one micro-batch a step there is nothing to gain. NOTE: when sums are made shows in their bits, which what else runs on the
+ * device must not change. */
 static bool sums_once(const Config *c, Placement p)
 {
     const bool gains = p.shards > 1 && c->global_train_batch_size > (long)c->device_train_microbatch_size * ranks_of(c);
-    return least_of_ranks(gains && has_room(c, p));
+    return least_of_ranks(gains && bytes_of(c, p) <= room(c));
 }
 
 /* Memory grows with each unit that is kept. */
 static int most_kept(const Config *c, Placement p, int units)
 {
+    const double most = room_beside_others(c);
     int first = 0, last = p.shards > 1 ? units : 0;
     while (first < last) {
         p.kept = (first + last + 1) / 2;
-        if (has_room(c, p))
+        if (bytes_of(c, p) <= most)
             first = p.kept;
         else
             last = p.kept - 1;
@@ -159,16 +174,6 @@ static void print_plan(const Model *m, const Fsdp *f, const Config *c)
     print_sharding(m, f);
     printf("while a checkpoint is written, up to %.3f GiB of host memory besides\n",
            gib(master + moments + (c->model.lora.rank > 0 ? 0 : frozen)));
-}
-
-static double bytes_of(const Config *c, Placement p)
-{
-    Model m;
-    Fsdp f;
-    model_plan(&m, &f, c, p);
-    const double bytes = (double)model_planned_bytes(&m, &f);
-    model_free(&m, &f);
-    return bytes;
 }
 
 void memory_print(const Model *m, const Fsdp *f, const Config *c)
