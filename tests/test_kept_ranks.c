@@ -211,7 +211,7 @@ static int planned_to_keep(Run *r, bool *sums_once)
 }
 
 /* Of ranks whose devices have room for different numbers of units, all keep the least; and so where others have taken the room, who
- * do not change how gradients are summed. */
+ * change neither how gradients are summed nor what a dry run says. */
 static void test_agreement(void **state)
 {
     (void)state;
@@ -230,6 +230,9 @@ static void test_agreement(void **state)
     used = total - (size_t)needed(&r, true, comm_size() - comm_rank());
     assert_int_equal(planned_to_keep(&r, &once), comm_size() > 1);
     assert_int_equal(once, comm_size() > 1);
+    r.config.dry_run = true;
+    r.config.ranks = comm_size();
+    assert_int_equal(planned_to_keep(&r, &once), comm_size() > 1 ? LAYERS + 2 : 0);
     total = 0;
 }
 

@@ -47,10 +47,10 @@ static double room(const Config *c)
     return fmin(0.8 * device, device - memory_allowance(c));
 }
 
-/* And of a device that others use too, no more than they leave. What libraries take may be in use by now. */
+/* And of a device that others use too while this runs, no more than they leave. What libraries take may be in use by now. */
 static double room_beside_others(const Config *c)
 {
-    const double allowance = memory_allowance(c), used = c->device_memory > 0 ? 0 : (double)device_memory_used();
+    const double allowance = memory_allowance(c), used = c->dry_run || c->device_memory > 0 ? 0 : (double)device_memory_used();
     return used > allowance ? fmin(room(c), memory_of_device(c) - used - allowance) : room(c);
 }
 
