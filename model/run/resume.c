@@ -1,6 +1,7 @@
-/* Two configurations as they were written out, key by key. */
+/* Two configurations as they were written out, key by key; of columns of a recipe what they are. */
 #include "model/run/resume.h"
 
+#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,13 +43,8 @@ static const char *text_of(const YamlNode *n, int i)
     return e && e->kind == YAML_SCALAR && e->text ? e->text : e && e->kind != YAML_SCALAR ? "..." : "null";
 }
 
-static bool is_column(const char *key)
-{
-    return strncmp(key, "format.", strlen("format.")) == 0;
-}
-
-/* Of lists the first element that differs. moved: nobody asked for it. */
-static void print_change(const char *key, const YamlNode *now, const YamlNode *then, bool moved)
+/* Of lists the first element that differs. */
+static void print_change(const char *key, const YamlNode *now, const YamlNode *then)
 {
     const int n = elements(now), m = elements(then), most = n > m ? n : m;
     int i = 0;
@@ -57,27 +53,18 @@ static void print_change(const char *key, const YamlNode *now, const YamlNode *t
     if (i == most)
         return;
     if (now->kind != YAML_LIST && then->kind != YAML_LIST)
-        printf("resume: %s %s, was %s", key, text_of(now, 0), text_of(then, 0));
+        printf("resume: %s %s, was %s\n", key, text_of(now, 0), text_of(then, 0));
     else
-        printf("resume: %s[%d] %s of %d, was %s of %d", key, i, i < n ? text_of(now, i) : "none", n,
+        printf("resume: %s[%d] %s of %d, was %s of %d\n", key, i, i < n ? text_of(now, i) : "none", n,
                i < m ? text_of(then, i) : "none", m);
-    if (moved)
-        printf(": --%s=%s goes on as before", key, text_of(then, 0));
-    putchar('\n');
 }
 
 /* As it would have been written out. */
 static YamlNode *default_of(const ConfigKey *k)
 {
-    char *text;
-    size_t size;
     Settings *s = xcalloc(1, sizeof *s);
-    FILE *f = open_memstream(&text, &size);
-    if (!f)
-        die("out of host memory");
     value_default(s, k);
-    value_print(f, s, k, 0);
-    fclose(f);
+    char *text = value_text(s, k);
     YamlNode *n = yaml_parse(text, k->name);
     value_free(s, k);
     free(s);
@@ -85,70 +72,58 @@ static YamlNode *default_of(const ConfigKey *k)
     return n;
 }
 
-/* A configuration with the columns that follow from its recipe as what they were in that program, which its text says behind them:
- * "  scales: null    # step". */
-static YamlNode *with_columns(FILE *f, const char *name)
+/* What a column was in a run whose trainer.json does not say it: no recipe had scales of the step or a head in FP8 then. */
+static char *column_before(const ConfigKey *k, const Config *c, const YamlNode *then)
 {
-    static const char follows[] = "null    # ";
-    char *line = NULL, *text;
-    size_t room = 0, size;
-    bool columns = false;
-    FILE *out = open_memstream(&text, &size);
-    if (!f || !out)
-        die("%s: cannot read this configuration: %m", name);
-    while (getline(&line, &room, f) > 0) {
-        columns = line[0] == ' ' ? columns : strcmp(line, "format:\n") == 0;
-        char *null = columns ? strstr(line, follows) : NULL;
-        if (null)
-            memmove(null, null + strlen(follows), strlen(null + strlen(follows)) + 1);
-        fputs(line, out);
-    }
-    fclose(f);
-    fclose(out);
-    YamlNode *n = yaml_parse(text, name);
-    free(line);
-    free(text);
-    return n;
+    Settings row = { .c.recipe = *recipe_find(c->recipe.name) };
+    row.c.recipe.scales = OF_MICROBATCH;
+    row.c.recipe.head = row.c.recipe.stream;
+    const YamlNode *given = yaml_find(then, k->name);
+    if (strcmp(k->name, "format.head") == 0 && !(given && given->text))
+        given = yaml_find(then, "format.stream");
+    return given && given->text ? xasprintf("%s", given->text) : value_text(&row, k);
 }
 
-/* What a program did that did not have the key, as it would have been written out; NULL: as this one does. */
-static YamlNode *before_key(const ConfigKey *k, const YamlNode *then)
+/* A column of the same recipe, by what it is and not by what is written: its row may have been another one in the program that
+ * saved the checkpoint. columns: of that run; NULL: it did not say. asked: it is given now. */
+static void compare_column(const ConfigKey *k, const Config *c, const YamlNode *then, const json_t *columns, bool asked)
 {
-    if (!is_column(k->name))
-        return k->fallback ? default_of(k) : NULL;
-    const YamlNode *stream = yaml_find(then, "format.stream");
-    const char *text = strcmp(k->name, "format.scales") == 0 ? "microbatch"
-                     : strcmp(k->name, "format.head") == 0 && stream ? text_of(stream, 0) : NULL;
-    return text ? yaml_new(YAML_SCALAR, k->name, text, "model/run/resume.c", 0) : NULL;
+    const char *said = json_string_value(json_object_get(columns, config_column(k)));
+    char *is = value_text(c, k), *was = said ? xasprintf("%s", said) : column_before(k, c, then);
+    if (strcmp(is, was) != 0 && asked)
+        printf("resume: %s %s, was %s\n", k->name, is, was);
+    else if (strcmp(is, was) != 0)
+        printf("resume: %s %s, was %s: --%s=%s goes on as before\n", k->name, is, was, k->name, was);
+    free(is);
+    free(was);
 }
 
-/* given: the configuration as it is written; now: with columns, like `then`, if both have the same recipe. */
-static void compare(const YamlNode *given, const YamlNode *now, const YamlNode *then, bool same_recipe)
+static void compare(const Config *c, const YamlNode *now, const YamlNode *then, const json_t *columns)
 {
+    const YamlNode *recipe = yaml_find(then, "recipe");
+    const bool same = recipe && strcmp(text_of(recipe, 0), c->recipe.name) == 0;
     for (const ConfigKey *k = config_keys; k->name; k++) {
-        const YamlNode *a = is_compared(k) ? yaml_find(now, k->name) : NULL, *b = a ? yaml_find(then, k->name) : NULL;
-        YamlNode *usual = a && !b ? before_key(k, then) : NULL;
-        const bool moved = a && same_recipe && is_column(k->name) && !yaml_find(given, k->name)->text;
-        if (a && (b || usual))
-            print_change(k->name, a, b ? b : usual, moved);
+        const YamlNode *a = is_compared(k) ? yaml_find(now, k->name) : NULL, *b = yaml_find(then, k->name);
+        YamlNode *usual = a && !b && k->fallback ? default_of(k) : NULL;        /* of a key younger than that run */
+        if (a && same && config_column(k))
+            compare_column(k, c, then, columns, a->text);
+        else if (a && (b || usual))
+            print_change(k->name, a, b ? b : usual);
         yaml_free(usual);
     }
 }
 
 void resume_print(const Config *c, const char *folder)
 {
-    char *path = xasprintf("%s/config.yaml", folder);
+    char *path = xasprintf("%s/config.yaml", folder), *trainer = xasprintf("%s/trainer.json", folder);
     if (folder_exists(path)) {
-        YamlNode *then = yaml_load(path), *given = yaml_parse(c->text, "the configuration");
-        YamlNode *old_columns = with_columns(fopen(path, "r"), path);
-        YamlNode *columns = with_columns(fmemopen(c->text, strlen(c->text), "r"), "the configuration");
-        const YamlNode *recipe = yaml_find(given, "recipe"), *other = yaml_find(then, "recipe");
-        const bool same = other && strcmp(text_of(recipe, 0), text_of(other, 0)) == 0;
-        compare(given, same ? columns : given, same ? old_columns : then, same);
-        yaml_free(old_columns);
-        yaml_free(columns);
+        YamlNode *then = yaml_load(path), *now = yaml_parse(c->text, "the configuration");
+        json_t *state = json_load_file(trainer, 0, NULL);
+        compare(c, now, then, json_object_get(state, "format"));
+        json_decref(state);
         yaml_free(then);
-        yaml_free(given);
+        yaml_free(now);
     }
+    free(trainer);
     free(path);
 }
