@@ -107,7 +107,7 @@ void turn_save_kernel(bf16 *y, GroupOut saved, Source source, int cols)
     for (int k = 0; k < 4; k++)
         angle[k] = angles[k];
     typename Source::Raw next = source.fetch(row, min(first, cols - 8));
-    for (int col = first; col - 8 * (int)(threadIdx.x % 32) < cols; col += step) {  /* all of a warp: store_group shuffles */
+    for (int col = first; col - first + 8 * (int)(threadIdx.x / 32 * 32) < cols; col += step) {     /* all of a warp: it shuffles */
         const typename Source::Raw raw = next;
         const size_t at = (size_t)row * 2 * cols;
         float u[8], v[8];

@@ -26,8 +26,8 @@ __device__ inline void raise_amax(float *amax, float m, float *shared)
         atomicMax((int *)amax, __float_as_int(m));
 }
 
-/* The same of a warp, all of which call, without a barrier. seen: what *amax was when the caller looked; m: no NaN. */
-__device__ inline void raise_amax_by_warp(float *amax, float seen, float m)
+/* The same of a warp, all of which call, without a barrier. seen: *amax, as a volatile float, or what it was before; m: no NaN. */
+template <typename T> __device__ inline void raise_amax_by_warp(float *amax, T &seen, float m)
 {
     m = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(m)));
     if (threadIdx.x % 32 == 0 && m > seen)
