@@ -46,10 +46,11 @@ static inline float *as_floats(Tensor t)
     return x;
 }
 
-/* A step of B sequences in so many micro-batches, of which the first has no labels if there are several; perhaps behind another. */
-typedef struct { Keep keep; bool saved_forward; int parts; ScalesOf scales; bool behind; } How;
+/* A step of B sequences in so many micro-batches, of which the first has no labels if there are several. behind: another one, with
+ * a loss times this, and an evaluation; 0: nothing. */
+typedef struct { Keep keep; bool saved_forward; int parts; ScalesOf scales; float behind; } How;
 
-static inline void step(Model *model, Fsdp *fsdp, int parts, uint64_t seed)
+static inline void step(Model *model, Fsdp *fsdp, int parts, uint64_t seed, float factor)
 {
     const int N = model->N * parts, labels = parts > 1 ? N - model->N : N;
     int tokens[MAX_TOKENS], targets[MAX_TOKENS];
@@ -58,12 +59,12 @@ static inline void step(Model *model, Fsdp *fsdp, int parts, uint64_t seed)
     for (int n = 0; n < N; n++)
         targets[n] = (n + 1) % model->attn.T && n >= N - labels ? tokens[n + 1] : -1;
     for (int n = 0; n < N; n += model->N)
-        model_step(model, fsdp, tokens + n, targets + n, NULL, 1.0f / (float)labels, 0,
+        model_step(model, fsdp, tokens + n, targets + n, NULL, factor / (float)labels, 0,
                    n + model->N < N ? PASS_ACCUMULATE : PASS_COMPLETE);
 }
 
-/* Of a step in so many micro-batches; behind: another step. */
-static inline Result run_config(Config c, int parts, bool behind)
+/* Of a step in so many micro-batches, `behind` another. */
+static inline Result run_config(Config c, int parts, float behind)
 {
     const ModelConfig *m = &c.model;
     Model model;
@@ -72,12 +73,14 @@ static inline Result run_config(Config c, int parts, bool behind)
     model_create(&model, &fsdp, &c);
     fsdp_init(&fsdp, m, 3);
     test_fill_adapters(&fsdp, 9);
-    if (behind) {
-        step(&model, &fsdp, parts, 2);
+    if (behind != 0) {
+        const int zeros[MAX_TOKENS] = { 0 };
+        step(&model, &fsdp, parts, 2, behind);
+        model_step(&model, &fsdp, zeros, zeros, NULL, 0, 0, PASS_FORWARD);
         model_losses(&model);
         fsdp_zero_grads(&fsdp);
     }
-    step(&model, &fsdp, parts, 1);
+    step(&model, &fsdp, parts, 1, 1);
     Result r = { .loss = model_losses(&model).loss / model.N, .units = fsdp.num_units };
     for (int u = 0; u < r.units; u++) {
         r.shape[u] = fsdp.shape[u];

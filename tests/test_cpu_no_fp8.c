@@ -60,6 +60,20 @@ static void test_recipes(void **state)
     }
 }
 
+/* Without backward the head's gradient has no format. */
+static void test_forward_only(void **state)
+{
+    (void)state;
+    Config *c = load("bf16", "--format.head=e5m2"), *coat = load("coat", NULL);
+    c->eval_only = coat->eval_only = true;
+    run_check_device(c);
+    DIES("multiplies e4m3 (format.operand)", run_check_device(coat));
+    c->eval_only = false;
+    DIES("multiplies e5m2 (format.head)", run_check_device(c));
+    config_free(c);
+    config_free(coat);
+}
+
 static void test_plan(void **state)
 {
     (void)state;
@@ -85,6 +99,6 @@ static int remove_folder(void **state)
 int main(void)
 {
     device_init(0);
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_recipes), cmocka_unit_test(test_plan) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_recipes), cmocka_unit_test(test_forward_only), cmocka_unit_test(test_plan) };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

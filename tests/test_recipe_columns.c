@@ -137,13 +137,74 @@ static double forward_loss(const ModelConfig *m, ScalesOf scales)
     return loss;
 }
 
-/* Ranges do not outlive their step: behind another one a step gives the same bits. Nor does a pass without backward read them. */
+/* Ranges do not outlive their step: behind another one, also one that is lost as it is not finite, a step gives the same bits. Nor
+ * does a pass without backward read them. */
 static void test_step_ends(void **state)
 {
     (void)state;
+    for (int i = -1; i < NUM_ADAPTED; i++) {
+        const ModelConfig m = i < 0 ? wide(OLMO2) : adapted_model(i);
+        for (Keep keep = KEEP_INPUTS; keep <= KEEP_BLOCK; keep++) {
+            const How alone = { keep, false, B, OF_STEP, 0 };
+            check_same_as(&m, "coat", alone, (How){ keep, false, B, OF_STEP, 1 });
+            check_same_as(&m, "coat", alone, (How){ keep, false, B, OF_STEP, INFINITY });
+        }
+    }
     const ModelConfig m = wide(OLMO2);
-    check_same_as(&m, "coat", (How){ KEEP_INPUTS, false, B, OF_STEP, false }, (How){ KEEP_INPUTS, false, B, OF_STEP, true });
     assert_true(forward_loss(&m, OF_MICROBATCH) == forward_loss(&m, OF_STEP));
+}
+
+/* A step's first micro-batch is measured: if it is the only one, the column changes no bit. */
+static void test_single_micro_batch(void **state)
+{
+    (void)state;
+    static const char *const names[] = { "fp8", "coat", "coat-lean" };
+    for (int i = -1; i < NUM_ADAPTED; i++)
+        for (int r = 0; r < 3; r++) {
+            const ModelConfig m = i < 0 ? wide(LLAMA_GQA) : adapted_model(i);
+            const Keep keep = recipe_find(names[r])->keep;
+            check_same_as(&m, names[r], (How){ keep, false, 1, OF_MICROBATCH }, (How){ keep, false, 1, OF_STEP });
+        }
+}
+
+/* Evaluation and generation have no backward: both columns change neither their memory nor their losses, of no shape. */
+static double evaluated(const ModelConfig *m, const char *recipe, bool columns, size_t *bytes)
+{
+    Config c;
+    Model model;
+    Fsdp fsdp;
+    int tokens[MAX_TOKENS];
+    model_config(&c, m, recipe, 1);
+    c.eval_only = true;
+    c.recipe.frozen = recipe_forward_weights(&c.recipe);
+    c.loss_chunk = 5;
+    c.recipe.scales = columns ? OF_STEP : OF_MICROBATCH;
+    c.recipe.head = columns ? (Format){ E5M2, 0 } : c.recipe.stream;
+    model_create(&model, &fsdp, &c);
+    fsdp_init(&fsdp, m, 3);
+    for (int n = 0; n < model.N; n++)
+        tokens[n] = test_token(1, n, m->vocab_size);
+    for (int n = 0; n < 2; n++)
+        model_step(&model, &fsdp, tokens, tokens, NULL, 0, 0, PASS_FORWARD);
+    const double loss = model_losses(&model).loss;
+    *bytes = model.bytes.total;
+    model_free(&model, &fsdp);
+    return loss;
+}
+
+static void test_forward_only(void **state)
+{
+    (void)state;
+    static const struct { const char *recipe; int T; } runs[] = { { "bf16", 13 }, { "coat", 16 }, { "coat-lean", 16 } };
+    ModelConfig m = wide(LLAMA);
+    m.embedding_size = 91;
+    for (int i = 0; i < 3; i++) {
+        size_t bytes[2];
+        m.max_sequence_length = runs[i].T;
+        const double without = evaluated(&m, runs[i].recipe, false, &bytes[0]);
+        assert_true(without > 0 && evaluated(&m, runs[i].recipe, true, &bytes[1]) == without);
+        assert_int_equal(bytes[0], bytes[1]);
+    }
 }
 
 /* Each block's operands have a range of their own in each place; dy, which all blocks share, is measured every time. */
@@ -182,7 +243,8 @@ int main(void)
     device_init(0);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_head), cmocka_unit_test(test_step_scales), cmocka_unit_test(test_step_recomputation),
-        cmocka_unit_test(test_step_ends), cmocka_unit_test(test_ranges),
+        cmocka_unit_test(test_step_ends), cmocka_unit_test(test_single_micro_batch),
+        cmocka_unit_test(test_forward_only), cmocka_unit_test(test_ranges),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -221,7 +221,7 @@ void generate(const Config *c)
     Generator g;
     watchdog_set_patient(true);
     watchdog_mark("opening the model", -1);
-    run_check_device(&c->recipe);
+    run_check_device(c);
     open_generator(&g, c);
     watchdog_set_patient(false);
     error_hold_warnings(false);

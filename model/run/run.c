@@ -362,10 +362,11 @@ static void open_data(Run *r)
     set_lengths(r);
 }
 
-void run_check_device(const Recipe *r)
+void run_check_device(const Config *c)
 {
-    const bool operand = format_is_fp8(r->operand);
-    if ((operand || format_is_fp8(r->head)) && !device_has_fp8())
+    const Recipe *r = &c->recipe;
+    const bool operand = format_is_fp8(r->operand), head = format_is_fp8(r->head) && !config_forward_only(c);
+    if ((operand || head) && !device_has_fp8())
         die("recipe %s multiplies %s (%s), which this %s cannot: FP8 takes compute capability 8.9 or later (L40S, "
             "RTX 40, H100 and later ones). --recipe=bf16 runs here, and so does --recipe=coat-opt: FP8 in the optimizer alone",
             r->name, format_name(operand ? r->operand : r->head), operand ? "format.operand" : "format.head", device_name());
@@ -437,7 +438,7 @@ void run_open(Run *r, const Config *c)
         evaluate_check(c);
     else
         open_data(r);
-    run_check_device(&c->recipe);
+    run_check_device(c);
     check_agreement("checkpoints to go on from", text_hash(folder ? folder : ""));
     if (c->eval_only) {
         open_to_evaluate(r, folder);

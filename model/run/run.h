@@ -28,8 +28,8 @@ typedef struct {
     bool       diverged;       /* its loss is worse than a guess */
 } Run;
 
-/* Dies unless the device multiplies what the recipe does: any GPU stores FP8 and converts it, not every one multiplies it. */
-void run_check_device(const Recipe *r);
+/* Dies unless the device multiplies what the run does: any GPU stores FP8 and converts it, not every one multiplies it. */
+void run_check_device(const Config *c);
 
 /* A dry run: prints the memory plan, the warnings kept so far, and whether it fits; opens no data, creates nothing, and needs a
  * device only where device_memory is not given. */
