@@ -125,8 +125,10 @@ def mean(results):
 
 def ratio(before, after, column):
     ratios = [b[column] / a[column] for a, b in zip(before, after)]
+    if any(math.isnan(r) for r in ratios):
+        return "-"
     error = f" +- {statistics.stdev(ratios) / len(ratios) ** 0.5:.4f}" if len(ratios) > 1 else ""
-    return "-" if math.isnan(ratios[0]) else f"{statistics.mean(ratios):.4f}{error}"
+    return f"{statistics.mean(ratios):.4f}{error}"
 
 
 def print_table(programs, measured):

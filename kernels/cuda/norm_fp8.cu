@@ -295,7 +295,7 @@ void norm_columns_kernel(TileOut y, GroupReader<D, Known<4>> x, const float2 *st
             }
 #pragma unroll
         for (int h = 0; h < 2; h++)
-            turn_codes(t + (16 * cg + 8 * h) * 33 + 4 * cg + rg, codes[h]);
+            turn_codes(t, 16 * cg + 8 * h, 4 * cg + rg, codes[h]);
         __syncthreads();
 #pragma unroll
         for (int p = 0; p < WIDE_COLS / 32; p++) {

@@ -9,7 +9,5 @@ void norm_again_fp8   (Tensor y, Tensor x, const float *stats, Tensor w);
 void swiglu_forward_fp8 (Tensor act, Tensor gate_up, Tensor wide, LowProduct product);
 void swiglu_backward_fp8(Tensor dgate_up, Tensor act, Tensor dact, Tensor gate_up);
 
-/* y = rope(x), saved = x, with neither clip nor norm; false: of other formats or shapes, and nothing is done. */
-bool rope_save_fp8    (Tensor y, Tensor saved, Tensor x, Attention a);
 void rope_forward_fp8 (Tensor y, Tensor x, Attention a);        /* neither clip nor norm */
 void rope_backward_fp8(Tensor dx, Tensor dy, Attention a);

@@ -373,8 +373,6 @@ static void forward(bool exact, Tensor y, Tensor saved, float *stats, Tensor x, 
         return;
     if (product.low.data)
         lora_widen(x, product.low, product.m, x);
-    if (exact && !qnorm.data && a.clip == 0 && format_is_fp8(saved.format) && rope_save_fp8(y, saved, x, a))
-        return;
     quantize(saved, x);
     turn_values(y, stats, exact ? x : saved, qnorm, knorm, a);
 }

@@ -1,9 +1,8 @@
 /* The rotation where it meets FP8: q, k, v saved in FP8 groups, and the gradient of the projection as a GEMM operand.
  *
- * Forward reads 1.06 bytes and writes 2 per element; with what it saves it reads 2 and writes 1.06 and 2, of v in place 1.06.
- * Backward turns in both passes of group scaling: 2 bytes read twice, or once where the range is KEPT, 2 written. */
+ * Forward reads 1.06 bytes and writes 2 per element. Backward turns in both passes of group scaling: 2 bytes read
+ * twice, or once where the range is KEPT, 2 written. */
 #include "kernels/cuda/operations_fp8.h"
-#include "kernels/cuda/rope.cuh"
 #include "kernels/cuda/tiles.cuh"
 
 /* Two packs of a row of [q|k|v], half a head apart, turned by sign * angle; v stays. The source's columns are the first
@@ -28,16 +27,13 @@ template <class Reader, int WIDTH> struct TurnSource : SimpleSource {
     {
         return { load_inside(x, row, column(0, col)), load_inside(x, row, column(1, col)) };
     }
-    __device__ const float4 *angles(int row, int col) const
-    {
-        return (const float4 *)(rope + 2 * ((unsigned)row % (unsigned)T * half() + (unsigned)col % half()));
-    }
     __device__ void values(float (&y)[2][8], const Raw &raw, Fix, int row, int col) const
     {
         float a[8], b[8];
         x.values(a, raw.a);
         x.values(b, raw.b);
-        const float4 *angle = angles(row, col);
+        const unsigned at = (unsigned)row % (unsigned)T * half() + (unsigned)col % half();
+        const float4 *angle = (const float4 *)(rope + 2 * at);
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             const float4 r = col < turned ? angle[k] : make_float4(1, 0, 1, 0);
@@ -88,64 +84,6 @@ void rope_forward_fp8(Tensor y, Tensor x, Attention a)
         });
     });
     LAUNCH_CHECK();
-}
-
-enum { SAVE_THREADS = 256 };
-
-/* Saves x, [q|k|v], in FP8 groups and turns it as it was read: one pass where quantize and turn_kernel are two. A block has a row;
- * its columns lie whole heads apart, so a thread has one set of angles. y may be x; then v stays. The next packs are on their
- * way. */
-template <class Source, bool ALL_E4M3> __global__ __launch_bounds__(SAVE_THREADS)
-void turn_save_kernel(bf16 *y, GroupOut saved, Source source, int cols)
-{
-    const int row = blockIdx.x, first = 8 * threadIdx.x, step = 8 * blockDim.x, end = y == source.x.data ? source.turned : cols;
-    const float4 *angles = source.angles(row, first);
-    float4 angle[4];
-    if (ALL_E4M3)
-        saved.dtype = E4M3;
-#pragma unroll
-    for (int k = 0; k < 4; k++)
-        angle[k] = angles[k];
-    typename Source::Raw next = source.fetch(row, min(first, cols - 8));
-    for (int col = first; col - 8 * (int)(threadIdx.x % 32) < cols; col += step) {  /* all of a warp: store_group shuffles */
-        const typename Source::Raw raw = next;
-        const size_t at = (size_t)row * 2 * cols;
-        float u[8], v[8];
-        next = source.fetch(row, min(col + step, cols - 8));
-        source.x.values(u, raw.a);
-        source.x.values(v, raw.b);
-        store_group(saved, at + source.column(0, col), u, col < cols);
-        store_group(saved, at + source.column(1, col), v, col < cols);
-        if (col >= end)
-            continue;
-        source.x.values(u, raw.a);
-        source.x.values(v, raw.b);
-        if (col < source.turned)
-#pragma unroll
-            for (int k = 0; k < 4; k++) {
-                turn(u[2 * k], v[2 * k], angle[k].x, angle[k].y);
-                turn(u[2 * k + 1], v[2 * k + 1], angle[k].z, angle[k].w);
-            }
-        store_pack<true>(y + at + source.column(0, col), u, 8);
-        store_pack<true>(y + at + source.column(1, col), v, 8);
-    }
-}
-
-bool rope_save_fp8(Tensor y, Tensor saved, Tensor x, Attention a)
-{
-    const int cols = x.cols / 2, half = a.D / 2, threads = round_threads(cols / 8, 1, SAVE_THREADS);
-    if (x.rows == 0 || y.format.dtype != BF16 || x.format.dtype != BF16 || saved.format.group != 16 || half % 16 ||
-        8 * threads % half || !is_aligned(x, half) || !is_aligned(y, half) || (uintptr_t)a.rope % 16)
-        return false;
-    check_groups("rope_forward", "saved", saved, x.rows, x.cols);
-    with_turn(DenseReader<bf16, true>{ (const bf16 *)x.data, x.cols }, 1, a, [&](auto source) {
-        with_bool(saved.format.dtype == E4M3, [&](auto e4m3) {
-            turn_save_kernel<decltype(source), decltype(e4m3)::value><<<x.rows, threads, 0, device_stream()>>>(
-                (bf16 *)y.data, group_out(saved), source, cols);
-        });
-    });
-    LAUNCH_CHECK();
-    return true;
 }
 
 void rope_backward_fp8(Tensor dx, Tensor dy, Attention a)

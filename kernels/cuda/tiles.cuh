@@ -26,8 +26,8 @@ __device__ inline void raise_amax(float *amax, float m, float *shared)
         atomicMax((int *)amax, __float_as_int(m));
 }
 
-/* The same of a warp, all of which call, without a barrier. seen: what *amax was when the caller looked; m: no NaN. */
-__device__ inline void raise_amax_by_warp(float *amax, float seen, float m)
+/* The same of a warp, all of which call, without a barrier. seen: *amax, as a volatile float, or what it was before; m: no NaN. */
+template <typename T> __device__ inline void raise_amax_by_warp(float *amax, T &seen, float m)
 {
     m = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(m)));
     if (threadIdx.x % 32 == 0 && m > seen)
@@ -221,8 +221,8 @@ void fp8_amax_kernel(float *amax, Source source, int rows, int cols)
 
 template <class Source> struct TileOuts { TileOut out[Source::OUTPUTS]; };
 
-/* The eight columns of four rows of codes, each a word; the next column is 33 words on. */
-__device__ inline void turn_codes(uint32_t *to, const uint2 (&codes)[4])
+/* The eight columns of four rows of codes, each a word, from this column of t on, which has 33 words for each. */
+__device__ inline void turn_codes(uint32_t *t, int column, int word, const uint2 (&codes)[4])
 {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -230,7 +230,7 @@ __device__ inline void turn_codes(uint32_t *to, const uint2 (&codes)[4])
         const uint32_t c = half ? codes[2].y : codes[2].x, d = half ? codes[3].y : codes[3].x;
         const uint32_t ab0 = __byte_perm(a, b, 0x5140), ab1 = __byte_perm(a, b, 0x7362);
         const uint32_t cd0 = __byte_perm(c, d, 0x5140), cd1 = __byte_perm(c, d, 0x7362);
-        uint32_t *at = to + 4 * half * 33;
+        uint32_t *at = t + (column + 4 * half) * 33 + word;
         at[0] = __byte_perm(ab0, cd0, 0x5410);
         at[33] = __byte_perm(ab0, cd0, 0x7632);
         at[66] = __byte_perm(ab1, cd1, 0x5410);
@@ -250,7 +250,7 @@ __device__ inline void store_tile(const TileOut &out, int o, const Source &sourc
             *(uint2 *)(out.data + (size_t)(row + i) * out.cols + source.column(o, col0 + 8 * cg)) = codes[i];
     if (!out.data_t)
         return;
-    turn_codes(t + 8 * cg * 33 + rg, codes);
+    turn_codes(t, 8 * cg, rg, codes);
     __syncthreads();
 #pragma unroll
     for (int p = 0; p < TILE_COLS / 32; p++) {
