@@ -99,6 +99,8 @@ static int remove_folder(void **state)
 int main(void)
 {
     device_init(0);
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_recipes), cmocka_unit_test(test_forward_only), cmocka_unit_test(test_plan) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_recipes), cmocka_unit_test(test_forward_only), cmocka_unit_test(test_plan),
+    };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }
