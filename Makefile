@@ -150,7 +150,8 @@ run-demo: $B/train
 test:
 	@$(INSTALL) libcmocka-dev
 	@$(MAKE) --no-print-directory $(PARALLEL) run-tests
-# Under the sanitizers without those that only start the program again and again: there it takes seconds each time.
+# Under the sanitizers not these two: they start the program again and again, which takes seconds each time there.
+# Without sanitizers they run as all do.
 STARTS     = $B/tests/test_hangs $B/tests/test_save_folder
 run-tests: build-all
 	@bash scripts/run-tests $B "$(LAUNCH)" $(if $(SANITIZE),$(filter-out $(STARTS),$(TESTS)),$(TESTS) $(wildcard tests/test_*.py))

@@ -38,10 +38,10 @@ def measured(options, recipe, ranks, batch):
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(command(options, recipe, ranks, batch, f"--max_duration={STEPS}", f"--save_folder={folder}"),
                               capture_output=True, text=True)
-        if done.returncode != 0 and not re.search(r"out of (GPU )?memory", done.stderr):
-            sys.exit(f"error: {recipe} on {ranks} ranks ended with {done.returncode}, and not for want of memory:\n"
-                     f"{done.stdout[-1000:]}{done.stderr[-2000:]}")
         if done.returncode != 0:
+            if not re.search(r"out of (GPU )?memory", done.stderr):
+                sys.exit(f"error: {recipe} on {ranks} ranks ended with {done.returncode}, and not for want of memory:\n"
+                         f"{done.stdout[-1000:]}{done.stderr[-2000:]}")
             print(done.stderr[-1000:], file=sys.stderr)
             return None
         lines = [line for line in metrics.read(folder) if "train/CrossEntropyLoss" in line]

@@ -34,7 +34,9 @@ __device__ static inline const Pack<T> &unpack(const DenseReader<T, ALIGNED> &, 
  * stored; only if MEASURED. Rows of dx are written where nothing else reads them any more, so dx may be dy. Registers hold one
  * row; the block's next one comes to L2 meanwhile.
  * NOTE: an x in FP8 leaves room for dx beside it; else, if not MEASURED, dx is loaded when the sums have been begun, and the
- * rows stay packed over their reduction. CENTER: of a LayerNorm; an RMSNorm spares four instructions an element, and they count. */
+ * rows stay packed over their reduction.
+ * CENTER: of a LayerNorm. An RMSNorm spares four instructions an element, and they count; its roundings are spelled out: they are
+ * those of a LayerNorm with means of 0. */
 template <bool ALIGNED, bool MEASURED, bool CENTER, class Reader, typename TDY, typename TDX>
 __global__ __launch_bounds__(MAX_THREADS)
 void norm_backward_kernel(TDX *dx, float *amax, float *partial, const TDY *dy, Reader x, const float2 *stats, AnyIn w,
@@ -99,13 +101,8 @@ void norm_backward_kernel(TDX *dx, float *amax, float *partial, const TDY *dy, R
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 const float xh = (CENTER ? in[i] - s.x : in[i]) * s.y;
-                if (CENTER) {
-                    const float g = w.data ? d[j][i] * weight[i] : d[j][i];
-                    out[i] = s.y * (g - mean_g - xh * mean_gh) + before[j][i];
-                } else {
-                    const float g = w.data ? __fmul_rn(d[j][i], weight[i]) : d[j][i];
-                    out[i] = s.y * __fmaf_rn(-xh, mean_gh, g) + before[j][i];
-                }
+                const float g = !w.data ? d[j][i] : CENTER ? d[j][i] * weight[i] : __fmul_rn(d[j][i], weight[i]);
+                out[i] = s.y * (CENTER ? g - mean_g - xh * mean_gh : __fmaf_rn(-xh, mean_gh, g)) + before[j][i];
             }
             if (MEASURED)
                 m = fmaxf(m, pack_abs_max(out));
@@ -144,8 +141,7 @@ static void backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x, con
         });
     };
     if (measured && x.format.dtype == E4M3 && x.format.group == 16)
-        launch(std::true_type(), std::true_type(),
-               GroupReader<Known<E4M3>, Known<4>>{ (const uint8_t *)x.data, (const uint8_t *)x.scale, {}, {}, C });
+        launch(std::true_type(), std::true_type(), group_reader(x, Known<E4M3>()));
     else if (measured)
         with_reader(x, [&](auto in) { launch(std::true_type(), std::true_type(), in); });
     else if (aligned)

@@ -315,10 +315,8 @@ static bool norm_columns(Tensor y, Tensor x, const float *stats, Tensor w)
     const dim3 tiles = tile_grid(y.rows, y.cols);
     const dim3 grid((unsigned)ceil_div(y.cols, WIDE_COLS), (unsigned)ceil_div(tiles.y, WIDE_TILES));
     with_format(x.format.dtype, [&](auto dtype) {
-        typedef GroupReader<decltype(dtype), Known<4>> Reader;
-        const Reader reader = { (const uint8_t *)x.data, (const uint8_t *)x.scale, dtype, {}, x.cols };
-        norm_columns_kernel<<<grid, TILE_THREADS, 0, device_stream()>>>(tile_out(y, NULL), reader, (const float2 *)stats,
-                                                                       any_in(w));
+        norm_columns_kernel<<<grid, TILE_THREADS, 0, device_stream()>>>(tile_out(y, NULL), group_reader(x, dtype),
+                                                                       (const float2 *)stats, any_in(w));
     });
     LAUNCH_CHECK();
     return true;

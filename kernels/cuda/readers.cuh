@@ -100,6 +100,12 @@ template <bool ALIGNED = true, typename F> static inline void with_dense_reader(
     with_type(t, [&](auto *data) { f(DenseReader<std::remove_pointer_t<decltype(data)>, ALIGNED>{ data, t.cols }); });
 }
 
+/* Of a t in groups of 16. D: DType or Known<a DType>. */
+template <class D> static inline GroupReader<D, Known<4>> group_reader(Tensor t, D dtype)
+{
+    return { (const uint8_t *)t.data, (const uint8_t *)t.scale, dtype, {}, t.cols };
+}
+
 /* f(reader of t). Few instantiations: the format of codes is known when the kernel runs. */
 template <typename F> static inline void with_reader(Tensor t, F f)
 {
@@ -108,7 +114,7 @@ template <typename F> static inline void with_reader(Tensor t, F f)
     if (!format_is_fp8(t.format))
         with_dense_reader(t, f);
     else if (t.format.group == 16)
-        f(GroupReader<DType, Known<4>>{ (const uint8_t *)t.data, (const uint8_t *)t.scale, t.format.dtype, {}, t.cols });
+        f(group_reader(t, t.format.dtype));
     else if (t.format.group == 0)
         f(TensorReader<DType>{ (const uint8_t *)t.data, (const float *)t.scale, t.format.dtype, t.cols });
     else
