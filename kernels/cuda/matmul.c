@@ -155,11 +155,10 @@ static void describe(Gemm *g, const Shape *s, const Operands *o)
     LT_CHECK(cublasLtMatrixLayoutCreate(&g->d, cuda_type(s->d), m, n, s->m));
 }
 
-/* Up to CANDIDATES suggestions, best guess first; returns how many. */
-static int suggest(cublasLtMatmulHeuristicResult_t *found, const Gemm *g)
+/* Up to CANDIDATES suggestions, best guess first; returns how many. reduction: how parts of a sum over k may be added. */
+static int ask(cublasLtMatmulHeuristicResult_t *found, cublasStatus_t *status, const Gemm *g, uint32_t reduction)
 {
-    const Shape *s = &g->shape;
-    const uint32_t align = (uint32_t)s->align, reduction = CUBLASLT_REDUCTION_SCHEME_NONE;
+    const uint32_t align = (uint32_t)g->shape.align;
     const struct { cublasLtMatmulPreferenceAttributes_t name; const void *value; size_t bytes; } want[] = {
         { CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &WORKSPACE_BYTES, sizeof WORKSPACE_BYTES },
         { CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction, sizeof reduction },
@@ -172,16 +171,25 @@ static int suggest(cublasLtMatmulHeuristicResult_t *found, const Gemm *g)
     LT_CHECK(cublasLtMatmulPreferenceCreate(&preference));
     for (size_t i = 0; i < sizeof want / sizeof want[0]; i++)
         LT_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, want[i].name, want[i].value, want[i].bytes));
-    int count = 0;
-    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(cache.handle, g->op, g->a, g->b, g->d, g->d, preference,
-                                                           CANDIDATES, found, &count);
+    int count = 0, usable = 0;
+    *status = cublasLtMatmulAlgoGetHeuristic(cache.handle, g->op, g->a, g->b, g->d, g->d, preference, CANDIDATES, found, &count);
     LT_CHECK(cublasLtMatmulPreferenceDestroy(preference));
-    int usable = 0;
-    for (int i = 0; i < count; i++)
+    for (int i = 0; i < count && *status == CUBLAS_STATUS_SUCCESS; i++)
         if (found[i].state == CUBLAS_STATUS_SUCCESS)
             found[usable++] = found[i];
-    if (status != CUBLAS_STATUS_SUCCESS || usable == 0)
-        die_shape(s, status == CUBLAS_STATUS_SUCCESS ? "no suggestion" : cublasLtGetStatusString(status));
+    return usable;
+}
+
+/* NOTE: of few outputs that are each a long sum, as in the gradient of a small model's head, there are FP8 GEMMs by split-K
+ * alone. Parts added in F32 by a second kernel have an order too. */
+static int suggest(cublasLtMatmulHeuristicResult_t *found, const Gemm *g)
+{
+    cublasStatus_t status;
+    int usable = ask(found, &status, g, CUBLASLT_REDUCTION_SCHEME_NONE);
+    if (usable == 0)
+        usable = ask(found, &status, g, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
+    if (usable == 0)
+        die_shape(&g->shape, status == CUBLAS_STATUS_SUCCESS ? "no suggestion" : cublasLtGetStatusString(status));
     return usable;
 }
 
