@@ -14,7 +14,7 @@
 
 /* ---- maxima ---------------------------------------------------------------------------------------------------- */
 
-/* A running maximum, 0 so far; good until the next thousand were handed out. */
+/* A running maximum, 0 so far; good until the next five hundred were handed out. */
 float *amax_new(void);          /* tiles.cu */
 
 /* *amax = max(*amax, m) over the grid: m >= 0, whose bits order like integers, so the result does not depend on the
