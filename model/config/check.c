@@ -463,10 +463,9 @@ static void check_strategy(Reader *r)
     if (r->s->fsdp.distributed == DDP || r->s->fsdp.distributed == SINGLE)
         r->s->fsdp.strategy = NO_SHARD;
     const ShardingStrategy strategy = r->s->fsdp.strategy;
-    const bool keeps = strategy == SHARD_GRAD_OP || strategy == HYBRID_SHARD_ZERO2;
     const int mode = r->s->fsdp.grad_sync_mode;
     r->s->c.strategy = (Strategy){ .shard_ranks = shard_ranks(r),
-                                   .gathering = keeps ? GATHER_ONCE : GATHER_ONCE_IF_FITS,
+                                   .keep_weights = strategy == SHARD_GRAD_OP || strategy == HYBRID_SHARD_ZERO2,
                                    .grad_sum = mode == NOT_GIVEN ? SUM_ONCE_IF_FITS : (GradSum)mode };
 }
 
