@@ -204,7 +204,7 @@ void swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, LowProduct produc
 void cross_entropy(Tensor logits, float *loss, float *zloss, const int *target, int vocab,
                    float scale, float z_weight, bool backward);
 
-/* The same with the gradient as rows of an FP8 operand with the scale of a largest magnitude that is known beforehand, amax: what is
+/* The same with the gradient as rows of an FP8 operand with the scale of a largest magnitude known beforehand, amax: what is
  * larger saturates. It may have more rows and columns than the logits: those are 0. The logits stay. */
 void cross_entropy_codes(Tensor gradient, float amax, Tensor logits, float *loss, float *zloss, const int *target, int vocab,
                          float scale, float z_weight);

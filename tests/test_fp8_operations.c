@@ -302,7 +302,8 @@ static void norm_backward_case(const Shape *s, const NormCase *k, bool operand)
     const int N = s->N, C = s->C;
     const size_t n = (size_t)N * (size_t)C, cols = (size_t)C;
     const Norm norm = { k->kind, 1e-5f };
-    Tensor x = k->saved ? make_saved(N, C, 1, -1, 2) : make_uneven(N, C, 1, -1, 2), dy = make_uneven(N, C, 4, -1, 1), stats = make_f32(N, 2);
+    Tensor x = k->saved ? make_saved(N, C, 1, -1, 2) : make_uneven(N, C, 1, -1, 2);
+    Tensor dy = make_uneven(N, C, 4, -1, 1), stats = make_f32(N, 2);
     Tensor w = k->weight ? make_filled(H, 1, C, 2, 0.5f, 1.5f) : NONE;
     Tensor dw = k->weight ? make_filled(F, 1, C, 5, -1, 1) : NONE;
     Tensor dx = operand ? make_operand(E5, N, C) : make_filled(H, N, C, 6, -1, 1);

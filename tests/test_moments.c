@@ -360,7 +360,8 @@ static double sum_of_moment(Tensor t)
     char *bytes = tensor_snapshot(t);
     float *x = keep((size_t)t.cols * sizeof *x);
     double sum = 0;
-    tensor_load(x, (Tensor){ .data = bytes, .scale = bytes + t.cols, .format = t.format, .rows = 1, .cols = t.cols }, 0, (size_t)t.cols);
+    const Tensor moment = { .data = bytes, .scale = bytes + t.cols, .format = t.format, .rows = 1, .cols = t.cols };
+    tensor_load(x, moment, 0, (size_t)t.cols);
     for (int i = 0; i < t.cols; i++)
         sum += x[i];
     return sum;

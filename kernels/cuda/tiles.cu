@@ -8,9 +8,9 @@ bool knows_group(int group, bool moment)
     return group == (moment ? 128 : 16);
 }
 
-/* NOTE: a half is cleared when its first maximum is asked for. Whoever asks for two before raising the first may get the last of one
- * half and the first of the other: with all of the ring cleared at once the last would be raised behind that, and not be 0 when it
- * is handed out again. */
+/* NOTE: a half is cleared when its first maximum is asked for. Whoever asks for two before raising the first may get the last of
+ * one half and the first of the other: if that cleared all of the ring, the last would be raised behind it, and not be 0 when it is
+ * handed out again. */
 float *amax_new(void)
 {
     static int next;
