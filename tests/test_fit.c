@@ -84,6 +84,7 @@ static void test_mode(void **state)
         Fsdp f;
         Config *c = plan(4, "coat", rows[i].memory, NULL);           /* 55.9 GiB with whole gradients, 44.3 without */
         memory_plan(&m, &f, c);
+        assert_int_equal(f.sum_once, rows[i].once);
         assert_true(fabs((double)model_planned_bytes(&m, &f) / (1 << 30) - (rows[i].once ? 55.893 : 44.340)) < 0.001);
         model_free(&m, &f);
         config_free(c);
