@@ -1,7 +1,7 @@
 /* coat.c: mpirun ./train config.yaml [--a.b=c ...]
  *
  * Every rank: read the configuration, place the model in memory, then for each step
- *     zero the gradients; forward and backward of each micro-batch; sum gradients over ranks;
+ *     forward and backward of each micro-batch, the first of which writes gradients and the others add; sum them over ranks;
  *     clip; update; log; now and then evaluate and save. */
 #include <math.h>
 #include <signal.h>
@@ -81,7 +81,7 @@ static Losses forward_backward(Run *r, const Batch *b, double labels)
 {
     const Config *c = r->config;
     int B = r->model.attn.B, T = r->model.attn.T;
-    fsdp_zero_grads(&r->fsdp);
+    fsdp_empty_grads(&r->fsdp);
     for (int i = 0; i < b->sequences; i += B) {
         const bool last = i + B >= b->sequences;
         watchdog_mark("forward and backward", -1);

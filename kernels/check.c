@@ -27,6 +27,22 @@ void check_plain(const char *op, const char *name, Tensor t)
             format_name(t.format));
 }
 
+void check_quantized(Tensor y, Tensor x)
+{
+    const bool longer = format_is_fp8(y.format) && !y.format.group && y.rows > x.rows;
+    CHECK(y.cols == x.cols && (y.rows == x.rows || longer), "quantize_codes: (%d, %d) from (%d, %d)", y.rows, y.cols, x.rows,
+          x.cols);
+}
+
+void check_logit_codes(const char *op, Tensor gradient, Tensor logits)
+{
+    check_tensor(op, "gradient", gradient, gradient.rows, gradient.cols);
+    CHECK(gradient.rows >= logits.rows && gradient.cols >= logits.cols, "%s: gradient is (%d, %d); the logits are (%d, %d)", op,
+          gradient.rows, gradient.cols, logits.rows, logits.cols);
+    CHECK(format_is_fp8(gradient.format) && !gradient.format.group, "%s: the gradient is %s; expected e4m3 or e5m2", op,
+          format_name(gradient.format));
+}
+
 void check_cached(const char *op, Tensor y, Tensor qkv, KvCache cache, Attention a)
 {
     CHECK(a.B == 1 && a.T > 0, "%s: %d sequences of %d tokens; a cache is one sequence's", op, a.B, a.T);

@@ -15,6 +15,12 @@ void check_tensor(const char *op, const char *name, Tensor t, int rows, int cols
 #define CHECK_PLAIN(t) check_plain(__func__, #t, t)
 void check_plain(const char *op, const char *name, Tensor t);
 
+/* The arguments of quantize_codes: only rows of FP8 with one scale can be more than x has. */
+void check_quantized(Tensor y, Tensor x);
+
+/* What cross_entropy_codes writes to. */
+void check_logit_codes(const char *op, Tensor gradient, Tensor logits);
+
 /* The arguments of attention_cached. */
 void check_cached(const char *op, Tensor y, Tensor qkv, KvCache cache, Attention a);
 

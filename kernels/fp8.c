@@ -11,9 +11,19 @@
  *     code = Q(sign(x) (|x|/a)^k max),    x = sign(code) (|code|/max)^(1/k) a.
  * DIFFERS from the paper, which stores S, k and c = sqrt(a b) with f(x) = (|x|/c)^k and S = (a/c)^k / max: c cancels
  * in f(x)/S = (|x|/a)^k max, so two numbers say it all. A group stores S and k in 32 bits (fp8.h, fp8_pair): S = a/max
- * with 24 bits, rounded up, and a is read back as S max; k is a multiple of 1/16 up to 16, so it is exact. */
+ * with 24 bits, rounded up, and a is read back as S max; k is a multiple of 1/16 up to 16, so it is exact.
+ *
+ * A group of activations has its scale in a byte, 5 bits E above 3 bits j: with M mantissa bits of the code,
+ *     S = 2^(E - 18) (1 + j/64) for E4M3, 2^(E - 25) (1 + j/32) for E5M2: units of j are 2^-(M+3).
+ * The code of the largest value a has the first M of a's digits, S those behind them: with h = a cut to M mantissa bits,
+ * j = a/h - 1 in units, so a/S lies within 2^-(M+4) of a code. All others have the digits of a float code whatever S is, and the
+ * power of two leaves less than a binade of the largest codes unused.
+ * DIFFERS from COAT, whose scales of activations are BF16: 18 bytes of such a group are 17 here. Squared errors of groups of
+ * 16 normal, Laplace, Student (3), SiLU-times-normal and log-normal numbers are 1.01 to 1.04 times those with BF16 scales for E4M3,
+ * 1.01 to 1.05 for E5M2; with powers of two, which round a as anything else, 1.4 to 2.8 times. */
 #include "kernels/fp8.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -21,6 +31,9 @@ enum { MAX_K = 16, K_STEPS = 16 };
 
 /* Smaller maxima count as this. Then S and S * (smallest code) are normal floats: 2^-90 / 57344 * 2^-16 > 2^-122. */
 #define AMAX_MIN 0x1p-90f
+
+/* The same of a group whose scale is a byte: its E is 0. */
+#define GROUP_AMAX_MIN 0x1p-10f
 
 static uint32_t bits_of(float x)
 {
@@ -102,10 +115,32 @@ float fp8_headroom(DType d)
 }
 
 /* Rounded up, hence |x/S| <= max(format) but for the last bits of 1/S and of the product, which rounding to a code removes. */
-uint16_t fp8_group_scale(float amax, DType d)
+uint16_t fp8_moment_scale(float amax, DType d)
 {
     uint32_t u = bits_of(fp8_scale(amax, d));
     return (uint16_t)((u + 0xffff) >> 16);
+}
+
+/* E counts the maximum's exponent from that of 2^-10, so its code is in the largest binade; but 480 = 2^8 1.875 is NaN in E4M3, so
+ * what begins with these digits takes the next E and the code of 240. j rounds to 8 only where h is a power of two and a all but
+ * the next code: that is a's code if S has j = 0. What is above the largest code is less than 2^-(M+4) above it, and saturates.
+ * Maxima above 4e6 have the largest S, 254. An infinite one makes the whole group NaN when it is read; training skips that step. */
+uint8_t fp8_group_scale(float amax, DType d)
+{
+    const int mantissa_bits = d == E4M3 ? 3 : 2, cut = 23 - mantissa_bits;
+    if (!(amax <= FLT_MAX))
+        return 255;
+    const float a = fmaxf(amax, GROUP_AMAX_MIN);
+    const uint32_t head = bits_of(a) >> cut << cut;
+    const uint32_t j = (uint32_t)rintf((a / float_of(head) - 1) * (float)(8 << mantissa_bits)) & 7;
+    const uint32_t E = ((head + (d == E4M3 ? 1u << cut : 0)) >> 23) - (bits_of(GROUP_AMAX_MIN) >> 23), scale = E << 3 | j;
+    return (uint8_t)(scale < 254 ? scale : 254);
+}
+
+float fp8_group_value(uint8_t scale, DType d)
+{
+    const uint32_t exponent = (uint32_t)(scale >> 3) + 127 - (d == E4M3 ? 18 : 25), j = scale & 7;
+    return scale == 255 ? NAN : float_of(exponent << 23 | j << (d == E4M3 ? 17 : 18));
 }
 
 uint32_t fp8_pair(float amax, float k, DType d)

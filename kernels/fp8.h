@@ -9,7 +9,11 @@ uint8_t  fp8_encode (float x, DType d);         /* to nearest, ties to even; sat
 float    fp8_max    (DType d);                  /* largest finite value: 448 or 57344 */
 float    fp8_scale  (float amax, DType d);      /* S of a whole tensor, F32 */
 float    fp8_headroom(DType d);                 /* h of operand_ranges: 2 or 8 */
-uint16_t fp8_group_scale(float amax, DType d);  /* S of a group, BF16 rounded up */
+uint16_t fp8_moment_scale(float amax, DType d); /* S of a group of a moment that is not expanded: BF16, rounded up */
+
+/* S of a group of activations in a byte, so that the group's largest value is all but exact; 255: NaN. */
+uint8_t  fp8_group_scale(float amax, DType d);
+float    fp8_group_value(uint8_t scale, DType d);
 
 /* S and k of an expanded group in 32 bits: S with 24, as F32 without sign and its last 7 bits, rounded up; k = 1/16 .. 16 with
  * 8. NOTE: a maximum that falls by less than S can say does not fall, and a moment with beta2 = 0.999 falls by 2^-10 a step. */

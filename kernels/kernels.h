@@ -1,7 +1,8 @@
 /* Every operation the model needs. Implemented twice: kernels/cpu/ is the specification, kernels/cuda/ the fast one.
  *
  *   Outputs first, then inputs, then sizes. An operation reads its inputs and writes its outputs in whatever Format
- *   the tensors carry; arithmetic in between is F32. "+=" marks outputs that accumulate. Shapes and formats are
+ *   the tensors carry; arithmetic in between is F32. "+=" marks outputs that accumulate; a tensor among them that is `empty`
+ *   is written instead, the whole of it, as if it had held zeros, whatever its memory holds. Shapes and formats are
  *   checked on entry; a combination that a back end does not have is an error that names it. Integer and float
  *   arrays are device memory. Nothing here waits for the device. An FP8 output without data_t gets its rows alone, the same
  *   codes under the same scale.
@@ -22,8 +23,8 @@ void quantize(Tensor y, Tensor x);
 void quantize_with_amax(Tensor y, Tensor x, const float *amax);
 
 /* Its two halves for an FP8 y of group 0: the scale from max|x|, which is found or given; then codes and, if there is one,
- * transposed codes with the scale that y has. Here y.data or y.data_t may be NULL: not written. Both in one go, where
- * range_is_kept. */
+ * transposed codes with the scale that y has. Here y.data or y.data_t may be NULL: not written; and y may have more rows than x,
+ * which become 0: GPUs add FP8 products by sixteens. Both in one go, where range_is_kept. */
 void quantize_scale     (Tensor y, Tensor x);
 void quantize_scale_from(Tensor y, const float *amax);
 void quantize_codes     (Tensor y, Tensor x);
@@ -203,8 +204,8 @@ void swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, LowProduct produc
 void cross_entropy(Tensor logits, float *loss, float *zloss, const int *target, int vocab,
                    float scale, float z_weight, bool backward);
 
-/* The same with the gradient as rows of an FP8 operand (n, V) with the scale of a largest magnitude that is known beforehand, amax:
- * what is larger saturates. The logits stay. */
+/* The same with the gradient as rows of an FP8 operand with the scale of a largest magnitude known beforehand, amax: what is
+ * larger saturates. It may have more rows and columns than the logits: those are 0. The logits stay. */
 void cross_entropy_codes(Tensor gradient, float amax, Tensor logits, float *loss, float *zloss, const int *target, int vocab,
                          float scale, float z_weight);
 

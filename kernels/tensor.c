@@ -14,7 +14,7 @@ size_t dtype_size(DType d)
 
 bool format_equal(Format a, Format b)
 {
-    return a.dtype == b.dtype && a.group == b.group && a.expand == b.expand;
+    return a.dtype == b.dtype && a.group == b.group && a.expand == b.expand && a.bf16_scale == b.bf16_scale;
 }
 
 bool format_is_fp8(Format f)
@@ -53,7 +53,7 @@ bool format_parse(Format *f, const char *text)
         size_t n = strlen(dtype_name[d]);
         if (strncasecmp(text, dtype_name[d], n) != 0)
             continue;
-        Format g = { d, 0, false };
+        Format g = { .dtype = d };
         char plus = '\0', rest;
         if (text[n] != '\0') {
             int found = sscanf(text + n, "/%9d%c%c", &g.group, &plus, &rest);
@@ -69,9 +69,20 @@ bool format_parse(Format *f, const char *text)
     return false;
 }
 
-int tensor_scales_per_group(Format f)
+size_t format_scale_bytes(Format f)
 {
-    return f.group ? 1 + (f.expand || format_is_dynamic8(f)) : 0;
+    return !f.group ? 0 : f.expand || format_is_dynamic8(f) ? 4 : f.bf16_scale ? 2 : 1;
+}
+
+bool format_has_byte_scales(Format f)
+{
+    return format_is_fp8(f) && format_scale_bytes(f) == 1;
+}
+
+Format format_of_moment(Format f)
+{
+    f.bf16_scale = format_is_fp8(f) && !f.expand;
+    return f;
 }
 
 bool tensor_exists(Tensor t)
@@ -88,7 +99,7 @@ static size_t scale_bytes(Format f, int rows, int cols)
 {
     if (!format_has_scales(f))
         return 0;
-    return f.group ? (size_t)rows * (cols / f.group) * tensor_scales_per_group(f) * sizeof(uint16_t) : 16;
+    return f.group ? (size_t)rows * (cols / f.group) * format_scale_bytes(f) : 16;
 }
 
 size_t tensor_bytes(Tensor t)
@@ -127,7 +138,7 @@ Tensor tensor_rows(Tensor t, int first, int rows)
         return t;
     t.data = (char *)t.data + (size_t)first * t.cols * dtype_size(t.format.dtype);
     if (t.format.group)
-        t.scale = (uint16_t *)t.scale + (size_t)first * (t.cols / t.format.group) * tensor_scales_per_group(t.format);
+        t.scale = (char *)t.scale + (size_t)first * (t.cols / t.format.group) * format_scale_bytes(t.format);
     t.data_t = NULL;
     t.rows = rows;
     return t;

@@ -13,16 +13,19 @@ enum { DYNAMIC8_GROUP = 256 };      /* the one group size of the dynamic maps */
 /* How values are stored. Codes of 8 bits carry scales: value = scale * code.
  * group: consecutive elements of a row that share one scale; 0: one scale for the whole tensor.
  * expand: a group of FP8 is stretched to the format's range by a power k that is stored beside its scale [COAT sec. 4]: only
- * the optimizer's moments. */
-typedef struct { DType dtype; int group; bool expand; } Format;
+ * the optimizer's moments.
+ * bf16_scale: a group of FP8 that is not expanded has a scale of two bytes instead of one, with the range of floats: moments
+ * too; format_of_moment sets it. */
+typedef struct { DType dtype; int group; bool expand, bf16_scale; } Format;
 
 typedef struct {
     void *data;       /* (rows, cols), 256-byte aligned; NULL: the tensor does not exist                       */
     void *data_t;     /* (cols, rows): transposed FP8 codes with the same scale, as operands of FP8 GEMMs; or NULL */
-    void *scale;      /* group 0: one float (16 bytes apart); else (rows, cols/group): of FP8 BF16, if expanded fp8_pair; of the
-                         dynamic maps F32. NULL of F32 and BF16                                                 */
+    void *scale;      /* group 0: one float (16 bytes apart); else (rows, cols/group): of FP8 a byte, of moments BF16 or, if
+                         expanded, fp8_pair; of the dynamic maps F32. NULL of F32 and BF16                       */
     Format format;
     int    rows, cols;
+    bool   empty;     /* of a gradient: holds nothing yet, so what is to be added to it is written; see kernels.h */
     float *range;     /* of an FP8 operand with one scale: see operand_ranges; NULL: max|x| is found each time    */
 } Tensor;
 
@@ -44,6 +47,8 @@ bool        format_has_scales(Format f);                              /* all but
 const char *format_name  (Format f);
 bool        format_parse (Format *f, const char *text);               /* false if text is not a format name */
 size_t      dtype_size   (DType d);                                   /* bytes of an element */
-int         tensor_scales_per_group(Format f);                        /* 2-byte words that a group's scale takes */
+size_t      format_scale_bytes(Format f);                             /* bytes of a group's scale; 0 without groups */
+bool        format_has_byte_scales(Format f);                         /* FP8 groups of one byte each: no moment */
+Format      format_of_moment(Format f);                               /* f as a moment is stored in it */
 size_t      tensor_numel (Tensor t);
 size_t      tensor_bytes (Tensor t);                                  /* data, data_t and scale as allocated */

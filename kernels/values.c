@@ -21,13 +21,32 @@ static const float *fp8_values(DType d)
     return table[d == E5M2];
 }
 
+/* Of a group, or the one there is. */
+static float scale_at(Tensor t, size_t group)
+{
+    if (!t.format.group)
+        return *(const float *)t.scale;
+    return t.format.bf16_scale ? bf16_decode(((const uint16_t *)t.scale)[group])
+                               : fp8_group_value(((const uint8_t *)t.scale)[group], t.format.dtype);
+}
+
+static void set_scale(Tensor t, size_t group, float amax)
+{
+    if (t.format.bf16_scale)
+        ((uint16_t *)t.scale)[group] = fp8_moment_scale(amax, t.format.dtype);
+    else
+        ((uint8_t *)t.scale)[group] = fp8_group_scale(amax, t.format.dtype);
+}
+
 static void load_fp8(float *x, Tensor t, size_t first, size_t n)
 {
     const uint8_t *codes = (const uint8_t *)t.data + first;
     const float *value = fp8_values(t.format.dtype);
-    const size_t group = (size_t)t.format.group;
+    const size_t group = t.format.group ? (size_t)t.format.group : SIZE_MAX;
+    float s = 0;
     for (size_t i = 0; i < n; i++) {
-        float s = group ? bf16_decode(((const uint16_t *)t.scale)[(first + i) / group]) : *(const float *)t.scale;
+        if (i == 0 || (first + i) % group == 0)
+            s = scale_at(t, (first + i) / group);
         x[i] = value[codes[i]] * s;
     }
 }
@@ -66,14 +85,9 @@ static void store_fp8(Tensor t, size_t first, const float *x, size_t n)
     const size_t group = t.format.group ? (size_t)t.format.group : n;
     uint8_t *codes = (uint8_t *)t.data + first;
     for (size_t g = 0; g < n; g += group) {
-        float s;
-        if (t.format.group) {
-            uint16_t *scale = (uint16_t *)t.scale + (first + g) / group;
-            *scale = fp8_group_scale(abs_max(x + g, group), d);
-            s = bf16_decode(*scale);
-        } else
-            s = *(const float *)t.scale;
-        const float inverse = 1 / s;
+        if (t.format.group)
+            set_scale(t, (first + g) / group, abs_max(x + g, group));
+        const float inverse = 1 / scale_at(t, (first + g) / group);
         for (size_t i = g; i < g + group; i++)
             codes[i] = fp8_encode(x[i] * inverse, d);
     }

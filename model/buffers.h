@@ -62,7 +62,8 @@ typedef struct {
     Tensor    final_h;         /* (N, C) the head's operand                                    */
     Tensor    logits;          /* (chunk, V): never all N rows                                 */
     Tensor    dlogits;         /* (chunk, V) their gradient in format.head, if that is FP8: its transpose overwrites the logits */
-    Tensor    head_h, head_w;  /* (chunk, C), (V, C) then: operands of E4M3, of the weight the transpose alone */
+    Tensor    head_h, head_w;  /* (chunk, C), (V, C) then: operands of E4M3, of the weight the transpose alone; in these three
+                                  chunk and V are padded: fp8_padded                           */
     int      *targets, *doc_start;     /* (N), (N+1): device memory                            */
     float    *losses;          /* (2, N) cross entropy and z-loss per token                    */
     float    *sums;            /* [2] their sums since model_losses                            */

@@ -169,17 +169,43 @@ static Tensor own_slice(const Fsdp *f, int u, const GradBuffer *s)
     return t;
 }
 
+/* Elements from `first` to `end` of a unit's gradients, which lie at `data`. */
+static void zero_between(const Fsdp *f, void *data, size_t first, size_t end)
+{
+    const size_t size = dtype_size(f->recipe.grads.dtype);
+    if (first < end)
+        device_zero((char *)data + first * size, (end - first) * size);
+}
+
+/* The unit's gradients, at `data`, begin from 0: a parameter of which this rank owns no element, or `all`, by being empty until the
+ * micro-batch has written it; whatever lies between those is zeroed. */
+static void start_from_zero(Fsdp *f, int u, void *data, bool all)
+{
+    const UnitShape *shape = &f->shape[u];
+    size_t at = 0, first;
+    for (int i = 0; i < shape->num_params; i++) {
+        const Param *p = &shape->param[i];
+        Tensor *dw = &f->dunit[u].tensor[p->id];
+        dw->empty = p->region == TRAINED && (all || shard_part(&f->shard[u], p, &first) == 0);
+        if (!dw->empty)
+            continue;
+        zero_between(f, data, at, p->offset);
+        at = p->offset + param_numel(p);
+    }
+    zero_between(f, data, at, shape->numel[TRAINED]);
+}
+
 /* With a sum per micro-batch the buffer starts from 0, but the own slice from what this step has summed so far: summing over ranks
  * then also accumulates. */
 static void begin_grads(Fsdp *f, int u, GradBuffer *s)
 {
-    const Shard *own = &f->shard[u];
+    const Tensor sum = f->shard[u].grad;
     CHECK(s->unit < 0, "the gradients of unit %d are not reduced, those of unit %d begin", s->unit, u);
     s->unit = u;
     trace_wait(s->reduced, "gradients", u);
-    Tensor slice = own_slice(f, u, s);
-    device_zero(s->flat.data, f->shape[u].numel[TRAINED] * dtype_size(s->flat.format.dtype));
-    device_copy(slice.data, own->grad.data, tensor_bytes(own->grad));
+    start_from_zero(f, u, s->flat.data, sum.empty);
+    if (!sum.empty)
+        device_copy(own_slice(f, u, s).data, sum.data, tensor_bytes(sum));
 }
 
 Unit *fsdp_grads(Fsdp *f, int u)
@@ -195,6 +221,9 @@ void fsdp_reduce(Fsdp *f, int u, bool last)
     GradBuffer *s = grad_buffer(f, u);
     const bool reduces = s && (last || !f->sum_once);
     const bool replicas = last && comm_group_size(RANKS_REPLICA) > 1;
+    for (int i = 0; i < NUM_PARAMS; i++)
+        f->dunit[u].tensor[i].empty = false;
+    f->shard[u].grad.empty = false;
     if (!f->shard[u].count || !(reduces || replicas))
         return;
     DeviceMark **filled = s ? &s->filled : &f->grad_buffer[SHARED_BUFFERS + u].filled;
@@ -223,14 +252,13 @@ void fsdp_wait_grads(Fsdp *f)
     trace_wait(f->reduced, "gradients", -1);
 }
 
-void fsdp_zero_grads(Fsdp *f)
+void fsdp_empty_grads(Fsdp *f)
 {
     for (int u = 0; u < f->num_units; u++) {
         GradBuffer *s = grad_buffer(f, u);
-        if (f->shard[u].count)
-            device_zero(f->shard[u].grad.data, tensor_bytes(f->shard[u].grad));
-        if (s && f->sum_once)
-            device_zero(s->flat.data, tensor_bytes(s->flat));
+        f->shard[u].grad.empty = true;
+        if (!s || f->sum_once)
+            start_from_zero(f, u, s ? s->flat.data : f->shard[u].grad.data, true);
     }
 }
 

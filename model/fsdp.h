@@ -28,14 +28,15 @@ void        fsdp_gather (Fsdp *f, int unit, int uses);     /* starts to bring th
 void        fsdp_gather_ahead(Fsdp *f, int unit, int uses);
 const Unit *fsdp_acquire(Fsdp *f, int unit);               /* they are readable by what is queued from now on */
 void        fsdp_release(Fsdp *f, int unit);
-Unit       *fsdp_grads  (Fsdp *f, int unit);               /* where this unit's gradients are added */
+Unit       *fsdp_grads  (Fsdp *f, int unit);               /* where this unit's gradients are added, or written if empty */
 /* This micro-batch's are complete: starts to sum them over ranks. `last`: they are the step's last. */
 void        fsdp_reduce (Fsdp *f, int unit, bool last);
 void        fsdp_wait_grads(Fsdp *f);                      /* what is queued from now on sees all sums */
 
 void        fsdp_init   (Fsdp *f, const ModelConfig *c, uint64_t seed);    /* initial weights; the same for any number of ranks */
 void        fsdp_init_adapters(Fsdp *f, const ModelConfig *c, uint64_t seed);      /* their part of it: all else is loaded */
-void        fsdp_zero_grads(Fsdp *f);
+/* A step begins: its first micro-batch writes the gradients of all units, in place of what they hold. */
+void        fsdp_empty_grads(Fsdp *f);
 void        fsdp_zero_states(Fsdp *f);                     /* all states of the optimizer are 0, in padding too. Waits */
 void        fsdp_updated(Fsdp *f);                         /* the optimizer changed the master weights */
 void        fsdp_loaded (Fsdp *f);                         /* all weights are others than before */

@@ -9,7 +9,7 @@
  * of the frozen one. */
 typedef struct {
     size_t first, count;
-    Tensor master, grad, state[MAX_STATES];
+    Tensor master, grad, state[MAX_STATES];    /* grad.empty: no micro-batch of this step is in it */
     size_t frozen_first, frozen_count;
     Tensor frozen;
     size_t base_first, base_count;     /* of the region BASE ...                               */

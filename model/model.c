@@ -98,24 +98,27 @@ static float largest_dlogit(float scale, float z_weight)
     return scale * (1 + 2 * z_weight * 1024);
 }
 
-/* Loss and gradients of a chunk with FP8 operands. The logits are lost to their gradient's transpose. */
+/* Loss and gradients of a chunk with FP8 operands. The logits are lost to their gradient's transpose. Tokens and columns that pad
+ * have no gradient. */
 static void chunk_backward_fp8(Model *m, int n, Tensor logits, Tensor h, Tensor dweight, float scale, float z_weight, bool goes_on)
 {
     Tensor dlogits = m->dlogits, transposed = dlogits, head_h = m->head_h;
-    dlogits.rows = transposed.rows = head_h.rows = logits.rows;
+    dlogits.rows = transposed.rows = head_h.rows = fp8_padded(logits.rows);
     dlogits.data_t = transposed.data = NULL;
     cross_entropy_codes(dlogits, largest_dlogit(scale, z_weight), logits, m->losses + n, m->losses + m->N + n, m->targets + n,
                         m->config->vocab_size, scale, z_weight);
     if (goes_on) {
         matmul_accumulation(FAST_NONE);         /* so long a sum, over the vocabulary, is not one for short accumulators */
-        matmul_dx(tensor_rows(m->work.dh, n, logits.rows), dlogits, m->head_w, false);
+        matmul_dx(tensor_rows(m->work.dh, n, logits.rows), tensor_rows(dlogits, 0, logits.rows), m->head_w, false);
         matmul_accumulation(m->recipe.fast);
     }
     if (!dweight.data)
         return;
     quantize_codes(transposed, dlogits);
-    quantize(head_h, h);
+    quantize_scale(head_h, h);
+    quantize_codes(head_h, h);
     transposed.data = dlogits.data;
+    transposed.cols = dweight.rows;
     matmul_dw(dweight, transposed, head_h);
 }
 
@@ -131,7 +134,7 @@ static void head(Model *m, Fsdp *f, float scale, float z_weight, bool backward)
         fsdp_gather(f, 0, FOR_FORWARD | FOR_BACKWARD);
     const Unit *hw = fsdp_acquire(f, head_unit);
     Unit none = { 0 }, *dw = backward ? fsdp_grads(f, head_unit) : &none, *dnorm = backward ? fsdp_grads(f, last) : &none;
-    Tensor weight = tied ? hw->embed : hw->head, dweight = tied ? dw->embed : dw->head;
+    Tensor weight = tied ? hw->embed : hw->head, *dweight = tied ? &dw->embed : &dw->head;
     const bool goes_on = backward && (f->first_trained <= m->L || dnorm->norm.data);      /* below the head something is trained */
     const bool fp8 = backward && format_is_fp8(m->recipe.head);
 
@@ -146,16 +149,16 @@ static void head(Model *m, Fsdp *f, float scale, float z_weight, bool backward)
         int rows = m->N - n < chunk ? m->N - n : chunk;
         Tensor h = tensor_rows(m->final_h, n, rows), logits = tensor_rows(m->logits, 0, rows);
         matmul(logits, h, weight, NONE);
-        if (fp8) {
-            chunk_backward_fp8(m, n, logits, h, dweight, scale, z_weight, goes_on);
-            continue;
-        }
-        cross_entropy(logits, m->losses + n, m->losses + m->N + n, m->targets + n, m->config->vocab_size,
-                      scale, z_weight, backward);
-        if (goes_on)
+        if (fp8)
+            chunk_backward_fp8(m, n, logits, h, *dweight, scale, z_weight, goes_on);
+        else
+            cross_entropy(logits, m->losses + n, m->losses + m->N + n, m->targets + n, m->config->vocab_size,
+                          scale, z_weight, backward);
+        if (goes_on && !fp8)
             matmul_dx(tensor_rows(m->work.dh, n, rows), logits, weight, false);
-        if (backward)
-            matmul_dw(dweight, logits, h);
+        if (backward && !fp8)
+            matmul_dw(*dweight, logits, h);
+        dweight->empty = false;         /* the next chunk adds, and so does the embedding whose table this is */
     }
     if (goes_on)
         norm_to_stream_backward(m, dnorm->norm, x, m->final_stats, w->norm, false);

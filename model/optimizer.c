@@ -55,7 +55,7 @@ const Optimizer *optimizer_find(const char *name)
 Format optimizer_format(const Optimizer *o, int state, const Recipe *r)
 {
     const OptimizerState *s = &o->state[state];
-    return s->from == MOMENT1 ? r->moment1 : s->from == MOMENT2 ? r->moment2 : s->own;
+    return format_of_moment(s->from == MOMENT1 ? r->moment1 : s->from == MOMENT2 ? r->moment2 : s->own);
 }
 
 bool optimizer_reads(const Optimizer *o, StateFormat column)

@@ -240,15 +240,22 @@ static void plan_work(Planner *p)
     t->dlow = c->lora.rank ? shared(m, BUFFER_DLOW, r->stream, LOW_RANK_PARTS * c->lora.rank) : (Tensor){ 0 };
 }
 
-/* Logits of this many tokens exist at once: chunks of at most 512 MiB, as equal as can be, at least one token. */
-static int loss_chunk(const Config *c, int N)
+int fp8_padded(int count)
+{
+    enum { MULTIPLE = 16 };
+    return (count + MULTIPLE - 1) / MULTIPLE * MULTIPLE;
+}
+
+/* Logits of this many tokens exist at once: chunks of at most 512 MiB, as equal as can be, at least one token; of whole sixteens
+ * where FP8 operands would be padded to those. */
+static int loss_chunk(const Config *c, int N, bool fp8)
 {
     if (c->loss_chunk > 0)
         return c->loss_chunk < N ? c->loss_chunk : N;
     size_t row = (size_t)c->model.embedding_size * dtype_size(c->recipe.stream.dtype);
     int count = (int)((row * N + (512u << 20) - 1) / (512u << 20)), rows = (N + count - 1) / count;
-    if (format_is_fp8(c->recipe.head))          /* GPUs add FP8 products by sixteens */
-        rows = (rows + 15) / 16 * 16;
+    if (fp8)
+        rows = fp8_padded(rows);
     return rows < N ? rows : N;
 }
 
@@ -276,13 +283,15 @@ static Tensor head_operand(Arena *arena, Model *m, Buffer b, Format f, int rows,
     return (Tensor){ .data = data, .scale = arena_alloc(arena, 16), .format = f, .rows = rows, .cols = cols };
 }
 
-/* FP8 operands of the head's backward; the gradient's transpose has no more bytes than the logits. */
+/* FP8 operands of the head's backward, padded along both sums, over the vocabulary and over tokens. The gradient's transpose stands
+ * where the logits were. */
 static void plan_head_operands(Arena *arena, Model *m)
 {
     const Format e4m3 = { E4M3, 0, false };
-    const int chunk = m->logits.rows, V = m->logits.cols, C = m->config->d_model;
+    const int chunk = fp8_padded(m->logits.rows), V = fp8_padded(m->logits.cols), C = m->config->d_model;
+    const size_t bytes = (size_t)chunk * (size_t)V, logits = tensor_bytes(m->logits);
     m->dlogits = head_operand(arena, m, BUFFER_DLOGITS, m->recipe.head, chunk, V);
-    m->dlogits.data_t = m->logits.data;
+    m->dlogits.data_t = shared_bytes(m, BUFFER_LOGITS, true, bytes > logits ? bytes : logits);
     m->head_h = head_operand(arena, m, BUFFER_HEAD_H, e4m3, chunk, C);
     m->head_h.data_t = shared_bytes(m, BUFFER_HEAD_H_T, true, (size_t)chunk * (size_t)C);
     m->head_w = head_operand(arena, m, BUFFER_HEAD_W, e4m3, V, C);
@@ -292,11 +301,12 @@ static void plan_head_operands(Arena *arena, Model *m)
 
 static void plan_head(Arena *arena, Model *m, const Config *c)
 {
+    const bool fp8 = format_is_fp8(m->recipe.head) && !m->forward_only;
     int N = m->N;
     m->final_stats = arena_alloc(arena, 2 * sizeof(float) * N);
     m->final_h = shared(m, BUFFER_FINAL_H, m->recipe.stream, c->model.d_model);
-    m->logits = shared_rows(m, BUFFER_LOGITS, true, m->recipe.stream, loss_chunk(c, N), c->model.embedding_size);
-    if (format_is_fp8(m->recipe.head) && !m->forward_only)
+    m->logits = shared_rows(m, BUFFER_LOGITS, true, m->recipe.stream, loss_chunk(c, N, fp8), c->model.embedding_size);
+    if (fp8)
         plan_head_operands(arena, m);
     m->targets = arena_alloc(arena, sizeof(int) * N);
     m->sorted = arena_alloc(arena, sizeof *m->sorted * N);
@@ -360,8 +370,7 @@ static void plan_all(Arena *arena, Model *m, Fsdp *f, const Config *c, Placement
 
 int decode_rows(const Recipe *r, int count)
 {
-    enum { MULTIPLE = 16 };
-    return format_is_fp8(r->operand) ? (count + MULTIPLE - 1) / MULTIPLE * MULTIPLE : count;
+    return format_is_fp8(r->operand) ? fp8_padded(count) : count;
 }
 
 size_t model_planned_bytes(const Model *m, const Fsdp *f)

@@ -10,8 +10,11 @@ void   model_plan  (Model *m, Fsdp *f, const Config *c, Placement p);
 /* Places every tensor of a model that was planned, with the same configuration, in m->memory of m->bytes.total. */
 void   model_place_tensors(Model *m, Fsdp *f, const Config *c);
 
-/* Rows that `count` tokens take: GPUs multiply FP8 rows by sixteens, so the last token is repeated behind itself, where nothing
- * sees it. */
+/* As many rows or columns of an FP8 operand: GPUs multiply these by sixteens. */
+int    fp8_padded(int count);
+
+/* Rows that `count` tokens take: those of FP8 operands are padded with the last token, which is repeated behind itself, where
+ * nothing sees it. */
 int    decode_rows(const Recipe *r, int count);
 
 size_t model_planned_bytes(const Model *m, const Fsdp *f);           /* of device memory on this rank */

@@ -25,8 +25,8 @@ static void bench_formats(const Model *m)
     TIME_BYTES("device copy", 4 * n, device_copy(y.data, x.data, tensor_bytes(x)));
     TIME_BYTES("quantize f32 -> bf16", 6 * n, quantize(y, z));
     TIME_BYTES("quantize bf16 -> f32", 6 * n, quantize(z, x));
-    TIME_BYTES("quantize bf16 -> e4m3/16", 3.125 * n, quantize(groups, x));
-    TIME_BYTES("quantize e4m3/16 -> bf16", 3.125 * n, quantize(y, groups));
+    TIME_BYTES("quantize bf16 -> e4m3/16", 3.0625 * n, quantize(groups, x));
+    TIME_BYTES("quantize e4m3/16 -> bf16", 3.0625 * n, quantize(y, groups));
     TIME_BYTES("quantize bf16 -> e4m3", 5 * n, quantize(codes, x));
     TIME_BYTES("quantize bf16 -> e4m3 and transposed", 6 * n, quantize(both, x));
     TIME_BYTES("sum_squares bf16", 2 * n, sum_squares(z.data, x));
@@ -115,12 +115,12 @@ static void bench_coat(const Model *m)
     Tensor w = make_normal(BF16_, 1, C, 1), dw = make(BF16_, 1, C), x = make(E4M3_16, N, C);
     Tensor h = make_operand(E4M3_, N, C);
     Tensor h_rows = rows_only(h), h_turned = transpose_only(h), dy = make_operand(E5M2_, N, C), amax = make(F32_, 1, 1);
-    TIME_BYTES("coat: norm_forward, x and h", (2 + 1.125 + 2 + 1) * n,
+    TIME_BYTES("coat: norm_forward, x and h", (2 + 1.0625 + 2 + 1) * n,
                norm_forward_exact(h_rows, x, stats.data, res, w, NONE, rms));
     in_step(ELEMENTWISE, 2 * blocks(m));
-    TIME_BYTES("coat: norm_again, h transposed", (1.125 + 1) * n, norm_again(h_turned, x, stats.data, w));
+    TIME_BYTES("coat: norm_again, h transposed", (1.0625 + 1) * n, norm_again(h_turned, x, stats.data, w));
     in_step(ELEMENTWISE, 2 * blocks(m));
-    TIME_BYTES("coat: norm_backward, dx +=, its maximum", (2 + 1.125 + 4) * n,
+    TIME_BYTES("coat: norm_backward, dx +=, its maximum", (2 + 1.0625 + 4) * n,
                norm_backward(res, amax.data, dw, dh, x, stats.data, w, rms, true));
     in_step(ELEMENTWISE, 2 * blocks(m));
     TIME_BYTES("coat: dx to dy, transposed too", (2 + 2) * n, quantize_with_amax(dy, res, amax.data));
@@ -134,10 +134,10 @@ static void bench_coat(const Model *m)
     Tensor wide = make_normal(BF16_, N, 2 * F, 1), gate_up = make(E4M3_16, N, 2 * F), act = make_operand(E4M3_, N, F);
     Tensor act_rows = rows_only(act), act_turned = transpose_only(act), dact = make_normal(BF16_, N, F, 1);
     Tensor dwide = make_operand(E5M2_, N, 2 * F);
-    TIME_BYTES("coat: swiglu_forward, gate_up and act", (4 + 2.25 + 4 + 1) * f,
+    TIME_BYTES("coat: swiglu_forward, gate_up and act", (4 + 2.125 + 4 + 1) * f,
                swiglu_forward_exact(act_rows, gate_up, wide, NO_PRODUCT));
     in_step(ELEMENTWISE, blocks(m));
-    TIME_BYTES("coat: swiglu_backward, act transposed", (4.25 + 4.25 + 5) * f,
+    TIME_BYTES("coat: swiglu_backward, act transposed", (4.125 + 4.125 + 5) * f,
                swiglu_backward(dwide, act_turned, dact, NO_PRODUCT, gate_up));
     in_step(ELEMENTWISE, blocks(m));
     release();
@@ -146,9 +146,9 @@ static void bench_coat(const Model *m)
     TIME_BYTES("coat: rope_backward", (2 + 2 + 2) * s,
                rope_backward(dqkv, NONE, NONE, qkv, qkv, NULL, NONE, NONE, a));
     in_step(ELEMENTWISE, blocks(m));
-    TIME_BYTES("coat-lean: rope_forward, qkv saved", 5.125 * s,
+    TIME_BYTES("coat-lean: rope_forward, qkv saved", 5.0625 * s,
                rope_forward_exact(qkv, saved, NULL, qkv, NO_PRODUCT, NONE, NONE, a));
-    TIME_BYTES("coat-lean: rope_forward from it", 3.125 * s, rope_forward(qkv, saved, NULL, saved, NO_PRODUCT, NONE, NONE, a));
+    TIME_BYTES("coat-lean: rope_forward from it", 3.0625 * s, rope_forward(qkv, saved, NULL, saved, NO_PRODUCT, NONE, NONE, a));
     release();
 }
 
@@ -160,16 +160,16 @@ static void bench_ranges(const Model *m)
     const Norm rms = { RMS_NORM, 1e-5f };
     Tensor res = make_normal(BF16_, N, C, 1), stats = make(F32_, N, 2), w = make_normal(BF16_, 1, C, 1);
     Tensor x = make(E4M3_16, N, C), h = with_range(make(E4M3_, N, C));
-    TIME_IN_RANGE("in range: norm_forward, x and h", (2 + 1.125 + 1) * n,
+    TIME_IN_RANGE("in range: norm_forward, x and h", (2 + 1.0625 + 1) * n,
                   norm_forward_exact(h, x, stats.data, res, w, NONE, rms));
     TIME_IN_RANGE("in range: quantize attention output", (2 + 1) * n, quantize(h, res));
     release();
     Tensor wide = make_normal(BF16_, N, 2 * F, 1), gate_up = make(E4M3_16, N, 2 * F), dact = make_normal(BF16_, N, F, 1);
     Tensor act = with_range(make_operand(E4M3_, N, F)), dwide = with_range(make_operand(E5M2_, N, 2 * F));
     Tensor act_rows = rows_only(act), act_turned = transpose_only(act);
-    TIME_IN_RANGE("in range: swiglu_forward, gate_up and act", (4 + 2.25 + 1) * f,
+    TIME_IN_RANGE("in range: swiglu_forward, gate_up and act", (4 + 2.125 + 1) * f,
                   swiglu_forward_exact(act_rows, gate_up, wide, NO_PRODUCT));
-    TIME_IN_RANGE("in range: swiglu_backward, act transposed", (4.25 + 5) * f,
+    TIME_IN_RANGE("in range: swiglu_backward, act transposed", (4.125 + 5) * f,
                   swiglu_backward(dwide, act_turned, dact, NO_PRODUCT, gate_up));
     release();
     Attention a = attention_of(m);

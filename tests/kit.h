@@ -109,7 +109,7 @@ static inline Tensor make(Format f, int rows, int cols)
     Tensor t = { .format = f, .rows = rows, .cols = cols };
     t.data = guarded(tensor_numel(t) * dtype_size(f.dtype));
     if (format_has_scales(f) && f.group)
-        t.scale = guarded(sizeof(uint16_t) * (size_t)tensor_scales_per_group(f) * (size_t)rows * (size_t)(cols / f.group));
+        t.scale = guarded(format_scale_bytes(f) * (size_t)rows * (size_t)(cols / f.group));
     else if (format_is_fp8(f))
         t.scale = guarded(16);
     return t;
@@ -163,7 +163,14 @@ static inline double decode_fp8(uint8_t c, DType d)
     return c & 0x80 ? -x : x;
 }
 
-/* The values behind a snapshot. */
+/* A group's scale. */
+static inline float decode_scale(uint8_t s, DType d)
+{
+    const double j = s % 8, units = d == E4M3 ? 64 : 32;
+    return s == 255 ? NAN : (float)ldexp(1 + j / units, s / 8 - (d == E4M3 ? 18 : 25));
+}
+
+/* The values behind a snapshot; not of moments. */
 static inline double *decode(Tensor t, const void *snapshot)
 {
     const size_t n = tensor_numel(t);
@@ -175,12 +182,10 @@ static inline double *decode(Tensor t, const void *snapshot)
         else if (t.format.dtype == BF16)
             x[i] = float_from_bits((uint32_t)((const uint16_t *)snapshot)[i] << 16);
         else {
-            uint16_t half;
             float scale;
-            if (t.format.group) {
-                memcpy(&half, scales + sizeof half * (i / (size_t)t.format.group), sizeof half);
-                scale = float_from_bits((uint32_t)half << 16);
-            } else
+            if (t.format.group)
+                scale = decode_scale(((const uint8_t *)scales)[i / (size_t)t.format.group], t.format.dtype);
+            else
                 memcpy(&scale, scales, sizeof scale);
             x[i] = decode_fp8(((const uint8_t *)snapshot)[i], t.format.dtype) * scale;
         }
@@ -204,6 +209,14 @@ static inline void put(Tensor t, const float *x)
         codes[i] = (uint16_t)(u >> 16);
     }
     device_put(t.data, t.format.dtype == F32 ? (const void *)x : codes, n * dtype_size(t.format.dtype));
+}
+
+/* Bytes of F32 or BF16: 0 for zeros, 0xff for NaNs. */
+static inline void fill_bytes(Tensor t, int byte)
+{
+    void *bytes = keep(tensor_bytes(t));
+    memset(bytes, byte, tensor_bytes(t));
+    device_put(t.data, bytes, tensor_bytes(t));
 }
 
 /* Element i is uniform in [low, high): a function of (seed, i) in exact arithmetic and one rounding. */
@@ -299,6 +312,33 @@ static inline void restore_all(const Tensor *t, void **bytes, int n)
         restore_all(outputs_, before_, COUNT_);                                           \
         call;                                                                             \
         check_twice(#call, outputs_, first_, COUNT_);                                     \
+    } while (0)
+
+/* Two arrays of values, of which neither holds a NaN; 0 is -0. */
+static inline void check_same_values(const char *name, const double *x, const double *expected, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (!(x[i] == expected[i]))
+            fail_msg("%s: element %zu of %zu is %.9g, expected %.9g", name, i, n, x[i], expected[i]);
+}
+
+/* `call`, which adds to the tensor `to`, gives for an empty one, whose memory is full of NaNs, what it gives for zeros. */
+#define EMPTY_IS_ZEROS(to, call)                                                          \
+    do {                                                                                  \
+        const Tensor kept_ = to;                                                          \
+        if (!kept_.data)                                                                  \
+            break;                                                                        \
+        Tensor empty_ = make(kept_.format, kept_.rows, kept_.cols);                       \
+        const Tensor zeros_ = make(kept_.format, kept_.rows, kept_.cols);                 \
+        fill_bytes(empty_, 0xff);                                                         \
+        fill_bytes(zeros_, 0);                                                            \
+        empty_.empty = true;                                                              \
+        to = empty_;                                                                      \
+        call;                                                                             \
+        to = zeros_;                                                                      \
+        call;                                                                             \
+        to = kept_;                                                                       \
+        check_same_values(#call, values(empty_), values(zeros_), tensor_numel(kept_));    \
     } while (0)
 
 /* ---- errors ------------------------------------------------------------------------------------------------- */

@@ -23,7 +23,7 @@ static inline void forward_backward(Model *m, Fsdp *f, const Config *c, int step
     static int tokens[MAX_TOKENS], targets[MAX_TOKENS];
     const int T = c->model.max_sequence_length, vocab = c->model.vocab_size, batch = c->global_train_batch_size;
     assert_true(T <= MAX_TOKENS);
-    fsdp_zero_grads(f);
+    fsdp_empty_grads(f);
     for (int i = 0; i < share; i++) {
         const int sequence = (step * batch + comm_rank() * share + i) * T;
         for (int t = 0; t < T; t++) {

@@ -78,7 +78,7 @@ static inline Result run_config(Config c, int parts, float behind)
         step(&model, &fsdp, parts, 2, behind);
         model_step(&model, &fsdp, zeros, zeros, NULL, 0, 0, PASS_FORWARD);
         model_losses(&model);
-        fsdp_zero_grads(&fsdp);
+        fsdp_empty_grads(&fsdp);
     }
     step(&model, &fsdp, parts, 1, 1);
     Result r = { .loss = model_losses(&model).loss / model.N, .units = fsdp.num_units };

@@ -73,7 +73,7 @@ static double train_step(Trainer *t, int step)
         tokens[n] = test_token(1, (uint64_t)n, t->config.model.vocab_size);
     for (int n = 0; n < 32; n++)
         targets[n] = n % 16 == 15 ? -1 : tokens[n + 1];
-    fsdp_zero_grads(&t->fsdp);
+    fsdp_empty_grads(&t->fsdp);
     model_step(&t->model, &t->fsdp, tokens, targets, NULL, 1.0f / 30, 0, PASS_COMPLETE);
     const double norm = optimizer_grad_norm(&t->fsdp);
     optimizer_step(&t->fsdp, &t->config, step, step, 1e-2, fmin(1, 1 / norm));

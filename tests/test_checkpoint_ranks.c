@@ -22,13 +22,14 @@ enum { LIMIT = 100000 };       /* bytes of a file: units of the small models hav
 
 static char folder[] = "/tmp/coat-layout-XXXXXX";
 
-static const Format f32 = { F32, 0 }, bf16 = { BF16, 0 }, e4m3 = { E4M3, 128 }, e5m2 = { E5M2, 128 };
+static const Format f32 = { F32, 0 }, bf16 = { BF16, 0 }, e4m3 = { E4M3, 128, .bf16_scale = true },
+                    e5m2 = { E5M2, 128, .bf16_scale = true };
 
 static Tensor flat(Format f, size_t n)
 {
     Tensor t = { .format = f, .rows = 1, .cols = (int)n, .data = device_alloc(n * dtype_size(f.dtype) + 1) };
     if (format_is_fp8(f))
-        t.scale = device_alloc(n / (size_t)f.group * 2 * (size_t)tensor_scales_per_group(f) + 1);
+        t.scale = device_alloc(n / (size_t)f.group * format_scale_bytes(f) + 1);
     return t;
 }
 
@@ -82,7 +83,7 @@ static void fill(Tensor t, int unit, int kind, size_t first)
     pattern_put(t.data, seed_of(unit, kind), first * size, n * size);
     if (!t.scale)
         return;
-    size_t group = (size_t)t.format.group, bytes = 2 * (size_t)tensor_scales_per_group(t.format);
+    size_t group = (size_t)t.format.group, bytes = format_scale_bytes(t.format);
     pattern_put(t.scale, seed_of(unit, kind + 2), first / group * bytes, n / group * bytes);
 }
 

@@ -22,9 +22,9 @@ static char folder[] = "/tmp/coat-convert-XXXXXX";
 typedef struct { const char *optimizer; Format m, v; } Kept;
 
 static const Kept ways[] = {
-    { "adamw", { F32, 0 }, { F32, 0 } }, { "adamw", { E4M3, 128 }, { BF16, 0 } },
+    { "adamw", { F32, 0 }, { F32, 0 } }, { "adamw", { E4M3, 128, .bf16_scale = true }, { BF16, 0 } },
     { "adamw", { E4M3, 128, true }, { E4M3, 128, true } },
-    { "adamw", { E5M2, 64 }, { E4M3, 32, true } }, { "adamw8bit", { DYNAMIC8, 256 }, { UDYNAMIC8, 256 } },
+    { "adamw", { E5M2, 64, .bf16_scale = true }, { E4M3, 32, true } }, { "adamw8bit", { DYNAMIC8, 256 }, { UDYNAMIC8, 256 } },
 };
 enum { KINDS = sizeof ways / sizeof ways[0] };
 
@@ -65,7 +65,7 @@ static void close_shards(Shards *s)
 
 static size_t scale_bytes(Format f, size_t n)
 {
-    return format_has_scales(f) ? n / (size_t)f.group * 2 * (size_t)tensor_scales_per_group(f) : 0;
+    return format_has_scales(f) ? n / (size_t)f.group * format_scale_bytes(f) : 0;
 }
 
 /* n values x in host memory, stored in f. */

@@ -1,5 +1,7 @@
 /* The CPU's FP8 encoder and decoder themselves, on all codes, all BF16 values, all ties and a million random floats.
  * What both back ends can show through quantize() is in test_fp8.c. */
+#include <float.h>
+
 #include "tests/fp8.h"
 
 #include "kernels/cpu/cpu.h"
@@ -74,10 +76,46 @@ static void test_scales(void **state)
             float amax = float_from_bits((uint32_t)random_bits(2, i) & 0x7fffffff);
             if (!isfinite(amax))
                 continue;
-            float s = fp8_scale(amax, d), group = bf16_decode(fp8_group_scale(amax, d));
+            float s = fp8_scale(amax, d), group = bf16_decode(fp8_moment_scale(amax, d));
             assert_true(s > 0 && isfinite(s) && group >= s && group <= s * (1 + 0x1p-7f));
             assert_true(fp8_encode(amax / group, d) <= fp8_last(d));
-            assert_true((double)amax / group <= fp8_max(d) * (1 + 0x1p-24));    /* see fp8_group_scale */
+            assert_true((double)amax / group <= fp8_max(d) * (1 + 0x1p-24));    /* see fp8_moment_scale */
+        }
+}
+
+/* A scale in a byte is that of a group whose maximum is the first code of the last binade; 255 is none. */
+static void test_byte_scales(void **state)
+{
+    (void)state;
+    for (DType d = E4M3; d <= E5M2; d++) {
+        const double binade = d == E4M3 ? 256 : 32768;
+        for (int s = 0; s < 256; s++) {
+            const float value = fp8_group_value((uint8_t)s, d);
+            assert_true(s == 255 ? isnan(value) : value == decode_scale((uint8_t)s, d));
+            if (s < 255)
+                assert_int_equal(fp8_group_scale((float)(value * binade), d), s);
+        }
+        assert_int_equal(fp8_group_scale(0, d), 0);
+        assert_int_equal(fp8_group_scale(0x1p-10f, d), 0);
+        assert_int_equal(fp8_group_scale(0x1p-149f, d), 0);
+        assert_int_equal(fp8_group_scale(0x1p22f, d), 254);
+        assert_int_equal(fp8_group_scale(FLT_MAX, d), 254);
+        assert_int_equal(fp8_group_scale(INFINITY, d), 255);
+        assert_int_equal(fp8_group_scale(NAN, d), 255);
+    }
+}
+
+/* A group's maximum comes back within 2^-(M+4), where it can be said. */
+static void test_group_maxima(void **state)
+{
+    (void)state;
+    for (DType d = E4M3; d <= E5M2; d++)
+        for (uint64_t i = 0; i < 1000000; i++) {
+            const uint64_t bits = random_bits(3, i);
+            const float a = ldexpf(1 + (float)(bits >> 41) * 0x1p-23f, (int)(bits % 31) - 10);
+            const float s = fp8_group_value(fp8_group_scale(a, d), d), back = fp8_decode(fp8_encode(a * (1 / s), d), d) * s;
+            if (!(fabs((double)back - a) <= (d == E4M3 ? 0x1p-7 : 0x1p-6) * back * (1 + 0x1p-20)))
+                fail_msg("a maximum of %a comes back as %a, with the scale %a", a, back, s);
         }
 }
 
@@ -85,7 +123,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_landmarks), cmocka_unit_test(test_codes_and_ties), cmocka_unit_test(test_floats),
-        cmocka_unit_test(test_scales),
+        cmocka_unit_test(test_scales), cmocka_unit_test(test_byte_scales), cmocka_unit_test(test_group_maxima),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -74,6 +74,19 @@ static void test_forward_only(void **state)
     config_free(coat);
 }
 
+/* FP8 that is saved, but multiplied by the head alone. */
+static void test_head_alone(void **state)
+{
+    (void)state;
+    Config *c = load("coat", "--format={operand: bf16, gradient: bf16, head: e5m2}");
+    DIES("recipe coat multiplies e5m2 (format.head), ", run_check_device(c));
+    DIES(" --format.head=bf16 runs here", run_check_device(c));
+    config_free(c);
+    c = load("coat", "--format={operand: bf16, gradient: bf16}");
+    run_check_device(c);
+    config_free(c);
+}
+
 static void test_plan(void **state)
 {
     (void)state;
@@ -100,7 +113,8 @@ int main(void)
 {
     device_init(0);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_recipes), cmocka_unit_test(test_forward_only), cmocka_unit_test(test_plan),
+        cmocka_unit_test(test_recipes), cmocka_unit_test(test_forward_only), cmocka_unit_test(test_head_alone),
+        cmocka_unit_test(test_plan),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

@@ -80,7 +80,7 @@ static void touch(const void *p, size_t bytes, bool writes)
 static void touch_tensor(Tensor t, bool writes)
 {
     const size_t n = tensor_numel(t);
-    const size_t scales = !t.scale ? 0 : t.format.group ? 2 * (size_t)tensor_scales_per_group(t.format) * n / (size_t)t.format.group
+    const size_t scales = !t.scale ? 0 : t.format.group ? format_scale_bytes(t.format) * n / (size_t)t.format.group
                                                         : sizeof(float);
     touch(t.data, n * dtype_size(t.format.dtype), writes);
     touch(t.data_t, n, writes);
@@ -244,7 +244,7 @@ static void train(const char *recipe, SmallModel a, char *trainable, bool fp8_he
     model_place(&model, &fsdp, &c);
     fsdp_init(&fsdp, &m, 5);
     for (int step = 1; step <= STEPS && !*problem; step++) {
-        fsdp_zero_grads(&fsdp);
+        fsdp_empty_grads(&fsdp);
         for (int i = 0; i < MICRO_BATCHES; i++)
             micro_batch(&model, &fsdp, i == MICRO_BATCHES - 1 ? PASS_COMPLETE : PASS_ACCUMULATE);
         model_losses(&model);

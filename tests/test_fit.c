@@ -26,17 +26,18 @@ static Config *plan(int ranks, const char *recipe, const char *memory, const cha
 }
 
 /* The largest batches that stay below 80 GB, which are 74.506 GiB: of which a run was measured, when each buffer had memory of its
- * own (MEASUREMENTS.md, peak memory per GPU), and which fit since some share it; 0: not even one sequence. */
+ * own (MEASUREMENTS.md, peak memory per GPU), and which fit since some share it and scales of groups are bytes; 0: not even one
+ * sequence. */
 static void test_measured(void **state)
 {
     (void)state;
     static const struct { const char *model; int ranks; const char *recipe; int measured, largest; } rows[] = {
         { MODEL_7B, 1, "bf16", 0, 0 },  { MODEL_7B, 1, "coat", 7, 8 },   { MODEL_7B, 1, "coat-lean", 9, 10 },
-        { MODEL_7B, 2, "bf16", 3, 3 },  { MODEL_7B, 2, "coat", 11, 11 }, { MODEL_7B, 2, "coat-lean", 14, 15 },
-        { MODEL_7B, 4, "bf16", 5, 5 },  { MODEL_7B, 4, "coat", 13, 14 }, { MODEL_7B, 4, "coat-lean", 16, 17 },
+        { MODEL_7B, 2, "bf16", 3, 3 },  { MODEL_7B, 2, "coat", 11, 12 }, { MODEL_7B, 2, "coat-lean", 14, 15 },
+        { MODEL_7B, 4, "bf16", 5, 5 },  { MODEL_7B, 4, "coat", 13, 14 }, { MODEL_7B, 4, "coat-lean", 16, 18 },
         { MODEL_13B, 1, "coat-lean", 0, 0 }, { MODEL_13B, 2, "bf16", 0, 0 }, { MODEL_13B, 2, "coat", 4, 4 },
         { MODEL_13B, 2, "coat-lean", 5, 6 }, { MODEL_13B, 4, "bf16", 2, 2 }, { MODEL_13B, 4, "coat", 7, 7 },
-        { MODEL_13B, 4, "coat-lean", 9, 9 },
+        { MODEL_13B, 4, "coat-lean", 9, 10 },
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         Config *c = plan(rows[i].ranks, rows[i].recipe, "74.506", rows[i].model);
@@ -77,14 +78,14 @@ static void test_needed(void **state)
 static void test_mode(void **state)
 {
     (void)state;
-    static const struct { const char *memory; bool once; } rows[] = { { "139.8", true }, { "72", true }, { "71", false } };
+    static const struct { const char *memory; bool once; } rows[] = { { "139.8", true }, { "70", true }, { "69", false } };
     for (int i = 0; i < 3; i++) {
         Model m;
         Fsdp f;
-        Config *c = plan(4, "coat", rows[i].memory, NULL);           /* 56.8 GiB with whole gradients, 45.3 without */
+        Config *c = plan(4, "coat", rows[i].memory, NULL);           /* 55.9 GiB with whole gradients, 44.3 without */
         memory_plan(&m, &f, c);
         assert_int_equal(f.sum_once, rows[i].once);
-        assert_true(fabs((double)model_planned_bytes(&m, &f) / (1 << 30) - (rows[i].once ? 56.815 : 45.262)) < 0.001);
+        assert_true(fabs((double)model_planned_bytes(&m, &f) / (1 << 30) - (rows[i].once ? 55.893 : 44.340)) < 0.001);
         model_free(&m, &f);
         config_free(c);
     }

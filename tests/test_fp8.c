@@ -4,19 +4,28 @@
 
 static const Format F = { F32, 0 }, H = { BF16, 0 };
 
-/* S = max(max|x|, 2^-90) / max(format) in F32; the smallest BF16 that is not below it for a group. */
-static float expected_scale(const double *x, size_t n, Format f)
+static float amax_of(const double *x, size_t n)
 {
-    float amax = 0x1p-90f;
+    float amax = 0;
     for (size_t i = 0; i < n; i++)
         amax = fmaxf(amax, (float)fabs(x[i]));
-    float s = amax / (float)fp8_table(f.dtype)[fp8_last(f.dtype)];
-    if (!f.group)
-        return s;
-    uint32_t u;
-    memcpy(&u, &s, sizeof u);
-    float cut = float_from_bits(u & 0xffff0000u);
-    return cut < s ? float_from_bits((u & 0xffff0000u) + 0x10000) : cut;
+    return amax;
+}
+
+/* Of a group: the scale by which the largest code that is not above a, in the binade of the largest codes, becomes a. */
+static uint8_t expected_byte(float a, DType d)
+{
+    const double *code = fp8_table(d);
+    const int M = d == E4M3 ? 3 : 2, binade = fp8_last(d) >> M << M;        /* the first code of the last binade */
+    int p, c = binade;
+    if (a < 0x1p-10f)
+        return 0;
+    const double x = 2 * frexp(a, &p) * code[binade];
+    while (c < binade + (1 << M) - 1 && code[binade] * (1 + (double)(c + 1 - binade) / (1 << M)) <= x)
+        c++;
+    const float beyond = (float)(x / (code[binade] * (1 + (double)(c - binade) / (1 << M))));
+    const int j = (int)nearbyint(ldexp(beyond - 1, M + 3)), E = p - 1 + 10 + (c > fp8_last(d) && d == E4M3), s = 8 * E + j % 8;
+    return (uint8_t)(s < 254 ? s : 254);
 }
 
 /* What a snapshot of `t` must be, from the values of what was quantized. */
@@ -26,13 +35,11 @@ static uint8_t *expected_bytes(Tensor t, const double *x)
     const size_t group = t.format.group ? (size_t)t.format.group : n;
     uint8_t *bytes = keep(tensor_bytes(t));
     for (size_t g = 0; g < n; g += group) {
-        float s = expected_scale(x + g, group, t.format);
-        uint32_t u;
-        memcpy(&u, &s, sizeof u);
-        uint16_t half = (uint16_t)(u >> 16);
-        if (t.format.group)
-            memcpy(bytes + codes + 2 * (g / group), &half, sizeof half);
-        else
+        float amax = amax_of(x + g, group), s = fmaxf(amax, 0x1p-90f) / (float)fp8_table(t.format.dtype)[fp8_last(t.format.dtype)];
+        if (t.format.group) {
+            bytes[codes + g / group] = expected_byte(amax, t.format.dtype);
+            s = decode_scale(bytes[codes + g / group], t.format.dtype);
+        } else
             memcpy(bytes + codes, &s, sizeof s);
         for (size_t i = g; i < g + group; i++)
             bytes[i] = fp8_nearest((float)x[i] * (1 / s), t.format.dtype);
@@ -130,6 +137,28 @@ static void test_rounding(void **state)
     }
 }
 
+/* Maxima of groups: every exponent, all digits near those where the code, the scale or both are others, and random ones. */
+static void test_group_scales(void **state)
+{
+    (void)state;
+    enum { COLS = 512, ROWS = 2048, GROUPS = COLS / 16 * ROWS };
+    for (int i = 2; i < 4; i++) {
+        float *x = keep(GROUPS * 16 * sizeof *x);
+        for (uint32_t g = 0; g < GROUPS; g++) {
+            const uint64_t bits = random_bits(8, g);
+            const int steps = (int)(g / 3 % 512), near = (int)(g % 3) - 1;
+            const float chosen = 1 + (float)steps / 512 + (float)near * 0x1p-23f, any = 1 + (float)(bits >> 41) * 0x1p-23f;
+            const float amax = ldexpf(g < GROUPS / 2 ? chosen : any, (int)(bits % 44) - 16);
+            for (uint32_t e = 0; e < 16; e++)
+                x[16 * g + e] = e == bits / 64 % 16 ? -amax : amax * uniform(9, 16 * g + e, -1, 1);
+        }
+        Tensor t = make(F, ROWS, COLS);
+        put(t, x);
+        check_quantize("scales", formats[i], t, false);
+        release();
+    }
+}
+
 /* NaN stays where it is and does not count for the scale; an infinity poisons what shares its scale. */
 static void test_not_finite(void **state)
 {
@@ -215,7 +244,8 @@ static void test_too_many_rows(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_quantize), cmocka_unit_test(test_rounding), cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_quantize), cmocka_unit_test(test_rounding),
+        cmocka_unit_test(test_group_scales), cmocka_unit_test(test_not_finite),
         cmocka_unit_test(test_between_formats), cmocka_unit_test(test_halves), cmocka_unit_test(test_too_many_rows),
     };
     return cmocka_run_group_tests(tests, start_device, NULL);

@@ -82,6 +82,49 @@ static void quantize_operand(Format f, Tensor x)
     check_same_bytes("scale, rows, columns", tensor_snapshot(halves), expected, bytes);
 }
 
+/* With more rows than x has: x's codes, and behind them zeros, in rows and columns. What was there before is gone. */
+static void quantize_padded(Format f, int N, int C)
+{
+    const int padded = (N + 15) / 16 * 16 + (N % 3 ? 0 : 16);
+    const size_t codes = (size_t)N * (size_t)C, all = (size_t)padded * (size_t)C;
+    Tensor x = make_uneven(N, C, 3, -1, 2), exact = make(f, N, C), y = make_operand(f, padded, C), halves = y;
+    Tensor saved = make(f, padded, C), turned = make_operand(f, padded, C);
+    quantize(exact, x);
+    quantize_scale(y, x);
+    TWICE(quantize_codes(y, x), y);
+    const uint8_t *rows = tensor_snapshot(y);
+    check_same_bytes("x's codes", rows, tensor_snapshot(exact), codes);
+    assert_true(operand_scale(y) == operand_scale(exact));
+    check_same_bytes("padding", rows + codes, keep(all - codes), all - codes);
+    check_transposed("padded", y);
+    halves.data = guarded(all), halves.data_t = guarded(all);
+    quantize_codes(rows_of(halves), x);
+    quantize_codes(columns_of(halves), x);
+    check_same_bytes("rows and columns alone", tensor_snapshot(halves), rows, 2 * all);
+    saved.scale = turned.scale = y.scale;
+    quantize_codes(saved, exact);               /* the same from codes */
+    quantize_codes(columns_of(turned), saved);
+    turned.data = saved.data;
+    check_same_bytes("from codes", tensor_snapshot(turned), rows, 2 * all);
+    release();
+}
+
+static void test_padding(void **state)
+{
+    (void)state;
+    static const int N[] = { 1, 15, 16, 37, 130, 250 }, C[] = { 24, 64, 176 };
+    for (int i = 0; i < 36; i++)
+        quantize_padded(i % 2 ? E5 : E4, N[i / 2 % 6], C[i / 12]);
+    Tensor x = make(H, 5, 32), longer = make(E4, 16, 32), shorter = make(E4, 4, 32), wider = make(E4, 16, 48);
+    Tensor groups = make(E16, 16, 32), plain = make(H, 16, 32);
+    DIES("quantize_codes: (4, 32) from (5, 32)", quantize_codes(shorter, x));
+    DIES("quantize_codes: (16, 48) from (5, 32)", quantize_codes(wider, x));
+    DIES("quantize_codes: (16, 32) from (5, 32)", quantize_codes(groups, x));
+    DIES("quantize_codes: (16, 32) from (5, 32)", quantize_codes(plain, x));
+    DIES("quantize: y is (16, 32)", quantize(longer, x));
+    release();
+}
+
 static void test_quantize(void **state)
 {
     (void)state;
@@ -100,7 +143,7 @@ static void test_quantize(void **state)
         golden_check(name("quantize", rows, cols, "e4m3-16-bf16"), back, NULL);
         TWICE(quantize(exact, saved), exact);
         const double *w = values(exact);
-        for (size_t j = 0; j < tensor_numel(x); j++)        /* 4 bits of code times 8 of scale */
+        for (size_t j = 0; j < tensor_numel(x); j++)        /* 4 bits of code times 7 of scale */
             assert_true(v[j] == w[j]);
         release();
     }
@@ -256,7 +299,8 @@ static void norm_backward_case(const Shape *s, const NormCase *k, bool operand)
     const int N = s->N, C = s->C;
     const size_t n = (size_t)N * (size_t)C, cols = (size_t)C;
     const Norm norm = { k->kind, 1e-5f };
-    Tensor x = k->saved ? make_saved(N, C, 1, -1, 2) : make_uneven(N, C, 1, -1, 2), dy = make_uneven(N, C, 4, -1, 1), stats = make_f32(N, 2);
+    Tensor x = k->saved ? make_saved(N, C, 1, -1, 2) : make_uneven(N, C, 1, -1, 2);
+    Tensor dy = make_uneven(N, C, 4, -1, 1), stats = make_f32(N, 2);
     Tensor w = k->weight ? make_filled(H, 1, C, 2, 0.5f, 1.5f) : NONE;
     Tensor dw = k->weight ? make_filled(F, 1, C, 5, -1, 1) : NONE;
     Tensor dx = operand ? make_operand(E5, N, C) : make_filled(H, N, C, 6, -1, 1);
@@ -286,6 +330,7 @@ static void norm_backward_case(const Shape *s, const NormCase *k, bool operand)
         check_close(name(operand ? "norm_dw-e5m2" : "norm_dw", N, C, k->text), dw, dw_ref, dw_bound);
         golden_check(label, dw, dw_bound);
     }
+    EMPTY_IS_ZEROS(dw, norm_backward(dx, NULL, dw, dy, x, stats.data, w, norm, false));
     for (int accumulate = 0; !operand && accumulate < 2; accumulate++)
         check_amax(dx, dw, dy, x, stats, w, norm, accumulate);
 }
@@ -427,6 +472,7 @@ static void linear_case(const Shape *s, const char *text)
     product(ref, bound, old, O, C, N, (Strided){ DY, 1, O }, (Strided){ X, 1, C });
     check_close(name("matmul_dw", N, C, text), dw, ref, bound);
     golden_check(label, dw, bound);
+    EMPTY_IS_ZEROS(dw, matmul_dw(dw, dy, x));
     release();
 }
 
@@ -445,7 +491,7 @@ static void test_linear(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_quantize), cmocka_unit_test(test_norm), cmocka_unit_test(test_swiglu),
+        cmocka_unit_test(test_quantize), cmocka_unit_test(test_padding), cmocka_unit_test(test_norm), cmocka_unit_test(test_swiglu),
         cmocka_unit_test(test_linear),
     };
     if (argc > 1)

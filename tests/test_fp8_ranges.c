@@ -350,11 +350,39 @@ static void test_halves(void **state)
     release();
 }
 
+/* Of CUDA, which finds maxima in memory that it uses again after a thousand of them. Operations that take two, of large numbers,
+ * begin at an even place, or at an odd one and end beyond the last; then others that take one, of small numbers, come by each. */
+static void test_many(void **state)
+{
+    (void)state;
+    enum { PLACES = 1024 };
+    make_inputs(&shapes[0], 8);
+    in.dact = make_uneven(in.dact.rows, in.dact.cols, 3, 0x1p-10f);
+    Tensor y = make(E4, in.stream.rows, in.stream.cols), small = make(E5, in.dact.rows, 2 * in.dact.cols);
+    y.range = guarded(sizeof(float));
+    run_quantize(y);
+    run_swiglu_back(small);
+    const float expected = operand_scale(small);
+    for (int turn = 0; turn < 2; turn++) {
+        operand_ranges(RANGES_KEPT);
+        for (int i = 0; i < PLACES / 2; i++)
+            run_quantize(y);
+        operand_ranges(RANGES_MEASURED);
+        for (int i = 0; i < PLACES + 1; i++) {
+            run_swiglu_back(small);
+            if (operand_scale(small) != expected)
+                fail_msg("turn %d, operation %d: scale %g, expected %g", turn, i, operand_scale(small), expected);
+        }
+    }
+    release();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_operations), cmocka_unit_test(test_norm_again), cmocka_unit_test(test_zeros),
         cmocka_unit_test(test_not_finite), cmocka_unit_test(test_large), cmocka_unit_test(test_halves),
+        cmocka_unit_test(test_many),
     };
     return cmocka_run_group_tests(tests, start_device, NULL);
 }

@@ -227,6 +227,8 @@ static void backward_case(const RopeCase *k, Tensor x, Tensor qw, Tensor kw, Set
         check_weights("rope_dqnorm", N, k, dqw, dw, bw);
         check_weights("rope_dknorm", N, k, dkw, dw + QW, bw + QW);
     }
+    EMPTY_IS_ZEROS(dqw, (tensor_restore(dy, gradient), rope_backward(dx, dqw, dkw, dy, x, stats.data, qw, kw, s.a)));
+    EMPTY_IS_ZEROS(dkw, (tensor_restore(dy, gradient), rope_backward(dx, dqw, dkw, dy, x, stats.data, qw, kw, s.a)));
 }
 
 static float *make_angles(int T, int D)

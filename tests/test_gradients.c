@@ -149,7 +149,7 @@ static void check_model(const char *name, const ModelConfig *m, char **trainable
     Setup s;
     int checked = 0;
     open_model(&s, m, trainable, documents);
-    fsdp_zero_grads(&s.fsdp);
+    fsdp_empty_grads(&s.fsdp);
     loss_of(&s, true);
     for (int u = 0; u < s.fsdp.num_units; u++)
         for (int i = 0; i < s.fsdp.shape[u].num_params; i++) {

@@ -163,6 +163,8 @@ static void norm_backward_case(const FormatRow *f, const Shape *s, const NormCas
         dw_bound[c] += (N + 4) * U24 * (terms[c] + fabs(old_dw[c]));
     if (dw.data)
         check(in_place ? "norm_dw_in_place" : "norm_dw", f, s, k->text, dw, dw_ref, dw_bound);
+    if (!in_place)
+        EMPTY_IS_ZEROS(dw, norm_backward(dx, NULL, dw, dy, x, stats.data, w, norm, false));
 }
 
 static void norm_cases_of(const FormatRow *f, const Shape *s)
@@ -236,6 +238,7 @@ static void matmul_cases(const FormatRow *f, const Shape *s)
     TWICE(matmul_dw(dw, dy, x), dw);
     product(ref, bound, old, f->grad, O, C, N, (Strided){ DY, 1, O }, (Strided){ X, 1, C });
     check("matmul_dw", f, s, "", dw, ref, bound);
+    EMPTY_IS_ZEROS(dw, matmul_dw(dw, dy, x));
 }
 
 static void test_matmul(void **state)
@@ -279,6 +282,7 @@ static void embedding_cases(const FormatRow *f, const Shape *s)
     for (size_t i = 0; i < n; i++)
         bound[i] *= count[i / (size_t)C] * U24;
     check("embedding_backward", f, s, "", dw, ref, bound);
+    EMPTY_IS_ZEROS(dw, embedding_backward(dw, sorted, dy));
 }
 
 static void test_embedding(void **state)

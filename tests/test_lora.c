@@ -85,6 +85,7 @@ static void check_dw(const Formats *f, const Shape *s, Tensor low, Tensor x)
     TWICE(lora_dw(dm, low, x), dm.w);
     add_products(&sums, 2, s, values(x), values(low), NULL, 1);
     check("lora_dw", f, s, dm.w, sums.ref, sums.bound);
+    EMPTY_IS_ZEROS(dm.w, lora_dw(dm, low, x));
     lora_dw((LowRank){ .is_b = dm.is_b, .num_parts = dm.num_parts }, low, x);       /* not wanted */
 }
 

@@ -11,8 +11,8 @@ typedef struct { const char *name; Format x, out; bool groups, exact, turned; } 
 /* The sums, and how far off they may be: in F32, before they are rounded; as an operation goes on with them; as saved. */
 typedef struct { double *x, *exact, *used, *saved; } Added;
 
-/* A back end may write the sum over x: one rounding. A group's largest value is 448 S at most, with S rounded up to 8 bits, and
- * values below 2^-6 S lie 2^-9 S apart. */
+/* A back end may write the sum over x: one rounding. A group's largest value is 240 S or more, within 2^-7, and values
+ * below 2^-6 S lie 2^-9 S apart. */
 static Added add_reference(const AddCase *k, const Shape *s, Tensor x, Tensor low, LowRank b)
 {
     const size_t n = tensor_numel(x), C = (size_t)s->C;
@@ -25,7 +25,7 @@ static Added add_reference(const AddCase *k, const Shape *s, Tensor x, Tensor lo
         double largest = 0;
         for (size_t j = i / 16 * 16; k->groups && j < i / 16 * 16 + 16 && j < i / C * C + C; j++)
             largest = fmax(largest, fabs(a.x[j]) + a.used[j]);
-        a.saved[i] = !k->groups ? a.used[i] : a.used[i] + 0x1p-4 * (fabs(a.x[i]) + a.used[i]) + 0x1p-10 * 1.01 * largest / 448;
+        a.saved[i] = !k->groups ? a.used[i] : a.used[i] + 0x1p-4 * (fabs(a.x[i]) + a.used[i]) + 0x1p-10 * 1.01 * largest / 240;
     }
     return a;
 }

@@ -9,13 +9,14 @@ static const char metric_name[] = "eval/val/CrossEntropyLoss";
 /* Adapters beside a model that another run has trained. */
 static int adapt(int ranks, const char *run, const char *format, ...)
 {
+    const int started = ranks < most_ranks() ? ranks : most_ranks();
     char arguments[1024];
     va_list list;
     va_start(list, format);
     vsnprintf(arguments, sizeof arguments, format, list);
     va_end(list);
-    return train(ranks, "--load_path=%s/base/latest --lora.rank=4 --lora.alpha=16 --max_duration=4 --eval_interval=4 %s "
-                 "--device_eval_batch_size=%d --save_folder=%s/%s %s", folder, evaluators, 4 / ranks, folder, run, arguments);
+    return train(started, "--load_path=%s/base/latest --lora.rank=4 --lora.alpha=16 --max_duration=4 --eval_interval=4 %s "
+                 "--device_eval_batch_size=%d --save_folder=%s/%s %s", folder, evaluators, 4 / started, folder, run, arguments);
 }
 
 static int make_base(void **state)

@@ -65,7 +65,7 @@ static void train(Run *r, long last)
     int tokens[64], targets[64];
     assert_true(T <= 64);
     while (r->state.step < last) {
-        fsdp_zero_grads(&r->fsdp);
+        fsdp_empty_grads(&r->fsdp);
         for (int i = 0; i < share; i++) {
             const long sequence = ((r->state.step % 2) * BATCH + comm_rank() * share + i) * T;
             for (int t = 0; t < T; t++) {

@@ -59,7 +59,7 @@ static void open_model(Setup *s, SmallModel a, int sequences, bool documents)
     s->config.data.generate_doc_lengths = documents;
     model_create(&s->model, &s->fsdp, &s->config);
     fsdp_init(&s->fsdp, &s->config.model, 7);
-    fsdp_zero_grads(&s->fsdp);
+    fsdp_empty_grads(&s->fsdp);
 }
 
 typedef struct { double loss; float *gradient; size_t n; } Result;

@@ -139,7 +139,7 @@ static void check_forward(Setup *s)
 
 static double mean_loss_and_gradients(Setup *s)
 {
-    fsdp_zero_grads(&s->fsdp);
+    fsdp_empty_grads(&s->fsdp);
     model_step(&s->model, &s->fsdp, s->tokens, s->targets, NULL, 1 / s->labels, 0, PASS_COMPLETE);
     return model_losses(&s->model).loss / s->labels;
 }

@@ -2,17 +2,17 @@
  * step. What formats explain: test_recipes.c. */
 #include "tests/recipe_runs.h"
 
-/* The head's backward in FP8, in chunks of 48 and 16 tokens: its two GEMMs read E5M2 and E4M3, which adds their squares to what
+/* The head's backward in FP8, in chunks of so many of 64 tokens: its two GEMMs read E5M2 and E4M3, which adds their squares to what
  * bf16 or fp8 operands explain, in the head's weight directly, in all that is below through the gradient of its input. The same
  * numbers, were they all just below a power of two, would round to E5M2 with 2^-4 / sqrt(3) = 3.6 %: where nothing is off by half
- * of that, the GEMMs were not in FP8. */
-static void check_head(const ModelConfig *m, const char *recipe, char *trainable, double bound)
+ * of that, the GEMMs were not in FP8. Neither chunks nor the vocabulary need be multiples of 16. */
+static void check_head(const ModelConfig *m, const char *recipe, char *trainable, int chunk, double bound)
 {
     Config c, f32;
     model_config(&c, m, recipe, B);
     model_config(&f32, m, "f32", B);
     c.recipe.head = (Format){ E5M2, 0 };
-    c.loss_chunk = 48;
+    c.loss_chunk = chunk;
     if (trainable) {
         c.trainable = f32.trainable = &trainable;
         c.num_trainable = f32.num_trainable = 1;
@@ -38,15 +38,19 @@ static void test_head(void **state)
         const double roundings = a == OLMO2 || a == OLMO3 ? 32 : a == QWEN3 ? 24 : 16, scores = a == OLMO3 ? 1.30 : 1;
         const double bf16 = 1.18 * scores * sqrt(roundings * 2 * 0x1p-18 / 3 + e4m3 + e5m2) + 4 * 0x1p-9;
         const ModelConfig m = wide(a);
-        check_head(&m, "bf16", NULL, bf16);
-        check_head(&m, "coat", NULL, sqrt(17 * (e4m3 + e5m2)));
+        check_head(&m, "bf16", NULL, 48, bf16);
+        check_head(&m, "coat", NULL, 48, sqrt(17 * (e4m3 + e5m2)));
         if (!m.weight_tying)
-            check_head(&m, "bf16", "lm_head.weight", bf16);
-        check_head(&m, "bf16", "model.layers.*.mlp.*", bf16);
+            check_head(&m, "bf16", "lm_head.weight", 48, bf16);
+        check_head(&m, "bf16", "model.layers.*.mlp.*", 48, bf16);
+        ModelConfig uneven = m;
+        uneven.embedding_size = 93;
+        check_head(&uneven, "bf16", NULL, 21, bf16);
+        check_head(&uneven, "coat", NULL, 1, sqrt(17 * (e4m3 + e5m2)));
     }
     const ModelConfig m = adapted_model(0);
     const double scatter = 1 + 2 * sqrt(1.0 / (2 * 64) + 1.0 / (2 * RANK));
-    check_head(&m, "bf16", NULL, scatter * sqrt(144 * 0x1p-18 / 3 + e4m3 + e5m2) + 4 * 0x1p-9);
+    check_head(&m, "bf16", NULL, 48, scatter * sqrt(144 * 0x1p-18 / 3 + e4m3 + e5m2) + 4 * 0x1p-9);
 }
 
 /* ---- scales of the step --------------------------------------------------------------------------------------- */

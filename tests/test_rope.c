@@ -243,6 +243,8 @@ static void rope_backward_case(Rope *r)
         check(r->k->dqnorm, r->f, r->s, dqw, dq, bq);
         check(r->k->dknorm, r->f, r->s, dkw, dk, bk);
     }
+    EMPTY_IS_ZEROS(dqw, rope_backward(dx, dqw, dkw, dy, r->x, stats, r->qw, r->kw, r->a));
+    EMPTY_IS_ZEROS(dkw, rope_backward(dx, dqw, dkw, dy, r->x, stats, r->qw, r->kw, r->a));
     TWICE(rope_backward(dy, NONE, NONE, dy, r->x, stats, r->qw, r->kw, r->a), dy);
     check_same_bytes("rope_backward in place", tensor_snapshot(dy), tensor_snapshot(dx), tensor_bytes(dx));
 }

@@ -149,6 +149,26 @@ static void test_other_settings(void **state)
     assert_null(strstr(output, "resume: "));
 }
 
+/* A run of a program in whose table the recipe had another row says so in trainer.json; an old one says nothing, and had neither
+ * scales of the step nor a head in FP8. The run goes on, and can go on as before. */
+static void test_other_columns(void **state)
+{
+    (void)state;
+    make_first();
+    in_folder("rm -rf copy; cp -r first copy; "
+              "sed -i 's/\"scales\": \"microbatch\"/\"scales\": \"step\"/; s/\"fast\": \"all\"/\"fast\": \"none\"/' "
+              "copy/step2/trainer.json");
+    expect_status(go_on(1, "copy", "--format.fast=forward"), 0);
+    expect_output("resume: format.fast forward, was none\n"
+                  "resume: format.scales microbatch, was step: --format.scales=step goes on as before\n");
+    assert_null(strstr(strstr(strstr(output, "resume: ") + 1, "resume: ") + 1, "resume: "));
+    in_folder("rm -rf copy; cp -r first copy; sed -i 's/\"format\": /\"unknown\": /' copy/step2/trainer.json; cp -r copy again");
+    expect_status(go_on(1, "copy", "--format.head=e5m2 --format.scales=step"), 0);
+    expect_output("resume: format.head e5m2, was bf16\nresume: format.scales step, was microbatch\n");
+    expect_status(go_on(1, "again", ""), 0);
+    assert_null(strstr(output, "resume: "));
+}
+
 /* Its manifest had neither checksums nor samples: nothing is verified, and the rest of the run is the same bit for bit. */
 static void test_old_checkpoint(void **state)
 {
@@ -171,6 +191,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_sample), cmocka_unit_test(test_flipped_bits),
                                         cmocka_unit_test(test_other_content),
-                                        cmocka_unit_test(test_other_settings), cmocka_unit_test(test_old_checkpoint) };
+                                        cmocka_unit_test(test_other_settings), cmocka_unit_test(test_other_columns),
+                                        cmocka_unit_test(test_old_checkpoint) };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

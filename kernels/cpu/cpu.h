@@ -23,8 +23,9 @@ void   tensor_finish(Tensor t, const float *values);        /* rounds them into 
 /* The same with the scale that an FP8 t of group 0 has; its data or data_t may be NULL: not written. */
 void   tensor_finish_again(Tensor t, const float *values);
 
-/* A gradient (1, width) that adds up in double: the sum so far, in scratch memory of the slot, NULL for no values; and back. */
-double *start_sum (const float *values, int width, int slot);
+/* A gradient (1, width) that adds up in double: the sum so far, of values or 0 if t is empty, in scratch memory of the slot, NULL
+ * for no values; and back. */
+double *start_sum (Tensor t, const float *values, int slot);
 void    finish_sum(Tensor t, float *values, const double *sum);
 
 /* ---- scratch memory ---------------------------------------------------------------------------------------- */

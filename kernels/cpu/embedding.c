@@ -1,6 +1,8 @@
 /* Rows of the embedding table.
  *
  *     y[n] = w[token n]        dw[v] += sum over the n with token n = v of dy[n] */
+#include <string.h>
+
 #include "kernels/cpu/cpu.h"
 
 static void check_token(int token, Tensor w)
@@ -21,7 +23,8 @@ void embedding_forward(Tensor y, const TokenAt *sorted, Tensor w)
     tensor_finish(y, values);
 }
 
-/* A row is read, summed in F32 over all its tokens and written once, so that a BF16 dw is rounded once. */
+/* A row is read, summed in F32 over all its tokens and written once, so that a BF16 dw is rounded once. Most rows of an
+ * empty dw have no token. */
 void embedding_backward(Tensor dw, const TokenAt *sorted, Tensor dy)
 {
     CHECK_TENSOR(dw, dw.rows, dw.cols);
@@ -31,6 +34,8 @@ void embedding_backward(Tensor dw, const TokenAt *sorted, Tensor dy)
     const size_t C = (size_t)dw.cols;
     const float *gradient = tensor_values(dy, 0);
     float *row = cpu_scratch(1, C);
+    if (dw.empty)
+        memset(dw.data, 0, tensor_bytes(dw));
     for (int i = 0; i < N;) {
         const int token = sorted[i].token;
         check_token(token, dw);

@@ -65,13 +65,13 @@ void tensor_finish_again(Tensor t, const float *values)
     transpose_codes(t);
 }
 
-double *start_sum(const float *values, int width, int slot)
+double *start_sum(Tensor t, const float *values, int slot)
 {
     if (!values)
         return NULL;
-    double *sum = (double *)cpu_scratch(slot, 2 * (size_t)width);
-    for (int i = 0; i < width; i++)
-        sum[i] = values[i];
+    double *sum = (double *)cpu_scratch(slot, 2 * (size_t)t.cols);
+    for (int i = 0; i < t.cols; i++)
+        sum[i] = t.empty ? 0 : values[i];
     return sum;
 }
 

@@ -65,15 +65,16 @@ void lora_dw(LowRank dm, Tensor low, Tensor x)
     CHECK_TENSOR(x, N, C);
     CHECK(dm.w.data != x.data && dm.w.data != low.data, "lora_dw: dm is an input");
     const float *narrow = tensor_values(low, 0), *wide = tensor_values(x, 1);
-    float *output = tensor_values(dm.w, 2);
+    float *output = dm.w.empty ? tensor_result(dm.w, 2) : tensor_values(dm.w, 2);
+    const float beta = dm.w.empty ? 0 : 1;
     for (int i = 0; i < dm.num_parts; i++) {
         const Block b = block_of(dm, output, i, r);
         if (b.turned)
             cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, r, b.width, N, 1, narrow + b.low, low.cols,
-                        wide + b.first, C, 1, b.w, b.ld);
+                        wide + b.first, C, beta, b.w, b.ld);
         else
             cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, b.width, r, N, 1, wide + b.first, C,
-                        narrow + b.low, low.cols, 1, b.w, b.ld);
+                        narrow + b.low, low.cols, beta, b.w, b.ld);
     }
     tensor_finish(dm.w, output);
 }

@@ -3,6 +3,7 @@
  *     z = log sum_j exp(x_j)    loss = z - x_t    zloss = z^2
  *     dz/dx_j = p_j = exp(x_j - z), so d(loss + a zloss)/dx_j = (1 + 2 a z) p_j - [j = t] */
 #include <math.h>
+#include <string.h>
 
 #include "kernels/cpu/cpu.h"
 
@@ -32,32 +33,31 @@ static void row_gradient(float *x, double total, int vocab, int V, int target, d
     x[target] = (float)at_target;
 }
 
-/* gradient: the logits, codes that have their scale, or no tensor. */
+/* gradient: the logits, codes that have their scale, or no tensor; columns behind the logits' become 0. */
 static void all_rows(const char *op, Tensor gradient, Tensor logits, float *loss, float *zloss, const int *target, int vocab,
                      float scale, float z_weight)
 {
-    const int N = logits.rows, V = logits.cols;
+    const int N = logits.rows, V = logits.cols, width = gradient.data ? gradient.cols : V;
     check_tensor(op, "logits", logits, N, V);
     check_plain(op, "logits", logits);
     CHECK(vocab > 0 && vocab <= V, "%s: a vocabulary of %d in %d columns", op, vocab, V);
-    float *row = cpu_scratch(0, (size_t)V);
+    float *row = cpu_scratch(0, (size_t)width);
     for (int n = 0; n < N; n++) {
-        const size_t at = (size_t)n * (size_t)V;
         loss[n] = zloss[n] = 0;
         CHECK(target[n] < vocab, "%s: target %d at %d; the vocabulary is %d", op, target[n], n, vocab);
         if (target[n] >= 0) {
-            tensor_load(row, logits, at, (size_t)V);
+            tensor_load(row, logits, (size_t)n * (size_t)V, (size_t)V);
             const double target_logit = row[target[n]];
             double total, z = exponentials(row, vocab, &total);
             loss[n] = (float)(z - target_logit);
             zloss[n] = (float)(z * z);
             if (gradient.data)
-                row_gradient(row, total, vocab, V, target[n], z, scale, z_weight);
+                row_gradient(row, total, vocab, width, target[n], z, scale, z_weight);
         } else
-            for (int j = 0; j < V; j++)
+            for (int j = 0; j < width; j++)
                 row[j] = 0;
         if (gradient.data)
-            tensor_store(gradient, at, row, (size_t)V);
+            tensor_store(gradient, (size_t)n * (size_t)width, row, (size_t)width);
     }
 }
 
@@ -70,9 +70,9 @@ void cross_entropy(Tensor logits, float *loss, float *zloss, const int *target, 
 void cross_entropy_codes(Tensor gradient, float amax, Tensor logits, float *loss, float *zloss, const int *target, int vocab,
                          float scale, float z_weight)
 {
-    CHECK_TENSOR(gradient, logits.rows, logits.cols);
-    CHECK(format_is_fp8(gradient.format) && !gradient.format.group, "%s: the gradient is %s; expected e4m3 or e5m2", __func__,
-          format_name(gradient.format));
+    check_logit_codes(__func__, gradient, logits);
     *(float *)gradient.scale = fp8_scale(amax, gradient.format.dtype);
     all_rows(__func__, gradient, logits, loss, zloss, target, vocab, scale, z_weight);
+    const size_t written = (size_t)logits.rows * (size_t)gradient.cols;
+    memset((uint8_t *)gradient.data + written, 0, tensor_numel(gradient) - written);
 }

@@ -86,8 +86,8 @@ void matmul_dw(Tensor dw, Tensor dy, Tensor x)
     CHECK(dw.data != dy.data && dw.data != x.data, "matmul_dw: dw is an input");
     check_pair(__func__, dy, x);
     const Columns gradient = columns("matmul_dw", dy, 0), input = columns("matmul_dw", x, 1);
-    float *output = tensor_values(dw, 3);
+    float *output = dw.empty ? tensor_result(dw, 3) : tensor_values(dw, 3);
     cblas_sgemm(CblasRowMajor, gradient.turned ? CblasNoTrans : CblasTrans, input.turned ? CblasTrans : CblasNoTrans,
-                O, C, N, 1, gradient.x, gradient.ld, input.x, input.ld, 1, output, C);
+                O, C, N, 1, gradient.x, gradient.ld, input.x, input.ld, dw.empty ? 0 : 1, output, C);
     tensor_finish(dw, output);
 }

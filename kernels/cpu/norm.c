@@ -106,7 +106,7 @@ void norm_backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x, const
         CHECK_PLAIN(dx);
     const float *gradient = tensor_values(dy, 0), *input = tensor_values(x, 1), *weight = tensor_values(w, 2);
     float *output = accumulate ? tensor_values(dx, 3) : tensor_result(dx, 3), *weight_gradient = tensor_values(dw, 4);
-    double *sum = start_sum(weight_gradient, C, 5);
+    double *sum = start_sum(dw, weight_gradient, 5);
     for (int n = 0; n < N; n++) {
         const size_t row = (size_t)n * (size_t)C;
         row_backward(output + row, sum, gradient + row, input + row, stats + 2 * n, weight, C, norm, accumulate);

@@ -34,6 +34,8 @@ static void check_moment(const char *name, Tensor t, int n)
     CHECK(!format_is_dynamic8(t.format), "adamw: %s is %s; that is a moment of adamw8bit", name, format_name(t.format));
     CHECK(!format_is_fp8(t.format) || (t.format.group && BLOCK % t.format.group == 0),
           "adamw: %s is %s; FP8 moments have groups whose size divides %d", name, format_name(t.format), BLOCK);
+    CHECK(!format_has_byte_scales(t.format), "adamw: %s is %s with a byte per group; moments have more (format_of_moment)", name,
+          format_name(t.format));
 }
 
 void adamw(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first)

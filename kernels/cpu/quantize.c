@@ -2,6 +2,7 @@
  *
  * Blocks of whole groups are loaded, converted and stored, so that a unit of 1e9 elements needs no copy as floats. */
 #include <math.h>
+#include <string.h>
 
 #include "kernels/cpu/cpu.h"
 
@@ -37,17 +38,18 @@ void quantize_scale(Tensor y, Tensor x)
 void quantize_codes(Tensor y, Tensor x)
 {
     CHECK_TENSOR(x, x.rows, x.cols);
-    CHECK(y.rows == x.rows && y.cols == x.cols, "quantize_codes: (%d, %d) from (%d, %d)", y.rows, y.cols, x.rows,
-          x.cols);
+    check_quantized(y, x);
     const size_t block = block_size(y, x), numel = tensor_numel(x);
     float *values = cpu_scratch(0, block);
     if (!y.data)        /* only the transpose is wanted: it is made from the rows */
-        y.data = cpu_scratch(1, numel / sizeof(float) + 1);
+        y.data = cpu_scratch(1, tensor_numel(y) / sizeof(float) + 1);
     for (size_t i = 0; i < numel; i += block) {
         size_t n = numel - i < block ? numel - i : block;
         tensor_load(values, x, i, n);
         tensor_store(y, i, values, n);
     }
+    if (y.rows > x.rows)
+        memset((uint8_t *)y.data + numel, 0, tensor_numel(y) - numel);
     transpose_codes(y);
 }
 

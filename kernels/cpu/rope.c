@@ -135,7 +135,7 @@ void rope_backward(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x,
     const float *gradient = tensor_values(dy, 0), *input = reads_x ? tensor_values(x, 1) : NULL;
     const float *qw = tensor_values(qnorm, 2), *kw = tensor_values(knorm, 3);
     float *output = tensor_result(dx, 4), *dqw = tensor_values(dqnorm, 5), *dkw = tensor_values(dknorm, 6);
-    double *q_sum = start_sum(dqw, q_width / q_norms, 7), *k_sum = start_sum(dkw, k_width / k_norms, 8);
+    double *q_sum = start_sum(dqnorm, dqw, 7), *k_sum = start_sum(dknorm, dkw, 8);
     for (int n = 0; n < dy.rows; n++) {
         const float *from = reads_x ? input + (size_t)n * (size_t)S : NULL;
         const float *angles = a.rope + (size_t)(n % a.T) * (size_t)a.D;

@@ -128,7 +128,7 @@ template <class F, bool SIGNED>
 __device__ static inline void store_codes(const Moment &t, unsigned at, float (&x)[2][8], bool inside)
 {
     const float a = group_max(fmaxf(pack_abs_max(x[0]), pack_abs_max(x[1])));
-    uint32_t s = F::expand ? (__float_as_uint(fp8_scale(a, F::dtype)) + 0x7f) >> 7 : fp8_group_scale(a, F::dtype);
+    uint32_t s = F::expand ? (__float_as_uint(fp8_scale(a, F::dtype)) + 0x7f) >> 7 : fp8_moment_scale(a, F::dtype);
     float inverse = 1.0f;
     if (F::expand) {
         float b = fabsf(x[0][0]);
@@ -228,6 +228,8 @@ static Moment moment(const char *name, Tensor t, int n, float beta)
     if (format_is_dynamic8(t.format) || (format_is_fp8(t.format) && t.format.group != GROUP) || n % GROUP)
         die("adamw: %s is %s of %d elements; the CUDA back end has FP8 moments in whole groups of %d, and dense ones beside them",
             name, format_name(t.format), n, (int)GROUP);
+    CHECK(!format_has_byte_scales(t.format), "adamw: %s is %s with a byte per group; moments have more (format_of_moment)", name,
+          format_name(t.format));
     return { (uint8_t *)t.data, t.scale, t.format.expand ? log2f(beta) : beta };
 }
 

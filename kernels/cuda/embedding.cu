@@ -143,6 +143,8 @@ void embedding_backward(Tensor dw, const TokenAt *sorted, Tensor dy)
     const int N = dy.rows, C = dw.cols;
     CHECK_DENSE(dw, dw.rows, C);
     CHECK_DENSE(dy, N, C);
+    if (dw.empty)       /* most rows have no token */
+        device_zero(dw.data, tensor_bytes(dw));
     if (N == 0)
         return;
     const Grid g = grid_of(N, C);

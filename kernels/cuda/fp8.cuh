@@ -1,5 +1,6 @@
 /* FP8 in registers: scales, codes, eight elements at a time. Bit for bit what kernels/fp8.c says. */
 #pragma once
+#include <cfloat>
 #include <cuda_fp8.h>
 
 #include "kernels/cuda/vector.cuh"
@@ -7,7 +8,7 @@
 template <DType D> constexpr float FP8_MAX = D == E4M3 ? 448.0f : 57344.0f;
 template <DType D> constexpr __nv_fp8_interpretation_t FP8_KIND = D == E4M3 ? __NV_E4M3 : __NV_E5M2;
 
-/* ---- scales: S = max|x| / max(format) ------------------------------------------------------------------------ */
+/* ---- scales: S = max|x| / max(format); of groups of activations kernels/fp8.c says which ------------------------ */
 
 __host__ __device__ inline float fp8_max(DType d)
 {
@@ -29,8 +30,8 @@ __device__ inline float fp8_scale(float amax, DType d)
     return isinf(x) ? x : __fmaf_rn(__fmaf_rn(-q, max, x), inverse, q);
 }
 
-/* The bits of a BF16, rounded up: |x/S| <= max(format). */
-__device__ inline uint16_t fp8_group_scale(float amax, DType d)
+/* Of a moment: the bits of a BF16, rounded up: |x/S| <= max(format). */
+__device__ inline uint16_t fp8_moment_scale(float amax, DType d)
 {
     return (uint16_t)((__float_as_uint(fp8_scale(amax, d)) + 0xffffu) >> 16);
 }
@@ -40,12 +41,30 @@ __device__ inline float bf16_value(uint16_t bits)
     return __uint_as_float((uint32_t)bits << 16);
 }
 
-/* 1/S of a group scale, correctly rounded: S has 8 significant bits, so 1/S lies at least 2^-33 of itself from the middle
- * between two floats, and a Newton step from the hardware's approximation errs by 2^-45. Infinity: 0. */
-__device__ inline float fp8_group_inverse(uint16_t scale)
+/* 1/s of an s with up to 8 significant bits, correctly rounded: it lies at least 2^-33 of itself from the middle between two
+ * floats, and a Newton step from the hardware's approximation errs by 2^-45. NaN: NaN. */
+__device__ inline float inverse_of_few_bits(float s)
 {
-    const float s = bf16_value(scale), r = inverse_quick(s);
-    return isinf(s) ? 0.0f : __fmaf_rn(__fmaf_rn(-s, r, 1.0f), r, r);
+    const float r = inverse_quick(s);
+    return __fmaf_rn(__fmaf_rn(-s, r, 1.0f), r, r);
+}
+
+/* In a byte. The quotient is exact as in fp8_scale; from 2^126 on, where 1/head is no normal number, only E counts. */
+__device__ inline uint8_t fp8_group_scale(float amax, DType d)
+{
+    const int cut = d == E4M3 ? 20 : 21;
+    const float units = d == E4M3 ? 64.0f : 32.0f, a = fmaxf(amax, 0x1p-10f);
+    const uint32_t bits = __float_as_uint(a) & ~0u << cut, E = ((bits + (d == E4M3 ? 1u << 20 : 0u)) >> 23) - 117;
+    const float head = __uint_as_float(bits), inverse = inverse_of_few_bits(head), q = __fmul_rn(a, inverse);
+    const float quotient = __fmaf_rn(__fmaf_rn(-q, head, a), inverse, q);
+    const uint32_t j = (uint32_t)__float2int_rn(__fmaf_rn(quotient, units, -units)) & 7u;
+    return (uint8_t)(amax <= FLT_MAX ? min(E << 3 | j, 254u) : 255u);
+}
+
+__device__ inline float fp8_group_value(uint8_t scale, DType d)
+{
+    const uint32_t exponent = (scale >> 3) + (d == E4M3 ? 109u : 102u), j = scale & 7u;
+    return scale == 255 ? __uint_as_float(0x7fffffffu) : __uint_as_float(exponent << 23 | j << (d == E4M3 ? 17 : 18));
 }
 
 /* ---- codes --------------------------------------------------------------------------------------------------- */

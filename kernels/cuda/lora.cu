@@ -79,7 +79,7 @@ void widen_kernel(AnyOut y, Elements low, Elements w, Elements add, LoraParts pa
     store(y, at, add.data ? sum + add[at] : sum);
 }
 
-/* A thread has one number of dm, of part blockIdx.y. */
+/* A thread has one number of dm, of part blockIdx.y. before: what it is added to, or nothing. */
 __global__ __launch_bounds__(THREADS)
 void dw_kernel(AnyOut dw, Elements before, LoraParts parts, Elements low, Elements x, const float *x_scale, int N, int C)
 {
@@ -91,7 +91,7 @@ void dw_kernel(AnyOut dw, Elements before, LoraParts parts, Elements low, Elemen
     for (size_t n = 0; n < N; n++)
         sum += low[n * parts.count * parts.rank + part.low + j] * x[n * C + part.first + c];
     const size_t at = part.at + c * parts.by_column + j * parts.by_low;
-    store(dw, at, before[at] + sum * (x_scale ? *x_scale : 1.0f));
+    store(dw, at, (before.data ? before[at] : 0.0f) + sum * (x_scale ? *x_scale : 1.0f));
 }
 
 /* One thread for each of `rows` numbers of every column of the widest part, and each part. */
@@ -170,7 +170,8 @@ void lora_dw(LowRank dm, Tensor low, Tensor x)
     const LoraParts parts = lora_parts(dm, r, C);
     if (N == 0 || lora_dw_fast(dm.w, parts, low, x))
         return;
-    dw_kernel<<<grid_of_parts(parts, r), THREADS, 0, device_stream()>>>(any_out(dm.w), elements(dm.w), parts, elements(low),
-                                                                        elements(x), scale_of(x), N, C);
+    const Elements before = elements(dm.w.empty ? Tensor{} : dm.w);
+    dw_kernel<<<grid_of_parts(parts, r), THREADS, 0, device_stream()>>>(any_out(dm.w), before, parts, elements(low), elements(x),
+                                                                        scale_of(x), N, C);
     LAUNCH_CHECK();
 }

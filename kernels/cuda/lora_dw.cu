@@ -185,7 +185,8 @@ void dw_fast_kernel(float *partial, size_t numel, const uint8_t *x, const float 
 }
 
 /* dw += partial[0] + partial[1] + ... */
-__global__ __launch_bounds__(THREADS) void add_partials_kernel(AnyOut dw, const float *partial, int count, size_t numel)
+__global__ __launch_bounds__(THREADS)
+void add_partials_kernel(AnyOut dw, bool empty, const float *partial, int count, size_t numel)
 {
     const size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x;
     if (i >= numel)
@@ -195,9 +196,9 @@ __global__ __launch_bounds__(THREADS) void add_partials_kernel(AnyOut dw, const 
     for (int k = 0; k < count; k++)
         total += partial[k * numel + i];
     if (dw.is_f32)
-        ((float *)dw.data)[i] += total;
+        ((float *)dw.data)[i] = empty ? total : ((float *)dw.data)[i] + total;
     else
-        ((bf16 *)dw.data)[i] = from_float<bf16>(to_float(((bf16 *)dw.data)[i]) + total);
+        ((bf16 *)dw.data)[i] = from_float<bf16>(empty ? total : to_float(((bf16 *)dw.data)[i]) + total);
 }
 
 /* ---- launches ---------------------------------------------------------------------------------------------------- */
@@ -219,7 +220,8 @@ template <DType D, int JT> static void launch(Tensor dw, LoraParts parts, Tensor
                                                                       (const bf16 *)low.data, parts, N, x.cols, rank_blocks, range,
                                                                       aligned);
     LAUNCH_CHECK();
-    add_partials_kernel<<<(unsigned)ceil_div(numel, THREADS), THREADS, 0, device_stream()>>>(any_out(dw), partial, ranges, numel);
+    add_partials_kernel<<<(unsigned)ceil_div(numel, THREADS), THREADS, 0, device_stream()>>>(any_out(dw), dw.empty, partial, ranges,
+                                                                                            numel);
     LAUNCH_CHECK();
 }
 

@@ -63,18 +63,23 @@ template <bool ALIGNED, typename T> struct InPlace {
     }
 };
 
-/* ... or into codes with the scale of `amax`. Rows are whole packs. */
+/* ... or into codes with the scale of `amax`. Their rows, of `width` codes, are whole packs, also where the logits' are not;
+ * what is behind the logits' last pack is 0. */
 struct Codes {
     uint8_t *codes;
     float *scale, amax, inverse;
     DType dtype;
+    int width;
     template <typename T> __device__ uint8_t *begin(T *, int V)
     {
         const float s = fp8_scale(amax, dtype);
         inverse = 1.0f / s;
         if (blockIdx.x == 0 && threadIdx.x == 0)
             *scale = s;
-        return codes + (size_t)blockIdx.x * V;
+        uint8_t *row = codes + (size_t)blockIdx.x * width;
+        for (int c = (V + 7) / 8 * 8 + 8 * threadIdx.x; c < width; c += 8 * blockDim.x)
+            *(uint2 *)(row + c) = make_uint2(0, 0);
+        return row;
     }
     __device__ void store(uint8_t *to, const float (&g)[8], int left) const
     {
@@ -220,16 +225,18 @@ void cross_entropy_codes(Tensor gradient, float amax, Tensor logits, float *loss
 {
     const int N = logits.rows, V = logits.cols;
     CHECK_DENSE(logits, N, V);
-    CHECK_TENSOR(gradient, N, V);
-    CHECK(format_is_fp8(gradient.format) && !gradient.format.group, "%s: the gradient is %s; expected e4m3 or e5m2", __func__,
-          format_name(gradient.format));
+    check_logit_codes(__func__, gradient, logits);
     check_vocabulary(__func__, vocab, V);
-    if (V % 16 || !is_aligned(logits, V))
-        die("%s: rows of %d logits; FP8 operands have rows in multiples of 16", __func__, V);
+    if (!is_aligned(gradient, gradient.cols) || gradient.cols % 16)
+        die("%s: rows of %d codes; FP8 operands have rows in multiples of 16", __func__, gradient.cols);
     if (N == 0)
         return;
-    const Codes codes = { (uint8_t *)gradient.data, (float *)gradient.scale, amax, 0, gradient.format.dtype };
-    with_type(logits, [&](auto *p) {
-        launch<true, true>(codes, p, logits, loss, zloss, target, vocab, scale, z_weight);
+    const Codes codes = { (uint8_t *)gradient.data, (float *)gradient.scale, amax, 0, gradient.format.dtype, gradient.cols };
+    const size_t written = (size_t)N * gradient.cols;
+    with_bool(is_aligned(logits, V), [&](auto aligned) {
+        with_type(logits, [&](auto *p) {
+            launch<decltype(aligned)::value, true>(codes, p, logits, loss, zloss, target, vocab, scale, z_weight);
+        });
     });
+    device_zero(codes.codes + written, tensor_numel(gradient) - written);
 }

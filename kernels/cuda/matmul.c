@@ -18,11 +18,11 @@
  *
  * Choice of algorithm. The heuristic's first suggestion is up to 20 % slower than the best of the first eight, so
  * large GEMMs time them once, on the real operands. A time is not reproducible, but results must be: same bits in
- * every run, on every rank, after every resume. So split-K is excluded; the heuristic's first suggestion, which
- * depends on shape and library alone, defines the bits; and only algorithms with identical output compete, where the
- * GEMM adds to a sum also in how they round that. Tiles of another shape sum over k in the same order, so most
- * suggestions pass; timing then decides nothing but speed. Rank 0 keeps what was chosen for later runs (choices.h),
- * which look for it among the suggestions that they get.
+ * every run, on every rank, after every resume. So split-K is excluded, unless there is nothing else (suggest); the
+ * heuristic's first suggestion, which depends on shape and library alone, defines the bits; and only algorithms with
+ * identical output compete, where the GEMM adds to a sum also in how they round that. Tiles of another shape sum over
+ * k in the same order, so most suggestions pass; timing then decides nothing but speed. Rank 0 keeps what was chosen
+ * for later runs (choices.h), which look for it among the suggestions that they get.
  *
  * A GPU that has been busy for a while is hot, and lowers its clock to stay within its power: not all algorithms suffer
  * alike. So candidates take turns, each for some milliseconds, and what is measured while the GPU warms does not count. */
@@ -72,6 +72,7 @@ typedef struct {
     const void *scale_a, *scale_b;      /* one float each; NULL unless FP8 */
     const void *c;                      /* added; NULL: nothing; may be d */
     void       *d;
+    bool        empty;                  /* c, which is d, holds nothing yet: by the algorithm that adds to it, but d is written */
 } Operands;
 
 typedef struct {
@@ -154,11 +155,10 @@ static void describe(Gemm *g, const Shape *s, const Operands *o)
     LT_CHECK(cublasLtMatrixLayoutCreate(&g->d, cuda_type(s->d), m, n, s->m));
 }
 
-/* Up to CANDIDATES suggestions, best guess first; returns how many. */
-static int suggest(cublasLtMatmulHeuristicResult_t *found, const Gemm *g)
+/* Up to CANDIDATES suggestions, best guess first; returns how many. reduction: how parts of a sum over k may be added. */
+static int ask(cublasLtMatmulHeuristicResult_t *found, cublasStatus_t *status, const Gemm *g, uint32_t reduction)
 {
-    const Shape *s = &g->shape;
-    const uint32_t align = (uint32_t)s->align, reduction = CUBLASLT_REDUCTION_SCHEME_NONE;
+    const uint32_t align = (uint32_t)g->shape.align;
     const struct { cublasLtMatmulPreferenceAttributes_t name; const void *value; size_t bytes; } want[] = {
         { CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &WORKSPACE_BYTES, sizeof WORKSPACE_BYTES },
         { CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction, sizeof reduction },
@@ -171,16 +171,25 @@ static int suggest(cublasLtMatmulHeuristicResult_t *found, const Gemm *g)
     LT_CHECK(cublasLtMatmulPreferenceCreate(&preference));
     for (size_t i = 0; i < sizeof want / sizeof want[0]; i++)
         LT_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, want[i].name, want[i].value, want[i].bytes));
-    int count = 0;
-    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(cache.handle, g->op, g->a, g->b, g->d, g->d, preference,
-                                                           CANDIDATES, found, &count);
+    int count = 0, usable = 0;
+    *status = cublasLtMatmulAlgoGetHeuristic(cache.handle, g->op, g->a, g->b, g->d, g->d, preference, CANDIDATES, found, &count);
     LT_CHECK(cublasLtMatmulPreferenceDestroy(preference));
-    int usable = 0;
-    for (int i = 0; i < count; i++)
+    for (int i = 0; i < count && *status == CUBLAS_STATUS_SUCCESS; i++)
         if (found[i].state == CUBLAS_STATUS_SUCCESS)
             found[usable++] = found[i];
-    if (status != CUBLAS_STATUS_SUCCESS || usable == 0)
-        die_shape(s, status == CUBLAS_STATUS_SUCCESS ? "no suggestion" : cublasLtGetStatusString(status));
+    return usable;
+}
+
+/* NOTE: with FP8 operands, few outputs that are each a long sum, as of a small model's head in backward, come by split-K alone.
+ * Parts added in F32 by a second kernel have an order too. */
+static int suggest(cublasLtMatmulHeuristicResult_t *found, const Gemm *g)
+{
+    cublasStatus_t status;
+    int usable = ask(found, &status, g, CUBLASLT_REDUCTION_SCHEME_NONE);
+    if (usable == 0)
+        usable = ask(found, &status, g, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
+    if (usable == 0)
+        die_shape(&g->shape, status == CUBLAS_STATUS_SUCCESS ? "no suggestion" : cublasLtGetStatusString(status));
     return usable;
 }
 
@@ -206,7 +215,7 @@ static size_t output_bytes(const Shape *s)
 }
 
 /* The whole GEMM by this algorithm, and slices of the result; false if the algorithm does not run. Where d is added to, it gets
- * other sums first, for a first micro-batch adds to 0, which rounds nothing: by the algorithm that all are compared with, from its
+ * other sums first, for in a first micro-batch it holds nothing to add to: by the algorithm that all are compared with, from its
  * product, which alone would be even. */
 static bool sample(uint32_t *slices, const Gemm *g, const cublasLtMatmulAlgo_t *algo, const Operands *o)
 {
@@ -300,12 +309,13 @@ static void choice_key(char key[256], const Shape *s)
              s->trans_b ? 't' : 'n', dtype_name(s->a), dtype_name(s->b), dtype_name(s->d), s->add, s->fast, s->align);
 }
 
-/* Trials write into d. A sum there is kept by the host meanwhile, whose memory is not short. */
+/* Trials write into d, and add to it even where it is empty. A sum there is kept by the host meanwhile, whose memory is not
+ * short. */
 static void tune(Gemm *g, const Operands *o)
 {
     const size_t bytes = output_bytes(&g->shape);
     char key[256];
-    void *sum = o->c == o->d ? xmalloc(bytes) : NULL;
+    void *sum = o->c == o->d && !o->empty ? xmalloc(bytes) : NULL;
     if (sum)
         device_get(sum, o->d, bytes);
     const bool chosen = choose(g, o);
@@ -377,7 +387,7 @@ static void run(Kind kind, int m, int n, int k, bool trans_a, bool trans_b, DTyp
     set_scales(g, &o);
     if (g->trials_left > 0)
         tune(g, &o);
-    cublasStatus_t status = launch(g, &g->algo, &o);
+    cublasStatus_t status = launch_scaled(g, &g->algo, &o, o.c && !o.empty ? 1 : 0);
     if (status != CUBLAS_STATUS_SUCCESS)
         die_shape(&s, cublasLtGetStatusString(status));
 }
@@ -402,7 +412,8 @@ static void check_fp8(Kind kind, int m, int k, const char *width, const char *co
 {
     if (m % 8 || k % 16)
         die("%s in FP8: %s = %d must be a multiple of 8 and %s = %d a multiple of 16 on this GPU; pad the dimension, "
-            "or choose a recipe with bf16 operands", kind_name[kind], width, m, contraction, k);
+            "or choose a recipe with bf16 operands (--format.head=bf16 for the head's alone)", kind_name[kind], width, m,
+            contraction, k);
 }
 
 static const void *transposed(Kind kind, Tensor t, const char *name)
@@ -458,5 +469,5 @@ void matmul_dw(Tensor dw, Tensor dy, Tensor x)
         check_fp8(DW, C, N, "inputs", "tokens");
     run(DW, C, O, N, fp8, !fp8, x.format.dtype, dy.format.dtype, dw.format.dtype,
         (Operands){ .a = fp8 ? transposed(DW, x, "x") : x.data, .b = fp8 ? transposed(DW, dy, "dy") : dy.data,
-                    .scale_a = x.scale, .scale_b = dy.scale, .c = dw.data, .d = dw.data });
+                    .scale_a = x.scale, .scale_b = dy.scale, .c = dw.data, .d = dw.data, .empty = dw.empty });
 }

@@ -1,6 +1,6 @@
 /* Backward of RMSNorm and LayerNorm, for x in any format.
  *
- * Bytes per element in BF16: 6 (dy, x, dx), +2 if dx accumulates; an x in FP8 groups has 1.125 instead of 2.
+ * Bytes per element in BF16: 6 (dy, x, dx), +2 if dx accumulates; an x in FP8 groups has 1.06 instead of 2.
  * Rounding: as in norm.cu. dw: each block sums its rows in registers and writes C floats of scratch; their sum in the
  * order of the blocks is in F64. The number of blocks depends on the GPU only. */
 #include "kernels/cuda/norm.cuh"

@@ -1,8 +1,8 @@
 /* Norms that read or write FP8, forward; norm_backward.cu reads any x.
  *
  * y an FP8 operand: a pass over rows stores x in FP8 groups, takes the statistics of what was stored and the
- * maximum of y; a pass over tiles reads x and writes y and its transpose. Bytes per element in COAT: 2 + 1.125 and
- * 1.125 + 2. Where y is not FP8 (a norm behind a branch), or its range is KEPT and it has no transpose, the first pass
+ * maximum of y; a pass over tiles reads x and writes y and its transpose. Bytes per element in COAT: 2 + 1.06 and
+ * 1.06 + 2. Where y is not FP8 (a norm behind a branch), or its range is KEPT and it has no transpose, the first pass
  * writes it and there is no second. */
 #include "kernels/cuda/norm.cuh"
 #include "kernels/cuda/operations_fp8.h"
@@ -243,7 +243,7 @@ enum { WIDE_COLS = 128, WIDE_TILES = 2, WIDE_BLOCKS = 4 };
 
 struct WideGroups {
     uint4 codes[4];
-    uint16_t scale[4];
+    uint8_t scale[4];
     float2 stats[4];
 };
 
@@ -287,7 +287,7 @@ void norm_columns_kernel(TileOut y, GroupReader<D, Known<4>> x, const float2 *st
             for (int h = 0; h < 2; h++) {
                 float v[8];
                 decode_pack(v, h ? make_uint2(g.codes[i].z, g.codes[i].w) : make_uint2(g.codes[i].x, g.codes[i].y),
-                            bf16_value(g.scale[i]), x.dtype);
+                            fp8_group_value(g.scale[i], x.dtype), x.dtype);
 #pragma unroll
                 for (int k = 0; k < 8; k++)
                     v[k] = (v[k] - g.stats[i].x) * g.stats[i].y * weight[h][k];

@@ -1,6 +1,6 @@
 /* From one format to another. A thread moves PACKS packs of eight elements.
  *
- * Bytes per element: those of x and y; BF16 to BF16 4; to E4M3/16 3.125 (codes and one BF16 per 16); to FP8 with
+ * Bytes per element: those of x and y; BF16 to BF16 4; to E4M3/16 3.06 (codes and a byte per 16); to FP8 with
  * one scale 5, since x is read twice, for the maximum and for the codes, or 6 with the transposed copy, which costs
  * its bytes and no more: a block turns a tile of 128 x 64 codes in shared memory and writes both. Maxima do not
  * depend on the order and the division is exact (fp8.cuh), so scales and codes are the specification's.
@@ -47,7 +47,7 @@ __device__ static inline float element(const AnyTensor &t, size_t i)
     if (t.format.dtype == BF16)
         return to_float(((const bf16 *)t.data)[i]);
     const int group = t.format.group;
-    const float s = group ? bf16_value(((const uint16_t *)t.scale)[i / group]) : *(const float *)t.scale;
+    const float s = group ? fp8_group_value(((const uint8_t *)t.scale)[i / group], t.format.dtype) : *(const float *)t.scale;
     const uint8_t code = ((const uint8_t *)t.data)[i];
     return (t.format.dtype == E4M3 ? decode<E4M3>(code) : decode<E5M2>(code)) * s;
 }
@@ -109,7 +109,7 @@ __global__ void convert_any_kernel(AnyOut y, AnyTensor x, size_t n)
 
 /* Groups of 2^shift elements: 2^(shift - 3) neighbours hold one. */
 template <DType D, class Reader> __global__ __launch_bounds__(THREADS)
-void quantize_groups_kernel(uint8_t *codes, uint16_t *scale, Reader x, size_t n, int shift)
+void quantize_groups_kernel(uint8_t *codes, uint8_t *scale, Reader x, size_t n, int shift)
 {
     const size_t first = first_element();
     float v[PACKS][8];
@@ -120,9 +120,9 @@ void quantize_groups_kernel(uint8_t *codes, uint16_t *scale, Reader x, size_t n,
         float amax = pack_abs_max(v[j]);
         for (int o = 1; o < 1 << (shift - 3); o <<= 1)
             amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, o));
-        const uint16_t s = fp8_group_scale(amax, D);
+        const uint8_t s = fp8_group_scale(amax, D);
         if (at < n) {
-            *(uint2 *)(codes + at) = encode_pack<D>(v[j], 1.0f / bf16_value(s));
+            *(uint2 *)(codes + at) = encode_pack<D>(v[j], inverse_of_few_bits(fp8_group_value(s, D)));
             if (at % (1 << shift) == 0)
                 scale[at >> shift] = s;
         }
@@ -139,11 +139,12 @@ __global__ void quantize_groups_any_kernel(AnyTensor y, AnyTensor x, size_t grou
     float amax = 0;
     for (int i = lane; i < group; i += 32)
         amax = fmaxf(amax, fabsf(element(x, g * group + i)));
-    const uint16_t s = fp8_group_scale(warp_max(amax), y.format.dtype);
+    const uint8_t s = fp8_group_scale(warp_max(amax), y.format.dtype);
+    const float inverse = inverse_of_few_bits(fp8_group_value(s, y.format.dtype));
     for (int i = lane; i < group; i += 32)
-        ((uint8_t *)y.data)[g * group + i] = encode_any(y.format.dtype, element(x, g * group + i) * (1.0f / bf16_value(s)));
+        ((uint8_t *)y.data)[g * group + i] = encode_any(y.format.dtype, element(x, g * group + i) * inverse);
     if (lane == 0)
-        ((uint16_t *)y.scale)[g] = s;
+        ((uint8_t *)y.scale)[g] = s;
 }
 
 /* ---- to FP8 with one scale: the maximum ----------------------------------------------------------------------- */
@@ -224,12 +225,13 @@ void encode_in_range_kernel(float *amax, TileOut y, Reader x, size_t n)
     raise_amax(amax, m, shared);
 }
 
-__global__ void encode_any_kernel(AnyTensor y, AnyTensor x, size_t n)
+/* Elements first .. end-1 of y; those from n on, which x does not have, are 0. */
+__global__ void encode_any_kernel(AnyTensor y, AnyTensor x, size_t first, size_t n, size_t end)
 {
-    const size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x;
-    if (i >= n)
+    const size_t i = first + (size_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i >= end)
         return;
-    const uint8_t code = encode_any(y.format.dtype, element(x, i) * (1.0f / *(const float *)y.scale));
+    const uint8_t code = i < n ? encode_any(y.format.dtype, element(x, i) * (1.0f / *(const float *)y.scale)) : 0;
     if (y.data)
         ((uint8_t *)y.data)[i] = code;
     if (y.data_t)
@@ -269,7 +271,7 @@ template <DType D, typename F> static void with_codes(Tensor x, F f)
 {
     const uint8_t *codes = (const uint8_t *)x.data;
     if (x.format.group)
-        f(GroupReader<Known<D>, int>{ codes, (const uint16_t *)x.scale, {}, group_shift(x), x.cols });
+        f(GroupReader<Known<D>, int>{ codes, (const uint8_t *)x.scale, {}, group_shift(x), x.cols });
     else
         f(TensorReader<Known<D>>{ codes, (const float *)x.scale, {}, x.cols });
 }
@@ -306,7 +308,7 @@ template <DType D> static void to_groups(Tensor y, Tensor x, size_t n)
     if (is_fast(y, x))
         with_fast_reader(x, [&](auto reader) {
             quantize_groups_kernel<D><<<blocks_for(n, 8 * PACKS), THREADS, 0, device_stream()>>>(
-                (uint8_t *)y.data, (uint16_t *)y.scale, reader, n, group_shift(y));
+                (uint8_t *)y.data, (uint8_t *)y.scale, reader, n, group_shift(y));
         });
     else
         quantize_groups_any_kernel<<<blocks_for(32 * groups, 1), THREADS, 0, device_stream()>>>(
@@ -314,19 +316,23 @@ template <DType D> static void to_groups(Tensor y, Tensor x, size_t n)
     LAUNCH_CHECK();
 }
 
-template <DType D> static void to_codes(Tensor y, Tensor x, size_t n)
+/* Tiles take sixteens of x's rows, and may write into y's next ones: the rest comes behind them. */
+template <DType D> static void to_codes(Tensor y, Tensor x)
 {
-    if (!is_fast(y, x))
-        encode_any_kernel<<<blocks_for(n, 1), THREADS, 0, device_stream()>>>(any_tensor(y), any_tensor(x), n);
-    else
+    const int fast = !is_fast(y, x) ? 0 : y.data_t ? x.rows / 16 * 16 : x.rows;
+    const size_t done = (size_t)fast * x.cols, end = tensor_numel(y);
+    if (fast > 0)
         with_fast_reader(x, [&](auto reader) {
             typedef ReaderSource<decltype(reader)> Source;
             if (y.data_t)
-                fp8_tiles<Source>({ { tile_out(y, NULL) } }, { {}, reader }, x.rows, x.cols);
+                fp8_tiles<Source>({ { tile_out(y, NULL) } }, { {}, reader }, fast, x.cols);
             else
-                encode_kernel<D><<<blocks_for(n, 8 * PACKS), THREADS, 0, device_stream()>>>(
-                    (uint8_t *)y.data, (const float *)y.scale, reader, n);
+                encode_kernel<D><<<blocks_for(done, 8 * PACKS), THREADS, 0, device_stream()>>>(
+                    (uint8_t *)y.data, (const float *)y.scale, reader, done);
         });
+    if (done < end)
+        encode_any_kernel<<<blocks_for(end - done, 1), THREADS, 0, device_stream()>>>(any_tensor(y), any_tensor(x), done,
+                                                                                      tensor_numel(x), end);
     LAUNCH_CHECK();
 }
 
@@ -335,7 +341,7 @@ template <DType D> static void to_fp8(Tensor y, Tensor x, size_t n)
     if (y.format.group)
         to_groups<D>(y, x, n);
     else
-        to_codes<D>(y, x, n);
+        to_codes<D>(y, x);
 }
 
 /* Writes what it reads as rows of T, too. */
@@ -366,6 +372,8 @@ static void check_format(const char *op, Tensor t)
 {
     if (format_is_dynamic8(t.format))
         die("%s: the CUDA back end has no conversion of %s; only adamw8bit reads and writes it", op, format_name(t.format));
+    CHECK(!format_is_fp8(t.format) || !t.format.group || format_has_byte_scales(t.format),
+          "%s: %s is a moment's; only adamw reads and writes it", op, format_name(t.format));
 }
 
 /* From n maxima. */
@@ -406,12 +414,11 @@ void quantize_scale(Tensor y, Tensor x)
 void quantize_codes(Tensor y, Tensor x)
 {
     CHECK_TENSOR(x, x.rows, x.cols);
-    CHECK(y.rows == x.rows && y.cols == x.cols, "quantize_codes: (%d, %d) from (%d, %d)", y.rows, y.cols, x.rows,
-          x.cols);
+    check_quantized(y, x);
     check_format(__func__, x);
     check_format(__func__, y);
     const size_t n = tensor_numel(x);
-    if (n == 0)
+    if (tensor_numel(y) == 0)
         return;
     if (!format_is_fp8(y.format))
         to_plain(y, x, n);

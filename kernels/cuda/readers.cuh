@@ -59,27 +59,27 @@ template <class D> struct TensorReader {
     }
 };
 
-/* FP8 codes with a BF16 scale per 2^shift elements. S: int or Known<shift>; at least 3. */
+/* FP8 codes with a scale of one byte per 2^shift elements. S: int or Known<shift>; at least 3. */
 template <class D, class S> struct GroupReader {
     const uint8_t *data;
-    const uint16_t *scale;
+    const uint8_t *scale;
     D dtype;
     S shift;
     int cols;
-    struct Raw { uint2 codes; uint16_t scale; };
+    struct Raw { uint2 codes; uint8_t scale; };
     __device__ Raw at(size_t i, int left = 8) const
     {
         return left > 0 ? Raw{ *(const uint2 *)(data + i), scale[i >> shift] } : Raw{};
     }
     __device__ void values(float (&x)[8], const Raw &raw) const
     {
-        decode_pack(x, raw.codes, bf16_value(raw.scale), dtype);
+        decode_pack(x, raw.codes, fp8_group_value(raw.scale, dtype), dtype);
     }
     __device__ void bring(size_t i, int n) const
     {
         prefetch(data + i, n);
-        if (n % (8 << shift) == 0)
-            prefetch(scale + (i >> shift), n >> (shift - 1));
+        if (n % (16 << shift) == 0)
+            prefetch(scale + (i >> shift), n >> shift);
     }
 };
 
@@ -103,7 +103,7 @@ template <bool ALIGNED = true, typename F> static inline void with_dense_reader(
 /* Of a t in groups of 16. D: DType or Known<a DType>. */
 template <class D> static inline GroupReader<D, Known<4>> group_reader(Tensor t, D dtype)
 {
-    return { (const uint8_t *)t.data, (const uint16_t *)t.scale, dtype, {}, t.cols };
+    return { (const uint8_t *)t.data, (const uint8_t *)t.scale, dtype, {}, t.cols };
 }
 
 /* f(reader of t). Few instantiations: the format of codes is known when the kernel runs. */

@@ -77,7 +77,7 @@ void sum_squares(float *out, Tensor x)
 /* One block per COLUMNS columns: thread (c, g) adds rows g, g + GROUPS, ... of its column, then the groups are
  * added in their order. */
 __global__ __launch_bounds__(COLUMNS * GROUPS)
-void column_sums_kernel(AnyOut sum, const float *partial, int rows, size_t stride, int cols)
+void column_sums_kernel(AnyOut sum, bool empty, const float *partial, int rows, size_t stride, int cols)
 {
     __shared__ double shared[GROUPS][COLUMNS];
     const int c = threadIdx.x % COLUMNS, g = threadIdx.x / COLUMNS, column = blockIdx.x * COLUMNS + c;
@@ -90,7 +90,7 @@ void column_sums_kernel(AnyOut sum, const float *partial, int rows, size_t strid
     __syncthreads();
     if (g > 0 || column >= cols)
         return;
-    total = sum.is_f32 ? ((float *)sum.data)[column] : to_float(((bf16 *)sum.data)[column]);
+    total = empty ? 0.0 : sum.is_f32 ? ((float *)sum.data)[column] : to_float(((bf16 *)sum.data)[column]);
     for (int k = 0; k < GROUPS; k++)
         total += shared[k][c];
     if (sum.is_f32)
@@ -102,6 +102,6 @@ void column_sums_kernel(AnyOut sum, const float *partial, int rows, size_t strid
 void add_column_sums(Tensor sum, const float *partial, int rows, size_t stride)
 {
     column_sums_kernel<<<(unsigned)ceil_div(sum.cols, COLUMNS), COLUMNS * GROUPS, 0, device_stream()>>>(
-        any_out(sum), partial, rows, stride, sum.cols);
+        any_out(sum), sum.empty, partial, rows, stride, sum.cols);
     LAUNCH_CHECK();
 }

@@ -1,6 +1,6 @@
 /* The rotation where it meets FP8: q, k, v saved in FP8 groups, and the gradient of the projection as a GEMM operand.
  *
- * Forward reads 1.125 bytes and writes 2 per element. Backward turns in both passes of group scaling: 2 bytes read
+ * Forward reads 1.06 bytes and writes 2 per element. Backward turns in both passes of group scaling: 2 bytes read
  * twice, or once where the range is KEPT, 2 written. */
 #include "kernels/cuda/operations_fp8.h"
 #include "kernels/cuda/tiles.cuh"

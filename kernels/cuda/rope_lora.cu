@@ -2,12 +2,12 @@
  * saved in FP8 groups. Without norms.
  *
  * A warp has a strip of the first half of a head and the same strip of its second half, 16 tokens at a time, the next of which are
- * on their way meanwhile. Bytes per element: 2 read, 2 written, 1.125 for FP8 groups; the tables of angles come from L1 and L2. */
+ * on their way meanwhile. Bytes per element: 2 read, 2 written, 1.06 for FP8 groups; the tables of angles come from L1 and L2. */
 #include "kernels/cuda/rope.cuh"
 #include "kernels/cuda/strips.cuh"
 
 static constexpr int TOKENS = 256, THREADS = 32 * STRIP_WARPS;
-static constexpr int SCALE_BYTES = TOKENS * 4 * (int)sizeof(uint16_t);          /* of group scales, of a warp's columns */
+static constexpr int SCALE_BYTES = TOKENS * 4;          /* of group scales, of a warp's columns */
 
 struct Turn {
     const float *rope;      /* (T, D/2, 2) */
@@ -64,7 +64,7 @@ void rope_added_kernel(bf16 *y, SaveOut saved, const bf16 *x, Product p, Turn a)
 {
     extern __shared__ uint4 packs[];
     const int column_warps = p.layout.column_warps, packs_each = p.layout.steps * 4 * 32;
-    uint16_t *scales = (uint16_t *)(packs + column_warps * packs_each);
+    uint8_t *scales = (uint8_t *)(packs + column_warps * packs_each);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % column_warps, group = threadIdx.x / 32 / column_warps;
     const int pair0 = blockIdx.x * column_warps, strip = pair_column(a, pair0 + warp, 0), half = a.D / 2;
     const int column = max(strip, 0) + lane % 4 * 8, angle = column % a.D;
@@ -93,7 +93,7 @@ void rope_added_kernel(bf16 *y, SaveOut saved, const bf16 *x, Product p, Turn a)
             const int token = n + 8 * i;
             const bool inside = token < end && strip >= 0;
             const size_t at = (size_t)token * a.S + column;
-            uint16_t *scale = scales + (token - first) * 4 * column_warps + 4 * warp + lane % 4 / 2;
+            uint8_t *scale = scales + (token - first) * 4 * column_warps + 4 * warp + lane % 4 / 2;
             float v[2][8], s[2][8];
 #pragma unroll
             for (int k = 0; k < 16; k++)

@@ -141,7 +141,7 @@ struct SaveOut {
 /* Saves eight neighbours at element `at` if they lie inside, and leaves in v what was saved; a group's scale goes to *scale. All
  * threads of a warp call. */
 template <Save SAVE>
-__device__ inline void save_values(const SaveOut &out, size_t at, float (&v)[8], uint16_t *scale, bool inside)
+__device__ inline void save_values(const SaveOut &out, size_t at, float (&v)[8], uint8_t *scale, bool inside)
 {
     if constexpr (SAVE == SAVE_BF16) {
         const Pack<bf16> pack = make_pack(v, bf16());
@@ -151,7 +151,7 @@ __device__ inline void save_values(const SaveOut &out, size_t at, float (&v)[8],
             v[k] = pack[k];
     } else if constexpr (SAVE == SAVE_GROUPS) {
         uint2 codes;
-        const uint16_t s = round_group(v, codes, out.groups.dtype);
+        const uint8_t s = round_group(v, codes, out.groups.dtype);
         if (inside) {
             *(uint2 *)(out.groups.data + at) = codes;
             if (threadIdx.x % 2 == 0)
@@ -161,9 +161,9 @@ __device__ inline void save_values(const SaveOut &out, size_t at, float (&v)[8],
 }
 
 /* Scales of tokens first .. end - 1, which the block has in shared memory, [token][slot] with slots 4 warp + 2 strip + half of it:
- * so they leave in whole sectors. column(slot): the group's first column; below 0: there is none. */
+ * so 16 lie side by side where they go. column(slot): the group's first column; below 0: there is none. */
 template <class F>
-__device__ inline void store_scales(const SaveOut &out, const uint16_t *held, int column_warps, int first, int end, int cols,
+__device__ inline void store_scales(const SaveOut &out, const uint8_t *held, int column_warps, int first, int end, int cols,
                                     F column)
 {
     const int slot = threadIdx.x % 32, slots = 4 * column_warps, c = slot < slots ? column(slot) : -1;

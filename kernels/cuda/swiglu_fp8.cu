@@ -1,10 +1,10 @@
 /* SwiGLU that reads or writes FP8.
  *
  * Forward in COAT: a pass over rows stores gate and up in FP8 groups and takes the maximum of act, computed from what was
- * stored; a pass over tiles writes act and its transpose. Bytes per element of act: 4 + 2.25, then 2.25 + 2. Where act's range is
- * KEPT and it has no transpose the pass over rows writes it: 4 + 2.25 + 1.
+ * stored; a pass over tiles writes act and its transpose. Bytes per element of act: 4 + 2.12, then 2.12 + 2. Where act's range is
+ * KEPT and it has no transpose the pass over rows writes it: 4 + 2.12 + 1.
  * Backward: a pass for the maximum of the gradients, unless their range is KEPT, then one that writes both gradients, their
- * transposes and, if it is wanted, act: 4.25, then 4.25 + 4 (+ 2). act is written with the scale that it has. */
+ * transposes and, if it is wanted, act: 4.12, then 4.12 + 4 (+ 2). act is written with the scale that it has. */
 #include "kernels/cuda/lora.cuh"
 #include "kernels/cuda/operations_fp8.h"
 #include "kernels/cuda/tiles.cuh"

@@ -2,7 +2,7 @@
  * written only where it is what is saved.
  *
  * A warp has a strip of gate and the same strip of up, 16 tokens at a time, the next of which are on their way meanwhile. Bytes per
- * element of act: 10 in BF16; with FP8 groups saved and an FP8 act two passes, 4 + 2.25 and 4 + 1, or one, 4 + 3.25, where act's
+ * element of act: 10 in BF16; with FP8 groups saved and an FP8 act two passes, 4 + 2.12 and 4 + 1, or one, 4 + 3.12, where act's
  * range is KEPT. */
 #include "kernels/cuda/strips.cuh"
 
@@ -10,7 +10,7 @@
 enum Act { ACT_BF16, ACT_AMAX, ACT_CODES, ACT_IN_RANGE };
 
 static constexpr int TOKENS = 256, THREADS = 32 * STRIP_WARPS;
-static constexpr int SCALE_BYTES = TOKENS * 4 * (int)sizeof(uint16_t);          /* of group scales, of a warp's columns */
+static constexpr int SCALE_BYTES = TOKENS * 4;          /* of group scales, of a warp's columns */
 
 struct ActOut {
     bf16 *data;             /* ACT_BF16  */
@@ -57,7 +57,7 @@ void swiglu_added_kernel(ActOut act, SaveOut saved, const bf16 *wide, Product p,
     extern __shared__ uint4 packs[];
     __shared__ float shared[32];
     const int column_warps = p.layout.column_warps, packs_each = p.layout.steps * 4 * 32;
-    uint16_t *scales = (uint16_t *)(packs + column_warps * packs_each);
+    uint8_t *scales = (uint8_t *)(packs + column_warps * packs_each);
     if (ACT == ACT_CODES && act.found.amax && was_in_range(act.codes, act.found))
         return;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % column_warps, group = threadIdx.x / 32 / column_warps;
@@ -84,7 +84,7 @@ void swiglu_added_kernel(ActOut act, SaveOut saved, const bf16 *wide, Product p,
         for (int i = 0; i < 2; i++) {
             const int token = n + 8 * i;
             const bool inside = token < end && f < F;
-            uint16_t *scale = scales + (token - first) * 4 * column_warps + 4 * warp + lane % 4 / 2;
+            uint8_t *scale = scales + (token - first) * 4 * column_warps + 4 * warp + lane % 4 / 2;
             float x[2][8], s[2][8];
 #pragma unroll
             for (int k = 0; k < 16; k++)

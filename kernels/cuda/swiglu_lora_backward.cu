@@ -1,7 +1,7 @@
 /* SwiGLU's backward from the gradient that the base's GEMM wrote and an adapter's part of it, which is added while it is read.
  *
  * A warp has two strips side by side, 16 tokens at a time; the next gradients are on their way meanwhile. Bytes per element of act:
- * 10 in BF16; for an FP8 gradient from FP8 groups two passes, for its maximum 4.25 and to write it 4.25 + 2, or 3 with act; the
+ * 10 in BF16; for an FP8 gradient from FP8 groups two passes, for its maximum 4.12 and to write it 4.12 + 2, or 3 with act; the
  * second alone where its range is KEPT. */
 #include "kernels/cuda/strips.cuh"
 
@@ -178,7 +178,7 @@ bool swiglu_backward_added(Tensor dgate_up, Tensor act, Tensor dact, LowProduct 
         return true;
     }
     check_groups("swiglu_backward", "gate_up", gate_up, N, 2 * F);
-    const GroupReader<DType, Known<4>> groups = { (const uint8_t *)gate_up.data, (const uint16_t *)gate_up.scale,
+    const GroupReader<DType, Known<4>> groups = { (const uint8_t *)gate_up.data, (const uint8_t *)gate_up.scale,
                                                   gate_up.format.dtype, {}, 2 * F };
     launch_fp8(dgate_up, act, dact, groups, p);
     return true;

@@ -1,20 +1,22 @@
-/* Group scaling: the groups that there are, and the running maxima, a ring that is cleared when it has gone round. */
+/* Group scaling: the groups that there are, and the running maxima, a ring of two halves. */
 #include "kernels/cuda/tiles.cuh"
 
-enum { RING = 1024 };
+enum { HALF = 512 };
 
 bool knows_group(int group, bool moment)
 {
     return group == (moment ? 128 : 16);
 }
 
+/* NOTE: a half is cleared when its first maximum is asked for. Whoever asks for two before raising the first may get the last of
+ * one half and the first of the other: if that cleared all of the ring, the last would be raised behind it, and not be 0 when it is
+ * handed out again. */
 float *amax_new(void)
 {
     static int next;
-    float *ring = (float *)device_scratch(RING * sizeof(float), SCRATCH_AMAX);
-    if (next == 0)
-        CUDA_CHECK(cudaMemsetAsync(ring, 0, RING * sizeof(float), device_stream()));
-    float *amax = ring + next;
-    next = (next + 1) % RING;
+    float *ring = (float *)device_scratch(2 * HALF * sizeof(float), SCRATCH_AMAX), *amax = ring + next;
+    if (next % HALF == 0)
+        CUDA_CHECK(cudaMemsetAsync(amax, 0, HALF * sizeof(float), device_stream()));
+    next = (next + 1) % (2 * HALF);
     return amax;
 }

@@ -14,7 +14,7 @@
 
 /* ---- maxima ---------------------------------------------------------------------------------------------------- */
 
-/* A running maximum, 0 so far; good until the next thousand were handed out. */
+/* A running maximum, 0 so far; good until the next five hundred were handed out. */
 float *amax_new(void);          /* tiles.cu */
 
 /* *amax = max(*amax, m) over the grid: m >= 0, whose bits order like integers, so the result does not depend on the
@@ -37,22 +37,23 @@ template <typename T> __device__ inline void raise_amax_by_warp(float *amax, T &
 /* ---- what is written ------------------------------------------------------------------------------------------- */
 
 /* A tensor in FP8 groups of 16 elements; no data: nothing is stored. */
-struct GroupOut { uint8_t *data; uint16_t *scale; DType dtype; };
+struct GroupOut { uint8_t *data, *scale; DType dtype; };
 
 static inline GroupOut group_out(Tensor t)
 {
-    return { (uint8_t *)t.data, (uint16_t *)t.scale, t.format.dtype };
+    return { (uint8_t *)t.data, (uint8_t *)t.scale, t.format.dtype };
 }
 
 /* Rounds eight values to the group that they share with the neighbour thread: returns its scale, and in v what the codes stand
  * for. All threads of a warp call. */
-__device__ inline uint16_t round_group(float (&v)[8], uint2 &codes, DType d)
+__device__ inline uint8_t round_group(float (&v)[8], uint2 &codes, DType d)
 {
     float m = pack_abs_max(v);
     m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
-    const uint16_t scale = fp8_group_scale(m, d);
-    codes = encode_pack(v, fp8_group_inverse(scale), d);
-    decode_pack(v, codes, bf16_value(scale), d);
+    const uint8_t scale = fp8_group_scale(m, d);
+    const float s = fp8_group_value(scale, d);
+    codes = encode_pack(v, inverse_of_few_bits(s), d);
+    decode_pack(v, codes, s, d);
     return scale;
 }
 
@@ -60,7 +61,7 @@ __device__ inline uint16_t round_group(float (&v)[8], uint2 &codes, DType d)
 __device__ inline void store_group(GroupOut out, size_t at, float (&v)[8], bool inside)
 {
     uint2 codes;
-    const uint16_t scale = round_group(v, codes, out.dtype);
+    const uint8_t scale = round_group(v, codes, out.dtype);
     if (!inside)
         return;
     *(uint2 *)(out.data + at) = codes;

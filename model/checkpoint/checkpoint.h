@@ -5,8 +5,8 @@
  *        /config.yaml                    the resolved configuration of the run
  *        /optimizer-0000i.safetensors    <name>.<state> of the optimizer's states, AdamW's exp_avg and exp_avg_sq, and
  *                                        the scales of those in groups, <name>.<state>.scale, as stored
- *        /trainer.json                   step, tokens, loader position, files and sizes, checksums of all tensors;
- *                                        written last: the manifest
+ *        /trainer.json                   step, tokens, loader position, columns of the recipe, files and sizes, checksums of all
+ *                                        tensors; written last: the manifest
  *
  * Of a run with adapters, without copies of what they stand beside, as PEFT saves them:
  *

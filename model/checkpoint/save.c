@@ -31,6 +31,7 @@
 #include "model/checkpoint/layout.h"
 #include "model/config/adapter.h"
 #include "model/config/hf.h"
+#include "model/config/table.h"
 
 static struct {
     const Config *config;      /* NULL: no save is under way */
@@ -123,12 +124,13 @@ static json_t *manifest(json_t *files)
     snprintf(fingerprint, sizeof fingerprint, "%016" PRIx64, s->fingerprint);
     snprintf(tokens, sizeof tokens, "%016" PRIx64, s->sample.tokens);
     snprintf(masks, sizeof masks, "%016" PRIx64, s->sample.masks);
-    return json_pack("{s:i, s:I, s:I, s:I, s:{s:I, s:I}, s:s, s:{s:s, s:s}, s:o, s:i, s:o, s:o}", "format_version",
+    return json_pack("{s:i, s:I, s:I, s:I, s:{s:I, s:I}, s:s, s:{s:s, s:s}, s:o, s:o, s:i, s:o, s:o}", "format_version",
                      CHECKPOINT_VERSION, "step", (json_int_t)s->step, "tokens", (json_int_t)s->tokens,
                      "updates", (json_int_t)s->updates, "loader", "epoch", (json_int_t)s->loader.epoch,
                      "instance", (json_int_t)s->loader.instance,
                      "data_fingerprint", fingerprint, "data_sample", "paths", tokens, "label_mask_paths", masks,
-                     "spikes", spikes(&s->spikes), "world_size", comm_size(), "files", files, "crc32c", sums);
+                     "spikes", spikes(&s->spikes), "format", config_columns(save.config), "world_size", comm_size(), "files", files,
+                     "crc32c", sums);
 }
 
 /* The base by a path that holds wherever the folder is read. */

@@ -96,9 +96,9 @@ static Format format_of(const char *state, Format ours, SafeFile *const *source,
     if (t && scale && strcmp(t->dtype, "U8") == 0)
         return (Format){ dynamic_map(state, ours.dtype), DYNAMIC8_GROUP, false };
     if (t && scale && strcmp(t->dtype, "F8_E4M3") == 0)
-        return (Format){ E4M3, PARAM_ALIGN, expanded };
+        return format_of_moment((Format){ E4M3, PARAM_ALIGN, expanded });
     if (t && scale && strcmp(t->dtype, "F8_E5M2") == 0)
-        return (Format){ E5M2, PARAM_ALIGN, expanded };
+        return format_of_moment((Format){ E5M2, PARAM_ALIGN, expanded });
     return ours;
 }
 
@@ -132,7 +132,7 @@ static Tensor host_tensor(Format f)
 {
     Tensor t = { .format = f, .rows = 1, .cols = CHUNK, .data = xmalloc(CHUNK * dtype_size(f.dtype)) };
     if (format_has_scales(f))
-        t.scale = xmalloc((size_t)(CHUNK / f.group) * 2 * (size_t)tensor_scales_per_group(f));
+        t.scale = xmalloc((size_t)(CHUNK / f.group) * format_scale_bytes(f));
     return t;
 }
 
@@ -144,7 +144,7 @@ static void free_host(Tensor t)
 
 static size_t scale_bytes(Format f, size_t n)
 {
-    return format_has_scales(f) ? n / (size_t)f.group * 2 * (size_t)tensor_scales_per_group(f) : 0;
+    return format_has_scales(f) ? n / (size_t)f.group * format_scale_bytes(f) : 0;
 }
 
 /* Elements, or groups' scales, [from, to) of a piece's region, as far as the piece and its tensor go. */

@@ -38,16 +38,7 @@ static char *value_of(const void *base, const ConfigKey *k)
 {
     if (is_list(k->type & TYPE_MASK))
         return list_text((const char *)base + k->place);
-    char *text;
-    size_t size;
-    FILE *f = open_memstream(&text, &size);
-    if (!f)
-        die("out of host memory");
-    value_print(f, base, k, 0);
-    fclose(f);
-    text[strcspn(text, "\n")] = '\0';
-    memmove(text, text + 1, strlen(text));          /* the space behind `key:` */
-    return text;
+    return value_text(base, k);
 }
 
 /* A default of null means that the value follows from others, and then so it does unless it was given or loaded. */

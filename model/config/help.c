@@ -28,6 +28,12 @@ const ConfigKey *config_key(const char *name)
     return NULL;
 }
 
+const char *config_column(const ConfigKey *k)
+{
+    static const char section[] = "format.";
+    return strncmp(k->name, section, strlen(section)) == 0 ? k->name + strlen(section) : NULL;
+}
+
 bool config_is_evaluator(const char *name)
 {
     return strncmp(name, EVALUATOR_PREFIX, strlen(EVALUATOR_PREFIX)) == 0;

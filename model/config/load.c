@@ -326,18 +326,6 @@ static void print_eval_set(FILE *f, const EvalSet *e)
     print_eval_paths(f, "label_mask_paths", e->label_mask_paths, e->num_label_mask_paths);
 }
 
-static char *value_text(const Settings *s, const ConfigKey *k, int indent)
-{
-    char *text;
-    size_t size;
-    FILE *f = open_memstream(&text, &size);
-    if (!f)
-        die("out of host memory");
-    value_print(f, s, k, indent);
-    fclose(f);
-    return text;
-}
-
 Settings config_followed(const Settings *s)
 {
     Settings follows = *s;
@@ -351,14 +339,14 @@ Settings config_followed(const Settings *s)
  * value stands behind it. follows: s with those values. */
 static void print_value(FILE *f, const Settings *s, const Settings *follows, const ConfigKey *k, int indent)
 {
-    char *own = value_text(s, k, indent);
-    if (k->type & FOLLOWS) {
-        char *other = value_text(follows, k, indent);
-        fprintf(f, strcmp(own, other) == 0 ? " null    #%s" : "%s", own);
-        free(other);
-    } else
-        fputs(own, f);
+    if (!(k->type & FOLLOWS)) {
+        value_print(f, s, k, indent);
+        return;
+    }
+    char *own = value_text(s, k), *other = value_text(follows, k);
+    fprintf(f, strcmp(own, other) == 0 ? " null    # %s\n" : " %s\n", own);
     free(own);
+    free(other);
 }
 
 void config_write_text(Settings *s)

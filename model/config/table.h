@@ -116,6 +116,7 @@ extern const ConfigKey config_keys[];      /* ends with name == NULL; keys of a 
 const ConfigKey *config_key(const char *name);              /* the row of that name or of its section.*; NULL */
 const char *config_default(const char *name);               /* a YamlDefault */
 const char *config_suggest(const char *name);               /* the key or section spelled most like it, or NULL */
+const char *config_column(const ConfigKey *k);              /* the name of a column of the recipe, without `format.`; else NULL */
 bool        config_is_evaluator(const char *name);          /* a key of an evaluator: evaluators[].* */
 bool        key_listed(const char *choices, const char *text);   /* is text (NULL: null) one of the choices? */
 void        config_print_usage(FILE *f);                    /* ./train */
@@ -129,6 +130,7 @@ struct json_t;
 void value_parse(void *base, const ConfigKey *k, const YamlNode *n);    /* dies: place, expected, found */
 void value_default(void *base, const ConfigKey *k);
 void value_print(FILE *f, const void *base, const ConfigKey *k, int indent);   /* " 3\n": what follows `key:` */
+char *value_text(const void *base, const ConfigKey *k);                  /* "3": its first line; the caller owns it (text.c) */
 void value_free(void *base, const ConfigKey *k);
 void value_expected(char *out, size_t size, const ConfigKey *k);        /* "an integer from 1 to 8" */
 double value_number(const void *base, const ConfigKey *k);              /* of an INT, LONG, FLOAT or DOUBLE, else NAN */
@@ -194,4 +196,5 @@ void config_check_run   (Reader *r);
 void config_read_evaluators(Reader *r);
 Settings config_followed(const Settings *s);         /* s with the values that keys of type FOLLOWS have if they are null */
 void config_write_text(Settings *s);                 /* fills Config.text */
+struct json_t *config_columns(const Config *c);      /* name: value of each column of the run (text.c); the caller owns it */
 char *config_changes(const Reader *r, bool from_hf); /* Config.changes; the caller owns it. Before the text is written */

@@ -1,10 +1,39 @@
-/* Which texts may be in a configuration. */
+/* Texts of a configuration: of its values, and which may be in it. */
 #include "model/config/table.h"
 
 #include <jansson.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "kernels/error.h"
+
+char *value_text(const void *base, const ConfigKey *k)
+{
+    char *printed;
+    size_t size;
+    FILE *f = open_memstream(&printed, &size);
+    if (!f)
+        die("out of host memory");
+    value_print(f, base, k, 0);
+    fclose(f);
+    printed[strcspn(printed, "\n")] = '\0';
+    char *text = xasprintf("%s", printed + 1);
+    free(printed);
+    return text;
+}
+
+json_t *config_columns(const Config *c)
+{
+    json_t *columns = json_object();
+    for (const ConfigKey *k = config_keys; k->name; k++) {
+        const char *column = config_column(k);
+        char *text = column ? value_text(c, k) : NULL;
+        if (column)
+            json_object_set_new(columns, column, json_string(text));
+        free(text);
+    }
+    return columns;
+}
 
 static void check_text(const YamlNode *n, const char *name, const char *text)
 {

@@ -1,6 +1,7 @@
-/* Two configurations as they were written out, key by key. */
+/* Two configurations as they were written out, key by key; of columns of a recipe what they are. */
 #include "model/run/resume.h"
 
+#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -61,15 +62,9 @@ static void print_change(const char *key, const YamlNode *now, const YamlNode *t
 /* As it would have been written out. */
 static YamlNode *default_of(const ConfigKey *k)
 {
-    char *text;
-    size_t size;
     Settings *s = xcalloc(1, sizeof *s);
-    FILE *f = open_memstream(&text, &size);
-    if (!f)
-        die("out of host memory");
     value_default(s, k);
-    value_print(f, s, k, 0);
-    fclose(f);
+    char *text = value_text(s, k);
     YamlNode *n = yaml_parse(text, k->name);
     value_free(s, k);
     free(s);
@@ -77,20 +72,58 @@ static YamlNode *default_of(const ConfigKey *k)
     return n;
 }
 
+/* What a column was in a run whose trainer.json does not say it: no recipe had scales of the step or a head in FP8 then. */
+static char *column_before(const ConfigKey *k, const Config *c, const YamlNode *then)
+{
+    Settings row = { .c.recipe = *recipe_find(c->recipe.name) };
+    row.c.recipe.scales = OF_MICROBATCH;
+    row.c.recipe.head = row.c.recipe.stream;
+    const YamlNode *given = yaml_find(then, k->name);
+    if (strcmp(k->name, "format.head") == 0 && !(given && given->text))
+        given = yaml_find(then, "format.stream");
+    return given && given->text ? xasprintf("%s", given->text) : value_text(&row, k);
+}
+
+/* A column of the same recipe, by what it is and not by what is written: its row may have been another one in the program that
+ * saved the checkpoint. columns: of that run; NULL: it did not say. asked: it is given now. */
+static void compare_column(const ConfigKey *k, const Config *c, const YamlNode *then, const json_t *columns, bool asked)
+{
+    const char *said = json_string_value(json_object_get(columns, config_column(k)));
+    char *is = value_text(c, k), *was = said ? xasprintf("%s", said) : column_before(k, c, then);
+    if (strcmp(is, was) != 0 && asked)
+        printf("resume: %s %s, was %s\n", k->name, is, was);
+    else if (strcmp(is, was) != 0)
+        printf("resume: %s %s, was %s: --%s=%s goes on as before\n", k->name, is, was, k->name, was);
+    free(is);
+    free(was);
+}
+
+static void compare(const Config *c, const YamlNode *now, const YamlNode *then, const json_t *columns)
+{
+    const YamlNode *recipe = yaml_find(then, "recipe");
+    const bool same = recipe && strcmp(text_of(recipe, 0), c->recipe.name) == 0;
+    for (const ConfigKey *k = config_keys; k->name; k++) {
+        const YamlNode *a = is_compared(k) ? yaml_find(now, k->name) : NULL, *b = yaml_find(then, k->name);
+        YamlNode *usual = a && !b && k->fallback ? default_of(k) : NULL;        /* of a key younger than that run */
+        if (a && same && config_column(k))
+            compare_column(k, c, then, columns, a->text);
+        else if (a && (b || usual))
+            print_change(k->name, a, b ? b : usual);
+        yaml_free(usual);
+    }
+}
+
 void resume_print(const Config *c, const char *folder)
 {
-    char *path = xasprintf("%s/config.yaml", folder);
+    char *path = xasprintf("%s/config.yaml", folder), *trainer = xasprintf("%s/trainer.json", folder);
     if (folder_exists(path)) {
         YamlNode *then = yaml_load(path), *now = yaml_parse(c->text, "the configuration");
-        for (const ConfigKey *k = config_keys; k->name; k++) {
-            const YamlNode *a = is_compared(k) ? yaml_find(now, k->name) : NULL, *b = yaml_find(then, k->name);
-            YamlNode *usual = a && !b && k->fallback ? default_of(k) : NULL;        /* of a key younger than that run */
-            if (a && (b || usual))
-                print_change(k->name, a, b ? b : usual);
-            yaml_free(usual);
-        }
+        json_t *state = json_load_file(trainer, 0, NULL);
+        compare(c, now, then, json_object_get(state, "format"));
+        json_decref(state);
         yaml_free(then);
         yaml_free(now);
     }
+    free(trainer);
     free(path);
 }

@@ -53,7 +53,7 @@ static bool gives_finite_step(Run *r)
     const Batch *b = &r->batch;
     const int B = r->model.attn.B, T = r->model.attn.T;
     watchdog_mark("forward and backward after the last update", -1);
-    fsdp_zero_grads(&r->fsdp);
+    fsdp_empty_grads(&r->fsdp);
     model_losses(&r->model);
     model_step(&r->model, &r->fsdp, b->tokens, b->targets, b->begins, 1 / ((float)B * (float)T * (float)comm_size()),
                (float)r->config->z_loss, PASS_COMPLETE);

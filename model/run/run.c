@@ -368,8 +368,10 @@ void run_check_device(const Config *c)
     const bool operand = format_is_fp8(r->operand), head = format_is_fp8(r->head) && !config_forward_only(c);
     if ((operand || head) && !device_has_fp8())
         die("recipe %s multiplies %s (%s), which this %s cannot: FP8 takes compute capability 8.9 or later (L40S, "
-            "RTX 40, H100 and later ones). --recipe=bf16 runs here, and so does --recipe=coat-opt: FP8 in the optimizer alone",
-            r->name, format_name(operand ? r->operand : r->head), operand ? "format.operand" : "format.head", device_name());
+            "RTX 40, H100 and later ones). %s", r->name, format_name(operand ? r->operand : r->head),
+            operand ? "format.operand" : "format.head", device_name(),
+            operand ? "--recipe=bf16 runs here, and so does --recipe=coat-opt: FP8 in the optimizer alone"
+                    : xasprintf("--format.head=%s runs here", format_name(r->stream)));
 }
 
 /* `where`: the device. */

@@ -25,8 +25,8 @@
 enum { ROWS = 64, GROUPS = 64, FORMATS = 4, BINS = 256 };
 
 /* What moments could be stored in. */
-static const Format formats[FORMATS] = { { E4M3, MOMENT_GROUP, false }, { E4M3, MOMENT_GROUP, true },
-                                         { E5M2, MOMENT_GROUP, false }, { E5M2, MOMENT_GROUP, true } };
+static const Format formats[FORMATS] = { { E4M3, MOMENT_GROUP, .bf16_scale = true }, { E4M3, MOMENT_GROUP, true },
+                                         { E5M2, MOMENT_GROUP, .bf16_scale = true }, { E5M2, MOMENT_GROUP, true } };
 static const char *const format_names[FORMATS] = { "e4m3", "e4m3+", "e5m2", "e5m2+" };
 
 /* Counts of groups of 128. k: bin i counts k = i/16. ranges: bin i counts i <= log2(max/min) < i + 1. */

@@ -13,7 +13,8 @@
  * with the statistics, all of a sample (the first 64 tokens, or the first 64 groups of each matrix):
  *   dynamic_range   max |x| / min |x| != 0 of the elements that share a scale, geometric mean over groups
  *   underflow       share of the values other than 0 that are stored as 0
- *   saturation      share of the values other than 0 that have the largest code (as each group's maximum has)
+ *   saturation      share of the values other than 0 that have the largest code (as the maximum has of a tensor with one scale,
+ *                   and of each group of a moment)
  *   error           ||q - x|| / ||x||, x: before rounding, q: as read back; of several matrices the root mean square.
  *                   A v that is stored as 0 leaves m/eps, so one of them can make it large; typical_error, the
  *                   geometric mean over matrices, shows it less

@@ -1,0 +1,135 @@
+/* A step's first micro-batch writes the gradients, into memory that may hold anything: what it leaves, padding included, and what
+ * later ones make of it is what comes of adding to zeros. Every recipe, adapters, frozen parameters, every strategy; a head in
+ * chunks, a first micro-batch without labels. On 1, 2 and 4 ranks. */
+#include "tests/kit.h"
+
+#include "tests/ranks.h"
+#include "tests/ranks_training.h"
+#include "model/run/memory.h"
+
+enum { MICRO = 2, MOST_PARTS = 3, MAX_UNITS = 5, SOME_MODULES = 1 << LORA_K | 1 << LORA_UP | 1 << LORA_DOWN };
+
+static const Strategy strategies[] = { { 1, false, SUM_OFTEN },   { 4, false, SUM_OFTEN }, { 4, false, SUM_ONCE },
+                                       { 4, true, SUM_OFTEN },    { 2, false, SUM_OFTEN }, { 2, true, SUM_ONCE } };
+
+static const struct { const char *recipe; SmallModel model; char *trainable; unsigned modules; bool head; } cases[] = {
+    { "f32", LLAMA },      { "bf16", OLMO2 },      { "fp8", LLAMA_GQA },      { "fp8-lm", QWEN3, .head = true },
+    { "coat-act", OLMO3 }, { "coat-opt", OLMO },   { "coat", LLAMA, .head = true },      { "coat-lean", OLMO2 },
+    { "f32", LLAMA_GQA, "model.layers.*.mlp.*" },  { "bf16", OLMO2, "*norm*" },
+    { "bf16", QWEN3, .modules = ALL_MODULES },     { "coat", OLMO, .modules = SOME_MODULES },
+};
+
+typedef struct { Config config; Model model; Fsdp fsdp; } Run;
+
+static void open_run(Run *r, int i, Strategy strategy)
+{
+    ModelConfig m = architecture(cases[i].model);
+    m.d_model = 128;
+    m.head_dim = 32;
+    m.mlp_width = 160;
+    m.n_layers = MAX_UNITS - 2;                     /* a shared buffer is used twice */
+    if (cases[i].modules)
+        m = with_adapters(m, 6, cases[i].modules, BASE_AS_FROZEN);
+    *r = (Run){ 0 };
+    model_config(&r->config, &m, cases[i].recipe, MICRO);
+    if (cases[i].head)
+        r->config.recipe.head = (Format){ E5M2, 0 };
+    r->config.loss_chunk = m.max_sequence_length * MICRO / 2;
+    r->config.global_train_batch_size = MICRO * MOST_PARTS * comm_size();
+    r->config.trainable = (char **)&cases[i].trainable;
+    r->config.num_trainable = cases[i].trainable != NULL;
+    r->config.strategy = strategy;
+    memory_plan(&r->model, &r->fsdp, &r->config);
+    model_place(&r->model, &r->fsdp, &r->config);
+    fsdp_init(&r->fsdp, &r->config.model, 5);
+    test_fill_adapters(&r->fsdp, 6);
+}
+
+/* A step of so many micro-batches; of several the first has no labels. */
+static void add_up(Run *r, int parts)
+{
+    enum { MAX_TOKENS = 64 };
+    int tokens[MAX_TOKENS], targets[MAX_TOKENS];
+    const int N = r->model.N, vocab = r->config.model.vocab_size;
+    assert_true(N <= MAX_TOKENS);
+    for (int i = 0; i < parts; i++) {
+        for (int n = 0; n < N; n++) {
+            const uint64_t at = (uint64_t)((comm_rank() * parts + i) * N + n);
+            tokens[n] = test_token(11, at, vocab);
+            targets[n] = parts > 1 && i == 0 ? -1 : test_token(11, at + 1, vocab);
+        }
+        model_step(&r->model, &r->fsdp, tokens, targets, NULL, 1.0f / (float)N, 0,
+                   i == parts - 1 ? PASS_COMPLETE : PASS_ACCUMULATE);
+    }
+    model_losses(&r->model);
+}
+
+/* All memory of gradients, with the bytes of zeros or NaNs. */
+static void fill_grads(const Fsdp *f, int byte)
+{
+    for (int u = 0; u < f->num_units; u++)
+        if (f->shard[u].count)
+            fill_bytes(f->shard[u].grad, byte);
+    for (int i = 0; i < num_buffers(f); i++)
+        if (f->grad_buffer[i].flat.cols > 0)
+            fill_bytes(f->grad_buffer[i].flat, byte);
+}
+
+/* The sums of so many micro-batches, of which the first adds to zeros or writes over NaNs. */
+static void sum_up(Run *r, int parts, bool empty, double *sum[MAX_UNITS])
+{
+    Fsdp *f = &r->fsdp;
+    fill_grads(f, empty ? 0xff : 0);
+    if (empty)
+        fsdp_empty_grads(f);
+    add_up(r, parts);
+    for (int u = 0; u < f->num_units; u++)
+        sum[u] = f->shard[u].count ? values(f->shard[u].grad) : NULL;
+}
+
+/* What adds to zeros comes first, of a model in which nothing was ever empty. */
+static void check_case(Run *r, const char *what)
+{
+    static const int parts[] = { 1, MOST_PARTS };
+    double *added[2][MAX_UNITS], *written[MAX_UNITS];
+    char text[160];
+    for (int k = 0; k < 2; k++)
+        sum_up(r, parts[k], false, added[k]);
+    for (int k = 0; k < 2; k++) {
+        sum_up(r, parts[k], true, written);
+        snprintf(text, sizeof text, "%s, %d micro-batches", what, parts[k]);
+        for (int u = 0; u < r->fsdp.num_units; u++)
+            if (written[u])
+                check_same_values(text, written[u], added[k][u], r->fsdp.shard[u].count);
+    }
+}
+
+static void test_steps(void **state)
+{
+    (void)state;
+    for (size_t s = 0; s < sizeof strategies / sizeof strategies[0]; s++) {
+        Strategy strategy = strategies[s];
+        if (strategy.shard_ranks > comm_size())
+            continue;
+        divide(strategy.shard_ranks);
+        for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+            if (s > 0 && (s + i) % 3)           /* for time, each of the others takes a third */
+                continue;
+            char what[128];
+            Run r;
+            open_run(&r, (int)i, strategy);
+            snprintf(what, sizeof what, "%s, %s, case %zu, groups of %d, keep_weights %d, grad_sum %d", cases[i].recipe,
+                     architecture_name(cases[i].model), i, strategy.shard_ranks, strategy.keep_weights, strategy.grad_sum);
+            check_case(&r, what);
+            release();
+            model_free(&r.model, &r.fsdp);
+        }
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_steps) };
+    start_ranks(&argc, &argv);
+    return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
+}
