@@ -1,7 +1,7 @@
 /* coat.c: mpirun ./train config.yaml [--a.b=c ...]
  *
  * Every rank: read the configuration, place the model in memory, then for each step
- *     zero the gradients; forward and backward of each micro-batch; sum gradients over ranks;
+ *     forward and backward of each micro-batch, the first of which writes gradients and the others add; sum them over ranks;
  *     clip; update; log; now and then evaluate and save. */
 #include <math.h>
 #include <signal.h>

@@ -95,8 +95,7 @@ static void quantize_padded(Format f, int N, int C)
     const uint8_t *rows = tensor_snapshot(y);
     check_same_bytes("x's codes", rows, tensor_snapshot(exact), codes);
     assert_true(operand_scale(y) == operand_scale(exact));
-    for (size_t i = codes; i < all; i++)
-        assert_int_equal(rows[i], 0);
+    check_same_bytes("padding", rows + codes, keep(all - codes), all - codes);
     check_transposed("padded", y);
     halves.data = guarded(all), halves.data_t = guarded(all);
     quantize_codes(rows_of(halves), x);
@@ -114,10 +113,8 @@ static void test_padding(void **state)
 {
     (void)state;
     static const int N[] = { 1, 15, 16, 37, 130, 250 }, C[] = { 24, 64, 176 };
-    for (int i = 0; i < 18; i++) {
-        quantize_padded(E4, N[i % 6], C[i / 6]);
-        quantize_padded(E5, N[i % 6], C[i / 6]);
-    }
+    for (int i = 0; i < 36; i++)
+        quantize_padded(i % 2 ? E5 : E4, N[i / 2 % 6], C[i / 12]);
     Tensor x = make(H, 5, 32), longer = make(E4, 16, 32), shorter = make(E4, 4, 32), wider = make(E4, 16, 48);
     Tensor groups = make(E16, 16, 32), plain = make(H, 16, 32);
     DIES("quantize_codes: (4, 32) from (5, 32)", quantize_codes(shorter, x));

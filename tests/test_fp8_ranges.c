@@ -350,8 +350,8 @@ static void test_halves(void **state)
     release();
 }
 
-/* What CUDA finds maxima in is used again after a thousand of them. Operations that take two, of large numbers, begin at an even
- * place, or at an odd one and end beyond the last; then others that take one, of small numbers, come by each place. */
+/* Of CUDA, which finds maxima in memory that it uses again after a thousand of them. Operations that take two, of large numbers,
+ * begin at an even place, or at an odd one and end beyond the last; then others that take one, of small numbers, come by each. */
 static void test_many(void **state)
 {
     (void)state;

@@ -18,11 +18,11 @@
  *
  * Choice of algorithm. The heuristic's first suggestion is up to 20 % slower than the best of the first eight, so
  * large GEMMs time them once, on the real operands. A time is not reproducible, but results must be: same bits in
- * every run, on every rank, after every resume. So split-K is excluded; the heuristic's first suggestion, which
- * depends on shape and library alone, defines the bits; and only algorithms with identical output compete, where the
- * GEMM adds to a sum also in how they round that. Tiles of another shape sum over k in the same order, so most
- * suggestions pass; timing then decides nothing but speed. Rank 0 keeps what was chosen for later runs (choices.h),
- * which look for it among the suggestions that they get.
+ * every run, on every rank, after every resume. So split-K is excluded, unless there is nothing else (suggest); the
+ * heuristic's first suggestion, which depends on shape and library alone, defines the bits; and only algorithms with
+ * identical output compete, where the GEMM adds to a sum also in how they round that. Tiles of another shape sum over
+ * k in the same order, so most suggestions pass; timing then decides nothing but speed. Rank 0 keeps what was chosen
+ * for later runs (choices.h), which look for it among the suggestions that they get.
  *
  * A GPU that has been busy for a while is hot, and lowers its clock to stay within its power: not all algorithms suffer
  * alike. So candidates take turns, each for some milliseconds, and what is measured while the GPU warms does not count. */
@@ -180,8 +180,8 @@ static int ask(cublasLtMatmulHeuristicResult_t *found, cublasStatus_t *status, c
     return usable;
 }
 
-/* NOTE: of few outputs that are each a long sum, as in the gradient of a small model's head, there are FP8 GEMMs by split-K
- * alone. Parts added in F32 by a second kernel have an order too. */
+/* NOTE: with FP8 operands, few outputs that are each a long sum, as of a small model's head in backward, come by split-K alone.
+ * Parts added in F32 by a second kernel have an order too. */
 static int suggest(cublasLtMatmulHeuristicResult_t *found, const Gemm *g)
 {
     cublasStatus_t status;
@@ -412,7 +412,8 @@ static void check_fp8(Kind kind, int m, int k, const char *width, const char *co
 {
     if (m % 8 || k % 16)
         die("%s in FP8: %s = %d must be a multiple of 8 and %s = %d a multiple of 16 on this GPU; pad the dimension, "
-            "or choose a recipe with bf16 operands", kind_name[kind], width, m, contraction, k);
+            "or choose a recipe with bf16 operands (--format.head=bf16 for the head's alone)", kind_name[kind], width, m,
+            contraction, k);
 }
 
 static const void *transposed(Kind kind, Tensor t, const char *name)

@@ -28,10 +28,10 @@
 #include "kernels/error.h"
 #include "kernels/watchdog.h"
 #include "model/checkpoint/folder.h"
-#include "model/config/table.h"
 #include "model/checkpoint/layout.h"
 #include "model/config/adapter.h"
 #include "model/config/hf.h"
+#include "model/config/table.h"
 
 static struct {
     const Config *config;      /* NULL: no save is under way */
