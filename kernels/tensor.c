@@ -69,14 +69,15 @@ bool format_parse(Format *f, const char *text)
     return false;
 }
 
-size_t format_scale_bytes(Format f)
+size_t format_scale_bytes(Format f, size_t n)
 {
-    return !f.group ? 0 : f.expand || format_is_dynamic8(f) ? 4 : f.bf16_scale ? 2 : 1;
+    const size_t each = f.expand || format_is_dynamic8(f) ? 4 : f.bf16_scale ? 2 : 1;
+    return f.group ? n / (size_t)f.group * each : 0;
 }
 
 bool format_has_byte_scales(Format f)
 {
-    return format_is_fp8(f) && format_scale_bytes(f) == 1;
+    return format_is_fp8(f) && f.group && !f.expand && !f.bf16_scale;
 }
 
 Format format_of_moment(Format f)
@@ -99,7 +100,7 @@ static size_t scale_bytes(Format f, int rows, int cols)
 {
     if (!format_has_scales(f))
         return 0;
-    return f.group ? (size_t)rows * (cols / f.group) * format_scale_bytes(f) : 16;
+    return f.group ? format_scale_bytes(f, (size_t)rows * cols) : 16;
 }
 
 size_t tensor_bytes(Tensor t)
@@ -138,7 +139,7 @@ Tensor tensor_rows(Tensor t, int first, int rows)
         return t;
     t.data = (char *)t.data + (size_t)first * t.cols * dtype_size(t.format.dtype);
     if (t.format.group)
-        t.scale = (char *)t.scale + (size_t)first * (t.cols / t.format.group) * format_scale_bytes(t.format);
+        t.scale = (char *)t.scale + format_scale_bytes(t.format, (size_t)first * t.cols);
     t.data_t = NULL;
     t.rows = rows;
     return t;

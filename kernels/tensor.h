@@ -47,7 +47,7 @@ bool        format_has_scales(Format f);                              /* all but
 const char *format_name  (Format f);
 bool        format_parse (Format *f, const char *text);               /* false if text is not a format name */
 size_t      dtype_size   (DType d);                                   /* bytes of an element */
-size_t      format_scale_bytes(Format f);                             /* bytes of a group's scale; 0 without groups */
+size_t      format_scale_bytes(Format f, size_t n);                   /* of the scales of n elements, in whole groups; 0 without */
 bool        format_has_byte_scales(Format f);                         /* FP8 groups of one byte each: no moment */
 Format      format_of_moment(Format f);                               /* f as a moment is stored in it */
 size_t      tensor_numel (Tensor t);

@@ -177,8 +177,8 @@ static void zero_between(const Fsdp *f, void *data, size_t first, size_t end)
         device_zero((char *)data + first * size, (end - first) * size);
 }
 
-/* The unit's gradients, at `data`, begin from 0: a parameter of which this rank owns no element, or `all`, by being empty until the
- * micro-batch has written it; whatever lies between those is zeroed. */
+/* The unit's gradients, at `data`, begin from 0. Parameters of which this rank owns no element, or all if `all`, are marked empty,
+ * so that the micro-batch writes them; whatever lies between those is zeroed here. */
 static void start_from_zero(Fsdp *f, int u, void *data, bool all)
 {
     const UnitShape *shape = &f->shape[u];

@@ -370,7 +370,7 @@ static Tensor view(Tensor t, size_t at, size_t n)
 {
     t.data = (char *)t.data + at * dtype_size(t.format.dtype);
     if (t.format.group)
-        t.scale = (char *)t.scale + at / t.format.group * format_scale_bytes(t.format);
+        t.scale = (char *)t.scale + format_scale_bytes(t.format, at);
     t.cols = (int)n;
     return t;
 }

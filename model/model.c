@@ -151,13 +151,14 @@ static void head(Model *m, Fsdp *f, float scale, float z_weight, bool backward)
         matmul(logits, h, weight, NONE);
         if (fp8)
             chunk_backward_fp8(m, n, logits, h, *dweight, scale, z_weight, goes_on);
-        else
+        else {
             cross_entropy(logits, m->losses + n, m->losses + m->N + n, m->targets + n, m->config->vocab_size,
                           scale, z_weight, backward);
-        if (goes_on && !fp8)
-            matmul_dx(tensor_rows(m->work.dh, n, rows), logits, weight, false);
-        if (backward && !fp8)
-            matmul_dw(*dweight, logits, h);
+            if (goes_on)
+                matmul_dx(tensor_rows(m->work.dh, n, rows), logits, weight, false);
+            if (backward)
+                matmul_dw(*dweight, logits, h);
+        }
         dweight->empty = false;         /* the next chunk adds, and so does the embedding whose table this is */
     }
     if (goes_on)

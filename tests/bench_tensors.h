@@ -47,7 +47,7 @@ static Tensor make(Format f, int rows, int cols)
     Tensor t = { .format = f, .rows = rows, .cols = cols };
     t.data = hold(tensor_numel(t) * dtype_size(f.dtype));
     if (format_has_scales(f))
-        t.scale = hold(f.group ? format_scale_bytes(f) * tensor_numel(t) / (size_t)f.group : 16);
+        t.scale = hold(f.group ? format_scale_bytes(f, tensor_numel(t)) : 16);
     return t;
 }
 

@@ -109,7 +109,7 @@ static inline Tensor make(Format f, int rows, int cols)
     Tensor t = { .format = f, .rows = rows, .cols = cols };
     t.data = guarded(tensor_numel(t) * dtype_size(f.dtype));
     if (format_has_scales(f) && f.group)
-        t.scale = guarded(format_scale_bytes(f) * (size_t)rows * (size_t)(cols / f.group));
+        t.scale = guarded(format_scale_bytes(f, tensor_numel(t)));
     else if (format_is_fp8(f))
         t.scale = guarded(16);
     return t;

@@ -29,7 +29,7 @@ static void check_range(const char *name, const Tensor t, uint64_t seed, size_t 
     assert_int_equal(pattern_check((char *)t.data + first * size, seed, first * size, n * size), n * size);
     if (!t.scale)
         return;
-    size_t group = (size_t)t.format.group, bytes = format_scale_bytes(t.format);
+    size_t group = (size_t)t.format.group, bytes = format_scale_bytes(t.format, group);
     size_t from = first / group * bytes, to = (first + n + group - 1) / group * bytes;
     if (pattern_check((char *)t.scale + from, seed + 4, from, to - from) != to - from)
         fail_msg("%s: scales differ", name);

@@ -29,7 +29,7 @@ static Tensor flat(Format f, size_t n)
 {
     Tensor t = { .format = f, .rows = 1, .cols = (int)n, .data = device_alloc(n * dtype_size(f.dtype) + 1) };
     if (format_is_fp8(f))
-        t.scale = device_alloc(n / (size_t)f.group * format_scale_bytes(f) + 1);
+        t.scale = device_alloc(format_scale_bytes(f, n) + 1);
     return t;
 }
 
@@ -83,7 +83,7 @@ static void fill(Tensor t, int unit, int kind, size_t first)
     pattern_put(t.data, seed_of(unit, kind), first * size, n * size);
     if (!t.scale)
         return;
-    size_t group = (size_t)t.format.group, bytes = format_scale_bytes(t.format);
+    size_t group = (size_t)t.format.group, bytes = format_scale_bytes(t.format, group);
     pattern_put(t.scale, seed_of(unit, kind + 2), first / group * bytes, n / group * bytes);
 }
 

@@ -63,16 +63,11 @@ static void close_shards(Shards *s)
     fsdp_free(&s->fsdp);
 }
 
-static size_t scale_bytes(Format f, size_t n)
-{
-    return format_has_scales(f) ? n / (size_t)f.group * format_scale_bytes(f) : 0;
-}
-
 /* n values x in host memory, stored in f. */
 static Tensor stored(Format f, const float *x, size_t n)
 {
     Tensor t = { .format = f, .rows = 1, .cols = (int)n, .data = xcalloc(n, dtype_size(f.dtype)),
-                 .scale = xcalloc(1, scale_bytes(f, n) + 1) };
+                 .scale = xcalloc(1, format_scale_bytes(f, n) + 1) };
     tensor_store(t, 0, x, n);
     return t;
 }
@@ -110,7 +105,7 @@ static void fill_shards(const Shards *s)
             Tensor t = stored(dst.format, x + shard->first, shard->count);
             device_put(dst.data, t.data, shard->count * dtype_size(dst.format.dtype));
             if (dst.scale)
-                device_put(dst.scale, t.scale, scale_bytes(dst.format, shard->count));
+                device_put(dst.scale, t.scale, format_scale_bytes(dst.format, shard->count));
             free_stored(t);
             free(x);
         }
@@ -128,7 +123,7 @@ static void check_shard(const Shards *s, int unit, int i, Format from)
     Tensor whole = format_equal(from, to) ? stored((Format){ F32, 0 }, x, n) : stored(to, x, n), own = stored(to, y, shard->count);
     device_get(own.data, shard->state[i].data, shard->count * dtype_size(to.dtype));
     if (shard->state[i].scale)
-        device_get(own.scale, shard->state[i].scale, scale_bytes(to, shard->count));
+        device_get(own.scale, shard->state[i].scale, format_scale_bytes(to, shard->count));
     tensor_load(x, whole, 0, n);
     tensor_load(y, own, 0, shard->count);
     for (size_t e = 0; e < shard->count; e++)

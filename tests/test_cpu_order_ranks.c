@@ -80,7 +80,7 @@ static void touch(const void *p, size_t bytes, bool writes)
 static void touch_tensor(Tensor t, bool writes)
 {
     const size_t n = tensor_numel(t);
-    const size_t scales = !t.scale ? 0 : t.format.group ? format_scale_bytes(t.format) * n / (size_t)t.format.group
+    const size_t scales = !t.scale ? 0 : t.format.group ? format_scale_bytes(t.format, n)
                                                         : sizeof(float);
     touch(t.data, n * dtype_size(t.format.dtype), writes);
     touch(t.data_t, n, writes);

@@ -2,8 +2,8 @@
 #include "tests/fp8.h"
 #include "tests/loss.h"
 
-/* One row; rows that end inside a warp's packs; more than a thread of the CUDA back end keeps: 8 packs by 1024 threads. */
-/* rows, cols: of the gradient. */
+/* One row; rows that end inside a warp's packs; more than a thread of the CUDA back end keeps: 8 packs by 1024 threads; then
+ * gradients, of rows and cols, that are larger than the logits, whose rows are whole packs or not. */
 static const struct { int N, V, rows, cols; } shapes[] = {
     { 1, 64, 1, 64 }, { 96, 272, 96, 272 }, { 3, 66000, 3, 66000 },
     { 5, 37, 16, 48 }, { 33, 264, 48, 272 }, { 16, 91, 16, 96 }, { 3, 65537, 16, 65552 }, { 2, 40, 5, 128 },

@@ -80,7 +80,7 @@ static void add_scales(Layout *l, Piece piece, const HfTensor *t, const char *su
     size_t group = (size_t)f.group, end = t->first + t->rows * t->cols;
     p->dtype = format_is_dynamic8(f) ? "F32" : f.expand ? "U32" : "BF16";       /* absmax, fp8_pair of kernels/fp8.h, or S */
     p->per = group;
-    p->bytes = format_scale_bytes(f);
+    p->bytes = format_scale_bytes(f, group);
     p->first = t->first / group;
     p->count = (end + group - 1) / group - p->first;
     p->dims = 2;

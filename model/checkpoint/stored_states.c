@@ -132,7 +132,7 @@ static Tensor host_tensor(Format f)
 {
     Tensor t = { .format = f, .rows = 1, .cols = CHUNK, .data = xmalloc(CHUNK * dtype_size(f.dtype)) };
     if (format_has_scales(f))
-        t.scale = xmalloc((size_t)(CHUNK / f.group) * format_scale_bytes(f));
+        t.scale = xmalloc(format_scale_bytes(f, CHUNK));
     return t;
 }
 
@@ -140,11 +140,6 @@ static void free_host(Tensor t)
 {
     free(t.data);
     free(t.scale);
-}
-
-static size_t scale_bytes(Format f, size_t n)
-{
-    return format_has_scales(f) ? n / (size_t)f.group * format_scale_bytes(f) : 0;
 }
 
 /* Elements, or groups' scales, [from, to) of a piece's region, as far as the piece and its tensor go. */
@@ -161,7 +156,7 @@ static void read_chunk(const Reading *r, Tensor x, int unit, int state, size_t f
     Layout *l = &r->s->layout;
     memset(x.data, format_is_dynamic8(x.format) ? dynamic8_encode(0, x.format.dtype) : 0, n * dtype_size(x.format.dtype));
     if (x.scale)
-        memset(x.scale, 0, scale_bytes(x.format, n));
+        memset(x.scale, 0, format_scale_bytes(x.format, n));
     for (int i = 0; i < l->num_pieces; i++) {
         const Piece *p = &l->piece[i];
         const SafeFile *file;
@@ -227,14 +222,14 @@ static void read_state(const Reading *r, const Shard *shard, int unit, int state
     const Tensor dst = shard->state[state];
     const bool same = format_equal(there.format, here.format);
     for (size_t at = 0; at < shard->count; at += CHUNK) {
-        const size_t n = shard->count - at < CHUNK ? shard->count - at : CHUNK, scales = scale_bytes(here.format, n);
+        const size_t n = shard->count - at < CHUNK ? shard->count - at : CHUNK, scales = format_scale_bytes(here.format, n);
         read_chunk(r, there, unit, state, shard->first + at, n);
         if (!same)
             convert(here, there, x, n);
         const Tensor src = same ? there : here;
         device_put((char *)dst.data + at * dtype_size(dst.format.dtype), src.data, n * dtype_size(dst.format.dtype));
         if (scales)
-            device_put((char *)dst.scale + scale_bytes(here.format, at), src.scale, scales);
+            device_put((char *)dst.scale + format_scale_bytes(here.format, at), src.scale, scales);
     }
 }
 

@@ -27,9 +27,10 @@ json_t *config_columns(const Config *c)
     json_t *columns = json_object();
     for (const ConfigKey *k = config_keys; k->name; k++) {
         const char *column = config_column(k);
-        char *text = column ? value_text(c, k) : NULL;
-        if (column)
-            json_object_set_new(columns, column, json_string(text));
+        if (!column)
+            continue;
+        char *text = value_text(c, k);
+        json_object_set_new(columns, column, json_string(text));
         free(text);
     }
     return columns;

@@ -13,7 +13,7 @@ static size_t scale_bytes(Format f, size_t n)
 {
     if (!format_has_scales(f))
         return 0;
-    return f.group ? n / (size_t)f.group * format_scale_bytes(f) : sizeof(float);
+    return f.group ? format_scale_bytes(f, n) : sizeof(float);
 }
 
 static Sample sample_new(Format f, size_t n)
