@@ -87,8 +87,10 @@ $(TESTS) $B/tests/fuzz: $B/%: $B/%.c.o $(HELPERS) $(OBJECTS)
 	@echo "  LINK  $@"
 	@$(CC) $^ $(DEPS_LIBS) -lcmocka $(LIBS) $(WRAP) $(LDFLAGS) -o $@
 # This one stands between the model and the operations.
-$B/tests/test_cpu_order_ranks: WRAP = $(shell sed -n 's/^OP.\([a-z_]*\),.*/-Wl,--wrap=\1/p' tests/test_cpu_order_ranks.c) \
+$B/tests/test_cpu_order_ranks: WRAP = $(shell sed -n 's/^OP.\([a-z0-9_]*\),.*/-Wl,--wrap=\1/p' tests/test_cpu_order_ranks.c) \
                                       -Wl,--wrap=device_mark -Wl,--wrap=device_wait
+# This one says how much memory a device has.
+$B/tests/test_kept_ranks: WRAP = $(foreach f,device_memory_total device_memory_used,-Wl,--wrap=$f)
 # This one stands for a GPU without FP8, where no model is to be placed.
 $B/tests/test_cpu_no_fp8: WRAP = -Wl,--wrap=device_has_fp8 -Wl,--wrap=model_place
 # This one is ./train too, as the ranks that it starts, in which calls are slow or hang.

@@ -46,7 +46,8 @@ void comm_all_reduce_max(Tensor x, Ranks g);
 /* RANKS_SHARD: part (1,n) = sum over ranks of slice `own rank` of their whole (1, W n). */
 void comm_reduce_scatter(Tensor part, Tensor whole);
 
-/* RANKS_SHARD: slice r of whole = rank r's part, of `bytes`. Both lie in one comm_alloc, at the same place on all ranks. */
+/* RANKS_SHARD: slice r of whole = rank r's part, of `bytes`; in place if part is this rank's slice. Fastest where both lie in one
+ * comm_alloc, at the same place on all ranks. */
 void comm_all_gather(void *whole, const void *part, size_t bytes);
 
 /* Device memory that comm_all_gather reads and writes fastest. One piece at a time; all ranks call both. */

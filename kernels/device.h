@@ -9,7 +9,7 @@ const char *device_build(void);                 /* which back end this program h
 const char *device_name(void);                  /* "NVIDIA H200", "cpu" */
 bool        device_has_fp8(void);               /* whether there are GEMMs of FP8 operands; storing FP8 needs none */
 double      device_peak_flops(DType d);         /* data-sheet dense FLOP/s for GEMM operands of d; 0: unknown */
-size_t      device_memory_total(void);          /* bytes */
+size_t      device_memory_total(void);          /* bytes (CPU: an equal share of the machine's for each of its ranks) */
 size_t      device_memory_used(void);           /* bytes of the device in use now, by whomever (CPU: this process) */
 const char *device_address(void);               /* "0000:3B:00.0": where the GPU is in its host; "" for the CPU */
 

@@ -4,8 +4,7 @@
  * E4M3 is stored as the codes and with the scale of an FP8 operand: forward reads them as they are, backward a transposed copy. NF4
  * is stored tensor by tensor in whole groups (nf4.h); where GEMMs are in FP8, codes and transposed codes come from it in one pass
  * each, with the scale of the matrix's largest magnitude. Recipes without FP8 operands read either in the stream's format.
- * Two blocks' operands exist at a time, on one rank one's, under every strategy: SHARD_GRAD_OP, which keeps gathered weights,
- * gathers these anew. */
+ * Two blocks' operands exist at a time, on one rank one's, besides those of the units that stay gathered (fsdp.h). */
 #pragma once
 #include "model/fsdp_plan.h"
 

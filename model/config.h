@@ -90,10 +90,14 @@ typedef struct {
 /* When gradients are summed over a shard group: with every micro-batch, once per step, or once where memory allows. */
 typedef enum { SUM_OFTEN, SUM_ONCE, SUM_ONCE_IF_FITS } GradSum;
 
+/* When the weights of a shard group are gathered: for each pass that reads them, once per step, or once those of as many units as
+ * memory allows. */
+typedef enum { GATHER_OFTEN, GATHER_ONCE, GATHER_ONCE_IF_FITS } Gathering;
+
 /* How units are spread over ranks (fsdp.h). */
 typedef struct {
     int  shard_ranks;             /* consecutive ranks that share one copy of the model: 1 .. number of ranks */
-    bool keep_weights;            /* gathered weights stay until the optimizer has run, a base's transposed codes for good */
+    Gathering gathering;          /* GATHER_ONCE on one rank: the transposed codes of a base stay for good */
     GradSum grad_sum;
 } Strategy;
 

@@ -20,9 +20,9 @@ static bool is_cast(const Fsdp *f, int u, const Param *p)
     return is_gathered(f, u, p) && p->region != BASE;
 }
 
-/* This rank's slice of a region in the compute format, from its stored weights. `to`: where the slice stands, in the buffer's
- * format; first: the slice's first element in the region. */
-static void cast_slice(Fsdp *f, int u, Region r, size_t slice, Tensor to)
+/* This rank's slice of a region in the compute format, from its stored weights. `region`: where that begins in the buffer, in the
+ * buffer's format. */
+static void cast_slice(Fsdp *f, int u, Region r, Tensor region)
 {
     const Shard *s = &f->shard[u];
     for (int i = 0; i < f->shape[u].num_params; i++) {
@@ -30,8 +30,8 @@ static void cast_slice(Fsdp *f, int u, Region r, size_t slice, Tensor to)
         size_t first, n = shard_part(s, p, &first);
         if (p->region != r || !is_cast(f, u, p) || n == 0)
             continue;
-        Tensor part = to;
-        part.data = (char *)to.data + (p->offset + first - slice) * dtype_size(to.format.dtype);
+        Tensor part = region;
+        part.data = (char *)region.data + (p->offset + first) * dtype_size(region.format.dtype);
         part.data_t = NULL;
         part.scale = f->unit[u].tensor[p->id].scale;
         part.rows = 1;
@@ -40,7 +40,7 @@ static void cast_slice(Fsdp *f, int u, Region r, size_t slice, Tensor to)
     }
 }
 
-/* All of the unit's compute copies, region by region; of the region BASE what is stored. */
+/* All of the unit's compute copies, region by region, gathered in place; of the region BASE what is stored. */
 static void gather_slices(Fsdp *f, int u, WeightBuffer *b)
 {
     const Shard *s = &f->shard[u];
@@ -50,13 +50,12 @@ static void gather_slices(Fsdp *f, int u, WeightBuffer *b)
         size_t at;
         if (region_in_buffer(f, u, r, &at) == 0)
             continue;
-        Tensor part = b->flat;
-        char *region = (char *)b->flat.data + at * size;
-        part.data = f->shards > 1 ? f->outgoing : region;
-        cast_slice(f, u, r, own[r].first, part);
+        Tensor region = b->flat;
+        region.data = (char *)region.data + at * size;
+        cast_slice(f, u, r, region);
         if (f->shards > 1) {
             watchdog_mark_together("all-gather", u);
-            comm_all_gather(region, f->outgoing, own[r].count * size);
+            comm_all_gather(region.data, (char *)region.data + own[r].first * size, own[r].count * size);
         }
     }
     base_gather(f, u, b);

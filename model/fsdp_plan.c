@@ -61,7 +61,7 @@ bool base_is_operand(const Fsdp *f)
 
 bool base_stays(const Fsdp *f, int u)
 {
-    return f->shape[u].numel[BASE] > 0 && f->shards == 1 && base_is_operand(f) && f->strategy.keep_weights;
+    return f->shape[u].numel[BASE] > 0 && base_is_operand(f) && u < f->kept;
 }
 
 size_t base_operand_offset(const UnitShape *shape, const Param *p)
@@ -124,7 +124,7 @@ WeightBuffer *weight_buffer(const Fsdp *f, int u)
     const bool fp8 = format_is_fp8(unit_format(f, u));
     if (buffer_numel(f, u) == 0)
         return NULL;
-    const bool stays = f->shape[u].numel[BASE] ? base_stays(f, u) : f->shards > 1 ? f->strategy.keep_weights : !fp8;
+    const bool stays = f->shards > 1 ? u < f->kept : f->shape[u].numel[BASE] ? base_stays(f, u) : !fp8;
     return &f->weight_buffer[stays ? SHARED_BUFFERS + u : shared_buffer(f, u)];
 }
 
@@ -183,18 +183,6 @@ static void measure_buffers(Fsdp *f)
     }
 }
 
-/* A rank's slice of any region that is cast before it is gathered; BASE is gathered from where it is stored. */
-static size_t outgoing_bytes(const Fsdp *f)
-{
-    size_t most = 0;
-    for (int u = 0; u < f->num_units; u++)
-        for (Region r = TRAINED; r <= FROZEN; r++) {
-            const size_t bytes = numel_in_buffer(f, u, r) / (size_t)f->shards * dtype_size(unit_format(f, u).dtype);
-            most = bytes > most ? bytes : most;
-        }
-    return most;
-}
-
 static bool serves_blocks(const Fsdp *f, int buffer)
 {
     return buffer >= SHARED_BUFFERS ? is_block(f, buffer - SHARED_BUFFERS)
@@ -233,7 +221,6 @@ static void place_buffers(Fsdp *f, Arena *a)
         if (g->flat.cols > 0)
             g->flat = flat(a, f->recipe.grads, g->flat.cols);
     }
-    f->outgoing = f->shards > 1 ? arena_alloc(gathered, outgoing_bytes(f)) : NULL;
 }
 
 /* Scales and norm weights of all units: together, so that one collective serves all. And room for optimizer_grad_norm. */
@@ -317,12 +304,12 @@ void fsdp_plan(Fsdp *f, Arena *a, const Config *c, Placement p)
     f->recipe = c->recipe;
     f->optimizer = optimizer_find(c->optimizer.name);
     CHECK(f->optimizer, "no optimizer %s", c->optimizer.name);
-    f->strategy = c->strategy;
     f->base = m->lora.base;
     f->tied = m->weight_tying;
     f->shards = p.shards;
     f->rank = p.rank;
     f->sum_once = p.sum_once;
+    f->kept = p.kept;
     f->first_trained = f->num_units;
     size_t first = 0;
     for (int u = 0; u < f->num_units; u++) {

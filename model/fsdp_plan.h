@@ -52,14 +52,13 @@ typedef struct {
                                           whoever looks through the shards */
     Recipe      recipe;
     const Optimizer *optimizer;        /* whose states the shards have */
-    Strategy    strategy;
     BaseFormat  base;                  /* how the region BASE is stored */
     bool        tied;
     int         first_trained;         /* the first unit with a trained parameter: backward ends there */
     int         shards, rank;          /* ranks of a shard group, and this one's place in it */
     bool        sum_once;              /* gradients are summed over them once per step */
-    Arena       gathered;              /* memory of the weight buffers and of `outgoing`, if shards > 1 */
-    void       *outgoing;              /* this rank's slice of the unit that is being gathered */
+    int         kept;                  /* units 0 .. kept - 1 are gathered once per step */
+    Arena       gathered;              /* memory of the weight buffers, if shards > 1 */
     DeviceMark *updated, *reduced;
 } Fsdp;
 
@@ -67,6 +66,7 @@ typedef struct {
 typedef struct {
     int  shards, rank;                 /* ranks of a shard group, and the place in it */
     bool sum_once;                     /* gradients are summed over them once per step, not with every micro-batch */
+    int  kept;                         /* units whose weights stay once they are gathered: 0 .. kept - 1 */
 } Placement;
 
 /* Places one rank's part of every unit in the arena; called twice, to measure and to place. */
@@ -104,8 +104,8 @@ bool        is_replicated(const Fsdp *f, int unit, const Param *p);    /* ... in
 size_t      region_in_buffer(const Fsdp *f, int unit, Region r, size_t *first);
 
 /* The matrices that are stored as lora.base says (base.h): bytes of so many elements of the region BASE; whether they are the codes
- * that forward's GEMMs read, and whether a unit's transposed copies stay once they are made, for they never change; elements that a
- * unit's take up as operands, and where each begins there; the scale of each. */
+ * that forward's GEMMs read, and whether what a unit gathers and makes of them stays for good, for they never change; elements
+ * that a unit's take up as operands, and where each begins there; the scale of each. */
 size_t      base_bytes   (const Fsdp *f, size_t numel);
 bool        base_is_operand(const Fsdp *f);
 bool        base_stays   (const Fsdp *f, int unit);

@@ -401,5 +401,5 @@ void model_plan(Model *m, Fsdp *f, const Config *c, Placement p)
 
 void model_place_tensors(Model *m, Fsdp *f, const Config *c)
 {
-    plan_all(&(Arena){ .base = m->memory }, m, f, c, (Placement){ f->shards, f->rank, f->sum_once });
+    plan_all(&(Arena){ .base = m->memory }, m, f, c, (Placement){ f->shards, f->rank, f->sum_once, f->kept });
 }

@@ -1,5 +1,6 @@
 /* The table of recipes. [COAT, arXiv 2410.19313, fig. 1 and sec. 3-4] for the FP8 rows; fp8-lm: the optimizer of FP8-LM [Peng et
  * al. 2023, arXiv 2310.18313, sec. 2.2]: m in E4M3, v and master weights in 16 bits.
+ * DIFFERS: COAT's head is BF16, and its scales are of the micro-batch (--format.head=bf16 --format.scales=microbatch).
  * DIFFERS: FP8-LM's 16 bits are FP16, of the master weights with a scale per tensor, here BF16, whose weights are rounded
  * stochastically; its m has one scale per tensor, here one per group of 128; it keeps and sums gradients in FP8, here BF16. */
 #include "model/recipe.h"
@@ -26,14 +27,14 @@ const Recipe recipes[] = {
       KEEP_ALL,    FROM_SAVED, FAST_FORWARD, OF_MICROBATCH, F32_,  BF16_, F32_,   F32_,   BF16_ },
     { "fp8-lm",    BF16_, BF16_,  BF16_,  BF16_, BF16_,  E4M3_,  E5M2_,   BF16_,
       KEEP_ALL,    FROM_SAVED, FAST_FORWARD, OF_MICROBATCH, BF16_, BF16_, PLAIN_, BF16_,  BF16_ },
-    { "coat-act",  BF16_, GROUP_, BF16_,  BF16_, GROUP_, E4M3_,  E5M2_,   BF16_,
-      KEEP_INPUTS, FROM_EXACT, FAST_ALL,     OF_MICROBATCH, F32_,  BF16_, F32_,   F32_,   BF16_ },
+    { "coat-act",  BF16_, GROUP_, BF16_,  BF16_, GROUP_, E4M3_,  E5M2_,   E5M2_,
+      KEEP_INPUTS, FROM_EXACT, FAST_ALL,     OF_STEP,       F32_,  BF16_, F32_,   F32_,   BF16_ },
     { "coat-opt",  BF16_, BF16_,  BF16_,  BF16_, BF16_,  BF16_,  BF16_,   BF16_,
       KEEP_ALL,    FROM_SAVED, FAST_NONE,    OF_MICROBATCH, BF16_, BF16_, MOMENT, MOMENT, BF16_ },
-    { "coat",      BF16_, GROUP_, BF16_,  BF16_, GROUP_, E4M3_,  E5M2_,   BF16_,
-      KEEP_INPUTS, FROM_EXACT, FAST_ALL,     OF_MICROBATCH, BF16_, BF16_, MOMENT, MOMENT, BF16_ },
-    { "coat-lean", BF16_, GROUP_, GROUP_, E4M3_, GROUP_, E4M3_,  E5M2_,   BF16_,
-      KEEP_INPUTS, FROM_EXACT, FAST_ALL,     OF_MICROBATCH, BF16_, BF16_, MOMENT, MOMENT, BF16_ },
+    { "coat",      BF16_, GROUP_, BF16_,  BF16_, GROUP_, E4M3_,  E5M2_,   E5M2_,
+      KEEP_INPUTS, FROM_EXACT, FAST_ALL,     OF_STEP,       BF16_, BF16_, MOMENT, MOMENT, BF16_ },
+    { "coat-lean", BF16_, GROUP_, GROUP_, E4M3_, GROUP_, E4M3_,  E5M2_,   E5M2_,
+      KEEP_INPUTS, FROM_EXACT, FAST_ALL,     OF_STEP,       BF16_, BF16_, MOMENT, MOMENT, BF16_ },
     { .name = NULL }
 };
 

@@ -29,7 +29,7 @@ WORK = {        # ranks and arguments; steps of 131,072 tokens of a GPU
 TOKENS, VOCABULARY, EOS = 1 << 21, 32000, 2
 SKIPPED = 2             # steps that are not measured
 TRACED = 4              # steps of a run under CUPTI, of which the last two are looked at
-SHOWN = ("step ", "model", "memory", "  activations", "recipe", "  keep", "packing", "error", "kernel_times")
+SHOWN = ("step ", "model", "memory", "  activations", "shards", "recipe", "  keep", "packing", "error", "kernel_times")
 
 Work = collections.namedtuple("Work", "name ranks arguments")
 Result = collections.namedtuple("Result", "speed memory watts clock per_joule")

@@ -106,6 +106,11 @@ static void groups_case(int shards)
     const double *all = values(whole);
     for (int i = 0; i < shards * N; i++)
         assert_true(all[i] == uniform((uint64_t)(first + i / N), (size_t)(i % N), -1, 1));
+    device_zero(whole.data, W * bytes);
+    char *own_slice = (char *)whole.data + (size_t)own * bytes;
+    device_copy(own_slice, part.data, bytes);
+    comm_all_gather(whole.data, own_slice, bytes);
+    check_same_bytes("gathered in place", values(whole), all, W * N * sizeof *all);
 
     comm_reduce_scatter(part, whole);          /* all have the same: W times it, which F32 holds for W a power of two */
     const double *sums = values(part);

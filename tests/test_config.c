@@ -140,22 +140,23 @@ static void test_datasets_and_formats(void **state)
 static void test_strategies(void **state)
 {
     (void)state;
-    static const struct { const char *a, *b; int shard_ranks; bool keep_weights; GradSum sum; } list[] = {
-        { NULL, NULL, 4, false, SUM_ONCE_IF_FITS },
-        { "--fsdp.sharding_strategy=FULL_SHARD", "--fsdp.grad_sync_mode=batch", 4, false, SUM_ONCE },
-        { "--fsdp.sharding_strategy=SHARD_GRAD_OP", "--fsdp.grad_sync_mode=micro_batch", 4, true, SUM_OFTEN },
-        { "--fsdp.sharding_strategy=NO_SHARD", NULL, 1, false, SUM_ONCE_IF_FITS },
-        { "--fsdp.sharding_strategy=HYBRID_SHARD", "--fsdp.hybrid_sharding_num_model_replicas=2", 2, false, SUM_ONCE_IF_FITS },
-        { "--fsdp.sharding_strategy=_HYBRID_SHARD_ZERO2", "--fsdp.hybrid_sharding_num_model_replicas=4", 1, true,
+    static const struct { const char *a, *b; int shard_ranks; Gathering gathering; GradSum sum; } list[] = {
+        { NULL, NULL, 4, GATHER_ONCE_IF_FITS, SUM_ONCE_IF_FITS },
+        { "--fsdp.sharding_strategy=FULL_SHARD", "--fsdp.grad_sync_mode=batch", 4, GATHER_ONCE_IF_FITS, SUM_ONCE },
+        { "--fsdp.sharding_strategy=SHARD_GRAD_OP", "--fsdp.grad_sync_mode=micro_batch", 4, GATHER_ONCE, SUM_OFTEN },
+        { "--fsdp.sharding_strategy=NO_SHARD", NULL, 1, GATHER_ONCE_IF_FITS, SUM_ONCE_IF_FITS },
+        { "--fsdp.sharding_strategy=HYBRID_SHARD", "--fsdp.hybrid_sharding_num_model_replicas=2", 2, GATHER_ONCE_IF_FITS,
           SUM_ONCE_IF_FITS },
-        { "--distributed_strategy=ddp", NULL, 1, false, SUM_ONCE_IF_FITS },
+        { "--fsdp.sharding_strategy=_HYBRID_SHARD_ZERO2", "--fsdp.hybrid_sharding_num_model_replicas=4", 1, GATHER_ONCE,
+          SUM_ONCE_IF_FITS },
+        { "--distributed_strategy=ddp", NULL, 1, GATHER_ONCE_IF_FITS, SUM_ONCE_IF_FITS },
     };
     try_write(try_path, try_base);
     for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
         Config *c = try_load(4, list[i].a, list[i].b, "--global_train_batch_size=4", "--device_train_microbatch_size=1");
-        if (c->strategy.shard_ranks != list[i].shard_ranks || c->strategy.keep_weights != list[i].keep_weights
+        if (c->strategy.shard_ranks != list[i].shard_ranks || c->strategy.gathering != list[i].gathering
             || c->strategy.grad_sum != list[i].sum)
-            fail_msg("case %zu: %d ranks, keep_weights %d, sum %d", i, c->strategy.shard_ranks, c->strategy.keep_weights,
+            fail_msg("case %zu: %d ranks, gathering %d, sum %d", i, c->strategy.shard_ranks, c->strategy.gathering,
                      (int)c->strategy.grad_sum);
         config_free(c);
     }

@@ -98,6 +98,14 @@ static void touch_codes(Tensor t)
     touch_tensor(t, true);
 }
 
+static void touch_groups(Nf4 x, int cols)
+{
+    size_t count = 0;
+    for (int i = 0; i < x.num_parts; i++)
+        count += nf4_groups((size_t)x.rows[i], (size_t)cols);
+    touch(x.group, count * sizeof *x.group, false);
+}
+
 /* A maximum that is handed on must be that of what is there now. */
 static void check_maximum(Tensor x, const float *amax)
 {
@@ -178,6 +186,7 @@ OP(cross_entropy,        (Tensor x, float *l, float *z, const int *t, int v, flo
    W(x))
 OP(cross_entropy_codes,  (Tensor g, float a, Tensor x, float *l, float *z, const int *t, int v, float s, float w),
    (g, a, x, l, z, t, v, s, w), R(x), W(g))
+OP(nf4_dequantize,       (Tensor y, Nf4 x), (y, x), touch_groups(x, y.cols), touch_codes(y))
 OP(sum_squares,          (float *out, Tensor x), (out, x), R(x), touch(out, sizeof *out, true))
 OP(find_not_finite,      (int *found, Tensor x, bool n), (found, x, n), R(x), touch(found, sizeof *found, true))
 OP(adamw,                (Tensor w, Tensor m, Tensor v, Tensor g, AdamW a, uint64_t f), (w, m, v, g, a, f), R(g), W(m), W(v), W(w))
@@ -223,10 +232,8 @@ static void micro_batch(Model *m, Fsdp *f, Pass pass)
 }
 
 /* As train.c goes, with an evaluation in between. */
-static void train(const char *recipe, SmallModel a, char *trainable, bool fp8_head, Strategy strategy)
+static void train(const char *recipe, ModelConfig m, char *trainable, bool fp8_head, Strategy strategy)
 {
-    ModelConfig m = architecture(a);
-    m.n_layers = 3;
     Config c;
     Model model = { 0 };
     Fsdp fsdp = { 0 };
@@ -255,24 +262,29 @@ static void train(const char *recipe, SmallModel a, char *trainable, bool fp8_he
     }
     model_free(&model, &fsdp);
     if (*problem)
-        fail_msg("%s, %s, groups of %d, keep_weights %d, grad_sum %d: %s", recipe, architecture_name(a), strategy.shard_ranks,
-                 strategy.keep_weights, strategy.grad_sum, problem);
+        fail_msg("%s, groups of %d, gathering %d, grad_sum %d: %s", recipe, strategy.shard_ranks, strategy.gathering,
+                 strategy.grad_sum, problem);
 }
 
 static void test_every_strategy(void **state)
 {
     (void)state;
-    static const struct { const char *recipe; SmallModel a; char *trainable; bool fp8_head; } runs[] = {
+    static const struct { const char *recipe; SmallModel a; char *trainable; bool fp8_head, adapters; BaseFormat base; } runs[] = {
         { "bf16", LLAMA_GQA }, { "fp8", OLMO2 }, { "coat", LLAMA }, { "coat-lean", LLAMA_GQA, NULL, true }, { "coat", OLMO3 },
         { "bf16", QWEN3 },
         { "bf16", LLAMA_GQA, "*.mlp.*" }, { "coat", LLAMA, "*.self_attn.*", true }, { "fp8", OLMO2, "model.layers.1.*" },
+        { "bf16", LLAMA_GQA, .adapters = true, .base = BASE_NF4 }, { "coat-lean", LLAMA, .adapters = true, .base = BASE_E4M3 },
     };
-    for (size_t r = 0; r < sizeof runs / sizeof *runs; r++)
+    for (int r = 0; r < (int)(sizeof runs / sizeof *runs); r++) {
+        ModelConfig m = architecture(runs[r].a);
+        m.n_layers = 3;
+        if (runs[r].adapters)
+            m = with_adapters(m, 4, ALL_MODULES, runs[r].base);
         for (int ranks = 1; ranks <= comm_size(); ranks *= 2)
-            for (int keep = 0; keep < 2; keep++)
-                for (int sum = 0; sum < 2; sum++)
-                    train(runs[r].recipe, runs[r].a, runs[r].trainable, runs[r].fp8_head,
-                          (Strategy){ ranks, keep, sum ? SUM_ONCE : SUM_OFTEN });
+            for (int keep = 0; keep < 2; keep++)        /* the memory of weights is none of gradients' */
+                train(runs[r].recipe, m, runs[r].trainable, runs[r].fp8_head,
+                      (Strategy){ ranks, keep ? GATHER_ONCE : GATHER_OFTEN, (keep + r) % 2 ? SUM_ONCE : SUM_OFTEN });
+    }
 }
 
 /* The watch itself: a gather that the computation does not wait for. */

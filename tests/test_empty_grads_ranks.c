@@ -9,8 +9,10 @@
 
 enum { MICRO = 2, MOST_PARTS = 3, MAX_UNITS = 5, SOME_MODULES = 1 << LORA_K | 1 << LORA_UP | 1 << LORA_DOWN };
 
-static const Strategy strategies[] = { { 1, false, SUM_OFTEN },   { 4, false, SUM_OFTEN }, { 4, false, SUM_ONCE },
-                                       { 4, true, SUM_OFTEN },    { 2, false, SUM_OFTEN }, { 2, true, SUM_ONCE } };
+static const Strategy strategies[] = {
+    { 1, GATHER_OFTEN, SUM_OFTEN }, { 4, GATHER_OFTEN, SUM_OFTEN }, { 4, GATHER_OFTEN, SUM_ONCE },
+    { 4, GATHER_ONCE, SUM_OFTEN },  { 2, GATHER_OFTEN, SUM_OFTEN }, { 2, GATHER_ONCE, SUM_ONCE },
+};
 
 static const struct { const char *recipe; SmallModel model; char *trainable; unsigned modules; bool head; } cases[] = {
     { "f32", LLAMA },      { "bf16", OLMO2 },      { "fp8", LLAMA_GQA },      { "fp8-lm", QWEN3, .head = true },
@@ -118,8 +120,8 @@ static void test_steps(void **state)
             char what[128];
             Run r;
             open_run(&r, (int)i, strategy);
-            snprintf(what, sizeof what, "%s, %s, case %zu, groups of %d, keep_weights %d, grad_sum %d", cases[i].recipe,
-                     architecture_name(cases[i].model), i, strategy.shard_ranks, strategy.keep_weights, strategy.grad_sum);
+            snprintf(what, sizeof what, "%s, %s, case %zu, groups of %d, gathering %d, grad_sum %d", cases[i].recipe,
+                     architecture_name(cases[i].model), i, strategy.shard_ranks, strategy.gathering, strategy.grad_sum);
             check_case(&r, what);
             release();
             model_free(&r.model, &r.fsdp);

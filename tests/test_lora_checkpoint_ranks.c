@@ -21,14 +21,14 @@ static const struct {
     const char *recipe, *optimizer;
     BaseFormat  base;
     int         groups;
-    bool        keep_weights;
+    Gathering   gathering;
     GradSum     sum;
 } rows[] = {
-    { LLAMA, "f32", "adamw", BASE_AS_FROZEN, 1, false, SUM_OFTEN },
-    { MISTRAL, "coat", "adamw", BASE_AS_FROZEN, 1, true, SUM_OFTEN },
-    { OLMO2, "coat-lean", "adamw", BASE_E4M3, 1, false, SUM_ONCE },
-    { LLAMA_GQA, "bf16", "adamw8bit", BASE_NF4, 2, false, SUM_OFTEN },
-    { OLMO3, "coat-lean", "adamw", BASE_NF4, 0, false, SUM_ONCE },              /* 0: a group per rank */
+    { LLAMA, "f32", "adamw", BASE_AS_FROZEN, 1, GATHER_OFTEN, SUM_OFTEN },
+    { MISTRAL, "coat", "adamw", BASE_AS_FROZEN, 1, GATHER_ONCE, SUM_OFTEN },
+    { OLMO2, "coat-lean", "adamw", BASE_E4M3, 1, GATHER_OFTEN, SUM_ONCE },
+    { LLAMA_GQA, "bf16", "adamw8bit", BASE_NF4, 2, GATHER_OFTEN, SUM_OFTEN },
+    { OLMO3, "coat-lean", "adamw", BASE_NF4, 0, GATHER_OFTEN, SUM_ONCE },              /* 0: a group per rank */
 };
 enum { ROWS = sizeof rows / sizeof rows[0] };
 
@@ -59,7 +59,7 @@ static void open_run(Run *r, int row, bool adapted)
     model_config(&r->config, &r->m, rows[row].recipe, 1);
     r->config.optimizer.name = (char *)rows[row].optimizer;
     r->config.global_train_batch_size = BATCH;
-    r->config.strategy = (Strategy){ comm_size() / groups, rows[row].keep_weights, rows[row].sum };
+    r->config.strategy = (Strategy){ comm_size() / groups, rows[row].gathering, rows[row].sum };
     r->config.save_folder = strdup(path_of(row, adapted ? "" : "base"));
     r->config.save_num_checkpoints_to_keep = -1;
     r->config.text = "run_name: test\n";

@@ -15,10 +15,10 @@
 
 enum { BATCH = 4, MICRO = 1, STEPS = 2, UNITS = 4, RANK = 6 };
 
-static const struct { const char *name; int groups; bool keep_weights; GradSum sum; } strategies[] = {
-    { "FULL_SHARD, sums per micro-batch", 1, false, SUM_OFTEN }, { "FULL_SHARD, sums per step", 1, false, SUM_ONCE },
-    { "SHARD_GRAD_OP", 1, true, SUM_OFTEN },                     { "HYBRID_SHARD", 2, false, SUM_OFTEN },
-    { "NO_SHARD", 0, false, SUM_ONCE },                          /* 0: a group per rank */
+static const struct { const char *name; int groups; Gathering gathering; GradSum sum; } strategies[] = {
+    { "FULL_SHARD, sums per micro-batch", 1, GATHER_OFTEN, SUM_OFTEN }, { "FULL_SHARD, sums per step", 1, GATHER_OFTEN, SUM_ONCE },
+    { "SHARD_GRAD_OP", 1, GATHER_ONCE, SUM_OFTEN },                     { "HYBRID_SHARD", 2, GATHER_OFTEN, SUM_OFTEN },
+    { "NO_SHARD", 0, GATHER_OFTEN, SUM_ONCE },                          /* 0: a group per rank */
 };
 enum { SOME = 1 << LORA_K | 1 << LORA_O | 1 << LORA_UP, NUM_STRATEGIES = sizeof strategies / sizeof strategies[0] };
 
@@ -39,7 +39,7 @@ static void open_run(Run *r, const ModelConfig *m, const char *recipe, int strat
     *r = (Run){ 0 };
     model_config(&r->config, m, recipe, MICRO);
     r->config.global_train_batch_size = BATCH;
-    r->config.strategy = (Strategy){ comm_size() / groups, strategies[strategy].keep_weights, strategies[strategy].sum };
+    r->config.strategy = (Strategy){ comm_size() / groups, strategies[strategy].gathering, strategies[strategy].sum };
     r->config.save_folder = folder;
     r->config.save_num_checkpoints_to_keep = -1;
     r->config.text = "run_name: test\n";
@@ -198,7 +198,8 @@ static void test_strategies(void **state)
     (void)state;
     for (int s = 0; s < NUM_STRATEGIES; s++) {
         const int groups = strategies[s].groups ? strategies[s].groups : comm_size();
-        const bool new = comm_size() > 1 || s == 0 || strategies[s].keep_weights;   /* one rank: the others are as the first */
+        /* On one rank the others are as the first. */
+        const bool new = comm_size() > 1 || s == 0 || strategies[s].gathering == GATHER_ONCE;
         for (int c = 0; c < NUM_CASES && new && comm_size() % groups == 0; c++)
             if (is_chosen(c, s))
                 check_case(c, s);

@@ -1,5 +1,5 @@
-/* Columns of the table of recipes that no recipe there sets otherwise than the first: the head's gradient in FP8, and scales of the
- * step. What formats explain: test_recipes.c. */
+/* The columns that make COAT's recipes faster than COAT: the head's gradient in FP8, and scales of the step. What formats explain:
+ * test_recipes.c. */
 #include "tests/recipe_runs.h"
 
 /* The head's backward in FP8, in chunks of so many of 64 tokens: its two GEMMs read E5M2 and E4M3, which adds their squares to what

@@ -32,10 +32,10 @@ static const struct { SmallModel model; const char *patterns[3]; int count, firs
 };
 enum { NUM_CHOICES = sizeof choices / sizeof choices[0] };
 
-static const struct { const char *name; int groups; bool keep_weights; GradSum sum; } strategies[] = {
-    { "FULL_SHARD, sums per micro-batch", 1, false, SUM_OFTEN }, { "FULL_SHARD, sums per step", 1, false, SUM_ONCE },
-    { "SHARD_GRAD_OP", 1, true, SUM_OFTEN },                     { "HYBRID_SHARD", 2, false, SUM_OFTEN },
-    { "NO_SHARD", 0, false, SUM_ONCE },                          /* 0: a group per rank */
+static const struct { const char *name; int groups; Gathering gathering; GradSum sum; } strategies[] = {
+    { "FULL_SHARD, sums per micro-batch", 1, GATHER_OFTEN, SUM_OFTEN }, { "FULL_SHARD, sums per step", 1, GATHER_OFTEN, SUM_ONCE },
+    { "SHARD_GRAD_OP", 1, GATHER_ONCE, SUM_OFTEN },                     { "HYBRID_SHARD", 2, GATHER_OFTEN, SUM_OFTEN },
+    { "NO_SHARD", 0, GATHER_OFTEN, SUM_ONCE },                          /* 0: a group per rank */
 };
 enum { NUM_STRATEGIES = sizeof strategies / sizeof strategies[0] };
 
@@ -49,7 +49,7 @@ static void open_run(Run *r, int choice, int recipe, int strategy, bool all)
     r->config.recipe.keep = recipe_rows[recipe].keep;
     r->config.recipe.frozen = (Format){ recipe_rows[recipe].frozen, 0, false };
     r->config.global_train_batch_size = BATCH;
-    r->config.strategy = (Strategy){ comm_size() / groups, strategies[strategy].keep_weights, strategies[strategy].sum };
+    r->config.strategy = (Strategy){ comm_size() / groups, strategies[strategy].gathering, strategies[strategy].sum };
     r->config.trainable = (char **)choices[choice].patterns;
     r->config.num_trainable = all ? 0 : choices[choice].count;
     divide(r->config.strategy.shard_ranks);

@@ -156,16 +156,18 @@ static void test_other_columns(void **state)
     (void)state;
     make_first();
     in_folder("rm -rf copy; cp -r first copy; "
-              "sed -i 's/\"scales\": \"microbatch\"/\"scales\": \"step\"/; s/\"fast\": \"all\"/\"fast\": \"none\"/' "
+              "sed -i 's/\"scales\": \"step\"/\"scales\": \"microbatch\"/; s/\"fast\": \"all\"/\"fast\": \"none\"/' "
               "copy/step2/trainer.json");
     expect_status(go_on(1, "copy", "--format.fast=forward"), 0);
     expect_output("resume: format.fast forward, was none\n"
-                  "resume: format.scales microbatch, was step: --format.scales=step goes on as before\n");
+                  "resume: format.scales step, was microbatch: --format.scales=microbatch goes on as before\n");
     assert_null(strstr(strstr(strstr(output, "resume: ") + 1, "resume: ") + 1, "resume: "));
     in_folder("rm -rf copy; cp -r first copy; sed -i 's/\"format\": /\"unknown\": /' copy/step2/trainer.json; cp -r copy again");
-    expect_status(go_on(1, "copy", "--format.head=e5m2 --format.scales=step"), 0);
-    expect_output("resume: format.head e5m2, was bf16\nresume: format.scales step, was microbatch\n");
-    expect_status(go_on(1, "again", ""), 0);
+    expect_status(go_on(1, "copy", "--format.fast=none"), 0);
+    expect_output("resume: format.head e5m2, was bf16: --format.head=bf16 goes on as before\n"
+                  "resume: format.fast none, was all\n"
+                  "resume: format.scales step, was microbatch: --format.scales=microbatch goes on as before\n");
+    expect_status(go_on(1, "again", "--format.head=bf16 --format.scales=microbatch"), 0);
     assert_null(strstr(output, "resume: "));
 }
 

@@ -146,11 +146,13 @@ void comm_all_gather(void *whole, const void *part, size_t bytes)
 {
     const size_t most = 1 << 28;        /* MPI counts in int */
     const int W = comm_group_size(RANKS_SHARD);
+    char *own = (char *)whole + bytes * (size_t)comm_group_rank(RANKS_SHARD);
+    if (own != part)
+        device_copy(own, part, bytes);
     if (bytes <= most) {
-        MPI_Allgather(part, (int)bytes, MPI_BYTE, whole, (int)bytes, MPI_BYTE, comm_mpi(RANKS_SHARD));
+        MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, whole, (int)bytes, MPI_BYTE, comm_mpi(RANKS_SHARD));
         return;
     }
-    device_copy((char *)whole + bytes * (size_t)comm_group_rank(RANKS_SHARD), part, bytes);
     for (int r = 0; r < W; r++)
         for (size_t at = 0; at < bytes; at += most)
             MPI_Bcast((char *)whole + (size_t)r * bytes + at, (int)(bytes - at < most ? bytes - at : most), MPI_BYTE, r,

@@ -70,9 +70,14 @@ double device_peak_flops(DType d)
     return best;
 }
 
-size_t device_memory_total(void)
+static size_t memory_of_machine(void)
 {
     return (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+size_t device_memory_total(void)
+{
+    return memory_of_machine() / (size_t)comm_local_size();
 }
 
 size_t device_memory_used(void)
@@ -105,7 +110,7 @@ void *device_alloc(size_t bytes)
     if (!p)
         die("out of memory: %.2f GiB asked for, %.2f GiB of %.2f GiB are free; use a smaller model or micro-batch",
             (double)bytes / 0x1p30, (double)sysconf(_SC_AVPHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) / 0x1p30,
-            (double)device_memory_total() / 0x1p30);
+            (double)memory_of_machine() / 0x1p30);
     return memset(p, 0, rounded);
 }
 

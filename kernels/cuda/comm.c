@@ -172,6 +172,6 @@ void comm_all_gather(void *whole, const void *part, size_t bytes)
 {
     if (comm_group_size(RANKS_SHARD) > 1)
         NCCL_CHECK(ncclAllGather(part, whole, bytes, ncclUint8, gather, device_stream()));
-    else
+    else if (whole != part)
         device_copy(whole, part, bytes);
 }

@@ -463,9 +463,10 @@ static void check_strategy(Reader *r)
     if (r->s->fsdp.distributed == DDP || r->s->fsdp.distributed == SINGLE)
         r->s->fsdp.strategy = NO_SHARD;
     const ShardingStrategy strategy = r->s->fsdp.strategy;
+    const bool keeps = strategy == SHARD_GRAD_OP || strategy == HYBRID_SHARD_ZERO2;
     const int mode = r->s->fsdp.grad_sync_mode;
     r->s->c.strategy = (Strategy){ .shard_ranks = shard_ranks(r),
-                                   .keep_weights = strategy == SHARD_GRAD_OP || strategy == HYBRID_SHARD_ZERO2,
+                                   .gathering = keeps ? GATHER_ONCE : GATHER_ONCE_IF_FITS,
                                    .grad_sum = mode == NOT_GIVEN ? SUM_ONCE_IF_FITS : (GradSum)mode };
 }
 

@@ -396,7 +396,8 @@ const ConfigKey config_keys[] = {
            { "SHARD_GRAD_OP", SHARD_GRAD_OP }, { "NO_SHARD", NO_SHARD }, { "HYBRID_SHARD", HYBRID_SHARD },
            { "_HYBRID_SHARD_ZERO2", HYBRID_SHARD_ZERO2 }), X(fsdp.strategy),
            "what is cut over the ranks: weights, gradients and moments; not the weights in use; nothing; the first two "
-           "inside groups of ranks that are replicas of each other. With lora.base e4m3 SHARD_GRAD_OP on one GPU keeps what else "
+           "inside groups of ranks that are replicas of each other. FULL_SHARD and HYBRID_SHARD too gather the weights of as many "
+           "blocks as leave a fifth of the memory only once per step. With lora.base e4m3 SHARD_GRAD_OP on one GPU keeps what else "
            "backward makes of the base in every micro-batch: faster, for a byte per weight"),
     OPTION("fsdp.hybrid_sharding_num_model_replicas", INT, "null", 0, 1, MANY, X(fsdp.replicas),
            "groups of HYBRID_SHARD; null: one per host"),

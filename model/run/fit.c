@@ -9,29 +9,29 @@
 
 static const double GIB = 1 << 30;
 
-/* *once: whether gradients are summed over ranks once per step. */
-static double needed(const Config *c, bool *once)
+/* Devices may differ: every one must do. All ranks call. */
+static double smallest_device(const Config *c)
+{
+    double negative = -memory_of_device(c);
+    comm_max(&negative, 1);
+    return -negative;
+}
+
+double fit_needed(const Config *c)
 {
     Model m;
     Fsdp f;
     memory_plan(&m, &f, c);
     const double bytes = (double)model_planned_bytes(&m, &f) + memory_allowance(c);
-    *once = f.sum_once;
     model_free(&m, &f);
     return bytes;
-}
-
-double fit_needed(const Config *c)
-{
-    bool once;
-    return needed(c, &once);
 }
 
 static bool fits_with(const Config *c, int sequences)
 {
     Config other = *c;
     other.device_train_microbatch_size = sequences;
-    return fit_needed(&other) <= memory_of_device(c);
+    return fit_needed(&other) <= smallest_device(c);
 }
 
 static int sequences_of_rank(const Config *c)
@@ -75,8 +75,7 @@ static void print_largest(const Config *c, int largest)
 
 void fit_print(const Config *c)
 {
-    bool once;
-    const double bytes = needed(c, &once), device = memory_of_device(c);
+    const double bytes = fit_needed(c), device = smallest_device(c);
     const int largest = fit_largest(c);
     if (comm_rank() != 0)
         return;
@@ -87,6 +86,5 @@ void fit_print(const Config *c)
         printf(" on each of %d devices", c->ranks);
     if (memory_allowance(c) > 0)
         printf(", of which %.1f are for CUDA and its libraries", memory_allowance(c) / GIB);
-    puts(c->strategy.shard_ranks == 1 ? "" : once ? "; gradients summed over ranks once per step"
-                                                  : "; gradients summed over ranks with every micro-batch");
+    putchar('\n');
 }

@@ -1,4 +1,4 @@
-/* Whether a run fits the devices that it is meant for. */
+/* Whether a run fits the devices that it is meant for. All ranks call. */
 #pragma once
 #include "model/config.h"
 

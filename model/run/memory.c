@@ -30,35 +30,94 @@ double memory_allowance(const Config *c)
     return (ranks_of(c) > 1 ? 2.9 : 1.7) * (1 << 30);
 }
 
-/* A fifth of the memory is left to libraries and chance, of a small one what they take; with one micro-batch a step there is nothing
- * to gain. The ranks agree. */
-static bool fits(const Model *m, const Fsdp *f, const Config *c)
+static double bytes_of(const Config *c, Placement p)
 {
-    const double device = memory_of_device(c), planned = (double)model_planned_bytes(m, f);
-    double refused = planned > fmin(0.8 * device, device - memory_allowance(c)) || f->shards == 1
-                  || c->global_train_batch_size <= (long)c->device_train_microbatch_size * ranks_of(c);
-    comm_max(&refused, 1);
-    return !refused;
+    Model m;
+    Fsdp f;
+    model_plan(&m, &f, c, p);
+    const double bytes = (double)model_planned_bytes(&m, &f);
+    model_free(&m, &f);
+    return bytes;
 }
 
+/* Speed may have this much: a fifth is left to libraries and chance, of a small device what they take. */
+static double room(const Config *c)
+{
+    const double device = memory_of_device(c);
+    return fmin(0.8 * device, device - memory_allowance(c));
+}
+
+/* And of a device that others use too while this runs, no more than they leave. What libraries take may be in use by now. */
+static double room_beside_others(const Config *c)
+{
+    const double allowance = memory_allowance(c), used = c->dry_run || c->device_memory > 0 ? 0 : (double)device_memory_used();
+    return used > allowance ? fmin(room(c), memory_of_device(c) - used - allowance) : room(c);
+}
+
+static int least_of_ranks(int n)
+{
+    double negative = -n;
+    comm_max(&negative, 1);
+    return (int)-negative;
+}
+
+/* With one micro-batch a step there is nothing to gain. NOTE: when sums are made shows in their bits, which what else runs on the
+ * device must not change. */
+static bool sums_once(const Config *c, Placement p)
+{
+    const bool gains = p.shards > 1 && c->global_train_batch_size > (long)c->device_train_microbatch_size * ranks_of(c);
+    return least_of_ranks(gains && bytes_of(c, p) <= room(c));
+}
+
+/* Memory grows with each unit that is kept. */
+static int most_kept(const Config *c, Placement p, int units)
+{
+    const double most = room_beside_others(c);
+    int first = 0, last = p.shards > 1 ? units : 0;
+    while (first < last) {
+        p.kept = (first + last + 1) / 2;
+        if (bytes_of(c, p) <= most)
+            first = p.kept;
+        else
+            last = p.kept - 1;
+    }
+    return least_of_ranks(first);
+}
+
+/* The ranks agree on what depends on memory. */
 void memory_plan(Model *m, Fsdp *f, const Config *c)
 {
-    Placement p = { comm_group_size(RANKS_SHARD), comm_group_rank(RANKS_SHARD), c->strategy.grad_sum != SUM_OFTEN };
+    const int units = c->model.n_layers + 2;
+    const Strategy *s = &c->strategy;
+    Placement p = { comm_group_size(RANKS_SHARD), comm_group_rank(RANKS_SHARD), s->grad_sum != SUM_OFTEN,
+                    s->gathering == GATHER_ONCE ? units : 0 };
     if (c->dry_run) {           /* of ranks that may not be there; all have as much */
-        p.shards = c->strategy.shard_ranks;
+        p.shards = s->shard_ranks;
         p.rank = 0;
     }
+    if (s->grad_sum == SUM_ONCE_IF_FITS)
+        p.sum_once = sums_once(c, p);
+    if (s->gathering == GATHER_ONCE_IF_FITS)
+        p.kept = most_kept(c, p, units);
     model_plan(m, f, c, p);
-    if (c->strategy.grad_sum == SUM_ONCE_IF_FITS && !fits(m, f, c)) {
-        model_free(m, f);
-        p.sum_once = false;
-        model_plan(m, f, c, p);
-    }
 }
 
 static double gib(double bytes)
 {
     return bytes / (1 << 30);
+}
+
+static void print_sharding(const Model *m, const Fsdp *f)
+{
+    if (f->shards == 1)
+        return;
+    printf("shards of %d ranks: weights are gathered %s", f->shards,
+           f->kept == 0 ? "for each pass" : m->forward_only ? "once" : "once per step");
+    if (f->kept > 0 && f->kept < f->num_units)
+        printf(" in %d of %d units, for each pass in the others", f->kept, f->num_units);
+    if (!m->forward_only)
+        printf("; gradients are summed %s", f->sum_once ? "once per step" : "with every micro-batch");
+    putchar('\n');
 }
 
 /* Nothing is trained: what there is besides weights. */
@@ -70,6 +129,7 @@ static void print_forward_plan(const Model *m, const Fsdp *f, const Config *c, s
     if (b->cache > 0)
         printf(", keys and values of %d tokens %.3f", m->P, gib((double)b->cache));
     printf("; total %.3f of %.1f\n", gib((double)model_planned_bytes(m, f)), gib(memory_of_device(c)));
+    print_sharding(m, f);
 }
 
 static void print_optimizer(const Optimizer *o, const Recipe *r)
@@ -111,26 +171,17 @@ static void print_plan(const Model *m, const Fsdp *f, const Config *c)
            gib((double)master), frozen_text, gib(fsdp_weight_bytes(f)), gib(fsdp_grad_bytes(f)), gib(moments),
            gib((double)m->L * b->block),
            b->block / 1e3 / m->N, gib(b->work), gib(b->head), gib(model_planned_bytes(m, f)), gib(memory_of_device(c)));
+    print_sharding(m, f);
     printf("while a checkpoint is written, up to %.3f GiB of host memory besides\n",
            gib(master + moments + (c->model.lora.rank > 0 ? 0 : frozen)));
 }
 
-/* What the same run would take, changed to `other`. All ranks call. */
-static double bytes_of(const Config *other)
-{
-    Model m;
-    Fsdp f;
-    memory_plan(&m, &f, other);
-    const double bytes = (double)model_planned_bytes(&m, &f);
-    model_free(&m, &f);
-    return bytes;
-}
-
 void memory_print(const Model *m, const Fsdp *f, const Config *c)
 {
+    if (comm_rank() != 0)
+        return;
     if (m->forward_only) {
-        if (comm_rank() == 0)
-            print_plan(m, f, c);
+        print_plan(m, f, c);
         return;
     }
     Config classic = *c, whole = *c;
@@ -139,12 +190,14 @@ void memory_print(const Model *m, const Fsdp *f, const Config *c)
     classic.model.lora.base = BASE_AS_FROZEN;
     whole.num_trainable = whole.model.lora.rank = 0;
     whole.model.lora.base = BASE_AS_FROZEN;
-    const double bytes = bytes_of(&classic), all_trained = c->num_trainable > 0 || c->model.lora.rank > 0 ? bytes_of(&whole) : 0;
-    if (comm_rank() != 0)
-        return;
+    const Placement same = { f->shards, f->rank, f->sum_once, f->kept };
+    /* with much more to train there may be no room for what is only there because it fits */
+    const Placement frugal = { f->shards, f->rank, c->strategy.grad_sum == SUM_ONCE,
+                               c->strategy.gathering == GATHER_ONCE ? f->kept : 0 };
+    const double bytes = bytes_of(&classic, same);
     print_plan(m, f, c);
-    if (all_trained > 0)
-        printf("with all parameters trained it would be %.3f GiB\n", gib(all_trained));
+    if (c->num_trainable > 0 || c->model.lora.rank > 0)
+        printf("with all parameters trained it would be %.3f GiB\n", gib(bytes_of(&whole, frugal)));
     printf("recipe bf16, with f32 master weights and moments, would take %.3f GiB: %.2f times as much\n", gib(bytes),
            bytes / (double)model_planned_bytes(m, f));
 }

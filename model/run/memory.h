@@ -1,9 +1,10 @@
-/* What a run's memory is used for: the choice that the plan leaves open, and the plan in words. */
+/* What a run's memory is used for: the choices that the plan leaves open, and the plan in words. */
 #pragma once
 #include "model/plan.h"
 
 /* Plans this rank's part of the run. Where the configuration leaves it open when gradients are summed over ranks, they are summed
- * once per step if the whole gradients leave a fifth of the device's memory, and what libraries take. All ranks call.
+ * once per step if the whole gradients leave a fifth of the device's memory, and what libraries take. Then, where it is open when
+ * weights are gathered, those of as many units stay as leave as much and find room beside what else is in use. All ranks call.
  * A dry run is planned for the ranks and the memory that it was given. */
 void memory_plan (Model *m, Fsdp *f, const Config *c);
 

@@ -1,0 +1,261 @@
+/* Weights that stay gathered: as many units as have room, on every rank the same; whether they stay or are gathered for each pass
+ * changes no bit, and the trace says how often they are. On 1, 2 and 4 ranks. */
+#include <math.h>
+
+#include "kernels/trace.h"
+#include "model/run/fit.h"
+#include "model/run/memory.h"
+#include "model/update.h"
+#include "tests/kit.h"
+#include "tests/models.h"
+#include "tests/ranks.h"
+#include "tests/ranks_training.h"
+
+enum { LAYERS = 5, MICRO_BATCHES = 3 };     /* with two units that stay, block 1 does and 3 takes turns with 5 */
+
+/* modules: with adapters on these, beside a base that is stored so. How often a step and its evaluation gather a block: one that
+ * stays, and the lowest of a buffer that others use too. */
+enum { SOME_MODULES = 1 << LORA_Q | 1 << LORA_V | 1 << LORA_UP | 1 << LORA_DOWN };
+static const struct { const char *recipe; SmallModel model; unsigned modules; BaseFormat base; int once, lowest; } rows[] = {
+    { "bf16", OLMO2, 0, BASE_AS_FROZEN, 0, 1 + MICRO_BATCHES },
+    { "coat", OLMO, 0, BASE_AS_FROZEN, 1, 1 + MICRO_BATCHES },
+    { "coat-lean", LLAMA, ALL_MODULES, BASE_E4M3, 0, 1 + MICRO_BATCHES },
+    { "coat", OLMO3, SOME_MODULES, BASE_NF4, 1, 2 * MICRO_BATCHES },
+};
+enum { COAT = 1, NUM_ROWS = sizeof rows / sizeof rows[0] };
+
+typedef struct { Config config; Model model; Fsdp fsdp; } Run;
+typedef struct { double loss[2], norm[2]; } Curve;
+
+static void configure(Run *r, int row, Gathering gathering)
+{
+    ModelConfig m = architecture(rows[row].model);
+    m.d_model = 128;
+    m.head_dim = 32;
+    m.mlp_width = 160;
+    m.n_layers = LAYERS;
+    if (rows[row].modules)
+        m = with_adapters(m, 6, rows[row].modules, rows[row].base);
+    *r = (Run){ 0 };
+    model_config(&r->config, &m, rows[row].recipe, 1);
+    r->config.global_train_batch_size = 8;
+    r->config.strategy = (Strategy){ comm_size(), gathering, SUM_OFTEN };
+    divide(comm_size());
+}
+
+static void place(Run *r)
+{
+    memory_plan(&r->model, &r->fsdp, &r->config);
+    model_place(&r->model, &r->fsdp, &r->config);
+    fsdp_init(&r->fsdp, &r->config.model, 5);
+    test_fill_adapters(&r->fsdp, 6);
+}
+
+static void close_run(Run *r)
+{
+    model_free(&r->model, &r->fsdp);
+}
+
+/* ---- traces ------------------------------------------------------------------------------------------------ */
+
+static char folder[32], text[1 << 16];
+
+static void begin_trace(void)
+{
+    strcpy(folder, "/tmp/coat-trace-XXXXXX");
+    assert_non_null(mkdtemp(folder));
+    trace_open(folder, comm_rank());
+}
+
+/* Into `text`. */
+static void end_trace(void)
+{
+    char path[64];
+    trace_close();
+    snprintf(path, sizeof path, "%s/trace-rank%d.json", folder, comm_rank());
+    FILE *f = fopen(path, "r");
+    assert_non_null(f);
+    text[fread(text, 1, sizeof text - 1, f)] = '\0';
+    fclose(f);
+    unlink(path);
+    rmdir(folder);
+}
+
+/* A traced step: spans of all kinds in a file that is JSON, and waits that are not negative. */
+static void test_trace(void **state)
+{
+    (void)state;
+    Run r;
+    configure(&r, COAT, GATHER_OFTEN);
+    place(&r);
+    begin_trace();
+    for (int s = 0; s < 2; s++) {
+        trace_step(s, s == 1);
+        forward_backward(&r.model, &r.fsdp, &r.config, s, 2);
+        assert_true(trace_step_end() >= 0);
+    }
+    end_trace();
+    close_run(&r);
+    assert_non_null(strstr(text, "\"forward 1\""));
+    assert_non_null(strstr(text, "\"backward 3\""));
+    assert_non_null(strstr(text, "\"gather 3\""));
+    if (comm_size() > 1)
+        assert_non_null(strstr(text, "\"reduce 0\""));
+    assert_string_equal(text + strlen(text) - 2, "]\n");
+}
+
+/* ---- weights that stay ------------------------------------------------------------------------------------- */
+
+/* What a device needs for so many units that stay, and not for one block more. */
+static double needed(const Run *r, bool sum_once, int kept)
+{
+    Model m;
+    Fsdp f;
+    model_plan(&m, &f, &r->config, (Placement){ comm_size(), comm_rank(), sum_once, kept });
+    const double bytes = (double)model_planned_bytes(&m, &f);
+    model_free(&m, &f);
+    return bytes + 1 + memory_allowance(&r->config);
+}
+
+static void limit(Run *r, int kept)
+{
+    r->config.device_memory = 1;                            /* so that libraries are allowed for on a CPU too */
+    r->config.device_memory = needed(r, false, kept) / (1 << 30);
+}
+
+static int gathers(int unit)
+{
+    char name[32];
+    int count = 0;
+    snprintf(name, sizeof name, "\"gather %d\"", unit);
+    for (const char *at = text; (at = strstr(at, name)); at++)
+        count++;
+    return count;
+}
+
+/* Two steps, the second traced, with the loss of an evaluation behind each. */
+static Curve train_kept(Run *r)
+{
+    Curve c = { 0 };
+    static int tokens[4096];
+    assert_true(r->model.N <= 4096);
+    for (int n = 0; n < r->model.N; n++)
+        tokens[n] = test_token(7, (uint64_t)n, r->config.model.vocab_size);
+    begin_trace();
+    for (int s = 0; s < 2; s++) {
+        trace_step(s, s == 1);
+        forward_backward(&r->model, &r->fsdp, &r->config, s, MICRO_BATCHES);
+        c.norm[s] = optimizer_grad_norm(&r->fsdp);
+        optimizer_step(&r->fsdp, &r->config, s + 1, s + 1, 1e-2, 1);
+        trace_step_end();
+        model_losses(&r->model);
+        model_step(&r->model, &r->fsdp, tokens, tokens, NULL, 1, 0, PASS_FORWARD);
+        c.loss[s] = model_losses(&r->model).loss;
+    }
+    end_trace();
+    return c;
+}
+
+/* Whatever stays, the bits are those of weights that are gathered for each pass, and of these the lowest block of a buffer is still
+ * there when forward begins again, but with NF4 as backward reads it. What stays the evaluation has gathered; FP8 weights are
+ * transposed then, but those of a base once and for all. */
+static void test_kept(void **state)
+{
+    (void)state;
+    for (int i = 0; i < NUM_ROWS && comm_size() > 1; i++) {
+        Curve often;
+        for (int kept = 0; kept < 3; kept++) {
+            Run r;
+            configure(&r, i, (Gathering[]){ GATHER_OFTEN, GATHER_ONCE_IF_FITS, GATHER_ONCE }[kept]);
+            if (kept == 1)
+                limit(&r, 2);
+            place(&r);
+            assert_int_equal(r.fsdp.kept, ((int[]){ 0, 2, LAYERS + 2 })[kept]);
+            const Curve c = train_kept(&r);
+            for (int k = 0; k < 2; k++) {
+                const int found = gathers(1 + 2 * k);
+                const int expected = k < kept ? rows[i].once : k == kept ? rows[i].lowest : 2 * MICRO_BATCHES;
+                if (found != expected)
+                    fail_msg("%s, %d units stay: block %d is gathered %d times, expected %d", rows[i].recipe,
+                             r.fsdp.kept, 1 + 2 * k, found, expected);
+            }
+            close_run(&r);
+            if (kept == 0)
+                often = c;
+            check_same_bytes("with weights that stay", &c, &often, sizeof c);
+        }
+    }
+}
+
+static size_t total, used;          /* of a device, where a test says it */
+
+size_t __real_device_memory_total(void), __wrap_device_memory_total(void);
+size_t __wrap_device_memory_total(void)
+{
+    return total ? total : __real_device_memory_total();
+}
+
+size_t __real_device_memory_used(void), __wrap_device_memory_used(void);
+size_t __wrap_device_memory_used(void)
+{
+    return total ? used : __real_device_memory_used();
+}
+
+static int planned_to_keep(Run *r, bool *sums_once)
+{
+    memory_plan(&r->model, &r->fsdp, &r->config);
+    const int kept = r->fsdp.kept;
+    *sums_once = r->fsdp.sum_once;
+    close_run(r);
+    return kept;
+}
+
+/* Of ranks whose devices have room for different numbers of units, all keep the least; and so where others have taken the room, who
+ * change neither how gradients are summed nor what a dry run says. */
+static void test_agreement(void **state)
+{
+    (void)state;
+    bool once;
+    Run r;
+    configure(&r, COAT, GATHER_ONCE_IF_FITS);
+    limit(&r, comm_size() - comm_rank());
+    assert_int_equal(planned_to_keep(&r, &once), comm_size() > 1);
+
+    r.config.device_memory = 0;
+    r.config.strategy.grad_sum = SUM_ONCE_IF_FITS;
+    total = (size_t)1000 << 30;
+    used = 1;
+    assert_int_equal(planned_to_keep(&r, &once), comm_size() > 1 ? LAYERS + 2 : 0);
+    assert_int_equal(once, comm_size() > 1);
+    used = total - (size_t)needed(&r, true, comm_size() - comm_rank());
+    assert_int_equal(planned_to_keep(&r, &once), comm_size() > 1);
+    assert_int_equal(once, comm_size() > 1);
+    r.config.dry_run = true;
+    r.config.ranks = comm_size();
+    assert_int_equal(planned_to_keep(&r, &once), comm_size() > 1 ? LAYERS + 2 : 0);
+    total = 0;
+}
+
+/* A dry run of ranks whose devices differ is one for the smallest. */
+static void test_smallest_device(void **state)
+{
+    (void)state;
+    enum { SEQUENCES = 5, MORE = 3 };
+    Run r;
+    configure(&r, COAT, GATHER_OFTEN);
+    r.config.dry_run = true;
+    r.config.ranks = comm_size();
+    r.config.global_train_batch_size = 32 * comm_size();
+    r.config.device_memory = 1;
+    r.config.device_train_microbatch_size = SEQUENCES + MORE * (comm_size() - 1 - comm_rank());
+    r.config.device_memory = fit_needed(&r.config) / (1 << 30);
+    assert_int_equal(fit_largest(&r.config), SEQUENCES);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_trace), cmocka_unit_test(test_kept), cmocka_unit_test(test_agreement),
+                                        cmocka_unit_test(test_smallest_device) };
+    start_ranks(&argc, &argv);
+    return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
+}
