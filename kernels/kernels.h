@@ -191,6 +191,10 @@ void swiglu_forward (Tensor act, Tensor gate_up, Tensor wide, LowProduct product
 /* The same with act of wide [+ product] itself: it is saved, but that rounding touches nothing else. */
 void swiglu_forward_exact(Tensor act, Tensor gate_up, Tensor wide, LowProduct product);
 
+/* What matmul(wide, x, w) and then swiglu_forward_exact(act, gate_up, wide) do; where one kernel does both, wide is not written.
+ * x (N,C), w (2F,C). */
+void matmul_swiglu(Tensor act, Tensor gate_up, Tensor wide, Tensor x, Tensor w);
+
 /* dgate_up from dact [+ product]; may be the memory of gate_up, in FP8 its rows that of the codes, unless dgate_up has a range.
  * act, unless it is no tensor, is written again as in forward: in FP8 with the scale that it has, and its data or data_t may be
  * NULL: not written. It may be the memory of dact. */

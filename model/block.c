@@ -113,6 +113,16 @@ static LowProduct linear_apart(const Model *m, Linear l, Tensor y, Tensor x, con
     return a->low[l].data ? (LowProduct){ a->low[l], adapter_b(m, w, l) } : NO_PRODUCT;
 }
 
+/* From the MLP's input to act, by way of `wide`, which may stay unwritten. */
+static void linear_swiglu(const Model *m, const Unit *w, const Acts *a)
+{
+    const Tensor act = forward_operand(m, a->act);
+    if (m->recipe.forward == FROM_EXACT && !a->low[LINEAR_GATE_UP].data)
+        matmul_swiglu(act, a->gate_up, a->wide, a->h1, w->gate_up);
+    else
+        swiglu(m, act, a->gate_up, a->wide, linear_apart(m, LINEAR_GATE_UP, a->wide, a->h1, w, a));
+}
+
 static Tensor dlow(const Model *m, const Acts *a, Linear l)
 {
     return tensor_at(m->work.dlow.data, m->work.dlow.format, a->low[l].rows, a->low[l].cols);
@@ -207,8 +217,7 @@ void block_forward(const Model *m, const Unit *w, Acts *a, Acts *next)
     branch_out       (m, LINEAR_OUT, a->res1, a->att_op, w, a, a->res0, a->branch0, a->x0, a->stats0, w->norm0);
 
     branch_in        (m, a->h1, a->x1, a->stats1, a->res1, w->norm1);
-    product = linear_apart(m, LINEAR_GATE_UP, a->wide, a->h1, w, a);
-    swiglu           (m, forward_operand(m, a->act), a->gate_up, a->wide, product);
+    linear_swiglu    (m, w, a);
     branch_out       (m, LINEAR_DOWN, next->res0, a->act, w, a, a->res1, a->branch1, a->x1, a->stats1, w->norm1);
 }
 

@@ -23,7 +23,7 @@ typedef struct {
     Tensor att;        /* (N, H*D) ... as saved                                own           own, bf16                 */
     Tensor att_op;     /* (N, H*D) ... as GEMM operand                         = att         e4m3, shared (coat-lean: = att) */
     float *lse;        /* (B, H, T) log-sum-exp of the scores; see attention_forward                                   */
-    Tensor wide;       /* (N, 2F) [gate|up] as the GEMM writes it              = gate_up     shared                    */
+    Tensor wide;       /* (N, 2F) [gate|up] as the GEMM writes it, if it does  = gate_up     shared                    */
     Tensor gate_up;    /* (N, 2F) ... as saved                                 own           e4m3/16                   */
     Tensor act;        /* (N, F) silu(gate)*up, GEMM operand                   own           e4m3, shared              */
     Tensor low[NUM_LINEARS];   /* (N, P rank) of adapters: scale x A^T of each linear layer's input x; P: parts that have one */

@@ -14,7 +14,6 @@ typedef enum {
     FORWARD_ATTEND,         /* rope, attention                                             */
     FORWARD_OUT,            /* second GEMM                                                 */
     FORWARD_GATE_UP,        /* norm, third GEMM                                            */
-    FORWARD_SWIGLU,
     FORWARD_DOWN,           /* fourth GEMM                                                 */
     BACK_DOWN,              /* dact                                                        */
     BACK_SWIGLU,            /* dgate_up                                                    */

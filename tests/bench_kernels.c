@@ -336,6 +336,22 @@ static void bench_linear_fp8(const char *name, int N, int O, int C, bool adds, d
     release();
 }
 
+/* The same of gate and up with SwiGLU, within the range of act. */
+static void bench_matmul_swiglu(const Model *m)
+{
+    const int N = m->B * m->T, C = m->C, F = m->F;
+    Tensor source = make_normal(BF16_, N > 2 * F ? N : 2 * F, C, 1), x = make(E4M3_, N, C), w = make(E4M3_, 2 * F, C);
+    Tensor wide = make(BF16_, N, 2 * F), gate_up = make(E4M3_16, N, 2 * F), act = with_range(make(E4M3_, N, F));
+    source.rows = N, quantize(x, source);
+    source.rows = 2 * F, quantize(w, source);
+    matmul_accumulation(FAST_ALL);
+    matmul_swiglu(act, gate_up, wide, x, w);
+    operand_ranges(RANGES_KEPT);
+    TIME_FLOPS("in range: matmul_swiglu FP8", 4.0 * N * F * C, matmul_swiglu(act, gate_up, wide, x, w));
+    operand_ranges(RANGES_MEASURED);
+    release();
+}
+
 static void bench_linear(const char *name, int N, int O, int C, double times)
 {
     char label[64];
@@ -400,6 +416,7 @@ int main(int argc, char **argv)
     bench_linear("gate_up", N, 2 * m->F, m->C, 0);
     bench_linear("down", N, m->C, m->F, 0);
     bench_linear("head", m->chunk, m->V, m->C, chunks(m));
+    bench_matmul_swiglu(m);
     bench_linear_fp8("qkv", N, S, m->C, false, blocks(m));
     bench_linear_fp8("out", N, m->C, q, true, blocks(m));
     bench_linear_fp8("gate_up", N, 2 * m->F, m->C, false, blocks(m));

@@ -180,6 +180,7 @@ OP(attention_backward,   (Tensor dx, Tensor dy, Tensor x, Tensor y, const float 
    (dx, dy, x, y, l, a, d), R(dy), R(x), R(y), W(dx))
 OP(swiglu_forward,       (Tensor y, Tensor g, Tensor x, LowProduct p), (y, g, x, p), R(x), R(p.low), R(p.m.w), W(g), W(y))
 OP(swiglu_forward_exact, (Tensor y, Tensor g, Tensor x, LowProduct p), (y, g, x, p), R(x), R(p.low), R(p.m.w), W(g), W(y))
+OP(matmul_swiglu,        (Tensor y, Tensor g, Tensor wide, Tensor x, Tensor w), (y, g, wide, x, w), R(x), R(w), W(wide), W(g), W(y))
 OP(swiglu_backward,      (Tensor dg, Tensor y, Tensor dy, LowProduct p, Tensor g), (dg, y, dy, p, g),
    R(dy), R(p.low), R(p.m.w), R(g), W(y), W(dg))
 OP(cross_entropy,        (Tensor x, float *l, float *z, const int *t, int v, float s, float w, bool b), (x, l, z, t, v, s, w, b),

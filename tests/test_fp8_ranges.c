@@ -8,10 +8,10 @@
 static const Format H = { BF16, 0 }, E4 = { E4M3, 0 }, E5 = { E5M2, 0 }, E16 = { E4M3, 16 };
 static const Norm rms = { RMS_NORM, 1e-5f }, layer = { LAYER_NORM, 1e-5f };
 
-/* Inputs: (N,C), (N,2F), (N,F), (N,S). stats0: what backward of a norm reads. act has a scale. product, dproduct: of an adapter,
- * for wide and for dact. */
+/* Inputs: (N,C), (N,2F), (N,F), (N,S). stats0: what backward of a norm reads. act has a scale. x, up: operands of a GEMM, with few
+ * digits. product, dproduct: of an adapter, for wide and for dact. */
 static struct {
-    Tensor stream, saved, wide, gate_up, dact, dy, w, stats, stats0, act;
+    Tensor stream, saved, wide, gate_up, dact, dy, w, stats, stats0, act, x, up;
     Attention a;
     LowProduct product, dproduct;
 } in;
@@ -27,6 +27,14 @@ static void run_swiglu_exact(Tensor y) { swiglu_forward_exact(y, in.gate_up, in.
 static void run_swiglu_dense(Tensor y) { swiglu_forward(y, in.wide, in.wide, NO_PRODUCT); }
 static void run_swiglu_back (Tensor y) { swiglu_backward(y, NONE, in.dact, NO_PRODUCT, in.gate_up); }
 static void run_swiglu_again(Tensor y) { swiglu_backward(y, columns_of(in.act), in.dact, NO_PRODUCT, in.gate_up); }
+
+/* It may write wide. */
+static void run_matmul_swiglu(Tensor y)
+{
+    const void *wide = tensor_snapshot(in.wide);
+    matmul_swiglu(y, in.gate_up, in.wide, in.x, in.up);
+    tensor_restore(in.wide, wide);
+}
 
 /* They may overwrite what they add to. */
 static void run_swiglu_added(Tensor y)
@@ -81,7 +89,7 @@ static const Op ops[] = {
     { "norm-backward", run_norm_back, true, false, 1, 0 },
     { "swiglu", run_swiglu, false, false, 0, 1 },             { "swiglu-exact", run_swiglu_exact, false, false, 0, 1 },
     { "swiglu-dense", run_swiglu_dense, false, false, 0, 1 }, { "swiglu-backward", run_swiglu_back, true, false, 0, 2 },
-    { "swiglu-again", run_swiglu_again, true, false, 0, 2 },
+    { "swiglu-again", run_swiglu_again, true, false, 0, 2 },  { "matmul-swiglu", run_matmul_swiglu, false, false, 0, 1 },
     { "added-swiglu", run_swiglu_added, false, false, 0, 1 }, { "added-exact", run_swiglu_exact_added, false, false, 0, 1 },
     { "added-dense", run_swiglu_dense_added, false, false, 0, 1 }, { "added-backward", run_swiglu_back_added, true, false, 0, 2 },
     { "rope", run_rope, true, false, 1, 0 },                  { "rope-clip", run_rope_clip, true, false, 1, 0 },
@@ -104,6 +112,18 @@ static Tensor make_uneven(int rows, int cols, uint64_t seed, float size)
     return t;
 }
 
+/* E4M3 with a scale of size / 256. Products have 8 digits, so that tensor cores lose none of such a sum, in whichever order. */
+static Tensor make_round(int rows, int cols, uint64_t seed, float size)
+{
+    Tensor t = make(H, rows, cols), codes = make(E4, rows, cols);
+    float *x = keep(tensor_numel(t) * sizeof *x);
+    for (size_t i = 0; i < tensor_numel(t); i++)
+        x[i] = size * ((float)(random_bits(seed, i) % 15) - 7) / 4;
+    put(t, x);
+    quantize(codes, t);
+    return codes;
+}
+
 static void make_inputs(const Shape *s, float size)
 {
     const int N = s->N, C = 4 * s->width, T = N / 2;
@@ -117,6 +137,8 @@ static void make_inputs(const Shape *s, float size)
     in.stats = make_f32(N, 2);
     in.stats0 = make_f32(N, 2);
     in.act = make_operand(E4, N, s->F);
+    in.x = make_round(N, C, 10, size);
+    in.up = make_round(2 * s->F, C, 11, 0.125f);
     Tensor table = make_f32(T, s->width);
     float *angles = keep(tensor_numel(table) * sizeof *angles);
     for (size_t i = 0; i < tensor_numel(table); i++)
@@ -319,6 +341,30 @@ static void test_large(void **state)
     release();
 }
 
+/* More tiles than the GPU has multiprocessors, sums of many stages. With the transpose they are made by GEMM and SwiGLU apart. */
+static void test_large_matmul(void **state)
+{
+    (void)state;
+    const Shape s = { 2320, 324, 1024 };
+    const Op op = { "matmul-swiglu", run_matmul_swiglu, false, false, 0, 1 };
+    make_inputs(&s, 8);
+    const size_t codes = (size_t)s.N * (size_t)s.F;
+    Tensor y = make_operand(E4, s.N, s.F);
+    y.range = guarded(sizeof(float));
+    run_measured(&op, y);
+    const float amax = range_of(y), ranges[] = { amax, amax / 2, nextafterf(amax / 2, 0), amax / LARGE, 0 };
+    for (size_t i = 0; i < sizeof ranges / sizeof ranges[0]; i++) {
+        Tensor rows = make(E4, s.N, s.F), apart = in.gate_up;
+        rows.range = guarded(sizeof(float));
+        const void *expected = run_kept(&op, y, ranges[i]);
+        in.gate_up = make(E16, s.N, 2 * s.F);
+        check_same_bytes("codes", run_kept(&op, rows, ranges[i]), expected, codes);
+        check_same_bytes("saved", tensor_snapshot(in.gate_up), tensor_snapshot(apart), tensor_bytes(apart));
+        assert_true(operand_scale(rows) == operand_scale(y) && range_of(rows) == range_of(y));
+    }
+    release();
+}
+
 /* Where max|x| is known or the halves are called one by one, the range means the same. */
 static void test_halves(void **state)
 {
@@ -377,12 +423,15 @@ static void test_many(void **state)
     release();
 }
 
-int main(void)
+/* test_fp8_ranges [TEST] */
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_operations), cmocka_unit_test(test_norm_again), cmocka_unit_test(test_zeros),
-        cmocka_unit_test(test_not_finite), cmocka_unit_test(test_large), cmocka_unit_test(test_halves),
-        cmocka_unit_test(test_many),
+        cmocka_unit_test(test_not_finite), cmocka_unit_test(test_large), cmocka_unit_test(test_large_matmul),
+        cmocka_unit_test(test_halves), cmocka_unit_test(test_many),
     };
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests(tests, start_device, NULL);
 }

@@ -84,6 +84,7 @@ OP(attention_backward, (Tensor dx, Tensor dy, Tensor x, Tensor y, const float *l
    (dx, dy, x, y, l, a, d), 2, D(dx), scratch, D(dy), D(x), D(y), sums(l, a))
 OP(swiglu_forward, (Tensor y, Tensor g, Tensor x, LowProduct p), (y, g, x, p), 4, D(y), T(y), D(g), D(x), D(p.low))
 OP(swiglu_forward_exact, (Tensor y, Tensor g, Tensor x, LowProduct p), (y, g, x, p), 4, D(y), T(y), D(g), D(x), D(p.low))
+OP(matmul_swiglu, (Tensor y, Tensor g, Tensor h, Tensor x, Tensor w), (y, g, h, x, w), 4, D(y), T(y), D(g), D(h), D(x), D(w))
 OP(swiglu_backward, (Tensor dg, Tensor y, Tensor dy, LowProduct p, Tensor g), (dg, y, dy, p, g), 5, D(dg), T(dg), D(y), T(y), D(dy),
    D(g), D(p.low))
 OP(cross_entropy_codes, (Tensor g, float a, Tensor x, float *l, float *z, const int *t, int v, float s, float w),

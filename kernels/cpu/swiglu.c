@@ -48,6 +48,12 @@ void swiglu_forward_exact(Tensor act, Tensor gate_up, Tensor wide, LowProduct pr
     activate(act, wide);
 }
 
+void matmul_swiglu(Tensor act, Tensor gate_up, Tensor wide, Tensor x, Tensor w)
+{
+    matmul(wide, x, w, (Tensor){ 0 });
+    swiglu_forward_exact(act, gate_up, wide, (LowProduct){ 0 });
+}
+
 void swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, LowProduct product, Tensor gate_up)
 {
     const int N = dact.rows, F = dact.cols;

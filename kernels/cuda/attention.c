@@ -281,7 +281,7 @@ void attention_forward(Tensor y, float *lse, Tensor qkv, Attention a, Documents 
         attention_plain_forward(y, lse, qkv, a, docs);
         return;
     }
-    if (attention_sm90()) {
+    if (runs_on_hopper()) {
         attention_sm90_forward(y, lse, qkv, a, docs);
         return;
     }
@@ -308,7 +308,7 @@ void attention_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const floa
         attention_plain_backward(dqkv, dy, qkv, y, lse, a, docs);
         return;
     }
-    if (attention_sm90()) {
+    if (runs_on_hopper()) {
         attention_sm90_backward(dqkv, dy, qkv, y, lse, a, docs);
         return;
     }

@@ -7,48 +7,19 @@
 
 #include "kernels/cuda/attention_sm90.cuh"
 #include "kernels/cuda/attention_sm90_forward.cuh"
-
-/* TMA and wgmma code is for 9.0 alone, and only in programs that were compiled for "90a". */
-bool attention_sm90(void)
-{
-    int device, major, minor;
-    CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-    CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
-    return major == 9 && minor == 0 && strstr(image_architectures(), "90a");
-}
+#include "kernels/cuda/tensor_map.cuh"
 
 /* ---- what TMA and the kernels are told ---------------------------------------------------------------------- */
-
-typedef CUresult (*EncodeTiled)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *,
-                                const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
-                                CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
-/* The driver's function, without linking the driver's library. */
-static EncodeTiled find_encode(void)
-{
-    static void *function;
-    enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSuccess;
-    if (!function)
-        CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found));
-    if (!function || found != cudaDriverEntryPointSuccess)
-        die("attention: this NVIDIA driver has no cuTensorMapEncodeTiled; install one for CUDA 12 or later");
-    return (EncodeTiled)function;
-}
 
 /* Rows (N, heads * D) as (D, heads, N), in boxes of 64 columns of a head of some tokens; load_tile expects 64. */
 static CUtensorMap map_of(Tensor t, int D, int tokens)
 {
     const cuuint64_t dims[] = { (cuuint64_t)D, (cuuint64_t)(t.cols / D), (cuuint64_t)t.rows };
     const cuuint64_t strides[] = { (cuuint64_t)D * sizeof(bf16), (cuuint64_t)t.cols * sizeof(bf16) };
-    const cuuint32_t box[] = { 64, 1, (cuuint32_t)tokens }, every[] = { 1, 1, 1 };
+    const cuuint32_t box[] = { 64, 1, (cuuint32_t)tokens };
     CUtensorMap map;
-    const CUresult status = find_encode()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, t.data, dims, strides, box, every,
-                                          CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                          CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (status != CUDA_SUCCESS)
-        die("attention: cuTensorMapEncodeTiled refuses (%d, %d) with heads of width %d at %p: error %d", t.rows, t.cols, D,
-            t.data, (int)status);
+    if (!tensor_map(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, t.data, dims, strides, box))
+        die("attention: cuTensorMapEncodeTiled refuses (%d, %d) with heads of width %d at %p", t.rows, t.cols, D, t.data);
     return map;
 }
 

@@ -55,19 +55,6 @@ template <int D> struct alignas(1024) ForwardShared {
 
 static_assert(sizeof(ForwardShared<128>) + 1024 <= 227 * 1024, "shared memory of a thread block, aligned");
 
-/* Where whoever goes through the tiles is. */
-struct Ring {
-    int stage = 0, parity = 0;
-
-    __device__ Ring take()
-    {
-        const Ring now = *this;
-        if (++stage == STAGES)
-            stage = 0, parity ^= 1;
-        return now;
-    }
-};
-
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 template <int D> __device__ inline void init_barriers(ForwardShared<D> &s)
@@ -85,9 +72,9 @@ template <int D> __device__ inline void init_barriers(ForwardShared<D> &s)
 
 /* ---- moving data -------------------------------------------------------------------------------------------- */
 
-template <int D> __device__ inline void load_next(ForwardShared<D> &s, Ring &ring, const CUtensorMap *qkv, int head, int n)
+template <int D> __device__ inline void load_next(ForwardShared<D> &s, Ring<STAGES> &ring, const CUtensorMap *qkv, int head, int n)
 {
-    const Ring to = ring.take();
+    const Ring<STAGES> to = ring.take();
     barrier_wait(&s.empty[to.stage], to.parity ^ 1);
     barrier_expect(&s.full[to.stage], Tile<D>::KEY_BYTES);
     load_tile<D>(s.tile[to.stage], qkv, head, n, KEYS, &s.full[to.stage]);
@@ -96,7 +83,7 @@ template <int D> __device__ inline void load_next(ForwardShared<D> &s, Ring &rin
 /* One thread: takes items and fetches what they need. Values come one tile behind the keys. */
 template <int D> __device__ void load(ForwardShared<D> &s, const Forward &w, const CUtensorMap *qkv)
 {
-    Ring ring;
+    Ring<STAGES> ring;
     int head = -1, n = 0;                       /* of the values that are still to come */
     for (int i = 0;; i++) {
         const Item item = item_of(w, atomicAdd(w.ticket, 1));
@@ -307,7 +294,8 @@ template <int D> __device__ inline void begin(ForwardShared<D> &s, const Forward
 /* Starts the products of the next keys with the queries in `slot`, and of p with the values of the keys before. The warpgroups take
  * turns by named barriers 1 and 2: whoever has started arrives at the other's. */
 template <int D> __device__ inline void start_tile(ForwardShared<D> &s, float (&score)[KEYS / 2], float (&out)[D / 2],
-                                                   uint32_t (&p)[KEYS / 4], Ring keys, Ring values, int slot, int group, bool half)
+                                                   uint32_t (&p)[KEYS / 4], Ring<STAGES> keys, Ring<STAGES> values, int slot,
+                                                   int group, bool half)
 {
     barrier_wait(&s.full[keys.stage], keys.parity);
     named_barrier(1 + group, CONSUMERS);
@@ -324,7 +312,7 @@ template <int D> __device__ void consume(ForwardShared<D> &s, const Forward &w, 
     float out[D / 2] = {}, score[KEYS / 2], factor[2], end[2];
     uint32_t p[KEYS / 4];
     Rows rows;
-    Ring ring;
+    Ring<STAGES> ring;
     barrier_wait(&s.q_full[0], 0);
     Item item = s.item[0];
     if (item.head < 0)
@@ -344,7 +332,7 @@ template <int D> __device__ void consume(ForwardShared<D> &s, const Forward &w, 
                 break;
         }
         tile = last ? next.block : tile - 1;
-        const Ring keys = ring.take(), values = ring.take();
+        const Ring<STAGES> keys = ring.take(), values = ring.take();
         start_tile(s, score, out, p, keys, values, items & 1, group, half);
 
         products_wait<1>();

@@ -50,17 +50,21 @@ void *device_scratch(size_t bytes, int slot);
  * GPUs it was built for, as make's ARCH names them. */
 bool        image_found(void);
 const char *image_architectures(void);
+/* Whether what hopper.cuh has can be used: its code is for 9.0 alone, and only in programs that were compiled for "90a". */
+bool        runs_on_hopper(void);
 
 /* attention_plain.cu: attention in F32 arithmetic for any F32 or BF16 rows, D <= 256. */
 void attention_plain_forward (Tensor y, float *lse, Tensor qkv, Attention a, Documents docs);
 void attention_plain_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a,
                               Documents docs);
 
-/* attention_sm90.cu: whether this GPU and this program have the following; and that, of BF16 rows, D 64, 96 or 128, with lse as
- * cuDNN leaves it: (B, H, T), with documents (N, H). */
-bool attention_sm90(void);
+/* attention_sm90.cu, where the program runs_on_hopper: of BF16 rows, D 64, 96 or 128, with lse as cuDNN leaves it: (B, H, T), with
+ * documents (N, H). */
 void attention_sm90_forward (Tensor y, float *lse, Tensor qkv, Attention a, Documents docs);
 void attention_sm90_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a, Documents docs);
+
+/* matmul.c: whether FP8 GEMMs in forward add with short accumulators. */
+bool matmul_is_fast(void);
 
 /* matmul_row.cu: matmul of a single BF16 row with a BF16 w, arguments checked already; false: of others, and nothing is done. */
 bool matmul_row(Tensor y, Tensor x, Tensor w, Tensor add);

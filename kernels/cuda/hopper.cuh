@@ -3,7 +3,8 @@
  * threads issue them together and wait later.
  *
  * Tiles of BF16 lie in shared memory as panels of 64 columns: a row takes 128 bytes, rows follow each other, and the 16-byte
- * chunk c of row r is at place c ^ r % 8 (the "128-byte swizzle"). A tile starts at a multiple of 1024 bytes.
+ * chunk c of row r is at place c ^ r % 8 (the "128-byte swizzle"). A tile starts at a multiple of 1024 bytes. Of FP8 a panel has
+ * 128 columns.
  *
  * wgmma computes d (64, N) += a (64, 16) b (16, N). An operand "by rows" has its rows (of a) or columns (of b) as rows of the
  * tile, so that the sum runs along them; one "by columns" has the sum across the tile's rows. Lane l of warp w of the warpgroup
@@ -45,6 +46,15 @@ __device__ inline void barrier_arrive(Barrier *b)
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(shared_address(b)) : "memory");
 }
 
+/* The same at the barrier of that place in a block of the cluster, by its number. NOTE: this is enough behind reads that were
+ * waited for. What the thread stored need not be seen there; .release.cluster would wait for it. */
+__device__ inline void barrier_arrive_at(Barrier *b, int block)
+{
+    asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+                 "mbarrier.arrive.shared::cluster.b64 _, [there];\n}"
+                 :: "r"(shared_address(b)), "r"(block) : "memory");
+}
+
 /* Arrives and announces bytes that TMA will bring. */
 __device__ inline void barrier_expect(Barrier *b, int bytes)
 {
@@ -61,6 +71,12 @@ __device__ inline void barrier_wait(Barrier *b, int parity)
     while (!done);
 }
 
+/* All threads of a cluster. */
+__device__ inline void cluster_barrier()
+{
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+
 /* One arrival of a warp, for all that its lanes did before. */
 __device__ inline void barrier_arrive_warp(Barrier *b)
 {
@@ -68,6 +84,19 @@ __device__ inline void barrier_arrive_warp(Barrier *b)
     if (threadIdx.x % 32 == 0)
         barrier_arrive(b);
 }
+
+/* Where in a ring of stages somebody is, and the parity of the phase there. */
+template <int STAGES> struct Ring {
+    int stage = 0, parity = 0;
+
+    __device__ Ring take()
+    {
+        const Ring now = *this;
+        if (++stage == STAGES)
+            stage = 0, parity ^= 1;
+        return now;
+    }
+};
 
 /* Barrier 0 is __syncthreads's. */
 __device__ inline void named_barrier(int number, int threads)
@@ -104,6 +133,15 @@ __device__ inline void load_box(void *to, const CUtensorMap *map, int x, int y, 
 {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];"
                  :: "r"(shared_address(to)), "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(b)) : "memory");
+}
+
+/* The same of a tensor of five dimensions, from (x, 0, 0, 0, y) on: to that place in each block of the cluster that `blocks` has a
+ * bit for, with word to the barrier there. */
+__device__ inline void load_box_everywhere(void *to, const CUtensorMap *map, int x, int y, Barrier *b, uint16_t blocks)
+{
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+                 "[%0], [%1, {%2, %3, %3, %3, %4}], [%5], %6;"
+                 :: "r"(shared_address(to)), "l"(map), "r"(x), "r"(0), "r"(y), "r"(shared_address(b)), "h"(blocks) : "memory");
 }
 
 /* The same the other way; nothing is written outside the tensor. */
@@ -219,6 +257,11 @@ template <int N> __device__ inline void keep_in_place(uint32_t (&x)[N])
 #define NAMES_64 NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56," \
                  "%57,%58,%59,%60,%61,%62,%63"
 
+#define NAMES_128 NAMES_64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85" \
+                  ",%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105" \
+                  ",%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122" \
+                  ",%123,%124,%125,%126,%127"
+
 /* d = a b, or d += a b. A_COLUMNS, B_COLUMNS: that operand is by columns. */
 template <int A_COLUMNS, int B_COLUMNS> __device__ inline void product(float (&d)[32], uint32_t a, uint32_t b, bool add)
 {
@@ -232,6 +275,14 @@ template <int A_COLUMNS, int B_COLUMNS> __device__ inline void product(float (&d
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" NAMES_64 "}, "
                  "%64, %65, p, 1, 1, %67, %68;\n}"
                  : D32(d, 0), D32(d, 32) : "l"(descriptor(a)), "l"(descriptor(b)), "r"((int)add), "n"(A_COLUMNS), "n"(B_COLUMNS));
+}
+
+/* The same of E4M3, both by rows; 32 terms are 32 bytes. The tensor cores add in few bits. */
+__device__ inline void product_e4m3(float (&d)[128], uint32_t a, uint32_t b, bool add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n256k32.f32.e4m3.e4m3 {" NAMES_128 "}, %128, %129, p, 1, 1;\n}"
+                 : D32(d, 0), D32(d, 32), D32(d, 64), D32(d, 96) : "l"(descriptor(a)), "l"(descriptor(b)), "r"((int)add));
 }
 
 /* d += a b with a in registers, b by columns. */
@@ -251,6 +302,7 @@ __device__ inline void product_add(float (&d)[64], const uint32_t *a, uint32_t b
 #undef D32
 #undef NAMES_32
 #undef NAMES_64
+#undef NAMES_128
 
 /* ---- in a warp --------------------------------------------------------------------------------------------- */
 

@@ -1,4 +1,6 @@
 /* Which GPUs this program has code for. All .cu files are compiled for the same ones, so one kernel tells. */
+#include <string.h>
+
 #include "kernels/cuda/cuda.h"
 
 __global__ static void empty_kernel()
@@ -20,4 +22,13 @@ bool image_found(void)
 const char *image_architectures(void)
 {
     return ARCHITECTURES;
+}
+
+bool runs_on_hopper(void)
+{
+    int device, major, minor;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+    CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+    return major == 9 && minor == 0 && strstr(image_architectures(), "90a");
 }

@@ -56,6 +56,11 @@ void matmul_accumulation(FastAccumulation fast)
     fast_kinds = fast;
 }
 
+bool matmul_is_fast(void)
+{
+    return fast_kinds != FAST_NONE;
+}
+
 /* What an algorithm is chosen by. Zeroed before it is filled: compared with memcmp. */
 typedef struct {
     Kind  kind;
