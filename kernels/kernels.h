@@ -192,7 +192,7 @@ void swiglu_forward (Tensor act, Tensor gate_up, Tensor wide, LowProduct product
 void swiglu_forward_exact(Tensor act, Tensor gate_up, Tensor wide, LowProduct product);
 
 /* What matmul(wide, x, w) and then swiglu_forward_exact(act, gate_up, wide) do; where one kernel does both, wide is not written.
- * x (N,C), w (2F,C). */
+ * x (N,C), w (2F,C), act (N,F), gate_up and wide (N,2F). */
 void matmul_swiglu(Tensor act, Tensor gate_up, Tensor wide, Tensor x, Tensor w);
 
 /* dgate_up from dact [+ product]; may be the memory of gate_up, in FP8 its rows that of the codes, unless dgate_up has a range.

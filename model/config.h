@@ -90,8 +90,8 @@ typedef struct {
 /* When gradients are summed over a shard group: with every micro-batch, once per step, or once where memory allows. */
 typedef enum { SUM_OFTEN, SUM_ONCE, SUM_ONCE_IF_FITS } GradSum;
 
-/* When the weights of a shard group are gathered: for each pass that reads them, once per step, or once those of as many units as
- * memory allows. */
+/* When the weights of a shard group are gathered: for each pass that reads them; once per step; once per step in as many units as
+ * memory allows, and for each pass in the others. */
 typedef enum { GATHER_OFTEN, GATHER_ONCE, GATHER_ONCE_IF_FITS } Gathering;
 
 /* How units are spread over ranks (fsdp.h). */
@@ -111,7 +111,7 @@ typedef struct {
     uint64_t    seed;
     bool        dry_run;          /* print settings, memory plan and whether it fits, then stop */
     int         ranks;            /* of a dry run: those that are planned for; else 0 */
-    double      device_memory;    /* of a dry run: GiB of each device; 0: as the one here has */
+    double      device_memory;    /* GiB of each device that are planned for; 0: what the one here has */
     bool        eval_only;        /* evaluate, then stop: nothing is trained */
     char       *generate;         /* a file of prompts to continue, then stop; NULL: none */
     int         max_new_tokens;   /* of a continuation */

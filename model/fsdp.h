@@ -9,10 +9,11 @@
  * Each rank of a shard group owns one slice of every unit: of its master weights, accumulated gradients and moments; all
  * ranks at the same place of their groups hold the same. The strategies are the size of that group and two choices of
  * memory: of how many units the gathered weights stay until the optimizer has changed them, and whether gradients are
- * summed over ranks once per step or with every micro-batch. Without a wish both are as memory allows (run/memory.c).
+ * summed over ranks once per step or with every micro-batch. What the configuration leaves open is as memory allows
+ * (run/memory.c).
  *
  *   NO_SHARD        groups of 1           nothing to gather
- *   FULL_SHARD      one group of all      two blocks' weights at a time, but those that have room stay
+ *   FULL_SHARD      one group of all      two blocks' weights at a time; of as many units as have room they stay
  *                                         [FairScale; Zhao et al. 2023, PyTorch FSDP]
  *   SHARD_GRAD_OP   one group of all      weights stay                  [Rajbhandari et al. 2020, ZeRO-2]
  *   HYBRID_SHARD    a group per host, or of any size; gradients are summed over the replicas too

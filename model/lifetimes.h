@@ -13,7 +13,7 @@ typedef enum {
     FORWARD_QKV,            /* norm, first GEMM                                            */
     FORWARD_ATTEND,         /* rope, attention                                             */
     FORWARD_OUT,            /* second GEMM                                                 */
-    FORWARD_GATE_UP,        /* norm, third GEMM                                            */
+    FORWARD_GATE_UP,        /* norm, third GEMM, SwiGLU                                    */
     FORWARD_DOWN,           /* fourth GEMM                                                 */
     BACK_DOWN,              /* dact                                                        */
     BACK_SWIGLU,            /* dgate_up                                                    */

@@ -70,8 +70,8 @@ cuda_tests() {
     wait
 }
 
-# NOTE: a process under compute-sanitizer cannot fork, as tests of error messages do. What is left out is not ours: cuDNN's kernels,
-# and from racecheck cuBLASLt's (nvjet), which synchronize in ways that it does not see. In attention's kernels for 9.0 one lane
+# NOTE: a process under compute-sanitizer cannot fork, as tests of error messages do. memcheck leaves out cuDNN's kernels, racecheck
+# cuBLASLt's (nvjet), which synchronize in ways that it does not see: neither are ours. In attention's kernels for 9.0 one lane
 # arrives at a barrier for its warp, behind __syncwarp, and racecheck reports the other lanes' accesses, of which none is left on
 # the same shape where every lane arrives: attention's tests run under memcheck alone. A whole model under racecheck takes many
 # minutes and adds no kernel of ours.

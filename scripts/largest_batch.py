@@ -15,17 +15,22 @@ STEPS = 4
 MOST = 128      # sequences; of more micro-batches than that gradients are summed in another format
 
 
+def device_memory(options):
+    """What takes more memory for speed where there is some takes none beyond the limit."""
+    return f"--device_memory={options.limit * 1e9 / 2**30}"
+
+
 def command(options, recipe, ranks, batch, *more):
     return [*shlex.split(options.launch), "-n", str(ranks), options.train, options.config, f"--recipe={recipe}",
             f"--global_train_batch_size={ranks * batch}", f"--device_train_microbatch_size={batch}",
             "--save_num_checkpoints_to_keep=0", "--save_interval_unsharded=null", "--save_interval_ephemeral=null",
-            "--eval_interval=null", "--save_overwrite", *options.rest, *more]
+            "--eval_interval=null", "--save_overwrite", device_memory(options), *options.rest, *more]
 
 
 def planned(options, recipe, ranks):
     """Sequences, at least 1. The dry run has micro-batches of up to MOST in a step; gradients are summed as if it had one."""
     done = subprocess.run([options.train, options.config, f"--recipe={recipe}", *options.rest, "--dry_run", f"--ranks={ranks}",
-                           f"--device_memory={options.limit * 1e9 / 2**30}", f"--global_train_batch_size={ranks * MOST}",
+                           device_memory(options), f"--global_train_batch_size={ranks * MOST}",
                            "--device_train_microbatch_size=1", "--fsdp.grad_sync_mode=micro_batch"],
                           capture_output=True, text=True)
     found = re.search(r"largest micro-batch that fits: (none|\d+)", done.stdout)

@@ -428,6 +428,6 @@ int main(int argc, char **argv)
     bench_attention(&sliding, sliding.T / 2, 0);
     bench_documents(m, m->B * m->T >= 4096 ? m->B * m->T / 4096 : 1, m->B * m->T >= 4096 ? 4096 : m->T);
     bench_decoding(m);
-    print_step("coat", m->micro_batches * N);
+    print_step("coat with scales of the micro-batch and a BF16 head", m->micro_batches * N);
     return 0;
 }

@@ -233,14 +233,14 @@ static void micro_batch(Model *m, Fsdp *f, Pass pass)
 }
 
 /* As train.c goes, with an evaluation in between. */
-static void train(const char *recipe, ModelConfig m, char *trainable, bool fp8_head, Strategy strategy)
+static void train(const char *recipe, ModelConfig m, char *trainable, bool bf16_head, Strategy strategy)
 {
     Config c;
     Model model = { 0 };
     Fsdp fsdp = { 0 };
     model_config(&c, &m, recipe, 2);
-    if (fp8_head)
-        c.recipe.head = (Format){ E5M2, 0 };
+    if (bf16_head)
+        c.recipe.head = (Format){ BF16, 0 };
     c.strategy = strategy;
     c.trainable = &trainable;
     c.num_trainable = trainable != NULL;
@@ -270,7 +270,7 @@ static void train(const char *recipe, ModelConfig m, char *trainable, bool fp8_h
 static void test_every_strategy(void **state)
 {
     (void)state;
-    static const struct { const char *recipe; SmallModel a; char *trainable; bool fp8_head, adapters; BaseFormat base; } runs[] = {
+    static const struct { const char *recipe; SmallModel a; char *trainable; bool bf16_head, adapters; BaseFormat base; } runs[] = {
         { "bf16", LLAMA_GQA }, { "fp8", OLMO2 }, { "coat", LLAMA }, { "coat-lean", LLAMA_GQA, NULL, true }, { "coat", OLMO3 },
         { "bf16", QWEN3 },
         { "bf16", LLAMA_GQA, "*.mlp.*" }, { "coat", LLAMA, "*.self_attn.*", true }, { "fp8", OLMO2, "model.layers.1.*" },
@@ -283,7 +283,7 @@ static void test_every_strategy(void **state)
             m = with_adapters(m, 4, ALL_MODULES, runs[r].base);
         for (int ranks = 1; ranks <= comm_size(); ranks *= 2)
             for (int keep = 0; keep < 2; keep++)        /* the memory of weights is none of gradients' */
-                train(runs[r].recipe, m, runs[r].trainable, runs[r].fp8_head,
+                train(runs[r].recipe, m, runs[r].trainable, runs[r].bf16_head,
                       (Strategy){ ranks, keep ? GATHER_ONCE : GATHER_OFTEN, (keep + r) % 2 ? SUM_ONCE : SUM_OFTEN });
     }
 }

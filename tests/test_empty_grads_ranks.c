@@ -16,7 +16,7 @@ static const Strategy strategies[] = {
 
 static const struct { const char *recipe; SmallModel model; char *trainable; unsigned modules; bool head; } cases[] = {
     { "f32", LLAMA },      { "bf16", OLMO2 },      { "fp8", LLAMA_GQA },      { "fp8-lm", QWEN3, .head = true },
-    { "coat-act", OLMO3 }, { "coat-opt", OLMO },   { "coat", LLAMA, .head = true },      { "coat-lean", OLMO2 },
+    { "coat-act", OLMO3 }, { "coat-opt", OLMO },   { "coat", LLAMA },      { "coat-lean", OLMO2 },
     { "f32", LLAMA_GQA, "model.layers.*.mlp.*" },  { "bf16", OLMO2, "*norm*" },
     { "bf16", QWEN3, .modules = ALL_MODULES },     { "coat", OLMO, .modules = SOME_MODULES },
 };

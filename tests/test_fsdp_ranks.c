@@ -20,12 +20,13 @@ static const struct { const char *name; int groups; Gathering gathering; GradSum
 };
 enum { NUM_STRATEGIES = sizeof strategies / sizeof strategies[0] };
 
-/* drift: see check_curve; modules: with adapters on these, beside a base that is stored so; head: its gradients are in FP8 */
+/* drift: see check_curve; modules: with adapters on these, beside a base that is stored so; bf16_head: not the
+ * recipe's */
 enum { SOME_MODULES = 1 << LORA_Q | 1 << LORA_V | 1 << LORA_UP | 1 << LORA_DOWN };
-static const struct { const char *name; SmallModel model; double drift; unsigned modules; BaseFormat base; bool head; }
+static const struct { const char *name; SmallModel model; double drift; unsigned modules; BaseFormat base; bool bf16_head; }
     recipe_cases[] = {
     { "f32", LLAMA, 64 * U24 }, { "bf16", OLMO2, 0x1p-9 }, { "fp8", LLAMA_GQA, 0x1p-6 }, { "coat", OLMO, 0x1p-6 },
-    { "coat-lean", LLAMA_GQA, 0x1p-6, .head = true }, { "bf16", QWEN3, 0x1p-9 }, { "coat", OLMO3, 0x1p-6, .head = true },
+    { "coat-lean", LLAMA_GQA, 0x1p-6, .bf16_head = true }, { "bf16", QWEN3, 0x1p-9 }, { "coat", OLMO3, 0x1p-6, .bf16_head = true },
     { "bf16", OLMO, 0x1p-9, SOME_MODULES, BASE_AS_FROZEN },     { "fp8", OLMO2, 0x1p-6, ALL_MODULES, BASE_AS_FROZEN },
     { "bf16", QWEN3, 0x1p-9, SOME_MODULES, BASE_E4M3 },         { "coat-lean", LLAMA, 0x1p-6, ALL_MODULES, BASE_E4M3 },
     { "f32", LLAMA_GQA, 64 * U24, ALL_MODULES, BASE_NF4 },      { "coat", OLMO3, 0x1p-6, SOME_MODULES, BASE_NF4 },
@@ -58,8 +59,8 @@ static void open_run(Run *r, int recipe, Strategy strategy)
     const ModelConfig m = small(recipe);
     *r = (Run){ 0 };
     model_config(&r->config, &m, recipe_cases[recipe].name, MICRO);
-    if (recipe_cases[recipe].head)
-        r->config.recipe.head = (Format){ E5M2, 0 };
+    if (recipe_cases[recipe].bf16_head)
+        r->config.recipe.head = (Format){ BF16, 0 };
     r->config.global_train_batch_size = BATCH;
     r->config.strategy = strategy;
     divide(strategy.shard_ranks);

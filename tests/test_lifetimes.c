@@ -169,8 +169,7 @@ static void check(const ModelConfig *m, const char *recipe, Keep kept, bool obse
     model_config(&c, m, recipe, B);
     c.recipe.keep = kept;
     c.recipe.scales = scales;
-    if (fp8_head)
-        c.recipe.head = (Format){ E5M2, 0, false };
+    c.recipe.head = fp8_head ? (Format){ E5M2, 0, false } : c.recipe.stream;
     c.quant_stats_interval = observed;
     const Result apart = run(&c, APART);
     for (int i = AS_PLANNED; i < PLACEMENTS; i++) {

@@ -121,6 +121,18 @@ static void test_plan_without_data(void **state)
     expect_output("ranks is for --dry_run");
 }
 
+/* A run plans for as much memory as it is told: here for what libraries alone may take. */
+static void test_device_memory(void **state)
+{
+    (void)state;
+    if (most_ranks() < 2)
+        skip();
+    expect_status(train(2, "--max_duration=2 --save_folder=%s/ample", folder), 0);
+    expect_output("weights are gathered once per step; gradients are summed once per step");
+    expect_status(train(2, "--max_duration=2 --device_memory=2.9 --save_folder=%s/scarce", folder), 0);
+    expect_output("weights are gathered for each pass; gradients are summed with every micro-batch");
+}
+
 static int lines_of(const char *text)
 {
     int n = 0;
@@ -332,7 +344,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_resume), cmocka_unit_test(test_ranks_agree), cmocka_unit_test(test_resharding),
         cmocka_unit_test(test_loss_falls), cmocka_unit_test(test_not_finite),
-        cmocka_unit_test(test_plan_without_data), cmocka_unit_test(test_stop_in_epochs),
+        cmocka_unit_test(test_plan_without_data), cmocka_unit_test(test_device_memory),
+        cmocka_unit_test(test_stop_in_epochs),
         cmocka_unit_test(test_evaluation_without_labels), cmocka_unit_test(test_only_step), cmocka_unit_test(test_token_budget),
         cmocka_unit_test(test_epoch_budget), cmocka_unit_test(test_packed_epoch),
         cmocka_unit_test(test_error_alone), cmocka_unit_test(test_terminal), cmocka_unit_test(test_columns),

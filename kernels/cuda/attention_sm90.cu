@@ -3,7 +3,6 @@
  * share keys also rows of dk and dv in BF16, and two floats. */
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "kernels/cuda/attention_sm90.cuh"
 #include "kernels/cuda/attention_sm90_forward.cuh"

@@ -58,8 +58,8 @@ void attention_plain_forward (Tensor y, float *lse, Tensor qkv, Attention a, Doc
 void attention_plain_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a,
                               Documents docs);
 
-/* attention_sm90.cu, where the program runs_on_hopper: of BF16 rows, D 64, 96 or 128, with lse as cuDNN leaves it: (B, H, T), with
- * documents (N, H). */
+/* attention_sm90.cu, only where runs_on_hopper(): attention of BF16 rows, D 64, 96 or 128, with lse as cuDNN leaves it: (B, H, T),
+ * with documents (N, H). */
 void attention_sm90_forward (Tensor y, float *lse, Tensor qkv, Attention a, Documents docs);
 void attention_sm90_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a, Documents docs);
 

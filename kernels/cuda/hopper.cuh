@@ -3,8 +3,8 @@
  * threads issue them together and wait later.
  *
  * Tiles of BF16 lie in shared memory as panels of 64 columns: a row takes 128 bytes, rows follow each other, and the 16-byte
- * chunk c of row r is at place c ^ r % 8 (the "128-byte swizzle"). A tile starts at a multiple of 1024 bytes. Of FP8 a panel has
- * 128 columns.
+ * chunk c of row r is at place c ^ r % 8 (the "128-byte swizzle"). A tile starts at a multiple of 1024 bytes. Panels of FP8
+ * have 128 columns.
  *
  * wgmma computes d (64, N) += a (64, 16) b (16, N). An operand "by rows" has its rows (of a) or columns (of b) as rows of the
  * tile, so that the sum runs along them; one "by columns" has the sum across the tile's rows. Lane l of warp w of the warpgroup
@@ -46,8 +46,8 @@ __device__ inline void barrier_arrive(Barrier *b)
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(shared_address(b)) : "memory");
 }
 
-/* The same at the barrier of that place in a block of the cluster, by its number. NOTE: this is enough behind reads that were
- * waited for. What the thread stored need not be seen there; .release.cluster would wait for it. */
+/* Arrives at the barrier that has this one's place in a block of the cluster, by its number there. NOTE: enough behind reads that
+ * were waited for. What the thread stored need not be visible there, and .release.cluster would wait for it. */
 __device__ inline void barrier_arrive_at(Barrier *b, int block)
 {
     asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
@@ -144,7 +144,7 @@ __device__ inline void load_box_everywhere(void *to, const CUtensorMap *map, int
                  :: "r"(shared_address(to)), "l"(map), "r"(x), "r"(0), "r"(y), "r"(shared_address(b)), "h"(blocks) : "memory");
 }
 
-/* The same the other way; nothing is written outside the tensor. */
+/* load_box the other way; nothing is written outside the tensor. */
 __device__ inline void store_box(const CUtensorMap *map, int x, int y, int z, const void *from)
 {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];"

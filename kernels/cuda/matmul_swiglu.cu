@@ -1,10 +1,10 @@
 /* The first product of the MLP, with SwiGLU on its registers, for compute capability 9.0: what matmul writes in BF16, and
  * swiglu_forward_exact reads again, does not leave the chip. Bytes per element of act: 2.12 + 1 instead of 4 + 4 + 2.12 + 1.
  *
- * A tile is 128 tokens by 128 columns of gate and the same columns of up. Two blocks, a cluster, have tiles of the same columns at
- * a time: each fetches its own tokens, and gate or up for both. Of a block's three warpgroups two own 64 tokens each, with all sums
- * of a tile in registers, and the third moves data. When its sums are complete a thread holds them in BF16, and computes and stores
- * what comes of them while products of the next tile run.
+ * A tile is 128 tokens by 128 columns of gate and the same columns of up. Two blocks form a cluster and have tiles of the same
+ * columns at the same time: each fetches its own tokens, and gate or up for both. Of a block's three warpgroups two own 64 tokens
+ * each, with all sums of a tile in registers, and the third moves data. When its sums are complete a thread holds them in BF16, and
+ * computes and stores what comes of them while products of the next tile run.
  *
  * A thread's sums stand where wgmma puts them: of every eight columns it has two. So that it has 16 neighbours - a group of what
  * is saved, and 16 bytes of codes - rows of weights are fetched in another order: row 16t + 2j + c of 64 goes to place
@@ -52,7 +52,7 @@ __host__ __device__ int tiles_of(const Job &job)
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 constexpr int SUMS = 64 * 2 * COLUMNS / 128;    /* of a tile that a thread has */
-constexpr int TOGETHER = 8;                     /* pairs' tokens that pass by all weights together: they stay in the L2 cache */
+constexpr int TOGETHER = 8;     /* pairs of tiles of tokens that go through all columns together: they stay in the L2 cache */
 
 struct Place { int token, column; };
 
@@ -150,7 +150,7 @@ __device__ inline void store_whole_group(GroupOut out, size_t at, const float (&
     out.scale[at / 16] = scale;
 }
 
-/* Stores one of the PARTS of what is held, of 16 columns gate and up or act; raises m to the largest act. */
+/* Stores one of the PARTS of what is held: of 16 columns gate and up as saved, or act; raises m to the largest act. */
 __device__ inline void finish(float &m, const Held &held, int part, const Job &job, float inverse)
 {
     const int half = part / 2 % 2, below = part / 4, row = held.row + 8 * below;
@@ -256,7 +256,7 @@ bool map_tokens(CUtensorMap *map, Tensor x)
 }
 
 /* Behind a row's elements: c, t, j, and which 64 rows. NOTE: cuTensorMapEncodeTiled's documentation shows strides that only grow.
- * Drivers take these; whose refuses gets the two operations one by one. */
+ * Drivers take these too; where one refuses, the two operations run one after the other. */
 bool map_weights(CUtensorMap *map, Tensor w)
 {
     const cuuint64_t row = (cuuint64_t)w.cols, sizes[] = { row, 2, 4, 8, (cuuint64_t)w.rows / 64 };

@@ -23,11 +23,8 @@ void config_drop_data(Reader *r)
 void config_choose_ranks(Reader *r)
 {
     Config *c = &r->s->c;
-    static const char *const keys[] = { "ranks", "device_memory" };
-    for (int i = 0; i < 2 && !c->dry_run; i++)
-        if (config_given(r, keys[i]))
-            die("%s: %s is for --dry_run, which plans without what it plans for; mpirun -n starts ranks", config_where(r, keys[i]),
-                keys[i]);
+    if (!c->dry_run && config_given(r, "ranks"))
+        die("%s: ranks is for --dry_run, which plans without what it plans for; mpirun -n starts ranks", config_where(r, "ranks"));
     if (!c->dry_run)
         return;
     if (c->ranks == 0) {

@@ -63,7 +63,8 @@ const ConfigKey config_keys[] = {
            "generate: draw from the fewest most likely tokens that have this probability together"),
     OPTION("ranks", INT, "null", 0, 1, MANY, C(ranks), "dry_run: ranks to plan for; default: those that were started"),
     OPTION("device_memory", DOUBLE, "null", 0, TINY, 1e6, C(device_memory),
-           "dry_run: memory of each device in GiB (2^30 bytes), as nvidia-smi counts it; default: that of the device here"),
+           "memory of each device in GiB (2^30 bytes), as nvidia-smi counts it, that may be planned for, whatever others use; default: "
+           "that of the device here, as far as others leave it. dry_run: also of devices that are not here"),
 
     /* ---- numbers ---- */
     OTHER ("recipe", STRING, "null", X(recipe), "in which formats everything is stored; default: by `precision` or "
@@ -396,9 +397,9 @@ const ConfigKey config_keys[] = {
            { "SHARD_GRAD_OP", SHARD_GRAD_OP }, { "NO_SHARD", NO_SHARD }, { "HYBRID_SHARD", HYBRID_SHARD },
            { "_HYBRID_SHARD_ZERO2", HYBRID_SHARD_ZERO2 }), X(fsdp.strategy),
            "what is cut over the ranks: weights, gradients and moments; not the weights in use; nothing; the first two "
-           "inside groups of ranks that are replicas of each other. FULL_SHARD and HYBRID_SHARD too gather the weights of as many "
-           "blocks as leave a fifth of the memory only once per step. With lora.base e4m3 SHARD_GRAD_OP on one GPU keeps what else "
-           "backward makes of the base in every micro-batch: faster, for a byte per weight"),
+           "inside groups of ranks that are replicas of each other. FULL_SHARD and HYBRID_SHARD, too, gather weights only once per "
+           "step in as many blocks as fit while a fifth of the memory stays free (device_memory). With lora.base e4m3 SHARD_GRAD_OP "
+           "on one GPU keeps what else backward makes of the base in every micro-batch: faster, for a byte per weight"),
     OPTION("fsdp.hybrid_sharding_num_model_replicas", INT, "null", 0, 1, MANY, X(fsdp.replicas),
            "groups of HYBRID_SHARD; null: one per host"),
     WORD  ("fsdp.precision", CHOICE | SPENT, "null", WORDS({ "pure", FSDP_PURE }, { "mixed", FSDP_MIXED }),

@@ -12,7 +12,8 @@
 
 double memory_of_device(const Config *c)
 {
-    return c->device_memory > 0 ? c->device_memory * (1 << 30) : (double)device_memory_total();
+    const double given = c->device_memory * (1 << 30);
+    return given > 0 && (c->dry_run || given < (double)device_memory_total()) ? given : (double)device_memory_total();
 }
 
 static int ranks_of(const Config *c)
@@ -47,7 +48,8 @@ static double room(const Config *c)
     return fmin(0.8 * device, device - memory_allowance(c));
 }
 
-/* And of a device that others use too while this runs, no more than they leave. What libraries take may be in use by now. */
+/* The same, but no more than other programs leave on the device now. Of what is in use, as much as libraries take counts as this
+ * program's own. */
 static double room_beside_others(const Config *c)
 {
     const double allowance = memory_allowance(c), used = c->dry_run || c->device_memory > 0 ? 0 : (double)device_memory_used();
@@ -61,8 +63,8 @@ static int least_of_ranks(int n)
     return (int)-negative;
 }
 
-/* With one micro-batch a step there is nothing to gain. NOTE: when sums are made shows in their bits, which what else runs on the
- * device must not change. */
+/* With one micro-batch a step there is nothing to gain. NOTE: when gradients are summed changes their bits, so this must not
+ * depend on what else runs on the device. */
 static bool sums_once(const Config *c, Placement p)
 {
     const bool gains = p.shards > 1 && c->global_train_batch_size > (long)c->device_train_microbatch_size * ranks_of(c);

@@ -2,8 +2,8 @@
  *
  * An activation is measured when its block has run. Some memory is used again inside a block, so not everything can
  * be compared with its source. x0 of a pre-norm block (with the block's input, fetched before it ran), x1 of OLMo-2
- * (the branch output), gate_up (wide, which a step's first micro-batch has, unless an adapter's part is added to that while it is
- * read), att (mix) and att_op (att) are; the norm outputs h0, h1 and act are computed again in double from norm input, gate and up
+ * (the branch output), gate_up (wide, unless an adapter's part is added to that while it is read; the step's first
+ * micro-batch, which is measured here, always writes it), att (mix) and att_op (att) are; the norm outputs h0, h1 and act are computed again in double from norm input, gate and up
  * as stored; other x0 and x1, h of OLMo-2 and qkv have a source only where it has memory of its own. Without it there is no error,
  * and underflow is the share of all codes that are 0.
  *
