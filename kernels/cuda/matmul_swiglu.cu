@@ -184,20 +184,19 @@ __device__ void consume(Shared &s, const Job &job, int rank)
     Ring<STAGES> ring;
     for (int tile = blockIdx.x / PAIR; tile < tiles_of(job); tile += gridDim.x / PAIR) {
         Ring<STAGES> before = start_products(sum, s, ring, group, false);
+        const auto next_products = [&] {
+            const Ring<STAGES> at = start_products(sum, s, ring, group, true);
+            products_wait<1>();
+            leave(s, before);
+            before = at;
+        };
 #pragma unroll
         for (int part = 0; part < PARTS; part++) {
             finish(m, held, part, job, inverse);
-            const Ring<STAGES> at = start_products(sum, s, ring, group, true);
-            products_wait<1>();
-            leave(s, before);
-            before = at;
+            next_products();
         }
-        for (int k = (PARTS + 1) * DEPTH; k < job.C; k += DEPTH) {
-            const Ring<STAGES> at = start_products(sum, s, ring, group, true);
-            products_wait<1>();
-            leave(s, before);
-            before = at;
-        }
+        for (int k = (PARTS + 1) * DEPTH; k < job.C; k += DEPTH)
+            next_products();
         products_wait<0>();
         leave(s, before);
         keep_in_place(sum);

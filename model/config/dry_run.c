@@ -23,10 +23,12 @@ void config_drop_data(Reader *r)
 void config_choose_ranks(Reader *r)
 {
     Config *c = &r->s->c;
-    if (!c->dry_run && config_given(r, "ranks"))
-        die("%s: ranks is for --dry_run, which plans without what it plans for; mpirun -n starts ranks", config_where(r, "ranks"));
-    if (!c->dry_run)
+    if (!c->dry_run) {
+        if (config_given(r, "ranks"))
+            die("%s: ranks is for --dry_run, which plans without what it plans for; mpirun -n starts ranks",
+                config_where(r, "ranks"));
         return;
+    }
     if (c->ranks == 0) {
         c->ranks = r->world;
         return;
