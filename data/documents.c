@@ -48,7 +48,7 @@ static gzFile open_metadata(const Shard *s, const DataSpec *spec, const char *pa
     const bool regular = stat(path, &status) == 0 && S_ISREG(status.st_mode);
     gzFile f = regular ? gzopen(path, "rb") : NULL;
     if (!f)
-        die("%s: document_boundaries metadata reads %s for %s, but %s. Put it there (rows START,END as `dolma tokens` and "
+        die("%s: document_boundaries metadata reads %s for %s: %s. Put it there (rows START,END as `dolma tokens` and "
             "scripts/make_shards.py write them), or let documents end at model.eos_token_id: %s",
             s->key, path, s->path, regular || errno ? strerror(errno) : "it is no file", documents_by_eos(spec));
     gzbuffer(f, 1 << 18);

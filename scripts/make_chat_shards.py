@@ -232,7 +232,8 @@ def write_configuration(args, lines):
     command = f"./train {configuration(args)} --save_folder=runs/chat"
     with open(configuration(args), "x", encoding="utf-8") as file:
         print(f"# {command}", f"load_path: {json.dumps(args.model)}", USUAL, *lines, sep="\n", file=file)
-    print(f"\nto fine-tune:  {command}")
+    if os.path.exists(os.path.join(args.model, "config.json")):         # else the folder has a tokenizer alone
+        print(f"\nto fine-tune:  {command}")
 
 
 def main(arguments=None):

@@ -76,7 +76,7 @@ static void test_wrong_values(void **state)
         { NULL,            "eval_subset_num_batches: 0", "evaluates nothing", NULL },
         { NULL,            "save_overwrite: 3",    "expected true or false, found '3'", NULL },
         { "max_duration",  "max_duration: 2e9X",
-          "expected steps (100), tokens (2e9T) or epochs (1ep), found '2e9X'", NULL },
+          "expected steps (100), tokens (2e9T) or epochs (1ep), more than 0, found '2e9X'", NULL },
         { "max_duration",  "max_duration: 0",      "max_duration", NULL },
         { NULL,            "format: {saved: fp9}", "format.saved: expected f32, bf16", "found 'fp9'" },
         { NULL,            "format: {keep: some}", "format.keep: expected all|inputs|block", NULL },

@@ -220,7 +220,7 @@ static void test_errors(void **state)
     expect_error("[1, 2, 3, 4]\n", "--load_path=tests/golden/llama --model.max_sequence_length=4",
                  "prompts.jsonl:1: a prompt of 4 tokens; expected at most 3");
     expect_error("[1]\n", "--load_path=tests/golden/llama --eval_only", "generate and eval_only are two runs");
-    expect_error("[1]\n", "--recipe=f32", "is no configuration file");
+    expect_error("[1]\n", "--recipe=f32", "there is no model; --load_path=FOLDER names");
     assert_int_not_equal(finish(start_command("%s -n 1 %s/train configs/tiny.yaml --generate=%s --load_path=%s",
                                               setting("LAUNCH", "mpirun --oversubscribe"), setting("BUILD", "build/cpu"), prompts,
                                               prompts)), 0);

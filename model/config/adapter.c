@@ -62,7 +62,7 @@ static File open_file(const char *folder)
     if (!f.json && error.line < 1)
         die("%s: cannot be read: %s", f.path, error.text);
     if (!f.json)
-        die("%s:%d: %s", f.path, error.line, error.text);
+        die("%s:%d: not JSON: %s", f.path, error.line, error.text);
     const char *type = json_string_value(json_object_get(f.json, "peft_type"));
     if (!type || strcmp(type, "LORA") != 0)
         value_wrong_json(f.path, "peft_type", "\"LORA\"", json_object_get(f.json, "peft_type"));
@@ -75,18 +75,9 @@ static void close_file(File *f)
     free(f->path);
 }
 
-static bool holds(const char *folder, const char *name)
-{
-    struct stat status;
-    char *path = xasprintf("%s/%s", folder, name);
-    const bool found = stat(path, &status) == 0;
-    free(path);
-    return found;
-}
-
 bool adapter_is(const char *folder)
 {
-    return holds(folder, "adapter_config.json");
+    return config_holds(folder, "adapter_config.json");
 }
 
 char *adapter_base(const char *folder)
@@ -97,7 +88,7 @@ char *adapter_base(const char *folder)
         value_wrong_json(f.path, "base_model_name_or_path", "a text", value);
     const char *name = json_string_value(value);
     char *beside = name && *name && *name != '/' ? xasprintf("%s/%s", folder, name) : NULL;
-    const bool is_beside = beside && !holds(name, "config.json") && holds(beside, "config.json");
+    const bool is_beside = beside && !config_holds(name, "config.json") && config_holds(beside, "config.json");
     char *base = is_beside ? xstrdup(beside) : name && *name ? xstrdup(name) : NULL;
     free(beside);
     close_file(&f);

@@ -19,11 +19,6 @@ static void add(Lines *l, const char *name, const char *value)
     l->column = (fits ? l->column : 0) + 2 + n;
 }
 
-static bool is_list(int type)
-{
-    return type == PATHS || type == PATTERNS || type == NAMES;
-}
-
 /* There may be hundreds of shards. */
 static char *list_text(const char *place)
 {
@@ -36,7 +31,7 @@ static char *list_text(const char *place)
 
 static char *value_of(const void *base, const ConfigKey *k)
 {
-    if (is_list(k->type & TYPE_MASK))
+    if (value_is_list(k->type & TYPE_MASK))
         return list_text((const char *)base + k->place);
     return value_text(base, k);
 }

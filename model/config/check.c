@@ -340,9 +340,9 @@ static void check_batch(Reader *r)
     int share = batch / world, smaller = micro < share ? micro : share;
     while (share % smaller != 0)
         smaller--;
-    die("%s: global_train_batch_size %d gives each of %d ranks %d sequences, not a multiple of "
+    die("%s: global_train_batch_size %d gives each of %d rank%s %d sequences, not a multiple of "
         "device_train_microbatch_size %d; --device_train_microbatch_size=%d or --global_train_batch_size=%s would do",
-        place, batch, world, share, micro, smaller, batches);
+        place, batch, world, world == 1 ? "" : "s", share, micro, smaller, batches);
 }
 
 /* Gradients are summed in F32 where OLMo's precision says so, and where a sum has many terms: in BF16 it loses those below 2^-9
@@ -372,13 +372,13 @@ static double duration_in_units(const Config *c)
     return c->max_duration.steps * (c->scheduler.in_tokens ? tokens_per_step : 1);
 }
 
-/* Tokens of a micro-batch are counted by int, and so are sequences of all ranks. */
+/* Tokens of a micro-batch are counted by int, with room to round them up, and so are sequences of all ranks. */
 static void check_micro_batch(Reader *r)
 {
     const Config *c = &r->s->c;
     const int T = c->model.max_sequence_length;
-    if ((double)c->device_train_microbatch_size * T > INT_MAX)
-        die("%s: %d sequences of %d tokens exceed the 2^31 - 1 tokens that a micro-batch can have",
+    if ((double)c->device_train_microbatch_size * T > INT_MAX / 2)
+        die("%s: %d sequences of %d tokens exceed the 2^30 - 1 tokens that a micro-batch can have",
             config_where(r, "device_train_microbatch_size"), c->device_train_microbatch_size, T);
     if ((double)c->device_eval_batch_size * r->world > INT_MAX)
         die("%s: %d sequences on each of %d ranks exceed the 2^31 - 1 that a batch can have",

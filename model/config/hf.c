@@ -271,7 +271,7 @@ static void open_source(Source *s, const char *folder)
         die("%s: cannot be read: %s; load_path must be a folder written by save_pretrained or a checkpoint stepN",
             s->path, error.text);
     if (!s->json)
-        die("%s:%d: %s", s->path, error.line, error.text);
+        die("%s:%d: not JSON: %s", s->path, error.line, error.text);
     char *generation = xasprintf("%s/generation_config.json", folder);
     check_regular(generation);
     s->generation = json_load_file(generation, 0, NULL);        /* which not every folder has */

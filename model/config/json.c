@@ -38,6 +38,9 @@ void value_parse_json(void *base, const ConfigKey *k, const json_t *value, const
     if (type != BOOL && type != FLOAT && type != DOUBLE && x != floor(x))
         value_wrong_json(path, key, expected, value);
     value_set(base, k, x);
-    if (json_is_integer(value) && (type == LONG || type == U64))        /* beyond 2^53 a double would lose digits */
-        *(json_int_t *)((char *)base + k->place) = json_integer_value(value);
+    char *place = (char *)base + k->place;
+    if (json_is_integer(value) && type == LONG)         /* beyond 2^53 a double would lose digits */
+        *(long *)place = (long)json_integer_value(value);
+    else if (json_is_integer(value) && type == U64)
+        *(uint64_t *)place = (uint64_t)json_integer_value(value);
 }

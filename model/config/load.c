@@ -257,7 +257,7 @@ static void read_evaluator(Reader *r, YamlNode *n, FILE *downstream, FILE *remot
             value_free(&e, k);
 }
 
-void config_read_evaluators(Reader *r)
+static void read_evaluators(Reader *r)
 {
     YamlNode *list = yaml_find(r->root, "evaluators");
     if (list && (list->kind == YAML_MAP || (list->kind == YAML_SCALAR && list->text)))
@@ -349,7 +349,8 @@ static void print_value(FILE *f, const Settings *s, const Settings *follows, con
     free(other);
 }
 
-void config_write_text(Settings *s)
+/* Fills Config.text. */
+static void write_text(Settings *s)
 {
     size_t size;
     const char *previous = "";
@@ -439,7 +440,7 @@ Config *config_load(int argc, char **argv, int world, char *(*latest)(const char
     config_check_lora(&r, source, resumes);
     config_check_data(&r);
     config_check_run(&r);
-    config_read_evaluators(&r);
+    read_evaluators(&r);
     config_check_trainable(&r);
     free(source);
     fclose(r.notes);
@@ -448,7 +449,7 @@ Config *config_load(int argc, char **argv, int world, char *(*latest)(const char
     free(r.notes_text);
     s->c.changes = config_changes(&r, from_hf);
     yaml_free(r.root);
-    config_write_text(s);
+    write_text(s);
     return &s->c;
 }
 

@@ -27,17 +27,19 @@ YamlNode *config_without_file(void)
 
 void config_check_command_line(const Reader *r, const char *first)
 {
-    const bool data = config_given(r, "data.paths") || config_given(r, "data.datasets") || config_given(r, "dry_run")
-                   || config_given(r, "generate") || config_given(r, "eval_only");
-    if (!config_given(r, "load_path"))
-        die("'%s' is no configuration file; it comes first: ./train configs/tiny.yaml %s. A run without one fine-tunes a model "
-            "that save_pretrained wrote: it needs --load_path=FOLDER%s", first, first,
-            data ? "" : " and --data.paths='[shards/*.npy]'");
+    if (config_given(r, "load_path"))
+        return;
+    if (config_given(r, "generate") || config_given(r, "eval_only"))
+        die("%s: there is no model; --load_path=FOLDER names a checkpoint or a Hugging Face folder", first);
+    const bool data = config_given(r, "data.paths") || config_given(r, "data.datasets") || config_given(r, "dry_run");
+    die("'%s' is no configuration file; it comes first: ./train configs/tiny.yaml %s. A run without one fine-tunes a model "
+        "that save_pretrained wrote: it needs --load_path=FOLDER%s", first, first,
+        data ? "" : " and --data.paths='[shards/*.npy]'");
 }
 
 /* ---- what follows from the model -------------------------------------------------------------------------- */
 
-static bool holds(const char *folder, const char *name)
+bool config_holds(const char *folder, const char *name)
 {
     struct stat status;
     char *path = xasprintf("%s/%s", folder, name);
@@ -50,7 +52,7 @@ static bool holds(const char *folder, const char *name)
  * it. */
 char *config_trained_with(const char *folder, const char *key)
 {
-    if (!holds(folder, "trainer.json") || !holds(folder, "config.yaml"))
+    if (!config_holds(folder, "trainer.json") || !config_holds(folder, "config.yaml"))
         return NULL;
     char *path = xasprintf("%s/config.yaml", folder);
     check_regular(path);
@@ -176,15 +178,15 @@ static _Noreturn void say_file(const char *where, const char *path, const char *
 /* Returns if it is none that is known. `key`: what says where it is. */
 static void say_format(const char *where, const char *key, const char *folder)
 {
-    if (holds(folder, "pytorch_model.bin") || holds(folder, "pytorch_model.bin.index.json"))
+    if (config_holds(folder, "pytorch_model.bin") || config_holds(folder, "pytorch_model.bin.index.json"))
         say_transformers(where, "its weights are files of PyTorch", folder, "");
-    if (holds(folder, "consolidated.00.pth"))
+    if (config_holds(folder, "consolidated.00.pth"))
         say_meta(where, folder);
-    if (holds(folder, "model.pt"))
+    if (config_holds(folder, "model.pt"))
         say_olmo(where, folder);
-    if (holds(folder, "latest/config.json") || holds(folder, "latest/adapter_config.json"))
+    if (config_holds(folder, "latest/config.json") || config_holds(folder, "latest/adapter_config.json"))
         die("%s: this is the save_folder of a run; its newest checkpoint is --%s=%s/latest", where, key, folder);
-    if (holds(folder, "model_and_optim"))
+    if (config_holds(folder, "model_and_optim"))
         die("%s: this is a checkpoint of OLMo-core. Convert it with its src/examples/huggingface/convert_checkpoint_to_hf.py and "
             "load the result", where);
 }
@@ -204,9 +206,9 @@ static void check_folder(const char *where, const char *key, const char *folder)
 
 static void check_model(const char *where, const char *key, const char *load_path)
 {
-    const bool described = holds(load_path, "config.json") || holds(load_path, "trainer.json");
-    const bool weights = holds(load_path, "model.safetensors") || holds(load_path, "model.safetensors.index.json");
-    if (!described && holds(load_path, "config.yaml") && (weights || holds(load_path, "model.pt")))
+    const bool described = config_holds(load_path, "config.json") || config_holds(load_path, "trainer.json");
+    const bool weights = config_holds(load_path, "model.safetensors") || config_holds(load_path, "model.safetensors.index.json");
+    if (!described && config_holds(load_path, "config.yaml") && (weights || config_holds(load_path, "model.pt")))
         say_olmo(where, load_path);
     if (!weights)
         say_format(where, key, load_path);
@@ -214,9 +216,9 @@ static void check_model(const char *where, const char *key, const char *load_pat
 
 static void check_adapter(const char *where, const char *folder)
 {
-    if (holds(folder, "adapter_model.safetensors"))
+    if (config_holds(folder, "adapter_model.safetensors"))
         return;
-    if (holds(folder, "adapter_model.bin"))
+    if (config_holds(folder, "adapter_model.bin"))
         die("%s: its adapters are a file of PyTorch, and only safetensors are read. Save them anew with PEFT and load the result:\n"
             "  python3 -c \"from peft import AutoPeftModelForCausalLM as M; M.from_pretrained('%s').save_pretrained('OUTPUT')\"",
             where, folder);

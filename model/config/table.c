@@ -1,10 +1,10 @@
 /* The table of keys. Names, units and defaults are OLMo's (olmo/config.py) wherever OLMo has the key; where a default
  * of OLMo could not run here (dropout, biases) the key has the value that can. Keys of ours: recipe, format.*,
  * model.architecture, model.head_dim, model.sliding_window, model.layer_types and model.rope_scaling.* (Hugging Face's names, but
- * for OLMo-core's full_attn_layers_only), scheduler.t_decay, scheduler.warmup_fraction (OLMo-core's), spikes, loss_chunk,
- * quant_stats_interval, fsdp.grad_sync_mode, profile, timeout_seconds, tokenizer (a path), trainable, lora.*, dry_run, eval_only,
- * generate, max_new_tokens, temperature, top_p, samples.*, ranks, device_memory. Sections stand in the order in which the resolved
- * configuration shows them. */
+ * for OLMo-core's full_attn_layers_only), scheduler.t_decay, scheduler.warmup_fraction (OLMo-core's), data.packing,
+ * data.long_documents, data.document_boundaries, spikes, loss_chunk, quant_stats_interval, fsdp.grad_sync_mode, profile,
+ * timeout_seconds, tokenizer (a path), trainable, lora.*, dry_run, eval_only, generate, max_new_tokens, temperature, top_p,
+ * samples.*, ranks, device_memory. Sections stand in the order in which the resolved configuration shows them. */
 #include "model/config/table.h"
 
 #include <assert.h>
@@ -20,8 +20,14 @@
 #define WORD(name, type, fallback, words, place, help) { name, type, fallback, NOT_GIVEN, 0, 0, NULL, place, help, words }
 #define WORDS(...)                                       (const Word[]){ __VA_ARGS__, { NULL, 0 } }
 #define OTHER(name, type, fallback, place, help)         { name, type, fallback, NAN, 0, 0, NULL, place, help }
+#define COLUMN(name, formats, place, help)               { name, FORMAT | FOLLOWS, "null", NAN, 0, 0, formats, place, help }
 #define ONLY(name, choices, why)                         { name, FIXED, "null", NAN, 0, 0, choices, 0, why }
 #define NO_USE(name, silent, why)                        { name, UNUSED, "null", NAN, 0, 0, silent, 0, why }
+
+#define WIDE      "bf16 or f32"
+#define ONE_SCALE "f32, bf16, e4m3 or e5m2"
+#define GROUPS    "f32, bf16, e4m3, e5m2, or e4m3/16: groups of 16 that share a scale"
+#define MOMENT    "f32, bf16, or e4m3/128: groups of 128 that share a scale; e4m3/128+: expanded (COAT)"
 
 #define MANY   2147483647.0
 #define VOCAB  2147483520.0         /* the largest int that is a multiple of 128 */
@@ -48,7 +54,7 @@ const ConfigKey config_keys[] = {
     OTHER ("run_name", STRING, "run", C(run_name), "name of the run"),
     NUMBER("seed", U64, "6198", 0, LONGS, C(seed), "seed of initial weights and stochastic rounding"),
     OTHER ("dry_run", BOOL, "false", C(dry_run),
-           "print the memory plan and whether it fits, then stop; needs no data, and with device_memory no GPU"),
+           "print the memory plan and whether it fits, then stop, with 0 either way; needs no data, and with device_memory no GPU"),
     OTHER ("eval_only", BOOL, "false", C(eval_only),
            "print what the evaluators say of load_path, then stop; needs no data and writes nothing but, into a save_folder that "
            "is given, eval.jsonl; recipe, unless one is given: without a model section that of the checkpoint's run, else bf16"),
@@ -63,22 +69,22 @@ const ConfigKey config_keys[] = {
            "generate: draw from the fewest most likely tokens that have this probability together"),
     OPTION("ranks", INT, "null", 0, 1, MANY, C(ranks), "dry_run: ranks to plan for; default: those that were started"),
     OPTION("device_memory", DOUBLE, "null", 0, TINY, 1e6, C(device_memory),
-           "memory of each device in GiB (2^30 bytes), as nvidia-smi counts it, that may be planned for, whatever others use; default: "
-           "that of the device here, as far as others leave it. dry_run: also of devices that are not here"),
+           "memory of each device in GiB (2^30 bytes), as nvidia-smi counts it, that may be planned for, whatever others use; "
+           "default: that of the device here, as far as others leave it. dry_run: also of devices that are not here"),
 
     /* ---- numbers ---- */
     OTHER ("recipe", STRING, "null", X(recipe), "in which formats everything is stored; default: by `precision` or "
            "COAT's quantize_* blocks, else coat"),
     WORD  ("precision", CHOICE | SPENT, "null", WORDS({ "amp_bf16", AMP_BF16 }, { "fp32", FP32 }), X(precision),
            "OLMo's name of recipe bf16 or f32"),
-    OTHER ("format.stream", FORMAT | FOLLOWS, "null", C(recipe.stream), "residual stream"),
-    OTHER ("format.saved", FORMAT | FOLLOWS, "null", C(recipe.saved), "norm inputs kept for backward"),
-    OTHER ("format.qkv", FORMAT | FOLLOWS, "null", C(recipe.qkv), "q, k, v kept for backward"),
-    OTHER ("format.att", FORMAT | FOLLOWS, "null", C(recipe.att), "attention output kept for backward"),
-    OTHER ("format.hidden", FORMAT | FOLLOWS, "null", C(recipe.hidden), "gate and up kept for backward"),
-    OTHER ("format.operand", FORMAT | FOLLOWS, "null", C(recipe.operand), "GEMM operands: activations and weights"),
-    OTHER ("format.gradient", FORMAT | FOLLOWS, "null", C(recipe.gradient), "GEMM operands: gradients"),
-    OTHER ("format.head", FORMAT | FOLLOWS, "null", C(recipe.head), "the logits' gradient; e5m2: both GEMMs of the head's backward "
+    COLUMN("format.stream", WIDE, C(recipe.stream), "residual stream"),
+    COLUMN("format.saved", GROUPS, C(recipe.saved), "norm inputs kept for backward"),
+    COLUMN("format.qkv", GROUPS, C(recipe.qkv), "q, k, v kept for backward"),
+    COLUMN("format.att", GROUPS, C(recipe.att), "attention output kept for backward"),
+    COLUMN("format.hidden", GROUPS, C(recipe.hidden), "gate and up kept for backward"),
+    COLUMN("format.operand", ONE_SCALE, C(recipe.operand), "GEMM operands: activations and weights"),
+    COLUMN("format.gradient", ONE_SCALE, C(recipe.gradient), "GEMM operands: gradients"),
+    COLUMN("format.head", ONE_SCALE, C(recipe.head), "the logits' gradient; e5m2: both GEMMs of the head's backward "
            "are in FP8"),
     WORD  ("format.keep", CHOICE | FOLLOWS, "null", WORDS({ "all", KEEP_ALL }, { "inputs", KEEP_INPUTS },
            { "block", KEEP_BLOCK }), C(recipe.keep),
@@ -92,13 +98,12 @@ const ConfigKey config_keys[] = {
            C(recipe.scales),
            "an FP8 GEMM operand has a scale of its own micro-batch, or one of the step: headroom over the first "
            "micro-batch's maximum, which saves passes over memory"),
-    OTHER ("format.master", FORMAT | FOLLOWS, "null", C(recipe.master), "weights that the optimizer updates"),
-    OTHER ("format.grads", FORMAT | FOLLOWS, "null", C(recipe.grads), "accumulated weight gradients; "
+    COLUMN("format.master", WIDE, C(recipe.master), "weights that the optimizer updates"),
+    COLUMN("format.grads", WIDE, C(recipe.grads), "accumulated weight gradients; "
            "f32 unless given where more than 128 micro-batches of a rank, or ranks, are summed"),
-    OTHER ("format.moment1", FORMAT | FOLLOWS, "null", C(recipe.moment1),
-           "AdamW's m; e4m3/128+ is expanded (COAT), e4m3/128 is not"),
-    OTHER ("format.moment2", FORMAT | FOLLOWS, "null", C(recipe.moment2), "AdamW's v"),
-    OTHER ("format.frozen", FORMAT | FOLLOWS, "null", C(recipe.frozen), "weights that are not trained: their only copy"),
+    COLUMN("format.moment1", MOMENT, C(recipe.moment1), "AdamW's m"),
+    COLUMN("format.moment2", MOMENT, C(recipe.moment2), "AdamW's v"),
+    COLUMN("format.frozen", WIDE, C(recipe.frozen), "weights that are not trained: their only copy"),
     WORD  ("quantize_model.use_quantize_model", CHOICE | SPENT, "null", WORDS({ "coat_real", QUANTIZE_COAT },
            { "fp8linear", QUANTIZE_LINEAR }, { "none", QUANTIZE_NOTHING }, { "false", QUANTIZE_NOTHING }),
            X(quantize_model.method), "COAT's block for activations: recipes coat, coat-act, fp8"),
@@ -328,7 +333,8 @@ const ConfigKey config_keys[] = {
     /* ---- saving and loading ---- */
     OTHER ("save_folder", STRING, "null", C(save_folder),
            "where checkpoints and metrics go; default runs/<run_name>"),
-    OTHER ("save_overwrite", BOOL, "false", C(save_overwrite), "replace the run in save_folder: its checkpoints are deleted"),
+    OTHER ("save_overwrite", BOOL, "false", C(save_overwrite),
+           "replace the run in save_folder: its checkpoints are deleted; with load_path one of them: go back to it"),
     OPTION("save_interval", LONG, "1000", 0, 0, LONGS, C(save_interval),
            "steps between checkpoints; null: only one at the end"),
     OPTION("save_num_checkpoints_to_keep", LONG, "-1", -1, -1, LONGS, C(save_num_checkpoints_to_keep),

@@ -35,7 +35,7 @@ typedef struct {
     const char *fallback;      /* default as YAML; NULL: the key must be given                           */
     double      none;          /* numbers and choices: what null is stored as; NAN: null is an error     */
     double      min, max;      /* numbers: the range, both ends included                                 */
-    const char *choices;       /* FIXED and UNUSED: "a|b|c"                                              */
+    const char *choices;       /* FIXED and UNUSED: "a|b|c"; FORMAT: what may be given, in words         */
     size_t      place;         /* of the value in Settings (in Evaluator for evaluators[])               */
     const char *help;
     const Word *words;         /* CHOICE; ends with word == NULL                                         */
@@ -132,6 +132,7 @@ void value_default(void *base, const ConfigKey *k);
 void value_print(FILE *f, const void *base, const ConfigKey *k, int indent);   /* " 3\n": what follows `key:` */
 char *value_text(const void *base, const ConfigKey *k);                  /* "3": its first line; the caller owns it (text.c) */
 void value_free(void *base, const ConfigKey *k);
+bool value_is_list(int type);                                            /* of texts: PATHS, PATTERNS or NAMES */
 void value_expected(char *out, size_t size, const ConfigKey *k);        /* "an integer from 1 to 8" */
 double value_number(const void *base, const ConfigKey *k);              /* of an INT, LONG, FLOAT or DOUBLE, else NAN */
 void value_print_text(FILE *f, const char *text);                       /* a YAML scalar, quoted where it must be */
@@ -174,6 +175,7 @@ void config_check_load_path(const Reader *r);        /* that it is no address an
 void config_check_command_line(const Reader *r, const char *first);      /* of a run without a file, `first` its first argument */
 void config_settle_source(Reader *r, const char *folder);                /* what follows from the model read from `folder` */
 char *config_trained_with(const char *folder, const char *key);          /* see source.c */
+bool config_holds(const char *folder, const char *name);                 /* is there such a file or folder? (source.c) */
 void config_check_base(const char *where, const char *base_path);        /* that adapters can stand beside it (source.c) */
 
 /* Adapters (lora.c). `source`: the folder that weights come from, NULL: none; `resumes`: the newest checkpoint of the run itself.
@@ -193,8 +195,6 @@ void config_check_data  (Reader *r);
 void config_check_documents(Reader *r);          /* of the training data, */
 void config_check_eval_documents(const Config *c, const EvalSet *set);       /* and, when those are checked, of a validation set */
 void config_check_run   (Reader *r);
-void config_read_evaluators(Reader *r);
 Settings config_followed(const Settings *s);         /* s with the values that keys of type FOLLOWS have if they are null */
-void config_write_text(Settings *s);                 /* fills Config.text */
 struct json_t *config_columns(const Config *c);      /* name: value of each column of the run (text.c); the caller owns it */
 char *config_changes(const Reader *r, bool from_hf); /* Config.changes; the caller owns it. Before the text is written */

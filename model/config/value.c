@@ -131,7 +131,7 @@ static void words_text(char *out, size_t size, const Word *words)
         n += snprintf(out + n, size - (size_t)n, "%s%s", w == words ? "" : "|", w->word);
 }
 
-static bool is_list(int type)
+bool value_is_list(int type)
 {
     return type == PATHS || type == PATTERNS || type == NAMES;
 }
@@ -143,16 +143,15 @@ void value_expected(char *out, size_t size, const ConfigKey *k)
     case DOUBLE: case FLOAT:       range_text(out, size, "a number", k); break;
     case BOOL:     snprintf(out, size, "true or false"); break;
     case CHOICE:   words_text(out, size, k->words); break;
-    case FIXED:    snprintf(out, size, "%s", k->choices); break;
+    case FIXED: case FORMAT: snprintf(out, size, "%s", k->choices); break;
     case STRING:   snprintf(out, size, "a text"); break;
     case PATHS:    snprintf(out, size, "a path or a list [a, b] of paths"); break;
     case PATTERNS: snprintf(out, size, "a pattern or a list [a, b] of patterns"); break;
     case NAMES:    snprintf(out, size, "a name or a list [a, b] of names"); break;
     case DATASETS: snprintf(out, size, "`name: [paths]` lines"); break;
     case BETAS:    snprintf(out, size, "[beta1, beta2], each from 0 to below 1"); break;
-    case DURATION: snprintf(out, size, "steps (100), tokens (2e9T) or epochs (1ep)"); break;
+    case DURATION: snprintf(out, size, "steps (100), tokens (2e9T) or epochs (1ep), more than 0"); break;
     case LAYER_TYPES: snprintf(out, size, "a list of sliding_attention and full_attention"); break;
-    case FORMAT:   snprintf(out, size, "f32, bf16, e4m3, e5m2, or e4m3/16: groups of 16 that share a scale"); break;
     default:       snprintf(out, size, "anything"); break;
     }
 }
@@ -307,7 +306,7 @@ void value_parse(void *base, const ConfigKey *k, const YamlNode *n)
             wrong(k, n);
         value_free(base, k);
         value_default(base, k);
-    } else if (is_list(type)) {
+    } else if (value_is_list(type)) {
         value_free(base, k);
         parse_paths((char ***)place, (int *)(place + sizeof(char **)), k, n);
     } else if (type == DATASETS) {
@@ -353,7 +352,7 @@ void value_free(void *base, const ConfigKey *k)
         *(char **)place = NULL;
     } else if (type == LAYER_TYPES) {
         *(LayerTypes *)place = (LayerTypes){ 0 };
-    } else if (is_list(type)) {
+    } else if (value_is_list(type)) {
         int *count = (int *)(place + sizeof(char **));
         free_paths(*(char ***)place, *count);
         *(char ***)place = NULL;
@@ -465,7 +464,7 @@ void value_print(FILE *f, const void *base, const ConfigKey *k, int indent)
     const char *place = (const char *)base + k->place;
     int type = k->type & TYPE_MASK;
     double x = value_number(base, k);
-    if (!is_list(type))
+    if (!value_is_list(type))
         fputc(' ', f);
     if (x == k->none) {
         fputs("null\n", f);

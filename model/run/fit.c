@@ -76,7 +76,7 @@ static void print_largest(const Config *c, int largest)
 void fit_print(const Config *c)
 {
     const double bytes = fit_needed(c), device = smallest_device(c);
-    const int largest = fit_largest(c);
+    const int largest = c->generate ? 0 : fit_largest(c);
     if (comm_rank() != 0)
         return;
     if (!c->generate)

@@ -212,7 +212,7 @@ static void print_speed(const Generator *g)
     const double seconds = g->decode_seconds / (double)g->decoded;
     fprintf(stderr, "continuations: %ld tokens, %.3f ms each", g->decoded, 1e3 * seconds);
     if (comm_size() == 1)
-        fprintf(stderr, "; a pass over the weights takes %.3f ms: %.2f times as long", 1e3 * reading, seconds / reading);
+        fprintf(stderr, ", %.2f times a pass that only reads the weights (%.3f ms)", seconds / reading, 1e3 * reading);
     fputc('\n', stderr);
 }
 
