@@ -161,6 +161,34 @@ static void test_folder_is_not_overwritten(void **state)
     expect_output("once/config.yaml is no folder; give another --save_folder");
 }
 
+/* Steps of a run that another one replaces are gone; one that goes on keeps every line but those that it writes again. */
+static void test_lines_that_stay(void **state)
+{
+    (void)state;
+    static const char evaluates[] = "--evaluators='[{label: val, data: {paths: data/sample-val.npy}}]' --eval_subset_num_batches=1 "
+                                    "--eval_on_load";
+    for (int i = 0; i < 2; i++)
+        expect_status(train(1, "--max_duration=2 --save_folder=%s/lines %s --save_overwrite", folder, evaluates), 0);
+    shell("test $(grep -c '\"step\": 0' %s/lines/metrics.jsonl) = 1", folder);
+    shell("test $(grep -c '\"step\": 1' %s/lines/metrics.jsonl) = 1", folder);
+    shell("sed -i '2s/.*/damaged/' %s/lines/metrics.jsonl", folder);
+    expect_status(train(1, "--max_duration=3 --save_folder=%s/lines --try_load_latest_save", folder), 0);
+    shell("test $(grep -c damaged %s/lines/metrics.jsonl) = 1", folder);
+    shell("test $(grep -c '\"step\": 2' %s/lines/metrics.jsonl) = 1", folder);
+    shell("test $(grep -c '\"step\": 3' %s/lines/metrics.jsonl) = 1", folder);
+}
+
+/* What a run that ended badly has set aside is no checkpoint until it is saved as one. */
+static void test_set_aside(void **state)
+{
+    (void)state;
+    expect_status(train(1, "--max_duration=2 --save_folder=%s/aside", folder), 0);
+    shell("cd %s/aside && rm latest && mv step2 step2-aborted", folder);
+    expect_status(train(1, "--max_duration=2 --load_path=%s/aside/step2-aborted --save_folder=%s/aside", folder, folder), 0);
+    assert_true(exists("aside/step2/trainer.json"));
+    assert_int_equal(trainer("aside/latest", "step"), 2);
+}
+
 /* The test stands for another process that trains there, and for one that left half a checkpoint on a full disk. */
 static void test_folder_is_in_use(void **state)
 {
@@ -346,7 +374,8 @@ int main(void)
         cmocka_unit_test(test_signals), cmocka_unit_test(test_signal_in_evaluation), cmocka_unit_test(test_signal_in_samples),
         cmocka_unit_test(test_cut_between_evaluators), cmocka_unit_test(test_too_long),
         cmocka_unit_test(test_second_signal),
-        cmocka_unit_test(test_folder_is_not_overwritten), cmocka_unit_test(test_folder_is_in_use),
+        cmocka_unit_test(test_folder_is_not_overwritten), cmocka_unit_test(test_lines_that_stay),
+        cmocka_unit_test(test_set_aside), cmocka_unit_test(test_folder_is_in_use),
         cmocka_unit_test(test_updates), cmocka_unit_test(test_data_start_over), cmocka_unit_test(test_rewind),
         cmocka_unit_test(test_companions), cmocka_unit_test(test_tokenizer), cmocka_unit_test(test_export),
         cmocka_unit_test(test_last_checkpoint),

@@ -43,7 +43,7 @@ static void small_start(Small *s)
 {
     (s->apart ? model_create_apart : model_create)(&s->model, &s->fsdp, &s->config);
     fsdp_init(&s->fsdp, &s->config.model, 3);
-    s->log = log_open(&s->config, (RunLength){ .steps = 10 }, 10, 0, 1);
+    s->log = log_open(&s->config, (RunLength){ .steps = 10 }, 10, 0, false, 1);
     s->telemetry = telemetry_open(&s->config, &s->model, &s->fsdp, s->log);
 }
 
@@ -395,7 +395,7 @@ static void test_speed(void **state)
     (void)state;
     Small s;
     small_open(&s, LLAMA, "bf16");
-    s.log = log_open(&s.config, (RunLength){ .steps = 10 }, 10, 0, 1);
+    s.log = log_open(&s.config, (RunLength){ .steps = 10 }, 10, 0, false, 1);
     log_step(s.log, &(StepStats){ .step = 1 });
     log_pause(s.log);
     usleep(300000);

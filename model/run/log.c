@@ -30,7 +30,7 @@ struct Log {
     double *time;              /* ring of speed_window + 1 step ends, seconds */
     long    steps;             /* logged by this process */
     double  start, paused;     /* paused: when log_pause was called */
-    double *loss;              /* of every step of this process that was not skipped */
+    double *loss;              /* of every step of this process, where it was finite */
     long    losses, capacity, first_step;
     int     evaluated;         /* evaluators, from the first on, at first_step by an earlier process */
     char   *from;              /* of a run that only evaluates: the folder that it loads; else NULL */
@@ -85,7 +85,7 @@ TokenFlops token_flops(const Config *c)
     return f;
 }
 
-double speed_of_light(const Config *c)
+static double speed_of_light(const Config *c)
 {
     TokenFlops f = token_flops(c);
     double operand = device_peak_flops(c->recipe.operand.dtype), stream = device_peak_flops(c->recipe.stream.dtype);
@@ -123,9 +123,9 @@ static int count_evals(const char *line, const Config *c, int count)
     return count;
 }
 
-/* Drops the lines of steps that this run will write again, and a last line that a crash cut short. Returns how many evaluators
- * have been evaluated at first_step by what stays. */
-static int drop_later_steps(const char *path, const Config *c, long first_step)
+/* Drops what follows the lines of step `last`, -1: all lines, and a last line that a crash cut short. Lines that say no step stay.
+ * Returns how many evaluators have been evaluated at `last` by what stays. */
+static int drop_later_steps(const char *path, const Config *c, long last)
 {
     FILE *in = fopen(path, "r");
     if (!in)
@@ -137,17 +137,18 @@ static int drop_later_steps(const char *path, const Config *c, long first_step)
     ssize_t n;
     while ((n = getline(&line, &size, in)) > 0) {
         at += n;
-        long step;
-        if (line[n - 1] != '\n' || sscanf(line, "{\"step\": %ld", &step) != 1 || step > first_step)
+        long step = 0;
+        const bool says = sscanf(line, "{\"step\": %ld", &step) == 1;
+        if (line[n - 1] != '\n' || step > last)
             break;
         keep = at;
-        if (step == first_step)
+        if (says && step == last)
             evaluated = count_evals(line, c, evaluated);
     }
     free(line);
     fclose(in);
     if (truncate(path, keep) != 0)
-        die("%s: cannot drop the steps from %ld on: %s", path, first_step + 1, strerror(errno));
+        die("%s: cannot drop the steps from %ld on: %s", path, last + 1, strerror(errno));
     return evaluated;
 }
 
@@ -185,7 +186,7 @@ Log *log_open_eval(const Config *c, const char *from)
     return l;
 }
 
-Log *log_open(const Config *c, RunLength length, long last_step, long first_step, int world)
+Log *log_open(const Config *c, RunLength length, long last_step, long first_step, bool resumes, int world)
 {
     if (comm_rank() != 0)
         return NULL;
@@ -200,7 +201,7 @@ Log *log_open(const Config *c, RunLength length, long last_step, long first_step
     l->time[0] = l->start = clock_seconds();
     open_file(l, c->save_folder, "metrics.jsonl");
     lock(l->file, c->save_folder);
-    l->evaluated = drop_later_steps(l->path, c, first_step);
+    l->evaluated = drop_later_steps(l->path, c, resumes ? first_step : -1);
     printf("each line: tokens per second%s%s, memory in use; all else is in %s\n", world > 1 ? " of a rank" : "",
            l->speed_of_light > 0 ? " and % of its peak" : "", l->path);
     return l;
@@ -208,6 +209,10 @@ Log *log_open(const Config *c, RunLength length, long last_step, long first_step
 
 void log_object(Log *l, json_t *object)
 {
+    if (!l) {
+        json_decref(object);
+        return;
+    }
     json_object_set_new(object, "time", json_integer(time(NULL)));
     char *text = json_dumps(object, JSON_REAL_PRECISION(9));
     if (!text || fprintf(l->file, "%s\n", text) < 0 || fflush(l->file) != 0)

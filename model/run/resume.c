@@ -54,9 +54,11 @@ static void print_change(const char *key, const YamlNode *now, const YamlNode *t
         return;
     if (now->kind != YAML_LIST && then->kind != YAML_LIST)
         printf("resume: %s %s, was %s\n", key, text_of(now, 0), text_of(then, 0));
+    else if (n == m)
+        printf("resume: %s[%d] %s, was %s\n", key, i, text_of(now, i), text_of(then, i));
     else
-        printf("resume: %s[%d] %s of %d, was %s of %d\n", key, i, i < n ? text_of(now, i) : "none", n,
-               i < m ? text_of(then, i) : "none", m);
+        printf("resume: %s[%d] %s, was %s; %d in all, were %d\n", key, i, i < n ? text_of(now, i) : "none",
+               i < m ? text_of(then, i) : "none", n, m);
 }
 
 /* As it would have been written out. */

@@ -66,6 +66,7 @@ static bool gives_finite_step(Run *r)
 void ruin_prove(Run *r)
 {
     if (r->unproven && r->batch.sequences > 0 && !gives_finite_step(r)) {
+        warn("step %ld: the loss or gradient of the model that its update leaves is not finite: the run ends", r->state.step);
         char *left = leave(r);
         die("step %ld: the loss or gradient of the model that its update leaves is not finite; %s. %s", r->state.step, left,
             remedy);
@@ -78,6 +79,7 @@ void ruin_end(Run *r, int steps)
     const bool all = r->state.step - r->first_step == steps;
     const char *what = steps == 1 ? "the run ends with a step" : steps == 2 ? "the run ends with two steps"
                      : "the third step in a row";
+    warn("step %ld: %s whose loss or gradient is not finite", r->state.step, what);     /* in case the disk is full now */
     char *left = leave(r);
     die("step %ld: %s whose loss or gradient is not finite; %s. %s", r->state.step, what, left,
         all ? "No step of this run was finite: look at what it has loaded and at its data" : remedy);

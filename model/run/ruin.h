@@ -6,7 +6,7 @@
 /* Tells of a spike, and of a loss beyond what a model that knows nothing would have. */
 void ruin_warn(Run *r, const StepStats *t);
 
-/* If the last save is not proven, forward and backward of the step's last micro-batch must be finite once more; else the run ends
+/* If the last save is not proven, forward and backward of the step's first micro-batch must be finite once more; else the run ends
  * as with ruin_end. The gradients are gone then. All ranks call. */
 void ruin_prove(Run *r);
 

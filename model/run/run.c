@@ -175,13 +175,13 @@ static void prepare_folder(const Config *c, const char *from, bool resumes)
     shared_folder_check(c->save_folder);
 }
 
-/* An interruption before the next save must not lead back to what came after step N: to the checkpoint `from`, if it is stepN. */
-static void point_latest(const Config *c, const char *from, long step)
+/* Of `from`, loaded from save_folder: whether it is the checkpoint stepN, not what a run that ended badly has set aside. */
+static bool is_checkpoint_of(const Config *c, const char *from, long step)
 {
     char *path = xasprintf("%s/step%ld", c->save_folder, step);
-    if (is_same(path, from))
-        folder_point_latest(c->save_folder, step);
+    const bool same = is_same(path, from);
     free(path);
+    return same;
 }
 
 /* When everything that can be wrong is known to be right: a run that did not begin leaves nothing to trip over. Checkpoints
@@ -191,8 +191,9 @@ static void write_config(const Config *c, const char *from, long step, bool resu
     if (comm_rank() == 0) {
         if (c->save_overwrite && !resumes)
             folder_clear(c->save_folder);
-        if (resumes)
-            point_latest(c, from, step);
+        /* An interruption before the next save must not lead back to what came after step N. */
+        if (resumes && is_checkpoint_of(c, from, step))
+            folder_point_latest(c->save_folder, step);
         folder_clean(c->save_folder);           /* on a full disk, room for this file */
         char *path = xasprintf("%s/config.yaml", c->save_folder), *temporary = xasprintf("%s.tmp", path);
         folder_write(temporary, c->text, strlen(c->text));
@@ -460,9 +461,9 @@ void run_open(Run *r, const Config *c)
         loader_limit(r->loader, (uint64_t)(r->last_step - r->state.step));
     check_agreement("checkpoints to go on from", state_hash(&r->state));
     print_data(r);
-    r->log = log_open(c, r->length, r->last_step, r->state.step, comm_size());
+    r->log = log_open(c, r->length, r->last_step, r->state.step, resumes, comm_size());
     write_config(c, folder, r->state.step, resumes);
-    if (resumes)
+    if (resumes && is_checkpoint_of(c, folder, r->state.step))
         r->saved_step = r->state.step;
     r->first_step = r->state.step;
     trace_open(c->save_folder, comm_rank());
