@@ -19,6 +19,11 @@ static bool is_block(const Fsdp *f, int u)
     return u > 0 && u < f->num_units - 1;
 }
 
+static const char *unit_name(const Fsdp *f, int u)
+{
+    return is_block(f, u) ? "a block" : u == 0 ? "the embedding" : "the head";
+}
+
 /* Of what is gathered. */
 static Format unit_format(const Fsdp *f, int u)
 {
@@ -64,7 +69,8 @@ bool base_stays(const Fsdp *f, int u)
     return f->shape[u].numel[BASE] > 0 && base_is_operand(f) && u < f->kept;
 }
 
-size_t base_operand_offset(const UnitShape *shape, const Param *p)
+/* Where a matrix begins in what its unit's take up as operands. */
+static size_t base_operand_offset(const UnitShape *shape, const Param *p)
 {
     size_t at = 0;
     for (const Param *q = shape->param; q < p; q++)
@@ -73,7 +79,7 @@ size_t base_operand_offset(const UnitShape *shape, const Param *p)
 }
 
 /* Codes are gathered to where operands stand, with the padding of the region. */
-size_t base_in_buffer(const Fsdp *f, int u)
+static size_t base_in_buffer(const Fsdp *f, int u)
 {
     const UnitShape *shape = &f->shape[u];
     return base_is_operand(f) ? shape->numel[BASE] : base_operand_offset(shape, shape->param + shape->num_params);
@@ -321,7 +327,11 @@ void fsdp_plan(Fsdp *f, Arena *a, const Config *c, Placement p)
         unit_lay_out(shape, p.shards);
         if (unit_numbers(shape) > INT32_MAX - (size_t)(NUM_REGIONS * PARAM_ALIGN * p.shards))
             die("%s has %zu parameters; a unit can have %d. Smaller model.d_model, model.mlp_hidden_size or vocabulary",
-                is_block(f, u) ? "a block" : u == 0 ? "the embedding" : "the head", unit_numbers(shape), INT32_MAX);
+                unit_name(f, u), unit_numbers(shape), INT32_MAX);
+        const size_t all = shape->numel[TRAINED] + shape->numel[FROZEN] + shape->numel[BASE];
+        if (all > INT32_MAX)
+            die("%s has %zu numbers, those of adapters among them; a unit can have %d. Smaller lora.rank", unit_name(f, u), all,
+                INT32_MAX);
         if (shape->numel[TRAINED] > 0 && u < f->first_trained)
             f->first_trained = u;
         place_shard(f, a, u, p.rank);

@@ -104,11 +104,9 @@ bool        is_replicated(const Fsdp *f, int unit, const Param *p);    /* ... in
 size_t      region_in_buffer(const Fsdp *f, int unit, Region r, size_t *first);
 
 /* The matrices that are stored as lora.base says (base.h): bytes of so many elements of the region BASE; whether they are the codes
- * that forward's GEMMs read, and whether what a unit gathers and makes of them stays for good, for they never change; elements
- * that a unit's take up as operands, and where each begins there; the scale of each. */
+ * that forward's GEMMs read, and whether what a unit gathers and makes of them stays for good, for they never change; the scale of
+ * each. */
 size_t      base_bytes   (const Fsdp *f, size_t numel);
 bool        base_is_operand(const Fsdp *f);
 bool        base_stays   (const Fsdp *f, int unit);
-size_t      base_in_buffer(const Fsdp *f, int unit);
-size_t      base_operand_offset(const UnitShape *shape, const Param *p);
 float      *base_scale   (const Fsdp *f, int unit, const Param *p);

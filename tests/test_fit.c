@@ -172,12 +172,28 @@ static void test_does_not_fit(void **state)
     assert_ptr_equal(strstr(last_line(), "DOES NOT FIT: "), last_line());
 }
 
+/* Elements of a unit are counted by int; large adapters may be what is too many. */
+static void test_large_adapters(void **state)
+{
+    (void)state;
+    static const char model[] = "--recipe=bf16 --ranks=8 --device_memory=80 --data=null --model.d_model=16384 --model.n_layers=2 "
+                                "--model.n_heads=128 --model.n_kv_heads=8 --model.mlp_hidden_size=49152";
+    char arguments[512];
+    for (int rank = 16; rank <= 8192; rank += 8176) {
+        snprintf(arguments, sizeof arguments, "%s --lora.rank=%d --lora.target_modules=[o_proj,gate_proj,up_proj,down_proj]", model,
+                 rank);
+        assert_int_equal(dry_run(1, arguments) != 0, rank == 8192);
+    }
+    expect_output("error: a block has 3053486080 numbers, those of adapters among them");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_many_ranks),       /* first: it measures the largest child */
         cmocka_unit_test(test_measured), cmocka_unit_test(test_needed), cmocka_unit_test(test_mode), cmocka_unit_test(test_kept),
         cmocka_unit_test(test_small_device), cmocka_unit_test(test_does_not_fit),
+        cmocka_unit_test(test_large_adapters),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
