@@ -1,4 +1,4 @@
-/* Hashes of names, numbers and files. Inside data/ only. */
+/* Hashes of names, numbers and files. */
 #pragma once
 #include <stddef.h>
 #include <stdint.h>

@@ -148,7 +148,8 @@ void watchdog_wait_for(Worker w)
     own->needs = (int)w;
 }
 
-void watchdog_leave(void)
+/* This rank is about to end all with a message of its own. */
+static void leave(void)
 {
     own->state = LEAVING;
 }
@@ -445,7 +446,7 @@ void watchdog_start(int timeout, int units)
     own->unit = -1;
     own->state = WATCHING;
     comm_set_before_waiting(mark_wait);
-    error_set_dying(watchdog_leave);
+    error_set_dying(leave);
     comm_barrier();
     hosts_start(dog.rank[0].rank);
     for (int i = 0; i < dog.n; i++)
@@ -468,7 +469,7 @@ void watchdog_stop(void)
     comm_barrier();
     comm_set_before_waiting(NULL);
     error_set_dying(NULL);
-    watchdog_leave();
+    leave();
     pthread_mutex_lock(&dog.lock);
     dog.stop = true;
     pthread_cond_signal(&dog.wake);

@@ -11,7 +11,6 @@
  * the run, also if it is the only one. `units`: how many the model has, for their names. */
 void watchdog_start(int timeout, int units);
 void watchdog_stop (void);              /* all ranks call; waits for all, then ends the thread */
-void watchdog_leave(void);              /* this rank is about to end all with a message of its own */
 
 /* Ends this rank, and by that all, with `status`: `text`, which ends its line, goes to stderr unless another rank is just
  * ending all. Any thread may call, and so may a signal handler. */

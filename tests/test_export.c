@@ -109,7 +109,7 @@ static void check_rounded(const float *master, const void *raw, const char *dtyp
 static void check_export(const Run *r, const char *dtype)
 {
     const char *folder = lasting(text("%s/%s", r->config.save_folder, dtype));
-    export_folder(step_folder(r, 1), folder, dtype, CHECKPOINT_FILE_BYTES);
+    export_folder(step_folder(r, 1), NULL, folder, dtype, CHECKPOINT_FILE_BYTES);
     expect_files(folder, "config.json model.safetensors");
     SafeFile *from = safetensors_open(text("%s/model.safetensors", step_folder(r, 1)));
     SafeFile *to = safetensors_open(text("%s/model.safetensors", folder));
@@ -182,8 +182,8 @@ static void test_shards(void **state)
     r.file_limit = 50000;
     save(&r, 1);
     const char *whole = lasting(text("%s/whole", root)), *parts = lasting(text("%s/parts", root));
-    export_folder(step_folder(&r, 1), whole, "BF16", CHECKPOINT_FILE_BYTES);
-    export_folder(step_folder(&r, 1), parts, "BF16", LIMIT);
+    export_folder(step_folder(&r, 1), NULL, whole, "BF16", CHECKPOINT_FILE_BYTES);
+    export_folder(step_folder(&r, 1), NULL, parts, "BF16", LIMIT);
     json_t *index = json_load_file(text("%s/model.safetensors.index.json", parts), 0, NULL), *name;
     SafeFile *one = safetensors_open(text("%s/model.safetensors", whole));
     size_t files = 0, all = 0;
@@ -204,7 +204,7 @@ static void test_shards(void **state)
     safetensors_close(one);
     json_decref(index);
     load(&r, parts);            /* which is a model folder */
-    export_folder(parts, text("%s/again", root), "BF16", CHECKPOINT_FILE_BYTES);
+    export_folder(parts, NULL, text("%s/again", root), "BF16", CHECKPOINT_FILE_BYTES);
     shell(text("cd %s && cmp again/model.safetensors whole/model.safetensors", root));
     close_run(&r);
     release();
@@ -221,7 +221,7 @@ static void test_companions(void **state)
                "for f in tokenizer.json tokenizer.model tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json "
                "vocab.txt merges.txt chat_template.jinja chat_template.json tekken.json generation_config.json notes.txt; do "
                "printf \"$f\\0\\n\\r\" >$f; done", step_folder(&r, 3)));
-    export_folder(r.config.save_folder, text("%s/whole", r.config.save_folder), "F32", CHECKPOINT_FILE_BYTES);
+    export_folder(r.config.save_folder, NULL, text("%s/whole", r.config.save_folder), "F32", CHECKPOINT_FILE_BYTES);
     shell(text("cd %s && test \"$(diff -r -q step3 whole)\" = 'Only in step3: config.yaml\nOnly in step3: notes.txt\nOnly in "
                "step3: optimizer-00001.safetensors\nOnly in step3: trainer.json'", r.config.save_folder));
     close_run(&r);
@@ -302,18 +302,18 @@ static void test_refusals(void **state)
     };
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
         shell(text("cd %s && cp -r step1 safe && cd step1 && %s", r.config.save_folder, table[i].damage));
-        DIES(table[i].message, export_folder(step, target, table[i].dtype, CHECKPOINT_FILE_BYTES));
+        DIES(table[i].message, export_folder(step, NULL, target, table[i].dtype, CHECKPOINT_FILE_BYTES));
         assert_true(i < 2 || !exists(target));
         shell(text("cd %s && rm -rf refused step1 && mv safe step1", r.config.save_folder));
     }
     shell(text("rm -rf %s.tmp && cp -r %s %s.tmp", target, step, target));      /* somebody's, and here the source */
     DIES("refused.tmp is there, and nothing that an interruption left",
-         export_folder(text("%s.tmp", target), target, "BF16", CHECKPOINT_FILE_BYTES));
+         export_folder(text("%s.tmp", target), NULL, target, "BF16", CHECKPOINT_FILE_BYTES));
     expect_files(text("%s.tmp", target), "config.json config.yaml model.safetensors optimizer-00001.safetensors trainer.json");
     shell(text("rm -r %s.tmp && touch %s.tmp", target, target));
-    DIES("refused.tmp is there, and nothing that an interruption left", export_folder(step, target, "BF16", CHECKPOINT_FILE_BYTES));
-    DIES("there is no such folder", export_folder(text("%s/no", root), target, "BF16", CHECKPOINT_FILE_BYTES));
-    DIES("neither a config.json", export_folder(root, target, "BF16", CHECKPOINT_FILE_BYTES));
+    DIES("refused.tmp is there, and nothing that an interruption left", export_folder(step, NULL, target, "BF16", CHECKPOINT_FILE_BYTES));
+    DIES("there is no such folder", export_folder(text("%s/no", root), NULL, target, "BF16", CHECKPOINT_FILE_BYTES));
+    DIES("neither a config.json", export_folder(root, NULL, target, "BF16", CHECKPOINT_FILE_BYTES));
     close_run(&r);
     release();
 }
@@ -341,10 +341,10 @@ static void test_values(void **state)
             assert_true(fwrite(&big[2], sizeof big[2], 1, file) == 1 && fclose(file) == 0);
             safetensors_close(f);
         }
-        DIES(message[i], export_folder(step_folder(&r, i), target, dtype[i], CHECKPOINT_FILE_BYTES));
+        DIES(message[i], export_folder(step_folder(&r, i), NULL, target, dtype[i], CHECKPOINT_FILE_BYTES));
         assert_false(exists(target));
     }
-    export_folder(step_folder(&r, 0), target, "BF16", CHECKPOINT_FILE_BYTES);       /* values.tmp was there */
+    export_folder(step_folder(&r, 0), NULL, target, "BF16", CHECKPOINT_FILE_BYTES);       /* values.tmp was there */
     assert_false(exists(text("%s.tmp", target)));
     close_run(&r);
     release();
@@ -381,7 +381,7 @@ static void export_on_full_disk(const char *source, const char *target, rlim_t b
 {
     signal(SIGXFSZ, SIG_IGN);
     setrlimit(RLIMIT_FSIZE, &(struct rlimit){ bytes, bytes });
-    export_folder(source, target, "F32", CHECKPOINT_FILE_BYTES);
+    export_folder(source, NULL, target, "F32", CHECKPOINT_FILE_BYTES);
 }
 
 /* Killed by the first byte beyond. */
@@ -389,7 +389,7 @@ static void killed(const char *source, const char *target)
 {
     setrlimit(RLIMIT_CORE, &(struct rlimit){ 0, 0 });
     setrlimit(RLIMIT_FSIZE, &(struct rlimit){ 4096, 4096 });
-    export_folder(source, target, "F32", CHECKPOINT_FILE_BYTES);
+    export_folder(source, NULL, target, "F32", CHECKPOINT_FILE_BYTES);
 }
 
 static void test_interrupted(void **state)
@@ -414,12 +414,12 @@ static void test_interrupted(void **state)
 
     FILE *other = fopen(text("%s.tmp", target), "re");      /* stands for another process that writes it */
     assert_true(other && flock(fileno(other), LOCK_EX) == 0);
-    DIES("another process is writing it", export_folder(step, target, "F32", CHECKPOINT_FILE_BYTES));
+    DIES("another process is writing it", export_folder(step, NULL, target, "F32", CHECKPOINT_FILE_BYTES));
     fclose(other);
     DIES("an export to there was interrupted",
-         export_folder(text("%s.tmp", target), text("%s/x", root), "F32", CHECKPOINT_FILE_BYTES));
+         export_folder(text("%s.tmp", target), NULL, text("%s/x", root), "F32", CHECKPOINT_FILE_BYTES));
     shell(text("touch %s.tmp/left-over", target));
-    export_folder(step, target, "F32", CHECKPOINT_FILE_BYTES);
+    export_folder(step, NULL, target, "F32", CHECKPOINT_FILE_BYTES);
     assert_false(exists(text("%s.tmp", target)));
     expect_files(target, "config.json model.safetensors");
     close_run(&r);

@@ -178,7 +178,7 @@ static void test_quantized_base(void **state)
         DIES("its weights are stored in 4 bits (model.layers.", load(&r, folder));
         save(&r, LAST_STEP);
         DIES("is stored in 4 bits; an export takes 16-bit weights, so name the folder that this one was quantized from: "
-             "--lora.base_path=FOLDER", export_folder(step_folder(&r, LAST_STEP), text("%s/out", root), "BF16", 1 << 20));
+             "--lora.base_path=FOLDER", export_folder(step_folder(&r, LAST_STEP), NULL, text("%s/out", root), "BF16", 1 << 20));
         close_run(&r);
     }
     release();

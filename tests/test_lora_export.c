@@ -130,8 +130,8 @@ static void test_architectures(void **state)
         fill_adapters(&r);
         save(&r, LAST_STEP);
         const char *out = lasting(text("%s/out", r.config.save_folder)), *narrow = lasting(text("%s/narrow", r.config.save_folder));
-        export_folder(step_folder(&r, LAST_STEP), out, "F32", CHECKPOINT_FILE_BYTES);
-        export_folder(r.config.save_folder, narrow, "BF16", CHECKPOINT_FILE_BYTES);        /* its latest */
+        export_folder(step_folder(&r, LAST_STEP), NULL, out, "F32", CHECKPOINT_FILE_BYTES);
+        export_folder(r.config.save_folder, NULL, narrow, "BF16", CHECKPOINT_FILE_BYTES);        /* its latest */
         check_export(out, base, step_folder(&r, LAST_STEP), &r.config.model, false);
         check_export(narrow, base, step_folder(&r, LAST_STEP), &r.config.model, true);
         shell(text("test \"$(ls %s | tr '\\n' ' ')\" = 'config.json model.safetensors ' && cmp %s/config.json %s/config.json", out,
@@ -155,12 +155,12 @@ static void test_companions(void **state)
     shell(text("cd %s && for f in tokenizer.json merges.txt generation_config.json; do cmp $f %s/$f || exit 1; done && "
                "test ! -e config.json", folder, base));
     shell(text("cd %s && rm merges.txt generation_config.json && echo own >tokenizer.json", folder));
-    export_folder(folder, out, "F32", 30000);
+    export_folder(folder, NULL, out, "F32", 30000);
     shell(text("cd %s && grep -q own tokenizer.json && test ! -e merges.txt && cmp generation_config.json "
                "%s/generation_config.json", out, base));
     shell(text("cd %s && test -e model.safetensors.index.json && test $(ls model-*-of-*.safetensors | wc -l) -gt 9", out));
     shell(text("rm %s/tokenizer.json && rm -r %s", folder, out));
-    export_folder(folder, out, "F32", CHECKPOINT_FILE_BYTES);
+    export_folder(folder, NULL, out, "F32", CHECKPOINT_FILE_BYTES);
     shell(text("cd %s && cmp tokenizer.json %s/tokenizer.json && cmp merges.txt %s/merges.txt", out, base, base));
     shell(text("rm %s/tokenizer.json %s/merges.txt %s/generation_config.json", base, base, base));
     load(&r, base);                 /* what later checkpoints of the process have: nothing */
@@ -238,20 +238,20 @@ static void test_refused(void **state)
 
     shell(text("sed -i 's,%s,/tmp/nowhere/at-all,' %s", base, description));
     DIES("base_model_name_or_path of its adapter_config.json is no folder with a config.json: /tmp/nowhere/at-all",
-         export_folder(folder, out, "BF16", CHECKPOINT_FILE_BYTES));
+         export_folder(folder, NULL, out, "BF16", CHECKPOINT_FILE_BYTES));
     DIES(text("and --lora.base_path is no folder with a config.json: %s; --lora.base_path=FOLDER says where that is", folder),
-         export_beside(folder, folder, out, "BF16", CHECKPOINT_FILE_BYTES));
+         export_folder(folder, folder, out, "BF16", CHECKPOINT_FILE_BYTES));
     DIES("is a whole model, and has no adapters that stand beside another",
-         export_beside(base, base, out, "BF16", CHECKPOINT_FILE_BYTES));
+         export_folder(base, base, out, "BF16", CHECKPOINT_FILE_BYTES));
     shell(text("cp %s.good/adapter_config.json %s", folder, folder));
     rename_tensor(path, "layers.1.mlp.up_proj.lora_B", "layers.7.mlp.up_proj.lora_B");
     DIES("there is no tensor base_model.model.model.layers.1.mlp.up_proj.lora_B.weight, which the adapters of its adapter_config",
-         export_folder(folder, out, "BF16", CHECKPOINT_FILE_BYTES));
+         export_folder(folder, NULL, out, "BF16", CHECKPOINT_FILE_BYTES));
     shell(text("cp %s.good/adapter_model.safetensors %s && sed -i '/\"up_proj\"/d' %s", folder, folder, description));
-    DIES("mlp.up_proj.lora_", export_folder(folder, out, "BF16", CHECKPOINT_FILE_BYTES));
-    DIES(" has no place in the adapters of adapter_config.json", export_folder(folder, out, "BF16", CHECKPOINT_FILE_BYTES));
+    DIES("mlp.up_proj.lora_", export_folder(folder, NULL, out, "BF16", CHECKPOINT_FILE_BYTES));
+    DIES(" has no place in the adapters of adapter_config.json", export_folder(folder, NULL, out, "BF16", CHECKPOINT_FILE_BYTES));
     shell(text("cp %s.good/adapter_config.json %s && sed -i 's/\"r\": 3/\"r\": 2/' %s", folder, folder, description));
-    DIES("by adapter_config.json it needs 2 rows of 64", export_folder(folder, out, "BF16", CHECKPOINT_FILE_BYTES));
+    DIES("by adapter_config.json it needs 2 rows of 64", export_folder(folder, NULL, out, "BF16", CHECKPOINT_FILE_BYTES));
     shell(text("cp %s.good/adapter_config.json %s", folder, folder));
 
     SafeFile *f = safetensors_open(path);
@@ -259,11 +259,11 @@ static void test_refused(void **state)
     shell(text("printf '\\000\\000\\300\\177' | dd of=%s bs=1 seek=%zu conv=notrunc 2>/dev/null", path, f->data + t->begin + 8));
     safetensors_close(f);
     DIES(text("%s: tensor %s holds a value that is not finite", path, low_name(1, LORA_O, 'A')),
-         export_folder(folder, out, "BF16", CHECKPOINT_FILE_BYTES));
+         export_folder(folder, NULL, out, "BF16", CHECKPOINT_FILE_BYTES));
     shell(text("rm -r %s.tmp; cp %s.good/adapter_model.safetensors %s", out, folder, folder));
 
-    export_folder(folder, out, "BF16", CHECKPOINT_FILE_BYTES);
-    DIES("is there already", export_folder(folder, out, "BF16", CHECKPOINT_FILE_BYTES));
+    export_folder(folder, NULL, out, "BF16", CHECKPOINT_FILE_BYTES);
+    DIES("is there already", export_folder(folder, NULL, out, "BF16", CHECKPOINT_FILE_BYTES));
     close_run(&r);
     release();
 }

@@ -234,7 +234,7 @@ static void check_merged(const Setup *s)
     assert_non_null(mkdtemp(root));
     snprintf(source, sizeof source, "tests/golden/%s", s->name);
     snprintf(target, sizeof target, "%s/merged", root);
-    export_folder(source, target, "F32", CHECKPOINT_FILE_BYTES);
+    export_folder(source, NULL, target, "F32", CHECKPOINT_FILE_BYTES);
     snprintf(path, sizeof path, "%s/model.safetensors", target);
     SafeFile *merged = safetensors_open(path);
     for (int i = 0; i < merged->count; i++) {

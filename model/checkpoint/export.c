@@ -103,14 +103,14 @@ void export_run(int argc, char **argv)
         die("--export: the folder to write is missing; %s", usage);
     for (size_t n = strlen(target); n > 1 && target[n - 1] == '/'; n--)
         target[n - 1] = '\0';
-    export_beside(source, base, target, dtype ? dtype : "BF16", CHECKPOINT_FILE_BYTES);
+    export_folder(source, base, target, dtype ? dtype : "BF16", CHECKPOINT_FILE_BYTES);
 }
 
 /* ---- what there is ---------------------------------------------------------------------------------------- */
 
-static bool holds(const char *folder, const char *name)
+static bool holds_model(const char *folder)
 {
-    char *path = xasprintf("%s/%s", folder, name);
+    char *path = xasprintf("%s/config.json", folder);
     const bool found = folder_exists(path);
     free(path);
     return found;
@@ -125,7 +125,7 @@ static char *choose(const char *source)
             "save_pretrained wrote", source);
     if (folder_is_unfinished(source))
         die("--export=%s: an export to there was interrupted; name the checkpoint that it began with", source);
-    if (holds(source, "config.json") || adapter_is(source))
+    if (holds_model(source) || adapter_is(source))
         return xstrdup(source);
     char *latest = checkpoint_latest(source);
     if (!latest)
@@ -137,7 +137,7 @@ static char *choose(const char *source)
 static char *find_base(const char *folder, const char *given)
 {
     char *base = given ? xstrdup(given) : adapter_base(folder);
-    if (!base || !holds(base, "config.json"))
+    if (!base || !holds_model(base))
         die("--export=%s: its adapters are added to the weights of the model they stand beside, and %s %s%s; "
             "--lora.base_path=FOLDER says where that is", folder,
             given ? "--lora.base_path" : "base_model_name_or_path of its adapter_config.json",
@@ -463,7 +463,7 @@ static void close_export(Export *x)
     free(x->temporary);
 }
 
-void export_beside(const char *source, const char *base, const char *target, const char *dtype, size_t file_limit)
+void export_folder(const char *source, const char *base, const char *target, const char *dtype, size_t file_limit)
 {
     const double start = clock_seconds();
     char *folder = choose(source);
@@ -487,9 +487,4 @@ void export_beside(const char *source, const char *base, const char *target, con
            x.num_files > 1 ? "s" : "", dtype, clock_seconds() - start);
     close_export(&x);
     free(folder);
-}
-
-void export_folder(const char *source, const char *target, const char *dtype, size_t file_limit)
-{
-    export_beside(source, NULL, target, dtype, file_limit);
 }

@@ -279,7 +279,7 @@ bool checkpoint_load(const char *folder, const Config *c, Fsdp *f, TrainState *s
 
 /* ---- which checkpoints there are -------------------------------------------------------------------------- */
 
-/* Like open_manifest, but an incomplete checkpoint is no reason to die: there may be another. `problem`: what it lacks. */
+/* Like source_manifest, but an incomplete checkpoint is no reason to die: there may be another. `problem`: what it lacks. */
 static bool is_checkpoint(const char *folder, char *problem, size_t size)
 {
     char *path = xasprintf("%s/trainer.json", folder);
