@@ -71,7 +71,7 @@ cuda_tests() {
 }
 
 # sanitized OPTION... TEST: 9 if compute-sanitizer finds anything but hazards that name a kernel of cuBLASLt (nvjet), which
-# synchronizes in ways that racecheck does not see. NOTE: with --kernel-name-exclude for them racecheck ends with an error of its own.
+# synchronizes in ways that racecheck does not see. NOTE: with --kernel-name-exclude for them racecheck ends with an internal error.
 sanitized() {
     local text status
     text=$(compute-sanitizer --error-exitcode 9 --target-processes application-only "$@" 2>&1)
