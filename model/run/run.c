@@ -186,13 +186,13 @@ static bool is_checkpoint_of(const Config *c, const char *from, long step)
 
 /* When everything that can be wrong is known to be right: a run that did not begin leaves nothing to trip over. Checkpoints
  * of a run that this one replaces must go, or --try_load_latest_save would continue that one. */
-static void write_config(const Config *c, const char *from, long step, bool resumes)
+static void write_config(const Config *c, long step, bool resumes, bool saved)
 {
     if (comm_rank() == 0) {
         if (c->save_overwrite && !resumes)
             folder_clear(c->save_folder);
         /* An interruption before the next save must not lead back to what came after step N. */
-        if (resumes && is_checkpoint_of(c, from, step))
+        if (saved)
             folder_point_latest(c->save_folder, step);
         folder_clean(c->save_folder);           /* on a full disk, room for this file */
         char *path = xasprintf("%s/config.yaml", c->save_folder), *temporary = xasprintf("%s.tmp", path);
@@ -457,13 +457,14 @@ void run_open(Run *r, const Config *c)
     print_groups();
     model_place(&r->model, &r->fsdp, c);
     load_or_initialize(r, folder, !latest);
+    const bool saved = resumes && is_checkpoint_of(c, folder, r->state.step);       /* before a rank moves the link to it */
     if (!run_is_over(r))
         loader_limit(r->loader, (uint64_t)(r->last_step - r->state.step));
     check_agreement("checkpoints to go on from", state_hash(&r->state));
     print_data(r);
     r->log = log_open(c, r->length, r->last_step, r->state.step, resumes, comm_size());
-    write_config(c, folder, r->state.step, resumes);
-    if (resumes && is_checkpoint_of(c, folder, r->state.step))
+    write_config(c, r->state.step, resumes, saved);
+    if (saved)
         r->saved_step = r->state.step;
     r->first_step = r->state.step;
     trace_open(c->save_folder, comm_rank());
