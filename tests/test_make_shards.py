@@ -214,11 +214,19 @@ class ChatTest(Folder):
                 eos = tokenizer.token_to_id(SPECIAL[name][-1])
                 with open(os.path.join(output, "fine-tune.yaml")) as file:
                     configuration = file.read()
-                self.assertIn(f"./train {output}/fine-tune.yaml", printed)
+                self.assertNotIn("to fine-tune:", printed)      # of a folder that has a tokenizer alone
                 self.assertIn(f'load_path: "{os.path.join(self.models, name)}"\n', configuration)
                 self.assertIn(f'model: {{eos_token_id: {eos}}}\ndata:\n  paths: ["{output}/token_ids_part_*.npy"]\n'
                               f'  label_mask_paths: ["{output}/labels_mask_part_*.npy"]\n  memmap_dtype: uint16\n'
                               "  packing: best_fit\n  document_boundaries: metadata\n", configuration)
+
+    def test_command(self):
+        model = os.path.join(self.models, "chatml")
+        with open(os.path.join(model, "config.json"), "w") as file:
+            file.write("{}")
+        self.addCleanup(os.remove, os.path.join(model, "config.json"))
+        output, printed = self.chat("chatml", self.write("one.jsonl", [{"prompt": "a", "completion": "b"}]))
+        self.assertIn(f"to fine-tune:  ./train {output}/fine-tune.yaml", printed)
 
     def test_forms(self):
         """All forms of input give the same bytes."""
