@@ -65,13 +65,13 @@ static void describe(Work *w, Attention a, Documents docs)
 
 /* ---- forward ------------------------------------------------------------------------------------------------ */
 
-template <int D> static void launch_forward(Forward w, Tensor y, Tensor qkv)
+template <int D, int HEADS> static void launch_forward(Forward w, Tensor y, Tensor qkv)
 {
-    const int bytes = (int)sizeof(ForwardShared<D>) + 1024, items = w.blocks * w.H, sms = device_sm_count();
+    const int items = w.blocks * (w.H / HEADS), most = device_sm_count() / HEADS;
     const CUtensorMap qkv_map = map_of(qkv, w.D, 64), y_map = map_of(y, w.D, 16);
     CUDA_CHECK(cudaMemsetAsync(w.ticket, 0, sizeof(int), device_stream()));
-    CUDA_CHECK(cudaFuncSetAttribute((const void *)forward_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    forward_kernel<D><<<items < sms ? items : sms, SM90_THREADS, bytes, device_stream()>>>(w, qkv_map, y_map);
+    launch_clusters(forward_kernel<D, HEADS>, items < most ? items : most, HEADS, SM90_THREADS, sizeof(ForwardShared<D>) + 1024, w,
+                    qkv_map, y_map);
     LAUNCH_CHECK();
 }
 
@@ -81,10 +81,10 @@ void attention_sm90_forward(Tensor y, float *lse, Tensor qkv, Attention a, Docum
     describe(&w, a, docs);
     w.K = a.K, w.y = (bf16 *)y.data, w.lse = lse;
     w.ticket = (int *)device_scratch(sizeof(int), SCRATCH_ATTENTION);
-    if (a.D == 64)
-        launch_forward<64>(w, y, qkv);
+    if (a.H / a.K % 2 == 0)
+        (a.D == 64 ? launch_forward<64, 2> : launch_forward<128, 2>)(w, y, qkv);
     else
-        launch_forward<128>(w, y, qkv);
+        (a.D == 64 ? launch_forward<64, 1> : launch_forward<128, 1>)(w, y, qkv);
 }
 
 /* ---- backward ----------------------------------------------------------------------------------------------- */

@@ -8,6 +8,9 @@
  * while the other's products run. This goes on across items: the first scores of the next one are under way while the last
  * values of this one are added up.
  *
+ * Where query heads share keys, two blocks form a cluster and have an item of two such heads at the same time: each fetches half of a
+ * tile for both. What moves from the L2 cache costs energy, and on a GPU at its power limit that is time.
+ *
  * `top` is a number that the row's scores do not exceed by much, not their maximum: `out` is multiplied anew only where a score
  * is beyond it by SLACK. As every query sees its own key, which is in the first tile, top is finite from there on. */
 #pragma once
@@ -23,19 +26,22 @@ struct Forward : Work {
     float *lse;                     /* (B, H, T), with a table (N, H) */
 };
 
-/* Ticket after ticket: document by document, in parts of so many heads that their keys and values fit into the cache; of a part the
+/* HEADS: blocks of a cluster, each with a query head of its own; rank: which of them. They take one ticket together.
+ *
+ * Ticket after ticket: document by document, in parts of so many heads that their keys and values fit into the cache; of a part the
  * last block of each head, which is the longest, then the one before it. */
-__device__ inline Item item_of(const Forward &w, int ticket)
+template <int HEADS> __device__ inline Item item_of(const Forward &w, int ticket, int rank)
 {
-    if (ticket >= w.blocks * w.H)
+    const int H = w.H / HEADS;
+    if (ticket >= w.blocks * H)
         return { 0, 0, 0, 0, -1 };
-    const Packed d = document_of(w, ticket / w.H);
-    const int count = (d.length + KEYS - 1) / KEYS, i = ticket - d.first * w.H;
+    const Packed d = document_of(w, ticket / H);
+    const int count = (d.length + KEYS - 1) / KEYS, i = ticket - d.first * H;
     const int64_t bytes = (int64_t)count * KEYS * w.D * 2 * (int)sizeof(bf16);      /* of a key/value head */
     const int fit = max(1, min(w.K, (int)(CACHED / bytes))), parts = (w.K + fit - 1) / fit;
-    const int most = (w.K + parts - 1) / parts * (w.H / w.K);
-    const int part = i / (count * most), at = i % (count * most), heads = min(most, w.H - part * most);
-    return { d.start, d.length, d.first, count - 1 - at / heads, part * most + at % heads };
+    const int most = (w.K + parts - 1) / parts * (H / w.K);
+    const int part = i / (count * most), at = i % (count * most), heads = min(most, H - part * most);
+    return { d.start, d.length, d.first, count - 1 - at / heads, (part * most + at % heads) * HEADS + rank };
 }
 
 /* The first tile that the item's first query sees; the last one is item.block. */
@@ -44,51 +50,79 @@ __device__ inline int first_tile(const Item &item, int window)
     return max(0, item.block * KEYS - window + 1) / KEYS;
 }
 
-/* "full" is for whoever reads, "empty" for whoever writes next. An item comes with its q. */
+/* "full" is for whoever reads, "empty" for whoever writes next; readers of a tile arrive at the whole cluster's. An item comes with
+ * its q. */
 template <int D> struct alignas(1024) ForwardShared {
     char q[2][Tile<D>::KEY_BYTES];
     char tile[STAGES][Tile<D>::KEY_BYTES];      /* in the order of their products: k 0, k 1, v 0, k 2, v 1, ... */
     char y[Tile<D>::KEY_BYTES];                 /* on its way out */
     Item item[2];
-    Barrier q_full[2], q_empty[2], full[STAGES], empty[STAGES];
+    int ticket[2];                              /* from the cluster's first block */
+    Barrier ticket_full[2], q_full[2], q_empty[2], full[STAGES], empty[STAGES];
 };
 
 static_assert(sizeof(ForwardShared<128>) + 1024 <= 227 * 1024, "shared memory of a thread block, aligned");
 
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-template <int D> __device__ inline void init_barriers(ForwardShared<D> &s)
+template <int D, int HEADS> __device__ inline void init_barriers(ForwardShared<D> &s)
 {
     for (int i = 0; i < 2; i++) {
+        barrier_init(&s.ticket_full[i], 1);
         barrier_init(&s.q_full[i], 1);
         barrier_init(&s.q_empty[i], CONSUMERS / 32);
     }
     for (int i = 0; i < STAGES; i++) {
         barrier_init(&s.full[i], 1);
-        barrier_init(&s.empty[i], CONSUMERS / 32);
+        barrier_init(&s.empty[i], HEADS * CONSUMERS / 32);
     }
     barrier_init_fence();
 }
 
 /* ---- moving data -------------------------------------------------------------------------------------------- */
 
-template <int D> __device__ inline void load_next(ForwardShared<D> &s, Ring<STAGES> &ring, const CUtensorMap *qkv, int head, int n)
+template <int D, int HEADS> __device__ inline void load_next(ForwardShared<D> &s, Ring<STAGES> &ring, const CUtensorMap *qkv,
+                                                             int head, int n, int rank)
 {
     const Ring<STAGES> to = ring.take();
+    Barrier *full = &s.full[to.stage];
     barrier_wait(&s.empty[to.stage], to.parity ^ 1);
-    barrier_expect(&s.full[to.stage], Tile<D>::KEY_BYTES);
-    load_tile<D>(s.tile[to.stage], qkv, head, n, KEYS, &s.full[to.stage]);
+    barrier_expect(full, Tile<D>::KEY_BYTES);
+    if (HEADS == 1)
+        load_tile<D>(s.tile[to.stage], qkv, head, n, KEYS, full);
+    else
+        for (int panel = 0; panel < Tile<D>::PANELS; panel++)
+            load_box_everywhere(s.tile[to.stage] + (panel * KEYS + 64 * rank) * ROW, qkv, 64 * panel, head, n + 64 * rank, full,
+                                (1 << HEADS) - 1);
+}
+
+/* The i-th item of the block, whose place for q is free when this returns. NOTE: the other block has read the ticket before the last,
+ * which had the same place: this block has done that item, with keys of which the other one fetched half. */
+template <int D, int HEADS> __device__ inline Item next_item(ForwardShared<D> &s, const Forward &w, int i, int rank)
+{
+    const int slot = i & 1, parity = i >> 1 & 1;
+    int ticket;
+    if (rank == 0)
+        ticket = atomicAdd(w.ticket, 1);
+    barrier_wait(&s.q_empty[slot], parity ^ 1);
+    if (rank == 0) {
+        for (int block = 1; block < HEADS; block++)
+            store_at(&s.ticket[slot], ticket, &s.ticket_full[slot], block);
+    } else {
+        barrier_expect(&s.ticket_full[slot], sizeof(int));
+        barrier_wait(&s.ticket_full[slot], parity);
+        ticket = s.ticket[slot];
+    }
+    return item_of<HEADS>(w, ticket, rank);
 }
 
 /* One thread: takes items and fetches what they need. Values come one tile behind the keys. */
-template <int D> __device__ void load(ForwardShared<D> &s, const Forward &w, const CUtensorMap *qkv)
+template <int D, int HEADS> __device__ void load(ForwardShared<D> &s, const Forward &w, const CUtensorMap *qkv, int rank)
 {
     Ring<STAGES> ring;
     int head = -1, n = 0;                       /* of the values that are still to come */
     for (int i = 0;; i++) {
-        const Item item = item_of(w, atomicAdd(w.ticket, 1));
-        barrier_wait(&s.q_empty[i & 1], (i >> 1 & 1) ^ 1);
-        s.item[i & 1] = item;
+        const Item item = s.item[i & 1] = next_item<D, HEADS>(s, w, i, rank);
         if (item.head < 0) {
             barrier_arrive(&s.q_full[i & 1]);
             break;
@@ -97,14 +131,14 @@ template <int D> __device__ void load(ForwardShared<D> &s, const Forward &w, con
         load_tile<D>(s.q[i & 1], qkv, item.head, item.start + item.block * KEYS, KEYS, &s.q_full[i & 1]);
         const int kv = w.H + item.head / (w.H / w.K), end = first_tile(item, w.window);
         for (int tile = item.block; tile >= end; tile--) {
-            load_next(s, ring, qkv, kv, item.start + tile * KEYS);
+            load_next<D, HEADS>(s, ring, qkv, kv, item.start + tile * KEYS, rank);
             if (head >= 0)
-                load_next(s, ring, qkv, head, n);
+                load_next<D, HEADS>(s, ring, qkv, head, n, rank);
             head = kv + w.K, n = item.start + tile * KEYS;
         }
     }
     if (head >= 0)
-        load_next(s, ring, qkv, head, n);
+        load_next<D, HEADS>(s, ring, qkv, head, n, rank);
 }
 
 /* ---- computing ---------------------------------------------------------------------------------------------- */
@@ -276,8 +310,8 @@ template <int C, int W> __device__ inline void finish_sum(float (&out)[C], uint3
 }
 
 /* The weights of the first tile of all. */
-template <int D> __device__ inline void begin(ForwardShared<D> &s, const Forward &w, const Item &item, float (&score)[KEYS / 2],
-                                              uint32_t (&p)[KEYS / 4], Rows &rows, int group)
+template <int D, int HEADS> __device__ inline void begin(ForwardShared<D> &s, const Forward &w, const Item &item,
+                                                         float (&score)[KEYS / 2], uint32_t (&p)[KEYS / 4], Rows &rows, int group)
 {
     float factor[2];
     if (group == 1)
@@ -286,7 +320,7 @@ template <int D> __device__ inline void begin(ForwardShared<D> &s, const Forward
     start_products<D>(score, operand(s.q[0] + 64 * group * ROW, 16), operand(s.tile[0], 16));
     products_wait<0>();
     keep_in_place(score);
-    barrier_arrive_warp(&s.empty[0]);
+    barrier_arrive_everywhere<HEADS>(&s.empty[0]);
     weigh_tile<D>(score, rows, factor, w, item, item.block, group);
     round_weights(p, score);
 }
@@ -307,7 +341,7 @@ template <int D> __device__ inline void start_tile(ForwardShared<D> &s, float (&
 
 /* A warpgroup: items one after another. `out` and p belong to `tile` of `item`, score to the tile behind it. Of the keys on the
  * diagonal the first warpgroup sees the first half only. */
-template <int D> __device__ void consume(ForwardShared<D> &s, const Forward &w, const CUtensorMap *y, int group)
+template <int D, int HEADS> __device__ void consume(ForwardShared<D> &s, const Forward &w, const CUtensorMap *y, int group)
 {
     float out[D / 2] = {}, score[KEYS / 2], factor[2], end[2];
     uint32_t p[KEYS / 4];
@@ -317,7 +351,7 @@ template <int D> __device__ void consume(ForwardShared<D> &s, const Forward &w, 
     Item item = s.item[0];
     if (item.head < 0)
         return;
-    begin(s, w, item, score, p, rows, group);
+    begin<D, HEADS>(s, w, item, score, p, rows, group);
     ring.take();
     int tile = item.block, items = 0;
     for (;;) {
@@ -337,7 +371,7 @@ template <int D> __device__ void consume(ForwardShared<D> &s, const Forward &w, 
 
         products_wait<1>();
         keep_in_place(score);
-        barrier_arrive_warp(&s.empty[keys.stage]);
+        barrier_arrive_everywhere<HEADS>(&s.empty[keys.stage]);
         if (last) {
             finish_rows(w, item, rows, end);
             rows = Rows();
@@ -353,7 +387,7 @@ template <int D> __device__ void consume(ForwardShared<D> &s, const Forward &w, 
             if (moved)
                 multiply_rows(out, factor);
         }
-        barrier_arrive_warp(&s.empty[values.stage]);
+        barrier_arrive_everywhere<HEADS>(&s.empty[values.stage]);
         round_weights(p, score);
         item = next;
     }
@@ -369,27 +403,29 @@ template <int D> __device__ void consume(ForwardShared<D> &s, const Forward &w, 
 
 #endif
 
-/* As many thread blocks as there are multiprocessors: each takes items until there are none. *ticket is 0 before. */
-template <int D> __global__ void __launch_bounds__(SM90_THREADS, 1)
+/* As many thread blocks as there are multiprocessors, in clusters of HEADS: each takes items until there are none. *ticket is 0
+ * before. */
+template <int D, int HEADS> __global__ void __launch_bounds__(SM90_THREADS, 1)
 forward_kernel(const Forward w, const __grid_constant__ CUtensorMap qkv, const __grid_constant__ CUtensorMap y)
 {
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ char memory[];
     ForwardShared<D> &s = *reinterpret_cast<ForwardShared<D> *>(memory + (-shared_address(memory) & 1023));
-    const int group = uniform(threadIdx.x / 128) - 1;
+    const int group = uniform(threadIdx.x / 128) - 1, rank = blockIdx.x % HEADS;
     if (threadIdx.x == 0) {
         prefetch_map(&qkv);
         prefetch_map(&y);
-        init_barriers(s);
+        init_barriers<D, HEADS>(s);
     }
-    __syncthreads();
+    cluster_barrier();
     if (group < 0) {
         registers_shrink<32>();
         if (threadIdx.x == 0)
-            load(s, w, &qkv);
+            load<D, HEADS>(s, w, &qkv, rank);
     } else {
         registers_grow<232>();
-        consume(s, w, &y, group);
+        consume<D, HEADS>(s, w, &y, group);
     }
+    cluster_barrier();                  /* another one may still arrive at barriers of this block */
 #endif
 }

@@ -55,7 +55,15 @@ __device__ inline void barrier_arrive_at(Barrier *b, int block)
                  :: "r"(shared_address(b)), "r"(block) : "memory");
 }
 
-/* Arrives and announces bytes that TMA will bring. */
+/* Writes a number to that place in another block of the cluster, with word of its four bytes to the barrier there. */
+__device__ inline void store_at(int *to, int number, Barrier *b, int block)
+{
+    asm volatile("{\n.reg .b32 place, word;\nmapa.shared::cluster.u32 place, %0, %3;\nmapa.shared::cluster.u32 word, %2, %3;\n"
+                 "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [place], %1, [word];\n}"
+                 :: "r"(shared_address(to)), "r"(number), "r"(shared_address(b)), "r"(block) : "memory");
+}
+
+/* Arrives and announces bytes that TMA or store_at will bring. */
 __device__ inline void barrier_expect(Barrier *b, int bytes)
 {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(shared_address(b)), "r"(bytes) : "memory");
@@ -83,6 +91,16 @@ __device__ inline void barrier_arrive_warp(Barrier *b)
     __syncwarp();
     if (threadIdx.x % 32 == 0)
         barrier_arrive(b);
+}
+
+/* The same at that barrier of each of so many blocks of the cluster, of reads that were waited for. */
+template <int BLOCKS> __device__ inline void barrier_arrive_everywhere(Barrier *b)
+{
+    const int lane = threadIdx.x % 32;
+    if (BLOCKS == 1)
+        barrier_arrive_warp(b);
+    else if (lane < BLOCKS)
+        barrier_arrive_at(b, lane);
 }
 
 /* Where in a ring of stages somebody is, and the parity of the phase there. */
@@ -135,8 +153,15 @@ __device__ inline void load_box(void *to, const CUtensorMap *map, int x, int y, 
                  :: "r"(shared_address(to)), "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(b)) : "memory");
 }
 
-/* The same of a tensor of five dimensions, from (x, 0, 0, 0, y) on: to that place in each block of the cluster that `blocks` has a
- * bit for, with word to the barrier there. */
+/* The same to that place in each block of the cluster that `blocks` has a bit for, with word to the barrier there. */
+__device__ inline void load_box_everywhere(void *to, const CUtensorMap *map, int x, int y, int z, Barrier *b, uint16_t blocks)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+                 "[%0], [%1, {%2, %3, %4}], [%5], %6;"
+                 :: "r"(shared_address(to)), "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(b)), "h"(blocks) : "memory");
+}
+
+/* The same of a tensor of five dimensions, from (x, 0, 0, 0, y) on. */
 __device__ inline void load_box_everywhere(void *to, const CUtensorMap *map, int x, int y, Barrier *b, uint16_t blocks)
 {
     asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
@@ -329,3 +354,23 @@ __device__ inline float exp2_fast(float x)
 }
 
 #endif
+
+/* ---- launch ------------------------------------------------------------------------------------------------ */
+
+/* Blocks with `bytes` of dynamic shared memory, in clusters of so many. LAUNCH_CHECK follows. */
+template <class... Parameters, class... Arguments>
+inline void launch_clusters(void (*kernel)(Parameters...), int clusters, int blocks, int threads, size_t bytes, Arguments... arguments)
+{
+    cudaLaunchAttribute cluster = {};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = { (unsigned)blocks, 1, 1 };
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)(clusters * blocks));
+    config.blockDim = dim3((unsigned)threads);
+    config.dynamicSmemBytes = bytes;
+    config.stream = device_stream();
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    CUDA_CHECK(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+    CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, arguments...));
+}

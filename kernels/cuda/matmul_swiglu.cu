@@ -85,9 +85,7 @@ __device__ void load(Shared &s, const Job &job, const CUtensorMap *x, const CUte
 
 __device__ inline void leave(Shared &s, Ring<STAGES> ring)
 {
-    const int lane = threadIdx.x % 32;
-    if (lane < PAIR)
-        barrier_arrive_at(&s.empty[ring.stage], lane);
+    barrier_arrive_everywhere<PAIR>(&s.empty[ring.stage]);
 }
 
 /* Starts the products of the next stage's terms; returns where it is. */
@@ -266,20 +264,8 @@ bool map_weights(CUtensorMap *map, Tensor w)
 
 void launch(const Job &job, const Maps &maps)
 {
-    const unsigned tiles = (unsigned)tiles_of(job), most = (unsigned)device_sm_count() / PAIR;
-    cudaLaunchAttribute cluster = {};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = { PAIR, 1, 1 };
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(PAIR * (tiles < most ? tiles : most));
-    config.blockDim = dim3(THREADS);
-    config.dynamicSmemBytes = sizeof(Shared) + 1024;
-    config.stream = device_stream();
-    config.attrs = &cluster;
-    config.numAttrs = 1;
-    CUDA_CHECK(cudaFuncSetAttribute((const void *)matmul_swiglu_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    (int)config.dynamicSmemBytes));
-    CUDA_CHECK(cudaLaunchKernelEx(&config, matmul_swiglu_kernel, job, maps.x, maps.w));
+    const int tiles = tiles_of(job), most = device_sm_count() / PAIR;
+    launch_clusters(matmul_swiglu_kernel, tiles < most ? tiles : most, PAIR, THREADS, sizeof(Shared) + 1024, job, maps.x, maps.w);
     LAUNCH_CHECK();
 }
 
