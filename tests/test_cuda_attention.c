@@ -51,6 +51,7 @@ static const Shape large[] = {
     { "window 4096 of parts of the heads", 1, 8192, 16, 8, 128, 0, 4096 },
     { "long documents, window 300",        4, 2048, 16, 8, 64,  13, 300 },
     { "two heads in the cache, then one",  1, 20000, 3, 3, 128, 0,  3000 },
+    { "66 blocks, the last one cut",       1, 8400, 6, 2,  128, 0 },
 };
 
 /* From what cuDNN's samples do to what training does: documents of up to 512, 1024, 2048, ... tokens in launches of their own,

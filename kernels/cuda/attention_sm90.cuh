@@ -1,35 +1,53 @@
 /* The kernel of attention's backward on compute capability 9.0 that computes, between those of attention_tiles.cuh. The
  * equations are in kernels/cpu/attention.c; the shape is FlashAttention-3's [Shah 2024].
  *
- * An item is one block of keys of one query head: its k and v stay in shared memory while the tiles of queries that see them
- * pass by, from the diagonal on. Of three warpgroups the first moves data; the others own 64 keys each, hold dk and dv of them in
- * registers, and per tile compute, transposed,
+ * An item is one block of keys of one query head: its k and v stay in shared memory, part of v in registers, while the tiles
+ * of queries that see them pass by, from the diagonal on. Of three warpgroups the first moves data; the others own 64 keys each,
+ * hold dk and dv of them in registers, and per tile compute, transposed,
  *     s = k q^T, dp = v dy^T,  p = exp2(c s - lse),  ds = p (dp - delta),  dv += p dy,  dk += ds q,
  * and, through ds in shared memory, each a half of the tile's dq = ds k over all 128 keys. That is added to an F32 workspace.
+ * The sums of a tile are started together with the scores of the next one, and the two warpgroups take turns to start them, so that
+ * one computes p and ds while the other's products run.
+ *
+ * PAIR: where sequences are long, two blocks form a cluster and have neighbouring items, for which each fetches half of a tile of
+ * queries for both. What moves from the L2 cache costs energy, and on a GPU at its power limit that is time.
  *
  * Always the same bits: the additions to a tile of dq are ordered. The block on the diagonal comes first and stores; then come the
  * blocks before it, nearest first. turn[tile] counts them, and the threads that add wait for their turn. Items are
- * handed out so that each waits for earlier ones only, which are done or running, so no order of blocks on the GPU can hang. As
- * a block starts on its own diagonal, those that it waits for are ahead of it, and it hardly ever waits. */
+ * handed out so that each waits only for earlier ones, which are done or running, and the first of a pair for the second, which
+ * needs no more of it than tiles it is through with: no order of blocks on the GPU can hang. As a block starts on its own diagonal,
+ * those that it waits for are ahead of it, and it hardly ever waits. */
 #pragma once
 #include "kernels/cuda/attention_tiles.cuh"
 
-/* Ticket after ticket: document by document, head by head, last block first. */
-__device__ inline Item item_of(const Backward &w, int ticket)
+/* Tiles of queries in shared memory: as many as there is room for. */
+template <int D> constexpr int QUERY_STAGES = D == 128 ? 3 : 2;
+
+/* Ticket after ticket: document by document, head by head, last block first. Pairs: sequences of an even number of blocks; the last
+ * two first, of which `rank` says which. */
+template <int PAIR> __device__ inline Item item_of(const Backward &w, int ticket, int rank)
 {
-    if (ticket >= w.blocks * w.H)
+    if (ticket * PAIR >= w.blocks * w.H)
         return { 0, 0, 0, 0, -1 };
-    const Packed d = document_of(w, ticket / w.H);
-    const int count = (d.length + KEYS - 1) / KEYS, i = ticket - d.first * w.H;
-    return { d.start, d.length, d.first, count - 1 - i % count, i / count };
+    const Packed d = document_of(w, ticket * PAIR / w.H);
+    const int count = (d.length + KEYS - 1) / KEYS / PAIR, i = ticket - d.first / PAIR * w.H;
+    return { d.start, d.length, d.first, (count - 1 - i % count) * PAIR + rank, i / count };
 }
 
-/* Tiles that see the item's keys: from the diagonal to the end of the document or of the last key's window. */
-template <int D> __device__ inline int first_tile(const Item &item) { return item.block * Tile<D>::PER_BLOCK; }
-template <int D> __device__ inline int end_tile(const Item &item, int window)
+/* Tiles that see the keys of a block of the item's document: from the diagonal to the end of the document or of the last key's
+ * window. */
+template <int D> __device__ inline int first_tile(int block) { return block * Tile<D>::PER_BLOCK; }
+template <int D> __device__ inline int end_tile(const Item &item, int block, int window)
 {
-    const int tokens = min(item.length, item.block * KEYS + KEYS - 1 + window);
+    const int tokens = min(item.length, block * KEYS + KEYS - 1 + window);
     return (tokens + Tile<D>::QUERIES - 1) / Tile<D>::QUERIES;
+}
+
+/* Those that the pair needs; each block gets them all. */
+template <int D, int PAIR> __device__ inline int first_of_pair(const Item &item) { return first_tile<D>(item.block / PAIR * PAIR); }
+template <int D, int PAIR> __device__ inline int end_of_pair(const Item &item, int window)
+{
+    return end_tile<D>(item, item.block / PAIR * PAIR + PAIR - 1, window);
 }
 
 template <int D> __device__ inline int64_t slot_of(const Backward &w, const Item &item, int tile)
@@ -39,31 +57,44 @@ template <int D> __device__ inline int64_t slot_of(const Backward &w, const Item
 
 /* ---- the gradients: moving data ----------------------------------------------------------------------------- */
 
-/* "full" is for whoever reads, "empty" for whoever writes next. q comes with the numbers of its rows; q_empty is dy's too. */
+/* "full" is for whoever reads, "empty" for whoever writes next; readers of queries arrive at the whole cluster's. q comes with the
+ * numbers of its rows; q_empty is dy's too. */
 template <int D> struct alignas(1024) Shared {
+    static constexpr int STAGES = QUERY_STAGES<D>;
     char k[Tile<D>::KEY_BYTES], v[Tile<D>::KEY_BYTES];
-    char q[2][Tile<D>::BYTES], dy[2][Tile<D>::BYTES];
+    char q[STAGES][Tile<D>::BYTES], dy[STAGES][Tile<D>::BYTES];
     char ds[2][Tile<D>::DS_BYTES];              /* rows are keys, columns queries */
     float dq[2][PART];                          /* of each warpgroup */
-    float rows[2][2][Tile<D>::QUERIES];
+    float rows[STAGES][2][Tile<D>::QUERIES];
     Item item;
-    Barrier item_full, item_empty, kv_full, kv_empty, q_full[2], q_empty[2], dy_full[2];
+    Tickets tickets;
+    Barrier item_full, item_empty, kv_full, kv_empty, q_full[STAGES], q_empty[STAGES], dy_full[STAGES];
+    Barrier ds_full[2], ds_empty[2];            /* [tile's parity] */
     Barrier dq_full[2][2], dq_empty[2];         /* [tile's parity][warpgroup]; [warpgroup] */
 };
 
+static_assert(sizeof(Shared<128>) + 1024 <= 227 * 1024 && sizeof(Shared<64>) + 1024 <= 227 * 1024, "shared memory, aligned");
+
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-template <int D> __device__ inline void init_barriers(Shared<D> &s)
+template <int D> using QueryRing = Ring<QUERY_STAGES<D>>;
+
+template <int D, int PAIR> __device__ inline void init_barriers(Shared<D> &s)
 {
     const int warps = CONSUMERS / 32;
+    init_tickets(s.tickets);
     barrier_init(&s.item_full, 1);
     barrier_init(&s.item_empty, warps + 2);
     barrier_init(&s.kv_full, 1);
     barrier_init(&s.kv_empty, warps);
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < s.STAGES; i++) {
         barrier_init(&s.q_full[i], 1);
-        barrier_init(&s.q_empty[i], warps);
+        barrier_init(&s.q_empty[i], PAIR * warps);
         barrier_init(&s.dy_full[i], 1);
+    }
+    for (int i = 0; i < 2; i++) {
+        barrier_init(&s.ds_full[i], warps);
+        barrier_init(&s.ds_empty[i], warps);
         barrier_init(&s.dq_full[0][i], warps / 2);
         barrier_init(&s.dq_full[1][i], warps / 2);
         barrier_init(&s.dq_empty[i], 1);
@@ -81,29 +112,31 @@ template <int D> __device__ inline void load_keys(Shared<D> &s, const Backward &
 }
 
 /* One thread: takes items and fetches what they need. It takes the next one when all of the last is on its way. */
-template <int D> __device__ void load(Shared<D> &s, const Backward &w, int K, const CUtensorMap *qkv, const CUtensorMap *dys)
+template <int D, int PAIR> __device__ void load(Shared<D> &s, const Backward &w, int K, const CUtensorMap *qkv,
+                                                const CUtensorMap *dys, int rank)
 {
     constexpr int QUERIES = Tile<D>::QUERIES;
-    int count = 0;                              /* of tiles so far */
-    for (int full = 0;; full ^= 1) {            /* parity of the item */
-        barrier_wait(&s.item_empty, full ^ 1);
-        s.item = item_of(w, atomicAdd(w.ticket, 1));
+    QueryRing<D> ring;
+    for (int i = 0;; i++) {
+        barrier_wait(&s.item_empty, (i & 1) ^ 1);
+        s.item = item_of<PAIR>(w, next_ticket<PAIR>(s.tickets, w.ticket, i, rank), rank);
         barrier_arrive(&s.item_full);
         if (s.item.head < 0)
             return;
-        const int end = end_tile<D>(s.item, w.window);
-        for (int tile = first_tile<D>(s.item); tile < end; tile++, count++) {
-            const int stage = count & 1;
-            barrier_wait(&s.q_empty[stage], (count >> 1 & 1) ^ 1);
+        const int first = first_of_pair<D, PAIR>(s.item), end = end_of_pair<D, PAIR>(s.item, w.window), head = s.item.head;
+        for (int tile = first; tile < end; tile++) {
+            const QueryRing<D> to = ring.take();
+            const int stage = to.stage, n = s.item.start + tile * QUERIES;
+            barrier_wait(&s.q_empty[stage], to.parity ^ 1);
             barrier_expect(&s.q_full[stage], Tile<D>::BYTES + (int)sizeof s.rows[0]);
             load_bytes(s.rows[stage], w.rows + slot_of<D>(w, s.item, tile) * 2 * QUERIES, sizeof s.rows[0], &s.q_full[stage]);
-            load_tile<D>(s.q[stage], qkv, s.item.head, s.item.start + tile * QUERIES, QUERIES, &s.q_full[stage]);
-            if (tile == first_tile<D>(s.item)) {
-                barrier_wait(&s.kv_empty, full ^ 1);
+            load_tile<D, PAIR>(s.q[stage], qkv, head, n, QUERIES, &s.q_full[stage], rank);
+            if (tile == first) {
+                barrier_wait(&s.kv_empty, (i & 1) ^ 1);
                 load_keys(s, w, K, qkv);
             }
             barrier_expect(&s.dy_full[stage], Tile<D>::BYTES);
-            load_tile<D>(s.dy[stage], dys, s.item.head, s.item.start + tile * QUERIES, QUERIES, &s.dy_full[stage]);
+            load_tile<D, PAIR>(s.dy[stage], dys, head, n, QUERIES, &s.dy_full[stage], rank);
         }
     }
 }
@@ -119,8 +152,8 @@ template <int D> __device__ void add_dq(Shared<D> &s, const Backward &w, int par
         barrier_arrive(&s.item_empty);
         if (item.head < 0)
             return;
-        const int end = end_tile<D>(item, w.window);
-        for (int tile = first_tile<D>(item); tile < end; tile++, count++) {
+        const int end = end_tile<D>(item, item.block, w.window);
+        for (int tile = first_tile<D>(item.block); tile < end; tile++, count++) {
             if ((count & 1) != parity)
                 continue;
             const int64_t slot = slot_of<D>(w, item, tile);
@@ -166,13 +199,20 @@ template <int D> struct Operands {
     }
 };
 
-/* x (64 keys, QUERIES) = keys' rows times queries' rows, over D columns. */
-template <int D, int C> __device__ inline void start_scores(float (&x)[C], uint32_t keys, uint32_t queries)
+/* x (64 keys, QUERIES) = keys' rows times queries' rows, over D columns. `held`: the keys' first HELD columns, where registers have
+ * them: shared memory is read less. */
+template <int D, int HELD = 0, int C> __device__ inline void start_scores(float (&x)[C], uint32_t keys, uint32_t queries,
+                                                                          const uint32_t *held = NULL)
 {
     products_fence();
 #pragma unroll
-    for (int k = 0; k < D / 16; k++)
-        product<0, 0>(x, keys + step_by_rows(k, KEYS * ROW), queries + step_by_rows(k, Tile<D>::QUERIES * ROW), k > 0);
+    for (int k = 0; k < D / 16; k++) {
+        const uint32_t rows = queries + step_by_rows(k, Tile<D>::QUERIES * ROW);
+        if (k < HELD / 16)
+            product(x, held + 4 * k, rows, k > 0);
+        else
+            product<0, 0>(x, keys + step_by_rows(k, KEYS * ROW), rows, k > 0);
+    }
     products_commit();
 }
 
@@ -240,86 +280,173 @@ __device__ inline void store_dq(float *to, const float (&dq)[32])
         at[j * 128] = make_float4(dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]);
 }
 
-/* dk and dv of an item's keys, over its tiles. `count`: of tiles of the items before. */
-template <int D> __device__ inline void sum_tiles(float (&dk)[D / 2], float (&dv)[D / 2], Shared<D> &s, const Backward &w,
-                                                  const Item &item, int group, int count)
-{
-    constexpr int QUERIES = Tile<D>::QUERIES, C = QUERIES / 2;
-    constexpr uint32_t STAGE = operand_step(Tile<D>::BYTES), DS_STAGE = operand_step(Tile<D>::DS_BYTES);
-    const Operands<D> of(s, group);
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, end = end_tile<D>(item, w.window);
-    const int key = item.block * KEYS + 64 * group + 16 * warp + lane / 4;
-    float score[C];
+/* The columns of v that a warpgroup keeps in registers: as many as there is room for. */
+static constexpr int COLUMNS_HELD = 64;
 
-    barrier_wait(&s.q_full[count & 1], count >> 1 & 1);
-    start_scores<D>(score, of.k, of.q + (count & 1) * STAGE);
-    for (int tile = first_tile<D>(item);; tile++, count++) {
-        const int stage = uniform(count & 1), query = tile * QUERIES;
-        float dp[C], dq[32];
-        uint32_t p[C / 2], ds[C / 2];
-        barrier_wait(&s.dy_full[stage], count >> 1 & 1);
-        start_scores<D>(dp, of.v, of.dy + stage * STAGE);
+/* Of its 64 keys. */
+template <int D> __device__ inline void hold_v(uint32_t (&held)[COLUMNS_HELD / 4], const Shared<D> &s, int group)
+{
+    const int lane = threadIdx.x % 32, key = 64 * group + threadIdx.x / 32 % 4 * 16 + lane % 16;
+#pragma unroll
+    for (int k = 0; k < COLUMNS_HELD / 16; k++)
+        load_matrices(held + 4 * k, s.v + key * ROW + ((2 * k + lane / 16) ^ (key % 8)) * 16);
+}
+
+/* Whose turn it is to start products, by named barriers 1 and 2. */
+__device__ inline void take_turn(int group) { named_barrier(1 + group, CONSUMERS); }
+__device__ inline void pass_turn(int group) { named_barrier_arrive(2 - group, CONSUMERS); }
+
+/* p from the scores of a tile of queries. key: the thread's first. */
+template <int D, int C> __device__ inline void weigh(float (&score)[C], const Shared<D> &s, const Backward &w, const Item &item,
+                                                     int tile, int stage, int key)
+{
+    const int query = tile * Tile<D>::QUERIES, first = item.block * KEYS;
+    if (query < first + KEYS - 1 || query + Tile<D>::QUERIES - 1 - first >= w.window)
+        mask(score, query + threadIdx.x % 4 * 2 - key, w.window);
+    probabilities(score, s.rows[stage][0], w.scale_log2);
+    keep_in_place(score);
+}
+
+/* p and ds for the sums, ds also for both warpgroups' dq. */
+template <int D, int C> __device__ inline void hand_over(uint32_t (&p)[C / 2], uint32_t (&ds)[C / 2], const float (&score)[C],
+                                                         const float (&dp)[C], Shared<D> &s, int stage, int group, int count)
+{
+    const int at = uniform(count & 1);
+    score_gradients(p, ds, score, dp, s.rows[stage][1]);
+    barrier_wait(&s.ds_empty[at], (count >> 1 & 1) ^ 1);
+    store_ds(s.ds[at], ds, group);
+    fence_async();
+    barrier_arrive_warp(&s.ds_full[at]);
+}
+
+template <int D> __device__ inline void start_dq(float (&dq)[32], Shared<D> &s, const Operands<D> &of, int count)
+{
+    const int at = uniform(count & 1);
+    const uint32_t ds = of.ds + at * operand_step(Tile<D>::DS_BYTES);
+    barrier_wait(&s.ds_full[at], count >> 1 & 1);
+    products_fence();
+#pragma unroll
+    for (int k = 0; k < KEYS / 16; k++)
+        product<1, 1>(dq, ds + step_by_columns(k), of.k_columns + step_by_columns(k), k > 0);
+    products_commit();
+}
+
+template <int D> __device__ inline void finish_dq(float (&dq)[32], Shared<D> &s, int group, int count)
+{
+    const int at = uniform(count & 1);
+    keep_in_place(dq);
+    barrier_arrive_warp(&s.ds_empty[at]);
+    barrier_wait(&s.dq_empty[group], (count & 1) ^ 1);
+    store_dq(s.dq[group], dq);
+    fence_async();
+    barrier_arrive_warp(&s.dq_full[at][group]);
+}
+
+/* dk and dv of an item's keys, over its tiles. `count`: of tiles of the items before. NOTE: the order of products and waits is
+ * such that at no time more than two of score, dp, dq, and p with ds are being computed, which is what registers have room for. */
+template <int D, int PAIR> __device__ inline void sum_tiles(float (&dk)[D / 2], float (&dv)[D / 2], Shared<D> &s, const Backward &w,
+                                                            const Item &item, int group, QueryRing<D> &ring, int count)
+{
+    constexpr int C = Tile<D>::QUERIES / 2;
+    constexpr uint32_t STAGE = operand_step(Tile<D>::BYTES);
+    const Operands<D> of(s, group);
+    const int end = end_tile<D>(item, item.block, w.window);
+    const int key = item.block * KEYS + 64 * group + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+    int tile = first_tile<D>(item.block);
+    float score[C], dp[C], dq[32];
+    uint32_t p[C / 2], ds[C / 2], held[COLUMNS_HELD / 4];
+    hold_v(held, s, group);
+
+    QueryRing<D> at = ring.take();
+    int stage = uniform(at.stage);
+    barrier_wait(&s.q_full[stage], at.parity);
+    take_turn(group);
+    start_scores<D>(score, of.k, of.q + stage * STAGE);
+    barrier_wait(&s.dy_full[stage], at.parity);
+    start_scores<D, COLUMNS_HELD>(dp, of.v, of.dy + stage * STAGE, held);
+    pass_turn(group);
+    products_wait<1>();
+    keep_in_place(score);
+    weigh(score, s, w, item, tile, stage, key);
+    products_wait<0>();
+    keep_in_place(dp);
+    hand_over(p, ds, score, dp, s, stage, group, count);
+    while (++tile < end) {
+        const int before = stage;
+        at = ring.take();
+        stage = uniform(at.stage);
+        barrier_wait(&s.q_full[stage], at.parity);
+        take_turn(group);
+        start_sum(dv, p, of.dy_columns + before * STAGE);
+        start_sum(dk, ds, of.q_columns + before * STAGE);
+        start_dq(dq, s, of, count);
+        products_wait<1>();
+        keep_in_place(dv);
+        keep_in_place(dk);
+        barrier_arrive_everywhere<PAIR>(&s.q_empty[before]);
+        start_scores<D>(score, of.k, of.q + stage * STAGE);
+        pass_turn(group);
+        products_wait<1>();
+        finish_dq(dq, s, group, count++);
+        barrier_wait(&s.dy_full[stage], at.parity);
+        start_scores<D, COLUMNS_HELD>(dp, of.v, of.dy + stage * STAGE, held);
         products_wait<1>();
         keep_in_place(score);
-        if (query < (item.block + 1) * KEYS - 1 || query + QUERIES - 1 - item.block * KEYS >= w.window)
-            mask(score, query + lane % 4 * 2 - key, w.window);
-        probabilities(score, s.rows[stage][0], w.scale_log2);
-        keep_in_place(score);
+        weigh(score, s, w, item, tile, stage, key);
         if (tile + 1 == end)
             products_wait<0>();
         else
             products_wait<0, 1>();          /* NOTE: the same, behind the powers */
         keep_in_place(dp);
-        score_gradients(p, ds, score, dp, s.rows[stage][1]);
-        store_ds(s.ds[stage], ds, group);
-        fence_async();
-        start_sum(dv, p, of.dy_columns + stage * STAGE);
-        named_barrier(1, CONSUMERS);                        /* ds of both warpgroups */
-
-        products_fence();
-#pragma unroll
-        for (int k = 0; k < KEYS / 16; k++)
-            product<1, 1>(dq, of.ds + stage * DS_STAGE + step_by_columns(k), of.k_columns + step_by_columns(k), k > 0);
-        products_commit();
-        start_sum(dk, ds, of.q_columns + stage * STAGE);
-        products_wait<1>();
-        keep_in_place(dv);
-        keep_in_place(dq);
-        barrier_wait(&s.dq_empty[group], (count & 1) ^ 1);
-        store_dq(s.dq[group], dq);
-        fence_async();
-        barrier_arrive_warp(&s.dq_full[stage][group]);
-        if (tile + 1 == end)
-            break;
-        barrier_wait(&s.q_full[stage ^ 1], (count + 1) >> 1 & 1);
-        start_scores<D>(score, of.k, of.q + (stage ^ 1) * STAGE);       /* of the next tile */
-        products_wait<1>();
-        keep_in_place(dk);
-        barrier_arrive_warp(&s.q_empty[stage]);
+        hand_over(p, ds, score, dp, s, stage, group, count);
     }
+    take_turn(group);
+    start_sum(dv, p, of.dy_columns + stage * STAGE);
+    start_sum(dk, ds, of.q_columns + stage * STAGE);
+    start_dq(dq, s, of, count);
+    pass_turn(group);
     products_wait<0>();
+    keep_in_place(dv);
     keep_in_place(dk);
-    barrier_arrive_warp(&s.q_empty[count & 1]);
+    barrier_arrive_everywhere<PAIR>(&s.q_empty[stage]);
+    finish_dq(dq, s, group, count);
+}
+
+/* Tiles that only the other block of the pair needs. */
+template <int D, int PAIR> __device__ inline void skip_tiles(Shared<D> &s, QueryRing<D> &ring, int tiles)
+{
+    for (; tiles > 0; tiles--) {
+        const QueryRing<D> at = ring.take();
+        barrier_wait(&s.q_full[at.stage], at.parity);
+        barrier_wait(&s.dy_full[at.stage], at.parity);
+        barrier_arrive_everywhere<PAIR>(&s.q_empty[at.stage]);
+    }
 }
 
 /* A warpgroup: items one after another. */
-template <int D> __device__ void consume(Shared<D> &s, const Backward &w, int group)
+template <int D, int PAIR> __device__ void consume(Shared<D> &s, const Backward &w, int group)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     int count = 0;
+    QueryRing<D> ring;
+    if (group == 1)
+        pass_turn(group);
     for (int i = 0;; i++) {
         barrier_wait(&s.item_full, i & 1);
         const Item item = s.item;
         barrier_arrive_warp(&s.item_empty);
         if (item.head < 0)
-            return;
+            break;
+        const int first = first_tile<D>(item.block), end = end_tile<D>(item, item.block, w.window);
         float dk[D / 2], dv[D / 2];
 #pragma unroll
         for (int j = 0; j < D / 2; j++)
             dk[j] = dv[j] = 0;
         barrier_wait(&s.kv_full, i & 1);
-        sum_tiles<D>(dk, dv, s, w, item, group, count);
-        count += end_tile<D>(item, w.window) - first_tile<D>(item);
+        skip_tiles<D, PAIR>(s, ring, first - first_of_pair<D, PAIR>(item));
+        sum_tiles<D, PAIR>(dk, dv, s, w, item, group, ring, count);
+        skip_tiles<D, PAIR>(s, ring, end_of_pair<D, PAIR>(item, w.window) - end);
+        count += end - first;
         barrier_arrive_warp(&s.kv_empty);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -329,33 +456,36 @@ template <int D> __device__ void consume(Shared<D> &s, const Backward &w, int gr
             store_row(w.dv + at, dv, r == 1, 1, w.D, key < item.length);
         }
     }
+    if (group == 0)
+        take_turn(group);                       /* for the other's last pass */
 }
 
 #endif
 
-/* As many thread blocks as there are multiprocessors: each takes items until there are none. */
-template <int D> __global__ void __launch_bounds__(SM90_THREADS, 1)
+/* As many thread blocks as there are multiprocessors, in clusters of PAIR: each takes items until there are none. */
+template <int D, int PAIR> __global__ void __launch_bounds__(SM90_THREADS, 1)
 gradients_kernel(const Backward w, int K, const __grid_constant__ CUtensorMap qkv, const __grid_constant__ CUtensorMap dy)
 {
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ char memory[];
     Shared<D> &s = *reinterpret_cast<Shared<D> *>(memory + (-shared_address(memory) & 1023));
-    const int group = uniform(threadIdx.x / 128) - 1;
+    const int group = uniform(threadIdx.x / 128) - 1, rank = blockIdx.x % PAIR;
     if (threadIdx.x == 0) {
         prefetch_map(&qkv);
         prefetch_map(&dy);
-        init_barriers(s);
+        init_barriers<D, PAIR>(s);
     }
-    __syncthreads();
+    cluster_barrier<PAIR>();
     if (group < 0) {
         registers_shrink<24>();
         if (threadIdx.x == 0)
-            load(s, w, K, &qkv, &dy);
+            load<D, PAIR>(s, w, K, &qkv, &dy, rank);
         if (threadIdx.x == 32 || threadIdx.x == 64)
             add_dq(s, w, threadIdx.x == 64);
     } else {
         registers_grow<240>();
-        consume(s, w, group);
+        consume<D, PAIR>(s, w, group);
     }
+    cluster_end<PAIR>();
 #endif
 }

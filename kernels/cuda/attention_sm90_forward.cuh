@@ -8,8 +8,8 @@
  * while the other's products run. This goes on across items: the first scores of the next one are under way while the last
  * values of this one are added up.
  *
- * Where query heads share keys, two blocks form a cluster and have an item of two such heads at the same time: each fetches half of a
- * tile for both. What moves from the L2 cache costs energy, and on a GPU at its power limit that is time.
+ * HEADS: where query heads share keys, two blocks form a cluster and have items of two such heads at the same time: each fetches
+ * half of a tile for both. What moves from the L2 cache costs energy, and on a GPU at its power limit that is time.
  *
  * `top` is a number that the row's scores do not exceed by much, not their maximum: `out` is multiplied anew only where a score
  * is beyond it by SLACK. As every query sees its own key, which is in the first tile, top is finite from there on. */
@@ -26,10 +26,8 @@ struct Forward : Work {
     float *lse;                     /* (B, H, T), with a table (N, H) */
 };
 
-/* HEADS: blocks of a cluster, each with a query head of its own; rank: which of them. They take one ticket together.
- *
- * Ticket after ticket: document by document, in parts of so many heads that their keys and values fit into the cache; of a part the
- * last block of each head, which is the longest, then the one before it. */
+/* Ticket after ticket: document by document, in parts of so many heads that their keys and values fit into the cache; of a part the
+ * last block of each head, which is the longest, then the one before it. A cluster's HEADS have one ticket; rank: which of them. */
 template <int HEADS> __device__ inline Item item_of(const Forward &w, int ticket, int rank)
 {
     const int H = w.H / HEADS;
@@ -57,8 +55,8 @@ template <int D> struct alignas(1024) ForwardShared {
     char tile[STAGES][Tile<D>::KEY_BYTES];      /* in the order of their products: k 0, k 1, v 0, k 2, v 1, ... */
     char y[Tile<D>::KEY_BYTES];                 /* on its way out */
     Item item[2];
-    int ticket[2];                              /* from the cluster's first block */
-    Barrier ticket_full[2], q_full[2], q_empty[2], full[STAGES], empty[STAGES];
+    Barrier q_full[2], q_empty[2], full[STAGES], empty[STAGES];
+    Tickets tickets;
 };
 
 static_assert(sizeof(ForwardShared<128>) + 1024 <= 227 * 1024, "shared memory of a thread block, aligned");
@@ -67,8 +65,8 @@ static_assert(sizeof(ForwardShared<128>) + 1024 <= 227 * 1024, "shared memory of
 
 template <int D, int HEADS> __device__ inline void init_barriers(ForwardShared<D> &s)
 {
+    init_tickets(s.tickets);
     for (int i = 0; i < 2; i++) {
-        barrier_init(&s.ticket_full[i], 1);
         barrier_init(&s.q_full[i], 1);
         barrier_init(&s.q_empty[i], CONSUMERS / 32);
     }
@@ -88,32 +86,7 @@ template <int D, int HEADS> __device__ inline void load_next(ForwardShared<D> &s
     Barrier *full = &s.full[to.stage];
     barrier_wait(&s.empty[to.stage], to.parity ^ 1);
     barrier_expect(full, Tile<D>::KEY_BYTES);
-    if (HEADS == 1)
-        load_tile<D>(s.tile[to.stage], qkv, head, n, KEYS, full);
-    else
-        for (int panel = 0; panel < Tile<D>::PANELS; panel++)
-            load_box_everywhere(s.tile[to.stage] + (panel * KEYS + 64 * rank) * ROW, qkv, 64 * panel, head, n + 64 * rank, full,
-                                (1 << HEADS) - 1);
-}
-
-/* The i-th item of the block, whose place for q is free when this returns. NOTE: the other block has read the ticket before the last,
- * which had the same place: this block has done that item, with keys of which the other one fetched half. */
-template <int D, int HEADS> __device__ inline Item next_item(ForwardShared<D> &s, const Forward &w, int i, int rank)
-{
-    const int slot = i & 1, parity = i >> 1 & 1;
-    int ticket;
-    if (rank == 0)
-        ticket = atomicAdd(w.ticket, 1);
-    barrier_wait(&s.q_empty[slot], parity ^ 1);
-    if (rank == 0) {
-        for (int block = 1; block < HEADS; block++)
-            store_at(&s.ticket[slot], ticket, &s.ticket_full[slot], block);
-    } else {
-        barrier_expect(&s.ticket_full[slot], sizeof(int));
-        barrier_wait(&s.ticket_full[slot], parity);
-        ticket = s.ticket[slot];
-    }
-    return item_of<HEADS>(w, ticket, rank);
+    load_tile<D, HEADS>(s.tile[to.stage], qkv, head, n, KEYS, full, rank);
 }
 
 /* One thread: takes items and fetches what they need. Values come one tile behind the keys. */
@@ -122,7 +95,9 @@ template <int D, int HEADS> __device__ void load(ForwardShared<D> &s, const Forw
     Ring<STAGES> ring;
     int head = -1, n = 0;                       /* of the values that are still to come */
     for (int i = 0;; i++) {
-        const Item item = s.item[i & 1] = next_item<D, HEADS>(s, w, i, rank);
+        const Item item = item_of<HEADS>(w, next_ticket<HEADS>(s.tickets, w.ticket, i, rank), rank);
+        barrier_wait(&s.q_empty[i & 1], (i >> 1 & 1) ^ 1);
+        s.item[i & 1] = item;
         if (item.head < 0) {
             barrier_arrive(&s.q_full[i & 1]);
             break;
@@ -417,7 +392,7 @@ forward_kernel(const Forward w, const __grid_constant__ CUtensorMap qkv, const _
         prefetch_map(&y);
         init_barriers<D, HEADS>(s);
     }
-    cluster_barrier();
+    cluster_barrier<HEADS>();
     if (group < 0) {
         registers_shrink<32>();
         if (threadIdx.x == 0)
@@ -426,6 +401,6 @@ forward_kernel(const Forward w, const __grid_constant__ CUtensorMap qkv, const _
         registers_grow<232>();
         consume<D, HEADS>(s, w, &y, group);
     }
-    cluster_barrier();                  /* another one may still arrive at barriers of this block */
+    cluster_end<HEADS>();
 #endif
 }

@@ -24,6 +24,9 @@ struct Packed { int start, length, first; };
 /* What a thread block does at a time: a block of a document, of one head. head -1: there is no more. */
 struct Item { int start, length, first, block, head; };
 
+/* In shared memory: how the blocks of a cluster tell each other the tickets that they take together. */
+struct Tickets { int number[4]; Barrier full[4]; };
+
 /* What all kernels work on. */
 struct Work {
     int T, H, D, window;            /* window: a number of keys, T if there is none                                  */
@@ -52,12 +55,43 @@ __device__ inline Packed document_of(const Work &w, int block)
 
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/* A tile of `count` tokens from n on, of a head: boxes of 64 tokens and 64 columns. */
-template <int D> __device__ inline void load_tile(char *to, const CUtensorMap *map, int head, int n, int count, Barrier *b)
+/* A tile of `count` tokens from n on, of a head: boxes of 64 tokens and 64 columns. Where the BLOCKS of a cluster need the same
+ * tile, each fetches some of its boxes for all; rank: which of them this is. */
+template <int D, int BLOCKS = 1>
+__device__ inline void load_tile(char *to, const CUtensorMap *map, int head, int n, int count, Barrier *b, int rank = 0)
 {
+    int box = 0;
     for (int panel = 0; panel < Tile<D>::PANELS; panel++)
-        for (int i = 0; i < count; i += 64)
-            load_box(to + (panel * count + i) * ROW, map, 64 * panel, head, n + i, b);
+        for (int i = 0; i < count; i += 64, box++) {
+            char *at = to + (panel * count + i) * ROW;
+            if (BLOCKS == 1)
+                load_box(at, map, 64 * panel, head, n + i, b);
+            else if (box % BLOCKS == rank)
+                load_box_everywhere(at, map, 64 * panel, head, n + i, b, (1 << BLOCKS) - 1);
+        }
+}
+
+__device__ inline void init_tickets(Tickets &tickets)
+{
+    for (int i = 0; i < 4; i++)
+        barrier_init(&tickets.full[i], 1);
+}
+
+/* The i-th one of a block, and of all BLOCKS of its cluster: the first block takes it. NOTE: four places are enough where a block
+ * asks for it only when its item i - 3 is done: another one must have read that ticket to fetch its part. */
+template <int BLOCKS> __device__ inline int next_ticket(Tickets &tickets, int *ticket, int i, int rank)
+{
+    Barrier *full = &tickets.full[i & 3];
+    int *place = &tickets.number[i & 3];
+    if (rank > 0) {
+        barrier_expect(full, sizeof *place);
+        barrier_wait(full, i >> 2 & 1);
+        return *place;
+    }
+    const int number = atomicAdd(ticket, 1);
+    for (int block = 1; block < BLOCKS; block++)
+        store_at(place, number, full, block);
+    return number;
 }
 
 /* d (64, D) += a (64, 4 W) rows, of which there are 4 W. */

@@ -79,10 +79,20 @@ __device__ inline void barrier_wait(Barrier *b, int parity)
     while (!done);
 }
 
-/* All threads of a cluster. */
-__device__ inline void cluster_barrier()
+/* All threads of a cluster of so many blocks. */
+template <int BLOCKS> __device__ inline void cluster_barrier()
 {
-    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+    if (BLOCKS == 1)
+        __syncthreads();
+    else
+        asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+
+/* Before a block ends: another one of the cluster may still arrive at its barriers. */
+template <int BLOCKS> __device__ inline void cluster_end()
+{
+    if (BLOCKS > 1)
+        cluster_barrier<BLOCKS>();
 }
 
 /* One arrival of a warp, for all that its lanes did before. */
@@ -310,6 +320,21 @@ __device__ inline void product_e4m3(float (&d)[128], uint32_t a, uint32_t b, boo
                  : D32(d, 0), D32(d, 32), D32(d, 64), D32(d, 96) : "l"(descriptor(a)), "l"(descriptor(b)), "r"((int)add));
 }
 
+/* d = a b, or d += a b, with a in registers, b by rows. */
+__device__ inline void product(float (&d)[32], const uint32_t *a, uint32_t b, bool add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" NAMES_32 "}, "
+                 "{%32,%33,%34,%35}, %36, p, 1, 1, 0;\n}"
+                 : D32(d, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(descriptor(b)), "r"((int)add));
+}
+
+__device__ inline void product(float (&d)[64], const uint32_t *a, uint32_t b, bool add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" NAMES_64 "}, "
+                 "{%64,%65,%66,%67}, %68, p, 1, 1, 0;\n}"
+                 : D32(d, 0), D32(d, 32) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(descriptor(b)), "r"((int)add));
+}
+
 /* d += a b with a in registers, b by columns. */
 __device__ inline void product_add(float (&d)[32], const uint32_t *a, uint32_t b)
 {
@@ -345,6 +370,13 @@ __device__ inline void store_matrices(void *row, const uint32_t *a)
                  :: "r"(shared_address(row)), "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]) : "memory");
 }
 
+/* The other way. */
+__device__ inline void load_matrices(uint32_t *a, const void *row)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(shared_address(row)) : "memory");
+}
+
 /* 2^x, relative error below 2^-22. */
 __device__ inline float exp2_fast(float x)
 {
@@ -359,7 +391,8 @@ __device__ inline float exp2_fast(float x)
 
 /* Blocks with `bytes` of dynamic shared memory, in clusters of so many. LAUNCH_CHECK follows. */
 template <class... Parameters, class... Arguments>
-inline void launch_clusters(void (*kernel)(Parameters...), int clusters, int blocks, int threads, size_t bytes, Arguments... arguments)
+inline void launch_clusters(void (*kernel)(Parameters...), int clusters, int blocks, int threads, size_t bytes,
+                            Arguments... arguments)
 {
     cudaLaunchAttribute cluster = {};
     cluster.id = cudaLaunchAttributeClusterDimension;

@@ -228,7 +228,7 @@ matmul_swiglu_kernel(const Job job, const __grid_constant__ CUtensorMap x, const
         }
         barrier_init_fence();
     }
-    cluster_barrier();
+    cluster_barrier<PAIR>();
     if (threadIdx.x >= CONSUMERS) {
         registers_shrink<24>();
         if (threadIdx.x == CONSUMERS)
@@ -237,7 +237,7 @@ matmul_swiglu_kernel(const Job job, const __grid_constant__ CUtensorMap x, const
         registers_grow<240>();
         consume(s, job, rank);
     }
-    cluster_barrier();                  /* the other one may still arrive at barriers of this block */
+    cluster_end<PAIR>();
 #endif
 }
 
