@@ -223,10 +223,25 @@ static int first_owed(const Run *r)
     return r->saved_step == r->state.step && evaluates_here(r) ? (int)evaluated : r->config->num_eval;
 }
 
+static bool samples_here(const Run *r)
+{
+    return is_due(r->state.step, r->config->samples.interval) || run_is_over(r);
+}
+
+/* Whether a run that goes on from a checkpoint did not come to its samples there. */
+static bool samples_owed(const Run *r)
+{
+    double owed = comm_rank() == 0 && r->saved_step == r->state.step && samples_here(r) && !log_sampled(r->log);
+    comm_max(&owed, 1);             /* rank 0 knows what is written */
+    return owed > 0;
+}
+
 static void train(Run *r)
 {
     const Config *c = r->config;
     bool stop = evaluate_all(r, c->eval_on_load ? 0 : first_owed(r));
+    if (samples_owed(r))
+        stop |= samples_write(r->samples, &r->model, &r->fsdp, r->log, r->state.step, &asked_to_stop);
     int lost = 0;               /* steps in a row that were not finite */
     while (!run_is_over(r) && (!stop || lost > 0)) {        /* who is asked to stop does so at the next step that is finite */
         const TrainState before = r->state;
@@ -248,7 +263,7 @@ static void train(Run *r)
             finish_saving(r);
         if (evaluates_here(r))
             stop |= evaluate_all(r, 0);
-        if (is_due(t.step, c->samples.interval) || run_is_over(r))
+        if (samples_here(r))
             stop |= samples_write(r->samples, &r->model, &r->fsdp, r->log, t.step, &asked_to_stop);
     }
     if (stop && comm_rank() == 0)

@@ -93,6 +93,12 @@ static void test_signal_in_samples(void **state)
     expect_output("asked to stop at step 1");
     assert_null(strstr(output, "sample 0:"));
     assert_int_equal(trainer("samples/latest", "step"), 1);
+    /* the next process makes up for them, once */
+    for (int i = 0; i < 2; i++) {
+        expect_status(train(2, "--max_duration=100 --stop_at=1 --try_load_latest_save --save_folder=%s --samples.max_new_tokens=1 "
+                            "--samples.prompts=%s/prompts.jsonl --samples.interval=1", path, folder), 0);
+        assert_int_equal(strstr(output, "sample 0:") != NULL, i == 0);
+    }
 }
 
 /* A process that ended between two evaluators: the next makes up for the one that is missing, once. */

@@ -33,6 +33,7 @@ struct Log {
     double *loss;              /* of every step of this process, where it was finite */
     long    losses, capacity, first_step;
     int     evaluated;         /* evaluators, from the first on, at first_step by an earlier process */
+    bool    sampled;           /* whether an earlier process has written samples there */
     char   *from;              /* of a run that only evaluates: the folder that it loads; else NULL */
 };
 
@@ -123,17 +124,24 @@ static int count_evals(const char *line, const Config *c, int count)
     return count;
 }
 
-/* Drops what follows the lines of step `last`, -1: all lines, and a last line that a crash cut short. Lines that say no step stay.
- * Returns how many evaluators have been evaluated at `last` by what stays. */
-static int drop_later_steps(const char *path, const Config *c, long last)
+static bool has_samples(const char *line)
 {
-    FILE *in = fopen(path, "r");
+    json_t *o = json_loads(line, 0, NULL);
+    const bool has = json_object_get(o, "samples") != NULL;
+    json_decref(o);
+    return has;
+}
+
+/* Drops what follows the lines of step `last`, -1: all lines, and a last line that a crash cut short. Lines that say no step stay.
+ * Notes what the lines that stay have of evaluations and samples at `last`. */
+static void drop_later_steps(Log *l, long last)
+{
+    FILE *in = fopen(l->path, "r");
     if (!in)
-        return 0;
+        return;
     char *line = NULL;
     size_t size = 0;
     long keep = 0, at = 0;
-    int evaluated = 0;
     ssize_t n;
     while ((n = getline(&line, &size, in)) > 0) {
         at += n;
@@ -142,19 +150,25 @@ static int drop_later_steps(const char *path, const Config *c, long last)
         if (line[n - 1] != '\n' || step > last)
             break;
         keep = at;
-        if (says && step == last)
-            evaluated = count_evals(line, c, evaluated);
+        if (says && step == last) {
+            l->evaluated = count_evals(line, l->config, l->evaluated);
+            l->sampled |= has_samples(line);
+        }
     }
     free(line);
     fclose(in);
-    if (truncate(path, keep) != 0)
-        die("%s: cannot drop the steps from %ld on: %s", path, last + 1, strerror(errno));
-    return evaluated;
+    if (truncate(l->path, keep) != 0)
+        die("%s: cannot drop the steps from %ld on: %s", l->path, last + 1, strerror(errno));
 }
 
 int log_evaluated(const Log *l)
 {
     return l ? l->evaluated : 0;
+}
+
+bool log_sampled(const Log *l)
+{
+    return l->sampled;
 }
 
 /* Two processes in one folder would mix their steps and delete each other's checkpoints. Where the file system has no locks,
@@ -201,7 +215,7 @@ Log *log_open(const Config *c, RunLength length, long last_step, long first_step
     l->time[0] = l->start = clock_seconds();
     open_file(l, c->save_folder, "metrics.jsonl");
     lock(l->file, c->save_folder);
-    l->evaluated = drop_later_steps(l->path, c, resumes ? first_step : -1);
+    drop_later_steps(l, resumes ? first_step : -1);
     printf("each line: tokens per second%s%s, memory in use; all else is in %s\n", world > 1 ? " of a rank" : "",
            l->speed_of_light > 0 ? " and % of its peak" : "", l->path);
     return l;
