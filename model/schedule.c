@@ -3,6 +3,8 @@
 
 #include <math.h>
 
+#include "kernels/error.h"
+
 double schedule_lr(const Config *c, RunLength length, long step, long tokens)
 {
     bool in_tokens = c->scheduler.in_tokens;
@@ -38,4 +40,21 @@ double schedule_max_grad_norm(const Config *c, long step, long tokens)
     long t = c->scheduler.in_tokens ? tokens : step;
     return t <= c->scheduler.grad_clip_warmup_steps ? c->max_grad_norm * c->scheduler.grad_clip_warmup_factor
                                                     : c->max_grad_norm;
+}
+
+void schedule_check(const Config *c, RunLength length)
+{
+    const bool in_tokens = c->scheduler.in_tokens;
+    const double run = in_tokens ? length.tokens : length.steps, end = c->scheduler.t_max ? c->scheduler.t_max : run;
+    const double fraction = c->scheduler.warmup_fraction, warmup = fraction > 0 ? round(fraction * end) : c->scheduler.t_warmup;
+    const double decay = c->scheduler.name == WSD ? c->scheduler.t_decay : 0;
+    const char *unit = in_tokens ? "tokens" : "steps";
+    if (c->max_duration.epochs == 0)
+        return;
+    if (decay > 0 && warmup + decay > end)
+        die("scheduler.t_warmup %.0f and t_decay %.0f do not fit max_duration, which is %.0f %s of these data; shorten one of them",
+            warmup, decay, end, unit);
+    if (warmup > run)
+        warn("the learning rate is still warming up when the run ends: scheduler.t_warmup %.0f, max_duration %.0f %s of these data",
+             warmup, run, unit);
 }

@@ -8,3 +8,7 @@ typedef struct { long steps, tokens; } RunLength;
 /* `step` counts from 1; `tokens` are those seen when the step is done. */
 double schedule_lr           (const Config *c, RunLength length, long step, long tokens);
 double schedule_max_grad_norm(const Config *c, long step, long tokens);    /* 0: no clipping */
+
+/* A run in epochs, whose length only its data and what it goes on from say: dies if warmup and decay do not fit it, warns if it
+ * ends during the warmup. Other runs are checked with the configuration. */
+void   schedule_check(const Config *c, RunLength length);

@@ -308,6 +308,11 @@ static void test_warning(void **state)
     assert_string_equal(message, "");
     assert_true(try_printed(message, sizeof message, 2, 1, NULL, NULL));
     assert_string_equal(message, "");
+    /* 9.5 steps of 8 x 64 tokens are 10 */
+    assert_true(try_printed(message, sizeof message, 2, 1, "--model.max_sequence_length=64", "--max_duration=4864T"));
+    assert_string_equal(message, "");
+    assert_true(try_printed(message, sizeof message, 2, 1, "--model.max_sequence_length=64", "--max_duration=4608T"));
+    try_contains(message, "still warming up when the run ends: scheduler.t_warmup 10, length 9");
     try_write_changed("betas:", "betas: [0.9, 0.999]");
     assert_true(try_printed(message, sizeof message, 2, 1, "--recipe=coat", NULL));
     assert_string_equal(message, "");

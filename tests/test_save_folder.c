@@ -131,6 +131,17 @@ static void test_too_long(void **state)
     }
 }
 
+/* How many steps an epoch has only the data say. */
+static void test_schedule_of_epochs(void **state)
+{
+    (void)state;
+    assert_int_not_equal(train(1, "--save_folder=%s/epochs --max_duration=1ep --scheduler.name=wsd --scheduler.t_decay=100000",
+                               folder), 0);
+    expect_output("and t_decay 100000 do not fit max_duration, which is ");
+    expect_status(train(1, "--save_folder=%s/epochs --max_duration=1ep --stop_at=1 --scheduler.t_warmup=100000", folder), 0);
+    expect_output("still warming up when the run ends: scheduler.t_warmup 100000, max_duration ");
+}
+
 /* Ctrl-C twice. One step of 5000 sequences takes longer than the test wants to wait. */
 static void test_second_signal(void **state)
 {
@@ -378,7 +389,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_signals), cmocka_unit_test(test_signal_in_evaluation), cmocka_unit_test(test_signal_in_samples),
-        cmocka_unit_test(test_cut_between_evaluators), cmocka_unit_test(test_too_long),
+        cmocka_unit_test(test_cut_between_evaluators), cmocka_unit_test(test_too_long), cmocka_unit_test(test_schedule_of_epochs),
         cmocka_unit_test(test_second_signal),
         cmocka_unit_test(test_folder_is_not_overwritten), cmocka_unit_test(test_lines_that_stay),
         cmocka_unit_test(test_set_aside), cmocka_unit_test(test_folder_is_in_use),

@@ -368,7 +368,7 @@ static double duration_in_units(const Config *c)
 {
     double tokens_per_step = (double)c->global_train_batch_size * c->model.max_sequence_length;
     if (c->max_duration.tokens)
-        return c->scheduler.in_tokens ? c->max_duration.tokens : c->max_duration.tokens / tokens_per_step;
+        return c->scheduler.in_tokens ? c->max_duration.tokens : ceil(c->max_duration.tokens / tokens_per_step);
     return c->max_duration.steps * (c->scheduler.in_tokens ? tokens_per_step : 1);
 }
 
@@ -407,7 +407,7 @@ static void check_schedule(Reader *r)
         die("%s: inverse_sqrt_with_warmup needs scheduler.t_warmup > 0", config_where(r, "scheduler.t_warmup"));
     if (c->scheduler.name == WSD && c->scheduler.t_decay == 0)
         die("%s: wsd needs scheduler.t_decay, the length of the final decay", config_where(r, "scheduler.name"));
-    const double last = end > 0 ? end : ceil(length);       /* 0: epochs */
+    const double last = end > 0 ? end : length;       /* 0: epochs */
     if (share)
         warmup = lround(c->scheduler.warmup_fraction * last);
     if (c->scheduler.name == WSD && last > 0 && warmup + c->scheduler.t_decay > last)

@@ -461,6 +461,7 @@ void run_open(Run *r, const Config *c)
     if (!run_is_over(r))
         loader_limit(r->loader, (uint64_t)(r->last_step - r->state.step));
     check_agreement("checkpoints to go on from", state_hash(&r->state));
+    schedule_check(c, r->length);
     print_data(r);
     r->log = log_open(c, r->length, r->last_step, r->state.step, resumes, comm_size());
     write_config(c, r->state.step, resumes, saved);
