@@ -273,6 +273,13 @@ static void train(Run *r)
     finish_saving(r);
 }
 
+/* What is printed and kept nowhere else: who asked for it must not take a part for the whole. */
+static void check_printed(void)
+{
+    if (comm_rank() == 0 && (fflush(stdout) != 0 || ferror(stdout)))
+        die("stdout: cannot write all that was asked for; is it closed, or its disk full?");
+}
+
 static void train_or_evaluate(const Config *c)
 {
     Run r;
@@ -285,6 +292,8 @@ static void train_or_evaluate(const Config *c)
         evaluate_all(&r, 0);
     else
         train(&r);
+    if (c->eval_only && !c->save_folder)
+        check_printed();
     watchdog_set_patient(true);
     run_close(&r);
 }
@@ -305,11 +314,13 @@ int main(int argc, char **argv)
     error_hold_warnings(true);
     Config *c = config_load(argc, argv, comm_size(), checkpoint_latest);
     if (!c) {
+        check_printed();
         comm_finish();
         return argc < 2 ? 2 : 0;
     }
     if (c->dry_run) {
         run_plan(c);
+        check_printed();
         config_free(c);
         comm_finish();
         return 0;

@@ -106,6 +106,22 @@ static void test_owed(void **state)
     }
 }
 
+/* What is printed only, on a full disk. */
+static void test_nowhere(void **state)
+{
+    (void)state;
+    const char *const asked[] = { "--help",
+                                  "--load_path=%s/run/latest --dry_run --device_memory=1 --device_train_microbatch_size=1",
+                                  "--load_path=%s/run/latest --eval_only --device_eval_batch_size=2 %s --save_folder=null" };
+    for (int i = 0; i < 3; i++) {
+        char arguments[1024];
+        snprintf(arguments, sizeof arguments, asked[i], folder, evaluators);
+        shell("%s/train %s >/dev/null", setting("BUILD", "build/cpu"), arguments);
+        shell("! %s/train %s >/dev/full 2>%s/full.log && grep -q '^error: stdout: cannot write' %s/full.log",
+              setting("BUILD", "build/cpu"), arguments, folder, folder);
+    }
+}
+
 static void test_refused(void **state)
 {
     (void)state;
@@ -122,6 +138,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_in_training), cmocka_unit_test(test_alone),
                                         cmocka_unit_test(test_folder_stays), cmocka_unit_test(test_owed),
-                                        cmocka_unit_test(test_refused) };
+                                        cmocka_unit_test(test_nowhere), cmocka_unit_test(test_refused) };
     return cmocka_run_group_tests(tests, make_evaluators, remove_folder);
 }
