@@ -7,6 +7,8 @@
 #include "kernels/comm.h"
 #include "kernels/error.h"
 #include "data/shuffle.h"
+#include "model/checkpoint/source.h"
+#include "model/run/log.h"
 #include "tests/launch.h"
 
 #include <pthread.h>
@@ -47,6 +49,16 @@ int __real_shard_read(int *ids, const void *s, uint64_t first, int count, int vo
 int __wrap_shard_read(int *ids, const void *s, uint64_t first, int count, int vocab_size);
 bool __real_numpy_shuffle(uint32_t *index, uint64_t n, uint64_t seed, bool (*go_on)(void *who), void *who);
 bool __wrap_numpy_shuffle(uint32_t *index, uint64_t n, uint64_t seed, bool (*go_on)(void *who), void *who);
+void __real_folder_clean(const char *save_folder);
+void __wrap_folder_clean(const char *save_folder);
+void __real_folder_publish(const char *save_folder, long step);
+void __wrap_folder_publish(const char *save_folder, long step);
+void __real_folder_remove_step(const char *save_folder, long step);
+void __wrap_folder_remove_step(const char *save_folder, long step);
+Log *__real_log_open(const Config *c, RunLength length, long last_step, long first_step, bool resumes, int world);
+Log *__wrap_log_open(const Config *c, RunLength length, long last_step, long first_step, bool resumes, int world);
+Source __real_source_open(const char *folder);
+Source __wrap_source_open(const char *folder);
 
 ssize_t __wrap_pwrite(int fd, const void *src, size_t bytes, off_t at)
 {
@@ -66,6 +78,36 @@ int __wrap_shard_read(int *ids, const void *s, uint64_t first, int count, int vo
     if (!pthread_equal(pthread_self(), main_thread))
         meet_fault("shard_read", 100);
     return __real_shard_read(ids, s, first, count, vocab_size);
+}
+
+void __wrap_folder_clean(const char *save_folder)
+{
+    meet_fault("folder_clean", 100);
+    __real_folder_clean(save_folder);
+}
+
+void __wrap_folder_publish(const char *save_folder, long step)
+{
+    meet_fault("folder_publish", 100);
+    __real_folder_publish(save_folder, step);
+}
+
+void __wrap_folder_remove_step(const char *save_folder, long step)
+{
+    meet_fault("folder_remove_step", 100);
+    __real_folder_remove_step(save_folder, step);
+}
+
+Log *__wrap_log_open(const Config *c, RunLength length, long last_step, long first_step, bool resumes, int world)
+{
+    meet_fault("log_open", 100);
+    return __real_log_open(c, length, last_step, first_step, resumes, world);
+}
+
+Source __wrap_source_open(const char *folder)
+{
+    meet_fault("source_open", 100);
+    return __real_source_open(folder);
 }
 
 static bool (*real_go_on)(void *who);
@@ -155,6 +197,7 @@ static void test_slow(void **state)
 
 /* ---- what hangs ------------------------------------------------------------------------------------------- */
 
+/* Arguments may say %s, which is the test's folder. Not all at once: what is slow would be taken for what hangs. */
 static void test_hung(void **state)
 {
     (void)state;
@@ -164,20 +207,33 @@ static void test_hung(void **state)
         { "shard_read hang 12 1", "", "since reading data/sample-train.npy in step " },
         { "map_file hang 2 1", "--eval_interval=1", "since opening data/sample-val.npy in step 1" },
         { "map_file hang 0 1", "", "since opening data/sample-train.npy" },
+        { "source_open hang 0 1", "--load_path=%s/before/step1", "since opening the files to load" },
+        { "log_open hang 0 0", "", "since opening metrics.jsonl" },
+        { "folder_clean hang 0 0", "", "since tidying save_folder and writing config.yaml" },
+        { "folder_publish hang 0 0", "--save_interval=2", "since publishing the checkpoint in step " },
+        { "folder_remove_step hang 0 0", "--save_interval=2 --save_num_checkpoints_to_keep=1",
+          "since deleting old checkpoints in step " },
     };
-    enum { CASES = sizeof cases / sizeof cases[0] };
+    enum { CASES = sizeof cases / sizeof cases[0], AT_ONCE = 5 };
     FILE *p[CASES];
     if (most_ranks() < 2)
         skip();
-    for (int i = 0; i < CASES; i++) {
-        char run[32], arguments[256];
-        snprintf(run, sizeof run, "hung%d", i);
-        snprintf(arguments, sizeof arguments, "--timeout_seconds=%d --max_duration=20 %s", on_gpu() ? 20 : 3,
-                 cases[i].arguments);
-        p[i] = start_faulty(2, cases[i].fault, run, arguments);
+    expect_status(train(1, "--max_duration=1 --save_folder=%s/before", folder), 0);
+    for (int i = 0; i < CASES + AT_ONCE; i++) {
+        char text[256];
+        if (i >= AT_ONCE) {
+            const char *fault = cases[i - AT_ONCE].fault;
+            snprintf(text, sizeof text, "rank %s (process", fault + strlen(fault) - 1);
+            expect_fault(p[i - AT_ONCE], false, (const char *[3]){ cases[i - AT_ONCE].since, text, "has made no progress for" });
+        }
+        if (i < CASES) {
+            char run[32], arguments[512];
+            snprintf(run, sizeof run, "hung%d", i);
+            snprintf(text, sizeof text, cases[i].arguments, folder);
+            snprintf(arguments, sizeof arguments, "--timeout_seconds=%d --max_duration=20 %s", on_gpu() ? 20 : 3, text);
+            p[i] = start_faulty(2, cases[i].fault, run, arguments);
+        }
     }
-    for (int i = 0; i < CASES; i++)
-        expect_fault(p[i], false, (const char *[3]){ cases[i].since, "rank 1 (process", "has made no progress for" });
 }
 
 /* ---- what ends alone -------------------------------------------------------------------------------------- */

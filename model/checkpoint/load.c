@@ -18,6 +18,7 @@
 #include "model/checkpoint/companions.h"
 #include "kernels/error.h"
 #include "kernels/text.h"
+#include "kernels/watchdog.h"
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/layout.h"
 #include "model/checkpoint/manifest.h"
@@ -250,6 +251,7 @@ static void check_base(const char *folder, const Lora *l)
 bool checkpoint_load(const char *folder, const Config *c, Fsdp *f, TrainState *s, bool with_optimizer)
 {
     const Lora *lora = &c->model.lora;
+    watchdog_mark("opening the files to load", -1);
     const bool adapter = adapter_is(folder);
     if (adapter && lora->rank == 0)
         die("%s holds adapters, and the configuration has none (lora.rank)", folder);
@@ -354,8 +356,10 @@ void checkpoint_prune(const Config *c)
         bool wanted = ephemeral ? !ephemeral_kept : keep < 0 || kept < keep;
         ephemeral_kept |= ephemeral;
         kept += !ephemeral;
-        if (!wanted && step != last)
+        if (!wanted && step != last) {
+            watchdog_mark("deleting old checkpoints", -1);
             folder_remove_step(c->save_folder, step);
+        }
     }
     free(steps);
     free(latest);

@@ -286,6 +286,7 @@ static void publish(bool aside)
     layout_sum(&save.model);
     layout_sum(&save.optimizer);
     if (comm_rank() == 0) {
+        watchdog_mark("publishing the checkpoint", -1);
         size_t bytes = write_descriptions();
         if (aside)
             folder_set_aside(c->save_folder, save.state.step);

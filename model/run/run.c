@@ -189,6 +189,7 @@ static bool is_checkpoint_of(const Config *c, const char *from, long step)
 static void write_config(const Config *c, long step, bool resumes, bool saved)
 {
     if (comm_rank() == 0) {
+        watchdog_mark("tidying save_folder and writing config.yaml", -1);
         if (c->save_overwrite && !resumes)
             folder_clear(c->save_folder);
         /* An interruption before the next save must not lead back to what came after step N. */
@@ -463,6 +464,7 @@ void run_open(Run *r, const Config *c)
     check_agreement("checkpoints to go on from", state_hash(&r->state));
     schedule_check(c, r->length);
     print_data(r);
+    watchdog_mark("opening metrics.jsonl", -1);
     r->log = log_open(c, r->length, r->last_step, r->state.step, resumes, comm_size());
     write_config(c, r->state.step, resumes, saved);
     if (saved)
