@@ -1,5 +1,5 @@
-/* DIFFERS from OLMo-core in what is no number: there, a step like all before it, or one after a step that was not finite, is left
- * out too, since a comparison with NaN is false. */
+/* DIFFERS from OLMo-core after a step that was not finite: there the following ones are left out too, as a comparison with NaN is
+ * false. */
 #include "model/spikes.h"
 
 #include <math.h>
@@ -38,7 +38,7 @@ SpikeScores spikes_add(SpikeWindow *w, double loss, double grad_norm)
 
 bool spikes_exceed(SpikeScores s)
 {
-    return fabs(s.loss) > SPIKES_LIMIT || fabs(s.grad_norm) > SPIKES_LIMIT;
+    return s.loss > SPIKES_LIMIT || s.grad_norm > SPIKES_LIMIT;
 }
 
 /* 17 digits say which double it is. */

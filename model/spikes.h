@@ -1,6 +1,7 @@
 /* Spikes of the loss and of the gradient norm: how far a step's lie from the mean of those before it, in standard deviations.
- * Window, least number of steps and limit are those of OLMo-core's SkipStepOptimizer (olmo_core/optim/skip_step_optimizer.py:
- * rolling_interval_length, half of it, sigma_factor), which makes no update of a step that is further away, on either side. */
+ * Window, least number of steps and limit are those of OLMo-core 3.0.0's SkipStepOptimizer (optim/skip_step_optimizer.py:
+ * rolling_interval_length, half of it, sigma_factor), which makes no update of a step that is further above the mean. One that is
+ * below it, such as an easy batch, is no spike. */
 #pragma once
 #include <stdbool.h>
 
@@ -18,7 +19,7 @@ typedef struct { double loss, grad_norm; } SpikeScores;
 
 /* The scores of a step, both of its values finite, among those of the window, which it then joins. */
 SpikeScores spikes_add(SpikeWindow *w, double loss, double grad_norm);
-bool        spikes_exceed(SpikeScores s);              /* one of them is beyond SPIKES_LIMIT, on either side */
+bool        spikes_exceed(SpikeScores s);              /* one of them is more than SPIKES_LIMIT */
 
 /* One series of a window as text, and back to the bit: numbers with blanks between. Text is malloc'ed; spikes_parse returns
  * their number, -1 if the text is anything else. */

@@ -323,7 +323,7 @@ const ConfigKey config_keys[] = {
     OPTION("max_grad_norm", DOUBLE, "null", 0, TINY, 1e9, C(max_grad_norm), "clip gradients to this global norm"),
     ONLY  ("max_grad_norm_ratio", "null", "gradients are clipped by max_grad_norm"),
     WORD  ("spikes", CHOICE, "warn", WORDS({ "warn", SPIKES_WARN }, { "skip", SPIKES_SKIP }, { "stop", SPIKES_STOP }),
-           C(spikes), "a step whose loss or gradient norm is more than 6 standard deviations from the mean of the last 128: "
+           C(spikes), "a step whose loss or gradient norm is more than 6 standard deviations above the mean of the last 128: "
            "say so; also make no update of it, as OLMo-core's SkipStepOptimizer; or end the run and keep the state before it"),
     OTHER ("softmax_auxiliary_loss", BOOL, "false", X(softmax_auxiliary_loss), "z-loss: adds ..."),
     OPTION("auxiliary_loss_multiplier", DOUBLE, "1e-4", 0, 0, 1e3, X(auxiliary_loss_multiplier),
