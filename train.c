@@ -26,6 +26,8 @@
 #include "model/schedule.h"
 #include "model/update.h"
 
+enum { FIRST_TIMEOUT = 600 };           /* seconds: the default of timeout_seconds, until that is read */
+
 static volatile sig_atomic_t training, asked_to_stop;
 
 /* Until steps are trained, there is nothing to save and no end of a step to come. NOTE: called in a signal handler. */
@@ -312,13 +314,17 @@ int main(int argc, char **argv)
     signal(SIGINT, on_signal);
     comm_start(&argc, &argv);
     error_hold_warnings(true);
+    watchdog_start(FIRST_TIMEOUT);
     Config *c = config_load(argc, argv, comm_size(), checkpoint_latest);
     if (!c) {
         check_printed();
+        watchdog_stop();
         comm_finish();
         return argc < 2 ? 2 : 0;
     }
+    watchdog_configure(c->timeout_seconds, c->model.n_layers + 2);
     if (c->dry_run) {
+        watchdog_stop();                /* a plan that takes long makes nobody wait */
         run_plan(c);
         check_printed();
         config_free(c);
@@ -326,7 +332,6 @@ int main(int argc, char **argv)
         return 0;
     }
     comm_divide(c->strategy.shard_ranks);
-    watchdog_start(c->timeout_seconds, c->model.n_layers + 2);
     watchdog_mark("starting the device", -1);
     device_init(comm_local_rank());
     watchdog_mark_together("connecting the devices", -1);

@@ -90,7 +90,8 @@ static struct {
     Board *board;
     RankState *rank;                    /* board->rank */
     Sight *sight;                       /* (n) */
-    int    n, self, timeout, units;
+    int    n, self;
+    _Atomic int timeout, units;         /* the main thread may change them */
     bool   stop;
     pthread_t thread;
     pthread_mutex_t lock;               /* guards stop */
@@ -431,12 +432,17 @@ static void *watch(void *nothing)
 
 /* ---- start and end ----------------------------------------------------------------------------------------- */
 
-void watchdog_start(int timeout, int units)
+void watchdog_configure(int timeout, int units)
+{
+    dog.timeout = timeout;
+    dog.units = units;
+}
+
+void watchdog_start(int timeout)
 {
     dog.n = comm_local_size();
     dog.self = comm_local_rank();
-    dog.timeout = timeout;
-    dog.units = units;
+    watchdog_configure(timeout, 0);
     dog.board = comm_host_memory(sizeof *dog.board + sizeof *dog.rank * (size_t)dog.n);
     dog.rank = dog.board->rank;
     dog.sight = xcalloc((unsigned long)dog.n, sizeof *dog.sight);

@@ -8,8 +8,11 @@
 #include <stdbool.h>
 
 /* Starts this rank's thread. All ranks call, after comm_start. A rank that does not go on for `timeout` seconds ends
- * the run, also if it is the only one. `units`: how many the model has, for their names. */
-void watchdog_start(int timeout, int units);
+ * the run, also if it is the only one. */
+void watchdog_start(int timeout);
+/* Another timeout, which may differ between ranks for a while, as while they read what says it: who waits goes by its own. `units`:
+ * how many the model has, for their names. */
+void watchdog_configure(int timeout, int units);
 void watchdog_stop (void);              /* all ranks call; waits for all, then ends the thread */
 
 /* Ends this rank, and by that all, with `status`: `text`, which ends its line, goes to stderr unless another rank is just

@@ -141,7 +141,7 @@ static void test_groups(void **state)
 static void test_watchdog_stops(void **state)
 {
     (void)state;
-    watchdog_start(60, 1);
+    watchdog_start(60);
     watchdog_mark("a test", -1);
     watchdog_stop();
     if (comm_rank() == 0)

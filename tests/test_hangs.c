@@ -8,6 +8,7 @@
 #include "kernels/error.h"
 #include "data/shuffle.h"
 #include "model/checkpoint/source.h"
+#include "model/config/yaml.h"
 #include "model/run/log.h"
 #include "tests/launch.h"
 
@@ -49,6 +50,10 @@ int __real_shard_read(int *ids, const void *s, uint64_t first, int count, int vo
 int __wrap_shard_read(int *ids, const void *s, uint64_t first, int count, int vocab_size);
 bool __real_numpy_shuffle(uint32_t *index, uint64_t n, uint64_t seed, bool (*go_on)(void *who), void *who);
 bool __wrap_numpy_shuffle(uint32_t *index, uint64_t n, uint64_t seed, bool (*go_on)(void *who), void *who);
+char *__real_checkpoint_latest(const char *save_folder);
+char *__wrap_checkpoint_latest(const char *save_folder);
+YamlNode *__real_yaml_load(const char *path);
+YamlNode *__wrap_yaml_load(const char *path);
 void __real_folder_clean(const char *save_folder);
 void __wrap_folder_clean(const char *save_folder);
 void __real_folder_publish(const char *save_folder, long step);
@@ -78,6 +83,18 @@ int __wrap_shard_read(int *ids, const void *s, uint64_t first, int count, int vo
     if (!pthread_equal(pthread_self(), main_thread))
         meet_fault("shard_read", 100);
     return __real_shard_read(ids, s, first, count, vocab_size);
+}
+
+char *__wrap_checkpoint_latest(const char *save_folder)
+{
+    meet_fault("checkpoint_latest", 100);
+    return __real_checkpoint_latest(save_folder);
+}
+
+YamlNode *__wrap_yaml_load(const char *path)
+{
+    meet_fault("yaml_load", 100);
+    return __real_yaml_load(path);
 }
 
 void __wrap_folder_clean(const char *save_folder)
@@ -207,6 +224,8 @@ static void test_hung(void **state)
         { "shard_read hang 12 1", "", "since reading data/sample-train.npy in step " },
         { "map_file hang 2 1", "--eval_interval=1", "since opening data/sample-val.npy in step 1" },
         { "map_file hang 0 1", "", "since opening data/sample-train.npy" },
+        { "yaml_load hang 0 1", "", "since reading the configuration" },
+        { "checkpoint_latest hang 0 1", "--try_load_latest_save", "since looking for the latest checkpoint" },
         { "source_open hang 0 1", "--load_path=%s/before/step1", "since opening the files to load" },
         { "log_open hang 0 0", "", "since opening metrics.jsonl" },
         { "folder_clean hang 0 0", "", "since tidying save_folder and writing config.yaml" },

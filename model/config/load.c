@@ -9,6 +9,7 @@
 
 #include "kernels/comm.h"
 #include "kernels/error.h"
+#include "kernels/watchdog.h"
 #include "model/config/adapter.h"
 #include "model/config/hf.h"
 #include "model/config/table.h"
@@ -160,7 +161,9 @@ static char *find_source(Reader *r, char *(*latest_of)(const char *save_folder),
     }
     config_check_load_path(r);
     config_choose_save_folder(c);
+    watchdog_mark("looking for the latest checkpoint", -1);
     char *latest = c->try_load_latest_save ? latest_of(c->save_folder) : NULL;
+    watchdog_mark("reading the configuration", -1);
     *resumes = latest != NULL;
     return latest ? latest : xstrdup(c->load_path);
 }
@@ -411,6 +414,7 @@ Config *config_load(int argc, char **argv, int world, char *(*latest)(const char
     for (int i = 1; i < argc; i++)
         if (is_question(argv[i]))
             return answer(argv[i]);
+    watchdog_mark("reading the configuration", -1);
     const bool has_file = argv[1][0] != '-';
     Settings *s = xcalloc(1, sizeof *s);
     Reader r = { .s = s, .root = has_file ? yaml_load(argv[1]) : config_without_file(), .file = has_file ? argv[1] : COMMAND_LINE,
