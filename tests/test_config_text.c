@@ -196,7 +196,7 @@ static void test_help(void **state)
     try_contains(text, "coat.c " COAT_VERSION ", built for ");
     strcpy(try_path, "--help=markdown");
     assert_true(try_printed(text, sizeof text, 1, 1, NULL, NULL));
-    try_contains(text, "| `optimizer.eps` | a number above 0, at most 1 | 1e-5 |");
+    try_contains(text, "| `optimizer.eps` | a number from 1e-15 to 1 | 1e-5 |");
     strcpy(try_path, saved);
 }
 

@@ -31,7 +31,6 @@
 
 #define MANY   2147483647.0
 #define VOCAB  2147483520.0         /* the largest int that is a multiple of 128 */
-#define TINY   1e-30
 
 static_assert(offsetof(Settings, c) == 0, "a Config is freed as the Settings it lies in");
 static_assert(offsetof(Config, num_trainable) == offsetof(Config, trainable) + sizeof(char **), "PATTERNS");

@@ -42,6 +42,7 @@ typedef struct {
 } ConfigKey;
 
 #define LONGS 9e18             /* the most that a LONG, a U64 or a Duration may be */
+#define TINY  1e-30            /* the least that a number may be that must be above 0 */
 
 typedef struct { char *name, **paths; int num_paths; } NamedPaths;
 

@@ -116,12 +116,10 @@ static const Word *find_word(const Word *words, const char *text)
 
 static void range_text(char *out, size_t size, const char *what, const ConfigKey *k)
 {
-    if (k->min > 0 && k->min < 1e-9)                     /* the table's way to say: anything above 0 */
+    if (k->min == TINY)
         snprintf(out, size, "%s above 0, at most %.10g", what, k->max);
-    else if (k->max < 9e18)
-        snprintf(out, size, "%s from %g to %.10g", what, k->min, k->max);
     else
-        snprintf(out, size, "%s >= %g", what, k->min);
+        snprintf(out, size, "%s from %g to %.10g", what, k->min, k->max);
 }
 
 static void words_text(char *out, size_t size, const Word *words)
@@ -150,7 +148,7 @@ void value_expected(char *out, size_t size, const ConfigKey *k)
     case NAMES:    snprintf(out, size, "a name or a list [a, b] of names"); break;
     case DATASETS: snprintf(out, size, "`name: [paths]` lines"); break;
     case BETAS:    snprintf(out, size, "[beta1, beta2], each from 0 to below 1"); break;
-    case DURATION: snprintf(out, size, "steps (100), tokens (2e9T) or epochs (1ep), more than 0"); break;
+    case DURATION: snprintf(out, size, "steps (100), tokens (2e9T) or epochs (1ep), above 0, at most %g", LONGS); break;
     case LAYER_TYPES: snprintf(out, size, "a list of sliding_attention and full_attention"); break;
     default:       snprintf(out, size, "anything"); break;
     }
