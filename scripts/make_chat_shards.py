@@ -17,7 +17,7 @@ answers with the token that ends a turn. A conversation without an answer is lef
 bytes, with any number of processes. fine-tune.yaml beside them is a configuration: FOLDER, these files and the usual settings.
 Needs the packages tokenizers, jinja2 and numpy.
 """
-import argparse, collections, datetime, json, os, re
+import argparse, collections, datetime, json, os, re, shlex
 
 import chat_template
 import shards
@@ -58,6 +58,8 @@ def read_entry(line, where):
     """The object of a line."""
     try:
         entry = json.loads(line)
+    except RecursionError:
+        raise Bad(f"{where}: nested too deeply; expected a conversation in JSON")
     except ValueError as problem:
         if line.lstrip().startswith(b"["):
             raise Bad(f"{where}: a list over many lines; expected an object per line: jq -c '.[]' FILE > FILE.jsonl")
@@ -229,7 +231,7 @@ def configuration(args):
 
 def write_configuration(args, lines):
     """With the settings of a run without a configuration (model/config/source.c)."""
-    command = f"./train {configuration(args)} --save_folder=runs/chat"
+    command = f"./train {shlex.quote(configuration(args))} --save_folder=runs/chat"
     with open(configuration(args), "x", encoding="utf-8") as file:
         print(f"# {command}", f"load_path: {json.dumps(args.model)}", USUAL, *lines, sep="\n", file=file)
     if os.path.exists(os.path.join(args.model, "config.json")):         # else the folder has a tokenizer alone

@@ -25,6 +25,8 @@ def read_line(path, number, line):
     """(id, text) of a line of JSON."""
     try:
         entry = json.loads(line)
+    except RecursionError:
+        raise Bad(f"{path}:{number}: nested too deeply; expected a line of JSON")
     except ValueError as problem:
         raise Bad(f"{path}:{number}: {getattr(problem, 'msg', problem)}; expected a line of JSON")
     if not isinstance(entry, dict) or not isinstance(entry.get("text"), str):

@@ -48,6 +48,9 @@ def run(main):
         main()
     except Bad as problem:
         sys.exit(f"error: {problem}")
+    except OSError as problem:
+        sys.exit(f"error: {problem.filename or 'writing'}: {problem.strerror or problem}; expected files that can be read, and an "
+                 "--output that can be written and has room")
     except BrokenProcessPool:
         sys.exit("error: a process ended without a word, as when memory is short; expected less: try fewer --processes")
     except KeyboardInterrupt:
@@ -275,7 +278,8 @@ class Output:
 
 
 def paths_yaml(writer, folder):
-    """'paths: [...]' and, where there are masks, 'label_mask_paths: [...]'."""
+    """'paths: [...]' and, where there are masks, 'label_mask_paths: [...]': patterns, in which the folder stands for itself."""
+    folder = glob.escape(folder.replace("\\", "\\\\"))
     for key, name in (("paths", writer.name), ("label_mask_paths", writer.mask_name)):
         if name:
             yield f"{key}: " + json.dumps([os.path.join(folder, name.split("{")[0] + "*.npy")], ensure_ascii=False)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """scripts/make_chat_shards.py: of random conversations in three published chat templates (tests/golden/chat) the labels are the
 assistant's tokens, told here from what each template is known to write; forms of input, errors, parts, processes."""
-import contextlib, glob, gzip, hashlib, importlib.util, io, json, os, random, shutil, subprocess, sys
+import contextlib, glob, gzip, hashlib, importlib.util, io, json, os, random, shlex, shutil, subprocess, sys
 import tempfile, unittest
 
 TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -350,6 +350,7 @@ class ChatTest(Folder):
         say = lambda **message: {"messages": [{"role": "user", "content": "x"}, message]}
         for line, *words in (
                 ("{", "expected a conversation in JSON"), ("[", "jq -c"), ("[1]", "jq -c"), ('"\xff"', "JSON"),
+                ("[" * 100000, "nested too deeply", "a conversation in JSON"),
                 ({"text": "x"}, "an object with text", "expected messages, conversations"), ({}, "nothing"),
                 ({"prompt": "x", "completion": None}, '"completion" is null', "expected a text"),
                 ({"instruction": "x", "input": 1, "output": "y"}, '"input" is 1'), ({"output": "y"}, '"instruction" is null'),
@@ -393,6 +394,30 @@ class ChatTest(Folder):
         cut = self.write("cut.jsonl.gz", [{"prompt": "x", "completion": "y"}])
         os.truncate(cut, os.path.getsize(cut) - 9)
         self.assert_bad(self.chat, ("olmo-2", cut), "cut.jsonl.gz: ", "expected a whole file")
+
+    def test_output_with_odd_characters(self):
+        """The pattern in fine-tune.yaml matches that folder's own files alone, whatever its name; bash tells, as backslashes count
+        in its patterns like in the program's, not in Python's. The command that is shown can be pasted."""
+        file = self.write("x.jsonl", [{"prompt": "x", "completion": "y"}])
+        for name in ("a[1] b", "a*", "a?", "a1", "a\\1", "it's"):
+            output = os.path.join(self.top, name)
+            with contextlib.redirect_stdout(io.StringIO()):
+                make_chat_shards.main([file, "--model", os.path.join(self.models, "chatml"), "--processes", "1", "--output", output])
+            with open(os.path.join(output, "fine-tune.yaml"), encoding="utf-8") as yaml:
+                command, *lines = yaml
+            pattern = json.loads(next(line for line in lines if line.startswith("  paths: ")).split(": ", 1)[1])[0]
+            found = subprocess.run(["bash", "-c", r"IFS=; printf '%s\n' $1", "bash", pattern], capture_output=True, text=True)
+            self.assertEqual(found.stdout, f"{output}/token_ids_part_0000.npy\n")
+            self.assertEqual(shlex.split(command)[2], f"{output}/fine-tune.yaml")
+
+    def test_output_that_cannot_be_written(self):
+        file = self.write("x.jsonl", [{"prompt": "x", "completion": "y"}])
+        for program, more in (("make_chat_shards.py", ["--model", os.path.join(self.models, "chatml")]),
+                              ("make_shards.py", ["--tokenizer", os.path.join(self.models, "chatml"), "--eos", "0"])):
+            done = subprocess.run([sys.executable, os.path.join(TOP, "scripts", program), *more, file, "--output", file + "/x"],
+                                  capture_output=True, text=True)
+            self.assertEqual(done.returncode, 1)
+            self.assertTrue(done.stderr.startswith(f"error: {file}/x: Not a directory; expected"), done.stderr)
 
     def test_existing_output(self):
         """Nothing is overwritten, and the program says so in one line."""

@@ -81,7 +81,8 @@ class TextTest(Folder):
         good = self.write("good.txt", "x")
         for name, content, *words in (("a.txt", b"x\xff", "a.txt: ", "UTF-8"), ("a.bin", "x\0", "byte 1 is 0"),
                                       ("a.jsonl", '{"text": "x"}\n{"text": 1}', "a.jsonl:2: ", "a string"),
-                                      ("a.json", "{\n}", "a.json:1: ", "a line of JSON")):
+                                      ("a.json", "{\n}", "a.json:1: ", "a line of JSON"),
+                                      ("a.json", "[" * 100000, "a.json:1: nested too deeply", "a line of JSON")):
             self.assert_bad(self.text, ("--eos", "0", good, self.write(name, content)), *words)
         self.assert_bad(self.text, ("--eos", "0", self.write("a.txt", " ")), "no document with text")
         for eos in ("<|no|>", "400", "-1", "99999999999"):
