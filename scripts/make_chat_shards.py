@@ -119,18 +119,23 @@ def find_begin(text, messages, i, tools, where):
 def find_end(text, messages, i, tools, where):
     """Where answer i ends. Some templates render a turn differently when it is last (OLMo 3 ends the last with another token,
     Qwen 3 adds thoughts): then it ends with the special token right behind its content, and what stands behind the content is
-    what stays the same when the content is another."""
+    what stays the same when the content is another. If calls of tools stand there, it ends with the token that ends it when it is
+    last, the first one ahead of the next message's content."""
     until = text if i + 1 == len(messages) else render(messages[:i + 1], tools, where)
     if text.startswith(until):
         return len(until)
-    marked = render([*messages[:i], {**messages[i], "content": MARK}, *messages[i + 1:]], tools, where)
-    tail = len(os.path.commonprefix([text[::-1], marked[::-1]]))
-    end_of_turn = process.special.match(text, len(text) - tail)
-    if not end_of_turn:
+    mark = lambda k: render([*messages[:k], {**messages[k], "content": MARK}, *messages[k + 1:]], tools, where)
+    behind = len(text) - len(os.path.commonprefix([text[::-1], mark(i)[::-1]]))
+    end_of_turn = process.special.match(text, behind)
+    if end_of_turn:
+        return end_of_turn.end()
+    token = next((one for one in process.special_texts if until.rstrip().endswith(one)), None)
+    at = text.find(token, behind, len(os.path.commonprefix([text, mark(i + 1)]))) if token else -1
+    if at < 0:
         raise Bad(f"{where}: the chat template renders message {i + 1} differently when it is the last, and with no special token "
                   f"behind it otherwise; expected the same, so that its labels can be told: end the conversation there, or change "
                   f"the template (chat_template.jinja in {process.model})")
-    return end_of_turn.end()
+    return at + len(token)
 
 
 def find_answers(text, messages, tools, where):

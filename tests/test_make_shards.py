@@ -316,6 +316,22 @@ class ChatTest(Folder):
             model = self.model(head + turn + tail, ["<|end|>", "<|im_start|>", "<|im_end|>"])
             self.assertEqual(self.learned(model, self.chat(model, file)[0]), expected)
 
+    def test_calls_of_tools_in_turns_that_differ(self):
+        """As Qwen 3 has them: calls stand behind the content, and thoughts before it where the turn is last. Where another
+        token ends the last turn, nothing tells the end of such a call: not that token, many messages later."""
+        turn = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}" \
+               "{{ ('<think></think>' if THINKS and loop.last and m.role == 'assistant') ~ m.content }}" \
+               "{% if m.tool_calls %}{{ '\n' if m.content }}<call>{{ m.tool_calls[0] }}</call>{% endif %}" \
+               "{{ eos_token if not THINKS and loop.last and m.role == 'assistant' else '<|im_end|>\n' }}{% endfor %}" \
+               "{{ '<|im_start|>assistant\n' if add_generation_prompt }}"
+        qwen, olmo = (self.model(turn.replace("THINKS", one), ["<|end|>", "<|im_start|>", "<|im_end|>"]) for one in ("1", "0"))
+        for content, expected in (("", "<call>b</call><|im_end|>"), ("x", "x\n<call>b</call><|im_end|>")):
+            file = self.write("x.jsonl", [{"messages": [
+                {"role": "user", "content": "q"}, {"role": "assistant", "content": content, "tool_calls": ["b"]},
+                {"role": "tool", "content": "b"}, {"role": "assistant", "content": "a"}]}])
+            self.assertEqual(self.learned(qwen, self.chat(qwen, file)[0]), [expected, "<think></think>a<|im_end|>"])
+            self.assert_bad(self.chat, (olmo, file), "message 2 differently when it is the last")
+
     def test_template_language(self):
         """What published templates use; chat_template.jinja goes before tokenizer_config.json, of a list the default counts."""
         turn = "{%- for m in messages %}\n    {% if m.role == 'tool' %}{% break %}{% endif %}\n" \
@@ -399,10 +415,11 @@ class ChatTest(Folder):
         """The pattern in fine-tune.yaml matches that folder's own files alone, whatever its name; bash tells, as backslashes count
         in its patterns like in the program's, not in Python's. The command that is shown can be pasted."""
         file = self.write("x.jsonl", [{"prompt": "x", "completion": "y"}])
+        model = os.path.join(self.models, "chatml")
         for name in ("a[1] b", "a*", "a?", "a1", "a\\1", "it's"):
             output = os.path.join(self.top, name)
             with contextlib.redirect_stdout(io.StringIO()):
-                make_chat_shards.main([file, "--model", os.path.join(self.models, "chatml"), "--processes", "1", "--output", output])
+                make_chat_shards.main([file, "--model", model, "--processes", "1", "--output", output])
             with open(os.path.join(output, "fine-tune.yaml"), encoding="utf-8") as yaml:
                 command, *lines = yaml
             pattern = json.loads(next(line for line in lines if line.startswith("  paths: ")).split(": ", 1)[1])[0]
