@@ -13,9 +13,9 @@ tokenizer_config.json). Each line of a file is a conversation in JSON, in one of
 
 Part 0 is token_ids_part_0000.npy (headerless uint16 or uint32), labels_mask_part_0000.npy (a byte per token: 1 if it is to be
 learned) and token_ids_part_0000.csv.gz (a row per conversation: first token, token behind the last). Learned are the assistant's
-answers with the token that ends a turn. A conversation without an answer is left out and named. The same files give the same
-bytes, with any number of processes. fine-tune.yaml beside them is a configuration: FOLDER, these files and the usual settings.
-Needs the packages tokenizers, jinja2 and numpy.
+answers with the token that ends a turn, but for messages with "weight": 0. A conversation without an answer is left out and named.
+The same files give the same bytes, with any number of processes. fine-tune.yaml beside them is a configuration: FOLDER, these
+files and the usual settings. Needs the packages tokenizers, jinja2 and numpy.
 """
 import argparse, collections, datetime, json, os, re, shlex
 
@@ -43,6 +43,8 @@ def read_message(message, number, where):
                   "(ShareGPT: \"from\" with human or gpt)")
     if not isinstance(content, str) and not message.get("tool_calls"):
         raise Bad(f"{where}: message {number} has the content {json.dumps(content)[:60]}; expected a text")
+    if ROLES[role] == "assistant" and message.get("weight") not in (None, 0, 1):
+        raise Bad(f"{where}: message {number} has the weight {json.dumps(message['weight'])[:60]}; expected 0 (not learned) or 1")
     rest = {key: value for key, value in message.items() if key not in ("from", "value")}
     return {**rest, "role": ROLES[role], "content": content}
 
@@ -141,7 +143,7 @@ def find_end(text, messages, i, tools, where):
 def find_answers(text, messages, tools, where):
     """(begin, end) of each answer in the text. Space behind the token that ends a turn is not the answer's: no model writes it."""
     for i, message in enumerate(messages):
-        if message["role"] == "assistant":
+        if message["role"] == "assistant" and message.get("weight") != 0:
             begin, end = find_begin(text, messages, i, tools, where), find_end(text, messages, i, tools, where)
             bare = text[begin:end].rstrip()
             yield begin, begin + len(bare) if bare.endswith(process.special_texts) else end

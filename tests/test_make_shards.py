@@ -349,6 +349,17 @@ class ChatTest(Folder):
         shutil.copy(os.path.join(TEMPLATES, "olmo-2.jinja"), model + "/chat_template.jinja")
         self.assertIn("<|assistant|>\né", tokenizer.decode(self.read(self.chat(model, file)[0])[0].tolist()))
 
+    def test_weights(self):
+        """An answer of weight 0 is read, not learned, as OpenAI's and Mistral's files have it."""
+        say = lambda weight, text: {"role": "assistant", "content": text, **({} if weight is None else {"weight": weight})}
+        user = {"role": "user", "content": "x", "weight": 0.5}
+        file = self.write("x.jsonl", [{"messages": [user, say(0, "two"), user, say(1, "four"), user, say(None, "is")]}])
+        model = os.path.join(self.models, "chatml")
+        self.assertEqual(self.learned(model, self.chat("chatml", file)[0]), ["four<|im_end|>", "is<|im_end|>"])
+        for weight in (0.5, "0"):
+            bad = self.write("bad.jsonl", [{"messages": [user, say(weight, "two")]}])
+            self.assert_bad(self.chat, ("chatml", bad), "bad.jsonl:1: message 2 has the weight", "expected 0 (not learned) or 1")
+
     def test_without_answers(self):
         user = {"messages": [{"role": "user", "content": "x"}]}
         answered = {"prompt": "x", "completion": "y"}
