@@ -391,6 +391,42 @@ static void expect_warning(const char *folder, const ModelConfig *m, const char 
     close_run(&r);
 }
 
+/* A folder of a tied model that has a head beside the embedding: the same one, or with another last byte. */
+static const char *write_head(const Run *r, bool same)
+{
+    const char *path = write_folder(r, "BF16", 90);
+    shell(text("cd %s && cp %s/config.json . && mv model.safetensors a.safetensors && echo '{\"weight_map\": {\"a\": "
+               "\"a.safetensors\", \"b\": \"b.safetensors\"}}' >model.safetensors.index.json", path, step_folder(r, 1)));
+    SafeFile *a = safetensors_open(text("%s/a.safetensors", path)), *b = safetensors_new(text("%s/b.safetensors", path));
+    const SafeTensor *embed = safetensors_find(a, "model.embed_tokens.weight");
+    const size_t bytes = embed->end - embed->begin;
+    char *values = malloc(bytes);
+    safetensors_read(a, values, embed, 0, bytes);
+    values[bytes - 1] ^= !same;
+    safetensors_add(b, "lm_head.weight", "BF16", 2, embed->shape);
+    safetensors_lay_out(b);
+    safetensors_create(b);
+    safetensors_write(b, &b->tensor[0], 0, values, bytes);
+    safetensors_close(a), safetensors_close(b);
+    free(values);
+    return path;
+}
+
+static void test_tied_head(void **state)
+{
+    (void)state;
+    needs_fork();
+    const ModelConfig m = architecture(LLAMA_GQA);
+    Run r;
+    open_run(&r, &m, f32, f32, f32);
+    fsdp_init(&r.fsdp, &r.config.model, 3);
+    save(&r, 1);
+    assert_false(checkpoint_load(write_head(&r, true), &r.config, &r.fsdp, NULL, true));
+    expect_mismatch(write_head(&r, false), &m, f32, "lm_head.weight is another matrix than model.embed_tokens.weight");
+    close_run(&r);
+    release();
+}
+
 /* What may have been changed on purpose is said. */
 static void test_changed_on_purpose(void **state)
 {
@@ -453,8 +489,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_round_trip), cmocka_unit_test(test_weights_only), cmocka_unit_test(test_file_layout),
         cmocka_unit_test(test_damaged_headers), cmocka_unit_test(test_config_json),
-        cmocka_unit_test(test_conversions), cmocka_unit_test(test_mismatches), cmocka_unit_test(test_changed_on_purpose),
-        cmocka_unit_test(test_moments_are_converted),
+        cmocka_unit_test(test_conversions), cmocka_unit_test(test_mismatches), cmocka_unit_test(test_tied_head),
+        cmocka_unit_test(test_changed_on_purpose), cmocka_unit_test(test_moments_are_converted),
     };
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }

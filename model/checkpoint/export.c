@@ -166,11 +166,7 @@ static void check(const Export *x, const Entry *e)
 /* Fills in where the tensor is. */
 static void find(const Export *x, Entry *e)
 {
-    const Source *s = e->tensor.adapter ? &x->adapter : &x->source;
-    for (int i = 0; i < s->count && !e->source; i++) {
-        e->from = s->file[i];
-        e->source = safetensors_find(e->from, e->tensor.name);
-    }
+    e->source = source_find(e->tensor.adapter ? &x->adapter : &x->source, e->tensor.name, &e->from);
     if (!e->source)
         die("%s: there is no tensor %s, which the %s needs", e->tensor.adapter ? x->folder : x->base, e->tensor.name,
             e->tensor.adapter ? "adapters of its adapter_config.json" : "model of its config.json");
@@ -233,7 +229,7 @@ static void check_left_over(const Export *x, const ModelConfig *m)
         for (int t = 0; t < f->count; t++) {
             const char *name = f->tensor[t].name;
             if (!find_entry(low ? x->low : x->entry, low ? x->num_low : x->num_entries, name)
-                && (low || !source_may_have(name, x->base, m)))
+                && (low || !source_may_have(&x->source, name, x->base, m)))
                 die("%s: tensor %s has no place in the %s", f->path, name,
                     low ? "adapters of adapter_config.json" : "model of config.json");
         }

@@ -50,7 +50,7 @@ static const char *left_over(const Layout *l, const Source *s, const char *folde
             const char *name = s->file[i]->tensor[t].name;
             *path = s->file[i]->path;
             const bool beside = c->lora.base == BASE_NF4 && nf4_source_is_beside(name);
-            if (!has_piece(l, name) && !beside && !source_may_have(name, folder, c))
+            if (!has_piece(l, name) && !beside && !source_may_have(s, name, folder, c))
                 return name;
         }
     return NULL;
@@ -105,23 +105,16 @@ static _Noreturn void die_of_states(const char *folder, const char *problem)
         "this folder, --reset_optimizer_state and another --save_folder", folder, problem, saved, saved);
 }
 
-static bool has_tensor(const Source *s, const char *name)
-{
-    for (int i = 0; i < s->count; i++)
-        if (safetensors_find(s->file[i], name))
-            return true;
-    return false;
-}
-
 /* A weight that is trained has states, one that is frozen has none. `state`: the name of one that every trained weight has. */
 static void check_trained(const char *folder, const Layout *l, const Source *s, const char *state)
 {
     static const char remedy[] = "Take the `trainable` of its config.yaml, or begin with new states: --load_path of this folder, "
                                  "--reset_optimizer_state and another --save_folder";
+    const SafeFile *file;
     char suffix[64];
     snprintf(suffix, sizeof suffix, ".%s", state);
     for (int i = 0; i < l->num_pieces; i++)
-        if (text_ends_with(l->piece[i].name, suffix) && !has_tensor(s, l->piece[i].name))
+        if (text_ends_with(l->piece[i].name, suffix) && !source_find(s, l->piece[i].name, &file))
             die("%s: it has no %s, of a weight that is trained now and was frozen there. %s", folder, l->piece[i].name, remedy);
     for (int i = 0; i < s->count; i++)
         for (int t = 0; t < s->file[i]->count; t++) {

@@ -7,8 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/comm.h"
 #include "kernels/error.h"
 #include "kernels/text.h"
+#include "kernels/watchdog.h"
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/manifest.h"
 #include "model/config/table.h"
@@ -169,6 +171,18 @@ Source source_open_optimizer(const char *folder, json_t *manifest)
     return s;
 }
 
+const SafeTensor *source_find(const Source *s, const char *name, const SafeFile **file)
+{
+    const SafeTensor *t = NULL;
+    for (int i = 0; i < s->count && !t; i++) {
+        *file = s->file[i];
+        t = safetensors_find(*file, name);
+    }
+    return t;
+}
+
+/* ---- tensors without a place ------------------------------------------------------------------------------ */
+
 static bool says_tied(const char *folder)
 {
     json_t *config = read_json(folder, "config.json");
@@ -177,9 +191,43 @@ static bool says_tied(const char *folder)
     return tied;
 }
 
-bool source_may_have(const char *name, const char *folder, const ModelConfig *c)
+/* Whether the two are stored with the same bytes. Ranks share the reading: each compares its chunks, and one that finds a
+ * difference ends all. */
+static bool same_bytes(const SafeFile *f, const SafeTensor *a, const SafeFile *g, const SafeTensor *b)
+{
+    enum { CHUNK = 8 << 20 };
+    const size_t bytes = a->end - a->begin, step = (size_t)comm_size() * CHUNK;
+    bool same = bytes == b->end - b->begin && strcmp(a->dtype, b->dtype) == 0;
+    char *one = xmalloc(2 * CHUNK), *other = one + CHUNK;
+    for (size_t at = (size_t)comm_rank() * CHUNK; same && at < bytes; at += step) {
+        const size_t n = bytes - at < CHUNK ? bytes - at : CHUNK;
+        watchdog_mark("comparing the head with the embedding", -1);
+        safetensors_read(f, one, a, at, n);
+        safetensors_read(g, other, b, at, n);
+        same = memcmp(one, other, n) == 0;
+    }
+    free(one);
+    return same;
+}
+
+/* With a head of its own such a folder is one model to transformers 5, which computes with that head, and another to earlier
+ * versions, which compute with the embedding. */
+static void check_tied_head(const Source *s, const char *folder)
+{
+    const SafeFile *f, *g;
+    const SafeTensor *embed = source_find(s, "model.embed_tokens.weight", &f), *head = source_find(s, "lm_head.weight", &g);
+    if (embed && head && !same_bytes(f, embed, g, head))
+        die("%s: lm_head.weight is another matrix than model.embed_tokens.weight, although %s/config.json says "
+            "tie_word_embeddings; say false there to keep this head, or take lm_head.weight out of the file to have the embedding "
+            "as the head", g->path, folder);
+}
+
+bool source_may_have(const Source *s, const char *name, const char *folder, const ModelConfig *c)
 {
     if (text_ends_with(name, ".rotary_emb.inv_freq"))
         return true;
-    return c->weight_tying && strcmp(name, "lm_head.weight") == 0 && says_tied(folder);
+    if (!c->weight_tying || strcmp(name, "lm_head.weight") != 0 || !says_tied(folder))
+        return false;
+    check_tied_head(s, folder);
+    return true;
 }

@@ -19,6 +19,9 @@ Source source_open_adapter  (const char *folder);
 Source source_open_optimizer(const char *folder, json_t *manifest);
 void   source_close         (Source *s);
 
+/* That tensor and the file that holds it; NULL: there is none. */
+const SafeTensor *source_find(const Source *s, const char *name, const SafeFile **file);
+
 /* Whether a tensor that the model has no place for is known to be of no use: old Llama folders hold the rotary frequencies; some
- * tied ones repeat the embedding as a head. */
-bool   source_may_have(const char *name, const char *folder, const ModelConfig *c);
+ * tied ones repeat the embedding as a head. Dies if that head is another matrix; all ranks call. */
+bool   source_may_have(const Source *s, const char *name, const char *folder, const ModelConfig *c);
