@@ -34,6 +34,14 @@ def parse_arguments():
     return known, rest
 
 
+def check_texts(texts):
+    for number, text in enumerate(texts, 1):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            sys.exit(f"error: text {number}: {text[:40]!r} is not UTF-8; expected a text that is")
+
+
 def load_tokenizer(folder):
     path = os.path.join(folder, "tokenizer.json")
     if not os.path.isfile(path) and os.path.isfile(os.path.join(folder, "latest", "tokenizer.json")):
@@ -42,7 +50,10 @@ def load_tokenizer(folder):
         sys.exit(f"error: {folder}: no such folder; expected a checkpoint or a model as Hugging Face has it")
     if not os.path.isfile(path):
         sys.exit(f"error: {path}: no such file; ./train --generate=FILE takes prompts as tokens")
-    tokenizer = Tokenizer.from_file(path)
+    try:
+        tokenizer = Tokenizer.from_file(path)
+    except Exception as problem:        # tokenizers raises nothing more exact
+        sys.exit(f"error: {path}: {problem}; expected a tokenizer.json")
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -86,6 +97,7 @@ def run(args, rest, prompts, tokenizer):
 
 def main():
     args, rest = parse_arguments()
+    check_texts(args.texts)
     tokenizer = load_tokenizer(args.folder)
     try:
         sys.exit(run(args, rest, encode(args, tokenizer), tokenizer))

@@ -95,6 +95,10 @@ class Generate(unittest.TestCase):
         self.assertIn("no such program", self.generate("--raw", "hello", train="/no/such").stderr)
         self.assertIn("--recipe: expected an option above", self.generate("--raw", "hello", "--recipe").stderr)
         self.assertEqual(self.generate("--raw", "hello", "--fail=1").returncode, 3)
+        self.assertIn("error: text 2: '\\udcff' is not UTF-8", self.generate("--raw", "hello", b"\xff").stderr)
+        with open(os.path.join(self.folder, "tokenizer.json"), "r+", encoding="utf-8") as file:
+            file.truncate(9)
+        self.assertRegex(self.generate("--raw", "hello").stderr, "^error: .*/tokenizer.json: .*; expected a tokenizer.json\n$")
         os.unlink(os.path.join(self.folder, "tokenizer.json"))
         self.assertIn("tokenizer.json: no such file", self.generate("--raw", "hello").stderr)
         shutil.copytree(self.folder, os.path.join(self.folder, "latest"))
