@@ -62,7 +62,8 @@ static void test_configuration(void **state)
         { "--trainable=model.layer.*", NULL, "--trainable=model.layer.*: trainable: 'model.layer.*' names no tensor of this model; names "
                                              "are those of a checkpoint" },
         { "--trainable=[model.norm.weight, nothing]", NULL, "'nothing' names no tensor" },
-        { "--trainable=lm_head.weight", NULL, "the head is the embedding here (model.weight_tying): train model.embed_tokens.weight" },
+        { "--trainable=lm_head.weight", NULL, "the head is the embedding here (model.weight_tying): train model.embed_tokens.weight"
+                                              ", or untie them with --model.weight_tying=false\n" },
         { "--trainable='*.q_proj.weight'", NULL, ": trainable: model.layers.0.self_attn.q_proj.weight is "
           "trained and model.layers.0.self_attn.k_proj.weight is frozen, but they are one matrix here; train both or none" },
         { "--trainable={a: b}", NULL, "trainable: expected a pattern or a list [a, b] of patterns" },
@@ -84,6 +85,11 @@ static void test_configuration(void **state)
     assert_int_equal(again->num_trainable, 2);
     config_free(c);
     config_free(again);
+    try_write_hf("{" TRY_LLAMA ", \"tie_word_embeddings\": true}");
+    char *from = xasprintf("--load_path=%s", try_folder);
+    assert_false(try_printed(text_of, sizeof text_of, 2, 1, from, "--trainable=lm_head.weight"));
+    try_contains(text_of, "(model.weight_tying): train model.embed_tokens.weight\n");
+    free(from);
     assert_int_equal(try_remove_folder(NULL), 0);
 }
 

@@ -215,8 +215,8 @@ void config_check_trainable(Reader *r)
         if (trainable_count(c, pattern) > 0)
             continue;
         if (c->model.weight_tying && strncmp(pattern, "lm_head", strlen("lm_head")) == 0)
-            die("%s: trainable: the head is the embedding here (model.weight_tying): train model.embed_tokens.weight, or untie "
-                "them with --model.weight_tying=false", place);
+            die("%s: trainable: the head is the embedding here (model.weight_tying): train model.embed_tokens.weight%s", place,
+                c->load_path ? "" : ", or untie them with --model.weight_tying=false");     /* what is loaded has no other head */
         die("%s: trainable: '%s' names no tensor of this model; names are those of a checkpoint, as "
             "model.layers.0.self_attn.q_proj.weight, and * stands for any characters", place, pattern);
     }
