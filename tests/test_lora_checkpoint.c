@@ -268,6 +268,10 @@ static void test_refused(void **state)
     DIES(text("has no place in the configured model"), load(&few, folder));
     DIES(text("there is no tensor %s, which the configured model needs", low_name(0, LORA_K, 'A')),
          load(&r, step_folder(&few, LAST_STEP)));
+    shell(text("sed -i '1s/layers.1.self_attn.q_proj.lora_B/model.of_one_length.embed_tokens/' %s/%s", step_folder(&few, LAST_STEP),
+               adapters));
+    DIES(text("%s: PEFT saved the embedding or the head beside the adapters (", step_folder(&few, LAST_STEP)),
+         load(&few, step_folder(&few, LAST_STEP)));
     DIES("has shape (3, 64), the configured model needs (4, 64)", load(&more, folder));
     DIES("holds adapters, and the configuration has none (lora.rank)", load(&none, folder));
     r.config.model.lora.base_path = "/tmp/nowhere/at-all";

@@ -250,6 +250,10 @@ static void test_refused(void **state)
     shell(text("cp %s.good/adapter_model.safetensors %s && sed -i '/\"up_proj\"/d' %s", folder, folder, description));
     DIES("mlp.up_proj.lora_", export_folder(folder, NULL, out, "BF16", CHECKPOINT_FILE_BYTES));
     DIES(" has no place in the adapters of adapter_config.json", export_folder(folder, NULL, out, "BF16", CHECKPOINT_FILE_BYTES));
+    rename_tensor(path, "mlp.up_proj.lora_A", "mlp.up_pro.lm_head");
+    DIES(text("%s: PEFT saved the embedding or the head beside the adapters (base_model.model.model.layers.0.mlp.up_pro.lm_head",
+              folder), export_folder(folder, NULL, out, "BF16", CHECKPOINT_FILE_BYTES));
+    shell(text("cp %s.good/adapter_model.safetensors %s", folder, folder));
     shell(text("cp %s.good/adapter_config.json %s && sed -i 's/\"r\": 3/\"r\": 2/' %s", folder, folder, description));
     DIES("by adapter_config.json it needs 2 rows of 64", export_folder(folder, NULL, out, "BF16", CHECKPOINT_FILE_BYTES));
     shell(text("cp %s.good/adapter_config.json %s", folder, folder));

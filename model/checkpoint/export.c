@@ -228,10 +228,13 @@ static void check_left_over(const Export *x, const ModelConfig *m)
         const SafeFile *f = low ? x->adapter.file[i - x->source.count] : x->source.file[i];
         for (int t = 0; t < f->count; t++) {
             const char *name = f->tensor[t].name;
-            if (!find_entry(low ? x->low : x->entry, low ? x->num_low : x->num_entries, name)
-                && (low || !source_may_have(&x->source, name, x->base, m)))
-                die("%s: tensor %s has no place in the %s", f->path, name,
-                    low ? "adapters of adapter_config.json" : "model of config.json");
+            if (find_entry(low ? x->low : x->entry, low ? x->num_low : x->num_entries, name)
+                || (!low && source_may_have(&x->source, name, x->base, m)))
+                continue;
+            if (low)
+                source_refuse_embedding(x->folder, name);
+            die("%s: tensor %s has no place in the %s", f->path, name,
+                low ? "adapters of adapter_config.json" : "model of config.json");
         }
     }
 }

@@ -72,6 +72,8 @@ static void load_weights(const char *folder, Source s, LayoutKind kind, const Co
     if (name && nf4_source_is_beside(name))
         die("%s: its weights are stored in 4 bits (%s): as the base of adapters they are read with --lora.base=nf4; else load the "
             "16-bit folder that they were quantized from", path, name);
+    if (name && kind == LAYOUT_ADAPTER)
+        source_refuse_embedding(folder, name);
     if (name)
         die("%s: tensor %s has no place in the configured model; the configuration must describe the model in that folder", path,
             name);

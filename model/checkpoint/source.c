@@ -231,3 +231,12 @@ bool source_may_have(const Source *s, const char *name, const char *folder, cons
     check_tied_head(s, folder);
     return true;
 }
+
+/* PEFT saves them with adapters if the vocabulary was resized, or on request. */
+void source_refuse_embedding(const char *folder, const char *name)
+{
+    if (text_ends_with(name, ".embed_tokens.weight") || text_ends_with(name, ".lm_head.weight"))
+        die("%s: PEFT saved the embedding or the head beside the adapters (%s), and only adapters are read there. Merge all of "
+            "it into the base and take the result:\n  python3 -c \"from peft import AutoPeftModelForCausalLM as M; "
+            "M.from_pretrained('%s').merge_and_unload().save_pretrained('OUTPUT')\"", folder, name, folder);
+}

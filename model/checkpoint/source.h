@@ -25,3 +25,6 @@ const SafeTensor *source_find(const Source *s, const char *name, const SafeFile 
 /* Whether a tensor that the model has no place for is known to be of no use: old Llama folders hold the rotary frequencies; some
  * tied ones repeat the embedding as a head. Dies if that head is another matrix; all ranks call. */
 bool   source_may_have(const Source *s, const char *name, const char *folder, const ModelConfig *c);
+
+/* Dies if a tensor in a folder of adapters, which has no place among these, is the embedding or the head. */
+void   source_refuse_embedding(const char *folder, const char *name);
