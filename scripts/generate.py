@@ -9,7 +9,7 @@ FOLDER is a checkpoint or a model as Hugging Face has it, with tokenizer.json an
 not listed below go to ./train as they are. Needs the packages tokenizers, jinja2 and numpy (--raw: tokenizers
 alone).
 """
-import argparse, json, os, shlex, subprocess, sys, tempfile
+import argparse, json, os, re, shlex, subprocess, sys, tempfile, threading
 
 try:
     from tokenizers import Tokenizer
@@ -76,6 +76,12 @@ def encode(args, tokenizer):
     return [tokenizer.encode(prompt, add_special_tokens=False).ids for prompt in prompts]
 
 
+def pass_on(lines, path):
+    """What the program says, with the number of a text where it names a line of the file of prompts, which nobody else sees."""
+    for line in lines:
+        sys.stderr.write(re.sub(re.escape(path) + r":(\d+)", r"text \1", line).replace(path, "texts"))
+
+
 def run(args, rest, prompts, tokenizer):
     """Prints answers as they come; returns the program's exit status."""
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
@@ -83,7 +89,10 @@ def run(args, rest, prompts, tokenizer):
         file.flush()
         options = [f"--generate={file.name}", f"--load_path={args.folder}", f"--max_new_tokens={args.max_new_tokens}",
                    f"--temperature={args.temperature}", f"--top_p={args.top_p}", f"--seed={args.seed}"]
-        with subprocess.Popen([*shlex.split(args.train), *options, *rest], stdout=subprocess.PIPE, text=True) as train:
+        command = [*shlex.split(args.train), *options, *rest]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace") as train:
+            errors = threading.Thread(target=pass_on, args=(train.stderr, file.name))
+            errors.start()
             for line in train.stdout:
                 if not line.startswith("{"):        # mpirun's, perhaps
                     sys.stderr.write(line)
@@ -92,6 +101,7 @@ def run(args, rest, prompts, tokenizer):
                 if len(prompts) > 1:
                     print(f"> {args.texts[answer['prompt']]}")
                 print(tokenizer.decode(answer["tokens"], skip_special_tokens=True), flush=True)
+            errors.join()
     return train.returncode
 
 

@@ -116,6 +116,16 @@ class Generate(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn("ms each", result.stderr)
 
+        from tokenizers import processors
+        self.tokenizer.post_processor = processors.Sequence([])         # so that texts begin with no token of their own
+        self.tokenizer.save(os.path.join(self.folder, "tokenizer.json"))
+        for texts, expected in ((["hello", ""], "error: text 2: a prompt without tokens; there is nothing to continue"),
+                                (["hello " * 64], "error: text 1: a prompt of 64 tokens; expected at most 63, so that"),
+                                (["hello " * 60], "warning: texts: a prompt and max_new_tokens 9 are more than")):
+            error = self.generate("--raw", "--max-new-tokens=9", *texts, train=TRAIN).stderr
+            self.assertIn(expected, error)
+            self.assertNotIn(".jsonl", error)
+
 
 if __name__ == "__main__":
     unittest.main()
