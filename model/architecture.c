@@ -101,6 +101,14 @@ const Architecture *architecture_find(const char *class)
     return NULL;
 }
 
+const Architecture *architecture_of_type(const char *model_type)
+{
+    for (int i = 0; i < count_all(); i++)
+        if (strcmp(row(i)->model_type, model_type) == 0)
+            return row(i);
+    return NULL;
+}
+
 char *architecture_names(void)
 {
     char *text;

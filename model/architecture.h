@@ -42,8 +42,9 @@ typedef struct Architecture {
 /* One more architecture, which stays the caller's. Dies on a class that is there. Not while other threads ask. */
 void architecture_add(const Architecture *a);
 
-/* The row of a class, or NULL. */
+/* The row of a class, or of a model_type; NULL: there is none. */
 const Architecture *architecture_find(const char *class);
+const Architecture *architecture_of_type(const char *model_type);
 
 /* All classes, ", " between them. The caller frees it. */
 char *architecture_names(void);

@@ -134,6 +134,23 @@ static void test_round_trip(void **state)
     }
 }
 
+/* Without architectures, as a configuration that was saved without a model has none, model_type tells the class. */
+static void test_model_type(void **state)
+{
+    (void)state;
+    for (int i = 0; i < CASES; i++) {
+        Config *c = load_case(cases[i].json);
+        ModelConfig again = { 0 };
+        json_t *j = hf_config(&c->model, F32);
+        json_object_del(j, "architectures");
+        assert_int_equal(json_dump_file(j, path, 0), 0);
+        config_read_hf(&again, try_folder);
+        assert_ptr_equal(again.architecture, c->model.architecture);
+        json_decref(j);
+        config_free(c);
+    }
+}
+
 /* transformers 4 and 5 read the same from what is written: 4 reads rope_theta and rope_scaling; 5 reads them too, but takes
  * rope_theta for blocks of full attention only where rope_parameters do not say it for both. */
 static void test_both_spellings(void **state)
@@ -255,8 +272,8 @@ static void test_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip), cmocka_unit_test(test_both_spellings), cmocka_unit_test(test_changed),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_round_trip), cmocka_unit_test(test_model_type), cmocka_unit_test(test_both_spellings),
+        cmocka_unit_test(test_changed), cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, try_make_folder, try_remove_folder);
 }

@@ -278,7 +278,7 @@ static void open_source(Source *s, const char *folder)
     free(generation);
     const char *class = json_string_value(json_array_get(get(s->json, "architectures"), 0));
     const char *type = json_string_value(get(s->json, "model_type"));
-    s->class = class ? architecture_find(class) : NULL;
+    s->class = class ? architecture_find(class) : type ? architecture_of_type(type) : NULL;     /* as AutoModelForCausalLM does */
     if (!s->class)
         die("%s: architecture %s (model_type %s) is not supported, only %s", s->path, class ? class : "missing",
             type ? type : "missing", architecture_names());
