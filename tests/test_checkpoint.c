@@ -455,6 +455,10 @@ static void test_changed_on_purpose(void **state)
     other.rope_scaling.type = ROPE_LLAMA3;
     other.rope_scaling.full_attn_layers_only = false;
     expect_warning(folder, &other, "rotary frequencies are scaled as yarn does, by the configuration scaled as llama3");
+    other.rope_scaling.type = ROPE_DEFAULT;
+    other.max_sequence_length = 99;
+    expect_warning(folder, &other, text("max_position_embeddings is %d, the configuration's model.max_sequence_length is 99: more",
+                                        m.max_sequence_length));
     free(folder);
     close_run(&r);
     release();

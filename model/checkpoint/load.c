@@ -207,6 +207,9 @@ static void check_description(const char *folder, const ModelConfig *c)
              keys[i].ours, keys[i].y);
     }
     compare_blocks(folder, &t, c);
+    if (c->max_sequence_length > t.max_sequence_length && c->rope_scaling.type == ROPE_DEFAULT)
+        warn("%s/config.json: max_position_embeddings is %d, the configuration's model.max_sequence_length is %d: more than the "
+             "model was trained for, and without model.rope_scaling", folder, t.max_sequence_length, c->max_sequence_length);
 }
 
 /* Files need not hold padding. */
