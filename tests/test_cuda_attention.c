@@ -51,7 +51,12 @@ static const Shape large[] = {
     { "window 4096 of parts of the heads", 1, 8192, 16, 8, 128, 0, 4096 },
     { "long documents, window 300",        4, 2048, 16, 8, 64,  13, 300 },
     { "two heads in the cache, then one",  1, 20000, 3, 3, 128, 0,  3000 },
-    { "66 blocks, the last one cut",       1, 8400, 6, 2,  128, 0 },
+};
+
+/* Where neighbouring blocks of keys share what they read: long sequences, of an even number of blocks. */
+static const Shape pairs[] = {
+    { "neighbours, the last block of one tile", 1, 8380, 3, 1, 128, 0 },
+    { "neighbours in a window, width 64",       1, 8192, 2, 1, 64,  0, 4200 },
 };
 
 /* From what cuDNN's samples do to what training does: documents of up to 512, 1024, 2048, ... tokens in launches of their own,
@@ -378,6 +383,12 @@ static void test_large(void **state)
     run_shapes(large, sizeof large / sizeof large[0]);
 }
 
+static void test_pairs(void **state)
+{
+    (void)state;
+    run_shapes(pairs, sizeof pairs / sizeof pairs[0]);
+}
+
 /* A rung of the ladder, in a process of its own. */
 static void test_rung(void **state)
 {
@@ -432,7 +443,7 @@ int main(int argc, char **argv)
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_small), cmocka_unit_test(test_documents), cmocka_unit_test(test_large),
-        cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_pairs), cmocka_unit_test(test_errors),
     };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);

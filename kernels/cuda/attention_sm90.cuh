@@ -14,17 +14,17 @@
  *
  * Always the same bits: the additions to a tile of dq are ordered. The block on the diagonal comes first and stores; then come the
  * blocks before it, nearest first. turn[tile] counts them, and the threads that add wait for their turn. Items are
- * handed out so that each waits only for earlier ones, which are done or running, and the first of a pair for the second, which
- * needs no more of it than tiles it is through with: no order of blocks on the GPU can hang. As a block starts on its own diagonal,
- * those that it waits for are ahead of it, and it hardly ever waits. */
+ * handed out so that each waits only for earlier ones, which are done or running, and the first block of a pair also for the second,
+ * which needs of the first only that it has left tiles that it has left by then: no order of blocks on the GPU can hang. As a block
+ * starts on its own diagonal, those that it waits for are ahead of it, and it hardly ever waits. */
 #pragma once
 #include "kernels/cuda/attention_tiles.cuh"
 
 /* Tiles of queries in shared memory: as many as there is room for. */
 template <int D> constexpr int QUERY_STAGES = D == 128 ? 3 : 2;
 
-/* Ticket after ticket: document by document, head by head, last block first. Pairs: sequences of an even number of blocks; the last
- * two first, of which `rank` says which. */
+/* Ticket after ticket: document by document, head by head, last block first. PAIR 2: a ticket is for two neighbouring blocks, of which
+ * `rank` says which; sequences have an even number of blocks then. */
 template <int PAIR> __device__ inline Item item_of(const Backward &w, int ticket, int rank)
 {
     if (ticket * PAIR >= w.blocks * w.H)
@@ -280,7 +280,7 @@ __device__ inline void store_dq(float *to, const float (&dq)[32])
         at[j * 128] = make_float4(dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]);
 }
 
-/* The columns of v that a warpgroup keeps in registers: as many as there is room for. */
+/* The columns of v that a warpgroup keeps in registers: half of them, or all if D is 64. There is no room for more. */
 static constexpr int COLUMNS_HELD = 64;
 
 /* Of its 64 keys. */
@@ -291,10 +291,6 @@ template <int D> __device__ inline void hold_v(uint32_t (&held)[COLUMNS_HELD / 4
     for (int k = 0; k < COLUMNS_HELD / 16; k++)
         load_matrices(held + 4 * k, s.v + key * ROW + ((2 * k + lane / 16) ^ (key % 8)) * 16);
 }
-
-/* Whose turn it is to start products, by named barriers 1 and 2. */
-__device__ inline void take_turn(int group) { named_barrier(1 + group, CONSUMERS); }
-__device__ inline void pass_turn(int group) { named_barrier_arrive(2 - group, CONSUMERS); }
 
 /* p from the scores of a tile of queries. key: the thread's first. */
 template <int D, int C> __device__ inline void weigh(float (&score)[C], const Shared<D> &s, const Backward &w, const Item &item,
@@ -343,7 +339,7 @@ template <int D> __device__ inline void finish_dq(float (&dq)[32], Shared<D> &s,
 }
 
 /* dk and dv of an item's keys, over its tiles. `count`: of tiles of the items before. NOTE: the order of products and waits is
- * such that at no time more than two of score, dp, dq, and p with ds are being computed, which is what registers have room for. */
+ * such that at no time more than two of score, dp, dq, and p with ds are in use, which is what registers have room for. */
 template <int D, int PAIR> __device__ inline void sum_tiles(float (&dk)[D / 2], float (&dv)[D / 2], Shared<D> &s, const Backward &w,
                                                             const Item &item, int group, QueryRing<D> &ring, int count)
 {
@@ -419,6 +415,7 @@ template <int D, int PAIR> __device__ inline void skip_tiles(Shared<D> &s, Query
         const QueryRing<D> at = ring.take();
         barrier_wait(&s.q_full[at.stage], at.parity);
         barrier_wait(&s.dy_full[at.stage], at.parity);
+        __syncwarp();
         barrier_arrive_everywhere<PAIR>(&s.q_empty[at.stage]);
     }
 }

@@ -300,18 +300,18 @@ template <int D, int HEADS> __device__ inline void begin(ForwardShared<D> &s, co
     round_weights(p, score);
 }
 
-/* Starts the products of the next keys with the queries in `slot`, and of p with the values of the keys before. The warpgroups take
- * turns by named barriers 1 and 2: whoever has started arrives at the other's. */
+/* Starts the products of the next keys with the queries in `slot`, and of p with the values of the keys before. The warpgroups
+ * take turns. */
 template <int D> __device__ inline void start_tile(ForwardShared<D> &s, float (&score)[KEYS / 2], float (&out)[D / 2],
                                                    uint32_t (&p)[KEYS / 4], Ring<STAGES> keys, Ring<STAGES> values, int slot,
                                                    int group, bool half)
 {
     barrier_wait(&s.full[keys.stage], keys.parity);
-    named_barrier(1 + group, CONSUMERS);
+    take_turn(group);
     start_products<D>(score, operand(s.q[slot] + 64 * group * ROW, 16), operand(s.tile[keys.stage], 16));
     barrier_wait(&s.full[values.stage], values.parity);
     start_values(out, p, operand(s.tile[values.stage], KEYS * ROW), half);
-    named_barrier_arrive(2 - group, CONSUMERS);
+    pass_turn(group);
 }
 
 /* A warpgroup: items one after another. `out` and p belong to `tile` of `item`, score to the tile behind it. Of the keys on the

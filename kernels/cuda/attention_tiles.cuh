@@ -94,6 +94,10 @@ template <int BLOCKS> __device__ inline int next_ticket(Tickets &tickets, int *t
     return number;
 }
 
+/* Whose turn it is to start products, by named barriers 1 and 2. */
+__device__ inline void take_turn(int group) { named_barrier(1 + group, CONSUMERS); }
+__device__ inline void pass_turn(int group) { named_barrier_arrive(2 - group, CONSUMERS); }
+
 /* d (64, D) += a (64, 4 W) rows, of which there are 4 W. */
 template <int C, int W> __device__ inline void start_sum(float (&d)[C], uint32_t (&a)[W], uint32_t rows)
 {

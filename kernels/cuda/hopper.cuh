@@ -103,7 +103,8 @@ __device__ inline void barrier_arrive_warp(Barrier *b)
         barrier_arrive(b);
 }
 
-/* The same at that barrier of each of so many blocks of the cluster, of reads that were waited for. */
+/* The same at that barrier of each of so many blocks of the cluster, for reads that were waited for. NOTE: of several blocks, and the
+ * warp's lanes must have met since they waited, as products make them. */
 template <int BLOCKS> __device__ inline void barrier_arrive_everywhere(Barrier *b)
 {
     const int lane = threadIdx.x % 32;

@@ -83,11 +83,6 @@ __device__ void load(Shared &s, const Job &job, const CUtensorMap *x, const CUte
     }
 }
 
-__device__ inline void leave(Shared &s, Ring<STAGES> ring)
-{
-    barrier_arrive_everywhere<PAIR>(&s.empty[ring.stage]);
-}
-
 /* Starts the products of the next stage's terms; returns where it is. */
 __device__ inline Ring<STAGES> start_products(float (&sum)[SUMS], Shared &s, Ring<STAGES> &ring, int group, bool add)
 {
@@ -185,7 +180,7 @@ __device__ void consume(Shared &s, const Job &job, int rank)
         const auto next_products = [&] {
             const Ring<STAGES> at = start_products(sum, s, ring, group, true);
             products_wait<1>();
-            leave(s, before);
+            barrier_arrive_everywhere<PAIR>(&s.empty[before.stage]);
             before = at;
         };
 #pragma unroll
@@ -196,7 +191,7 @@ __device__ void consume(Shared &s, const Job &job, int rank)
         for (int k = (PARTS + 1) * DEPTH; k < job.C; k += DEPTH)
             next_products();
         products_wait<0>();
-        leave(s, before);
+        barrier_arrive_everywhere<PAIR>(&s.empty[before.stage]);
         keep_in_place(sum);
         Place at = place_of(job, tile);
         at.token += rank * TOKENS;
