@@ -13,18 +13,18 @@
  * queries for both. What moves from the L2 cache costs energy, and on a GPU at its power limit that is time.
  *
  * Always the same bits: the additions to a tile of dq are ordered. The block on the diagonal comes first and stores; then come the
- * blocks before it, nearest first. turn[tile] counts them, and the threads that add wait for their turn. Items are
- * handed out so that each waits only for earlier ones, which are done or running, and the first block of a pair also for the second,
- * which needs of the first only that it has left tiles that it has left by then: no order of blocks on the GPU can hang. As a block
- * starts on its own diagonal, those that it waits for are ahead of it, and it hardly ever waits. */
+ * blocks before it, nearest first. turn[tile] counts them, and the threads that add wait for their turn. Items are handed
+ * out so that each waits only for earlier ones, which are done or running; the first of a pair also for the second, which needs
+ * no more of the first than that it is through with earlier tiles. So no order of blocks on the GPU can hang. As a block starts on
+ * its own diagonal, those that it waits for are ahead of it, and it hardly ever waits. */
 #pragma once
 #include "kernels/cuda/attention_tiles.cuh"
 
 /* Tiles of queries in shared memory: as many as there is room for. */
 template <int D> constexpr int QUERY_STAGES = D == 128 ? 3 : 2;
 
-/* Ticket after ticket: document by document, head by head, last block first. PAIR 2: a ticket is for two neighbouring blocks, of which
- * `rank` says which; sequences have an even number of blocks then. */
+/* Ticket after ticket: document by document, head by head, last block first. PAIR 2: a ticket is for two neighbouring blocks, of
+ * which `rank` says which; sequences have an even number of blocks then. */
 template <int PAIR> __device__ inline Item item_of(const Backward &w, int ticket, int rank)
 {
     if (ticket * PAIR >= w.blocks * w.H)
