@@ -220,10 +220,10 @@ static void test_damaged_manifests(void **state)
     (void)state;
     needs_fork();
     const struct { const char *damage, *message; } table[] = {
-        { "s/\"step\": 10/\"step\": -6/",     "step10/trainer.json: step: expected an integer from 0 to 9e+18, found -6" },
-        { "s/\"updates\": 98/\"updates\": -1/", "trainer.json: updates: expected an integer from 0 to 9e+18, found -1" },
-        { "s/\"epoch\": 7/\"epoch\": 7.5/",     "trainer.json: loader.epoch: expected an integer from 0 to 9e+18, found 7.5" },
-        { "s/\"instance\"/\"at\"/", "trainer.json: loader.instance: expected an integer from 0 to 9e+18, found nothing" },
+        { "s/\"step\": 10/\"step\": -6/",     "step10/trainer.json: step: expected an integer >= 0, found -6" },
+        { "s/\"updates\": 98/\"updates\": -1/", "trainer.json: updates: expected an integer >= 0, found -1" },
+        { "s/\"epoch\": 7/\"epoch\": 7.5/",     "trainer.json: loader.epoch: expected an integer >= 0, found 7.5" },
+        { "s/\"instance\"/\"at\"/",             "trainer.json: loader.instance: expected an integer >= 0, found nothing" },
         { "s/ba9876543210/ba987654321g/",         "trainer.json: data_fingerprint: expected 16 hexadecimal digits, found \"fed" },
         { "s/.*/{}/;q",                           "files: expected the checkpoint's files and their bytes, found none" },
         { "s/.*/[]/;q",                           "trainer.json: files: expected" },

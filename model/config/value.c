@@ -118,8 +118,10 @@ static void range_text(char *out, size_t size, const char *what, const ConfigKey
 {
     if (k->min == TINY)
         snprintf(out, size, "%s above 0, at most %.10g", what, k->max);
-    else
+    else if (k->max < LONGS)
         snprintf(out, size, "%s from %g to %.10g", what, k->min, k->max);
+    else
+        snprintf(out, size, "%s >= %g", what, k->min);
 }
 
 static void words_text(char *out, size_t size, const Word *words)
@@ -148,7 +150,7 @@ void value_expected(char *out, size_t size, const ConfigKey *k)
     case NAMES:    snprintf(out, size, "a name or a list [a, b] of names"); break;
     case DATASETS: snprintf(out, size, "`name: [paths]` lines"); break;
     case BETAS:    snprintf(out, size, "[beta1, beta2], each from 0 to below 1"); break;
-    case DURATION: snprintf(out, size, "steps (100), tokens (2e9T) or epochs (1ep), above 0, at most %g", LONGS); break;
+    case DURATION: snprintf(out, size, "steps (100), tokens (2e9T) or epochs (1ep), above 0"); break;
     case LAYER_TYPES: snprintf(out, size, "a list of sliding_attention and full_attention"); break;
     default:       snprintf(out, size, "anything"); break;
     }
@@ -166,7 +168,8 @@ static _Noreturn void wrong(const ConfigKey *k, const YamlNode *n)
     if (n->kind == YAML_MAP && strcmp(k->name, "recipe") == 0)
         die("%s: recipe is a name; its columns are changed by format.*, as in --format.moment1=e5m2/128",
             yaml_place(n));
-    die("%s: %s: expected %s, found '%s'", yaml_place(n), k->name, expected, found);
+    const bool without_most = k->max >= LONGS || (k->type & TYPE_MASK) == DURATION;     /* the table need not name this one */
+    die("%s: %s: expected %s%s, found '%s'", yaml_place(n), k->name, expected, without_most ? ", at most 9e+18" : "", found);
 }
 
 /* ---- lists of paths --------------------------------------------------------------------------------------- */
