@@ -14,8 +14,9 @@
 
 #include <spawn.h>
 
-/* documents: their number; 0: none. steep: scores grow towards the first keys, which some kernels come to last */
-typedef struct { const char *name; int B, T, H, K, D, documents, window; bool steep; } Shape;
+/* documents: their number; 0: none. steep: unless 0, scores grow towards the first keys, which some kernels come to last, and by
+ * how much: see make_steep */
+typedef struct { const char *name; int B, T, H, K, D, documents, window; float steep; } Shape;
 static const Shape small[] = {
     { "one token",   2, 1,   2, 1, 64,  0 },
     { "odd length",  3, 37,  4, 2, 64,  0 },
@@ -38,9 +39,9 @@ static const Shape small[] = {
     { "three blocks, shared keys",     1, 384, 8, 2, 128, 0 },
     { "window 129, width 128",         1, 400, 4, 2, 128, 0, 129 },
     { "window 65 of documents",        2, 300, 4, 1, 128, 5, 65 },
-    { "steep, width 128",              1, 700, 4, 2, 128, 0, 0, true },
-    { "steep, width 64",               2, 520, 4, 4, 64,  0, 0, true },
-    { "steep documents, width 96",     2, 600, 3, 3, 96,  5, 0, true },
+    { "steep, width 128",              1, 700, 4, 2, 128, 0, 0, 4 },
+    { "steep, width 64",               2, 520, 4, 4, 64,  0, 0, 4 },
+    { "steep documents, width 96",     2, 600, 3, 3, 96,  5, 0, 4 },
 };
 static const Shape large[] = {
     { "parts of the batch", 3, 8192, 4,  2, 64,  0 },
@@ -51,6 +52,12 @@ static const Shape large[] = {
     { "window 4096 of parts of the heads", 1, 8192, 16, 8, 128, 0, 4096 },
     { "long documents, window 300",        4, 2048, 16, 8, 64,  13, 300 },
     { "two heads in the cache, then one",  1, 20000, 3, 3, 128, 0,  3000 },
+    { "steep, bounds known from the first tile on",  1, 8192, 4, 2, 128, 0, 0, 1 },
+    { "steep, bounds known from some tile on",       1, 8192, 4, 2, 128, 0, 0, 1.45f },
+    { "steep, bounds known later, a head by itself", 1, 8192, 3, 1, 128, 0, 0, 1.45f },
+    { "steep, never bounded",                        1, 8192, 4, 2, 128, 0, 0, 16 },
+    { "steep, never bounded, width 64",              1, 8192, 3, 1, 64,  0, 0, 16 },
+    { "steep documents, shared keys",                2, 8192, 6, 3, 96,  3, 0, 1.45f },
 };
 
 /* Where neighbouring blocks of keys share what they read: long sequences, of an even number of blocks. */
@@ -322,14 +329,18 @@ static void fill_workspace(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, float *
     attention_backward(dqkv, dy, qkv, y, lse, a, docs);
 }
 
-/* Queries times 4, keys times 8 at the first token of a sequence, down to 0 behind its last: the first scores reach 30 or so. */
-static void make_steep(Tensor qkv, Attention a)
+/* Queries times `steep`, keys times 8 at the first token of a sequence, down to 0 behind its last. With 4 the first scores reach 30
+ * or so. With 1 to 1.45 some are far beyond those near the diagonal, by up to 2^13 as weights, and the bound that norms give falls
+ * below 2^64. With 16 weights would overflow if that bound were taken for known; there key heads behind the first have keys a
+ * sixteenth as long, whose bound is too low for the first. */
+static void make_steep(Tensor qkv, Attention a, float steep)
 {
     const double *from = values(qkv);
     float *x = keep(tensor_numel(qkv) * sizeof *x);
     for (size_t i = 0; i < tensor_numel(qkv); i++) {
         const int head = (int)(i % (size_t)qkv.cols) / a.D, t = (int)(i / (size_t)qkv.cols) % a.T;
-        const float factor = head < a.H ? 4 : head < a.H + a.K ? 8 * (float)(a.T - t) / (float)a.T : 1;
+        const float small = steep > 4 && head > a.H ? 1.0f / 16 : 1;
+        const float factor = head < a.H ? steep : head < a.H + a.K ? 8 * (float)(a.T - t) / (float)a.T * small : 1;
         x[i] = factor * (float)from[i];
     }
     put(qkv, x);
@@ -345,8 +356,8 @@ static void run_case(const Shape *s, Format format)
     const Documents docs = documents_of(&c);
     Tensor qkv = make_filled(format, N, c.S, 1, -1, 1), y = make(format, N, s->H * s->D), lse = make_f32(N, s->H);
     Tensor dy = make_filled(format, N, s->H * s->D, 2, -1, 1), dqkv = make(format, N, c.S);
-    if (s->steep)
-        make_steep(qkv, c.a);
+    if (s->steep > 0)
+        make_steep(qkv, c.a, s->steep);
     if (s->window)
         fill_workspace(dqkv, dy, qkv, y, lse.data, c.a, docs);
     attention_forward(y, lse.data, qkv, c.a, docs);

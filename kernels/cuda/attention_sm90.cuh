@@ -162,6 +162,7 @@ template <int D> __device__ void add_dq(Shared<D> &s, const Backward &w, int par
             for (int part = 0; part < 2; part++) {
                 float *to = w.dq + (2 * slot + part) * PART;
                 barrier_wait(&s.dq_full[parity][part], count >> 1 & 1);
+                fence_async();
                 if (before == 0)
                     store_bytes(to, s.dq[part], sizeof s.dq[part]);
                 else
@@ -311,7 +312,6 @@ template <int D, int C> __device__ inline void hand_over(uint32_t (&p)[C / 2], u
     score_gradients(p, ds, score, dp, s.rows[stage][1]);
     barrier_wait(&s.ds_empty[at], (count >> 1 & 1) ^ 1);
     store_ds(s.ds[at], ds, group);
-    fence_async();
     barrier_arrive_warp(&s.ds_full[at]);
 }
 
@@ -320,6 +320,7 @@ template <int D> __device__ inline void start_dq(float (&dq)[32], Shared<D> &s, 
     const int at = uniform(count & 1);
     const uint32_t ds = of.ds + at * operand_step(Tile<D>::DS_BYTES);
     barrier_wait(&s.ds_full[at], count >> 1 & 1);
+    fence_async();
     products_fence();
 #pragma unroll
     for (int k = 0; k < KEYS / 16; k++)
@@ -334,7 +335,6 @@ template <int D> __device__ inline void finish_dq(float (&dq)[32], Shared<D> &s,
     barrier_arrive_warp(&s.ds_empty[at]);
     barrier_wait(&s.dq_empty[group], (count & 1) ^ 1);
     store_dq(s.dq[group], dq);
-    fence_async();
     barrier_arrive_warp(&s.dq_full[at][group]);
 }
 

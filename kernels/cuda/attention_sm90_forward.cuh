@@ -12,18 +12,23 @@
  * half of a tile for both. What moves from the L2 cache costs energy, and on a GPU at its power limit that is time.
  *
  * `top` is a number that the row's scores do not exceed by much, not their maximum: `out` is multiplied anew only where a score
- * is beyond it by SLACK. As every query sees its own key, which is in the first tile, top is finite from there on. */
+ * is beyond it by SLACK. As every query sees its own key, which is in the first tile, top is finite from there on. No score is
+ * larger than |q| times the largest |k| (Cauchy, Schwarz): once that is not beyond top by ROOM, the largest scores of the tiles
+ * that follow need not be found. Weights are BF16 and sums F32, which hold 2^ROOM as they hold 1. The largest |k| is that of the
+ * blocks in front of the item's own, so that a query's result has nothing of later tokens or other documents, to the bit. */
 #pragma once
 #include "kernels/cuda/attention_tiles.cuh"
 
 static constexpr int STAGES = 4;                /* tiles of keys or values in shared memory */
 static constexpr float SLACK = 8;               /* powers of 2: weights stay below 2^SLACK, sums of 2^24 of them far below 2^127 */
+static constexpr float ROOM = 64;               /* the same where the largest score is not looked for: values may be up to 2^39 */
 static constexpr int64_t CACHED = 24 << 20;     /* bytes of keys and values that stay in the L2 cache */
 
 struct Forward : Work {
     int K;
     bf16 *y;
     float *lse;                     /* (B, H, T), with a table (N, H) */
+    const float *k_norm;            /* (K, blocks): the largest |k| of each block and head; NULL: not known */
 };
 
 /* Ticket after ticket: document by document, in parts of so many heads that their keys and values fit into the cache; of a part the
@@ -97,6 +102,7 @@ template <int D, int HEADS> __device__ void load(ForwardShared<D> &s, const Forw
     for (int i = 0;; i++) {
         const Item item = item_of<HEADS>(w, next_ticket<HEADS>(s.tickets, w.ticket, i, rank), rank);
         barrier_wait(&s.q_empty[i & 1], (i >> 1 & 1) ^ 1);
+        fence_async();                          /* bound_scores has read it */
         s.item[i & 1] = item;
         if (item.head < 0) {
             barrier_arrive(&s.q_full[i & 1]);
@@ -150,12 +156,54 @@ __device__ inline void mask_keys(float (&score)[KEYS / 2], int first, int window
 }
 
 /* Of a thread's two rows: what their scores are compared with; and sums of weights, of the thread's own columns. */
-struct Rows { float top[2] = { -INFINITY, -INFINITY }, sum[2] = {}; };
+struct Rows {
+    float top[2] = { -INFINITY, -INFINITY }, sum[2] = {};
+    bool bounded = false;           /* in all rows of the warp no score is beyond top by ROOM */
+};
 
-/* Scores become weights. True if `top` has moved in a row of the warp: what was added up before is to be multiplied by `factor`. */
-__device__ inline bool weigh(float (&score)[KEYS / 2], Rows &rows, float (&factor)[2], float scale_log2)
+/* The largest |k| that the item's queries see in front of its own block. */
+__device__ inline float largest_key(const Forward &w, const Item &item)
 {
-    bool moved = false;
+    const float *norm = w.k_norm + (int64_t)(item.head / (w.H / w.K)) * w.blocks + item.first;
+    float most = 0;
+#pragma unroll 4
+    for (int block = first_tile(item, w.window) + threadIdx.x % 32; block < item.block; block += 32)
+        most = fmaxf(most, norm[block]);
+    return warp_max(most);
+}
+
+/* Upper bounds of the scores, without scale, of the thread's two queries in s.q[slot] in the tiles behind the first; up to
+ * rounding, for which ROOM leaves space. Infinity if k_norm is not known. */
+template <int D> __device__ inline void bound_scores(float (&bound)[2], const ForwardShared<D> &s, const Forward &w,
+                                                     const Item &item, int slot)
+{
+    const int lane = threadIdx.x % 32, first = (threadIdx.x - MOVERS) / 32 * 16 + lane / 4;
+    bound[0] = bound[1] = INFINITY;
+    if (!w.k_norm)
+        return;
+    const float k_norm = largest_key(w, item);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int row = first + 8 * r;
+        float sum = 0;
+#pragma unroll
+        for (int i = 0; i < D / 32; i++) {
+            const int chunk = 4 * i + lane % 4;
+            const char *at = s.q[slot] + (chunk / 8 * KEYS + row) * ROW + (chunk ^ row) % 8 * 16;
+            sum += norm_squared(*reinterpret_cast<const uint4 *>(at));
+        }
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        bound[r] = sqrtf(sum) * k_norm;
+    }
+}
+
+/* Raises `top` where the tile has scores beyond it by SLACK. True if that is so in a row of the warp: what was added up before is
+ * to be multiplied by `factor`, which is 1 before. Sets rows.bounded. */
+__device__ inline bool raise_top(Rows &rows, float (&factor)[2], const float (&score)[KEYS / 2], float scale_log2,
+                                 const float (&bound)[2])
+{
+    bool moved = false, bounded = true;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         float even = score[2 * r], odd = score[2 * r + 1];
@@ -165,13 +213,22 @@ __device__ inline bool weigh(float (&score)[KEYS / 2], Rows &rows, float (&facto
         float top = fmaxf(even, odd);
         top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
         top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-        factor[r] = 1;
         if ((top - rows.top[r]) * scale_log2 > SLACK) {
             factor[r] = exp2_fast((rows.top[r] - top) * scale_log2);
             rows.top[r] = top;
             moved = true;
         }
+        bounded &= (bound[r] - rows.top[r]) * scale_log2 <= ROOM;
     }
+    rows.bounded = __all_sync(0xffffffffu, bounded);
+    return __any_sync(0xffffffffu, moved);
+}
+
+/* Scores become weights; returns what raise_top does. */
+__device__ inline bool weigh(float (&score)[KEYS / 2], Rows &rows, float (&factor)[2], float scale_log2, const float (&bound)[2])
+{
+    factor[0] = factor[1] = 1;
+    const bool moved = !rows.bounded && raise_top(rows, factor, score, scale_log2, bound);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const float top = rows.top[r] * scale_log2;
@@ -184,7 +241,7 @@ __device__ inline bool weigh(float (&score)[KEYS / 2], Rows &rows, float (&facto
         }
         rows.sum[r] = rows.sum[r] * factor[r] + (even + odd);
     }
-    return __any_sync(0xffffffffu, moved);
+    return moved;
 }
 
 /* The first of the 16 rows of an item that are a warp's. */
@@ -255,12 +312,12 @@ template <int D> __device__ inline void write_y(ForwardShared<D> &s, const Forwa
 
 /* The warpgroup's part of an item's scores in a tile. */
 template <int D> __device__ inline bool weigh_tile(float (&score)[KEYS / 2], Rows &rows, float (&factor)[2], const Forward &w,
-                                                   const Item &item, int tile, int group)
+                                                   const Item &item, int tile, int group, const float (&bound)[2])
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, ahead = (item.block - tile) * KEYS + 64 * group;
     if (ahead < KEYS - 1 || ahead + 63 >= w.window)
         mask_keys(score, ahead + 16 * warp + lane / 4 - 2 * (lane % 4), w.window);
-    return weigh(score, rows, factor, w.scale_log2);
+    return weigh(score, rows, factor, w.scale_log2, bound);
 }
 
 __device__ inline void round_weights(uint32_t (&p)[KEYS / 4], const float (&score)[KEYS / 2])
@@ -285,18 +342,20 @@ template <int C, int W> __device__ inline void finish_sum(float (&out)[C], uint3
 }
 
 /* The weights of the first tile of all. */
-template <int D, int HEADS> __device__ inline void begin(ForwardShared<D> &s, const Forward &w, const Item &item,
-                                                         float (&score)[KEYS / 2], uint32_t (&p)[KEYS / 4], Rows &rows, int group)
+template <int D, int HEADS>
+__device__ inline void begin(ForwardShared<D> &s, const Forward &w, const Item &item, float (&score)[KEYS / 2],
+                             uint32_t (&p)[KEYS / 4], Rows &rows, float (&bound)[2], int group)
 {
     float factor[2];
     if (group == 1)
         named_barrier_arrive(1, CONSUMERS);
     barrier_wait(&s.full[0], 0);
     start_products<D>(score, operand(s.q[0] + 64 * group * ROW, 16), operand(s.tile[0], 16));
+    bound_scores(bound, s, w, item, 0);
     products_wait<0>();
     keep_in_place(score);
     barrier_arrive_everywhere<HEADS>(&s.empty[0]);
-    weigh_tile<D>(score, rows, factor, w, item, item.block, group);
+    weigh_tile<D>(score, rows, factor, w, item, item.block, group, bound);
     round_weights(p, score);
 }
 
@@ -318,7 +377,7 @@ template <int D> __device__ inline void start_tile(ForwardShared<D> &s, float (&
  * diagonal the first warpgroup sees the first half only. */
 template <int D, int HEADS> __device__ void consume(ForwardShared<D> &s, const Forward &w, const CUtensorMap *y, int group)
 {
-    float out[D / 2] = {}, score[KEYS / 2], factor[2], end[2];
+    float out[D / 2] = {}, score[KEYS / 2], factor[2], end[2], bound[2];
     uint32_t p[KEYS / 4];
     Rows rows;
     Ring<STAGES> ring;
@@ -326,7 +385,7 @@ template <int D, int HEADS> __device__ void consume(ForwardShared<D> &s, const F
     Item item = s.item[0];
     if (item.head < 0)
         return;
-    begin<D, HEADS>(s, w, item, score, p, rows, group);
+    begin<D, HEADS>(s, w, item, score, p, rows, bound, group);
     ring.take();
     int tile = item.block, items = 0;
     for (;;) {
@@ -343,6 +402,8 @@ template <int D, int HEADS> __device__ void consume(ForwardShared<D> &s, const F
         tile = last ? next.block : tile - 1;
         const Ring<STAGES> keys = ring.take(), values = ring.take();
         start_tile(s, score, out, p, keys, values, items & 1, group, half);
+        if (last)
+            bound_scores(bound, s, w, next, items & 1);
 
         products_wait<1>();
         keep_in_place(score);
@@ -351,7 +412,7 @@ template <int D, int HEADS> __device__ void consume(ForwardShared<D> &s, const F
             finish_rows(w, item, rows, end);
             rows = Rows();
         }
-        const bool moved = weigh_tile<D>(score, rows, factor, w, next, tile, group);
+        const bool moved = weigh_tile<D>(score, rows, factor, w, next, tile, group, bound);
         if (last) {         /* NOTE: both branches wait, as the assembler moves a wait behind the weights in front of them */
             finish_sum(out, p);
             write_y(s, w, y, item, out, end);

@@ -134,6 +134,19 @@ __device__ inline uint32_t bf16_pair(float low, float high)
     return *reinterpret_cast<const uint32_t *>(&two);
 }
 
+/* The sum of the squares of eight BF16. */
+__device__ inline float norm_squared(uint4 eight)
+{
+    const uint32_t word[] = { eight.x, eight.y, eight.z, eight.w };
+    float sum = 0;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        const float low = __uint_as_float(word[k] << 16), high = __uint_as_float(word[k] & 0xffff0000u);
+        sum = fmaf(low, low, fmaf(high, high, sum));
+    }
+    return sum;
+}
+
 /* A row of d times `factor`, in BF16, cut to `columns`: that of d[4j] and d[4j+1], or the one `below`. All lanes call, also of rows
  * that do not exist. */
 template <int C> __device__ inline void store_row(bf16 *row, const float (&d)[C], bool below, float factor, int columns,
@@ -155,9 +168,34 @@ template <int C> __device__ inline void store_row(bf16 *row, const float (&d)[C]
     }
 }
 
-/* ---- before: what a row of queries needs -------------------------------------------------------------------- */
-
 static constexpr int SIDE_THREADS = 256;
+
+/* ---- before forward: the norms of keys ---------------------------------------------------------------------- */
+
+/* norm (K, blocks): the largest |k|. A block and a head of k per thread block, a token per 16 lanes; k: of the first token. */
+__global__ void __launch_bounds__(SIDE_THREADS) key_norm_kernel(float *norm, const Work w, const bf16 *k, int64_t width)
+{
+    __shared__ float shared[32];
+    const int block = blockIdx.x, head = blockIdx.y, lane = threadIdx.x % 16;
+    const Packed d = document_of(w, block);
+    float most = 0;
+#pragma unroll
+    for (int i = threadIdx.x / 16; i < KEYS; i += SIDE_THREADS / 16) {
+        const int t = (block - d.first) * KEYS + i;
+        float sum = 0;
+        if (t < d.length && 8 * lane < w.D)
+            sum = norm_squared(*reinterpret_cast<const uint4 *>(k + (d.start + t) * width + head * w.D + 8 * lane));
+#pragma unroll
+        for (int o = 8; o > 0; o >>= 1)
+            sum += __shfl_xor_sync(0xffffffffu, sum, o);
+        most = fmaxf(most, sum);
+    }
+    most = block_max(most, shared);
+    if (threadIdx.x == 0)
+        norm[head * gridDim.x + block] = sqrtf(most);
+}
+
+/* ---- before backward: what a row of queries needs ------------------------------------------------------------ */
 
 /* A block and a head per thread block, a token per 16 lanes. Rows behind the document's end get p = exp2(s - inf) = 0. lse is
  * natural, (B, H, T), with a table (N, H). */
@@ -197,7 +235,7 @@ prepare_kernel(const Backward w, const bf16 *dy, const bf16 *y, const float *lse
     }
 }
 
-/* ---- after: the workspaces become dqkv ---------------------------------------------------------------------- */
+/* ---- behind backward: the workspaces become dqkv ------------------------------------------------------------- */
 
 /* A tile and a head per thread block; threads as the warpgroups that computed dq. */
 template <int D> __global__ void __launch_bounds__(SIDE_THREADS) finish_dq_kernel(bf16 *dq, int64_t width, const Backward w)

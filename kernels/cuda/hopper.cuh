@@ -12,7 +12,10 @@
  * Operands a in registers are pairs of BF16 in the same places: d of one product, rounded, is a of the next.
  *
  * Asynchronous copies and products see memory through a "proxy" of their own: fence_async stands between ordinary writes to
- * shared memory and reads by those, fence_async_global where one of both is in global memory. */
+ * shared memory and reads by those, fence_async_global where one of both is in global memory. It may stand on either side
+ * of the barrier between them, in the thread block that reads [Lustig 2022, Mixed-Proxy Extensions for the NVIDIA PTX Memory
+ * Consistency Model]: behind it, in the thread that starts what reads, it does not hold up the writer, which would otherwise wait
+ * for all accesses that it has under way. */
 #pragma once
 #include <cuda.h>
 
