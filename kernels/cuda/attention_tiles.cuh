@@ -1,5 +1,5 @@
-/* What the kernels of attention on compute capability 9.0 share, and backward's before and behind the one that computes,
- * attention_sm90.cuh. Forward is attention_sm90_forward.cuh. attention_sm90.cu launches them.
+/* What the kernels of attention on compute capability 9.0 share, and those before and behind the two that compute, which are
+ * attention_sm90_forward.cuh and, backward, attention_sm90.cuh. attention_sm90.cu launches them.
  *
  * A document is cut into blocks of 128 keys, and of queries forward into blocks too, backward into tiles of QUERIES. There
  * tiles of dq are added up in a workspace, in F32 and in the order in which wgmma's threads hold them, and become BF16 rows at
