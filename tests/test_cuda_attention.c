@@ -330,9 +330,9 @@ static void fill_workspace(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, float *
 }
 
 /* Queries times `steep`, keys times 8 at the first token of a sequence, down to 0 behind its last. With 4 the first scores reach 30
- * or so. With 1 to 1.45 some are far beyond those near the diagonal, by up to 2^13 as weights, and the bound that norms give falls
- * below 2^64. With 16 weights would overflow if that bound were taken for known; there key heads behind the first have keys a
- * sixteenth as long, whose bound is too low for the first. */
+ * or so. With 1 and 1.45 weights reach 2^8 and more beside those near the diagonal, and what norms allow is within 2^64, at once or
+ * after some tiles. With 16 it never is, and weights would overflow if it were taken to be; there key heads behind the first have
+ * keys a sixteenth as long, whose norms would allow the first head too little. */
 static void make_steep(Tensor qkv, Attention a, float steep)
 {
     const double *from = values(qkv);

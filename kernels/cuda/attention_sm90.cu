@@ -1,6 +1,7 @@
 /* Launches attention on compute capability 9.0: forward, one kernel, and one before it where keys are read often; backward, three,
- * and a fourth where query heads share keys. Their workspace grows with the number of tokens, not with its square: per token and
- * query head a row of dq in F32, where heads share keys also rows of dk and dv in BF16, and two floats. */
+ * and a fourth where query heads share keys. Their workspace grows with the number of tokens, not with its square: forward a
+ * float per block and key head; backward, per token and query head, a row of dq in F32, where heads share keys also rows of dk and
+ * dv in BF16, and two floats. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -63,7 +64,7 @@ static void describe(Work *w, Attention a, Documents docs)
         put_documents(w, docs);
 }
 
-/* Of scratch memory, which goes on 256-byte aligned. */
+/* Takes so many bytes of scratch memory; what is left begins 256-byte aligned. */
 static char *piece(char **memory, size_t bytes)
 {
     char *p = *memory;

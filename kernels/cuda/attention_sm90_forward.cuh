@@ -15,7 +15,8 @@
  * is beyond it by SLACK. As every query sees its own key, which is in the first tile, top is finite from there on. No score is
  * larger than |q| times the largest |k| (Cauchy, Schwarz): once that is not beyond top by ROOM, the largest scores of the tiles
  * that follow need not be found. Weights are BF16 and sums F32, which hold 2^ROOM as they hold 1. The largest |k| is that of the
- * blocks in front of the item's own, so that a query's result has nothing of later tokens or other documents, to the bit. */
+ * blocks in front of the item's own, so no later key has a say. NOTE: a warp decides for its 16 queries together, behind the end of
+ * a document also for what follows there; so the last bits of a query's result may depend on the queries beside it. */
 #pragma once
 #include "kernels/cuda/attention_tiles.cuh"
 
@@ -161,7 +162,7 @@ struct Rows {
     bool bounded = false;           /* in all rows of the warp no score is beyond top by ROOM */
 };
 
-/* The largest |k| that the item's queries see in front of its own block. */
+/* The largest |k| in the blocks that the item's queries see in front of its own. */
 __device__ inline float largest_key(const Forward &w, const Item &item)
 {
     const float *norm = w.k_norm + (int64_t)(item.head / (w.H / w.K)) * w.blocks + item.first;

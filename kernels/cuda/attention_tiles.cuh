@@ -172,7 +172,8 @@ static constexpr int SIDE_THREADS = 256;
 
 /* ---- before forward: the norms of keys ---------------------------------------------------------------------- */
 
-/* norm (K, blocks): the largest |k|. A block and a head of k per thread block, a token per 16 lanes; k: of the first token. */
+/* norm (K, blocks): the largest |k| of each head and block, one per thread block; a token per 16 lanes. k: that of the first token
+ * and head, in rows of `width` elements. */
 __global__ void __launch_bounds__(SIDE_THREADS) key_norm_kernel(float *norm, const Work w, const bf16 *k, int64_t width)
 {
     __shared__ float shared[32];
