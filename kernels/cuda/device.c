@@ -261,7 +261,8 @@ void *device_alloc(size_t bytes)
 
 void device_free(void *p)
 {
-    CUDA_CHECK(cudaFree(p));
+    if (p)                              /* NOTE: a dry run has nothing, and maybe no GPU to ask */
+        CUDA_CHECK(cudaFree(p));
 }
 
 void device_lend(void *p, size_t bytes)
