@@ -80,13 +80,12 @@ template <DType D> __device__ inline uint8_t encode(float x)
     return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, FP8_KIND<D>);
 }
 
-/* Eight codes, the first in the lowest byte. */
-template <DType D> __device__ inline void decode_pack(float (&x)[8], uint2 codes, float scale)
+/* Four codes, the first in the lowest byte. */
+template <DType D> __device__ inline void decode_four(float *x, uint32_t codes, float scale)
 {
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const uint32_t word = i < 2 ? codes.x : codes.y;
-        const __half2_raw h = __nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)(word >> 16 * (i % 2)), FP8_KIND<D>);
+    for (int i = 0; i < 2; i++) {
+        const __half2_raw h = __nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)(codes >> 16 * i), FP8_KIND<D>);
         const float2 v = __half22float2(__half2(h));
         x[2 * i] = v.x * scale;
         x[2 * i + 1] = v.y * scale;
@@ -94,19 +93,22 @@ template <DType D> __device__ inline void decode_pack(float (&x)[8], uint2 codes
 }
 
 /* inverse: 1/S. */
+template <DType D> __device__ inline uint32_t encode_four(const float *x, float inverse)
+{
+    const uint32_t low = __nv_cvt_float2_to_fp8x2(make_float2(x[0] * inverse, x[1] * inverse), __NV_SATFINITE, FP8_KIND<D>);
+    const uint32_t high = __nv_cvt_float2_to_fp8x2(make_float2(x[2] * inverse, x[3] * inverse), __NV_SATFINITE, FP8_KIND<D>);
+    return low | high << 16;
+}
+
+template <DType D> __device__ inline void decode_pack(float (&x)[8], uint2 codes, float scale)
+{
+    decode_four<D>(x, codes.x, scale);
+    decode_four<D>(x + 4, codes.y, scale);
+}
+
 template <DType D> __device__ inline uint2 encode_pack(const float (&x)[8], float inverse)
 {
-    uint32_t word[2];
-#pragma unroll
-    for (int k = 0; k < 2; k++) {
-        const float *q = x + 4 * k;
-        const uint32_t low = __nv_cvt_float2_to_fp8x2(make_float2(q[0] * inverse, q[1] * inverse), __NV_SATFINITE,
-                                                      FP8_KIND<D>);
-        const uint32_t high = __nv_cvt_float2_to_fp8x2(make_float2(q[2] * inverse, q[3] * inverse), __NV_SATFINITE,
-                                                       FP8_KIND<D>);
-        word[k] = low | high << 16;
-    }
-    return make_uint2(word[0], word[1]);
+    return make_uint2(encode_four<D>(x, inverse), encode_four<D>(x + 4, inverse));
 }
 
 /* The format, where it is known only when the kernel runs: a branch that all threads take alike. */
@@ -123,11 +125,11 @@ __device__ inline void decode_pack(float (&x)[8], uint2 codes, float scale, DTyp
         decode_pack<E5M2>(x, codes, scale);
 }
 
-__device__ inline float pack_abs_max(const float (&x)[8])
+template <int N> __device__ inline float pack_abs_max(const float (&x)[N])
 {
     float a = 0;
 #pragma unroll
-    for (int i = 0; i < 8; i++)
+    for (int i = 0; i < N; i++)
         a = fmaxf(a, fabsf(x[i]));
     return a;
 }

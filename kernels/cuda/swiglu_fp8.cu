@@ -7,6 +7,7 @@
  * transposes and, if it is wanted, act: 4.12, then 4.12 + 4 (+ 2). act is written with the scale that it has. */
 #include "kernels/cuda/lora.cuh"
 #include "kernels/cuda/operations_fp8.h"
+#include "kernels/cuda/swiglu.cuh"
 #include "kernels/cuda/tiles.cuh"
 
 enum { ROW_PACKS = 2, ROW_THREADS = 128, ROW_BLOCKS = 10 };
@@ -47,18 +48,11 @@ template <class Reader, class ReaderD, bool ACT> struct SwigluBackwardSource : S
     }
     __device__ void values(float (&out)[OUTPUTS][8], const Raw &raw, Fix, int, int) const
     {
-        float g[8], u[8], d[8];
-        gate_up.values(g, raw.gate);
-        gate_up.values(u, raw.up);
+        float d[8], act[8];
+        gate_up.values(out[0], raw.gate);
+        gate_up.values(out[1], raw.up);
         dact.values(d, raw.dact);
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            const float s = quick_sigmoid(g[i]), gs = g[i] * s;
-            out[0][i] = d[i] * u[i] * s * (1.0f + g[i] * (1.0f - s));
-            out[1][i] = d[i] * gs;
-            if (ACT)
-                out[OUTPUTS - 1][i] = gs * u[i];
-        }
+        swiglu_gradients<true>(out[0], out[1], ACT ? out[OUTPUTS - 1] : act, d);
     }
 };
 

@@ -4,6 +4,7 @@
  * 10 in BF16; for an FP8 gradient from FP8 groups two passes, for its maximum 4.12 and to write it 4.12 + 2, or 3 with act; the
  * second alone where its range is KEPT. */
 #include "kernels/cuda/strips.cuh"
+#include "kernels/cuda/swiglu.cuh"
 
 /* OUT_IN_RANGE: both OUT_AMAX and OUT_CODES. */
 enum Out { OUT_BF16, OUT_AMAX, OUT_CODES, OUT_IN_RANGE };
@@ -39,18 +40,6 @@ __device__ static inline void load_saved(Saved<Reader> &to, const Reader &gate_u
         const size_t at = (size_t)min(n + i / 2 * 8, N - 1) * 2 * F + min(column + i % 2 * STRIP, F - 8);
         to.gate[i / 2][i % 2] = gate_up.at(at);
         to.up[i / 2][i % 2] = gate_up.at(at + F);
-    }
-}
-
-/* The gradients of eight gates and ups g, u, which become those; and act. */
-template <Out OUT> __device__ static inline void differentiate(float (&g)[8], float (&u)[8], float (&act)[8], const float (&d)[8])
-{
-#pragma unroll
-    for (int k = 0; k < 8; k++) {
-        const float s = OUT == OUT_BF16 ? sigmoid(g[k]) : quick_sigmoid(g[k]), gs = g[k] * s;
-        act[k] = gs * u[k];
-        g[k] = d[k] * u[k] * s * (1.0f + g[k] * (1.0f - s));
-        u[k] = d[k] * gs;
     }
 }
 
@@ -95,7 +84,7 @@ void swiglu_backward_added_kernel(Gradient out, const bf16 *dact, Reader gate_up
                 d[k] = strip_element(sum, i / 2, i % 2, k);
             gate_up.values(g, saved.gate[i / 2][i % 2]);
             gate_up.values(u, saved.up[i / 2][i % 2]);
-            differentiate<OUT>(g, u, act, d);
+            swiglu_gradients<OUT != OUT_BF16>(g, u, act, d);
             if (OUT == OUT_BF16) {
                 store_pack<true>(out.data + at, g, inside ? 8 : 0);
                 store_pack<true>(out.data + at + F, u, inside ? 8 : 0);

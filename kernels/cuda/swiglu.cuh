@@ -1,0 +1,22 @@
+/* SwiGLU of a few gates and ups. */
+#pragma once
+#include "kernels/cuda/vector.cuh"
+
+/* QUICK: for results that become FP8. */
+template <bool QUICK> __device__ static inline float sigmoid_for(float x)
+{
+    return QUICK ? quick_sigmoid(x) : sigmoid(x);
+}
+
+/* The gradients of gates and ups, which become those, from that of act, d; and act. */
+template <bool QUICK, int N>
+__device__ static inline void swiglu_gradients(float (&gate)[N], float (&up)[N], float (&act)[N], const float (&d)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const float g = gate[i], s = sigmoid_for<QUICK>(g), gs = g * s;
+        act[i] = gs * up[i];
+        gate[i] = d[i] * up[i] * s * (1.0f + g * (1.0f - s));
+        up[i] = d[i] * gs;
+    }
+}
