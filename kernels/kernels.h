@@ -200,6 +200,11 @@ void matmul_swiglu(Tensor act, Tensor gate_up, Tensor wide, Tensor x, Tensor w);
  * NULL: not written. It may be the memory of dact. */
 void swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, LowProduct product, Tensor gate_up);
 
+/* What matmul_dx(dact, dy, w, false) and then swiglu_backward(dgate_up, act, dact, {0}, gate_up) do; where one kernel does both, dact
+ * is not written, and dgate_up and act must not be the memory of dy. dy (N,C), w (C,F), dact and act (N,F), dgate_up and gate_up
+ * (N,2F). */
+void matmul_dx_swiglu(Tensor dgate_up, Tensor act, Tensor dact, Tensor dy, Tensor w, Tensor gate_up);
+
 /* ---- loss ------------------------------------------------------------------------------------------------- */
 
 /* For each row n of logits (n, V), of which the first `vocab` columns count: z = log sum exp; loss[n] = z - logits[target[n]]

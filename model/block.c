@@ -161,6 +161,16 @@ static LowProduct linear_dx_apart(const Model *m, Linear l, Tensor dx, Tensor dy
     return a->low[l].data ? (LowProduct){ dlow(m, a, l), adapter_a(w, l) } : NO_PRODUCT;
 }
 
+/* From the gradient of the MLP's output to that of gate and up, by way of dact, which may stay unwritten. act: made again. */
+static void linear_swiglu_backward(const Model *m, Tensor act, Tensor dy, const Unit *w, const Acts *a)
+{
+    const Tensor dact = m->work.dact;
+    if (a->low[LINEAR_DOWN].data)
+        swiglu_backward(a->dgate_up, act, dact, linear_dx_apart(m, LINEAR_DOWN, dact, dy, w, a), a->gate_up);
+    else
+        matmul_dx_swiglu(a->dgate_up, act, dact, dy, w->down, a->gate_up);
+}
+
 /* dw += dy^T x, or the same of the adapter's A and B: behind linear_dx, linear_dx_apart or linear_dlow. x: the layer's input as
  * for_dw says. */
 static void linear_dw(const Model *m, Linear l, const Unit *dw, Tensor dy, Tensor x, const Acts *a)
@@ -266,17 +276,15 @@ static void attention_output_again(const Acts *a, bool transposed)
 /* On entry m->work.dres is dLoss/d(r2), on return, if `goes_on`, dLoss/d(r0); without it only what this block's weight gradients
  * read is made. Weight gradients are added to dw. That of the output projection's A reads mix, which attention's backward needs
  * too, not att_op: its codes would have to be made again.
- * What the recipe does not keep is recomputed where it is read: act by swiglu_backward, the rest as in forward. */
+ * What the recipe does not keep is recomputed where it is read: act by SwiGLU's backward, the rest as in forward. */
 void block_backward(const Model *m, const Unit *w, Unit *dw, const Acts *a, bool goes_on)
 {
     const Work *t = &m->work;
     Tensor act_again = m->recipe.keep == KEEP_INPUTS ? for_dw(a->act, dw, LINEAR_DOWN) : NONE;
-    LowProduct product;
     Tensor dy;
 
     dy = branch_out_backward(m, dw->norm1, a->x1, a->stats1, w->norm1);
-    product = linear_dx_apart(m, LINEAR_DOWN, t->dact, dy, w, a);
-    swiglu_backward   (a->dgate_up, act_again, t->dact, product, a->gate_up);
+    linear_swiglu_backward(m, act_again, dy, w, a);
     linear_dw         (m, LINEAR_DOWN, dw, dy, a->act, a);
     branch_in_backward(m, LINEAR_GATE_UP, a->dgate_up, w, a, dw->norm1, a->x1, a->stats1, w->norm1);
     branch_in_dw      (m, LINEAR_GATE_UP, dw, a->dgate_up, a->h1, a, a->x1, a->stats1, w->norm1);

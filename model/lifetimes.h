@@ -15,8 +15,7 @@ typedef enum {
     FORWARD_OUT,            /* second GEMM                                                 */
     FORWARD_GATE_UP,        /* norm, third GEMM, SwiGLU                                    */
     FORWARD_DOWN,           /* fourth GEMM                                                 */
-    BACK_DOWN,              /* dact                                                        */
-    BACK_SWIGLU,            /* dgate_up                                                    */
+    BACK_DOWN,              /* dact, dgate_up                                              */
     BACK_DOWN_DW,
     BACK_GATE_UP,           /* dh, and dres from it                                        */
     BACK_GATE_UP_DW,

@@ -352,6 +352,26 @@ static void bench_matmul_swiglu(const Model *m)
     release();
 }
 
+/* The gradient of the last layer's input with SwiGLU's backward, within the range of what that gives. */
+static void bench_matmul_dx_swiglu(const Model *m)
+{
+    const int N = m->B * m->T, C = m->C, F = m->F;
+    Tensor source = make_normal(BF16_, N > C ? N : C, 2 * F, 1), dy = make(E5M2_, N, C), w = make_operand(E4M3_, C, F);
+    Tensor dact = make(BF16_, N, F), gate_up = make(E4M3_16, N, 2 * F), act = make_operand(E4M3_, N, F);
+    Tensor dgate_up = with_range(make_operand(E5M2_, N, 2 * F));
+    source.rows = N, quantize(gate_up, source);
+    source.cols = C, quantize(dy, source);
+    source.rows = C, source.cols = F, quantize(w, source);
+    source.rows = N, quantize(act, source);
+    act.data = NULL;
+    matmul_accumulation(FAST_ALL);
+    matmul_dx_swiglu(dgate_up, act, dact, dy, w, gate_up);
+    operand_ranges(RANGES_KEPT);
+    TIME_FLOPS("in range: matmul_dx_swiglu FP8", 2.0 * N * F * C, matmul_dx_swiglu(dgate_up, act, dact, dy, w, gate_up));
+    operand_ranges(RANGES_MEASURED);
+    release();
+}
+
 static void bench_linear(const char *name, int N, int O, int C, double times)
 {
     char label[64];
@@ -417,6 +437,7 @@ int main(int argc, char **argv)
     bench_linear("down", N, m->C, m->F, 0);
     bench_linear("head", m->chunk, m->V, m->C, chunks(m));
     bench_matmul_swiglu(m);
+    bench_matmul_dx_swiglu(m);
     bench_linear_fp8("qkv", N, S, m->C, false, blocks(m));
     bench_linear_fp8("out", N, m->C, q, true, blocks(m));
     bench_linear_fp8("gate_up", N, 2 * m->F, m->C, false, blocks(m));

@@ -183,6 +183,8 @@ OP(swiglu_forward_exact, (Tensor y, Tensor g, Tensor x, LowProduct p), (y, g, x,
 OP(matmul_swiglu,        (Tensor y, Tensor g, Tensor wide, Tensor x, Tensor w), (y, g, wide, x, w), R(x), R(w), W(wide), W(g), W(y))
 OP(swiglu_backward,      (Tensor dg, Tensor y, Tensor dy, LowProduct p, Tensor g), (dg, y, dy, p, g),
    R(dy), R(p.low), R(p.m.w), R(g), W(y), W(dg))
+OP(matmul_dx_swiglu,     (Tensor dg, Tensor y, Tensor h, Tensor dy, Tensor w, Tensor g), (dg, y, h, dy, w, g),
+   R(dy), R(w), R(g), W(h), W(y), W(dg))
 OP(cross_entropy,        (Tensor x, float *l, float *z, const int *t, int v, float s, float w, bool b), (x, l, z, t, v, s, w, b),
    W(x))
 OP(cross_entropy_codes,  (Tensor g, float a, Tensor x, float *l, float *z, const int *t, int v, float s, float w),

@@ -9,9 +9,9 @@ static const Format H = { BF16, 0 }, E4 = { E4M3, 0 }, E5 = { E5M2, 0 }, E16 = {
 static const Norm rms = { RMS_NORM, 1e-5f }, layer = { LAYER_NORM, 1e-5f };
 
 /* Inputs: (N,C), (N,2F), (N,F), (N,S). stats0: what backward of a norm reads. act has a scale. x, up: operands of a GEMM, with few
- * digits. product, dproduct: of an adapter, for wide and for dact. */
+ * digits, as dout and down. product, dproduct: of an adapter, for wide and for dact. */
 static struct {
-    Tensor stream, saved, wide, gate_up, dact, dy, w, stats, stats0, act, x, up;
+    Tensor stream, saved, wide, gate_up, dact, dy, w, stats, stats0, act, x, up, dout, down;
     Attention a;
     LowProduct product, dproduct;
 } in;
@@ -34,6 +34,14 @@ static void run_matmul_swiglu(Tensor y)
     const void *wide = tensor_snapshot(in.wide);
     matmul_swiglu(y, in.gate_up, in.wide, in.x, in.up);
     tensor_restore(in.wide, wide);
+}
+
+/* It may write dact. */
+static void run_matmul_dx_swiglu(Tensor y)
+{
+    const void *dact = tensor_snapshot(in.dact);
+    matmul_dx_swiglu(y, columns_of(in.act), in.dact, in.dout, in.down, in.gate_up);
+    tensor_restore(in.dact, dact);
 }
 
 /* They may overwrite what they add to. */
@@ -90,6 +98,7 @@ static const Op ops[] = {
     { "swiglu", run_swiglu, false, false, 0, 1 },             { "swiglu-exact", run_swiglu_exact, false, false, 0, 1 },
     { "swiglu-dense", run_swiglu_dense, false, false, 0, 1 }, { "swiglu-backward", run_swiglu_back, true, false, 0, 2 },
     { "swiglu-again", run_swiglu_again, true, false, 0, 2 },  { "matmul-swiglu", run_matmul_swiglu, false, false, 0, 1 },
+    { "matmul-dx-swiglu", run_matmul_dx_swiglu, true, false, 0, 2 },
     { "added-swiglu", run_swiglu_added, false, false, 0, 1 }, { "added-exact", run_swiglu_exact_added, false, false, 0, 1 },
     { "added-dense", run_swiglu_dense_added, false, false, 0, 1 }, { "added-backward", run_swiglu_back_added, true, false, 0, 2 },
     { "rope", run_rope, true, false, 1, 0 },                  { "rope-clip", run_rope_clip, true, false, 1, 0 },
@@ -112,11 +121,11 @@ static Tensor make_uneven(int rows, int cols, uint64_t seed, float size)
     return t;
 }
 
-/* E4M3 with a scale of size / 256. Products have up to 6 binary digits, so that tensor cores lose none of such a sum, in whichever
- * order. */
-static Tensor make_round(int rows, int cols, uint64_t seed, float size)
+/* FP8 with a scale of size / 256 in E4M3. Products have up to 6 binary digits, so that tensor cores lose none of such a sum, in
+ * whichever order. */
+static Tensor make_round(Format f, int rows, int cols, uint64_t seed, float size)
 {
-    Tensor t = make(H, rows, cols), codes = make(E4, rows, cols);
+    Tensor t = make(H, rows, cols), codes = make_operand(f, rows, cols);
     float *x = keep(tensor_numel(t) * sizeof *x);
     for (size_t i = 0; i < tensor_numel(t); i++)
         x[i] = size * ((float)(random_bits(seed, i) % 15) - 7) / 4;
@@ -138,8 +147,10 @@ static void make_inputs(const Shape *s, float size)
     in.stats = make_f32(N, 2);
     in.stats0 = make_f32(N, 2);
     in.act = make_operand(E4, N, s->F);
-    in.x = make_round(N, C, 10, size);
-    in.up = make_round(2 * s->F, C, 11, 0.125f);
+    in.x = make_round(E4, N, C, 10, size);
+    in.up = make_round(E4, 2 * s->F, C, 11, 0.125f);
+    in.dout = make_round(E5, N, C, 12, size);
+    in.down = make_round(E4, C, s->F, 13, 0.125f);
     Tensor table = make_f32(T, s->width);
     float *angles = keep(tensor_numel(table) * sizeof *angles);
     for (size_t i = 0; i < tensor_numel(table); i++)
@@ -366,6 +377,33 @@ static void test_large_matmul(void **state)
     release();
 }
 
+/* The same of the gradient. Without the transpose it is made by GEMM and SwiGLU apart. */
+static void test_large_matmul_dx(void **state)
+{
+    (void)state;
+    const Shape s = { 1040, 1028, 1024 };
+    const Op op = { "matmul-dx-swiglu", run_matmul_dx_swiglu, true, false, 0, 2 };
+    make_inputs(&s, 8);
+    const size_t codes = (size_t)s.N * 2 * (size_t)s.F;
+    Tensor y = make_operand(E5, s.N, 2 * s.F), rows = make(E5, s.N, 2 * s.F), act = in.act;
+    y.range = guarded(sizeof(float));
+    rows.range = guarded(sizeof(float));
+    run_measured(&op, y);
+    const float amax = range_of(y), ranges[] = { amax, amax / 8, nextafterf(amax / 8, 0), amax / LARGE / 8, 0 };
+    for (size_t i = 0; i < sizeof ranges / sizeof ranges[0]; i++) {
+        const void *expected = run_kept(&op, rows, ranges[i]);
+        in.act = make_operand(E4, s.N, s.F);
+        device_copy(in.act.scale, act.scale, sizeof(float));
+        check_same_bytes("codes", run_kept(&op, y, ranges[i]), expected, codes);
+        check_transposed("transposed", y);
+        in.act.data = act.data;             /* which it leaves alone */
+        check_same_bytes("act", tensor_snapshot(in.act), tensor_snapshot(act), tensor_bytes(act) - 12);
+        assert_true(operand_scale(rows) == operand_scale(y) && range_of(rows) == range_of(y));
+        in.act = act;
+    }
+    release();
+}
+
 /* Where max|x| is known or the halves are called one by one, the range means the same. */
 static void test_halves(void **state)
 {
@@ -429,7 +467,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_operations), cmocka_unit_test(test_norm_again), cmocka_unit_test(test_zeros),
         cmocka_unit_test(test_not_finite), cmocka_unit_test(test_large), cmocka_unit_test(test_large_matmul),
-        cmocka_unit_test(test_halves), cmocka_unit_test(test_many),
+        cmocka_unit_test(test_large_matmul_dx), cmocka_unit_test(test_halves), cmocka_unit_test(test_many),
     };
     return cmocka_run_group_tests(tests, start_device, NULL);
 }

@@ -87,6 +87,8 @@ OP(swiglu_forward_exact, (Tensor y, Tensor g, Tensor x, LowProduct p), (y, g, x,
 OP(matmul_swiglu, (Tensor y, Tensor g, Tensor h, Tensor x, Tensor w), (y, g, h, x, w), 4, D(y), T(y), D(g), D(h), D(x), D(w))
 OP(swiglu_backward, (Tensor dg, Tensor y, Tensor dy, LowProduct p, Tensor g), (dg, y, dy, p, g), 5, D(dg), T(dg), D(y), T(y), D(dy),
    D(g), D(p.low))
+OP(matmul_dx_swiglu, (Tensor dg, Tensor y, Tensor h, Tensor dy, Tensor w, Tensor g), (dg, y, h, dy, w, g), 5, D(dg), T(dg), D(y), T(y),
+   D(h), D(dy), columns(w), D(g))
 OP(cross_entropy_codes, (Tensor g, float a, Tensor x, float *l, float *z, const int *t, int v, float s, float w),
    (g, a, x, l, z, t, v, s, w), 1, D(g), D(x))
 OP(device_lend, (void *p, size_t n), (p, n), 0, scratch = (Range){ p, n })

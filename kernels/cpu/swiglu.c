@@ -54,6 +54,12 @@ void matmul_swiglu(Tensor act, Tensor gate_up, Tensor wide, Tensor x, Tensor w)
     swiglu_forward_exact(act, gate_up, wide, (LowProduct){ 0 });
 }
 
+void matmul_dx_swiglu(Tensor dgate_up, Tensor act, Tensor dact, Tensor dy, Tensor w, Tensor gate_up)
+{
+    matmul_dx(dact, dy, w, false);
+    swiglu_backward(dgate_up, act, dact, (LowProduct){ 0 }, gate_up);
+}
+
 void swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, LowProduct product, Tensor gate_up)
 {
     const int N = dact.rows, F = dact.cols;

@@ -63,8 +63,8 @@ void attention_plain_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, cons
 void attention_sm90_forward (Tensor y, float *lse, Tensor qkv, Attention a, Documents docs);
 void attention_sm90_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a, Documents docs);
 
-/* matmul.c: whether FP8 GEMMs in forward add with short accumulators. */
-bool matmul_is_fast(void);
+/* matmul.c: whether FP8 GEMMs of forward, or those of gradients, add with short accumulators. */
+bool matmul_is_fast(bool gradients);
 
 /* matmul_row.cu: matmul of a single BF16 row with a BF16 w, arguments checked already; false: of others, and nothing is done. */
 bool matmul_row(Tensor y, Tensor x, Tensor w, Tensor add);

@@ -175,7 +175,14 @@ __device__ inline void load_box_everywhere(void *to, const CUtensorMap *map, int
                  :: "r"(shared_address(to)), "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(b)), "h"(blocks) : "memory");
 }
 
-/* The same of a tensor of five dimensions, from (x, 0, 0, 0, y) on. */
+/* Both of a tensor of five dimensions, from (x, 0, 0, 0, y) on. */
+__device__ inline void load_box(void *to, const CUtensorMap *map, int x, int y, Barrier *b)
+{
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %3, %3, %4}], [%5];"
+                 :: "r"(shared_address(to)), "l"(map), "r"(x), "r"(0), "r"(y), "r"(shared_address(b)) : "memory");
+}
+
 __device__ inline void load_box_everywhere(void *to, const CUtensorMap *map, int x, int y, Barrier *b, uint16_t blocks)
 {
     asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
@@ -188,6 +195,12 @@ __device__ inline void store_box(const CUtensorMap *map, int x, int y, int z, co
 {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];"
                  :: "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(from)) : "memory");
+}
+
+__device__ inline void store_box(const CUtensorMap *map, int x, int y, const void *from)
+{
+    asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %2, %2, %3}], [%4];"
+                 :: "l"(map), "r"(x), "r"(0), "r"(y), "r"(shared_address(from)) : "memory");
 }
 
 /* Multiples of 16 bytes, aligned so. */
@@ -316,13 +329,19 @@ template <int A_COLUMNS, int B_COLUMNS> __device__ inline void product(float (&d
                  : D32(d, 0), D32(d, 32) : "l"(descriptor(a)), "l"(descriptor(b)), "r"((int)add), "n"(A_COLUMNS), "n"(B_COLUMNS));
 }
 
-/* The same of E4M3, both by rows; 32 terms are 32 bytes. The tensor cores add in few bits. */
-__device__ inline void product_e4m3(float (&d)[128], uint32_t a, uint32_t b, bool add)
+/* The same of FP8, a of format A and b of E4M3, both by rows; 32 terms are 32 bytes. The tensor cores add in few bits. */
+#define PRODUCT_FP8(kinds)                                                                                                          \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"                                                                     \
+                 "wgmma.mma_async.sync.aligned.m64n256k32.f32." kinds " {" NAMES_128 "}, %128, %129, p, 1, 1;\n}"                  \
+                 : D32(d, 0), D32(d, 32), D32(d, 64), D32(d, 96) : "l"(descriptor(a)), "l"(descriptor(b)), "r"((int)add))
+template <DType A> __device__ inline void product_fp8(float (&d)[128], uint32_t a, uint32_t b, bool add)
 {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n256k32.f32.e4m3.e4m3 {" NAMES_128 "}, %128, %129, p, 1, 1;\n}"
-                 : D32(d, 0), D32(d, 32), D32(d, 64), D32(d, 96) : "l"(descriptor(a)), "l"(descriptor(b)), "r"((int)add));
+    if (A == E4M3)
+        PRODUCT_FP8("e4m3.e4m3");
+    else
+        PRODUCT_FP8("e5m2.e4m3");
 }
+#undef PRODUCT_FP8
 
 /* d = a b, or d += a b, with a in registers, b by rows. */
 __device__ inline void product(float (&d)[32], const uint32_t *a, uint32_t b, bool add)
@@ -372,6 +391,13 @@ __device__ inline void store_matrices(void *row, const uint32_t *a)
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                  :: "r"(shared_address(row)), "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]) : "memory");
+}
+
+/* Each matrix transposed: lane 8i + r says where column r of matrix i goes. */
+__device__ inline void store_matrices_turned(void *column, const uint32_t *a)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
+                 :: "r"(shared_address(column)), "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]) : "memory");
 }
 
 /* The other way. */

@@ -56,9 +56,9 @@ void matmul_accumulation(FastAccumulation fast)
     fast_kinds = fast;
 }
 
-bool matmul_is_fast(void)
+bool matmul_is_fast(bool gradients)
 {
-    return fast_kinds != FAST_NONE;
+    return fast_kinds == FAST_ALL || (fast_kinds == FAST_FORWARD && !gradients);
 }
 
 /* What an algorithm is chosen by. Zeroed before it is filled: compared with memcmp. */
@@ -383,7 +383,7 @@ static void run(Kind kind, int m, int n, int k, bool trans_a, bool trans_b, DTyp
     Shape s;
     memset(&s, 0, sizeof s);
     s.kind = kind, s.m = m, s.n = n, s.k = k, s.trans_a = trans_a, s.trans_b = trans_b;
-    s.fast = o.scale_a && (fast_kinds == FAST_ALL || (fast_kinds == FAST_FORWARD && kind == FORWARD));
+    s.fast = o.scale_a && matmul_is_fast(kind != FORWARD);
     s.a = a, s.b = b, s.d = d, s.add = o.c != NULL, s.align = alignment(&o);
     CHECK(m > 0 && n > 0 && k > 0, "%s of m=%d n=%d k=%d", kind_name[kind], m, n, k);
     CHECK(o.d != o.a && o.d != o.b, "%s: the output is an input", kind_name[kind]);

@@ -19,8 +19,8 @@ static EncodeTiled find_encode(void)
 bool tensor_map(CUtensorMap *map, CUtensorMapDataType type, int dimensions, void *data, const cuuint64_t *sizes,
                 const cuuint64_t *strides, const cuuint32_t *box)
 {
-    const cuuint32_t every[] = { 1, 1, 1, 1, 1 };
+    const cuuint32_t every[] = { 1, 1, 1, 1, 1 }, width = box[0] * (type == CU_TENSOR_MAP_DATA_TYPE_UINT8 ? 1 : 2);
     return find_encode()(map, type, (cuuint32_t)dimensions, data, sizes, strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                         CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                         width == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                          CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }

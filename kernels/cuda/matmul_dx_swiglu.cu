@@ -1,0 +1,220 @@
+/* The gradient of the MLP's last layer's input with SwiGLU's backward on its registers: what matmul_dx writes in BF16, and
+ * swiglu_backward reads again, does not leave the chip. Bytes per element of dact: 2.12 + 4 (+ 1 for act) instead of 4 more.
+ *
+ * A thread has two tokens that follow each other and, of 32 columns, eight: weights' row 8t + 2j + c of 32 goes to place 8j + 2t + c,
+ * token 2i + c of 16 to place 8c + i. So it writes eight bytes of a row, beside those of three other threads, and of a column the
+ * two bytes that stmatrix moves together: transposed they go to shared memory, columns in the order of the weights' places, and TMA
+ * puts them where they belong.
+ *
+ * dgate_up is encoded within its range, which is KEPT; the second launch is that of matmul_swiglu.cu. */
+#include "kernels/cuda/matmul_fused.cuh"
+#include "kernels/cuda/swiglu.cuh"
+
+namespace {
+
+constexpr int STRIP = 32, STRIPS = FUSED_WEIGHTS / STRIP;      /* columns, of which four threads have eight each */
+constexpr int TURNED = 3;                                      /* gradients of gate and up, act */
+
+struct BackwardJob : FusedJob {
+    const float *scale_x, *scale_w;
+    TileOut dgate_up, act;              /* act.data_t may be NULL: not wanted */
+    GroupReader<Known<E4M3>, Known<4>> gate_up;
+    Found found;
+    bool again;                         /* only if the range was exceeded */
+};
+
+struct Backward {
+    static constexpr int ACROSS = FUSED_WEIGHTS, PARTS = 4 * STRIPS;
+    static constexpr DType TOKENS = E5M2;
+    typedef BackwardJob Job;
+    struct Turned { uint8_t codes[TURNED][STRIP * 64]; };
+
+    /* Of each warpgroup's 64 tokens, the strips in turn. "full" is for who carries them away, "empty" for the warpgroup. */
+    struct Staging {
+        alignas(1024) Turned turned[2][2];
+        Barrier full[2][2], empty[2][2];
+    };
+
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+    struct Raw { decltype(Job::gate_up)::Raw gate, up; };
+
+    const Job &job;
+    Staging &staging;
+    const int group;
+    float inverse, act_inverse, m;
+    Place at;                           /* of the warpgroup; column -1: nothing is held */
+    Raw raw[2];                         /* of the thread's two tokens, of the strip that comes next */
+    float gate_scale, up_scale;
+    uint32_t codes[TURNED][2][2];       /* [token][half] */
+
+    static __device__ int weights(const Job &, int column, int part)
+    {
+        return (column + part * FUSED_WEIGHTS / FUSED_PAIR) / STRIP;
+    }
+
+    static __device__ bool done(const Job &job)
+    {
+        return job.again && was_in_range(job.dgate_up, job.found);
+    }
+
+    static __device__ void init(Staging &staging)
+    {
+        for (int i = 0; i < 4; i++) {
+            barrier_init(&staging.full[i / 2][i % 2], 4);
+            barrier_init(&staging.empty[i / 2][i % 2], 1);
+        }
+    }
+
+    __device__ Backward(const Job &job, Staging &staging, int group)
+        : job(job), staging(staging), group(group), m(0), at{ 0, -1 }, raw{}, gate_scale(0), up_scale(0), codes{}
+    {
+        inverse = 1.0f / tile_scale(job.dgate_up, *tile_scale_from(job.dgate_up));
+        act_inverse = job.act.data_t ? 1.0f / *job.act.scale : 0.0f;
+    }
+
+    __device__ int row() const
+    {
+        return at.token + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 * 2;
+    }
+
+    /* Where gate and its gradient stand, of the thread's token i. */
+    __device__ size_t gate_at(int strip, int i) const
+    {
+        return (size_t)(row() + i) * 2 * job.F + at.column + STRIP * strip + 8 * (threadIdx.x % 4);
+    }
+
+    /* Of the thread's token i. */
+    __device__ void fetch(int strip, int i)
+    {
+        const size_t from = gate_at(strip, i);
+        const int left = row() < job.N ? 8 : 0;
+        raw[i] = { job.gate_up.at(from, left), job.gate_up.at(from + job.F, left) };
+    }
+
+    __device__ void expect(Place place)
+    {
+        at = place;
+        fetch(0, 0);
+        fetch(0, 1);
+    }
+
+    /* Of a strip one of the thread's two tokens, then the other; of its eight columns four, then the others. */
+    __device__ void finish(const Held &held, int part)
+    {
+        const int strip = part / 4, i = part / 2 % 2, half = part % 2;
+        float gate[4], up[4], act[4], d[4];
+        if (at.column < 0)
+            return;
+        if (half == 0) {
+            gate_scale = fp8_group_value(raw[i].gate.scale, E4M3);
+            up_scale = fp8_group_value(raw[i].up.scale, E4M3);
+        }
+        decode_four<E4M3>(gate, half ? raw[i].gate.codes.y : raw[i].gate.codes.x, gate_scale);
+        decode_four<E4M3>(up, half ? raw[i].up.codes.y : raw[i].up.codes.x, up_scale);
+        if (half == 1 && strip + 1 < STRIPS)
+            fetch(strip + 1, i);
+        unpack(d, held, 8 * strip + 4 * half + i);
+        swiglu_gradients<true>(gate, up, act, d);
+        m = fmaxf(m, fmaxf(pack_abs_max(gate), pack_abs_max(up)));
+        codes[0][i][half] = encode_four<E5M2>(gate, inverse);
+        codes[1][i][half] = encode_four<E5M2>(up, inverse);
+        codes[2][i][half] = encode_four<E4M3>(act, act_inverse);
+        if (half == 1 && row() < job.N) {
+            *(uint2 *)(job.dgate_up.data + gate_at(strip, i)) = make_uint2(codes[0][i][0], codes[0][i][1]);
+            *(uint2 *)(job.dgate_up.data + gate_at(strip, i) + job.F) = make_uint2(codes[1][i][0], codes[1][i][1]);
+        }
+        if (part % 4 == 3)
+            store_columns(strip);
+    }
+
+    /* Of a tile of 32 places by 64 tokens, in rows of 64 bytes, of which TMA takes chunk c of row r from place c ^ r / 2 % 4. */
+    __device__ void turn(uint8_t *to, const uint32_t (&codes)[2][2])
+    {
+        const int lane = threadIdx.x % 32, chunk = threadIdx.x / 32 % 4 ^ lane / 2 % 4;
+        uint32_t x[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            x[i] = __byte_perm(codes[0][i / 2], codes[1][i / 2], i % 2 ? 0x7362 : 0x5140);
+        store_matrices_turned(to + lane * 64 + chunk * 16, x);
+    }
+
+    __device__ void store_columns(int strip)
+    {
+        Turned &to = staging.turned[group][strip % 2];
+        barrier_wait(&staging.empty[group][strip % 2], strip / 2 % 2 ^ 1);
+#pragma unroll
+        for (int i = 0; i < TURNED; i++)
+            if (i < 2 || job.act.data_t)
+                turn(to.codes[i], codes[i]);
+        barrier_arrive_warp(&staging.full[group][strip % 2]);
+    }
+
+    /* One thread, of a warpgroup's tile, whose first token is at.token. */
+    static __device__ void carry(Staging &staging, const Job &job, const FusedMaps &maps, Place at, int group)
+    {
+        for (int strip = 0; strip < STRIPS; strip++) {
+            const Turned &from = staging.turned[group][strip % 2];
+            const int column = at.column / STRIP + strip;
+            barrier_wait(&staging.full[group][strip % 2], strip / 2 % 2);
+            fence_async();
+            if (at.token < job.N) {
+                store_box(&maps.out[0], at.token, column, from.codes[0]);
+                store_box(&maps.out[0], at.token, job.F / STRIP + column, from.codes[1]);
+                if (job.act.data_t)
+                    store_box(&maps.out[1], at.token, column, from.codes[2]);
+            }
+            copies_commit();
+            copies_wait_read<0>();
+            barrier_arrive(&staging.empty[group][strip % 2]);
+        }
+    }
+
+    __device__ void end()
+    {
+        raise_amax_by_warp(job.found.amax, *(volatile float *)job.found.amax, m);
+    }
+
+#endif
+};
+
+bool fits(FusedMaps *maps, Tensor dgate_up, Tensor act, Tensor dact, Tensor dy, Tensor w, Tensor gate_up)
+{
+    const RowOrder tokens = { 16, { 8, 2, 1 }, { 2, 1, 16 } }, weights = { 32, { 2, 4, 4 }, { 1, 8, 2 } };
+    const bool has_act = tensor_exists(act);
+    return runs_on_hopper() && matmul_is_fast(true) && is_fusable(dy.data, dy, E5M2) && is_fusable(w.data_t, w, E4M3)
+        && is_fusable(dgate_up.data, dgate_up, E5M2) && is_fusable(dgate_up.data_t, dgate_up, E5M2) && range_is_kept(dgate_up)
+        && (!has_act || (is_fusable(act.data_t, act, E4M3) && !act.data)) && dact.format.dtype == BF16
+        && gate_up.format.dtype == E4M3 && gate_up.format.group == 16 && (uintptr_t)gate_up.data % 8 == 0
+        && dact.cols % FUSED_WEIGHTS == 0 && dy.rows % 16 == 0 && is_deep_enough<Backward>(dy.cols)
+        && fused_map(&maps->x, dy.data, dy.rows, dy.cols, tokens, FUSED_TOKENS, FUSED_DEPTH)
+        && fused_map(&maps->w, w.data_t, w.cols, w.rows, weights, FUSED_WEIGHTS / FUSED_PAIR, FUSED_DEPTH)
+        && fused_map(&maps->out[0], dgate_up.data_t, dgate_up.cols, dgate_up.rows, weights, STRIP, 64)
+        && (!has_act || fused_map(&maps->out[1], act.data_t, act.cols, act.rows, weights, STRIP, 64));
+}
+
+}
+
+void matmul_dx_swiglu(Tensor dgate_up, Tensor act, Tensor dact, Tensor dy, Tensor w, Tensor gate_up)
+{
+    const int N = dy.rows, C = dy.cols, F = w.cols;
+    FusedMaps maps = {};
+    CHECK_TENSOR(w, C, F);
+    CHECK_TENSOR(dact, N, F);
+    if (!fits(&maps, dgate_up, act, dact, dy, w, gate_up)) {
+        matmul_dx(dact, dy, w, false);
+        swiglu_backward(dgate_up, act, dact, {}, gate_up);
+        return;
+    }
+    check_operand("matmul_dx_swiglu", "dgate_up", dgate_up, N, 2 * F);
+    check_groups("matmul_dx_swiglu", "gate_up", gate_up, N, 2 * F);
+    if (tensor_exists(act))
+        check_operand("matmul_dx_swiglu", "act", act, N, F);
+    const Found found = found_new();
+    BackwardJob job = { { N, F, C }, (const float *)dy.scale, (const float *)w.scale, tile_out_in_range(dgate_up, found),
+                        tile_out(act, NULL), group_reader(gate_up, Known<E4M3>{}), found, false };
+    launch_fused<Backward>(job, maps);
+    job.dgate_up = tile_out_again(dgate_up, found);
+    job.again = true;
+    launch_fused<Backward>(job, maps);
+}
