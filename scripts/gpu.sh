@@ -98,6 +98,9 @@ sanitize() {
         on_one "$tool test_cuda_matmul" bash -c "sanitized $options build/cuda/tests/test_cuda_matmul test_fp8"
         [ $tool = racecheck ] && continue
         on_one "$tool test_attention" env NO_FORK=1 bash -c "sanitized $options build/cuda/tests/test_attention"
+        for test in swiglu dx_swiglu; do
+            on_one "$tool test_cuda_matmul $test" bash -c "sanitized $options build/cuda/tests/test_cuda_matmul test_$test"
+        done
         for test in small pairs; do
             on_one "$tool test_cuda_attention $test" bash -c "sanitized $options build/cuda/tests/test_cuda_attention test_$test"
         done

@@ -1,12 +1,15 @@
 /* The gradient of the MLP's last layer's input with SwiGLU's backward on its registers: what matmul_dx writes in BF16, and
- * swiglu_backward reads again, does not leave the chip. Bytes per element of dact: 2.12 + 4 (+ 1 for act) instead of 4 more.
+ * swiglu_backward reads again, does not leave the chip. Bytes per element of dact: 2.12 + 4, with act + 1, instead of these and
+ * 2 + 2. It takes sums of 3,969 terms or more, which are as many stages as a tile is finished in; else the two run one after the
+ * other.
  *
- * A thread has two tokens that follow each other and, of 32 columns, eight: weights' row 8t + 2j + c of 32 goes to place 8j + 2t + c,
- * token 2i + c of 16 to place 8c + i. So it writes eight bytes of a row, beside those of three other threads, and of a column the
- * two bytes that stmatrix moves together: transposed they go to shared memory, columns in the order of the weights' places, and TMA
- * puts them where they belong.
+ * A thread has two tokens that follow each other and, of 32 columns, eight: weights' row 8t + 2j + c of 32 goes to place
+ * 8j + 2t + c, token 2i + c of 16 to place 8c + i. So it writes eight bytes of a row, beside those of three other threads, and of a
+ * column the two bytes that stmatrix moves together: transposed they go to shared memory, columns in the order of the weights'
+ * places, and TMA puts them where they belong.
  *
- * dgate_up is encoded within its range, which is KEPT; the second launch is that of matmul_swiglu.cu. */
+ * dgate_up is encoded within its range, which is KEPT. A second launch returns at once unless that was exceeded; then it makes all
+ * of it again. */
 #include "kernels/cuda/matmul_fused.cuh"
 #include "kernels/cuda/swiglu.cuh"
 
@@ -29,7 +32,7 @@ struct Backward {
     typedef BackwardJob Job;
     struct Turned { uint8_t codes[TURNED][STRIP * 64]; };
 
-    /* Of each warpgroup's 64 tokens, the strips in turn. "full" is for who carries them away, "empty" for the warpgroup. */
+    /* [warpgroup][strip's parity], of a warpgroup's 64 tokens. "full" is for who carries them away, "empty" for the warpgroup. */
     struct Staging {
         alignas(1024) Turned turned[2][2];
         Barrier full[2][2], empty[2][2];

@@ -1,13 +1,13 @@
 /* A product of FP8 operands, both by rows, whose sums go through an operation while they are in registers, for compute capability
  * 9.0: what a GEMM would write in BF16, and a pass would read again, does not leave the chip.
  *
- * A tile is 128 tokens by 256 rows of weights. Two blocks form a cluster and have tiles of the same weights at the same time: each
- * fetches its own tokens, and half of the weights for both. Of a block's three warpgroups two own 64 tokens each, with all sums of a
- * tile in registers, and the third moves data. When its sums are complete a thread holds them in BF16, and computes and stores what
- * comes of them while products of the next tile run.
+ * A tile is 128 tokens by 256 rows of weights. Two blocks form a cluster and have tiles of the same weights at the same time:
+ * each fetches its own tokens, and half of the weights for both. Of a block's three warpgroups two own 64 tokens each, with all
+ * sums of a tile in registers, and the third moves data. When its sums are complete a thread holds them in BF16, and computes and
+ * stores what comes of them while products of the next tile run.
  *
- * A thread's sums stand where wgmma puts them. Which rows of an operand that is, maps of five dimensions say: they can fetch rows in
- * another order than they have, so that a thread has neighbours.
+ * A thread's sums stand where wgmma puts them. Which rows of an operand that is, maps of five dimensions say: they can fetch rows
+ * in another order than they have, so that a thread has neighbours.
  *
  * Sums grow in short accumulators, 32 terms at a time in their order, as cuBLASLt's do.
  *
@@ -154,8 +154,8 @@ template <int N> __device__ inline void unpack(float (&v)[N], const Held &held, 
     }
 }
 
-/* A warpgroup. A tile is finished while products of the next one run, part by part. NOTE: as few
- * products wait in the tensor cores' queue, parts had better be short: some 150 instructions. */
+/* A warpgroup. A tile is finished while products of the next one run, part by part. NOTE: few products wait in the tensor cores'
+ * queue, so parts had better be short: of some 150 instructions they are faster than of 290. */
 template <class End>
 __device__ void consume(FusedShared<typename End::Staging> &s, const typename End::Job &job, int rank)
 {
