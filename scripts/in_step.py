@@ -22,7 +22,7 @@ PATTERNS = [(COMMUNICATION, re.compile(r"nccl|^\[copy peer to peer\]")),
             (ADAMW, re.compile(r"adamw")),
             (ATTENTION, re.compile(r"cudnn|attention|sdpa|fmha|matmul_dq|dot_do|(^|\d)(forward|gradients|prepare|finish_dq|sum_heads|"
                            r"dq|dkv|part|merge|append)_kernel")),
-            (FP8, re.compile(r"(^|_)[qr]{2}[a-z]{3}_\d+x\d+|gemm.*e[45]m[23]|e[45]m[23].*gemm|matmul_swiglu")),
+            (FP8, re.compile(r"(^|_)[qr]{2}[a-z]{3}_\d+x\d+|gemm.*e[45]m[23]|e[45]m[23].*gemm|matmul_fused")),
             (BF16, re.compile(r"(^|_)[a-z]{3,5}_\d+x\d+_\d+x\d+|gemm|cutlass|nvjet"))]
 SHOWN = 1e-4        # of the time: kernels below it are in the file only
 

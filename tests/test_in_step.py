@@ -26,6 +26,8 @@ global_train_batch_size: 8
 device_train_microbatch_size: 4
 """
 FP8_FORWARD, FP8_DW = "nvjet_sm90_qqtst_176x128_128x5_1x2_h_bz_TNN", "nvjet_sm90_qrtst_256x128_128x4_1x2_h_badd_coopA_TNT"
+FUSED_FORWARD = "_Z19matmul_fused_kernelIN49_GLOBAL__N__ca52836b_16_matmul_swiglu_cu_53865fc07ForwardEEvNT_3JobE9FusedMaps"
+FUSED_DX = "_Z19matmul_fused_kernelIN52_GLOBAL__N__2675d671_19_matmul_dx_swiglu_cu_bc23f7778BackwardEEvNT_3JobE9FusedMaps"
 BF16_GEMM = "nvjet_sm90_tst_256x128_64x4_1x2_h_badd_coopA_NTT"
 FLASH = "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_26_64x64x128_1x4x1_cga1x1x1_kernel0_0"
 DQ = "_ZN5cudnn6fusion9matmul_dqILb1ELi128EEEvPKvS3_PvjjjjjjjjjjjjjjbS4_S4_bS4_S4_"
@@ -36,7 +38,8 @@ NCCL = "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<40
 
 # Of one micro-step: name, us. The GEMM in front of each loss and the two behind it are the head's.
 MICRO_STEP = [(FP8_FORWARD, 100), (FLASH, 30), (BF16_GEMM, 5), (LOSS, 1), (BF16_GEMM, 6), (BF16_GEMM, 7),
-              (FP8_FORWARD, 5), (LOSS, 1), (FP8_FORWARD, 6), (FP8_DW, 7), (FP8_DW, 100), (DQ, 10), (NORM, 20), ("[memset]", 2)]
+              (FP8_FORWARD, 5), (LOSS, 1), (FP8_FORWARD, 6), (FP8_DW, 7), (FUSED_FORWARD, 40), (FUSED_DX, 50), (FP8_DW, 10), (DQ, 10),
+              (NORM, 20), ("[memset]", 2)]
 
 
 def steps(count, gap=0, beside=None):
