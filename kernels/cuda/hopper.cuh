@@ -13,9 +13,9 @@
  *
  * Asynchronous copies and products see memory through a "proxy" of their own: fence_async stands between ordinary writes to
  * shared memory and reads by those, fence_async_global where one of both is in global memory. It may stand on either side
- * of the barrier between them, in the thread block that reads [Lustig 2022, Mixed-Proxy Extensions for the NVIDIA PTX Memory
- * Consistency Model]: behind it, in the thread that starts what reads, it does not hold up the writer, which would otherwise wait
- * for all accesses that it has under way. */
+ * of the barrier between them, in the thread block that reads: so [Lustig 2022, Mixed-Proxy Extensions for the NVIDIA PTX Memory
+ * Consistency Model] has it for other proxies, and the PTX ISA says nothing else of this one. Behind the barrier, in the thread
+ * that starts what reads, it does not hold up the writer, which would otherwise wait for all accesses that it has under way. */
 #pragma once
 #include <cuda.h>
 

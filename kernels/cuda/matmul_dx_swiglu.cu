@@ -1,7 +1,7 @@
 /* The gradient of the MLP's last layer's input with SwiGLU's backward on its registers: what matmul_dx writes in BF16, and
  * swiglu_backward reads again, does not leave the chip. Bytes per element of dact: 2.12 + 4, with act + 1, instead of these and
- * 2 + 2. It takes sums of 3,969 terms or more, which are as many stages as a tile is finished in; else the two run one after the
- * other.
+ * 2 + 2. A tile is finished in 32 parts, each beside a stage of the next one's sums: where these have fewer stages, of less than
+ * 3,984 terms, the two operations run one after the other.
  *
  * A thread has two tokens that follow each other and, of 32 columns, eight: weights' row 8t + 2j + c of 32 goes to place
  * 8j + 2t + c, token 2i + c of 16 to place 8c + i. So it writes eight bytes of a row, beside those of three other threads, and of a
@@ -19,7 +19,6 @@ constexpr int STRIP = 32, STRIPS = FUSED_WEIGHTS / STRIP;      /* columns, of wh
 constexpr int TURNED = 3;                                      /* gradients of gate and up, act */
 
 struct BackwardJob : FusedJob {
-    const float *scale_x, *scale_w;
     TileOut dgate_up, act;              /* act.data_t may be NULL: not wanted */
     GroupReader<Known<E4M3>, Known<4>> gate_up;
     Found found;
@@ -214,8 +213,8 @@ void matmul_dx_swiglu(Tensor dgate_up, Tensor act, Tensor dact, Tensor dy, Tenso
     if (tensor_exists(act))
         check_operand("matmul_dx_swiglu", "act", act, N, F);
     const Found found = found_new();
-    BackwardJob job = { { N, F, C }, (const float *)dy.scale, (const float *)w.scale, tile_out_in_range(dgate_up, found),
-                        tile_out(act, NULL), group_reader(gate_up, Known<E4M3>{}), found, false };
+    BackwardJob job = { fused_job(dy, w, F), tile_out_in_range(dgate_up, found), tile_out(act, NULL),
+                        group_reader(gate_up, Known<E4M3>{}), found, false };
     launch_fused<Backward>(job, maps);
     job.dgate_up = tile_out_again(dgate_up, found);
     job.again = true;

@@ -20,8 +20,9 @@
  *     bool done(job)                          whether there is nothing to do
  *     void init(staging)                      one thread
  *     End(job, staging, group)                of a warpgroup
- *     void expect(at)                         where the sums stand that are being computed
- *     void finish(held, part)                 one of PARTS of the sums that are held, in their order
+ *     void expect(at)                         where the sums stand that are being computed, behind the last part of those held
+ *     void finish(held, part)                 one of PARTS of the sums that are held, in their order; before the first expect()
+ *                                             nothing is held, and there is nothing to do
  *     void end()                              behind the last
  *     void carry(staging, job, maps, at, group)       a thread beside them, tile by tile: what the warpgroup left in `staging` */
 #pragma once
@@ -32,8 +33,11 @@
 constexpr int FUSED_TOKENS = 128, FUSED_WEIGHTS = 256, FUSED_DEPTH = 128;       /* DEPTH: terms of the sums that a stage holds */
 constexpr int FUSED_PAIR = 2, FUSED_STAGES = 4, FUSED_CONSUMERS = 256, FUSED_THREADS = FUSED_CONSUMERS + 128;
 
-/* N tokens, sums of C terms, F columns of the result. */
-struct FusedJob { int N, F, C; };
+/* N tokens, F columns of the result, sums of C terms; the operands' scales. */
+struct FusedJob {
+    int N, F, C;
+    const float *scale_x, *scale_w;
+};
 
 /* Tokens and weights, and where the results go that TMA writes. */
 struct FusedMaps { CUtensorMap x, w, out[2]; };
@@ -47,7 +51,7 @@ template <class Staging> struct alignas(1024) FusedShared {
     Barrier full[FUSED_STAGES], empty[FUSED_STAGES];
 };
 
-/* The first token of both blocks' tiles, then of a block's or a warpgroup's; the first column. */
+/* The first token of both blocks' tiles, or of a warpgroup's; the first column. */
 struct Place { int token, column; };
 
 __host__ __device__ inline int fused_pairs(const FusedJob &job)
@@ -263,6 +267,12 @@ template <class End> void launch_fused(const typename End::Job &job, const Fused
     launch_clusters(matmul_fused_kernel<End>, tiles < most ? tiles : most, FUSED_PAIR, FUSED_THREADS,
                     sizeof(FusedShared<typename End::Staging>) + 1024, job, maps);
     LAUNCH_CHECK();
+}
+
+/* x (N,C), of F columns of the result. */
+inline FusedJob fused_job(Tensor x, Tensor w, int F)
+{
+    return { x.rows, F, x.cols, (const float *)x.scale, (const float *)w.scale };
 }
 
 /* An operand with one scale, whose rows or columns TMA can read or write. */

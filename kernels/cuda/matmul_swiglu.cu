@@ -5,7 +5,8 @@
  * neighbours - a group of what is saved, and 16 bytes of codes - row 16t + 2j + c of 64 goes to place 8j + 2t + c.
  *
  * act is encoded within its range, which is KEPT. A second launch returns at once unless that was exceeded; then it makes all of it
- * again. */
+ * again. Its transposed copy, which some recipes save, is not made here: where it is wanted, the two operations run one after the
+ * other. */
 #include "kernels/cuda/matmul_fused.cuh"
 
 namespace {
@@ -13,7 +14,6 @@ namespace {
 constexpr int COLUMNS = FUSED_WEIGHTS / 2;
 
 struct ForwardJob : FusedJob {
-    const float *scale_x, *scale_w;
     TileOut act;
     GroupOut saved;
     Found found;
@@ -126,7 +126,7 @@ bool fits(FusedMaps *maps, Tensor act, Tensor gate_up, Tensor wide, Tensor x, Te
 void matmul_swiglu(Tensor act, Tensor gate_up, Tensor wide, Tensor x, Tensor w)
 {
     const int N = x.rows, C = x.cols, F = act.cols;
-    FusedMaps maps;
+    FusedMaps maps = {};
     CHECK_TENSOR(x, N, C);
     CHECK_TENSOR(w, 2 * F, C);
     CHECK_TENSOR(wide, N, 2 * F);
@@ -138,8 +138,7 @@ void matmul_swiglu(Tensor act, Tensor gate_up, Tensor wide, Tensor x, Tensor w)
     check_operand("matmul_swiglu", "act", act, N, F);
     check_groups("matmul_swiglu", "gate_up", gate_up, N, 2 * F);
     const Found found = found_new();
-    ForwardJob job = { { N, F, C }, (const float *)x.scale, (const float *)w.scale, tile_out_in_range(act, found),
-                       group_out(gate_up), found, false };
+    ForwardJob job = { fused_job(x, w, F), tile_out_in_range(act, found), group_out(gate_up), found, false };
     launch_fused<Forward>(job, maps);
     job.act = tile_out_again(act, found);
     job.again = true;

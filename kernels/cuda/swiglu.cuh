@@ -8,7 +8,7 @@ template <bool QUICK> __device__ static inline float sigmoid_for(float x)
     return QUICK ? quick_sigmoid(x) : sigmoid(x);
 }
 
-/* The gradients of gates and ups, which become those, from that of act, d; and act. */
+/* d is the gradient of act. Gates and ups become their gradients; act is made too. */
 template <bool QUICK, int N>
 __device__ static inline void swiglu_gradients(float (&gate)[N], float (&up)[N], float (&act)[N], const float (&d)[N])
 {
