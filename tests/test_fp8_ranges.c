@@ -377,7 +377,7 @@ static void test_large_matmul(void **state)
     release();
 }
 
-/* The same of the gradient. Without the transpose it is made by GEMM and SwiGLU apart. */
+/* The gradient, by one kernel. Without the transpose it is made by GEMM and SwiGLU apart. */
 static void test_large_matmul_dx(void **state)
 {
     (void)state;
