@@ -18,10 +18,10 @@ static int make_evaluators(void **state)
     fprintf(f, "{\"task\": \"made\", \"metric\": \"acc\", \"questions\": 20}\n");
     for (int q = 0; q < 20 && f; q++)
         fprintf(f, "{\"gold\": %d, \"choices\": [{\"tokens\": [%d, %d, %d], \"continuation\": 2, \"characters\": 7, \"bytes\": 8}, "
-                "{\"tokens\": [%d, %d], \"continuation\": 1, \"characters\": 5, \"bytes\": 5}]}\n", q % 2, 99 * q, 7 * q, 500 + q,
-                99 * q, 300 + 11 * q);
+                "{\"tokens\": [%d, %d], \"continuation\": 1, \"characters\": 5, \"bytes\": 5}]}\n", q % 2, 49 * q, 7 * q, 500 + q,
+                49 * q, 300 + 11 * q);
     snprintf(evaluators, sizeof evaluators, "--eval_subset_num_batches=20 --evaluators='[{label: val, data: {paths: "
-             "[data/sample-val.npy]}}, {label: made, type: downstream, data: {paths: [%s]}}]'", path);
+             "[build/few-ids/val.npy]}}, {label: made, type: downstream, data: {paths: [%s]}}]'", path);
     return f ? fclose(f) : -1;
 }
 
@@ -129,9 +129,9 @@ static void test_refused(void **state)
     expect_output("there is nothing to evaluate");
     expect_status(train(1, "--eval_only --load_path=%s/run/latest --evaluators=[] --save_folder=null", folder), 1);
     expect_output("there are no evaluators");
-    shell("sed -i 's/\\[0, 0, 500\\]/[0, 0, 50280]/' %s/made.jsonl", folder);
+    shell("sed -i 's/\\[0, 0, 500\\]/[0, 0, 1000]/' %s/made.jsonl", folder);
     expect_status(train(1, "--max_duration=2 --eval_interval=2 %s --save_folder=%s/bad", evaluators, folder), 1);
-    expect_output("made.jsonl:2: token 50280 is beyond the vocabulary");
+    expect_output("made.jsonl:2: token 1000 is beyond the vocabulary");
 }
 
 int main(void)

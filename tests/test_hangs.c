@@ -314,5 +314,6 @@ int __wrap_main(int argc, char **argv)
         cmocka_unit_test(test_slow), cmocka_unit_test(test_hung), cmocka_unit_test(test_died_in_a_thread),
         cmocka_unit_test(test_alone), cmocka_unit_test(test_signal_before_training),
     };
+    ids = "";
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

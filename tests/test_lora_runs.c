@@ -2,7 +2,8 @@
  * alone is evaluated, generated with and exported. test_lora_checkpoint_ranks has more recipes and strategies. */
 #include "tests/launch.h"
 
-static const char evaluators[] = "--eval_subset_num_batches=10 --evaluators='[{label: val, data: {paths: [data/sample-val.npy]}}]'";
+static const char evaluators[] = "--eval_subset_num_batches=10 "
+                                 "--evaluators='[{label: val, data: {paths: [build/few-ids/val.npy]}}]'";
 
 static const char metric_name[] = "eval/val/CrossEntropyLoss";
 

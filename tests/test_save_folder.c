@@ -48,9 +48,9 @@ static void test_signals(void **state)
 static void test_signal_in_evaluation(void **state)
 {
     (void)state;
-    char path[256], command[1024], data[20 * 24] = "data/sample-train.npy";
+    char path[256], command[1024], data[20 * 25] = "build/few-ids/train.npy";
     for (int i = 1; i < 20; i++)
-        strcat(data, ",data/sample-train.npy");
+        strcat(data, ",build/few-ids/train.npy");
     snprintf(path, sizeof path, "%s/evaluates", folder);
     snprintf(command, sizeof command, "--max_duration=100 --eval_interval=1 --save_folder=%s "
              "--evaluators='[{label: val, data: {paths: [%s]}}]'", path, data);
@@ -78,7 +78,7 @@ static void test_signal_in_samples(void **state)
     snprintf(path, sizeof path, "%s/prompts.jsonl", folder);
     FILE *f = fopen(path, "w");
     assert_non_null(f);
-    for (int i = 0; i < 1000; i++)
+    for (int i = 0; i < 4000; i++)
         fputs("[1]\n", f);
     assert_int_equal(fclose(f), 0);
     snprintf(path, sizeof path, "%s/samples", folder);
@@ -107,7 +107,7 @@ static void test_cut_between_evaluators(void **state)
     (void)state;
     char command[1024], run[512];
     snprintf(run, sizeof run, "--max_duration=4 --stop_at=2 --eval_interval=2 --eval_subset_num_batches=1 --save_folder=%s/cut "
-             "--evaluators='[{label: a, data: {paths: data/sample-val.npy}}, {label: b, data: {paths: data/sample-val.npy}}]'",
+             "--evaluators='[{label: a, data: {paths: build/few-ids/val.npy}}, {label: b, data: {paths: build/few-ids/val.npy}}]'",
              folder);
     expect_status(train(2, "%s", run), 0);
     snprintf(command, sizeof command, "cd %s/cut && sed -i '/eval.b/d' metrics.jsonl && grep -q 'eval/a/' metrics.jsonl", folder);
@@ -147,9 +147,11 @@ static void test_second_signal(void **state)
 {
     (void)state;
     char path[256], command[512];
+    ids = "";
     snprintf(path, sizeof path, "%s/twice", folder);
     snprintf(command, sizeof command, "--max_duration=1 --global_train_batch_size=5000 --save_folder=%s", path);
     FILE *p = start(1, command);
+    ids = FEW_IDS;
     snprintf(command, sizeof command, "test -f %s/config.yaml", path);
     for (int i = 0; i < 1000 && system(command) != 0; i++)
         usleep(100000);
@@ -182,8 +184,8 @@ static void test_folder_is_not_overwritten(void **state)
 static void test_lines_that_stay(void **state)
 {
     (void)state;
-    static const char evaluates[] = "--evaluators='[{label: val, data: {paths: data/sample-val.npy}}]' --eval_subset_num_batches=1 "
-                                    "--eval_on_load";
+    static const char evaluates[] = "--evaluators='[{label: val, data: {paths: build/few-ids/val.npy}}]' "
+                                    "--eval_subset_num_batches=1 --eval_on_load";
     for (int i = 0; i < 2; i++)
         expect_status(train(1, "--max_duration=2 --save_folder=%s/lines %s --save_overwrite", folder, evaluates), 0);
     shell("test $(grep -c '\"step\": 0' %s/lines/metrics.jsonl) = 1", folder);
@@ -320,13 +322,13 @@ static int export(const char *checkpoint, const char *target, const char *dtype)
 static void test_tokenizer(void **state)
 {
     (void)state;
-    shell("mkdir %s/tok && cd %s/tok && echo '{\"model\": {\"vocab\": {\"a\": 0, \"b\": 30000}}, \"added_tokens\": "
-          "[{\"id\": 50279}]}' >tokenizer.json && echo x >tokenizer_config.json && echo y >generation_config.json", folder, folder);
+    shell("mkdir %s/tok && cd %s/tok && echo '{\"model\": {\"vocab\": {\"a\": 0, \"b\": 600}}, \"added_tokens\": "
+          "[{\"id\": 999}]}' >tokenizer.json && echo x >tokenizer_config.json && echo y >generation_config.json", folder, folder);
     expect_status(train(1, "--max_duration=1 --tokenizer=%s/tok --save_folder=%s/named", folder, folder), 0);
     shell("cd %s && cmp tok/tokenizer.json named/step1/tokenizer.json && cmp tok/tokenizer_config.json "
           "named/step1/tokenizer_config.json && test ! -e named/step1/generation_config.json", folder);
     /* a file; what was loaded gives way to it */
-    shell("cd %s && sed 's/30000/29999/' tok/tokenizer.json >other.json && echo z >named/step1/generation_config.json && "
+    shell("cd %s && sed 's/600/599/' tok/tokenizer.json >other.json && echo z >named/step1/generation_config.json && "
           "mv tok gone", folder);
     expect_status(train(2, "--max_duration=2 --load_path=%s/named/step1 --tokenizer=%s/other.json --save_folder=%s/renamed", folder,
                         folder, folder), 0);
@@ -376,7 +378,7 @@ static void test_evaluation_fails(void **state)
 {
     (void)state;
     char command[512];
-    snprintf(command, sizeof command, "cp data/sample-val.npy %s/val.npy && printf '\377\377\377\377' | "
+    snprintf(command, sizeof command, "cp build/few-ids/val.npy %s/val.npy && printf '\377\377\377\377' | "
              "dd of=%s/val.npy conv=notrunc bs=1 seek=30000 2>/dev/null", folder, folder);
     assert_int_equal(system(command), 0);
     assert_int_not_equal(train(2, "--max_duration=2 --eval_interval=2 --save_folder=%s/lost "

@@ -48,10 +48,10 @@ static bool wait_or_not(Loader *l, double seconds)
 
 static int run(const char *name, const char *lost, int asked, const char *more)
 {
-    return finish(start_command("env LOST='%s' ASKED=%d %s -n 2 %s/tests/test_skips configs/tiny.yaml %s --model.d_model=16 "
+    return finish(start_command("env LOST='%s' ASKED=%d %s -n 2 %s/tests/test_skips configs/tiny.yaml %s %s --model.d_model=16 "
                                 "--model.max_sequence_length=8 --max_duration=8 --save_interval=4 --save_folder=%s/%s %s", lost,
-                                asked, setting("LAUNCH", "mpirun --oversubscribe"), setting("BUILD", "build/cpu"), SMALL, folder,
-                                name, more));
+                                asked, setting("LAUNCH", "mpirun --oversubscribe"), setting("BUILD", "build/cpu"), SMALL, ids,
+                                folder, name, more));
 }
 
 /* The checkpoints of a run, each name with a blank behind it. */

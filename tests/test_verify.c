@@ -79,7 +79,7 @@ static void make_first(void)
     char command[512];
     if (exists("first"))
         return;
-    snprintf(command, sizeof command, "cp data/sample-train.npy %s/train.npy", folder);
+    snprintf(command, sizeof command, "cp build/few-ids/train.npy %s/train.npy", folder);
     assert_int_equal(system(command), 0);
     in_folder("head -c $(($(stat -c %s train.npy) / 2)) /dev/zero | tr '\\0' '\\1' >train.mask");
     expect_status(go_on(2, "first", "--stop_at=2"), 0);
