@@ -136,8 +136,10 @@ static void read_values(Reader *r, bool from_hf)
     }
     for (const ConfigKey *k = config_keys; k->name; k++) {
         bool known = k->fallback || (from_hf && strncmp(k->name, "model.", strlen("model.")) == 0);
-        if (!known && !config_is_evaluator(k->name) && !config_given(r, k->name))
-            die("%s: %s is missing: %s", r->file, k->name, k->help);
+        if (known || config_is_evaluator(k->name) || config_given(r, k->name))
+            continue;
+        config_check_has_model(r, r->file);
+        die("%s: %s is missing: %s", r->file, k->name, k->help);
     }
 }
 

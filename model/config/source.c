@@ -25,12 +25,17 @@ YamlNode *config_without_file(void)
                       " scheduler: {warmup_fraction: 0.03, warmup_min_lr: 0, alpha_f: 0}}", "a run without a configuration file");
 }
 
+void config_check_has_model(const Reader *r, const char *place)
+{
+    if (!config_given(r, "load_path") && (config_given(r, "generate") || config_given(r, "eval_only")))
+        die("%s: there is no model; --load_path=FOLDER names a checkpoint or a Hugging Face folder", place);
+}
+
 void config_check_command_line(const Reader *r, const char *first)
 {
     if (config_given(r, "load_path"))
         return;
-    if (config_given(r, "generate") || config_given(r, "eval_only"))
-        die("%s: there is no model; --load_path=FOLDER names a checkpoint or a Hugging Face folder", first);
+    config_check_has_model(r, first);
     const bool data = config_given(r, "data.paths") || config_given(r, "data.datasets") || config_given(r, "dry_run");
     die("'%s' is no configuration file; it comes first: ./train configs/tiny.yaml %s. A run without one fine-tunes a model "
         "that save_pretrained wrote: it needs --load_path=FOLDER%s", first, first,

@@ -172,7 +172,8 @@ YamlNode *config_without_file(void);
 
 /* The steps that follow the reading of the values; each derives what was left open and dies on what cannot work. */
 void config_choose_save_folder(Config *c);           /* runs/<run_name>, if none is given and one is needed */
-void config_check_load_path(const Reader *r);        /* that it is no address and not empty (source.c, as the next two) */
+void config_check_load_path(const Reader *r);        /* that it is no address and not empty (source.c, as the next three) */
+void config_check_has_model(const Reader *r, const char *place);  /* load_path, of a run that uses a model and describes none */
 void config_check_command_line(const Reader *r, const char *first);      /* of a run without a file, `first` its first argument */
 void config_settle_source(Reader *r, const char *folder);                /* what follows from the model read from `folder` */
 char *config_trained_with(const char *folder, const char *key);          /* see source.c */
