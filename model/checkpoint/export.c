@@ -481,7 +481,7 @@ void export_folder(const char *source, const char *base, const char *target, con
     companions_write(x.temporary);
     folder_complete(target, begun);
     if (x.lora.rank > 0)
-        printf("adapters of %s were merged into %s\n", folder, x.base);
+        printf("base %s, which stays as it is, with the adapters of %s merged into it:\n", x.base, folder);
     printf("exported %s to %s: %.3g GiB in %d file%s, %s, in %.1f s\n", folder, target, (double)bytes_of(&x) / 0x1p30, x.num_files,
            x.num_files > 1 ? "s" : "", dtype, clock_seconds() - start);
     close_export(&x);

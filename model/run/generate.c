@@ -210,7 +210,7 @@ static void print_speed(const Generator *g)
     if (g->decoded == 0)
         return;
     const double seconds = g->decode_seconds / (double)g->decoded;
-    fprintf(stderr, "continuations: %ld tokens, %.3f ms each", g->decoded, 1e3 * seconds);
+    fprintf(stderr, "continuations: %ld tokens behind the first ones, %.3f ms each", g->decoded, 1e3 * seconds);
     if (comm_size() == 1)
         fprintf(stderr, ", %.2f times a pass that only reads the weights (%.3f ms)", seconds / reading, 1e3 * reading);
     fputc('\n', stderr);
