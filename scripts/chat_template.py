@@ -52,7 +52,7 @@ def find_template(folder, config):
     if not isinstance(found, str):
         raise Bad(f"{folder} has no chat template; expected chat_template.jinja, or a chat_template in tokenizer_config.json "
                   "(a text, or a list with one named default). A base model has none: write the one that it is to learn to "
-                  f"{os.path.join(folder, 'chat_template.jinja')}")
+                  f"{os.path.join(folder, 'chat_template.jinja')}, and name eos_token, which ends its answers, in {path}")
     return path, found
 
 

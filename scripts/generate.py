@@ -23,10 +23,11 @@ def parse_arguments():
     parser.add_argument("texts", nargs="+", metavar="text")
     parser.add_argument("--raw", action="store_true", help="continue the text itself; before it, what the tokenizer begins with")
     parser.add_argument("--train", default="./train", help="how the program is started; default: ./train")
-    parser.add_argument("--max-new-tokens", type=int, default=512)
+    parser.add_argument("--max-new-tokens", type=int, default=512, help="at most so many for each; default: 512")
     parser.add_argument("--temperature", type=float, default=0, help="0, the default: always the most likely token")
-    parser.add_argument("--top-p", type=float, default=1)
-    parser.add_argument("--seed", type=int, default=6198)
+    parser.add_argument("--top-p", type=float, default=1,
+                        help="draws from the likeliest tokens that together have this probability; default: 1")
+    parser.add_argument("--seed", type=int, default=6198, help="of what a temperature draws; default: 6198")
     known, rest = parser.parse_known_intermixed_args()
     strange = [one for one in rest if not (one.startswith("--") and "=" in one)]
     if strange:

@@ -18,8 +18,8 @@ kernel where two values are equally near, and let small negative numbers become 
 the unsigned map with -1, and the torch step decays weights before the update. tests/test_adamw8bit.c knows this, and so does
 check_codes below. Needs bitsandbytes and torch.
 """
+import argparse
 import os
-import sys
 
 os.environ["TORCHDYNAMO_DISABLE"] = "1"     # bitsandbytes compiles its step; as it stands is enough
 
@@ -204,7 +204,9 @@ def make_bnb(path, signed, unsigned):
 
 
 def main():
-    folder = sys.argv[1] if len(sys.argv) > 1 else "tests/golden/adamw8bit"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", default="tests/golden/adamw8bit")
+    folder = parser.parse_args().folder
     os.makedirs(folder, exist_ok=True)
     torch.set_num_threads(1)
     np.seterr(all="ignore")

@@ -17,8 +17,8 @@ the 256 values; check_codes knows this and nothing else. The mean of the absmaxe
 promises: here all absmaxes of a tensor are multiples of a number so large that every such sum is exact. Needs bitsandbytes and
 torch.
 """
+import argparse
 import os
-import sys
 
 import bitsandbytes.functional as F
 import numpy as np
@@ -137,7 +137,9 @@ def tensors(code, rng):
 
 
 def main():
-    folder = sys.argv[1] if len(sys.argv) > 1 else "tests/golden/nf4"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", default="tests/golden/nf4")
+    folder = parser.parse_args().folder
     os.makedirs(folder, exist_ok=True)
     torch.set_num_threads(1)
     np.seterr(all="ignore")

@@ -107,6 +107,21 @@ def render(messages, tools, where, add_generation_prompt=False):
                   f"{problem}; expected a conversation that it takes: change or remove this one, or change the template")
 
 
+def check_template():
+    """Templates that end a question with what an answer follows need no add_generation_prompt; others that ignore it are told. Some
+    take no question without a system's message: what these do shows with the conversations."""
+    question, answer = {"role": "user", "content": "Why?"}, {"role": "assistant", "content": MARK}
+    try:
+        without, asked = (process.template.render([question], asks, None) for asks in (False, True))
+        told = process.template.render([question, answer], False, None)
+    except Exception:
+        return
+    front = told[len(asked):told.find(MARK)]
+    if asked == without and told.startswith(asked) and front.strip():
+        print(f"NOTE: the chat template of {process.model} adds nothing for add_generation_prompt: of answers {front!r} in front of "
+              "them is learned too, and no program asks with it")
+
+
 def find_begin(text, messages, i, tools, where):
     """Where answer i begins in the text of the whole conversation: behind what a model is given to answer."""
     prompt = render(messages[:i], tools, where, add_generation_prompt=True)
@@ -258,6 +273,7 @@ def main(arguments=None):
     if eos is None:
         raise Bad(f"{args.model}: tokenizer_config.json names no eos_token of tokenizer.json; expected "
                   """a line as {"eos_token": "<|endoftext|>"}""")
+    check_template()
 
     with shards.Output(args, "token_ids_part_{:04d}", "labels_mask_part_{:04d}", process.dtype) as output:
         if os.path.exists(configuration(args)):

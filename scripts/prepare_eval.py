@@ -90,7 +90,10 @@ def questions(folder, metric):
 
 def load_tokenizer(path):
     """The tokenizer, and the ids that it puts in front of a text."""
-    from tokenizers import Tokenizer
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as problem:
+        sys.exit(f"error: {problem}: pip install tokenizers")
     file = pathlib.Path(path) / "tokenizer.json" if pathlib.Path(path).is_dir() else pathlib.Path(path)
     if not file.is_file():
         sys.exit(f"error: {file}: no such file; --tokenizer is a model's folder or its tokenizer.json")

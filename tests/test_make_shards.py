@@ -303,6 +303,19 @@ class ChatTest(Folder):
         self.assertEqual(self.learned(model, output), ["two\n"])
         self.assertIn("of the last answers 0 of 1 end with the eos token <|end|>, 1 with Ċ (", printed)
 
+    def test_prompt_without_its_end(self):
+        """A header in front of answers that the template does not ask with is told; one that stands in the question is not."""
+        loop = "{% for m in messages %}{{ '<' + m.role + '>' + m.content + '<|end|>' }}{% endfor %}"
+        file = self.write("x.jsonl", [{"prompt": "a", "completion": "two"}])
+        for template, learned, told in ((loop, "<assistant>two<|end|>", True),
+                                        (loop + "{{ '<assistant>' if add_generation_prompt }}", "two<|end|>", False),
+                                        ("{% for m in messages %}{{ '[' + m.content + ']' if m.role == 'user' else "
+                                         "m.content + '<|end|>' }}{% endfor %}", "two<|end|>", False)):
+            model = self.model(template)
+            output, printed = self.chat(model, file)
+            self.assertEqual(self.learned(model, output), [learned])
+            self.assertEqual("adds nothing for add_generation_prompt: of answers '<assistant>' in front" in printed, told)
+
     def test_last_turns_that_differ(self):
         """As OLMo 3 and Qwen 3 have them: another token at the end, thoughts."""
         head = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
