@@ -44,8 +44,11 @@ def find_template(folder, config):
     """(name of the file, text): chat_template.jinja, which goes before the chat_template of tokenizer_config.json."""
     path = os.path.join(folder, "chat_template.jinja")
     if os.path.isfile(path):
-        with open(path, encoding="utf-8") as file:
-            return path, file.read()
+        try:
+            with open(path, encoding="utf-8") as file:
+                return path, file.read()
+        except UnicodeDecodeError as problem:
+            raise Bad(f"{path}: {problem}; expected a text in UTF-8")
     path, found = os.path.join(folder, "tokenizer_config.json"), config.get("chat_template")
     if isinstance(found, list):
         found = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}.get("default")

@@ -109,10 +109,16 @@ def run(args, rest, prompts, tokenizer):
 def main():
     args, rest = parse_arguments()
     check_texts(args.texts)
+    try:
+        shlex.split(args.train)
+    except ValueError as problem:
+        sys.exit(f"error: --train {args.train}: {problem}")
     tokenizer = load_tokenizer(args.folder)
     try:
         sys.exit(run(args, rest, encode(args, tokenizer), tokenizer))
-    except FileNotFoundError as problem:
+    except BrokenPipeError:
+        sys.exit("error: stdout: who read it is gone")
+    except (FileNotFoundError, PermissionError) as problem:
         sys.exit(f"error: {problem.filename}: no such program; build it with make, or name it with --train")
 
 

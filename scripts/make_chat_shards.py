@@ -108,8 +108,8 @@ def render(messages, tools, where, add_generation_prompt=False):
 
 
 def check_template():
-    """Templates that end a question with what an answer follows need no add_generation_prompt; others that ignore it are told. Some
-    take no question without a system's message: what these do shows with the conversations."""
+    """Templates that end a question with what an answer follows need no add_generation_prompt; others that ignore it are told.
+    Some take no question without a system's message: what these do shows with the conversations."""
     question, answer = {"role": "user", "content": "Why?"}, {"role": "assistant", "content": MARK}
     try:
         without, asked = (process.template.render([question], asks, None) for asks in (False, True))
@@ -118,8 +118,8 @@ def check_template():
         return
     front = told[len(asked):told.find(MARK)]
     if asked == without and told.startswith(asked) and front.strip():
-        print(f"NOTE: the chat template of {process.model} adds nothing for add_generation_prompt: of answers {front!r} in front of "
-              "them is learned too, and no program asks with it")
+        print(f"NOTE: the chat template of {process.model} adds nothing for add_generation_prompt: {front!r} in front of answers is "
+              "learned too, and no program asks with it")
 
 
 def find_begin(text, messages, i, tools, where):

@@ -58,7 +58,7 @@ def work(items):
         ids = shards.encode(process.tokenizer, text.strip(), f"{path}:{number}").ids
         if ids:
             ids += [process.eos] if ids[-1] != process.eos else []
-            documents.append((np.array(ids, process.dtype), (" ".join(name.split("\n")), path, number)))
+            documents.append((np.array(ids, process.dtype), (name, path, number)))
     return documents
 
 

@@ -8,6 +8,8 @@ def read(folder):
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read()
+    except UnicodeDecodeError as error:
+        sys.exit(f"error: {path}: {error}; expected metrics.jsonl as ./train writes it")
     except OSError as error:
         sys.exit(f"error: {path}: {error.strerror}; give the save_folder of a run")
     whole = text.split("\n")[:-1]          # not by splitlines: labels may hold other ends of lines
@@ -66,14 +68,19 @@ class Follower:
             text = file.read(self.CHUNK)
         records = []
         for line in text[:text.rfind(b"\n") + 1].splitlines(keepends=True):
-            try:
-                record = json.loads(line)
-                step = int(record["step"])
-            except (ValueError, KeyError, TypeError):
-                break                   # damaged: the next run in this folder cuts it off
+            record = self.parse(line)
             at += len(line)
             self.ends.append(at)
-            self.steps.append(step)
+            self.steps.append(record["step"] if record else self.steps[-1] if self.steps else 0)
             self.sums.append(zlib.crc32(line))
-            records.append(record)
+            records += [record] if record else []
         return records, void
+
+    @staticmethod
+    def parse(line):
+        """None: damaged, by a disk or a host that went down."""
+        try:
+            record = json.loads(line)
+            return record if type(record["step"]) is int and 0 <= record["step"] < 1 << 63 else None
+        except (ValueError, KeyError, TypeError):
+            return None

@@ -219,7 +219,7 @@ class Writer:
         if self.mask_name:
             self.files[2].write(mask.astype(np.bool_).tobytes())
             self.labels += int(mask.sum())
-        self.rows.writerow([self.part_tokens, self.part_tokens + len(ids), *columns])
+        self.rows.writerow([self.part_tokens, self.part_tokens + len(ids), *map(one_line, columns)])
         self.part_tokens += len(ids)
         self.documents += 1
         self.tokens += len(ids)
@@ -229,6 +229,11 @@ class Writer:
         for file in self.files or []:
             file.close()
         self.files = None
+
+
+def one_line(column):
+    """A name that a row can hold: of odd characters and ends of lines something else."""
+    return " ".join(column.split("\n")).encode(errors="replace").decode() if isinstance(column, str) else column
 
 
 class Output:

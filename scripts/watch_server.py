@@ -144,8 +144,8 @@ class Server(http.server.ThreadingHTTPServer):
 def serve(followers, names, port):
     try:
         server = Server(followers, names, port)
-    except OSError as error:
-        sys.exit(f"error: port {port}: {error.strerror}; --port takes another one")
+    except (OSError, OverflowError) as error:
+        sys.exit(f"error: port {port}: {getattr(error, 'strerror', error)}; --port takes another one")
     print(f"http://localhost:{server.server_address[1]} (Ctrl-C ends it)", flush=True)
     try:
         server.serve_forever()

@@ -314,7 +314,7 @@ class ChatTest(Folder):
             model = self.model(template)
             output, printed = self.chat(model, file)
             self.assertEqual(self.learned(model, output), [learned])
-            self.assertEqual("adds nothing for add_generation_prompt: of answers '<assistant>' in front" in printed, told)
+            self.assertEqual("adds nothing for add_generation_prompt: '<assistant>' in front of answers" in printed, told)
 
     def test_last_turns_that_differ(self):
         """As OLMo 3 and Qwen 3 have them: another token at the end, thoughts."""

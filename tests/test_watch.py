@@ -104,10 +104,11 @@ class FollowerTest(Folder):
         self.assertEqual(self.seen, [record(1), record(2), {"step": 2, "eval/val/CrossEntropyLoss": 5}])
 
     def test_damaged_line(self):
-        """It holds up what follows until the next run cuts it off."""
-        self.append(as_lines([record(1)]) + b'{"step": 2, "train/Cr\n' + as_lines([record(3)]))
+        """It is passed over, as a run that goes on leaves it where it is; a step that is no number of one is damage too."""
+        damaged = b'{"step": 2, "train/Cr\n{"step": Infinity}\n{"step": "7"}\n\xff\n'
+        self.append(as_lines([record(1)]) + damaged + as_lines([record(3)]))
         self.poll()
-        self.assertEqual(self.seen, [record(1)])
+        self.assertEqual(self.seen, [record(1), record(3)])
         os.truncate(os.path.join(self.run_folder, "metrics.jsonl"), len(as_lines([record(1)])))
         self.append([record(2)])
         self.poll()
