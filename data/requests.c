@@ -161,6 +161,8 @@ Requests requests_read(const char *key, const char *path, int max_length, int vo
         die("%s: %s: cannot read: %s", key, path, strerror(errno));
     fclose(file);
     free(line);
+    if (f.line == 0)
+        die("%s: %s is empty; expected a request file: scripts/prepare_eval.py makes them", key, path);
     if (r.questions != expected || expected == 0)
         bad(&f, xasprintf("the file ends after %d questions; its first line promises %d", r.questions, expected));
     return r;

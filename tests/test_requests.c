@@ -63,7 +63,7 @@ static void test_refused(void **state)
     unlink(path);
     DIES("x.yaml:3", requests_read("x.yaml:3", path, LENGTH, VOCAB));
     static const struct { const char *text, *said; } bad[] = {
-        { "", "ends after 0 questions" },
+        { "", " is empty; expected a request file" },
         { HEAD("acc", 2) QUESTION(0, TWO), ":2: the file ends after 1 questions; its first line promises 2" },
         { HEAD("acc", 1) QUESTION(0, TWO) QUESTION(0, TWO), "ends after 2 questions" },
         { HEAD("acc", 1) "{\"gold\": 0, \"choices\": [{\"tok", ":2: no JSON" },
