@@ -108,6 +108,9 @@ static void test_none_complete(void **state)
     save(&r, 10);
     in_folder(&r, "truncate -s -4 step10/optimizer-00001.safetensors");
     DIES("no complete checkpoint (", checkpoint_latest(r.config.save_folder));
+    save(&r, 10);
+    in_folder(&r, "rm step10/config.json");
+    DIES("step10 has neither config.json nor adapter_config.json", checkpoint_latest(r.config.save_folder));
     in_folder(&r, "rm -r latest step10/trainer.json");
     DIES("trainer.json", checkpoint_latest(r.config.save_folder));
     close_run(&r);

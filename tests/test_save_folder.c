@@ -208,6 +208,20 @@ static void test_set_aside(void **state)
     assert_int_equal(trainer("aside/latest", "step"), 2);
 }
 
+/* A copy that followed links has a folder in the link's place: nothing is deleted, and what to do is said. */
+static void test_copied_with_links(void **state)
+{
+    (void)state;
+    expect_status(train(1, "--max_duration=2 --save_folder=%s/linked", folder), 0);
+    shell("cp -rL %s/linked %s/copied", folder, folder);
+    for (int i = 0; i < 2; i++) {
+        expect_status(train(1, "--max_duration=4 --save_folder=%s/copied %s", folder,
+                            i ? "--save_overwrite" : "--try_load_latest_save"), 1);
+        expect_output("copied/latest is no link to a checkpoint, as in a copy that followed links; delete it");
+        assert_true(exists("copied/step2/trainer.json") && !exists("copied/latest.tmp"));
+    }
+}
+
 /* The test stands for another process that trains there, and for one that left half a checkpoint on a full disk. */
 static void test_folder_is_in_use(void **state)
 {
@@ -277,6 +291,7 @@ static void test_rewind(void **state)
     expect_status(train(1, "--max_duration=3 --load_path=%s/there/step2 --save_folder=%s/there --save_overwrite", folder, folder),
                   0);
     losses(loss, "there", 3);
+    assert_false(exists("there/step4"));        /* or a damaged step3 would lead to it */
     /* what is interrupted before its next save goes on from there, not from what came later */
     expect_status(train(1, "--max_duration=4 --stop_at=2 --load_path=%s/there/step2 --save_folder=%s/there --save_overwrite",
                         folder, folder), 0);
@@ -394,7 +409,7 @@ int main(void)
         cmocka_unit_test(test_cut_between_evaluators), cmocka_unit_test(test_too_long), cmocka_unit_test(test_schedule_of_epochs),
         cmocka_unit_test(test_second_signal),
         cmocka_unit_test(test_folder_is_not_overwritten), cmocka_unit_test(test_lines_that_stay),
-        cmocka_unit_test(test_set_aside), cmocka_unit_test(test_folder_is_in_use),
+        cmocka_unit_test(test_set_aside), cmocka_unit_test(test_copied_with_links), cmocka_unit_test(test_folder_is_in_use),
         cmocka_unit_test(test_updates), cmocka_unit_test(test_data_start_over), cmocka_unit_test(test_rewind),
         cmocka_unit_test(test_companions), cmocka_unit_test(test_tokenizer), cmocka_unit_test(test_export),
         cmocka_unit_test(test_last_checkpoint),

@@ -173,6 +173,14 @@ void folder_remove_step(const char *save_folder, long step)
     free(temporary);
 }
 
+void folder_remove_later(const char *save_folder, long step)
+{
+    long *steps;
+    for (int i = folder_steps(&steps, save_folder, "") - 1; i >= 0 && steps[i] > step; i--)
+        folder_remove_step(save_folder, steps[i]);
+    free(steps);
+}
+
 /* `latest` last: what an interruption leaves is a run that can be continued, or nothing. */
 void folder_clear(const char *save_folder)
 {
@@ -194,6 +202,9 @@ char *folder_latest(const char *save_folder)
 {
     char *link = xasprintf("%s/latest", save_folder), target[PATH_MAX];
     ssize_t n = readlink(link, target, sizeof target - 1);
+    if (n < 0 && errno == EINVAL)
+        die("%s is no link to a checkpoint, as in a copy that followed links; delete it, and begin with --load_path=%s/stepN", link,
+            save_folder);
     free(link);
     if (n < 0)
         return NULL;

@@ -22,8 +22,9 @@ void  folder_set_aside(const char *save_folder, long step);
 
 void  folder_point_latest(const char *save_folder, long step);          /* durable too */
 void  folder_remove_step(const char *save_folder, long step);
+void  folder_remove_later(const char *save_folder, long step);          /* all beyond it, the last one first */
 void  folder_clear(const char *save_folder);          /* removes all checkpoints and `latest` */
-char *folder_latest(const char *save_folder);         /* what the link `latest` says: "step100"; NULL: no link */
+char *folder_latest(const char *save_folder);         /* what the link `latest` says: "step100"; NULL: there is none */
 char *folder_say_latest(const char *save_folder);     /* "the last checkpoint is runs/x/step100", or that there is none */
 char *folder_say_others(const char *checkpoint);      /* what to go on from instead: the one before it, or another beside it */
 

@@ -289,8 +289,15 @@ static bool is_checkpoint(const char *folder, char *problem, size_t size)
     bool complete = manifest && manifest_is_complete(folder, manifest, problem, size);
     if (!manifest)
         snprintf(problem, size, "%s: %s", path, error.text);
+    char *model = xasprintf("%s/config.json", folder), *adapter = xasprintf("%s/adapter_config.json", folder);
+    if (complete && !folder_exists(model) && !folder_exists(adapter)) {
+        snprintf(problem, size, "%s has neither config.json nor adapter_config.json", folder);
+        complete = false;
+    }
     json_decref(manifest);
     free(path);
+    free(model);
+    free(adapter);
     return complete;
 }
 

@@ -161,6 +161,7 @@ static void prepare_folder(const Config *c, const char *from, bool resumes)
 {
     if (comm_rank() == 0) {
         make_folder(c->save_folder);
+        free(folder_latest(c->save_folder));        /* which dies if it is no link */
         if (from && !resumes)
             die("load_path %s lies in save_folder %s, and with reset_trainer_state this is another run: give it a save_folder of "
                 "its own", from, c->save_folder);
@@ -195,6 +196,8 @@ static void write_config(const Config *c, long step, bool resumes, bool saved)
         /* An interruption before the next save must not lead back to what came after step N. */
         if (saved)
             folder_point_latest(c->save_folder, step);
+        if (saved && c->save_overwrite && !c->try_load_latest_save)
+            folder_remove_later(c->save_folder, step);
         folder_clean(c->save_folder);           /* on a full disk, room for this file */
         char *path = xasprintf("%s/config.yaml", c->save_folder), *temporary = xasprintf("%s.tmp", path);
         folder_write(temporary, c->text, strlen(c->text));
