@@ -29,6 +29,10 @@ def parse_arguments():
                         help="draws from the likeliest tokens that together have this probability; default: 1")
     parser.add_argument("--seed", type=int, default=6198, help="of what a temperature draws; default: 6198")
     known, rest = parser.parse_known_intermixed_args()
+    try:
+        known.train = shlex.split(known.train)
+    except ValueError as problem:
+        sys.exit(f"error: --train {known.train}: {problem}")
     strange = [one for one in rest if not (one.startswith("--") and "=" in one)]
     if strange:
         sys.exit(f"error: {strange[0]}: expected an option above, or --key=value for ./train")
@@ -90,7 +94,7 @@ def run(args, rest, prompts, tokenizer):
         file.flush()
         options = [f"--generate={file.name}", f"--load_path={args.folder}", f"--max_new_tokens={args.max_new_tokens}",
                    f"--temperature={args.temperature}", f"--top_p={args.top_p}", f"--seed={args.seed}"]
-        command = [*shlex.split(args.train), *options, *rest]
+        command = [*args.train, *options, *rest]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace") as train:
             errors = threading.Thread(target=pass_on, args=(train.stderr, file.name))
             errors.start()
@@ -109,10 +113,6 @@ def run(args, rest, prompts, tokenizer):
 def main():
     args, rest = parse_arguments()
     check_texts(args.texts)
-    try:
-        shlex.split(args.train)
-    except ValueError as problem:
-        sys.exit(f"error: --train {args.train}: {problem}")
     tokenizer = load_tokenizer(args.folder)
     try:
         sys.exit(run(args, rest, encode(args, tokenizer), tokenizer))

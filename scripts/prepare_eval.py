@@ -68,15 +68,22 @@ def find(packages, label):
     return None
 
 
+def check(record):
+    """Raises KeyError or TypeError if it lacks what a request has."""
+    texts = record["request"]["context"], record["request"]["continuation"]
+    if type(record["idx"]) is not int or "label" not in record or not all(isinstance(text, str) for text in texts):
+        raise TypeError("no number, label or texts where a request has them")
+
+
 def records(folder):
     number = 0
     try:
         with (folder / "requests.jsonl.gz").open("rb") as file, gzip.open(file) as lines:
             for number, line in enumerate(lines, 1):
                 record = json.loads(line)
-                request = record["request"]["context"], record["request"]["continuation"]
-                if record["doc_id"] < UNCONDITIONAL and all(isinstance(text, str) for text in request):
-                    yield {**record, "idx": int(record["idx"]), "label": record["label"]}
+                if record["doc_id"] < UNCONDITIONAL:
+                    check(record)
+                    yield record
     except (OSError, EOFError, zlib.error) as problem:
         sys.exit(f"error: {folder}/requests.jsonl.gz: {problem}; expected a whole file of the package")
     except (ValueError, KeyError, TypeError) as problem:

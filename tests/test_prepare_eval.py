@@ -71,7 +71,9 @@ class PrepareEvalTest(unittest.TestCase):
         cases = [(["--train", kept], None, "kept is there already"),
                  ([*asked, "--questions", "0"], None, "--questions 0; expected 1"),
                  (["--tokenizer", kept, "--output", self.top], None, "expected a tokenizer.json"),
-                 (asked, [b'{"doc_id": 1}'], "requests.jsonl.gz:1: KeyError: 'request'"), (asked, [b"{"], "requests.jsonl.gz:1: "),
+                 (asked, [b'{"doc_id": 1}'], "requests.jsonl.gz:1: KeyError: 'request'"),
+                 (asked, [json.dumps(request(0, 0, "a", 5)).encode()], "requests.jsonl.gz:1: TypeError: no number, label or texts"),
+                 (asked, [b"{"], "requests.jsonl.gz:1: "),
                  (asked, [b"\xff"], "requests.jsonl.gz:1: Unicode"), (asked, [json.dumps(request(0, 0, "a", " b")).encode()],
                                                                           "expected a whole file")]
         for arguments, lines, said in cases:
