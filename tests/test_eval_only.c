@@ -106,6 +106,22 @@ static void test_owed(void **state)
     }
 }
 
+/* A run's numbers to the bit, of its checkpoint alone: its recipe, formats and batches are taken from there. */
+static void test_as_the_run(void **state)
+{
+    (void)state;
+    double found[NAMES];
+    expect_status(train(1, "--recipe=coat --format.forward=saved --device_train_microbatch_size=4 --device_eval_batch_size=6 "
+                        "--max_duration=2 --eval_interval=2 %s --save_folder=%s/coat", evaluators, folder), 0);
+    read_results(trained, "coat", "metrics.jsonl", 2);
+    expect_status(finish(start_command("%s/train --eval_only --load_path=%s/coat/step2 %s --save_folder=%s/coat",
+                                       setting("BUILD", "build/cpu"), folder, evaluators, folder)), 0);
+    read_results(found, "coat", "eval.jsonl", 2);
+    for (int i = 0; i < NAMES; i++)
+        if (found[i] != trained[i])
+            fail_msg("%s: %.9g, in training %.9g", names[i], found[i], trained[i]);
+}
+
 /* What is printed only, on a full disk. */
 static void test_nowhere(void **state)
 {
@@ -141,6 +157,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_in_training), cmocka_unit_test(test_alone),
                                         cmocka_unit_test(test_folder_stays), cmocka_unit_test(test_owed),
-                                        cmocka_unit_test(test_nowhere), cmocka_unit_test(test_refused) };
+                                        cmocka_unit_test(test_as_the_run), cmocka_unit_test(test_nowhere),
+                                        cmocka_unit_test(test_refused) };
     return cmocka_run_group_tests(tests, make_evaluators, remove_folder);
 }

@@ -110,13 +110,21 @@ static void test_length(void **state)
     c = try_load(1, from, NULL, NULL, NULL);
     assert_int_equal(c->model.max_sequence_length, 16384);
     config_free(c);
-    write_file("config.yaml", "recipe: fp8\n");
-    static const struct { const char *more[2], *recipe; } runs[] = {        /* evaluated as by its run, trained as this one says */
-        { { "--eval_only" }, "fp8" }, { { "--eval_only", "--precision=amp_bf16" }, "bf16" }, { { "--data.paths=a.npy" }, "coat" },
+    write_file("config.yaml", "recipe: fp8\nformat: {head: e5m2, scales: null}\n"
+               "device_train_microbatch_size: 8\ndevice_eval_batch_size: 24\n");
+    static const struct { const char *more[2], *recipe; DType head; int sequences, batch; } runs[] = {
+        { { "--eval_only" }, "fp8", E5M2, 8, 24 },           /* evaluated as by its run, trained as this one says */
+        { { "--eval_only", "--precision=amp_bf16" }, "bf16", BF16, 8, 24 },
+        { { "--eval_only", "--device_train_microbatch_size=1" }, "fp8", E5M2, 1, 24 },
+        { { "--eval_only", "--format.head=bf16" }, "fp8", BF16, 8, 24 },
+        { { "--data.paths=a.npy" }, "coat", E5M2, 1, 1 },
     };
-    for (int i = 0; i < 3; i++) {
+    for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) {
         c = load_without_file("--evaluators=[{label: v, data: {paths: a.npy}}]", runs[i].more[0], runs[i].more[1]);
         assert_string_equal(c->recipe.name, runs[i].recipe);
+        assert_int_equal(c->recipe.head.dtype, runs[i].head);
+        assert_int_equal(c->device_train_microbatch_size, runs[i].sequences);
+        assert_int_equal(c->device_eval_batch_size, runs[i].batch);
         config_free(c);
     }
     char command[256];

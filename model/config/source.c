@@ -17,12 +17,14 @@ enum { USUAL_LENGTH = 4096 };       /* tokens of a sequence, where a model knows
 
 /* ---- without a file --------------------------------------------------------------------------------------- */
 
+static const char WITHOUT_FILE[] = "a run without a configuration file";
+
 /* As Alpaca's, Vicuna's and Tulu's recipes have it, but for the batch: 32 full sequences hold some 128 conversations. */
 YamlNode *config_without_file(void)
 {
     return yaml_parse("{max_duration: 1ep, global_train_batch_size: 32, device_train_microbatch_size: 1, max_grad_norm: 1.0,\n"
                       " optimizer: {learning_rate: 2e-5, eps: 1e-8, weight_decay: 0},\n"
-                      " scheduler: {warmup_fraction: 0.03, warmup_min_lr: 0, alpha_f: 0}}", "a run without a configuration file");
+                      " scheduler: {warmup_fraction: 0.03, warmup_min_lr: 0, alpha_f: 0}}", WITHOUT_FILE);
 }
 
 void config_check_has_model(const Reader *r, const char *place)
@@ -88,10 +90,28 @@ static bool recipe_is_given(const Reader *r)
     return given;
 }
 
+/* Who evaluates a checkpoint wants the numbers that its run had: with its recipe, unless another is given, its formats and its
+ * batches, on which scales depend. */
+static void settle_evaluation(Reader *r, const char *folder)
+{
+    const bool own_recipe = !recipe_is_given(r);
+    for (const ConfigKey *k = config_keys; k->name; k++) {
+        const bool recipe = strcmp(k->name, "recipe") == 0 || strncmp(k->name, "format.", strlen("format.")) == 0;
+        const bool batch = strcmp(k->name, "device_train_microbatch_size") == 0 || strcmp(k->name, "device_eval_batch_size") == 0;
+        const bool given = config_given(r, k->name) && strcmp(yaml_find(r->root, k->name)->file, WITHOUT_FILE) != 0;
+        char *text = !given && (batch || (recipe && own_recipe)) ? config_trained_with(folder, k->name) : NULL;
+        char *argument = xasprintf("--%s=%s", k->name, text ? text : "");
+        if (text)
+            yaml_override(r->root, argument);
+        free(argument);
+        free(text);
+    }
+}
+
 void config_settle_source(Reader *r, const char *folder)
 {
-    if (r->s->c.eval_only && !recipe_is_given(r))           /* as its run evaluated it */
-        r->s->recipe = config_trained_with(folder, "recipe");
+    if (r->s->c.eval_only)
+        settle_evaluation(r, folder);
     ModelConfig *m = &r->s->c.model;
     const int known = m->max_sequence_length;
     if (m->vocab_size > UINT16_MAX + 1)
