@@ -112,7 +112,12 @@ void warn(const char *format, ...)
     va_end(args);
     char *line = xasprintf("warning: %s\n", message);
     pthread_mutex_lock(&kept.lock);
-    if (kept.hold) {
+    bool said = false;
+    for (int i = 0; i < kept.count; i++)
+        said |= strcmp(kept.line[i], line) == 0;
+    if (said)
+        free(line);
+    else if (kept.hold) {
         kept.line = xrealloc(kept.line, sizeof *kept.line * (size_t)(kept.count + 1));
         kept.line[kept.count++] = line;
     } else {

@@ -8,8 +8,8 @@
 _Noreturn void die(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* Rank 0 prints "warning: ..." on stderr; the other ranks print nothing. From error_hold_warnings(true) on warnings are kept;
- * error_hold_warnings(false) prints them: as the last lines before a run's first step, where they are seen. An error stands
- * alone. */
+ * error_hold_warnings(false) prints them, each once: as the last lines before a run's first step, where they are seen. An error
+ * stands alone. */
 void warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void error_hold_warnings(bool hold);
 

@@ -65,7 +65,8 @@ static void test_signal_in_evaluation(void **state)
     assert_int_equal(trainer("evaluates/latest", "step"), 1);
     /* the next process makes up for it, once */
     for (int i = 0; i < 2; i++) {
-        expect_status(train(2, "--max_duration=100 --stop_at=1 --eval_interval=1 --try_load_latest_save --save_folder=%s", path), 0);
+        expect_status(train(2, "--max_duration=100 --stop_at=1 --eval_interval=1 --try_load_latest_save --save_folder=%s", path),
+                      0);
         assert_int_equal(strstr(output, "eval at step 1 ") != NULL, i == 0);
     }
 }
@@ -195,6 +196,19 @@ static void test_lines_that_stay(void **state)
     shell("test $(grep -c damaged %s/lines/metrics.jsonl) = 1", folder);
     shell("test $(grep -c '\"step\": 2' %s/lines/metrics.jsonl) = 1", folder);
     shell("test $(grep -c '\"step\": 3' %s/lines/metrics.jsonl) = 1", folder);
+}
+
+/* A link to nothing does not keep the run from its newest checkpoint; it is told once, though it is followed twice. */
+static void test_latest_gone(void **state)
+{
+    (void)state;
+    shell("ln -sfn step9 %s/lines/latest", folder);
+    expect_status(train(2, "--max_duration=4 --save_folder=%s/lines --try_load_latest_save", folder), 0);
+    expect_output("lines/step3, at step 3 of 4");
+    const char *told = strstr(output, "/latest points to step9");
+    assert_non_null(told);
+    assert_null(strstr(told + 1, "/latest points to"));
+    assert_int_equal(trainer("lines/latest", "step"), 4);
 }
 
 /* What a run that ended badly has set aside is no checkpoint until it is saved as one. */
@@ -407,8 +421,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_signals), cmocka_unit_test(test_signal_in_evaluation), cmocka_unit_test(test_signal_in_samples),
         cmocka_unit_test(test_cut_between_evaluators), cmocka_unit_test(test_too_long), cmocka_unit_test(test_schedule_of_epochs),
-        cmocka_unit_test(test_second_signal),
-        cmocka_unit_test(test_folder_is_not_overwritten), cmocka_unit_test(test_lines_that_stay),
+        cmocka_unit_test(test_second_signal), cmocka_unit_test(test_folder_is_not_overwritten),
+        cmocka_unit_test(test_lines_that_stay), cmocka_unit_test(test_latest_gone),
         cmocka_unit_test(test_set_aside), cmocka_unit_test(test_copied_with_links), cmocka_unit_test(test_folder_is_in_use),
         cmocka_unit_test(test_updates), cmocka_unit_test(test_data_start_over), cmocka_unit_test(test_rewind),
         cmocka_unit_test(test_companions), cmocka_unit_test(test_tokenizer), cmocka_unit_test(test_export),

@@ -182,9 +182,17 @@ static void lock(FILE *file, const char *folder)
 static void open_file(Log *l, const char *folder, const char *name)
 {
     l->path = xasprintf("%s/%s", folder, name);
-    l->file = fopen(l->path, "ae");
+    l->file = fopen(l->path, "a+e");
     if (!l->file)
         die("%s: cannot open for writing: %s", l->path, strerror(errno));
+}
+
+/* What is added to the file gets a line of its own, though a crash may have cut its last one short. */
+static void end_last_line(Log *l)
+{
+    const bool is_cut = fseek(l->file, -1, SEEK_END) == 0 && fgetc(l->file) != '\n';
+    if (fseek(l->file, 0, SEEK_END) != 0 || (is_cut && fputc('\n', l->file) == EOF))
+        die("%s: cannot write: %s", l->path, strerror(errno));
 }
 
 Log *log_open_eval(const Config *c, const char *from)
@@ -195,8 +203,10 @@ Log *log_open_eval(const Config *c, const char *from)
     l->config = c;
     l->from = xstrdup(from);
     l->time = xcalloc((size_t)c->speed_window + 1, sizeof *l->time);
-    if (c->save_folder)
+    if (c->save_folder) {
         open_file(l, c->save_folder, "eval.jsonl");
+        end_last_line(l);
+    }
     return l;
 }
 
