@@ -106,23 +106,33 @@ static void test_owed(void **state)
     }
 }
 
-/* A run's numbers to the bit, of its checkpoint alone: its recipe, formats and batches are taken from there. They are added behind
- * a line that was cut short. */
+/* A run's numbers to the bit, of its checkpoint alone: what they depend on is taken from there. They stand behind what earlier
+ * evaluations said, without a line that was cut short. */
 static void test_as_the_run(void **state)
 {
     (void)state;
+    static const char *const runs[] = {
+        "--recipe=coat --format.forward=saved --device_train_microbatch_size=4 --device_eval_batch_size=6",
+        "--recipe=coat --format.master=f32 --format.grads=f32", "--recipe=f32 --format.frozen=bf16",
+        "--recipe=bf16 --format.operand=e4m3 --format.gradient=e5m2", "--recipe=f32 --data.generate_doc_lengths",
+        "--recipe=coat --trainable=[model.layers.1.*] --format.frozen=f32",
+    };
     double found[NAMES];
-    expect_status(train(1, "--recipe=coat --format.forward=saved --device_train_microbatch_size=4 --device_eval_batch_size=6 "
-                        "--max_duration=2 --eval_interval=2 %s --save_folder=%s/coat", evaluators, folder), 0);
-    read_results(trained, "coat", "metrics.jsonl", 2);
-    shell("printf '{\"st' >%s/coat/eval.jsonl", folder);
-    expect_status(finish(start_command("%s/train --eval_only --load_path=%s/coat/step2 %s --save_folder=%s/coat",
-                                       setting("BUILD", "build/cpu"), folder, evaluators, folder)), 0);
-    shell("sed -i '1s/^{\"st$/{}/' %s/coat/eval.jsonl", folder);
-    read_results(found, "coat", "eval.jsonl", 2);
-    for (int i = 0; i < NAMES; i++)
-        if (found[i] != trained[i])
-            fail_msg("%s: %.9g, in training %.9g", names[i], found[i], trained[i]);
+    for (size_t r = 0; r < sizeof runs / sizeof runs[0]; r++) {
+        expect_status(train(1, "%s --max_duration=2 --eval_interval=2 %s --save_folder=%s/as%zu", runs[r], evaluators, folder, r),
+                      0);
+        char name[16];
+        snprintf(name, sizeof name, "as%zu", r);
+        read_results(trained, name, "metrics.jsonl", 2);
+        shell("printf '{\"step\": 1}\\n{\"st' >%s/as%zu/eval.jsonl", folder, r);
+        expect_status(finish(start_command("%s/train --eval_only --load_path=%s/as%zu/step2 %s --save_folder=%s/as%zu",
+                                           setting("BUILD", "build/cpu"), folder, r, evaluators, folder, r)), 0);
+        read_results(found, name, "eval.jsonl", 2);
+        shell("test $(wc -l <%s/as%zu/eval.jsonl) = 3", folder, r);
+        for (int i = 0; i < NAMES; i++)
+            if (found[i] != trained[i])
+                fail_msg("%s: %s: %.9g, in training %.9g", runs[r], names[i], found[i], trained[i]);
+    }
 }
 
 /* What is printed only, on a full disk. */

@@ -110,12 +110,13 @@ static void test_length(void **state)
     c = try_load(1, from, NULL, NULL, NULL);
     assert_int_equal(c->model.max_sequence_length, 16384);
     config_free(c);
-    write_file("config.yaml", "recipe: fp8\nformat: {head: e5m2, scales: null}\n"
+    write_file("config.yaml", "recipe: fp8\nformat: {head: e5m2, scales: null, moment1: e4m3/128}\n"
                "device_train_microbatch_size: 8\ndevice_eval_batch_size: 24\n");
     static const struct { const char *more[2], *recipe; DType head; int sequences, batch; } runs[] = {
         { { "--eval_only" }, "fp8", E5M2, 8, 24 },           /* evaluated as by its run, trained as this one says */
         { { "--eval_only", "--precision=amp_bf16" }, "bf16", BF16, 8, 24 },
-        { { "--eval_only", "--device_train_microbatch_size=1" }, "fp8", E5M2, 1, 24 },
+        { { "--eval_only", "--device_train_microbatch_size=2" }, "fp8", E5M2, 2, 2 },
+        { { "--eval_only", "--device_eval_batch_size=16" }, "fp8", E5M2, 8, 16 },
         { { "--eval_only", "--format.head=bf16" }, "fp8", BF16, 8, 24 },
         { { "--data.paths=a.npy" }, "coat", E5M2, 1, 1 },
     };
@@ -125,8 +126,12 @@ static void test_length(void **state)
         assert_int_equal(c->recipe.head.dtype, runs[i].head);
         assert_int_equal(c->device_train_microbatch_size, runs[i].sequences);
         assert_int_equal(c->device_eval_batch_size, runs[i].batch);
+        assert_int_equal(c->recipe.moment1.dtype, recipe_find(runs[i].recipe)->moment1.dtype);
         config_free(c);
     }
+    write_file("config.yaml", "seed: 1\nrecipe: coat9\n");
+    DIES("/config.yaml:2: this build has no recipe 'coat9'",
+         load_without_file("--evaluators=[{label: v, data: {paths: a.npy}}]", "--eval_only", NULL));
     char command[256];
     snprintf(command, sizeof command, "cd %s && rm trainer.json config.yaml config.json generation_config.json", try_folder);
     assert_int_equal(system(command), 0);

@@ -249,10 +249,10 @@ void config_check_recipe(Reader *r)
         s->c.recipe.keep = KEEP_BLOCK;
     if (s->activation_checkpointing == CHECKPOINT_FINE_GRAINED)
         s->c.recipe.keep = KEEP_INPUTS;
-    if (config_forward_only(&s->c))
-        s->c.recipe.frozen = recipe_forward_weights(&s->c.recipe);
     YamlNode *columns = yaml_find(r->root, "format");
     if (columns)
         config_apply(r, columns, "format", s);
+    if (config_forward_only(&s->c) && !config_given(r, "format.frozen"))
+        s->c.recipe.frozen = recipe_forward_weights(&s->c.recipe);
     check_columns(r);
 }

@@ -55,19 +55,25 @@ bool config_holds(const char *folder, const char *name)
     return found;
 }
 
-/* What the configuration of the run that saved this checkpoint says of `key`; NULL: it is none, or does not say. The caller owns
- * it. */
-char *config_trained_with(const char *folder, const char *key)
+/* The configuration of the run that saved this checkpoint; NULL: it is none. The caller owns it. */
+static YamlNode *configuration_of(const char *folder)
 {
     if (!config_holds(folder, "trainer.json") || !config_holds(folder, "config.yaml"))
         return NULL;
     char *path = xasprintf("%s/config.yaml", folder);
     check_regular(path);
     YamlNode *root = yaml_load(path);
-    const YamlNode *n = yaml_find(root, key);
+    free(path);
+    return root;
+}
+
+/* What that configuration says of `key`; NULL: there is none, or it does not say. The caller owns it. */
+char *config_trained_with(const char *folder, const char *key)
+{
+    YamlNode *root = configuration_of(folder);
+    const YamlNode *n = root ? yaml_find(root, key) : NULL;
     char *text = n && n->text ? xstrdup(n->text) : NULL;
     yaml_free(root);
-    free(path);
     return text;
 }
 
@@ -90,22 +96,51 @@ static bool recipe_is_given(const Reader *r)
     return given;
 }
 
-/* Who evaluates a checkpoint wants the numbers that its run had: with its recipe, unless another is given, its formats and its
- * batches, on which scales depend. */
+/* Whether the user says something of `key`, be it null. */
+static bool is_asked(const Reader *r, const char *key)
+{
+    const YamlNode *n = yaml_find(r->root, key);
+    return n && strcmp(n->file, WITHOUT_FILE) != 0;
+}
+
+/* What only training reads of a recipe's columns. `frozen` is how evaluation stores all weights: it has to hold those in f32. */
+static bool is_unread(const char *name, const char *text)
+{
+    static const char *const names[] = { "format.grads", "format.moment1", "format.moment2" };
+    for (int i = 0; i < 3; i++)
+        if (strcmp(name, names[i]) == 0)
+            return true;
+    return strcmp(name, "format.frozen") == 0 && text && strcmp(text, "f32") != 0;
+}
+
+/* Takes n, what a run's configuration says of `name`, where the user says nothing. */
+static void take(Reader *r, const char *name, const YamlNode *n)
+{
+    for (int i = 0; n->kind == YAML_MAP && i < n->num_children; i++) {
+        char *below = xasprintf("%s.%s", name, n->child[i]->key);
+        take(r, below, n->child[i]);
+        free(below);
+    }
+    if (n->kind != YAML_MAP && !is_asked(r, name) && !is_unread(name, n->text))
+        yaml_put(r->root, name, yaml_copy(n, NULL));
+}
+
+/* Who evaluates a checkpoint wants the numbers that its run had. So what they depended on besides the data is the run's: the recipe
+ * with its columns, how many sequences share scales, and whether a document sees those before it. */
 static void settle_evaluation(Reader *r, const char *folder)
 {
-    const bool own_recipe = !recipe_is_given(r);
-    for (const ConfigKey *k = config_keys; k->name; k++) {
-        const bool recipe = strcmp(k->name, "recipe") == 0 || strncmp(k->name, "format.", strlen("format.")) == 0;
-        const bool batch = strcmp(k->name, "device_train_microbatch_size") == 0 || strcmp(k->name, "device_eval_batch_size") == 0;
-        const bool given = config_given(r, k->name) && strcmp(yaml_find(r->root, k->name)->file, WITHOUT_FILE) != 0;
-        char *text = !given && (batch || (recipe && own_recipe)) ? config_trained_with(folder, k->name) : NULL;
-        char *argument = xasprintf("--%s=%s", k->name, text ? text : "");
-        if (text)
-            yaml_override(r->root, argument);
-        free(argument);
-        free(text);
+    const bool recipe = !recipe_is_given(r), batches = !is_asked(r, "device_train_microbatch_size");
+    const struct { const char *name; bool wanted; } list[] = {
+        { "recipe", recipe }, { "format", recipe }, { "data.generate_doc_lengths", true },
+        { "device_train_microbatch_size", batches }, { "device_eval_batch_size", batches },
+    };
+    YamlNode *run = configuration_of(folder);
+    for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
+        const YamlNode *n = run && list[i].wanted ? yaml_find(run, list[i].name) : NULL;
+        if (n)
+            take(r, list[i].name, n);
     }
+    yaml_free(run);
 }
 
 void config_settle_source(Reader *r, const char *folder)

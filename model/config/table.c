@@ -56,8 +56,8 @@ const ConfigKey config_keys[] = {
            "print the memory plan and whether it fits, then stop, with 0 either way; needs no data, and with device_memory no GPU"),
     OTHER ("eval_only", BOOL, "false", C(eval_only),
            "print what the evaluators say of load_path, then stop; needs no data and writes nothing but, into a save_folder that "
-           "is given, eval.jsonl. Without a model section recipe, format and batch sizes, where not given, are those of the "
-           "checkpoint's run; else the recipe is bf16"),
+           "is given, eval.jsonl. Without a model section batch sizes, data.generate_doc_lengths and, unless a recipe is given, "
+           "recipe and format are those of the checkpoint's run; else the recipe is bf16"),
     OTHER ("generate", STRING, "null", C(generate),
            "a file of prompts, {\"tokens\": [...]} a line: print their continuations by load_path, then stop; needs no data and "
            "writes no files; recipe bf16 unless one is given"),

@@ -232,6 +232,22 @@ static void set_places(YamlNode *n, const char *file)
         set_places(n->child[i], file);
 }
 
+void yaml_put(YamlNode *root, const char *name, YamlNode *n)
+{
+    char *rest = xstrdup(name);
+    for (char *dot = rest; dot;) {                  /* a.b: c is {a: {b: c}} */
+        dot = strrchr(rest, '.');
+        YamlNode *map = yaml_new(YAML_MAP, NULL, NULL, n->file, n->line);
+        n->key = xstrdup(dot ? dot + 1 : rest);
+        yaml_add(map, n);
+        n = map;
+        if (dot)
+            *dot = '\0';
+    }
+    merge(root, n);
+    free(rest);
+}
+
 void yaml_override(YamlNode *root, const char *argument)
 {
     if (strncmp(argument, "--", 2) != 0 || !argument[2] || argument[2] == '=')
@@ -246,16 +262,7 @@ void yaml_override(YamlNode *root, const char *argument)
 
     YamlNode *n = *value && strchr("[{\"'", *value) ? parse(NULL, value, argument)
                 : yaml_new(YAML_SCALAR, NULL, means_null(value) ? NULL : value, argument, 0);
-    for (char *dot; (dot = strrchr(name, '.')); *dot = '\0') {         /* a.b=c is {a: {b: c}} */
-        n->key = xstrdup(dot + 1);
-        YamlNode *map = yaml_new(YAML_MAP, NULL, NULL, argument, 0);
-        yaml_add(map, n);
-        n = map;
-    }
-    n->key = xstrdup(name);
-    YamlNode *map = yaml_new(YAML_MAP, NULL, NULL, argument, 0);
-    yaml_add(map, n);
-    set_places(map, argument);
-    merge(root, map);
+    set_places(n, argument);
+    yaml_put(root, name, n);
     free(name);
 }

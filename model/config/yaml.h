@@ -25,6 +25,9 @@ YamlNode *yaml_parse(const char *text, const char *name);
  * starts with [ { " or ' is YAML; any other is taken as it is, `null` and nothing meaning null. */
 void yaml_override(YamlNode *root, const char *argument);
 
+/* Merges n, which is used up and has no key, into the tree as "a.b". */
+void yaml_put(YamlNode *root, const char *name, YamlNode *n);
+
 YamlNode   *yaml_find (const YamlNode *root, const char *name);     /* "a.b"; NULL: not there */
 const char *yaml_place(const YamlNode *n);                          /* "x.yaml:12" or "--a=b"; static, 4 live */
 void        yaml_free (YamlNode *n);

@@ -2,6 +2,7 @@
 #include "model/run/log.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -157,7 +158,7 @@ static void drop_later_steps(Log *l, long last)
     }
     free(line);
     fclose(in);
-    if (truncate(l->path, keep) != 0)
+    if (keep < at && truncate(l->path, keep) != 0)
         die("%s: cannot drop the steps from %ld on: %s", l->path, last + 1, strerror(errno));
 }
 
@@ -182,17 +183,9 @@ static void lock(FILE *file, const char *folder)
 static void open_file(Log *l, const char *folder, const char *name)
 {
     l->path = xasprintf("%s/%s", folder, name);
-    l->file = fopen(l->path, "a+e");
+    l->file = fopen(l->path, "ae");
     if (!l->file)
         die("%s: cannot open for writing: %s", l->path, strerror(errno));
-}
-
-/* What is added to the file gets a line of its own, though a crash may have cut its last one short. */
-static void end_last_line(Log *l)
-{
-    const bool is_cut = fseek(l->file, -1, SEEK_END) == 0 && fgetc(l->file) != '\n';
-    if (fseek(l->file, 0, SEEK_END) != 0 || (is_cut && fputc('\n', l->file) == EOF))
-        die("%s: cannot write: %s", l->path, strerror(errno));
 }
 
 Log *log_open_eval(const Config *c, const char *from)
@@ -205,7 +198,7 @@ Log *log_open_eval(const Config *c, const char *from)
     l->time = xcalloc((size_t)c->speed_window + 1, sizeof *l->time);
     if (c->save_folder) {
         open_file(l, c->save_folder, "eval.jsonl");
-        end_last_line(l);
+        drop_later_steps(l, LONG_MAX);
     }
     return l;
 }
