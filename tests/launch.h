@@ -83,13 +83,17 @@ static inline FILE *start_command(const char *format, ...)
     return p;
 }
 
+/* How the launcher starts a rank whose stdout and stderr are to be one pipe: of two it may pass on first what came last. */
+static const char ONE_PIPE[] = "sh -c 'exec \"$0\" \"$@\" 2>&1'";
+static const char *by = "";         /* ONE_PIPE, or nothing */
+
 /* Starts train on `ranks` ranks, or as many as there can be, with SMALL, `ids` and the given arguments. */
 static inline FILE *start(int ranks, const char *arguments)
 {
     if (ranks > most_ranks())
         ranks = most_ranks();
-    return start_command("%s -n %d %s/train configs/tiny.yaml %s %s %s", setting("LAUNCH", "mpirun --oversubscribe"),
-                         ranks, setting("BUILD", "build/cpu"), SMALL, ids, arguments);
+    return start_command("%s -n %d %s %s/train configs/tiny.yaml %s %s %s", setting("LAUNCH", "mpirun --oversubscribe"),
+                         ranks, by, setting("BUILD", "build/cpu"), SMALL, ids, arguments);
 }
 
 /* Waits for its end; returns its exit status, its output in `output`. */
