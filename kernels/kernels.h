@@ -97,7 +97,8 @@ void norm_backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x, const
 typedef enum { FAST_NONE, FAST_FORWARD, FAST_ALL } FastAccumulation;
 void matmul_accumulation(FastAccumulation fast);
 
-/* FP8 operands have one scale and are read along the sum: matmul reads data, matmul_dx w.data_t, matmul_dw both data_t. */
+/* FP8 operands have one scale and are read along the sum: matmul reads data, matmul_dx w.data_t, matmul_dw both data_t. add may be
+ * y. A product that is added in place to BF16 may be rounded first, then the sum again. */
 void matmul   (Tensor y,  Tensor x,  Tensor w, Tensor add);             /* y  = x wT [+ add]   (N,O) (N,C) (O,C) (N,O) */
 void matmul_dx(Tensor dx, Tensor dy, Tensor w, bool accumulate);        /* dx = [dx +] dy w    (N,C) (N,O) (O,C)       */
 void matmul_dw(Tensor dw, Tensor dy, Tensor x);                         /* dw += dyT x         (O,C) (N,O) (N,C); no dw: nothing */

@@ -88,13 +88,19 @@ static bool same(Tensor a, Format f)
     return format_equal(a.format, f);
 }
 
-/* The stream is kept where backward reads it: as norm input, as GEMM operand, or to run the block again. */
+/* The stream is kept, its sums with branches in another place, where backward reads it: as norm input, as GEMM operand, or to run
+ * the block again. NOTE: without a backward pass they are in two places, too: matmul may round what it adds in place once more,
+ * and an evaluation is to give the numbers of the training. */
 static bool stream_is_kept(const Model *m)
 {
     const Recipe *r = &m->recipe;
-    if (m->forward_only)
-        return false;
     return r->keep == KEEP_BLOCK || format_equal(m->config->norm_after ? r->operand : r->saved, r->stream);
+}
+
+static Tensor place_stream(Planner *p)
+{
+    Model *m = p->m;
+    return place(p, stream_is_kept(m) && !m->forward_only, BUFFER_RES0, m->recipe.stream, m->config->d_model);
 }
 
 /* Whether a gradient reads the inputs of these layers. */
@@ -111,7 +117,7 @@ static void plan_stream(Planner *p, Acts *a)
     bool after = m->config->norm_after, leaves = leaves_own(m);
     bool keep_h = leaves && (after || r->keep == KEEP_ALL);
 
-    a->res0 = place(p, stream_is_kept(m), BUFFER_RES0, r->stream, C);
+    a->res0 = place_stream(p);
     bool alias_x = !after && format_equal(r->saved, r->stream), alias_h = after && format_equal(r->operand, r->stream);
     a->res1 = !stream_is_kept(m) ? a->res0 : leaves ? own(p, r->stream, C)
             : shared_rows(m, BUFFER_RES1, alias_x || alias_h, r->stream, m->N, C);
@@ -327,7 +333,7 @@ static void plan_blocks(Planner *p)
             m->acts[l] = m->acts[0];
         m->bytes.block = m->forward_only ? 0 : p->arena->used - before;
     }
-    m->acts[m->L].res0 = place(p, stream_is_kept(m), BUFFER_RES0, m->recipe.stream, m->config->d_model);
+    m->acts[m->L].res0 = place_stream(p);
     if (!m->forward_only)
         plan_work(p);
 }

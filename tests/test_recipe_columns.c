@@ -242,13 +242,48 @@ static void test_ranges(void **state)
         }
 }
 
+/* Bit 2l: whether block l's first branch is added to the stream in place; bit 2l + 1: its second. */
+static unsigned sums_in_place(const Config *c)
+{
+    Model m;
+    Fsdp f;
+    unsigned in_place = 0;
+    model_create(&m, &f, c);
+    for (int l = 0; l < m.L; l++) {
+        in_place |= (unsigned)(m.acts[l].res1.data == m.acts[l].res0.data) << 2 * l;
+        in_place |= (unsigned)(m.acts[l + 1].res0.data == m.acts[l].res1.data) << (2 * l + 1);
+    }
+    model_free(&m, &f);
+    return in_place;
+}
+
+/* What matmul adds in place it may round once more: an evaluation does where its training does. */
+static void test_sums_in_place(void **state)
+{
+    (void)state;
+    const ModelConfig models[] = { wide(LLAMA), wide(OLMO2) };
+    unsigned found = 0;
+    for (int i = 0; i < 2; i++)
+        for (const Recipe *r = recipes; r->name; r++)
+            for (Keep keep = KEEP_ALL; keep <= KEEP_BLOCK; keep++) {
+                Config c;
+                model_config(&c, &models[i], r->name, B);
+                c.recipe.keep = keep;
+                const unsigned in_training = sums_in_place(&c);
+                c.eval_only = true;
+                assert_int_equal(sums_in_place(&c), in_training);
+                found |= in_training ? 1 : 2;
+            }
+    assert_int_equal(found, 3);
+}
+
 int main(void)
 {
     device_init(0);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_head), cmocka_unit_test(test_step_scales), cmocka_unit_test(test_step_recomputation),
         cmocka_unit_test(test_step_ends), cmocka_unit_test(test_single_micro_batch),
-        cmocka_unit_test(test_forward_only), cmocka_unit_test(test_ranges),
+        cmocka_unit_test(test_forward_only), cmocka_unit_test(test_ranges), cmocka_unit_test(test_sums_in_place),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

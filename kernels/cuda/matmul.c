@@ -14,7 +14,9 @@
  * documentation of cublasLtMatmul (CUDA 13) has the same layout as the only one of 8.9, 9.0 and 12.x, and as one of
  * several of 10.x; E4M3 x E4M3 and E4M3 x E5M2, in either order, into BF16 or F32, on all of them; and short
  * accumulators on 8.9 and 9.0 alone: elsewhere that choice has no effect.
- * NOTE: with one token and a BF16 C that is D, cuBLASLt rounds the product to BF16 before it adds C, then the sum.
+ * NOTE: where a BF16 C is D, cuBLASLt rounds the product to BF16 before it adds C, then the sum; elsewhere the sum alone (measured
+ * with 13.1 on compute capability 9.0, FP8 and BF16 operands, 2 to 32,768 rows: 29 % of the sums differ if both parts are of one
+ * size).
  *
  * Choice of algorithm. The heuristic's first suggestion is up to 20 % slower than the best of the first eight, so
  * large GEMMs time them once, on the real operands. A time is not reproducible, but results must be: same bits in
