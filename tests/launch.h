@@ -29,10 +29,15 @@ static inline const char *setting(const char *name, const char *otherwise)
     return value ? value : otherwise;
 }
 
+static inline bool on_gpu(void)
+{
+    return strstr(setting("BUILD", "build/cpu"), "cuda");
+}
+
 /* Ranks that can run at once: with CUDA one per GPU. */
 static inline int most_ranks(void)
 {
-    if (!strstr(setting("BUILD", "build/cpu"), "cuda"))
+    if (!on_gpu())
         return 4;
     FILE *p = popen("nvidia-smi -L | grep -c GPU", "r");
     int gpus = 1;

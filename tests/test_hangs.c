@@ -175,11 +175,6 @@ static void expect_fault(FILE *p, bool content, const char *const said[3])
     }
 }
 
-static bool on_gpu(void)
-{
-    return strstr(setting("BUILD", "build/cpu"), "cuda");
-}
-
 /* ---- what is slow ----------------------------------------------------------------------------------------- */
 
 static double seconds_after(const char *text)
