@@ -1,7 +1,7 @@
 /* Folders of adapters: tensors named, shaped and stored as PEFT's, and nothing of the base; bit-exact round trips; what PEFT saves
  * is read, in every type; folders that do not fit. */
 #include "model/architecture.h"
-#include "model/checkpoint/safetensors.h"
+#include "model/checkpoint/base_sample.h"
 #include "tests/adapted.h"
 #include "tests/pattern.h"
 
@@ -155,6 +155,9 @@ static void test_round_trip(void **state)
         const char *base = save_base(a);
         Run saved, loaded, evaluated;
         TrainState s = { 0 }, expected = state_of(LAST_STEP);
+        Source source = source_open(base);
+        expected.base_sample = base_sample(&source);
+        source_close(&source);
         open_adapted(&saved, a, base, all_modules, BASE_AS_FROZEN, "f32");
         open_adapted(&loaded, a, base, all_modules, BASE_AS_FROZEN, "f32");
         pattern_all(&saved, false);

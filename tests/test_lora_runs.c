@@ -131,13 +131,51 @@ static void test_refused(void **state)
     expect_status(train(1, "--load_path=%s/orphan/latest --lora.base_path=%s/moved/latest --max_duration=3 --save_folder=%s/orphan "
                         "--try_load_latest_save", folder, folder, folder), 0);
     expect_output("at step 2 of 3");
-    expect_output("copy/step3, which is gone, and are now beside ");
+    assert_null(strstr(output, "are now beside"));
     shell("grep -q '\"base_model_name_or_path\": \".*/moved/step3\"' %s/orphan/step3/adapter_config.json", folder);
+}
+
+static int on_one(const char *arguments)
+{
+    return finish(start_command("%s/train %s", setting("BUILD", "build/cpu"), arguments));
+}
+
+/* A base that was trained again in its place is another one: adapters of before are not continued, evaluated or merged beside it. In
+ * another folder it is for whoever names that folder to evaluate, but not to train on. */
+static void test_other_base(void **state)
+{
+    (void)state;
+    static const char says[] = "its adapters were trained beside other weights than those that are in ";
+    char arguments[1024];
+    shell("cd %s && cp -r base/step3 place", folder);
+    expect_status(train(1, "--load_path=%s/place --lora.rank=4 --max_duration=2 --save_folder=%s/beside", folder, folder), 0);
+    expect_status(train(1, "--seed=7 --max_duration=1 --save_folder=%s/other", folder), 0);
+    shell("cd %s && mv place first && cp -r other/step1 place", folder);
+    expect_status(train(1, "--load_path=%s/place --lora.rank=4 --max_duration=3 --save_folder=%s/beside --try_load_latest_save", folder,
+                        folder), 1);
+    expect_output(says);
+    snprintf(arguments, sizeof arguments, "--eval_only --load_path=%s/beside/latest %s", folder, evaluators);
+    expect_status(on_one(arguments), 1);
+    expect_output(says);
+    snprintf(arguments, sizeof arguments, "--export=%s/beside %s/into", folder, folder);
+    expect_status(on_one(arguments), 1);
+    expect_output(says);
+    shell("test ! -e %s/into", folder);
+    expect_status(train(1, "--load_path=%s/first --lora.rank=4 --max_duration=3 --save_folder=%s/beside --try_load_latest_save", folder,
+                        folder), 0);
+    assert_null(strstr(output, "are now beside"));
+    snprintf(arguments, sizeof arguments, "--eval_only --load_path=%s/beside/latest --lora.base_path=%s/place %s", folder, folder,
+             evaluators);
+    expect_status(on_one(arguments), 0);
+    expect_output("place, which has other weights");
+    expect_status(train(1, "--load_path=%s/place --lora.rank=4 --max_duration=4 --save_folder=%s/beside --try_load_latest_save", folder,
+                        folder), 1);
+    expect_output(says);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_resume), cmocka_unit_test(test_alone),
-                                        cmocka_unit_test(test_refused) };
+                                        cmocka_unit_test(test_refused), cmocka_unit_test(test_other_base) };
     return cmocka_run_group_tests(tests, make_base, check_base);
 }

@@ -6,7 +6,7 @@
  *        /optimizer-0000i.safetensors    <name>.<state> of the optimizer's states, AdamW's exp_avg and exp_avg_sq, and
  *                                        the scales of those in groups, <name>.<state>.scale, as stored
  *        /trainer.json                   step, tokens, loader position, columns of the recipe, files and sizes, checksums of all
- *                                        tensors; written last: the manifest
+ *                                        tensors, of adapters a hash of the base; written last: the manifest
  *
  * Of a run with adapters, without copies of what they stand beside, as PEFT saves them:
  *
@@ -30,6 +30,7 @@ typedef struct {
     LoaderState loader;
     uint64_t fingerprint;      /* of the data set: names and sizes of its files */
     DataSample sample;         /* and of their content */
+    uint64_t base_sample;      /* of what adapters stand beside (base_sample.h); 0: there are none, or it is not known */
     SpikeWindow spikes;        /* a run that goes on must see the same spikes */
 } TrainState;
 

@@ -17,6 +17,7 @@
 #include "model/checkpoint/checkpoint.h"
 #include "model/checkpoint/companions.h"
 #include "model/checkpoint/convert.h"
+#include "model/checkpoint/base_sample.h"
 #include "model/checkpoint/crc32c.h"
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/merge.h"
@@ -438,6 +439,7 @@ static void open_export(Export *x, ModelConfig *m, const char *base)
     x->source = source_open(x->base);
     config_read_hf(m, x->base);
     if (adapter) {
+        base_check(x->folder, x->base, base_sample(&x->source), false);
         x->adapter = source_open_adapter(x->folder);
         adapter_read(&m->lora, &dropout, x->folder, m);
         x->lora = m->lora;

@@ -15,6 +15,7 @@
 
 #include "kernels/comm.h"
 #include "kernels/device.h"
+#include "model/checkpoint/base_sample.h"
 #include "model/checkpoint/companions.h"
 #include "kernels/error.h"
 #include "kernels/text.h"
@@ -232,20 +233,6 @@ static const char *base_of(const char *folder, const Lora *l)
     return l->base_path;
 }
 
-/* Whether the adapters stand beside another folder than that which they were trained with. The link `latest` moves, and what it led
- * to may be deleted; names that are no paths of this machine, as PEFT saves them, say nothing. */
-static void check_base(const char *folder, const Lora *l)
-{
-    char *trained = adapter_base(folder), *there = trained ? realpath(trained, NULL) : NULL, *here = realpath(l->base_path, NULL);
-    const bool gone = trained && !there && *trained == '/';
-    if (here && (gone || (there && strcmp(there, here) != 0)))
-        warn("%s: its adapters were trained beside %s%s, and are now beside %s", folder, there ? there : trained,
-             gone ? ", which is gone" : "", here);
-    free(trained);
-    free(there);
-    free(here);
-}
-
 bool checkpoint_load(const char *folder, const Config *c, Fsdp *f, TrainState *s, bool with_optimizer)
 {
     const Lora *lora = &c->model.lora;
@@ -255,9 +242,10 @@ bool checkpoint_load(const char *folder, const Config *c, Fsdp *f, TrainState *s
         die("%s holds adapters, and the configuration has none (lora.rank)", folder);
     const char *weights = adapter ? base_of(folder, lora) : folder;
     json_t *manifest = lora->rank > 0 && !adapter ? NULL : source_manifest(folder);     /* a new adapter goes on with nothing */
-    if (adapter)
-        check_base(folder, lora);
     Source model = source_open(weights);
+    const uint64_t base = lora->rank > 0 ? base_sample(&model) : 0;
+    if (adapter)
+        base_check(folder, weights, base, with_optimizer);
     check_description(weights, &c->model);
     companions_read(folder, weights);
     zero_weights(f);
@@ -267,11 +255,12 @@ bool checkpoint_load(const char *folder, const Config *c, Fsdp *f, TrainState *s
         load_weights(folder, source_open_adapter(folder), LAYOUT_ADAPTER, c, f);
     load_weights(weights, model, LAYOUT_MODEL, c, f);
     bool ours = manifest != NULL;
-    if (ours) {
+    if (ours)
         manifest_state(s, manifest, folder);
-        if (with_optimizer)
-            load_optimizer(folder, source_open_optimizer(folder, manifest), c, f);
-    }
+    if (ours && with_optimizer)
+        load_optimizer(folder, source_open_optimizer(folder, manifest), c, f);
+    if (s)
+        s->base_sample = base;
     json_decref(manifest);
     fsdp_loaded(f);
     return ours;

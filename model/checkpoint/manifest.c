@@ -67,6 +67,14 @@ static void read_spikes(SpikeWindow *w, const json_t *spikes, const char *path)
         die("%s: spikes: expected up to %d numbers in loss and as many in grad_norm", path, (int)SPIKES_WINDOW);
 }
 
+uint64_t manifest_base(const json_t *manifest, const char *folder)
+{
+    char *path = xasprintf("%s/trainer.json", folder);
+    const uint64_t base = json_object_get(manifest, "base_sample") ? hexadecimal(manifest, "base_sample", "base_sample", path) : 0;
+    free(path);
+    return base;
+}
+
 /* Samples of the data and spikes are younger than the other keys: old checkpoints have none. */
 void manifest_state(TrainState *s, const json_t *manifest, const char *folder)
 {

@@ -117,20 +117,25 @@ static void list_sums(json_t *sums, const Layout *l)
 static json_t *manifest(json_t *files)
 {
     const TrainState *s = &save.state;
-    char fingerprint[32], tokens[32], masks[32];
+    char fingerprint[32], tokens[32], masks[32], base[32];
     json_t *sums = json_object();
     list_sums(sums, &save.model);
     list_sums(sums, &save.optimizer);
     snprintf(fingerprint, sizeof fingerprint, "%016" PRIx64, s->fingerprint);
     snprintf(tokens, sizeof tokens, "%016" PRIx64, s->sample.tokens);
     snprintf(masks, sizeof masks, "%016" PRIx64, s->sample.masks);
-    return json_pack("{s:i, s:I, s:I, s:I, s:{s:I, s:I}, s:s, s:{s:s, s:s}, s:o, s:o, s:i, s:o, s:o}", "format_version",
-                     CHECKPOINT_VERSION, "step", (json_int_t)s->step, "tokens", (json_int_t)s->tokens,
-                     "updates", (json_int_t)s->updates, "loader", "epoch", (json_int_t)s->loader.epoch,
-                     "instance", (json_int_t)s->loader.instance,
-                     "data_fingerprint", fingerprint, "data_sample", "paths", tokens, "label_mask_paths", masks,
-                     "spikes", spikes(&s->spikes), "format", config_columns(save.config), "world_size", comm_size(), "files", files,
-                     "crc32c", sums);
+    json_t *o = json_pack("{s:i, s:I, s:I, s:I, s:{s:I, s:I}, s:s, s:{s:s, s:s}, s:o, s:o, s:i, s:o, s:o}", "format_version",
+                          CHECKPOINT_VERSION, "step", (json_int_t)s->step, "tokens", (json_int_t)s->tokens,
+                          "updates", (json_int_t)s->updates, "loader", "epoch", (json_int_t)s->loader.epoch,
+                          "instance", (json_int_t)s->loader.instance,
+                          "data_fingerprint", fingerprint, "data_sample", "paths", tokens, "label_mask_paths", masks,
+                          "spikes", spikes(&s->spikes), "format", config_columns(save.config), "world_size", comm_size(), "files", files,
+                          "crc32c", sums);
+    if (s->base_sample) {
+        snprintf(base, sizeof base, "%016" PRIx64, s->base_sample);
+        json_object_set_new(o, "base_sample", json_string(base));
+    }
+    return o;
 }
 
 /* The base by a path that holds wherever the folder is read. */

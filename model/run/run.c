@@ -295,6 +295,7 @@ static void load_or_initialize(Run *r, const char *folder, bool resets)
     if (!ours || new_optimizer)
         s.updates = 0;
     r->state.updates = s.updates;
+    r->state.base_sample = s.base_sample;
     if (ours && !new_trainer) {
         const char *other = other_data(&s, &r->state);
         if (c->restore_dataloader && other && comm_rank() == 0)
