@@ -19,6 +19,7 @@
 enum {
     BIN_HEADER_INTS = 256,      /* llm.c: magic, version, number of tokens, zeros */
     HEAD_TOKENS     = 1000,     /* looked at in every file when it is opened */
+    MASK_BYTES      = 1 << 20,  /* looked at, in every file that may be a label mask */
     EOS_SAMPLE      = 1 << 20,  /* tokens looked at for the end of documents, over all files */
     EOS_FILES       = 64,       /* in at most so many files */
 };
@@ -131,10 +132,28 @@ static bool looks_wider(const Shard *s, uint64_t count)
     return low_halves_differ;
 }
 
+/* A label mask among the token files, as in a pattern that takes in all of a folder: bytes of 0 and 1, also where tokens have their
+ * upper halves. Long prompts make it begin with many of 0; of a token file the first bytes say that it is none. */
+static bool looks_like_mask(const Shard *s)
+{
+    const uint8_t *byte = s->tokens;
+    const size_t bytes = s->num_tokens * (size_t)s->itemsize, most = bytes < MASK_BYTES ? bytes : MASK_BYTES;
+    bool in_upper_halves = false;
+    for (size_t i = 0; i < most; i++) {
+        if (byte[i] > 1)
+            return false;
+        in_upper_halves |= byte[i] && i % (size_t)s->itemsize > 0;
+    }
+    return in_upper_halves && bytes >= 64;
+}
+
 /* What the first page of a file tells: a foreign format, a wrong dtype, another tokenizer's ids. */
 static void check_head(const Shard *s, bool has_header, int vocab_size)
 {
     uint64_t count = s->num_tokens < HEAD_TOKENS ? s->num_tokens : HEAD_TOKENS;
+    if (!has_header && looks_like_mask(s))
+        die("%s: %s looks like a label mask, not like tokens: its bytes are 0 and 1. Take a narrower pattern, as "
+            "'folder/token_ids_part_*.npy'; masks go into label_mask_paths", s->key, s->path);
     if (!has_header && looks_wider(s, count))
         die("%s: %s looks like %d-byte tokens: of its first %llu %d-byte numbers every second one is 0 to 3. %s", s->key, s->path,
             2 * s->itemsize, (unsigned long long)count, s->itemsize,
@@ -195,12 +214,16 @@ static void open_mask(Shard *s, const DataSpec *spec, const char *path)
             "one byte (0 or 1) for each token", key, path, bytes, s->path, (unsigned long long)s->num_tokens);
 }
 
-static bool has_label(const Shard *s)
+/* The first byte that is not 0 must be a 1: masks of other numbers, as of the characters 0 and 1, mean something else. */
+static bool has_label(const Shard *s, const char *key, const char *path)
 {
-    for (uint64_t i = 0; i < s->num_tokens; i++)
-        if (s->mask[i])
-            return true;
-    return false;
+    uint64_t i = 0;
+    while (i < s->num_tokens && s->mask[i] == 0)
+        i++;
+    if (i < s->num_tokens && s->mask[i] != 1)
+        die("%s: %s: byte %llu is %d; expected 0 or 1, as numpy.array(mask, bool).tofile(...) writes them. Make the mask again", key,
+            path, (unsigned long long)i, s->mask[i]);
+    return i < s->num_tokens;
 }
 
 /* Masks without any label are what a wrong chat template makes: nothing would be learned, and no loss would say so. */
@@ -208,7 +231,7 @@ static void check_masks(const Shard *shards, const NameList *masks, const DataSp
 {
     int empty = 0, first = 0;
     for (int i = masks->count - 1; i >= 0; i--)
-        if (!has_label(&shards[i])) {
+        if (!has_label(&shards[i], mask_key_of(spec), masks->names[i])) {
             empty++;
             first = i;
         }

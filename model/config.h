@@ -116,6 +116,7 @@ typedef struct {
     char       *generate;         /* a file of prompts to continue, then stop; NULL: none */
     int         max_new_tokens;   /* of a continuation */
     double      temperature, top_p;           /* by which its tokens are chosen (sampling.h) */
+    bool        stops_at_eos;     /* model.eos_token_id is given: it ends a continuation beside what the folder says */
 
     struct {
         char **paths; int num_paths;

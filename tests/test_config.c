@@ -240,6 +240,9 @@ static void test_packing(void **state)
     char message[4096];
     assert_true(try_printed(message, sizeof message, 2, 1, "--data.packing=best_fit", "--data.generate_doc_lengths=false"));
     try_contains(message, "without effect here: data.generate_doc_lengths=false (with best_fit packing");
+    assert_true(try_printed(message, sizeof message, 2, 1, "--data.generate_attention_mask=true",
+                            "--model={pad_token_id: 7, eos_token_id: 7}"));
+    try_contains(message, "the eos is the same token (7): the model does not learn to end a text");
     c = try_load(1, "--data.document_boundaries=metadata", NULL, NULL, NULL);       /* nothing asks for documents */
     assert_int_equal(c->data.boundaries, BOUNDARIES_EOS);
     config_free(c);

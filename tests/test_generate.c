@@ -99,7 +99,7 @@ static void test_draws(void **state)
     assert_memory_not_equal(one[0].token, other[0].token, sizeof(int) * 8);
 }
 
-/* A text ends behind any of generation_config.json's tokens, else at the sequence's end. */
+/* A text ends behind any of generation_config.json's tokens, or the one that is given, else at the sequence's end. */
 static void test_ends(void **state)
 {
     (void)state;
@@ -122,6 +122,12 @@ static void test_ends(void **state)
     assert_int_equal(cut.count, first + 1);
     for (int i = 0; i <= first; i++)
         assert_int_equal(cut.token[i], json_integer_value(json_array_get(all, (size_t)i)));
+    expect_status(generate(1, prompt, "--load_path=tests/golden/olmo3 --recipe=f32 --max_new_tokens=20 --model.eos_token_id=%d "
+                           "--top_p=0.5 --lora.rank=2", (int)end), 0);
+    assert_int_equal(continuations(&cut, 1), 1);
+    assert_string_equal(cut.finish, "eos");
+    assert_int_equal(cut.count, first + 1);
+    expect_output("lora.rank (tests/golden/olmo3 has no adapters, and new ones add nothing), top_p (without a temperature");
     expect_status(generate(1, prompt, "--load_path=tests/golden/olmo3 --recipe=f32 --max_new_tokens=20 "
                            "--model.max_sequence_length=%d", (int)json_array_size(json_object_get(o, "prompt")) + 8), 0);
     assert_int_equal(continuations(&cut, 1), 1);

@@ -309,6 +309,28 @@ static void test_ids_beyond_the_vocabulary(void **state)
     assert_refused(&spec, "bad.npy: token 0 (counted from 0) is 4294967288", "tokenize again");
 }
 
+/* Masks among the tokens, as one pattern for a folder finds them; one begins with a long prompt. Tokens 0, 1 and others are none. */
+static void test_mask_as_tokens(void **state)
+{
+    (void)state;
+    enum { BYTES = 40000 };
+    char *bytes = calloc(BYTES, 1), *paths[] = { "tokens.npy" };
+    memset(bytes + BYTES - 5, 1, 5);
+    write_bytes("part-0.npy", "", 0, bytes, BYTES);
+    assert_path_refused("part-*.npy", "part-0.npy looks like a label mask", "narrower pattern");
+    for (int i = 0; i < BYTES; i += 2)
+        bytes[i] = i % 3 == 0, bytes[i + 1] = 0;
+    write_bytes("tokens.npy", "", 0, bytes, BYTES);
+    DataSpec spec = file_spec(paths, 1);
+    char said[8192];
+    assert_int_equal(run_child(said, sizeof said, read_all, &spec), 0);
+    memset(bytes, 1, BYTES);
+    bytes[BYTES - 1] = 2;
+    write_bytes("tokens.npy", "", 0, bytes, BYTES);
+    assert_int_equal(run_child(said, sizeof said, read_all, &spec), 0);
+    free(bytes);
+}
+
 static void test_label_mask_errors(void **state)
 {
     (void)state;
@@ -325,6 +347,12 @@ static void test_label_mask_errors(void **state)
     assert_refused(&spec, "b.mask has 98 bytes, but b.npy has 100 tokens", "one byte");
     unlink("b.mask");
     assert_refused(&spec, "data.label_mask_paths: cannot open b.mask", "Check the path");
+    char bytes[100] = { 0 };
+    memset(bytes + 60, '1', 40);
+    write_bytes("b.mask", "", 0, bytes, 100);
+    memset(bytes, 1, 100);
+    write_bytes("a.mask", "", 0, bytes, 100);
+    assert_refused(&spec, "b.mask: byte 60 is 49; expected 0 or 1", "Make the mask again");
 }
 
 static void open_for_16(const DataSpec *spec)
@@ -421,7 +449,7 @@ int main(void)
         TEST(test_broken_bin_files),
         TEST(test_wrong_dtype),
         TEST(test_ids_beyond_the_vocabulary),
-        TEST(test_label_mask_errors),
+        TEST(test_mask_as_tokens), TEST(test_label_mask_errors),
         TEST(test_too_few_data),
         TEST(test_eos_warning),
         TEST(test_cut_while_read),

@@ -307,9 +307,6 @@ void config_check_data(Reader *r)
     if (!config_given(r, "data.seed"))
         c->data.seed = c->seed;
     config_check_documents(r);
-    if (c->data.mask_padding && c->model.pad_token_id < 0)
-        die("%s: data.generate_attention_mask needs model.pad_token_id",
-            config_where(r, "data.generate_attention_mask"));
 
     const YamlNode *filter = yaml_find(r->root, "data.instance_filter");
     if (filter && filter->kind == YAML_MAP && !yaml_find(filter, "repetition_max_count"))
@@ -476,10 +473,7 @@ void config_check_run(Reader *r)
     if (!c->run_name || !*c->run_name)
         die("%s: run_name is empty", config_where(r, "run_name"));
     check_strategy(r);
-    if (c->generate && c->eval_only)
-        die("%s: generate and eval_only are two runs", config_where(r, "generate"));
-    if (c->generate)            /* one sequence at a time, of which the last token's logits are looked at */
-        c->device_train_microbatch_size = c->device_eval_batch_size = c->loss_chunk = 1;
+    config_check_generation(r);
     if (!config_forward_only(c))
         check_batch(r);
     check_micro_batch(r);

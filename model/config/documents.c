@@ -10,9 +10,24 @@ static void need_eos(const Config *c, const char *place, const char *key)
         die("%s: %s needs model.eos_token_id: it ends a document", place, key);
 }
 
+/* Tokenizers of Llama's kind have no padding of their own, and often the eos named as it. */
+static void check_padding(Reader *r)
+{
+    const ModelConfig *m = &r->s->c.model;
+    if (!r->s->c.data.mask_padding)
+        return;
+    if (m->pad_token_id < 0)
+        die("%s: data.generate_attention_mask needs model.pad_token_id", config_where(r, "data.generate_attention_mask"));
+    if (m->pad_token_id == m->eos_token_id)
+        warn("%s: data.generate_attention_mask takes every pad_token_id out of the targets, and the eos is the same token (%d): the "
+             "model does not learn to end a text. Label masks and best_fit packing need no such mask", config_where(r,
+             "data.generate_attention_mask"), m->pad_token_id);
+}
+
 void config_check_documents(Reader *r)
 {
     Config *c = &r->s->c;
+    check_padding(r);
     const bool packs = c->data.packing == PACK_BEST_FIT, by_eos = c->data.boundaries == BOUNDARIES_EOS;
     if (by_eos && packs)
         need_eos(c, config_where(r, "data.packing"), "data.packing=best_fit without data.document_boundaries=metadata");

@@ -1,5 +1,5 @@
-/* A dry run plans memory for ranks that were not started, on devices that need not be here, without data. eval_only reads the data
- * of evaluators alone, generate none. */
+/* Runs that train nothing. A dry run plans memory for ranks that were not started, on devices that need not be here, without data.
+ * eval_only reads the data of evaluators alone, generate none. */
 #include "model/config/table.h"
 
 #include "kernels/error.h"
@@ -41,4 +41,18 @@ void config_choose_ranks(Reader *r)
         die("%s: ranks: on how many hosts those would be decides what HYBRID_SHARD shards: give that number as "
             "--fsdp.hybrid_sharding_num_model_replicas", place);
     r->world = c->ranks;
+}
+
+/* One sequence at a time, of which the last token's logits are looked at. */
+void config_check_generation(Reader *r)
+{
+    Config *c = &r->s->c;
+    if (!c->generate)
+        return;
+    if (c->eval_only)
+        die("%s: generate and eval_only are two runs", config_where(r, "generate"));
+    c->device_train_microbatch_size = c->device_eval_batch_size = c->loss_chunk = 1;
+    c->stops_at_eos = config_given(r, "model.eos_token_id");
+    if (c->temperature == 0 && c->top_p < 1)
+        config_note(r, "top_p (without a temperature the most likely token is taken)");
 }

@@ -199,6 +199,8 @@ void config_check_lora(Reader *r, const char *source, bool resumes)
         note_idle(r);
         return;
     }
+    if (!continued && config_forward_only(c))
+        config_note(r, "lora.rank (%s has no adapters, and new ones add nothing)", source ? source : "the model");
     if (l->rank > 0 && !continued && resumes)
         die("%s: lora.rank: %s, which the run would go on with, has no adapters; begin with it in another save_folder: "
             "--load_path=%s --try_load_latest_save=false --save_folder=...", config_where(r, "lora.rank"), source, source);

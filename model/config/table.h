@@ -194,8 +194,9 @@ void config_check_optimizer(Reader *r);
 void config_check_recipe(Reader *r);             /* with an optimizer that was checked */
 void config_check_trainable(Reader *r);
 void config_check_data  (Reader *r);
-void config_check_documents(Reader *r);          /* of the training data, */
+void config_check_documents(Reader *r);          /* and padding, of the training data, */
 void config_check_eval_documents(const Config *c, const EvalSet *set);       /* and, when those are checked, of a validation set */
+void config_check_generation(Reader *r);         /* that of a run that generates (dry_run.c) */
 void config_check_run   (Reader *r);
 Settings config_followed(const Settings *s);         /* s with the values that keys of type FOLLOWS have if they are null */
 struct json_t *config_columns(const Config *c);      /* name: value of each column of the run (text.c); the caller owns it */

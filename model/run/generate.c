@@ -28,7 +28,7 @@ typedef struct {
     Model   model;
     Fsdp    fsdp;
     Prompts prompts;
-    int     stop[MOST_STOPS], stops;       /* tokens that end a text */
+    int     stop[MOST_STOPS + 1], stops;       /* tokens that end a text */
     float  *logits;
     int    *tokens;            /* of the continuation */
     double  prefill_seconds, decode_seconds;
@@ -36,6 +36,14 @@ typedef struct {
 } Generator;
 
 /* ---- which tokens end a text ------------------------------------------------------------------------------- */
+
+static bool is_stop(const Generator *g, int token)
+{
+    for (int i = 0; i < g->stops; i++)
+        if (g->stop[i] == token)
+            return true;
+    return false;
+}
 
 /* "eos_token_id" of a file, a number or a list; false if it has none. */
 static bool read_stops(Generator *g, const char *folder, const char *file)
@@ -60,23 +68,17 @@ static bool read_stops(Generator *g, const char *folder, const char *file)
 }
 
 /* As transformers' generate: generation_config.json counts, if it says so. What the folder of adapters does not say, that of their
- * base does. Rank 0 reads, so that all end at the same token. */
+ * base does. A model.eos_token_id that is given is one more. Rank 0 reads, so that all end at the same token. */
 static void find_stops(Generator *g, const char *folder)
 {
     const char *base = adapter_is(folder) ? g->config.model.lora.base_path : folder;
-    if (comm_rank() == 0 && !read_stops(g, folder, "generation_config.json") && !read_stops(g, base, "generation_config.json")
-        && !read_stops(g, base, "config.json") && g->config.model.eos_token_id >= 0)
-        g->stop[g->stops++] = g->config.model.eos_token_id;
+    const int eos = g->config.model.eos_token_id;
+    const bool said = comm_rank() == 0 && (read_stops(g, folder, "generation_config.json")
+                                           || read_stops(g, base, "generation_config.json") || read_stops(g, base, "config.json"));
+    if (eos >= 0 && !is_stop(g, eos) && (!said || g->config.stops_at_eos))
+        g->stop[g->stops++] = eos;
     comm_broadcast(&g->stops, sizeof g->stops, 0);
     comm_broadcast(g->stop, sizeof g->stop, 0);
-}
-
-static bool is_stop(const Generator *g, int token)
-{
-    for (int i = 0; i < g->stops; i++)
-        if (g->stop[i] == token)
-            return true;
-    return false;
 }
 
 /* ---- opening ----------------------------------------------------------------------------------------------- */
