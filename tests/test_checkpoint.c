@@ -378,6 +378,11 @@ static void test_mismatches(void **state)
         expect_mismatch(text("%s/../index", folder), &m, f32, "weight_map.a: expected the name of a file in that folder, found \"");
     }
     expect_mismatch(write_folder(&r, "U8", 90), &m, f32, "stored as U8; expected F32, BF16 or F16");
+    shell(text("cd %s/../index && cp %s/model.safetensors a && cp a b && echo '{\"weight_map\": {\"x\": \"a\", \"y\": \"b\"}}' "
+               ">model.safetensors.index.json", folder, write_folder(&r, "BF16", 90)));
+    expect_mismatch(text("%s/../index", folder), &m, f32, "index/a; a tensor may be in one file alone. Save the model again");
+    shell(text("echo version https://git-lfs.github.com/spec/v1 >%s/../index/a", folder));
+    expect_mismatch(text("%s/../index", folder), &m, f32, "index/a: this is a pointer of Git LFS, not the file that it stands for");
     free(folder);
     close_run(&r);
     release();

@@ -236,6 +236,7 @@ static void test_arguments(void **state)
           "error: --max_duratoin=3: unknown key 'max_duratoin'; did you mean 'max_duration'?" },
         { 1, "--model.n_layers=x", NULL, "error: --model.n_layers=x: model.n_layers: expected an integer" },
         { 1, "max_duration=3", NULL, "unexpected argument 'max_duration=3'" },
+        { 1, "other.yaml", NULL, "unexpected argument 'other.yaml'; there is one configuration file, which comes first: ./train other" },
         { 1, "--betas=[1", NULL, "--betas=[1: " },
         { 1, "--data.paths=[*.npy]", NULL, "--data.paths=[*.npy]: invalid alias; quote a pattern that begins with *" },
         { 3, NULL, NULL, "global_train_batch_size 8 is not a multiple of 3 ranks x device_train_microbatch_size 2; "

@@ -258,6 +258,10 @@ static void test_refused(void **state)
     };
     char message[8192], text[4096], expected[256];
     snprintf(from, sizeof from, "--load_path=%s", try_folder);
+    try_write_hf("{" LLAMA ", \"eos_token_id\": 90, \"pad_token_id\": -1}");
+    assert_true(try_printed(message, sizeof message, 2, 1, from, NULL));
+    try_contains(message, "config.json: eos_token_id 90 is beyond vocab_size 90, so there is none\n");
+    assert_null(strstr(message, "pad_token_id"));
     snprintf(expected, sizeof expected, "error: %s/config.json: ", try_folder);
     for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
         snprintf(text, sizeof text, "{%s}", list[i].json);

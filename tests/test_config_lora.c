@@ -278,6 +278,8 @@ static void test_where_the_base_is(void **state)
     snprintf(missing, sizeof missing, "--lora.base_path=%s", adapter);
     assert_false(try_printed(message, sizeof message, 2, 1, load_adapter, missing));
     try_contains(message, "that is a folder of adapters");
+    assert_false(try_printed(message, sizeof message, 2, 1, load_adapter, "--lora.base_path=tests"));
+    try_contains(message, "--lora.base_path=tests: lora.base_path tests: there is no config.json; expected ");
     write_file(adapter, "adapter_config.json", PEFT(NUMBERS TARGETS ", \"base_model_name_or_path\": null"));
     assert_false(try_printed(message, sizeof message, 2, 1, load_adapter, NULL));
     try_contains(message, "base_model_name_or_path names no model; say where the base of these adapters is: --lora.base_path=");

@@ -193,6 +193,8 @@ SafeFile *safetensors_open(const char *path)
         for (int i = 7; i >= 0; i--)
             length = length << 8 | raw[i];
     }
+    if (file_bytes >= sizeof raw && memcmp(raw, "version ", sizeof raw) == 0)
+        die("%s: this is a pointer of Git LFS, not the file that it stands for; fetch that: git lfs pull", path);
     if (file_bytes < sizeof raw || length < 2 || length > MAX_HEADER || length > file_bytes - sizeof raw)
         die("%s: no safetensors file, or cut short: %zu bytes, header of %llu", path, file_bytes,
             (unsigned long long)length);

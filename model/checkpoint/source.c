@@ -90,6 +90,17 @@ static void expect_sums(const Source *s, const json_t *manifest, const char *fol
         }
 }
 
+/* Which of two counts the index might say, but another program may take the other. */
+static void refuse_twice(const Source *s)
+{
+    const SafeFile *first;
+    for (int i = 1; i < s->count; i++)
+        for (int k = 0; k < s->file[i]->count; k++)
+            if (source_find(&(Source){ s->file, i }, s->file[i]->tensor[k].name, &first))
+                die("%s: tensor %s is also in %s; a tensor may be in one file alone. Save the model again", s->file[i]->path,
+                    s->file[i]->tensor[k].name, first->path);
+}
+
 /* model.safetensors, or what model.safetensors.index.json lists. */
 static Source open_model(const char *folder)
 {
@@ -117,6 +128,7 @@ static Source open_model(const char *folder)
     if (s.count == 0)
         die("%s: no model.safetensors and no model.safetensors.index.json with a weight_map; weights in other "
             "formats can be converted with transformers' save_pretrained", folder);
+    refuse_twice(&s);
     json_decref(index);
     free(single);
     return s;

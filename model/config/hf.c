@@ -136,6 +136,8 @@ static void read_token(ModelConfig *m, const Source *s, const Key *k)
     if (value && !json_is_integer(value))
         wrong(s, k->key, "a token id, a list of them or null", value);
     const json_int_t id = value ? json_integer_value(value) : -1;
+    if (id >= m->vocab_size)
+        warn("%s: %s %lld is beyond vocab_size %d, so there is none", s->path, k->key, (long long)id, m->vocab_size);
     value_set(m, &row, id >= 0 && id < m->vocab_size ? (double)id : -1);
 }
 

@@ -3,6 +3,7 @@
  * libfyaml. Scalars stay text: what 1e-5 or 739_328 means is decided by whoever knows the type that is wanted. */
 #include "model/config/yaml.h"
 #include "kernels/error.h"
+#include "kernels/text.h"
 
 #include <errno.h>
 #include <libfyaml.h>
@@ -250,6 +251,9 @@ void yaml_put(YamlNode *root, const char *name, YamlNode *n)
 
 void yaml_override(YamlNode *root, const char *argument)
 {
+    if (*argument != '-' && (text_ends_with(argument, ".yaml") || text_ends_with(argument, ".yml")))
+        die("unexpected argument '%s'; there is one configuration file, which comes first: ./train %s --key=value ...", argument,
+            argument);
     if (strncmp(argument, "--", 2) != 0 || !argument[2] || argument[2] == '=')
         die("unexpected argument '%s'; settings are changed by --key=value, as in --max_duration=100", argument);
     const char *equals = strchr(argument, '=');

@@ -233,7 +233,7 @@ void log_object(Log *l, json_t *object)
     json_object_set_new(object, "time", json_integer(time(NULL)));
     char *text = json_dumps(object, JSON_REAL_PRECISION(9));
     if (!text || fprintf(l->file, "%s\n", text) < 0 || fflush(l->file) != 0)
-        die("%s: cannot write: %s", l->path, strerror(errno));
+        die("%s: cannot write: %s; what is saved there stays as it is: make room, and start again", l->path, strerror(errno));
     free(text);
     json_decref(object);
 }
