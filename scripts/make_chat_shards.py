@@ -227,11 +227,18 @@ def check_vocabulary(model, largest):
 
 def print_ends(ends, eos):
     """What a tokenizer calls eos is what programs stop at, by default; a base model's is seldom what a chat template ends turns
-    with."""
-    end, count = ends.most_common(1)[0]
+    with. Other tokens, such as a full stop, stand inside answers, too: nothing can stop at those."""
+    total, name = sum(ends.values()), process.tokenizer.id_to_token
+    special = collections.Counter({end: n for end, n in ends.items() if end == eos or name(end) in process.special_texts})
+    others = ends - special
+    if others:
+        end, count = others.most_common(1)[0]
+        print(f"NOTE: of the last answers {sum(others.values()):,} of {total:,} end with no special token, {count:,} with "
+              f"{name(end)} ({end}): nothing teaches the model to stop there; have the chat template put {{{{ eos_token }}}} "
+              f"behind each answer (chat_template.jinja in {process.model})")
+    end, count = special.most_common(1)[0] if special else (eos, 0)
     if end != eos:
-        name = process.tokenizer.id_to_token
-        print(f"NOTE: of the last answers {ends[eos]:,} of {sum(ends.values()):,} end with the eos token {name(eos)}, "
+        print(f"NOTE: of the last answers {ends[eos]:,} of {total:,} end with the eos token {name(eos)}, "
               f"{count:,} with {name(end)} ({end}): if programs are to stop there, name it eos_token in "
               f"{process.model}/tokenizer_config.json")
 

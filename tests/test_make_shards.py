@@ -296,12 +296,33 @@ class ChatTest(Folder):
         self.assertEqual(self.learned(model, output), ["\ntwo<|end|>", "<|end|>"])
 
     def test_turns_that_end_with_a_line(self):
-        """Space at the end of an answer is the answer's where no token ends the turn."""
+        """Space at the end of an answer is the answer's where no token ends the turn; a line's end is not to be named eos."""
         model = self.model("{% for m in messages %}{{ m.role + ':' + m.content + '\n' }}{% endfor %}"
                            "{{ 'assistant:' if add_generation_prompt }}")
         output, printed = self.chat(model, self.write("x.jsonl", [{"prompt": "a", "completion": "two"}]))
         self.assertEqual(self.learned(model, output), ["two\n"])
-        self.assertIn("of the last answers 0 of 1 end with the eos token <|end|>, 1 with Ċ (", printed)
+        self.assertIn("of the last answers 1 of 1 end with no special token, 1 with Ċ (", printed)
+        self.assertIn("have the chat template put {{ eos_token }} behind each answer", printed)
+        self.assertNotIn("name it eos_token", printed)
+
+    def test_ends(self):
+        """A special token that ends answers may be named eos, if they do not all end with eos; a full stop may not."""
+        two = [{"prompt": "a", "completion": "b."}, {"prompt": "two", "completion": "b."}, {"prompt": "two", "completion": "c"}]
+        file = self.write("x.jsonl", two)
+        name = "1 with <|turn|> (1): if programs are to stop there, name it eos_token in"
+        for end, notes in (("eos_token", []), ("''", ["3 of 3 end with no special token, 2 with . ("]),
+                           ("'<|turn|>'", ["0 of 3 end with the eos token <|end|>, 3" + name[1:]]),
+                           ("'<|turn|>' if messages[0].content == 'a' else ''",
+                            ["2 of 3 end with no special token, 1 with . (", "0 of 3 end with the eos token <|end|>, " + name]),
+                           ("eos_token if messages[0].content == 'a' else ''", ["2 of 3 end with no special token, 1 with . ("])):
+            with self.subTest(end):
+                model = self.model("{% for m in messages %}[{{ m.role }}]{{ m.content }}"
+                                   "{{ (" + end + ") if m.role == 'assistant' }}{% endfor %}"
+                                   "{{ '[assistant]' if add_generation_prompt }}", ["<|end|>", "<|turn|>"])
+                lines = [line for line in self.chat(model, file)[1].splitlines() if line.startswith("NOTE: of the last answers ")]
+                self.assertEqual(len(lines), len(notes), lines)
+                for line, note in zip(lines, notes):
+                    self.assertIn(note, line)
 
     def test_prompt_without_its_end(self):
         """A header in front of answers that the template does not ask with is told; one that stands in the question is not."""
