@@ -4,7 +4,8 @@
     python3 scripts/make_shards.py --tokenizer tokenizer.json --eos 50279 --output data/mine docs/*.txt more.jsonl.gz
 
 A .jsonl or .json file has a document in the field "text" of each line; any other file of text is one document; all may be
-compressed (.gz). Texts are stripped, empty ones skipped, and the eos token ends each document; no other special token is added.
+compressed (.gz). Texts are stripped, empty ones skipped, and the eos token ends each document; no other special token is added,
+and one that is spelled out within a text, as <|endoftext|>, is text. A text that ends with eos spelled out gets no second one.
 Next to part-00000.npy, part-00000.csv.gz has a row per document: first token, token behind the last, id, file, line (from 1). The
 same files give the same bytes, with any number of processes. At the end come the lines that a configuration needs.
 Needs the packages tokenizers and numpy. NOTE: tokenize.py as a name would hide Python's own module of that name.
@@ -45,9 +46,21 @@ def read_file(path, data):
     return os.path.basename(path).removesuffix(".gz"), text.replace("\r\n", "\n")
 
 
+def load_tokenizer(path):
+    """To it the name of a special token in a text is text like any other: what is written about eos does not end there."""
+    tokenizer = shards.load_tokenizer(path)
+    if not hasattr(tokenizer, "encode_special_tokens"):
+        raise Bad("this version of tokenizers takes a special token's name in a text for the token; expected 0.15.2 or newer: "
+                  "pip install --upgrade tokenizers")
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
 def start(tokenizer, eos):
-    process.tokenizer, process.eos, process.dtype = shards.load_tokenizer(tokenizer), eos, None
+    process.tokenizer, process.eos = load_tokenizer(tokenizer), eos
     process.dtype = shards.dtype_name(process.tokenizer)
+    process.end = process.tokenizer.id_to_token(eos)
+    process.tokenizer.add_special_tokens([process.end])     # some tokenizer.json do not call it special
 
 
 def work(items):
@@ -55,10 +68,9 @@ def work(items):
     documents = []
     for path, number, data in items:
         name, text = read_line(path, number, data) if has_lines(path) else read_file(path, data)
-        ids = shards.encode(process.tokenizer, text.strip(), f"{path}:{number}").ids
+        ids = shards.encode(process.tokenizer, text.strip().removesuffix(process.end), f"{path}:{number}").ids
         if ids:
-            ids += [process.eos] if ids[-1] != process.eos else []
-            documents.append((np.array(ids, process.dtype), (name, path, number)))
+            documents.append((np.array([*ids, process.eos], process.dtype), (name, path, number)))
     return documents
 
 
@@ -79,7 +91,7 @@ def main(arguments=None):
     shards.add_arguments(parser)
     args = parser.parse_args(arguments)
     shards.check_arguments(args)
-    tokenizer = shards.load_tokenizer(args.tokenizer)
+    tokenizer = load_tokenizer(args.tokenizer)
     eos = find_eos(tokenizer, args.eos, args.tokenizer)
 
     with shards.Output(args, "part-{:05d}", None, shards.dtype_name(tokenizer)) as output:

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """scripts/make_shards.py: texts become documents with their rows; parts, processes, progress, errors."""
 import contextlib, csv, gzip, io, os, random, sys, unittest
+from unittest import mock
 
 sys.dont_write_bytecode = True
 from test_make_shards import MISSING, Folder, random_text
@@ -27,7 +28,7 @@ class TextTest(Folder):
     def test_documents(self):
         lines = '{"text": " one "}\n\n{"text": "  "}\n{"text": "a<|endoftext|>", "id": "x,\\ny", "more": 1}\n'
         files = [self.write("a.jsonl", lines), self.write("b.md.gz", b"\xef\xbb\xbfhello\r\n  world\r\n"), self.write("c", "two\n"),
-                 self.write("d.json.gz", [{"text": "é"}]), self.write("empty.txt", " \n")]
+                 self.write("d.json.gz", [{"text": "é"}]), self.write("empty.txt", " \n"), self.write("e", "<|endoftext|>\n")]
         tokenizer = Tokenizer.from_file(os.path.join(self.models, "olmo-2", "tokenizer.json"))
         tokenizer.no_truncation()
         eos, size = tokenizer.token_to_id("<|endoftext|>"), tokenizer.get_vocab_size()
@@ -45,6 +46,31 @@ class TextTest(Folder):
             self.assertIn(f"5 documents in 1 part: {len(ids)} tokens; mean {len(ids) / 5:.1f}, longest", printed)
             self.assertTrue(printed.endswith(f"model: {{vocab_size: {size}, embedding_size: 384, eos_token_id: {eos}}}\ndata:\n"
                                              f'  paths: ["{output}/part-*.npy"]\n  memmap_dtype: uint16\n'), printed)
+
+    def test_special_tokens_in_texts(self):
+        """They are text, whether or not the tokenizer calls eos special; other added tokens stay tokens."""
+        text = "a<|endoftext|>two <|eos|><b> <|endoftext|> two"
+        tokenizer = Tokenizer.from_file(os.path.join(self.models, "olmo-2", "tokenizer.json"))
+        tokenizer.no_truncation()
+        tokenizer.add_tokens(["<|eos|>", "<b>"])
+        path = os.path.join(self.top, "tokenizer.json")
+        tokenizer.save(path)
+        added = {name: tokenizer.token_to_id(name) for name in ("<|endoftext|>", "<|eos|>", "<b>")}
+        files = [self.write("a.txt", text), self.write("b.jsonl", [{"text": text}])]
+        for eos, inside in (("<|endoftext|>", ["<|eos|>", "<b>"]), ("<|eos|>", ["<b>"])):
+            for processes in "12":
+                output, _ = self.text("--tokenizer", path, "--eos", eos, "--processes", processes, *files)
+                ids, rows = self.read_text(output)
+                self.assertEqual([int(row[1]) for row in rows], [i + 1 for i, one in enumerate(ids) if one == added[eos]])
+                document = ids[:int(rows[0][1]) - 1]
+                self.assertEqual([one for one in document if one in added.values()], [added[name] for name in inside])
+                self.assertEqual(tokenizer.decode(document, skip_special_tokens=False), text)
+                self.assertEqual(ids, 2 * (document + [added[eos]]))
+
+    def test_old_tokenizers(self):
+        old = mock.Mock(spec=["encode"])
+        with mock.patch.object(shards, "load_tokenizer", return_value=old):
+            self.assert_bad(self.text, ("--eos", "0", self.write("a.txt", "x")), "pip install --upgrade tokenizers")
 
     def test_processes_and_validation(self):
         r = random.Random(2)
