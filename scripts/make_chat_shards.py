@@ -92,8 +92,12 @@ def read_conversation(line, where):
     """(messages, tools or None) of a line. A text "system" beside the messages comes before them."""
     entry = read_entry(line, where)
     messages = read_messages(entry, where)
-    if entry.get("system") and messages[0]["role"] != "system":
-        messages.insert(0, {"role": "system", "content": read_texts(entry, ("system",), where)[0]})
+    if entry.get("system"):
+        system, = read_texts(entry, ("system",), where)
+        if messages[0]["role"] != "system":
+            messages.insert(0, {"role": "system", "content": system})
+        elif messages[0]["content"] != system:
+            raise Bad(f"{where}: two system messages, one in \"system\" and another as the first of the messages; expected one")
     return messages, entry.get("tools")
 
 

@@ -241,8 +241,9 @@ class ChatTest(Folder):
         for system in (False, True):
             digests = []
             for name, entries in forms.items():
-                if system and name == "messages.jsonl":
+                if system and name == "messages.jsonl":     # the second of which says it twice
                     entries = [{"messages": [{"role": "system", "content": "S"}, *entry["messages"]]} for entry in entries]
+                    entries[1]["system"] = "S"
                 elif system:
                     entries = [{**entry, "system": "S"} for entry in entries]
                 digests.append(self.digest(self.chat("chatml", self.write(name, entries))[0]))
@@ -419,6 +420,9 @@ class ChatTest(Folder):
                 (say(content="y"), "message 2 has the role null", "expected system, user, assistant"),
                 (say(role="bot", content="y"), 'the role "bot"'), (say(role="assistant"), "the content null"),
                 (say(role="assistant", content=["y"]), 'the content ["y"]'),
+                ({"conversations": [{"from": "system", "value": "S"}, {"from": "gpt", "value": "y"}], "system": "T"},
+                 'two system messages, one in "system"', "expected one"),
+                ({"prompt": "x", "completion": "y", "system": ["S"]}, '"system" is ["S"]', "expected a text"),
                 (say(role="assistant", content="\ud83d"), "surrogate")):
             text = line.encode("latin-1") if isinstance(line, str) else json.dumps(line).encode()
             file = self.write("x.jsonl", good.encode() + b"\n\n" + text + b"\n")
