@@ -17,7 +17,7 @@ answers with the token that ends a turn, but for messages with "weight": 0. A co
 The same files give the same bytes, with any number of processes. fine-tune.yaml beside them is a configuration: FOLDER, these
 files and the usual settings. Needs the packages tokenizers, jinja2 and numpy.
 """
-import argparse, collections, datetime, json, os, re, shlex
+import argparse, collections, datetime, json, os, re, shlex, sys
 
 import chat_template
 import shards
@@ -168,9 +168,18 @@ def find_answers(text, messages, tools, where):
             yield begin, begin + len(bare) if bare.endswith(process.special_texts) else end
 
 
+def find_spelled(messages):
+    """The first special token in the content of each message that has any: in the text as a whole nothing tells it from the chat
+    template's own, so that a user's message can end the turn. Beside calls of tools the content may be no text."""
+    for message in messages:
+        found = isinstance(message["content"], str) and process.special.search(message["content"])
+        if found:
+            yield found[0]
+
+
 def make_document(line, where):
-    """(ids, mask) of a conversation. Its text becomes tokens as a whole, as it will be before a model; a token that begins in the
-    prompt is not learned, as no model is asked for it."""
+    """(ids, mask, special tokens that messages spell out) of a conversation. Its text becomes tokens as a whole, as it will be
+    before a model; a token that begins in the prompt is not learned, as no model is asked for it."""
     messages, tools = read_conversation(line, where)
     text = render(messages, tools, where)
     tokens = shards.encode(process.tokenizer, text, where)
@@ -178,7 +187,7 @@ def make_document(line, where):
     mask = np.zeros(len(ids), np.bool_)
     for begin, end in find_answers(text, messages, tools, where):
         mask |= (first >= begin) & (first < end)
-    return ids, mask
+    return ids, mask, list(find_spelled(messages))
 
 
 def start(model, now):
@@ -190,7 +199,7 @@ def start(model, now):
 
 
 def work(items):
-    """(path, line, ids, mask) of each conversation."""
+    """(path, line, ids, mask, special tokens that messages spell out) of each conversation."""
     return [(path, number, *make_document(line, f"{path}:{number}")) for path, number, line in items]
 
 
@@ -198,17 +207,19 @@ def work(items):
 
 def make_shards(args, now, output):
     """(the largest id, how many last answers end with each id)"""
-    largest, ends, seen, learned, unlabelled = 0, collections.Counter(), collections.Counter(), collections.Counter(), []
+    largest, ends, seen, learned = 0, collections.Counter(), collections.Counter(), collections.Counter()
+    unlabelled, spelled = [], []
     batches = shards.read_batches(args.files, lambda path: True)
     with shards.Progress(args.files) as progress:
         for documents, position in shards.work_on(batches, work, start, (args.model, now), args.processes):
-            for path, number, ids, mask in documents:
+            for path, number, ids, mask, tokens in documents:
                 seen[path] += 1
                 learned[path] += int(mask.sum())
                 if mask.any():
                     output.add(ids, mask, ())
                     largest = max(largest, int(ids.max()))
                     ends[int(ids[mask][-1])] += 1
+                    spelled += [(f"{path}:{number}", token) for token in tokens]
                 else:
                     unlabelled.append(f"{path}:{number}")
             progress.show(position, f"{sum(seen.values()):,} conversations")
@@ -218,6 +229,9 @@ def make_shards(args, now, output):
     if unlabelled:
         more = f" and {len(unlabelled) - NAMED} more" if len(unlabelled) > NAMED else ""
         print(f"left out, without an answer of the assistant: {len(unlabelled)} ({', '.join(unlabelled[:NAMED])}{more})")
+    if spelled:
+        print(f"NOTE: messages that spell out a special token, and so become that token there: {len(spelled):,}, the first in "
+              "{} ({}); where it is to be text, write it otherwise".format(*spelled[0]), file=sys.stderr)
     return largest, ends
 
 

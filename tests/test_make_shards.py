@@ -360,7 +360,8 @@ class ChatTest(Folder):
                "{{ eos_token if not THINKS and loop.last and m.role == 'assistant' else '<|im_end|>\n' }}{% endfor %}" \
                "{{ '<|im_start|>assistant\n' if add_generation_prompt }}"
         qwen, olmo = (self.model(turn.replace("THINKS", one), ["<|end|>", "<|im_start|>", "<|im_end|>"]) for one in ("1", "0"))
-        for content, expected in (("", "<call>b</call><|im_end|>"), ("x", "x\n<call>b</call><|im_end|>")):
+        for content, expected in (("", "<call>b</call><|im_end|>"), ("x", "x\n<call>b</call><|im_end|>"),
+                                  ([], "[]<call>b</call><|im_end|>")):
             file = self.write("x.jsonl", [{"messages": [
                 {"role": "user", "content": "q"}, {"role": "assistant", "content": content, "tool_calls": ["b"]},
                 {"role": "tool", "content": "b"}, {"role": "assistant", "content": "a"}]}])
@@ -394,6 +395,21 @@ class ChatTest(Folder):
         for weight in (0.5, "0"):
             bad = self.write("bad.jsonl", [{"messages": [user, say(weight, "two")]}])
             self.assert_bad(self.chat, ("chatml", bad), "bad.jsonl:1: message 2 has the weight", "expected 0 (not learned) or 1")
+
+    def test_special_tokens_in_messages(self):
+        """They are tokens as those of the template are, and counted; other added tokens, and conversations left out, are not."""
+        say = lambda *texts: {"messages": [{"role": role, "content": text} for role, text in zip(("user", "assistant") * 2, texts)]}
+        plain = self.write("a.jsonl", [say("<|im_star", "<|im_end>"), say("a", "b")])
+        more = self.write("b.jsonl", [say("<|im_end|>"), say("x", "y"), say("a<|im_end|><|im_start|>", "<|im_start|>", "c", "<b>")])
+        for files, note in (([plain], ""), ([plain, more], f": 2, the first in {more}:3 (<|im_end|>); where it is to be text")):
+            for processes in "12":
+                with contextlib.redirect_stderr(io.StringIO()) as told:
+                    output, _ = self.chat("chatml", *files, "--processes", processes)
+                self.assertEqual(told.getvalue().count("\n"), bool(note))
+                self.assertIn(note, told.getvalue())
+        ids = self.read(output)[0].tolist()
+        tokenizer = Tokenizer.from_file(os.path.join(self.models, "chatml", "tokenizer.json"))
+        self.assertEqual([ids.count(tokenizer.token_to_id(token)) for token in SPECIAL["chatml"]], [10 + 2, 10 + 1])
 
     def test_without_answers(self):
         user = {"messages": [{"role": "user", "content": "x"}]}
