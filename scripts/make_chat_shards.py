@@ -17,7 +17,7 @@ answers with the token that ends a turn, but for messages with "weight": 0. A co
 The same files give the same bytes, with any number of processes. fine-tune.yaml beside them is a configuration: FOLDER, these
 files and the usual settings. Needs the packages tokenizers, jinja2 and numpy.
 """
-import argparse, collections, datetime, json, os, re, shlex, sys
+import argparse, collections, datetime, json, os, re, shlex
 
 import chat_template
 import shards
@@ -231,7 +231,7 @@ def make_shards(args, now, output):
         print(f"left out, without an answer of the assistant: {len(unlabelled)} ({', '.join(unlabelled[:NAMED])}{more})")
     if spelled:
         print(f"NOTE: messages that spell out a special token, and so become that token there: {len(spelled):,}, the first in "
-              "{} ({}); where it is to be text, write it otherwise".format(*spelled[0]), file=sys.stderr)
+              "{} ({}); where it is to be text, write it otherwise".format(*spelled[0]))
     return largest, ends
 
 

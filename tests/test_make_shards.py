@@ -403,10 +403,9 @@ class ChatTest(Folder):
         more = self.write("b.jsonl", [say("<|im_end|>"), say("x", "y"), say("a<|im_end|><|im_start|>", "<|im_start|>", "c", "<b>")])
         for files, note in (([plain], ""), ([plain, more], f": 2, the first in {more}:3 (<|im_end|>); where it is to be text")):
             for processes in "12":
-                with contextlib.redirect_stderr(io.StringIO()) as told:
-                    output, _ = self.chat("chatml", *files, "--processes", processes)
-                self.assertEqual(told.getvalue().count("\n"), bool(note))
-                self.assertIn(note, told.getvalue())
+                output, printed = self.chat("chatml", *files, "--processes", processes)
+                self.assertEqual(printed.count("spell out"), bool(note))
+                self.assertIn(note, printed)
         ids = self.read(output)[0].tolist()
         tokenizer = Tokenizer.from_file(os.path.join(self.models, "chatml", "tokenizer.json"))
         self.assertEqual([ids.count(tokenizer.token_to_id(token)) for token in SPECIAL["chatml"]], [10 + 2, 10 + 1])
