@@ -70,7 +70,8 @@ static uint64_t step_instances(const Loader *l, LoaderState s)
     return l->instances.spec.drop_last ? 0 : left;
 }
 
-/* Where nothing is left of an epoch, the shuffled order goes on with the next one. */
+/* Where nothing is left of an epoch, the shuffled order goes on with the next one. NOTE: whether anything is left for a step depends
+ * on the batch size, which another run of the same checkpoint may change: states that are saved are not settled. */
 static LoaderState settle(const Loader *l, LoaderState s)
 {
     if (l->instances.spec.shuffle && step_instances(l, s) == 0)
@@ -145,13 +146,13 @@ static bool fill_sequence(const Loader *l, Entry *entry, uint64_t instance)
 static bool fill_entry(Loader *l, Entry *entry)
 {
     const DataSpec *spec = &l->instances.spec;
-    LoaderState s = l->ahead;
+    const LoaderState s = settle(l, l->ahead);
     uint64_t count = l->ahead_left > 0 ? step_instances(l, s) : 0;
     entry->batch.sequences = 0;
     entry->batch.labels = 0;
     entry->error[0] = '\0';
     entry->end = count == 0;
-    entry->next = l->ahead = settle(l, (LoaderState){ s.epoch, s.instance + count });
+    entry->next = l->ahead = (LoaderState){ s.epoch, s.instance + count };
     l->ahead_left -= count > 0;
     if (count > 0 && !load_order(l, s.epoch))
         return false;
@@ -248,7 +249,6 @@ Loader *loader_open(const DataSpec *spec, int batch, int rank, int world)
     pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
     pthread_cond_init(&l->changed, &clock);
     pthread_condattr_destroy(&clock);
-    l->place = settle(l, l->place);
     l->left = UINT64_MAX;
     beat(l, NULL);
     return l;
@@ -352,7 +352,7 @@ void loader_seek(Loader *l, LoaderState s)
             (unsigned long long)s.instance, (unsigned long long)s.epoch, (unsigned long long)loader_instances(l),
             l->instances.spec.sequence_length);
     stop_thread(l);
-    l->place = settle(l, s);
+    l->place = s;
     l->left = UINT64_MAX;
 }
 

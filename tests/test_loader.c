@@ -231,11 +231,11 @@ static void test_resume_at_every_instance(void **state)
         Batch b;
         loader_seek(l, s);
         for (int k = 0; k < 4; k++) {
-            if (s.instance + 4 > INSTANCES)
-                s = (LoaderState){ s.epoch + 1, 0 };
             LoaderState now = loader_state(l);
             assert_int_equal(now.epoch, s.epoch);
             assert_int_equal(now.instance, s.instance);
+            if (s.instance + 4 > INSTANCES)
+                s = (LoaderState){ s.epoch + 1, 0 };
             assert_true(loader_next(l, &b));
             assert_int_equal(b.sequences, 2);
             assert_int_equal(b.index[0], order[s.epoch][s.instance + 1]);
@@ -245,6 +245,26 @@ static void test_resume_at_every_instance(void **state)
         }
     }
     loader_close(l);
+}
+
+/* What is too little for a step of the run that saved is enough for one of fewer sequences. */
+static void test_resume_with_fewer(void **state)
+{
+    (void)state;
+    enum { G = INSTANCES * 2 / 3 };
+    DataSpec spec = small_spec(true);
+    uint32_t order[INSTANCES];
+    numpy_shuffle(order, INSTANCES, 6198, NULL, NULL);
+    Loader *l = loader_open(&spec, G, 0, 1), *fewer = loader_open(&spec, 1, 0, 1);
+    Batch b;
+    assert_true(loader_next(l, &b));
+    loader_seek(fewer, loader_state(l));
+    for (int i = G; i < INSTANCES; i++) {
+        assert_true(loader_next(fewer, &b));
+        assert_int_equal(b.index[0], order[i]);
+    }
+    loader_close(l);
+    loader_close(fewer);
 }
 
 static void test_resume_in_a_new_loader(void **state)
@@ -485,7 +505,7 @@ int main(void)
         cmocka_unit_test(test_every_instance_once_per_epoch),
         cmocka_unit_test(test_tokens_and_targets),
         cmocka_unit_test(test_resume_at_every_instance),
-        cmocka_unit_test(test_resume_in_a_new_loader),
+        cmocka_unit_test(test_resume_in_a_new_loader), cmocka_unit_test(test_resume_with_fewer),
         cmocka_unit_test(test_fingerprint),
         cmocka_unit_test(test_unshuffled_pass),
         cmocka_unit_test(test_unshuffled_pass_without_the_rest),

@@ -219,7 +219,7 @@ static int read_rows(Rows *rows, const DataSpec *spec, int G, int W, LoaderState
         Loader *l = loader_open(spec, G, rank, W);
         Batch b;
         loader_seek(l, from);
-        for (steps = 0; loader_state(l).epoch < 2; steps++) {
+        for (steps = 0; loader_state(l).epoch < 1 || loader_steps(l, loader_state(l).instance) > 0; steps++) {
             assert_true(loader_next(l, &b));
             assert_int_equal(b.sequences, G / W);
             for (int i = 0; i < b.sequences; i++) {

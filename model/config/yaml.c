@@ -6,6 +6,7 @@
 #include "kernels/text.h"
 
 #include <errno.h>
+#include <jansson.h>
 #include <libfyaml.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -177,10 +178,29 @@ static YamlNode *parse(const char *path, const char *text, const char *name)
     return tree;
 }
 
+/* To libfyaml a byte that is no UTF-8, or a zero, ends the file where it is in a comment or begins a value. */
+static void check_lines(FILE *file, const char *path)
+{
+    char *line = NULL;
+    size_t size = 0;
+    ssize_t length;
+    for (int number = 1; (length = getline(&line, &size, file)) > 0; number++) {
+        json_t *text = json_stringn(line, (size_t)length);
+        if (!text || memchr(line, '\0', (size_t)length))
+            die("%s:%d: this line is not UTF-8, or has a zero byte; save the file as UTF-8 (iconv -f latin1 -t utf-8 converts)", path,
+                number);
+        json_decref(text);
+    }
+    free(line);
+}
+
 YamlNode *yaml_load(const char *path)
 {
+    errno = 0;
     FILE *file = fopen(path, "rb");
-    if (!file || (fgetc(file) == EOF && ferror(file)))       /* a folder opens but cannot be read */
+    if (file)
+        check_lines(file, path);
+    if (!file || ferror(file))          /* a folder opens but cannot be read */
         die("%s: cannot read this configuration file: %m%s%s", path,
             errno == EISDIR ? "; a model's folder is given as --load_path=" : "", errno == EISDIR ? path : "");
     fclose(file);
@@ -258,6 +278,8 @@ void yaml_override(YamlNode *root, const char *argument)
         die("unexpected argument '%s'; settings are changed by --key=value, as in --max_duration=100", argument);
     const char *equals = strchr(argument, '=');
     const char *value = equals ? equals + 1 : "true";
+    if (!*value)
+        die("%s: there is no value, as if a variable of the shell were not set; %snull takes the default", argument, argument);
     char *name = xstrdup(argument + 2);
     name[strcspn(name, "=")] = '\0';
     for (char *c = name; *c; c++)
