@@ -70,8 +70,8 @@ static uint64_t step_instances(const Loader *l, LoaderState s)
     return l->instances.spec.drop_last ? 0 : left;
 }
 
-/* Where nothing is left of an epoch, the shuffled order goes on with the next one. NOTE: whether anything is left for a step depends
- * on the batch size, which another run of the same checkpoint may change: states that are saved are not settled. */
+/* Where nothing is left of an epoch, the shuffled order goes on with the next one. NOTE: whether anything is left for a step
+ * depends on the batch size, which another run of the same checkpoint may change: states that are saved are not settled. */
 static LoaderState settle(const Loader *l, LoaderState s)
 {
     if (l->instances.spec.shuffle && step_instances(l, s) == 0)

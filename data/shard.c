@@ -109,7 +109,9 @@ static bool read_bin_header(Shard *s)
             "with llm.c's dev/data scripts", s->key, s->path, header[0], header[1], version);
     s->num_tokens = (uint32_t)header[2];
     size_t expected = header_bytes + s->num_tokens * s->itemsize;
-    if (s->num_tokens == 0 || s->map_bytes != expected)
+    if (s->num_tokens == 0)
+        die("%s: %s says that it holds 0 tokens: make it again, or leave it out", s->key, s->path);
+    if (s->map_bytes != expected)
         die("%s: %s says that it holds %llu tokens of %d bytes, so it should have %zu bytes, but it has %zu: "
             "truncated? Fetch or make it again", s->key, s->path, (unsigned long long)s->num_tokens, s->itemsize, expected,
             s->map_bytes);
@@ -221,8 +223,8 @@ static bool has_label(const Shard *s, const char *key, const char *path)
     while (i < s->num_tokens && s->mask[i] == 0)
         i++;
     if (i < s->num_tokens && s->mask[i] != 1)
-        die("%s: %s: byte %llu is %d; expected 0 or 1, as numpy.array(mask, bool).tofile(...) writes them. Make the mask again", key,
-            path, (unsigned long long)i, s->mask[i]);
+        die("%s: %s: byte %llu is %d; expected 0 or 1, as numpy.array(mask, bool).tofile(...) writes them. Make the mask again",
+            key, path, (unsigned long long)i, s->mask[i]);
     return i < s->num_tokens;
 }
 

@@ -236,8 +236,11 @@ static void test_arguments(void **state)
           "error: --max_duratoin=3: unknown key 'max_duratoin'; did you mean 'max_duration'?" },
         { 1, "--model.n_layers=x", NULL, "error: --model.n_layers=x: model.n_layers: expected an integer" },
         { 1, "max_duration=3", NULL, "unexpected argument 'max_duration=3'" },
-        { 1, "other.yaml", NULL, "unexpected argument 'other.yaml'; there is one configuration file, which comes first: ./train other" },
+        { 1, "other.yaml", NULL, "unexpected argument 'other.yaml'; there is one configuration file, which comes first: ./tr" },
         { 1, "--betas=[1", NULL, "--betas=[1: " },
+        { 1, "--max_duration=", NULL, "there is no value, as if a variable of the shell were not set; --max_duration=null takes" },
+        { 1, "--run_name=..", NULL, "run_name .. leads out of the folder runs" },
+        { 1, "--run_name=a/../../b", NULL, "run_name a/../../b leads out of the folder runs" },
         { 1, "--data.paths=[*.npy]", NULL, "--data.paths=[*.npy]: invalid alias; quote a pattern that begins with *" },
         { 3, NULL, NULL, "global_train_batch_size 8 is not a multiple of 3 ranks x device_train_microbatch_size 2; "
                          "--global_train_batch_size=6 or 12 would do" },
@@ -317,6 +320,12 @@ static void test_files(void **state)
         snprintf(expected, sizeof expected, list[i].line ? "%s:%d:" : "%s", try_path, list[i].line);
         try_contains(message, expected);
         try_contains(message, list[i].words);
+    }
+    static const char *const no_utf8[] = { "seed: 1\n# r\xe9glages\nseed: 2\n", "seed: 1\nrun_name: \xff\n", "a: 1\n\xed\xa0\x80" };
+    for (int i = 0; i < 3; i++) {
+        try_write(try_path, no_utf8[i]);
+        assert_false(try_printed(message, sizeof message, 2, 1, NULL, NULL));
+        try_contains(message, "x.yaml:2: this line is not UTF-8, or has a zero byte; save the file as UTF-8");
     }
     unlink(try_path);
     assert_false(try_printed(message, sizeof message, 2, 1, NULL, NULL));

@@ -140,8 +140,8 @@ static int on_one(const char *arguments)
     return finish(start_command("%s/train %s", setting("BUILD", "build/cpu"), arguments));
 }
 
-/* A base that was trained again in its place is another one: adapters of before are not continued, evaluated or merged beside it. In
- * another folder it is for whoever names that folder to evaluate, but not to train on. */
+/* A base that was trained again in its place is another one: adapters of before are not continued, evaluated or merged beside it.
+ * In another folder it is for whoever names that folder to evaluate, but not to train on. */
 static void test_other_base(void **state)
 {
     (void)state;
@@ -151,8 +151,8 @@ static void test_other_base(void **state)
     expect_status(train(1, "--load_path=%s/place --lora.rank=4 --max_duration=2 --save_folder=%s/beside", folder, folder), 0);
     expect_status(train(1, "--seed=7 --max_duration=1 --save_folder=%s/other", folder), 0);
     shell("cd %s && mv place first && cp -r other/step1 place", folder);
-    expect_status(train(1, "--load_path=%s/place --lora.rank=4 --max_duration=3 --save_folder=%s/beside --try_load_latest_save", folder,
-                        folder), 1);
+    expect_status(train(1, "--load_path=%s/place --lora.rank=4 --max_duration=3 --save_folder=%s/beside --try_load_latest_save",
+                        folder, folder), 1);
     expect_output(says);
     snprintf(arguments, sizeof arguments, "--eval_only --load_path=%s/beside/latest %s", folder, evaluators);
     expect_status(on_one(arguments), 1);
@@ -161,15 +161,15 @@ static void test_other_base(void **state)
     expect_status(on_one(arguments), 1);
     expect_output(says);
     shell("test ! -e %s/into", folder);
-    expect_status(train(1, "--load_path=%s/first --lora.rank=4 --max_duration=3 --save_folder=%s/beside --try_load_latest_save", folder,
-                        folder), 0);
+    expect_status(train(1, "--load_path=%s/first --lora.rank=4 --max_duration=3 --save_folder=%s/beside --try_load_latest_save",
+                        folder, folder), 0);
     assert_null(strstr(output, "are now beside"));
     snprintf(arguments, sizeof arguments, "--eval_only --load_path=%s/beside/latest --lora.base_path=%s/place %s", folder, folder,
              evaluators);
     expect_status(on_one(arguments), 0);
     expect_output("place, which has other weights");
-    expect_status(train(1, "--load_path=%s/place --lora.rank=4 --max_duration=4 --save_folder=%s/beside --try_load_latest_save", folder,
-                        folder), 1);
+    expect_status(train(1, "--load_path=%s/place --lora.rank=4 --max_duration=4 --save_folder=%s/beside --try_load_latest_save",
+                        folder, folder), 1);
     expect_output(says);
 }
 

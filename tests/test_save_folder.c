@@ -236,6 +236,29 @@ static void test_copied_with_links(void **state)
     }
 }
 
+/* Checkpoints without the files beside them, as somebody copied or exported them, are a run's, too; what is no checkpoint is never
+ * replaced or deleted. */
+static void test_copied_alone(void **state)
+{
+    (void)state;
+    expect_status(train(1, "--max_duration=4 --save_interval=2 --save_folder=%s/all", folder), 0);
+    shell("cd %s && mkdir alone && cp -r all/step2 all/step4 alone && cd alone && find . -type f | sort | xargs cksum >../sums",
+          folder);
+    expect_status(train(1, "--max_duration=4 --save_folder=%s/alone", folder), 1);
+    expect_output("alone holds a run already");
+    expect_status(train(1, "--max_duration=4 --load_path=%s/alone/step2 --save_folder=%s/alone", folder, folder), 1);
+    expect_output("--save_overwrite goes back");
+    shell("mkdir %s/alone/step3 && echo mine >%s/alone/step3/text", folder, folder);
+    for (int i = 0; i < 2; i++) {
+        expect_status(train(1, "--max_duration=6 --save_folder=%s/alone %s", folder,
+                            i ? "--save_overwrite" : "--try_load_latest_save"), 1);
+        expect_output("alone: step3 is no checkpoint, and would be replaced or deleted as one is: move it away");
+    }
+    shell("cd %s/alone && rm -r step3 && find . -type f | sort | xargs cksum | cmp - ../sums", folder);
+    expect_status(train(1, "--max_duration=5 --save_folder=%s/alone --try_load_latest_save", folder), 0);
+    expect_output("alone/step4, at step 4 of 5");
+}
+
 /* The test stands for another process that trains there, and for one that left half a checkpoint on a full disk. */
 static void test_folder_is_in_use(void **state)
 {
@@ -423,7 +446,8 @@ int main(void)
         cmocka_unit_test(test_cut_between_evaluators), cmocka_unit_test(test_too_long), cmocka_unit_test(test_schedule_of_epochs),
         cmocka_unit_test(test_second_signal), cmocka_unit_test(test_folder_is_not_overwritten),
         cmocka_unit_test(test_lines_that_stay), cmocka_unit_test(test_latest_gone),
-        cmocka_unit_test(test_set_aside), cmocka_unit_test(test_copied_with_links), cmocka_unit_test(test_folder_is_in_use),
+        cmocka_unit_test(test_set_aside), cmocka_unit_test(test_copied_with_links), cmocka_unit_test(test_copied_alone),
+        cmocka_unit_test(test_folder_is_in_use),
         cmocka_unit_test(test_updates), cmocka_unit_test(test_data_start_over), cmocka_unit_test(test_rewind),
         cmocka_unit_test(test_companions), cmocka_unit_test(test_tokenizer), cmocka_unit_test(test_export),
         cmocka_unit_test(test_last_checkpoint),

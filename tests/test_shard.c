@@ -309,7 +309,7 @@ static void test_ids_beyond_the_vocabulary(void **state)
     assert_refused(&spec, "bad.npy: token 0 (counted from 0) is 4294967288", "tokenize again");
 }
 
-/* Masks among the tokens, as one pattern for a folder finds them; one begins with a long prompt. Tokens 0, 1 and others are none. */
+/* Masks among the tokens, as one pattern for a folder finds them; one begins with a long prompt. Tokens 0 and 1 are none. */
 static void test_mask_as_tokens(void **state)
 {
     (void)state;

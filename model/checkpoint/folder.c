@@ -62,6 +62,46 @@ int folder_steps(long **steps, const char *save_folder, const char *suffix)
     return count;
 }
 
+char *folder_newest(const char *save_folder)
+{
+    long *steps;
+    const int count = folder_steps(&steps, save_folder, "");
+    char *link = xasprintf("%s/latest", save_folder), *newest = realpath(link, NULL);
+    char *path = count ? step_path(save_folder, steps[count - 1], "") : NULL;
+    if (!newest && path)
+        newest = realpath(path, NULL);
+    free(link);
+    free(path);
+    free(steps);
+    return newest;
+}
+
+static bool is_described(const char *folder)
+{
+    static const char *const names[] = { "trainer.json", "config.yaml", "config.json", "adapter_config.json" };
+    bool found = false;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        char *path = xasprintf("%s/%s", folder, names[i]);
+        found |= folder_exists(path);
+        free(path);
+    }
+    return found;
+}
+
+long folder_foreign_step(const char *save_folder)
+{
+    long *steps, foreign = -1;
+    const int count = folder_steps(&steps, save_folder, "");
+    for (int i = 0; i < count; i++) {
+        char *path = step_path(save_folder, steps[i], "");
+        if (!is_described(path))
+            foreign = steps[i];
+        free(path);
+    }
+    free(steps);
+    return foreign;
+}
+
 static int remove_entry(const char *path, const struct stat *status, int type, struct FTW *where)
 {
     (void)status, (void)type, (void)where;

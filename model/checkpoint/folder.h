@@ -10,6 +10,11 @@ bool  folder_holds(const char *name);                 /* whether it can be the n
 /* N of all entries step<N><suffix>, ascending; their number. */
 int   folder_steps(long **steps, const char *save_folder, const char *suffix);
 
+/* The path of what `latest` points to, or else of the step<N> of the largest N; NULL: there is none. */
+char *folder_newest(const char *save_folder);
+/* N of a step<N> that holds none of a checkpoint's descriptions; -1: there is none. */
+long  folder_foreign_step(const char *save_folder);
+
 void  folder_clean(const char *save_folder);          /* removes what an interrupted save left behind */
 void  folder_prepare(const char *save_folder, long step);       /* the same, and makes an empty step<N>.tmp */
 

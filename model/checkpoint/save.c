@@ -129,8 +129,8 @@ static json_t *manifest(json_t *files)
                           "updates", (json_int_t)s->updates, "loader", "epoch", (json_int_t)s->loader.epoch,
                           "instance", (json_int_t)s->loader.instance,
                           "data_fingerprint", fingerprint, "data_sample", "paths", tokens, "label_mask_paths", masks,
-                          "spikes", spikes(&s->spikes), "format", config_columns(save.config), "world_size", comm_size(), "files", files,
-                          "crc32c", sums);
+                          "spikes", spikes(&s->spikes), "format", config_columns(save.config), "world_size", comm_size(),
+                          "files", files, "crc32c", sums);
     if (s->base_sample) {
         snprintf(base, sizeof base, "%016" PRIx64, s->base_sample);
         json_object_set_new(o, "base_sample", json_string(base));

@@ -467,11 +467,22 @@ static void check_strategy(Reader *r)
                                    .grad_sum = mode == NOT_GIVEN ? SUM_ONCE_IF_FITS : (GradSum)mode };
 }
 
+/* The name of a folder in runs/. */
+static void check_run_name(const Reader *r)
+{
+    const char *name = r->s->c.run_name;
+    if (!name || !*name)
+        die("%s: run_name is empty", config_where(r, "run_name"));
+    char *path = xasprintf("/%s/", name);
+    if (strstr(path, "/../") || strstr(path, "/./"))
+        die("%s: run_name %s leads out of the folder runs; take --save_folder", config_where(r, "run_name"), name);
+    free(path);
+}
+
 void config_check_run(Reader *r)
 {
     Config *c = &r->s->c;
-    if (!c->run_name || !*c->run_name)
-        die("%s: run_name is empty", config_where(r, "run_name"));
+    check_run_name(r);
     check_strategy(r);
     config_check_generation(r);
     if (!config_forward_only(c))

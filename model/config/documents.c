@@ -19,9 +19,9 @@ static void check_padding(Reader *r)
     if (m->pad_token_id < 0)
         die("%s: data.generate_attention_mask needs model.pad_token_id", config_where(r, "data.generate_attention_mask"));
     if (m->pad_token_id == m->eos_token_id)
-        warn("%s: data.generate_attention_mask takes every pad_token_id out of the targets, and the eos is the same token (%d): the "
-             "model does not learn to end a text. Label masks and best_fit packing need no such mask", config_where(r,
-             "data.generate_attention_mask"), m->pad_token_id);
+        warn("%s: data.generate_attention_mask takes every pad_token_id out of the targets, and the eos is the same token (%d): "
+             "the model does not learn to end a text. Label masks and best_fit packing need no such mask",
+             config_where(r, "data.generate_attention_mask"), m->pad_token_id);
 }
 
 void config_check_documents(Reader *r)

@@ -1,5 +1,5 @@
-/* Runs that train nothing. A dry run plans memory for ranks that were not started, on devices that need not be here, without data.
- * eval_only reads the data of evaluators alone, generate none. */
+/* Runs that train nothing. A dry run plans memory for ranks that were not started, on devices that need not be here, without data;
+ * of evaluators it reads what is configured. eval_only reads the data of evaluators alone, generate none. */
 #include "model/config/table.h"
 
 #include "kernels/error.h"
@@ -15,7 +15,7 @@ void config_drop_data(Reader *r)
         if (n)
             config_apply(r, n, keys[i], r->s);
     }
-    const int drops = r->s->c.dry_run || r->s->c.generate ? 4 : r->s->c.eval_only ? 3 : 0;
+    const int drops = r->s->c.generate ? 4 : r->s->c.dry_run || r->s->c.eval_only ? 3 : 0;
     for (int i = 0; i < drops; i++)
         yaml_override(r->root, unread[i]);
 }

@@ -303,6 +303,6 @@ void config_check_base(const char *where, const char *base_path)
         die("%s: that is a folder of adapters; their base must be a whole model: --lora.base_path=FOLDER", where);
     check_model(where, "lora.base_path", base_path);
     if (!config_holds(base_path, "config.json"))
-        die("%s: there is no config.json; expected a checkpoint stepN or a folder that save_pretrained wrote: --lora.base_path=FOLDER",
-            where);
+        die("%s: there is no config.json; expected a checkpoint stepN or a folder that save_pretrained wrote: "
+            "--lora.base_path=FOLDER", where);
 }

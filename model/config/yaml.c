@@ -187,8 +187,8 @@ static void check_lines(FILE *file, const char *path)
     for (int number = 1; (length = getline(&line, &size, file)) > 0; number++) {
         json_t *text = json_stringn(line, (size_t)length);
         if (!text || memchr(line, '\0', (size_t)length))
-            die("%s:%d: this line is not UTF-8, or has a zero byte; save the file as UTF-8 (iconv -f latin1 -t utf-8 converts)", path,
-                number);
+            die("%s:%d: this line is not UTF-8, or has a zero byte; save the file as UTF-8 (iconv -f latin1 -t utf-8 converts)",
+                path, number);
         json_decref(text);
     }
     free(line);

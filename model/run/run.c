@@ -101,17 +101,19 @@ static void make_folder(const char *path)
     free(p);
 }
 
-/* An empty log is left by a run that found the disk full. */
+/* An empty log is left by a run that found the disk full. Checkpoints alone are what somebody copied there, or exported. */
 static bool holds_run(const char *folder)
 {
     static const char *const signs[] = { "config.yaml", "metrics.jsonl", "latest" };
-    bool found = false;
+    char *newest = folder_newest(folder);
+    bool found = newest != NULL;
     for (size_t i = 0; i < sizeof signs / sizeof signs[0]; i++) {
         struct stat status;
         char *path = xasprintf("%s/%s", folder, signs[i]);
         found |= lstat(path, &status) == 0 && status.st_size > 0;
         free(path);
     }
+    free(newest);
     return found;
 }
 
@@ -128,11 +130,10 @@ static bool lies_in(const char *path, const char *folder)
 /* Going back in a run takes back what came later. */
 static void check_rewind(const Config *c, const char *from)
 {
-    char *link = xasprintf("%s/latest", c->save_folder), *last = realpath(link, NULL), *here = realpath(from, NULL);
+    char *last = folder_newest(c->save_folder), *here = realpath(from, NULL);
     if (last && here && strcmp(last, here) != 0 && !c->save_overwrite)
         die("save_folder %s holds a run that went on from %s to %s: --save_overwrite goes back to it, --save_folder=... goes "
             "elsewhere", c->save_folder, from, last);
-    free(link);
     free(last);
     free(here);
 }
@@ -170,6 +171,10 @@ static void prepare_folder(const Config *c, const char *from, bool resumes)
         if (holds_run(c->save_folder) && !resumes && !c->try_load_latest_save && !c->save_overwrite)
             die("save_folder %s holds a run already: --try_load_latest_save continues it, --save_overwrite writes over it, "
                 "--save_folder=... goes elsewhere", c->save_folder);
+        const long foreign = folder_foreign_step(c->save_folder);
+        if (foreign >= 0)
+            die("save_folder %s: step%ld is no checkpoint, and would be replaced or deleted as one is: move it away, or give "
+                "another --save_folder", c->save_folder, foreign);
     }
     comm_barrier();
     make_folder(c->save_folder);        /* a host that remembers its absence asks the file server again */
