@@ -6,17 +6,25 @@ def read(folder):
     """Its lines as dicts. The last may be cut short: the run is still writing it, or was killed."""
     path = os.path.join(folder, "metrics.jsonl")
     try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
-    except UnicodeDecodeError as error:
-        sys.exit(f"error: {path}: {error}; expected metrics.jsonl as ./train writes it")
+        with open(path, "rb") as file:
+            whole = file.read().split(b"\n")[:-1]
     except OSError as error:
         sys.exit(f"error: {path}: {error.strerror}; give the save_folder of a run")
-    whole = text.split("\n")[:-1]          # not by splitlines: labels may hold other ends of lines
+    records = [parse(line) for line in whole]
+    if None in records:
+        at = records.index(None)
+        sys.exit(f"error: {path}:{at + 1}: found {whole[at][:60].decode(errors='replace')!r}; expected an object of JSON, as "
+                 "./train writes it: delete the line to go without it")
+    return records
+
+
+def parse(line):
+    """None: damaged, by a disk or a host that went down."""
     try:
-        return [json.loads(line) for line in whole]
-    except ValueError as error:
-        sys.exit(f"error: {path}: {error}")
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
 
 
 class Follower:
@@ -68,7 +76,7 @@ class Follower:
             text = file.read(self.CHUNK)
         records = []
         for line in text[:text.rfind(b"\n") + 1].splitlines(keepends=True):
-            record = self.parse(line)
+            record = self.parse_step(line)
             at += len(line)
             self.ends.append(at)
             self.steps.append(record["step"] if record else self.steps[-1] if self.steps else 0)
@@ -77,10 +85,7 @@ class Follower:
         return records, void
 
     @staticmethod
-    def parse(line):
-        """None: damaged, by a disk or a host that went down."""
-        try:
-            record = json.loads(line)
-            return record if type(record["step"]) is int and 0 <= record["step"] < 1 << 63 else None
-        except (ValueError, KeyError, TypeError):
-            return None
+    def parse_step(line):
+        """None, too: of no step."""
+        record = parse(line) or {}
+        return record if type(record.get("step")) is int and 0 <= record["step"] < 1 << 63 else None

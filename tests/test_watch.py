@@ -57,6 +57,20 @@ class ReadTest(Folder):
         self.append("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode() + b'{"step": 2, "tra')
         self.assertEqual(metrics.read(self.run_folder), lines)
 
+    def test_damaged_line(self):
+        """It is named; only the last line may be cut short, even within a letter."""
+        path = os.path.join(self.run_folder, "metrics.jsonl")
+        for damaged, shown in ((b"Expecting", "'Expecting'"), (b'{"step": 2, "tra', "'{\"step\": 2, \"tra'"), (b"[3]", "'[3]'"),
+                               (b"7", "'7'"), (b"null", "'null'"), (b"\xff\0", "'\ufffd\\x00'"), (b"", "''"),
+                               (b"[" * 100000, f"'{'[' * 60}'")):
+            self.append(as_lines([record(1), record(2)]) + damaged + b"\n" + as_lines([record(3)]))
+            with self.assertRaises(SystemExit) as caught:
+                metrics.read(self.run_folder)
+            self.assertIn(f"error: {path}:3: found {shown}; expected an object of JSON", str(caught.exception))
+            os.unlink(path)
+        self.append(as_lines([record(1)]) + '{"step": 2, "eval/\u00e9'.encode()[:-1])
+        self.assertEqual(metrics.read(self.run_folder), [record(1)])
+
 
 class FollowerTest(Folder):
     def setUp(self):
