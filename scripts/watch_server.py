@@ -16,11 +16,16 @@ SHOWN = {
 }
 
 
+def is_number(value):
+    """Of a size that sums stay finite, since JSON has neither NaN nor infinity: one of them, and no browser reads any run."""
+    return isinstance(value, (int, float)) and abs(value) < 1e300
+
+
 def shown(record):
     """What the page draws: the value of each curve. Of FP8 errors the mean over blocks: quant/KIND/error."""
     values, errors = {}, {}
     for name, value in record.items():
-        if not isinstance(value, (int, float)):
+        if not is_number(value):
             continue
         if name in SHOWN or name.startswith("eval/") and name.endswith("/CrossEntropyLoss"):
             values[name] = value
@@ -73,7 +78,8 @@ class Run:
             return True
         for record in records:
             self.step = max(self.step, record["step"])
-            self.tokens = record.get("throughput/total_tokens", self.tokens)
+            tokens = record.get("throughput/total_tokens")
+            self.tokens = tokens if is_number(tokens) else self.tokens
             self.skipped += bool(record.get("optim/step_skipped"))
             for name, value in shown(record).items():
                 self.curves.setdefault(name, Curve()).add(record["step"], value)

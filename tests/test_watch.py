@@ -336,6 +336,18 @@ class ServerTest(Folder):
             "quant/x0/error": {"x": [3], "y": [0.02]}, "quant/v/error": {"x": [3], "y": [0.5]}})
         self.assertEqual((second["name"], second["curves"], second["changed"]), ("<b>other", {}, None))
 
+    def test_not_finite(self):
+        """What JSON has no word for is left out, even where Python's reads and writes it."""
+        self.append([record(1), record(2)])
+        for text in ("NaN", "-Infinity", "1e999", "1.7e308", "1" + "0" * 400):
+            values = ", ".join(f'"{name}": {text}' for name in (LOSS, "quant/x0/0/error", "throughput/total_tokens"))
+            self.append(f'{{"step": 3, {values}}}\n'.encode())
+        self.append([{"step": 3, "quant/x0/1/error": 0.5}], self.other)
+        refuse = lambda name: self.fail(f"{name} is no JSON")
+        first, second = json.loads(self.get("/data?have=")[1], parse_constant=refuse)["runs"]
+        self.assertEqual((first["step"], first["tokens"], first["curves"]), (3, 2048, {LOSS: {"x": [1, 2], "y": [10, 5]}}))
+        self.assertEqual(second["curves"], {"quant/x0/error": {"x": [3], "y": [0.5]}})
+
     def test_live(self):
         self.append([record(1)])
         version = self.data()["version"]
