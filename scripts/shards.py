@@ -32,6 +32,8 @@ def add_arguments(parser):
 
 def check_arguments(args):
     for path in args.files:
+        if os.path.isdir(path):
+            raise Bad(f"{path} is a folder; expected files: name those in it")
         if not os.path.isfile(path):
             raise Bad(f"{path}: no such file")
     if len(set(args.files)) < len(args.files):

@@ -469,6 +469,7 @@ class ChatTest(Folder):
         os.remove(model + "/tokenizer.json")
         self.assert_bad(self.chat, (model, file), "tokenizer.json: no such file")
         self.assert_bad(self.chat, ("olmo-2", file + "x"), "no such file")
+        self.assert_bad(self.chat, ("olmo-2", file, self.top), f"{self.top} is a folder; expected files")
         self.assert_bad(self.chat, ("olmo-2", file, file), "named twice")
         self.assert_bad(self.chat, ("olmo-2", file, "--val-fraction", "0.5"), "--val-fraction=0.5 leaves")
         cut = self.write("cut.jsonl.gz", [{"prompt": "x", "completion": "y"}])
