@@ -19,7 +19,7 @@ process = argparse.Namespace()      # what work() uses, in each process
 
 
 def has_lines(path):
-    return path.removesuffix(".gz").endswith((".jsonl", ".json"))
+    return shards.without_gz(path).lower().endswith((".jsonl", ".json"))
 
 
 def read_line(path, number, line):
@@ -43,7 +43,7 @@ def read_file(path, data):
         raise Bad(f"{path}: {problem}; expected text in UTF-8")
     if "\0" in text:
         raise Bad(f"{path}: byte {text.index(chr(0))} is 0; expected text")
-    return os.path.basename(path).removesuffix(".gz"), text.replace("\r\n", "\n")
+    return shards.without_gz(os.path.basename(path)), text.replace("\r\n", "\n")
 
 
 def load_tokenizer(path):

@@ -95,12 +95,17 @@ def dtype_name(tokenizer):
 
 # ---- reading and working -----------------------------------------------------------------------------------------------------
 
+def without_gz(path):
+    """The name that the file has when it is not compressed; .GZ counts, too."""
+    return path[:-len(".gz")] if path.lower().endswith(".gz") else path
+
+
 def read_items(paths, has_lines):
     """((path, line, bytes), bytes read so far) of every line that is not blank where has_lines(path), else of every file."""
     before = 0
     for path in paths:
         with open(path, "rb") as raw:
-            file = gzip.GzipFile(fileobj=raw) if path.endswith(".gz") else raw
+            file = gzip.GzipFile(fileobj=raw) if without_gz(path) != path else raw
             try:
                 if has_lines(path):
                     for number, line in enumerate(file, 1):

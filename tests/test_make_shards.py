@@ -119,7 +119,7 @@ class Folder(unittest.TestCase):
         """content: objects, one per line, or the file's text or bytes."""
         path = os.path.join(self.top, name)
         data = "".join(json.dumps(entry) + "\n" for entry in content) if isinstance(content, list) else content
-        with (gzip.open if name.endswith(".gz") else open)(path, "wb") as file:
+        with (gzip.open if name.lower().endswith(".gz") else open)(path, "wb") as file:
             file.write(data if isinstance(data, bytes) else data.encode())
         return path
 

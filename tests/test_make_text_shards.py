@@ -47,6 +47,16 @@ class TextTest(Folder):
             self.assertTrue(printed.endswith(f"model: {{vocab_size: {size}, embedding_size: 384, eos_token_id: {eos}}}\ndata:\n"
                                              f'  paths: ["{output}/part-*.npy"]\n  memmap_dtype: uint16\n'), printed)
 
+    def test_capitals(self):
+        """Endings mean the same in capitals."""
+        lines, text = [{"text": "one"}, {"text": "two"}], b"a\n"
+        packed = [self.write("b.JSON.GZ", lines), self.write("c.TXT.GZ", text)]
+        found, _ = self.text("--eos", "0", self.write("a.JSONL", lines), *packed)
+        plain = [self.write(name, content) for name, content in (("a.jsonl", lines), ("b.json", lines), ("c.txt", text))]
+        expected, _ = self.text("--eos", "0", *plain)
+        self.assertEqual(self.read_text(found)[0], self.read_text(expected)[0])
+        self.assertEqual([row[2:] for row in self.read_text(found)[1]][3:], [["2", packed[0], "2"], ["c.TXT", packed[1], "1"]])
+
     def test_special_tokens_in_texts(self):
         """They are text, whether or not the tokenizer calls eos special; other added tokens stay tokens."""
         text = "a<|endoftext|>two <|eos|><b> <|endoftext|> two"
