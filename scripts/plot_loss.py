@@ -16,7 +16,7 @@ try:
 except ImportError as problem:
     sys.exit(f"error: {problem}: pip install matplotlib numpy")
 
-import metrics
+import errors, metrics
 
 TRAIN = "train/CrossEntropyLoss"
 
@@ -101,7 +101,7 @@ def main():
     handles += [plt.Line2D([], [], color="black", linestyle=style, label=name) for name, style in styles.items()]
     columns = max(1, 130 // (8 + max(len(h.get_label()) for h in handles)))
     figure.legend(handles=handles, loc="outside lower center", ncols=min(columns, len(handles)))
-    figure.savefig(args.output, dpi=110)
+    errors.save(figure, args.output)
     print(f"wrote {args.output}")
 
 

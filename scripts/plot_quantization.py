@@ -17,7 +17,7 @@ try:
 except ImportError as problem:
     sys.exit(f"error: {problem}: pip install matplotlib numpy")
 
-import metrics
+import errors, metrics
 
 FORMATS = ["e4m3", "e4m3+", "e5m2", "e5m2+"]
 COLORS = ["#c44e52", "#55a868", "#dd8452", "#4c72b0"]
@@ -116,7 +116,7 @@ def main():
     plot_activations(ax["E"], lines)
     figure.suptitle(f"{os.path.basename(os.path.normpath(args.folder))}, step {lines[-1]['step']}")
     args.output = args.output or os.path.join(args.folder, "quantization.png")
-    figure.savefig(args.output, dpi=110)
+    errors.save(figure, args.output)
     print(f"\nwrote {args.output}")
 
 

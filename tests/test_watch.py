@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""scripts/watch.py: following metrics.jsonl, sending it on, serving it. The writers of TensorBoard, Weights & Biases and Trackio
-run where they are installed (pip install tensorboard wandb trackio), and what they wrote is read back."""
-import array, glob, gzip, http.client, importlib.util, itertools, json, math, os, random, shutil, signal, subprocess, sys, tempfile
-import threading, time, types, unittest
+"""scripts/watch.py: following metrics.jsonl, sending it on, serving it; what else reads it. The writers of TensorBoard, Weights &
+Biases and Trackio run where they are installed (pip install tensorboard wandb trackio), and what they wrote is read back."""
+import array, glob, gzip, http.client, importlib.util, itertools, json, math, os, random, re, shutil, signal, subprocess, sys
+import tempfile, threading, time, types, unittest
 
 TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 WATCH = os.path.join(TOP, "scripts", "watch.py")
@@ -70,6 +70,23 @@ class ReadTest(Folder):
             os.unlink(path)
         self.append(as_lines([record(1)]) + '{"step": 2, "eval/\u00e9'.encode()[:-1])
         self.assertEqual(metrics.read(self.run_folder), [record(1)])
+
+
+@unittest.skipUnless(importlib.util.find_spec("matplotlib"), "pip install matplotlib")
+class PlotTest(Folder):
+    def test_output(self):
+        """One line says of a picture that it cannot be."""
+        counts = {f"quant/optimizer/{name}": [1, 2] for name in ("m/k", "v/k", "m/log2_range", "v/log2_range",
+                                                                 "m/log2_range_expanded", "v/log2_range_expanded")}
+        self.append([record(1, **counts), record(2, **counts)])
+        nowhere, other = os.path.join(self.top, "none", "x.png"), os.path.join(self.top, "x.foo")
+        for script in ("plot_loss.py", "plot_quantization.py"):
+            for path, said in ((nowhere, "No such file or directory"), (other, "Format 'foo' is not supported")):
+                done = subprocess.run([sys.executable, os.path.join(TOP, "scripts", script), self.run_folder, "--output", path],
+                                      capture_output=True, text=True)
+                self.assertEqual(done.returncode, 1, done.stderr)
+                self.assertNotIn("Traceback", done.stderr)          # beside warnings of matplotlib's, perhaps
+                self.assertRegex(done.stderr, rf"(?m)^error: {re.escape(path)}: {said}.*; give another --output")
 
 
 class FollowerTest(Folder):

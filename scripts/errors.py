@@ -1,0 +1,11 @@
+"""What went wrong with files and programs, in one line, for the other scripts."""
+import sys
+
+
+def save(figure, path):
+    """A picture of matplotlib's, which raises ValueError for an ending that it does not know."""
+    try:
+        figure.savefig(path, dpi=110)
+    except (OSError, ValueError) as problem:
+        sys.exit(f"error: {path}: {getattr(problem, 'strerror', problem)}; give another --output, such as loss.png, in a folder "
+                 "that is there")
