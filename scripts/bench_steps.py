@@ -12,7 +12,7 @@ their standard error. --kernel-times traces a run of four steps besides and prin
 """
 import argparse, array, collections, ctypes, math, os, random, re, shlex, statistics, subprocess, sys, time
 
-import in_step, metrics
+import errors, in_step, metrics
 
 SEVEN = "configs/Llama-2-7B.yaml --model.max_sequence_length={} --device_train_microbatch_size={} --global_train_batch_size={}"
 EIGHT = "configs/Llama-3-8B.yaml --model.max_sequence_length={} --device_train_microbatch_size={} --global_train_batch_size={}" \
@@ -213,4 +213,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    errors.run(main, "a launcher (--launch) that can be run, and a --folder that can be written")

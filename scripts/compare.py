@@ -11,7 +11,7 @@ has the means and, behind +-, the standard error of the mean difference.
 """
 import argparse, os, statistics, subprocess, sys
 
-import metrics
+import errors, metrics
 
 TRAIN, SPEED, MEMORY = "train/CrossEntropyLoss", "throughput/device/tokens_per_second", "System/Peak GPU Memory (MB)"
 SECONDS, TOKENS = "throughput/device/seconds_total", "throughput/total_tokens"
@@ -99,4 +99,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    errors.run(main, "programs that can be run (--launch, --train), and a --folder that can be written")

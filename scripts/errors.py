@@ -2,6 +2,14 @@
 import sys
 
 
+def run(main, expected):
+    """Returns what main() does; expected: the files and programs that it needs, in the words that the user reads."""
+    try:
+        return main()
+    except OSError as problem:
+        sys.exit(f"error: {problem.filename or 'writing'}: {problem.strerror or problem}; expected {expected}")
+
+
 def save(figure, path):
     """A picture of matplotlib's, which raises ValueError for an ending that it does not know."""
     try:

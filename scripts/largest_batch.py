@@ -9,7 +9,7 @@ step, one micro-batch a step. One sequence more is tried until one too many is f
 """
 import argparse, re, shlex, subprocess, sys, tempfile
 
-import metrics
+import errors, metrics
 
 STEPS = 4
 MOST = 128      # sequences; of more micro-batches than that gradients are summed in another format
@@ -95,4 +95,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    errors.run(main, "programs that can be run (--launch, --train)")

@@ -222,6 +222,16 @@ class BenchStepsTest(Folder):
         self.assertIn(f"| 7B | {self.a} | 1,000 |", done.stdout)
         self.assertIn("unknown: 8C; expected one of 7B", self.bench("8C").stderr)
 
+    def test_no_launcher(self):
+        """One line says which, here and in the other scripts that train."""
+        run = ["configs/tiny.yaml", "bf16"]
+        for script, *arguments in (["bench_steps.py", "7B", "--folder", self.folder], ["compare.py", *run, "--folder", self.top],
+                                   ["largest_batch.py", *run, "--batch", "1"], ["largest_batch.py", *run, "--train", "/nope"]):
+            done = subprocess.run([sys.executable, os.path.join(TOP, "scripts", script), *arguments, "--launch", "/nope"],
+                                  capture_output=True, text=True)
+            self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+            self.assertRegex(done.stderr, r"\Aerror: /nope: No such file or directory; expected .*--launch.*\n\Z")
+
     @unittest.skipUnless(shutil.which("cc"), "no cc")
     def test_traced(self):
         """Kernels are told of a run of their own, if the library that writes them down can be loaded."""
