@@ -85,6 +85,8 @@ def main():
     parser.add_argument("--train", default="./train", help="the program")
     parser.add_argument("--launch", default="mpirun", help="launcher with its options")
     options = parser.parse_args(own)
+    if options.batch is not None and options.batch < 1:
+        sys.exit(f"error: --batch {options.batch}; expected 1 or more; without it the largest is searched for")
     options.rest = sys.argv[sys.argv.index("--") + 1:] if "--" in sys.argv else []
     print("| GPUs | recipe | micro-batch | GB per GPU | tokens/s per GPU |\n|---|---|---|---|---|", flush=True)
     for ranks in options.ranks:

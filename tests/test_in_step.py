@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""scripts/in_step.py on records made by hand, and scripts/bench_steps.py on programs that pretend to train."""
+"""scripts/in_step.py on records made by hand, and scripts/bench_steps.py and its like on programs that pretend to train."""
 import contextlib, io, json, os, shutil, stat, subprocess, sys, tempfile, unittest
 
 TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -231,6 +231,14 @@ class BenchStepsTest(Folder):
                                   capture_output=True, text=True)
             self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
             self.assertRegex(done.stderr, r"\Aerror: /nope: No such file or directory; expected .*--launch.*\n\Z")
+
+    def test_no_batch(self):
+        """A number below 1 is not the same as none, which searches."""
+        for batch in ("0", "-1"):
+            done = subprocess.run([sys.executable, os.path.join(TOP, "scripts", "largest_batch.py"), "configs/tiny.yaml", "bf16",
+                                   "--train", self.a, "--launch", self.launch, "--batch", batch], capture_output=True, text=True)
+            self.assertEqual((done.returncode, done.stdout), (1, ""))
+            self.assertRegex(done.stderr, rf"\Aerror: --batch {batch}; expected 1 or more.*\n\Z")
 
     @unittest.skipUnless(shutil.which("cc"), "no cc")
     def test_traced(self):
