@@ -11,7 +11,7 @@ importlib_resources, all on the CPU.
 """
 import argparse, gzip, json, pathlib, subprocess, sys, tempfile, types
 
-import prepare_eval
+import errors, prepare_eval
 
 
 def read_requests(folder):
@@ -84,7 +84,10 @@ def main():
     args.tokenizer = args.tokenizer or pathlib.Path(args.model) / "tokenizer.json"
     sys.path.insert(0, args.package[0])
     sys.modules.setdefault("datasets", types.ModuleType("datasets"))        # for tasks that are not compared here
-    import torch, transformers
+    try:
+        import importlib_resources, torch, torchmetrics, transformers       # two of them for the package
+    except ImportError as problem:
+        sys.exit(f"error: {problem}: pip install torch torchmetrics transformers tokenizers importlib_resources")
 
     packages = prepare_eval.open_packages(args.package)
     places = [prepare_eval.find(packages, name) for name in args.tasks or prepare_eval.TASKS]
@@ -108,4 +111,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(errors.run(main, "programs that can be run (--launch, --train), and a --model and packages that can be read"))

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""scripts/prepare_eval.py on a package made by hand."""
+"""scripts/prepare_eval.py on a package made by hand; scripts/compare_eval.py without what it needs."""
 import gzip, json, os, shutil, subprocess, sys, tempfile, unittest
 
 TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -109,6 +109,18 @@ class PrepareEvalTest(unittest.TestCase):
             self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
         with open(kept, encoding="utf-8") as file:
             self.assertEqual(file.read(), "mine")
+
+    def test_compare_without_torch(self):
+        hidden = os.path.join(self.top, "hidden")
+        os.makedirs(hidden)
+        for module in ("importlib_resources", "torch", "torchmetrics", "transformers"):
+            with open(os.path.join(hidden, module + ".py"), "w", encoding="utf-8") as file:
+                file.write("raise ImportError('no torch')\n" if module == "torch" else "")
+        done = subprocess.run([sys.executable, os.path.join(TOP, "scripts", "compare_eval.py"), "--model", self.top, "--package",
+                               os.path.join(self.top, "package")], capture_output=True, text=True,
+                              env={**os.environ, "PYTHONPATH": hidden})
+        self.assertEqual((done.returncode, done.stderr),
+                         (1, "error: no torch: pip install torch torchmetrics transformers tokenizers importlib_resources\n"))
 
 
 if __name__ == "__main__":
