@@ -474,7 +474,7 @@ static void check_run_name(const Reader *r)
     if (!name || !*name)
         die("%s: run_name is empty", config_where(r, "run_name"));
     char *path = xasprintf("/%s/", name);
-    if (strstr(path, "/../") || strstr(path, "/./"))
+    if (strstr(path, "/../"))
         die("%s: run_name %s leads out of the folder runs; take --save_folder", config_where(r, "run_name"), name);
     free(path);
 }
