@@ -1,5 +1,5 @@
 """What went wrong with files and programs, in one line, for the other scripts."""
-import sys
+import os, sys
 
 
 def run(main, expected):
@@ -11,8 +11,11 @@ def run(main, expected):
 
 
 def save(figure, path):
-    """A picture of matplotlib's, which raises ValueError for an ending that it does not know."""
+    """A picture of matplotlib's, which raises ValueError for an ending that it does not know, and beside a folder of that name
+    writes another file."""
     try:
+        if os.path.isdir(path):
+            raise ValueError("is a folder")
         figure.savefig(path, dpi=110)
     except (OSError, ValueError) as problem:
         sys.exit(f"error: {path}: {getattr(problem, 'strerror', problem)}; give another --output, such as loss.png, in a folder "

@@ -18,6 +18,8 @@ Needs matplotlib; `prepare` needs what those scripts need.
 """
 import argparse, concurrent.futures, glob, importlib.util, json, os, pathlib, queue, shlex, statistics, subprocess, sys
 
+import errors
+
 TEMPLATE = "{% for m in messages %}{{ ' ' + m.content + eos_token if m.role == 'assistant' else m.content }}{% endfor %}"
 
 # What both stages share; OLMo's settings where nothing speaks against them.
@@ -268,4 +270,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    errors.run(main, "programs that can be run (--launch, --train), and files that are there")
