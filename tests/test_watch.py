@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""scripts/watch.py: following metrics.jsonl, sending it on, serving it; what else reads it. The writers of TensorBoard, Weights &
-Biases and Trackio run where they are installed (pip install tensorboard wandb trackio), and what they wrote is read back."""
-import array, glob, gzip, http.client, importlib.util, itertools, json, math, os, random, re, shutil, signal, subprocess, sys
+"""scripts/watch.py: sending metrics.jsonl on, serving it. The writers of TensorBoard, Weights & Biases and Trackio run where they
+are installed (pip install tensorboard wandb trackio), and what they wrote is read back. Reading: test_metrics.py."""
+import array, glob, gzip, http.client, importlib.util, itertools, json, math, os, shutil, signal, subprocess, sys
 import tempfile, threading, time, types, unittest
 
 TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -48,128 +48,6 @@ class Folder(unittest.TestCase):
             lines = file.readlines()
         kept = [line for line in lines if line.endswith(b"\n") and json.loads(line)["step"] <= step]
         os.truncate(path, len(b"".join(kept)))
-
-
-class ReadTest(Folder):
-    def test_labels(self):
-        """What stands in a label ends no line, and a slash no label."""
-        lines = [record(1), {"step": 1, "eval/a/b/CrossEntropyLoss": 3.0, "eval/c\u2028/CrossEntropyLoss": 4.0}]
-        self.append("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode() + b'{"step": 2, "tra')
-        self.assertEqual(metrics.read(self.run_folder), lines)
-
-    def test_damaged_line(self):
-        """It is named; only the last line may be cut short, even within a letter."""
-        path = os.path.join(self.run_folder, "metrics.jsonl")
-        for damaged, shown in ((b"Expecting", "'Expecting'"), (b'{"step": 2, "tra', "'{\"step\": 2, \"tra'"), (b"[3]", "'[3]'"),
-                               (b"7", "'7'"), (b"null", "'null'"), (b"\xff\0", "'\ufffd\\x00'"), (b"", "''"),
-                               (b"[" * 100000, f"'{'[' * 60}'")):
-            self.append(as_lines([record(1), record(2)]) + damaged + b"\n" + as_lines([record(3)]))
-            with self.assertRaises(SystemExit) as caught:
-                metrics.read(self.run_folder)
-            self.assertIn(f"error: {path}:3: found {shown}; expected an object of JSON", str(caught.exception))
-            os.unlink(path)
-        self.append(as_lines([record(1)]) + '{"step": 2, "eval/\u00e9'.encode()[:-1])
-        self.assertEqual(metrics.read(self.run_folder), [record(1)])
-
-
-@unittest.skipUnless(importlib.util.find_spec("matplotlib"), "pip install matplotlib")
-class PlotTest(Folder):
-    def test_output(self):
-        """One line says of a picture that it cannot be."""
-        counts = {f"quant/optimizer/{name}": [1, 2] for name in ("m/k", "v/k", "m/log2_range", "v/log2_range",
-                                                                 "m/log2_range_expanded", "v/log2_range_expanded")}
-        self.append([record(1, **counts), record(2, **counts)])
-        nowhere, other = os.path.join(self.top, "none", "x.png"), os.path.join(self.top, "x.foo")
-        for script in ("plot_loss.py", "plot_quantization.py"):
-            for path, said in ((nowhere, "No such file or directory"), (other, "Format 'foo' is not supported")):
-                done = subprocess.run([sys.executable, os.path.join(TOP, "scripts", script), self.run_folder, "--output", path],
-                                      capture_output=True, text=True)
-                self.assertEqual(done.returncode, 1, done.stderr)
-                self.assertNotIn("Traceback", done.stderr)          # beside warnings of matplotlib's, perhaps
-                self.assertRegex(done.stderr, rf"(?m)^error: {re.escape(path)}: {said}.*; give another --output")
-
-
-class FollowerTest(Folder):
-    def setUp(self):
-        super().setUp()
-        self.follower, self.seen = metrics.Follower(self.run_folder), []
-
-    def poll(self):
-        records, void = self.follower.poll()
-        if void is not None:
-            self.seen = [r for r in self.seen if r["step"] < void]
-        self.seen += records
-        return void
-
-    def test_pieces(self):
-        self.assertEqual(self.follower.poll(), ([], None))          # no file yet
-        text = as_lines([record(1), record(2)])
-        for i in range(0, len(text), 7):
-            self.append(text[i:i + 7])
-            self.poll()
-        self.assertEqual(self.seen, [record(1), record(2)])
-
-    def test_cut_and_longer_than_before(self):
-        self.append([record(i) for i in range(1, 8)])
-        self.poll()
-        self.cut(3)
-        again = [record(i, 1) for i in range(4, 30)]
-        self.append(again)
-        self.assertEqual(self.poll(), 4)
-        self.assertEqual(self.seen, [record(i) for i in range(1, 4)] + again)
-
-    def test_cut_to_nothing(self):
-        self.append([record(1), record(2)])
-        self.poll()
-        os.unlink(os.path.join(self.run_folder, "metrics.jsonl"))
-        self.assertEqual(self.poll(), 1)
-        self.assertEqual(self.seen, [])
-
-    def test_cut_within_a_step(self):
-        """All of the step is void, and comes again."""
-        self.append([record(1), record(2), {"step": 2, "eval/val/CrossEntropyLoss": 4}])
-        self.poll()
-        os.truncate(os.path.join(self.run_folder, "metrics.jsonl"), len(as_lines([record(1), record(2)])))
-        self.append([{"step": 2, "eval/val/CrossEntropyLoss": 5}])
-        self.assertEqual(self.poll(), 2)
-        self.assertEqual(self.seen, [record(1), record(2), {"step": 2, "eval/val/CrossEntropyLoss": 5}])
-
-    def test_damaged_line(self):
-        """It is passed over, as a run that goes on leaves it where it is; a step that is no number of one is damage too."""
-        damaged = b'{"step": 2, "train/Cr\n{"step": Infinity}\n{"step": "7"}\n\xff\n'
-        self.append(as_lines([record(1)]) + damaged + as_lines([record(3)]))
-        self.poll()
-        self.assertEqual(self.seen, [record(1), record(3)])
-        os.truncate(os.path.join(self.run_folder, "metrics.jsonl"), len(as_lines([record(1)])))
-        self.append([record(2)])
-        self.poll()
-        self.assertEqual(self.seen, [record(1), record(2)])
-
-    def test_random(self):
-        """Whatever was appended, cut and torn between polls: what was seen is what is there."""
-        chance = random.Random(6198)
-        for trial in range(40):
-            self.setUp()
-            truth, step, torn = [], 0, b""
-            for event in range(30):
-                kind = chance.random()
-                if kind < 0.6:
-                    for _ in range(chance.randrange(1, 4)):
-                        step += 1
-                        new = [record(step, chance.random())] * chance.randrange(1, 3)
-                        text = torn + as_lines(new)
-                        truth += new
-                        self.append(text)
-                        torn = b""
-                elif kind < 0.75 and step:
-                    step = chance.randrange(step)
-                    truth = [r for r in truth if r["step"] <= step]
-                    self.cut(step)
-                    torn = b""
-                if chance.random() < 0.5:
-                    self.poll()
-            self.poll()
-            self.assertEqual(self.seen, truth, f"trial {trial}")
 
 
 class FakeWriter:

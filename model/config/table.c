@@ -178,7 +178,7 @@ const ConfigKey config_keys[] = {
     NUMBER("model.vocab_size", INT, NULL, 2, VOCAB, C(model.vocab_size), "token ids that exist"),
     OPTION("model.embedding_size", INT, "null", 0, 2, MANY, C(model.embedding_size),
            "rows of the embedding; default vocab_size rounded up to a multiple of 128"),
-    OPTION("model.eos_token_id", INT, "null", -1, 0, MANY, C(model.eos_token_id), "ends a document"),
+    OPTION("model.eos_token_id", INT, "null", -1, 0, MANY, C(model.eos_token_id), "ends a document and, if it is given, what generate continues"),
     OPTION("model.pad_token_id", INT, "null", -1, 0, MANY, C(model.pad_token_id), "padding"),
     OTHER ("model.weight_tying", BOOL, "true", C(model.weight_tying), "the head is the embedding"),
     WORD  ("model.layer_norm_type", CHOICE, "default", WORDS({ "rms", NORM_RMS }, { "default", NORM_DEFAULT },
