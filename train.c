@@ -331,7 +331,7 @@ int main(int argc, char **argv)
         comm_finish();
         return 0;
     }
-    comm_divide(c->strategy.shard_ranks);
+    comm_set_mesh(mesh_of_shards(comm_size(), c->strategy.shard_ranks));
     watchdog_mark("starting the device", -1);
     device_init(comm_local_rank());
     watchdog_mark_together("connecting the devices", -1);

@@ -14,7 +14,11 @@
 
 static int rank = 0, size = 1, local_rank = 0, local_size = 1;
 static MPI_Win host_memory = MPI_WIN_NULL;
-static MPI_Comm group[NUM_GROUPS];
+static Mesh mesh = { { 1, 1, 1, 1, 1 } };
+static struct { Ranks ranks; MPI_Comm mpi; } groups[] = {          /* those whose ranks talk to each other */
+    { RANKS_ALL, MPI_COMM_NULL }, { RANKS_SHARD, MPI_COMM_NULL }, { RANKS_REPLICA, MPI_COMM_NULL }
+};
+enum { NUM_GROUPS = sizeof groups / sizeof groups[0] };
 static pthread_t main_thread;
 static void (*before_waiting)(const char *operation);
 
@@ -78,53 +82,59 @@ void comm_start(int *argc, char ***argv)
     MPI_Comm_rank(host, &local_rank);
     MPI_Comm_size(host, &local_size);
     MPI_Comm_free(&host);
-    group[RANKS_ALL] = MPI_COMM_WORLD;
-    group[RANKS_SHARD] = group[RANKS_REPLICA] = MPI_COMM_NULL;
-    comm_divide(1);
+    comm_set_mesh(mesh_of_shards(size, 1));
 }
 
 static void free_groups(void)
 {
-    for (Ranks g = RANKS_SHARD; g < NUM_GROUPS; g++)
-        if (group[g] != MPI_COMM_NULL)
-            MPI_Comm_free(&group[g]);
+    for (int i = 0; i < NUM_GROUPS; i++)
+        if (groups[i].mpi != MPI_COMM_NULL)
+            MPI_Comm_free(&groups[i].mpi);
 }
 
-void comm_divide(int shard_ranks)
+/* Before ranks make groups of it, which a rank with another mesh would wait for. */
+static void check_same(const Mesh *m)
 {
-    CHECK(shard_ranks > 0 && size % shard_ranks == 0, "%d ranks in groups of %d", size, shard_ranks);
-    double groups[2] = { shard_ranks, -shard_ranks };
-    comm_max(groups, 2);
-    if (groups[0] != -groups[1])
-        die("the ranks would form groups of %.0f to %.0f; give every rank the same configuration and every host the same number "
-            "of ranks, or set fsdp.hybrid_sharding_num_model_replicas", -groups[1], groups[0]);
+    for (MeshDim d = 0; d < MESH_DIMS; d++) {
+        double sizes[2] = { m->size[d], -m->size[d] };
+        comm_max(sizes, 2);
+        if (sizes[0] != -sizes[1])
+            die("the ranks would form groups of %.0f to %.0f; give every rank the same configuration and every host the same number "
+                "of ranks, or set fsdp.hybrid_sharding_num_model_replicas", -sizes[1], sizes[0]);
+    }
+}
+
+void comm_set_mesh(Mesh m)
+{
+    CHECK(mesh_ranks(&m) == size, "a mesh of %d ranks for %d", mesh_ranks(&m), size);
+    check_same(&m);
+    mesh = m;
     free_groups();
-    MPI_Comm_split(MPI_COMM_WORLD, rank / shard_ranks, rank, &group[RANKS_SHARD]);
-    MPI_Comm_split(MPI_COMM_WORLD, rank % shard_ranks, rank, &group[RANKS_REPLICA]);
+    for (int i = 0; i < NUM_GROUPS; i++)
+        MPI_Comm_split(MPI_COMM_WORLD, comm_group(groups[i].ranks), rank, &groups[i].mpi);
 }
 
-MPI_Comm comm_mpi(int g)
+MPI_Comm comm_mpi(Ranks g)
 {
-    CHECK(group[g], "comm_start comes first");
-    return group[g];
+    for (int i = 0; i < NUM_GROUPS; i++)
+        if (groups[i].ranks == g && groups[i].mpi != MPI_COMM_NULL)
+            return groups[i].mpi;
+    die("no communicator for the dimensions %#x of the mesh: comm_start comes first, and comm.c lists the groups", g);
+}
+
+int comm_group(Ranks g)
+{
+    return mesh_group(&mesh, rank, g);
 }
 
 int comm_group_size(Ranks g)
 {
-    int n;
-    if (!group[g])      /* a program that never called comm_start */
-        return 1;
-    MPI_Comm_size(group[g], &n);
-    return n;
+    return mesh_group_size(&mesh, g);
 }
 
 int comm_group_rank(Ranks g)
 {
-    int n;
-    if (!group[g])
-        return 0;
-    MPI_Comm_rank(group[g], &n);
-    return n;
+    return mesh_group_rank(&mesh, rank, g);
 }
 
 /* A window of MPI: nothing is left behind on the host, however the ranks end. */
@@ -205,7 +215,7 @@ void comm_gather(void *all, const void *own, size_t bytes, Ranks g)
         return;
     }
     wait_in("gather of host values");
-    MPI_Allgather(own, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, group[g]);
+    MPI_Allgather(own, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, comm_mpi(g));
 }
 
 /* Every rank adds in the order of ranks: MPI_Allreduce does not promise the same bits everywhere. */
@@ -216,7 +226,7 @@ void comm_sum_over(double *x, int n, Ranks g)
         return;
     wait_in("sum over ranks");
     double *all = xmalloc(sizeof *all * (size_t)W * (size_t)n);
-    MPI_Allgather(x, n, MPI_DOUBLE, all, n, MPI_DOUBLE, group[g]);
+    MPI_Allgather(x, n, MPI_DOUBLE, all, n, MPI_DOUBLE, comm_mpi(g));
     memset(x, 0, sizeof *x * (size_t)n);
     for (int r = 0; r < W; r++)
         for (int i = 0; i < n; i++)

@@ -1,6 +1,7 @@
 /* Ranks. mpirun starts one process per device; MPI gives rank and size and carries small host values.
  * Collectives on device memory run over NCCL (CUDA) or MPI (CPU), in order with the kernels queued before and after. */
 #pragma once
+#include "kernels/mesh.h"
 #include "kernels/tensor.h"
 
 void comm_start (int *argc, char ***argv);      /* MPI only: rank and size are known after it */
@@ -20,13 +21,11 @@ void comm_set_before_waiting(void (*call)(const char *operation));
 void *comm_host_memory(size_t bytes);
 const char *comm_device_error(void);            /* of the back end, met since; NULL: none. Any thread may ask */
 
-/* Groups of ranks. The shards of a unit are those of `shard_ranks` consecutive ranks; ranks at the same place of their
- * shard groups hold the same shard, as replicas. comm_divide comes before comm_init; without it each rank is a shard group.
- * shard_ranks must divide the number of ranks. */
-typedef enum { RANKS_ALL, RANKS_SHARD, RANKS_REPLICA, NUM_GROUPS } Ranks;
-void comm_divide    (int shard_ranks);
+/* The mesh of ranks, the same on all of them; comes before comm_init. Until then each rank is a replica of one shard. */
+void comm_set_mesh  (Mesh m);
 int  comm_group_size(Ranks g);
-int  comm_group_rank(Ranks g);
+int  comm_group_rank(Ranks g);                  /* this rank's place in its group */
+int  comm_group     (Ranks g);                  /* which group it is in: a number that no other group of g has */
 
 /* Host values, over MPI. All ranks must call. */
 void comm_barrier  (void);

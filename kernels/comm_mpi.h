@@ -2,4 +2,6 @@
 #pragma once
 #include <mpi.h>
 
-MPI_Comm comm_mpi(int group);           /* one of enum Ranks of comm.h */
+#include "kernels/mesh.h"
+
+MPI_Comm comm_mpi(Ranks g);

@@ -12,7 +12,7 @@ static inline void divide(int shard_ranks)
     if (comm_group_size(RANKS_SHARD) == shard_ranks)
         return;
     comm_device_finish();
-    comm_divide(shard_ranks);
+    comm_set_mesh(mesh_of_shards(comm_size(), shard_ranks));
     comm_init();
 }
 

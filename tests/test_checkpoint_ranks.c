@@ -355,7 +355,7 @@ static void check_sums(const Config *c, int shards)
     snprintf(path, sizeof path, "%s/step9/trainer.json", folder);
     json_t *manifest = json_load_file(path, 0, NULL);
     *strrchr(path, '/') = '\0';
-    comm_divide(shards);
+    comm_set_mesh(mesh_of_shards(comm_size(), shards));
     Fsdp f = make_shards(&c->model, c->recipe.master, c->recipe.moment1, c->recipe.moment2, shards, comm_group_rank(RANKS_SHARD),
                          shards);
     for (LayoutKind kind = LAYOUT_MODEL; kind <= LAYOUT_OPTIMIZER; kind++) {
@@ -383,7 +383,7 @@ static void test_sums(void **state)
     c.save_folder = folder;
     c.save_num_checkpoints_to_keep = -1;
     for (int shards = 1; shards <= comm_size(); shards *= 2) {
-        comm_divide(shards);
+        comm_set_mesh(mesh_of_shards(comm_size(), shards));
         Fsdp f = make_shards(&c.model, c.recipe.master, c.recipe.moment1, c.recipe.moment2, shards, comm_group_rank(RANKS_SHARD),
                              shards);
         fill_shards(&f);

@@ -36,11 +36,11 @@ static void test_gather(void **state)
     comm_gather(all, own, sizeof own, RANKS_ALL);
     for (int i = 0; i < 7 * W; i++)
         assert_int_equal(all[i], i / 7 + 1);
-    comm_divide(shards);
+    comm_set_mesh(mesh_of_shards(comm_size(), shards));
     comm_gather(all, own, sizeof own, RANKS_SHARD);
     for (int i = 0; i < 7 * shards; i++)
         assert_int_equal(all[i], comm_rank() / shards * shards + i / 7 + 1);
-    comm_divide(1);
+    comm_set_mesh(mesh_of_shards(comm_size(), 1));
     comm_gather(all, own, sizeof own, RANKS_SHARD);
     assert_memory_equal(all, own, sizeof own);
 }
@@ -85,7 +85,7 @@ static void groups_case(int shards)
 {
     enum { N = 700 };
     comm_device_finish();
-    comm_divide(shards);
+    comm_set_mesh(mesh_of_shards(comm_size(), shards));
     comm_init();
     const int own = comm_group_rank(RANKS_SHARD), first = comm_rank() - own;
     assert_int_equal(comm_group_size(RANKS_SHARD), shards);
@@ -137,6 +137,37 @@ static void test_groups(void **state)
         groups_case(shards);
 }
 
+/* Ranks of one tensor coordinate, which do not follow each other: a sum, and a gather in the order of ranks. */
+static void test_strided_group(void **state)
+{
+    (void)state;
+    const int W = comm_size();
+    if (W % 2 != 0)
+        return;
+    Mesh m = mesh_of_shards(W / 2, W / 2);
+    m.size[MESH_TENSOR] = 2;
+    comm_device_finish();
+    comm_set_mesh(m);
+    comm_init();
+    float own = (float)comm_rank(), *all = comm_alloc(sizeof *all * (size_t)(W / 2 + 1));
+    device_put(all, &own, sizeof own);
+    comm_all_gather(all + 1, all, sizeof own);
+    Tensor sum = tensor_at(all, (Format){ F32, 0 }, 1, 1);
+    comm_all_reduce(sum, RANKS_SHARD);
+    float got[64];
+    device_get(got, all, sizeof *got * (size_t)(W / 2 + 1));
+    float expected = 0;
+    for (int i = 0; i < W / 2; i++) {
+        assert_true(got[i + 1] == (float)(2 * i + comm_rank() % 2));
+        expected += got[i + 1];
+    }
+    assert_true(got[0] == expected);
+    comm_free(all);
+    comm_device_finish();
+    comm_set_mesh(mesh_of_shards(W, 1));
+    comm_init();
+}
+
 /* Stopped is as if never started: stopping again waits for nobody. */
 static void test_watchdog_stops(void **state)
 {
@@ -153,6 +184,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_host_values), cmocka_unit_test(test_gather),
                                         cmocka_unit_test(test_all_reduce), cmocka_unit_test(test_groups),
+                                        cmocka_unit_test(test_strided_group),
                                         cmocka_unit_test(test_watchdog_stops) };
     start_ranks(&argc, &argv);
     return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));

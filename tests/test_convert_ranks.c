@@ -39,7 +39,7 @@ static void open_shards(Shards *s, const ModelConfig *m, const Kept *k, int shar
 {
     Arena arena = { 0 };
     *s = (Shards){ 0 };
-    comm_divide(shards);
+    comm_set_mesh(mesh_of_shards(comm_size(), shards));
     const Placement p = { shards, comm_group_rank(RANKS_SHARD), false };
     model_config(&s->config, m, "bf16", 1);
     s->config.optimizer.name = (char *)k->optimizer;

@@ -247,7 +247,7 @@ static void train(const char *recipe, ModelConfig m, char *trainable, bool bf16_
     c.trainable = &trainable;
     c.num_trainable = trainable != NULL;
     comm_device_finish();
-    comm_divide(strategy.shard_ranks);
+    comm_set_mesh(mesh_of_shards(comm_size(), strategy.shard_ranks));
     comm_init();
     memset(cells, 0, CELLS * sizeof *cells);
     memory_plan(&model, &fsdp, &c);

@@ -180,7 +180,7 @@ static void check_sharded(int shard_ranks, const char *name)
     Fsdp f;
     c.strategy.shard_ranks = shard_ranks;
     comm_device_finish();
-    comm_divide(shard_ranks);
+    comm_set_mesh(mesh_of_shards(comm_size(), shard_ranks));
     comm_init();
     open_model(&m, &f, &c);
     model_step(&m, &f, tokens, targets, NULL, 0, 0, PASS_FORWARD);

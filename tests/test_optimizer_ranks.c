@@ -44,7 +44,7 @@ static void open_run(Run *r, int which, int shard_ranks, const char *folder)
     snprintf(r->config.save_folder, 64, "%s/%s", root, folder);
     if (comm_group_size(RANKS_SHARD) != shard_ranks) {
         comm_device_finish();
-        comm_divide(shard_ranks);
+        comm_set_mesh(mesh_of_shards(comm_size(), shard_ranks));
         comm_init();
     }
     memory_plan(&r->model, &r->fsdp, &r->config);

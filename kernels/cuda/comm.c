@@ -14,7 +14,9 @@
 
 #define NCCL_CHECK(call) nccl_check((call), #call)
 
-static ncclComm_t all, gather, group[NUM_GROUPS];       /* NULL: a group of one rank */
+static ncclComm_t all, gather;                          /* NULL: a group of one rank */
+static struct { Ranks ranks; ncclComm_t nccl; } groups[] = { { RANKS_ALL }, { RANKS_SHARD }, { RANKS_REPLICA } };
+enum { NUM_GROUPS = sizeof groups / sizeof groups[0] };
 static ncclWindow_t window;         /* over the memory at `registered`; NULL: none */
 static void *registered;
 static atomic_bool connected;                           /* the communicators are all there */
@@ -25,13 +27,21 @@ static void nccl_check(ncclResult_t status, const char *call)
         die("%s: %s (%s); NCCL_DEBUG=INFO makes NCCL say more", call, ncclGetErrorString(status), ncclGetLastError(all));
 }
 
-static ncclComm_t split(int color, int key, int policy)
+static ncclComm_t split(Ranks g, int policy)
 {
     ncclComm_t c;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.CTAPolicy = policy;
-    NCCL_CHECK(ncclCommSplit(all, color, key, &c, &config));
+    NCCL_CHECK(ncclCommSplit(all, comm_group(g), comm_rank(), &c, &config));
     return c;
+}
+
+static ncclComm_t nccl_of(Ranks g)
+{
+    for (int i = 0; i < NUM_GROUPS; i++)
+        if (groups[i].ranks == g && groups[i].nccl)
+            return groups[i].nccl;
+    die("no communicator for the dimensions %#x of the mesh: comm_init comes first, and this file lists the groups", g);
 }
 
 void comm_init(void)
@@ -47,34 +57,32 @@ void comm_init(void)
     comm_broadcast(&id, sizeof id, 0);
     watchdog_mark_together("connecting the devices by NCCL", -1);
     NCCL_CHECK(ncclCommInitRank(&all, comm_size(), id, comm_rank()));
-    const int shards = comm_group_size(RANKS_SHARD), rank = comm_rank();
-    group[RANKS_ALL] = all;
-    if (shards > 1) {
-        gather = split(rank / shards, rank, NCCL_CTA_POLICY_ZERO);
-        group[RANKS_SHARD] = split(rank / shards, rank, NCCL_CTA_POLICY_DEFAULT);
-    }
-    if (comm_group_size(RANKS_REPLICA) > 1)
-        group[RANKS_REPLICA] = split(rank % shards, rank, NCCL_CTA_POLICY_DEFAULT);
+    if (comm_group_size(RANKS_SHARD) > 1)
+        gather = split(RANKS_SHARD, NCCL_CTA_POLICY_ZERO);
+    for (int i = 0; i < NUM_GROUPS; i++)
+        groups[i].nccl = groups[i].ranks == RANKS_ALL ? all
+            : comm_group_size(groups[i].ranks) > 1 ? split(groups[i].ranks, NCCL_CTA_POLICY_DEFAULT) : NULL;
     connected = true;
+}
+
+static const char *error_of(ncclComm_t c)
+{
+    static char text[512];
+    ncclResult_t error = ncclSuccess;
+    if (!c || (ncclCommGetAsyncError(c, &error) == ncclSuccess && (error == ncclSuccess || error == ncclInProgress)))
+        return NULL;
+    snprintf(text, sizeof text, "NCCL met an error on the GPU: %s (%s); NCCL_DEBUG=INFO makes NCCL say more",
+             ncclGetErrorString(error), ncclGetLastError(c));
+    return text;
 }
 
 /* What broke while a collective ran on the GPU: no call of the main thread returns it. */
 const char *comm_device_error(void)
 {
-    static char text[512];
-    if (!connected)
-        return NULL;
-    const ncclComm_t comms[] = { group[RANKS_REPLICA], group[RANKS_SHARD], gather, all };
-    for (size_t i = 0; i < sizeof comms / sizeof comms[0]; i++) {
-        ncclResult_t error = ncclSuccess;
-        if (!comms[i] || (ncclCommGetAsyncError(comms[i], &error) == ncclSuccess
-                          && (error == ncclSuccess || error == ncclInProgress)))
-            continue;
-        snprintf(text, sizeof text, "NCCL met an error on the GPU: %s (%s); NCCL_DEBUG=INFO makes NCCL say more",
-                 ncclGetErrorString(error), ncclGetLastError(comms[i]));
-        return text;
-    }
-    return NULL;
+    const char *error = connected ? error_of(gather) : NULL;
+    for (int i = 0; i < NUM_GROUPS && connected && !error; i++)
+        error = error_of(groups[i].nccl);
+    return error;
 }
 
 void comm_device_finish(void)
@@ -83,13 +91,14 @@ void comm_device_finish(void)
         return;
     connected = false;
     device_sync();
-    ncclComm_t comms[] = { group[RANKS_REPLICA], group[RANKS_SHARD], gather, all };
-    for (size_t i = 0; i < sizeof comms / sizeof comms[0]; i++)
-        if (comms[i])
-            NCCL_CHECK(ncclCommDestroy(comms[i]));
+    if (gather)
+        NCCL_CHECK(ncclCommDestroy(gather));
+    for (int i = NUM_GROUPS - 1; i >= 0; i--) {         /* that of all ranks, which the others came from, last */
+        if (groups[i].nccl)
+            NCCL_CHECK(ncclCommDestroy(groups[i].nccl));
+        groups[i].nccl = NULL;
+    }
     all = gather = NULL;
-    for (Ranks g = RANKS_ALL; g < NUM_GROUPS; g = (Ranks)(g + 1))
-        group[g] = NULL;
 }
 
 /* A window makes the copy engines usable; where one cannot be had (an older driver, no peer access, a container's limits)
@@ -144,15 +153,14 @@ void comm_all_reduce(Tensor x, Ranks g)
     CHECK_PLAIN(x);
     if (comm_group_size(g) == 1)
         return;
-    CHECK(group[g], "comm_init comes first");
-    NCCL_CHECK(ncclAllReduce(x.data, x.data, tensor_numel(x), type_of(x), ncclSum, group[g], device_stream()));
+    NCCL_CHECK(ncclAllReduce(x.data, x.data, tensor_numel(x), type_of(x), ncclSum, nccl_of(g), device_stream()));
 }
 
 void comm_all_reduce_max(Tensor x, Ranks g)
 {
     CHECK(x.format.dtype == F32, "the maximum of %s", format_name(x.format));
     if (comm_group_size(g) > 1)
-        NCCL_CHECK(ncclAllReduce(x.data, x.data, tensor_numel(x), ncclFloat32, ncclMax, group[g], device_stream()));
+        NCCL_CHECK(ncclAllReduce(x.data, x.data, tensor_numel(x), ncclFloat32, ncclMax, nccl_of(g), device_stream()));
 }
 
 void comm_reduce_scatter(Tensor part, Tensor whole)
@@ -162,7 +170,7 @@ void comm_reduce_scatter(Tensor part, Tensor whole)
     CHECK(whole.cols == W * part.cols && format_equal(whole.format, part.format), "%d elements for %d ranks with %d",
           whole.cols, W, part.cols);
     if (W > 1)
-        NCCL_CHECK(ncclReduceScatter(whole.data, part.data, tensor_numel(part), type_of(part), ncclSum, group[RANKS_SHARD],
+        NCCL_CHECK(ncclReduceScatter(whole.data, part.data, tensor_numel(part), type_of(part), ncclSum, nccl_of(RANKS_SHARD),
                                      device_stream()));
     else if (part.data != whole.data)
         device_copy(part.data, whole.data, tensor_bytes(part));

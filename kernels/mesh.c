@@ -1,0 +1,55 @@
+#include "kernels/mesh.h"
+
+#include "kernels/error.h"
+
+Mesh mesh_of_shards(int ranks, int shard)
+{
+    CHECK(shard > 0 && ranks % shard == 0, "%d ranks in groups of %d", ranks, shard);
+    Mesh m;
+    for (MeshDim d = 0; d < MESH_DIMS; d++)
+        m.size[d] = d == MESH_SHARD ? shard : d == MESH_REPLICA ? ranks / shard : 1;
+    return m;
+}
+
+/* The coordinates of `rank` in the dimensions of g, as one number; the dimension that is fastest in rank is fastest in it. */
+static int number_in(const Mesh *m, int rank, int g)
+{
+    int number = 0, stride = 1;
+    for (MeshDim d = 0; d < MESH_DIMS; d++) {
+        if (g >> d & 1) {
+            number += mesh_coordinate(m, rank, d) * stride;
+            stride *= m->size[d];
+        }
+    }
+    return number;
+}
+
+int mesh_ranks(const Mesh *m)
+{
+    return mesh_group_size(m, RANKS_ALL);
+}
+
+int mesh_coordinate(const Mesh *m, int rank, MeshDim d)
+{
+    for (MeshDim faster = 0; faster < d; faster++)
+        rank /= m->size[faster];
+    return rank % m->size[d];
+}
+
+int mesh_group_size(const Mesh *m, Ranks g)
+{
+    int n = 1;
+    for (MeshDim d = 0; d < MESH_DIMS; d++)
+        n *= g >> d & 1 ? m->size[d] : 1;
+    return n;
+}
+
+int mesh_group_rank(const Mesh *m, int rank, Ranks g)
+{
+    return number_in(m, rank, g);
+}
+
+int mesh_group(const Mesh *m, int rank, Ranks g)
+{
+    return number_in(m, rank, RANKS_ALL & ~g);
+}

@@ -1,0 +1,36 @@
+/* The ranks of a run as a grid. A rank has a coordinate in each of five dimensions, and the product of their sizes is the number of
+ * ranks. Neighbouring ranks differ in the tensor coordinate first, then in context, shard, replica and pipeline, so that those that
+ * exchange most are on one host:
+ *
+ *     rank = (((pipeline R + replica) S + shard) C + context) T + tensor        (R, S, C, T: sizes)
+ *
+ * A group is all ranks that differ in some dimensions only: RANKS_SHARD is one row below, RANKS_REPLICA one column. 8 ranks with
+ * 2 replicas of 4 shards:
+ *
+ *                  shard 0   1   2   3
+ *     replica 0          0   1   2   3       one copy of the model, cut into four shards
+ *     replica 1          4   5   6   7       another: 0 and 4 hold the same shard */
+#pragma once
+
+typedef enum { MESH_TENSOR, MESH_CONTEXT, MESH_SHARD, MESH_REPLICA, MESH_PIPELINE, MESH_DIMS } MeshDim;
+
+typedef struct { int size[MESH_DIMS]; } Mesh;
+
+/* A set of dimensions, and so the group of the ranks that differ in these only: bit d is dimension d. */
+typedef enum {
+    RANKS_REPLICA = 1 << MESH_REPLICA,
+    RANKS_SHARD   = 1 << MESH_SHARD | 1 << MESH_CONTEXT,    /* weights are cut over ranks of one sequence, too */
+    RANKS_ALL     = (1 << MESH_DIMS) - 1
+} Ranks;
+
+/* `shard` consecutive ranks hold one copy of the model, and `ranks` / `shard` copies are trained. Ends the program where `shard`
+ * does not divide `ranks`. */
+Mesh mesh_of_shards (int ranks, int shard);
+int  mesh_ranks     (const Mesh *m);                            /* the product of the sizes */
+int  mesh_coordinate(const Mesh *m, int rank, MeshDim d);       /* 0 .. size[d] - 1 */
+
+/* Of the group of dimensions g that `rank` is in: how many ranks it has, the rank's place among them (in the order of ranks), and a
+ * number that no other group of g has. */
+int  mesh_group_size(const Mesh *m, Ranks g);
+int  mesh_group_rank(const Mesh *m, int rank, Ranks g);
+int  mesh_group     (const Mesh *m, int rank, Ranks g);

@@ -1,0 +1,83 @@
+/* The mesh of ranks against nested loops: coordinates, and who is in a group with whom. */
+#include "kernels/mesh.h"
+#include "tests/kit.h"
+
+enum { MOST = 3, RANKS = 243 };
+
+/* Coordinates of every rank, counted as an odometer does; dimension 0 turns fastest. */
+static int coordinates[RANKS][MESH_DIMS];
+
+static int count_ranks(const Mesh *m)
+{
+    int n = 0;
+    for (int p = 0; p < m->size[MESH_PIPELINE]; p++)
+        for (int r = 0; r < m->size[MESH_REPLICA]; r++)
+            for (int s = 0; s < m->size[MESH_SHARD]; s++)
+                for (int c = 0; c < m->size[MESH_CONTEXT]; c++)
+                    for (int t = 0; t < m->size[MESH_TENSOR]; t++, n++) {
+                        int *at = coordinates[n];
+                        at[MESH_PIPELINE] = p, at[MESH_REPLICA] = r, at[MESH_SHARD] = s, at[MESH_CONTEXT] = c, at[MESH_TENSOR] = t;
+                    }
+    return n;
+}
+
+static bool together(int a, int b, int g)
+{
+    for (int d = 0; d < MESH_DIMS; d++)
+        if (!(g >> d & 1) && coordinates[a][d] != coordinates[b][d])
+            return false;
+    return true;
+}
+
+static void check_group(const Mesh *m, int ranks, int g)
+{
+    for (int a = 0; a < ranks; a++) {
+        int members = 0, before = 0;
+        for (int b = 0; b < ranks; b++) {
+            const bool same = together(a, b, g);
+            members += same;
+            before += same && b < a;
+            assert_int_equal(mesh_group(m, a, (Ranks)g) == mesh_group(m, b, (Ranks)g), same);
+        }
+        assert_int_equal(mesh_group_size(m, (Ranks)g), members);
+        assert_int_equal(mesh_group_rank(m, a, (Ranks)g), before);
+    }
+}
+
+static void test_meshes(void **state)
+{
+    (void)state;
+    for (int code = 0; code < RANKS; code++) {          /* every mesh of 1 to MOST ranks in each dimension */
+        Mesh m;
+        for (int d = 0, rest = code; d < MESH_DIMS; d++, rest /= MOST)
+            m.size[d] = rest % MOST + 1;
+        const int ranks = count_ranks(&m);
+        assert_int_equal(mesh_ranks(&m), ranks);
+        for (int rank = 0; rank < ranks; rank++)
+            for (int d = 0; d < MESH_DIMS; d++)
+                assert_int_equal(mesh_coordinate(&m, rank, (MeshDim)d), coordinates[rank][d]);
+        if (ranks <= 36)
+            for (int g = 0; g <= RANKS_ALL; g++)
+                check_group(&m, ranks, g);
+    }
+}
+
+/* The picture of mesh.h. */
+static void test_replicas_of_shards(void **state)
+{
+    (void)state;
+    const Mesh m = mesh_of_shards(8, 4);
+    for (int rank = 0; rank < 8; rank++) {
+        assert_int_equal(mesh_group_rank(&m, rank, RANKS_SHARD), rank % 4);
+        assert_int_equal(mesh_group_rank(&m, rank, RANKS_REPLICA), rank / 4);
+    }
+    assert_int_equal(mesh_group_size(&m, RANKS_SHARD), 4);
+    assert_int_equal(mesh_group_size(&m, RANKS_REPLICA), 2);
+    assert_int_equal(mesh_group(&m, 0, RANKS_REPLICA), mesh_group(&m, 4, RANKS_REPLICA));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_meshes), cmocka_unit_test(test_replicas_of_shards) };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
