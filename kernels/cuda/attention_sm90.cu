@@ -3,7 +3,6 @@
  * float per block and key head; backward, per token and query head, a row of dq in F32, where heads share keys also rows of dk and
  * dv in BF16, and two floats. */
 #include <math.h>
-#include <stdlib.h>
 
 #include "kernels/cuda/attention_sm90.cuh"
 #include "kernels/cuda/attention_sm90_forward.cuh"
@@ -23,45 +22,14 @@ static CUtensorMap map_of(Tensor t, int D, int tokens)
     return map;
 }
 
-static int longer_first(const void *a, const void *b)
-{
-    const Packed *x = (const Packed *)a, *y = (const Packed *)b;
-    return x->length != y->length ? (x->length < y->length) - (x->length > y->length)
-                                  : (x->start > y->start) - (x->start < y->start);
-}
-
-/* The table of blocks. Long documents come first, so that the last items are short. */
-static void put_documents(Work *w, Documents docs)
-{
-    Packed *document = (Packed *)xmalloc(sizeof *document * (size_t)docs.count);
-    w->blocks = 0;
-    for (int i = 0; i < docs.count; i++) {
-        document[i] = { docs.host_start[i], docs.host_start[i + 1] - docs.host_start[i], 0 };
-        w->blocks += (document[i].length + KEYS - 1) / KEYS;
-    }
-    qsort(document, (size_t)docs.count, sizeof *document, longer_first);
-    const size_t bytes = sizeof(Packed) * (size_t)w->blocks;
-    Packed *table = (Packed *)xmalloc(bytes);
-    for (int i = 0, block = 0; i < docs.count; i++) {
-        const int end = block + (document[i].length + KEYS - 1) / KEYS;
-        for (document[i].first = block; block < end; block++)
-            table[block] = document[i];
-    }
-    w->table = (const Packed *)device_scratch(bytes, SCRATCH_DOCUMENTS);
-    device_put((void *)w->table, table, bytes);
-    free(table);
-    free(document);
-}
-
 static void describe(Work *w, Attention a, Documents docs)
 {
     w->T = a.T, w->H = a.H, w->D = a.D;
     w->window = a.window > 0 && a.window < a.T ? a.window : a.T;
     w->scale = a.scale;
     w->scale_log2 = a.scale * (float)M_LOG2E;
-    w->blocks = a.B * (int)ceil_div((size_t)a.T, KEYS);
-    if (docs.count)
-        put_documents(w, docs);
+    const Blocks blocks = attention_blocks(a, docs, KEYS);
+    w->blocks = blocks.count, w->table = blocks.table;
 }
 
 /* Takes so many bytes of scratch memory; what is left begins 256-byte aligned. */

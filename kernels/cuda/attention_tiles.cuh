@@ -5,7 +5,7 @@
  * tiles of dq are added up in a workspace, in F32 and in the order in which wgmma's threads hold them, and become BF16 rows at
  * the end. Head widths below D run as D: TMA fills the columns with zeros. */
 #pragma once
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/attention.h"
 #include "kernels/cuda/hopper.cuh"
 
 static constexpr int MOVERS = 128, CONSUMERS = 256, SM90_THREADS = MOVERS + CONSUMERS;
@@ -18,9 +18,6 @@ template <int D> struct Tile {
     static constexpr int KEY_BYTES = KEYS * D * 2, BYTES = QUERIES * D * 2, DS_BYTES = KEYS * QUERIES * 2;
 };
 
-/* A document: `length` tokens from `start` on; block i of it is block first + i of all. */
-struct Packed { int start, length, first; };
-
 /* What a thread block does at a time: a block of a document, of one head. head -1: there is no more. */
 struct Item { int start, length, first, block, head; };
 
@@ -31,7 +28,7 @@ struct Tickets { int number[4]; Barrier full[4]; };
 struct Work {
     int T, H, D, window;            /* window: a number of keys, T if there is none                                  */
     int blocks;                     /* of keys, of all documents                                                     */
-    const Packed *table;            /* (blocks): the document of each; NULL: documents are the sequences             */
+    const Packed *table;            /* of Blocks                                                                     */
     float scale, scale_log2;        /* of the scores; the same for powers of 2                                       */
     int *ticket;                    /* how many items are handed out                                                 */
 };
@@ -47,10 +44,7 @@ struct Backward : Work {
 
 __device__ inline Packed document_of(const Work &w, int block)
 {
-    if (w.table)
-        return w.table[block];
-    const int each = (w.T + KEYS - 1) / KEYS;
-    return { block / each * w.T, w.T, block / each * each };
+    return document_of(w.table, w.T, KEYS, block);
 }
 
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -126,12 +120,6 @@ __device__ inline void transpose_quad(uint32_t (&x)[4])
         const uint32_t other = __shfl_xor_sync(0xffffffffu, upper ? x[i] : x[i + 2], 2);
         (upper ? x[i] : x[i + 2]) = other;
     }
-}
-
-__device__ inline uint32_t bf16_pair(float low, float high)
-{
-    const __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<const uint32_t *>(&two);
 }
 
 /* The sum of the squares of eight BF16. */

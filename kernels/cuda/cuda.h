@@ -36,8 +36,7 @@ int          device_sm_count(void);
  * grows, and growing waits for the device; two buffers that one operation needs at once come from two slots. */
 enum {
     SCRATCH_GEMM,           /* cuBLASLt's workspace                          */
-    SCRATCH_ATTENTION,      /* workspaces of attention, cuDNN's and ours; lent */
-    SCRATCH_ATTENTION_DQKV, /* dQ, dK and dV of packed documents, each dense */
+    SCRATCH_ATTENTION,      /* attention's workspace; lent                  */
     SCRATCH_DOCUMENTS,      /* document tables of attention                  */
     SCRATCH_0,              /* elementwise kernels                           */
     SCRATCH_1,
@@ -52,16 +51,6 @@ bool        image_found(void);
 const char *image_architectures(void);
 /* Whether what hopper.cuh has can be used: its code is for 9.0 alone, and only in programs that were compiled for "90a". */
 bool        runs_on_hopper(void);
-
-/* attention_plain.cu: attention in F32 arithmetic for any F32 or BF16 rows, D <= 256. */
-void attention_plain_forward (Tensor y, float *lse, Tensor qkv, Attention a, Documents docs);
-void attention_plain_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a,
-                              Documents docs);
-
-/* attention_sm90.cu, only where runs_on_hopper(): attention of BF16 rows, D 64, 96 or 128, with lse as cuDNN leaves it: (B, H, T),
- * with documents (N, H). */
-void attention_sm90_forward (Tensor y, float *lse, Tensor qkv, Attention a, Documents docs);
-void attention_sm90_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a, Documents docs);
 
 /* matmul.c: whether FP8 GEMMs of forward, or those of gradients, add with short accumulators. */
 bool matmul_is_fast(bool gradients);
@@ -90,6 +79,13 @@ __device__ inline float to_float(bf16 x) { return __bfloat162float(x); }
 template <typename T> __device__ inline T from_float(float x);      /* rounds to nearest even */
 template <> __device__ inline float from_float<float>(float x) { return x; }
 template <> __device__ inline bf16 from_float<bf16>(float x) { return __float2bfloat16_rn(x); }
+
+/* Two, rounded, as one word. */
+__device__ inline uint32_t bf16_pair(float low, float high)
+{
+    const __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<const uint32_t *>(&two);
+}
 
 /* ---- reductions, always in the same order ------------------------------------------------------------------ */
 

@@ -107,13 +107,6 @@ __device__ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint3
 
 template <DType D> constexpr int WIDE_BYTES = D == BF16 ? 2 : 1;
 
-/* Two numbers that BF16 holds, the first in the low half. */
-__device__ inline uint32_t bf16_pair(float first, float second)
-{
-    const __nv_bfloat162 two = __floats2bfloat162_rn(first, second);
-    return *reinterpret_cast<const uint32_t *>(&two);
-}
-
 /* Codes 2i and 2i + 1 of the word. */
 template <DType D> __device__ inline float2 decode_two(uint32_t word, int i)
 {

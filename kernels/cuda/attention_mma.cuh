@@ -1,0 +1,419 @@
+/* The kernels of attention by mma.sync, for GPUs of compute capability 8.0 and later; attention_mma.cu launches them. The equations
+ * are in kernels/cpu/attention.c, the shapes FlashAttention-2's [Dao 2023]; mma.cuh has the products.
+ *
+ * Head widths below D run as D: copies fill the columns with zeros. So they do rows behind the end of a document: queries there get
+ * dy = 0 and add nothing, keys there lie after every query. */
+#pragma once
+#include "kernels/cuda/attention.h"
+#include "kernels/cuda/mma.cuh"
+
+/* What all kernels work on. q, k, v of a head are columns of the rows of qkv; y and dy have rows of their own. */
+struct Work {
+    int N, T, H, K, D, window;      /* window: a number of keys, T if there is none */
+    int width;                      /* elements from token to token of qkv          */
+    float scale, scale_log2;        /* of the scores; the same for powers of 2      */
+    Blocks blocks;
+};
+
+/* Of backward. A slot is a tile of queries of a head: tile of all tiles * H + head. */
+struct Backward : Work {
+    float *delta;                   /* (H, N): dy . y                                                 */
+    float *dq;                      /* (slots, tile): sums without scale, as their threads hold them  */
+    int *turn;                      /* (slots): how many blocks of keys have added                    */
+    int *ticket;                    /* how many blocks of threads have begun                          */
+};
+
+__device__ inline int warp_number()
+{
+    return __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);       /* the compiler sees that a warp's lanes agree */
+}
+
+/* Where (B, H, T) has token n of head h. */
+__device__ inline int64_t place_of(const Work &w, int n, int h)
+{
+    return ((int64_t)(n / w.T) * w.H + h) * w.T + n % w.T;
+}
+
+/* Minus infinity where the query does not see the key. SIDE: columns are keys, rows queries (1) or the other way round (-1). first:
+ * how far the tile's first query is ahead of its first key. */
+template <int SIDE, int M, int N> __device__ inline void mask(float (&score)[M][N][4], int first, int window)
+{
+    const int lane = threadIdx.x % 32, thread = first + SIDE * (lane / 4 - lane % 4 * 2);
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if ((unsigned)(thread + SIDE * (16 * m + i / 2 * 8 - 8 * n - i % 2)) >= (unsigned)window)
+                    score[m][n][i] = -INFINITY;
+}
+
+/* Rows of d times `factor` that are among the first `rows`, in T, cut to `columns`. */
+template <typename T, int M, int N>
+__device__ inline void store_rows(T *to, int width, const float (&d)[M][N][4], float factor, int rows, int columns)
+{
+    const int lane = threadIdx.x % 32, row = lane / 4, column = lane % 4 * 2;
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+#pragma unroll
+            for (int n = 0; n < N; n++)
+                if (row + 16 * m + 8 * r < rows && column + 8 * n < columns)
+                    store_two(to + (int64_t)(row + 16 * m + 8 * r) * width + column + 8 * n, d[m][n][2 * r] * factor,
+                              d[m][n][2 * r + 1] * factor);
+}
+
+/* ---- forward ------------------------------------------------------------------------------------------------ */
+
+/* Four warps have 16 M queries each, and go through the keys in tiles. */
+template <typename T, int WIDTH> struct Forward {
+    static constexpr int D = WIDTH, ROW = PITCH<T, D>, THREADS = 128;
+    static constexpr int M = D * sizeof(T) <= 256 && sizeof(T) == 2 ? 2 : 1, QUERIES = 64 * M;
+    static constexpr int KEYS = D * sizeof(T) <= 256 ? 64 : D * sizeof(T) <= 512 ? 32 : 16, TILE = KEYS * ROW;
+    static constexpr int BYTES = QUERIES * ROW + 2 * TILE;
+};
+
+/* A score may exceed what its row's are compared with by so many powers of 2, before sums are scaled anew. */
+static constexpr float SLACK = 8;
+
+/* Of a thread's rows: what their scores are compared with, and sums of weights, of the thread's own columns. */
+template <int M> struct Rows { float top[M][2], sum[M][2]; };
+
+/* Scores become weights; out, what was added up before, is scaled to the same top. */
+template <int M, int N, int C>
+__device__ inline void weigh(float (&score)[M][N][4], Rows<M> &rows, float (&out)[M][C][4], float scale_log2)
+{
+    float factor[M][2];
+    bool moved = false;
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float best = fmaxf(score[m][0][2 * r], score[m][0][2 * r + 1]), &top = rows.top[m][r];
+#pragma unroll
+            for (int n = 1; n < N; n++)
+                best = fmaxf(best, fmaxf(score[m][n][2 * r], score[m][n][2 * r + 1]));
+            best = fmaxf(best, __shfl_xor_sync(0xffffffffu, best, 1));
+            best = fmaxf(best, __shfl_xor_sync(0xffffffffu, best, 2));
+            factor[m][r] = 1;
+            if ((best - top) * scale_log2 > SLACK) {
+                factor[m][r] = exp2_fast((top - best) * scale_log2);
+                top = best;
+                moved = true;
+            }
+            rows.sum[m][r] *= factor[m][r];
+#pragma unroll
+            for (int n = 0; n < N; n++)
+#pragma unroll
+                for (int i = 2 * r; i < 2 * r + 2; i++) {
+                    score[m][n][i] = exp2_fast(fmaf(score[m][n][i], scale_log2, -top * scale_log2));
+                    rows.sum[m][r] += score[m][n][i];
+                }
+        }
+    if (!__any_sync(0xffffffffu, moved))
+        return;
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int c = 0; c < C; c++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                out[m][c][i] *= factor[m][i / 2];
+}
+
+/* Writes y and lse of a warp's queries, of which `exist` exist; n: the first one. */
+template <typename T, int M, int C>
+__device__ inline void finish(T *y, float *lse, const Work &w, Rows<M> &rows, float (&out)[M][C][4], int n, int h, int exist)
+{
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const int row = 16 * m + 8 * r + lane / 4;
+            float sum = rows.sum[m][r];
+            sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+            sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+            if (lane % 4 == 0 && row < exist)
+                lse[place_of(w, n, h) + row] = rows.top[m][r] * w.scale + logf(sum);
+#pragma unroll
+            for (int c = 0; c < C; c++)
+                out[m][c][2 * r] /= sum, out[m][c][2 * r + 1] /= sum;
+        }
+    store_rows(y + ((int64_t)n * w.H + h) * w.D, w.H * w.D, out, 1, exist, w.D);
+}
+
+/* A block of queries of a head per thread block, those that see the most keys first. Keys come from the diagonal down; while the
+ * scores of a tile are computed its values are on their way, and while these are added up the keys of the next one. */
+template <class F, typename T> __global__ void __launch_bounds__(F::THREADS, 2)
+forward_kernel(T *y, float *lse, const T *qkv, const Work w)
+{
+    constexpr int D = F::D, M = F::M, KEYS = F::KEYS, ROW = F::ROW;
+    extern __shared__ __align__(16) char shared[];
+    const int h = blockIdx.x % w.H, kv = h / (w.H / w.K), warp = warp_number();
+    const Packed doc = document_of(w.blocks.table, w.T, F::QUERIES, blockIdx.x / w.H);
+    const int first = ((doc.length - 1) / F::QUERIES - (blockIdx.x / w.H - doc.first)) * F::QUERIES, own = first + 16 * M * warp;
+    const T *row = qkv + (int64_t)doc.start * w.width, *k = row + (w.H + kv) * w.D, *v = k + w.K * w.D;
+    const uint32_t queries = shared_address(shared), keys = queries + F::QUERIES * ROW, values = keys + F::TILE;
+    const Along<ROW, false> q_rows(queries + 16 * M * warp * ROW);
+    const Along<ROW, true> k_rows(keys);
+    const Down<T, ROW, true> v_rows(values);
+
+    float out[M][D / 8][4] = {}, score[M][KEYS / 8][4];
+    Rows<M> rows;
+    for (int i = 0; i < 2 * M; i++)
+        rows.top[i / 2][i % 2] = -1e30f, rows.sum[i / 2][i % 2] = 0;
+    const auto copy = [&](uint32_t to, const T *from, int t) {
+        copy_tile<T, D, KEYS, F::THREADS>(to, from + (int64_t)t * w.width, w.width, doc.length - t, w.D);
+    };
+    const int last = (min(first + F::QUERIES, doc.length) - 1) / KEYS, end = max(first - w.window + 1, 0) / KEYS;
+    copy_tile<T, D, F::QUERIES, F::THREADS>(queries, row + (int64_t)first * w.width + h * w.D, w.width, doc.length - first, w.D);
+    copy(keys, k, last * KEYS);
+    for (int tile = last; tile >= end; tile--) {
+        const int ahead = own - tile * KEYS;            /* the warp's first query is, of the tile's first key */
+        const bool seen = ahead + 16 * M > 0 && ahead - KEYS + 1 < w.window;
+        copies_wait();
+        __syncthreads();
+        copy(values, v, tile * KEYS);
+        if (seen) {
+#pragma unroll
+            for (int i = 0; i < M * KEYS / 2; i++)
+                score[i / (KEYS / 2)][i / 4 % (KEYS / 8)][i % 4] = 0;
+            add_product<T, D / DEPTH<T>>(score, q_rows, k_rows);
+            if (ahead < KEYS - 1 || ahead + 16 * M - 1 >= w.window)
+                mask<1>(score, ahead, w.window);
+            weigh(score, rows, out, w.scale_log2);
+        }
+        copies_wait();
+        __syncthreads();
+        if (tile > end)
+            copy(keys, k, (tile - 1) * KEYS);
+        if (seen)
+            add_product<T, KEYS / DEPTH<T>>(out, Weights<T, M, KEYS / 8>{ score }, v_rows);
+    }
+    finish(y, lse, w, rows, out, doc.start + own, h, doc.length - own);
+}
+
+/* ---- backward ----------------------------------------------------------------------------------------------- */
+
+/* delta of a token and head per warp. */
+template <typename T> __global__ void __launch_bounds__(256) delta_kernel(const Backward w, const T *dy, const T *y)
+{
+    const int64_t i = (int64_t)blockIdx.x * 8 + threadIdx.x / 32;
+    if (i >= (int64_t)w.N * w.H)
+        return;
+    float sum = 0;
+    for (int d = threadIdx.x % 32 * 2; d < w.D; d += 64)
+        sum += to_float(dy[i * w.D + d]) * to_float(y[i * w.D + d]) + to_float(dy[i * w.D + d + 1]) * to_float(y[i * w.D + d + 1]);
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0)
+        w.delta[i % w.H * w.N + i / w.H] = sum;
+}
+
+/* PAIRS pairs of warps have 16 M keys each and go through tiles of QUERIES, in STAGES places. */
+template <typename TYPE, int WIDTH, int PAIRS_, int M_, int QUERIES_, int STAGES_> struct Gradients {
+    typedef TYPE T;
+    static constexpr int D = WIDTH, ROW = PITCH<T, D>, PAIRS = PAIRS_, THREADS = 64 * PAIRS, M = M_, KEYS = 16 * M * PAIRS;
+    static constexpr int QUERIES = QUERIES_, DS_ROW = PITCH<T, QUERIES>, STAGES = STAGES_;
+    /* In shared memory: k, v, the stages of q, dy, lse and delta, then p of each thread, ds. */
+    static constexpr int K_BYTES = KEYS * ROW, Q_BYTES = QUERIES * ROW, STAGE = 2 * Q_BYTES + 2 * QUERIES * 4, Q = 2 * K_BYTES;
+    static constexpr int P = Q + STAGES * STAGE, DS = P + KEYS * QUERIES * 4, TICKET = DS + KEYS * DS_ROW, BYTES = TICKET + 16;
+    /* A warp's part of a tile of dq: 16 DQ_M queries, DQ_COLUMNS columns. */
+    static constexpr int DQ_M = QUERIES == 64 && D != 96 ? 2 : 1, DQ_WARPS = QUERIES / (16 * DQ_M);
+    static constexpr int DQ_COLUMNS = D / (2 * PAIRS / DQ_WARPS);
+    static_assert(KEYS % QUERIES == 0 && DQ_COLUMNS % 16 == 0, "tiles end where blocks of keys do; products have 16 columns");
+};
+
+/* A block of keys and a head of theirs, as one thread block has it, and where in its tiles of queries it is: head by head, from the
+ * last tile to that on the diagonal. */
+struct Item {
+    Packed doc;
+    int kv, block, first, last_tile, tile, h;
+
+    template <class G> __device__ void begin(const Backward &w, int ticket)
+    {
+        kv = ticket % w.K;
+        doc = document_of(w.blocks.table, w.T, G::KEYS, ticket / w.K);
+        block = ticket / w.K - doc.first;
+        first = block * G::KEYS;
+        last_tile = (min(doc.length, first + G::KEYS - 1 + w.window) - 1) / G::QUERIES;
+        tile = last_tile, h = kv * (w.H / w.K);
+    }
+    /* False behind the last one. */
+    template <class G> __device__ bool next(const Backward &w)
+    {
+        if (--tile * G::QUERIES < first)
+            tile = last_tile, h++;
+        return h < (kv + 1) * (w.H / w.K);
+    }
+};
+
+/* Whose turn it is to add to a tile of dq: the blocks of keys that its queries see add in their order, the diagonal one last. */
+struct Turn { int64_t slot; int before; bool last; };
+
+template <class G> __device__ inline Turn turn_of(const Backward &w, const Item &i)
+{
+    const int first = i.tile * G::QUERIES, tiles = G::KEYS / G::QUERIES;
+    return { ((int64_t)i.doc.first * tiles + i.tile) * w.H + i.h, i.block - max(first - w.window + 1, 0) / G::KEYS,
+             i.block == first / G::KEYS };
+}
+
+/* Starts to copy the item's tile of queries. */
+template <class G, typename T>
+__device__ inline void copy_queries(uint32_t stage, const Backward &w, const Item &i, const T *qkv, const T *dy, const float *lse)
+{
+    const int t = i.tile * G::QUERIES, n = i.doc.start + t, rows = i.doc.length - t;
+    copy_tile<T, G::D, G::QUERIES, G::THREADS>(stage, qkv + (int64_t)n * w.width + i.h * w.D, w.width, rows, w.D);
+    copy_tile<T, G::D, G::QUERIES, G::THREADS>(stage + G::Q_BYTES, dy + ((int64_t)n * w.H + i.h) * w.D, w.H * w.D, rows, w.D);
+    const int row = threadIdx.x % G::QUERIES;
+    const uint32_t numbers = stage + 2 * G::Q_BYTES + row * 4;
+    if (threadIdx.x < G::QUERIES) {
+        copy_4(numbers, lse + place_of(w, n, i.h) + row, row < rows);
+        copy_4(numbers + G::QUERIES * 4, w.delta + (int64_t)i.h * w.N + n + row, row < rows);
+    }
+}
+
+/* A warp's part of a tile of dq, when it is the block's turn: the first block stores, the last one writes the sum as dq. */
+template <class G, typename T, int C>
+__device__ inline void add_dq(T *dq, const Backward &w, const Item &i, const Turn &turn, float (&d)[G::DQ_M][C][4], int warp)
+{
+    const int row = i.tile * G::QUERIES + warp % G::DQ_WARPS * 16 * G::DQ_M, column = warp / G::DQ_WARPS * G::DQ_COLUMNS;
+    Added *sums = reinterpret_cast<Added *>(w.dq + turn.slot * (G::QUERIES * G::D)) + threadIdx.x;
+    float old[G::DQ_M][C][4];
+#pragma unroll
+    for (int m = 0; m < G::DQ_M; m++)
+#pragma unroll
+        for (int c = 0; c < C; c++)
+#pragma unroll
+            for (int f = 0; f < 4; f += ADDED, sums += G::THREADS) {
+                Added &now = *reinterpret_cast<Added *>(&d[m][c][f]);
+                if (!turn.last && turn.before > 0)
+                    add_floats(sums, now);
+                else if (!turn.last)
+                    __stcg(sums, now);
+                else if (turn.before > 0)
+                    *reinterpret_cast<Added *>(&old[m][c][f]) = __ldcg(sums);
+            }
+    if (!turn.last)
+        return;
+#pragma unroll
+    for (int f = 0; f < G::DQ_M * C * 4; f++)
+        (&d[0][0][0])[f] += turn.before > 0 ? (&old[0][0][0])[f] : 0;
+    store_rows(dq + (int64_t)(i.doc.start + row) * w.width + i.h * w.D + column, w.width, d, w.scale, i.doc.length - row,
+               w.D - column);
+}
+
+/* s = k q^T becomes p, for dv and for the other warp of the pair. numbers: lse of the tile's queries. */
+template <int M, int N>
+__device__ inline void weigh_keys(float (&s)[M][N][4], float4 *exchange, const float *lse, float scale_log2)
+{
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        const float2 l = *reinterpret_cast<const float2 *>(lse + 8 * n + threadIdx.x % 4 * 2);
+        const float even = l.x * 1.44269504f, odd = l.y * 1.44269504f;
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            float (&p)[4] = s[m][n];
+            p[0] = exp2_fast(fmaf(p[0], scale_log2, -even)), p[1] = exp2_fast(fmaf(p[1], scale_log2, -odd));
+            p[2] = exp2_fast(fmaf(p[2], scale_log2, -even)), p[3] = exp2_fast(fmaf(p[3], scale_log2, -odd));
+            exchange[(m * N + n) * 32] = make_float4(p[0], p[1], p[2], p[3]);
+        }
+    }
+}
+
+/* dp = v dy^T becomes ds, for dk and, in shared memory, for dq. */
+template <typename T, int ROW, int M, int N>
+__device__ inline void grade_keys(float (&dp)[M][N][4], const float4 *exchange, const float *delta, char *ds)
+{
+    const int lane = threadIdx.x % 32;
+    ds += lane / 4 * ROW + lane % 4 * 2 * (int)sizeof(T);
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        const float2 d = *reinterpret_cast<const float2 *>(delta + 8 * n + lane % 4 * 2);
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            const float4 p = exchange[(m * N + n) * 32];
+            float (&x)[4] = dp[m][n];
+            x[0] = p.x * (x[0] - d.x), x[1] = p.y * (x[1] - d.y), x[2] = p.z * (x[2] - d.x), x[3] = p.w * (x[3] - d.y);
+            store_two(reinterpret_cast<T *>(ds + 16 * m * ROW) + 8 * n, x[0], x[1]);
+            store_two(reinterpret_cast<T *>(ds + (16 * m + 8) * ROW) + 8 * n, x[2], x[3]);
+        }
+    }
+}
+
+/* A block of keys and a key/value head per thread block, with all tiles of queries that see them. Of a pair of warps one computes
+ *     s = k q^T, p = exp2(c s - lse), dv += p dy     and the other     dp = v dy^T, ds = p (dp - delta), dk += ds q
+ * for the same keys; p goes from one to the other, by the same threads' registers. Then all compute dq = ds k together.
+ *
+ * Always the same bits: tiles of dq are added up in global memory in the order of Turn. Tickets are drawn, block of keys by block,
+ * and each waits only for earlier ones, so no order of thread blocks on the GPU can hang. All go through the queries in one
+ * direction, so they hardly ever wait. */
+template <class G, typename T> __global__ void __launch_bounds__(G::THREADS)
+gradients_kernel(T *dqkv, const T *dy, const T *qkv, const float *lse, const Backward w)
+{
+    constexpr int D = G::D, M = G::M, QUERIES = G::QUERIES, ROW = G::ROW, STEPS = D / DEPTH<T>;
+    extern __shared__ __align__(16) char shared[];
+    const int warp = warp_number(), pair = warp % G::PAIRS, own = 16 * M * pair;
+    const bool has_p = warp < G::PAIRS, counts = threadIdx.x == 32 * G::PAIRS;     /* one thread waits for turns */
+    const uint32_t keys = shared_address(shared), own_keys = keys + (has_p ? 0 : G::K_BYTES) + own * ROW;
+    float4 *exchange = reinterpret_cast<float4 *>(shared + G::P) + own * QUERIES / 4 + threadIdx.x % 32;
+    int *ticket = reinterpret_cast<int *>(shared + G::TICKET);
+    if (threadIdx.x == 0)
+        *ticket = atomicAdd(w.ticket, 1);
+    __syncthreads();
+    Item item;
+    item.begin<G>(w, *ticket);
+    const int rows = item.doc.length - item.first;
+    const int64_t k_at = (int64_t)(item.doc.start + item.first) * w.width + (w.H + item.kv) * w.D, v_at = k_at + w.K * w.D;
+    copy_tile<T, D, G::KEYS, G::THREADS>(keys, qkv + k_at, w.width, rows, w.D);
+    copy_tile<T, D, G::KEYS, G::THREADS>(keys + G::K_BYTES, qkv + v_at, w.width, rows, w.D);
+    copy_queries<G>(keys + G::Q, w, item, qkv, dy, lse);
+
+    float sum[M][D / 8][4] = {};        /* dv or dk */
+    Turn done = { 0, 0, true };
+    int stage = G::Q;
+    for (bool more = true; more;) {
+        const uint32_t q = keys + stage, dys = q + G::Q_BYTES;
+        const float *numbers = reinterpret_cast<const float *>(shared + stage + 2 * G::Q_BYTES);
+        const Turn turn = turn_of<G>(w, item);
+        const int ahead = item.tile * QUERIES - item.first;
+        Item next = item;
+        more = next.next<G>(w);
+        copies_wait();
+        __syncthreads();
+        if (G::STAGES == 2) {
+            stage = stage == G::Q ? G::Q + G::STAGE : G::Q;
+            if (more)
+                copy_queries<G>(keys + stage, w, next, qkv, dy, lse);
+        }
+        float x[M][QUERIES / 8][4] = {};
+        add_product<T, STEPS>(x, Along<ROW, false>(own_keys), Along<ROW, true>(has_p ? q : dys));
+        if (has_p) {
+            if (ahead < own + 16 * M - 1 || ahead + QUERIES - 1 - own >= w.window)
+                mask<-1>(x, ahead - own, w.window);
+            weigh_keys(x, exchange, numbers, w.scale_log2);
+            pair_arrive(1 + pair);
+        } else {
+            if (counts && !done.last)
+                turn_set(w.turn + done.slot, done.before + 1);
+            if (counts && turn.before > 0)
+                turn_wait(w.turn + turn.slot, turn.before);
+            done = turn;
+            pair_wait(1 + pair);
+            grade_keys<T, G::DS_ROW>(x, exchange, numbers + QUERIES, shared + G::DS + own * G::DS_ROW);
+        }
+        add_product<T, QUERIES / DEPTH<T>>(sum, Weights<T, M, QUERIES / 8>{ x }, Down<T, ROW, true>(has_p ? dys : q));
+        __syncthreads();
+        if (G::STAGES == 1 && more)
+            copy_queries<G>(keys + stage, w, next, qkv, dy, lse);
+        float dq[G::DQ_M][G::DQ_COLUMNS / 8][4] = {};
+        add_product<T, G::KEYS / DEPTH<T>>(dq,
+            Down<T, G::DS_ROW, false>(keys + G::DS + warp % G::DQ_WARPS * 16 * G::DQ_M * (int)sizeof(T)),
+            Down<T, ROW, true>(keys + warp / G::DQ_WARPS * G::DQ_COLUMNS * (int)sizeof(T)));
+        add_dq<G>(dqkv, w, item, turn, dq, warp);
+        item = next;
+    }
+    store_rows(dqkv + (has_p ? v_at : k_at) + (int64_t)own * w.width, w.width, sum, has_p ? 1 : w.scale, rows - own, w.D);
+}

@@ -1,0 +1,239 @@
+/* Products of tiles by a warp (mma.sync), and what feeds them: on every GPU from compute capability 8.0 on [PTX ISA 8.0, sec. 9.7].
+ *
+ * A tile in shared memory is some rows of BF16 or F32, each followed by 16 bytes that nobody uses: so 16-byte pieces of eight rows
+ * that lie below each other meet all 32 banks. A step of a product sums 32 bytes of a row: DEPTH elements.
+ *
+ * d (16, 8) += a (16, DEPTH) b (DEPTH, 8). Lane l holds of d, in d[0 .. 3], row l/4 (two numbers) and row l/4 + 8 (two), columns
+ * 2(l%4) and the next. An operand is read from a tile whose rows are its rows (of a) or its columns (of b), so that the sum runs
+ * along them; or, "by columns", from one in which the sum runs down the rows.
+ *
+ * BF16 is one instruction. F32 is the sum of two TF32, of 11 bits each, and takes three: what is left out, the product of the two
+ * small ones and what the small ones lack, is within 2^-21 of each product, mostly 2^-24. */
+#pragma once
+#include "kernels/cuda/cuda.h"
+
+/* ---- instructions ------------------------------------------------------------------------------------------ */
+
+__device__ inline uint32_t shared_address(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+/* Starts to copy 16 bytes, or 4, to shared memory; zeros where nothing is `there`. */
+__device__ inline void copy_16(uint32_t to, const void *from, bool there)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
+}
+__device__ inline void copy_4(uint32_t to, const void *from, bool there)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" :: "r"(to), "l"(from), "r"(there ? 4 : 0) : "memory");
+}
+
+/* Waits for all copies that this thread started. */
+__device__ inline void copies_wait()
+{
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+/* Four matrices of 8 rows of 16 bytes: lane 8i + r says where row r of matrix i is. x[i] of lane l is 4-byte word l % 4 of row l/4
+ * of matrix i; turned, with 2-byte elements, rows 2(l%4) and the next of column l/4. */
+__device__ inline void load_matrices(uint32_t &x0, uint32_t &x1, uint32_t &x2, uint32_t &x3, uint32_t at)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x0), "=r"(x1), "=r"(x2), "=r"(x3) : "r"(at) : "memory");
+}
+__device__ inline void load_matrices_turned(uint32_t &x0, uint32_t &x1, uint32_t &x2, uint32_t &x3, uint32_t at)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x0), "=r"(x1), "=r"(x2), "=r"(x3) : "r"(at) : "memory");
+}
+
+__device__ inline uint32_t load_word(uint32_t at)
+{
+    uint32_t x;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(at) : "memory");
+    return x;
+}
+
+__device__ inline void multiply_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ inline void multiply_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ inline uint32_t round_tf32(float x)
+{
+    uint32_t y;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
+    return y;
+}
+
+/* 2^x, relative error below 2^-22. */
+__device__ inline float exp2_fast(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* Two warps of a block: one goes on, the other waits for it. Barrier 0 is __syncthreads's. */
+__device__ inline void pair_arrive(int number) { asm volatile("bar.arrive %0, 64;" :: "r"(number) : "memory"); }
+__device__ inline void pair_wait(int number)   { asm volatile("bar.sync %0, 64;" :: "r"(number) : "memory"); }
+
+/* A number in global memory by which thread blocks take turns. */
+__device__ inline void turn_wait(const int *turn, int value)
+{
+    int now;
+    do
+        asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
+    while (now != value);
+}
+__device__ inline void turn_set(int *turn, int value)
+{
+    asm volatile("st.release.gpu.global.b32 [%0], %1;" :: "l"(turn), "r"(value) : "memory");
+}
+
+/* *to += x in the L2 cache, without waiting: as many floats as one instruction adds. */
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+typedef float4 Added;
+__device__ inline void add_floats(Added *to, Added x)
+{
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
+                 :: "l"(to), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w) : "memory");
+}
+#else
+typedef float Added;
+__device__ inline void add_floats(Added *to, Added x)
+{
+    asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" :: "l"(to), "f"(x) : "memory");
+}
+#endif
+static constexpr int ADDED = sizeof(Added) / sizeof(float);
+
+/* ---- operands ---------------------------------------------------------------------------------------------- */
+
+template <typename T> constexpr int DEPTH = 32 / sizeof(T);
+template <typename T, int COLUMNS> constexpr int PITCH = COLUMNS * (int)sizeof(T) + 16;     /* bytes from row to row of a tile */
+
+/* An operand is called for its i-th 16 rows (of a) or columns (of b), and step k; of b x[0], x[1] are for the first eight columns and
+ * x[2], x[3] for the others. ROW: bytes from row to row of the tile. */
+template <int ROW, bool B> struct Along {
+    uint32_t at;
+
+    __device__ Along(uint32_t tile) : at(tile + threadIdx.x % 16 * ROW + threadIdx.x % 32 / 16 * 16) {}
+    __device__ void operator()(uint32_t (&x)[4], int i, int k) const
+    {
+        load_matrices(x[0], x[B ? 2 : 1], x[B ? 1 : 2], x[3], at + i * 16 * ROW + k * 32);
+    }
+};
+
+/* By columns. F32 in an order of its own along the sum: lane l has rows 2(l%4) and the next, as Weights have them. */
+template <typename T, int ROW, bool B> struct Down {
+    uint32_t at;
+
+    __device__ Down(uint32_t tile)
+    {
+        const int lane = threadIdx.x % 32;
+        at = tile + (sizeof(T) == 2 ? lane % 16 * ROW + lane / 16 * 16 : lane % 4 * 2 * ROW + lane / 4 * 4);
+    }
+    __device__ void operator()(uint32_t (&x)[4], int i, int k) const
+    {
+        const uint32_t from = at + k * DEPTH<T> * ROW + i * 16 * (int)sizeof(T);
+        uint32_t &x1 = x[B ? 1 : 2], &x2 = x[B ? 2 : 1];
+        if (sizeof(T) == 2) {
+            load_matrices_turned(x[0], x1, x2, x[3], from);
+        } else {
+            x[0] = load_word(from), x1 = load_word(from + ROW);
+            x2 = load_word(from + 32), x[3] = load_word(from + ROW + 32);
+        }
+    }
+};
+
+/* a from the numbers of another product's d, in BF16 rounded. */
+template <typename T, int M, int N> struct Weights {
+    const float (&w)[M][N][4];
+
+    __device__ void operator()(uint32_t (&x)[4], int i, int k) const
+    {
+        if constexpr (sizeof(T) == 2) {
+            x[0] = bf16_pair(w[i][2 * k][0], w[i][2 * k][1]), x[1] = bf16_pair(w[i][2 * k][2], w[i][2 * k][3]);
+            x[2] = bf16_pair(w[i][2 * k + 1][0], w[i][2 * k + 1][1]), x[3] = bf16_pair(w[i][2 * k + 1][2], w[i][2 * k + 1][3]);
+        } else {
+            x[0] = __float_as_uint(w[i][k][0]), x[1] = __float_as_uint(w[i][k][2]);
+            x[2] = __float_as_uint(w[i][k][1]), x[3] = __float_as_uint(w[i][k][3]);
+        }
+    }
+};
+
+template <typename T> __device__ inline void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    if (sizeof(T) == 2) {
+        multiply_bf16(d, a, b0, b1);
+        return;
+    }
+    uint32_t large[4], small[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        large[i] = round_tf32(__uint_as_float(a[i]));
+        small[i] = round_tf32(__uint_as_float(a[i]) - __uint_as_float(large[i]));
+    }
+    const uint32_t large0 = round_tf32(__uint_as_float(b0)), large1 = round_tf32(__uint_as_float(b1));
+    multiply_tf32(d, small, large0, large1);
+    multiply_tf32(d, large, round_tf32(__uint_as_float(b0) - __uint_as_float(large0)),
+                  round_tf32(__uint_as_float(b1) - __uint_as_float(large1)));
+    multiply_tf32(d, large, large0, large1);
+}
+
+/* d (16 M, 8 N) += a b, over STEPS steps. */
+template <typename T, int STEPS, int M, int N, class A, class B>
+__device__ inline void add_product(float (&d)[M][N][4], const A &a, const B &b)
+{
+#pragma unroll
+    for (int k = 0; k < STEPS; k++) {
+        uint32_t x[M][4], y[4];
+#pragma unroll
+        for (int m = 0; m < M; m++)
+            a(x[m], m, k);
+#pragma unroll
+        for (int n = 0; n < N; n += 2) {
+            b(y, n / 2, k);
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                multiply<T>(d[m][n], x[m], y[0], y[1]);
+                multiply<T>(d[m][n + 1], x[m], y[2], y[3]);
+            }
+        }
+    }
+}
+
+/* Two neighbours of a row. */
+__device__ inline void store_two(bf16 *to, float a, float b) { *reinterpret_cast<uint32_t *>(to) = bf16_pair(a, b); }
+__device__ inline void store_two(float *to, float a, float b) { *reinterpret_cast<float2 *>(to) = make_float2(a, b); }
+
+/* Starts to copy a tile of ROWS rows from global memory, `width` elements apart, by all THREADS of the block; zeros behind its first
+ * `rows` rows and `columns` columns, an even number. */
+template <typename T, int COLUMNS, int ROWS, int THREADS>
+__device__ inline void copy_tile(uint32_t to, const T *from, int width, int rows, int columns)
+{
+    constexpr int PIECE = 16 / sizeof(T), PIECES = COLUMNS / PIECE, WORD = 4 / sizeof(T);
+    const bool aligned = columns % PIECE == 0;
+#pragma unroll
+    for (int first = 0; first < ROWS * PIECES; first += THREADS) {
+        const int i = first + threadIdx.x;
+        if (ROWS * PIECES % THREADS != 0 && i >= ROWS * PIECES)
+            break;
+        const int row = i / PIECES, column = i % PIECES * PIECE;
+        const uint32_t at = to + row * PITCH<T, COLUMNS> + column * (int)sizeof(T);
+        const T *source = from + row * width + column;
+        if (aligned)
+            copy_16(at, source, row < rows && column < columns);
+        else
+            for (int word = 0; word < 4; word++)
+                copy_4(at + 4 * word, source + word * WORD, row < rows && column + word * WORD < columns);
+    }
+}
