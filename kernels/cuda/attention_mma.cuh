@@ -138,9 +138,10 @@ __device__ inline void finish(T *y, float *lse, const Work &w, Rows<M> &rows, fl
             sum += __shfl_xor_sync(0xffffffffu, sum, 2);
             if (lane % 4 == 0 && row < exist)
                 lse[place_of(w, n, h) + row] = rows.top[m][r] * w.scale + logf(sum);
+            sum = 1 / sum;
 #pragma unroll
             for (int c = 0; c < C; c++)
-                out[m][c][2 * r] /= sum, out[m][c][2 * r + 1] /= sum;
+                out[m][c][2 * r] *= sum, out[m][c][2 * r + 1] *= sum;
         }
     store_rows(y + ((int64_t)n * w.H + h) * w.D, w.H * w.D, out, 1, exist, w.D);
 }
@@ -217,95 +218,103 @@ template <typename TYPE, int WIDTH, int PAIRS_, int M_, int QUERIES_, int STAGES
     typedef TYPE T;
     static constexpr int D = WIDTH, ROW = PITCH<T, D>, PAIRS = PAIRS_, THREADS = 64 * PAIRS, M = M_, KEYS = 16 * M * PAIRS;
     static constexpr int QUERIES = QUERIES_, DS_ROW = PITCH<T, QUERIES>, STAGES = STAGES_;
-    /* In shared memory: k, v, the stages of q, dy, lse and delta, then p of each thread, ds. */
+    /* In shared memory: k, v, the stages of q, dy, lse and delta, then p of each thread, ds, the Item. */
     static constexpr int K_BYTES = KEYS * ROW, Q_BYTES = QUERIES * ROW, STAGE = 2 * Q_BYTES + 2 * QUERIES * 4, Q = 2 * K_BYTES;
-    static constexpr int P = Q + STAGES * STAGE, DS = P + KEYS * QUERIES * 4, TICKET = DS + KEYS * DS_ROW, BYTES = TICKET + 16;
+    static constexpr int P = Q + STAGES * STAGE, DS = P + KEYS * QUERIES * 4, ITEM = DS + KEYS * DS_ROW, BYTES = ITEM + 64;
     /* A warp's part of a tile of dq: 16 DQ_M queries, DQ_COLUMNS columns. */
     static constexpr int DQ_M = QUERIES == 64 && D != 96 ? 2 : 1, DQ_WARPS = QUERIES / (16 * DQ_M);
     static constexpr int DQ_COLUMNS = D / (2 * PAIRS / DQ_WARPS);
     static_assert(KEYS % QUERIES == 0 && DQ_COLUMNS % 16 == 0, "tiles end where blocks of keys do; products have 16 columns");
 };
 
-/* A block of keys and a head of theirs, as one thread block has it, and where in its tiles of queries it is: head by head, from the
- * last tile to that on the diagonal. */
+/* A block of keys and a key head, as a thread block has it; in shared memory. */
 struct Item {
     Packed doc;
-    int kv, block, first, last_tile, tile, h;
-
-    template <class G> __device__ void begin(const Backward &w, int ticket)
-    {
-        kv = ticket % w.K;
-        doc = document_of(w.blocks.table, w.T, G::KEYS, ticket / w.K);
-        block = ticket / w.K - doc.first;
-        first = block * G::KEYS;
-        last_tile = (min(doc.length, first + G::KEYS - 1 + w.window) - 1) / G::QUERIES;
-        tile = last_tile, h = kv * (w.H / w.K);
-    }
-    /* False behind the last one. */
-    template <class G> __device__ bool next(const Backward &w)
-    {
-        if (--tile * G::QUERIES < first)
-            tile = last_tile, h++;
-        return h < (kv + 1) * (w.H / w.K);
-    }
+    int kv, block, first, last;     /* first: key of the document. last: tile of queries that see the block */
+    int *turn, turns;               /* what is to be set when the tile before is added                      */
 };
 
-/* Whose turn it is to add to a tile of dq: the blocks of keys that its queries see add in their order, the diagonal one last. */
-struct Turn { int64_t slot; int before; bool last; };
-
-template <class G> __device__ inline Turn turn_of(const Backward &w, const Item &i)
+template <class G> __device__ inline void begin(Item &i, const Backward &w, int ticket)
 {
-    const int first = i.tile * G::QUERIES, tiles = G::KEYS / G::QUERIES;
-    return { ((int64_t)i.doc.first * tiles + i.tile) * w.H + i.h, i.block - max(first - w.window + 1, 0) / G::KEYS,
-             i.block == first / G::KEYS };
+    i.kv = ticket % w.K;
+    i.doc = document_of(w.blocks.table, w.T, G::KEYS, ticket / w.K);
+    i.block = ticket / w.K - i.doc.first;
+    i.first = i.block * G::KEYS;
+    i.last = (min(i.doc.length, i.first + G::KEYS - 1 + w.window) - 1) / G::QUERIES;
+    i.turn = NULL;
 }
 
-/* Starts to copy the item's tile of queries. */
-template <class G, typename T>
-__device__ inline void copy_queries(uint32_t stage, const Backward &w, const Item &i, const T *qkv, const T *dy, const float *lse)
+/* A tile of queries of a head. Items go through them head by head, from the last one to that on the diagonal. */
+struct Tile { int tile, h; };
+
+template <class G> __device__ inline Tile next_tile(const Item &i, Tile t)
 {
-    const int t = i.tile * G::QUERIES, n = i.doc.start + t, rows = i.doc.length - t;
-    copy_tile<T, G::D, G::QUERIES, G::THREADS>(stage, qkv + (int64_t)n * w.width + i.h * w.D, w.width, rows, w.D);
-    copy_tile<T, G::D, G::QUERIES, G::THREADS>(stage + G::Q_BYTES, dy + ((int64_t)n * w.H + i.h) * w.D, w.H * w.D, rows, w.D);
+    return (t.tile - 1) * G::QUERIES >= i.first ? Tile{ t.tile - 1, t.h } : Tile{ i.last, t.h + 1 };
+}
+
+/* Whose turn it is to add to a tile of dq: the blocks of keys that its queries see add in their order, the diagonal one last. */
+struct Turn { int slot, before; bool last; };
+
+template <class G> __device__ inline Turn turn_of(const Backward &w, const Item &i, Tile t)
+{
+    const int first = t.tile * G::QUERIES;
+    return { (i.doc.first * (G::KEYS / G::QUERIES) + t.tile) * w.H + t.h,
+             i.block - max(first - w.window + 1, 0) / G::KEYS, first / G::KEYS == i.block };
+}
+
+/* Starts to copy q, dy, lse and delta of a tile. */
+template <class G, typename T>
+__device__ inline void copy_queries(uint32_t stage, const Backward &w, const Item &i, Tile t, const T *qkv, const T *dy,
+                                    const float *lse)
+{
+    const int first = t.tile * G::QUERIES, n = i.doc.start + first, rows = i.doc.length - first;
+    copy_tile<T, G::D, G::QUERIES, G::THREADS>(stage, qkv + (int64_t)n * w.width + t.h * w.D, w.width, rows, w.D);
+    copy_tile<T, G::D, G::QUERIES, G::THREADS>(stage + G::Q_BYTES, dy + ((int64_t)n * w.H + t.h) * w.D, w.H * w.D, rows, w.D);
     const int row = threadIdx.x % G::QUERIES;
     const uint32_t numbers = stage + 2 * G::Q_BYTES + row * 4;
     if (threadIdx.x < G::QUERIES) {
-        copy_4(numbers, lse + place_of(w, n, i.h) + row, row < rows);
-        copy_4(numbers + G::QUERIES * 4, w.delta + (int64_t)i.h * w.N + n + row, row < rows);
+        copy_4(numbers, lse + place_of(w, n, t.h) + row, row < rows);
+        copy_4(numbers + G::QUERIES * 4, w.delta + (int64_t)t.h * w.N + n + row, row < rows);
     }
 }
 
 /* A warp's part of a tile of dq, when it is the block's turn: the first block stores, the last one writes the sum as dq. */
 template <class G, typename T, int C>
-__device__ inline void add_dq(T *dq, const Backward &w, const Item &i, const Turn &turn, float (&d)[G::DQ_M][C][4], int warp)
+__device__ inline void add_dq(T *dq, const Backward &w, const Item &i, Tile t, float (&d)[G::DQ_M][C][4], int warp)
 {
-    const int row = i.tile * G::QUERIES + warp % G::DQ_WARPS * 16 * G::DQ_M, column = warp / G::DQ_WARPS * G::DQ_COLUMNS;
-    Added *sums = reinterpret_cast<Added *>(w.dq + turn.slot * (G::QUERIES * G::D)) + threadIdx.x;
-    float old[G::DQ_M][C][4];
+    const Turn turn = turn_of<G>(w, i, t);
+    const int row = t.tile * G::QUERIES + warp % G::DQ_WARPS * 16 * G::DQ_M, column = warp / G::DQ_WARPS * G::DQ_COLUMNS;
+    Added *sums = reinterpret_cast<Added *>(w.dq + (int64_t)turn.slot * (G::QUERIES * G::D)) + threadIdx.x;
+    const auto each = [&](auto act) {
 #pragma unroll
-    for (int m = 0; m < G::DQ_M; m++)
-#pragma unroll
-        for (int c = 0; c < C; c++)
-#pragma unroll
-            for (int f = 0; f < 4; f += ADDED, sums += G::THREADS) {
-                Added &now = *reinterpret_cast<Added *>(&d[m][c][f]);
-                if (!turn.last && turn.before > 0)
-                    add_floats(sums, now);
-                else if (!turn.last)
-                    __stcg(sums, now);
-                else if (turn.before > 0)
-                    *reinterpret_cast<Added *>(&old[m][c][f]) = __ldcg(sums);
-            }
-    if (!turn.last)
-        return;
-#pragma unroll
-    for (int f = 0; f < G::DQ_M * C * 4; f++)
-        (&d[0][0][0])[f] += turn.before > 0 ? (&old[0][0][0])[f] : 0;
-    store_rows(dq + (int64_t)(i.doc.start + row) * w.width + i.h * w.D + column, w.width, d, w.scale, i.doc.length - row,
-               w.D - column);
+        for (int i = 0; i < G::DQ_M * C * 4; i += ADDED)
+            act(sums + i / ADDED * G::THREADS, reinterpret_cast<Added &>(d[i / 4 / C][i / 4 % C][i % 4]));
+    };
+    if (turn.last) {
+        if (turn.before > 0)
+            each([](Added *sum, Added &x) { x = plus(x, __ldcg(sum)); });
+        store_rows(dq + (int64_t)(i.doc.start + row) * w.width + t.h * w.D + column, w.width, d, w.scale, i.doc.length - row,
+                   w.D - column);
+    } else if (turn.before > 0) {
+        each([](Added *sum, Added &x) { add_floats(sum, x); });
+    } else {
+        each([](Added *sum, Added &x) { __stcg(sum, x); });
+    }
 }
 
-/* s = k q^T becomes p, for dv and for the other warp of the pair. numbers: lse of the tile's queries. */
+/* One thread: tells others that the tile before is added, and waits for the item's turn to add this one. */
+template <class G> __device__ inline void take_turn(const Backward &w, Item &i, Tile t)
+{
+    const Turn turn = turn_of<G>(w, i, t);
+    if (i.turn)
+        turn_set(i.turn, i.turns);
+    i.turn = turn.last ? NULL : w.turn + turn.slot;
+    i.turns = turn.before + 1;
+    if (turn.before > 0)
+        turn_wait(w.turn + turn.slot, turn.before);
+}
+
+/* s = k q^T becomes p, for dv and for the other warp of the pair. lse: of the tile's queries. */
 template <int M, int N>
 __device__ inline void weigh_keys(float (&s)[M][N][4], float4 *exchange, const float *lse, float scale_log2)
 {
@@ -314,13 +323,14 @@ __device__ inline void weigh_keys(float (&s)[M][N][4], float4 *exchange, const f
         const float2 l = *reinterpret_cast<const float2 *>(lse + 8 * n + threadIdx.x % 4 * 2);
         const float even = l.x * 1.44269504f, odd = l.y * 1.44269504f;
 #pragma unroll
-        for (int m = 0; m < M; m++) {
-            float (&p)[4] = s[m][n];
-            p[0] = exp2_fast(fmaf(p[0], scale_log2, -even)), p[1] = exp2_fast(fmaf(p[1], scale_log2, -odd));
-            p[2] = exp2_fast(fmaf(p[2], scale_log2, -even)), p[3] = exp2_fast(fmaf(p[3], scale_log2, -odd));
-            exchange[(m * N + n) * 32] = make_float4(p[0], p[1], p[2], p[3]);
-        }
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                s[m][n][i] = exp2_fast(fmaf(s[m][n][i], scale_log2, i % 2 ? -odd : -even));
     }
+#pragma unroll
+    for (int i = 0; i < M * N; i++)
+        exchange[i * 32] = reinterpret_cast<const float4 &>(s[i / N][i % N]);
 }
 
 /* dp = v dy^T becomes ds, for dk and, in shared memory, for dq. */
@@ -328,7 +338,6 @@ template <typename T, int ROW, int M, int N>
 __device__ inline void grade_keys(float (&dp)[M][N][4], const float4 *exchange, const float *delta, char *ds)
 {
     const int lane = threadIdx.x % 32;
-    ds += lane / 4 * ROW + lane % 4 * 2 * (int)sizeof(T);
 #pragma unroll
     for (int n = 0; n < N; n++) {
         const float2 d = *reinterpret_cast<const float2 *>(delta + 8 * n + lane % 4 * 2);
@@ -337,9 +346,13 @@ __device__ inline void grade_keys(float (&dp)[M][N][4], const float4 *exchange, 
             const float4 p = exchange[(m * N + n) * 32];
             float (&x)[4] = dp[m][n];
             x[0] = p.x * (x[0] - d.x), x[1] = p.y * (x[1] - d.y), x[2] = p.z * (x[2] - d.x), x[3] = p.w * (x[3] - d.y);
-            store_two(reinterpret_cast<T *>(ds + 16 * m * ROW) + 8 * n, x[0], x[1]);
-            store_two(reinterpret_cast<T *>(ds + (16 * m + 8) * ROW) + 8 * n, x[2], x[3]);
         }
+    }
+    ds += lane / 4 * ROW + lane % 4 * 2 * (int)sizeof(T);
+#pragma unroll
+    for (int i = 0; i < M * N * 2; i++) {
+        const float *two = dp[i / 2 / N][i / 2 % N] + i % 2 * 2;
+        store_two(reinterpret_cast<T *>(ds + (i / 2 / N * 16 + i % 2 * 8) * ROW) + i / 2 % N * 8, two[0], two[1]);
     }
 }
 
@@ -356,64 +369,59 @@ gradients_kernel(T *dqkv, const T *dy, const T *qkv, const float *lse, const Bac
     constexpr int D = G::D, M = G::M, QUERIES = G::QUERIES, ROW = G::ROW, STEPS = D / DEPTH<T>;
     extern __shared__ __align__(16) char shared[];
     const int warp = warp_number(), pair = warp % G::PAIRS, own = 16 * M * pair;
-    const bool has_p = warp < G::PAIRS, counts = threadIdx.x == 32 * G::PAIRS;     /* one thread waits for turns */
+    const bool has_p = warp < G::PAIRS;
     const uint32_t keys = shared_address(shared), own_keys = keys + (has_p ? 0 : G::K_BYTES) + own * ROW;
     float4 *exchange = reinterpret_cast<float4 *>(shared + G::P) + own * QUERIES / 4 + threadIdx.x % 32;
-    int *ticket = reinterpret_cast<int *>(shared + G::TICKET);
+    Item &item = *reinterpret_cast<Item *>(shared + G::ITEM);
     if (threadIdx.x == 0)
-        *ticket = atomicAdd(w.ticket, 1);
+        begin<G>(item, w, atomicAdd(w.ticket, 1));
     __syncthreads();
-    Item item;
-    item.begin<G>(w, *ticket);
+    const int64_t at = (int64_t)(item.doc.start + item.first) * w.width + (w.H + item.kv) * w.D;
     const int rows = item.doc.length - item.first;
-    const int64_t k_at = (int64_t)(item.doc.start + item.first) * w.width + (w.H + item.kv) * w.D, v_at = k_at + w.K * w.D;
-    copy_tile<T, D, G::KEYS, G::THREADS>(keys, qkv + k_at, w.width, rows, w.D);
-    copy_tile<T, D, G::KEYS, G::THREADS>(keys + G::K_BYTES, qkv + v_at, w.width, rows, w.D);
-    copy_queries<G>(keys + G::Q, w, item, qkv, dy, lse);
+    copy_tile<T, D, G::KEYS, G::THREADS>(keys, qkv + at, w.width, rows, w.D);
+    copy_tile<T, D, G::KEYS, G::THREADS>(keys + G::K_BYTES, qkv + at + w.K * w.D, w.width, rows, w.D);
+    Tile tile = { item.last, item.kv * (w.H / w.K) };
+    copy_queries<G>(keys + G::Q, w, item, tile, qkv, dy, lse);
 
     float sum[M][D / 8][4] = {};        /* dv or dk */
-    Turn done = { 0, 0, true };
     int stage = G::Q;
     for (bool more = true; more;) {
         const uint32_t q = keys + stage, dys = q + G::Q_BYTES;
         const float *numbers = reinterpret_cast<const float *>(shared + stage + 2 * G::Q_BYTES);
-        const Turn turn = turn_of<G>(w, item);
-        const int ahead = item.tile * QUERIES - item.first;
-        Item next = item;
-        more = next.next<G>(w);
+        const Tile next = next_tile<G>(item, tile);
+        more = next.h < (item.kv + 1) * (w.H / w.K);
         copies_wait();
         __syncthreads();
         if (G::STAGES == 2) {
             stage = stage == G::Q ? G::Q + G::STAGE : G::Q;
             if (more)
-                copy_queries<G>(keys + stage, w, next, qkv, dy, lse);
+                copy_queries<G>(keys + stage, w, item, next, qkv, dy, lse);
         }
         float x[M][QUERIES / 8][4] = {};
         add_product<T, STEPS>(x, Along<ROW, false>(own_keys), Along<ROW, true>(has_p ? q : dys));
         if (has_p) {
-            if (ahead < own + 16 * M - 1 || ahead + QUERIES - 1 - own >= w.window)
-                mask<-1>(x, ahead - own, w.window);
+            const int ahead = tile.tile * QUERIES - item.first - own;       /* the first query is, of the warp's first key */
+            if (ahead < 16 * M - 1 || ahead + QUERIES - 1 >= w.window)
+                mask<-1>(x, ahead, w.window);
             weigh_keys(x, exchange, numbers, w.scale_log2);
             pair_arrive(1 + pair);
         } else {
-            if (counts && !done.last)
-                turn_set(w.turn + done.slot, done.before + 1);
-            if (counts && turn.before > 0)
-                turn_wait(w.turn + turn.slot, turn.before);
-            done = turn;
+            if (threadIdx.x == 32 * G::PAIRS)
+                take_turn<G>(w, item, tile);
             pair_wait(1 + pair);
             grade_keys<T, G::DS_ROW>(x, exchange, numbers + QUERIES, shared + G::DS + own * G::DS_ROW);
         }
         add_product<T, QUERIES / DEPTH<T>>(sum, Weights<T, M, QUERIES / 8>{ x }, Down<T, ROW, true>(has_p ? dys : q));
         __syncthreads();
         if (G::STAGES == 1 && more)
-            copy_queries<G>(keys + stage, w, next, qkv, dy, lse);
+            copy_queries<G>(keys + stage, w, item, next, qkv, dy, lse);
         float dq[G::DQ_M][G::DQ_COLUMNS / 8][4] = {};
         add_product<T, G::KEYS / DEPTH<T>>(dq,
             Down<T, G::DS_ROW, false>(keys + G::DS + warp % G::DQ_WARPS * 16 * G::DQ_M * (int)sizeof(T)),
             Down<T, ROW, true>(keys + warp / G::DQ_WARPS * G::DQ_COLUMNS * (int)sizeof(T)));
-        add_dq<G>(dqkv, w, item, turn, dq, warp);
-        item = next;
+        add_dq<G>(dqkv, w, item, tile, dq, warp);
+        tile = next;
     }
-    store_rows(dqkv + (has_p ? v_at : k_at) + (int64_t)own * w.width, w.width, sum, has_p ? 1 : w.scale, rows - own, w.D);
+    T *out = dqkv + (int64_t)(item.doc.start + item.first + own) * w.width + (w.H + item.kv + (has_p ? w.K : 0)) * w.D;
+    store_rows(out, w.width, sum, has_p ? 1 : w.scale, item.doc.length - item.first - own, w.D);
 }

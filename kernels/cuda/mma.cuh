@@ -37,15 +37,15 @@ __device__ inline void copies_wait()
 
 /* Four matrices of 8 rows of 16 bytes: lane 8i + r says where row r of matrix i is. x[i] of lane l is 4-byte word l % 4 of row l/4
  * of matrix i; turned, with 2-byte elements, rows 2(l%4) and the next of column l/4. */
-__device__ inline void load_matrices(uint32_t &x0, uint32_t &x1, uint32_t &x2, uint32_t &x3, uint32_t at)
+__device__ inline void load_matrices(uint32_t (&x)[4], uint32_t at)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x0), "=r"(x1), "=r"(x2), "=r"(x3) : "r"(at) : "memory");
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at) : "memory");
 }
-__device__ inline void load_matrices_turned(uint32_t &x0, uint32_t &x1, uint32_t &x2, uint32_t &x3, uint32_t at)
+__device__ inline void load_matrices_turned(uint32_t (&x)[4], uint32_t at)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x0), "=r"(x1), "=r"(x2), "=r"(x3) : "r"(at) : "memory");
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at) : "memory");
 }
 
 __device__ inline uint32_t load_word(uint32_t at)
@@ -101,6 +101,7 @@ __device__ inline void turn_set(int *turn, int value)
 /* *to += x in the L2 cache, without waiting: as many floats as one instruction adds. */
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 typedef float4 Added;
+__device__ inline Added plus(Added a, Added b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
 __device__ inline void add_floats(Added *to, Added x)
 {
     asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
@@ -108,6 +109,7 @@ __device__ inline void add_floats(Added *to, Added x)
 }
 #else
 typedef float Added;
+__device__ inline Added plus(Added a, Added b) { return a + b; }
 __device__ inline void add_floats(Added *to, Added x)
 {
     asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" :: "l"(to), "f"(x) : "memory");
@@ -120,16 +122,21 @@ static constexpr int ADDED = sizeof(Added) / sizeof(float);
 template <typename T> constexpr int DEPTH = 32 / sizeof(T);
 template <typename T, int COLUMNS> constexpr int PITCH = COLUMNS * (int)sizeof(T) + 16;     /* bytes from row to row of a tile */
 
+/* Where a lane finds its row of four matrices of a tile, 16 rows of 32 bytes: the second matrix lies below the first one or, `beside`,
+ * on its right. Products take an operand's registers as they come, so this is the order of operands. */
+template <int ROW> __device__ inline int lane_place(bool beside)
+{
+    const int lane = threadIdx.x % 32, low = lane / 8 % 2, high = lane / 16;
+    return (lane % 8 + 8 * (beside ? high : low)) * ROW + 16 * (beside ? low : high);
+}
+
 /* An operand is called for its i-th 16 rows (of a) or columns (of b), and step k; of b x[0], x[1] are for the first eight columns and
  * x[2], x[3] for the others. ROW: bytes from row to row of the tile. */
 template <int ROW, bool B> struct Along {
     uint32_t at;
 
-    __device__ Along(uint32_t tile) : at(tile + threadIdx.x % 16 * ROW + threadIdx.x % 32 / 16 * 16) {}
-    __device__ void operator()(uint32_t (&x)[4], int i, int k) const
-    {
-        load_matrices(x[0], x[B ? 2 : 1], x[B ? 1 : 2], x[3], at + i * 16 * ROW + k * 32);
-    }
+    __device__ Along(uint32_t tile) : at(tile + lane_place<ROW>(B)) {}
+    __device__ void operator()(uint32_t (&x)[4], int i, int k) const { load_matrices(x, at + i * 16 * ROW + k * 32); }
 };
 
 /* By columns. F32 in an order of its own along the sum: lane l has rows 2(l%4) and the next, as Weights have them. */
@@ -139,18 +146,17 @@ template <typename T, int ROW, bool B> struct Down {
     __device__ Down(uint32_t tile)
     {
         const int lane = threadIdx.x % 32;
-        at = tile + (sizeof(T) == 2 ? lane % 16 * ROW + lane / 16 * 16 : lane % 4 * 2 * ROW + lane / 4 * 4);
+        at = tile + (sizeof(T) == 2 ? lane_place<ROW>(!B) : lane % 4 * 2 * ROW + lane / 4 * 4);
     }
     __device__ void operator()(uint32_t (&x)[4], int i, int k) const
     {
         const uint32_t from = at + k * DEPTH<T> * ROW + i * 16 * (int)sizeof(T);
-        uint32_t &x1 = x[B ? 1 : 2], &x2 = x[B ? 2 : 1];
         if (sizeof(T) == 2) {
-            load_matrices_turned(x[0], x1, x2, x[3], from);
-        } else {
-            x[0] = load_word(from), x1 = load_word(from + ROW);
-            x2 = load_word(from + 32), x[3] = load_word(from + ROW + 32);
+            load_matrices_turned(x, from);
+            return;
         }
+        x[0] = load_word(from), x[3] = load_word(from + ROW + 32);
+        x[B ? 1 : 2] = load_word(from + ROW), x[B ? 2 : 1] = load_word(from + 32);
     }
 };
 
@@ -172,21 +178,21 @@ template <typename T, int M, int N> struct Weights {
 
 template <typename T> __device__ inline void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
-    if (sizeof(T) == 2) {
+    if constexpr (sizeof(T) == 2) {
         multiply_bf16(d, a, b0, b1);
-        return;
-    }
-    uint32_t large[4], small[4];
+    } else {
+        uint32_t large[4], small[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        large[i] = round_tf32(__uint_as_float(a[i]));
-        small[i] = round_tf32(__uint_as_float(a[i]) - __uint_as_float(large[i]));
+        for (int i = 0; i < 4; i++) {
+            large[i] = round_tf32(__uint_as_float(a[i]));
+            small[i] = round_tf32(__uint_as_float(a[i]) - __uint_as_float(large[i]));
+        }
+        const uint32_t large0 = round_tf32(__uint_as_float(b0)), large1 = round_tf32(__uint_as_float(b1));
+        multiply_tf32(d, small, large0, large1);
+        multiply_tf32(d, large, round_tf32(__uint_as_float(b0) - __uint_as_float(large0)),
+                      round_tf32(__uint_as_float(b1) - __uint_as_float(large1)));
+        multiply_tf32(d, large, large0, large1);
     }
-    const uint32_t large0 = round_tf32(__uint_as_float(b0)), large1 = round_tf32(__uint_as_float(b1));
-    multiply_tf32(d, small, large0, large1);
-    multiply_tf32(d, large, round_tf32(__uint_as_float(b0) - __uint_as_float(large0)),
-                  round_tf32(__uint_as_float(b1) - __uint_as_float(large1)));
-    multiply_tf32(d, large, large0, large1);
 }
 
 /* d (16 M, 8 N) += a b, over STEPS steps. */
@@ -220,20 +226,23 @@ __device__ inline void store_two(float *to, float a, float b) { *reinterpret_cas
 template <typename T, int COLUMNS, int ROWS, int THREADS>
 __device__ inline void copy_tile(uint32_t to, const T *from, int width, int rows, int columns)
 {
-    constexpr int PIECE = 16 / sizeof(T), PIECES = COLUMNS / PIECE, WORD = 4 / sizeof(T);
-    const bool aligned = columns % PIECE == 0;
-#pragma unroll
-    for (int first = 0; first < ROWS * PIECES; first += THREADS) {
-        const int i = first + threadIdx.x;
-        if (ROWS * PIECES % THREADS != 0 && i >= ROWS * PIECES)
-            break;
-        const int row = i / PIECES, column = i % PIECES * PIECE;
-        const uint32_t at = to + row * PITCH<T, COLUMNS> + column * (int)sizeof(T);
-        const T *source = from + row * width + column;
-        if (aligned)
-            copy_16(at, source, row < rows && column < columns);
-        else
-            for (int word = 0; word < 4; word++)
-                copy_4(at + 4 * word, source + word * WORD, row < rows && column + word * WORD < columns);
+    constexpr int PIECE = 16 / sizeof(T), WORD = 4 / sizeof(T), ACROSS = COLUMNS == 96 ? 16 : COLUMNS / PIECE;
+    constexpr int DOWN = THREADS / ACROSS;
+    const int row = threadIdx.x / ACROSS, column = threadIdx.x % ACROSS * PIECE;
+    to += row * PITCH<T, COLUMNS> + column * (int)sizeof(T);
+    from += (int64_t)row * width + column;
+    if (column >= COLUMNS)
+        return;
+    if (columns % PIECE != 0) {
+#pragma unroll 1
+        for (int r = row; r < ROWS; r += DOWN, to += DOWN * PITCH<T, COLUMNS>, from += DOWN * width)
+            for (int i = 0; i < 4; i++)
+                copy_4(to + 4 * i, from + WORD * i, r < rows && column + WORD * i < columns);
+        return;
     }
+    rows = column < columns ? rows - row : 0;
+#pragma unroll
+    for (int r = 0; r < ROWS; r += DOWN, to += DOWN * PITCH<T, COLUMNS>, from += DOWN * width)
+        if (ROWS % DOWN == 0 || row + r < ROWS)
+            copy_16(to, from, r < rows);
 }
