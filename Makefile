@@ -49,7 +49,7 @@ endif
 NV_FLAGS  += $(foreach a,$(ARCH),-gencode=arch=compute_$a,code=sm_$a) -DARCHITECTURES='"$(strip $(ARCH))"'
 NV_FLAGS  += $(foreach a,$(filter-out %a %f,$(lastword $(ARCH))),-gencode=arch=compute_$a,code=compute_$a)
 CUDA_LIBS := $(foreach d,$(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/lib $(NCCL_HOME)/lib),-L$d -Wl,-rpath,$d)
-LIBS      += $(CUDA_LIBS) -lcudart -lcublasLt -lcudnn -lnccl -lstdc++
+LIBS      += $(CUDA_LIBS) -lcudart -lcublasLt -lnccl -lstdc++
 else ifeq ($(BACKEND),cpu)
 CC_FLAGS  += $(BLAS_FLAGS)
 LIBS      += $(BLAS_LIBS)

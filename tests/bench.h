@@ -17,13 +17,13 @@ static double copy_rate;            /* bytes/s */
 static double last_ms;              /* of the last row */
 static double part_ms[NUM_PARTS];
 
-static int compare(const void *a, const void *b)
+static inline int compare(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
 
-static double median_ms(void)
+static inline double median_ms(void)
 {
     double ms[RUNS];
     for (int i = 0; i < RUNS; i++)
@@ -33,7 +33,7 @@ static double median_ms(void)
 }
 
 /* unit: GB or TFLOP; scale: 1e9 or 1e12; reference: what counts as 100 %, per second. */
-static void print_row(const char *name, double ms, double amount, const char *unit, double scale, double reference)
+static inline void print_row(const char *name, double ms, double amount, const char *unit, double scale, double reference)
 {
     last_ms = ms;
     char percent[16] = "";
@@ -44,7 +44,7 @@ static void print_row(const char *name, double ms, double amount, const char *un
     fflush(stdout);
 }
 
-static void report_bytes(const char *name, double bytes)
+static inline void report_bytes(const char *name, double bytes)
 {
     double ms = median_ms();
     if (copy_rate == 0)
@@ -52,7 +52,7 @@ static void report_bytes(const char *name, double bytes)
     print_row(name, ms, bytes, "GB", 1e9, copy_rate);
 }
 
-static void report_flops(const char *name, double flops)
+static inline void report_flops(const char *name, double flops)
 {
     print_row(name, median_ms(), flops, "TFLOP", 1e12, device_peak_flops(strstr(name, "FP8") ? E4M3 : BF16));
 }
@@ -74,12 +74,12 @@ static void report_flops(const char *name, double flops)
 #define TIME_FLOPS(name, flops, call) TIME(report_flops, name, flops, call)
 
 /* A step runs what the last row shows so many times. */
-static void in_step(Part part, double times)
+static inline void in_step(Part part, double times)
 {
     part_ms[part] += times * last_ms;
 }
 
-static void print_step(const char *recipe, int tokens)
+static inline void print_step(const char *recipe, int tokens)
 {
     static const char *const names[] = { "GEMMs", "attention", "elementwise", "optimizer" };
     double sum = 0;

@@ -2,11 +2,16 @@
 #pragma once
 #include "tests/bench_tensors.h"
 
+static struct {
+    void (*forward)(Tensor, float *, Tensor, Attention, Documents);
+    void (*backward)(Tensor, Tensor, Tensor, Tensor, const float *, Attention, Documents);
+} attention = { attention_forward, attention_backward };
+
 /* For attention with a window only, of 4096 keys there. */
 static Model sliding = { "Olmo-3-7B", 1, 8192, 4096, 32, 32, 128 };
 
 /* Of the T x T scores the causal half is counted, with a window its part: a query sees `window` keys, the first ones fewer. */
-static void bench_attention(const Model *m, int window, double times)
+static inline void bench_attention(const Model *m, int window, double times)
 {
     char forward[64] = "attention_forward", backward[64] = "attention_backward";
     const int N = m->B * m->T, S = (m->H + 2 * m->K) * m->D, q = m->H * m->D;
@@ -21,15 +26,15 @@ static void bench_attention(const Model *m, int window, double times)
         snprintf(forward, sizeof forward, "attention_forward, window %d of %d", window, m->T);
         snprintf(backward, sizeof backward, "attention_backward, window %d of %d", window, m->T);
     }
-    TIME_FLOPS(forward, flops, attention_forward(y, lse, qkv, a, whole));
+    TIME_FLOPS(forward, flops, attention.forward(y, lse, qkv, a, whole));
     in_step(ATTENTION, times);
-    TIME_FLOPS(backward, 2.5 * flops, attention_backward(dqkv, dy, qkv, y, lse, a, whole));
+    TIME_FLOPS(backward, 2.5 * flops, attention.backward(dqkv, dy, qkv, y, lse, a, whole));
     in_step(ATTENTION, times);
     release();
 }
 
 /* Documents as conversations are packed: lengths of 700 tokens on the mean, most shorter, few longer [-350 ln u + 350]. */
-static void bench_documents(const Model *m, int B, int T)
+static inline void bench_documents(const Model *m, int B, int T)
 {
     const int N = B * T, S = (m->H + 2 * m->K) * m->D, q = m->H * m->D;
     int *start = calloc((size_t)N + 1, sizeof *start);
@@ -50,16 +55,16 @@ static void bench_documents(const Model *m, int B, int T)
     float *lse = hold((size_t)N * (size_t)m->H * sizeof *lse);
     char label[64];
     snprintf(label, sizeof label, "attention_forward, %d documents", docs.count);
-    TIME_FLOPS(label, flops, attention_forward(y, lse, qkv, a, docs));
+    TIME_FLOPS(label, flops, attention.forward(y, lse, qkv, a, docs));
     snprintf(label, sizeof label, "attention_backward, %d documents", docs.count);
-    TIME_FLOPS(label, 2.5 * flops, attention_backward(dqkv, dy, qkv, y, lse, a, docs));
+    TIME_FLOPS(label, 2.5 * flops, attention.backward(dqkv, dy, qkv, y, lse, a, docs));
     release();
     free(start);
 }
 
 /* What decoding one token takes: each matrix read once, which is not in the L2 cache, since several take turns; and each key and
  * value of 2 T tokens behind which it stands. */
-static void bench_decoding(const Model *m)
+static inline void bench_decoding(const Model *m)
 {
     enum { TURNS = 4 };
     const int S = (m->H + 2 * m->K) * m->D, q = m->H * m->D, past = 2 * m->T;

@@ -16,33 +16,33 @@ static const Tensor NONE = { 0 };
 static const LowProduct NO_PRODUCT = { 0 };
 
 /* How often a step runs an operation that each block, each chunk of logits or each micro-batch has once. */
-static double blocks(const Model *m) { return (double)m->L * m->micro_batches; }
-static double chunks(const Model *m) { return (double)m->micro_batches * m->B * m->T / m->chunk; }
+static inline double blocks(const Model *m) { return (double)m->L * m->micro_batches; }
+static inline double chunks(const Model *m) { return (double)m->micro_batches * m->B * m->T / m->chunk; }
 
 /* Of the blocks, and with embedding and head. */
-static double block_params(const Model *m) { return (double)m->L * m->params; }
-static double all_params(const Model *m) { return block_params(m) + 2.0 * m->V * m->C; }
+static inline double block_params(const Model *m) { return (double)m->L * m->params; }
+static inline double all_params(const Model *m) { return block_params(m) + 2.0 * m->V * m->C; }
 
 /* ---- memory --------------------------------------------------------------------------------------------------- */
 
 static void *held[MAX_TENSORS];
 static int num_held;
 
-static void *hold(size_t bytes)
+static inline void *hold(size_t bytes)
 {
     if (num_held == MAX_TENSORS)
         exit(fprintf(stderr, "bench_kernels: more than %d tensors\n", MAX_TENSORS));
     return held[num_held++] = device_alloc(bytes);
 }
 
-static void release(void)
+static inline void release(void)
 {
     device_sync();
     while (num_held > 0)
         device_free(held[--num_held]);
 }
 
-static Tensor make(Format f, int rows, int cols)
+static inline Tensor make(Format f, int rows, int cols)
 {
     Tensor t = { .format = f, .rows = rows, .cols = cols };
     t.data = hold(tensor_numel(t) * dtype_size(f.dtype));
@@ -51,26 +51,26 @@ static Tensor make(Format f, int rows, int cols)
     return t;
 }
 
-static Tensor make_operand(Format f, int rows, int cols)
+static inline Tensor make_operand(Format f, int rows, int cols)
 {
     Tensor t = make(f, rows, cols);
     t.data_t = hold(tensor_numel(t));
     return t;
 }
 
-static Tensor rows_only(Tensor t)
+static inline Tensor rows_only(Tensor t)
 {
     t.data_t = NULL;
     return t;
 }
 
-static Tensor transpose_only(Tensor t)
+static inline Tensor transpose_only(Tensor t)
 {
     t.data = NULL;
     return t;
 }
 
-static Tensor make_normal(Format f, int rows, int cols, float std)
+static inline Tensor make_normal(Format f, int rows, int cols, float std)
 {
     static uint64_t seed;
     Tensor t = make(f, rows, cols);
@@ -78,7 +78,7 @@ static Tensor make_normal(Format f, int rows, int cols, float std)
     return t;
 }
 
-static Tensor with_range(Tensor t)
+static inline Tensor with_range(Tensor t)
 {
     t.range = hold(sizeof(float));
     return t;
@@ -95,7 +95,7 @@ static Tensor with_range(Tensor t)
 
 /* ---- attention ------------------------------------------------------------------------------------------------ */
 
-static Attention attention_of(const Model *m)
+static inline Attention attention_of(const Model *m)
 {
     const int pairs = m->D / 2;
     Attention a = { .B = m->B, .T = m->T, .H = m->H, .K = m->K, .D = m->D, .scale = (float)(1 / sqrt(m->D)),

@@ -1,7 +1,7 @@
-/* Attention by cuDNN (BF16), on compute capability 9.0 by attention_sm90.cu, and by attention_plain.cu (F32) where the
- * common tests do not reach: long sequences, with a backward in parts, many documents, whose launches are padded, every head width
- * that cuDNN takes, windows, ends inside and on the edge of tiles. Rows of queries and keys are sampled and compared with a double
- * reference; each call runs twice and must repeat its bits.
+/* Attention by attention_mma.cu (BF16 and F32) and, on compute capability 9.0, by attention_sm90.cu too (BF16), where the common tests
+ * do not reach: long sequences, many documents, every head width that has kernels of its own, widths between these, windows, ends
+ * inside and on the edge of tiles. Rows of queries and keys are sampled and compared with a double reference; each call runs twice
+ * and must repeat its bits.
  *
  * Bounds, with u = 2^-24 and w the unit roundoff of what the tensor cores read (BF16: 2^-8; F32: 0):
  * a score errs by d = (D + 8) u scale sum|q k|, so p errs relatively by d before it is rounded (w), and sums over n
@@ -9,7 +9,8 @@
  *     y   e sum p|v|                          lse  d + (n + 16) u + 4 u |lse|
  *     ds  |ds| e + p a, a = (D + 4) u (sum|dy v| + sum|dy y|)             [ds = p (dp - delta)]
  *     dv  e sum p|dy|          dq, dk  scale sum (|ds| e + p a) |k| or |q|
- * and with several query heads per key head those of dk and dv are rounded (w) before they are added. */
+ * and with several query heads per key head those of dk and dv may be rounded (w) before they are added. */
+#include "kernels/cuda/attention.h"
 #include "tests/kit.h"
 
 #include <spawn.h>
@@ -42,14 +43,20 @@ static const Shape small[] = {
     { "steep, width 128",              1, 700, 4, 2, 128, 0, 0, 4 },
     { "steep, width 64",               2, 520, 4, 4, 64,  0, 0, 4 },
     { "steep documents, width 96",     2, 600, 3, 3, 96,  5, 0, 4 },
+    { "width 16, four tiles",          1, 250, 2, 1, 16,  0 },
+    { "width 100, window 70",          1, 260, 2, 1, 100, 0, 70 },
+    { "width 6",                       2, 70,  3, 1, 6,   4 },
+    { "width 160, documents",          2, 300, 4, 2, 160, 7 },
+    { "width 256, window 100",         1, 400, 4, 2, 256, 0, 100 },
+    { "steep, width 256",              1, 500, 2, 1, 256, 0, 0, 4 },
 };
 static const Shape large[] = {
-    { "parts of the batch", 3, 8192, 4,  2, 64,  0 },
-    { "parts of the heads", 1, 8192, 16, 4, 64,  0 },
+    { "long sequences", 3, 8192, 4,  2, 64,  0 },
+    { "a long sequence, shared keys", 1, 8192, 16, 4, 64,  0 },
     { "300 documents",      4, 2048, 4,  2, 128, 300 },
     { "long documents",     4, 2048, 16, 8, 64,  13 },
-    { "window 1000 of parts of the batch", 3, 8192, 4,  2, 64,  0, 1000 },
-    { "window 4096 of parts of the heads", 1, 8192, 16, 8, 128, 0, 4096 },
+    { "window 1000 of long sequences", 3, 8192, 4,  2, 64,  0, 1000 },
+    { "window 4096 of a long sequence", 1, 8192, 16, 8, 128, 0, 4096 },
     { "long documents, window 300",        4, 2048, 16, 8, 64,  13, 300 },
     { "two heads in the cache, then one",  1, 20000, 3, 3, 128, 0,  3000 },
     { "steep, bounds known from the first tile on",  1, 8192, 4, 2, 128, 0, 0, 1 },
@@ -58,6 +65,7 @@ static const Shape large[] = {
     { "steep, never bounded",                        1, 8192, 4, 2, 128, 0, 0, 16 },
     { "steep, never bounded, width 64",              1, 8192, 3, 1, 64,  0, 0, 16 },
     { "steep documents, shared keys",                2, 8192, 6, 3, 96,  3, 0, 1.45f },
+    { "width 256, shared keys",                      1, 4096, 8, 1, 256, 0 },
 };
 
 /* Where neighbouring blocks of keys share what they read: long sequences, of an even number of blocks. */
@@ -66,9 +74,7 @@ static const Shape pairs[] = {
     { "neighbours in a window, width 64",       1, 8192, 2, 1, 64,  0, 4200 },
 };
 
-/* From what cuDNN's samples do to what training does: documents of up to 512, 1024, 2048, ... tokens in launches of their own,
- * padded to 4, 16, 64, 256 documents, at most 1 GiB of ds each, where one document has more of some of its heads; those of one
- * launch need not lie side by side; B documents are the sequences themselves. */
+/* Documents, from single ones to what training packs; B documents are the sequences themselves. */
 static Shape ladder[] = {
     { "whole sequences, shared keys, width 128",     8, 128,  8,  2,  128, 8 },
     { "16 documents, shared keys, width 128",        4, 512,  8,  2,  128, 16 },
@@ -78,23 +84,30 @@ static Shape ladder[] = {
     { "16 documents, own keys, width 96",            4, 512,  2,  2,  96,  16 },
     { "one document, shared keys, width 128",        1, 128,  4,  1,  128, 1 },
     { "one odd document, own keys, width 64",        1, 37,   2,  2,  64,  1 },
-    { "9 documents of 16, shared keys, width 128",   3, 200,  8,  2,  128, 9 },
-    { "9 documents of 16, own keys, width 64",       3, 70,   4,  4,  64,  9 },
-    { "two launches of 256, own keys, width 64",     2, 1024, 2,  2,  64,  300 },
+    { "9 documents, shared keys, width 128",         3, 200,  8,  2,  128, 9 },
+    { "9 documents, own keys, width 64",             3, 70,   4,  4,  64,  9 },
+    { "300 documents, own keys, width 64",           2, 1024, 2,  2,  64,  300 },
     { "13 documents of three lengths, width 128",    4, 2048, 16, 4,  128, 13 },
     { "60 documents of four lengths, width 128",     4, 4096, 8,  8,  128, 60 },
-    { "half of the heads, shared keys, width 64",    1, 8192, 16, 8,  64,  2 },
-    { "some of the heads, own keys, width 64",       1, 8192, 32, 32, 64,  2 },
+    { "2 long documents, shared keys, width 64",     1, 8192, 16, 8,  64,  2 },
+    { "2 long documents, own keys, width 64",        1, 8192, 32, 32, 64,  2 },
     { "window 100, shared keys, width 128",          4, 512,  8,  2,  128, 16, 100 },
     { "window 33, own keys, width 64",               4, 512,  4,  4,  64,  16, 33 },
     { "window 1, own keys, width 96",                4, 512,  2,  2,  96,  16, 1 },
     { "window 300, three lengths, width 128",        4, 2048, 16, 4,  128, 13, 300 },
     { "window 1000 of some lengths only, width 128", 4, 4096, 8,  8,  128, 60, 1000 },
-    { "window 1000 in half of the heads, width 64",  1, 8192, 16, 8,  64,  2,  1000 },
+    { "window 1000 of 2 long documents, width 64",   1, 8192, 16, 8,  64,  2,  1000 },
 };
 enum { RUNGS = sizeof ladder / sizeof ladder[0] };
 
 static char *program;
+
+/* Which kernels: those that the program takes, or those that serve every GPU. */
+typedef struct {
+    void (*forward)(Tensor, float *, Tensor, Attention, Documents);
+    void (*backward)(Tensor, Tensor, Tensor, Tensor, const float *, Attention, Documents);
+} Way;
+static const Way taken = { attention_forward, attention_backward }, everywhere = { attention_mma_forward, attention_mma_backward };
 
 /* Everything in double, as the device holds it. */
 typedef struct {
@@ -102,7 +115,7 @@ typedef struct {
     int S, count, *start;           /* documents on the host: the sequences if there are none */
     double *qkv, *y, *dy, *dqkv, w;
     float *lse;
-    bool documents;
+    bool documents, packed;         /* packed: lse is (tokens, H), else (B, H, T) */
     Format format;
 } Case;
 
@@ -177,12 +190,10 @@ static void check_tally(const char *name)
         fail_msg("%s: %ld numbers are wrong", name, wrong);
 }
 
-/* lse: (B, H, T), and with documents in BF16 (tokens, H), as cuDNN packs it. */
 static double lse_of(const Case *c, int n, int h)
 {
     const Attention a = c->a;
-    bool packed = c->documents && c->format.dtype == BF16 && (a.D == 64 || a.D == 96 || a.D == 128);
-    return c->lse[packed ? n * a.H + h : (n / a.T * a.H + h) * a.T + n % a.T];
+    return c->lse[c->packed ? n * a.H + h : (n / a.T * a.H + h) * a.T + n % a.T];
 }
 
 static double relative_error(const Case *c, double score_error, int n)
@@ -321,12 +332,12 @@ static void check_finite(const Case *c)
     }
 }
 
-/* Without a window: cuDNN's workspace then holds ds of every key, which a kernel with one must not take for its own. */
-static void fill_workspace(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, float *lse, Attention a, Documents docs)
+/* Without a window: the workspace then holds sums over every key, which a kernel with one must not take for its own. */
+static void fill_workspace(Way way, Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, float *lse, Attention a, Documents docs)
 {
     a.window = 0;
-    attention_forward(y, lse, qkv, a, docs);
-    attention_backward(dqkv, dy, qkv, y, lse, a, docs);
+    way.forward(y, lse, qkv, a, docs);
+    way.backward(dqkv, dy, qkv, y, lse, a, docs);
 }
 
 /* Queries times `steep`, keys times 8 at the first token of a sequence, down to 0 behind its last. With 4 the first scores reach 30
@@ -346,31 +357,44 @@ static void make_steep(Tensor qkv, Attention a, float steep)
     put(qkv, x);
 }
 
-static void run_case(const Shape *s, Format format)
+static bool has_hopper(const Shape *s, Format format)
+{
+    return runs_on_hopper() && format.dtype == BF16 && (s->D == 64 || s->D == 96 || s->D == 128);
+}
+
+static void run_way(const Shape *s, Format format, Way way)
 {
     Case c = { .format = format, .S = (s->H + 2 * s->K) * s->D, .w = format.dtype == BF16 ? 0x1p-8 : 0,
                .a = { .B = s->B, .T = s->T, .H = s->H, .K = s->K, .D = s->D, .scale = 1 / sqrtf((float)s->D),
                       .window = s->window } };
     const int N = s->B * s->T;
     make_documents(&c, s->documents);
+    c.packed = c.documents && way.forward == attention_forward && has_hopper(s, format);
     const Documents docs = documents_of(&c);
     Tensor qkv = make_filled(format, N, c.S, 1, -1, 1), y = make(format, N, s->H * s->D), lse = make_f32(N, s->H);
     Tensor dy = make_filled(format, N, s->H * s->D, 2, -1, 1), dqkv = make(format, N, c.S);
     if (s->steep > 0)
         make_steep(qkv, c.a, s->steep);
     if (s->window)
-        fill_workspace(dqkv, dy, qkv, y, lse.data, c.a, docs);
-    attention_forward(y, lse.data, qkv, c.a, docs);
-    attention_backward(dqkv, dy, qkv, y, lse.data, c.a, docs);
+        fill_workspace(way, dqkv, dy, qkv, y, lse.data, c.a, docs);
+    way.forward(y, lse.data, qkv, c.a, docs);
+    way.backward(dqkv, dy, qkv, y, lse.data, c.a, docs);
     c.qkv = values(qkv), c.y = values(y), c.dy = values(dy), c.dqkv = values(dqkv);
     c.lse = tensor_snapshot(lse);
     for (int i = 0; i < c.count; i++)
         check_document(&c, i);
     check_finite(&c);
     check_tally(s->name);
-    TWICE(attention_forward(y, lse.data, qkv, c.a, docs), y, lse);
-    TWICE(attention_backward(dqkv, dy, qkv, y, lse.data, c.a, docs), dqkv);
+    TWICE(way.forward(y, lse.data, qkv, c.a, docs), y, lse);
+    TWICE(way.backward(dqkv, dy, qkv, y, lse.data, c.a, docs), dqkv);
     release();
+}
+
+static void run_case(const Shape *s, Format format)
+{
+    run_way(s, format, taken);
+    if (has_hopper(s, format))
+        run_way(s, format, everywhere);
 }
 
 static void run_shapes(const Shape *shapes, size_t count)
@@ -437,7 +461,7 @@ static void test_errors(void **state)
     Tensor qkv = make(bf, 4, 7 * 64), y = make(bf, 4, 3 * 64), lse = make_f32(4, 3);
     Tensor wide_qkv = make(f, 4, 900), wide_y = make(f, 4, 300);
     DIES("3 query heads, 2 key/value heads", attention_forward(y, lse.data, qkv, a, (Documents){ 0 }));
-    DIES("head width 300", attention_forward(wide_y, lse.data, wide_qkv, b, (Documents){ 0 }));
+    DIES("heads of width 300", attention_forward(wide_y, lse.data, wide_qkv, b, (Documents){ 0 }));
     release();
 }
 
