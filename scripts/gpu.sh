@@ -91,7 +91,7 @@ export -f sanitized
 sanitize() {
     local tool test options
     for tool in racecheck memcheck; do
-        options="--tool $tool --kernel-name-exclude kernel_substring=cudnn"
+        options="--tool $tool"
         for test in ${kernel_tests/ attention/}; do
             on_one "$tool test_$test" env NO_FORK=1 bash -c "sanitized $options build/cuda/tests/test_$test"
         done

@@ -17,11 +17,10 @@ Row = collections.namedtuple("Row", "group name ms share calls mean_us")    # ms
 FP8, BF16, HEAD = "FP8 GEMMs", "GEMMs in BF16", "the head's GEMMs"
 ATTENTION, ELEMENTWISE, ADAMW, COMMUNICATION = "attention", "elementwise", "AdamW", "communication"
 GROUPS = [FP8, ATTENTION, ELEMENTWISE, HEAD, BF16, ADAMW, COMMUNICATION]        # as they are printed
-# cuBLASLt names operands, sum and result of a GEMM by letters: q is E4M3, r E5M2, t BF16, s F32. cuDNN runs attention alone.
+# cuBLASLt names operands, sum and result of a GEMM by letters: q is E4M3, r E5M2, t BF16, s F32.
 PATTERNS = [(COMMUNICATION, re.compile(r"nccl|^\[copy peer to peer\]")),
             (ADAMW, re.compile(r"adamw")),
-            (ATTENTION, re.compile(r"cudnn|attention|sdpa|fmha|matmul_dq|dot_do|(^|\d)(forward|gradients|prepare|finish_dq|sum_heads|"
-                           r"dq|dkv|part|merge|append)_kernel")),
+            (ATTENTION, re.compile(r"attention|(^|\d)(forward|gradients|delta|prepare|finish_dq|sum_heads|part|merge|append)_kernel")),
             (FP8, re.compile(r"(^|_)[qr]{2}[a-z]{3}_\d+x\d+|gemm.*e[45]m[23]|e[45]m[23].*gemm|matmul_fused")),
             (BF16, re.compile(r"(^|_)[a-z]{3,5}_\d+x\d+_\d+x\d+|gemm|cutlass|nvjet"))]
 SHOWN = 1e-4        # of the time: kernels below it are in the file only

@@ -29,8 +29,8 @@ FP8_FORWARD, FP8_DW = "nvjet_sm90_qqtst_176x128_128x5_1x2_h_bz_TNN", "nvjet_sm90
 FUSED_FORWARD = "_Z19matmul_fused_kernelIN49_GLOBAL__N__ca52836b_16_matmul_swiglu_cu_53865fc07ForwardEEvNT_3JobE9FusedMaps"
 FUSED_DX = "_Z19matmul_fused_kernelIN52_GLOBAL__N__2675d671_19_matmul_dx_swiglu_cu_bc23f7778BackwardEEvNT_3JobE9FusedMaps"
 BF16_GEMM = "nvjet_sm90_tst_256x128_64x4_1x2_h_badd_coopA_NTT"
-FLASH = "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_26_64x64x128_1x4x1_cga1x1x1_kernel0_0"
-DQ = "_ZN5cudnn6fusion9matmul_dqILb1ELi128EEEvPKvS3_PvjjjjjjjjjjjjjjbS4_S4_bS4_S4_"
+FLASH = "_Z14forward_kernelI7ForwardI13__nv_bfloat16Li128EES1_EvPT0_PfPKS3_4Work"
+GRADIENTS = "_Z16gradients_kernelI9GradientsI13__nv_bfloat16Li128ELi4ELi2ELi64ELi2EES1_EvPT0_PKS3_S6_PKf8Backward"
 LOSS = "_Z20cross_entropy_kernelILb1ELb1E13__nv_bfloat16EvPT1_PfS3_PKiiiff"
 ADAMW = "_Z16adamw_fp8_kernelI4FormIL5DType2ELb1EES2_13__nv_bfloat16S3_EvPT1_6MomentS6_PKT2_j9QuickStepm"
 NORM = "_Z20norm_backward_kernelv"
@@ -38,8 +38,8 @@ NCCL = "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<40
 
 # Of one micro-step: name, us. The GEMM in front of each loss and the two behind it are the head's.
 MICRO_STEP = [(FP8_FORWARD, 100), (FLASH, 30), (BF16_GEMM, 5), (LOSS, 1), (BF16_GEMM, 6), (BF16_GEMM, 7),
-              (FP8_FORWARD, 5), (LOSS, 1), (FP8_FORWARD, 6), (FP8_DW, 7), (FUSED_FORWARD, 40), (FUSED_DX, 50), (FP8_DW, 10), (DQ, 10),
-              (NORM, 20), ("[memset]", 2)]
+              (FP8_FORWARD, 5), (LOSS, 1), (FP8_FORWARD, 6), (FP8_DW, 7), (FUSED_FORWARD, 40), (FUSED_DX, 50), (FP8_DW, 10),
+              (GRADIENTS, 10), (NORM, 20), ("[memset]", 2)]
 
 
 def steps(count, gap=0, beside=None):

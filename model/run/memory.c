@@ -21,7 +21,7 @@ static int ranks_of(const Config *c)
     return c->dry_run ? c->ranks : comm_size();
 }
 
-/* CUDA's context and code, workspaces of cuBLASLt and cuDNN, scratch of our kernels; with several ranks also NCCL's buffers. Measured
+/* CUDA's context and code, workspace of cuBLASLt, scratch of our kernels; with several ranks also NCCL's buffers. Measured
  * on H200s, models of 1B to 30B parameters in sequences of 2048 tokens: 0.77 to 1.65 GiB in 13 runs on one GPU, 2.06 to 2.89 GiB in
  * 16 on two and four. This is the most of either, rounded up. */
 double memory_allowance(const Config *c)
