@@ -1,23 +1,32 @@
-"""A model folder's chat template, rendered as Hugging Face's apply_chat_template does. Needs the package jinja2."""
-import datetime, json, os, sys
+"""A model folder's chat templates, rendered as apply_chat_template of transformers 5.24 does. Needs the packages jinja2 and
+tokenizers."""
+import datetime, glob, json, os, sys
 
-from shards import Bad
+import tokenizer_files
+from chat_schema import THOUGHTS
+from errors import Bad
 
 try:
     import jinja2
     import jinja2.ext
+    from jinja2 import nodes
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 except ImportError as problem:
     sys.exit(f"error: {problem}: pip install jinja2")
 
 
 class Generation(jinja2.ext.Extension):
-    """{% generation %} ... {% endgeneration %}, which some templates have around answers, renders what is in it."""
+    """{% generation %} ... {% endgeneration %}, which some templates have around answers, renders what is in it, as a block of its
+    own: what is set there is unknown after it."""
     tags = {"generation"}
 
     def parse(self, parser):
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("render"), [], [], body).set_lineno(line)
+
+    def render(self, caller):
+        return caller()
 
 
 def raise_exception(message):
@@ -29,60 +38,79 @@ def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=Fa
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def read_json(path):
+def read_text(path):
     try:
         with open(path, encoding="utf-8") as file:
-            found = json.load(file)
-    except FileNotFoundError:
-        return {}
-    except ValueError as problem:
-        raise Bad(f"{path}: {problem}; expected JSON")
-    return found if isinstance(found, dict) else {}
+            return file.read()
+    except UnicodeDecodeError as problem:
+        raise Bad(f"{path}: {problem}; expected a text in UTF-8")
 
 
-def find_template(folder, config):
-    """(name of the file, text): chat_template.jinja, which goes before the chat_template of tokenizer_config.json."""
-    path = os.path.join(folder, "chat_template.jinja")
+def find_templates(folder, config):
+    """{name: (file, text)}: chat_template.jinja, whose name is default, and additional_chat_templates/NAME.jinja; only without such
+    files the chat_template of tokenizer_config.json, a text, which is called default, or a list of templates with names."""
+    path, found = os.path.join(folder, "chat_template.jinja"), {}
     if os.path.isfile(path):
-        try:
-            with open(path, encoding="utf-8") as file:
-                return path, file.read()
-        except UnicodeDecodeError as problem:
-            raise Bad(f"{path}: {problem}; expected a text in UTF-8")
-    path, found = os.path.join(folder, "tokenizer_config.json"), config.get("chat_template")
-    if isinstance(found, list):
-        found = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}.get("default")
-    if not isinstance(found, str):
+        found["default"] = path, read_text(path)
+    for path in sorted(glob.glob(os.path.join(glob.escape(folder), "additional_chat_templates", "*.jinja"))):
+        found[os.path.basename(path)[:-len(".jinja")]] = path, read_text(path)
+    if found:
+        return found
+    path, given = os.path.join(folder, "tokenizer_config.json"), config.get("chat_template")
+    if isinstance(given, str):
+        return {"default": (path, given)}
+    if isinstance(given, list):
+        found = {one.get("name"): (path, one.get("template")) for one in given if isinstance(one, dict)}
+    if not found or not all(isinstance(part, str) for name, (_, text) in found.items() for part in (name, text)):
         raise Bad(f"{folder} has no chat template; expected chat_template.jinja, or a chat_template in tokenizer_config.json "
                   "(a text, or a list with one named default). A base model has none: write the one that it is to learn to "
                   f"{os.path.join(folder, 'chat_template.jinja')}, and name eos_token, which ends its answers, in {path}")
-    return path, found
+    return found
+
+
+def find_names(tree):
+    """(attributes and keys that a template reads, with all else that is a word in it; words alone, as roles are)."""
+    words = lambda some: {node.value for node in some if isinstance(node, nodes.Const) and isinstance(node.value, str)}
+    keys = {id(node.arg): node.arg for node in tree.find_all(nodes.Getitem)}
+    alone = words(node for node in tree.find_all(nodes.Const) if id(node) not in keys)
+    return {node.attr for node in tree.find_all(nodes.Getattr)} | words(keys.values()) | alone, alone
+
+
+def name_thoughts(messages):
+    """Each message with its thoughts under the names that templates read."""
+    for message in messages:
+        thoughts = next((message[name] for name in THOUGHTS if message.get(name) is not None), None)
+        yield message if thoughts is None else {"thinking": thoughts, **message, "reasoning_content": thoughts}
 
 
 class ChatTemplate:
-    """now: what strftime_now tells the template, so that all conversations have the same date; default: the time."""
+    """files: tokenizer_files.load of the folder. now: what strftime_now tells the template, so that all conversations have the same
+    date; default: the time. names: what the templates of the folder name, of keys and all else; words: that which is no key."""
 
-    def __init__(self, folder, now=None):
-        config = {}
-        for name in ("special_tokens_map.json", "tokenizer_config.json"):
-            config.update(read_json(os.path.join(folder, name)))
+    def __init__(self, folder, files, now=None):
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
                                                     extensions=[Generation, jinja2.ext.loopcontrols])
         environment.filters["tojson"] = tojson
         environment.globals["raise_exception"] = raise_exception
         environment.globals["strftime_now"] = (now or datetime.datetime.now()).strftime
-        self.tokens = {}        # bos_token, eos_token ...: text
-        for key, value in config.items():
-            text = value.get("content") if isinstance(value, dict) else value
-            if key.endswith("_token") and isinstance(text, str):
-                self.tokens[key] = text
-        path, text = find_template(folder, config)
-        try:
-            self.template = environment.from_string(text)
-        except jinja2.TemplateSyntaxError as problem:
-            raise Bad(f"{path}: line {problem.lineno} of the chat template: {problem}; expected a template of jinja")
+        self.folder, self.tokens, self.templates = folder, files.named, {}
+        self.names, self.words = set(), set()
+        for name, (path, text) in find_templates(folder, files.config).items():
+            try:
+                self.templates[name] = environment.from_string(text)
+                names, words = find_names(environment.parse(text))
+                self.names, self.words = self.names | names, self.words | words
+            except jinja2.TemplateSyntaxError as problem:
+                raise Bad(f"{path}: line {problem.lineno} of the chat template: {problem}; expected a template of jinja")
 
-    def render(self, messages, add_generation_prompt=False, tools=None):
+    def choose(self, tools):
+        """The one named tool_use where there are tools, even none of them ([]), else the default one."""
+        name = "tool_use" if tools is not None and "tool_use" in self.templates else "default"
+        if name not in self.templates:
+            raise Bad(f"{self.folder} has chat templates named {', '.join(sorted(self.templates))}; expected one named default")
+        return self.templates[name]
+
+    def render(self, messages, add_generation_prompt=False, tools=None, **variables):
         """The text of messages [{"role", "content"}, ...]; raises whatever the template does."""
-        return self.template.render(messages=messages, tools=tools, documents=None, add_generation_prompt=add_generation_prompt,
-                                    **self.tokens)
+        given = {"messages": list(name_thoughts(messages)), "tools": tools, "add_generation_prompt": add_generation_prompt}
+        return self.choose(tools).render(**{**self.tokens, "documents": None, **variables, **given})

@@ -2,6 +2,10 @@
 import os, sys
 
 
+class Bad(Exception):
+    """What is wrong with the input, in the words that the user reads."""
+
+
 def run(main, expected):
     """Returns what main() does; expected: the files and programs that it needs, in the words that the user reads."""
     try:

@@ -6,15 +6,12 @@
     python3 scripts/generate.py FOLDER --train "mpirun -n 2 ./train" --recipe=f32 "one text" "and another"
 
 FOLDER is a checkpoint or a model as Hugging Face has it, with tokenizer.json and, unless --raw, a chat template. Options that are
-not listed below go to ./train as they are. Needs the packages tokenizers, jinja2 and numpy (--raw: tokenizers
-alone).
+not listed below go to ./train as they are. Needs the packages tokenizers and jinja2 (--raw: tokenizers alone).
 """
 import argparse, json, os, re, shlex, subprocess, sys, tempfile, threading
 
-try:
-    from tokenizers import Tokenizer
-except ImportError as problem:
-    sys.exit(f"error: {problem}: pip install tokenizers")
+import tokenizer_files
+from errors import Bad
 
 
 def parse_arguments():
@@ -47,7 +44,7 @@ def check_texts(texts):
             sys.exit(f"error: text {number}: {text[:40]!r} is not UTF-8; expected a text that is")
 
 
-def load_tokenizer(folder):
+def load_files(folder):
     path = os.path.join(folder, "tokenizer.json")
     if not os.path.isfile(path) and os.path.isfile(os.path.join(folder, "latest", "tokenizer.json")):
         sys.exit(f"error: {folder} holds the checkpoints of a run; expected one of them, as {os.path.join(folder, 'latest')}")
@@ -56,29 +53,25 @@ def load_tokenizer(folder):
     if not os.path.isfile(path):
         sys.exit(f"error: {path}: no such file; ./train --generate=FILE takes prompts as tokens")
     try:
-        tokenizer = Tokenizer.from_file(path)
-    except Exception as problem:        # tokenizers raises nothing more exact
-        sys.exit(f"error: {path}: {problem}; expected a tokenizer.json")
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
+        return tokenizer_files.load(folder)
+    except Bad as problem:
+        sys.exit(f"error: {problem}")
 
 
-def encode(args, tokenizer):
+def encode(args, files):
     """The tokens of each text. A template writes the tokens that a text begins with, so the tokenizer must not."""
     if args.raw:
-        return [tokenizer.encode(text).ids for text in args.texts]
+        return [files.tokenizer.encode(text).ids for text in args.texts]
     from chat_template import ChatTemplate
-    from shards import Bad
     try:
-        template = ChatTemplate(args.folder)
+        template = ChatTemplate(args.folder, files)
     except Bad as problem:
         sys.exit(f"error: {problem}; --raw goes without one")
     try:
         prompts = [template.render([{"role": "user", "content": text}], add_generation_prompt=True) for text in args.texts]
     except Exception as problem:        # whatever a template does
         sys.exit(f"error: {args.folder}: its chat template: {problem}; --raw goes without one")
-    return [tokenizer.encode(prompt, add_special_tokens=False).ids for prompt in prompts]
+    return [files.tokenizer.encode(prompt, add_special_tokens=False).ids for prompt in prompts]
 
 
 def pass_on(lines, path):
@@ -113,9 +106,9 @@ def run(args, rest, prompts, tokenizer):
 def main():
     args, rest = parse_arguments()
     check_texts(args.texts)
-    tokenizer = load_tokenizer(args.folder)
+    files = load_files(args.folder)
     try:
-        sys.exit(run(args, rest, encode(args, tokenizer), tokenizer))
+        sys.exit(run(args, rest, encode(args, files), files.tokenizer))
     except BrokenPipeError:
         sys.exit("error: stdout: who read it is gone")
     except (FileNotFoundError, PermissionError) as problem:

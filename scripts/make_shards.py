@@ -3,23 +3,28 @@
 
     python3 scripts/make_shards.py --tokenizer tokenizer.json --eos 50279 --output data/mine docs/*.txt more.jsonl.gz
 
-A .jsonl or .json file has a document in the field "text" of each line; any other file of text is one document; all may be
-compressed (.gz). Texts are stripped, empty ones skipped, and the eos token ends each document; no other special token is added,
-and one that is spelled out within a text, as <|endoftext|>, is text. A text that ends with eos spelled out gets no second one.
-Next to part-00000.npy, part-00000.csv.gz has a row per document: first token, token behind the last, id, file, line (from 1). The
-same files give the same bytes, with any number of processes. At the end come the lines that a configuration needs.
+A .jsonl, .ndjson or .json file has a document in the field "text" of each line; any other file of text is one document; all may
+be compressed (gzip, bzip2, xz, zstd). "-" is standard input; it and pipes hold lines of JSON if they begin with {, else one text.
+With --skip-bad a line, or a file of text, that is an error is left out and counted. Texts are stripped, empty ones skipped, and the
+eos token ends each document; no other special token is added, and one that is spelled out within a text, as <|endoftext|>, is text.
+A text that ends with eos spelled out gets no second one. Next to part-00000.npy, part-00000.csv.gz has a row per document: first
+token, token behind the last, id, file, line (from 1). The same files give the same bytes, with any number of processes. At the end
+come the lines that a configuration needs.
 Needs the packages tokenizers and numpy. NOTE: tokenize.py as a name would hide Python's own module of that name.
 """
-import argparse, json, os
+import argparse, codecs, json, os
 
-import shards
+import inputs, shards
 
 np, Bad = shards.np, shards.Bad
 process = argparse.Namespace()      # what work() uses, in each process
 
 
-def has_lines(path):
-    return shards.without_gz(path).lower().endswith((".jsonl", ".json"))
+def has_lines(path, first):
+    """first: bytes that the file begins with, which tell where there is no name to."""
+    if os.path.isfile(path):
+        return inputs.uncompressed(path).lower().endswith((".jsonl", ".ndjson", ".json"))
+    return first.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{")
 
 
 def read_line(path, number, line):
@@ -43,12 +48,12 @@ def read_file(path, data):
         raise Bad(f"{path}: {problem}; expected text in UTF-8")
     if "\0" in text:
         raise Bad(f"{path}: byte {text.index(chr(0))} is 0; expected text")
-    return shards.without_gz(os.path.basename(path)), text.replace("\r\n", "\n")
+    return inputs.uncompressed(os.path.basename(path)), text.replace("\r\n", "\n")
 
 
 def load_tokenizer(path):
     """To it the name of a special token in a text is text like any other: what is written about eos does not end there."""
-    tokenizer = shards.load_tokenizer(path)
+    tokenizer = shards.load_tokenizer(path).tokenizer
     if not hasattr(tokenizer, "encode_special_tokens"):
         raise Bad("this version of tokenizers takes a special token's name in a text for the token; expected 0.15.2 or newer: "
                   "pip install --upgrade tokenizers")
@@ -63,14 +68,22 @@ def start(tokenizer, eos):
     process.tokenizer.add_special_tokens([process.end])     # some tokenizer.json do not call it special
 
 
+def make_document(path, number, data):
+    """(ids, columns of the row); number: of a line, or 0 for a whole file."""
+    name, text = read_line(path, number, data) if number else read_file(path, data)
+    where = f"{path}:{number}" if number else path
+    ids = shards.encode(process.tokenizer, text.strip().removesuffix(process.end), where).ids
+    return np.array([*ids, process.eos], process.dtype), (name, path, number or 1)
+
+
 def work(items):
-    """(ids, columns of the row) of each document that has text."""
+    """Of each item (ids, columns of the row), or what is wrong with it."""
     documents = []
-    for path, number, data in items:
-        name, text = read_line(path, number, data) if has_lines(path) else read_file(path, data)
-        ids = shards.encode(process.tokenizer, text.strip().removesuffix(process.end), f"{path}:{number}").ids
-        if ids:
-            documents.append((np.array([*ids, process.eos], process.dtype), (name, path, number)))
+    for item in items:
+        try:
+            documents.append(make_document(*item))
+        except Bad as problem:
+            documents.append(problem)
     return documents
 
 
@@ -85,7 +98,7 @@ def find_eos(tokenizer, eos, path):
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+", help=".jsonl, .json, or any text; also .gz")
+    parser.add_argument("files", nargs="+", help=".jsonl, .ndjson, .json, or any text; also compressed; - for standard input")
     parser.add_argument("--tokenizer", required=True, help="tokenizer.json of the model, or its folder")
     parser.add_argument("--eos", required=True, help="token that ends a document, by text or id (model.eos_token_id)")
     shards.add_arguments(parser)
@@ -95,15 +108,20 @@ def main(arguments=None):
     eos = find_eos(tokenizer, args.eos, args.tokenizer)
 
     with shards.Output(args, "part-{:05d}", None, shards.dtype_name(tokenizer)) as output:
-        batches = shards.read_batches(args.files, has_lines)
+        batches, skipped = inputs.read_batches(args.files, has_lines), shards.Skipped(args)
         with shards.Progress(args.files) as progress:
             for documents, position in shards.work_on(batches, work, start, (args.tokenizer, eos), args.processes):
-                for ids, columns in documents:
-                    output.add(ids, None, columns)
+                for document in documents:
+                    if isinstance(document, Bad):
+                        skipped.add(document)
+                    elif len(document[0]) > 1:          # more than eos
+                        output.add(document[0], None, document[1])
                 progress.show(position, f"{output.train.documents:,} documents")
         if not output.train.documents + output.val.documents:
             raise Bad("no document with text in these files; expected one")
         output.publish()
+    if skipped.count:
+        print(skipped)
     print(*output.statistics("documents"), sep="\n")
     size = shards.vocabulary_size(tokenizer)
     padded = {"embedding_size": -(-size // 128) * 128} if size % 128 else {}

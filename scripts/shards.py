@@ -1,26 +1,25 @@
-"""What make_shards.py and make_chat_shards.py share: reading files, working on them in parallel, writing token shards.
+"""What make_shards.py and make_chat_shards.py share: tokenizers, working in parallel, writing token shards.
 
 A shard is a part of three files: NAME.npy, bare little-endian uint16 or uint32 numbers; NAME.csv.gz beside it, a row for each
 document with its first token, the token behind its last and whatever else is known of it; and, of conversations, a mask of one
 byte for each token. Parts for validation lie in the folder "val" of the output, chosen by a hash of their tokens: whatever the
 order and number of files and processes, the same documents, and of two equal ones both or none.
 """
-import collections, contextlib, csv, glob, gzip, hashlib, io, json, os, signal, sys, tempfile, time, zlib
+import collections, csv, glob, gzip, hashlib, io, json, os, signal, sys, tempfile, time
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"      # processes here take its place
 try:
     import numpy as np
-    from tokenizers import Tokenizer, processors
+    from tokenizers import processors
 except ImportError as problem:
     sys.exit(f"error: {problem}: pip install tokenizers numpy")
 
-BATCH_BYTES, BATCH_ITEMS = 1 << 20, 512     # what a process gets at a time
+import inputs, tokenizer_files
+from errors import Bad
 
-
-class Bad(Exception):
-    """What is wrong with the input, in the words that the user reads."""
+NAMED = 10                  # lines left out that are named; the others are counted
 
 
 def add_arguments(parser):
@@ -28,16 +27,11 @@ def add_arguments(parser):
     parser.add_argument("--val-fraction", type=float, default=0, help="share of the documents for validation, in OUTPUT/val")
     parser.add_argument("--max-tokens", type=int, default=2**28, help="tokens of a part, unless one document has more")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="default: as many as cores")
+    parser.add_argument("--skip-bad", action="store_true", help="leave out what is an error in a line of a file, and count it")
 
 
 def check_arguments(args):
-    for path in args.files:
-        if os.path.isdir(path):
-            raise Bad(f"{path} is a folder; expected files: name those in it")
-        if not os.path.isfile(path):
-            raise Bad(f"{path}: no such file")
-    if len(set(args.files)) < len(args.files):
-        raise Bad("a file is named twice; expected each once")
+    inputs.check(args.files)
     if not 0 <= args.val_fraction < 1:
         raise Bad(f"--val-fraction={args.val_fraction}: expected from 0 to below 1")
     if args.max_tokens < 1 or args.processes < 1:
@@ -62,20 +56,11 @@ def run(main):
 # ---- tokenizers --------------------------------------------------------------------------------------------------------------
 
 def load_tokenizer(path):
-    """Of a tokenizer.json, or of a folder with one. It neither cuts nor fills up, and tells the characters of each token
-    exactly: a post-processor would leave out spaces (trim_offsets), and does nothing else without special tokens."""
-    path = os.path.join(path, "tokenizer.json") if os.path.isdir(path) else path
-    if not os.path.isfile(path):
-        raise Bad(f"{path}: no such file; where there is only a tokenizer.model, transformers makes one: "
-                  "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)")
-    try:
-        tokenizer = Tokenizer.from_file(path)
-    except Exception as problem:        # tokenizers raises nothing more exact
-        raise Bad(f"{path}: {problem}; expected a tokenizer.json")
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    tokenizer.post_processor = processors.Sequence([])
-    return tokenizer
+    """tokenizer_files.load, but its tokenizer tells the characters of each token exactly: a post-processor would leave out spaces
+    (trim_offsets), and does nothing else without special tokens."""
+    files = tokenizer_files.load(path)
+    files.tokenizer.post_processor = processors.Sequence([])
+    return files
 
 
 def encode(tokenizer, text, where):
@@ -93,43 +78,7 @@ def dtype_name(tokenizer):
     return "uint16" if vocabulary_size(tokenizer) <= 2**16 else "uint32"
 
 
-# ---- reading and working -----------------------------------------------------------------------------------------------------
-
-def without_gz(path):
-    """The name that the file has when it is not compressed; .GZ counts, too."""
-    return path[:-len(".gz")] if path.lower().endswith(".gz") else path
-
-
-def read_items(paths, has_lines):
-    """((path, line, bytes), bytes read so far) of every line that is not blank where has_lines(path), else of every file."""
-    before = 0
-    for path in paths:
-        with open(path, "rb") as raw:
-            file = gzip.GzipFile(fileobj=raw) if without_gz(path) != path else raw
-            try:
-                if has_lines(path):
-                    for number, line in enumerate(file, 1):
-                        if line.strip():
-                            yield (path, number, line), before + raw.tell()
-                else:
-                    yield (path, 1, file.read()), before + raw.tell()
-            except (OSError, EOFError, zlib.error) as problem:
-                raise Bad(f"{path}: {problem}; expected a whole file")
-            before += raw.seek(0, os.SEEK_END)
-
-
-def read_batches(paths, has_lines):
-    """(items, bytes read so far)"""
-    batch, size = [], 0
-    for item, position in read_items(paths, has_lines):
-        batch.append(item)
-        size += len(item[2])
-        if size >= BATCH_BYTES or len(batch) == BATCH_ITEMS:
-            yield batch, position
-            batch, size = [], 0
-    if batch:
-        yield batch, position
-
+# ---- working -----------------------------------------------------------------------------------------------------------------
 
 def start_process(start, arguments):
     signal.signal(signal.SIGINT, signal.SIG_IGN)    # the first process hears it, too, and ends the others
@@ -160,12 +109,29 @@ def work_on(batches, work, start, arguments, processes):
                 result.cancel()
 
 
+class Skipped:
+    """Lines that are left out for what is wrong with them, where --skip-bad asks for it."""
+
+    def __init__(self, args):
+        self.asked, self.problems, self.count = args.skip_bad, [], 0
+
+    def add(self, problem):
+        if not self.asked:
+            raise problem
+        self.count += 1
+        self.problems += [str(problem)] if len(self.problems) < NAMED else []
+
+    def __str__(self):
+        more = [f"and {self.count - NAMED:,} more"] if self.count > NAMED else []
+        return "\n  ".join([f"left out, as --skip-bad asks: {self.count:,}", *self.problems, *more])
+
+
 class Progress:
     """A bar on a terminal, nothing elsewhere."""
     WIDTH = 30
 
     def __init__(self, paths):
-        self.total = max(1, sum(os.path.getsize(path) for path in paths))
+        self.total = max(1, sum(map(inputs.size_of, paths)))
         self.begin = self.shown = time.monotonic()
         self.on = sys.stderr.isatty()
 

@@ -83,29 +83,29 @@ class TemplateTest(Folder):
             self.assertEqual(self.learned(model, self.chat(model, file)[0]), expected)
 
     def test_calls_of_tools_in_turns_that_differ(self):
-        """As Qwen 3 has them: calls stand behind the content, and thoughts before it where the turn is last. Where another
-        token ends the last turn, nothing tells the end of such a call: not that token, many messages later."""
+        """As Qwen 3 and OLMo 3 have them: calls stand after the content, and thoughts before it where the turn is last, or another
+        token ends it there."""
         turn = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}" \
                "{{ ('<think></think>' if THINKS and loop.last and m.role == 'assistant') ~ m.content }}" \
-               "{% if m.tool_calls %}{{ '\n' if m.content }}<call>{{ m.tool_calls[0] }}</call>{% endif %}" \
+               "{% if m.tool_calls %}{{ '\n' if m.content }}<call>{{ m.tool_calls[0].function.name }}</call>{% endif %}" \
                "{{ eos_token if not THINKS and loop.last and m.role == 'assistant' else '<|im_end|>\n' }}{% endfor %}" \
                "{{ '<|im_start|>assistant\n' if add_generation_prompt }}"
         qwen, olmo = (self.model(turn.replace("THINKS", one), ["<|end|>", "<|im_start|>", "<|im_end|>"]) for one in ("1", "0"))
-        for content, expected in (("", "<call>b</call><|im_end|>"), ("x", "x\n<call>b</call><|im_end|>"),
-                                  ([], "[]<call>b</call><|im_end|>")):
+        call = {"function": {"name": "b", "arguments": {}}}
+        for content, expected in (("", "<call>b</call><|im_end|>"), ("x", "x\n<call>b</call><|im_end|>")):
             file = self.write("x.jsonl", [{"messages": [
-                {"role": "user", "content": "q"}, {"role": "assistant", "content": content, "tool_calls": ["b"]},
+                {"role": "user", "content": "q"}, {"role": "assistant", "content": content, "tool_calls": [call]},
                 {"role": "tool", "content": "b"}, {"role": "assistant", "content": "a"}]}])
             self.assertEqual(self.learned(qwen, self.chat(qwen, file)[0]), [expected, "<think></think>a<|im_end|>"])
-            self.assert_bad(self.chat, (olmo, file), "message 2 differently when it is the last")
+            self.assertEqual(self.learned(olmo, self.chat(olmo, file)[0]), [expected, "a<|end|>"])
 
     def test_template_language(self):
-        """What published templates use; chat_template.jinja goes before tokenizer_config.json, of a list the default counts."""
+        """What published templates use; chat_template.jinja goes before tokenizer_config.json."""
         turn = "{%- for m in messages %}\n    {% if m.role == 'tool' %}{% break %}{% endif %}\n" \
                "{{- m.role + strftime_now('%%') + (tools | tojson if tools else '') }}\n" \
                "{%- if m.role == 'assistant' %}{% generation %}{{ m.content }}{{ eos_token }}{% endgeneration %}{% endif %}" \
                "{%- endfor %}{{ 'assistant%' ~ (tools | tojson if tools else '') if add_generation_prompt }}{{ unk_token }}"
-        model = self.model([{"name": "tool_use", "template": "x"}, {"name": "default", "template": turn}])
+        model = self.model(turn)
         messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "é"}, {"role": "function", "content": ""}]
         file = self.write("x.jsonl", [{"messages": messages, "tools": [{"a": "<é>"}]}])
         output, _ = self.chat(model, file)
@@ -121,14 +121,221 @@ class TemplateTest(Folder):
         for template, *words in (
                 (None, "has no chat template", "chat_template.jinja"), ("{% for %}", "line 1 of the chat template"),
                 ("{{ raise_exception('no way') }}", "x.jsonl:1: ", "no way"), ("{{ messages[7].role + 'x' }}", "UndefinedError"),
-                (loop + "{{ 'assistant<think>' if add_generation_prompt }}", "x.jsonl:1: ", "'<think>'", "'y<userz'"),
-                (loop + "{{ messages | length }}", "x.jsonl:1: ", "expected the same"),
-                ("{{ messages | map(attribute='content') | join }}{{ '' if messages | length == 1 else messages | length }}",
-                 "x.jsonl:1: ", "message 2 differently when it is the last")):
+                (loop + "{{ 'assistant<think>' if add_generation_prompt }}", "x.jsonl:1: ", "'<think>'", "'y<systemz'"),
+                (loop + "{{ 'asks' if add_generation_prompt }}{{ messages | length }}", "x.jsonl:1: ", "expected the same"),
+                ("{% for m in messages %}{{ m.content if loop.index == 1 or loop.last }}{% endfor %}", "x.jsonl:1: ",
+                 "message 2 differently when it is the last")):
             model = self.model(template)
             file = self.write("x.jsonl", [{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y<"},
-                                                        {"role": "user", "content": "z"}]}])
+                                                        {"role": "system", "content": "z"}]}])
             self.assert_bad(self.chat, (model, file), *words)
+
+
+
+CHATML = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{{ m.content }}{{ '<|im_end|>\n' }}{% endfor %}" \
+         "{{ '<|im_start|>assistant\n' if add_generation_prompt }}"
+TOKENS = ["<|im_end|>", "<|im_start|>", "<|end|>"]        # the first is eos
+CALL = {"type": "function", "function": {"name": "look", "arguments": {"in": "town"}}}
+
+
+def say(*texts, **keys):
+    """A conversation of questions and answers in turn; keys: more of every answer's."""
+    return {"messages": [{"role": "user", "content": text} if i % 2 == 0 else {"role": "assistant", "content": text, **keys}
+                         for i, text in enumerate(texts)]}
+
+
+class LeftOutTest(Folder):
+    """Templates by name, answers that come first, and what a template does not write."""
+    def check(self, template, entries, learned, *notes, special=TOKENS, **config):
+        model = self.model(template, special, **config)
+        output, printed = self.chat(model, self.write("x.jsonl", entries))
+        self.assertEqual(self.learned(model, output), learned)
+        for note in notes:
+            self.assertIn(note, printed)
+        self.assertEqual(printed.count("NOTE"), len(notes), printed)
+        return model, output
+
+    def text(self, model, output):
+        return Tokenizer.from_file(model + "/tokenizer.json").decode(self.read(output)[0].tolist(), skip_special_tokens=False)
+
+    def test_templates_by_name(self):
+        """The one for tools where a conversation has tools, even none ([]); in files, these count alone."""
+        tools = "{{ tools | tojson }}" + CHATML
+        named = [{"name": "default", "template": CHATML}, {"name": "tool_use", "template": tools}]
+        tool = {"name": "t"}
+        for given, begin in ((None, ""), ([], "[]"), ([tool], '[{"name": "t"}]')):
+            entry = {**say("a", "b"), **({} if given is None else {"tools": given})}
+            model, output = self.check(named, [entry], ["b<|im_end|>"])
+            self.assertTrue(self.text(model, output).startswith(begin + "<|im_start|>"))
+            os.mkdir(model + "/additional_chat_templates")
+            for path, text in (("chat_template.jinja", CHATML), ("additional_chat_templates/tool_use.jinja", "F" + tools)):
+                with open(os.path.join(model, path), "w") as file:
+                    file.write(text)
+            output, _ = self.chat(model, self.write("x.jsonl", [entry]))
+            self.assertTrue(self.text(model, output).startswith(("F" + begin if begin else "") + "<|im_start|>"))
+        os.remove(model + "/chat_template.jinja")
+        self.assert_bad(self.chat, (model, self.write("x.jsonl", [say("a", "b")])), "named tool_use; expected one named default")
+
+    def test_answers_that_come_first(self):
+        """transformers renders no empty list of messages, and templates that look at the first fail with it."""
+        first = {"messages": [{"role": "assistant", "content": "Hello"}, *say("a", "b")["messages"]]}
+        looks = "{% if messages[0].role == 'system' %}S{% endif %}" + CHATML
+        begins = "{% for m in messages %}{{ eos_token if loop.first }}{{ m.role + ':' + m.content + '<|im_end|>' }}{% endfor %}" \
+                 "{{ 'assistant:' if add_generation_prompt }}"
+        ends = "{% for m in messages %}<|im_start|>{{ m.role + ':' + m.content }}<|im_end|>{% endfor %}" \
+               "{{ '<|im_start|>assistant:' if add_generation_prompt else eos_token }}"       # as Phi 3
+        for template in (looks, begins):
+            self.check(template, [first], ["Hello<|im_end|>", "b<|im_end|>"])
+        self.check(ends, [first], ["Hello<|im_end|>", "b<|im_end|><|end|>"], eos_token="<|end|>")
+        user = CHATML.replace("m.role", "('user' if loop.first else m.role)")       # as Llama 3.1 with tools
+        self.assert_bad(self.chat, (self.model(user, TOKENS), self.write("x.jsonl", [first])), "x.jsonl:1: ", "asks for message 1")
+        fails = "{% if messages[0].role != 'user' %}{{ raise_exception('begin with a question') }}{% endif %}" + CHATML
+        self.assert_bad(self.chat, (self.model(fails, TOKENS), self.write("x.jsonl", [first])), "x.jsonl:1: ", "begin with a q")
+
+    def test_counted(self):
+        """Each kind of text of a message; a word of it that is elsewhere, too, does not hide that it is lost."""
+        tool = {"role": "tool", "content": "a"}
+        ask = {"role": "user", "content": "a"}
+        answer = {"role": "assistant", "content": "a"}
+        skips = CHATML.replace("{% for m in messages %}", "{% for m in messages if m.role != ROLE %}")
+        for template, messages, what in (
+                (CHATML, [ask, {**answer, "reasoning_content": "a"}], "thoughts"),
+                (CHATML, [ask, {**answer, "thinking": "a"}], "thoughts"),
+                (CHATML, [ask, {**answer, "tool_calls": [CALL]}], "calls of tools"),
+                (skips.replace("ROLE", "'system'"), [{"role": "system", "content": "a"}, ask, answer], "system messages"),
+                (skips.replace("ROLE", "'tool'"), [ask, answer, tool, answer], "results of tools"),
+                (skips.replace("ROLE", "'tool'"), [ask, answer, tool, answer, ask, answer], "results of tools")):
+            learned = ["a<|im_end|>"] * sum(message["role"] == "assistant" for message in messages)
+            self.check(template, [say("a", "a"), {"messages": messages}], ["a<|im_end|>"] + learned,
+                       f"NOTE: {what} that the chat template leaves out: 1, the first in {self.top}/x.jsonl:2")
+        self.check(CHATML, [{**say("a", "a"), "tools": [{"name": "a"}]}], ["a<|im_end|>"],
+                   "NOTE: tools that the chat template leaves out: 1")
+        self.check(CHATML, [say("a", "a", name="Ann", refusal=None)], ["a<|im_end|>"],
+                   'NOTE: messages with the key "name", which the chat template does not read: 1')
+        developer = {"messages": [{"role": "developer", "content": "D"}, ask, answer]}
+        self.check(CHATML, [developer], ["a<|im_end|>"], 'NOTE: messages with the role "developer"')
+        model, output = self.check(CHATML + "{{ '' if messages[0].role == 'developer' }}", [developer], ["a<|im_end|>"])
+        self.assertIn("<|im_start|>developer\n", self.text(model, output))
+
+    def test_thoughts(self):
+        """By each name; in the content, where the template takes them from there and out of earlier turns; each question has a
+        document then, so that none are lost."""
+        thought = "{{ '<think>' + (m.reasoning_content or '') + '</think>' if m.role == 'assistant' and loop.index0 > last.at }}"
+        thinks = CHATML.replace("{{ m.content }}", thought + "{{ m.content.split('</think>')[-1] }}")
+        thinks = "{% set last = namespace(at=0) %}{% for m in messages %}{% set last.at = loop.index0 if m.role == 'user' else " \
+                 "last.at %}{% endfor %}" + thinks
+        both = ["<think>hm</think>b<|im_end|>", "<think>hm</think>d<|im_end|>"]
+        note = "NOTE: conversations with a document for each question"
+        for name in ("reasoning_content", "reasoning", "thinking"):
+            model, output = self.check(thinks, [say("a", "b", "c", "d", **{name: "hm"})], both, note)
+            self.assertEqual(len(self.read(output)[2]), 2)
+            self.assertIn("assistant\nb<|im_end|>\n<|im_start|>user\nc", self.text(model, output))     # the first answer, later
+        self.check(thinks, [say("a", "b", "c", "d")], ["b<|im_end|>", "<think></think>d<|im_end|>"])
+        within = thinks.replace("(m.reasoning_content or '')", "m.content.split('</think>')[0].split('<think>')[-1]")
+        self.check(within, [say("a", "<think>hm</think>b", "c", "<think>hm</think>d")], both, note)
+        bare = CHATML.replace("m.content", "m.content.split('</think>')[-1]")
+        self.check(bare, [say("a", "<think>hm</think>b")], ["b<|im_end|>"], "NOTE: thoughts that the chat template leaves out: 1")
+        self.assert_bad(self.chat, (model, self.write("x.jsonl", [say("a", "b", thinking="x", reasoning="y")])),
+                        "x.jsonl:1: message 2 has other thoughts in thinking than in reasoning")
+
+    def test_questions_of_their_own(self):
+        """A system's message in the last question, as Mistral's templates have it, or answers that only the last turn has."""
+        system = "{% set last = (messages | selectattr('role', 'eq', 'user') | list)[-1] %}{% for m in messages[1:] %}" \
+                 "{{ '[Q]' + (messages[0].content + '|' if m == last else '') + m.content + '[A]' if m.role == 'user' else " \
+                 "m.content + eos_token }}{% endfor %}"
+        entry = {"messages": [{"role": "system", "content": "S"}, *say("a", "b", "c", "d", "e")["messages"]]}
+        note = "NOTE: conversations with a document for each question"
+        model, output = self.check(system, [entry], ["b<|end|>", "d<|end|>"], note, special=["<|end|>", "[Q]", "[A]"])
+        self.assertEqual(self.text(model, output), "[Q]S|a[A]b<|end|>[Q]a[A]b<|end|>[Q]S|c[A]d<|end|>")
+        drops = CHATML.replace("{{ m.content }}", "{{ m.content if loop.last or m.role == 'user' }}")
+        self.check(drops, [say("a", "b", "c", "d")], ["b<|im_end|>", "d<|im_end|>"], note)
+
+    def test_asked_with_thoughts(self):
+        """As DeepSeek R1 asks; answers without any begin after as much of that as they have, and are counted."""
+        asks = CHATML.replace("{{ '<|im_start|>assistant\n' if", "{{ '<|im_start|>assistant\n<think>' if")
+        note = "NOTE: answers that begin otherwise than the chat template asks for them: "
+        self.check(asks, [say("a", "b", "a", "<thin"), say("a", "<think>b")], ["b<|im_end|>", "<thin<|im_end|>", "b<|im_end|>"],
+                   note + "2", "NOTE: messages that spell out a special token", special=[*TOKENS, "<think>"])
+
+    def test_ends(self):
+        """eos after the last answer alone: what opens the next turn is no label, whatever it is; a prompt at every end is none."""
+        last = "{% for m in messages %}{{ OPEN + m.content }}{{ eos_token if loop.last and m.role == 'assistant' }}{% endfor %}" \
+               "{{ '<|im_start|>assistant|' if add_generation_prompt }}"
+        tools = {"messages": [*say("a", "b")["messages"], {"role": "tool", "content": "c"}, *say("a", "d")["messages"][1:]]}
+        note = "NOTE: answers that other messages follow and no special token ends: 2"
+        own = "{'user': '<|user|>', 'assistant': '<|im_start|>assistant|', 'tool': '<|tool|>'}[m.role]"
+        for begins in ("'<|im_start|>' + m.role + '|'", own):
+            self.check(last.replace("OPEN", begins), [say("a", "b", "c", "d"), tools], ["b", "d<|end|>"] * 2, note,
+                       special=[*TOKENS, "<|user|>", "<|tool|>"], eos_token="<|end|>")
+        alternate = "{% for m in messages %}{% if m.role != ['user', 'assistant'][loop.index0 % 2] %}{{ raise_exception('no') }}" \
+                    "{% endif %}{{ '[Q]' + m.content + '[A]' if m.role == 'user' else m.content }}{% endfor %}" \
+                    "{{ eos_token if not add_generation_prompt }}"
+        self.check(alternate, [say("a", "b", "c", "d")], ["b", "d<|end|>"], note[:-1] + "1", special=["<|end|>", "[Q]", "[A]"])
+        always = CHATML.replace(" if add_generation_prompt", "")
+        self.check(always, [say("a", "b", "c", "d")], ["b<|im_end|>", "d<|im_end|>"])
+
+
+class TokensTest(Folder):
+    """Tokens that tokenizer.json alone does not tell."""
+    def folder(self, known, config, **files):
+        model = self.model(CHATML, known)
+        self.dump({"chat_template": CHATML, **config}, model, "tokenizer_config.json")
+        for name, content in files.items():
+            self.dump(content, model, name + ".json")
+        return model, Tokenizer.from_file(model + "/tokenizer.json").get_vocab_size()
+
+    def learned_ids(self, model, entry=None):
+        output, printed = self.chat(model, self.write("x.jsonl", [entry or say("a", "b", "a", "b")]))
+        ids, mask, _ = self.read(output)
+        return [int(id) for id, on in zip(ids, mask) if on], ids.tolist(), printed
+
+    def test_other_files(self):
+        """tokenizer_config.json with added_tokens_decoder, or added_tokens.json with special_tokens_map.json."""
+        special = lambda text: {"content": text, "special": True, "normalized": False}
+        n = self.folder(["<|end|>"], {})[1]
+        added, file = {"<|im_start|>": n, "<|im_end|>": n + 1}, self.write("y.jsonl", [say("a", "b")])
+        for eos in ("<|im_end|>", "<|end|>"):
+            for config, files in (({"added_tokens_decoder": {n + 1: special("<|im_end|>"), n: special("<|im_start|>")}}, {}),
+                                  ({"extra_special_tokens": ["<|im_end|>"]}, {"added_tokens": added}),
+                                  ({}, {"added_tokens": added,
+                                        "special_tokens_map": {"bos_token": special("<|im_start|>"), "eos_token": eos}})):
+                model, _ = self.folder(["<|end|>"], {"eos_token": eos, **config}, **files)
+                learned, ids, printed = self.learned_ids(model)
+                self.assertEqual([learned[1], learned[3], len(learned), ids.count(n), ids.count(n + 1)], [n + 1, n + 1, 4, 4, 4])
+                self.assertEqual("0 of 1 end with the eos token" in printed, eos == "<|end|>")
+        wrong, _ = self.folder(["<|end|>"], {"eos_token": "<|end|>", "added_tokens_decoder": {n + 5: special("<|im_end|>")}})
+        self.assert_bad(self.chat, (wrong, file), f"<|im_end|> has the id {n + 5}, but", f"gets {n};")
+        for found in ([], {"x": {}}, {"7": "<|im_end|>"}, {"7": {"content": 1}}):
+            odd, _ = self.folder(["<|end|>"], {"eos_token": "<|end|>", "added_tokens_decoder": found})
+            self.assert_bad(self.chat, (odd, file), "tokenizer_config.json: its added tokens are not")
+        named, _ = self.folder(["<|end|>", "<|im_end|>"], {"eos_token": "<|end|>", "bos_token": "<|im_start|>"})
+        self.assert_bad(self.chat, (named, file), "writes <|im_start|>, which no file there gives an id")
+
+    def test_tokens_that_are_not_called_special(self):
+        """As eos, or as what ends turns; the end of line after it is not learned."""
+        for eos in ("<|im_end|>", "<|end|>"):
+            model, n = self.folder(["<|end|>"], {"eos_token": eos})
+            tokenizer = Tokenizer.from_file(model + "/tokenizer.json")
+            tokenizer.add_tokens(["<|im_start|>", "<|im_end|>"])
+            tokenizer.save(model + "/tokenizer.json")
+            learned, _, printed = self.learned_ids(model)
+            self.assertEqual([learned[1], learned[3], len(learned)], [n + 1, n + 1, 4])
+            spelled = say("a", "b", "a<|im_end|>", "b")
+            self.assertEqual("spell out a special token" in self.learned_ids(model, spelled)[2], eos == "<|im_end|>")
+
+    def test_tokens_across_the_edge(self):
+        """One that begins in the prompt is not learned, one that ends after the answer is; both are counted."""
+        template = "{% for m in messages %}{{ m.role + ':\n' + m.content }}{{ '\n' if m.role == 'user' else '\nx' }}{% endfor %}" \
+                   "{{ 'assistant:\n' if add_generation_prompt }}"
+        model = self.model(template, splits=False)
+        for entry, count in ((say("a", "two"), 0), (say("a", "\n\ntwo"), 1), (say("a", "two", "a", "\n\ntwo"), 1)):
+            _, printed = self.chat(model, self.write("x.jsonl", [entry]))
+            self.assertEqual(f"one token with the end of the prompt: {count}," in printed, count > 0, printed)
+        ends = "{% for m in messages %}{{ '\n\n' if loop.index0 }}{{ m.content }}{% endfor %}{{ '\n\n' if add_generation_prompt }}"
+        model = self.model(ends, splits=False)
+        for entry, count in ((say("a", "two\n"), 0), (say("a", "two", "a", "two"), 0), (say("a", "two\n", "a", "two"), 1)):
+            _, printed = self.chat(model, self.write("x.jsonl", [entry]))
+            self.assertEqual(f"whose last characters are in one token with what follows: {count}," in printed, count > 0, printed)
 
 
 if __name__ == "__main__":

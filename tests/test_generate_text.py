@@ -78,6 +78,26 @@ class Generate(unittest.TestCase):
             self.assertNotIn("<|", result.stdout)
             self.assertIn("mpirun's", result.stderr)
 
+    def test_tokens_of_other_files(self):
+        """As in test_chat_templates.py: what tokenizer_config.json alone knows is a token; one with a name there is not printed."""
+        from tokenizers import Tokenizer
+        self.use_template("chatml")
+        path, config = (os.path.join(self.folder, name) for name in ("tokenizer.json", "tokenizer_config.json"))
+        special = {token: self.tokenizer.token_to_id(token) for token in SPECIAL}
+        with open(path) as file:
+            whole = json.load(file)
+        for keep, known in ((lambda token: False, special), (lambda token: {**token, "special": False}, {})):
+            added = [token for token in map(keep, whole["added_tokens"]) if token]
+            with open(path, "w") as file:
+                json.dump({**whole, "post_processor": None, "added_tokens": added}, file)
+            with open(config, "w") as file:
+                decoder = {id: {"content": token, "special": True, "normalized": False} for token, id in known.items()}
+                json.dump({"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "added_tokens_decoder": decoder}, file)
+            self.assertEqual(Tokenizer.from_file(path).get_vocab_size() < self.tokenizer.get_vocab_size(), bool(known))
+            result = self.generate("two plus two")
+            self.assertEqual(self.words(0), ["<|im_start|>", "user", "two", "plus", "two", "<|im_end|>", "<|im_start|>", "assistant"])
+            self.assertEqual(result.stdout, "assistant two plus two user\n")
+
     def test_raw(self):
         result = self.generate("--raw", "why is two four ?", "hello", "--max-new-tokens=7", "--temperature", "0.5", "--top-p=0.9",
                                "--seed=4", "--recipe=f32", "--a.b=c=d")

@@ -15,8 +15,7 @@ if not MISSING:
     import numpy as np
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-    import make_chat_shards
-    import shards
+    import inputs, make_chat_shards, shards
 
 WORDS = "a the model answers question two plus four is seven thank you hello  world don't naïve 東京 😀 x1 = {y} <b>".split(" ")
 SPECIAL = {"llama-3.1": ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
@@ -258,7 +257,7 @@ class ChatTest(Folder):
         more = "--max-tokens", "20000", "--val-fraction", "0.1"
         digests = [self.digest(self.chat("olmo-2", *files, *more, "--processes", n)[0]) for n in "13"]
         self.assertEqual(*digests)
-        positions = [position for _, position in shards.read_batches(files, lambda path: True)]
+        positions = [position for _, position in inputs.read_batches(files, lambda path, first: True)]
         self.assertEqual((sorted(positions), positions[-1]), (positions, sum(map(os.path.getsize, files))))
 
         output, printed = self.chat("olmo-2", *files, *more)

@@ -79,7 +79,7 @@ class TextTest(Folder):
 
     def test_old_tokenizers(self):
         old = mock.Mock(spec=["encode"])
-        with mock.patch.object(shards, "load_tokenizer", return_value=old):
+        with mock.patch.object(shards, "load_tokenizer", return_value=mock.Mock(tokenizer=old)):
             self.assert_bad(self.text, ("--eos", "0", self.write("a.txt", "x")), "pip install --upgrade tokenizers")
 
     def test_processes_and_validation(self):

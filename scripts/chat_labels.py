@@ -1,0 +1,239 @@
+"""Where the assistant's answers begin and end in what a chat template writes, and how many documents a conversation becomes.
+
+A conversation is a document, rendered as a whole. But templates of models that think leave the thoughts of earlier turns out, and
+some write tools or the system's message into the last question. Where a model is asked with a text that the whole does not begin
+with, or the whole would lose what answers have, each question gets a document, which ends with its answers; those of earlier
+questions are there as the model sees them then, and not learned again.
+"""
+import collections, functools, os, re
+
+import chat_written
+from chat_written import MARK, OTHER
+from errors import Bad
+
+# text, answers: (begin, end) of each in it; lost: {kind: how many} of what the template leaves out; open: how many answers that
+# others follow end with no special token; unasked: how many begin otherwise than the template asks for them
+Document = collections.namedtuple("Document", "text answers lost open unasked")
+
+
+def common(one, other):
+    """How many characters two texts begin with in common."""
+    return len(os.path.commonprefix([one, other]))
+
+
+class Labels:
+    """template: a ChatTemplate; added: texts of tokens that may end a turn, the longest first; eos: the one that models stop at."""
+
+    def __init__(self, template, added, eos):
+        self.template, self.added, self.eos = template, tuple(added), eos
+        self.tokens = re.compile("|".join(map(re.escape, added)) or "(?!)")
+        self.token = re.compile(rf"\s*({self.tokens.pattern})")
+
+    def documents(self, conversation, where):
+        """The documents of a conversation; [] if it has no answer to learn."""
+        return Talk(self, conversation, where).documents()
+
+
+class Talk:
+    """One conversation. Messages have numbers from 0 here, from 1 in errors."""
+
+    def __init__(self, labels, conversation, where):
+        self.labels, self.where, self.template = labels, where, labels.template
+        self.roles, self.learned, self.tools = conversation.roles, conversation.learned, conversation.tools
+        self.variables, self.texts = conversation.variables, {}
+        self.messages = self.settle(conversation.messages)
+
+    # ---- rendering -----------------------------------------------------------------------------------------------------------
+
+    def render(self, messages, asks=False):
+        try:
+            return self.template.render(messages, asks, self.tools, **self.variables)
+        except Bad:
+            raise
+        except Exception as problem:        # a template can fail in any way
+            raise Bad(f"{self.where}: {type(problem).__name__} in the chat template, rendering the first {len(messages)} messages: "
+                      f"{problem}; expected a conversation that it takes: change or remove this one, or change the template")
+
+    def try_render(self, messages, asks=False):
+        """None where the template fails."""
+        try:
+            return self.render(messages, asks)
+        except Bad:
+            return None
+
+    def until(self, count, asks=False):
+        """The text of so many messages."""
+        if (count, asks) not in self.texts:
+            self.texts[count, asks] = self.render(self.messages[:count], asks)
+        return self.texts[count, asks]
+
+    def settle(self, given):
+        """The messages in the form that the template takes: arguments of calls are objects or their JSON text, and templates that
+        write the one well may fail with the other, or write it as Python or JSON would a text."""
+        first = None
+        for kind in (None, dict, str):
+            self.messages = [chat_written.arguments_as(message, kind) for message in given] if kind else given
+            if kind and self.messages == given:
+                continue
+            self.texts.clear()
+            try:
+                wrong = chat_written.find_misspelled(self.until(len(given)), self.messages)
+                if not wrong:
+                    return self.messages
+                raise Bad(f"{self.where}: the chat template {wrong}; expected what a model is to write: give it as a text, or "
+                          f"change the template in {self.template.folder}")
+            except Bad as problem:
+                first = first or problem
+        raise first
+
+    # ---- documents -----------------------------------------------------------------------------------------------------------
+
+    def documents(self):
+        """One or, if so less is lost of what answers have, or more begin as the template asks for them, one per question."""
+        if not any(self.learned):
+            return []
+        ends = [i for i in range(1, len(self.messages)) if self.roles[i] == "user" and self.roles[i - 1] != "user"]
+        ends = [i for i in ends if "assistant" in self.roles[:i]] + [len(self.messages)]
+        ways, problem = [], None
+        for bounds in ([0, len(self.messages)], [0, *ends]):
+            try:
+                ways.append([self.document(*pair) for pair in zip(bounds, bounds[1:]) if any(self.learned[slice(*pair)])])
+            except Bad as found:
+                problem = problem or found
+            if len(ends) == 1 or ways and self.harm(ways[0]) == (0, 0):
+                break
+        if not ways:
+            raise problem
+        return min(ways, key=self.harm)
+
+    @staticmethod
+    def harm(documents):
+        lost = sum(one.lost[kind] for one in documents for kind in ("answers", "thoughts", "calls of tools"))
+        return lost, sum(one.unasked for one in documents)
+
+    def document(self, since, until):
+        """Of the messages before number until, in which the answers from number since on are learned. Space after the token that
+        ends a turn is not the answer's: no model writes it."""
+        text = self.until(until)
+        answers, open, unasked = [], 0, 0
+        for i in range(since, until):
+            if self.learned[i]:
+                begin, asked = self.find_begin(text, i, until)
+                end = self.find_end(text, i, until)
+                bare = text[begin:end].rstrip()
+                ended = bare.endswith(self.labels.added)
+                answers.append((begin, begin + len(bare) if ended else end))
+                open += not ended and i + 1 < until
+                unasked += not asked
+        return Document(text, answers, self.find_lost(since, until), open, unasked)
+
+    def find_lost(self, since, until):
+        render = lambda messages, tools: self.template.render(messages, False, tools, **self.variables)
+        lost = chat_written.find_lost(render, self.messages[:until], self.roles, self.tools)
+        return collections.Counter(kind for i, kind in lost if i >= since or since == 0)
+
+    # ---- the beginning of an answer ------------------------------------------------------------------------------------------
+
+    def find_begin(self, text, i, until):
+        """(where answer i begins in the text, whether it is asked for so): after what a model is given to answer. Where the text
+        does not begin with that, because the template then writes the messages before otherwise, or thoughts that the answer lacks,
+        it is after as much of what asks for an answer as there is in front of this one."""
+        prompt = self.until(i, asks=True) if i else None        # no template renders the nothing before a first message
+        if i and text.startswith(prompt):
+            return len(prompt), True
+        front, lowest = (self.front(self.messages[:until], k, text) if k >= 0 else 0 for k in (i, i - 1))
+        if self.opening == "":
+            return len(text[:front].rstrip(" ")), i == 0
+        for length in self.boundaries(self.opening or ""):
+            at = text.rfind(self.opening[:length], lowest, front)
+            if at >= 0 and self.opening[:length] not in self.heading:       # else any message may begin so
+                return at + length, i == 0 and length == len(self.opening)
+        asked = prompt or self.opening or ""
+        at = common(text, asked)
+        raise Bad(f"{self.where}: the chat template asks for message {i + 1} with {asked[at:at + 40]!r}, but renders the "
+                  f"conversation with {text[at:at + 40]!r} there; expected the same, so that its labels can be told: give the "
+                  f"answer the form that the template asks for, or change the template in {self.template.folder}")
+
+    @functools.cached_property
+    def opening(self):
+        """What add_generation_prompt adds after a question; where a template without it writes something else there, from the first
+        token on that differs. None where the template takes no question."""
+        question = [{"role": "user", "content": MARK}]
+        without, asked = self.try_render(question), self.try_render(question, asks=True)
+        if without is None or asked is None:
+            return None
+        same = common(without, asked)
+        return asked[same if same == len(without) else max(place for place in [*self.boundaries(asked), 0] if place <= same):]
+
+    @functools.cached_property
+    def heading(self):
+        """What is in front of a question that is the first message."""
+        return (self.try_render([{"role": "user", "content": MARK}]) or "").partition(MARK)[0]
+
+    def boundaries(self, opening):
+        """The lengths at which an opening may be cut, the longest first: its whole, and where its tokens begin and end."""
+        tokens = self.labels.tokens.finditer(opening)
+        return sorted({len(opening), *(place for token in tokens for place in token.span())}, reverse=True)
+
+    def front(self, messages, i, text):
+        """Where message i's own text begins in that of the messages."""
+        return common(text, self.render([*messages[:i], chat_written.altered(messages[i], OTHER), *messages[i + 1:]]))
+
+    # ---- the end of an answer ------------------------------------------------------------------------------------------------
+
+    def find_end(self, text, i, until):
+        """Where answer i ends. Some templates render a turn differently when it is last (OLMo 3 ends the last with another token,
+        Qwen 3 adds thoughts). Then it ends where what the template writes ahead of the next message begins. That shows with another
+        answer in its place, a mark: after the mark is the token that ends the turn, if there is one, and then that beginning. An
+        answer with calls, which messages after it may need, ends with the token that ends it when it is last."""
+        last = text if i + 1 == until else self.try_render(self.messages[:i + 1])
+        if last and text.startswith(last):
+            return len(last) - (len(self.trailing) if last.endswith(self.trailing) else 0)
+        front = self.front(self.messages[:until], i + 1, text)
+        begin = self.find_next(i, until, last or "")
+        if begin is not None and text.endswith(begin, 0, front):
+            return front - len(begin)
+        changed = self.render([*self.messages[:i], chat_written.altered(self.messages[i], OTHER), *self.messages[i + 1:until]])
+        own = len(text) - common(text[::-1], changed[::-1])
+        token = next((one for one in self.labels.added if (last or "").rstrip().endswith(one)), None)
+        at = text.find(token, own, front) if token and self.messages[i].get("tool_calls") else -1
+        if at < 0:
+            raise Bad(f"{self.where}: the chat template renders message {i + 1} differently when it is the last, and not so that "
+                      "its end can be told otherwise; expected the same, so that its labels can be told: end the conversation "
+                      f"there, or change the template in {self.template.folder}")
+        return at + len(token)
+
+    def find_next(self, i, until, last):
+        """What the template writes after answer i, ahead of the next message's own text, but for a token that ends the turn; None
+        if it takes no mark there. last: the text that ends with the answer."""
+        plain = {"role": self.messages[i]["role"], "content": MARK}
+        messages = [*self.messages[:i], plain, *self.messages[i + 1:until]]
+        shown = self.try_render(messages) or ""
+        if MARK not in shown:
+            return None
+        between = shown[shown.find(MARK) + 1:self.front(messages, i + 1, shown)]
+        token = self.labels.token.match(between)
+        return between[token.end():] if token and self.ends_turn(token, messages[:i + 1], i, last) else between
+
+    def ends_turn(self, token, messages, i, last):
+        """Whether a token right after an answer, the last of the messages, ends it or begins the next message: what begins one says
+        whose it is."""
+        if token[1] == self.labels.eos or last.rstrip().endswith(token[1]):
+            return True
+        if token[1] in (self.opening or ""):
+            return False
+        role = "assistant" if self.roles[i + 1] == "user" else "user"
+        shown = self.try_render([*messages, {"role": role, "content": OTHER}])
+        if shown:
+            return shown[shown.find(MARK) + 1:].startswith(token[0])
+        after = (self.try_render([{"role": "user", "content": MARK}]) or "").partition(MARK)[2]
+        return token[1] not in self.heading or token[1] in after
+
+    @functools.cached_property
+    def trailing(self):
+        """What some templates ask for the next answer with at the end of every text, unasked; "" of others."""
+        shown = self.try_render([{"role": "user", "content": MARK}, {"role": "assistant", "content": OTHER}]) or ""
+        front, _, behind = shown.partition(MARK)[2].partition(OTHER)
+        token = self.labels.token.match(behind)
+        rest = behind[token.end():].lstrip() if token else ""
+        return rest if rest and front.endswith(rest) else ""

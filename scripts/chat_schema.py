@@ -1,0 +1,250 @@
+"""What a line of a file of conversations may hold: its forms, and which JSON of a message is what a chat template expects. All else
+is an error, with its place; nothing is guessed. What reaches the template is what transformers' apply_chat_template gives it."""
+import collections, json
+
+from errors import Bad
+
+# messages: as the template gets them; roles: of each, "system", "user", "assistant" or "tool"; learned: whether it is an answer to
+# be learned; tools: a list or None; variables: what else the template gets, by name; renamed: roles that the template does not know
+Conversation = collections.namedtuple("Conversation", "messages roles learned tools variables renamed")
+
+ROLES = {"system": "system", "developer": "system", "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant",
+         "chatgpt": "assistant", "model": "assistant", "tool": "tool", "function": "tool", "observation": "tool", "ipython": "tool",
+         "tool_response": "tool", "function_response": "tool", "function_call": "assistant", "tool_call": "assistant"}
+CALLS = ("function_call", "tool_call")          # roles whose text is calls in JSON
+OWN = ("developer", "tool", "function", "observation", "ipython")       # a template that names such a role gets it as it is
+LEARNED = {"weight": (0, 1), "train": (False, True), "loss": (False, True)}     # keys of messages; which value says what
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")               # names in use; transformers fills the first from the others
+PARTS = ("text", "thinking")                    # types of parts that have their text in a key of that name
+RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
+
+
+def shown(value, most=60):
+    """A value in an error."""
+    try:
+        return json.dumps(value, ensure_ascii=False)[:most]
+    except RecursionError:
+        return "nested too deeply"
+
+
+def no_constant(name):
+    raise ValueError(f"{name} is no JSON")
+
+
+def read_entry(line, where):
+    """The object of a line."""
+    try:
+        entry = json.loads(line, parse_constant=no_constant)
+    except RecursionError:
+        raise Bad(f"{where}: nested too deeply; expected a conversation in JSON")
+    except ValueError as problem:
+        if line.lstrip().startswith(b"["):
+            raise Bad(f"{where}: a list over many lines; expected an object per line: jq -c '.[]' FILE > FILE.jsonl")
+        raise Bad(f"{where}: {getattr(problem, 'msg', problem)}; expected a conversation in JSON")
+    if not isinstance(entry, dict):
+        raise Bad(f"{where}: {shown(entry)}; expected an object (of a list make lines: jq -c '.[]' FILE > FILE.jsonl)")
+    return entry
+
+
+def decode(value, kind, where, what):
+    """value, which is a list or dict as kind says, or JSON text of one; a text that is blank is a list of nothing."""
+    found = value
+    if isinstance(value, str):
+        try:
+            found = json.loads(value, parse_constant=no_constant) if value.strip() or kind is dict else []
+        except (ValueError, RecursionError):
+            pass
+    if not isinstance(found, kind):
+        raise Bad(f"{where}: {what} is {shown(value)}; expected {'a list' if kind is list else 'an object'}, or JSON text of one")
+    return found
+
+
+# ---- messages ----------------------------------------------------------------------------------------------------------------
+
+def read_call(call, where):
+    """As it is, if {"function": {"name", "arguments"}} or {"name", "arguments"}; arguments: an object, or JSON text of one."""
+    call = decode(call, dict, where, "a call of a tool")
+    function = call if call.get("function") is None else call["function"]
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise Bad(f"{where}: a call of a tool is {shown(call)}; expected "
+                  '{"function": {"name": TEXT, "arguments": {...}}}')
+    if "arguments" in function:
+        decode(function["arguments"], dict, where, '"arguments" of a call')
+    return call
+
+
+def read_calls(message, role, where):
+    """The message with its calls, if it has any, in tool_calls; function_call is OpenAI's old name of a single one."""
+    if message.get("function_call") is not None and not message.get("tool_calls"):
+        message = {**message, "tool_calls": [{"type": "function", "function": message["function_call"]}]}
+        message["tool_calls"][0]["function"] = decode(message.pop("function_call"), dict, where, '"function_call"')
+    if "tool_calls" not in message:
+        return message
+    calls = [read_call(call, where) for call in decode(message["tool_calls"], list, where, '"tool_calls"')]
+    if calls and ROLES[role] != "assistant":
+        raise Bad(f"{where} has the role {shown(role)} and calls of tools; expected those of the assistant alone")
+    return {**message, "tool_calls": calls}
+
+
+def read_content(message, role, where):
+    """A text; of parts with text, those; of a tool, also an object or list; nothing, where calls or thoughts are there instead."""
+    content = message.get("content")
+    if isinstance(content, list) and content and all(isinstance(part, dict) and part.get("type") in PARTS
+                                                     and isinstance(part.get(part["type"]), str) for part in content):
+        return
+    if isinstance(content, (dict, list)) and ROLES[role] == "tool":
+        return
+    if content is None and (message.get("tool_calls") or any(name in message for name in THOUGHTS)):
+        return
+    if not isinstance(content, str):
+        raise Bad(f"{where} has the content {shown(content)}; expected a text, or a list of parts "
+                  '{"type": "text", "text": TEXT}')
+
+
+def read_thoughts(message, where):
+    found = {name: message[name] for name in THOUGHTS if name in message}
+    for name, text in found.items():
+        if not isinstance(text, str):
+            raise Bad(f"{where}: \"{name}\" is {shown(text)}; expected a text")
+    if len(set(found.values())) > 1:
+        raise Bad(f"{where} has other thoughts in {' than in '.join(found)}; expected one of them, or the same in each")
+
+
+def read_learned(message, role, where):
+    """Whether the message is an answer to be learned, and the message without the keys that say so."""
+    answer = learned = ROLES[role] == "assistant"
+    for key, values in LEARNED.items():
+        value = message.get(key)
+        if answer and value is not None and value not in values:
+            choice = " or ".join(map(json.dumps, values))
+            raise Bad(f"{where} has the {key} {shown(value)}; expected {choice.replace(' or', ' (not learned) or')}")
+        if not answer and key != "weight" and value is True:
+            raise Bad(f"{where} has the role {shown(role)} and is to be learned (\"{key}\": true); expected that of answers alone")
+        learned = learned and (value is None or bool(value))
+    return learned, {key: value for key, value in message.items() if key not in LEARNED}
+
+
+def read_message(message, number, where, words):
+    """(message as transformers gives it to templates, without keys that are null; role; learned)"""
+    if not isinstance(message, dict):
+        raise Bad(f"{where}: message {number} is {shown(message)}; expected an object")
+    where = f"{where}: message {number}"
+    message = {key: value for key, value in message.items() if value is not None}
+    role = message.get("role", message.get("from"))
+    if not isinstance(role, str) or role not in ROLES:
+        raise Bad(f"{where} has the role {shown(role)}; expected system, user, assistant or tool "
+                  "(ShareGPT: \"from\" with human, gpt, function_call or observation)")
+    if "value" in message:
+        message.setdefault("content", message["value"])
+    message = {key: value for key, value in message.items() if key not in ("from", "value")}
+    if role in CALLS:
+        calls = decode(message.get("content"), (dict, list), where, "its text")
+        message = {**message, "content": "", "tool_calls": calls if isinstance(calls, list) else [calls]}
+        message["tool_calls"] = [{"type": "function", "function": call} for call in message["tool_calls"]]
+    learned, message = read_learned(read_calls(message, role, where), role, where)
+    read_thoughts(message, where)
+    read_content(message, role, where)
+    template_role = role if role in OWN and role in words else ROLES[role]
+    return {**message, "role": template_role}, role, learned
+
+
+# ---- forms of lines ----------------------------------------------------------------------------------------------------------
+
+def read_texts(entry, keys, where):
+    for key in keys:
+        if not isinstance(entry.get(key), str):
+            raise Bad(f"{where}: \"{key}\" is {shown(entry.get(key))}; expected a text")
+    return [entry[key] for key in keys]
+
+
+def say(role, text):
+    return {"role": role, "content": text}
+
+
+def read_list(entry, key, where):
+    if not isinstance(entry[key], list) or not entry[key]:
+        raise Bad(f"{where}: \"{key}\" is {shown(entry[key])}; expected a list of messages")
+    return entry[key]
+
+
+def read_completion(entry, where):
+    """TRL's: texts, or lists of messages, of which only the completion's answers are learned."""
+    both = []
+    for key, role in (("prompt", "user"), ("completion", "assistant")):
+        if isinstance(entry.get(key), list):
+            both.append([{**one, "weight": 0} if key == "prompt" and isinstance(one, dict)
+                         and ROLES.get(str(one.get("role"))) == "assistant" else one for one in read_list(entry, key, where)])
+        else:
+            both.append([say(role, *read_texts(entry, (key,), where))])
+    return both[0] + both[1]
+
+
+def read_alpaca(entry, where):
+    """What history holds, pairs of question and answer, comes before and is learned, too."""
+    question, answer = read_texts(entry, ("instruction", "output"), where)
+    question += "\n\n" + read_texts(entry, ("input",), where)[0] if entry.get("input") else ""
+    history = entry.get("history") or []
+    if not isinstance(history, list) or not all(isinstance(pair, list) and len(pair) == 2
+                                                and all(isinstance(text, str) for text in pair) for pair in history):
+        raise Bad(f"{where}: \"history\" is {shown(history)}; expected a list of pairs [question, answer]")
+    return [say(role, text) for pair in [*history, [question, answer]] for role, text in zip(("user", "assistant"), pair)]
+
+
+FORMS = (       # the key that tells the form, what makes messages of it
+    ("messages", lambda entry, where: read_list(entry, "messages", where)),
+    ("conversations", lambda entry, where: read_list(entry, "conversations", where)),
+    ("completion", read_completion),
+    ("output", read_alpaca),
+)
+
+
+def read_tools(entry, where):
+    """A list of objects, or None; OpenAI's old name of them is functions."""
+    if entry.get("tools") is None and entry.get("functions") is not None:
+        functions = decode(entry["functions"], list, where, '"functions"')
+        return [{"type": "function", "function": decode(one, dict, where, 'one of "functions"')} for one in functions]
+    if entry.get("tools") is None:
+        return None
+    return [decode(tool, dict, where, 'one of "tools"') for tool in decode(entry["tools"], list, where, '"tools"')]
+
+
+def read_variables(entry, where):
+    """TRL's chat_template_kwargs, and documents."""
+    variables = entry.get("chat_template_kwargs") or {}
+    variables = decode(variables, dict, where, '"chat_template_kwargs"')
+    for name in RESERVED:
+        if name in variables:
+            raise Bad(f"{where}: \"chat_template_kwargs\" has {name}; expected other variables of the chat template")
+    documents = entry.get("documents")
+    if documents is not None and not (isinstance(documents, list) and all(isinstance(one, dict) for one in documents)):
+        raise Bad(f"{where}: \"documents\" is {shown(documents)}; expected a list of objects")
+    return {**variables, "documents": documents}
+
+
+def add_system(messages, entry, where):
+    """A text "system" beside the messages comes before them."""
+    if entry.get("system"):
+        system, = read_texts(entry, ("system",), where)
+        first = messages[0] if isinstance(messages[0], dict) else {}
+        if first.get("role", first.get("from")) not in ("system", "developer"):
+            return [say("system", system), *messages]
+        if first.get("content", first.get("value")) != system:
+            raise Bad(f"{where}: two system messages, one in \"system\" and another as the first of the messages; expected one")
+    return messages
+
+
+def read_conversation(line, where, words=frozenset()):
+    """The Conversation of a line. words: those of the chat template, in which the roles are that it knows."""
+    entry = read_entry(line, where)
+    forms = [(key, make) for key, make in FORMS if key in entry]
+    make = next((make for key, make in forms if entry[key] is not None), forms[0][1] if forms else None)
+    if make is None:
+        raise Bad(f"{where}: an object with {', '.join(entry)[:200] or 'nothing'}; expected messages, conversations, "
+                  "prompt and completion, or instruction and output")
+    given = make(entry, where)
+    all = add_system(given, entry, where)
+    read = [read_message(message, number, where, words) for number, message in enumerate(all, 1 + len(given) - len(all))]
+    messages, roles, learned = map(list, zip(*read))
+    renamed = [role for role, message in zip(roles, messages) if role in OWN and message["role"] != role]
+    return Conversation(messages, [ROLES[role] for role in roles], learned, read_tools(entry, where), read_variables(entry, where),
+                        renamed)
