@@ -233,7 +233,7 @@ class Talk:
     def trailing(self):
         """What some templates ask for the next answer with at the end of every text, unasked; "" of others."""
         shown = self.try_render([{"role": "user", "content": MARK}, {"role": "assistant", "content": OTHER}]) or ""
-        front, _, behind = shown.partition(MARK)[2].partition(OTHER)
-        token = self.labels.token.match(behind)
-        rest = behind[token.end():].lstrip() if token else ""
+        front, _, after = shown.partition(MARK)[2].partition(OTHER)
+        token = self.labels.token.match(after)
+        rest = after[token.end():].lstrip() if token else ""
         return rest if rest and front.endswith(rest) else ""

@@ -222,7 +222,7 @@ def read_variables(entry, where):
 
 
 def add_system(messages, entry, where):
-    """A text "system" beside the messages comes before them."""
+    """A text "system" next to the messages comes before them."""
     if entry.get("system"):
         system, = read_texts(entry, ("system",), where)
         first = messages[0] if isinstance(messages[0], dict) else {}

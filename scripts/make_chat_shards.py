@@ -13,11 +13,11 @@ line of a file, plain or compressed (gzip, bzip2, xz, zstd), is a conversation i
     {"instruction": "...", "input": "...", "output": "...", "history": [["...", "..."]]}            Alpaca; two may be missing
 
 Part 0 is token_ids_part_0000.npy (headerless uint16 or uint32), labels_mask_part_0000.npy (a byte per token: 1 if it is to be
-learned) and token_ids_part_0000.csv.gz (a row per document: first token, token behind the last). Learned are the assistant's
+learned) and token_ids_part_0000.csv.gz (a row per document: first token, token after the last). Learned are the assistant's
 answers with the token that ends a turn, but for messages with "weight": 0 or "train": false. A conversation without an answer is
 left out and named; a line that is no conversation, or none that the template takes, ends the program or, with --skip-bad, is left
 out and counted. What the template leaves out of the messages is counted, too. The same files give the same bytes, with any number
-of processes. fine-tune.yaml beside them is a configuration: FOLDER, these files and the usual settings. Needs the packages
+of processes. fine-tune.yaml next to them is a configuration: FOLDER, these files and the usual settings. Needs the packages
 tokenizers, jinja2 and numpy.
 """
 import argparse, collections, datetime, json, os, re, shlex
@@ -40,7 +40,7 @@ NOTES = {       # key: what was found, what to know or do about it; in the order
     "split": ("conversations with a document for each question",
               "as a whole the chat template renders them otherwise than it asks for answers"),
     "open": ("answers that other messages follow and no special token ends",
-             "nothing teaches the model to stop there; have the chat template put {{ eos_token }} behind each answer"),
+             "nothing teaches the model to stop there; have the chat template put {{ eos_token }} after each answer"),
     "unasked": ("answers that begin otherwise than the chat template asks for them",
                 "it asks with thoughts that they lack, or writes what comes before otherwise then"),
     "begin": ("answers whose first characters are in one token with the end of the prompt", "that token is not learned"),
@@ -64,13 +64,13 @@ def make_document(document, where):
     token that begins in the prompt is not learned, as no model is asked for it."""
     tokens = shards.encode(process.tokenizer, document.text, where)
     ids = np.array(tokens.ids, process.dtype)
-    first, behind = np.array(tokens.offsets, np.int64).reshape(-1, 2).T
+    first, after = np.array(tokens.offsets, np.int64).reshape(-1, 2).T
     mask, notes = np.zeros(len(ids), np.bool_), []
     for begin, end in document.answers:
         mask |= (first >= begin) & (first < end)
         for place, key in ((begin, "begin"), (end, "end")):
             strips = key == "end" and document.text.endswith(process.files.added, begin, end)       # and may take space along
-            if begin < end and not strips and ((first < place) & (behind > place)).any():
+            if begin < end and not strips and ((first < place) & (after > place)).any():
                 notes.append((key, ""))
     notes += [("lost", kind) for kind, count in document.lost.items() for _ in range(count)] + [("open", "")] * document.open
     notes += [("unasked", "")] * document.unasked

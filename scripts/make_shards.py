@@ -8,7 +8,7 @@ be compressed (gzip, bzip2, xz, zstd). "-" is standard input; it and pipes hold 
 With --skip-bad a line, or a file of text, that is an error is left out and counted. Texts are stripped, empty ones skipped, and the
 eos token ends each document; no other special token is added, and one that is spelled out within a text, as <|endoftext|>, is text.
 A text that ends with eos spelled out gets no second one. Next to part-00000.npy, part-00000.csv.gz has a row per document: first
-token, token behind the last, id, file, line (from 1). The same files give the same bytes, with any number of processes. At the end
+token, token after the last, id, file, line (from 1). The same files give the same bytes, with any number of processes. At the end
 come the lines that a configuration needs.
 Needs the packages tokenizers and numpy. NOTE: tokenize.py as a name would hide Python's own module of that name.
 """

@@ -36,7 +36,7 @@ class MessagesTest(Folder):
         return [text.removesuffix("<|im_end|>") for text in self.learned(model, output)]
 
     def test_content_that_is_missing(self):
-        """Beside calls or thoughts content may be null or absent; then, as with keys that are null, a template finds none."""
+        """With calls or thoughts content may be null or absent; then, as with keys that are null, a template finds none."""
         for content in ({"content": None}, {}):
             said = {"messages": [QUESTION, {"role": "assistant", **content, "tool_calls": [CALL]}]}
             self.assertEqual(self.learned_of(CHATML, said), [WRITTEN])
