@@ -50,20 +50,25 @@ static const Architecture built_in[] = {
     /* transformers 5 checks the heads of this class only */
     { "LlamaForCausalLM", "llama", "Llama", .norm = RMS_NORM, .norm_affine = true, .tying = true, .heads_divide = true,
       .rope_types = ANY_ROPE, .blocks = "model.layers", .tensors = norms_before,
-      .keys = { { "head_dim", 0 }, { "mlp_bias", 0 }, { "rms_norm_eps", 1e-6 } } },
+      .keys = { { "head_dim", 0 }, { "mlp_bias", 0 }, { "rms_norm_eps", 1e-6 }, { "eos_token_id", 2 } } },
 
     /* transformers' OlmoLayerNorm has this eps built in */
     { "OlmoForCausalLM", "olmo", "OLMo", .norm = LAYER_NORM, .norm_eps = 1e-5f, .clip = true, .tying = true,
-      .rope_types = ANY_ROPE, .blocks = "model.layers", .tensors = norms_before, .keys = { { "clip_qkv", 0 } } },
+      .rope_types = ANY_ROPE, .blocks = "model.layers", .tensors = norms_before, .keys = { { "clip_qkv", 0 }, { "eos_token_id", 50279 }, { "pad_token_id", 1 } } },
 
     { "Olmo2ForCausalLM", "olmo2", "OLMo-2", .norm = RMS_NORM, .norm_affine = true, .norm_after = true, .qk_norm = QK_NORM_WIDTH,
       .tying = true, .rope_types = ANY_ROPE, .blocks = "model.layers", .tensors = norms_behind,
-      .keys = { { "rms_norm_eps", 1e-5 } } },
+      .keys = { { "rms_norm_eps", 1e-5 }, { "eos_token_id", 50279 }, { "pad_token_id", 1 } } },
 
     { "MistralForCausalLM", "mistral", "Mistral", .norm = RMS_NORM, .norm_affine = true, .tying = true, .windows = SAME_WINDOW,
-      .rope_types = ANY_ROPE, .blocks = "model.layers", .tensors = norms_before,
+      .rope_types = ANY_ROPE, .with_layer_types = "MinistralForCausalLM", .blocks = "model.layers", .tensors = norms_before,
       .keys = { { "head_dim", 0 }, { "rms_norm_eps", 1e-6 }, { "num_key_value_heads", 8 }, { "max_position_embeddings", 131072 },
-                { "sliding_window", 4096 } } },
+                { "sliding_window", 4096 }, { "eos_token_id", 2 } } },
+
+    { "MinistralForCausalLM", "ministral", "Ministral", .norm = RMS_NORM, .norm_affine = true, .tying = true,
+      .windows = WINDOW_BY_LAYER, .rope_types = ANY_ROPE, .blocks = "model.layers", .tensors = norms_before,
+      .keys = { { "head_dim", 0 }, { "rms_norm_eps", 1e-6 }, { "num_key_value_heads", 8 }, { "max_position_embeddings", 131072 },
+                { "sliding_window", 4096 }, { "layer_types", 0 }, { "eos_token_id", 2 } } },
 
     { "Qwen3ForCausalLM", "qwen3", "Qwen3", .norm = RMS_NORM, .norm_affine = true, .qk_norm = QK_NORM_HEAD, .tying = true,
       .windows = WINDOW_BY_LAYER, .rope_types = ANY_ROPE, .blocks = "model.layers", .tensors = norms_before,
@@ -74,7 +79,8 @@ static const Architecture built_in[] = {
     { "Olmo3ForCausalLM", "olmo3", "OLMo-3", .norm = RMS_NORM, .norm_affine = true, .norm_after = true, .qk_norm = QK_NORM_WIDTH,
       .tying = true, .windows = WINDOW_BY_LAYER, .rope_types = ANY_ROPE, .full_attn_scaled_only = true, .blocks = "model.layers",
       .tensors = norms_behind,
-      .keys = { { "rms_norm_eps", 1e-5 }, { "rope_theta", 500000 }, { "sliding_window", 4096 }, { "layer_types", 4 } } },
+      .keys = { { "rms_norm_eps", 1e-5 }, { "rope_theta", 500000 }, { "sliding_window", 4096 }, { "layer_types", 4 },
+                { "eos_token_id", 50279 }, { "pad_token_id", 1 } } },
 };
 
 /* ---- which there are -------------------------------------------------------------------------------------- */

@@ -32,6 +32,7 @@ typedef struct Architecture {
     bool     heads_divide;              /* n_heads must divide d_model, whatever head_dim is */
     Windows  windows;
     unsigned rope_types;                /* bit 1 << RopeType for each that it knows */
+    const char *with_layer_types;       /* the class that a config.json with a list of layer_types means, as in transformers 5 */
     bool     full_attn_scaled_only;     /* blocks with a sliding window keep their rotary frequencies */
 
     const char        *blocks;          /* "model.layers" */

@@ -342,12 +342,12 @@ static void test_hf_refused(void **state)
 {
     (void)state;
     static const struct { const char *json, *words; } list[] = {
-        { "{" TRY_LLAMA ", \"attention_bias\": true}",                     "attention_bias is not supported" },
-        { "{" TRY_LLAMA ", \"mlp_bias\": true}",                           "mlp_bias is not supported" },
+        { "{" TRY_LLAMA ", \"attention_bias\": true}",                     "attention_bias true is not supported, only false" },
+        { "{" TRY_LLAMA ", \"mlp_bias\": true}",                           "mlp_bias true is not supported, only false" },
         { "{" TRY_LLAMA ", \"rope_scaling\": {\"rope_type\": \"linear\"}}", "rope_type 'linear' is not supported" },
         { "{\"architectures\": [\"GPT2LMHeadModel\"], \"model_type\": \"gpt2\"}",
           "architecture GPT2LMHeadModel (model_type gpt2) is not supported, only LlamaForCausalLM, OlmoForCausalLM, "
-          "Olmo2ForCausalLM, MistralForCausalLM, Qwen3ForCausalLM, Olmo3ForCausalLM" },
+          "Olmo2ForCausalLM, MistralForCausalLM, MinistralForCausalLM, Qwen3ForCausalLM, Olmo3ForCausalLM" },
         { "{\"architectures\"\n: }",                                   "config.json:2:" },
     };
     char from[128], message[8192];

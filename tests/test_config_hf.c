@@ -19,6 +19,7 @@
     "\"original_max_position_embeddings\": 64"
 #define FULL4   "\"full_attention\", \"full_attention\", \"full_attention\", \"full_attention\""
 #define MISTRAL SIZES("MistralForCausalLM", 2) ", \"num_key_value_heads\": 2"
+#define MINISTRAL SIZES("MinistralForCausalLM", 2) ", \"num_key_value_heads\": 2"
 #define QWEN3   SIZES("Qwen3ForCausalLM", 4) ", \"num_key_value_heads\": 2, \"head_dim\": 24, \"rms_norm_eps\": 1e-6"
 #define OLMO3   SIZES("Olmo3ForCausalLM", 8)
 
@@ -26,7 +27,8 @@
 typedef struct { const char *json, *blocks; int kv_heads, head_dim, window; double theta; RopeType rope; } Case;
 
 static const Case cases[] = {
-    { SIZES("LlamaForCausalLM", 2) ", \"rope_theta\": 5e5, \"sliding_window\": 7", "ff", 4, 16, 0, 5e5, ROPE_DEFAULT },
+    { SIZES("LlamaForCausalLM", 2) ", \"rope_theta\": 5e5, \"sliding_window\": null, \"layer_types\": [\"full_attention\"]", "ff", 4, 16, 0,
+      5e5, ROPE_DEFAULT },
     { SIZES("LlamaForCausalLM", 2) ", \"rope_scaling\": {" YARN "}, \"head_dim\": 8", "ff", 4, 8, 0, 1e4, ROPE_YARN },
     { SIZES("OlmoForCausalLM", 2) ", \"clip_qkv\": 8.0, \"tie_word_embeddings\": true", "ff", 4, 16, 0, 1e4, ROPE_DEFAULT },
     { SIZES("Olmo2ForCausalLM", 2) ", \"rms_norm_eps\": 1e-06, \"rope_parameters\": {\"rope_theta\": 3e4}", "ff", 4, 16, 0, 3e4,
@@ -35,6 +37,9 @@ static const Case cases[] = {
     { MISTRAL ", \"sliding_window\": null, \"head_dim\": 32, \"rope_theta\": 1e6", "ff", 2, 32, 0, 1e6, ROPE_DEFAULT },
     { MISTRAL, "ss", 2, 16, 4096, 1e4, ROPE_DEFAULT },
     { MISTRAL ", \"rope_scaling\": {" YARN ", \"attention_factor\": 1.25}", "ss", 2, 16, 4096, 1e4, ROPE_YARN },
+    { MINISTRAL ", \"sliding_window\": 7, \"layer_types\": [\"full_attention\", \"sliding_attention\"]", "fs", 2, 16, 7, 1e4,
+      ROPE_DEFAULT },
+    { MINISTRAL ", \"sliding_window\": 7, \"model_type\": \"ministral\"", "ss", 2, 16, 7, 1e4, ROPE_DEFAULT },
     { SIZES("Qwen3ForCausalLM", 1) ", \"num_key_value_heads\": 1", "f", 1, 128, 0, 1e4, ROPE_DEFAULT },
     { QWEN3 ", \"sliding_window\": 4096, \"max_window_layers\": 2", "ffff", 2, 24, 0, 1e4, ROPE_DEFAULT },
     { QWEN3 ", \"use_sliding_window\": true, \"sliding_window\": 9, \"max_window_layers\": 3, \"tie_word_embeddings\": true",
@@ -48,7 +53,7 @@ static const Case cases[] = {
     { OLMO3, "sssfsssf", 4, 16, 4096, 5e5, ROPE_DEFAULT },
     { OLMO3 ", \"num_key_value_heads\": 1, \"rope_theta\": 1e4, \"sliding_window\": 5", "sssfsssf", 1, 16, 5, 1e4, ROPE_DEFAULT },
     { OLMO3 ", \"rope_theta\": 7e5, \"rope_scaling\": {" YARN "}", "sssfsssf", 4, 16, 4096, 7e5, ROPE_YARN },
-    { OLMO3 ", \"rope_parameters\": {\"rope_theta\": 7e5, " YARN "}", "sssfsssf", 4, 16, 4096, 7e5, ROPE_YARN },
+    { OLMO3 ", \"rope_parameters\": {\"rope_theta\": 500000, \"rope_type\": \"default\"}", "sssfsssf", 4, 16, 4096, 5e5, ROPE_DEFAULT },
     { OLMO3 ", \"rope_parameters\": {\"full_attention\": {\"rope_theta\": 6e5, " YARN "}, "
       "\"sliding_attention\": {\"rope_theta\": 6e5, \"rope_type\": \"default\"}}, \"sliding_window\": 6", "sssfsssf", 4, 16, 6, 6e5,
       ROPE_YARN },
@@ -227,14 +232,30 @@ static void test_refused(void **state)
         { LLAMA ", \"rope_theta\": -1",                "rope_theta: expected a number from 1 to 1e+12, found -1" },
         { LLAMA ", \"rope_scaling\": {\"rope_type\": 3}", "rope_type: expected default, llama3 or yarn, found 3" },
         { LLAMA ", \"tie_word_embeddings\": 1",        "tie_word_embeddings: expected true or false, found 1" },
-        { LLAMA ", \"partial_rotary_factor\": 0.5",    "partial_rotary_factor is not supported, only 1.0" },
+        { LLAMA ", \"partial_rotary_factor\": 0.5",    "partial_rotary_factor 0.5 is not supported, only 1.0" },
+        { LLAMA ", \"attention_dropout\": 0.1",        "attention_dropout 0.1 is not supported, only 0.0: training has no dropout" },
+        { LLAMA ", \"hidden_act\": \"gelu\"",          "hidden_act \"gelu\" is not supported, only [\"silu\", \"swish\"]" },
+        { LLAMA ", \"sliding_window\": 7",             "sliding_window 7 is not supported, only null: transformers generates" },
+        { LLAMA ", \"layer_types\": [\"full_attention\", \"sliding_attention\"]",
+          "layer_types [\"full_attention\",\"sliding_attention\"] is not supported, only [\"full_attention\"]" },
+        { LLAMA ", \"is_causal\": false",              "is_causal false is not supported, only true" },
+        { LLAMA ", \"model_type\": \"mistral\"",       "model_type mistral is not that of its architectures, which is llama" },
+        { LLAMA ", \"model_type\": \"phi3\"",          "model_type phi3 is not that of its architectures, which is llama" },
+        { MISTRAL ", \"model_type\": \"ministral\"",   "model_type ministral is not that of its architectures, which is mistral" },
+        { LLAMA ", \"architectures\": \"LlamaForCausalLM\"", "architectures: expected a list with the name of a class" },
+        { LLAMA ", \"rope_scaling\": {\"rope_type\": \"default\", \"type\": \"yarn\"}", "rope_type default and type yarn" },
+        { LLAMA ", \"rope_scaling\": {" YARN "}, \"original_max_position_embeddings\": 32",
+          "original_max_position_embeddings is 32, and in the description of the rotation 64" },
+        { QWEN3 ", \"use_sliding_window\": 1",         "use_sliding_window: expected true or false, found 1" },
+        { OLMO3 ", \"rope_parameters\": {\"rope_theta\": 7e5}", "rope_parameters of a Olmo3ForCausalLM are read by layer type" },
+        { OLMO3 ", \"rope_parameters\": {\"rope_theta\": 5e5, " YARN "}", "are read by layer type alone" },
         { LLAMA ", \"rope_scaling\": \"yarn\"",        "rope_scaling: expected an object, found \"yarn\"" },
         { LLAMA ", \"rope_scaling\": {\"type\": \"dynamic\", \"factor\": 2}", "rope_type 'dynamic' is not supported" },
         { LLAMA ", \"rope_scaling\": {\"rope_type\": \"llama3\"}", "factor: expected a number from 1 to 1000000, found nothing" },
         { LLAMA ", \"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8, \"low_freq_factor\": 4}",
           "high_freq_factor 4 must be above low_freq_factor 4" },
-        { LLAMA ", \"rope_scaling\": {" YARN ", \"truncate\": false}", "truncate is not supported, only true" },
-        { LLAMA ", \"rope_scaling\": {" YARN ", \"mscale\": 1.0}",     "mscale is not supported, only null" },
+        { LLAMA ", \"rope_scaling\": {" YARN ", \"truncate\": false}", "truncate false is not supported, only true" },
+        { LLAMA ", \"rope_scaling\": {" YARN ", \"mscale\": 1.0}",     "mscale 1.0 is not supported, only null" },
         { LLAMA ", \"rope_scaling\": {" YARN ", \"beta_fast\": 0.5}",  "beta_fast 0.5 must be above beta_slow 1" },
         { LLAMA ", \"rope_parameters\": {\"full_attention\": {}}",     "by layer type are not supported in a LlamaForCausalLM" },
         { SIZES("OlmoForCausalLM", 2) ", \"clip_qkv\": -8",            "clip_qkv: expected a number above 0" },

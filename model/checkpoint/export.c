@@ -438,6 +438,7 @@ static void open_export(Export *x, ModelConfig *m, const char *base)
     x->base = adapter ? find_base(x->folder, base) : x->folder;
     x->source = source_open(x->base);
     config_read_hf(m, x->base);
+    source_refuse_quantized(&x->source);
     if (adapter) {
         base_check(x->folder, x->base, base_sample(&x->source), false);
         x->adapter = source_open_adapter(x->folder);

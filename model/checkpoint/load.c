@@ -68,6 +68,7 @@ static void check_finite(const char *folder, const Layout *l, const Fsdp *f)
 /* The model's weights, or adapters. A tensor that nobody asked for means that the model is another one. */
 static void load_weights(const char *folder, Source s, LayoutKind kind, const Config *c, Fsdp *f)
 {
+    source_refuse_quantized(&s);
     Layout l = layout_make(NULL, kind, &c->model, f, 0);
     const char *path, *name = left_over(&l, &s, folder, &c->model, &path);
     if (name && nf4_source_is_beside(name))

@@ -13,6 +13,8 @@
 #include "kernels/watchdog.h"
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/manifest.h"
+#include "model/checkpoint/nf4_source.h"
+#include "model/config/quantized.h"
 #include "model/config/table.h"
 
 /* Reads JSON; NULL if there is no such file. */
@@ -191,6 +193,16 @@ const SafeTensor *source_find(const Source *s, const char *name, const SafeFile 
         t = safetensors_find(*file, name);
     }
     return t;
+}
+
+void source_refuse_quantized(const Source *s)
+{
+    for (int i = 0; i < s->count; i++)
+        for (int k = 0; k < s->file[i]->count; k++) {
+            const SafeTensor *t = &s->file[i]->tensor[k];
+            if (!nf4_source_is_beside(t->name) && !nf4_source_has(s->file, s->count, t->name))
+                quantized_refuse_tensor(s->file[i]->path, t->name, t->dtype);
+        }
 }
 
 /* ---- tensors without a place ------------------------------------------------------------------------------ */

@@ -22,6 +22,9 @@ void   source_close         (Source *s);
 /* That tensor and the file that holds it; NULL: there is none. */
 const SafeTensor *source_find(const Source *s, const char *name, const SafeFile **file);
 
+/* Dies if weights are quantized, unless in 4 bits by bitsandbytes. */
+void   source_refuse_quantized(const Source *s);
+
 /* Whether a tensor that the model has no place for is known to be of no use: old Llama folders hold the rotary frequencies; some
  * tied ones repeat the embedding as a head. Dies if that head is another matrix; all ranks call. */
 bool   source_may_have(const Source *s, const char *name, const char *folder, const ModelConfig *c);

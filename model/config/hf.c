@@ -1,6 +1,5 @@
-/* config.json: one table of its keys, in the order in which they are written. What a key has in common with one of ours (type,
- * range, place in the ModelConfig) is that row of config_keys; which classes have it, and with which default, say the rows of
- * architecture.c. transformers 4 has rope_theta and rope_scaling, 5 rope_parameters; both read what is written here. */
+/* config.json by the table of hf_keys.c. transformers 4 has rope_theta and rope_scaling, 5 rope_parameters; both read what is written
+ * here. */
 #include "model/config/hf.h"
 
 #include <math.h>
@@ -9,80 +8,14 @@
 #include <string.h>
 
 #include "kernels/error.h"
+#include "model/config/hf_keys.h"
+#include "model/config/quantized.h"
 #include "model/config/table.h"
 
-typedef enum {
-    VALUE,          /* a number or a truth value of the ModelConfig                                     */
-    TOKEN,          /* the same, a token id: of a list the first; -1 if it is not in the vocabulary     */
-    WRITTEN,        /* the same, not read                                                               */
-    LITERAL,        /* `what`, not read                                                                 */
-    ONLY,           /* `what`; any other value is refused                                               */
-    REFUSED,        /* the same, not written                                                            */
-    ROTATION,       /* read_rope                                                                        */
-    BLOCKS,         /* read_windows                                                                     */
-    KIND_MASK = 15,
-    LISTED = 16     /* flag: only classes that list the key have it                                     */
-} Kind;
-
-typedef struct {
-    const char *key;
-    int         kind;
-    const char *what;           /* the key of config_keys; JSON                                         */
-    double      otherwise;      /* if neither file nor class has one; NAN: the file must                */
-} Key;
-
-static const Key keys[] = {
-    { "hidden_act",              ONLY,     "\"silu\"" },
-    { "attention_bias",          ONLY,     "false" },
-    { "attention_dropout",       LITERAL,  "0.0" },
-    { "initializer_range",       WRITTEN,  "model.init_std" },
-    { "use_cache",               LITERAL,  "true" },
-    { "hidden_size",             VALUE,    "model.d_model", NAN },
-    { "intermediate_size",       VALUE,    "model.mlp_hidden_size", NAN },
-    { "num_hidden_layers",       VALUE,    "model.n_layers", NAN },
-    { "num_attention_heads",     VALUE,    "model.n_heads", NAN },
-    { "num_key_value_heads",     VALUE,    "model.n_kv_heads", 0 },
-    { "max_position_embeddings", VALUE,    "model.max_sequence_length", 2048 },
-    { "vocab_size",              VALUE,    "model.vocab_size", NAN },
-    { "partial_rotary_factor",   REFUSED,  "1.0" },
-    { "rope_theta",              ROTATION },
-    { "rope_scaling",            ROTATION },
-    { "tie_word_embeddings",     VALUE,    "model.weight_tying", 0 },
-    { "bos_token_id",            LITERAL,  "null" },
-    { "eos_token_id",            TOKEN,    "model.eos_token_id" },
-    { "pad_token_id",            TOKEN,    "model.pad_token_id" },
-    { "head_dim",                VALUE,    "model.head_dim", 0 },
-    { "mlp_bias",                ONLY | LISTED,  "false" },
-    { "clip_qkv",                VALUE | LISTED, "model.clip_qkv" },
-    { "rms_norm_eps",            VALUE | LISTED, "model.layer_norm_eps" },
-    { "use_sliding_window",      BLOCKS | LISTED },
-    { "sliding_window",          VALUE | LISTED, "model.sliding_window" },
-    { "max_window_layers",       BLOCKS | LISTED },
-    { "layer_types",             BLOCKS | LISTED },
-    { "rope_parameters",         ROTATION },
-};
-enum { NUM_KEYS = sizeof keys / sizeof keys[0] };
-
-/* Keys of rope_scaling and rope_parameters, and the types that have them. */
-static const struct { Key key; unsigned types; } rope_keys[] = {
-    { { "factor",           VALUE, "model.rope_scaling.factor", NAN },               1 << ROPE_LLAMA3 | 1 << ROPE_YARN },
-    { { "attention_factor", VALUE, "model.rope_scaling.attention_factor", 0 },       1 << ROPE_YARN },
-    { { "beta_fast",        VALUE, "model.rope_scaling.beta_fast", 32 },             1 << ROPE_YARN },
-    { { "beta_slow",        VALUE, "model.rope_scaling.beta_slow", 1 },              1 << ROPE_YARN },
-    { { "low_freq_factor",  VALUE, "model.rope_scaling.low_freq_factor", 1 },        1 << ROPE_LLAMA3 },
-    { { "high_freq_factor", VALUE, "model.rope_scaling.high_freq_factor", 4 },       1 << ROPE_LLAMA3 },
-    { { "original_max_position_embeddings", VALUE, "model.rope_scaling.original_max_position_embeddings", 8192 },
-      1 << ROPE_LLAMA3 | 1 << ROPE_YARN },
-    { { "truncate",              REFUSED, "true" },                                  1 << ROPE_YARN },
-    { { "mscale",                REFUSED, "null" },                                  1 << ROPE_YARN },
-    { { "mscale_all_dim",        REFUSED, "null" },                                  1 << ROPE_YARN },
-    { { "partial_rotary_factor", REFUSED, "1.0" },                                   1 << ROPE_LLAMA3 | 1 << ROPE_YARN },
-};
-enum { NUM_ROPE_KEYS = sizeof rope_keys / sizeof rope_keys[0] };
 static const char *const rope_types[NUM_ROPE_TYPES] = { "default", "llama3", "yarn" };
 
 /* The row of config_keys, its place counted in the ModelConfig. */
-static ConfigKey row_of(const Key *k)
+static ConfigKey row_of(const HfKey *k)
 {
     ConfigKey row = *config_key(k->what);
     row.place -= offsetof(Settings, c.model);
@@ -111,7 +44,7 @@ static _Noreturn void wrong(const Source *s, const char *key, const char *expect
 }
 
 /* The value at `key` of `from`, checked; null is what it is in our configuration, if it is anything there. */
-static void read_value(ModelConfig *m, const Source *s, const json_t *from, const Key *k)
+static void read_value(ModelConfig *m, const Source *s, const json_t *from, const HfKey *k)
 {
     const ConfigKey row = row_of(k);
     const ClassKey *own = architecture_key(s->class, k->key);
@@ -125,12 +58,17 @@ static void read_value(ModelConfig *m, const Source *s, const json_t *from, cons
         value_parse_json(m, &row, value, s->path, k->key);
 }
 
-static void read_token(ModelConfig *m, const Source *s, const Key *k)
+static void read_token(ModelConfig *m, const Source *s, const HfKey *k)
 {
     const ConfigKey row = row_of(k);
+    const ClassKey *own = architecture_key(s->class, k->key);
     json_t *value = get(s->json, k->key);
     if (!value)
         value = get(s->generation, k->key);
+    if (!value && !json_object_get(s->json, k->key) && own && own->otherwise < m->vocab_size) {
+        value_set(m, &row, own->otherwise);
+        return;
+    }
     if (json_is_array(value))
         value = json_array_get(value, 0);
     if (value && !json_is_integer(value))
@@ -141,21 +79,76 @@ static void read_token(ModelConfig *m, const Source *s, const Key *k)
     value_set(m, &row, id >= 0 && id < m->vocab_size ? (double)id : -1);
 }
 
-static void refuse_others(const Source *s, const json_t *from, const Key *k)
+/* Whether the value is `only`, or one of those that it lists. */
+static bool is_among(const json_t *value, const json_t *only)
+{
+    bool found = json_is_number(only) && json_is_number(value) ? json_number_value(value) == json_number_value(only)
+                                                               : json_equal(value, only);
+    for (size_t i = 0; i < json_array_size(only); i++)
+        found |= json_equal(value, json_array_get(only, i));
+    return found;
+}
+
+static bool is_nothing(const json_t *value)
+{
+    return !value || json_is_null(value) || json_is_false(value) || (json_is_array(value) && json_array_size(value) == 0)
+        || (json_is_object(value) && json_object_size(value) == 0) || (json_is_string(value) && json_string_length(value) == 0);
+}
+
+static void refuse_others(const Source *s, const json_t *from, const HfKey *k)
 {
     json_t *value = get(from, k->key), *only = json_loads(k->what, JSON_DECODE_ANY, NULL);
-    bool same = !value || (json_is_number(only) ? json_number_value(value) == json_number_value(only) : json_equal(value, only));
+    bool same = !value || is_among(value, only) || (is_nothing(value) && !json_is_false(value));
+    bool all = json_is_array(value);
+    for (size_t i = 0; i < json_array_size(value); i++)
+        all &= is_among(json_array_get(value, i), only);
     json_decref(only);
-    if (!same)
-        die("%s: its %s is not supported, only %s", s->path, k->key, k->what);
+    if (!same && !all)
+        die("%s: its %s %.64s is not supported, only %s%s%s", s->path, k->key, json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(15)),
+            k->what, k->why ? ": " : "", k->why ? k->why : "");
+}
+
+/* Names, ", " between them, or NULL, of what `from` has and no row: keys of a class, or of the rotation where `type` is one. */
+static char *unknown_keys(const Source *s, json_t *from, int type)
+{
+    char *text;
+    size_t size;
+    const char *key;
+    json_t *value;
+    FILE *f = open_memstream(&text, &size);
+    if (!f)
+        die("out of host memory");
+    json_object_foreach(from, key, value) {
+        const HfKey *k = type < 0 ? hf_key(s->class, key) : hf_rope_key(key, (RopeType)type);
+        if (!k && *key != '_' && !is_nothing(value))
+            fprintf(f, "%s%.64s", ftell(f) > 0 ? ", " : "", key);
+    }
+    fclose(f);
+    if (*text)
+        return text;
+    free(text);
+    return NULL;
+}
+
+static void warn_of_unknown(const Source *s, json_t *from, int type)
+{
+    char *names = unknown_keys(s, from, type);
+    if (names && type < 0)
+        warn("%s: a %s has no %s: ignored, as in transformers", s->path, s->class->class, names);
+    else if (names)
+        warn("%s: rotation of rope_type %s has no %s: ignored, as in transformers", s->path, rope_types[type], names);
+    free(names);
 }
 
 /* ---- rotation --------------------------------------------------------------------------------------------- */
 
 static RopeType rope_type(const Source *s, const json_t *rope)
 {
-    const json_t *given = get(rope, "rope_type") ? get(rope, "rope_type") : get(rope, "type");
+    const json_t *new = get(rope, "rope_type"), *old = get(rope, "type"), *given = new ? new : old;
     const char *type = json_string_value(given);
+    if (old && !json_equal(old, given))
+        die("%s: rope_type %.64s and type %.64s of the rotation differ; leave type out", s->path, type ? type : "no text",
+            json_is_string(old) ? json_string_value(old) : "no text");
     if (given && !type)
         wrong(s, "rope_type", "default, llama3 or yarn", given);
     for (int i = 0; type && i < NUM_ROPE_TYPES; i++)
@@ -168,14 +161,14 @@ static RopeType rope_type(const Source *s, const json_t *rope)
 
 static double read_theta(const Source *s, const json_t *rope)
 {
-    static const Key key = { "rope_theta", VALUE, "model.rope_theta", 10000 };
+    static const HfKey key = { "rope_theta", HF_VALUE, "model.rope_theta", 10000 };
     ModelConfig m;
     read_value(&m, s, get(rope, "rope_theta") ? rope : s->json, &key);
     return m.rope_theta;
 }
 
 /* With a description per layer type: that of full attention. The other must be the same unscaled, for a class that knows that. */
-static const json_t *full_attention(const Source *s, const json_t *full, const json_t *sliding)
+static json_t *full_attention(const Source *s, json_t *full, const json_t *sliding)
 {
     if (!s->class->full_attn_scaled_only)
         die("%s: rope_parameters by layer type are not supported in a %s; give one description for all layers", s->path,
@@ -186,38 +179,53 @@ static const json_t *full_attention(const Source *s, const json_t *full, const j
     return full;
 }
 
-/* NOTE: a description without layer types in a class that has them is that of full attention, as in transformers 4; transformers
- * 5.0 to 5.12 scaled all layers by it, and later ones overlook it. */
-static const json_t *find_rope(const Source *s)
+/* A class that has them by layer type takes a rope_scaling for that of full attention. NOTE: transformers 5.0 to 5.12 read
+ * rope_parameters without layer types as for all layers, and later versions overlook them. */
+static json_t *find_rope(const Source *s)
 {
-    const json_t *new = get(s->json, "rope_parameters"), *old = get(s->json, "rope_scaling"), *either = old ? old : new;
-    const json_t *full = get(new, "full_attention"), *sliding = get(new, "sliding_attention");
-    if (full || sliding)
-        return full_attention(s, full, sliding);
+    json_t *new = get(s->json, "rope_parameters"), *old = get(s->json, "rope_scaling"), *either = is_nothing(old) ? new : old;
+    json_t *full = get(new, "full_attention"), *sliding = get(new, "sliding_attention");
     if (either && !json_is_object(either))
-        wrong(s, old ? "rope_scaling" : "rope_parameters", "an object", either);
+        wrong(s, either == old ? "rope_scaling" : "rope_parameters", "an object", either);
+    if (full || sliding) {
+        if (full && old)
+            json_object_update(full, old);
+        return full_attention(s, full, sliding);
+    }
+    const ClassKey *theta = architecture_key(s->class, "rope_theta");
+    if (s->class->full_attn_scaled_only && either && either == new
+        && (rope_type(s, new) != ROPE_DEFAULT || (theta && read_theta(s, new) != theta->otherwise)))
+        die("%s: rope_parameters of a %s are read by layer type alone, as versions of transformers differ in what they make of others: "
+            "give {\"full_attention\": {...}, \"sliding_attention\": {...}}", s->path, s->class->class);
+    if (s->class->full_attn_scaled_only && theta && read_theta(s, either) != theta->otherwise)
+        warn("%s: rope_theta %g is taken for all layers, as in transformers 4; transformers 5 takes %g for those with a sliding window, "
+             "unless rope_parameters say it by layer type", s->path, read_theta(s, either), theta->otherwise);
     return either;
 }
 
 static void read_rope(ModelConfig *m, const Source *s)
 {
-    const json_t *rope = find_rope(s);
+    json_t *rope = find_rope(s);
+    const unsigned type = 1u << (m->rope_scaling.type = rope_type(s, rope));
     m->rope_theta = read_theta(s, rope);
-    m->rope_scaling.type = rope_type(s, rope);
     m->rope_scaling.full_attn_layers_only = m->rope_scaling.type != ROPE_DEFAULT && s->class->full_attn_scaled_only;
     m->rope_scaling.factor = 0;
-    for (int i = 0; i < NUM_ROPE_KEYS; i++) {
-        Key k = rope_keys[i].key;
-        if (!(rope_keys[i].types >> m->rope_scaling.type & 1))
+    for (const HfRopeKey *row = hf_rope_keys; row->key.key; row++) {
+        HfKey k = row->key;
+        if (!(row->types & type))
             continue;
-        if (k.kind == REFUSED) {
+        if (k.kind == HF_REFUSED)
             refuse_others(s, rope, &k);
-            continue;
-        }
         if (m->rope_scaling.type == ROPE_YARN && strcmp(k.key, "original_max_position_embeddings") == 0)
             k.otherwise = m->max_sequence_length;
-        read_value(m, s, rope, &k);
+        if (k.kind == HF_VALUE)
+            read_value(m, s, rope, &k);
     }
+    const json_t *length = get(s->json, "original_max_position_embeddings");
+    if (m->rope_scaling.type != ROPE_DEFAULT && length && json_number_value(length) != m->rope_scaling.original_length)
+        die("%s: original_max_position_embeddings is %g, and in the description of the rotation %d; transformers 4 and 5 differ in which "
+            "they take: make them equal", s->path, json_number_value(length), m->rope_scaling.original_length);
+    warn_of_unknown(s, rope, m->rope_scaling.type);
 }
 
 /* ---- windows ---------------------------------------------------------------------------------------------- */
@@ -252,9 +260,12 @@ static void read_layer_types(ModelConfig *m, const Source *s)
 static void read_windows(ModelConfig *m, const Source *s)
 {
     const Windows windows = s->class->windows;
+    const json_t *use = get(s->json, "use_sliding_window");
+    const bool may_be_off = architecture_key(s->class, "use_sliding_window") != NULL;
     m->layer_types.count = 0;
-    if (windows == NO_WINDOW || (architecture_key(s->class, "use_sliding_window") &&
-                                 !json_is_true(json_object_get(s->json, "use_sliding_window"))))
+    if (may_be_off && use && !json_is_boolean(use))
+        wrong(s, "use_sliding_window", "true or false", use);
+    if (windows == NO_WINDOW || (may_be_off && !json_is_true(use)))
         m->sliding_window = 0;
     if (windows == WINDOW_BY_LAYER)
         read_layer_types(m, s);
@@ -262,6 +273,28 @@ static void read_windows(ModelConfig *m, const Source *s)
 }
 
 /* ---- the file --------------------------------------------------------------------------------------------- */
+
+/* A class that becomes another with a list of layer types does so here, too. */
+static const Architecture *with_layers(const Source *s, const Architecture *a)
+{
+    return a && a->with_layer_types && get(s->json, "layer_types") ? architecture_find(a->with_layer_types) : a;
+}
+
+/* NOTE: transformers goes by model_type, vLLM by architectures. */
+static void choose_class(Source *s)
+{
+    const json_t *list = get(s->json, "architectures");
+    const char *class = json_string_value(json_array_get(list, 0)), *type = json_string_value(get(s->json, "model_type"));
+    if (list && !json_is_array(list))
+        wrong(s, "architectures", "a list with the name of a class", list);
+    s->class = with_layers(s, class ? architecture_find(class) : type ? architecture_of_type(type) : NULL);
+    if (!s->class)
+        die("%s: architecture %s (model_type %s) is not supported, only %s", s->path, class ? class : "missing",
+            type ? type : "missing", architecture_names());
+    if (type && with_layers(s, architecture_of_type(type)) != s->class)
+        die("%s: its model_type %s is not that of its architectures, which is %s; which of them is wrong? Programs differ in which "
+            "they go by", s->path, type, s->class->model_type);
+}
 
 static void open_source(Source *s, const char *folder)
 {
@@ -278,23 +311,7 @@ static void open_source(Source *s, const char *folder)
     check_regular(generation);
     s->generation = json_load_file(generation, 0, NULL);        /* which not every folder has */
     free(generation);
-    const char *class = json_string_value(json_array_get(get(s->json, "architectures"), 0));
-    const char *type = json_string_value(get(s->json, "model_type"));
-    s->class = class ? architecture_find(class) : type ? architecture_of_type(type) : NULL;     /* as AutoModelForCausalLM does */
-    if (!s->class)
-        die("%s: architecture %s (model_type %s) is not supported, only %s", s->path, class ? class : "missing",
-            type ? type : "missing", architecture_names());
-}
-
-bool hf_is_in_4_bits(const char *folder)
-{
-    char *path = xasprintf("%s/config.json", folder);
-    check_regular(path);
-    json_t *config = json_load_file(path, 0, NULL);
-    const bool found = json_is_true(json_object_get(json_object_get(config, "quantization_config"), "load_in_4bit"));
-    json_decref(config);
-    free(path);
-    return found;
+    choose_class(s);
 }
 
 static void settle_heads(ModelConfig *m, const Source *s)
@@ -320,6 +337,7 @@ void config_read_hf(ModelConfig *m, const char *folder)
 {
     Source s;
     open_source(&s, folder);
+    quantized_refuse(s.json, folder);
     const Architecture *a = m->architecture = s.class;
     m->norm = (Norm){ a->norm, a->norm_eps };
     m->norm_affine = a->norm_affine;
@@ -327,19 +345,23 @@ void config_read_hf(ModelConfig *m, const char *folder)
     m->qk_norm = a->qk_norm;
     m->clip_qkv = 0;
     m->sliding_window = 0;
-    for (int i = 0; i < NUM_KEYS; i++) {
-        const Key *k = &keys[i];
-        const int kind = k->kind & KIND_MASK;
-        if (kind == ONLY || kind == REFUSED)
+    for (const HfKey *k = hf_keys; k->key; k++) {
+        const int kind = k->kind & HF_KIND_MASK;
+        if (!hf_key_is_of(k, a))
+            continue;
+        if (kind == HF_ONLY || kind == HF_REFUSED)
             refuse_others(&s, s.json, k);
-        else if ((kind == VALUE || kind == TOKEN) && (!(k->kind & LISTED) || architecture_key(a, k->key)))
-            kind == VALUE ? read_value(m, &s, s.json, k) : read_token(m, &s, k);
+        else if (kind == HF_VALUE)
+            read_value(m, &s, s.json, k);
+        else if (kind == HF_TOKEN)
+            read_token(m, &s, k);
     }
     m->embedding_size = (m->vocab_size + 127) / 128 * 128;
     settle_heads(m, &s);
     read_rope(m, &s);
     config_check_rope(m, s.path);
     read_windows(m, &s);
+    warn_of_unknown(&s, s.json, -1);
     json_decref(s.json);
     json_decref(s.generation);
 }
@@ -354,7 +376,7 @@ static json_t *decimal(float x)
     return json_real(strtod(text, NULL));
 }
 
-static json_t *value_json(const ModelConfig *c, const Key *k)
+static json_t *value_json(const ModelConfig *c, const HfKey *k)
 {
     const ConfigKey row = row_of(k);
     const void *place = (const char *)c + row.place;
@@ -370,10 +392,10 @@ static json_t *value_json(const ModelConfig *c, const Key *k)
 static json_t *scaling_json(const ModelConfig *c, RopeType type)
 {
     json_t *j = json_pack("{s:s}", "rope_type", rope_types[type]);
-    for (int i = 0; i < NUM_ROPE_KEYS; i++) {
-        const Key *k = &rope_keys[i].key;
-        bool given = k->kind == VALUE && (strcmp(k->key, "attention_factor") != 0 || c->rope_scaling.attention_factor > 0);
-        if (given && rope_keys[i].types >> type & 1)
+    for (const HfRopeKey *row = hf_rope_keys; row->key.key; row++) {
+        const HfKey *k = &row->key;
+        bool given = k->kind == HF_VALUE && (strcmp(k->key, "attention_factor") != 0 || c->rope_scaling.attention_factor > 0);
+        if (given && row->types >> type & 1)
             json_object_set_new(j, k->key, value_json(c, k));
     }
     return j;
@@ -386,7 +408,7 @@ static json_t *rotation_json(const ModelConfig *c, const Architecture *a, const 
         return json_real(c->rope_theta);
     if (strcmp(key, "rope_scaling") == 0)
         return type == ROPE_DEFAULT ? json_null() : scaling_json(c, type);
-    if (!a->full_attn_scaled_only)
+    if (!a->full_attn_scaled_only || strcmp(key, "rope_parameters") != 0)
         return NULL;
     /* transformers 5 would take rope_theta for one layer type only */
     json_t *full = scaling_json(c, type), *sliding = scaling_json(c, ROPE_DEFAULT);
@@ -410,23 +432,33 @@ static json_t *blocks_json(const ModelConfig *c, const char *key)
     return list;
 }
 
+/* Of a list of what is supported the first. */
+static json_t *literal_json(const char *text)
+{
+    json_t *value = json_loads(text, JSON_DECODE_ANY, NULL), *first = json_incref(json_array_get(value, 0));
+    if (!first)
+        return value;
+    json_decref(value);
+    return first;
+}
+
 /* NULL: this class is written without the key. */
-static json_t *key_json(const ModelConfig *c, const Architecture *a, const Key *k)
+static json_t *key_json(const ModelConfig *c, const Architecture *a, const HfKey *k)
 {
     /* OLMo's classes know no head_dim of their own, but take one that is given */
     bool implied = strcmp(k->key, "head_dim") == 0 && c->head_dim * c->n_heads == c->d_model;
-    if ((implied || k->kind & LISTED) && !architecture_key(a, k->key))
+    if ((implied && !architecture_key(a, k->key)) || !hf_key_is_of(k, a))
         return NULL;
     /* OLMo-3 has a window, if for no layer */
     if (strcmp(k->key, "sliding_window") == 0 && c->sliding_window == 0 && a->windows == WINDOW_BY_LAYER &&
         !architecture_key(a, "use_sliding_window"))
         return json_integer((json_int_t)architecture_key(a, k->key)->otherwise);
-    switch (k->kind & KIND_MASK) {
-    case VALUE: case TOKEN: case WRITTEN: return value_json(c, k);
-    case LITERAL: case ONLY:              return json_loads(k->what, JSON_DECODE_ANY, NULL);
-    case ROTATION:                        return rotation_json(c, a, k->key);
-    case BLOCKS:                          return blocks_json(c, k->key);
-    default:                              return NULL;
+    switch (k->kind & HF_KIND_MASK) {
+    case HF_VALUE: case HF_TOKEN: case HF_WRITTEN: return value_json(c, k);
+    case HF_LITERAL: case HF_ONLY:                 return literal_json(k->what);
+    case HF_ROTATION:                              return rotation_json(c, a, k->key);
+    case HF_BLOCKS:                                return blocks_json(c, k->key);
+    default:                                       return NULL;
     }
 }
 
@@ -436,10 +468,10 @@ json_t *hf_config(const ModelConfig *c, DType master)
     json_t *j = json_pack("{s:[s], s:s, s:s}", "architectures", a->class, "model_type", a->model_type,
                           "torch_dtype", master == F32 ? "float32" : "bfloat16");
     CHECK(j, "config.json cannot be described");
-    for (int i = 0; i < NUM_KEYS; i++) {
-        json_t *value = key_json(c, a, &keys[i]);
+    for (const HfKey *k = hf_keys; k->key; k++) {
+        json_t *value = key_json(c, a, k);
         if (value)
-            json_object_set_new(j, keys[i].key, value);
+            json_object_set_new(j, k->key, value);
     }
     return j;
 }

@@ -10,9 +10,6 @@
  * configuration's keys of the same meaning could not have. */
 void    config_read_hf(ModelConfig *m, const char *folder);
 
-/* Whether bitsandbytes has stored that folder's matrices in 4 bits, by its config.json. */
-bool    hf_is_in_4_bits(const char *folder);
-
 /* Dies if load_path, which is to be read, is no folder that can be: says what it is instead (a name on the hub, another format),
  * and the command that makes a folder of it. `place`: where load_path was given; NULL: unknown. */
 void    config_check_source(const char *place, const char *load_path);

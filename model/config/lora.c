@@ -6,7 +6,7 @@
 
 #include "kernels/error.h"
 #include "model/config/adapter.h"
-#include "model/config/hf.h"
+#include "model/config/quantized.h"
 
 /* ---- where the base is ------------------------------------------------------------------------------------ */
 
@@ -156,7 +156,8 @@ static void settle_base(Reader *r)
 {
     Settings *s = r->s;
     Format *frozen = &s->c.recipe.frozen;
-    if (s->lora_base == NOT_GIVEN && s->c.model.lora.base_path && hf_is_in_4_bits(s->c.model.lora.base_path))
+    bool nested;
+    if (s->lora_base == NOT_GIVEN && s->c.model.lora.base_path && quantized_in_4_bits(s->c.model.lora.base_path, &nested))
         s->lora_base = BASE_NF4;
     const bool given = config_given(r, "format.frozen"), bf16 = s->lora_base == BASE_AS_FROZEN;
     s->c.model.lora.base = s->lora_base == NOT_GIVEN ? BASE_AS_FROZEN : (BaseFormat)s->lora_base;

@@ -1,0 +1,225 @@
+#!/usr/bin/env python3
+"""Which keys of a config.json change what transformers computes, for each class that ./train reads.
+
+    python3 scripts/golden_config_keys.py [FILE]        # default: tests/golden/config_keys.json
+
+Keys are the fields of the configuration class and of PreTrainedConfig, those that their code takes out of what it is given, the
+settings of generation, and every attribute that transformers asks the configuration for while it makes, saves and loads a small
+random model, trains and generates: those too that only getattr(config, "is_causal", True) names. Each is given another value in a
+folder with the same weights, which AutoModelForCausalLM loads. The first that differs is its effect:
+
+    fails       the folder is not loaded, or does not compute
+    model       tensors, or logits
+    decoding    logits of token after token, with a cache
+    training    gradients in training mode
+    nothing
+
+FILE holds, for each version of transformers that it was made with, the declared keys with their defaults (null: none, or nothing
+simple), the base, and per key [value, effect]; rope_keys: the same of rope_scaling in `scaled`. Running it with another version adds
+that. tests/test_config_keys.c compares what ./train does with each key. Needs torch.
+"""
+import dataclasses
+import inspect
+import json
+import os
+import re
+import sys
+import tempfile
+
+import torch
+import transformers
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers.configuration_utils import PretrainedConfig
+
+SIZES = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, vocab_size=99,
+             max_position_embeddings=64)
+YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=1024)
+LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=128)
+MIXED = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]
+
+# config.json of each, and the scaling in whose description keys are tried
+CLASSES = {
+    "LlamaForCausalLM": (dict(model_type="llama"), LLAMA3),
+    "OlmoForCausalLM": (dict(model_type="olmo"), YARN),
+    "Olmo2ForCausalLM": (dict(model_type="olmo2"), YARN),
+    "Olmo3ForCausalLM": (dict(model_type="olmo3", sliding_window=5), YARN),
+    "MistralForCausalLM": (dict(model_type="mistral", sliding_window=5, head_dim=8), LLAMA3),
+    "MinistralForCausalLM": (dict(model_type="ministral", sliding_window=5, head_dim=8, layer_types=MIXED), YARN),
+    "Qwen3ForCausalLM": (dict(model_type="qwen3", head_dim=8, use_sliding_window=True, sliding_window=5, max_window_layers=1), YARN),
+}
+
+# where what `another` makes of the default would be no value, or one without effect; return_dict: what Python is given is no model
+VALUES = dict(
+    hidden_act="gelu", hidden_size=64, intermediate_size=64, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=4,
+    vocab_size=98, max_position_embeddings=32, initializer_range=0.5, head_dim=16, rms_norm_eps=0.5, tie_word_embeddings=True, clip_qkv=0.125,
+    use_sliding_window=False, sliding_window=3, max_window_layers=2, layer_types=MIXED[::-1][1:] + ["full_attention"],
+    rope_theta=100.0, rope_scaling=YARN, rope_parameters=dict(rope_type="default", rope_theta=100.0), partial_rotary_factor=0.5,
+    attention_dropout=0.5, pad_token_id=7, is_causal=False, architectures=None, dtype="bfloat16", torch_dtype="bfloat16",
+    id2label={"0": "no", "1": "yes", "2": "both"}, label2id={"no": 0}, problem_type="regression", num_labels=3,
+    per_layer_config={"0": {"intermediate_size": 24}}, attention_chunk_size=4, num_kv_shared_layers=1, kv_sharing_modes=["a"] * 4,
+    text_config=dict(model_type="llama", **SIZES | dict(num_hidden_layers=2)), mlp_layer_types=["sparse"] * 4,
+    mtp_layer_types=["full_attention"], transformers_weights="other.safetensors", attn_implementation="sdpa",
+    experts_implementation="eager", configuration_files=["config.4.0.0.json"], original_max_position_embeddings=512,
+    return_dict=True, vision_feature_select_strategy="full",
+    auto_map={"AutoConfig": "configuration_other.OtherConfig"}, pruned_heads={"0": [1]}, fusion_config={"patch_embeddings": True},
+    quantization_config=dict(quant_method="fp8", activation_scheme="dynamic", weight_block_size=[128, 128]),
+    num_return_sequences=1, bad_words_ids=[[1]], suppress_tokens=[1], begin_suppress_tokens=[1], rope_type="linear", type="linear", truncate=False, mscale=0.5, mscale_all_dim=0.25, attention_factor=2.0, factor=2.0,
+    beta_fast=8.0, beta_slow=2.0, low_freq_factor=2.0, high_freq_factor=8.0, short_factor=[2.0] * 4, long_factor=[2.0] * 4,
+)
+VALUES["decoder"] = VALUES["generator"] = VALUES["text_encoder"] = VALUES["text_config"]
+NOT_TRIED = {"model_type"}      # which is no key but says whose keys they are
+
+
+def fields(config):
+    """Names and defaults that the class declares."""
+    if dataclasses.is_dataclass(config):        # transformers 5
+        return {f.name: f.default for f in dataclasses.fields(config)}
+    declared = inspect.signature(type(config).__init__).parameters.values()
+    own = {p.name: p.default for p in declared if p.default is not inspect.Parameter.empty}
+    return {k: v for k, v in vars(PretrainedConfig()).items() if not k.startswith("_")} | own
+
+
+def taken():
+    """Keys that the code of configurations takes out of what it is given."""
+    made = inspect.getsource(getattr(PretrainedConfig, "__post_init__", PretrainedConfig.__init__))
+    rest = inspect.getsource(PretrainedConfig) + inspect.getsource(AutoConfig)
+    names = re.findall(r'kwargs(?:\.pop|\.get)\(\s*"(\w+)"', made) + re.findall(r'"(\w+)" in config_dict', rest)
+    return set(names) | {"rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "per_layer_config",
+                         "is_causal", "layer_types", "original_max_position_embeddings", "sliding_window"}
+
+
+def generation():
+    made = getattr(GenerationConfig, "_get_default_generation_params", None)
+    return set(made() if made else PretrainedConfig._get_global_generation_defaults())
+
+
+def rotation():
+    from transformers import modeling_rope_utils as rope
+    declared = getattr(rope, "RopeParameters", None)
+    read = re.findall(r'(?:rope_scaling|rope_parameters\w*|\[layer_type\])(?:\.get\(|\[)"(\w+)"', inspect.getsource(rope))
+    return set(declared.__annotations__ if declared else ()) | set(read) - {"full_attention", "sliding_attention"}
+
+
+def passes(model, tokens):
+    """Logits; those with a cache; gradients of a loss in training mode."""
+    with torch.no_grad():
+        logits, steps = model(tokens, return_dict=True).logits, []
+        out = model(tokens[:, :8], use_cache=True, return_dict=True)
+        for i in range(8, tokens.shape[1]):
+            out = model(tokens[:, i:i + 1], past_key_values=out.past_key_values, use_cache=True,
+                        return_dict=True)
+            steps.append(out.logits[:, -1])
+    torch.manual_seed(0)
+    model.train()
+    model(tokens, labels=tokens, return_dict=True).loss.backward()
+    return dict(model=logits, decoding=torch.stack(steps), training=[p.grad.clone() for p in model.parameters()])
+
+
+def load(folder):
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def same(a, b):
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a.shape == b.shape and torch.equal(a, b)
+
+
+def record(folder, tokens):
+    """What the base computes, and the attributes that its configuration is asked for."""
+    asked, plain = set(), PretrainedConfig.__getattribute__
+    PretrainedConfig.__getattribute__ = lambda self, name: asked.add(name) or plain(self, name)
+    model = load(folder)
+    expected = passes(model, tokens)
+    model.eval().generate(tokens, max_new_tokens=4, do_sample=False, pad_token_id=0)
+    with tempfile.TemporaryDirectory() as copy:
+        model.save_pretrained(copy)
+    PretrainedConfig.__getattribute__ = plain
+    declared = {name for c in type(model.config).__mro__ for name in vars(c)}
+    return expected, {name for name in asked if not name.startswith("_") and name not in declared}, model.config
+
+
+def effect_of(folder, expected, tokens):
+    try:
+        found = passes(load(folder), tokens)
+    except Exception:       # whatever it raises
+        return "fails"
+    return next((name for name in expected if not same(expected[name], found[name])), "nothing")
+
+
+def another(key, default):
+    if key in VALUES:
+        return VALUES[key]
+    if isinstance(default, (bool, int, float)):
+        return not default if isinstance(default, bool) else default + 1
+    return 1
+
+
+def write(folder, config):
+    with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
+        json.dump(config, file)
+
+
+def try_keys(folder, base, at, keys, defaults, expected, tokens):
+    """[value, effect] of each; at: of what in config.json they are keys, None: of itself."""
+    found = {}
+    for key in sorted(keys - NOT_TRIED):
+        value = another(key, defaults.get(key))
+        write(folder, base | ({at: base[at] | {key: value}} if at else {key: value}))
+        found[key] = [value, effect_of(folder, expected, tokens)]
+    return found
+
+
+def try_class(name, config, scaling):
+    base = dict(architectures=[name], **config, **SIZES, bos_token_id=None, eos_token_id=None, pad_token_id=None)
+    tokens = torch.randint(0, 98, (2, 24), generator=torch.Generator().manual_seed(0))
+    tokens[0, :4] = VALUES["pad_token_id"]
+    with tempfile.TemporaryDirectory() as folder:
+        write(folder, base)
+        torch.manual_seed(1)
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+        for p in model.parameters():
+            torch.nn.init.normal_(p, std=0.3)
+        save_file({k: v.contiguous() for k, v in model.state_dict().items()}, os.path.join(folder, "model.safetensors"),
+                  {"format": "pt"})
+        expected, asked, loaded = record(folder, tokens)
+        declared = fields(loaded)
+        keys = set(declared) | taken() | generation() | asked
+        found = dict(base=base, keys=try_keys(folder, base, None, keys, declared, expected, tokens))
+        scaled = base | dict(rope_theta=10000.0, rope_scaling=scaling)
+        write(folder, scaled)
+        if effect_of(folder, expected, tokens) == "model":      # transformers 4 had scaling in some classes only
+            expected, _, _ = record(folder, tokens)
+            rope = rotation() | {"type"}
+            found |= dict(scaled=scaled, rope_keys=try_keys(folder, scaled, "rope_scaling", rope, {}, expected, tokens))
+    simple = {k: v if isinstance(v, (bool, int, float, str)) else None for k, v in declared.items() if k in found["keys"]}
+    return dict(defaults=simple) | found
+
+
+def dump(found):
+    """JSON, a line per key."""
+    line = json.dumps
+    rows = lambda d, pad: ",\n".join(f"{pad}{line(k)}: {v}" for k, v in d.items())
+    group = lambda d: "{\n" + rows({k: line(v) for k, v in d.items()}, "    ") + "}"
+    classes = lambda d: "{\n" + rows({c: "{\n" + rows({k: group(v) for k, v in parts.items()}, "   ") + "}" for c, parts in d.items()},
+                                     "  ") + "}"
+    return "{\n" + rows({v: classes(d) for v, d in sorted(found.items())}, " ") + "}\n"
+
+
+def main():
+    path = sys.argv[1] if len(sys.argv) > 1 else "tests/golden/config_keys.json"
+    transformers.utils.logging.set_verbosity(transformers.utils.logging.CRITICAL)
+    transformers.utils.logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    found = {}
+    if os.path.exists(path):
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+    found[transformers.__version__] = {name: try_class(name, *how) for name, how in CLASSES.items()}
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(dump(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+/* Every key that transformers declares or reads for the classes of architecture.c, by tests/golden/config_keys.json: what changes the
+ * model there is another model here or is refused by name, what changes nothing there is no other model, and what a class declares is
+ * known. And what transformers takes where a key is missing. */
+#include "model/config/hf.h"
+#include "model/config/hf_keys.h"
+#include "tests/try_config.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+typedef enum { SAME, OTHER, DIED } Outcome;
+
+static json_t *golden;
+static const char *where;           /* version, class, key: for messages */
+
+static void write_config(json_t *config)
+{
+    char path[128];
+    snprintf(path, sizeof path, "%s/config.json", try_folder);
+    assert_int_equal(json_dump_file(config, path, 0), 0);
+}
+
+static ModelConfig *read_config(json_t *config)
+{
+    ModelConfig *m = calloc(1, sizeof *m);
+    write_config(config);
+    config_read_hf(m, try_folder);
+    m->architecture = NULL;
+    return m;
+}
+
+/* What reading it in a process of its own says, and whether that is the model `base`. */
+static Outcome try_reading(const ModelConfig *base, json_t *config, char *said, size_t size)
+{
+    int tube[2], status;
+    size_t n = 0;
+    assert_int_equal(pipe(tube), 0);
+    fflush(NULL);
+    const pid_t child = fork();
+    if (child == 0) {
+        dup2(tube[1], 2);
+        const ModelConfig *m = read_config(config);
+        _exit(memcmp(m, base, sizeof *m) == 0 ? 10 + SAME : 10 + OTHER);
+    }
+    close(tube[1]);
+    for (ssize_t got; n < size - 1 && (got = read(tube[0], said + n, size - 1 - n)) > 0;)
+        n += (size_t)got;
+    said[n] = 0;
+    close(tube[0]);
+    waitpid(child, &status, 0);
+    if (WIFEXITED(status) && WEXITSTATUS(status) >= 10)
+        return (Outcome)(WEXITSTATUS(status) - 10);
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 1 || !strstr(said, "error: "))
+        fail_msg("%s: crashed: %s", where, said);
+    return DIED;
+}
+
+/* k: the row; NULL: none. says: its value is not null or false, by which nothing would be there that a class may have. */
+static void check_key(const HfKey *k, const char *key, bool declared, bool says, const char *effect, Outcome outcome, const char *said)
+{
+    const int kind = k ? k->kind & HF_KIND_MASK : -1;
+    const bool refused = kind == HF_ONLY || kind == HF_REFUSED, without = kind >= HF_WRITTEN;
+    const bool changes = strcmp(effect, "nothing") != 0, warned = strstr(said, "has no ") != NULL;
+    if (declared && !k)
+        fail_msg("%s: the class declares it, and there is no row", where);
+    if (outcome == DIED ? !strstr(said, key) && !strstr(said, "quantized") : warned != (!k && *key != '_' && says))
+        fail_msg("%s: it is not named: %s", where, said);
+    if (changes && outcome == SAME)
+        fail_msg("%s: it changes transformers' %s and nothing here: %s", where, effect, said);
+    if (refused && outcome != DIED)
+        fail_msg("%s: it is not refused: %s", where, said);
+    if ((!k || without) && (outcome == OTHER || (outcome == DIED && !strstr(said, "quantized"))))
+        fail_msg("%s: it is to be ignored: %s", where, said);
+    if (!changes && outcome == OTHER && kind != HF_VALUE && kind != HF_TOKEN && kind != HF_ROTATION && kind != HF_BLOCKS)
+        fail_msg("%s: it changes nothing in transformers", where);
+}
+
+/* Each key of `tried`; at: in which object of the base they are, NULL: in itself. */
+static int try_keys(const Architecture *a, json_t *base, json_t *tried, json_t *defaults, const char *at)
+{
+    const char *key;
+    json_t *row;
+    char said[4096], name[256];
+    ModelConfig *m = read_config(base);
+    const char *outer = where;
+    json_object_foreach(tried, key, row) {
+        json_t *config = json_deep_copy(base);
+        json_object_set(at ? json_object_get(config, at) : config, key, json_array_get(row, 0));
+        snprintf(name, sizeof name, "%s, %s%s%s", outer, at ? at : "", at ? "." : "", key);
+        where = name;
+        const json_t *type = json_object_get(json_object_get(config, "rope_scaling"), "rope_type");
+        const RopeType rope = type && strcmp(json_string_value(type), "llama3") == 0 ? ROPE_LLAMA3 : ROPE_YARN;
+        const bool becomes = a->with_layer_types && strcmp(key, "layer_types") == 0;
+        const HfKey *k = at ? hf_rope_key(key, rope) : hf_key(becomes ? architecture_find(a->with_layer_types) : a, key);
+        const Outcome outcome = try_reading(m, config, said, sizeof said);
+        const json_t *value = json_array_get(row, 0);
+        check_key(k, key, json_object_get(defaults, key) != NULL, !json_is_false(value) && !json_is_null(value),
+                  json_string_value(json_array_get(row, 1)), outcome, said);
+        json_decref(config);
+        where = outer;
+    }
+    free(m);
+    return (int)json_object_size(tried);
+}
+
+/* Calls `check` for each version and class. */
+static int for_each(int (*check)(const Architecture *a, json_t *of_class))
+{
+    const char *version, *class;
+    json_t *classes, *of_class;
+    char name[256];
+    int count = 0;
+    json_object_foreach(golden, version, classes)
+        json_object_foreach(classes, class, of_class) {
+            snprintf(name, sizeof name, "transformers %s, %s", version, class);
+            where = name;
+            assert_non_null(architecture_find(class));
+            count += check(architecture_find(class), of_class);
+        }
+    return count;
+}
+
+static int check_class(const Architecture *a, json_t *c)
+{
+    json_t *defaults = json_object_get(c, "defaults"), *scaled = json_object_get(c, "scaled");
+    int count = try_keys(a, json_object_get(c, "base"), json_object_get(c, "keys"), defaults, NULL);
+    assert_true(count > 80);
+    if (scaled)
+        count += try_keys(a, scaled, json_object_get(c, "rope_keys"), NULL, "rope_scaling");
+    return count;
+}
+
+static void test_every_key(void **state)
+{
+    (void)state;
+    assert_true(for_each(check_class) > 1200);
+}
+
+/* Without the key it is the model with the key's default: null or a number of transformers. Where versions differ, as in the
+ * rope_theta of OLMo-3, the latest counts. */
+static int check_defaults(const Architecture *a, json_t *c)
+{
+    static const char sizes[] = "{\"hidden_size\": 64, \"intermediate_size\": 96, \"num_hidden_layers\": 30, "
+                                "\"num_attention_heads\": 32, \"vocab_size\": 60000}";
+    json_t *base = json_loads(sizes, 0, NULL), *value;
+    const char *key;
+    int count = 0;
+    json_object_set_new(base, "architectures", json_pack("[s]", a->class));
+    if (strncmp(where, "transformers 4.", strlen("transformers 4.")) == 0)
+        json_object_del(json_object_get(c, "defaults"), "rope_theta");
+    ModelConfig *m = read_config(base);
+    json_object_foreach(json_object_get(c, "defaults"), key, value) {
+        const HfKey *k = hf_key(a, key);
+        if (!k || (k->kind & HF_KIND_MASK) > HF_REFUSED || json_object_get(base, key))
+            continue;
+        json_t *config = json_copy(base);
+        json_object_set(config, key, value);
+        ModelConfig *given = read_config(config);
+        if (memcmp(m, given, sizeof *m) != 0)
+            fail_msg("%s: without %s it is another model than with its default", where, key);
+        json_decref(config);
+        free(given);
+        count++;
+    }
+    json_decref(base);
+    free(m);
+    assert_true(count >= 7);
+    return count;
+}
+
+static void test_defaults(void **state)
+{
+    (void)state;
+    for_each(check_defaults);
+}
+
+/* Every class that the program reads is in the file, and every key has one row in a class. */
+static void test_complete(void **state)
+{
+    (void)state;
+    const char *version;
+    json_t *classes;
+    json_object_foreach(golden, version, classes) {
+        char *names = architecture_names();
+        for (char *rest = names, *name; (name = strsep(&rest, ", "));)
+            if (*name && !json_object_get(classes, name))
+                fail_msg("transformers %s: there is no %s; scripts/golden_config_keys.py makes the file", version, name);
+        free(names);
+    }
+    assert_int_equal(json_object_size(golden), 2);
+    for (const HfKey *k = hf_keys; k->key; k++)
+        for (const HfKey *other = k + 1; other->key; other++)
+            if (strcmp(k->key, other->key) == 0 && (k->kind ^ other->kind) / HF_LISTED != 3)
+                fail_msg("%s has two rows", k->key);
+}
+
+static int open_golden(void **state)
+{
+    golden = json_load_file("tests/golden/config_keys.json", 0, NULL);
+    return golden ? try_make_folder(state) : -1;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_complete), cmocka_unit_test(test_every_key), cmocka_unit_test(test_defaults),
+    };
+    return cmocka_run_group_tests(tests, open_golden, try_remove_folder);
+}
