@@ -23,11 +23,23 @@ typedef struct {
     uint32_t unused[2];                      /* 0: groups are 16-byte aligned                                      */
 } Nf4Group;
 
+/* The same without double quantization: blocks have their absmax as it is. */
+typedef struct {
+    uint8_t  codes[NF4_GROUP / 2];
+    float    absmax[NF4_GROUP / NF4_BLOCK];
+} Nf4PlainGroup;
+
 /* A matrix from up to three tensors, below one another, of rows[i] rows each: the groups of the first, then those of the next. */
 typedef struct {
-    const Nf4Group *group;                   /* device memory, 16-byte aligned */
-    int             num_parts, rows[3];
+    const Nf4Group      *group;              /* device memory, 16-byte aligned; NULL: they are ... */
+    const Nf4PlainGroup *plain;
+    int                  num_parts, rows[3];
 } Nf4;
+
+static inline size_t nf4_group_bytes(bool plain)
+{
+    return plain ? sizeof(Nf4PlainGroup) : sizeof(Nf4Group);
+}
 
 static inline size_t nf4_groups(size_t rows, size_t cols)       /* of one tensor */
 {
@@ -39,15 +51,16 @@ const float *nf4_map(void);                  /* 16 values in ascending order, th
 /* *offset, a float of device memory = the mean of the absmaxes of w, a whole tensor in F32 or BF16. */
 void nf4_offset(float *offset, Tensor w);
 
-/* Groups first .. first + count - 1 of the whole tensor w, which has that offset. */
-void nf4_quantize(Nf4Group *to, Tensor w, const float *offset, size_t first, size_t count);
+/* Groups first .. first + count - 1 of the whole tensor w, which has that offset; plain: without double quantization. */
+void nf4_quantize      (Nf4Group *to, Tensor w, const float *offset, size_t first, size_t count);
+void nf4_quantize_plain(Nf4PlainGroup *to, Tensor w, size_t first, size_t count);
 
 /* y (rows, cols) = the matrix, in F32 or BF16, rounded once to nearest even; or as codes of FP8 with the one scale that y has, of
  * which y.data or y.data_t may be NULL: not written. */
 void nf4_dequantize(Tensor y, Nf4 x);
 
 /* *amax, a float of device memory = the larger of *amax and the largest magnitude in groups first .. first + count - 1 of the
- * matrix x (.., cols): its blocks' absmax, since one element of each block is 1 or -1 times it. x.group points to group `first`. */
+ * matrix x (.., cols): its blocks' absmax, since one element of each block is 1 or -1 times it. x.group or x.plain points to group `first`. */
 void nf4_amax(float *amax, Nf4 x, int cols, size_t first, size_t count);
 
 /* ---- for both back ends -------------------------------------------------------------------------------------- */

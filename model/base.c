@@ -41,18 +41,18 @@ static void store_e4m3(Fsdp *f, int u, const Param *p, Tensor whole)
 
 static Nf4 nf4_of(const Fsdp *f, int u, const Param *p, const void *groups)
 {
-    Nf4 x = { .group = groups };
+    Nf4 x = { .group = f->plain_nf4 ? NULL : groups, .plain = f->plain_nf4 ? groups : NULL };
     x.num_parts = linear_parts(x.rows, f->shape[u].config, p->linear);
     return x;
 }
 
 /* All groups of a parameter, of which this rank keeps its own, and the scale that its operand will have. */
-static void keep_groups(Fsdp *f, int u, const Param *p, const Nf4Group *groups)
+static void keep_groups(Fsdp *f, int u, const Param *p, const char *groups)
 {
     const Tensor operand = f->unit[u].tensor[p->id];
     size_t first, n = stored_part(f, u, p, &first);
     if (n > 0)
-        device_copy(stored_at(f, u, p, first), groups + first / NF4_GROUP, base_bytes(f, n));
+        device_copy(stored_at(f, u, p, first), groups + base_bytes(f, first), base_bytes(f, n));
     if (!format_is_fp8(operand.format))
         return;
     device_zero(f->square_sum, sizeof *f->square_sum);
@@ -63,14 +63,18 @@ static void keep_groups(Fsdp *f, int u, const Param *p, const Nf4Group *groups)
 static void store_nf4(Fsdp *f, int u, const Param *p, Tensor whole)
 {
     const ModelConfig *c = f->shape[u].config;
-    Nf4Group *groups = device_alloc(nf4_param_groups(c, p) * sizeof *groups), *next = groups;
+    char *groups = device_alloc(base_bytes(f, nf4_param_groups(c, p) * NF4_GROUP)), *next = groups;
     int rows[LINEAR_PARTS], count = linear_parts(rows, c, p->linear);
     for (int i = 0, first = 0; i < count; first += rows[i++]) {
         const Tensor part = tensor_rows(whole, first, rows[i]);
         const size_t n = nf4_groups((size_t)rows[i], (size_t)p->cols);
-        nf4_offset(f->square_sum, part);
-        nf4_quantize(next, part, f->square_sum, 0, n);
-        next += n;
+        if (f->plain_nf4)
+            nf4_quantize_plain((Nf4PlainGroup *)next, part, 0, n);
+        else {
+            nf4_offset(f->square_sum, part);
+            nf4_quantize((Nf4Group *)next, part, f->square_sum, 0, n);
+        }
+        next += base_bytes(f, n * NF4_GROUP);
     }
     keep_groups(f, u, p, groups);
     device_free(groups);
@@ -85,10 +89,10 @@ void base_store(Fsdp *f, int u, const Param *p, Tensor whole)
         store_e4m3(f, u, p, whole);
 }
 
-void base_store_nf4(Fsdp *f, int u, const Param *p, const Nf4Group *host)
+void base_store_nf4(Fsdp *f, int u, const Param *p, const void *host)
 {
-    const size_t bytes = nf4_param_groups(f->shape[u].config, p) * sizeof(Nf4Group);
-    Nf4Group *groups = device_alloc(bytes);
+    const size_t bytes = base_bytes(f, nf4_param_groups(f->shape[u].config, p) * NF4_GROUP);
+    char *groups = device_alloc(bytes);
     device_put(groups, host, bytes);
     keep_groups(f, u, p, groups);
     device_free(groups);

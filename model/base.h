@@ -17,5 +17,5 @@ void   base_operands(Fsdp *f, int unit, WeightBuffer *b, int uses);
 /* Stores a matrix, of which this rank keeps its part. whole: (rows, cols) in F32 or BF16, device memory; all ranks have the same. */
 void   base_store(Fsdp *f, int unit, const Param *p, Tensor whole);
 
-/* The same of a matrix in NF4, nf4_param_groups of host memory. */
-void   base_store_nf4(Fsdp *f, int unit, const Param *p, const Nf4Group *groups);
+/* The same of a matrix in NF4, nf4_param_groups of host memory: Nf4PlainGroups if f->plain_nf4. */
+void   base_store_nf4(Fsdp *f, int unit, const Param *p, const void *groups);

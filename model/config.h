@@ -31,6 +31,7 @@ typedef struct {
     bool       use_rslora;                                                   /* scale alpha/sqrt(rank), not alpha/rank */
     bool       target[NUM_LORA_MODULES];
     BaseFormat base;
+    bool       plain_nf4;                                                    /* BASE_NF4 is without double quantization (nf4.h) */
     char      *base_path;                                                    /* the folder that the base is read from */
 } Lora;
 

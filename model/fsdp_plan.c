@@ -56,7 +56,7 @@ bool is_replicated(const Fsdp *f, int u, const Param *p)
 
 size_t base_bytes(const Fsdp *f, size_t numel)
 {
-    return f->base == BASE_NF4 ? numel / NF4_GROUP * sizeof(Nf4Group) : numel;
+    return f->base == BASE_NF4 ? numel / NF4_GROUP * nf4_group_bytes(f->plain_nf4) : numel;
 }
 
 bool base_is_operand(const Fsdp *f)
@@ -311,6 +311,7 @@ void fsdp_plan(Fsdp *f, Arena *a, const Config *c, Placement p)
     f->optimizer = optimizer_find(c->optimizer.name);
     CHECK(f->optimizer, "no optimizer %s", c->optimizer.name);
     f->base = m->lora.base;
+    f->plain_nf4 = m->lora.plain_nf4;
     f->tied = m->weight_tying;
     f->shards = p.shards;
     f->rank = p.rank;

@@ -53,6 +53,7 @@ typedef struct {
     Recipe      recipe;
     const Optimizer *optimizer;        /* whose states the shards have */
     BaseFormat  base;                  /* how the region BASE is stored */
+    bool        plain_nf4;             /* NF4 without double quantization */
     bool        tied;
     int         first_trained;         /* the first unit with a trained parameter: backward ends there */
     int         shards, rank;          /* ranks of a shard group, and this one's place in it */

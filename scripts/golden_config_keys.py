@@ -34,7 +34,7 @@ from transformers.configuration_utils import PretrainedConfig
 
 SIZES = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, vocab_size=99,
              max_position_embeddings=64)
-YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=1024)
+YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=8192)
 LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=128)
 MIXED = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]
 
@@ -65,7 +65,7 @@ VALUES = dict(
     auto_map={"AutoConfig": "configuration_other.OtherConfig"}, pruned_heads={"0": [1]}, fusion_config={"patch_embeddings": True},
     quantization_config=dict(quant_method="fp8", activation_scheme="dynamic", weight_block_size=[128, 128]),
     num_return_sequences=1, bad_words_ids=[[1]], suppress_tokens=[1], begin_suppress_tokens=[1], rope_type="linear", type="linear", truncate=False, mscale=0.5, mscale_all_dim=0.25, attention_factor=2.0, factor=2.0,
-    beta_fast=8.0, beta_slow=2.0, low_freq_factor=2.0, high_freq_factor=8.0, short_factor=[2.0] * 4, long_factor=[2.0] * 4,
+    beta_fast=256.0, beta_slow=2.0, low_freq_factor=2.0, high_freq_factor=8.0, short_factor=[2.0] * 4, long_factor=[2.0] * 4,
 )
 VALUES["decoder"] = VALUES["generator"] = VALUES["text_encoder"] = VALUES["text_config"]
 NOT_TRIED = {"model_type"}      # which is no key but says whose keys they are
@@ -187,7 +187,8 @@ def try_class(name, config, scaling):
         declared = fields(loaded)
         keys = set(declared) | taken() | generation() | asked
         found = dict(base=base, keys=try_keys(folder, base, None, keys, declared, expected, tokens))
-        scaled = base | dict(rope_theta=10000.0, rope_scaling=scaling)
+        # versions differ in what another rope_theta means for OLMo-3
+        scaled = base | dict(rope_theta=500000.0 if name.startswith("Olmo3") else 10000.0, rope_scaling=scaling)
         write(folder, scaled)
         if effect_of(folder, expected, tokens) == "model":      # transformers 4 had scaling in some classes only
             expected, _, _ = record(folder, tokens)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Reference results of NF4 with double quantization: what bitsandbytes computes on a CPU, and its CUDA kernels followed in numpy.
+"""Reference results of NF4: what bitsandbytes computes on a CPU, and its CUDA kernels followed in numpy.
 
     python3 scripts/golden_nf4.py [folder]        # default: tests/golden/nf4
 
@@ -10,6 +10,7 @@ codes.safetensors: map (16); and of each tensor X of TENSORS
 saved.safetensors: a bfloat16 tensor NAME as bitsandbytes saves it
     NAME, NAME.absmax, ...              packed codes, and QuantState.as_dict(packed=True)
     source, bf16 (rows, cols)           what was quantized, and its values
+plain.safetensors: that tensor without double quantization, as a CPU makes it, with its bf16
 
 The codes are those of bitsandbytes' CUDA kernels: x (1/absmax) against the middles between values, rounded to F32. On a CPU
 bitsandbytes finds the nearest value itself, which differs in a middle that F32 does not have, and it puts -1 for the lowest of
@@ -93,6 +94,16 @@ def values(packed, state, dtype):
     return y
 
 
+def plain(w):
+    """bitsandbytes' default: absmaxes in F32. Values are products of F32 numbers, rounded once."""
+    packed, state = F.quantize_4bit(w, blocksize=BLOCK, compress_statistics=False, quant_type="nf4")
+    y = F.dequantize_4bit(packed, state)
+    codes = np.stack([packed.numpy() >> 4, packed.numpy() & 15], axis=1).reshape(-1)
+    expected = torch.from_numpy(state.code.numpy()[codes] * state.absmax.numpy().repeat(BLOCK))
+    assert torch.equal(y.reshape(-1), expected.to(y.dtype)) and state.absmax.dtype == torch.float32
+    return {NAME: packed, "bf16": y} | {f"{NAME}.{key}": t for key, t in state.as_dict(packed=True).items()}
+
+
 def on_grid(rng, blocks, unit):
     """Blocks whose absmaxes are multiples of `unit`, up to 1023 of them."""
     top = rng.integers(100, 1024, blocks) * unit
@@ -159,6 +170,7 @@ def main():
     saved = {NAME: packed, "source": w, "bf16": values(packed, state, torch.bfloat16)}
     saved |= {f"{NAME}.{key}": t for key, t in state.as_dict(packed=True).items()}
     save_file(saved, os.path.join(folder, "saved.safetensors"))
+    save_file(plain(w), os.path.join(folder, "plain.safetensors"))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 """Takes a small random model of every architecture through transformers, ./train and --export, and back.
 
     python3 scripts/round_trip.py [--train "mpirun -n 1 build/cuda/train"] [NAME ...]
+    python3 scripts/round_trip.py --keys [--train ...] [CLASS ...]
 
 For each model of golden.py: saved by transformers with a tokenizer, two chat templates and settings for generation;
 trained for one step with learning rate 0 and for one with 1e-3; the checkpoints exported as f32, bf16 and f16; loaded by
@@ -16,11 +17,15 @@ transformers. Then it must hold, else it ends with an error:
                         says as well, and keys that say that something is not there
     other files         the tokenizer's, the chat templates and generation_config.json byte for byte, and nothing else
 
+With --keys instead, a model for every key of config.json that ./train honours, with the values of tests/golden/config_keys.json, in
+the spelling of that file: its loss, its logits from the checkpoint of a step with learning rate 0 and from the export in f32.
+
 --train: how the program is called; --export runs on the last word of it alone. Needs torch, transformers and tokenizers.
 """
 import argparse
 import json
 import os
+import re
 import shlex
 import subprocess
 import tempfile
@@ -36,6 +41,8 @@ from golden import MODELS, randomize
 
 B, T = 2, 32
 STEP = f"global_train_batch_size: {B}\ndevice_train_microbatch_size: 1\nmax_duration: 1\neval_interval: null\n"
+# ./train warns: it reads the spelling of transformers 4 as that does
+OTHERWISE = {("Olmo3ForCausalLM", "rope_theta")}
 MADE_ANEW = {"dtype", "torch_dtype", "transformers_version", "_name_or_path", "max_window_layers"}
 
 
@@ -165,19 +172,76 @@ def round_trip(options, name, config, root, seed):
     return files
 
 
+def honours(key):
+    """Whether ./train does, by its table."""
+    with open("model/config/hf_keys.c", encoding="utf-8") as file:
+        rows = re.findall(r'{ "(\w+)",\s+(HF_\w+)', file.read())
+    return any((key, kind) in rows for kind in ("HF_VALUE", "HF_TOKEN", "HF_ROTATION", "HF_BLOCKS"))
+
+
+def variants(classes):
+    """Name and config.json of each model with another value of one key."""
+    with open("tests/golden/config_keys.json", encoding="utf-8") as file:
+        known = json.load(file)[transformers.__version__]
+    for name, c in known.items():
+        if classes and name not in classes:
+            continue
+        yield f"{name} as it is", c["base"]
+        for key, (value, effect) in c["keys"].items():
+            if honours(key) and effect != "nothing" and (name, key) not in OTHERWISE:
+                yield f"{name} {key}", c["base"] | {key: value}
+        for key, (value, effect) in c.get("rope_keys", {}).items():
+            if honours(key) and effect != "nothing":
+                yield f"{name} rope_scaling.{key}", c["scaled"] | {"rope_scaling": c["scaled"]["rope_scaling"] | {key: value}}
+
+
+def try_key(options, name, config, root, seed):
+    original = os.path.join(root, "original")
+    os.mkdir(original)
+    write = lambda: open(os.path.join(original, "config.json"), "w", encoding="utf-8")
+    with write() as file:
+        json.dump(config, file)
+    try:
+        tokens = make(AutoConfig.from_pretrained(original), original, seed)
+        with write() as file:
+            json.dump(config, file)
+        before = logits_of(original, tokens)
+    except Exception as error:      # as of sizes that do not go together
+        print(f"{name}: transformers: {str(error).splitlines()[0]:.100}")
+        return
+    numpy.asarray(tokens, dtype=numpy.uint16).tofile(os.path.join(root, "tokens.npy"))
+    try:
+        same, loss = train(options, root, "same", original, 0)
+    except SystemExit as error:
+        print(f"{name}: refused: {str(error).splitlines()[-2]:.200}", flush=True)
+        return
+    check_loss(name, loss, before, tokens)
+    assert torch.equal(logits_of(same, tokens), before), name
+    assert torch.equal(logits_of(export(options, same, os.path.join(root, "f32"), "f32"), tokens), before), name
+    assert torch.equal(logits_of(export(options, original, os.path.join(root, "direct"), "f32"), tokens), before), name
+    print(f"{name}: loss {loss:.6f}, logits equal", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--train", default="./train")
     parser.add_argument("names", nargs="*", metavar="NAME", help="models of golden.py; default: all")
+    parser.add_argument("--keys", action="store_true", help="every honoured key of config.json; NAMEs are classes then")
     options = parser.parse_args()
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
-    for name in options.names or MODELS:
+    if options.keys:
+        transformers.utils.logging.set_verbosity(transformers.utils.logging.CRITICAL)
+    for name, config in variants(options.names) if options.keys else ():
+        with tempfile.TemporaryDirectory() as root:
+            try_key(options, name, config, root, 0)
+    for name in () if options.keys else options.names or MODELS:
         if name not in MODELS:
             parser.error(f"there is no model {name}; there are {', '.join(MODELS)}")
         with tempfile.TemporaryDirectory() as root:
             files = round_trip(options, name, MODELS[name], root, list(MODELS).index(name))
-    print("files:", *files)
+    if not options.keys:
+        print("files:", *files)
 
 
 if __name__ == "__main__":

@@ -29,16 +29,22 @@ static inline const char *save_base(SmallModel a)
     return folder;
 }
 
-/* Beside the model in `base`; scale 2. */
-static inline void open_adapted(Run *r, SmallModel a, const char *base, const bool *target, BaseFormat stored, const char *recipe)
+/* Beside the model in `base`; scale 2. plain: without double quantization of its NF4. */
+static inline void open_adapted_to(Run *r, SmallModel a, const char *base, const bool *target, BaseFormat stored, bool plain,
+                                   const char *recipe)
 {
     ModelConfig m = architecture(a);
     *r = (Run){ 0 };
     model_config(&r->config, &m, recipe, 1);
     Lora *l = &r->config.model.lora;
-    *l = (Lora){ .rank = RANK, .alpha = 2 * RANK, .base = stored, .base_path = (char *)base };
+    *l = (Lora){ .rank = RANK, .alpha = 2 * RANK, .base = stored, .plain_nf4 = plain, .base_path = (char *)base };
     memcpy(l->target, target, sizeof l->target);
     place(r);
+}
+
+static inline void open_adapted(Run *r, SmallModel a, const char *base, const bool *target, BaseFormat stored, const char *recipe)
+{
+    open_adapted_to(r, a, base, target, stored, false, recipe);
 }
 
 /* ---- where a tensor is, by the names and shapes of PEFT, not by the code under test --------------------------- */

@@ -159,9 +159,12 @@ static void test_base(void **state)
 static void test_quantized(void **state)
 {
     (void)state;
-    static const struct { const char *quantized, *given; BaseFormat base; } list[] = {
+    static const struct { const char *quantized, *given; BaseFormat base; bool nested; } list[] = {
         { "true", NULL, BASE_NF4 }, { "false", NULL, BASE_AS_FROZEN }, { "true", "--lora.base=null", BASE_NF4 },
         { "true", "--lora.base=e4m3", BASE_E4M3 }, { "true", "--lora.base=bf16", BASE_AS_FROZEN },
+        { "true, \"bnb_4bit_use_double_quant\": true", NULL, BASE_NF4, true },
+        { "true, \"bnb_4bit_use_double_quant\": false", "--lora.base=nf4", BASE_NF4 },
+        { "false", "--lora.base=nf4", BASE_NF4, true },
     };
     write_file(adapter, "adapter_config.json", PEFT(NUMBERS TARGETS BESIDE));
     for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
@@ -172,6 +175,7 @@ static void test_quantized(void **state)
         for (int is_new = 0; is_new < 2; is_new++) {
             Config *c = load(is_new ? load_base : load_adapter, is_new ? "--lora.rank=2" : "--recipe=bf16", list[i].given, NULL);
             assert_int_equal(c->model.lora.base, list[i].base);
+            assert_int_equal(c->model.lora.plain_nf4, list[i].base == BASE_NF4 && !list[i].nested);
             config_free(c);
         }
     }

@@ -103,7 +103,7 @@ static void touch_groups(Nf4 x, int cols)
     size_t count = 0;
     for (int i = 0; i < x.num_parts; i++)
         count += nf4_groups((size_t)x.rows[i], (size_t)cols);
-    touch(x.group, count * sizeof *x.group, false);
+    touch(x.plain ? (const void *)x.plain : x.group, count * nf4_group_bytes(x.plain != NULL), false);
 }
 
 /* A maximum that is handed on must be that of what is there now. */

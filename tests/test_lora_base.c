@@ -34,7 +34,7 @@ static Tensor whole_matrix(const char *base, const Param *p, int unit)
 static void check_stored(const Run *r, const char *base)
 {
     Run other;
-    open_adapted(&other, QWEN3, base, all_modules, r->config.model.lora.base, "bf16");
+    open_adapted_to(&other, QWEN3, base, all_modules, r->config.model.lora.base, r->config.model.lora.plain_nf4, "bf16");
     for (int u = 1; u <= r->config.model.n_layers; u++) {
         const Shard *s = &r->fsdp.shard[u], *t = &other.fsdp.shard[u];
         const size_t bytes = base_bytes(&r->fsdp, s->base_count);
@@ -101,6 +101,33 @@ static char *state_of_tensor(const SafeTensor *t, float offset)
                         t->shape[1], (double)offset));
 }
 
+static char *plain_state(const SafeTensor *t)
+{
+    return lasting(text("{\"quant_type\": \"nf4\", \"blocksize\": 64, \"dtype\": \"float32\", \"shape\": [%zu, %zu]}", t->shape[0],
+                        t->shape[1]));
+}
+
+/* The same without double quantization. */
+static void put_plain(SafeFile *to, const SafeTensor *t, const float *x, size_t n)
+{
+    const size_t groups = nf4_groups(n, 1);
+    Nf4PlainGroup *on_device = guarded(groups * sizeof *on_device), *g = keep(groups * sizeof *g);
+    Tensor w = make_f32((int)t->shape[0], (int)t->shape[1]);
+    uint8_t *codes = keep(groups * sizeof g->codes);
+    float *absmax = keep(groups * sizeof g->absmax);
+    put(w, x);
+    nf4_quantize_plain(on_device, w, 0, groups);
+    device_get(g, on_device, groups * sizeof *g);
+    for (size_t i = 0; i < groups; i++) {
+        memcpy(codes + i * sizeof g->codes, g[i].codes, sizeof g->codes);
+        memcpy(absmax + i * NF4_GROUP / NF4_BLOCK, g[i].absmax, sizeof g->absmax);
+    }
+    put_bytes(to, t->name, "", codes);
+    put_bytes(to, t->name, ".absmax", absmax);
+    put_bytes(to, t->name, ".quant_map", nf4_map());
+    put_bytes(to, t->name, ".quant_state.bitsandbytes__nf4", plain_state(t));
+}
+
 /* All that stands beside the codes of a tensor of n elements. */
 static void put_quantized(SafeFile *to, const SafeTensor *t, const float *x, size_t n)
 {
@@ -127,9 +154,10 @@ static void put_quantized(SafeFile *to, const SafeTensor *t, const float *x, siz
     put_bytes(to, t->name, ".quant_state.bitsandbytes__nf4", state_of_tensor(t, mean));
 }
 
-static const char *quantize_base(const char *base)
+/* plain: without double quantization. */
+static const char *quantize_base(const char *base, bool plain)
 {
-    const char *folder = lasting(text("%s/quantized", root));
+    const char *folder = lasting(text("%s/%s", root, plain ? "plain" : "quantized"));
     shell(text("mkdir %s && cp %s/config.json %s", folder, base, folder));
     SafeFile *from = safetensors_open(text("%s/model.safetensors", base));
     SafeFile *to = safetensors_new(text("%s/model.safetensors", folder));
@@ -141,11 +169,13 @@ static const char *quantize_base(const char *base)
             continue;
         }
         add_bytes(to, t->name, "", "U8", n / 2);
-        add_bytes(to, t->name, ".absmax", "U8", n / NF4_BLOCK);
-        add_bytes(to, t->name, ".nested_absmax", "F32", nf4_groups(n, 1));
+        add_bytes(to, t->name, ".absmax", plain ? "F32" : "U8", n / NF4_BLOCK);
         add_bytes(to, t->name, ".quant_map", "F32", 16);
+        add_bytes(to, t->name, ".quant_state.bitsandbytes__nf4", "U8", strlen(plain ? plain_state(t) : state_of_tensor(t, 0)));
+        if (plain)
+            continue;
+        add_bytes(to, t->name, ".nested_absmax", "F32", nf4_groups(n, 1));
         add_bytes(to, t->name, ".nested_quant_map", "F32", 256);
-        add_bytes(to, t->name, ".quant_state.bitsandbytes__nf4", "U8", strlen(state_of_tensor(t, 0)));
     }
     safetensors_lay_out(to);
     safetensors_create(to);
@@ -154,7 +184,7 @@ static const char *quantize_base(const char *base)
         const size_t n = t->shape[0] * (t->dims == 2 ? t->shape[1] : 1);
         const float *x = values_in(from->path, t->name, n);
         if (is_quantized(t->name))
-            put_quantized(to, t, x, n);
+            (plain ? put_plain : put_quantized)(to, t, x, n);
         else
             put_bytes(to, t->name, "", x);
     }
@@ -167,12 +197,20 @@ static const char *quantize_base(const char *base)
 static void test_quantized_base(void **state)
 {
     (void)state;
-    const char *base = save_base(QWEN3), *folder = quantize_base(base);
+    const char *base = save_base(QWEN3), *folder = quantize_base(base, false);
     Run r;
-    open_adapted(&r, QWEN3, folder, all_modules, BASE_NF4, "bf16");
-    load(&r, folder);
-    check_stored(&r, base);
-    close_run(&r);
+    for (int plain = 0; plain < 2; plain++) {
+        const char *from = plain ? quantize_base(base, true) : folder;
+        open_adapted_to(&r, QWEN3, from, all_modules, BASE_NF4, plain, "bf16");
+        load(&r, from);
+        check_stored(&r, base);
+        close_run(&r);
+        open_adapted_to(&r, QWEN3, from, all_modules, BASE_NF4, !plain, "bf16");
+        if (on_cpu())
+            DIES("config.json must say so: \"quantization_config\": {\"load_in_4bit\": true, \"bnb_4bit_use_double_quant\": ",
+                 load(&r, from));
+        close_run(&r);
+    }
     if (on_cpu()) {
         open_adapted(&r, QWEN3, folder, all_modules, BASE_E4M3, "bf16");
         DIES("its weights are stored in 4 bits (model.layers.", load(&r, folder));

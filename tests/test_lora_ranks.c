@@ -22,10 +22,11 @@ static const struct { const char *name; int groups; Gathering gathering; GradSum
 };
 enum { SOME = 1 << LORA_K | 1 << LORA_O | 1 << LORA_UP, NUM_STRATEGIES = sizeof strategies / sizeof strategies[0] };
 
-static const struct { const char *recipe; SmallModel model; unsigned modules; BaseFormat base; } cases[] = {
+static const struct { const char *recipe; SmallModel model; unsigned modules; BaseFormat base; bool plain_nf4; } cases[] = {
     { "bf16", LLAMA, ALL_MODULES, BASE_AS_FROZEN },      { "coat", OLMO2, SOME, BASE_AS_FROZEN },
     { "bf16", LLAMA_GQA, ALL_MODULES, BASE_E4M3 },       { "coat-lean", LLAMA, 1 << LORA_Q | 1 << LORA_V, BASE_E4M3 },
     { "fp8", QWEN3, ALL_MODULES, BASE_NF4 },             { "coat-lean", OLMO3, ALL_MODULES, BASE_NF4 },
+    { "bf16", OLMO, SOME, BASE_NF4, true },              { "coat", LLAMA_GQA, ALL_MODULES, BASE_NF4, true },
 };
 enum { NUM_CASES = sizeof cases / sizeof cases[0] };
 
@@ -150,6 +151,7 @@ static void check_case(int c, int strategy)
 {
     const ModelConfig plain = architecture(cases[c].model);
     ModelConfig m = with_adapters(plain, RANK, cases[c].modules, cases[c].base);
+    m.lora.plain_nf4 = cases[c].plain_nf4;
     char *whole = make_folder("base", c, strategy), *folder = make_folder("lora", c, strategy), base[300], step[300];
     TrainState loaded = { 0 };
     Run r;

@@ -132,9 +132,72 @@ static void test_saved(void **state)
     release();
 }
 
+/* The same tensor without double quantization. The value of an element is quant_map[code] absmax, rounded to F32, then to BF16. */
+static void test_plain(void **state)
+{
+    (void)state;
+    enum { ROWS = 48, COLS = 344, GROUPS = 2 };
+    SafeFile *f = open_golden("plain"), *from = open_golden("saved");
+    const uint8_t *codes = read_golden(f, name, "", NULL);
+    const float *absmax = read_golden(f, name, ".absmax", NULL);
+    Nf4PlainGroup read[GROUPS], second;
+    Tensor w = make(H, ROWS, COLS), to = make_f32(GROUPS, sizeof *read / sizeof(float)), y = make_f32(ROWS, COLS), amax = make_f32(1, 1);
+    float *expected = keep(tensor_bytes(y)), top = 0;
+    for (int i = 0; i < ROWS * COLS; i++) {
+        expected[i] = nf4_map()[codes[i / 2] >> (i % 2 ? 0 : 4) & 15] * absmax[i / NF4_BLOCK];
+        top = fmaxf(top, absmax[i / NF4_BLOCK]);
+    }
+    assert_true(nf4_source_has(&f, 1, name));
+    nf4_source_read_plain(read, &f, 1, name, ROWS, COLS, 0, GROUPS);
+    nf4_source_read_plain(&second, &f, 1, name, ROWS, COLS, 1, 1);
+    check_same_bytes("second group", &second, &read[1], sizeof second);
+    device_put(to.data, read, sizeof read);
+    const Nf4 x = { .plain = to.data, .num_parts = 1, .rows = { ROWS } };
+    check_values("f32", x, COLS, expected, F);
+    check_values("bf16", x, COLS, read_golden(f, "bf16", "", NULL), H);
+    device_zero(amax.data, sizeof(float));
+    nf4_amax(amax.data, x, COLS, 0, GROUPS);
+    assert_true(get_float(amax.data) == top);
+
+    device_put(w.data, read_golden(from, "source", "", NULL), tensor_bytes(w));
+    TWICE(nf4_quantize_plain(to.data, w, 0, GROUPS), to);
+    check_same_bytes("quantized", tensor_snapshot(to), read, sizeof read);
+    safetensors_close(from);
+    safetensors_close(f);
+    release();
+}
+
 /* ---- all shapes ----------------------------------------------------------------------------------------------- */
 
+/* The matrix from its group `first` on. */
+static Nf4 from_group(Nf4 x, size_t first)
+{
+    x.group = x.plain ? NULL : x.group + first;
+    x.plain = x.plain ? x.plain + first : NULL;
+    return x;
+}
+
 /* Parts of these rows from random tensors. */
+static Nf4 make_plain(int num_parts, const int *rows, int cols, uint64_t seed)
+{
+    Nf4 x = { .num_parts = num_parts };
+    size_t groups = 0;
+    for (int i = 0; i < num_parts; i++)
+        groups += nf4_groups((size_t)rows[i], (size_t)cols);
+    Nf4PlainGroup *to = make_f32((int)groups, sizeof *to / sizeof(float)).data;
+    x.plain = to;
+    for (int i = 0; i < num_parts; i++) {
+        const Tensor w = make_filled(i % 2 ? H : F, rows[i], cols, seed + (uint64_t)i, -0.7f, 0.9f);
+        const size_t n = nf4_groups((size_t)rows[i], (size_t)cols);
+        x.rows[i] = rows[i];
+        nf4_quantize_plain(to, w, 0, n / 2);
+        nf4_quantize_plain(to + n / 2, w, n / 2, n - n / 2);
+        to += n;
+    }
+    return x;
+}
+
+/* The same with double quantization. */
 static Nf4 make_matrix(int num_parts, const int *rows, int cols, uint64_t seed)
 {
     Nf4 x = { .num_parts = num_parts };
@@ -180,14 +243,16 @@ static void check_operand_of(const char *what, Nf4 x, Tensor f32)
 static void check_parts(Nf4 x, Tensor f32)
 {
     int first = 0;
-    const Nf4Group *g = x.group;
+    size_t group = 0;
     for (int i = 0; i < x.num_parts; i++) {
-        const Nf4 part = { .group = g, .num_parts = 1, .rows = { x.rows[i] } };
+        Nf4 part = from_group(x, group);
+        part.num_parts = 1;
+        part.rows[0] = x.rows[i];
         Tensor y = make_f32(x.rows[i], f32.cols);
         nf4_dequantize(y, part);
         check_same_bytes("part", tensor_snapshot(y), (float *)tensor_snapshot(f32) + first * f32.cols, tensor_bytes(y));
         first += x.rows[i];
-        g += nf4_groups((size_t)x.rows[i], (size_t)f32.cols);
+        group += nf4_groups((size_t)x.rows[i], (size_t)f32.cols);
     }
 }
 
@@ -205,9 +270,7 @@ static void check_amax(Nf4 x, Tensor f32)
     put(amax, start);
     nf4_amax(amax.data, x, f32.cols, 0, groups);
     for (size_t i = 0; i < groups; i++) {
-        Nf4 from = x;
-        from.group += i;
-        nf4_amax((float *)amax.data + 1, from, f32.cols, i, 1);
+        nf4_amax((float *)amax.data + 1, from_group(x, i), f32.cols, i, 1);
     }
     assert_true(get_float(amax.data) == top && get_float((float *)amax.data + 1) == top);
     start[0] = 2;
@@ -223,12 +286,13 @@ static void test_shapes(void **state)
         { 1, { 16 }, 64 }, { 3, { 352, 16, 32 }, 48 }, { 2, { 176, 176 }, 112 }, { 3, { 64, 128, 64 }, 256 }, { 2, { 24, 40 }, 16 },
         { 3, { 3, 1, 4 }, 20 }, { 1, { 1 }, 1 }, { 2, { 8, 9 }, 40 },
     };
-    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+    for (size_t n = 0; n < 2 * sizeof shapes / sizeof shapes[0]; n++) {
+        const size_t i = n / 2;
         char what[64];
         int rows = 0;
         for (int k = 0; k < shapes[i].num_parts; k++)
             rows += shapes[i].rows[k];
-        const Nf4 x = make_matrix(shapes[i].num_parts, shapes[i].rows, shapes[i].cols, 10 * i);
+        const Nf4 x = (n % 2 ? make_plain : make_matrix)(shapes[i].num_parts, shapes[i].rows, shapes[i].cols, 10 * i);
         Tensor wide = make_f32(rows, shapes[i].cols), half = make(H, rows, shapes[i].cols), rounded = make(H, rows, shapes[i].cols);
         TWICE(nf4_dequantize(wide, x), wide);
         TWICE(nf4_dequantize(half, x), half);
@@ -236,7 +300,7 @@ static void test_shapes(void **state)
         check_same_bytes("bf16", tensor_snapshot(half), tensor_snapshot(rounded), tensor_bytes(half));
         check_parts(x, wide);
         check_amax(x, wide);
-        snprintf(what, sizeof what, "nf4-%dx%d", rows, shapes[i].cols);
+        snprintf(what, sizeof what, n % 2 ? "nf4-plain-%dx%d" : "nf4-%dx%d", rows, shapes[i].cols);
         golden_check(what, wide, NULL);
         check_operand_of(what, x, wide);
         release();
@@ -271,22 +335,24 @@ static void test_offset(void **state)
 
 /* ---- folders that are refused ---------------------------------------------------------------------------------- */
 
-/* The saved tensor in a file of its own, of which one part is replaced; data NULL: left out. */
-static SafeFile *open_changed(const char *part, const void *data, size_t bytes)
+/* The tensor of a file in one of its own, of which one part is replaced; data NULL: left out. */
+static SafeFile *open_changed(const char *file, const char *part, const void *data, size_t bytes)
 {
     static const char *const parts[] = { "", ".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map",
                                          ".quant_state.bitsandbytes__nf4" };
     char path[] = "/tmp/coat-nf4-XXXXXX", full[160];
-    SafeFile *f = open_golden("saved"), *out;
+    SafeFile *f = open_golden(file), *out;
     close(mkstemp(path));
     out = safetensors_new(path);
     for (int pass = 0; pass < 2; pass++) {
         for (int i = 0; i < 6; i++) {
             const SafeTensor *t;
             const bool is_changed = strcmp(parts[i], part) == 0;
+            snprintf(full, sizeof full, "%s%s", name, parts[i]);
+            if (!safetensors_find(f, full))
+                continue;
             const void *own = read_golden(f, name, parts[i], &t);
             const size_t size = is_changed ? bytes : t->end - t->begin, width = safetensors_dtype_size(t->dtype);
-            snprintf(full, sizeof full, "%s%s", name, parts[i]);
             if (is_changed && !data)
                 continue;
             if (pass == 0)
@@ -309,10 +375,30 @@ static SafeFile *open_changed(const char *part, const void *data, size_t bytes)
 static void check_refused(const char *said, const char *part, const void *data, size_t bytes)
 {
     static Nf4Group g[2];
-    SafeFile *f = open_changed(part, data, bytes);
+    SafeFile *f = open_changed("saved", part, data, bytes);
     DIES(said, nf4_source_read(g, &f, 1, name, 48, 344, 0, 2));
     safetensors_close(f);
     release();
+}
+
+static void test_refused_plain(void **state)
+{
+    (void)state;
+    static Nf4PlainGroup g[2];
+    static const char nested[] = "{\"quant_type\": \"nf4\", \"blocksize\": 64, \"shape\": [48, 344], \"nested_offset\": 0.5}";
+    float absmax[258] = { 1, -1 };
+    const struct { const char *said, *part; const void *data; size_t bytes; } list[] = {
+        { "scale 1 is -1, which is none", ".absmax", absmax, sizeof absmax },
+        { "is 1028 bytes of F32; expected 1032 of F32", ".absmax", absmax, sizeof absmax - sizeof *absmax },
+        { "there is a nested_offset, so its scales were quantized", ".quant_state.bitsandbytes__nf4", nested, sizeof nested - 1 },
+        { "there is no tensor model.layers.0.mlp.up_proj.weight.absmax", ".absmax", NULL, 0 },
+    };
+    for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
+        SafeFile *f = open_changed("plain", list[i].part, list[i].data, list[i].bytes);
+        DIES(list[i].said, nf4_source_read_plain(g, &f, 1, name, 48, 344, 0, 2));
+        safetensors_close(f);
+        release();
+    }
 }
 
 static void check_state(const char *said, const char *text)
@@ -341,7 +427,7 @@ static void test_refused(void **state)
     check_state("not JSON", "{");
     check_state("quant_type is fp4; expected nf4", "{\"quant_type\": \"fp4\"}");
     check_state("blocksize is 128; expected 64", "{\"quant_type\": \"nf4\", \"blocksize\": 128}");
-    check_state("there is no nested_offset", "{\"quant_type\": \"nf4\", \"blocksize\": 64, \"shape\": [48, 344]}");
+    check_state("there is no nested_offset, so its scales were not quantized; config.json must say so", "{\"quant_type\": \"nf4\", \"blocksize\": 64, \"shape\": [48, 344]}");
     check_state("nested_blocksize is 512; expected 256", "{\"quant_type\": \"nf4\", \"blocksize\": 64, \"nested_blocksize\": 512, "
                 "\"nested_offset\": 0.5, \"shape\": [48, 344]}");
 }
@@ -349,8 +435,8 @@ static void test_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bitsandbytes), cmocka_unit_test(test_saved), cmocka_unit_test(test_shapes),
-        cmocka_unit_test(test_offset), cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_bitsandbytes), cmocka_unit_test(test_saved), cmocka_unit_test(test_plain), cmocka_unit_test(test_shapes),
+        cmocka_unit_test(test_offset), cmocka_unit_test(test_refused), cmocka_unit_test(test_refused_plain),
     };
     return cmocka_run_group_tests_name("nf4", tests, start_device, NULL);
 }

@@ -32,21 +32,29 @@ void nf4_offset(float *offset, Tensor w)
     *offset = (float)(total / (double)blocks);
 }
 
+/* The codes of a group, and the absmaxes of its blocks, of which there are as many as it returns. */
+static size_t quantize_blocks(uint8_t *codes, float *absmax, Tensor w, size_t group)
+{
+    float x[NF4_BLOCK];
+    size_t blocks = 0;
+    for (size_t n; blocks < BLOCKS && (n = load_block(x, w, group * BLOCKS + blocks)) > 0; blocks++) {
+        const float inverse = 1 / (absmax[blocks] = abs_max(x, n));
+        for (size_t i = 0; i < n; i++)
+            codes[(blocks * NF4_BLOCK + i) / 2] |= (uint8_t)(nf4_nearest(nf4_map(), x[i] * inverse) << (i % 2 ? 0 : 4));
+    }
+    return blocks;
+}
+
 static void quantize_group(Nf4Group *to, Tensor w, float offset, size_t group)
 {
-    float x[NF4_BLOCK], rest[BLOCKS], nested = 0;
-    size_t blocks = 0;
+    float absmax[BLOCKS], nested = 0;
     memset(to, 0, sizeof *to);
-    for (size_t n; blocks < BLOCKS && (n = load_block(x, w, group * BLOCKS + blocks)) > 0; blocks++) {
-        const float absmax = abs_max(x, n), inverse = 1 / absmax;
-        for (size_t i = 0; i < n; i++)
-            to->codes[(blocks * NF4_BLOCK + i) / 2] |= (uint8_t)(nf4_nearest(nf4_map(), x[i] * inverse) << (i % 2 ? 0 : 4));
-        rest[blocks] = absmax - offset;
-        nested = fmaxf(nested, fabsf(rest[blocks]));
-    }
+    const size_t blocks = quantize_blocks(to->codes, absmax, w, group);
+    for (size_t i = 0; i < blocks; i++)
+        nested = fmaxf(nested, fabsf(absmax[i] - offset));
     const float inverse = 1 / nested;
     for (size_t i = 0; i < blocks; i++)
-        to->absmax[i] = dynamic8_nearest(dynamic8_map(DYNAMIC8), rest[i] * inverse);
+        to->absmax[i] = dynamic8_nearest(dynamic8_map(DYNAMIC8), (absmax[i] - offset) * inverse);
     to->nested = nested;
     to->offset = offset;
 }
@@ -58,23 +66,34 @@ void nf4_quantize(Nf4Group *to, Tensor w, const float *offset, size_t first, siz
         quantize_group(&to[i], w, *offset, first + i);
 }
 
-static float block_absmax(const Nf4Group *g, size_t block)
+void nf4_quantize_plain(Nf4PlainGroup *to, Tensor w, size_t first, size_t count)
 {
+    nf4_check_source(__func__, w, first, count);
+    memset(to, 0, count * sizeof *to);
+    for (size_t i = 0; i < count; i++)
+        quantize_blocks(to[i].codes, to[i].absmax, w, first + i);
+}
+
+static float block_absmax(Nf4 x, size_t group, size_t block)
+{
+    if (x.plain)
+        return x.plain[group].absmax[block];
+    const Nf4Group *g = &x.group[group];
     const float rest = g->nested * dynamic8_map(DYNAMIC8)[g->absmax[block]];
     return rest + g->offset;
 }
 
-/* The n elements of a tensor whose groups begin at g. */
-static void load_part(float *values, const Nf4Group *g, size_t n)
+/* The n elements of a tensor whose groups begin at `first`. */
+static void load_part(float *values, Nf4 x, size_t first, size_t n)
 {
     const float *map = nf4_map();
     float absmax = 0;
     for (size_t i = 0; i < n; i++) {
-        const size_t at = i % NF4_GROUP;
-        const Nf4Group *from = &g[i / NF4_GROUP];
+        const size_t at = i % NF4_GROUP, group = first + i / NF4_GROUP;
+        const uint8_t *codes = x.plain ? x.plain[group].codes : x.group[group].codes;
         if (at % NF4_BLOCK == 0)
-            absmax = block_absmax(from, at / NF4_BLOCK);
-        values[i] = map[from->codes[at / 2] >> (at % 2 ? 0 : 4) & 15] * absmax;
+            absmax = block_absmax(x, group, at / NF4_BLOCK);
+        values[i] = map[codes[at / 2] >> (at % 2 ? 0 : 4) & 15] * absmax;
     }
 }
 
@@ -82,12 +101,11 @@ void nf4_dequantize(Tensor y, Nf4 x)
 {
     nf4_check_matrix(__func__, y, x);
     float *values = tensor_result(y, 0);
-    const Nf4Group *g = x.group;
-    size_t first = 0;
+    size_t first = 0, group = 0;
     for (int i = 0; i < x.num_parts; i++) {
         const size_t n = (size_t)x.rows[i] * (size_t)y.cols;
-        load_part(values + first, g, n);
-        g += nf4_groups((size_t)x.rows[i], (size_t)y.cols);
+        load_part(values + first, x, group, n);
+        group += nf4_groups((size_t)x.rows[i], (size_t)y.cols);
         first += n;
     }
     tensor_finish_again(y, values);
@@ -97,5 +115,5 @@ void nf4_amax(float *amax, Nf4 x, int cols, size_t first, size_t count)
 {
     for (size_t i = 0; i < count; i++)
         for (int block = 0; block < nf4_blocks(x, cols, first + i); block++)
-            *amax = fmaxf(*amax, fabsf(block_absmax(&x.group[i], (size_t)block)));
+            *amax = fmaxf(*amax, fabsf(block_absmax(x, i, (size_t)block)));
 }

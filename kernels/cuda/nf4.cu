@@ -30,10 +30,33 @@ static const Nf4Tables *device_tables(void)
     return tables;
 }
 
-__device__ static inline float decode_absmax(uint8_t code, float nested, float offset, const Nf4Tables *tables)
-{
-    return __fadd_rn(__fmul_rn(nested, tables->absmax[code]), offset);
-}
+/* What tells the absmax of a block of a group, as it is loaded. */
+template <typename Group> struct Nf4Scale;
+template <> struct Nf4Scale<Nf4Group> {
+    uint8_t code;
+    float2 nested;
+    __device__ static Nf4Scale load(const Nf4Group *g, unsigned block)
+    {
+        return { g->absmax[block], *(const float2 *)&g->nested };
+    }
+    __device__ float absmax(const Nf4Tables *tables) const
+    {
+        return __fadd_rn(__fmul_rn(nested.x, tables->absmax[code]), nested.y);
+    }
+};
+template <> struct Nf4Scale<Nf4PlainGroup> {
+    float value;
+    __device__ static Nf4Scale load(const Nf4PlainGroup *g, unsigned block)
+    {
+        return { g->absmax[block] };
+    }
+    __device__ float absmax(const Nf4Tables *) const
+    {
+        return value;
+    }
+};
+static_assert(offsetof(Nf4Group, nested) % sizeof(float2) == 0 && sizeof(Nf4Group) % 16 == 0 && sizeof(Nf4PlainGroup) % 16 == 0,
+              "what is loaded at once is aligned");
 
 /* ---- from a tensor -------------------------------------------------------------------------------------------- */
 
@@ -91,28 +114,57 @@ void nf4_offset(float *offset, Tensor w)
     LAUNCH_CHECK();
 }
 
+/* The codes of this thread's block, which has n elements from `start` on. */
+__device__ static inline void quantize_block(uint8_t *codes, AnyIn w, size_t start, int n, float absmax, const float *map)
+{
+    const float inverse = 1.0f / absmax;
+    for (int i = 0; i < NF4_BLOCK; i += 2) {
+        const uint8_t high = i < n ? nf4_nearest(map, element(w, start + i) * inverse) : 0;
+        const uint8_t low = i + 1 < n ? nf4_nearest(map, element(w, start + i + 1) * inverse) : 0;
+        codes[threadIdx.x * NF4_BLOCK / 2 + i / 2] = (uint8_t)(high << 4 | low);
+    }
+}
+
 /* One block of threads per group. */
 __global__ void nf4_quantize_kernel(Nf4Group *to, AnyIn w, const float *offset, size_t first, size_t numel, const Nf4Tables *tables)
 {
     __shared__ float shared[32], map[16];
     const size_t start = (first + blockIdx.x) * NF4_GROUP + (size_t)threadIdx.x * NF4_BLOCK;
     const int n = block_size(start, numel);
-    const float absmax = block_absmax(w, start, n), inverse = 1.0f / absmax, rest = n > 0 ? absmax - *offset : 0.0f;
+    const float absmax = block_absmax(w, start, n), rest = n > 0 ? absmax - *offset : 0.0f;
     Nf4Group *g = to + blockIdx.x;
     if (threadIdx.x < 16)
         map[threadIdx.x] = tables->nf4[threadIdx.x];
     const float nested = block_max(fabsf(rest), shared);        /* after this all see the map */
-    for (int i = 0; i < NF4_BLOCK; i += 2) {
-        const uint8_t high = i < n ? nf4_nearest(map, element(w, start + i) * inverse) : 0;
-        const uint8_t low = i + 1 < n ? nf4_nearest(map, element(w, start + i + 1) * inverse) : 0;
-        g->codes[threadIdx.x * NF4_BLOCK / 2 + i / 2] = (uint8_t)(high << 4 | low);
-    }
+    quantize_block(g->codes, w, start, n, absmax, map);
     g->absmax[threadIdx.x] = n > 0 ? dynamic8_nearest(tables->absmax, rest * (1.0f / nested)) : 0;
     if (threadIdx.x == 0) {
         g->nested = nested;
         g->offset = *offset;
         g->unused[0] = g->unused[1] = 0;
     }
+}
+
+__global__ void nf4_plain_kernel(Nf4PlainGroup *to, AnyIn w, size_t first, size_t numel, const Nf4Tables *tables)
+{
+    __shared__ float map[16];
+    const size_t start = (first + blockIdx.x) * NF4_GROUP + (size_t)threadIdx.x * NF4_BLOCK;
+    const int n = block_size(start, numel);
+    const float absmax = block_absmax(w, start, n);
+    if (threadIdx.x < 16)
+        map[threadIdx.x] = tables->nf4[threadIdx.x];
+    __syncthreads();
+    quantize_block(to[blockIdx.x].codes, w, start, n, absmax, map);
+    to[blockIdx.x].absmax[threadIdx.x] = absmax;
+}
+
+void nf4_quantize_plain(Nf4PlainGroup *to, Tensor w, size_t first, size_t count)
+{
+    nf4_check_source(__func__, w, first, count);
+    if (count == 0)
+        return;
+    nf4_plain_kernel<<<(unsigned)count, THREADS, 0, device_stream()>>>(to, any_in(w), first, tensor_numel(w), device_tables());
+    LAUNCH_CHECK();
 }
 
 void nf4_quantize(Nf4Group *to, Tensor w, const float *offset, size_t first, size_t count)
@@ -128,22 +180,23 @@ void nf4_quantize(Nf4Group *to, Tensor w, const float *offset, size_t first, siz
 /* ---- to a tensor ---------------------------------------------------------------------------------------------- */
 
 /* Where element i of the matrix lies; start: of the second and the third part, behind all where there is none. */
-struct Nf4Place { const Nf4Group *group; unsigned at; };
-struct Nf4Parts {
-    const Nf4Group *group[3];
+template <typename Group> struct Nf4Place { const Group *group; unsigned at; };
+template <typename Group> struct Nf4Parts {
+    const Group *group[3];
     size_t start[2];
-    __device__ Nf4Place place(size_t i) const
+    __device__ Nf4Place<Group> place(size_t i) const
     {
         const bool second = i >= start[0], third = i >= start[1];
-        const Nf4Group *g = third ? group[2] : second ? group[1] : group[0];
+        const Group *g = third ? group[2] : second ? group[1] : group[0];
         i -= third ? start[1] : second ? start[0] : 0;
         return { g + i / NF4_GROUP, (unsigned)(i % NF4_GROUP) };
     }
 };
 
-static Nf4Parts parts_of(Nf4 x, int cols)
+/* groups: those of x. */
+template <typename Group> static Nf4Parts<Group> parts_of(Nf4 x, const Group *groups, int cols)
 {
-    Nf4Parts p = { { x.group, x.group, x.group }, { SIZE_MAX, SIZE_MAX } };
+    Nf4Parts<Group> p = { { groups, groups, groups }, { SIZE_MAX, SIZE_MAX } };
     for (int i = 1; i < x.num_parts; i++) {
         p.group[i] = p.group[i - 1] + nf4_groups((size_t)x.rows[i - 1], (size_t)cols);
         p.start[i - 1] = (i > 1 ? p.start[0] : 0) + (size_t)x.rows[i - 1] * (size_t)cols;
@@ -152,15 +205,14 @@ static Nf4Parts parts_of(Nf4 x, int cols)
 }
 
 /* Packs of a matrix whose rows are multiples of eight: none crosses a block. */
-struct Nf4Reader {
-    Nf4Parts parts;
+template <typename Group> struct Nf4Reader {
+    Nf4Parts<Group> parts;
     const Nf4Tables *tables;
-    struct Raw { uint32_t codes; uint8_t absmax; float2 scale; };
+    struct Raw { uint32_t codes; Nf4Scale<Group> scale; };
     __device__ Raw at(size_t i) const
     {
-        const Nf4Place p = parts.place(i);
-        return { *(const uint32_t *)(p.group->codes + p.at / 2), p.group->absmax[p.at / NF4_BLOCK],
-                 *(const float2 *)&p.group->nested };
+        const Nf4Place<Group> p = parts.place(i);
+        return { *(const uint32_t *)(p.group->codes + p.at / 2), Nf4Scale<Group>::load(p.group, p.at / NF4_BLOCK) };
     }
     /* The value that this lane has for the others. */
     __device__ float lane_value() const
@@ -170,20 +222,19 @@ struct Nf4Reader {
     /* All threads of a warp call. */
     __device__ void values(float (&x)[8], const Raw &raw, float lane_value) const
     {
-        const float absmax = decode_absmax(raw.absmax, raw.scale.x, raw.scale.y, tables);
+        const float absmax = raw.scale.absmax(tables);
 #pragma unroll
         for (int i = 0; i < 8; i++)
             x[i] = __fmul_rn(__shfl_sync(0xffffffffu, lane_value, raw.codes >> (4 * (i ^ 1)), 16), absmax);
     }
 };
-static_assert(offsetof(Nf4Group, nested) % sizeof(float2) == 0 && sizeof(Nf4Group) % 16 == 0, "what a pack loads is aligned");
 
 /* Of tiles.cuh. */
-struct Nf4Source {
+template <typename Group> struct Nf4Source {
     enum { OUTPUTS = 1, MEASURED = 1 };
-    Nf4Reader x;
+    Nf4Reader<Group> x;
     int cols;
-    typedef Nf4Reader::Raw Raw;
+    typedef typename Nf4Reader<Group>::Raw Raw;
     typedef float Fix;
     __device__ Fix prepare(int) const
     {
@@ -206,10 +257,11 @@ struct Nf4Source {
 /* Rows of any format. */
 struct Nf4Rows { void *data; DType dtype; const float *scale; };
 
-__global__ __launch_bounds__(THREADS) void nf4_rows_kernel(Nf4Rows y, Nf4Reader x, size_t n)
+template <typename Group>
+__global__ __launch_bounds__(THREADS) void nf4_rows_kernel(Nf4Rows y, Nf4Reader<Group> x, size_t n)
 {
     const size_t first = 8 * ((size_t)blockIdx.x * PACKS * THREADS + threadIdx.x);
-    Nf4Reader::Raw raw[PACKS];
+    typename Nf4Reader<Group>::Raw raw[PACKS];
 #pragma unroll
     for (int j = 0; j < PACKS; j++)
         raw[j] = x.at(min(first + 8 * j * THREADS, n - 8));
@@ -231,15 +283,15 @@ __global__ __launch_bounds__(THREADS) void nf4_rows_kernel(Nf4Rows y, Nf4Reader 
 }
 
 /* Any rows, element by element; data_t: of FP8. */
-__global__ void nf4_any_kernel(Nf4Rows y, uint8_t *data_t, int rows, int cols, Nf4Parts parts, const Nf4Tables *tables)
+template <typename Group>
+__global__ void nf4_any_kernel(Nf4Rows y, uint8_t *data_t, int rows, int cols, Nf4Parts<Group> parts, const Nf4Tables *tables)
 {
     const size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x;
     if (i >= (size_t)rows * cols)
         return;
-    const Nf4Place p = parts.place(i);
-    const Nf4Group *g = p.group;
-    const int code = g->codes[p.at / 2] >> (p.at % 2 ? 0 : 4) & 15;
-    const float x = __fmul_rn(tables->nf4[code], decode_absmax(g->absmax[p.at / NF4_BLOCK], g->nested, g->offset, tables));
+    const Nf4Place<Group> p = parts.place(i);
+    const int code = p.group->codes[p.at / 2] >> (p.at % 2 ? 0 : 4) & 15;
+    const float x = __fmul_rn(tables->nf4[code], Nf4Scale<Group>::load(p.group, p.at / NF4_BLOCK).absmax(tables));
     if (y.dtype == BF16)
         ((bf16 *)y.data)[i] = from_float<bf16>(x);
     else if (y.dtype == F32)
@@ -254,37 +306,49 @@ __global__ void nf4_any_kernel(Nf4Rows y, uint8_t *data_t, int rows, int cols, N
     }
 }
 
-void nf4_dequantize(Tensor y, Nf4 x)
+template <typename Group> static void dequantize(Tensor y, Nf4 x, const Group *groups)
 {
-    nf4_check_matrix(__func__, y, x);
     const size_t n = tensor_numel(y);
-    const Nf4Parts parts = parts_of(x, y.cols);
+    const Nf4Parts<Group> parts = parts_of(x, groups, y.cols);
     const Nf4Rows out = { y.data, y.format.dtype, (const float *)y.scale };
-    const Nf4Reader reader = { parts, device_tables() };
+    const Nf4Reader<Group> reader = { parts, device_tables() };
     if (n == 0)
         return;
     if (y.cols % 8 || (uintptr_t)y.data % 16 || (uintptr_t)y.data_t % 16 || (y.data_t && y.rows % 16))
         nf4_any_kernel<<<(unsigned)ceil_div(n, THREADS), THREADS, 0, device_stream()>>>(out, (uint8_t *)y.data_t, y.rows, y.cols,
                                                                                     parts, reader.tables);
     else if (y.data_t)
-        fp8_tiles<Nf4Source>({ { tile_out(y, NULL) } }, { reader, y.cols }, y.rows, y.cols);
+        fp8_tiles<Nf4Source<Group>>({ { tile_out(y, NULL) } }, { reader, y.cols }, y.rows, y.cols);
     else
         nf4_rows_kernel<<<(unsigned)ceil_div(n, 8 * PACKS * THREADS), THREADS, 0, device_stream()>>>(out, reader, n);
     LAUNCH_CHECK();
 }
 
-__global__ void nf4_amax_kernel(float *amax, Nf4 x, int cols, size_t first, const Nf4Tables *tables)
+void nf4_dequantize(Tensor y, Nf4 x)
+{
+    nf4_check_matrix(__func__, y, x);
+    if (x.plain)
+        dequantize(y, x, x.plain);
+    else
+        dequantize(y, x, x.group);
+}
+
+template <typename Group>
+__global__ void nf4_amax_kernel(float *amax, Nf4 x, const Group *groups, int cols, size_t first, const Nf4Tables *tables)
 {
     __shared__ float shared[32];
-    const Nf4Group *g = x.group + blockIdx.x;
     const bool is_block = (int)threadIdx.x < nf4_blocks(x, cols, first + blockIdx.x);
-    raise_amax(amax, is_block ? fabsf(decode_absmax(g->absmax[threadIdx.x], g->nested, g->offset, tables)) : 0.0f, shared);
+    const float absmax = is_block ? Nf4Scale<Group>::load(groups + blockIdx.x, threadIdx.x).absmax(tables) : 0.0f;
+    raise_amax(amax, fabsf(absmax), shared);
 }
 
 void nf4_amax(float *amax, Nf4 x, int cols, size_t first, size_t count)
 {
     if (count == 0)
         return;
-    nf4_amax_kernel<<<(unsigned)count, THREADS, 0, device_stream()>>>(amax, x, cols, first, device_tables());
+    if (x.plain)
+        nf4_amax_kernel<<<(unsigned)count, THREADS, 0, device_stream()>>>(amax, x, x.plain, cols, first, device_tables());
+    else
+        nf4_amax_kernel<<<(unsigned)count, THREADS, 0, device_stream()>>>(amax, x, x.group, cols, first, device_tables());
     LAUNCH_CHECK();
 }

@@ -12,6 +12,8 @@
 
 #define FROM_16_BIT "load the model's 16-bit folder with --lora.base=nf4"
 
+_Static_assert(offsetof(Nf4Group, codes) == 0 && offsetof(Nf4PlainGroup, codes) == 0, "codes come first in both");
+
 enum { BLOCKS = NF4_GROUP / NF4_BLOCK, CHUNK = 1024, MAX_STATE = 65536 };        /* CHUNK: groups that are read at once */
 
 typedef struct { const SafeFile *file; const SafeTensor *tensor; } Found;
@@ -57,8 +59,8 @@ static bool is_integer(const json_t *value, long long expected)
     return json_is_integer(value) && json_integer_value(value) == expected;
 }
 
-/* Dies unless the state says what we read; returns the offset. */
-static float check_state(const json_t *state, const char *where, size_t rows, size_t cols)
+/* Dies unless the state says what we read; returns the offset, of `nested` scales. */
+static float check_state(const json_t *state, const char *where, size_t rows, size_t cols, bool nested)
 {
     const json_t *type = json_object_get(state, "quant_type"), *shape = json_object_get(state, "shape");
     const json_t *offset = json_object_get(state, "nested_offset");
@@ -68,10 +70,11 @@ static float check_state(const json_t *state, const char *where, size_t rows, si
     if (!is_integer(json_object_get(state, "blocksize"), NF4_BLOCK))
         die("%s: blocksize is %lld; expected %d: " FROM_16_BIT, where,
             (long long)json_integer_value(json_object_get(state, "blocksize")), (int)NF4_BLOCK);
-    if (!json_is_number(offset))
-        die("%s: there is no nested_offset, so the scales were not quantized: quantize the model with "
-            "bnb_4bit_use_double_quant, or " FROM_16_BIT, where);
-    if (!is_integer(json_object_get(state, "nested_blocksize"), BLOCKS))
+    if (json_is_number(offset) != nested)
+        die("%s: there is %s nested_offset, so its scales were %squantized; config.json must say so: \"quantization_config\": "
+            "{\"load_in_4bit\": true, \"bnb_4bit_use_double_quant\": %s}", where, nested ? "no" : "a", nested ? "not " : "",
+            nested ? "false" : "true");
+    if (nested && !is_integer(json_object_get(state, "nested_blocksize"), BLOCKS))
         die("%s: nested_blocksize is %lld; expected %d: " FROM_16_BIT, where,
             (long long)json_integer_value(json_object_get(state, "nested_blocksize")), (int)BLOCKS);
     if (json_array_size(shape) != 2 || !is_integer(json_array_get(shape, 0), (long long)rows)
@@ -88,7 +91,7 @@ static Found find_state(SafeFile *const *file, int count, const char *name)
     return f.tensor ? f : find(file, count, name, ".quant_state.bitsandbytes__fp4");
 }
 
-static float read_offset(SafeFile *const *file, int count, const char *name, size_t rows, size_t cols)
+static float read_state(SafeFile *const *file, int count, const char *name, size_t rows, size_t cols, bool nested)
 {
     const Found f = find_state(file, count, name);
     CHECK(f.tensor, "%s is not stored in 4 bits", name);
@@ -101,7 +104,7 @@ static float read_offset(SafeFile *const *file, int count, const char *name, siz
     json_t *state = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
     if (!state)
         die("%s: not JSON: %s", where, error.text);
-    const float offset = check_state(state, where, rows, cols);
+    const float offset = check_state(state, where, rows, cols, nested);
     json_decref(state);
     free(where);
     return offset;
@@ -124,40 +127,66 @@ bool nf4_source_is_beside(const char *name)
     return false;
 }
 
-/* The field of `size` bytes of each group, from f, where they lie behind one another and the last may be short. */
-static void read_field(Nf4Group *to, size_t field, size_t size, Found f, size_t first, size_t groups)
+/* Of one of those structs: where it lies, and how many bytes it has. */
+typedef struct { size_t at, size; } Field;
+
+/* That field of each group of `stride` bytes, from f, where they lie behind one another and the last may be short. */
+static void read_field(void *to, size_t stride, Field field, Found f, size_t first, size_t groups)
 {
-    char *buffer = xmalloc(CHUNK * size);
+    char *buffer = xmalloc(CHUNK * field.size);
     for (size_t i = 0; i < groups; i += CHUNK) {
-        const size_t n = groups - i < CHUNK ? groups - i : CHUNK, at = (first + i) * size;
+        const size_t n = groups - i < CHUNK ? groups - i : CHUNK, at = (first + i) * field.size;
         const size_t left = f.tensor->end - f.tensor->begin - at;
-        memset(buffer, 0, n * size);
-        safetensors_read(f.file, buffer, f.tensor, at, left < n * size ? left : n * size);
+        memset(buffer, 0, n * field.size);
+        safetensors_read(f.file, buffer, f.tensor, at, left < n * field.size ? left : n * field.size);
         for (size_t k = 0; k < n; k++)
-            memcpy((char *)&to[i + k] + field, buffer + k * size, size);
+            memcpy((char *)to + (i + k) * stride + field.at, buffer + k * field.size, field.size);
     }
     free(buffer);
+}
+
+/* What both kinds have: a state that is as expected, the offset in which it returns, the map, and the codes. */
+static float read_codes(void *to, bool nested, SafeFile *const *file, int count, const char *name, size_t rows, size_t cols, size_t first,
+                        size_t groups)
+{
+    const size_t all = nf4_groups(rows, cols), stride = nf4_group_bytes(!nested);
+    CHECK(first <= all && groups <= all - first, "%s: %zu groups from %zu on, of %zu", name, groups, first, all);
+    const float offset = read_state(file, count, name, rows, cols, nested);
+    check_map(file, count, name, ".quant_map", nf4_map(), 16);
+    memset(to, 0, groups * stride);
+    const Found codes = need(file, count, name, "", NULL, (rows * cols + 1) / 2);       /* as a type that the user chose */
+    read_field(to, stride, (Field){ offsetof(Nf4Group, codes), NF4_GROUP / 2 }, codes, first, groups);
+    return offset;
 }
 
 void nf4_source_read(Nf4Group *to, SafeFile *const *file, int count, const char *name, size_t rows, size_t cols, size_t first,
                      size_t groups)
 {
-    const size_t numel = rows * cols, all = nf4_groups(rows, cols);
-    CHECK(first <= all && groups <= all - first, "%s: %zu groups from %zu on, of %zu", name, groups, first, all);
-    const float offset = read_offset(file, count, name, rows, cols);
-    check_map(file, count, name, ".quant_map", nf4_map(), 16);
+    const float offset = read_codes(to, true, file, count, name, rows, cols, first, groups);
     check_map(file, count, name, ".nested_quant_map", dynamic8_map(DYNAMIC8), 256);
-    const Found codes = need(file, count, name, "", NULL, (numel + 1) / 2);      /* as a type that the user chose */
-    const Found absmax = need(file, count, name, ".absmax", "U8", (numel + NF4_BLOCK - 1) / NF4_BLOCK);
-    const Found nested = need(file, count, name, ".nested_absmax", "F32", all * sizeof(float));
-    memset(to, 0, groups * sizeof *to);
-    read_field(to, offsetof(Nf4Group, codes), sizeof to->codes, codes, first, groups);
-    read_field(to, offsetof(Nf4Group, absmax), sizeof to->absmax, absmax, first, groups);
-    read_field(to, offsetof(Nf4Group, nested), sizeof to->nested, nested, first, groups);
+    const Found absmax = need(file, count, name, ".absmax", "U8", (rows * cols + NF4_BLOCK - 1) / NF4_BLOCK);
+    const Found nested = need(file, count, name, ".nested_absmax", "F32", nf4_groups(rows, cols) * sizeof(float));
+    read_field(to, sizeof *to, (Field){ offsetof(Nf4Group, absmax), sizeof to->absmax }, absmax, first, groups);
+    read_field(to, sizeof *to, (Field){ offsetof(Nf4Group, nested), sizeof to->nested }, nested, first, groups);
     for (size_t i = 0; i < groups; i++) {
         to[i].offset = offset;
         if (!isfinite(offset) || !isfinite(to[i].nested) || to[i].nested < 0)
             die("%s: the scales of %s are not numbers: offset %g, scale %zu is %g; copy the folder again", nested.file->path, name,
                 offset, first + i, to[i].nested);
+    }
+}
+
+void nf4_source_read_plain(Nf4PlainGroup *to, SafeFile *const *file, int count, const char *name, size_t rows, size_t cols,
+                           size_t first, size_t groups)
+{
+    read_codes(to, false, file, count, name, rows, cols, first, groups);
+    const size_t blocks = (rows * cols + NF4_BLOCK - 1) / NF4_BLOCK;
+    const Found absmax = need(file, count, name, ".absmax", "F32", blocks * sizeof(float));
+    read_field(to, sizeof *to, (Field){ offsetof(Nf4PlainGroup, absmax), sizeof to->absmax }, absmax, first, groups);
+    for (size_t i = 0; i < groups * BLOCKS; i++) {
+        const float x = to[i / BLOCKS].absmax[i % BLOCKS];
+        if (!isfinite(x) || x < 0)
+            die("%s: tensor %s: scale %zu is %g, which is none; copy the folder again", absmax.file->path, absmax.tensor->name,
+                first * BLOCKS + i, (double)x);
     }
 }

@@ -92,15 +92,19 @@ static bool is_quantized(const Reading *r, int unit, const Param *p)
 
 static void read_quantized(const Reading *r, int unit, const Param *p)
 {
-    Nf4Group *groups = xmalloc(nf4_param_groups(r->f->shape[unit].config, p) * sizeof *groups), *next = groups;
+    const bool plain = r->f->plain_nf4;
+    char *groups = xmalloc(nf4_param_groups(r->f->shape[unit].config, p) * nf4_group_bytes(plain)), *next = groups;
     for (int i = 0; i < r->l->num_pieces; i++) {
         const Piece *piece = &r->l->piece[i];
         if (!is_part(piece, unit, p))
             continue;
         const size_t n = nf4_groups(piece->shape[0], piece->shape[1]);
         watchdog_mark("reading a base in NF4", -1);
-        nf4_source_read(next, r->source, r->count, piece->name, piece->shape[0], piece->shape[1], 0, n);
-        next += n;
+        if (plain)
+            nf4_source_read_plain((Nf4PlainGroup *)next, r->source, r->count, piece->name, piece->shape[0], piece->shape[1], 0, n);
+        else
+            nf4_source_read((Nf4Group *)next, r->source, r->count, piece->name, piece->shape[0], piece->shape[1], 0, n);
+        next += n * nf4_group_bytes(plain);
     }
     base_store_nf4(r->f, unit, p, groups);
     free(groups);

@@ -193,6 +193,9 @@ static json_t *find_rope(const Source *s)
         return full_attention(s, full, sliding);
     }
     const ClassKey *theta = architecture_key(s->class, "rope_theta");
+    if (s->class->full_attn_scaled_only && either == old && read_theta(s, old) != read_theta(s, NULL))
+        die("%s: rope_scaling has the rope_theta %g, but outside of it is %g; transformers 5 takes one for layers of full attention and one "
+            "for the others, which is not supported: make them equal", s->path, read_theta(s, old), read_theta(s, NULL));
     if (s->class->full_attn_scaled_only && either && either == new
         && (rope_type(s, new) != ROPE_DEFAULT || (theta && read_theta(s, new) != theta->otherwise)))
         die("%s: rope_parameters of a %s are read by layer type alone, as versions of transformers differ in what they make of others: "

@@ -156,11 +156,12 @@ static void settle_base(Reader *r)
 {
     Settings *s = r->s;
     Format *frozen = &s->c.recipe.frozen;
-    bool nested;
-    if (s->lora_base == NOT_GIVEN && s->c.model.lora.base_path && quantized_in_4_bits(s->c.model.lora.base_path, &nested))
+    bool nested = true;
+    if (s->c.model.lora.base_path && quantized_in_4_bits(s->c.model.lora.base_path, &nested) && s->lora_base == NOT_GIVEN)
         s->lora_base = BASE_NF4;
     const bool given = config_given(r, "format.frozen"), bf16 = s->lora_base == BASE_AS_FROZEN;
     s->c.model.lora.base = s->lora_base == NOT_GIVEN ? BASE_AS_FROZEN : (BaseFormat)s->lora_base;
+    s->c.model.lora.plain_nf4 = s->lora_base == BASE_NF4 && !nested;
     if (bf16 && given && frozen->dtype != BF16)
         die("%s: lora.base bf16 and format.frozen %s both say how frozen weights are stored; leave one of them out",
             config_where(r, "lora.base"), format_name(*frozen));

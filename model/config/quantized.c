@@ -121,7 +121,7 @@ void quantized_refuse_tensor(const char *path, const char *name, const char *dty
         if (text_ends_with(name, tensors[i].end))
             with = tensors[i].name;
     if (with)
-        die("%s: the weights are quantized with %s, by tensor %s in %s, " LOAD_16_BIT, path, with, name, dtype);
+        die("%s: tensor %s is stored as %s: the weights are quantized with %s, " LOAD_16_BIT, path, name, dtype, with);
 }
 
 bool quantized_in_4_bits(const char *folder, bool *nested)
@@ -129,7 +129,8 @@ bool quantized_in_4_bits(const char *folder, bool *nested)
     json_t *config = read_object(folder, "config.json");
     const json_t *settings = json_object_get(config, "quantization_config");
     const bool found = is_4_bit(settings);
-    *nested = json_is_true(json_object_get(settings, "bnb_4bit_use_double_quant"));
+    if (found)
+        *nested = json_is_true(json_object_get(settings, "bnb_4bit_use_double_quant"));
     json_decref(config);
     return found;
 }

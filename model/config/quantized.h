@@ -11,5 +11,6 @@ void quantized_refuse(const json_t *config, const char *folder);
  * need not say so. */
 void quantized_refuse_tensor(const char *path, const char *name, const char *dtype);
 
-/* Whether bitsandbytes has stored that folder's matrices in 4 bits, by its config.json; *nested: and their scales in 8. */
+/* Whether bitsandbytes has stored that folder's matrices in 4 bits, by its config.json; *nested: whether their scales are quantized, too,
+ * unset if there are none. */
 bool quantized_in_4_bits(const char *folder, bool *nested);
