@@ -19,8 +19,8 @@ import os
 
 import torch
 from safetensors.torch import save_file
-from transformers import (AutoModelForCausalLM, LlamaConfig, MistralConfig, Olmo2Config, Olmo3Config, OlmoConfig,
-                          Qwen3Config)
+from transformers import (AutoModelForCausalLM, LlamaConfig, MinistralConfig, MistralConfig, Olmo2Config, Olmo3Config,
+                          OlmoConfig, Qwen3Config)
 
 B, T, STEPS = 2, 16, 8
 LR, BETA1, BETA2, EPS, DECAY, CLIP = 1e-2, 0.9, 0.95, 1e-5, 0.1, 1.0
@@ -84,6 +84,12 @@ MODELS = {
     "olmo3-default": Olmo3Config(hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2,
                                  rms_norm_eps=1e-6, tie_word_embeddings=False, sliding_window=5,
                                  **COMMON | {"num_hidden_layers": 4}),
+    # what transformers makes of a Mistral with layer_types: a window in some layers
+    "ministral": MinistralConfig(hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+                                 rms_norm_eps=1e-5, tie_word_embeddings=False, sliding_window=5,
+                                 layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+                                 rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+                                 **COMMON | {"num_hidden_layers": 3}),
 }
 
 
@@ -160,6 +166,8 @@ def make(name, config, folder, seed):
     if window:                              # as many tokens as its name says: neither one more nor one less
         check_matters(model, tokens, sliding_window=window + 1)
         check_matters(model, tokens, sliding_window=window - 1)
+    if name == "ministral":
+        check_matters(model, tokens, layer_types=config.layer_types[::-1])
     if name == "olmo3":                     # scaled in some layers: neither in none nor in all
         rope = config.rope_parameters
         check_matters(model, tokens, rope_parameters=rope | {"full_attention": rope["sliding_attention"]})

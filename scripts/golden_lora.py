@@ -39,6 +39,7 @@ SETTINGS = {
     "qwen3-tied": dict(r=2, lora_alpha=2, target_modules=["k_proj", "v_proj"]),
     "olmo3": dict(r=2, lora_alpha=5, target_modules=ALL),
     "olmo3-default": dict(r=2, lora_alpha=4, use_rslora=True, target_modules=["v_proj", "o_proj", "gate_proj", "down_proj"]),
+    "ministral": dict(r=2, lora_alpha=4, target_modules=["q_proj", "k_proj"]),
 }
 
 
