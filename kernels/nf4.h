@@ -60,7 +60,8 @@ void nf4_quantize_plain(Nf4PlainGroup *to, Tensor w, size_t first, size_t count)
 void nf4_dequantize(Tensor y, Nf4 x);
 
 /* *amax, a float of device memory = the larger of *amax and the largest magnitude in groups first .. first + count - 1 of the
- * matrix x (.., cols): its blocks' absmax, since one element of each block is 1 or -1 times it. x.group or x.plain points to group `first`. */
+ * matrix x (.., cols): its blocks' absmax, since one element of each block is 1 or -1 times it. x.group or x.plain points to
+ * group `first`. */
 void nf4_amax(float *amax, Nf4 x, int cols, size_t first, size_t count);
 
 /* ---- for both back ends -------------------------------------------------------------------------------------- */

@@ -15,8 +15,8 @@ folder with the same weights, which AutoModelForCausalLM loads. The first that d
     nothing
 
 FILE holds, for each version of transformers that it was made with, the declared keys with their defaults (null: none, or nothing
-simple), the base, and per key [value, effect]; rope_keys: the same of rope_scaling in `scaled`. Running it with another version adds
-that. tests/test_config_keys.c compares what ./train does with each key. Needs torch.
+simple), the base, and per key [value, effect]; rope_keys: the same of rope_scaling in `scaled`. Running it with another version
+adds that. tests/test_config_keys.c compares what ./train does with each key. Needs torch.
 """
 import dataclasses
 import inspect
@@ -46,25 +46,29 @@ CLASSES = {
     "Olmo3ForCausalLM": (dict(model_type="olmo3", sliding_window=5), YARN),
     "MistralForCausalLM": (dict(model_type="mistral", sliding_window=5, head_dim=8), LLAMA3),
     "MinistralForCausalLM": (dict(model_type="ministral", sliding_window=5, head_dim=8, layer_types=MIXED), YARN),
-    "Qwen3ForCausalLM": (dict(model_type="qwen3", head_dim=8, use_sliding_window=True, sliding_window=5, max_window_layers=1), YARN),
+    "Qwen3ForCausalLM": (dict(model_type="qwen3", head_dim=8, use_sliding_window=True, sliding_window=5, max_window_layers=1),
+                         YARN),
 }
 
-# where what `another` makes of the default would be no value, or one without effect; return_dict: what Python is given is no model
+# where what `another` makes of the default would be no value, or one without effect; return_dict says what Python gets, no more
 VALUES = dict(
     hidden_act="gelu", hidden_size=64, intermediate_size=64, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=4,
-    vocab_size=98, max_position_embeddings=32, initializer_range=0.5, head_dim=16, rms_norm_eps=0.5, tie_word_embeddings=True, clip_qkv=0.125,
-    use_sliding_window=False, sliding_window=3, max_window_layers=2, layer_types=MIXED[::-1][1:] + ["full_attention"],
-    rope_theta=100.0, rope_scaling=YARN, rope_parameters=dict(rope_type="default", rope_theta=100.0), partial_rotary_factor=0.5,
-    attention_dropout=0.5, pad_token_id=7, is_causal=False, architectures=None, dtype="bfloat16", torch_dtype="bfloat16",
+    vocab_size=98, max_position_embeddings=32, initializer_range=0.5, head_dim=16, rms_norm_eps=0.5, tie_word_embeddings=True,
+    clip_qkv=0.125, use_sliding_window=False, sliding_window=3, max_window_layers=2,
+    layer_types=MIXED[::-1][1:] + ["full_attention"], rope_theta=100.0, rope_scaling=YARN,
+    rope_parameters=dict(rope_type="default", rope_theta=100.0), partial_rotary_factor=0.5, attention_dropout=0.5, pad_token_id=7,
+    is_causal=False, architectures=None, dtype="bfloat16", torch_dtype="bfloat16", return_dict=True,
     id2label={"0": "no", "1": "yes", "2": "both"}, label2id={"no": 0}, problem_type="regression", num_labels=3,
     per_layer_config={"0": {"intermediate_size": 24}}, attention_chunk_size=4, num_kv_shared_layers=1, kv_sharing_modes=["a"] * 4,
     text_config=dict(model_type="llama", **SIZES | dict(num_hidden_layers=2)), mlp_layer_types=["sparse"] * 4,
     mtp_layer_types=["full_attention"], transformers_weights="other.safetensors", attn_implementation="sdpa",
     experts_implementation="eager", configuration_files=["config.4.0.0.json"], original_max_position_embeddings=512,
-    return_dict=True, vision_feature_select_strategy="full",
-    auto_map={"AutoConfig": "configuration_other.OtherConfig"}, pruned_heads={"0": [1]}, fusion_config={"patch_embeddings": True},
+    auto_map={"AutoConfig": "configuration_other.OtherConfig"}, pruned_heads={"0": [1]}, vision_feature_select_strategy="full",
     quantization_config=dict(quant_method="fp8", activation_scheme="dynamic", weight_block_size=[128, 128]),
-    num_return_sequences=1, bad_words_ids=[[1]], suppress_tokens=[1], begin_suppress_tokens=[1], rope_type="linear", type="linear", truncate=False, mscale=0.5, mscale_all_dim=0.25, attention_factor=2.0, factor=2.0,
+    fusion_config={"patch_embeddings": True}, num_return_sequences=1, bad_words_ids=[[1]], suppress_tokens=[1],
+    begin_suppress_tokens=[1],
+    # of the rotation
+    rope_type="linear", type="linear", truncate=False, mscale=0.5, mscale_all_dim=0.25, attention_factor=2.0, factor=2.0,
     beta_fast=256.0, beta_slow=2.0, low_freq_factor=2.0, high_freq_factor=8.0, short_factor=[2.0] * 4, long_factor=[2.0] * 4,
 )
 VALUES["decoder"] = VALUES["generator"] = VALUES["text_encoder"] = VALUES["text_config"]
@@ -203,8 +207,8 @@ def dump(found):
     line = json.dumps
     rows = lambda d, pad: ",\n".join(f"{pad}{line(k)}: {v}" for k, v in d.items())
     group = lambda d: "{\n" + rows({k: line(v) for k, v in d.items()}, "    ") + "}"
-    classes = lambda d: "{\n" + rows({c: "{\n" + rows({k: group(v) for k, v in parts.items()}, "   ") + "}" for c, parts in d.items()},
-                                     "  ") + "}"
+    parts = lambda d: "{\n" + rows({k: group(v) for k, v in d.items()}, "   ") + "}"
+    classes = lambda d: "{\n" + rows({name: parts(of_class) for name, of_class in d.items()}, "  ") + "}"
     return "{\n" + rows({v: classes(d) for v, d in sorted(found.items())}, " ") + "}\n"
 
 

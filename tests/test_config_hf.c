@@ -27,8 +27,8 @@
 typedef struct { const char *json, *blocks; int kv_heads, head_dim, window; double theta; RopeType rope; } Case;
 
 static const Case cases[] = {
-    { SIZES("LlamaForCausalLM", 2) ", \"rope_theta\": 5e5, \"sliding_window\": null, \"layer_types\": [\"full_attention\"]", "ff", 4, 16, 0,
-      5e5, ROPE_DEFAULT },
+    { SIZES("LlamaForCausalLM", 2) ", \"rope_theta\": 5e5, \"sliding_window\": null, \"layer_types\": [\"full_attention\"]", "ff",
+      4, 16, 0, 5e5, ROPE_DEFAULT },
     { SIZES("LlamaForCausalLM", 2) ", \"rope_scaling\": {" YARN "}, \"head_dim\": 8", "ff", 4, 8, 0, 1e4, ROPE_YARN },
     { SIZES("OlmoForCausalLM", 2) ", \"clip_qkv\": 8.0, \"tie_word_embeddings\": true", "ff", 4, 16, 0, 1e4, ROPE_DEFAULT },
     { SIZES("Olmo2ForCausalLM", 2) ", \"rms_norm_eps\": 1e-06, \"rope_parameters\": {\"rope_theta\": 3e4}", "ff", 4, 16, 0, 3e4,
@@ -53,7 +53,8 @@ static const Case cases[] = {
     { OLMO3, "sssfsssf", 4, 16, 4096, 5e5, ROPE_DEFAULT },
     { OLMO3 ", \"num_key_value_heads\": 1, \"rope_theta\": 1e4, \"sliding_window\": 5", "sssfsssf", 1, 16, 5, 1e4, ROPE_DEFAULT },
     { OLMO3 ", \"rope_theta\": 7e5, \"rope_scaling\": {" YARN "}", "sssfsssf", 4, 16, 4096, 7e5, ROPE_YARN },
-    { OLMO3 ", \"rope_parameters\": {\"rope_theta\": 500000, \"rope_type\": \"default\"}", "sssfsssf", 4, 16, 4096, 5e5, ROPE_DEFAULT },
+    { OLMO3 ", \"rope_parameters\": {\"rope_theta\": 500000, \"rope_type\": \"default\"}", "sssfsssf", 4, 16, 4096, 5e5,
+      ROPE_DEFAULT },
     { OLMO3 ", \"rope_parameters\": {\"full_attention\": {\"rope_theta\": 6e5, " YARN "}, "
       "\"sliding_attention\": {\"rope_theta\": 6e5, \"rope_type\": \"default\"}}, \"sliding_window\": 6", "sssfsssf", 4, 16, 6, 6e5,
       ROPE_YARN },
@@ -233,7 +234,7 @@ static void test_refused(void **state)
         { LLAMA ", \"rope_scaling\": {\"rope_type\": 3}", "rope_type: expected default, llama3 or yarn, found 3" },
         { LLAMA ", \"tie_word_embeddings\": 1",        "tie_word_embeddings: expected true or false, found 1" },
         { LLAMA ", \"partial_rotary_factor\": 0.5",    "partial_rotary_factor 0.5 is not supported, only 1.0" },
-        { LLAMA ", \"attention_dropout\": 0.1",        "attention_dropout 0.1 is not supported, only 0.0: training has no dropout" },
+        { LLAMA ", \"attention_dropout\": 0.1", "attention_dropout 0.1 is not supported, only 0.0: training has no dropout" },
         { LLAMA ", \"hidden_act\": \"gelu\"",          "hidden_act \"gelu\" is not supported, only [\"silu\", \"swish\"]" },
         { LLAMA ", \"sliding_window\": 7",             "sliding_window 7 is not supported, only null: transformers generates" },
         { LLAMA ", \"layer_types\": [\"full_attention\", \"sliding_attention\"]",

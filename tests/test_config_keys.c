@@ -1,6 +1,6 @@
-/* Every key that transformers declares or reads for the classes of architecture.c, by tests/golden/config_keys.json: what changes the
- * model there is another model here or is refused by name, what changes nothing there is no other model, and what a class declares is
- * known. And what transformers takes where a key is missing. */
+/* Every key that transformers declares or reads for the classes of architecture.c, by tests/golden/config_keys.json: what changes
+ * the model there is another model here or is refused by name, what changes nothing there is no other model, and what a class
+ * declares is known. And what transformers takes where a key is missing. */
 #include "model/config/hf.h"
 #include "model/config/hf_keys.h"
 #include "tests/try_config.h"
@@ -64,7 +64,8 @@ static Outcome try_reading(const ModelConfig *base, json_t *config, char *said, 
 }
 
 /* k: the row; NULL: none. says: its value is not null or false, by which nothing would be there that a class may have. */
-static void check_key(const HfKey *k, const char *key, bool declared, bool says, const char *effect, Outcome outcome, const char *said)
+static void check_key(const HfKey *k, const char *key, bool declared, bool says, const char *effect, Outcome outcome,
+                      const char *said)
 {
     const int kind = k ? k->kind & HF_KIND_MASK : -1;
     const bool refused = kind == HF_ONLY || kind == HF_REFUSED, without = kind >= HF_WRITTEN;

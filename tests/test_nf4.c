@@ -141,7 +141,8 @@ static void test_plain(void **state)
     const uint8_t *codes = read_golden(f, name, "", NULL);
     const float *absmax = read_golden(f, name, ".absmax", NULL);
     Nf4PlainGroup read[GROUPS], second;
-    Tensor w = make(H, ROWS, COLS), to = make_f32(GROUPS, sizeof *read / sizeof(float)), y = make_f32(ROWS, COLS), amax = make_f32(1, 1);
+    Tensor w = make(H, ROWS, COLS), to = make_f32(GROUPS, sizeof *read / sizeof(float));
+    Tensor y = make_f32(ROWS, COLS), amax = make_f32(1, 1);
     float *expected = keep(tensor_bytes(y)), top = 0;
     for (int i = 0; i < ROWS * COLS; i++) {
         expected[i] = nf4_map()[codes[i / 2] >> (i % 2 ? 0 : 4) & 15] * absmax[i / NF4_BLOCK];
@@ -427,7 +428,8 @@ static void test_refused(void **state)
     check_state("not JSON", "{");
     check_state("quant_type is fp4; expected nf4", "{\"quant_type\": \"fp4\"}");
     check_state("blocksize is 128; expected 64", "{\"quant_type\": \"nf4\", \"blocksize\": 128}");
-    check_state("there is no nested_offset, so its scales were not quantized; config.json must say so", "{\"quant_type\": \"nf4\", \"blocksize\": 64, \"shape\": [48, 344]}");
+    check_state("there is no nested_offset, so its scales were not quantized; config.json must say so",
+                "{\"quant_type\": \"nf4\", \"blocksize\": 64, \"shape\": [48, 344]}");
     check_state("nested_blocksize is 512; expected 256", "{\"quant_type\": \"nf4\", \"blocksize\": 64, \"nested_blocksize\": 512, "
                 "\"nested_offset\": 0.5, \"shape\": [48, 344]}");
 }
@@ -435,8 +437,9 @@ static void test_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bitsandbytes), cmocka_unit_test(test_saved), cmocka_unit_test(test_plain), cmocka_unit_test(test_shapes),
-        cmocka_unit_test(test_offset), cmocka_unit_test(test_refused), cmocka_unit_test(test_refused_plain),
+        cmocka_unit_test(test_bitsandbytes), cmocka_unit_test(test_saved), cmocka_unit_test(test_plain),
+        cmocka_unit_test(test_shapes), cmocka_unit_test(test_offset), cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_refused_plain),
     };
     return cmocka_run_group_tests_name("nf4", tests, start_device, NULL);
 }

@@ -1,5 +1,5 @@
-/* Folders whose weights are quantized, as the programs that make them write them: each is refused with what it is quantized with, by its
- * settings or by its tensors. Settings: bitsandbytes 0.50, GPTQModel 7.7, AutoAWQ 0.2, compressed-tensors 0.19, transformers 5.17. */
+/* Folders whose weights are quantized, as the programs that make them write them: each is refused with what it is quantized with, by
+ * its settings or by its tensors. Settings: bitsandbytes 0.50, GPTQModel 7.7, AutoAWQ 0.2, compressed-tensors 0.19, transformers 5.17. */
 #include <string.h>
 
 #include "model/checkpoint/export.h"
@@ -24,7 +24,8 @@ static const struct { const char *settings, *words; } by_config[] = {
     { "{\"load_in_8bit\": true}", "LLM.int8() of bitsandbytes" },
     { "{\"quant_method\": \"gptq\", \"bits\": 4, \"group_size\": 128, \"sym\": true}", "with GPTQ, 4 bits, which" },
     { "{\"quant_method\": \"awq\", \"bits\": 4, \"version\": \"gemm\"}", "with AWQ, 4 bits, which" },
-    { "{\"quant_method\": \"fp8\", \"fmt\": \"e4m3\", \"weight_block_size\": [128, 128]}", "with FP8 with a scale per block or tensor" },
+    { "{\"quant_method\": \"fp8\", \"fmt\": \"e4m3\", \"weight_block_size\": [128, 128]}",
+      "with FP8 with a scale per block or tensor" },
     { "{\"quant_method\": \"compressed-tensors\", \"format\": \"float-quantized\", \"config_groups\": {}}",
       "with compressed-tensors, float-quantized, which" },
     { "{\"quant_method\": \"modelopt\", \"quant_algo\": \"NVFP4\"}", "with NVIDIA Model Optimizer, NVFP4, which" },
@@ -75,7 +76,8 @@ static const struct { const char *name, *dtype, *words; } by_tensor[] = {
     { "mlp.up_proj.SCB", "F32", "LLM.int8() of bitsandbytes" },          { "mlp.up_proj.weight", "I8", "INT8" },
     { "mlp.up_proj.weight_scale", "BF16", "FP8 or INT8 with scales" },   { "mlp.up_proj.weight", "F8_E4M3", "FP8" },
     { "mlp.up_proj.weight_scale_inv", "F32", "FP8 with a scale per block" },
-    { "mlp.up_proj.weight_packed", "I32", "compressed-tensors, packed" }, { "mlp.up_proj.weight_shape", "I64", "compressed-tensors" },
+    { "mlp.up_proj.weight_packed", "I32", "compressed-tensors, packed" },
+    { "mlp.up_proj.weight_shape", "I64", "compressed-tensors" },
     { "mlp.up_proj.qweight", "I32", "GPTQ or AWQ" },                     { "mlp.up_proj.qzeros", "I32", "GPTQ or AWQ" },
     { "mlp.up_proj.scales", "F16", "GPTQ or AWQ" },                      { "mlp.up_proj.g_idx", "I32", "GPTQ" },
     { "mlp.up_proj.weight_scale_2", "F32", "NVFP4" },                    { "mlp.up_proj.input_scale", "F32", "FP8 with scales" },
@@ -87,7 +89,8 @@ static const char *with_tensor(const char *base, const char *name, const char *d
     static const size_t shape[] = { 8, 8 };
     const char *folder = lasting(text("%s/with", root));
     shell(text("rm -rf %s && mkdir %s && cp %s/config.json %s", folder, folder, base, folder));
-    SafeFile *from = safetensors_open(text("%s/model.safetensors", base)), *to = safetensors_new(text("%s/model.safetensors", folder));
+    SafeFile *from = safetensors_open(text("%s/model.safetensors", base));
+    SafeFile *to = safetensors_new(text("%s/model.safetensors", folder));
     for (int i = 0; i < from->count; i++)
         if (strcmp(from->tensor[i].name, name) != 0)
             safetensors_add(to, from->tensor[i].name, from->tensor[i].dtype, from->tensor[i].dims, from->tensor[i].shape);

@@ -397,8 +397,9 @@ static void write_json(const Export *x, const char *name, json_t *value)
     free(text);
 }
 
-/* That of the folder, but for the type. Every transformers reads torch_dtype; 5 writes dtype, which counts if it is there. */
-static json_t *config(const Export *x)
+/* That of the folder, but for the type, and with the class that it was read as. Every transformers reads torch_dtype; 5 writes dtype,
+ * which counts if it is there. */
+static json_t *config(const Export *x, const Architecture *class)
 {
     char *path = xasprintf("%s/config.json", x->base);
     json_t *j = json_load_file(path, 0, NULL), *name;
@@ -408,6 +409,8 @@ static json_t *config(const Export *x)
     if (json_object_get(j, "dtype"))
         json_object_set(j, "dtype", name);
     json_decref(name);
+    json_object_set_new(j, "architectures", json_pack("[s]", class->class));
+    json_object_set_new(j, "model_type", json_string(class->model_type));
     free(path);
     return j;
 }
@@ -472,7 +475,8 @@ void export_folder(const char *source, const char *base, const char *target, con
     ModelConfig m = { 0 };
     Export x = { .folder = folder, .dtype = dtype, .temporary = xasprintf("%s.tmp", target) };
     open_export(&x, &m, base);
-    json_t *description = config(&x);       /* now: a run may delete its old checkpoints, whose open files can still be read */
+    /* now: a run may delete its old checkpoints, whose open files can still be read */
+    json_t *description = config(&x, m.architecture);
     divide(&x, file_limit);
 
     const int begun = folder_begin(target);

@@ -146,8 +146,8 @@ static void read_field(void *to, size_t stride, Field field, Found f, size_t fir
 }
 
 /* What both kinds have: a state that is as expected, the offset in which it returns, the map, and the codes. */
-static float read_codes(void *to, bool nested, SafeFile *const *file, int count, const char *name, size_t rows, size_t cols, size_t first,
-                        size_t groups)
+static float read_codes(void *to, bool nested, SafeFile *const *file, int count, const char *name, size_t rows, size_t cols,
+                        size_t first, size_t groups)
 {
     const size_t all = nf4_groups(rows, cols), stride = nf4_group_bytes(!nested);
     CHECK(first <= all && groups <= all - first, "%s: %zu groups from %zu on, of %zu", name, groups, first, all);

@@ -1,5 +1,5 @@
-/* config.json by the table of hf_keys.c. transformers 4 has rope_theta and rope_scaling, 5 rope_parameters; both read what is written
- * here. */
+/* config.json by the table of hf_keys.c. transformers 4 has rope_theta and rope_scaling, 5 rope_parameters; both read what is
+ * written here. */
 #include "model/config/hf.h"
 
 #include <math.h>
@@ -104,8 +104,9 @@ static void refuse_others(const Source *s, const json_t *from, const HfKey *k)
         all &= is_among(json_array_get(value, i), only);
     json_decref(only);
     if (!same && !all)
-        die("%s: its %s %.64s is not supported, only %s%s%s", s->path, k->key, json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(15)),
-            k->what, k->why ? ": " : "", k->why ? k->why : "");
+        die("%s: its %s %.64s is not supported, only %s%s%s", s->path, k->key,
+            json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(15)), k->what, k->why ? ": " : "",
+            k->why ? k->why : "");
 }
 
 /* Names, ", " between them, or NULL, of what `from` has and no row: keys of a class, or of the rotation where `type` is one. */
@@ -194,15 +195,15 @@ static json_t *find_rope(const Source *s)
     }
     const ClassKey *theta = architecture_key(s->class, "rope_theta");
     if (s->class->full_attn_scaled_only && either == old && read_theta(s, old) != read_theta(s, NULL))
-        die("%s: rope_scaling has the rope_theta %g, but outside of it is %g; transformers 5 takes one for layers of full attention and one "
-            "for the others, which is not supported: make them equal", s->path, read_theta(s, old), read_theta(s, NULL));
+        die("%s: rope_scaling has the rope_theta %g, but outside of it is %g; transformers 5 takes one for layers of full "
+            "attention and one for the others, which is not supported: make them equal", s->path, read_theta(s, old), read_theta(s, NULL));
     if (s->class->full_attn_scaled_only && either && either == new
         && (rope_type(s, new) != ROPE_DEFAULT || (theta && read_theta(s, new) != theta->otherwise)))
-        die("%s: rope_parameters of a %s are read by layer type alone, as versions of transformers differ in what they make of others: "
-            "give {\"full_attention\": {...}, \"sliding_attention\": {...}}", s->path, s->class->class);
+        die("%s: rope_parameters of a %s are read by layer type alone, as versions of transformers differ in what they make of "
+            "others: give {\"full_attention\": {...}, \"sliding_attention\": {...}}", s->path, s->class->class);
     if (s->class->full_attn_scaled_only && theta && read_theta(s, either) != theta->otherwise)
-        warn("%s: rope_theta %g is taken for all layers, as in transformers 4; transformers 5 takes %g for those with a sliding window, "
-             "unless rope_parameters say it by layer type", s->path, read_theta(s, either), theta->otherwise);
+        warn("%s: rope_theta %g is taken for all layers, as in transformers 4; transformers 5 takes %g for those with a sliding "
+             "window, unless rope_parameters say it by layer type", s->path, read_theta(s, either), theta->otherwise);
     return either;
 }
 
@@ -226,8 +227,8 @@ static void read_rope(ModelConfig *m, const Source *s)
     }
     const json_t *length = get(s->json, "original_max_position_embeddings");
     if (m->rope_scaling.type != ROPE_DEFAULT && length && json_number_value(length) != m->rope_scaling.original_length)
-        die("%s: original_max_position_embeddings is %g, and in the description of the rotation %d; transformers 4 and 5 differ in which "
-            "they take: make them equal", s->path, json_number_value(length), m->rope_scaling.original_length);
+        die("%s: original_max_position_embeddings is %g, and in the description of the rotation %d; transformers 4 and 5 differ in "
+            "which they take: make them equal", s->path, json_number_value(length), m->rope_scaling.original_length);
     warn_of_unknown(s, rope, m->rope_scaling.type);
 }
 

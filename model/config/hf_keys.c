@@ -1,5 +1,5 @@
-/* One table of the keys, in the order in which they are written. What a key has in common with one of ours (type, range, place in the
- * ModelConfig) is that row of config_keys; which classes have it, and with which default, say the rows of architecture.c.
+/* One table of the keys, in the order in which they are written. What a key has in common with one of ours (type, range, place in
+ * the ModelConfig) is that row of config_keys; which classes have it, and with which default, say the rows of architecture.c.
  *
  * tests/golden/config_keys.json has all keys that transformers 4 and 5 declare or read for these classes, and what each changes
  * there; tests/test_config_keys.c compares.
@@ -105,7 +105,8 @@ const HfRopeKey hf_rope_keys[] = {
     { { "beta_slow",             HF_VALUE, "model.rope_scaling.beta_slow", 1 },             YARN },
     { { "low_freq_factor",       HF_VALUE, "model.rope_scaling.low_freq_factor", 1 },       LLAMA3 },
     { { "high_freq_factor",      HF_VALUE, "model.rope_scaling.high_freq_factor", 4 },      LLAMA3 },
-    { { "original_max_position_embeddings", HF_VALUE, "model.rope_scaling.original_max_position_embeddings", 8192 }, LLAMA3 | YARN },
+    { { "original_max_position_embeddings", HF_VALUE, "model.rope_scaling.original_max_position_embeddings", 8192 },
+      LLAMA3 | YARN },
     { { "truncate",              HF_REFUSED, "true" },                                      YARN },
     { { "mscale",                HF_REFUSED, "null" },                                      YARN },
     { { "mscale_all_dim",        HF_REFUSED, "null" },                                      YARN },

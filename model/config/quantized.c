@@ -34,7 +34,7 @@ static const struct { const char *end, *name; } tensors[] = {
 
 /* safetensors' types in which no weight is stored that is not quantized, with the name of the tensor's kind. */
 static const struct { const char *dtype, *name; } types[] = {
-    { "I8", "INT8" }, { "U8", "bytes" }, { "I32", "packed integers" }, { "F8_E4M3", "FP8" }, { "F8_E5M2", "FP8" },
+    { "I8", "INT8" }, { "I32", "packed integers" }, { "F8_E4M3", "FP8" }, { "F8_E5M2", "FP8" },
     { "F8_E8M0", "FP8" }, { "F4", "FP4" },
 };
 
@@ -61,7 +61,8 @@ static bool is_4_bit(const json_t *settings)
 /* ", 4 bits", ", float-quantized" and the like. */
 static void print_details(FILE *f, const json_t *settings)
 {
-    static const char *const bits[] = { "bits", "w_bit", "nbits", "num_bits" }, *const words[] = { "format", "quant_algo", "quant_type" };
+    static const char *const bits[] = { "bits", "w_bit", "nbits", "num_bits" };
+    static const char *const words[] = { "format", "quant_algo", "quant_type" };
     for (size_t i = 0; i < sizeof bits / sizeof bits[0]; i++)
         if (json_is_integer(json_object_get(settings, bits[i])))
             fprintf(f, ", %lld bits", (long long)json_integer_value(json_object_get(settings, bits[i])));
