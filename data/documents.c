@@ -92,10 +92,13 @@ static void each_by_metadata(const Shard *s, const DataSpec *spec, DocumentFn *t
     for (long line = 1; read_row(f, row, sizeof row); line++) {
         if (line % ROWS_A_BEAT == 1)
             shard_tell(spec, "looking for documents in", path);
-        if (!parse_row(&start, &end, row))
+        const bool parsed = parse_row(&start, &end, row), fits = parsed && start >= before && end >= start && end <= s->num_tokens;
+        if (!fits)
+            gzclose(f);
+        if (!parsed)
             die("%s:%ld: found '%.60s', expected START,END: the first token of a document of %s and the one behind its last. "
                 "%s: %s", path, line, row, s->path, remedy, documents_by_eos(spec));
-        if (start < before || end < start || end > s->num_tokens)
+        if (!fits)
             die("%s:%ld: found a document of tokens %llu to %llu, expected one within %llu to %llu, behind the row before and in "
                 "%s. %s: %s", path, line, (unsigned long long)start, (unsigned long long)end, (unsigned long long)before,
                 (unsigned long long)s->num_tokens, s->path, remedy, documents_by_eos(spec));
@@ -104,11 +107,13 @@ static void each_by_metadata(const Shard *s, const DataSpec *spec, DocumentFn *t
         before = end;
     }
     int error;
-    const char *text = gzerror(f, &error);
+    const char *said = gzerror(f, &error);
+    char *text = xstrdup(error == Z_ERRNO ? strerror(errno) : said);
+    gzclose(f);
     if (error != Z_OK)
         die("%s: cannot read on behind token %llu: %s. Damaged or cut short: fetch it again. %s: %s", path,
-            (unsigned long long)before, error == Z_ERRNO ? strerror(errno) : text, remedy, documents_by_eos(spec));
-    gzclose(f);
+            (unsigned long long)before, text, remedy, documents_by_eos(spec));
+    free(text);
     free(path);
 }
 

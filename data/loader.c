@@ -11,11 +11,13 @@
  * (1) The thread alone touches `order`, `ahead` and EMPTY entries; the caller alone READY and HELD ones.
  * (2) loader_seek and loader_limit stop the thread and the next call for a step starts it again, so no batch of the old
  *     place survives, and what a resumed run trains on is the first that is shuffled.
- * (3) The thread neither prints nor calls MPI: an error travels in its entry, and loader_next dies of it when its
- *     step is due, so a run meets it at the same step however far the thread is ahead. */
+ * (3) The thread neither prints nor calls MPI: an error, also of a file that can no longer be read, travels in its entry, and
+ *     loader_problem says it or loader_next dies of it when its step is due, so a run meets it at the same step however far the
+ *     thread is ahead. */
 #include "data/loader.h"
 
 #include "data/instances.h"
+#include "data/map.h"
 #include "data/sample.h"
 #include "data/shuffle.h"
 #include "kernels/error.h"
@@ -130,15 +132,30 @@ static Row row_of(const Loader *l, const Batch *b, int i)
     return (Row){ b->tokens + at, b->targets + at, b->begins + at };
 }
 
+/* What a call within error_catch works on. */
+typedef struct { const Loader *loader; Entry *entry; uint64_t instance; long labels; } Filling;
+
+static void read_instance(void *what)
+{
+    Filling *f = what;
+    Entry *entry = f->entry;
+    const Row row = row_of(f->loader, &entry->batch, entry->batch.sequences);
+    f->labels = instance_read(row, &f->loader->instances, f->instance, entry->error, sizeof entry->error);
+}
+
 /* The entry's next sequence = an instance. False: the entry has an error. */
 static bool fill_sequence(const Loader *l, Entry *entry, uint64_t instance)
 {
     Batch *b = &entry->batch;
-    const long labels = instance_read(row_of(l, b, b->sequences), &l->instances, instance, entry->error, sizeof entry->error);
-    if (labels < 0)
+    Filling f = { l, entry, instance, -1 };
+    char *problem = error_catch(read_instance, &f);
+    if (problem)
+        snprintf(entry->error, sizeof entry->error, "%s", problem);
+    free(problem);
+    if (f.labels < 0)
         return false;
     b->index[b->sequences++] = (uint32_t)instance;
-    b->labels += labels;
+    b->labels += f.labels;
     return true;
 }
 
@@ -254,6 +271,27 @@ Loader *loader_open(const DataSpec *spec, int batch, int rank, int world)
     return l;
 }
 
+/* What a call within error_catch opens. */
+typedef struct { const DataSpec *spec; int batch, rank, world; Loader *loader; } Opening;
+
+static void open_loader(void *what)
+{
+    Opening *o = what;
+    o->loader = loader_open(o->spec, o->batch, o->rank, o->world);
+}
+
+Loader *loader_try_open(char **problem, const DataSpec *spec, int batch, int rank, int world)
+{
+    Opening o = { spec, batch, rank, world, NULL };
+    const void *newest = map_newest();
+    *problem = error_catch(open_loader, &o);
+    if (*problem)
+        unmap_files_since(newest);
+    if (*problem && spec->beat)
+        spec->beat(NULL);
+    return o.loader;
+}
+
 uint64_t loader_instances(const Loader *l)
 {
     return l->instances.count;
@@ -322,17 +360,32 @@ bool loader_wait(Loader *l, double seconds)
     return ready;
 }
 
+/* That of the next step, when it is filled. */
+static const Entry *next_entry(Loader *l)
+{
+    start_thread(l);
+    pthread_mutex_lock(&l->mutex);
+    while (l->head - l->tail == l->held)
+        pthread_cond_wait(&l->changed, &l->mutex);
+    const Entry *entry = &l->entries[(l->tail + l->held) % ENTRIES];
+    pthread_mutex_unlock(&l->mutex);
+    return entry;
+}
+
+const char *loader_problem(Loader *l)
+{
+    const Entry *entry = next_entry(l);
+    return entry->error[0] ? entry->error : NULL;
+}
+
 /* After the end of an unshuffled pass every call returns false; loader_seek starts another pass. */
 bool loader_next(Loader *l, Batch *b)
 {
     start_thread(l);
     pthread_mutex_lock(&l->mutex);
     let_go(l);
-    while (l->head == l->tail)
-        pthread_cond_wait(&l->changed, &l->mutex);
-    const Entry *entry = &l->entries[l->tail % ENTRIES];
     pthread_mutex_unlock(&l->mutex);
-
+    const Entry *entry = next_entry(l);
     if (entry->error[0])
         die("%s", entry->error);
     if (entry->end)

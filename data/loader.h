@@ -26,6 +26,8 @@ typedef struct Loader Loader;
  * spec says so: that reads all tokens, or the metadata, and all label masks. The thread that reads ahead starts when the first step
  * is asked for. */
 Loader  *loader_open (const DataSpec *spec, int batch, int rank, int world);
+/* The same, but where it would die it returns NULL and what is wrong, malloc'ed, in *problem, else NULL there. */
+Loader  *loader_try_open(char **problem, const DataSpec *spec, int batch, int rank, int world);
 uint64_t loader_instances(const Loader *l);        /* per epoch, before dropping the tail */
 uint64_t loader_steps    (const Loader *l, uint64_t instance);      /* of an epoch from there on: 0: of a whole one */
 PackedData loader_packed (const Loader *l);        /* all 0 unless spec->best_fit */
@@ -35,6 +37,8 @@ uint64_t loader_fingerprint(const Loader *l);   /* of file names and sizes, T, i
 DataSample loader_sample(const Loader *l);         /* reads 3 pages of each file, of which one is in memory already */
 bool     loader_next (Loader *l, Batch *b);     /* b is valid until the next call; false: end of
                                                    an unshuffled pass, or of what loader_limit allows */
+const char *loader_problem(Loader *l);          /* what is wrong with the data of the next step, of which loader_next
+                                                   would die; NULL: nothing. Waits for them */
 bool     loader_wait (Loader *l, double seconds);   /* so long at most; true: loader_next need not wait. The last batch
                                                        stays valid */
 void     loader_seek (Loader *l, LoaderState s);    /* also takes a limit back */

@@ -27,11 +27,11 @@ static void on_bus_error(int number, siginfo_t *info, void *context)
 {
     (void)context;
     const char *at = info->si_addr;
-    signal(number, SIG_DFL);
     for (const Map *m = maps; m; m = m->next)
         if (at >= m->start && at < m->start + m->bytes)
             die("%s: %s can no longer be read at byte %zu of %zu: cut since the start, or the disk failed. Restore it and go on "
                 "with --try_load_latest_save", m->key, m->path, (size_t)(at - m->start), m->bytes);
+    signal(number, SIG_DFL);
 }
 
 /* NOTE: its kind is asked for before it is opened, since who opens a pipe waits for its writer. */
@@ -86,4 +86,15 @@ void unmap_file(const void *bytes)
         free(m);
         return;
     }
+}
+
+const void *map_newest(void)
+{
+    return maps ? maps->start : NULL;
+}
+
+void unmap_files_since(const void *newest)
+{
+    while (maps && maps->start != newest)
+        unmap_file(maps->start);
 }

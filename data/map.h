@@ -7,3 +7,7 @@
  * are made and given back by one thread; any may read. */
 const void *map_file  (size_t *bytes, const char *key, const char *path);
 void        unmap_file(const void *bytes);
+
+/* Gives back all that were made since `newest` was the newest; NULL: there was none. */
+const void *map_newest(void);
+void        unmap_files_since(const void *newest);

@@ -19,6 +19,7 @@ const char *metric_name(Metric m)
 /* A file being read: where it is, what its tokens must keep to, and room that there is so far. */
 typedef struct {
     const char *key, *path;
+    FILE       *file;
     long        line;
     int         max_length, vocab_size;
     size_t      token_room;
@@ -27,6 +28,7 @@ typedef struct {
 
 _Noreturn static void bad(const Reader *f, const char *found)
 {
+    fclose(f->file);
     die("%s: %s:%ld: %s; scripts/prepare_eval.py makes these files, for the model's own tokenizer", f->key, f->path, f->line,
         found);
 }
@@ -106,9 +108,11 @@ static void add_choice(Requests *r, Reader *f, const Question *q, const json_t *
                  .bytes = number(f, o, "bytes", 1) };
     if (json_array_size(tokens) <= (size_t)c.scored)
         bad(f, "a choice has no context in front of its continuation");
-    if (c.scored > f->max_length)
+    if (c.scored > f->max_length) {
+        fclose(f->file);
         die("%s: %s:%ld: a continuation of %d tokens does not fit model.max_sequence_length %d: give a longer one, or leave this "
             "task out", f->key, f->path, f->line, c.scored, f->max_length);
+    }
     add_tokens(r, f, &c, tokens);
     c.same = first_same(r, q->first, &c);
     if (r->choices == f->choice_room) {
@@ -145,7 +149,7 @@ Requests requests_read(const char *key, const char *path, int max_length, int vo
     ssize_t bytes;
     int expected = 0;
     check_regular(path);
-    FILE *file = fopen(path, "re");
+    FILE *file = f.file = fopen(path, "re");
     if (!file)
         die("%s: %s: cannot open: %s; scripts/prepare_eval.py makes request files", key, path, strerror(errno));
     while ((bytes = getline(&line, &size, file)) > 0) {
@@ -157,14 +161,15 @@ Requests requests_read(const char *key, const char *path, int max_length, int vo
             add_question(&r, &f, o);
         json_decref(o);
     }
-    if (ferror(file))
-        die("%s: %s: cannot read: %s", key, path, strerror(errno));
+    if (f.line > 0 && !ferror(file) && (r.questions != expected || expected == 0))
+        bad(&f, xasprintf("the file ends after %d questions; its first line promises %d", r.questions, expected));
+    const int failed = ferror(file) ? errno : 0;
     fclose(file);
     free(line);
+    if (failed)
+        die("%s: %s: cannot read: %s", key, path, strerror(failed));
     if (f.line == 0)
         die("%s: %s is empty; expected a request file: scripts/prepare_eval.py makes them", key, path);
-    if (r.questions != expected || expected == 0)
-        bad(&f, xasprintf("the file ends after %d questions; its first line promises %d", r.questions, expected));
     return r;
 }
 

@@ -6,6 +6,7 @@
 #include "kernels/error.h"
 
 #include <pthread.h>
+#include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -34,6 +35,20 @@ void error_set_dying(void (*dying)(void))
     process.dying = dying;
 }
 
+/* Of this thread: where die() returns to, and with what. NULL: it ends the program. */
+static _Thread_local struct { sigjmp_buf *back; char *message; } caught;
+
+char *error_catch(void (*call)(void *), void *what)
+{
+    sigjmp_buf back;
+    caught.back = &back;
+    caught.message = NULL;
+    if (sigsetjmp(back, true) == 0)
+        call(what);
+    caught.back = NULL;
+    return caught.message;
+}
+
 /* One fputs per message, so that messages of several ranks do not mix. */
 static void print_line(const char *line)
 {
@@ -53,6 +68,11 @@ static void print_message(const char *prefix, const char *format, va_list args)
 static _Noreturn void fail(const char *format, va_list args)
 {
     char prefix[64] = "error";
+    if (caught.back) {
+        caught.message = xmalloc(MESSAGE_SIZE);
+        vsnprintf(caught.message, MESSAGE_SIZE, format, args);
+        siglongjmp(*caught.back, true);
+    }
     if (process.size > 1)
         snprintf(prefix, sizeof prefix, "error (rank %d)", process.rank);
     if (process.dying)

@@ -32,6 +32,10 @@ void error_set_ranks(int rank, int size, void (*end_all)(void));
 /* `dying` is called as soon as an error is met, before its message; NULL: nothing is. */
 void error_set_dying(void (*dying)(void));
 
+/* call(what), of this thread alone. Where it would die, no rank goes down and nothing is printed: the message is returned,
+ * malloc'ed, and what the call had open stays open. NULL: it returned. Not within another one. */
+char *error_catch(void (*call)(void *), void *what);
+
 /* malloc, calloc, realloc, strdup and asprintf that never return NULL, except for xstrdup(NULL). */
 void *xmalloc (size_t bytes);
 void *xcalloc (size_t count, size_t bytes);

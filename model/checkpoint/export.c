@@ -20,6 +20,7 @@
 #include "model/checkpoint/convert.h"
 #include "model/checkpoint/crc32c.h"
 #include "model/checkpoint/folder.h"
+#include "model/checkpoint/target.h"
 #include "model/checkpoint/merge.h"
 #include "model/checkpoint/nf4_source.h"
 #include "model/checkpoint/source.h"
@@ -124,7 +125,7 @@ static char *choose(const char *source)
     if (stat(source, &status) != 0 || !S_ISDIR(status.st_mode))
         die("--export=%s: there is no such folder; expected a checkpoint, the save_folder of a run, or a folder that "
             "save_pretrained wrote", source);
-    if (folder_is_unfinished(source))
+    if (target_is_unfinished(source))
         die("--export=%s: an export to there was interrupted; name the checkpoint that it began with", source);
     if (holds_model(source) || adapter_is(source))
         return xstrdup(source);
@@ -479,14 +480,14 @@ void export_folder(const char *source, const char *base, const char *target, con
     json_t *description = config(&x, m.architecture);
     divide(&x, file_limit);
 
-    const int begun = folder_begin(target);
+    const int begun = target_begin(target);
     create_files(&x);
     write_tensors(&x);
     if (x.num_files > 1)
         write_json(&x, "model.safetensors.index.json", index_of(&x));
     write_json(&x, "config.json", description);
     companions_write(x.temporary);
-    folder_complete(target, begun);
+    target_complete(target, begun);
     if (x.lora.rank > 0)
         printf("base %s, which stays as it is, with the adapters of %s merged into it:\n", x.base, folder);
     printf("exported %s to %s: %.3g GiB in %d file%s, %s, in %.1f s\n", folder, target, (double)bytes_of(&x) / 0x1p30, x.num_files,

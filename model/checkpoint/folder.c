@@ -10,11 +10,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "kernels/error.h"
+#include "model/config/pointer.h"
+
+static const char mark[] = ".unfinished";   /* in a step<N>.tmp or .old of ours, and in a step<N> that is about to be one */
+static char *unfinished;                    /* by folder_prepare */
+static bool no_links;                       /* found by folder_try */
 
 static char *step_path(const char *save_folder, long step, const char *suffix)
 {
@@ -38,6 +42,18 @@ static int ascending(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+/* N of the name step<N><suffix>, behind which may be digits if it is `numbered`; -1: it is another one. */
+static long step_of(const char *name, const char *suffix, bool numbered)
+{
+    enum { MOST_DIGITS = 18 };
+    const char *digits = name + 4;
+    const size_t n = strncmp(name, "step", 4) == 0 ? strspn(digits, "0123456789") : 0, length = strlen(suffix);
+    if (n == 0 || n > MOST_DIGITS || (*digits == '0' && n > 1) || strncmp(digits + n, suffix, length) != 0)
+        return -1;
+    const char *rest = digits + n + length;
+    return rest[numbered ? strspn(rest, "0123456789") : 0] ? -1 : strtol(digits, NULL, 10);
+}
+
 int folder_steps(long **steps, const char *save_folder, const char *suffix)
 {
     int count = 0;
@@ -46,12 +62,8 @@ int folder_steps(long **steps, const char *save_folder, const char *suffix)
     if (!dir)
         return 0;
     for (struct dirent *entry; (entry = readdir(dir)); ) {
-        char *end;
-        const char *digits = entry->d_name + 4;
-        if (strncmp(entry->d_name, "step", 4) != 0 || *digits < '0' || *digits > '9')
-            continue;
-        long step = strtol(digits, &end, 10);
-        if (strcmp(end, suffix) != 0)
+        const long step = step_of(entry->d_name, suffix, false);
+        if (step < 0)
             continue;
         *steps = xrealloc(*steps, sizeof **steps * (size_t)(count + 1));
         (*steps)[count++] = step;
@@ -62,30 +74,49 @@ int folder_steps(long **steps, const char *save_folder, const char *suffix)
     return count;
 }
 
+char *folder_latest(const char *save_folder)
+{
+    char *latest = xasprintf("%s/latest", save_folder), *name = pointer_read(latest);
+    if (!name && folder_exists(latest))
+        die("%s is no link to a checkpoint, as in a copy that followed links; delete it, and begin with --load_path=%s/stepN", latest,
+            save_folder);
+    free(latest);
+    return name;
+}
+
+char *folder_latest_path(const char *save_folder)
+{
+    char *latest = xasprintf("%s/latest", save_folder), *path = pointer_target(latest);
+    free(latest);
+    return path;
+}
+
 char *folder_newest(const char *save_folder)
 {
     long *steps;
     const int count = folder_steps(&steps, save_folder, "");
-    char *link = xasprintf("%s/latest", save_folder), *newest = realpath(link, NULL);
+    char *latest = folder_latest_path(save_folder), *newest = latest ? realpath(latest, NULL) : NULL;
     char *path = count ? step_path(save_folder, steps[count - 1], "") : NULL;
     if (!newest && path)
         newest = realpath(path, NULL);
-    free(link);
+    free(latest);
     free(path);
     free(steps);
     return newest;
 }
 
-static bool is_described(const char *folder)
+static bool holds(const char *folder, const char *name)
 {
-    static const char *const names[] = { "trainer.json", "config.yaml", "config.json", "adapter_config.json" };
-    bool found = false;
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        char *path = xasprintf("%s/%s", folder, names[i]);
-        found |= folder_exists(path);
-        free(path);
-    }
+    char *path = xasprintf("%s/%s", folder, name);
+    const bool found = folder_exists(path);
+    free(path);
     return found;
+}
+
+/* Also what is damaged. */
+static bool is_checkpoint(const char *folder)
+{
+    return holds(folder, "trainer.json") || holds(folder, "optimizer-00001.safetensors");
 }
 
 long folder_foreign_step(const char *save_folder)
@@ -94,7 +125,7 @@ long folder_foreign_step(const char *save_folder)
     const int count = folder_steps(&steps, save_folder, "");
     for (int i = 0; i < count; i++) {
         char *path = step_path(save_folder, steps[i], "");
-        if (!is_described(path))
+        if (!is_checkpoint(path))
             foreign = steps[i];
         free(path);
     }
@@ -102,24 +133,46 @@ long folder_foreign_step(const char *save_folder)
     return foreign;
 }
 
-static int remove_entry(const char *path, const struct stat *status, int type, struct FTW *where)
+/* ---- names, links, the disk --------------------------------------------------------------------------------- */
+
+/* The first of path, path2, path3, ... that is not there. */
+static char *free_name(const char *path)
 {
-    (void)status, (void)type, (void)where;
-    return remove(path);
+    char *name = xstrdup(path);
+    for (int k = 2; folder_exists(name); k++) {
+        free(name);
+        name = xasprintf("%s%d", path, k);
+    }
+    return name;
 }
 
-static void remove_tree(const char *path)
+static char *free_step_name(const char *save_folder, long step, const char *suffix)
 {
-    if (folder_exists(path) && nftw(path, remove_entry, 16, FTW_DEPTH | FTW_PHYS) != 0)
-        die("%s: cannot delete: %s", path, strerror(errno));
+    char *path = step_path(save_folder, step, suffix), *name = free_name(path);
+    free(path);
+    return name;
+}
+
+bool folder_fsync(int fd)
+{
+    return fsync(fd) == 0 || errno == EINVAL || errno == ENOTSUP || errno == ENOSYS;
 }
 
 void folder_sync(const char *path)
 {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0 || fsync(fd) != 0)
+    if (fd < 0 || !folder_fsync(fd))
         die("%s: cannot write: %s", path, strerror(errno));
     close(fd);
+}
+
+void folder_write(const char *path, const char *data, size_t bytes)
+{
+    FILE *file = fopen(path, "w");
+    if (!file)
+        die("%s: cannot create: %s", path, strerror(errno));
+    if (fwrite(data, 1, bytes, file) != bytes || fflush(file) != 0 || !folder_fsync(fileno(file)) || fclose(file) != 0)
+        die("%s: cannot write: %s", path, strerror(errno));
 }
 
 static void move(const char *from, const char *to)
@@ -128,136 +181,275 @@ static void move(const char *from, const char *to)
         die("%s: cannot rename to %s: %s", from, to, strerror(errno));
 }
 
-/* Removes every step<N><suffix>; with `only_if_replaced`, only those next to a step<N>. */
-static void remove_all(const char *save_folder, const char *suffix, bool only_if_replaced)
+static bool is_link(const char *path)
 {
-    long *steps;
-    int count = folder_steps(&steps, save_folder, suffix);
-    for (int i = 0; i < count; i++) {
-        char *path = step_path(save_folder, steps[i], suffix), *step = step_path(save_folder, steps[i], "");
-        if (!only_if_replaced || folder_exists(step))
-            remove_tree(path);
-        free(path);
-        free(step);
+    struct stat status;
+    return lstat(path, &status) == 0 && S_ISLNK(status.st_mode);
+}
+
+static bool put_mark(const char *folder)
+{
+    char *path = xasprintf("%s/%s", folder, mark);
+    const int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    if (fd >= 0)
+        close(fd);
+    free(path);
+    return fd >= 0;
+}
+
+static void take_mark(const char *folder)
+{
+    char *path = xasprintf("%s/%s", folder, mark);
+    unlink(path);
+    free(path);
+}
+
+/* ---- deleting ----------------------------------------------------------------------------------------------- */
+
+/* errno says why. Told once, not at each save. */
+static void leave(const char *path)
+{
+    static char **told;
+    static int count;
+    const int error = errno;
+    for (int i = 0; i < count; i++)
+        if (strcmp(told[i], path) == 0)
+            return;
+    told = xrealloc(told, sizeof *told * (size_t)(count + 1));
+    told[count++] = xstrdup(path);
+    warn("%s: cannot delete: %s; it is left there, and the run goes on", path, strerror(error));
+}
+
+static int remove_entry(const char *path, const struct stat *status, int type, struct FTW *where)
+{
+    (void)status, (void)type;
+    const bool last = where->level == 0 || (where->level == 1 && strcmp(path + where->base, mark) == 0);
+    return last ? 0 : remove(path);
+}
+
+/* The mark goes last: what an interruption leaves has it. */
+void folder_remove_tree(const char *path)
+{
+    if (!folder_exists(path))
+        return;
+    if (!is_link(path)) {
+        if (nftw(path, remove_entry, 16, FTW_DEPTH | FTW_PHYS) != 0) {
+            leave(path);
+            return;
+        }
+        take_mark(path);
     }
-    free(steps);
+    if (remove(path) != 0)
+        leave(path);
+}
+
+/* Removes every step<N><suffix> that has our mark, or is empty; with `only_if_replaced`, only those next to a step<N>. */
+static void remove_marked(const char *save_folder, const char *suffix, bool only_if_replaced)
+{
+    char **path = NULL;
+    int count = 0;
+    DIR *dir = opendir(save_folder);
+    for (struct dirent *entry; dir && (entry = readdir(dir)); ) {
+        const long step = step_of(entry->d_name, suffix, true);
+        char *replacing = step_path(save_folder, step, "");
+        if (step >= 0 && (!only_if_replaced || folder_exists(replacing))) {
+            path = xrealloc(path, sizeof *path * (size_t)(count + 1));
+            path[count++] = xasprintf("%s/%s", save_folder, entry->d_name);
+        }
+        free(replacing);
+    }
+    if (dir)
+        closedir(dir);
+    for (int i = 0; i < count; i++) {
+        if (is_link(path[i]) || rmdir(path[i]) == 0)
+            continue;
+        if (holds(path[i], mark))
+            folder_remove_tree(path[i]);
+    }
+    for (int i = 0; i < count; i++)
+        free(path[i]);
+    free(path);
 }
 
 void folder_clean(const char *save_folder)
 {
-    remove_all(save_folder, ".tmp", false);
-    remove_all(save_folder, ".old", true);
+    remove_marked(save_folder, ".tmp", false);
+    remove_marked(save_folder, ".old", true);
 }
 
-void folder_prepare(const char *save_folder, long step)
+/* Of save_folder the entry `name`, which is a step<N> or begins so. Under the other name first: a half-deleted checkpoint must not
+ * look like one. `must`: nor may one that cannot be deleted. */
+static void remove_named(const char *save_folder, const char *name, bool must)
 {
-    folder_clean(save_folder);
-    char *path = step_path(save_folder, step, ".tmp");
-    if (mkdir(path, 0777) != 0)
-        die("%s: cannot create: %s", path, strerror(errno));
-    free(path);
-}
-
-void folder_point_latest(const char *save_folder, long step)
-{
-    char *link = xasprintf("%s/latest", save_folder), *temporary = xasprintf("%s/latest.tmp", save_folder);
-    char *target = xasprintf("step%ld", step);
-    if (unlink(temporary) != 0 && errno != ENOENT)
-        die("%s: cannot delete: %s", temporary, strerror(errno));
-    if (symlink(target, temporary) != 0)
-        die("%s: cannot create: %s", temporary, strerror(errno));
-    move(temporary, link);
-    folder_sync(save_folder);
-    free(link);
-    free(temporary);
-    free(target);
-}
-
-void folder_publish(const char *save_folder, long step)
-{
-    char *path = step_path(save_folder, step, ""), *old = step_path(save_folder, step, ".old");
-    char *temporary = step_path(save_folder, step, ".tmp");
-    folder_sync(temporary);
-    if (folder_exists(path)) {
-        remove_tree(old);
-        move(path, old);
+    char *path = xasprintf("%s/%s", save_folder, name), *temporary = free_step_name(save_folder, strtol(name + 4, NULL, 10), ".tmp");
+    const bool link = is_link(path), marked = !link && is_checkpoint(path) && put_mark(path);
+    if (!link && !is_checkpoint(path))
+        ;                       /* not ours */
+    else if (!link && !marked && !must)
+        leave(path);
+    else if (rename(path, temporary) == 0)
+        folder_remove_tree(temporary);
+    else if (must)
+        die("%s: cannot delete: %s; delete it, or give another --save_folder", path, strerror(errno));
+    else {
+        leave(path);
+        take_mark(path);
     }
-    move(temporary, path);
-    folder_sync(save_folder);
-    folder_point_latest(save_folder, step);
-    remove_tree(old);
     free(path);
-    free(old);
     free(temporary);
 }
 
-void folder_set_aside(const char *save_folder, long step)
+void folder_remove(const char *save_folder, const char *name)
 {
-    char *temporary = step_path(save_folder, step, ".tmp"), *path = step_path(save_folder, step, "-aborted");
-    folder_sync(temporary);
-    remove_all(save_folder, "-aborted", false);
-    move(temporary, path);
-    folder_sync(save_folder);
-    free(temporary);
-    free(path);
+    remove_named(save_folder, name, false);
 }
 
-/* Under the other name first: a half-deleted checkpoint must not look like one. */
 void folder_remove_step(const char *save_folder, long step)
 {
-    char *path = step_path(save_folder, step, ""), *temporary = step_path(save_folder, step, ".tmp");
-    remove_tree(temporary);
-    move(path, temporary);
-    remove_tree(temporary);
-    free(path);
-    free(temporary);
+    char name[32];
+    snprintf(name, sizeof name, "step%ld", step);
+    remove_named(save_folder, name, false);
+}
+
+/* The last one first. */
+static void remove_steps(const char *save_folder, const char *suffix, long beyond)
+{
+    long *steps;
+    for (int i = folder_steps(&steps, save_folder, suffix) - 1; i >= 0 && steps[i] > beyond; i--) {
+        char name[64];
+        snprintf(name, sizeof name, "step%ld%s", steps[i], suffix);
+        remove_named(save_folder, name, true);
+    }
+    free(steps);
 }
 
 void folder_remove_later(const char *save_folder, long step)
 {
-    long *steps;
-    for (int i = folder_steps(&steps, save_folder, "") - 1; i >= 0 && steps[i] > step; i--)
-        folder_remove_step(save_folder, steps[i]);
-    free(steps);
+    remove_steps(save_folder, "", step);
 }
 
 /* `latest` last: what an interruption leaves is a run that can be continued, or nothing. */
 void folder_clear(const char *save_folder)
 {
-    long *steps;
-    const int count = folder_steps(&steps, save_folder, "");
-    char *link = xasprintf("%s/latest", save_folder);
-    for (int i = 0; i < count; i++)
-        folder_remove_step(save_folder, steps[i]);
-    remove_all(save_folder, ".tmp", false);
-    remove_all(save_folder, ".old", false);
-    remove_all(save_folder, "-aborted", false);
-    if (unlink(link) != 0 && errno != ENOENT)
-        die("%s: cannot delete: %s", link, strerror(errno));
-    free(link);
-    free(steps);
+    char *latest = xasprintf("%s/latest", save_folder), *name = pointer_read(latest);
+    remove_steps(save_folder, "", -1);
+    remove_steps(save_folder, "-aborted", -1);
+    remove_marked(save_folder, ".tmp", false);
+    remove_marked(save_folder, ".old", false);
+    if (name && unlink(latest) != 0)
+        die("%s: cannot delete: %s", latest, strerror(errno));
+    free(latest);
+    free(name);
 }
 
-char *folder_latest(const char *save_folder)
+/* ---- a save ------------------------------------------------------------------------------------------------- */
+
+void folder_try(const char *save_folder)
 {
-    char *link = xasprintf("%s/latest", save_folder), target[PATH_MAX];
-    ssize_t n = readlink(link, target, sizeof target - 1);
-    if (n < 0 && errno == EINVAL)
-        die("%s is no link to a checkpoint, as in a copy that followed links; delete it, and begin with --load_path=%s/stepN", link,
-            save_folder);
-    free(link);
-    if (n < 0)
-        return NULL;
-    target[n] = '\0';
-    return strdup(target);
+    static const char *const names[] = { ".try-save", ".try-saved", ".try-link" };
+    char *path[3];
+    for (int i = 0; i < 3; i++) {
+        path[i] = xasprintf("%s/%s", save_folder, names[i]);
+        folder_remove_tree(path[i]);
+    }
+    const bool made = mkdir(path[0], 0777) == 0, full = !made && (errno == ENOSPC || errno == EDQUOT);
+    if (!made && !full)
+        die("save_folder %s: cannot create a folder in it: %s; give another --save_folder", save_folder, strerror(errno));
+    if (made)
+        folder_sync(path[0]);
+    if (made && rename(path[0], path[1]) != 0)
+        die("save_folder %s: cannot rename a folder in it: %s; a checkpoint takes its name when it is complete: give a --save_folder "
+            "on another file system", save_folder, strerror(errno));
+    folder_sync(save_folder);
+    no_links = !full && symlink(names[1], path[2]) != 0;
+    if (no_links)
+        warn("save_folder %s: no symbolic links can be made there (%s): `latest` is a file that names the newest checkpoint",
+             save_folder, strerror(errno));
+    for (int i = 0; i < 3; i++) {
+        folder_remove_tree(path[i]);
+        free(path[i]);
+    }
 }
+
+char *folder_choose(const char *save_folder, long step)
+{
+    folder_clean(save_folder);
+    return free_step_name(save_folder, step, ".tmp");
+}
+
+void folder_prepare(const char *temporary)
+{
+    if (mkdir(temporary, 0777) != 0 || !put_mark(temporary))
+        die("%s: cannot create: %s", temporary, strerror(errno));
+    free(unfinished);
+    unfinished = xstrdup(temporary);
+}
+
+void folder_point_latest(const char *save_folder, const char *target)
+{
+    char *latest = xasprintf("%s/latest", save_folder), *usual = xasprintf("%s.tmp", latest), *left = pointer_read(usual);
+    if (left && step_of(left, "", false) >= 0 && unlink(usual) != 0)
+        die("%s: cannot delete: %s", usual, strerror(errno));
+    char *temporary = free_name(usual), *line = xasprintf("%s\n", target);
+    if (no_links || symlink(target, temporary) != 0)
+        folder_write(temporary, line, strlen(line));
+    move(temporary, latest);
+    folder_sync(save_folder);
+    free(latest);
+    free(usual);
+    free(left);
+    free(temporary);
+    free(line);
+}
+
+/* A mark that stays says nothing. */
+static void point_latest_to_step(const char *save_folder, long step)
+{
+    char *path = step_path(save_folder, step, "");
+    take_mark(path);
+    folder_point_latest(save_folder, strrchr(path, '/') + 1);
+    free(path);
+}
+
+void folder_publish(const char *save_folder, long step)
+{
+    char *path = step_path(save_folder, step, ""), *old = NULL;
+    const bool foreign = folder_exists(path) && !is_link(path) && !is_checkpoint(path);
+    folder_sync(unfinished);
+    if (folder_exists(path)) {
+        old = free_step_name(save_folder, step, ".old");
+        if (!foreign && !is_link(path))
+            put_mark(path);
+        move(path, old);
+    }
+    move(unfinished, path);
+    folder_sync(save_folder);
+    point_latest_to_step(save_folder, step);
+    if (foreign)
+        warn("%s was no checkpoint; it is %s now", path, old);
+    else if (old)
+        folder_remove_tree(old);
+    free(path);
+    free(old);
+}
+
+char *folder_set_aside(const char *save_folder, long step)
+{
+    char *path = free_step_name(save_folder, step, "-aborted");
+    folder_sync(unfinished);
+    move(unfinished, path);
+    take_mark(path);
+    folder_sync(save_folder);
+    return path;
+}
+
+/* ---- what messages say -------------------------------------------------------------------------------------- */
 
 char *folder_say_latest(const char *save_folder)
 {
-    char *name = folder_latest(save_folder);
-    char *text = name ? xasprintf("the last checkpoint is %s/%s", save_folder, name)
-                      : xasprintf("there is no checkpoint in %s", save_folder);
-    free(name);
+    char *path = folder_latest_path(save_folder);
+    char *text = path ? xasprintf("the last checkpoint is %s", path) : xasprintf("there is no checkpoint in %s", save_folder);
+    free(path);
     return text;
 }
 
@@ -280,78 +472,4 @@ char *folder_say_others(const char *checkpoint)
                          "--save_overwrite and without --try_load_latest_save", path, best);
     free(path);
     return text ? text : xstrdup("There is no other checkpoint beside it: get these files again, or begin anew");
-}
-
-void folder_write(const char *path, const char *data, size_t bytes)
-{
-    FILE *file = fopen(path, "w");
-    if (!file)
-        die("%s: cannot create: %s", path, strerror(errno));
-    if (fwrite(data, 1, bytes, file) != bytes || fflush(file) != 0 || fsync(fileno(file)) != 0 || fclose(file) != 0)
-        die("%s: cannot write: %s", path, strerror(errno));
-}
-
-/* A lock of a folder that is being filled: it goes with its holder, however that ends. */
-static int lock(const char *path)
-{
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-        die("%s: another process is writing it", path);
-    return fd;
-}
-
-/* The empty file by which a <path>.tmp of folder_begin differs from other folders of that name. */
-static char *mark_of(const char *temporary)
-{
-    return xasprintf("%s/unfinished", temporary);
-}
-
-bool folder_is_unfinished(const char *path)
-{
-    char *mark = mark_of(path);
-    const bool found = folder_exists(mark);
-    free(mark);
-    return found;
-}
-
-/* Whatever else has that name, somebody may need. */
-static void remove_unfinished(const char *temporary)
-{
-    if (folder_exists(temporary) && !folder_is_unfinished(temporary) && rmdir(temporary) != 0)
-        die("%s is there, and nothing that an interruption left: move it, or name another folder", temporary);
-    remove_tree(temporary);
-}
-
-int folder_begin(const char *path)
-{
-    char *temporary = xasprintf("%s.tmp", path), *mark = mark_of(temporary);
-    if (folder_exists(path))
-        die("%s is there already, and nothing is written over: name a folder that is not there yet", path);
-    int old = lock(temporary);
-    remove_unfinished(temporary);
-    if (mkdir(temporary, 0777) != 0)
-        die("%s: cannot create: %s", temporary, strerror(errno));
-    if (old >= 0)
-        close(old);
-    int fd = lock(temporary);
-    folder_write(mark, "", 0);
-    free(temporary);
-    free(mark);
-    return fd;
-}
-
-void folder_complete(const char *path, int begun)
-{
-    char *temporary = xasprintf("%s.tmp", path), *mark = mark_of(temporary), *parent = xstrdup(path), *slash = strrchr(parent, '/');
-    if (slash)
-        slash[slash == parent] = '\0';
-    if (unlink(mark) != 0)
-        die("%s: cannot delete: %s", mark, strerror(errno));
-    folder_sync(temporary);
-    move(temporary, path);
-    folder_sync(slash ? parent : ".");
-    close(begun);
-    free(temporary);
-    free(mark);
-    free(parent);
 }

@@ -24,6 +24,7 @@
 #include "model/checkpoint/layout.h"
 #include "model/checkpoint/manifest.h"
 #include "model/checkpoint/nf4_source.h"
+#include "model/checkpoint/saved_as.h"
 #include "model/checkpoint/source.h"
 #include "model/checkpoint/stored_base.h"
 #include "model/checkpoint/stored_states.h"
@@ -312,7 +313,7 @@ char *checkpoint_latest(const char *save_folder)
 {
     char problem[4096] = "", other[4096] = "", *name = folder_latest(save_folder), *found = NULL;
     if (name && !text_ends_with(name, ".tmp")) {
-        found = name[0] == '/' ? strdup(name) : xasprintf("%s/%s", save_folder, name);
+        found = folder_latest_path(save_folder);
         if (is_checkpoint(found, problem, sizeof problem)) {
             free(name);
             return found;
@@ -332,8 +333,15 @@ char *checkpoint_latest(const char *save_folder)
     return found;
 }
 
+/* By rotation only what trainer.json says was saved for it, in this save_folder: neither a link nor what somebody copied there. */
+static bool may_go(const Config *c, const char *path)
+{
+    struct stat status;
+    return lstat(path, &status) == 0 && S_ISDIR(status.st_mode) && saved_as_in(path, c->save_folder) != 0;
+}
+
 /* Checkpoints beyond `latest` belong to a run that was resumed from an earlier step; they are left alone until this
- * run comes to them. */
+ * run comes to them. What a checkpoint was saved as counts, and what it would be saved as now only if that keeps it. */
 void checkpoint_prune(const Config *c)
 {
     char *latest = folder_latest(c->save_folder);
@@ -344,17 +352,20 @@ void checkpoint_prune(const Config *c)
         return;
     }
     for (int i = folder_steps(&steps, c->save_folder, "") - 1; i >= 0; i--) {
-        long step = steps[i];
+        const long step = steps[i];
         if (step > last || is_due(step, c->save_interval_unsharded))
             continue;
-        bool ephemeral = is_due(step, c->save_interval_ephemeral) && !is_due(step, c->save_interval);
-        bool wanted = ephemeral ? !ephemeral_kept : keep < 0 || kept < keep;
+        char *path = xasprintf("%s/step%ld", c->save_folder, step);
+        const SavedAs as = saved_as_read(path);
+        const bool ephemeral = as == SAVED_EPHEMERAL, rotates = ephemeral || as == SAVED_INTERVAL;
+        const bool wanted = ephemeral ? !ephemeral_kept : keep < 0 || kept < keep;
         ephemeral_kept |= ephemeral;
-        kept += !ephemeral;
-        if (!wanted && step != last) {
+        kept += as == SAVED_INTERVAL;
+        if (rotates && !wanted && step != last && may_go(c, path)) {
             watchdog_mark("deleting old checkpoints", -1);
             folder_remove_step(c->save_folder, step);
         }
+        free(path);
     }
     free(steps);
     free(latest);

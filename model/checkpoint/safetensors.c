@@ -24,6 +24,7 @@
 #include "kernels/error.h"
 #include "kernels/text.h"
 #include "kernels/watchdog.h"
+#include "model/checkpoint/folder.h"
 
 enum { MAX_HEADER = 100000000 };      /* of the reference implementation */
 static const size_t SYNCED = 256 << 20; /* bytes that go to the disk at once */
@@ -342,7 +343,7 @@ bool safetensors_sync(SafeFile *f)
 {
     beat(f);
     f->unsynced = 0;
-    return f->fd < 0 || fsync(f->fd) == 0 || give_up(f, "write");
+    return f->fd < 0 || folder_fsync(f->fd) || give_up(f, "write");
 }
 
 void safetensors_close(SafeFile *f)

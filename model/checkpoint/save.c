@@ -29,6 +29,7 @@
 #include "kernels/watchdog.h"
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/layout.h"
+#include "model/checkpoint/saved_as.h"
 #include "model/config/adapter.h"
 #include "model/config/hf.h"
 #include "model/config/table.h"
@@ -44,6 +45,7 @@ static struct {
     size_t      capacity;      /* of snapshot, bytes */
     pthread_t   writer;
     atomic_bool written;       /* the writer has ended and set the next two */
+    bool        aside;         /* a state that nothing goes on from */
     const char *problem;       /* NULL: it is on disk */
     double      seconds;       /* that it took */
     double      paused;        /* seconds that training waited */
@@ -131,6 +133,8 @@ static json_t *manifest(json_t *files)
                           "data_fingerprint", fingerprint, "data_sample", "paths", tokens, "label_mask_paths", masks,
                           "spikes", spikes(&s->spikes), "format", config_columns(save.config), "world_size", comm_size(),
                           "files", files, "crc32c", sums);
+    const SavedAs as = save.aside ? SAVED_ABORTED : saved_as_of(save.config, s->step);
+    json_object_set_new(o, "saved_as", json_string(saved_as_name(as)));
     if (s->base_sample) {
         snprintf(base, sizeof base, "%016" PRIx64, s->base_sample);
         json_object_set_new(o, "base_sample", json_string(base));
@@ -217,9 +221,8 @@ static bool all_written(void)
 
 static void open_files(void)
 {
-    const Config *c = save.config;
     if (comm_rank() == 0) {
-        folder_prepare(c->save_folder, save.state.step);
+        folder_prepare(save.folder);
         for (int i = 0; i < save.model.num_files; i++)
             safetensors_create(save.model.file[i]);
         for (int i = 0; i < save.optimizer.num_files; i++)
@@ -251,16 +254,29 @@ static void die_if_not_finite(const Fsdp *f)
             folder_say_latest(save.config->save_folder));
 }
 
-static void begin(const Config *c, const Fsdp *f, const TrainState *s, size_t file_limit, bool must_be_finite)
+/* The path of the folder to write, on all ranks: rank 0 knows which names are taken. */
+static char *choose_folder(const char *save_folder, long step)
+{
+    char name[64] = "", *path = comm_rank() == 0 ? folder_choose(save_folder, step) : NULL;
+    if (path)
+        snprintf(name, sizeof name, "%s", base_name(path));
+    free(path);
+    comm_broadcast(name, sizeof name, 0);
+    return xasprintf("%s/%s", save_folder, name);
+}
+
+/* aside: also what is not finite. */
+static void begin(const Config *c, const Fsdp *f, const TrainState *s, size_t file_limit, bool aside)
 {
     double start = clock_seconds();
     checkpoint_finish();
     save.config = c;
     save.state = *s;
-    save.folder = xasprintf("%s/step%ld.tmp", c->save_folder, s->step);
+    save.aside = aside;
+    save.folder = choose_folder(c->save_folder, s->step);
     save.model = layout_make(save.folder, c->model.lora.rank > 0 ? LAYOUT_ADAPTER : LAYOUT_MODEL, &c->model, f, file_limit);
     save.optimizer = layout_make(save.folder, LAYOUT_OPTIMIZER, &c->model, f, file_limit);
-    if (must_be_finite)
+    if (!aside)
         die_if_not_finite(f);
     save.own = layout_ranges(f);
     open_files();
@@ -271,7 +287,7 @@ static void begin(const Config *c, const Fsdp *f, const TrainState *s, size_t fi
 
 void checkpoint_begin(const Config *c, const Fsdp *f, const TrainState *s, size_t file_limit)
 {
-    begin(c, f, s, file_limit, true);
+    begin(c, f, s, file_limit, false);
 }
 
 static void close_save(void)
@@ -284,8 +300,22 @@ static void close_save(void)
     save.config = NULL;
 }
 
-/* `aside`: as step<N>-aborted, and no older one is deleted. */
-static void publish(bool aside)
+/* Of what was set aside before, what this program set aside goes. */
+static char *set_aside(const char *save_folder, long step)
+{
+    long *steps;
+    for (int i = folder_steps(&steps, save_folder, "-aborted") - 1; i >= 0; i--) {
+        char *path = xasprintf("%s/step%ld-aborted", save_folder, steps[i]);
+        if (saved_as_read(path) == SAVED_ABORTED)
+            folder_remove(save_folder, base_name(path));
+        free(path);
+    }
+    free(steps);
+    return folder_set_aside(save_folder, step);
+}
+
+/* What is set aside takes no older one's place. */
+static void publish(void)
 {
     const Config *c = save.config;
     layout_sum(&save.model);
@@ -293,15 +323,16 @@ static void publish(bool aside)
     if (comm_rank() == 0) {
         watchdog_mark("publishing the checkpoint", -1);
         size_t bytes = write_descriptions();
-        if (aside)
-            folder_set_aside(c->save_folder, save.state.step);
-        else
+        char *path = save.aside ? set_aside(c->save_folder, save.state.step)
+                                : xasprintf("%s/step%ld", c->save_folder, save.state.step);
+        if (!save.aside)
             folder_publish(c->save_folder, save.state.step);
-        printf("saved %s/step%ld%s: %.3g GiB, training paused %.2f s, written in %.2f s\n", c->save_folder,
-               save.state.step, aside ? "-aborted" : "", (double)bytes / 0x1p30, save.paused, save.seconds);
+        printf("saved %s: %.3g GiB, training paused %.2f s, written in %.2f s\n", path, (double)bytes / 0x1p30, save.paused,
+               save.seconds);
         fflush(stdout);
-        if (!aside)
+        if (!save.aside)
             checkpoint_prune(c);
+        free(path);
     }
     close_save();
 }
@@ -311,7 +342,7 @@ bool checkpoint_poll(void)
     if (!save.config || !all_written())
         return false;
     pthread_join(save.writer, NULL);
-    publish(false);
+    publish();
     return true;
 }
 
@@ -331,7 +362,7 @@ void checkpoint_finish(void)
     if (!save.config)
         return;
     wait_for_writers();
-    publish(false);
+    publish();
 }
 
 void checkpoint_drop(void)
@@ -348,7 +379,7 @@ void checkpoint_drop(void)
 
 void checkpoint_set_aside(const Config *c, const Fsdp *f, const TrainState *s, size_t file_limit)
 {
-    begin(c, f, s, file_limit, false);
+    begin(c, f, s, file_limit, true);
     wait_for_writers();
-    publish(true);
+    publish();
 }

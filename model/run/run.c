@@ -2,12 +2,10 @@
  * first step. */
 #include "model/run/run.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "data/sample.h"
 #include "kernels/comm.h"
@@ -17,14 +15,13 @@
 #include "kernels/trace.h"
 #include "kernels/watchdog.h"
 #include "model/checkpoint/companions.h"
-#include "model/checkpoint/folder.h"
 #include "model/config/adapter.h"
 #include "model/config/hf.h"
 #include "model/config/table.h"
 #include "model/run/fit.h"
 #include "model/run/memory.h"
 #include "model/run/resume.h"
-#include "model/run/shared_folder.h"
+#include "model/run/save_folder.h"
 #include "model/schedule.h"
 #include "model/version.h"
 
@@ -79,138 +76,6 @@ static uint64_t state_hash(const TrainState *s)
     for (size_t i = 0; i < sizeof part / sizeof part[0]; i++)
         h = random_bits(h, part[i]);
     return hash_bytes(hash_bytes(h, s->spikes.loss, bytes), s->spikes.grad_norm, bytes);
-}
-
-static void make_folder(const char *path)
-{
-    char *p = strdup(path);
-    for (char *s = p + 1; ; s++) {
-        char c = *s;
-        if (c != '/' && c != '\0')
-            continue;
-        *s = '\0';
-        struct stat status;
-        if (mkdir(p, 0777) != 0 && errno != EEXIST)
-            die("save_folder %s: cannot create %s: %s", path, p, strerror(errno));
-        if (stat(p, &status) != 0 || !S_ISDIR(status.st_mode))
-            die("save_folder %s: %s is no folder; give another --save_folder", path, p);
-        *s = c;
-        if (c == '\0')
-            break;
-    }
-    free(p);
-}
-
-/* An empty log is left by a run that found the disk full. Checkpoints alone are what somebody copied there, or exported. */
-static bool holds_run(const char *folder)
-{
-    static const char *const signs[] = { "config.yaml", "metrics.jsonl", "latest" };
-    char *newest = folder_newest(folder);
-    bool found = newest != NULL;
-    for (size_t i = 0; i < sizeof signs / sizeof signs[0]; i++) {
-        struct stat status;
-        char *path = xasprintf("%s/%s", folder, signs[i]);
-        found |= lstat(path, &status) == 0 && status.st_size > 0;
-        free(path);
-    }
-    free(newest);
-    return found;
-}
-
-static bool lies_in(const char *path, const char *folder)
-{
-    char *inner = realpath(path, NULL), *outer = realpath(folder, NULL);
-    const size_t n = outer ? strlen(outer) : 0;
-    const bool lies = inner && outer && strncmp(inner, outer, n) == 0 && inner[n] == '/';
-    free(inner);
-    free(outer);
-    return lies;
-}
-
-/* Going back in a run takes back what came later. */
-static void check_rewind(const Config *c, const char *from)
-{
-    char *last = folder_newest(c->save_folder), *here = realpath(from, NULL);
-    if (last && here && strcmp(last, here) != 0 && !c->save_overwrite)
-        die("save_folder %s holds a run that went on from %s to %s: --save_overwrite goes back to it, --save_folder=... goes "
-            "elsewhere", c->save_folder, from, last);
-    free(last);
-    free(here);
-}
-
-static bool is_same(const char *path, const char *other)
-{
-    char *here = realpath(path, NULL), *there = realpath(other, NULL);
-    const bool same = here && there && strcmp(here, there) == 0;
-    free(here);
-    free(there);
-    return same;
-}
-
-/* A run writes files and deletes checkpoints in its folder, and adapters are nothing without their base. */
-static void check_base(const Config *c)
-{
-    const Lora *l = &c->model.lora;
-    if (l->rank > 0 && l->base_path && (is_same(l->base_path, c->save_folder) || lies_in(l->base_path, c->save_folder)))
-        die("%s, the base of the adapters (lora.rank %d), is or lies in save_folder %s, where a run writes over files and deletes "
-            "checkpoints: give the adapters a save_folder of their own", l->base_path, l->rank, c->save_folder);
-}
-
-/* A folder that holds a run is continued only when asked to, and never written over by accident. `from`: what is loaded, if
- * it lies there. */
-static void prepare_folder(const Config *c, const char *from, bool resumes)
-{
-    if (comm_rank() == 0) {
-        make_folder(c->save_folder);
-        free(folder_latest(c->save_folder));        /* which dies if it is no link */
-        if (from && !resumes)
-            die("load_path %s lies in save_folder %s, and with reset_trainer_state this is another run: give it a save_folder of "
-                "its own", from, c->save_folder);
-        if (from && !c->try_load_latest_save)
-            check_rewind(c, from);
-        if (holds_run(c->save_folder) && !resumes && !c->try_load_latest_save && !c->save_overwrite)
-            die("save_folder %s holds a run already: --try_load_latest_save continues it, --save_overwrite writes over it, "
-                "--save_folder=... goes elsewhere", c->save_folder);
-        const long foreign = folder_foreign_step(c->save_folder);
-        if (foreign >= 0)
-            die("save_folder %s: step%ld is no checkpoint, and would be replaced or deleted as one is: move it away, or give "
-                "another --save_folder", c->save_folder, foreign);
-    }
-    comm_barrier();
-    make_folder(c->save_folder);        /* a host that remembers its absence asks the file server again */
-    shared_folder_check(c->save_folder);
-}
-
-/* Of `from`, loaded from save_folder: whether it is the checkpoint stepN, not what a run that ended badly has set aside. */
-static bool is_checkpoint_of(const Config *c, const char *from, long step)
-{
-    char *path = xasprintf("%s/step%ld", c->save_folder, step);
-    const bool same = is_same(path, from);
-    free(path);
-    return same;
-}
-
-/* When everything that can be wrong is known to be right: a run that did not begin leaves nothing to trip over. Checkpoints
- * of a run that this one replaces must go, or --try_load_latest_save would continue that one. */
-static void write_config(const Config *c, long step, bool resumes, bool saved)
-{
-    if (comm_rank() == 0) {
-        watchdog_mark("tidying save_folder and writing config.yaml", -1);
-        if (c->save_overwrite && !resumes)
-            folder_clear(c->save_folder);
-        /* An interruption before the next save must not lead back to what came after step N. */
-        if (saved)
-            folder_point_latest(c->save_folder, step);
-        if (saved && c->save_overwrite && !c->try_load_latest_save)
-            folder_remove_later(c->save_folder, step);
-        folder_clean(c->save_folder);           /* on a full disk, room for this file */
-        char *path = xasprintf("%s/config.yaml", c->save_folder), *temporary = xasprintf("%s.tmp", path);
-        folder_write(temporary, c->text, strlen(c->text));
-        if (rename(temporary, path) != 0)
-            die("%s: cannot write: %s", path, strerror(errno));
-        free(path);
-        free(temporary);
-    }
 }
 
 static void check_countable(const char *key, double n)
@@ -425,7 +290,7 @@ static void open_to_evaluate(Run *r, const char *folder)
     if (!folder)
         die("eval_only: there is nothing to evaluate; --load_path names a checkpoint or a Hugging Face folder");
     if (c->save_folder && comm_rank() == 0)
-        make_folder(c->save_folder);
+        save_folder_make(c->save_folder);
     print_settings(c, device_name());
     memory_plan(&r->model, &r->fsdp, c);
     memory_print(&r->model, &r->fsdp, c);
@@ -458,16 +323,14 @@ void run_open(Run *r, const Config *c)
         free(latest);
         return;
     }
-    const bool inside = folder && lies_in(folder, c->save_folder), resumes = inside && (latest || !c->reset_trainer_state);
-    check_base(c);
-    prepare_folder(c, inside ? folder : NULL, resumes);
+    const bool resumes = save_folder_prepare(c, folder, latest);
     print_settings(c, device_name());
     memory_plan(&r->model, &r->fsdp, c);
     memory_print(&r->model, &r->fsdp, c);
     print_groups();
     model_place(&r->model, &r->fsdp, c);
     load_or_initialize(r, folder, !latest);
-    const bool saved = resumes && is_checkpoint_of(c, folder, r->state.step);       /* before a rank moves the link to it */
+    const bool saved = resumes && save_folder_has(c, folder, r->state.step);
     if (!run_is_over(r))
         loader_limit(r->loader, (uint64_t)(r->last_step - r->state.step));
     check_agreement("checkpoints to go on from", state_hash(&r->state));
@@ -475,7 +338,7 @@ void run_open(Run *r, const Config *c)
     print_data(r);
     watchdog_mark("opening metrics.jsonl", -1);
     r->log = log_open(c, r->length, r->last_step, r->state.step, resumes, comm_size());
-    write_config(c, r->state.step, resumes, saved);
+    save_folder_begin(c, resumes ? folder : NULL, r->state.step, saved);
     if (saved)
         r->saved_step = r->state.step;
     r->first_step = r->state.step;

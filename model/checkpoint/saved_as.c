@@ -1,0 +1,76 @@
+#include "model/checkpoint/saved_as.h"
+
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "kernels/error.h"
+#include "model/config/yaml.h"
+
+static const char *const names[NUM_SAVED_AS] = { NULL, "permanent", "interval", "ephemeral", "aborted" };
+
+const char *saved_as_name(SavedAs s)
+{
+    return names[s];
+}
+
+SavedAs saved_as_of(const Config *c, long step)
+{
+    if (is_due(step, c->save_interval_unsharded))
+        return SAVED_PERMANENT;
+    if (is_due(step, c->save_interval_ephemeral) && !is_due(step, c->save_interval))
+        return SAVED_EPHEMERAL;
+    return c->save_num_checkpoints_to_keep < 0 ? SAVED_PERMANENT : SAVED_INTERVAL;
+}
+
+static bool is_file(const char *path)
+{
+    struct stat status;
+    return stat(path, &status) == 0 && S_ISREG(status.st_mode);
+}
+
+SavedAs saved_as_read(const char *folder)
+{
+    char *path = xasprintf("%s/trainer.json", folder);
+    json_t *manifest = is_file(path) ? json_load_file(path, 0, NULL) : NULL;
+    const char *name = json_string_value(json_object_get(manifest, "saved_as"));
+    SavedAs found = SAVED_UNKNOWN;
+    for (int i = 1; name && i < NUM_SAVED_AS; i++)
+        if (strcmp(name, names[i]) == 0)
+            found = (SavedAs)i;
+    json_decref(manifest);
+    free(path);
+    return found;
+}
+
+static bool same_folder(const char *a, const char *b)
+{
+    char *x = realpath(a, NULL), *y = realpath(b, NULL);
+    const bool same = strcmp(a, b) == 0 || (x && y && strcmp(x, y) == 0);
+    free(x);
+    free(y);
+    return same;
+}
+
+/* What read_yaml reads within error_catch: the file may be anybody's. */
+typedef struct { const char *path; YamlNode *root; } Reading;
+
+static void read_yaml(void *what)
+{
+    Reading *r = what;
+    r->root = yaml_load(r->path);
+}
+
+int saved_as_in(const char *folder, const char *save_folder)
+{
+    char *path = xasprintf("%s/config.yaml", folder);
+    Reading r = { path, NULL };
+    if (is_file(path))
+        free(error_catch(read_yaml, &r));
+    const YamlNode *n = r.root ? yaml_find(r.root, "save_folder") : NULL;
+    const int in = n && n->text ? same_folder(n->text, save_folder) : -1;
+    yaml_free(r.root);
+    free(path);
+    return in;
+}

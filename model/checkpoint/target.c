@@ -1,0 +1,79 @@
+#include "model/checkpoint/target.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "kernels/error.h"
+#include "model/checkpoint/folder.h"
+
+/* A lock of a folder that is being filled: it goes with its holder, however that ends. */
+static int lock(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        die("%s: another process is writing it", path);
+    return fd;
+}
+
+/* The empty file by which a <path>.tmp of target_begin differs from other folders of that name. */
+static char *mark_of(const char *temporary)
+{
+    return xasprintf("%s/unfinished", temporary);
+}
+
+bool target_is_unfinished(const char *path)
+{
+    char *mark = mark_of(path);
+    const bool found = folder_exists(mark);
+    free(mark);
+    return found;
+}
+
+/* Whatever else has that name, somebody may need. */
+static void remove_unfinished(const char *temporary)
+{
+    if (folder_exists(temporary) && !target_is_unfinished(temporary) && rmdir(temporary) != 0)
+        die("%s is there, and nothing that an interruption left: move it, or name another folder", temporary);
+    folder_remove_tree(temporary);
+}
+
+int target_begin(const char *path)
+{
+    char *temporary = xasprintf("%s.tmp", path), *mark = mark_of(temporary);
+    if (folder_exists(path))
+        die("%s is there already, and nothing is written over: name a folder that is not there yet", path);
+    int old = lock(temporary);
+    remove_unfinished(temporary);
+    if (mkdir(temporary, 0777) != 0)
+        die("%s: cannot create: %s", temporary, strerror(errno));
+    if (old >= 0)
+        close(old);
+    int fd = lock(temporary);
+    folder_write(mark, "", 0);
+    free(temporary);
+    free(mark);
+    return fd;
+}
+
+void target_complete(const char *path, int begun)
+{
+    char *temporary = xasprintf("%s.tmp", path), *mark = mark_of(temporary), *parent = xstrdup(path), *slash = strrchr(parent, '/');
+    if (slash)
+        slash[slash == parent] = '\0';
+    if (unlink(mark) != 0)
+        die("%s: cannot delete: %s", mark, strerror(errno));
+    folder_sync(temporary);
+    if (rename(temporary, path) != 0)
+        die("%s: cannot rename to %s: %s", temporary, path, strerror(errno));
+    folder_sync(slash ? parent : ".");
+    close(begun);
+    free(temporary);
+    free(mark);
+    free(parent);
+}

@@ -1,0 +1,235 @@
+#include "model/run/save_folder.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "kernels/comm.h"
+#include "kernels/error.h"
+#include "kernels/watchdog.h"
+#include "model/checkpoint/folder.h"
+#include "model/checkpoint/saved_as.h"
+#include "model/config/adapter.h"
+#include "model/run/shared_folder.h"
+
+void save_folder_make(const char *path)
+{
+    char *p = xstrdup(path);
+    for (char *s = p + 1; ; s++) {
+        char c = *s;
+        if (c != '/' && c != '\0')
+            continue;
+        *s = '\0';
+        struct stat status;
+        if (mkdir(p, 0777) != 0 && errno != EEXIST)
+            die("save_folder %s: cannot create %s: %s", path, p, strerror(errno));
+        if (stat(p, &status) != 0 || !S_ISDIR(status.st_mode))
+            die("save_folder %s: %s is no folder; give another --save_folder", path, p);
+        *s = c;
+        if (c == '\0')
+            break;
+    }
+    free(p);
+}
+
+/* ---- what is there ------------------------------------------------------------------------------------------ */
+
+/* An empty log is left by a run that found the disk full. Checkpoints alone are what somebody copied there, or exported. */
+static bool holds_run(const char *folder)
+{
+    static const char *const signs[] = { "config.yaml", "metrics.jsonl", "latest" };
+    char *newest = folder_newest(folder);
+    bool found = newest != NULL;
+    for (size_t i = 0; i < sizeof signs / sizeof signs[0]; i++) {
+        struct stat status;
+        char *path = xasprintf("%s/%s", folder, signs[i]);
+        found |= lstat(path, &status) == 0 && status.st_size > 0;
+        free(path);
+    }
+    free(newest);
+    return found;
+}
+
+static bool is_same(const char *path, const char *other)
+{
+    char *here = realpath(path, NULL), *there = realpath(other, NULL);
+    const bool same = here && there && strcmp(here, there) == 0;
+    free(here);
+    free(there);
+    return same;
+}
+
+static bool lies_in(const char *path, const char *folder)
+{
+    char *inner = realpath(path, NULL), *outer = realpath(folder, NULL);
+    const size_t n = outer ? strlen(outer) : 0;
+    const bool lies = inner && outer && strncmp(inner, outer, n) == 0 && inner[n] == '/';
+    free(inner);
+    free(outer);
+    return lies;
+}
+
+static bool is_step(const char *folder, long step, const char *path)
+{
+    char *entry = xasprintf("%s/step%ld", folder, step);
+    const bool same = is_same(entry, path);
+    free(entry);
+    return same;
+}
+
+static bool is_latest(const char *folder, const char *path)
+{
+    char *latest = folder_latest_path(folder);
+    const bool same = latest && is_same(latest, path);
+    free(latest);
+    return same;
+}
+
+/* Whether `path` names an entry of the folder, or what one of its checkpoints is a link to. */
+static bool is_entry(const char *folder, const char *path)
+{
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/')
+        n--;
+    while (n > 0 && path[n - 1] != '/')
+        n--;
+    char *parent = xasprintf("%.*s.", (int)n, path);
+    long *steps;
+    bool found = is_same(parent, folder) || is_latest(folder, path);
+    for (int i = folder_steps(&steps, folder, "") - 1; i >= 0 && !found; i--)
+        found = is_step(folder, steps[i], path);
+    free(steps);
+    free(parent);
+    return found;
+}
+
+static bool has_state(const char *from)
+{
+    char *path = xasprintf("%s/trainer.json", from);
+    const bool has = folder_exists(path);
+    free(path);
+    return has;
+}
+
+/* Whether a run goes on with the state in it, and does not only begin with its weights. */
+static bool goes_on(const Config *c, const char *from)
+{
+    return has_state(from) && !c->reset_trainer_state && (c->model.lora.rank == 0 || adapter_is(from));
+}
+
+/* ---- whether the run may ------------------------------------------------------------------------------------ */
+
+/* Going back in a run takes back what came later. */
+static void check_rewind(const Config *c, const char *from)
+{
+    char *last = folder_newest(c->save_folder), *here = realpath(from, NULL);
+    if (last && here && strcmp(last, here) != 0 && !c->save_overwrite)
+        die("save_folder %s holds a run that went on from %s to %s: --save_overwrite goes back to it, --save_folder=... goes "
+            "elsewhere", c->save_folder, from, last);
+    free(last);
+    free(here);
+}
+
+/* A run writes files and deletes checkpoints in its folder, and adapters are nothing without their base. */
+static void check_base(const Config *c)
+{
+    const Lora *l = &c->model.lora;
+    if (l->rank > 0 && l->base_path && (is_same(l->base_path, c->save_folder) || lies_in(l->base_path, c->save_folder)))
+        die("%s, the base of the adapters (lora.rank %d), is or lies in save_folder %s, where a run writes over files and deletes "
+            "checkpoints: give the adapters a save_folder of their own", l->base_path, l->rank, c->save_folder);
+}
+
+/* A folder that holds a run is continued only when asked to, and never written over by accident. */
+static void check_folder(const Config *c, const char *from, bool latest, bool resumes)
+{
+    free(folder_latest(c->save_folder));        /* which dies if it is none */
+    const long foreign = folder_foreign_step(c->save_folder);
+    if (foreign >= 0)
+        die("save_folder %s: step%ld is no checkpoint, and would be replaced or deleted as one is: move it away, or give "
+            "another --save_folder", c->save_folder, foreign);
+    if (from && !resumes && has_state(from) && is_entry(c->save_folder, from))
+        die("load_path %s is a checkpoint in save_folder %s, and what begins with its weights alone (reset_trainer_state, new "
+            "adapters) is another run: give it a save_folder of its own", from, c->save_folder);
+    if (resumes && !latest)
+        check_rewind(c, from);
+    if (holds_run(c->save_folder) && !resumes && !c->try_load_latest_save && !c->save_overwrite)
+        die("save_folder %s holds a run already: --try_load_latest_save continues it, --save_overwrite writes over it, "
+            "--save_folder=... goes elsewhere", c->save_folder);
+}
+
+/* What rank 0 says, on all ranks. */
+static bool agree(bool answer)
+{
+    comm_broadcast(&answer, sizeof answer, 0);
+    return answer;
+}
+
+bool save_folder_prepare(const Config *c, const char *from, bool latest)
+{
+    bool resumes = latest;
+    check_base(c);
+    if (comm_rank() == 0) {
+        save_folder_make(c->save_folder);
+        if (from && !latest)
+            resumes = goes_on(c, from) && (is_entry(c->save_folder, from) || saved_as_in(from, c->save_folder) == 1);
+        check_folder(c, from, latest, resumes);
+    }
+    resumes = agree(resumes);
+    save_folder_make(c->save_folder);           /* a host that remembers its absence asks the file server again */
+    shared_folder_check(c->save_folder);
+    return resumes;
+}
+
+bool save_folder_has(const Config *c, const char *from, long step)
+{
+    bool has = false;
+    if (comm_rank() == 0) {
+        char *real = realpath(from, NULL), name[32];
+        snprintf(name, sizeof name, "/step%ld", step);
+        has = is_step(c->save_folder, step, from) || is_latest(c->save_folder, from)
+           || (real && strcmp(strrchr(real, '/'), name) == 0);
+        free(real);
+    }
+    return agree(has);
+}
+
+/* ---- when it begins ----------------------------------------------------------------------------------------- */
+
+static void point_latest(const Config *c, const char *from, long step)
+{
+    char name[32], *real = realpath(from, NULL);
+    snprintf(name, sizeof name, "step%ld", step);
+    const bool here = is_step(c->save_folder, step, from);
+    if (here || real)
+        folder_point_latest(c->save_folder, here ? name : real);
+    free(real);
+}
+
+static void write_config(const Config *c)
+{
+    char *path = xasprintf("%s/config.yaml", c->save_folder), *temporary = xasprintf("%s/.config.yaml.tmp", c->save_folder);
+    folder_write(temporary, c->text, strlen(c->text));
+    if (rename(temporary, path) != 0)
+        die("%s: cannot write: %s", path, strerror(errno));
+    free(path);
+    free(temporary);
+}
+
+/* Checkpoints of a run that this one replaces must go, or --try_load_latest_save would continue that one. */
+void save_folder_begin(const Config *c, const char *from, long step, bool saved)
+{
+    if (comm_rank() != 0)
+        return;
+    watchdog_mark("tidying save_folder and writing config.yaml", -1);
+    folder_clean(c->save_folder);               /* on a full disk, room for what follows */
+    folder_try(c->save_folder);
+    if (c->save_overwrite && !from)
+        folder_clear(c->save_folder);
+    if (saved)              /* an interruption before the next save must not lead back to what came after this step */
+        point_latest(c, from, step);
+    if (from && c->save_overwrite && !c->try_load_latest_save)
+        folder_remove_later(c->save_folder, step);
+    write_config(c);
+}
