@@ -6,6 +6,7 @@
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "data/loader.h"
@@ -16,11 +17,13 @@
 #include "kernels/watchdog.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/checkpoint/export.h"
+#include "model/checkpoint/folder.h"
 #include "model/config/load.h"
 #include "model/run/downstream.h"
 #include "model/run/evaluate.h"
 #include "model/run/generate.h"
 #include "model/run/log.h"
+#include "model/run/problem.h"
 #include "model/run/ruin.h"
 #include "model/run/run.h"
 #include "model/schedule.h"
@@ -52,28 +55,31 @@ static void on_signal(int number)
 }
 
 /* This rank's part of the next step, and the labels of all; also whether any rank was asked to stop, so that all stop at the same
- * step. False: before this one, if the run `may_stop` there. Ranks that have theirs ask again and again, as in checkpoint_finish:
- * an epoch that is shuffled, a file server that stalls may take minutes. */
-static bool next_batch(Run *r, double *labels, bool may_stop, bool *stop)
+ * step. False: before this one, if the run `may_stop` there; or there are no such data: *problem says why. Ranks that have theirs
+ * ask again and again, as in checkpoint_finish: an epoch that is shuffled, a file server that stalls may take minutes. */
+static bool next_batch(Run *r, double *labels, bool may_stop, bool *stop, char **problem)
 {
     Batch *b = &r->batch;
+    const char *wrong = NULL;
     bool ready = false;
-    double x[3];
+    double x[4];
     watchdog_set_step(r->state.step + 1);
     watchdog_mark("reading tokens", -1);
     do {
         watchdog_wait_for(ready ? NO_WORKER : WORKER_DATA);
-        if (!ready && loader_wait(r->loader, 0.5)) {
+        if (!ready && loader_wait(r->loader, 0.5) && !(wrong = loader_problem(r->loader))) {
             ready = loader_next(r->loader, b);
             CHECK(ready, "step %ld: no data", r->state.step + 1);
         }
         x[0] = ready ? (double)b->labels : 0;
         x[1] = asked_to_stop;
         x[2] = !ready;
-        comm_sum(x, 3);
+        x[3] = wrong != NULL;
+        comm_sum(x, 4);
         *stop = x[1] > 0;
-    } while (x[2] > 0 && !(*stop && may_stop));
+    } while (x[2] > 0 && x[3] == 0 && !(*stop && may_stop));
     watchdog_wait_for(NO_WORKER);
+    *problem = x[3] > 0 ? problem_share(wrong) : NULL;
     *labels = x[0];
     return x[2] == 0;
 }
@@ -143,29 +149,44 @@ static void finish_saving(Run *r)
     watchdog_set_patient(false);
 }
 
+/* What was fit when the run began and is not now. A run that trains goes on without; one that only evaluates has nothing else. */
+static void leave_out(const Run *r, int i, char *problem)
+{
+    if (problem && r->config->eval_only)
+        die("%s", problem);
+    if (problem)
+        warn("step %ld: no evaluation '%s': %s", r->state.step, r->config->eval[i].label, problem);
+    free(problem);
+}
+
 /* By evaluator number i. True if the run was asked to stop and this has ended early. */
 static bool evaluate_by(Run *r, int i)
 {
     const Config *c = r->config;
     if (c->eval[i].downstream) {
         DownstreamResult d = downstream_evaluate(c, i, &r->model, &r->fsdp, &asked_to_stop);
-        if (!d.cut)
+        if (!d.cut && !d.problem)
             log_downstream(r->log, r->state.step, &d);
+        leave_out(r, i, d.problem);
         return d.cut;
     }
     EvalResult e = evaluate(c, i, &r->model, &r->fsdp, &asked_to_stop);
-    if (!e.cut)
+    if (!e.cut && !e.problem)
         log_eval(r->log, r->state.step, &e);
+    leave_out(r, i, e.problem);
     return e.cut;
 }
 
-/* By the evaluators from number `first` on. True: as above. */
-static bool evaluate_all(Run *r, int first)
+/* `all`, or those whose results for this step an earlier process has not written. True: as above. */
+static bool evaluate_all(Run *r, bool all)
 {
     bool cut = false;
     log_pause(r->log);
-    for (int i = first; i < r->config->num_eval && !cut; i++)
-        cut = evaluate_by(r, i);
+    for (int i = 0; i < r->config->num_eval && !cut; i++) {
+        double written = !all && comm_rank() == 0 && log_evaluated(r->log, i);
+        comm_max(&written, 1);          /* rank 0 knows */
+        cut = written == 0 && evaluate_by(r, i);
+    }
     log_resume(r->log);
     return cut;
 }
@@ -217,12 +238,10 @@ static bool evaluates_here(const Run *r)
     return is_due(r->state.step, interval) || (interval > 0 && run_is_over(r));
 }
 
-/* The first evaluator that a run which goes on from a checkpoint did not come to there; the number of them if there is none. */
-static int first_owed(const Run *r)
+/* Whether there are evaluations to make before the first step: asked for, or those that an earlier process did not come to. */
+static bool evaluates_first(const Run *r)
 {
-    double evaluated = log_evaluated(r->log);       /* rank 0 knows */
-    comm_max(&evaluated, 1);
-    return r->saved_step == r->state.step && evaluates_here(r) ? (int)evaluated : r->config->num_eval;
+    return r->config->eval_on_load || (r->saved_step == r->state.step && evaluates_here(r));
 }
 
 static bool samples_here(const Run *r)
@@ -238,17 +257,36 @@ static bool samples_owed(const Run *r)
     return owed > 0;
 }
 
+/* The data of the next step are not there; what is trained so far is kept. lost: steps in a row that were not finite, of which the
+ * last is this one. */
+static _Noreturn void end_for_data(Run *r, int lost, const char *problem)
+{
+    if (lost > 0) {
+        warn("step %ld: %s", r->state.step + 1, problem);
+        ruin_end(r, lost);
+    }
+    if (r->state.step > r->first_step)
+        save(r);
+    finish_saving(r);
+    char *latest = folder_say_latest(r->config->save_folder);
+    die("step %ld: %s; %s", r->state.step + 1, problem, latest);
+}
+
 static void train(Run *r)
 {
     const Config *c = r->config;
-    bool stop = evaluate_all(r, c->eval_on_load ? 0 : first_owed(r));
+    bool stop = evaluates_first(r) && evaluate_all(r, false);
     if (samples_owed(r))
         stop |= samples_write(r->samples, &r->model, &r->fsdp, r->log, r->state.step, &asked_to_stop);
     int lost = 0;               /* steps in a row that were not finite */
     while (!run_is_over(r) && (!stop || lost > 0)) {        /* who is asked to stop does so at the next step that is finite */
         const TrainState before = r->state;
         double labels;
-        if (!next_batch(r, &labels, lost == 0, &stop))
+        char *problem;
+        const bool ready = next_batch(r, &labels, lost == 0, &stop, &problem);
+        if (problem)
+            end_for_data(r, lost, problem);
+        if (!ready)
             break;
         training = 1;
         StepStats t = train_step(r, labels);
@@ -261,10 +299,10 @@ static void train(Run *r)
         if (t.spike && c->spikes == SPIKES_STOP)
             ruin_end_spike(r, &before);
         save_and_publish(r, &t);
-        if (run_is_over(r))         /* what ends an evaluation, as a file that is gone, must not take the last checkpoint along */
+        if (run_is_over(r))         /* what ends an evaluation must not take the last checkpoint along */
             finish_saving(r);
         if (evaluates_here(r))
-            stop |= evaluate_all(r, 0);
+            stop |= evaluate_all(r, true);
         if (samples_here(r))
             stop |= samples_write(r->samples, &r->model, &r->fsdp, r->log, t.step, &asked_to_stop);
     }
@@ -291,7 +329,7 @@ static void train_or_evaluate(const Config *c)
     watchdog_set_patient(false);
     error_hold_warnings(false);
     if (c->eval_only)
-        evaluate_all(&r, 0);
+        evaluate_all(&r, true);
     else
         train(&r);
     if (c->eval_only && !c->save_folder)

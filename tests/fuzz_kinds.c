@@ -156,7 +156,6 @@ static void read_metrics(void)
     c.eval = &set;
     c.num_eval = 1;
     Log *l = log_open(&c, (RunLength){ .steps = 10 }, 10, FIRST_STEP, true, 1);
-    demand(log_evaluated(l) <= 1, "more evaluations than there are evaluators");
     log_close(l);
     Input after = input_read(in_folder(now->file));
     const bool kept_it = after.size <= before.size && (!after.size || memcmp(after.data, before.data, after.size) == 0);

@@ -100,7 +100,7 @@ static void expect_latest(const Run *r, long step)
 static void set_aside(Run *r, long step)
 {
     TrainState s = state_of(step);
-    checkpoint_set_aside(&r->config, &r->fsdp, &s, r->file_limit);
+    free(checkpoint_set_aside(&r->config, &r->fsdp, &s, r->file_limit));
 }
 
 static void test_not_saved(void **state)

@@ -314,27 +314,29 @@ static char *set_aside(const char *save_folder, long step)
     return folder_set_aside(save_folder, step);
 }
 
-/* What is set aside takes no older one's place. */
-static void publish(void)
+/* What is set aside takes no older one's place. Returns the path that it has, malloc'ed. */
+static char *publish(void)
 {
     const Config *c = save.config;
+    char *path = xasprintf("%s/step%ld%s", c->save_folder, save.state.step, save.aside ? "-aborted" : "");
     layout_sum(&save.model);
     layout_sum(&save.optimizer);
     if (comm_rank() == 0) {
         watchdog_mark("publishing the checkpoint", -1);
         size_t bytes = write_descriptions();
-        char *path = save.aside ? set_aside(c->save_folder, save.state.step)
-                                : xasprintf("%s/step%ld", c->save_folder, save.state.step);
-        if (!save.aside)
+        if (save.aside) {
+            free(path);
+            path = set_aside(c->save_folder, save.state.step);
+        } else
             folder_publish(c->save_folder, save.state.step);
         printf("saved %s: %.3g GiB, training paused %.2f s, written in %.2f s\n", path, (double)bytes / 0x1p30, save.paused,
                save.seconds);
         fflush(stdout);
         if (!save.aside)
             checkpoint_prune(c);
-        free(path);
     }
     close_save();
+    return path;
 }
 
 bool checkpoint_poll(void)
@@ -342,7 +344,7 @@ bool checkpoint_poll(void)
     if (!save.config || !all_written())
         return false;
     pthread_join(save.writer, NULL);
-    publish();
+    free(publish());
     return true;
 }
 
@@ -362,7 +364,7 @@ void checkpoint_finish(void)
     if (!save.config)
         return;
     wait_for_writers();
-    publish();
+    free(publish());
 }
 
 void checkpoint_drop(void)
@@ -377,9 +379,9 @@ void checkpoint_drop(void)
         folder_clean(c->save_folder);
 }
 
-void checkpoint_set_aside(const Config *c, const Fsdp *f, const TrainState *s, size_t file_limit)
+char *checkpoint_set_aside(const Config *c, const Fsdp *f, const TrainState *s, size_t file_limit)
 {
     begin(c, f, s, file_limit, true);
     wait_for_writers();
-    publish();
+    return publish();
 }

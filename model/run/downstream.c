@@ -10,28 +10,48 @@
 #include "kernels/comm.h"
 #include "kernels/error.h"
 #include "kernels/watchdog.h"
+#include "model/run/problem.h"
 
 /* A micro-batch (B, T) on the host. */
 typedef struct { int B, T, *tokens, *targets; uint8_t *begins; float *losses; } Rows;
 
-static Requests open_task(const Config *c, int i)
+/* What read_requests reads within error_catch. */
+typedef struct { const Config *config; int task; Requests requests; } Reading;
+
+static void read_requests(void *what)
 {
-    const EvalSet *set = &c->eval[i];
+    Reading *r = what;
+    const EvalSet *set = &r->config->eval[r->task];
+    r->requests = requests_read(set->where, set->paths[0], r->config->model.max_sequence_length, r->config->model.vocab_size);
+}
+
+/* Of all ranks; *problem is what is wrong with the file of any, NULL: nothing. */
+static Requests open_task(char **problem, const Config *c, int i)
+{
+    Reading r = { c, i, { 0 } };
     watchdog_set_patient(true);
     watchdog_mark("reading questions", -1);
-    Requests r = requests_read(set->where, set->paths[0], c->model.max_sequence_length, c->model.vocab_size);
+    char *own = error_catch(read_requests, &r);
     watchdog_set_patient(false);
-    const double choices = r.choices, tokens = (double)r.tokens;
+    *problem = problem_share(own);
+    free(own);
+    if (*problem)
+        return r.requests;
+    const double choices = r.requests.choices, tokens = (double)r.requests.tokens;
     double most[4] = { choices, tokens, -choices, -tokens };
     comm_max(most, 4);
     if (most[0] != -most[2] || most[1] != -most[3])
-        die("%s: the ranks have different files %s; give every rank the same", set->where, set->paths[0]);
-    return r;
+        *problem = xasprintf("%s: the ranks have different files %s; give every rank the same", c->eval[i].where,
+                             c->eval[i].paths[0]);
+    return r.requests;
 }
 
 void downstream_check(const Config *c, int i)
 {
-    Requests r = open_task(c, i);
+    char *problem;
+    Requests r = open_task(&problem, c, i);
+    if (problem)
+        die("%s", problem);
     requests_free(&r);
 }
 
@@ -193,9 +213,15 @@ void downstream_score(double score[NUM_METRICS], const Requests *r, int question
 
 DownstreamResult downstream_evaluate(const Config *c, int i, Model *m, Fsdp *f, const volatile sig_atomic_t *stop)
 {
-    Requests r = open_task(c, i);
+    DownstreamResult d = { .label = c->eval[i].label };
+    Requests r = open_task(&d.problem, c, i);
+    if (d.problem) {
+        requests_free(&r);
+        return d;
+    }
     const int questions = questions_asked(c, &r);
-    DownstreamResult d = { .label = c->eval[i].label, .metric = r.metric, .questions = questions };
+    d.metric = r.metric;
+    d.questions = questions;
     double *log_probability = xcalloc((size_t)r.choices, sizeof *log_probability);
     d.cut = !log_probabilities(log_probability, &r, questions, m, f, stop);
     downstream_score(d.score, &r, questions, log_probability);

@@ -5,8 +5,15 @@
 #include "data/requests.h"
 #include "model/model.h"
 
-/* Of a task whose metric is bpb only that and bpb_v2 have a meaning. */
-typedef struct { const char *label; Metric metric; double score[NUM_METRICS]; int questions; bool cut; } DownstreamResult;
+/* Of a task whose metric is bpb only that and bpb_v2 have a meaning. problem: as EvalResult's. */
+typedef struct {
+    const char *label;
+    Metric metric;
+    double score[NUM_METRICS];
+    int    questions;
+    bool   cut;
+    char  *problem;
+} DownstreamResult;
 
 /* Dies if the request file of c->eval[i] is missing or unfit. */
 void downstream_check(const Config *c, int i);

@@ -10,6 +10,7 @@
 #include "kernels/error.h"
 #include "kernels/watchdog.h"
 #include "model/run/downstream.h"
+#include "model/run/problem.h"
 
 /* Sequences [first, first + B) of the batch as a full micro-batch; what lies behind its end is masked. */
 static void micro_batch(int *tokens, int *targets, uint8_t *begins, const Batch *b, int first, int B, int T)
@@ -32,7 +33,8 @@ static void beat(const char *doing)
     watchdog_beat(WORKER_VALIDATION, doing);
 }
 
-static Loader *open_set(const Config *c, int i, bool again)
+/* problem: as loader_try_open; NULL: dies instead. */
+static Loader *open_set(const Config *c, int i, char **problem)
 {
     const EvalSet *set = &c->eval[i];
     DataSpec spec = { .key = set->where, .paths = set->paths, .num_paths = set->num_paths, .itemsize = set->itemsize,
@@ -41,10 +43,12 @@ static Loader *open_set(const Config *c, int i, bool again)
                       .label_mask_paths = set->label_mask_paths, .num_label_mask_paths = set->num_label_mask_paths,
                       .mask_padding = c->data.mask_padding, .best_fit = set->packing == PACK_BEST_FIT,
                       .split = c->data.long_documents == LONG_SPLIT, .metadata = set->boundaries == BOUNDARIES_METADATA,
-                      .again = again, .beat = beat };
+                      .again = problem != NULL, .beat = beat };
     watchdog_mark("opening validation data", -1);
     watchdog_wait_for(WORKER_VALIDATION);
-    Loader *l = loader_open(&spec, c->device_eval_batch_size * comm_size(), comm_rank(), comm_size());
+    const int batch = c->device_eval_batch_size * comm_size();
+    Loader *l = problem ? loader_try_open(problem, &spec, batch, comm_rank(), comm_size())
+                        : loader_open(&spec, batch, comm_rank(), comm_size());
     watchdog_wait_for(NO_WORKER);
     return l;
 }
@@ -55,45 +59,67 @@ void evaluate_check(const Config *c)
         if (c->eval[i].downstream)
             downstream_check(c, i);
         else
-            loader_close(open_set(c, i, false));
+            loader_close(open_set(c, i, NULL));
+}
+
+/* A batch as it is given to the model, (B, T) each, and sums over those so far. */
+typedef struct { int B, T, *tokens, *targets; uint8_t *begins; double loss, labels; } Validation;
+
+static void add_batch(Validation *p, const Batch *b, int sequences, Model *m, Fsdp *f)
+{
+    for (int first = 0; first < sequences; first += p->B) {
+        watchdog_mark("evaluation", -1);
+        micro_batch(p->tokens, p->targets, p->begins, b, first, p->B, p->T);
+        model_step(m, f, p->tokens, p->targets, p->begins, 0, 0, PASS_FORWARD);
+    }
+    watchdog_mark_together("reading the validation losses", -1);
+    p->loss += model_losses(m).loss;
+    p->labels += b->sequences ? b->labels : 0;
+}
+
+/* Until the data end, or any rank is asked to stop: true; or meets what is wrong with its data: *problem. */
+static bool add_batches(Validation *p, Loader *l, const Config *c, Model *m, Fsdp *f, const volatile sig_atomic_t *stop, char **problem)
+{
+    Batch b = { 0 };
+    for (long n = 0; n != c->eval_subset_num_batches; n++) {
+        watchdog_mark("reading validation tokens", -1);
+        watchdog_wait_for(WORKER_VALIDATION);
+        const char *wrong = loader_problem(l);
+        if (wrong || !loader_next(l, &b))
+            b.sequences = 0;
+        watchdog_wait_for(NO_WORKER);
+        double most[3] = { b.sequences, stop && *stop, wrong != NULL };     /* sequences of a rank; stop; problem */
+        comm_max(most, 3);
+        if (most[2] > 0)
+            *problem = problem_share(wrong);
+        if (most[1] > 0 || most[2] > 0 || most[0] == 0)
+            return most[1] > 0;
+        add_batch(p, &b, (int)most[0], m, f);
+    }
+    return false;
 }
 
 EvalResult evaluate(const Config *c, int i, Model *m, Fsdp *f, const volatile sig_atomic_t *stop)
 {
-    int B = m->attn.B, T = m->attn.T;
-    Loader *l = open_set(c, i, true);
-    int *tokens = xmalloc(sizeof(int) * B * T), *targets = xmalloc(sizeof(int) * B * T);
-    uint8_t *begins = xmalloc((size_t)B * T);
-    double total[2] = { 0 };
-    bool cut = false;
-
-    model_losses(m);
-    Batch b = { 0 };
-    for (long n = 0; n != c->eval_subset_num_batches && !cut; n++) {
-        watchdog_mark("reading validation tokens", -1);
-        watchdog_wait_for(WORKER_VALIDATION);
-        bool more = loader_next(l, &b);
-        watchdog_wait_for(NO_WORKER);
-        double most[2] = { more ? b.sequences : 0, stop && *stop };         /* sequences of a rank; stop */
-        comm_max(most, 2);
-        cut = most[1] > 0;
-        if (most[0] == 0)
-            break;
-        if (!more)
-            b.sequences = 0;
-        for (int first = 0; first < most[0]; first += B) {
-            watchdog_mark("evaluation", -1);
-            micro_batch(tokens, targets, begins, &b, first, B, T);
-            model_step(m, f, tokens, targets, begins, 0, 0, PASS_FORWARD);
-        }
-        watchdog_mark_together("reading the validation losses", -1);
-        total[0] += model_losses(m).loss;
-        total[1] += b.sequences ? b.labels : 0;
+    const int B = m->attn.B, T = m->attn.T;
+    char *own;
+    Loader *l = open_set(c, i, &own);
+    EvalResult e = { .label = c->eval[i].label, .loss = NAN, .problem = problem_share(own) };
+    free(own);
+    if (!e.problem) {
+        Validation p = { B, T, xmalloc(sizeof(int) * B * T), xmalloc(sizeof(int) * B * T), xmalloc((size_t)B * T), 0, 0 };
+        model_losses(m);
+        e.cut = add_batches(&p, l, c, m, f, stop, &e.problem);
+        double total[2] = { p.loss, p.labels };
+        comm_sum(total, 2);
+        if (total[1] > 0)
+            e.loss = total[0] / total[1];
+        e.labels = (long)total[1];
+        free(p.tokens);
+        free(p.targets);
+        free(p.begins);
     }
-    loader_close(l);
-    free(tokens);
-    free(targets);
-    free(begins);
-    comm_sum(total, 2);
-    return (EvalResult){ c->eval[i].label, total[1] ? total[0] / total[1] : NAN, (long)total[1], cut };
+    if (l)
+        loader_close(l);
+    return e;
 }

@@ -5,7 +5,9 @@
 #include "data/loader.h"
 #include "model/model.h"
 
-typedef struct { const char *label; double loss; long labels; bool cut; } EvalResult;  /* loss: mean per label; NAN: no labels */
+/* loss: mean per label; NAN: no labels. problem: what is wrong with the data, of whichever rank, malloc'ed; then the rest means
+ * nothing. NULL: nothing is */
+typedef struct { const char *label; double loss; long labels; bool cut; char *problem; } EvalResult;
 
 /* Dies if the data of an evaluation that this run will make is missing or unfit. All ranks call. */
 void evaluate_check(const Config *c);

@@ -33,7 +33,7 @@ struct Log {
     double  start, paused;     /* paused: when log_pause was called */
     double *loss;              /* of every step of this process, where it was finite */
     long    losses, capacity, first_step;
-    int     evaluated;         /* evaluators, from the first on, at first_step by an earlier process */
+    bool   *evaluated;         /* each evaluator, at first_step by an earlier process */
     bool    sampled;           /* whether an earlier process has written samples there */
     char   *from;              /* of a run that only evaluates: the folder that it loads; else NULL */
 };
@@ -114,15 +114,15 @@ static char *result_name(const EvalSet *set)
     return set->downstream ? downstream_name(set->label, METRIC_BPB) : eval_name(set->label, "CrossEntropyLoss");
 }
 
-/* Evaluations are made in the order of the evaluators, one line each: `count`, and one more if this line is that of the next. */
-static int count_evals(const char *line, const Config *c, int count)
+static void mark_evaluated(Log *l, const char *line)
 {
     json_t *o = json_loads(line, 0, NULL);
-    char *name = count < c->num_eval ? result_name(&c->eval[count]) : NULL;
-    count += name && json_object_get(o, name);
-    free(name);
+    for (int i = 0; i < l->config->num_eval; i++) {
+        char *name = result_name(&l->config->eval[i]);
+        l->evaluated[i] |= json_object_get(o, name) != NULL;
+        free(name);
+    }
     json_decref(o);
-    return count;
 }
 
 static bool has_samples(const char *line)
@@ -152,7 +152,7 @@ static void drop_later_steps(Log *l, long last)
             break;
         keep = at;
         if (says && step == last) {
-            l->evaluated = count_evals(line, l->config, l->evaluated);
+            mark_evaluated(l, line);
             l->sampled |= has_samples(line);
         }
     }
@@ -162,9 +162,9 @@ static void drop_later_steps(Log *l, long last)
         die("%s: cannot drop the steps from %ld on: %s", l->path, last + 1, strerror(errno));
 }
 
-int log_evaluated(const Log *l)
+bool log_evaluated(const Log *l, int i)
 {
-    return l ? l->evaluated : 0;
+    return l->evaluated[i];
 }
 
 bool log_sampled(const Log *l)
@@ -195,6 +195,7 @@ Log *log_open_eval(const Config *c, const char *from)
     Log *l = xcalloc(1, sizeof *l);
     l->config = c;
     l->from = xstrdup(from);
+    l->evaluated = xcalloc((size_t)c->num_eval, sizeof *l->evaluated);
     l->time = xcalloc((size_t)c->speed_window + 1, sizeof *l->time);
     if (c->save_folder) {
         open_file(l, c->save_folder, "eval.jsonl");
@@ -213,6 +214,7 @@ Log *log_open(const Config *c, RunLength length, long last_step, long first_step
     l->last_step = last_step;
     l->world = world;
     l->first_step = first_step;
+    l->evaluated = xcalloc((size_t)c->num_eval, sizeof *l->evaluated);
     l->speed_of_light = speed_of_light(c);
     l->time = xcalloc(c->speed_window + 1, sizeof *l->time);
     l->time[0] = l->start = clock_seconds();
@@ -450,6 +452,7 @@ void log_close(Log *l)
         fclose(l->file);
     free(l->path);
     free(l->from);
+    free(l->evaluated);
     free(l->time);
     free(l->loss);
     free(l);

@@ -36,8 +36,8 @@ Log *log_open_eval(const Config *c, const char *from);
 void log_step (Log *l, const StepStats *s);
 void log_eval (Log *l, long step, const EvalResult *r);
 void log_downstream(Log *l, long step, const DownstreamResult *r);
-int  log_evaluated(const Log *l); /* how many evaluators, from the first on, an older run's metrics have at first_step */
-bool log_sampled(const Log *l);   /* whether they have samples there; rank 0 alone asks */
+bool log_evaluated(const Log *l, int i);    /* whether evaluator i's metrics are there at first_step, by an earlier process */
+bool log_sampled(const Log *l);   /* whether its samples are; of both rank 0 alone asks */
 void log_pause (Log *l);          /* from here to log_resume nothing is trained: the speed does not count this time */
 void log_resume(Log *l);
 

@@ -37,12 +37,10 @@ static char *leave(Run *r)
     if (r->unproven)
         checkpoint_drop();
     checkpoint_finish();
-    if (keeps)
-        checkpoint_set_aside(c, &r->fsdp, &r->state, CHECKPOINT_FILE_BYTES);
+    char *aside = keeps ? checkpoint_set_aside(c, &r->fsdp, &r->state, CHECKPOINT_FILE_BYTES) : NULL;
     char *latest = folder_say_latest(c->save_folder);
-    char *text = keeps ? xasprintf("%s; what the run ends with is set aside in %s/step%ld-aborted", latest, c->save_folder,
-                                   r->state.step)
-                       : xasprintf("%s", latest);
+    char *text = aside ? xasprintf("%s; what the run ends with is set aside in %s", latest, aside) : xasprintf("%s", latest);
+    free(aside);
     free(latest);
     return text;
 }
