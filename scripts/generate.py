@@ -30,10 +30,19 @@ def parse_arguments():
         known.train = shlex.split(known.train)
     except ValueError as problem:
         sys.exit(f"error: --train {known.train}: {problem}")
+    known.folder = follow(known.folder)
     strange = [one for one in rest if not (one.startswith("--") and "=" in one)]
     if strange:
         sys.exit(f"error: {strange[0]}: expected an option above, or --key=value for ./train")
     return known, rest
+
+
+def follow(folder):
+    """Where a file system has no symbolic links, `latest` is a file that names the checkpoint."""
+    if os.path.basename(folder) != "latest" or not os.path.isfile(folder):
+        return folder
+    with open(folder, encoding="utf-8") as file:
+        return os.path.join(os.path.dirname(folder), file.readline().rstrip("\n"))
 
 
 def check_texts(texts):

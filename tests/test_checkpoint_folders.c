@@ -7,6 +7,7 @@
 #include "model/architecture.h"
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/safetensors.h"
+#include "model/checkpoint/saved_as.h"
 #include "tests/saved.h"
 
 /* checkpoint_latest says save_folder/<expected>, or nothing. */
@@ -66,18 +67,19 @@ static void test_crashes(void **state)
 {
     (void)state;
     const struct { const char *what, *latest; } crash[] = {
-        { "cp -r step10 step30.tmp",                                        "step20" },  /* before the rename     */
+        { "cp -r step10 step30.tmp && touch step30.tmp/.unfinished",        "step20" },  /* before the rename     */
+        { "mkdir step30.tmp",                                               "step20" },
         { "cp -r step10 step30",                                            "step20" },  /* before `latest` moved */
         { "ln -s step30 latest.tmp",                                        "step20" },
         { "rm latest",                                                      "step20" },
-        { "ln -sfn step30.tmp latest && cp -r step10 step30.tmp",           "step20" },
+        { "ln -sfn step30.tmp latest && mkdir step30.tmp",                  "step20" },
         { "ln -sfn step99 latest",                                          "step20" },
         { "rm -r step20",                                                   "step10" },
         { "rm step20/trainer.json",                                         "step10" },
         { "echo '{' >step20/trainer.json",                                  "step10" },
         { "truncate -s -1 step20/model.safetensors",                        "step10" },
         { "rm step20/optimizer-00001.safetensors",                          "step10" },
-        { "rm -r step10 && mv step20 step20.old && mkdir step20.tmp",       "step20.old" },  /* replacing step20  */
+        { "rm -r step10 && touch step20/.unfinished && mv step20 step20.old && mkdir step20.tmp", "step20.old" },   /* replacing it */
         { "rm -r step10 step20",                                            NULL     },
     };
     for (size_t i = 0; i < sizeof crash / sizeof crash[0]; i++) {
@@ -124,7 +126,7 @@ static void test_replace(void **state)
     Run r;
     open_small(&r);
     save(&r, 10);
-    in_folder(&r, "cp -r step10 step10.old && touch step10/left-over");
+    in_folder(&r, "cp -r step10 step10.old && touch step10.old/.unfinished step10/left-over");
     fsdp_init(&r.fsdp, &r.config.model, 4);
     float before = 0, after = 0;
     device_get(&before, r.fsdp.shard[0].master.data, sizeof before);
@@ -316,7 +318,7 @@ static void test_killed(void **state)
 
 /* ---- pruning ---------------------------------------------------------------------------------------------- */
 
-/* `steps` and what is left of them: names of empty folders, which is all that pruning looks at. */
+/* `steps` and what is left of them: names of folders that hold nothing but what they were saved as, by these settings. */
 static void check_prune(long keep_last, long interval, long permanent, long ephemeral, const char *steps,
                         const char *latest, const char *left)
 {
@@ -327,6 +329,11 @@ static void check_prune(long keep_last, long interval, long permanent, long ephe
     r.config.save_interval_unsharded = permanent;
     r.config.save_interval_ephemeral = ephemeral;
     in_folder(&r, text("mkdir %s && ln -s %s latest", steps, latest));
+    long *step;
+    for (int i = folder_steps(&step, r.config.save_folder, "") - 1; i >= 0; i--)
+        in_folder(&r, text("echo '{\"saved_as\": \"%s\"}' >step%ld/trainer.json", saved_as_name(saved_as_of(&r.config, step[i])),
+                           step[i]));
+    free(step);
     checkpoint_prune(&r.config);
     expect_entries(&r, left);
     close_run(&r);

@@ -20,12 +20,13 @@
 #include "model/checkpoint/convert.h"
 #include "model/checkpoint/crc32c.h"
 #include "model/checkpoint/folder.h"
-#include "model/checkpoint/target.h"
 #include "model/checkpoint/merge.h"
 #include "model/checkpoint/nf4_source.h"
 #include "model/checkpoint/source.h"
+#include "model/checkpoint/target.h"
 #include "model/config/adapter.h"
 #include "model/config/hf.h"
+#include "model/config/pointer.h"
 
 enum { CHUNK = 8 << 20 };       /* elements that are in memory at once */
 
@@ -122,6 +123,9 @@ static bool holds_model(const char *folder)
 static char *choose(const char *source)
 {
     struct stat status;
+    char *named = pointer_follow(source);
+    if (named)
+        return named;
     if (stat(source, &status) != 0 || !S_ISDIR(status.st_mode))
         die("--export=%s: there is no such folder; expected a checkpoint, the save_folder of a run, or a folder that "
             "save_pretrained wrote", source);

@@ -7,5 +7,5 @@ char *pointer_read(const char *path);
 /* The path of what a pointer, link or file, leads to: what it says, from the folder on that it is in. NULL as above. malloc'ed. */
 char *pointer_target(const char *path);
 
-/* The same of such a file, as who opens a path follows a link: NULL for a link. */
+/* The same of such a file of the name `latest` that leads to a folder, as who opens a path follows a link; NULL for all else. */
 char *pointer_follow(const char *path);

@@ -11,6 +11,7 @@
 #include "kernels/text.h"
 #include "model/config/adapter.h"
 #include "model/config/hf.h"
+#include "model/config/pointer.h"
 #include "model/config/table.h"
 
 enum { USUAL_LENGTH = 4096 };       /* tokens of a sequence, where a model knows more and nobody said how many */
@@ -244,11 +245,13 @@ static void say_format(const char *where, const char *key, const char *folder)
         say_meta(where, folder);
     if (config_holds(folder, "model.pt"))
         say_olmo(where, folder);
-    if (config_holds(folder, "latest/config.json") || config_holds(folder, "latest/adapter_config.json"))
+    char *pointer = xasprintf("%s/latest", folder), *latest = pointer_follow(pointer);
+    if (latest || config_holds(folder, "latest/config.json") || config_holds(folder, "latest/adapter_config.json"))
         die("%s: this is the save_folder of a run; its newest checkpoint is --%s=%s/latest", where, key, folder);
     if (config_holds(folder, "model_and_optim"))
         die("%s: this is a checkpoint of OLMo-core. Convert it with its src/examples/huggingface/convert_checkpoint_to_hf.py and "
             "load the result", where);
+    free(pointer);
 }
 
 /* `key`: what says where it is. */

@@ -121,11 +121,19 @@ static bool goes_on(const Config *c, const char *from)
 
 /* ---- whether the run may ------------------------------------------------------------------------------------ */
 
+/* That its name says; -1: none. */
+static long step_of(const char *folder)
+{
+    long step;
+    return sscanf(strrchr(folder, '/'), "/step%ld", &step) == 1 ? step : -1;
+}
+
 /* Going back in a run takes back what came later. */
 static void check_rewind(const Config *c, const char *from)
 {
     char *last = folder_newest(c->save_folder), *here = realpath(from, NULL);
-    if (last && here && strcmp(last, here) != 0 && !c->save_overwrite)
+    const bool later = last && here && strcmp(last, here) != 0 && (step_of(last) < 0 || step_of(last) > step_of(here));
+    if (later && !c->save_overwrite)
         die("save_folder %s holds a run that went on from %s to %s: --save_overwrite goes back to it, --save_folder=... goes "
             "elsewhere", c->save_folder, from, last);
     free(last);
