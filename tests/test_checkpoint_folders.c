@@ -79,7 +79,7 @@ static void test_crashes(void **state)
         { "echo '{' >step20/trainer.json",                                  "step10" },
         { "truncate -s -1 step20/model.safetensors",                        "step10" },
         { "rm step20/optimizer-00001.safetensors",                          "step10" },
-        { "rm -r step10 && touch step20/.unfinished && mv step20 step20.old && mkdir step20.tmp", "step20.old" },   /* replacing it */
+        { "rm -r step10 && mv step20 step20.old && mkdir step20.tmp && touch step20.old/.unfinished", "step20.old" },
         { "rm -r step10 step20",                                            NULL     },
     };
     for (size_t i = 0; i < sizeof crash / sizeof crash[0]; i++) {

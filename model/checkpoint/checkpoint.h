@@ -15,8 +15,8 @@
  *
  * The layout of the files depends on the architecture alone, not on the number of ranks: every rank writes the bytes
  * of its own shards into the places where they belong, so any number of ranks can read them back.
- * Written as stepN.tmp, fsynced, renamed; then the link `latest` moves, or a file that says the same (pointer.h). stepN-aborted is the state of a run that could not go on:
- * the same files, which nothing goes on from unless it is named. */
+ * Written as stepN.tmp, fsynced, renamed; then the link `latest` moves, or a file that says the same (pointer.h). stepN-aborted is
+ * the state of a run that could not go on: the same files, which nothing goes on from unless it is named. */
 #pragma once
 #include "data/loader.h"
 #include "model/fsdp.h"
@@ -58,9 +58,9 @@ void checkpoint_drop  (void);
  * Returns its path, malloc'ed, when it is on disk. */
 char *checkpoint_set_aside(const Config *c, const Fsdp *f, const TrainState *s, size_t file_limit);
 
-/* Deletes what was saved for rotation (saved_as.h) and save_num_checkpoints_to_keep and the permanent and ephemeral intervals of `c`
- * do not keep. Never deletes what `latest` points to, what was saved to stay or by a program that did not say, links, or checkpoints
- * whose config.yaml names another save_folder. Rank 0 acts. */
+/* Deletes what was saved for rotation (saved_as.h) and save_num_checkpoints_to_keep and the permanent and ephemeral intervals of
+ * `c` do not keep. Never deletes what `latest` points to, what was saved to stay or by a program that did not say, links, or
+ * checkpoints whose config.yaml names another save_folder. Rank 0 acts. */
 void checkpoint_prune(const Config *c);
 
 /* Loads weights from `folder` (a checkpoint, or a folder written by Hugging Face's save_pretrained: f32, bf16 or f16

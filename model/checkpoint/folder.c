@@ -78,8 +78,8 @@ char *folder_latest(const char *save_folder)
 {
     char *latest = xasprintf("%s/latest", save_folder), *name = pointer_read(latest);
     if (!name && folder_exists(latest))
-        die("%s is no link to a checkpoint, as in a copy that followed links; delete it, and begin with --load_path=%s/stepN", latest,
-            save_folder);
+        die("%s is no link to a checkpoint, as in a copy that followed links; delete it, and begin with --load_path=%s/stepN",
+            latest, save_folder);
     free(latest);
     return name;
 }
@@ -281,7 +281,8 @@ void folder_clean(const char *save_folder)
  * look like one. `must`: nor may one that cannot be deleted. */
 static void remove_named(const char *save_folder, const char *name, bool must)
 {
-    char *path = xasprintf("%s/%s", save_folder, name), *temporary = free_step_name(save_folder, strtol(name + 4, NULL, 10), ".tmp");
+    char *path = xasprintf("%s/%s", save_folder, name);
+    char *temporary = free_step_name(save_folder, strtol(name + 4, NULL, 10), ".tmp");
     const bool link = is_link(path), marked = !link && is_checkpoint(path) && put_mark(path);
     if (!link && !is_checkpoint(path))
         ;                       /* not ours */
@@ -358,8 +359,8 @@ void folder_try(const char *save_folder)
     if (made)
         folder_sync(path[0]);
     if (made && rename(path[0], path[1]) != 0)
-        die("save_folder %s: cannot rename a folder in it: %s; a checkpoint takes its name when it is complete: give a --save_folder "
-            "on another file system", save_folder, strerror(errno));
+        die("save_folder %s: cannot rename a folder in it: %s; a checkpoint takes its name when it is complete: give a "
+            "--save_folder on another file system", save_folder, strerror(errno));
     folder_sync(save_folder);
     no_links = !full && symlink(names[1], path[2]) != 0;
     if (no_links)

@@ -17,8 +17,8 @@ char *folder_newest(const char *save_folder);
 /* N of a step<N> that holds neither trainer.json nor a checkpoint's states; -1: there is none. */
 long  folder_foreign_step(const char *save_folder);
 
-/* Tries in save_folder all that a save does, and dies of what it cannot do without. Where there are no symbolic links, it warns, and
- * `latest` is a file. */
+/* Tries in save_folder all that a save does, and dies of what it cannot do without. Where there are no symbolic links, it warns,
+ * and `latest` is a file. */
 void  folder_try(const char *save_folder);
 
 void  folder_clean(const char *save_folder);          /* removes what an interrupted save left behind */

@@ -78,7 +78,8 @@ static void add_batch(Validation *p, const Batch *b, int sequences, Model *m, Fs
 }
 
 /* Until the data end, or any rank is asked to stop: true; or meets what is wrong with its data: *problem. */
-static bool add_batches(Validation *p, Loader *l, const Config *c, Model *m, Fsdp *f, const volatile sig_atomic_t *stop, char **problem)
+static bool add_batches(Validation *p, Loader *l, const Config *c, Model *m, Fsdp *f, const volatile sig_atomic_t *stop,
+                        char **problem)
 {
     Batch b = { 0 };
     for (long n = 0; n != c->eval_subset_num_batches; n++) {
