@@ -5,6 +5,7 @@
 
 #include "data/loader.h"
 #include "data/requests.h"
+#include "model/checkpoint/folder.h"
 #include "model/checkpoint/layout.h"
 #include "model/config/hf.h"
 #include "model/run/log.h"
@@ -163,6 +164,60 @@ static void read_metrics(void)
     demand(after.size == 0 || after.data[after.size - 1] == '\n', "a log ends in a line");
 }
 
+/* A file in the place of the link. */
+static void read_latest(void)
+{
+    char *latest = checkpoint_latest(now->folder);
+    demand(latest, "a save_folder with a checkpoint has none");
+    free(latest);
+}
+
+/* A line each: a letter for what it is, and its name. Makes it in `folder`, unless a checkpoint may have that name; true: it is there
+ * as it was made. */
+static bool entry(const char *folder, const char *line, bool make)
+{
+    const char *name = line + 1, *path = text("%s/%s", folder, name);
+    const char *digits = strncmp(name, "step", 4) == 0 ? name + 4 : "x";
+    char said[8] = "";
+    if (!line[0] || !folder_holds(name) || *name == '.' || strcmp(name, "latest") == 0 || !digits[strspn(digits, "0123456789")])
+        return false;
+    if (line[0] == 'l')
+        return make ? symlink("mine", path) == 0 : readlink(path, said, sizeof said) == 4;
+    if (line[0] == 'd' && make && mkdir(path, 0777) != 0)
+        return false;
+    FILE *f = fopen(line[0] == 'd' ? text("%s/trainer.json", path) : path, make ? "wx" : "r");
+    if (!f)
+        return false;
+    const bool done = make ? fputs("mine", f) >= 0 : fread(said, 1, sizeof said, f) == 4;
+    fclose(f);
+    return done;
+}
+
+/* Entries of others in a save_folder: whatever a run does there, they stay. */
+static void read_names(void)
+{
+    enum { MOST = 64 };
+    char *folder = xstrdup(in_folder("run")), *line[MOST], *rest;
+    Input in = input_read(in_folder(now->file));
+    int count = 0;
+    input_replace(&in, in.size, 0, "", 1);
+    shell(text("rm -rf %s && mkdir %s", folder, folder));
+    for (char *l = strtok_r(in.data, "\n", &rest); l && count < MOST; l = strtok_r(NULL, "\n", &rest))
+        if (entry(folder, l, true))
+            line[count++] = l;
+    Run r = model;
+    r.config.save_folder = folder;
+    r.config.save_num_checkpoints_to_keep = 1;
+    folder_try(folder);
+    for (long step = 1; step <= 3; step++)
+        save(&r, step);
+    TrainState s = state_of(2);
+    free(checkpoint_set_aside(&r.config, &r.fsdp, &s, r.file_limit));
+    folder_clear(folder);
+    for (int i = 0; i < count; i++)
+        demand(entry(folder, line[i], false), "what somebody else made is not there any more");
+}
+
 /* ---- kinds -------------------------------------------------------------------------------------------------- */
 
 Kind kinds[] = {
@@ -198,6 +253,9 @@ Kind kinds[] = {
         "null", "[]", "{", "}", "\"bpb\"", "\n" } },
     { "metadata", "a.csv.gz", read_metadata, false,
       { ",", "\n", "\r\n", "-1", "512", "0,512\n", "99999999999999999999", "\x1f\x8b\x08" } },
+    { "latest", "latest", read_latest, true, { "step1", "step1\n", "\n", "/", "..", "step9", "." } },
+    { "names", "input", read_names, false,
+      { "\nd", "\nf", "\nl", "step", ".tmp", ".old", "-aborted", "1", "2", "3", "0", "latest", "config.yaml", "metrics.jsonl" } },
     { "metrics", "metrics.jsonl", read_metrics, false,
       { "{\"step\": 3, \"eval/a/CrossEntropyLoss\": 1}\n", "{\"step\": ", "eval/", "\n", "{", "}", "\"" } },
 };
@@ -304,6 +362,23 @@ static void seed_tokens(Kind *k)
         add_text(k, "0,100\n100,112,an id,a/file.jsonl.gz,3\n112,113\n120,500\n500,512\n");
 }
 
+/* Next to a checkpoint. */
+static void seed_latest(Kind *k)
+{
+    model.config.save_folder = k->folder;
+    save(&model, 1);
+    shell(text("rm %s/latest", k->folder));
+    add_text(k, "step1\n");
+    add_text(k, text("%s/step1\n", k->folder));
+    add_text(k, "step9\n");
+}
+
+static void seed_names(Kind *k)
+{
+    add_text(k, "dstep1.tmp\ndstep2.tmp\ndstep3.tmp2\ndstep1.old\nfstep2.old\nlstep3.old\ndstep2-aborted\nflatest.tmp\n");
+    add_text(k, "dstep1x\ndstep01\nfstep\nlstep2.tmp\nfconfig.yaml.tmp\ndmine\nfstep3-aborted\nllatest.tmp\n");
+}
+
 static void seed_metrics(Kind *k)
 {
     add_text(k, "{\"step\": 1, \"train/CrossEntropyLoss\": 2.5}\n{\"step\": 2, \"train/CrossEntropyLoss\": 2.4}\n"
@@ -334,7 +409,8 @@ const char *kinds_make(void)
         mkdir(k->folder, 0777);
         k->read == read_yaml ? seed_yaml(k) : strcmp(k->name, "adapter") == 0 ? seed_adapter(k)
             : k->read == read_hf ? seed_hf(k) : k->read == read_metrics ? seed_metrics(k)
-            : k->read == read_questions ? seed_questions(k)
+            : k->read == read_questions ? seed_questions(k) : k->read == read_latest ? seed_latest(k)
+            : k->read == read_names ? seed_names(k)
             : k->read == read_shard2 || k->read == read_shard4 || k->read == read_mask || k->read == read_metadata
             ? seed_tokens(k) : seed_checkpoint(k);
         add_files(k, text("tests/fuzz/%s-*", k->name));

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "kernels/error.h"
+#include "model/checkpoint/saved_as.h"
 #include "model/config/pointer.h"
 
 static const char mark[] = ".unfinished";   /* in a step<N>.tmp or .old of ours, and in a step<N> that is about to be one */
@@ -113,19 +114,13 @@ static bool holds(const char *folder, const char *name)
     return found;
 }
 
-/* Also what is damaged. */
-static bool is_checkpoint(const char *folder)
-{
-    return holds(folder, "trainer.json") || holds(folder, "optimizer-00001.safetensors");
-}
-
 long folder_foreign_step(const char *save_folder)
 {
     long *steps, foreign = -1;
     const int count = folder_steps(&steps, save_folder, "");
     for (int i = 0; i < count; i++) {
         char *path = step_path(save_folder, steps[i], "");
-        if (!is_checkpoint(path))
+        if (!saved_as_ours(path))
             foreign = steps[i];
         free(path);
     }
@@ -190,10 +185,11 @@ static bool is_link(const char *path)
 static bool put_mark(const char *folder)
 {
     char *path = xasprintf("%s/%s", folder, mark);
-    const int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    const int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666), error = errno;
     if (fd >= 0)
         close(fd);
     free(path);
+    errno = error;
     return fd >= 0;
 }
 
@@ -283,26 +279,19 @@ static void remove_named(const char *save_folder, const char *name, bool must)
 {
     char *path = xasprintf("%s/%s", save_folder, name);
     char *temporary = free_step_name(save_folder, strtol(name + 4, NULL, 10), ".tmp");
-    const bool link = is_link(path), marked = !link && is_checkpoint(path) && put_mark(path);
-    if (!link && !is_checkpoint(path))
-        ;                       /* not ours */
-    else if (!link && !marked && !must)
+    const bool link = is_link(path), ours = link || saved_as_ours(path);
+    if (ours && !link && !put_mark(path) && !must)
         leave(path);
-    else if (rename(path, temporary) == 0)
+    else if (ours && rename(path, temporary) == 0)
         folder_remove_tree(temporary);
-    else if (must)
+    else if (ours && must)
         die("%s: cannot delete: %s; delete it, or give another --save_folder", path, strerror(errno));
-    else {
+    else if (ours) {
         leave(path);
         take_mark(path);
     }
     free(path);
     free(temporary);
-}
-
-void folder_remove(const char *save_folder, const char *name)
-{
-    remove_named(save_folder, name, false);
 }
 
 void folder_remove_step(const char *save_folder, long step)
@@ -312,29 +301,36 @@ void folder_remove_step(const char *save_folder, long step)
     remove_named(save_folder, name, false);
 }
 
-/* The last one first. */
-static void remove_steps(const char *save_folder, const char *suffix, long beyond)
+void folder_remove_later(const char *save_folder, long step)
 {
     long *steps;
-    for (int i = folder_steps(&steps, save_folder, suffix) - 1; i >= 0 && steps[i] > beyond; i--) {
-        char name[64];
-        snprintf(name, sizeof name, "step%ld%s", steps[i], suffix);
+    for (int i = folder_steps(&steps, save_folder, "") - 1; i >= 0 && steps[i] > step; i--) {
+        char name[32];
+        snprintf(name, sizeof name, "step%ld", steps[i]);
         remove_named(save_folder, name, true);
     }
     free(steps);
 }
 
-void folder_remove_later(const char *save_folder, long step)
+/* All step<N>-aborted, but not what somebody gave such a name. */
+static void remove_aborted(const char *save_folder)
 {
-    remove_steps(save_folder, "", step);
+    long *steps;
+    for (int i = folder_steps(&steps, save_folder, "-aborted") - 1; i >= 0; i--) {
+        char *path = step_path(save_folder, steps[i], "-aborted");
+        if (saved_as_read(path) == SAVED_ABORTED)
+            remove_named(save_folder, strrchr(path, '/') + 1, false);
+        free(path);
+    }
+    free(steps);
 }
 
 /* `latest` last: what an interruption leaves is a run that can be continued, or nothing. */
 void folder_clear(const char *save_folder)
 {
     char *latest = xasprintf("%s/latest", save_folder), *name = pointer_read(latest);
-    remove_steps(save_folder, "", -1);
-    remove_steps(save_folder, "-aborted", -1);
+    folder_remove_later(save_folder, -1);
+    remove_aborted(save_folder);
     remove_marked(save_folder, ".tmp", false);
     remove_marked(save_folder, ".old", false);
     if (name && unlink(latest) != 0)
@@ -415,7 +411,7 @@ static void point_latest_to_step(const char *save_folder, long step)
 void folder_publish(const char *save_folder, long step)
 {
     char *path = step_path(save_folder, step, ""), *old = NULL;
-    const bool foreign = folder_exists(path) && !is_link(path) && !is_checkpoint(path);
+    const bool foreign = folder_exists(path) && !is_link(path) && !saved_as_ours(path);
     folder_sync(unfinished);
     if (folder_exists(path)) {
         old = free_step_name(save_folder, step, ".old");
@@ -436,6 +432,7 @@ void folder_publish(const char *save_folder, long step)
 
 char *folder_set_aside(const char *save_folder, long step)
 {
+    remove_aborted(save_folder);
     char *path = free_step_name(save_folder, step, "-aborted");
     folder_sync(unfinished);
     move(unfinished, path);

@@ -14,7 +14,7 @@ int   folder_steps(long **steps, const char *save_folder, const char *suffix);
 
 /* The real path of what `latest` points to, or else of the step<N> of the largest N; NULL: there is none. */
 char *folder_newest(const char *save_folder);
-/* N of a step<N> that holds neither trainer.json nor a checkpoint's states; -1: there is none. */
+/* N of a step<N> that this program has not made; -1: there is none. */
 long  folder_foreign_step(const char *save_folder);
 
 /* Tries in save_folder all that a save does, and dies of what it cannot do without. Where there are no symbolic links, it warns,
@@ -31,14 +31,14 @@ void  folder_prepare(const char *temporary);
  * in between leaves the old step<N>, or it as step<N>.old, or the new one. */
 void  folder_publish(const char *save_folder, long step);
 
-/* The same becomes step<N>-aborted, which nothing goes on from unless it is named; returns its path. Durable. */
+/* The same becomes step<N>-aborted, which nothing goes on from unless it is named; others that were saved as that are deleted.
+ * Returns its path. Durable. */
 char *folder_set_aside(const char *save_folder, long step);
 
 /* target: "step<N>", or the absolute path of a checkpoint elsewhere. Durable too. */
 void  folder_point_latest(const char *save_folder, const char *target);
 /* Deletes it, unless nothing in it can be deleted. Of a link the link, of any checkpoint the folder alone. */
 void  folder_remove_step(const char *save_folder, long step);
-void  folder_remove     (const char *save_folder, const char *name);       /* the same of another of our folders: "step<N>..." */
 void  folder_remove_later(const char *save_folder, long step);          /* all beyond it, the last one first */
 void  folder_clear(const char *save_folder);          /* removes all checkpoints and `latest` */
 char *folder_latest(const char *save_folder);         /* what `latest` says: "step100"; NULL: there is none */

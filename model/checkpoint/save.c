@@ -300,20 +300,6 @@ static void close_save(void)
     save.config = NULL;
 }
 
-/* Of what was set aside before, what this program set aside goes. */
-static char *set_aside(const char *save_folder, long step)
-{
-    long *steps;
-    for (int i = folder_steps(&steps, save_folder, "-aborted") - 1; i >= 0; i--) {
-        char *path = xasprintf("%s/step%ld-aborted", save_folder, steps[i]);
-        if (saved_as_read(path) == SAVED_ABORTED)
-            folder_remove(save_folder, base_name(path));
-        free(path);
-    }
-    free(steps);
-    return folder_set_aside(save_folder, step);
-}
-
 /* What is set aside takes no older one's place. Returns the path that it has, malloc'ed. */
 static char *publish(void)
 {
@@ -326,7 +312,7 @@ static char *publish(void)
         size_t bytes = write_descriptions();
         if (save.aside) {
             free(path);
-            path = set_aside(c->save_folder, save.state.step);
+            path = folder_set_aside(c->save_folder, save.state.step);
         } else
             folder_publish(c->save_folder, save.state.step);
         printf("saved %s: %.3g GiB, training paused %.2f s, written in %.2f s\n", path, (double)bytes / 0x1p30, save.paused,

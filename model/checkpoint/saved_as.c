@@ -30,18 +30,35 @@ static bool is_file(const char *path)
     return stat(path, &status) == 0 && S_ISREG(status.st_mode);
 }
 
-SavedAs saved_as_read(const char *folder)
+/* trainer.json, which the caller owns; NULL: there is none that can be read. */
+static json_t *manifest_of(const char *folder)
 {
     char *path = xasprintf("%s/trainer.json", folder);
     json_t *manifest = is_file(path) ? json_load_file(path, 0, NULL) : NULL;
+    free(path);
+    return manifest;
+}
+
+SavedAs saved_as_read(const char *folder)
+{
+    json_t *manifest = manifest_of(folder);
     const char *name = json_string_value(json_object_get(manifest, "saved_as"));
     SavedAs found = SAVED_UNKNOWN;
     for (int i = 1; name && i < NUM_SAVED_AS; i++)
         if (strcmp(name, names[i]) == 0)
             found = (SavedAs)i;
     json_decref(manifest);
-    free(path);
     return found;
+}
+
+bool saved_as_ours(const char *folder)
+{
+    json_t *manifest = manifest_of(folder);
+    char *states = xasprintf("%s/optimizer-00001.safetensors", folder);
+    const bool ours = json_object_get(manifest, "format_version") || is_file(states);
+    json_decref(manifest);
+    free(states);
+    return ours;
 }
 
 static bool same_folder(const char *a, const char *b)

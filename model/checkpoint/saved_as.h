@@ -15,5 +15,8 @@ SavedAs     saved_as_of  (const Config *c, long step);
 SavedAs     saved_as_read(const char *folder);
 const char *saved_as_name(SavedAs s);           /* in trainer.json */
 
+/* Whether the folder is a checkpoint that this program made, also a damaged one. */
+bool        saved_as_ours(const char *folder);
+
 /* Whether a checkpoint's config.yaml names that save_folder: 1, another one: 0, none: -1. */
 int         saved_as_in(const char *folder, const char *save_folder);
