@@ -172,8 +172,8 @@ static void read_latest(void)
     free(latest);
 }
 
-/* A line each: a letter for what it is, and its name. Makes it in `folder`, unless a checkpoint may have that name; true: it is there
- * as it was made. */
+/* A line each: a letter for what it is, and its name. Makes it in `folder`, unless a checkpoint may have that name; true: it is
+ * there as it was made. */
 static bool entry(const char *folder, const char *line, bool make)
 {
     const char *name = line + 1, *path = text("%s/%s", folder, name);

@@ -331,8 +331,8 @@ static void check_prune(long keep_last, long interval, long permanent, long ephe
     in_folder(&r, text("mkdir %s && ln -s %s latest", steps, latest));
     long *step;
     for (int i = folder_steps(&step, r.config.save_folder, "") - 1; i >= 0; i--)
-        in_folder(&r, text("echo '{\"format_version\": 1, \"saved_as\": \"%s\"}' >step%ld/trainer.json", saved_as_name(saved_as_of(&r.config, step[i])),
-                           step[i]));
+        in_folder(&r, text("echo '{\"format_version\": 1, \"saved_as\": \"%s\"}' >step%ld/trainer.json",
+                           saved_as_name(saved_as_of(&r.config, step[i])), step[i]));
     free(step);
     checkpoint_prune(&r.config);
     expect_entries(&r, left);

@@ -182,6 +182,22 @@ static void test_foreign_names(void **state)
     release();
 }
 
+/* A save that replaced step 1 was interrupted where its usual name for a while was somebody's. */
+static void test_replaced(void **state)
+{
+    (void)state;
+    Run r;
+    open_small(&r);
+    save(&r, 1);
+    in_folder(&r, "rm latest; touch step1/.unfinished; mv step1 step1.old2; echo mine >step1.old; mkdir step8.old; "
+                  "echo mine >step8.old/trainer.json");
+    expect_latest(&r, "step1.old2");
+    save(&r, 1);
+    in_folder(&r, "test ! -e step1.old2 && grep -q mine step1.old step8.old/trainer.json");
+    close_run(&r);
+    release();
+}
+
 /* Somebody's stepN that appears while the run goes on moves away for the checkpoint, and what is in it stays. */
 static void test_foreign_step(void **state)
 {
@@ -360,7 +376,8 @@ int main(void)
     device_init(0);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_saved_to_stay), cmocka_unit_test(test_not_for_rotation), cmocka_unit_test(test_foreign_names),
-        cmocka_unit_test(test_foreign_step), cmocka_unit_test(test_links), cmocka_unit_test(test_protected),
+        cmocka_unit_test(test_replaced), cmocka_unit_test(test_foreign_step), cmocka_unit_test(test_links),
+        cmocka_unit_test(test_protected),
         cmocka_unit_test(test_busy), cmocka_unit_test(test_no_links), cmocka_unit_test(test_latest_is_none),
         cmocka_unit_test(test_no_sync),
     };

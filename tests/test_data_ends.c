@@ -1,8 +1,9 @@
 /* Data that cannot be read while a run goes on: it saves what is trained and ends, and evaluates without what is gone. */
 #include "tests/launch.h"
 
-static const char evaluators[] = "--eval_subset_num_batches=4 --evaluators='[{label: a, data: {paths: [%1$s/a.npy]}}, {label: b, data: "
-                                 "{paths: [%1$s/b.npy]}}, {label: q, type: downstream, data: {paths: [%1$s/q.jsonl]}}]'";
+static const char evaluators[] = "--eval_subset_num_batches=4 --evaluators='[{label: a, data: {paths: [%1$s/a.npy]}}, "
+                                 "{label: b, data: {paths: [%1$s/b.npy]}}, "
+                                 "{label: q, type: downstream, data: {paths: [%1$s/q.jsonl]}}]'";
 
 /* A copy of the training tokens with one beyond the vocabulary, which step 4 of these settings reads. */
 static void make_bad(void)
@@ -69,8 +70,7 @@ static void test_cut_file(void **state)
     expect_status(finish(p), 1);
     expect_output("cut.npy can no longer be read at byte");
     expect_output("; the last checkpoint is ");
-    shell("test $(tail -n 1 %s/cut/metrics.jsonl | sed 's/.*\"step\": \\([0-9]*\\).*/\\1/') = $(readlink %s/cut/latest | tr -d step)",
-          folder, folder);
+    shell("cd %s/cut && test step$(tail -n 1 metrics.jsonl | sed 's/.*\"step\": \\([0-9]*\\).*/\\1/') = $(readlink latest)", folder);
 }
 
 /* ---- evaluations -------------------------------------------------------------------------------------------- */
@@ -140,10 +140,8 @@ static void check_faults(int ranks, const char *fault_a, const char *fault_q)
 static void test_evaluations_fail(void **state)
 {
     (void)state;
-    for (int ranks = 1; ranks <= 2 && ranks <= most_ranks(); ranks++) {
-        check_faults(ranks, "rm a.npy", "rm q.jsonl");
-        check_faults(ranks, "truncate -s 1 a.npy", "sed -i 's/gold\": 0/gold\": 9/' q.jsonl");
-    }
+    check_faults(1, "rm a.npy", "rm q.jsonl");
+    check_faults(most_ranks() > 1 ? 2 : 1, "truncate -s 1 a.npy", "sed -i 's/gold\": 0/gold\": 9/' q.jsonl");
 }
 
 /* An id beyond the vocabulary deep in the validation data; one evaluation asked for alone is an error. */

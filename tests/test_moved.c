@@ -66,8 +66,8 @@ static void test_newest_is_elsewhere(void **state)
     }
 }
 
-/* Going back to step 4, which is elsewhere: what comes later goes, what comes before stays, and an interruption before the next save
- * leads back to step 4. */
+/* Going back to step 4, which is elsewhere: what comes later goes, what comes before stays, and an interruption before the next
+ * save leads back to step 4. */
 static void test_back_to_elsewhere(void **state)
 {
     (void)state;

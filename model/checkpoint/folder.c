@@ -426,6 +426,7 @@ void folder_publish(const char *save_folder, long step)
         warn("%s was no checkpoint; it is %s now", path, old);
     else if (old)
         folder_remove_tree(old);
+    remove_marked(save_folder, ".old", true);
     free(path);
     free(old);
 }

@@ -292,14 +292,14 @@ static bool is_checkpoint(const char *folder, char *problem, size_t size)
     return complete;
 }
 
-/* The complete step<N><suffix> of the highest N, or NULL; in `problem` what another lacks. */
+/* The complete step<N><suffix> of the highest N, or NULL; in `problem` what another of ours lacks. */
 static char *highest(const char *save_folder, const char *suffix, char *problem, size_t size)
 {
     long *steps;
     char *found = NULL;
     for (int i = folder_steps(&steps, save_folder, suffix) - 1; i >= 0 && !found; i--) {
         found = xasprintf("%s/step%ld%s", save_folder, steps[i], suffix);
-        if (is_checkpoint(found, problem, size))
+        if ((!*suffix || saved_as_ours(found)) && is_checkpoint(found, problem, size))
             break;
         free(found);
         found = NULL;
@@ -311,6 +311,7 @@ static char *highest(const char *save_folder, const char *suffix, char *problem,
 /* NOTE: whoever asks for the latest does not want to begin anew because a disk or a file server does not answer. */
 char *checkpoint_latest(const char *save_folder)
 {
+    enum { MOST_OLD = 9 };          /* stepN.old, stepN.old2, ... */
     char problem[4096] = "", other[4096] = "", *name = folder_latest(save_folder), *found = NULL;
     if (name && !text_ends_with(name, ".tmp")) {
         found = folder_latest_path(save_folder);
@@ -321,8 +322,11 @@ char *checkpoint_latest(const char *save_folder)
         free(found);
     }
     found = highest(save_folder, "", other, sizeof other);
-    if (!found)
-        found = highest(save_folder, ".old", other, sizeof other);
+    for (int k = 1; k <= MOST_OLD && !found; k++) {
+        char suffix[16] = ".old";
+        snprintf(suffix + strlen(suffix), sizeof suffix - strlen(suffix), k > 1 ? "%d" : "", k);
+        found = highest(save_folder, suffix, other, sizeof other);
+    }
     if (!found && *other)
         die("save_folder %s has no complete checkpoint (%s); mend it, or begin anew with another --save_folder, or here with "
             "--save_overwrite and without --try_load_latest_save", save_folder, other);

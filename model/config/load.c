@@ -151,16 +151,6 @@ static void set_defaults(void *base, bool evaluators)
             value_default(base, k);
 }
 
-/* Where `latest` is a file, the path of what it names takes its place. n: a value that is resolved; NULL: none is given. */
-static void follow_pointer(YamlNode *n)
-{
-    char *target = n && n->kind == YAML_SCALAR ? pointer_follow(n->text) : NULL;
-    if (target) {
-        free(n->text);
-        n->text = target;
-    }
-}
-
 /* The folder that weights come from: the checkpoint that the run goes on with, else load_path, which may be gone by then; NULL:
  * there is none. The keys that say so are read ahead of the others. The caller owns it. */
 static char *find_source(Reader *r, char *(*latest_of)(const char *save_folder), bool *resumes)
@@ -171,7 +161,7 @@ static char *find_source(Reader *r, char *(*latest_of)(const char *save_folder),
         YamlNode *n = yaml_find(r->root, keys[i]);
         if (n && (i == 0 || i == 4)) {
             yaml_resolve(r->root, n, config_default);
-            follow_pointer(n);
+            pointer_replace(n);
         }
         if (n)
             config_apply(r, n, keys[i], r->s);

@@ -60,3 +60,12 @@ char *pointer_follow(const char *path)
     free(target);
     return NULL;
 }
+
+void pointer_replace(YamlNode *n)
+{
+    char *target = n->kind == YAML_SCALAR ? pointer_follow(n->text) : NULL;
+    if (target) {
+        free(n->text);
+        n->text = target;
+    }
+}
