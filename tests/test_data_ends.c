@@ -70,7 +70,8 @@ static void test_cut_file(void **state)
     expect_status(finish(p), 1);
     expect_output("cut.npy can no longer be read at byte");
     expect_output("; the last checkpoint is ");
-    shell("cd %s/cut && test step$(tail -n 1 metrics.jsonl | sed 's/.*\"step\": \\([0-9]*\\).*/\\1/') = $(readlink latest)", folder);
+    shell("cd %s/cut && test step$(tail -n 1 metrics.jsonl | sed 's/.*\"step\": \\([0-9]*\\).*/\\1/') = "
+          "$(readlink latest)", folder);
 }
 
 /* ---- evaluations -------------------------------------------------------------------------------------------- */
