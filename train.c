@@ -55,31 +55,32 @@ static void on_signal(int number)
 }
 
 /* This rank's part of the next step, and the labels of all; also whether any rank was asked to stop, so that all stop at the same
- * step. False: before this one, if the run `may_stop` there; or there are no such data: *problem says why. Ranks that have theirs
- * ask again and again, as in checkpoint_finish: an epoch that is shuffled, a file server that stalls may take minutes. */
-static bool next_batch(Run *r, double *labels, bool may_stop, bool *stop, char **problem)
+ * step. False: before this one, if the run `may_stop` there; or a rank has no such data: *failed, *problem says why on that rank.
+ * Ranks that have theirs ask again and again, as in checkpoint_finish: an epoch that is shuffled, a file server that stalls may take
+ * minutes. */
+static bool next_batch(Run *r, double *labels, bool may_stop, bool *stop, bool *failed, const char **problem)
 {
     Batch *b = &r->batch;
-    const char *wrong = NULL;
     bool ready = false;
     double x[4];
+    *problem = NULL;
     watchdog_set_step(r->state.step + 1);
     watchdog_mark("reading tokens", -1);
     do {
         watchdog_wait_for(ready ? NO_WORKER : WORKER_DATA);
-        if (!ready && loader_wait(r->loader, 0.5) && !(wrong = loader_problem(r->loader))) {
+        if (!ready && loader_wait(r->loader, 0.5) && !(*problem = loader_problem(r->loader))) {
             ready = loader_next(r->loader, b);
             CHECK(ready, "step %ld: no data", r->state.step + 1);
         }
         x[0] = ready ? (double)b->labels : 0;
         x[1] = asked_to_stop;
         x[2] = !ready;
-        x[3] = wrong != NULL;
+        x[3] = *problem != NULL;
         comm_sum(x, 4);
         *stop = x[1] > 0;
     } while (x[2] > 0 && x[3] == 0 && !(*stop && may_stop));
     watchdog_wait_for(NO_WORKER);
-    *problem = x[3] > 0 ? problem_share(wrong) : NULL;
+    *failed = x[3] > 0;
     *labels = x[0];
     return x[2] == 0;
 }
@@ -257,19 +258,22 @@ static bool samples_owed(const Run *r)
     return owed > 0;
 }
 
-/* The data of the next step are not there; what is trained so far is kept. lost: steps in a row that were not finite, of which the
- * last is this one. */
+/* The data of the next step are not there; what is trained so far is kept. problem: of this rank, NULL: another's. lost: steps in a
+ * row that were not finite, of which the last is this one. */
 static _Noreturn void end_for_data(Run *r, int lost, const char *problem)
 {
+    const int speaker = problem_rank(problem != NULL);
     if (lost > 0) {
-        warn("step %ld: %s", r->state.step + 1, problem);
+        warn("step %ld: %s", r->state.step + 1, problem_share(problem));
         ruin_end(r, lost);
     }
     if (r->state.step > r->first_step)
         save(r);
     finish_saving(r);
-    char *latest = folder_say_latest(r->config->save_folder);
-    die("step %ld: %s; %s", r->state.step + 1, problem, latest);
+    if (speaker == comm_rank())
+        die("%s; step %ld has no data, and %s", problem, r->state.step + 1, folder_say_latest(r->config->save_folder));
+    while (true)
+        comm_barrier();         /* until that rank ends all */
 }
 
 static void train(Run *r)
@@ -282,9 +286,10 @@ static void train(Run *r)
     while (!run_is_over(r) && (!stop || lost > 0)) {        /* who is asked to stop does so at the next step that is finite */
         const TrainState before = r->state;
         double labels;
-        char *problem;
-        const bool ready = next_batch(r, &labels, lost == 0, &stop, &problem);
-        if (problem)
+        const char *problem;
+        bool failed;
+        const bool ready = next_batch(r, &labels, lost == 0, &stop, &failed, &problem);
+        if (failed)
             end_for_data(r, lost, problem);
         if (!ready)
             break;

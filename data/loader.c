@@ -132,7 +132,7 @@ static Row row_of(const Loader *l, const Batch *b, int i)
     return (Row){ b->tokens + at, b->targets + at, b->begins + at };
 }
 
-/* What a call within error_catch works on. */
+/* What read_instance reads. */
 typedef struct { const Loader *loader; Entry *entry; uint64_t instance; long labels; } Filling;
 
 static void read_instance(void *what)
@@ -148,7 +148,7 @@ static bool fill_sequence(const Loader *l, Entry *entry, uint64_t instance)
 {
     Batch *b = &entry->batch;
     Filling f = { l, entry, instance, -1 };
-    char *problem = error_catch(read_instance, &f);
+    char *problem = map_read(read_instance, &f);
     if (problem)
         snprintf(entry->error, sizeof entry->error, "%s", problem);
     free(problem);
@@ -271,7 +271,7 @@ Loader *loader_open(const DataSpec *spec, int batch, int rank, int world)
     return l;
 }
 
-/* What a call within error_catch opens. */
+/* What open_loader opens. */
 typedef struct { const DataSpec *spec; int batch, rank, world; Loader *loader; } Opening;
 
 static void open_loader(void *what)

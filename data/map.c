@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <setjmp.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,6 +23,19 @@ typedef struct Map {
 
 static Map *maps;
 
+/* Of this thread: where a read returns to that meets a byte which cannot be had, and with what. NULL: it ends the program. */
+static _Thread_local struct { sigjmp_buf *back; char *problem; } reading;
+
+static _Noreturn void fail_at(const Map *m, size_t at)
+{
+    char *problem = xasprintf("%s: %s can no longer be read at byte %zu of %zu: cut since the start, or the disk failed. Restore it "
+                              "and go on with --try_load_latest_save", m->key, m->path, at, m->bytes);
+    if (!reading.back)
+        die("%s", problem);
+    reading.problem = problem;
+    siglongjmp(*reading.back, true);
+}
+
 /* NOTE: the signal comes from a read of ours, not from within a library, so that this may do what any function may. */
 static void on_bus_error(int number, siginfo_t *info, void *context)
 {
@@ -29,8 +43,7 @@ static void on_bus_error(int number, siginfo_t *info, void *context)
     const char *at = info->si_addr;
     for (const Map *m = maps; m; m = m->next)
         if (at >= m->start && at < m->start + m->bytes)
-            die("%s: %s can no longer be read at byte %zu of %zu: cut since the start, or the disk failed. Restore it and go on "
-                "with --try_load_latest_save", m->key, m->path, (size_t)(at - m->start), m->bytes);
+            fail_at(m, (size_t)(at - m->start));
     signal(number, SIG_DFL);
 }
 
@@ -97,4 +110,15 @@ void unmap_files_since(const void *newest)
 {
     while (maps && maps->start != newest)
         unmap_file(maps->start);
+}
+
+char *map_read(void (*read)(void *), void *what)
+{
+    sigjmp_buf back;
+    reading.back = &back;
+    reading.problem = NULL;
+    if (sigsetjmp(back, true) == 0)
+        read(what);
+    reading.back = NULL;
+    return reading.problem;
 }

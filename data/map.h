@@ -11,3 +11,6 @@ void        unmap_file(const void *bytes);
 /* Gives back all that were made since `newest` was the newest; NULL: there was none. */
 const void *map_newest(void);
 void        unmap_files_since(const void *newest);
+
+/* read(what), in this thread. Where it meets a byte that can no longer be had, what is wrong is returned, malloc'ed; else NULL. */
+char *map_read(void (*read)(void *), void *what);

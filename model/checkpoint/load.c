@@ -324,7 +324,8 @@ char *checkpoint_latest(const char *save_folder)
     found = highest(save_folder, "", other, sizeof other);
     for (int k = 1; k <= MOST_OLD && !found; k++) {
         char suffix[16] = ".old";
-        snprintf(suffix + strlen(suffix), sizeof suffix - strlen(suffix), k > 1 ? "%d" : "", k);
+        if (k > 1)
+            snprintf(suffix, sizeof suffix, ".old%d", k);
         found = highest(save_folder, suffix, other, sizeof other);
     }
     if (!found && *other)
