@@ -6,6 +6,7 @@ from errors import Bad
 
 ENDINGS = (".gz", ".bz2", ".xz", ".zst", ".zstd")
 STANDARD_INPUT = "-"
+LONGEST_WINDOW = 31     # of zstd, as a power of two: what zstd --long=31 makes, as some archives have it
 BATCH_BYTES, BATCH_ITEMS = 1 << 20, 512     # what a process gets at a time
 
 
@@ -21,6 +22,8 @@ def size_of(path):
 
 
 def check(paths):
+    if STANDARD_INPUT in paths and sys.stdin is None:
+        raise Bad("standard input is closed; expected it open, as in zcat FILE | PROGRAM -")
     for path in paths:
         if os.path.isdir(path):
             raise Bad(f"{path} is a folder; expected files: name those in it")
@@ -67,7 +70,7 @@ class Frames(io.RawIOBase):
                 if self.frame:
                     raise EOFError("the compressed data end within a frame")
                 return 0
-            self.frame = self.frame or self.package.ZstdDecompressor().decompressobj()
+            self.frame = self.frame or self.package.ZstdDecompressor(max_window_size=1 << LONGEST_WINDOW).decompressobj()
             try:
                 self.data, self.rest = self.frame.decompress(chunk), b""
             except self.package.ZstdError as problem:
@@ -82,7 +85,7 @@ class Frames(io.RawIOBase):
 def open_zstd(file):
     try:
         from compression import zstd            # Python 3.14
-        return zstd.ZstdFile(file)
+        return zstd.ZstdFile(file, options={zstd.DecompressionParameter.window_log_max: LONGEST_WINDOW})
     except ImportError:
         pass
     try:

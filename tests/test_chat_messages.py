@@ -260,6 +260,8 @@ class FilesTest(Folder):
             thread.start()
             self.assertEqual(self.digest(self.chat("chatml", pipe)[0]), expected)
             thread.join()
+        closed = subprocess.run(["sh", "-c", 'exec "$@" <&-', "", *program, "--output", output + "x", "-"], capture_output=True)
+        self.assertIn(b"error: standard input is closed", closed.stderr)
         broken = subprocess.run([*program, "--output", output + "x", "-"], input=b'{"prompt": 1}\n{', capture_output=True)
         self.assertIn(b"error: -:1: ", broken.stderr)
 
