@@ -107,6 +107,8 @@ def load(path):
     tokenizer.no_padding()
     config = read_config(folder) if folder else {}
     invented = add_tokens(tokenizer, folder, config) if folder else set()
+    if config.get("split_special_tokens"):              # then one that is spelled out in a text is text
+        tokenizer.encode_special_tokens = True
     tokens = list(tokenizer.get_added_tokens_decoder().values())
     longest_first = lambda some: tuple(sorted({token.content for token in some}, key=lambda text: (-len(text), text)))
     return Files(tokenizer, config, name_tokens(config), longest_first(token for token in tokens if token.special),

@@ -97,6 +97,10 @@ class Generate(unittest.TestCase):
             result = self.generate("two plus two")
             self.assertEqual(self.words(0), ["<|im_start|>", "user", "two", "plus", "two", "<|im_end|>", "<|im_start|>", "assistant"])
             self.assertEqual(result.stdout, "assistant two plus two user\n")
+        with open(config, "w") as file:
+            json.dump({"split_special_tokens": True, "bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}, file)
+        self.generate("two plus two")       # as transformers has it: each is text
+        self.assertEqual([word for word in self.words(0) if word != "?"], ["user", "two", "plus", "two", "assistant"])
 
     def test_raw(self):
         result = self.generate("--raw", "why is two four ?", "hello", "--max-new-tokens=7", "--temperature", "0.5", "--top-p=0.9",
