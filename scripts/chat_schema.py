@@ -16,7 +16,7 @@ OWN = ("developer", "tool", "function", "observation", "ipython")       # a temp
 LEARNED = {"weight": (0, 1), "train": (False, True), "loss": (False, True)}     # keys of messages; which value says what
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")               # names in use; transformers fills the first from the others
 PARTS = ("text", "thinking")                    # types of parts that have their text in a key of that name
-RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
+RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "self")     # "self": of jinja
 
 
 def shown(value, most=60):
@@ -134,8 +134,8 @@ def read_message(message, number, where, words):
     if not isinstance(role, str) or role not in ROLES:
         raise Bad(f"{where} has the role {shown(role)}; expected system, user, assistant or tool "
                   "(ShareGPT: \"from\" with human, gpt, function_call or observation)")
-    if "value" in message:
-        message.setdefault("content", message["value"])
+    if "value" in message and message.setdefault("content", message["value"]) != message["value"]:
+        raise Bad(f"{where} has one text in \"content\" and another in \"value\"; expected one of them")
     message = {key: value for key, value in message.items() if key not in ("from", "value")}
     if role in CALLS:
         calls = decode(message.get("content"), (dict, list), where, "its text")
@@ -172,8 +172,8 @@ def read_completion(entry, where):
     both = []
     for key, role in (("prompt", "user"), ("completion", "assistant")):
         if isinstance(entry.get(key), list):
-            both.append([{**one, "weight": 0} if key == "prompt" and isinstance(one, dict)
-                         and ROLES.get(str(one.get("role"))) == "assistant" else one for one in read_list(entry, key, where)])
+            answer = lambda one: isinstance(one, dict) and ROLES.get(str(one.get("role", one.get("from")))) == "assistant"
+            both.append([{**one, "weight": 0} if key == "prompt" and answer(one) else one for one in read_list(entry, key, where)])
         else:
             both.append([say(role, *read_texts(entry, (key,), where))])
     return both[0] + both[1]

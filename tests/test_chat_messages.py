@@ -119,6 +119,7 @@ class MessagesTest(Folder):
             ({"tool_calls": [call(arguments="{")]}, '"arguments" of a call is "{"'),
             ({"tool_calls": [call(arguments=None)]}, "is null"), ({"tool_calls": [call(arguments="")]}, 'is ""'),
             ({"tool_calls": [call(arguments='{"x": NaN}')]}, "of a call is"),
+            ({"value": "b"}, 'message 2 has one text in "content" and another in "value"'),
             ({"function_call": "look"}, '"function_call" is "look"'), ({"reasoning": 3}, '"reasoning" is 3'),
             ({"weight": 2}, "weight 2"), ({"train": "no"}, 'the train "no"; expected false'), ({"loss": []}, "the loss []"),
             ({"role": 3}, "role 3"), ({"role": "robot"}, 'role "robot"'), ({"role": None}, "role null"),
@@ -129,7 +130,8 @@ class MessagesTest(Folder):
             ({"tools": {"name": "look"}}, '"tools" is {"name": "look"}', "a list"), ({"tools": "look"}, '"tools" is "look"'),
             ({"tools": ["look"]}, 'one of "tools" is "look"'), ({"tools": [None]}, "is null"), ({"tools": 5}, '"tools" is 5'),
             ({"functions": [3]}, 'one of "functions" is 3'), ({"documents": "D"}, '"documents" is "D"'),
-            ({"chat_template_kwargs": {"messages": []}}, "has messages"), ({"chat_template_kwargs": [1]}, "is [1]"))]
+            ({"chat_template_kwargs": {"messages": []}}, "has messages"), ({"chat_template_kwargs": {"self": 1}}, "has self"),
+            ({"chat_template_kwargs": [1]}, "is [1]"))]
         bad += [({"prompt": [], "completion": [ANSWER]}, ['"prompt" is []']),
                 ({"prompt": [5], "completion": "a"}, ["message 1 is 5"]),
                 ({"prompt": [QUESTION], "completion": 5}, ['"completion" is 5']),
@@ -237,7 +239,11 @@ class FilesTest(Folder):
 
     @unittest.skipUnless(importlib.util.find_spec("zstandard"), "pip install zstandard")
     def test_zstd(self):
+        import zstandard
         self.check(self.zstd_kinds())
+        long = zstandard.ZstdCompressionParameters.from_level(1, window_log=28)         # as zstd --long=28 makes
+        long = zstandard.ZstdCompressor(compression_params=long).compressobj()
+        self.check([("long.jsonl.zst", long.compress(self.data()) + long.flush())])
 
     def test_zstd_without_its_package(self):
         path = self.path("x.jsonl.zst", b"\x28\xb5\x2f\xfd" + bytes(20))
