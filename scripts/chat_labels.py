@@ -77,7 +77,7 @@ class Talk:
                 continue
             self.texts.clear()
             try:
-                wrong = chat_written.find_misspelled(self.until(len(given)), self.messages)
+                wrong = chat_written.find_misspelled(self.until(len(given)), self.messages, [self.tools, self.variables])
                 if not wrong:
                     return self.messages
                 raise Bad(f"{self.where}: the chat template {wrong}; expected what a model is to write: give it as a text, or "
@@ -95,9 +95,9 @@ class Talk:
         ends = [i for i in range(1, len(self.messages)) if self.roles[i] == "user" and self.roles[i - 1] != "user"]
         ends = [i for i in ends if "assistant" in self.roles[:i]] + [len(self.messages)]
         ways, problem = [], None
-        for bounds in ([0, len(self.messages)], [0, *ends]):
+        for bounds in ([len(self.messages)], ends):
             try:
-                ways.append([self.document(*pair) for pair in zip(bounds, bounds[1:]) if any(self.learned[slice(*pair)])])
+                ways.append([self.document(*pair) for pair in self.pairs(bounds)])
             except Bad as found:
                 problem = problem or found
             if len(ends) == 1 or ways and self.harm(ways[0]) == (0, 0):
@@ -105,6 +105,14 @@ class Talk:
         if not ways:
             raise problem
         return min(ways, key=self.harm)
+
+    def pairs(self, bounds):
+        """(since, until) of documents that end at bounds; one without an answer to learn is part of the next."""
+        since = 0
+        for until in bounds:
+            if any(self.learned[since:until]):
+                yield since, until
+                since = until
 
     @staticmethod
     def harm(documents):

@@ -9,6 +9,7 @@ from errors import Bad
 try:
     import jinja2
     import jinja2.ext
+    import jinja2.meta
     from jinja2 import nodes
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 except ImportError as problem:
@@ -85,7 +86,8 @@ def name_thoughts(messages):
 
 class ChatTemplate:
     """files: tokenizer_files.load of the folder. now: what strftime_now tells the template, so that all conversations have the same
-    date; default: the time. names: what the templates of the folder name, of keys and all else; words: that which is no key."""
+    date; default: the time. names: what the templates of the folder name, of keys and all else; words: that which is no key;
+    variables: what they are to be given."""
 
     def __init__(self, folder, files, now=None):
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
@@ -94,12 +96,14 @@ class ChatTemplate:
         environment.globals["raise_exception"] = raise_exception
         environment.globals["strftime_now"] = (now or datetime.datetime.now()).strftime
         self.folder, self.tokens, self.templates = folder, files.named, {}
-        self.names, self.words = set(), set()
+        self.names, self.words, self.variables = set(), set(), set()
         for name, (path, text) in find_templates(folder, files.config).items():
             try:
                 self.templates[name] = environment.from_string(text)
-                names, words = find_names(environment.parse(text))
+                tree = environment.parse(text)
+                names, words = find_names(tree)
                 self.names, self.words = self.names | names, self.words | words
+                self.variables |= jinja2.meta.find_undeclared_variables(tree)
             except jinja2.TemplateSyntaxError as problem:
                 raise Bad(f"{path}: line {problem.lineno} of the chat template: {problem}; expected a template of jinja")
 

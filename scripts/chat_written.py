@@ -10,11 +10,11 @@ READ = ("role", "content", "tool_calls", "tool_call_id", *THOUGHTS)     # keys w
 
 
 def strings(value):
-    """The texts in a value of JSON."""
+    """The texts in a value of JSON, also those that are keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, (dict, list)):
-        for one in (value.values() if isinstance(value, dict) else value):
+        for one in ([*value, *value.values()] if isinstance(value, dict) else value):
             yield from strings(one)
 
 
@@ -47,7 +47,7 @@ def altered(message, mark):
 # ---- what is left out --------------------------------------------------------------------------------------------------------
 
 class Marks:
-    """Numbered marks; kinds: (number of the message, what it stands in, in plural) of each."""
+    """Numbered marks; kinds: (number of the message, what it is in, in plural) of each."""
 
     def __init__(self):
         self.kinds = []
@@ -113,8 +113,8 @@ def find_lost(render, messages, roles, tools):
 
 
 def find_unread(messages, names):
-    """Keys of messages with a value that no template of the folder names."""
-    return sorted({key for message in messages for key in message if key not in READ and key not in names})
+    """Of each message the keys with a value that no template of the folder names."""
+    return [key for message in messages for key in message if key not in READ and key not in names]
 
 
 # ---- what nobody said --------------------------------------------------------------------------------------------------------
@@ -131,9 +131,9 @@ def arguments_as(message, kind):
     return change_calls(message, change) if message.get("tool_calls") else message
 
 
-def find_misspelled(text, messages):
-    """What is wrong with the spelling of lists, objects and arguments in the text, or None. What is within arguments, each template
-    spells as its models do, some as Python does."""
+def find_misspelled(text, messages, others):
+    """What is wrong with the spelling of lists, objects and arguments in the text, or None; others: what else the template was
+    given, which may hold the same words. What is within arguments, each template spells as its models do, some as Python does."""
     wrong = {}
     for message in messages:
         calls, called = message.get("tool_calls") or [], functions(message)
@@ -150,5 +150,5 @@ def find_misspelled(text, messages):
             wrong["None"] = "writes None for a key of a call that is null"
     if not wrong:
         return None
-    said = list(strings(messages))
+    said = list(strings([messages, others]))
     return next((what for spelled, what in wrong.items() if text.count(spelled) > sum(one.count(spelled) for one in said)), None)

@@ -10,15 +10,15 @@ line of a file, plain or compressed (gzip, bzip2, xz, zstd), is a conversation i
     {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}     more keys reach the template
     {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}         ShareGPT
     {"prompt": "...", "completion": "..."}                                                          texts, or lists of messages
-    {"instruction": "...", "input": "...", "output": "...", "history": [["...", "..."]]}            Alpaca; two may be missing
+    {"instruction": "...", "input": "...", "output": "...", "history": [["...", "..."]]}            Alpaca; input, history: if any
 
 Part 0 is token_ids_part_0000.npy (headerless uint16 or uint32), labels_mask_part_0000.npy (a byte per token: 1 if it is to be
 learned) and token_ids_part_0000.csv.gz (a row per document: first token, token after the last). Learned are the assistant's
 answers with the token that ends a turn, but for messages with "weight": 0 or "train": false. A conversation without an answer is
 left out and named; a line that is no conversation, or none that the template takes, ends the program or, with --skip-bad, is left
-out and counted. What the template leaves out of the messages is counted, too. The same files give the same bytes, with any number
-of processes. fine-tune.yaml next to them is a configuration: FOLDER, these files and the usual settings. Needs the packages
-tokenizers, jinja2 and numpy.
+out and counted. What the template leaves out of the messages is counted, too. With --val-fraction a conversation is in one of the
+two parts, whole. The same files give the same bytes, with any number of processes. fine-tune.yaml next to them is a configuration:
+FOLDER, these files and the usual settings. Needs the packages tokenizers, jinja2 and numpy.
 """
 import argparse, collections, datetime, json, os, re, shlex
 
@@ -32,10 +32,11 @@ process = argparse.Namespace()      # what work() uses, in each process
 Result = collections.namedtuple("Result", "path line documents ends notes problem")
 
 NOTES = {       # key: what was found, what to know or do about it; in the order in which they are printed
-    "spelled": ("messages that spell out a special token, and so become that token there",
+    "spelled": ("messages or tools that spell out a special token, which so become that token",
                 "where it is to be text, write it otherwise"),
     "lost": ("{detail} that the chat template leaves out", "what it does not write is not learned"),
     "unread": ('messages with the key "{detail}", which the chat template does not read', ""),
+    "ignored": ('conversations with "{detail}", which the chat template does not read', ""),
     "renamed": ('messages with the role "{detail}", which the chat template does not name, and so become those of {role}', ""),
     "split": ("conversations with a document for each question",
               "as a whole the chat template renders them otherwise than it asks for answers"),
@@ -50,19 +51,32 @@ NOTES = {       # key: what was found, what to know or do about it; in the order
 
 # ---- a conversation ----------------------------------------------------------------------------------------------------------
 
-def find_spelled(messages):
-    """The first special token in the texts of each message that has any: in the text as a whole nothing tells it from the chat
-    template's own, so that a user's message can end the turn."""
-    for message in messages:
-        found = process.special.search("\n".join(chat_written.strings(message.get("content"))))
+def find_spelled(messages, tools):
+    """The first special token in the texts of each message, and of each tool, that has any: in the text as a whole nothing tells it
+    from the chat template's own, so that a user's message can end the turn."""
+    for value in [*messages, *(tools or [])]:
+        found = process.special.search("\n".join(chat_written.strings(value)))
         if found:
             yield found[0]
+
+
+def check_vocabulary(ids, where):
+    """Tokens that tokenizer_config.json only names get ids after all others, which no model knows."""
+    largest, model = max(ids, default=0), process.model
+    token = process.tokenizer.id_to_token(largest)
+    if token in process.files.invented:
+        raise Bad(f"{where}: the token {token}, which no file in {model} gives an id; expected a token of tokenizer.json: where "
+                  "the chat template writes it, name another in tokenizer_config.json, or use a chat template without it")
+    if isinstance(process.size, int) and largest >= process.size:
+        raise Bad(f"{where}: the token {largest} ({token}), but config.json in {model} has vocab_size {process.size}; expected "
+                  "tokens that the model knows: where the chat template writes it, use a chat template without it")
 
 
 def make_document(document, where):
     """(ids, mask, notes) of a text and the places of its answers. It becomes tokens as a whole, as it will be before a model; a
     token that begins in the prompt is not learned, as no model is asked for it."""
     tokens = shards.encode(process.tokenizer, document.text, where)
+    check_vocabulary(tokens.ids, where)
     ids = np.array(tokens.ids, process.dtype)
     first, after = np.array(tokens.offsets, np.int64).reshape(-1, 2).T
     mask, notes = np.zeros(len(ids), np.bool_), []
@@ -90,9 +104,14 @@ def make_documents(path, number, line):
             notes += more
     except Bad as problem:
         return Result(path, number, [], [], [], problem)
+    except RecursionError:
+        return Result(path, number, [], [], [], Bad(f"{where}: nested too deeply; expected a conversation in JSON"))
     if documents:
-        notes += [("spelled", token) for token in find_spelled(talk.messages)] + [("renamed", role) for role in talk.renamed]
+        notes += [("spelled", token) for token in find_spelled(talk.messages, talk.tools)]
+        notes += [("renamed", role) for role in talk.renamed]
         notes += [("unread", key) for key in chat_written.find_unread(talk.messages, process.template.names)]
+        notes += [("ignored", name) for name, value in talk.variables.items()
+                  if value is not None and name not in process.template.variables]
         notes += [("split", "")] if len(documents) > 1 else []
     return Result(path, number, documents, [int(ids[mask][-1]) for ids, mask in documents], notes, None)
 
@@ -100,7 +119,7 @@ def make_documents(path, number, line):
 def start(model, now):
     files = shards.load_tokenizer(model)
     process.model, process.tokenizer, process.files = model, files.tokenizer, files
-    process.tokenizer.encode_special_tokens = bool(files.config.get("split_special_tokens"))
+    process.size = tokenizer_files.read_json(os.path.join(model, "config.json")).get("vocab_size")
     process.template = chat_template.ChatTemplate(model, files, now)
     process.dtype = shards.dtype_name(process.tokenizer)
     process.special = re.compile("|".join(map(re.escape, files.special)) or r"(?!)")
@@ -148,9 +167,9 @@ def check_template():
 
 
 def make_shards(args, now, output):
-    """(the largest id, how many documents end with each id, whether conversations were split into several)"""
-    largest, ends, seen, learned = 0, collections.Counter(), collections.Counter(), set()
-    unlabelled, notes, skipped = [], Notes(), shards.Skipped(args)
+    """(how many documents end with each id, whether conversations were split into several)"""
+    ends, seen, learned, notes = collections.Counter(), collections.Counter(), set(), Notes()
+    skipped, first_bad, unlabelled, named = shards.Skipped(args), {}, 0, []         # named: the first of the unlabelled
     batches = inputs.read_batches(args.files, lambda path, first: True)
     with shards.Progress(args.files) as progress:
         for results, position in shards.work_on(batches, work, start, (args.model, now), args.processes):
@@ -158,39 +177,28 @@ def make_shards(args, now, output):
                 seen[result.path] += 1
                 if result.problem:
                     skipped.add(result.problem)
+                    first_bad.setdefault(result.path, result.problem)
                 elif result.documents:
                     learned.add(result.path)
                 else:
-                    unlabelled.append(f"{result.path}:{result.line}")
-                for ids, mask in result.documents:
-                    output.add(ids, mask, ())
-                    largest = max(largest, int(ids.max()))
+                    unlabelled += 1
+                    named += [f"{result.path}:{result.line}"] if len(named) < shards.NAMED else []
+                if result.documents:
+                    output.add(result.documents, ())
                 ends.update(result.ends)
                 notes.add(f"{result.path}:{result.line}", result.notes)
             progress.show(position, f"{sum(seen.values()):,} conversations")
     for path in args.files:
         if path not in learned:
-            why = f"; the first that is left out: {skipped.problems[0]}" if skipped.problems else ""
+            why = f"; the first that is left out: {first_bad[path]}" if path in first_bad else ""
             raise Bad(f"{path}: none of its {seen[path]} conversations has an answer of the assistant; expected some{why}")
     if unlabelled:
-        more = f" and {len(unlabelled) - shards.NAMED} more" if len(unlabelled) > shards.NAMED else ""
-        print(f"left out, without an answer of the assistant: {len(unlabelled)} ({', '.join(unlabelled[:shards.NAMED])}{more})")
+        more = f" and {unlabelled - len(named)} more" if unlabelled > len(named) else ""
+        print(f"left out, without an answer of the assistant: {unlabelled} ({', '.join(named)}{more})")
     if skipped.count:
         print(skipped)
     print(*notes.lines(), sep="\n", end="\n" if notes.count else "")
-    return largest, ends, bool(notes.count["split", ""])
-
-
-def check_vocabulary(model, largest):
-    """Tokens that tokenizer_config.json only names get ids after all others, which no model knows."""
-    token = process.tokenizer.id_to_token(largest)
-    if token in process.files.invented:
-        raise Bad(f"{model}: its chat template writes {token}, which no file there gives an id; expected a token of tokenizer.json:"
-                  " name another in tokenizer_config.json, or use a chat template without it")
-    size = tokenizer_files.read_json(os.path.join(model, "config.json")).get("vocab_size")
-    if isinstance(size, int) and largest >= size:
-        raise Bad(f"{model}: its tokenizer makes the token {largest} ({token}), but its config.json has vocab_size {size}; "
-                  "expected tokens that the model knows: use a chat template without others")
+    return ends, bool(notes.count["split", ""])
 
 
 def print_ends(ends, eos):
@@ -203,7 +211,7 @@ def print_ends(ends, eos):
         end, count = others.most_common(1)[0]
         print(f"NOTE: of the last answers {sum(others.values()):,} of {total:,} end with no special token, {count:,} with "
               f"{name(end)} ({end}): nothing teaches the model to stop there; have the chat template put {{{{ eos_token }}}} "
-              f"behind each answer (chat_template.jinja in {process.model})")
+              f"after each answer (chat_template.jinja in {process.model})")
     end, count = special.most_common(1)[0] if special else (eos, 0)
     if end != eos:
         print(f"NOTE: of the last answers {ends[eos]:,} of {total:,} end with the eos token {name(eos)}, "
@@ -254,8 +262,7 @@ def main(arguments=None):
     with shards.Output(args, "token_ids_part_{:04d}", "labels_mask_part_{:04d}", process.dtype) as output:
         if os.path.exists(configuration(args)):
             raise Bad(f"{configuration(args)} is there already; delete it, or give another --output")
-        largest, ends, split = make_shards(args, now, output)
-        check_vocabulary(args.model, largest)
+        ends, split = make_shards(args, now, output)
         output.publish()
     print(*output.statistics("documents" if split else "conversations"), sep="\n")
     print_ends(ends, eos)

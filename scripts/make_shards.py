@@ -115,7 +115,7 @@ def main(arguments=None):
                     if isinstance(document, Bad):
                         skipped.add(document)
                     elif len(document[0]) > 1:          # more than eos
-                        output.add(document[0], None, document[1])
+                        output.add([(document[0], None)], document[1])
                 progress.show(position, f"{output.train.documents:,} documents")
         if not output.train.documents + output.val.documents:
             raise Bad("no document with text in these files; expected one")

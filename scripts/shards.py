@@ -1,9 +1,9 @@
 """What make_shards.py and make_chat_shards.py share: tokenizers, working in parallel, writing token shards.
 
-A shard is a part of three files: NAME.npy, bare little-endian uint16 or uint32 numbers; NAME.csv.gz beside it, a row for each
-document with its first token, the token behind its last and whatever else is known of it; and, of conversations, a mask of one
+A shard is a part of three files: NAME.npy, bare little-endian uint16 or uint32 numbers; NAME.csv.gz next to it, a row for each
+document with its first token, the token after its last and whatever else is known of it; and, of conversations, a mask of one
 byte for each token. Parts for validation lie in the folder "val" of the output, chosen by a hash of their tokens: whatever the
-order and number of files and processes, the same documents, and of two equal ones both or none.
+order and number of files and processes, the same documents, of two equal ones both or none, and of one conversation all or none.
 """
 import collections, csv, glob, gzip, hashlib, io, json, os, signal, sys, tempfile, time
 from concurrent.futures import ProcessPoolExecutor
@@ -40,6 +40,8 @@ def check_arguments(args):
 
 def run(main):
     """Calls main() and says what was wrong, in one line."""
+    if sys.stdout:
+        sys.stdout.reconfigure(errors="backslashreplace")       # names from the input may hold what UTF-8 cannot
     try:
         main()
     except Bad as problem:
@@ -182,7 +184,7 @@ class Writer:
             self.files.append(open(os.path.join(self.folder, self.mask_name.format(number) + ".npy"), "wb"))
 
     def add(self, ids, mask, columns):
-        """A document: its ids, its mask of bools (None: no mask), and what its row says behind start and end."""
+        """A document: its ids, its mask of bools (None: no mask), and what its row says after start and end."""
         if self.files and self.part_tokens + len(ids) > self.max_tokens:
             self.close()
         if not self.files:
@@ -231,9 +233,11 @@ class Output:
         self.val.close()
         self.unfinished.cleanup()
 
-    def add(self, ids, mask, columns):
-        chance = int.from_bytes(hashlib.blake2b(ids.tobytes(), digest_size=8).digest(), "little") / 2**64
-        (self.val if chance < self.fraction else self.train).add(ids, mask, columns)
+    def add(self, documents, columns):
+        """documents: [(ids, mask or None)], which stay together, as those of one conversation do; the first one's hash decides."""
+        chance = int.from_bytes(hashlib.blake2b(documents[0][0].tobytes(), digest_size=8).digest(), "little") / 2**64
+        for ids, mask in documents:
+            (self.val if chance < self.fraction else self.train).add(ids, mask, columns)
 
     def publish(self):
         self.train.close()
@@ -256,7 +260,7 @@ class Output:
 
 
 def paths_yaml(writer, folder):
-    """'paths: [...]' and, where there are masks, 'label_mask_paths: [...]': patterns, in which the folder stands for itself."""
+    """'paths: [...]' and, where there are masks, 'label_mask_paths: [...]': patterns, in which the folder's name is no pattern."""
     folder = glob.escape(folder.replace("\\", "\\\\"))
     for key, name in (("paths", writer.name), ("label_mask_paths", writer.mask_name)):
         if name:

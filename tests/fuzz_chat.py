@@ -3,9 +3,10 @@
 
     python3 tests/fuzz_chat.py COUNT [FIRST [MODEL ...]]
 
-MODEL is a folder with tokenizer and chat template; without any, two of tests/golden/chat serve. Each line is refused with an error that names it, or taken; then labels are
-words of answers alone, and nothing is in the text that nobody said. Where transformers is installed, the tokens are what its
-apply_chat_template makes of the line's messages and tools, wherever that takes them as they are. The first that is not ends it.
+MODEL is a folder with tokenizer and chat template; without any, two of tests/golden/chat serve. Each line is refused with an error
+that names it, or taken; then labels are words of answers alone, and nothing is in the text that nobody said. Where transformers is
+installed, the tokens are what its apply_chat_template makes of the line's messages and tools, wherever that takes them as they are.
+The first that is not ends it.
 """
 import collections, copy, importlib.util, json, os, random, re, sys, tempfile
 
@@ -70,7 +71,8 @@ class Fuzz:
         """The same with keys that are null, without content that is empty, with arguments as JSON text."""
         message = json_arguments(message) if r.random() < 0.1 else message
         if message["content"] == "" and r.random() < 0.7:
-            message = {**message, "content": None} if r.random() < 0.5 else {key: message[key] for key in message if key != "content"}
+            without = {key: message[key] for key in message if key != "content"}
+            message = {**message, "content": None} if r.random() < 0.5 else without
         return nulls(message, r) if r.random() < 0.3 else message
 
     def ask(self, entry, count):
@@ -150,7 +152,8 @@ def main():
     with tempfile.TemporaryDirectory() as top:
         for model in models or [make_folder(top, name)[0] for name in ("qwen3", "chatml")]:
             counts = Fuzz(model).run(count, first)
-            print(f"{os.path.basename(model)}: {count} lines of conversations, {counts['taken']} taken, {counts['refused']} refused")
+            print(f"{os.path.basename(model)}: {count} lines of conversations, {counts['taken']} taken, "
+                  f"{counts['refused']} refused")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from test_make_shards import MISSING, TOP, Folder
 if not MISSING:
     from tokenizers import Tokenizer
 
-    import make_shards
+    import make_chat_shards, make_shards
 
 TOKENS = ["<|im_end|>", "<|im_start|>"]
 HEAD = "{% for t in tools or [] %}{{ '<tool>' + t | tojson }}{% endfor %}" \
@@ -142,7 +142,10 @@ class MessagesTest(Folder):
         for entry, words in bad:
             file = self.write("x.jsonl", [answer(), entry])
             self.assert_bad(self.chat, (model, file), f"{file}:2: ", *words)
+        none = {**answer(tool_calls=[null]), "tools": [{"name": "look", "None": "or None"}]}
+        self.assertEqual(self.learned(model, self.chat(model, self.write("x.jsonl", [none]))[0]), ["a" + WRITTEN + "<|im_end|>"])
         writes = self.model(CHATML.replace("'<call>' +", "c.id ~"), TOKENS)
+        self.assert_bad(self.chat, (writes, self.write("x.jsonl", [none])), "x.jsonl:1: ", "writes None")
         self.assert_bad(self.chat, (writes, self.write("x.jsonl", [answer(tool_calls=[null])])), "x.jsonl:1: ", "writes None")
         file = self.write("y.jsonl", "{\n" + "".join(json.dumps(one) + "\n" for entry, _ in bad for one in (entry, answer())))
         for processes in "12":
@@ -153,6 +156,31 @@ class MessagesTest(Folder):
             self.assertEqual(self.learned(model, output), ["a<|im_end|>"] * len(bad))
         file = self.write("z.jsonl", [{}])
         self.assert_bad(self.chat, (model, file, "--skip-bad"), "z.jsonl: none of its 1 conversations", "z.jsonl:1: an object")
+        more = self.write("x.jsonl", [answer(), 5])
+        self.assert_bad(self.chat, (model, more, file, "--skip-bad"), "z.jsonl: none of its 1 conversations", "z.jsonl:1: an object")
+
+    def test_nested_deeply(self):
+        """Whatever depth JSON has, Python's own limit ends no program."""
+        make_chat_shards.start(self.model(CHATML, TOKENS), None)
+        problems = set()
+        for depth in [*range(850, 1000), 5000, 20000]:
+            text = json.dumps("[" * depth + "]" * depth)
+            for said in (f'"content": "", "tool_calls": [{{"name": "f", "arguments": "{{\\"a\\": {text[1:-1]}}}"}}]',
+                         f'"content": "a", "x": {text[1:-1]}'):
+                line = '{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", ' + said + "}]}"
+                problem = make_chat_shards.make_documents("x", 1, line.encode()).problem
+                problems.add(problem and str(problem)[:5])
+        self.assertEqual(problems, {None, "x:1: "})
+
+    def test_halves_of_surrogates_in_notes(self):
+        """What is printed may hold what UTF-8 cannot."""
+        model, odd = self.model(CHATML, TOKENS), "\ud83d"
+        file = self.write("x.jsonl", [{"messages": [QUESTION, {**ANSWER, **keys}]} for keys in ({odd: 1}, {"content": {odd: 1}})])
+        program = [sys.executable, "-B", os.path.join(TOP, "scripts", "make_chat_shards.py"), "--model", model, "--output"]
+        done = subprocess.run([*program, os.path.join(self.top, "odd"), file, "--skip-bad"], capture_output=True)
+        self.assertEqual((done.returncode, done.stderr), (0, b""))
+        self.assertIn(b'the key "\\ud83d"', done.stdout)
+        self.assertIn(b'x.jsonl:2: message 2 has the content {"\\ud83d": 1}', done.stdout)
 
 
 class FormsTest(Folder):
@@ -179,6 +207,8 @@ class FormsTest(Folder):
         old = {"role": "assistant", "content": "old"}
         whole = {"messages": [QUESTION, {**old, "weight": 0}, QUESTION, ANSWER, QUESTION, ANSWER], "tools": [{"name": "t"}]}
         self.same(whole, {"prompt": [QUESTION, old, QUESTION], "completion": [ANSWER, QUESTION, ANSWER], "tools": [{"name": "t"}]})
+        names = [{"from": name, "value": text} for name, text in (("human", "q"), ("gpt", "old"), ("human", "q"))]
+        self.same({"messages": [QUESTION, {**old, "weight": 0}, QUESTION, ANSWER]}, {"prompt": names, "completion": "a"})
         self.same({"messages": [QUESTION, ANSWER]}, {"prompt": [QUESTION], "completion": "a"},
                   {"prompt": "q", "completion": [ANSWER]})
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """scripts/make_chat_shards.py: where answers begin and end in what a chat template writes, and templates that do not tell."""
-import os, shutil, sys, unittest
+import os, re, shutil, sys, unittest
 
 sys.dont_write_bytecode = True
 from test_make_shards import MISSING, TEMPLATES, Folder
@@ -34,7 +34,7 @@ class TemplateTest(Folder):
         output, printed = self.chat(model, self.write("x.jsonl", [{"prompt": "a", "completion": "two"}]))
         self.assertEqual(self.learned(model, output), ["two\n"])
         self.assertIn("of the last answers 1 of 1 end with no special token, 1 with Ċ (", printed)
-        self.assertIn("have the chat template put {{ eos_token }} behind each answer", printed)
+        self.assertIn("have the chat template put {{ eos_token }} after each answer", printed)
         self.assertNotIn("name it eos_token", printed)
 
     def test_ends(self):
@@ -57,7 +57,7 @@ class TemplateTest(Folder):
                     self.assertIn(note, line)
 
     def test_prompt_without_its_end(self):
-        """A header in front of answers that the template does not ask with is told; one that stands in the question is not."""
+        """A header in front of answers that the template does not ask with is told; one that is in the question is not."""
         loop = "{% for m in messages %}{{ '<' + m.role + '>' + m.content + '<|end|>' }}{% endfor %}"
         file = self.write("x.jsonl", [{"prompt": "a", "completion": "two"}])
         for template, learned, told in ((loop, "<assistant>two<|end|>", True),
@@ -212,6 +212,20 @@ class LeftOutTest(Folder):
                    "NOTE: tools that the chat template leaves out: 1")
         self.check(CHATML, [say("a", "a", name="Ann", refusal=None)], ["a<|im_end|>"],
                    'NOTE: messages with the key "name", which the chat template does not read: 1')
+        self.check(CHATML, [say("a", "b", "a", "b", name="Ann")], ["b<|im_end|>"] * 2,
+                   'NOTE: messages with the key "name", which the chat template does not read: 2')
+        self.check(CHATML, [{**say("a", "a"), "documents": [{"text": "a"}]}], ["a<|im_end|>"],
+                   'NOTE: conversations with "documents", which the chat template does not read: 1')
+        thinks = CHATML.replace("m.content", "(m.thinking or '') + m.content")
+        self.check(thinks, [say("a", "b", thinking="<|im_start|>")], ["<|im_start|>b<|im_end|>"],
+                   "NOTE: messages or tools that spell out a special token, which so become that token: 1")
+        later = "{% for t in tools if messages | length == 0 %}{{ t }}{% endfor %}" + CHATML.replace(
+            "{{ m.content }}", "{{ m.content if loop.last or m.role == 'user' }}")
+        unlearned = say("a", "b", "c", "d", "e", "f")
+        unlearned["messages"][1]["weight"] = 0
+        self.check(later, [{**unlearned, "tools": [{"name": "a"}]}], ["d<|im_end|>", "f<|im_end|>"],
+                   "NOTE: tools that the chat template leaves out: 1", "NOTE: answers that the chat template leaves out: 1",
+                   "NOTE: conversations with a document for each question")
         developer = {"messages": [{"role": "developer", "content": "D"}, ask, answer]}
         self.check(CHATML, [developer], ["a<|im_end|>"], 'NOTE: messages with the role "developer"')
         model, output = self.check(CHATML + "{{ '' if messages[0].role == 'developer' }}", [developer], ["a<|im_end|>"])
@@ -235,6 +249,11 @@ class LeftOutTest(Folder):
         self.check(within, [say("a", "<think>hm</think>b", "c", "<think>hm</think>d")], both, note)
         bare = CHATML.replace("m.content", "m.content.split('</think>')[-1]")
         self.check(bare, [say("a", "<think>hm</think>b")], ["b<|im_end|>"], "NOTE: thoughts that the chat template leaves out: 1")
+        model = self.model(thinks, TOKENS)
+        file = self.write("x.jsonl", [say(f"a{i}", "b", "c", "d", thinking="hm") for i in range(20)])
+        output, _ = self.chat(model, file, "--val-fraction", "0.5")         # a conversation is in one of the two, whole
+        questions = [set(re.findall(r"a\d+", self.text(model, folder))) for folder in (output, output + "/val")]
+        self.assertEqual([len(questions[0] | questions[1]), questions[0] & questions[1]], [20, set()])
         self.assert_bad(self.chat, (model, self.write("x.jsonl", [say("a", "b", thinking="x", reasoning="y")])),
                         "x.jsonl:1: message 2 has other thoughts in thinking than in reasoning")
 
@@ -255,7 +274,7 @@ class LeftOutTest(Folder):
         asks = CHATML.replace("{{ '<|im_start|>assistant\n' if", "{{ '<|im_start|>assistant\n<think>' if")
         note = "NOTE: answers that begin otherwise than the chat template asks for them: "
         self.check(asks, [say("a", "b", "a", "<thin"), say("a", "<think>b")], ["b<|im_end|>", "<thin<|im_end|>", "b<|im_end|>"],
-                   note + "2", "NOTE: messages that spell out a special token", special=[*TOKENS, "<think>"])
+                   note + "2", "NOTE: messages or tools that spell out a special token", special=[*TOKENS, "<think>"])
 
     def test_ends(self):
         """eos after the last answer alone: what opens the next turn is no label, whatever it is; a prompt at every end is none."""
@@ -309,7 +328,7 @@ class TokensTest(Folder):
             odd, _ = self.folder(["<|end|>"], {"eos_token": "<|end|>", "added_tokens_decoder": found})
             self.assert_bad(self.chat, (odd, file), "tokenizer_config.json: its added tokens are not")
         named, _ = self.folder(["<|end|>", "<|im_end|>"], {"eos_token": "<|end|>", "bos_token": "<|im_start|>"})
-        self.assert_bad(self.chat, (named, file), "writes <|im_start|>, which no file there gives an id")
+        self.assert_bad(self.chat, (named, file), "y.jsonl:1: the token <|im_start|>, which no file in ")
 
     def test_tokens_that_are_not_called_special(self):
         """As eos, or as what ends turns; the end of line after it is not learned."""

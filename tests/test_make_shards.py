@@ -345,7 +345,12 @@ class ChatTest(Folder):
         self.dump({"vocab_size": 256}, self.models, "chatml", "config.json")
         self.addCleanup(os.remove, os.path.join(self.models, "chatml", "config.json"))
         wide = self.write("y.jsonl", [{"prompt": "x", "completion": " question"}])
-        self.assert_bad(self.chat, ("chatml", wide), "vocab_size 256")
+        self.assert_bad(self.chat, ("chatml", wide), "y.jsonl:1: the token ", "vocab_size 256")
+        tokenizer = Tokenizer.from_file(os.path.join(self.models, "chatml", "tokenizer.json"))
+        last = tokenizer.get_vocab_size() - 1
+        self.dump({"vocab_size": last}, self.models, "chatml", "config.json")
+        wide = self.write("y.jsonl", [{"prompt": "x", "completion": text} for text in ("y", tokenizer.decode([last]))])
+        self.assertIn(f"left out, as --skip-bad asks: 1\n  {wide}:2: the token {last} (", self.chat("chatml", wide, "--skip-bad")[1])
         os.remove(model + "/tokenizer.json")
         self.assert_bad(self.chat, (model, file), "tokenizer.json: no such file")
         self.assert_bad(self.chat, ("olmo-2", file + "x"), "no such file")
