@@ -112,8 +112,8 @@ static StepStats train_step(Run *r, double labels)
     TrainState *s = &r->state;
     trace_step(s->step + 1, s->step - r->first_step >= 2 && s->step - r->first_step < 2 + c->profile);
     if (labels == 0 && comm_rank() == 0)
-        warn("step %ld: no token of the batch has a label; only weight decay changes the weights (data.label_mask_paths?)",
-             s->step + 1);
+        warn("step %ld: no token of the batch has a label: there is no loss, and the gradient is 0; what the optimizer keeps of earlier "
+             "gradients, and weight decay, change the weights all the same (data.label_mask_paths?)", s->step + 1);
     telemetry_watch(r->telemetry, s->step + 1);
     Losses loss = forward_backward(r, &r->batch, fmax(labels, 1));
     watchdog_mark_together("reading the gradient norm", -1);
@@ -123,11 +123,13 @@ static StepStats train_step(Run *r, double labels)
     s->tokens += (long)c->global_train_batch_size * c->model.max_sequence_length;
     s->loader = loader_state(r->loader);
     double max_norm = schedule_max_grad_norm(c, s->step, s->tokens);
+    if (labels == 0)            /* a mean over nothing */
+        loss = (Losses){ NAN, NAN };
     StepStats t = { .step = s->step, .tokens = s->tokens, .labels = (long)labels, .loss = loss.loss, .zloss = loss.zloss,
                     .grad_norm = norm, .exposed_ms = exposed, .clip = max_norm > 0 ? fmin(1, max_norm / (norm + 1e-6)) : 1,
-                    .lr = schedule_lr(c, r->length, s->step, s->tokens), .finite = isfinite(loss.loss) && isfinite(norm),
-                    .scores = { NAN, NAN } };
-    if (t.finite)
+                    .lr = schedule_lr(c, r->length, s->step, s->tokens),
+                    .finite = (labels == 0 || isfinite(loss.loss)) && isfinite(norm), .scores = { NAN, NAN } };
+    if (t.finite && labels > 0)
         t.scores = spikes_add(&s->spikes, t.loss, t.grad_norm);
     t.spike = spikes_exceed(t.scores);
     t.skipped = !t.finite || (t.spike && c->spikes != SPIKES_WARN);
@@ -355,8 +357,8 @@ int main(int argc, char **argv)
     signal(SIGUSR1, on_signal);         /* this and the next mpirun hands on without killing the ranks a second later */
     signal(SIGUSR2, on_signal);
     signal(SIGINT, on_signal);
-    comm_start(&argc, &argv);
     error_hold_warnings(true);
+    comm_start(&argc, &argv);
     watchdog_start(FIRST_TIMEOUT);
     Config *c = config_load(argc, argv, comm_size(), checkpoint_latest);
     if (!c) {

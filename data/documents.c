@@ -140,6 +140,7 @@ static void take_begins(void *begins, uint64_t start, uint64_t end)
 {
     add_begin(begins, start);
     add_begin(begins, end);
+    ((Begins *)begins)->inside += end - start;
 }
 
 Begins documents_begins(const Shard *s, const DataSpec *spec)

@@ -73,6 +73,20 @@ static uint64_t hash_files(const Instances *s)
     return hash;
 }
 
+/* Tokens that metadata leave out are of a corpus that was filtered, or the metadata are of another file. */
+static void find_begins(Instances *s)
+{
+    uint64_t inside = 0;
+    s->begins = xcalloc(s->num_shards, sizeof *s->begins);
+    for (int f = 0; f < s->num_shards; f++) {
+        s->begins[f] = documents_begins(&s->shards[f], &s->spec);
+        inside += s->begins[f].inside;
+    }
+    if (inside < s->tokens && !s->spec.again)
+        warn("%s: %llu of %llu tokens are in no document by their metadata; packing concat trains on them all the same, best_fit does "
+             "not", s->shards[0].key, (unsigned long long)(s->tokens - inside), (unsigned long long)s->tokens);
+}
+
 Instances instances_open(const DataSpec *spec, int batch)
 {
     Instances s = { .spec = *spec };
@@ -86,11 +100,8 @@ Instances instances_open(const DataSpec *spec, int batch)
     else
         count_instances(&s);
     check_count(&s, batch);
-    if (spec->metadata && !spec->best_fit) {
-        s.begins = xcalloc(s.num_shards, sizeof *s.begins);
-        for (int f = 0; f < s.num_shards; f++)
-            s.begins[f] = documents_begins(&s.shards[f], spec);
-    }
+    if (spec->metadata && !spec->best_fit)
+        find_begins(&s);
     if (!spec->again && !spec->metadata)
         shards_check_eos(s.shards, s.num_shards, spec);
     s.fingerprint = hash_files(&s);

@@ -66,6 +66,22 @@ static void end_all_ranks(void)
     MPI_Abort(MPI_COMM_WORLD, 1);
 }
 
+/* NOTE: srun without PMI starts processes that do not know of each other: each would be a run of its own, in the same folder. mpirun,
+ * which says how many ranks it starts, may be asked for one, and so may a step of Slurm. */
+static void check_launcher(void)
+{
+    const char *step = getenv("SLURM_STEP_NUM_TASKS"), *job = getenv("SLURM_NTASKS");
+    if (size > 1 || getenv("OMPI_COMM_WORLD_SIZE") || getenv("PMI_SIZE"))
+        return;
+    if (step && atol(step) > 1)
+        die("srun started %s tasks (SLURM_STEP_NUM_TASKS), and MPI sees one rank: each task would train alone, all in the same "
+            "save_folder. Start ranks with srun --mpi=pmix (srun --mpi=list shows what this Slurm has) or with mpirun; for runs that "
+            "are meant to be apart: env -u SLURM_STEP_NUM_TASKS ./train ...", step);
+    if (!step && job && atol(job) > 1)
+        warn("Slurm has %s tasks for this job (SLURM_NTASKS), and this run has one rank; srun --mpi=pmix ./train or mpirun ./train "
+             "starts one for each", job);
+}
+
 void comm_start(int *argc, char ***argv)
 {
     MPI_Comm host;
@@ -78,6 +94,7 @@ void comm_start(int *argc, char ***argv)
     if (provided < MPI_THREAD_FUNNELED)
         die("this MPI supports no threads (MPI_Init_thread provides %d); use one with MPI_THREAD_FUNNELED, as OpenMPI has",
             provided);
+    check_launcher();
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &host);
     MPI_Comm_rank(host, &local_rank);
     MPI_Comm_size(host, &local_size);

@@ -45,12 +45,14 @@ def train(options, recipe, folder, more):
 def read(folder):
     lines = metrics.read(folder)
     steps = [line for line in lines if line.get(TRAIN) is not None]
+    if not steps:
+        sys.exit(f"error: {folder}/metrics.jsonl has no training losses")
     tail = steps[-max(1, len(steps) // 10):]
     warm = steps[len(steps) // 10]
     losses = {"training": statistics.mean(line[TRAIN] for line in tail)}
     for line in lines:
         for name, value in line.items():
-            if name.startswith("eval/") and name.endswith("/CrossEntropyLoss"):
+            if name.startswith("eval/") and name.endswith("/CrossEntropyLoss") and value is not None:
                 losses[name[len("eval/"):-len("/CrossEntropyLoss")]] = value
     seconds = steps[-1][SECONDS] - warm[SECONDS]
     return {"losses": losses, "memory": steps[-1][MEMORY] * 1e6 / 2**30,

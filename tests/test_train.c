@@ -190,7 +190,7 @@ static void test_columns(void **state)
 {
     (void)state;
     char line[256];
-    StepStats s = { .step = 100000, .loss = 11.3456, .grad_norm = 1234.5, .lr = 3e-4 };
+    StepStats s = { .step = 100000, .labels = 1, .loss = 11.3456, .grad_norm = 1234.5, .lr = 3e-4 };
     const Progress p = { .speed = 24050, .light = 0.553, .memory = 76.2 * (1 << 30), .seconds_left = 99 * 86400 };
     log_line(line, sizeof line, &s, 100000, &p);
     assert_string_equal(line, "step 100000/100000  loss 11.3456  norm 1.23e+03  lr 3.0e-04  24050 tok/s 55%  76.2 GiB  "

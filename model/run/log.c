@@ -259,14 +259,16 @@ static void format_time(char *text, size_t size, double seconds)
 
 void log_line(char *line, size_t size, const StepStats *s, long steps, const Progress *p)
 {
-    char eta[64], light[32] = "", end[80] = "  SKIPPED";
+    char eta[64], light[32] = "", end[80] = "  SKIPPED", loss[64] = "no labels";
     format_time(eta, sizeof eta, p->seconds_left);
     if (!s->skipped)
         snprintf(end, sizeof end, "  eta %s", eta);
     if (p->light > 0)
         snprintf(light, sizeof light, " %.0f%%", 100 * p->light);
-    snprintf(line, size, "step %*ld/%ld  loss %.4f  norm %-6.3g  lr %.1e  %.0f tok/s%s  %.1f GiB%s",
-             snprintf(NULL, 0, "%ld", steps), s->step, steps, s->loss, s->grad_norm, s->lr, p->speed, light, p->memory / (1 << 30),
+    if (s->labels > 0 || !s->finite)
+        snprintf(loss, sizeof loss, "loss %.4f", s->loss);
+    snprintf(line, size, "step %*ld/%ld  %s  norm %-6.3g  lr %.1e  %.0f tok/s%s  %.1f GiB%s",
+             snprintf(NULL, 0, "%ld", steps), s->step, steps, loss, s->grad_norm, s->lr, p->speed, light, p->memory / (1 << 30),
              end);
 }
 
@@ -332,7 +334,7 @@ void log_step(Log *l, const StepStats *s)
     l->time[l->steps % (window + 1)] = t;
     double tokens = (double)l->config->global_train_batch_size * l->config->model.max_sequence_length / l->world;
     double speed = past * tokens / (t - before);
-    if (s->finite)
+    if (isfinite(s->loss))
         keep_loss(l, s->loss);
     write_step(l, s, speed);
     if (s->step % l->config->console_log_interval == 0 || s->step == l->last_step || l->steps == 1 || s->skipped)

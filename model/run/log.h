@@ -8,10 +8,10 @@
 typedef struct {
     long   step, tokens;          /* steps and tokens done, this one included                    */
     long   labels;                /* targets of the global batch                                 */
-    double loss, zloss;           /* means per label of the global batch; zloss is not weighted  */
+    double loss, zloss;           /* means per label of the global batch, NaN without any; zloss is not weighted */
     double grad_norm, clip, lr;   /* clip: what the gradient was multiplied by                   */
     double exposed_ms;            /* what this rank's computation waited for communication       */
-    bool   finite;                /* loss and gradient norm are                                  */
+    bool   finite;                /* gradient norm and, where there are labels, loss are          */
     bool   spike, skipped;        /* skipped: no update was made                                 */
     SpikeScores scores;
 } StepStats;

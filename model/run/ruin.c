@@ -15,6 +15,8 @@ static const char remedy[] = "Lower optimizer.learning_rate, clip gradients (max
 
 void ruin_warn(Run *r, const StepStats *t)
 {
+    if (t->labels == 0 && t->finite)
+        return;
     const double guess = log(r->config->model.vocab_size);
     const bool diverged = t->finite && t->loss > 2 * guess;
     if (t->spike)

@@ -98,6 +98,9 @@ static RunLength run_length(const Run *r, const char *key, const Duration *d)
     const Config *c = r->config;
     const long per_step = (long)c->global_train_batch_size * c->model.max_sequence_length;
     RunLength n = { .steps = d->steps };
+    if (d->tokens > 0 && d->tokens < per_step)
+        warn("%s: %ld tokens are less than one step, which has %ld (global_train_batch_size %d sequences of %d): taken as one step",
+             key, d->tokens, per_step, c->global_train_batch_size, c->model.max_sequence_length);
     if (d->tokens > 0) {
         const long left = d->tokens > r->state.tokens ? d->tokens - r->state.tokens : 0;
         n.steps = steps_later(r, key, (double)((left + per_step - 1) / per_step));
