@@ -314,6 +314,11 @@ uint64_t loader_tokens(const Loader *l)
     return l->instances.tokens;
 }
 
+int loader_files(const Loader *l)
+{
+    return l->instances.num_shards;
+}
+
 uint64_t loader_fingerprint(const Loader *l)
 {
     return l->instances.fingerprint;

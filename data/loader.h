@@ -32,6 +32,7 @@ uint64_t loader_instances(const Loader *l);        /* per epoch, before dropping
 uint64_t loader_steps    (const Loader *l, uint64_t instance);      /* of an epoch from there on: 0: of a whole one */
 PackedData loader_packed (const Loader *l);        /* all 0 unless spec->best_fit */
 uint64_t loader_tokens   (const Loader *l);        /* in all files */
+int      loader_files    (const Loader *l);
 uint64_t loader_fingerprint(const Loader *l);   /* of file names and sizes, T, itemsize, and of documents if they are
                                                    packed or come from metadata: shows whether data changed */
 DataSample loader_sample(const Loader *l);         /* reads 3 pages of each file, of which one is in memory already */

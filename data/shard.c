@@ -6,11 +6,11 @@
 #include "data/shard.h"
 
 #include "data/map.h"
+#include "data/pattern.h"
 #include "kernels/error.h"
 #include "kernels/text.h"
 
 #include <errno.h>
-#include <glob.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -49,27 +49,24 @@ static void refuse_foreign_suffix(const char *key, const char *path)
                 "part-*.npy; turn text into token files with scripts/make_shards.py", key, path, foreign[i]);
 }
 
-/* A path is a file of that very name, or else a pattern.
- * NOTE: glob sorts by the locale, and the program never calls setlocale: every rank and host gets byte order. */
+/* A path is a file of that very name, or else a pattern. */
 static void expand(NameList *list, const char *key, const char *path)
 {
     struct stat status;
-    if (stat(path, &status) == 0 || !strpbrk(path, "*?[")) {
+    if (stat(path, &status) == 0 || !pattern_is(path)) {
         name_add(list, path);
         return;
     }
-    glob_t found;
-    errno = 0;
-    int error = glob(path, GLOB_ERR, NULL, &found);
-    if (error == GLOB_NOMATCH || (error && errno == ENOENT))
+    int error;
+    Matches found = pattern_match(path, &error);
+    if (error)
+        die("%s: cannot list the files of the pattern '%s': %s. Check the rights of the folder", key, path, strerror(error));
+    if (found.count == 0)
         die("%s: no file matches the pattern '%s'. Check the folder (relative paths start where the program was "
             "started) and quote the pattern in YAML", key, path);
-    if (error)
-        die("%s: cannot list the files of the pattern '%s': %s. Check the rights of the folder", key, path,
-            strerror(errno));
-    for (size_t i = 0; i < found.gl_pathc; i++)
-        name_add(list, found.gl_pathv[i]);
-    globfree(&found);
+    for (int i = 0; i < found.count; i++)
+        name_add(list, found.path[i]);
+    pattern_free(&found);
 }
 
 static NameList expand_all(const char *key, char **paths, int num_paths)

@@ -235,6 +235,29 @@ void comm_gather(void *all, const void *own, size_t bytes, Ranks g)
     MPI_Allgather(own, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, comm_mpi(g));
 }
 
+char *comm_disagreement(const char *what, uint64_t hash)
+{
+    typedef struct { uint64_t hash; char host[64]; } Reading;
+    Reading own = { .hash = hash };
+    char *found = NULL;
+    gethostname(own.host, sizeof own.host - 1);
+    Reading *all = xmalloc((size_t)size * sizeof *all);
+    comm_gather(all, &own, sizeof own, RANKS_ALL);
+    for (int r = 1; r < size && !found; r++)
+        if (all[r].hash != all[0].hash)
+            found = xasprintf("the ranks have different %s: rank %d on %s has others than rank 0 on %s", what, r, all[r].host,
+                              all[0].host);
+    free(all);
+    return found;
+}
+
+void comm_agree(const char *what, uint64_t hash)
+{
+    char *found = comm_disagreement(what, hash);
+    if (found)
+        die("%s. Give every rank the same files and arguments", found);
+}
+
 /* Every rank adds in the order of ranks: MPI_Allreduce does not promise the same bits everywhere. */
 void comm_sum_over(double *x, int n, Ranks g)
 {

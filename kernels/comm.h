@@ -35,6 +35,12 @@ void comm_sum_over (double *x, int n, Ranks g); /* the same over the ranks of a 
 void comm_max      (double *x, int n);
 void comm_gather   (void *all, const void *own, size_t bytes, Ranks g);     /* all: (ranks of g) x bytes, in the order of ranks */
 
+/* Unless this hash of what ranks have read is the same on all, dies, naming a rank and its host; `what` they read. Ranks with other
+ * files or settings would train a mixture, or wait for each other for ever. disagreement: returns the message, malloc'ed; NULL: all
+ * agree. */
+void  comm_agree       (const char *what, uint64_t hash);
+char *comm_disagreement(const char *what, uint64_t hash);
+
 /* Device memory, in order with what the current queue did before. All ranks of a group issue the same operations in the same
  * order, queue by queue. In a group of one rank a sum or maximum is x itself. */
 

@@ -13,6 +13,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "data/sample.h"
 #include "kernels/comm.h"
 #include "kernels/device.h"
 #include "model/checkpoint/base_sample.h"
@@ -235,6 +236,26 @@ static const char *base_of(const char *folder, const Lora *l)
     return l->base_path;
 }
 
+/* Of trainer.json, which has the checksums of all tensors: another copy of the folder has another one, or none. */
+static void agree_on_manifest(const char *folder, bool adapter, json_t *manifest)
+{
+    char *text = manifest ? json_dumps(manifest, JSON_SORT_KEYS) : xstrdup(adapter ? "adapters" : "a model"),
+         *what = xasprintf("trainer.json in %s", folder);
+    comm_agree(what, hash_bytes(HASH_OF_NOTHING, text, strlen(text)));
+    free(what);
+    free(text);
+}
+
+/* Each rank reads its own part of the files, so that of what it reads another rank can say nothing: three pages of each tensor, which
+ * all read, show another copy. */
+static Source agreed(Source s, const char *folder)
+{
+    char *what = xasprintf("weights or moments in %s", folder);
+    comm_agree(what, base_sample(&s));
+    free(what);
+    return s;
+}
+
 bool checkpoint_load(const char *folder, const Config *c, Fsdp *f, TrainState *s, bool with_optimizer)
 {
     const Lora *lora = &c->model.lora;
@@ -244,7 +265,8 @@ bool checkpoint_load(const char *folder, const Config *c, Fsdp *f, TrainState *s
         die("%s holds adapters, and the configuration has none (lora.rank)", folder);
     const char *weights = adapter ? base_of(folder, lora) : folder;
     json_t *manifest = lora->rank > 0 && !adapter ? NULL : source_manifest(folder);     /* a new adapter goes on with nothing */
-    Source model = source_open(weights);
+    agree_on_manifest(folder, adapter, manifest);
+    Source model = agreed(source_open(weights), weights);
     const uint64_t base = lora->rank > 0 ? base_sample(&model) : 0;
     if (adapter)
         base_check(folder, weights, base, with_optimizer);
@@ -254,13 +276,13 @@ bool checkpoint_load(const char *folder, const Config *c, Fsdp *f, TrainState *s
     if (lora->rank > 0 && !adapter)
         fsdp_init_adapters(f, &c->model, c->seed);
     if (adapter)
-        load_weights(folder, source_open_adapter(folder), LAYOUT_ADAPTER, c, f);
+        load_weights(folder, agreed(source_open_adapter(folder), folder), LAYOUT_ADAPTER, c, f);
     load_weights(weights, model, LAYOUT_MODEL, c, f);
     bool ours = manifest != NULL;
     if (ours)
         manifest_state(s, manifest, folder);
     if (ours && with_optimizer)
-        load_optimizer(folder, source_open_optimizer(folder, manifest), c, f);
+        load_optimizer(folder, agreed(source_open_optimizer(folder, manifest), folder), c, f);
     if (s)
         s->base_sample = base;
     json_decref(manifest);

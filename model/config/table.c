@@ -245,7 +245,8 @@ const ConfigKey config_keys[] = {
     NO_USE("model.precision", NULL, NULL),
 
     /* ---- data ---- */
-    OTHER ("data.paths", PATHS, "[]", C(data.paths), "token shards or glob patterns, in order"),
+    OTHER ("data.paths", PATHS, "[]", C(data.paths),
+           "token shards or patterns, in order; ** is any number of folders"),
     OTHER ("data.datasets", DATASETS | SPENT, "null", X(datasets),
            "name: [paths], instead of data.paths; sorted by name"),
     OTHER ("data.label_mask_paths", PATHS, "[]", C(data.label_mask_paths),

@@ -2,6 +2,7 @@
  * expanded, then looked up or handed to the resolver it names. Evaluated when a value is used, so that ${run_name}
  * sees an override and an environment variable that only an unused key wants may be missing. */
 #include "model/config/yaml.h"
+#include "data/pattern.h"
 #include "kernels/error.h"
 
 #include <ctype.h>
@@ -73,12 +74,15 @@ static YamlNode *glob_paths(const Scope *s, char **arg, int count)
 {
     YamlNode *list = yaml_new(YAML_LIST, NULL, NULL, s->at->file, s->at->line);
     for (int i = 0; i < count; i++) {
-        glob_t found;
-        if (glob(arg[i], 0, NULL, &found) != 0)
+        int error;
+        Matches found = pattern_match(arg[i], &error);
+        if (error)
+            die("%s: cannot list the files of '%s': %s", yaml_place(s->at), arg[i], strerror(error));
+        if (found.count == 0)
             die("%s: no file matches '%s'", yaml_place(s->at), arg[i]);
-        for (size_t k = 0; k < found.gl_pathc; k++)
-            yaml_add(list, scalar(s, found.gl_pathv[k]));
-        globfree(&found);
+        for (int k = 0; k < found.count; k++)
+            yaml_add(list, scalar(s, found.path[k]));
+        pattern_free(&found);
     }
     return list;
 }

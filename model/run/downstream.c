@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "data/sample.h"
 #include "kernels/comm.h"
 #include "kernels/error.h"
 #include "kernels/watchdog.h"
@@ -14,6 +15,22 @@
 
 /* A micro-batch (B, T) on the host. */
 typedef struct { int B, T, *tokens, *targets; uint8_t *begins; float *losses; } Rows;
+
+/* Of all that is asked and scored. */
+static uint64_t task_hash(const Requests *r)
+{
+    uint64_t h = hash_bytes(hash_bytes(HASH_OF_NOTHING, r->name, strlen(r->name)), r->token, sizeof *r->token * r->tokens);
+    for (int i = 0; i < r->choices; i++) {
+        const Choice *c = &r->choice[i];
+        const int part[] = { c->length, c->scored, c->characters, c->bytes };
+        h = hash_bytes(h, part, sizeof part);
+    }
+    for (int i = 0; i < r->questions; i++) {
+        const int part[] = { r->question[i].first, r->question[i].count, r->question[i].gold };
+        h = hash_bytes(h, part, sizeof part);
+    }
+    return hash_bytes(h, &r->metric, sizeof r->metric);
+}
 
 /* What read_requests reads within error_catch. */
 typedef struct { const Config *config; int task; Requests requests; } Reading;
@@ -37,12 +54,9 @@ static Requests open_task(char **problem, const Config *c, int i)
     free(own);
     if (*problem)
         return r.requests;
-    const double choices = r.requests.choices, tokens = (double)r.requests.tokens;
-    double most[4] = { choices, tokens, -choices, -tokens };
-    comm_max(most, 4);
-    if (most[0] != -most[2] || most[1] != -most[3])
-        *problem = xasprintf("%s: the ranks have different files %s; give every rank the same", c->eval[i].where,
-                             c->eval[i].paths[0]);
+    char *what = xasprintf("questions of evaluator '%s' (%s)", c->eval[i].label, c->eval[i].paths[0]);
+    *problem = comm_disagreement(what, task_hash(&r.requests));
+    free(what);
     return r.requests;
 }
 

@@ -3,9 +3,11 @@
 #include "model/run/evaluate.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "data/sample.h"
 #include "kernels/comm.h"
 #include "kernels/error.h"
 #include "kernels/watchdog.h"
@@ -33,6 +35,17 @@ static void beat(const char *doing)
     watchdog_beat(WORKER_VALIDATION, doing);
 }
 
+/* What is not the same on all ranks: which sequences there are, or some of their tokens. malloc'ed; NULL: nothing. */
+static char *disagreement(const Loader *l, const char *label)
+{
+    const DataSample s = loader_sample(l);
+    const uint64_t part[] = { loader_fingerprint(l), s.tokens, s.masks };
+    char *what = xasprintf("validation data for evaluator '%s'", label);
+    char *found = comm_disagreement(what, hash_bytes(HASH_OF_NOTHING, part, sizeof part));
+    free(what);
+    return found;
+}
+
 /* problem: as loader_try_open; NULL: dies instead. */
 static Loader *open_set(const Config *c, int i, char **problem)
 {
@@ -53,13 +66,25 @@ static Loader *open_set(const Config *c, int i, char **problem)
     return l;
 }
 
+static void check_set(const Config *c, int i)
+{
+    Loader *l = open_set(c, i, NULL);
+    char *problem = disagreement(l, c->eval[i].label);
+    if (problem)
+        die("%s. Give every rank the same files", problem);
+    if (comm_rank() == 0)
+        printf("validation: %s: %llu tokens from %d file%s\n", c->eval[i].label, (unsigned long long)loader_tokens(l),
+               loader_files(l), loader_files(l) > 1 ? "s" : "");
+    loader_close(l);
+}
+
 void evaluate_check(const Config *c)
 {
     for (int i = 0; i < c->num_eval && (c->eval_interval > 0 || c->eval_on_load || c->eval_only); i++)
         if (c->eval[i].downstream)
             downstream_check(c, i);
         else
-            loader_close(open_set(c, i, NULL));
+            check_set(c, i);
 }
 
 /* A batch as it is given to the model, (B, T) each, and sums over those so far. */
@@ -107,6 +132,8 @@ EvalResult evaluate(const Config *c, int i, Model *m, Fsdp *f, const volatile si
     Loader *l = open_set(c, i, &own);
     EvalResult e = { .label = c->eval[i].label, .loss = NAN, .problem = problem_share(own) };
     free(own);
+    if (!e.problem)
+        e.problem = disagreement(l, e.label);
     if (!e.problem) {
         Validation p = { B, T, xmalloc(sizeof(int) * B * T), xmalloc(sizeof(int) * B * T), xmalloc((size_t)B * T), 0, 0 };
         model_losses(m);

@@ -102,6 +102,7 @@ static void open_generator(Generator *g, const Config *c)
     const char *folder = latest ? latest : c->load_path;
     if (!folder)
         die("generate: there is no model; --load_path names a checkpoint or a Hugging Face folder");
+    run_check_agreement(c, folder);
     if (!latest)
         config_check_source(NULL, folder);
     prompts_share(&g->prompts, c->generate, &c->model);

@@ -48,16 +48,6 @@ static Loader *open_loader(const Config *c)
     return l;
 }
 
-/* Ranks that read another file or other data would train nonsense or hang: all must agree. */
-static void check_agreement(const char *what, uint64_t hash)
-{
-    const double high = (double)(hash >> 32), low = (double)(hash & UINT32_MAX);
-    double half[4] = { high, low, -high, -low };
-    comm_max(half, 4);
-    if (half[0] != -half[2] || half[1] != -half[3])
-        die("the ranks have different %s; give every rank the same files and arguments", what);
-}
-
 static uint64_t text_hash(const char *text)
 {
     uint64_t h = 0;
@@ -154,7 +144,7 @@ static void load_or_initialize(Run *r, const char *folder, bool resets)
     watchdog_wait_for(WORKER_DATA);
     r->state = (TrainState){ .fingerprint = loader_fingerprint(r->loader), .sample = loader_sample(r->loader) };
     watchdog_wait_for(NO_WORKER);
-    check_agreement("contents of data files", r->state.sample.tokens ^ r->state.sample.masks);
+    comm_agree("contents of data files", r->state.sample.tokens ^ r->state.sample.masks);
     if (!folder) {
         fsdp_init(&r->fsdp, &c->model, c->seed);
         if (c->num_trainable > 0)
@@ -215,9 +205,9 @@ static void print_data(const Run *r)
     if (r->length.steps == 1 && schedule_lr(c, r->length, 1, r->length.tokens) == 0)
         warn("the run has one step, its last, whose learning rate is 0: nothing is learned. More epochs, a smaller "
              "global_train_batch_size, or scheduler.alpha_f above 0");
-    printf("data: %llu tokens in %llu instances of %d; %ld steps of %d sequences on %d rank%s, %d micro-batch%s each\n",
+    printf("data: %llu tokens in %llu instances of %d from %d file%s; %ld steps of %d sequences on %d rank%s, %d micro-batch%s each\n",
            (unsigned long long)loader_tokens(r->loader), (unsigned long long)loader_instances(r->loader),
-           c->model.max_sequence_length, r->length.steps, c->global_train_batch_size, comm_size(),
+           c->model.max_sequence_length, loader_files(r->loader), loader_files(r->loader) > 1 ? "s" : "", r->length.steps, c->global_train_batch_size, comm_size(),
            comm_size() > 1 ? "s" : "", c->global_train_batch_size / comm_size() / c->device_train_microbatch_size,
            c->global_train_batch_size / comm_size() / c->device_train_microbatch_size > 1 ? "es" : "");
     fflush(stdout);
@@ -235,10 +225,16 @@ static void open_data(Run *r)
 {
     const Config *c = r->config;
     r->loader = open_loader(c);
-    check_agreement("data files", loader_fingerprint(r->loader));
+    comm_agree("data files", loader_fingerprint(r->loader));
     evaluate_check(c);
     r->samples = samples_open(c);
     set_lengths(r);
+}
+
+void run_check_agreement(const Config *c, const char *folder)
+{
+    comm_agree("configurations", text_hash(c->text));
+    comm_agree("folders to load from", text_hash(folder ? folder : ""));
 }
 
 void run_check_device(const Config *c)
@@ -308,7 +304,7 @@ static void open_to_evaluate(Run *r, const char *folder)
 void run_open(Run *r, const Config *c)
 {
     *r = (Run){ .config = c, .saved_step = -1 };
-    check_agreement("configurations", text_hash(c->text));
+    run_check_agreement(c, NULL);
     if (c->tokenizer)
         companions_take_tokenizer(c->tokenizer, c->model.vocab_size);
     char *latest = c->try_load_latest_save ? checkpoint_latest(c->save_folder) : NULL;
@@ -320,7 +316,7 @@ void run_open(Run *r, const Config *c)
     else
         open_data(r);
     run_check_device(c);
-    check_agreement("checkpoints to go on from", text_hash(folder ? folder : ""));
+    run_check_agreement(c, folder);
     if (c->eval_only) {
         open_to_evaluate(r, folder);
         free(latest);
@@ -336,7 +332,7 @@ void run_open(Run *r, const Config *c)
     const bool saved = resumes && save_folder_has(c, folder, r->state.step);
     if (!run_is_over(r))
         loader_limit(r->loader, (uint64_t)(r->last_step - r->state.step));
-    check_agreement("checkpoints to go on from", state_hash(&r->state));
+    comm_agree("checkpoints to go on from", state_hash(&r->state));
     schedule_check(c, r->length);
     print_data(r);
     watchdog_mark("opening metrics.jsonl", -1);
