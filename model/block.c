@@ -26,9 +26,9 @@ static Tensor transpose_only(Tensor t)
     return t;
 }
 
-static Tensor forward_operand(const Model *m, Tensor t)
+static Tensor forward_operand(const Acts *a, Tensor t)
 {
-    return m->recipe.keep == KEEP_INPUTS ? rows_only(t) : t;
+    return a->keep == KEEP_INPUTS ? rows_only(t) : t;
 }
 
 /* y = [residual +] the norm of the stream, of which x is saved; the recipe says whether forward sees x's rounding. */
@@ -116,7 +116,7 @@ static LowProduct linear_apart(const Model *m, Linear l, Tensor y, Tensor x, con
 /* From the MLP's input to act, by way of `wide`, which may stay unwritten. */
 static void linear_swiglu(const Model *m, const Unit *w, const Acts *a)
 {
-    const Tensor act = forward_operand(m, a->act);
+    const Tensor act = forward_operand(a, a->act);
     if (m->recipe.forward == FROM_EXACT && !a->low[LINEAR_GATE_UP].data)
         matmul_swiglu(act, a->gate_up, a->wide, a->h1, w->gate_up);
     else
@@ -183,12 +183,12 @@ static void linear_dw(const Model *m, Linear l, const Unit *dw, Tensor dy, Tenso
 }
 
 /* The operand of a branch's first GEMM from the residual stream. x, stats: what the norm's backward reads. */
-static void branch_in(const Model *m, Tensor h, Tensor x, float *stats, Tensor res, Tensor w)
+static void branch_in(const Model *m, const Acts *a, Tensor h, Tensor x, float *stats, Tensor res, Tensor w)
 {
     if (m->config->norm_after)
         quantize(h, res);
     else
-        norm(m, forward_operand(m, h), x, stats, res, w, NONE);
+        norm(m, forward_operand(a, h), x, stats, res, w, NONE);
 }
 
 /* out = res + the branch's last layer, of y, with its norm if the architecture puts it there.
@@ -209,7 +209,7 @@ static void branch_in_dw(const Model *m, Linear l, const Unit *dw, Tensor dy, Te
                          Tensor x, const float *stats, Tensor w)
 {
     const Tensor again = for_dw(h, dw, l);
-    if (tensor_exists(again) && m->recipe.keep == KEEP_INPUTS && !m->config->norm_after)
+    if (tensor_exists(again) && a->keep == KEEP_INPUTS && !m->config->norm_after)
         norm_again(again, x, stats, w);
     linear_dw(m, l, dw, dy, h, a);
 }
@@ -218,7 +218,7 @@ void block_forward(const Model *m, const Unit *w, Acts *a, Acts *next)
 {
     LowProduct product;
 
-    branch_in        (m, a->h0, a->x0, a->stats0, a->res0, w->norm0);
+    branch_in        (m, a, a->h0, a->x0, a->stats0, a->res0, w->norm0);
     product = linear_apart(m, LINEAR_QKV, a->proj, a->h0, w, a);
     rope             (m, a, w, product);
     attend           (m, a);
@@ -226,7 +226,7 @@ void block_forward(const Model *m, const Unit *w, Acts *a, Acts *next)
     quantize         (rows_only(a->att_op), a->att);
     branch_out       (m, LINEAR_OUT, a->res1, a->att_op, w, a, a->res0, a->branch0, a->x0, a->stats0, w->norm0);
 
-    branch_in        (m, a->h1, a->x1, a->stats1, a->res1, w->norm1);
+    branch_in        (m, a, a->h1, a->x1, a->stats1, a->res1, w->norm1);
     linear_swiglu    (m, w, a);
     branch_out       (m, LINEAR_DOWN, next->res0, a->act, w, a, a->res1, a->branch1, a->x1, a->stats1, w->norm1);
 }
@@ -280,7 +280,7 @@ static void attention_output_again(const Acts *a, bool transposed)
 void block_backward(const Model *m, const Unit *w, Unit *dw, const Acts *a, bool goes_on)
 {
     const Work *t = &m->work;
-    Tensor act_again = m->recipe.keep == KEEP_INPUTS ? for_dw(a->act, dw, LINEAR_DOWN) : NONE;
+    Tensor act_again = a->keep == KEEP_INPUTS ? for_dw(a->act, dw, LINEAR_DOWN) : NONE;
     Tensor dy;
 
     dy = branch_out_backward(m, dw->norm1, a->x1, a->stats1, w->norm1);

@@ -29,6 +29,7 @@ typedef struct {
     Tensor low[NUM_LINEARS];   /* (N, P rank) of adapters: scale x A^T of each linear layer's input x; P: parts that have one */
     Tensor dgate_up;   /* (N, 2F) gradient, GEMM operand                       = gate_up     e5m2: see plan_dgate_up   */
     Tensor dqkv_op;    /* (N, S) the same; = dqkv if formats agree                                                     */
+    Keep   keep;       /* what of these forward leaves for backward                                                    */
     Attention attn;    /* the model's, with this block's sliding window and rotary table                               */
     KvCache cache;     /* k, v (P, K*D) of the sequence that decode.h goes on with; NULL unless the run generates      */
 } Acts;
@@ -45,8 +46,8 @@ typedef struct {
     Tensor dlow;       /* (N, 3 rank) gradient of one of a block's `low`                                               */
 } Work;
 
-/* block: saved activations of one; work: buffers that all blocks share, with the head's; cache: of all blocks. */
-typedef struct { size_t units, block, work, head, cache, total; } PlanBytes;
+/* blocks: saved activations of all; work: buffers that all blocks share, with the head's; cache: of all blocks. */
+typedef struct { size_t units, blocks, work, head, cache, total; } PlanBytes;
 
 typedef struct {
     const ModelConfig *config;

@@ -205,7 +205,7 @@ static bool has_rows(const Fsdp *f, int buffer)
  * where backward runs a block's forward again it reads both. */
 static bool takes_turns(const Fsdp *f, int buffer)
 {
-    return serves_blocks(f, buffer) && f->shards == 1 && !base_is_operand(f) && f->recipe.keep != KEEP_BLOCK;
+    return serves_blocks(f, buffer) && f->shards == 1 && !base_is_operand(f) && !recipe_recomputes(&f->recipe);
 }
 
 static void place_buffers(Fsdp *f, Arena *a)

@@ -195,21 +195,25 @@ void model_logits(Model *m, Fsdp *f, int row, float *logits)
     free(stored);
 }
 
+static int backward_uses(const Acts *a)
+{
+    return a->keep == KEEP_BLOCK ? FOR_FORWARD | FOR_BACKWARD : FOR_BACKWARD;
+}
+
 /* Down to the first unit that has something to train: nothing below it reads a gradient. */
 static void backward(Model *m, Fsdp *f, bool last)
 {
-    const int uses = m->recipe.keep == KEEP_BLOCK ? FOR_FORWARD | FOR_BACKWARD : FOR_BACKWARD;
     const int first = f->first_trained > 1 ? f->first_trained : 1;
     fsdp_reduce(f, m->L + 1, last);
     for (int u = m->L; u >= first; u--) {
         Acts *a = &m->acts[u - 1];
-        fsdp_gather(f, u, uses);
+        fsdp_gather(f, u, backward_uses(a));
         if (u > first)
-            fsdp_gather_ahead(f, u - 1, uses);
+            fsdp_gather_ahead(f, u - 1, backward_uses(a - 1));
         const Unit *w = fsdp_acquire(f, u);
         Unit *dw = fsdp_grads(f, u);
         trace_begin("backward", u);
-        if (m->recipe.keep == KEEP_BLOCK)
+        if (a->keep == KEEP_BLOCK)
             block_forward(m, w, a, a + 1);
         block_backward(m, w, dw, a, u > f->first_trained);
         trace_end();

@@ -14,16 +14,17 @@ static bool has_ranges(const Model *m)
     return m->recipe.scales == OF_STEP && !m->forward_only;
 }
 
-/* One block's activations. `transposes`: of FP8 operands backward reads the transposes, for gradients of the blocks' matrices; else
+/* One block's activations, with what forward leaves of them. `transposes`: of FP8 operands backward reads the transposes, for gradients of the blocks' matrices; else
  * the rows, for those of adapters. */
-typedef struct { Arena *arena; Model *m; bool transposes; } Planner;
+typedef struct { Arena *arena; Model *m; bool transposes; Keep keep; } Planner;
 
 /* This many bytes of what all blocks share. direct: of an operand, that gradients of weights read it, not a transposed copy. */
 static void *shared_bytes(Model *m, Buffer b, bool direct, size_t bytes)
 {
     SharedBuffer *s = &m->shared[b];
-    s->bytes = (bytes + 255) & ~(size_t)255;
-    s->alive = buffer_alive(b, (BufferUse){ direct, m->recipe.keep == KEEP_BLOCK, m->forward_only, m->observed });
+    const size_t whole = (bytes + 255) & ~(size_t)255;
+    s->bytes = whole > s->bytes ? whole : s->bytes;             /* blocks that keep less may want more of it */
+    s->alive |= buffer_alive(b, (BufferUse){ direct, recipe_recomputes(&m->recipe), m->forward_only, m->observed });
     return (char *)m->shared_memory + s->at;
 }
 
@@ -45,9 +46,9 @@ static Tensor own(Planner *p, Format f, int cols)
 }
 
 /* What forward leaves for backward is a block's own, unless backward runs the block again. */
-static bool leaves_own(const Model *m)
+static bool leaves_own(const Planner *p)
 {
-    return m->recipe.keep != KEEP_BLOCK && !m->forward_only;
+    return p->keep != KEEP_BLOCK && !p->m->forward_only;
 }
 
 static Tensor place(Planner *p, bool is_own, Buffer b, Format f, int cols)
@@ -64,7 +65,7 @@ static void add_range(const Planner *p, Tensor *t)
 static float *floats(Planner *p, Buffer b, int per_token)
 {
     const size_t bytes = sizeof(float) * (size_t)p->m->N * (size_t)per_token;
-    return leaves_own(p->m) ? arena_alloc(p->arena, bytes) : shared_bytes(p->m, b, true, bytes);
+    return leaves_own(p) ? arena_alloc(p->arena, bytes) : shared_bytes(p->m, b, true, bytes);
 }
 
 /* A GEMM operand; the buffer of its transposed copy follows its own in the list. In FP8 forward reads its rows; what backward reads
@@ -90,17 +91,18 @@ static bool same(Tensor a, Format f)
 
 /* The stream is kept, its sums with branches in another place, where backward reads it: as norm input, as GEMM operand, or to run
  * the block again. NOTE: without a backward pass they are in two places, too: matmul may round what it adds in place once more,
- * and an evaluation is to give the numbers of the training. */
-static bool stream_is_kept(const Model *m)
+ * and an evaluation is to give the numbers of the training. So what blocks that are recomputed begin with is not where the others
+ * add in place. */
+static bool stream_is_kept(const Planner *p)
 {
-    const Recipe *r = &m->recipe;
-    return r->keep == KEEP_BLOCK || format_equal(m->config->norm_after ? r->operand : r->saved, r->stream);
+    const Recipe *r = &p->m->recipe;
+    return p->keep == KEEP_BLOCK || format_equal(p->m->config->norm_after ? r->operand : r->saved, r->stream);
 }
 
 static Tensor place_stream(Planner *p)
 {
     Model *m = p->m;
-    return place(p, stream_is_kept(m) && !m->forward_only, BUFFER_RES0, m->recipe.stream, m->config->d_model);
+    return place(p, stream_is_kept(p) && (!m->forward_only || m->recipe.recompute), BUFFER_RES0, m->recipe.stream, m->config->d_model);
 }
 
 /* Whether a gradient reads the inputs of these layers. */
@@ -114,17 +116,17 @@ static void plan_stream(Planner *p, Acts *a)
     Model *m = p->m;
     const Recipe *r = &m->recipe;
     int C = m->config->d_model;
-    bool after = m->config->norm_after, leaves = leaves_own(m);
-    bool keep_h = leaves && (after || r->keep == KEEP_ALL);
+    bool after = m->config->norm_after, leaves = leaves_own(p);
+    bool keep_h = leaves && (after || p->keep == KEEP_ALL);
 
     a->res0 = place_stream(p);
     bool alias_x = !after && format_equal(r->saved, r->stream), alias_h = after && format_equal(r->operand, r->stream);
-    a->res1 = !stream_is_kept(m) ? a->res0 : leaves ? own(p, r->stream, C)
+    a->res1 = !stream_is_kept(p) ? a->res0 : leaves ? own(p, r->stream, C)
             : shared_rows(m, BUFFER_RES1, alias_x || alias_h, r->stream, m->N, C);
     a->x0 = alias_x ? a->res0 : place(p, leaves, BUFFER_X0, r->saved, C);
     a->x1 = alias_x ? a->res1 : place(p, leaves, BUFFER_X1, r->saved, C);
     a->h0 = alias_h ? a->res0 : operand(p, keep_h && reads_input(m, LINEAR_QKV), BUFFER_H0, r->operand, C);
-    a->h1 = alias_h ? a->res1 : r->keep == KEEP_INPUTS && !after ? a->h0
+    a->h1 = alias_h ? a->res1 : p->keep == KEEP_INPUTS && !after ? a->h0
           : operand(p, keep_h && reads_input(m, LINEAR_GATE_UP), BUFFER_H1, r->operand, C);
     if (a->h1.data == a->h0.data && format_is_fp8(r->operand)) {
         a->h1.scale = arena_alloc(p->arena, 16);       /* forward's scale is used again in backward */
@@ -151,8 +153,9 @@ static void plan_acts(Planner *p, Acts *a)
     const Recipe *r = &m->recipe;
     const ModelConfig *c = m->config;
     int HD = c->n_heads * c->head_dim, S = HD + 2 * c->n_kv_heads * c->head_dim, F = c->mlp_width;
-    bool leaves = leaves_own(m), changed = c->qk_norm || c->clip_qkv > 0;
+    bool leaves = leaves_own(p), changed = c->qk_norm || c->clip_qkv > 0;
 
+    a->keep = p->keep;
     plan_stream(p, a);
     a->qkv = place(p, leaves, BUFFER_QKV, r->qkv, S);
     a->proj = same(a->qkv, r->stream) ? a->qkv : shared(m, BUFFER_PROJ, r->stream, S);
@@ -163,7 +166,7 @@ static void plan_acts(Planner *p, Acts *a)
     a->att_op = same(a->mix, r->operand) ? a->mix : att_operand(p, a->att, r->operand);
     a->gate_up = place(p, leaves, BUFFER_GATE_UP, r->hidden, 2 * F);
     a->wide = same(a->gate_up, r->stream) ? a->gate_up : shared(m, BUFFER_WIDE, r->stream, 2 * F);
-    a->act = operand(p, r->keep == KEEP_ALL && !m->forward_only && reads_input(m, LINEAR_DOWN), BUFFER_ACT, r->operand, F);
+    a->act = operand(p, p->keep == KEEP_ALL && !m->forward_only && reads_input(m, LINEAR_DOWN), BUFFER_ACT, r->operand, F);
 
     a->stats0 = floats(p, BUFFER_STATS0, 2);
     a->stats1 = floats(p, BUFFER_STATS1, 2);
@@ -321,18 +324,30 @@ static void plan_head(Arena *arena, Model *m, const Config *c)
     m->sums = arena_alloc(arena, 2 * sizeof(float));
 }
 
-/* Without a backward pass all blocks have the memory of the first. */
+/* The first block in which forward leaves what it leaves in block l. */
+static int first_like(const Recipe *r, int l)
+{
+    int first = 0;
+    while (recipe_keep(r, first) != recipe_keep(r, l))
+        first++;
+    return first;
+}
+
+/* Without a backward pass all blocks that add to the stream in the same way have the memory of the first such. */
 static void plan_blocks(Planner *p)
 {
     Model *m = p->m;
+    const size_t before = p->arena->used;
     for (int l = 0; l < m->L; l++) {
-        size_t before = p->arena->used;
-        if (l == 0 || !m->forward_only)
+        const int first = first_like(&m->recipe, l);
+        p->keep = recipe_keep(&m->recipe, l);
+        if (l == first || !m->forward_only)
             plan_acts(p, &m->acts[l]);
         else
-            m->acts[l] = m->acts[0];
-        m->bytes.block = m->forward_only ? 0 : p->arena->used - before;
+            m->acts[l] = m->acts[first];
     }
+    m->bytes.blocks = m->forward_only ? 0 : p->arena->used - before;
+    p->keep = m->recipe.keep;
     m->acts[m->L].res0 = place_stream(p);
     if (!m->forward_only)
         plan_work(p);
@@ -363,14 +378,14 @@ static void plan_all(Arena *arena, Model *m, Fsdp *f, const Config *c, Placement
     m->trains_matrices = trains_matrices(f);
     b->units = arena->used;
     m->shared_memory = arena_alloc(arena, m->shared_bytes);
-    plan_blocks(&(Planner){ arena, m, m->trains_matrices });
-    b->work = arena->used - b->units - m->L * b->block;
+    plan_blocks(&(Planner){ arena, m, m->trains_matrices, m->recipe.keep });
+    b->work = arena->used - b->units - b->blocks;
     plan_head(arena, m, c);
     plan_attention(arena, m);
-    b->head = arena->used - b->units - m->L * b->block - b->work;
+    b->head = arena->used - b->units - b->blocks - b->work;
     if (c->generate)
         plan_caches(arena, m);
-    b->cache = arena->used - b->units - m->L * b->block - b->work - b->head;
+    b->cache = arena->used - b->units - b->blocks - b->work - b->head;
     b->total = arena->used;
 }
 

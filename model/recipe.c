@@ -6,6 +6,7 @@
 #include "model/recipe.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define F32_   { F32, 0, false }
@@ -46,6 +47,19 @@ const Recipe *recipe_find(const char *name)
     return NULL;
 }
 
+/* As OLMo's should_checkpoint_block: block 0 is the first. */
+Keep recipe_keep(const Recipe *r, int block)
+{
+    const int n = r->recompute;
+    const bool again = n > 0 ? block % n == 0 : n < 0 && block % -n != 0;
+    return again ? KEEP_BLOCK : r->keep;
+}
+
+bool recipe_recomputes(const Recipe *r)
+{
+    return r->keep == KEEP_BLOCK || r->recompute != 0;
+}
+
 Format recipe_forward_weights(const Recipe *r)
 {
     return format_equal(r->operand, r->stream) ? r->stream : r->master;
@@ -57,11 +71,15 @@ void recipe_print(const Recipe *r)
     static const char *const fast[] = { [FAST_NONE] = "none", [FAST_FORWARD] = "forward", [FAST_ALL] = "all" };
     static const char *const forward[] = { [FROM_SAVED] = "saved", [FROM_EXACT] = "exact" };
     static const char *const scales[] = { [OF_MICROBATCH] = "micro-batch", [OF_STEP] = "step" };
+    char share[64] = "";
+    if (r->recompute)
+        snprintf(share, sizeof share, " (of %s %d blocks the input only)", r->recompute > 0 ? "one in" : "all but one in",
+                 abs(r->recompute));
     printf("recipe %s: stream %s, saved %s, qkv %s, attention %s, hidden %s, operands %s, gradients %s, head %s,\n"
-           "  keep %s, forward from %s, fast accumulation %s, scales of the %s,\n"
+           "  keep %s%s, forward from %s, fast accumulation %s, scales of the %s,\n"
            "  master %s, accumulated gradients %s, frozen weights %s\n",
            r->name, format_name(r->stream), format_name(r->saved), format_name(r->qkv), format_name(r->att),
-           format_name(r->hidden), format_name(r->operand), format_name(r->gradient), format_name(r->head), keep[r->keep],
+           format_name(r->hidden), format_name(r->operand), format_name(r->gradient), format_name(r->head), keep[r->keep], share,
            forward[r->forward], fast[r->fast], scales[r->scales], format_name(r->master), format_name(r->grads),
            format_name(r->frozen));
 }

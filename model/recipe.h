@@ -41,10 +41,13 @@ typedef struct {
     Format grads;      /* accumulated weight gradients                                    */
     Format moment1, moment2;   /* AdamW's m and v, where the optimizer leaves it to the recipe */
     Format frozen;     /* weights that are not trained, of which there is one copy        */
+    int    recompute;  /* blocks with KEEP_BLOCK instead of `keep`, of every n the first: n; all but the first: -n; 0: none */
 } Recipe;
 
 extern const Recipe recipes[];      /* ends with name == NULL */
 const Recipe *recipe_find(const char *name);          /* NULL if there is none */
+Keep          recipe_keep(const Recipe *r, int block);     /* what forward of this block leaves */
+bool          recipe_recomputes(const Recipe *r);          /* whether backward runs the forward of any block again */
 /* Where nothing is trained, all weights are frozen. Then in this format: that which computing reads, or that of training if
  * computing rounds them once more. Either way forward gives what it gives in training. */
 Format        recipe_forward_weights(const Recipe *r);

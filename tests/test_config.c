@@ -136,6 +136,35 @@ static void test_datasets_and_formats(void **state)
     config_free(c);
 }
 
+/* OLMo's should_checkpoint_block (olmo/model.py): block i % n == 0, or != 0. */
+static void test_activation_checkpointing(void **state)
+{
+    (void)state;
+    static const struct { const char *word; int n; bool rest; } shares[] = {
+        { "one_in_two", 2, false }, { "one_in_three", 3, false }, { "one_in_four", 4, false }, { "one_in_eight", 8, false },
+        { "two_in_three", 3, true }, { "three_in_four", 4, true },
+    };
+    char key[64], column[64], text[1024];
+    try_write(try_path, try_base);
+    for (size_t i = 0; i < sizeof shares / sizeof shares[0]; i++) {
+        snprintf(key, sizeof key, "--activation_checkpointing=%s", shares[i].word);
+        snprintf(column, sizeof column, "--format.recompute=%s", shares[i].word);
+        for (int k = 0; k < 2; k++) {
+            Config *c = try_load(1, k ? key : column, "--recipe=coat", NULL, NULL);
+            for (int l = 0; l < 24; l++)
+                assert_int_equal(recipe_keep(&c->recipe, l),
+                                 (l % shares[i].n == 0) != shares[i].rest ? KEEP_BLOCK : KEEP_INPUTS);
+            assert_true(recipe_recomputes(&c->recipe));
+            config_free(c);
+        }
+    }
+    Config *c = try_load(1, "--activation_checkpointing=one_in_two", "--format.recompute=none", "--recipe=bf16", NULL);
+    assert_false(recipe_recomputes(&c->recipe));
+    config_free(c);
+    assert_true(try_printed(text, sizeof text, 2, 1, "--activation_checkpointing=whole_layer", "--format.recompute=one_in_two"));
+    try_contains(text, "format.recompute (format.keep is block: all are)");
+}
+
 /* Which ranks share a copy of the model, what they keep, and in what they sum gradients. */
 static void test_strategies(void **state)
 {
@@ -401,7 +430,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_defaults),
         cmocka_unit_test(test_values), cmocka_unit_test(test_datasets_and_formats),
-        cmocka_unit_test(test_strategies), cmocka_unit_test(test_interpolation),
+        cmocka_unit_test(test_activation_checkpointing), cmocka_unit_test(test_strategies), cmocka_unit_test(test_interpolation),
         cmocka_unit_test(test_packing), cmocka_unit_test(test_published),
         cmocka_unit_test(test_warning),
         cmocka_unit_test(test_blocks),

@@ -165,11 +165,13 @@ static Result run(const Config *c, int placement)
     return r;
 }
 
-static void check(const ModelConfig *m, const char *recipe, Keep kept, bool observed, bool fp8_head, ScalesOf scales)
+static void check_part(const ModelConfig *m, const char *recipe, Keep kept, int recompute, bool observed, bool fp8_head,
+                       ScalesOf scales)
 {
     Config c;
     model_config(&c, m, recipe, B);
     c.recipe.keep = kept;
+    c.recipe.recompute = recompute;
     c.recipe.scales = scales;
     c.recipe.head = fp8_head ? (Format){ E5M2, 0, false } : c.recipe.stream;
     c.quant_stats_interval = observed;
@@ -178,11 +180,16 @@ static void check(const ModelConfig *m, const char *recipe, Keep kept, bool obse
         const Result shared = run(&c, i);
         assert_int_equal(shared.bytes, apart.bytes);
         if (memcmp(shared.loss, apart.loss, sizeof apart.loss) || memcmp(shared.grads, apart.grads, apart.bytes))
-            fail_msg("%s, keep %d: placement %d changes loss or gradients", recipe, kept, i);
+            fail_msg("%s, keep %d, recompute %d: placement %d changes loss or gradients", recipe, kept, recompute, i);
         if (*problem)
-            fail_msg("%s, keep %d, placement %d: %s", recipe, kept, i, problem);
+            fail_msg("%s, keep %d, recompute %d, placement %d: %s", recipe, kept, recompute, i, problem);
     }
     release();
+}
+
+static void check(const ModelConfig *m, const char *recipe, Keep kept, bool observed, bool fp8_head, ScalesOf scales)
+{
+    check_part(m, recipe, kept, 0, observed, fp8_head, scales);
 }
 
 static ModelConfig small(SmallModel a)
@@ -220,6 +227,52 @@ static void test_adapters(void **state)
         }
 }
 
+/* The input of one of the two blocks alone is kept; the other takes what it takes of memory that they share. */
+static void test_parts(void **state)
+{
+    (void)state;
+    static const char *const names[] = { "bf16", "fp8", "coat", "coat-lean" };
+    static const SmallModel models[] = { LLAMA_GQA, OLMO2, QWEN3 };
+    for (int i = 0; i < 3 * 4 * 2; i++) {
+        const ModelConfig plain = small(models[i % 3]), m = i % 5 ? plain : with_adapters(plain, 8, ALL_MODULES, BASE_E4M3);
+        check_part(&m, names[i / 3 % 4], i / 12 ? KEEP_INPUTS : KEEP_ALL, i % 2 ? 2 : -3, i % 7 == 0, i % 4 > 1,
+                   i % 2 ? OF_STEP : OF_MICROBATCH);
+    }
+}
+
+static size_t block_bytes(const char *recipe, Keep kept, int recompute)
+{
+    Model m;
+    Fsdp f;
+    Config c;
+    ModelConfig model = small(LLAMA);
+    model.n_layers = 24;
+    model_config(&c, &model, recipe, B);
+    c.recipe.keep = kept;
+    c.recipe.recompute = recompute;
+    model_plan(&m, &f, &c, (Placement){ 1, 0, true });
+    const size_t bytes = m.bytes.blocks;
+    model_free(&m, &f);
+    return bytes;
+}
+
+/* Each block has what it keeps, and no more; but for 256 bytes, to whose multiples tensors are laid. */
+static void test_parts_bytes(void **state)
+{
+    (void)state;
+    static const struct { int recompute, blocks; } part[] = { { 2, 12 }, { 3, 8 }, { 4, 6 }, { 8, 3 }, { -3, 16 }, { -4, 18 } };
+    static const char *const names[] = { "bf16", "fp8", "coat", "coat-lean" };
+    for (int r = 0; r < 4; r++)
+        for (Keep k = KEEP_ALL; k <= KEEP_INPUTS; k++) {
+            const size_t own = block_bytes(names[r], k, 0) / 24, input = block_bytes(names[r], KEEP_BLOCK, 0) / 24;
+            assert_true(input < own);
+            for (int i = 0; i < 6; i++) {
+                const size_t sum = (24 - (size_t)part[i].blocks) * own + (size_t)part[i].blocks * input;
+                assert_in_range(block_bytes(names[r], k, part[i].recompute), sum - 24 * 256, sum + 24 * 256);
+            }
+        }
+}
+
 /* What no placement can be smaller than is reached, but for a tenth. */
 static void test_bytes(void **state)
 {
@@ -251,7 +304,8 @@ int main(void)
 {
     device_init(0);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bits), cmocka_unit_test(test_adapters), cmocka_unit_test(test_bytes),
+        cmocka_unit_test(test_bits), cmocka_unit_test(test_adapters), cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_bytes), cmocka_unit_test(test_parts_bytes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

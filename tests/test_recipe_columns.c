@@ -265,10 +265,11 @@ static void test_sums_in_place(void **state)
     unsigned found = 0;
     for (int i = 0; i < 2; i++)
         for (const Recipe *r = recipes; r->name; r++)
-            for (Keep keep = KEEP_ALL; keep <= KEEP_BLOCK; keep++) {
+            for (int k = 0; k < 3 * 3; k++) {
                 Config c;
                 model_config(&c, &models[i], r->name, B);
-                c.recipe.keep = keep;
+                c.recipe.keep = k % 3;
+                c.recipe.recompute = k / 3 == 0 ? 0 : k / 3 == 1 ? 2 : -3;
                 const unsigned in_training = sums_in_place(&c);
                 c.eval_only = true;
                 assert_int_equal(sums_in_place(&c), in_training);

@@ -112,7 +112,7 @@ static void test_kept(void **state)
         model_create(&most, &f, &all);
         model_create(&least, &g, &q);
         const size_t inputs = (size_t)(of_q.d_model + of_q.mlp_width) * (size_t)most.N * dtype_size(q.recipe.operand.dtype);
-        assert_true(most.bytes.block >= least.bytes.block + inputs);
+        assert_true(most.bytes.blocks >= least.bytes.blocks + (size_t)most.L * inputs);
         model_free(&most, &f);
         model_free(&least, &g);
     }

@@ -247,11 +247,16 @@ void config_check_recipe(Reader *r)
         apply_blocks(r, model, optimizer);
     if (s->activation_checkpointing == CHECKPOINT_BLOCKS)
         s->c.recipe.keep = KEEP_BLOCK;
-    if (s->activation_checkpointing == CHECKPOINT_FINE_GRAINED)
+    else if (s->activation_checkpointing == CHECKPOINT_FINE_GRAINED)
         s->c.recipe.keep = KEEP_INPUTS;
+    else if (s->activation_checkpointing != NOT_GIVEN)
+        s->c.recipe.recompute = s->activation_checkpointing;
     YamlNode *columns = yaml_find(r->root, "format");
     if (columns)
         config_apply(r, columns, "format", s);
+    if (s->c.recipe.recompute && s->c.recipe.keep == KEEP_BLOCK)
+        config_note(r, "%s (format.keep is block: all are)", config_given(r, "format.recompute") ? "format.recompute"
+                    : "activation_checkpointing");
     if (config_forward_only(&s->c) && !config_given(r, "format.frozen"))
         s->c.recipe.frozen = recipe_forward_weights(&s->c.recipe);
     check_columns(r);

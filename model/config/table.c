@@ -18,6 +18,9 @@
 #define OPTION(name, type, fallback, none, min, max, place, help) \
     { name, type, fallback, none, min, max, NULL, place, help }
 #define WORD(name, type, fallback, words, place, help) { name, type, fallback, NOT_GIVEN, 0, 0, NULL, place, help, words }
+/* Recipe.recompute, by OLMo's names */
+#define SHARES { "one_in_two", 2 }, { "one_in_three", 3 }, { "one_in_four", 4 }, { "one_in_eight", 8 }, { "two_in_three", -3 }, \
+               { "three_in_four", -4 }
 #define WORDS(...)                                       (const Word[]){ __VA_ARGS__, { NULL, 0 } }
 #define OTHER(name, type, fallback, place, help)         { name, type, fallback, NAN, 0, 0, NULL, place, help }
 #define COLUMN(name, formats, place, help)               { name, FORMAT | FOLLOWS, "null", NAN, 0, 0, formats, place, help }
@@ -89,6 +92,9 @@ const ConfigKey config_keys[] = {
     WORD  ("format.keep", CHOICE | FOLLOWS, "null", WORDS({ "all", KEEP_ALL }, { "inputs", KEEP_INPUTS },
            { "block", KEEP_BLOCK }), C(recipe.keep),
            "what forward keeps for backward: all, without what is cheap to recompute, each block's input only"),
+    WORD  ("format.recompute", CHOICE | FOLLOWS, "null", WORDS({ "none", 0 }, SHARES), C(recipe.recompute),
+           "blocks of which only the input is kept, as if format.keep were block: none, each second, third, fourth or eighth from the "
+           "first one, or all but each third or fourth"),
     WORD  ("format.forward", CHOICE | FOLLOWS, "null", WORDS({ "saved", FROM_SAVED }, { "exact", FROM_EXACT }),
            C(recipe.forward),
            "what forward goes on with where it saves FP8: the rounded values, as COAT does, or those before rounding"),
@@ -132,8 +138,9 @@ const ConfigKey config_keys[] = {
            X(quantize_optimizer.expansion[1]), "of v"),
     ONLY  ("quantize_optimizer.expand_min", "16|null", "the expansion exponent is a multiple of 1/16"),
     WORD  ("activation_checkpointing", CHOICE | SPENT, "null", WORDS({ "whole_layer", CHECKPOINT_BLOCKS },
-           { "true", CHECKPOINT_BLOCKS }, { "fine_grained", CHECKPOINT_FINE_GRAINED }, { "false", CHECKPOINT_NOTHING }),
-           X(activation_checkpointing), "whole_layer: format.keep=block; fine_grained: format.keep=inputs"),
+           { "true", CHECKPOINT_BLOCKS }, { "fine_grained", CHECKPOINT_FINE_GRAINED }, { "false", CHECKPOINT_NOTHING },
+           SHARES), X(activation_checkpointing),
+           "whole_layer: format.keep=block; fine_grained: format.keep=inputs; one_in_two to three_in_four: format.recompute"),
 
     OTHER ("trainable", PATTERNS, "[]", C(trainable), "Hugging Face names of the tensors that are trained, * for any characters "
            "(model.layers.*.mlp.*); the others stay as they were loaded, in format.frozen; []: all are trained"),

@@ -49,7 +49,7 @@ typedef struct { char *name, **paths; int num_paths; } NamedPaths;
 /* What the words of the table stand for, where it is no enum of Config. Fields that are null unless given are int. */
 enum { NOT_GIVEN = -1 };
 typedef enum { AMP_BF16, FP32 } Precision;
-typedef enum { CHECKPOINT_BLOCKS, CHECKPOINT_FINE_GRAINED, CHECKPOINT_NOTHING } Checkpointing;
+typedef enum { CHECKPOINT_NOTHING, CHECKPOINT_BLOCKS, CHECKPOINT_FINE_GRAINED = 100 } Checkpointing;      /* or Recipe.recompute */
 typedef enum { NORM_RMS, NORM_DEFAULT, NORM_LOW_PRECISION, NORM_AMD_COMPATIBLE } LayerNormType;
 typedef enum { UINT16 = 2, UINT32 = 4 } TokenType;                     /* bytes of a token */
 typedef enum { UNITS_STEPS, UNITS_TOKENS } SchedulerUnits;
