@@ -98,8 +98,9 @@ $B/tests/test_hangs: $B/train.c.o
 $B/tests/test_hangs: WRAP = $(foreach f,checkpoint_latest folder_clean folder_publish folder_remove_step log_open main map_file \
                                       numpy_shuffle pwrite shard_read source_open yaml_load,-Wl,--wrap=$f)
 # This one watches which files are opened, and goes on after an error.
-$B/tests/fuzz: $B/tests/fuzz_kinds.c.o
-$B/tests/fuzz: WRAP = -Wl,--wrap=fopen -Wl,--wrap=open -Wl,--wrap=truncate -Wl,--wrap=exit
+$B/tests/fuzz: $(patsubst %,$B/tests/fuzz_%.c.o,kinds seeds inputs)
+$B/tests/fuzz: WRAP = -Wl,--wrap=fopen -Wl,--wrap=open -Wl,--wrap=truncate -Wl,--wrap=exit \
+                     -Wl,--wrap=comm_agree -Wl,--wrap=comm_disagreement
 # This one looks at the memory that operations get.
 $B/tests/test_lifetimes: WRAP = $(shell sed -n 's/^OP.\([a-z_]*\),.*/-Wl,--wrap=\1/p' tests/test_lifetimes.c)
 # This one stands for NVML and for a GPU that it knows.

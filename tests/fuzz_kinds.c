@@ -1,20 +1,19 @@
 /* Kinds of inputs: configurations, files of checkpoints, shards, questions, metrics. */
-#include "tests/fuzz_kinds.h"
-
-#include <glob.h>
+#include "tests/fuzz_model.h"
 
 #include "data/loader.h"
 #include "data/requests.h"
+#include "data/sample.h"
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/layout.h"
 #include "model/config/hf.h"
+#include "model/run/evaluate.h"
 #include "model/run/log.h"
-#include "tests/saved.h"
 #include "tests/try_config.h"
 
-enum { MAX_ARGUMENTS = 16, WORLD = 2, FIRST_STEP = 3, VOCAB = 100 };
+enum { MAX_ARGUMENTS = 16, WORLD = 2, FIRST_STEP = 3, LENGTH = 8 };
 
-static Run model;                   /* what checkpoints are loaded into */
+Run model;
 Kind *now;
 
 static const char *in_folder(const char *name)
@@ -107,23 +106,45 @@ static void read_states(void)
     read_checkpoint();
 }
 
+static uint64_t hash_tensor(uint64_t hash, Tensor t)
+{
+    return t.data ? hash_bytes(hash, t.data, tensor_bytes(t)) : hash;       /* on the CPU memory is the host's */
+}
+
+static uint64_t hash_model(void)
+{
+    uint64_t hash = HASH_OF_NOTHING;
+    for (int u = 0; u < model.fsdp.num_units; u++) {
+        const Shard *s = &model.fsdp.shard[u];
+        hash = hash_tensor(hash, s->master);
+        for (int i = 0; i < model.fsdp.optimizer->num_states; i++)
+            hash = hash_tensor(hash, s->state[i]);
+    }
+    return hash;
+}
+
 /* ---- data, metrics ------------------------------------------------------------------------------------------ */
 
-static void read_tokens(int itemsize, const char *mask, bool metadata)
+/* Returns a hash of what is trained on. */
+static uint64_t read_tokens(int itemsize, const char *mask, bool metadata)
 {
     char *paths[] = { xstrdup(in_folder("a.npy")) }, *masks[] = { xstrdup(in_folder("mask.npy")) };
     const DataSpec spec = { .paths = paths, .num_paths = 1, .label_mask_paths = masks, .num_label_mask_paths = mask != NULL,
-                            .itemsize = itemsize, .sequence_length = 8, .vocab_size = VOCAB, .eos_token_id = 1, .pad_token_id = 2,
+                            .itemsize = itemsize, .sequence_length = LENGTH, .vocab_size = VOCAB, .eos_token_id = 1, .pad_token_id = 2,
                             .shuffle = true, .drop_last = true, .max_period = 3, .min_period = 1, .max_count = 2,
                             .best_fit = metadata, .split = metadata, .metadata = metadata };
     Loader *l = loader_open(&spec, 4, 0, 2);
     Batch b;
+    uint64_t hash = HASH_OF_NOTHING;
     for (int i = 0; i < 8; i++) {
         demand(loader_next(l, &b) && b.sequences == 2, "a step is missing");
         for (int t = 0; t < 16; t++)
             demand(b.tokens[t] >= 0 && b.tokens[t] < VOCAB && b.targets[t] >= -1 && b.targets[t] < VOCAB, "a token is no token");
+        hash = hash_bytes(hash_bytes(hash, b.tokens, sizeof(int) * 16), b.targets, sizeof(int) * 16);
+        hash = hash_bytes(hash, b.begins, 16);
     }
     loader_close(l);
+    return hash;
 }
 
 static void read_shard2(void)   { read_tokens(2, NULL, false); }
@@ -131,20 +152,30 @@ static void read_shard4(void)   { read_tokens(4, NULL, false); }
 static void read_mask(void)     { read_tokens(2, now->file, false); }
 static void read_metadata(void) { read_tokens(2, NULL, true); }
 
-static void read_questions(void)
+/* Returns a hash of what is asked. */
+static uint64_t hash_questions(void)
 {
-    enum { LENGTH = 8 };
     Requests r = requests_read("questions", in_folder(now->file), LENGTH, VOCAB);
     demand(r.questions > 0, "no questions");
     for (int q = 0, next = 0; q < r.questions; next += r.question[q++].count)
         demand(r.question[q].first == next && r.question[q].gold < r.question[q].count, "a question is none");
+    uint64_t hash = hash_bytes(HASH_OF_NOTHING, &r.metric, sizeof r.metric);
+    for (int q = 0; q < r.questions; q++)
+        hash = hash_bytes(hash, &r.question[q], sizeof r.question[q]);
     for (int i = 0; i < r.choices; i++) {
         const Choice *c = &r.choice[i];
+        hash = hash_bytes(hash_bytes(hash, &c->length, 4 * sizeof(int)), r.token + c->first, sizeof(int) * (size_t)c->length);
         demand(c->scored > 0 && c->scored < c->length && c->length <= LENGTH + 1 && c->same <= i, "a choice is none");
         for (int t = 0; t < c->length; t++)
             demand(r.token[c->first + (size_t)t] >= 0 && r.token[c->first + (size_t)t] < VOCAB, "a token is no token");
     }
     requests_free(&r);
+    return hash;
+}
+
+static void read_questions(void)
+{
+    hash_questions();
 }
 
 /* What a resume after FIRST_STEP steps leaves: whole lines from the beginning, of these steps. */
@@ -218,6 +249,81 @@ static void read_names(void)
         demand(entry(folder, line[i], false), "what somebody else made is not there any more");
 }
 
+/* ---- other files of another rank -------------------------------------------------------------------------------- */
+
+static uint64_t agreed;             /* a hash of what this rank has shown to the others */
+
+void  __wrap_comm_agree(const char *what, uint64_t hash);
+char *__wrap_comm_disagreement(const char *what, uint64_t hash);
+
+char *__wrap_comm_disagreement(const char *what, uint64_t hash)
+{
+    (void)what;
+    agreed = hash_bytes(agreed, &hash, sizeof hash);
+    return NULL;
+}
+
+void __wrap_comm_agree(const char *what, uint64_t hash)
+{
+    __wrap_comm_disagreement(what, hash);
+}
+
+/* Two ranks, of which one has the first good input: what they read is the same, or they learn that it is not. All that is compared
+ * by samples is smaller than its samples here. `rank` returns a hash of what it has read. */
+static void read_by_two(uint64_t (*rank)(void))
+{
+    uint64_t read[2], shown[2];
+    for (int i = 0; i < 2; i++) {
+        agreed = HASH_OF_NOTHING;
+        read[i] = rank();
+        shown[i] = agreed;
+        input_write(&now->seed[0], in_folder(now->file));
+    }
+    demand(read[0] == read[1] || shown[0] != shown[1], "ranks do not learn that their files are others");
+}
+
+static uint64_t rank_weights(void)
+{
+    read_weights();
+    return hash_model();
+}
+
+static uint64_t rank_states(void)
+{
+    read_states();
+    return hash_model();
+}
+
+/* A run with one evaluator, of this file. */
+static uint64_t rank_validation(const char *name, const char *mask, bool downstream)
+{
+    char *path = xstrdup(in_folder(name)), *mask_path = xstrdup(in_folder("mask.npy"));
+    const bool metadata = strcmp(now->file, "a.csv.gz") == 0;
+    EvalSet set = { .label = "a", .where = "data.paths", .paths = &path, .num_paths = 1, .itemsize = 2, .downstream = downstream,
+                    .label_mask_paths = &mask_path, .num_label_mask_paths = mask != NULL,
+                    .packing = metadata ? PACK_BEST_FIT : PACK_CONCAT,
+                    .boundaries = metadata ? BOUNDARIES_METADATA : BOUNDARIES_EOS };
+    Config c = model.config;
+    c.model.max_sequence_length = LENGTH, c.model.vocab_size = VOCAB, c.model.eos_token_id = 1, c.model.pad_token_id = 2;
+    c.data.long_documents = LONG_SPLIT;
+    c.eval = &set;
+    c.num_eval = 1;
+    c.eval_only = true;
+    c.device_eval_batch_size = 2;
+    evaluate_check(&c);
+    return downstream ? hash_questions() : read_tokens(2, mask, metadata);
+}
+
+static uint64_t rank_tokens(void)    { return rank_validation("a.npy", NULL, false); }
+static uint64_t rank_mask(void)      { return rank_validation("a.npy", now->file, false); }
+static uint64_t rank_questions(void) { return rank_validation(now->file, NULL, true); }
+
+static void read_other_weights(void)   { read_by_two(rank_weights); }
+static void read_other_states(void)    { read_by_two(rank_states); }
+static void read_other_tokens(void)    { read_by_two(rank_tokens); }
+static void read_other_mask(void)      { read_by_two(rank_mask); }
+static void read_other_questions(void) { read_by_two(rank_questions); }
+
 /* ---- kinds -------------------------------------------------------------------------------------------------- */
 
 Kind kinds[] = {
@@ -258,215 +364,11 @@ Kind kinds[] = {
       { "\nd", "\nf", "\nl", "step", ".tmp", ".old", "-aborted", "1", "2", "3", "0", "latest", "config.yaml", "metrics.jsonl" } },
     { "metrics", "metrics.jsonl", read_metrics, false,
       { "{\"step\": 3, \"eval/a/CrossEntropyLoss\": 1}\n", "{\"step\": ", "eval/", "\n", "{", "}", "\"" } },
+    { "other-weights", "step1/model.safetensors", read_other_weights, false, { "\x01" } },
+    { "other-states", "step1/optimizer-00001.safetensors", read_other_states, false, { "\x01" } },
+    { "other-tokens", "a.npy", read_other_tokens, false, { "\x01" } },
+    { "other-mask", "mask.npy", read_other_mask, false, { "\x01" } },
+    { "other-metadata", "a.csv.gz", read_other_tokens, false, { ",", "\n", "512" } },
+    { "other-questions", "q.jsonl", read_other_questions, false, { "\"gold\": 0", "\"gold\": 1", "\"bpb\"", "7", "\n" } },
 };
-enum { NUM_KINDS = sizeof kinds / sizeof kinds[0] };
-const int num_kinds = NUM_KINDS;
-
-static void add_seed(Kind *k, Input in)
-{
-    if (k->num_seeds == MAX_SEEDS)
-        die("tests/fuzz: more than %d inputs of %s", MAX_SEEDS, k->name);
-    k->seed[k->num_seeds++] = in;
-}
-
-static void add_text(Kind *k, const char *data)
-{
-    add_seed(k, input_copy(data, strlen(data)));
-}
-
-static void add_files(Kind *k, const char *pattern)
-{
-    glob_t found;
-    if (glob(pattern, 0, NULL, &found) == 0)
-        for (size_t i = 0; i < found.gl_pathc; i++)
-            add_seed(k, input_read(found.gl_pathv[i]));
-    globfree(&found);
-}
-
-static void seed_yaml(Kind *k)
-{
-    add_text(k, try_base);
-    add_text(k, try_published);
-    add_text(k, "data: {paths: [a]}\nglobal_train_batch_size: 8\ndevice_train_microbatch_size: 2\n"
-                "model: {d_model: 64, n_layers: 2, n_heads: 4, vocab_size: 100, layer_norm_type: rms}\n"
-                "evaluators: [{label: a, data: {paths: b}}, {label: c, data: {datasets: {d: e, f: [g, h]}}}]\n");
-    add_files(k, "configs/*.yaml");
-}
-
-static void seed_hf(Kind *k)
-{
-    add_text(k, "{" TRY_LLAMA "}");
-    for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
-        ModelConfig m = architecture(a);
-        json_t *config = hf_config(&m, BF16);
-        char *written = json_dumps(config, JSON_INDENT(2));
-        add_text(k, written);
-        free(written);
-        json_decref(config);
-    }
-}
-
-/* Beside the model in the folder `base`. */
-static void seed_adapter(Kind *k)
-{
-    const Input none = { "", 0 }, base = { "{" TRY_LLAMA "}", strlen("{" TRY_LLAMA "}") };
-    mkdir(text("%s/base", k->folder), 0777);
-    input_write(&base, text("%s/base/config.json", k->folder));
-    input_write(&none, text("%s/base/model.safetensors", k->folder));
-    input_write(&none, text("%s/adapter_model.safetensors", k->folder));
-    add_text(k, "{\"peft_type\": \"LORA\", \"base_model_name_or_path\": \"base\", \"r\": 4, \"lora_alpha\": 8, \"bias\": \"none\", "
-                "\"lora_dropout\": 0.0, \"target_modules\": [\"q_proj\", \"v_proj\"], \"use_dora\": false, \"rank_pattern\": {}}");
-    add_text(k, "{\"peft_type\": \"LORA\", \"base_model_name_or_path\": \"base\", \"r\": 2, \"lora_alpha\": 2, "
-                "\"init_lora_weights\": true, \"target_modules\": [\"model.layers.0.mlp.up_proj\", \"1.mlp.up_proj\"]}");
-}
-
-/* Each kind has a checkpoint of its own, of which one file is the input. */
-static void seed_checkpoint(Kind *k)
-{
-    model.config.save_folder = k->folder;
-    save(&model, 1);
-    if (k->read == read_weights)
-        shell(text("cd %s/step1 && rm trainer.json optimizer*", k->folder));
-    if (strcmp(k->name, "index") == 0) {
-        shell(text("cd %s/step1 && mv model.safetensors model-00001-of-00001.safetensors", k->folder));
-        SafeFile *f = safetensors_open(text("%s/step1/model-00001-of-00001.safetensors", k->folder));
-        json_t *map = json_object();
-        for (int i = 0; i < f->count; i++)
-            json_object_set_new(map, f->tensor[i].name, json_string("model-00001-of-00001.safetensors"));
-        json_t *index = json_pack("{s:o}", "weight_map", map);
-        json_dump_file(index, text("%s/%s", k->folder, k->file), 0);
-        json_decref(index);
-        safetensors_close(f);
-    }
-    add_seed(k, input_read(text("%s/%s", k->folder, k->file)));
-}
-
-static void seed_tokens(Kind *k)
-{
-    uint16_t two[2048] = { 0 };
-    uint32_t four[1024] = { 20240801, 7, 768 };
-    for (int i = 0; i < 512; i++)
-        two[i] = (uint16_t)draw(&(Draws){ 7, (uint64_t)i }, VOCAB);
-    for (int i = 256; i < 1024; i++)
-        four[i] = (uint32_t)draw(&(Draws){ 9, (uint64_t)i }, VOCAB);
-    add_seed(k, input_copy(two, 1024));
-    add_seed(k, input_copy(four, sizeof four));
-    add_seed(k, input_copy(four + 256, 1024));
-    const Input fixed = { (char *)two, 1024 };
-    if (k->read == read_mask || k->read == read_metadata)
-        input_write(&fixed, text("%s/a.npy", k->folder));
-    memset(two, 1, 512);
-    if (k->read == read_mask)
-        add_seed(k, input_copy(two, 512));
-    if (k->read == read_metadata)
-        add_text(k, "0,100\n100,112,an id,a/file.jsonl.gz,3\n112,113\n120,500\n500,512\n");
-}
-
-/* Next to a checkpoint. */
-static void seed_latest(Kind *k)
-{
-    model.config.save_folder = k->folder;
-    save(&model, 1);
-    shell(text("rm %s/latest", k->folder));
-    add_text(k, "step1\n");
-    add_text(k, text("%s/step1\n", k->folder));
-    add_text(k, "step9\n");
-}
-
-static void seed_names(Kind *k)
-{
-    add_text(k, "dstep1.tmp\ndstep2.tmp\ndstep3.tmp2\ndstep1.old\nfstep2.old\nlstep3.old\ndstep2-aborted\nflatest.tmp\n");
-    add_text(k, "dstep1x\ndstep01\nfstep\nlstep2.tmp\nfconfig.yaml.tmp\ndmine\nfstep3-aborted\nllatest.tmp\n");
-}
-
-static void seed_metrics(Kind *k)
-{
-    add_text(k, "{\"step\": 1, \"train/CrossEntropyLoss\": 2.5}\n{\"step\": 2, \"train/CrossEntropyLoss\": 2.4}\n"
-                "{\"step\": 3, \"train/CrossEntropyLoss\": null}\n{\"step\": 3, \"eval/a/CrossEntropyLoss\": 2.5}\n"
-                "{\"step\": 4, \"train/CrossEntropyLoss\": 2.3}\n");
-}
-
-static void seed_questions(Kind *k)
-{
-    static const char choice[] = "{\"tokens\": [5, 6, 7], \"continuation\": 1, \"characters\": 3, \"bytes\": 3}",
-                      longer[] = "{\"tokens\": [1, 2, 3, 4, 5, 6, 7, 8, 9, 9], \"continuation\": 2, \"characters\": 3, "
-                               "\"bytes\": 4}";
-    add_text(k, text("{\"task\": \"a\", \"metric\": \"acc\", \"questions\": 2}\n{\"gold\": 1, \"choices\": [%s, %s]}\n"
-                     "{\"gold\": 0, \"choices\": [%s, %s, %s]}\n", choice, longer, longer, choice, longer));
-    add_text(k, text("{\"task\": \"b\", \"metric\": \"bpb\", \"questions\": 1}\n{\"gold\": 0, \"choices\": [%s]}\n", longer));
-}
-
-const char *kinds_make(void)
-{
-    make_root(NULL);
-    ModelConfig m = architecture(LLAMA);
-    m.d_model = 16, m.n_layers = 1, m.n_heads = m.n_kv_heads = 2, m.head_dim = 8, m.mlp_width = 16, m.vocab_size = 20;
-    open_run(&model, &m, (Format){ F32, 0 }, (Format){ E4M3, 128, true }, (Format){ F32, 0 });
-    fsdp_init(&model.fsdp, &m, 3);
-    for (int i = 0; i < NUM_KINDS; i++) {
-        Kind *k = &kinds[i];
-        snprintf(k->folder, sizeof k->folder, "%s/%d-%s", root, i, k->name);
-        mkdir(k->folder, 0777);
-        k->read == read_yaml ? seed_yaml(k) : strcmp(k->name, "adapter") == 0 ? seed_adapter(k)
-            : k->read == read_hf ? seed_hf(k) : k->read == read_metrics ? seed_metrics(k)
-            : k->read == read_questions ? seed_questions(k) : k->read == read_latest ? seed_latest(k)
-            : k->read == read_names ? seed_names(k)
-            : k->read == read_shard2 || k->read == read_shard4 || k->read == read_mask || k->read == read_metadata
-            ? seed_tokens(k) : seed_checkpoint(k);
-        add_files(k, text("tests/fuzz/%s-*", k->name));
-    }
-    return root;
-}
-
-void kinds_remove(void)
-{
-    remove_root(NULL);
-}
-
-/* ---- inputs ------------------------------------------------------------------------------------------------- */
-
-/* Most of the time one that has a value. */
-static const ConfigKey *draw_key(Draws *d)
-{
-    int keys = 0;
-    while (config_keys[keys].name)
-        keys++;
-    const ConfigKey *k = &config_keys[draw(d, (uint64_t)keys)];
-    for (int again = 0; again < 3 && (k->type & TYPE_MASK) >= FIXED; again++)
-        k = &config_keys[draw(d, (uint64_t)keys)];
-    return k;
-}
-
-/* --key=value: a key of the table or a section, sometimes misspelled, and a value that is odd, or the default. */
-static void add_argument(Input *in, Draws *d)
-{
-    static const char *const forms[] = { "a%s", "%sb", "a%sb", "\"%s\"", "['%s', b]", "{a: %s}",
-                                         "[{label: a, data: {paths: [\"%s\"]}}]",
-                                         "[{label: \"%s\", data: {datasets: {\"b%s\": b}}}]" };
-    enum { FORMS = sizeof forms / sizeof forms[0] };
-    const ConfigKey *k = draw_key(d);
-    const char *odd = odd_value(d), *form = draw(d, 3) ? "%s" : forms[draw(d, FORMS)];
-    const bool evaluators = form == forms[FORMS - 1] || form == forms[FORMS - 2];
-    char name[128];
-    snprintf(name, sizeof name, "%s", evaluators ? "evaluators" : k->name);
-    if (draw(d, 16) == 0)
-        name[draw(d, strlen(name) + 1)] = '\0';
-    char value[1024], *argument;
-    snprintf(value, sizeof value, form, draw(d, 4) || !k->fallback ? odd : k->fallback, odd_value(d));
-    argument = xasprintf(draw(d, 24) ? "\n\x1f--%s=%s" : "\n\x1f--%s.%s=1", name, value);
-    input_replace(in, in->size, 0, argument, strlen(argument));
-    free(argument);
-}
-
-Input make_input(const Kind *k, uint64_t number)
-{
-    Draws d = { number, 0 };
-    const Input *from = &k->seed[draw(&d, (uint64_t)k->num_seeds)], *other = &k->seed[draw(&d, (uint64_t)k->num_seeds)];
-    Input in = input_copy(from->data, from->size);
-    const bool arguments = k->read == read_yaml && draw(&d, 4);
-    if (!arguments || draw(&d, 4) == 0)
-        input_mutate(&in, &d, other, k->words);
-    for (uint64_t n = arguments ? 1 + draw(&d, 3) : 0; n > 0; n--)
-        add_argument(&in, &d);
-    return in;
-}
+const int num_kinds = sizeof kinds / sizeof kinds[0];
