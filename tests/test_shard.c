@@ -435,6 +435,27 @@ static void test_cut_while_read(void **state)
     assert_says(said, "--try_load_latest_save");
 }
 
+/* Tokens 8 to 15 are in no document: cut into sequences they are trained on all the same, packed they are not. */
+static void test_gaps_in_metadata(void **state)
+{
+    (void)state;
+    static const char whole[] = "0,8\n8,24\n", gap[] = "0,8\n16,24\n";
+    char said[8192], *paths[] = { "a.npy" };
+    DataSpec spec = file_spec(paths, 1);
+    spec.metadata = true;
+    write_tokens("a.npy", "", 0, 2, 24, 1);
+    for (int best_fit = 0; best_fit < 2; best_fit++) {
+        spec.best_fit = best_fit;
+        write_bytes("a.csv.gz", "", 0, whole, sizeof whole - 1);
+        assert_int_equal(run_child(said, sizeof said, read_all, &spec), 0);
+        assert_null(strstr(said, "in no document"));
+        write_bytes("a.csv.gz", "", 0, gap, sizeof gap - 1);
+        assert_int_equal(run_child(said, sizeof said, read_all, &spec), 0);
+        assert_says(said, "warning: data.paths: 8 of 24 tokens are in no document by their metadata");
+        assert_says(said, best_fit ? "and not trained on" : "packing concat trains on them");
+    }
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, enter_folder, leave_folder)
 
 int main(void)
@@ -452,7 +473,7 @@ int main(void)
         TEST(test_mask_as_tokens), TEST(test_label_mask_errors),
         TEST(test_too_few_data),
         TEST(test_eos_warning),
-        TEST(test_cut_while_read),
+        TEST(test_cut_while_read), TEST(test_gaps_in_metadata),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -247,6 +247,83 @@ static void test_evaluation_without_labels(void **state)
     assert_null(strstr(output, "nothing is learned"));
 }
 
+/* 16 sequences of 32 tokens, of which every second has labels, one in a step. A mean over no labels is no number. What AdamW keeps of
+ * earlier gradients changes the weights in such a step, without weight decay. */
+static void test_steps_without_labels(void **state)
+{
+    (void)state;
+    double loss[MAX_STEPS], labels[MAX_STEPS], perplexity[MAX_STEPS], norm[MAX_STEPS];
+    int without = 0;
+    for (int masks = 0; masks < 2; masks++) {
+        char path[512];
+        snprintf(path, sizeof path, "%s/plain.%s", folder, masks ? "mask" : "npy");
+        FILE *f = fopen(path, "wb");
+        for (int i = 0; i < 16 * 32; i++)
+            masks ? fputc(i / 32 % 2, f) : (fputc(i * i % 251, f), fputc(0, f));
+        assert_int_equal(fclose(f), 0);
+    }
+    expect_status(train(1, "--max_duration=1ep --data.paths='[%s/plain.npy]' --data.label_mask_paths='[%s/plain.mask]' "
+                        "--global_train_batch_size=1 --device_train_microbatch_size=1 --save_interval=1 --optimizer.weight_decay=0 "
+                        "--scheduler.t_warmup=0 --scheduler.alpha_f=1 --save_folder=%s/gaps", folder, folder, folder), 0);
+    losses(loss, "gaps", 16);
+    metric(labels, "gaps", "train/labels");
+    metric(perplexity, "gaps", "train/Perplexity");
+    metric(norm, "gaps", "optim/total_grad_norm");
+    for (int i = 1; i <= 16; i++) {
+        without += labels[i] == 0;
+        assert_true(isnan(loss[i]) == (labels[i] == 0) && isnan(perplexity[i]) == (labels[i] == 0));
+        assert_true(labels[i] > 0 ? norm[i] > 0 : norm[i] == 0);
+        if (labels[i] == 0 && i > 1)
+            shell("cd %s/gaps && ! cmp -s step%d/model.safetensors step%d/model.safetensors", folder, i - 1, i);
+    }
+    assert_int_equal(without, 8);
+    expect_output(": no token of the batch has a label: there is no loss, and the gradient is 0; what the optimizer keeps");
+    expect_output("  no labels  norm 0 ");
+    assert_null(strstr(output, "nan"));
+    char path[512];
+    snprintf(path, sizeof path, "%s/gaps/step16/trainer.json", folder);
+    json_t *manifest = json_load_file(path, 0, NULL);
+    const char *kept = json_string_value(json_object_get(json_object_get(manifest, "spikes"), "loss"));
+    int count = kept && *kept;
+    for (; kept && *kept; kept++)
+        count += *kept == ' ';
+    assert_int_equal(count, 8);
+    json_decref(manifest);
+}
+
+/* Processes that srun has started without PMI are runs of their own, in one folder. mpirun may be asked for one rank. */
+static void test_slurm(void **state)
+{
+    (void)state;
+    static const struct { const char *environment; bool launch; const char *says; int status; } cases[] = {
+        { "SLURM_STEP_NUM_TASKS=4 SLURM_NTASKS=4", false, "srun started 4 tasks (SLURM_STEP_NUM_TASKS), and MPI sees one rank", 1 },
+        { "SLURM_STEP_NUM_TASKS=1 SLURM_NTASKS=4", false, NULL, 0 },
+        { "SLURM_NTASKS=4", false, "warning: Slurm has 4 tasks for this job (SLURM_NTASKS), and this run has one rank", 0 },
+        { "SLURM_STEP_NUM_TASKS=2 SLURM_NTASKS=2", true, NULL, 0 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const int status = finish(start_command("env -u OMPI_COMM_WORLD_SIZE -u PMI_SIZE %s %s %s %s/train configs/tiny.yaml "
+            "%s %s --max_duration=1 --save_folder=%s/slurm%zu", cases[i].environment,
+            cases[i].launch ? setting("LAUNCH", "mpirun --oversubscribe") : "", cases[i].launch ? "-n 1" : "",
+            setting("BUILD", "build/cpu"), SMALL, ids, folder, i));
+        expect_status(status, cases[i].status);
+        if (cases[i].says)
+            expect_output(cases[i].says);
+        else
+            assert_null(strstr(output, "Slurm"));
+    }
+}
+
+/* Two tokens of a step of 256. */
+static void test_less_than_a_step(void **state)
+{
+    (void)state;
+    expect_status(train(1, "--max_duration=2T --save_folder=%s/less", folder), 0);
+    expect_output("warning: max_duration: 2 tokens are less than one step, which has 256");
+    expect_status(train(1, "--max_duration=256T --save_folder=%s/step", folder), 0);
+    assert_null(strstr(output, "less than one step"));
+}
+
 /* The last step of a decay to 0, if there is no other. */
 static void test_only_step(void **state)
 {
@@ -349,7 +426,8 @@ int main(void)
         cmocka_unit_test(test_loss_falls), cmocka_unit_test(test_not_finite),
         cmocka_unit_test(test_plan_without_data), cmocka_unit_test(test_device_memory),
         cmocka_unit_test(test_stop_in_epochs),
-        cmocka_unit_test(test_evaluation_without_labels), cmocka_unit_test(test_only_step), cmocka_unit_test(test_token_budget),
+        cmocka_unit_test(test_evaluation_without_labels), cmocka_unit_test(test_steps_without_labels),
+        cmocka_unit_test(test_slurm), cmocka_unit_test(test_less_than_a_step), cmocka_unit_test(test_only_step), cmocka_unit_test(test_token_budget),
         cmocka_unit_test(test_epoch_budget), cmocka_unit_test(test_packed_epoch),
         cmocka_unit_test(test_error_alone), cmocka_unit_test(test_terminal), cmocka_unit_test(test_columns),
         cmocka_unit_test(test_usage), cmocka_unit_test(test_demo), cmocka_unit_test(test_long_run),
