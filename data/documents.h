@@ -13,7 +13,7 @@ void documents_each(const Shard *s, const DataSpec *spec, DocumentFn *take, void
 /* The setting that lets the documents of these data end behind an eos, for messages. */
 const char *documents_by_eos(const DataSpec *spec);
 
-/* Where the metadata of a file say that something begins: a document, or tokens that are in none; and how many tokens are in one. */
+/* Where the metadata of a file say that something begins: a document, or tokens that are in none. inside: tokens in documents. */
 typedef struct { uint64_t *at, count, inside; } Begins;
 
 Begins documents_begins(const Shard *s, const DataSpec *spec);       /* at is malloc'ed */

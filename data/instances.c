@@ -83,8 +83,8 @@ static void find_begins(Instances *s)
         inside += s->begins[f].inside;
     }
     if (inside < s->tokens && !s->spec.again)
-        warn("%s: %llu of %llu tokens are in no document by their metadata; packing concat trains on them all the same, best_fit does "
-             "not", s->shards[0].key, (unsigned long long)(s->tokens - inside), (unsigned long long)s->tokens);
+        warn("%s: %llu of %llu tokens are in no document by their metadata; packing concat trains on them all the same, best_fit "
+             "does not", s->shards[0].key, (unsigned long long)(s->tokens - inside), (unsigned long long)s->tokens);
 }
 
 Instances instances_open(const DataSpec *spec, int batch)

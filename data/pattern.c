@@ -1,5 +1,5 @@
-/* glob of the C library, in front of which ** becomes folders. NOTE: glob sorts by the locale, and the program never calls setlocale:
- * every rank and host gets the order of bytes. */
+/* glob of the C library, once ** has become folders. What it sorts by the locale is sorted by bytes here: every rank and host gets
+ * the same order. */
 #include "data/pattern.h"
 
 #include <dirent.h>
@@ -87,7 +87,9 @@ static void search_below(Search *s, const char *folder, const char *rest, const 
     closedir(dir);
 }
 
-static void search_plain(Search *s, const char *pattern, void (*take)(Search *s, const char *path, const char *rest), const char *rest)
+typedef void Take(Search *s, const char *path, const char *rest);
+
+static void search_plain(Search *s, const char *pattern, Take *take, const char *rest)
 {
     glob_t found;
     errno = 0;

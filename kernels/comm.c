@@ -66,8 +66,8 @@ static void end_all_ranks(void)
     MPI_Abort(MPI_COMM_WORLD, 1);
 }
 
-/* NOTE: srun without PMI starts processes that do not know of each other: each would be a run of its own, in the same folder. mpirun,
- * which says how many ranks it starts, may be asked for one, and so may a step of Slurm. */
+/* NOTE: srun without PMI starts processes that do not know of each other: each would be a run of its own, in the same folder.
+ * mpirun, which says how many ranks it starts, may be asked for one, and so may a step of Slurm. */
 static void check_launcher(void)
 {
     const char *step = getenv("SLURM_STEP_NUM_TASKS"), *job = getenv("SLURM_NTASKS");
@@ -75,8 +75,8 @@ static void check_launcher(void)
         return;
     if (step && atol(step) > 1)
         die("srun started %s tasks (SLURM_STEP_NUM_TASKS), and MPI sees one rank: each task would train alone, all in the same "
-            "save_folder. Start ranks with srun --mpi=pmix (srun --mpi=list shows what this Slurm has) or with mpirun; for runs that "
-            "are meant to be apart: env -u SLURM_STEP_NUM_TASKS ./train ...", step);
+            "save_folder. Start ranks with srun --mpi=pmix (srun --mpi=list shows what this Slurm has) or with mpirun; for runs "
+            "that are meant to be apart: env -u SLURM_STEP_NUM_TASKS ./train ...", step);
     if (!step && job && atol(job) > 1)
         warn("Slurm has %s tasks for this job (SLURM_NTASKS), and this run has one rank; srun --mpi=pmix ./train or mpirun ./train "
              "starts one for each", job);

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What ranks read: two ranks in folders of their own, as on two hosts, have other files of the same names. Each kind of file is refused
-before it is used; what rank 0 alone reads, and what makes no difference, is not."""
+"""What ranks read: two ranks in folders of their own, as on two hosts, have other files of the same names. Each kind of file is
+refused before it is used; what rank 0 alone reads, and what makes no difference, is not."""
 import json, os, random, shlex, shutil, struct, subprocess, tempfile, unittest
 
 TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -104,8 +104,8 @@ class RankFiles(unittest.TestCase):
     def test_same(self):
         """Times make no difference."""
         os.utime(os.path.join(self.ranks[1], "model", "model.safetensors"), (1, 1))
-        for arguments in (["--load_path=model"], ["--load_path=adapters/latest", "--max_duration=4"], ["--load_path=run/latest", "--max_duration=4"]):
-            self.assertIn("\nstep ", self.accepted("c.yaml", *arguments))
+        for folder in ("model", "adapters/latest", "run/latest"):
+            self.assertIn("\nstep ", self.accepted("c.yaml", f"--load_path={folder}", "--max_duration=4"))
 
     def test_weights(self):
         self.instead("model")

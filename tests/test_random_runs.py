@@ -1,0 +1,261 @@
+#!/usr/bin/env python3
+"""Random runs of small models: features, ranks, strategies, resumes. Of each configuration one rank trains alone; several ranks, or
+the same again with less kept for backward, must train alike; what goes on from a checkpoint must go on bit for bit; and --eval_only
+must find what the run found.
+
+    python3 tests/test_random_runs.py                   # 20 configurations, the same every time
+    python3 tests/test_random_runs.py COUNT [FIRST]     # as many as one likes: number FIRST and those after it
+
+BUILD and LAUNCH as scripts/run-tests sets them."""
+import json, os, random, shlex, shutil, struct, subprocess, sys, tempfile, unittest
+
+TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+TRAIN = os.path.join(TOP, os.environ.get("BUILD", "build/cpu"), "train")
+LAUNCH = shlex.split(os.environ.get("LAUNCH", "mpirun --oversubscribe --bind-to none"))
+VOCAB, EOS, T, BATCH, STEPS = 128, 127, 32, 8, 5
+LOSS, NORM = "train/CrossEntropyLoss", "optim/total_grad_norm"
+
+ARCHITECTURES = {       # keys of `model`; a list: one of them
+    "llama": {"layer_norm_type": "rms", "n_kv_heads": [None, 1], "weight_tying": [True, False]},
+    "llama3": {"layer_norm_type": "rms", "weight_tying": [True, False],
+               "rope_scaling": "{rope_type: llama3, factor: 4, original_max_position_embeddings: 16}"},
+    "olmo": {"layer_norm_with_affine": False, "clip_qkv": [None, 0.5], "weight_tying": [True, False]},
+    "olmo2": {"layer_norm_type": "rms", "norm_after": True, "attention_layer_norm": True, "n_kv_heads": [None, 1],
+              "weight_tying": False},
+    "olmo3": {"layer_norm_type": "rms", "norm_after": True, "attention_layer_norm": True, "weight_tying": False,
+              "sliding_window": 8, "layer_types": "[sliding_attention, full_attention]"},
+    "mistral": {"layer_norm_type": "rms", "sliding_window": [8, None], "n_kv_heads": 1, "weight_tying": False},
+    "qwen3": {"layer_norm_type": "rms", "attention_layer_norm": "head", "head_dim": 32, "weight_tying": [True, False]},
+}
+# FP8: is a scale shared by what goes into a GEMM together
+RECIPES = {"f32": False, "bf16": False, "coat-opt": False, "fp8": True, "fp8-lm": True, "coat-act": True, "coat": True,
+           "coat-lean": True}
+STRATEGIES = ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"]
+SHARES = ["none", "one_in_two", "two_in_three"]
+
+
+def text(value):
+    return {True: "true", False: "false", None: "null"}.get(value, value) if not isinstance(value, (int, float)) or \
+        isinstance(value, bool) else repr(value)
+
+
+class Configuration:
+    """Number n: a function of n alone."""
+
+    def __init__(self, n):
+        draw = self.draw = random.Random(n)
+        pick = draw.choice
+        self.n, self.recipe, self.optimizer = n, pick(list(RECIPES)), pick(["adamw", "adamw", "adamw8bit"])
+        self.micro, self.ranks, self.stop = pick([1, 2]), pick([1, 2, 2, 4]), draw.randrange(1, STEPS)
+        self.architecture, self.lora = pick(list(ARCHITECTURES)), draw.random() < 0.25
+        self.keys = {"recipe": self.recipe, "optimizer.name": self.optimizer, "seed": draw.randrange(1000)}
+        for key, value in ARCHITECTURES[self.architecture].items():
+            self.keys[f"model.{key}"] = pick(value) if isinstance(value, list) else value
+        self.keys["model.n_layers"] = draw.randrange(1, 4)
+        self.draw_data(pick)
+        self.draw_training(pick)
+        self.strategy = self.draw_strategy(pick)
+        self.keep = {"format.keep": pick([None, "all", "inputs", "block"]), "format.recompute": pick(SHARES)}
+
+    def draw_data(self, pick):
+        best_fit, metadata = pick([True, False]), pick([True, False])
+        self.keys["data.packing"] = "best_fit" if best_fit else "concat"
+        self.keys["data.document_boundaries"] = "metadata" if metadata else "eos"
+        self.keys["data.generate_doc_lengths"] = best_fit or pick([True, False])
+        if best_fit:
+            self.keys["data.long_documents"] = pick(["truncate", "split"])
+        self.masked = pick([True, False])
+
+    def draw_training(self, pick):
+        self.keys.update({
+            "max_grad_norm": pick([None, 1.0]), "softmax_auxiliary_loss": pick([True, False]), "loss_chunk": pick([0, 13]),
+            "scheduler.name": pick(["cosine_with_warmup", "linear_with_warmup", "constant_with_warmup"]),
+            "scheduler.t_warmup": pick([0, 2]), "optimizer.weight_decay": pick([0, 0.1]), "format.grads": pick([None, "f32"])})
+        if RECIPES[self.recipe]:
+            self.keys["format.scales"] = pick([None, "microbatch", "step"])
+            self.keys["format.head"] = pick([None, "bf16", "e5m2"])
+        if self.lora:
+            self.keys.update({"lora.rank": pick([2, 4]), "lora.base": pick(["bf16", "e4m3", "nf4"]),
+                              "lora.use_rslora": pick([True, False]),
+                              "lora.target_modules": pick(["all-linear", "[q_proj, v_proj]", "[o_proj, up_proj, down_proj]"])})
+        else:
+            self.keys["trainable"] = pick(["[]", "[]", "[]", "[model.layers.*.mlp.*]", "[model.layers.0.*, model.norm.weight]"])
+            if "layer_norm_with_affine" in ARCHITECTURES[self.architecture]:
+                self.keys["trainable"] = "[]"
+
+    def draw_strategy(self, pick):
+        strategy = {"fsdp.sharding_strategy": pick(STRATEGIES), "fsdp.grad_sync_mode": pick([None, "micro_batch", "batch"]),
+                    "fsdp.precision": pick([None, "pure", "mixed"])}
+        if "HYBRID" in strategy["fsdp.sharding_strategy"] and self.ranks > 1:
+            strategy["fsdp.hybrid_sharding_num_model_replicas"] = 2
+        return strategy
+
+    def saves_fp8(self):
+        return self.recipe in ("coat-act", "coat", "coat-lean")
+
+    def shares_scales(self):
+        """Whether sequences share the scale of an FP8 operand with others, on other numbers of ranks with other ones."""
+        scales = self.keys.get("format.scales") or ("step" if self.saves_fp8() else "microbatch")
+        return RECIPES[self.recipe] and (self.micro > 1 or scales == "step")
+
+    def bounds(self, losses):
+        """How far apart, relative to them, loss and norm of each step may be on other numbers of ranks. losses: of one rank, by step.
+
+        The loss of the first step: its BATCH T terms are the same bits and are added in another order, at a roundoff of F32, 2^-24,
+        each time. Where an FP8 operand's scale is that of other sequences, it errs by roundings of E4M3, 2^-4 of each operand, which
+        sums of 32 terms and more average out: 2^-6.
+        Of gradients BATCH are added in another order: each sum errs by 2 BATCH roundoffs of the format they are summed in, F32's or
+        BF16's 2^-9; with other scales by the 2^-4 of their operands, too. So, relatively, does the norm, for which sums that cancel
+        count twice. AdamW's step moves the weights by as much more or less, and the loss, to first order, by that part of what it
+        has moved by so far; in BF16, and where moments have 8 bits, a weight or moment next to the middle between two numbers becomes
+        the other one: 2^-9 of the loss. What that does to the norm of later steps is not bounded: those of F32 alone are compared."""
+        exact = self.recipe == "f32" and self.optimizer == "adamw"
+        first = 2**-6 if self.shares_scales() else 2 * BATCH * T * 2**-24
+        in_f32 = self.recipe == "f32" or self.keys["format.grads"]
+        gradient = 2 * BATCH * (2**-24 if in_f32 else 2**-9) + (2**-4 if self.shares_scales() else 0)
+        bounds, moved = {}, 0
+        for step in sorted(losses):
+            moved += abs(losses[step] - losses[step - 1]) if step > 1 else 0
+            later = gradient * moved / losses[step] + (0 if exact else 2**-9) if step > 1 else 0
+            bounds[step] = (first * step + later, 2 * gradient * step if exact or step == 1 else float("inf"))
+        return bounds
+
+
+class Runs:
+    """Those of a configuration, in a folder of their own."""
+
+    def __init__(self, configuration, folder):
+        self.c, self.folder = configuration, folder
+
+    def arguments(self, name, *sections, **more):
+        keys = dict(self.c.keys)
+        for section in sections:
+            keys.update(section)
+        data = {"paths": "[a.npy, b.npy]", **({"label_mask_paths": "[a.mask, b.mask]"} if self.c.masked else {})}
+        keys.update({f"data.{key}": value for key, value in data.items()})
+        keys.update(more, save_folder=name)
+        return [f"--{key}={text(value)}" for key, value in keys.items()
+                if value is not None or key in ("max_grad_norm",)]
+
+    def train(self, ranks, name, *sections, **more):
+        """Its metrics by step: loss and norm; and what evaluations found."""
+        command = ([*LAUNCH, "-n", str(ranks)] if ranks > 1 else []) + [TRAIN, "c.yaml", *self.arguments(name, *sections, **more)]
+        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=300,
+                              env=dict(os.environ, OPENBLAS_NUM_THREADS="1"))
+        if done.returncode != 0:
+            raise AssertionError(f"status {done.returncode} of {shlex.join(command)}\n{done.stdout[-500:]}{done.stderr[-1500:]}")
+        steps, evals = {}, {}
+        path = os.path.join(self.folder, name, "eval.jsonl" if more.get("eval_only") else "metrics.jsonl")
+        with open(path) as file:
+            for record in map(json.loads, file):
+                if LOSS in record:
+                    steps[record["step"]] = (record[LOSS], record[NORM])
+                evals.update({record["step"]: value for key, value in record.items() if key == "eval/v/CrossEntropyLoss"})
+        return steps, evals
+
+    def base(self):
+        """A model that adapters stand beside."""
+        if not self.c.lora:
+            return {}
+        model = {key: value for key, value in self.c.keys.items() if key.startswith("model.")}
+        saved, self.c.keys = self.c.keys, {**model, "recipe": "f32"}
+        self.train(1, "base", max_duration=1)
+        self.c.keys = saved
+        return {"load_path": "base/step1"}
+
+
+def compare(what, found, expected, bounds=None):
+    """Bit for bit, or within these bounds of each step."""
+    if sorted(found) != sorted(expected):
+        raise AssertionError(f"{what}: steps {sorted(found)}, expected {sorted(expected)}")
+    for step, values in found.items():
+        for name, x, y, most in zip(("loss", "norm"), values, expected[step], bounds[step] if bounds else (0, 0)):
+            if x != y and (None in (x, y) or not abs(x - y) <= most * abs(y)):
+                raise AssertionError(f"{what}: step {step}: {name} {x}, expected {y}, at most {most:.2g} of it apart")
+
+
+def check(number, folder):
+    c = Configuration(number)
+    runs = Runs(c, folder)
+    base = runs.base()
+    alone, evals = runs.train(1, "alone", c.keep, base)
+    if not c.saves_fp8():           # where backward reads what was saved, as E4M3 it is not what forward had
+        compare("all kept", runs.train(1, "kept", {"format.keep": "all"}, base)[0], alone)
+    several, found = runs.train(c.ranks, "several", c.keep, c.strategy, base, save_interval=c.stop)
+    bounds = c.bounds({step: loss for step, (loss, _) in alone.items()}) if c.ranks > 1 else None
+    compare(f"{c.ranks} ranks", several, alone, bounds)
+    compare("evaluation", {s: (x,) for s, x in found.items()}, {s: (x,) for s, x in evals.items()}, bounds)
+    again, later = runs.train(c.ranks, "again", c.keep, c.strategy, load_path=f"several/step{c.stop}")
+    compare("resumed", again, {s: x for s, x in several.items() if s > c.stop})
+    compare("resumed, evaluation", {s: (x,) for s, x in later.items()}, {s: (x,) for s, x in found.items() if s > c.stop})
+    only = runs.train(c.ranks, "only", c.keep, c.strategy, load_path="several/latest", eval_only=True)[1]
+    if only[STEPS] != found[STEPS]:
+        raise AssertionError(f"--eval_only: loss {only[STEPS]}, expected {found[STEPS]}")
+
+
+CONFIG = f"""
+model: {{d_model: 32, n_heads: 2, mlp_hidden_size: 128, max_sequence_length: {T}, vocab_size: {VOCAB}, eos_token_id: {EOS},
+        pad_token_id: {EOS - 1}}}
+optimizer: {{learning_rate: 1.0e-2}}
+max_duration: {STEPS}
+global_train_batch_size: {BATCH}
+eval_interval: 3
+evaluators: [{{label: v, data: {{paths: [v.npy]}}}}]
+"""
+
+
+def make_data(folder, micro):
+    """Documents of 3 to 60 tokens in shards, with label masks and metadata."""
+    draw = random.Random(1)
+    with open(os.path.join(folder, "c.yaml"), "w") as file:
+        file.write(CONFIG + f"device_train_microbatch_size: {micro}\n")
+    for name, documents in (("a", 40), ("b", 30), ("v", 12)):
+        tokens, mask, rows = [], [], []
+        for _ in range(documents):
+            length = draw.randrange(3, 61)
+            rows.append(f"{len(tokens)},{len(tokens) + length}\n")
+            tokens += [draw.randrange(40) + 40 * (i % 3) for i in range(length - 1)] + [EOS]
+            mask += [i * 3 > length for i in range(length)]
+        for ending, data in (("npy", struct.pack(f"<{len(tokens)}H", *tokens)), ("mask", bytes(mask)),
+                             ("csv.gz", "".join(rows).encode())):
+            with open(os.path.join(folder, f"{name}.{ending}"), "wb") as file:
+                file.write(data)
+
+
+def failure(number):
+    """What is wrong with a configuration, and how to see it again; None: nothing."""
+    folder = tempfile.mkdtemp()
+    try:
+        make_data(folder, Configuration(number).micro)
+        check(number, folder)
+    except AssertionError as error:
+        c = Configuration(number)
+        return f"configuration {number}: {error}\n  {c.ranks} ranks, micro-batches of {c.micro}, {c.keys} {c.keep} {c.strategy}\n" \
+               f"  again: python3 tests/test_random_runs.py 1 {number}"
+    finally:
+        shutil.rmtree(folder)
+    return None
+
+
+@unittest.skipUnless(os.path.exists(TRAIN), f"needs {TRAIN}")
+class RandomRuns(unittest.TestCase):
+    def test_twenty(self):
+        for number in range(20):
+            with self.subTest(number=number):
+                self.assertIsNone(failure(number))
+
+
+def main():
+    if len(sys.argv) < 2 or not sys.argv[1].isdigit():
+        return unittest.main()
+    first, failed = int(sys.argv[2]) if len(sys.argv) > 2 else 0, 0
+    for number in range(first, first + int(sys.argv[1])):
+        said = failure(number)
+        failed += said is not None
+        print(said or f"configuration {number}: as it should be", flush=True)
+    print(f"{sys.argv[1]} configurations, {failed} failed")
+    sys.exit(failed > 0)
+
+
+if __name__ == "__main__":
+    main()
