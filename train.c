@@ -112,8 +112,8 @@ static StepStats train_step(Run *r, double labels)
     TrainState *s = &r->state;
     trace_step(s->step + 1, s->step - r->first_step >= 2 && s->step - r->first_step < 2 + c->profile);
     if (labels == 0 && comm_rank() == 0)
-        warn("step %ld: no token of the batch has a label: there is no loss, and the gradient is 0; what the optimizer keeps of earlier "
-             "gradients, and weight decay, change the weights all the same (data.label_mask_paths?)", s->step + 1);
+        warn("step %ld: no token of the batch has a label: there is no loss, and the gradient is 0; what the optimizer keeps of "
+             "earlier gradients, and weight decay, change the weights all the same (data.label_mask_paths?)", s->step + 1);
     telemetry_watch(r->telemetry, s->step + 1);
     Losses loss = forward_backward(r, &r->batch, fmax(labels, 1));
     watchdog_mark_together("reading the gradient norm", -1);

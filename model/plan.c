@@ -14,8 +14,8 @@ static bool has_ranges(const Model *m)
     return m->recipe.scales == OF_STEP && !m->forward_only;
 }
 
-/* One block's activations, with what forward leaves of them. `transposes`: of FP8 operands backward reads the transposes, for gradients of the blocks' matrices; else
- * the rows, for those of adapters. */
+/* One block's activations, with what forward leaves of them. `transposes`: of FP8 operands backward reads the transposes, for
+ * gradients of the blocks' matrices; else the rows, for those of adapters. */
 typedef struct { Arena *arena; Model *m; bool transposes; Keep keep; } Planner;
 
 /* This many bytes of what all blocks share. direct: of an operand, that gradients of weights read it, not a transposed copy. */
@@ -102,7 +102,8 @@ static bool stream_is_kept(const Planner *p)
 static Tensor place_stream(Planner *p)
 {
     Model *m = p->m;
-    return place(p, stream_is_kept(p) && (!m->forward_only || m->recipe.recompute), BUFFER_RES0, m->recipe.stream, m->config->d_model);
+    const bool is_own = stream_is_kept(p) && (!m->forward_only || m->recipe.recompute);
+    return place(p, is_own, BUFFER_RES0, m->recipe.stream, m->config->d_model);
 }
 
 /* Whether a gradient reads the inputs of these layers. */

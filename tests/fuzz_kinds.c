@@ -130,8 +130,8 @@ static uint64_t read_tokens(int itemsize, const char *mask, bool metadata)
 {
     char *paths[] = { xstrdup(in_folder("a.npy")) }, *masks[] = { xstrdup(in_folder("mask.npy")) };
     const DataSpec spec = { .paths = paths, .num_paths = 1, .label_mask_paths = masks, .num_label_mask_paths = mask != NULL,
-                            .itemsize = itemsize, .sequence_length = LENGTH, .vocab_size = VOCAB, .eos_token_id = 1, .pad_token_id = 2,
-                            .shuffle = true, .drop_last = true, .max_period = 3, .min_period = 1, .max_count = 2,
+                            .itemsize = itemsize, .sequence_length = LENGTH, .vocab_size = VOCAB, .eos_token_id = 1,
+                            .pad_token_id = 2, .shuffle = true, .drop_last = true, .max_period = 3, .min_period = 1, .max_count = 2,
                             .best_fit = metadata, .split = metadata, .metadata = metadata };
     Loader *l = loader_open(&spec, 4, 0, 2);
     Batch b;

@@ -46,7 +46,8 @@ static void test_reload(void **state)
     try_write(try_path, try_base);
     check_reload(try_load(1, NULL, NULL, NULL, NULL));
     try_write(try_path, try_published);
-    check_reload(try_load(1, "--recipe=f32", "--format={moment1: e4m3/128, moment2: e5m2/128, recompute: three_in_four}", "--max_duration=0.1ep",
+    check_reload(try_load(1, "--recipe=f32", "--format={moment1: e4m3/128, moment2: e5m2/128, recompute: three_in_four}",
+                          "--max_duration=0.1ep",
                       "--optimizer.learning_rate=0.1234567890123456"));
     try_write(try_path, try_base);
     check_reload(try_load(1, "--run_name=a \"b\" \\: #c", "--data.paths=['null', '~', 'x: y', 'true', '']",
@@ -180,7 +181,8 @@ static void test_help(void **state)
     }
     strcpy(try_path, "--help=data.paths");
     assert_true(try_printed(text, sizeof text, 1, 1, NULL, NULL));
-    assert_string_equal(text, "  data.paths: a path or a list [a, b] of paths\n      token shards or patterns, in order; ** is any number of folders\n");
+    assert_string_equal(text, "  data.paths: a path or a list [a, b] of paths\n"
+                              "      token shards or patterns, in order; ** is any number of folders\n");
     strcpy(try_path, "--help=model.rope_scaling");
     assert_true(try_printed(text, sizeof text, 1, 1, NULL, NULL));
     try_contains(text, "model.rope_scaling.beta_fast: a number above 0, at most 1000000 (default 32)");

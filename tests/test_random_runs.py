@@ -99,16 +99,17 @@ class Configuration:
         return RECIPES[self.recipe] and (self.micro > 1 or scales == "step")
 
     def bounds(self, losses):
-        """How far apart, relative to them, loss and norm of each step may be on other numbers of ranks. losses: of one rank, by step.
+        """How far apart, relative to them, loss and norm of each step may be on other numbers of ranks. losses: those of one rank.
 
         The loss of the first step: its BATCH T terms are the same bits and are added in another order, at a roundoff of F32, 2^-24,
-        each time. Where an FP8 operand's scale is that of other sequences, it errs by roundings of E4M3, 2^-4 of each operand, which
-        sums of 32 terms and more average out: 2^-6.
+        each time. Where an FP8 operand's scale is that of other sequences, it errs by roundings of E4M3, 2^-4 of each operand,
+        which sums of 32 terms and more average out: 2^-6.
         Of gradients BATCH are added in another order: each sum errs by 2 BATCH roundoffs of the format they are summed in, F32's or
         BF16's 2^-9; with other scales by the 2^-4 of their operands, too. So, relatively, does the norm, for which sums that cancel
         count twice. AdamW's step moves the weights by as much more or less, and the loss, to first order, by that part of what it
-        has moved by so far; in BF16, and where moments have 8 bits, a weight or moment next to the middle between two numbers becomes
-        the other one: 2^-9 of the loss. What that does to the norm of later steps is not bounded: those of F32 alone are compared."""
+        has moved by so far; in BF16, and where moments have 8 bits, a weight or moment next to the middle between two numbers
+        becomes the other one: 2^-9 of the loss. What that does to the norm of later steps is not bounded: those of F32 alone are
+        compared."""
         exact = self.recipe == "f32" and self.optimizer == "adamw"
         first = 2**-6 if self.shares_scales() else 2 * BATCH * T * 2**-24
         in_f32 = self.recipe == "f32" or self.keys["format.grads"]

@@ -32,7 +32,7 @@ def tokens(seed, count=640):
 class RankFiles(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        """A and B: the folders of rank 0 and rank 1, with the same files. model: exported from a run; run: its checkpoint; adapters."""
+        """A and B: the folders of rank 0 and rank 1, with the same files: a run, the model exported from it, adapters."""
         cls.top = tempfile.mkdtemp()
         cls.ranks = [os.path.join(cls.top, name) for name in "AB"]
         for name in ("A", "other"):
@@ -81,9 +81,9 @@ class RankFiles(unittest.TestCase):
         """save_folder is one for both."""
         saved = tempfile.mkdtemp(dir=self.top)
         rank = lambda folder: ["-n", "1", "--wdir", folder, TRAIN, *arguments, f"--save_folder={saved}"]
-        done = subprocess.run([*LAUNCH, *rank(self.ranks[0]), ":", *rank(self.ranks[1])], capture_output=True, text=True, timeout=120)
         self.saved = saved
-        return done
+        return subprocess.run([*LAUNCH, *rank(self.ranks[0]), ":", *rank(self.ranks[1])], capture_output=True, text=True,
+                              timeout=120)
 
     def refused(self, what, *arguments):
         done = self.run_both(*arguments)
@@ -190,7 +190,8 @@ class RankFiles(unittest.TestCase):
         self.refused("validation data", "c.yaml", "--load_path=model", "--eval_only", self.evaluator(paths=["w.npy"]))
 
     def test_questions(self):
-        lines = lambda questions: "".join(json.dumps(q) + "\n" for q in [{"task": "a", "metric": "acc", "questions": 1}, *questions])
+        head = {"task": "a", "metric": "acc", "questions": 1}
+        lines = lambda questions: "".join(json.dumps(q) + "\n" for q in [head, *questions])
         other = json.loads(json.dumps(QUESTIONS))
         other[0]["choices"][1]["tokens"][2] = 5         # as many choices and tokens
         self.both("q.jsonl", lines(QUESTIONS), lines(other))
@@ -208,8 +209,8 @@ class RankFiles(unittest.TestCase):
         """Prompts and tokenizer are read by rank 0 and nobody else: there is one of each, whatever other hosts have."""
         self.both("p.jsonl", '{"tokens": [1, 2]}\n', "nonsense")
         said = self.accepted("c.yaml", "--load_path=model", "--generate=p.jsonl", "--max_new_tokens=4")
-        alone = subprocess.run([TRAIN, "c.yaml", "--load_path=model", "--generate=p.jsonl", "--max_new_tokens=4"], cwd=self.ranks[0],
-                               capture_output=True, text=True, check=True)
+        alone = subprocess.run([TRAIN, "c.yaml", "--load_path=model", "--generate=p.jsonl", "--max_new_tokens=4"],
+                               cwd=self.ranks[0], capture_output=True, text=True, check=True)
         self.assertEqual([l for l in said.splitlines() if "prompt" in l], alone.stdout.splitlines())
         self.accepted("c.yaml", "--samples.prompts=p.jsonl", "--samples.interval=1", "--samples.max_new_tokens=2")
         vocab = '{"model": {"vocab": {%s}}}'

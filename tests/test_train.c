@@ -247,8 +247,8 @@ static void test_evaluation_without_labels(void **state)
     assert_null(strstr(output, "nothing is learned"));
 }
 
-/* 16 sequences of 32 tokens, of which every second has labels, one in a step. A mean over no labels is no number. What AdamW keeps of
- * earlier gradients changes the weights in such a step, without weight decay. */
+/* 16 sequences of 32 tokens, of which every second has labels, one in a step. A mean over no labels is no number. What AdamW keeps
+ * of earlier gradients changes the weights in such a step, without weight decay. */
 static void test_steps_without_labels(void **state)
 {
     (void)state;

@@ -37,8 +37,9 @@ class Sbatch(unittest.TestCase):
 
     def start(self, steps, *more):
         environment = dict(os.environ, PATH=f"{self.folder}:{os.environ['PATH']}", SLURM_JOB_ID="7")
-        return subprocess.Popen(["bash", os.path.join(TOP, "scripts", "train.sbatch"), "c.yaml", "run", steps, *more], cwd=self.folder,
-                                env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        script = os.path.join(TOP, "scripts", "train.sbatch")
+        return subprocess.Popen(["bash", script, "c.yaml", "run", steps, *more], cwd=self.folder, env=environment,
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def job(self, steps, *more):
         """Exit status, whether it was put back, output."""
@@ -47,7 +48,7 @@ class Sbatch(unittest.TestCase):
         return job.returncode, "scontrol requeue 7" in said, said
 
     def test_complete(self):
-        """What max_duration takes, 10 steps of 64 tokens in each way; also of a run that ends by stop_at, and without a checkpoint."""
+        """What max_duration takes, 10 steps of 64 tokens in each way; also a run that stop_at ends, and one without a checkpoint."""
         for steps in ("10", "1_0", "1e1", "640T", "6.4e2T", "1ep"):
             for again in range(2):
                 status, back, said = self.job(steps)

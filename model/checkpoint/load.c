@@ -246,8 +246,8 @@ static void agree_on_manifest(const char *folder, bool adapter, json_t *manifest
     free(text);
 }
 
-/* Each rank reads its own part of the files, so that of what it reads another rank can say nothing: three pages of each tensor, which
- * all read, show another copy. */
+/* Each rank reads its own part of the files, so that of what it reads another rank can say nothing: three pages of each tensor,
+ * which all read, show another copy. */
 static Source agreed(Source s, const char *folder)
 {
     char *what = xasprintf("weights or moments in %s", folder);

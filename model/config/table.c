@@ -93,8 +93,8 @@ const ConfigKey config_keys[] = {
            { "block", KEEP_BLOCK }), C(recipe.keep),
            "what forward keeps for backward: all, without what is cheap to recompute, each block's input only"),
     WORD  ("format.recompute", CHOICE | FOLLOWS, "null", WORDS({ "none", 0 }, SHARES), C(recipe.recompute),
-           "blocks of which only the input is kept, as if format.keep were block: none, each second, third, fourth or eighth from the "
-           "first one, or all but each third or fourth"),
+           "blocks of which only the input is kept, as if format.keep were block: none, each second, third, fourth or eighth from "
+           "the first one, or all but each third or fourth"),
     WORD  ("format.forward", CHOICE | FOLLOWS, "null", WORDS({ "saved", FROM_SAVED }, { "exact", FROM_EXACT }),
            C(recipe.forward),
            "what forward goes on with where it saves FP8: the rounded values, as COAT does, or those before rounding"),

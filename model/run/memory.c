@@ -172,7 +172,8 @@ static void print_plan(const Model *m, const Fsdp *f, const Config *c)
            "  activations %.3f (%.1f kB per token and block), work %.3f, head and loss %.3f; total %.3f of %.1f\n",
            gib((double)master), frozen_text, gib(fsdp_weight_bytes(f)), gib(fsdp_grad_bytes(f)), gib(moments),
            gib((double)b->blocks),
-           (double)b->blocks / m->L / 1e3 / m->N, gib(b->work), gib(b->head), gib(model_planned_bytes(m, f)), gib(memory_of_device(c)));
+           (double)b->blocks / m->L / 1e3 / m->N, gib(b->work), gib(b->head), gib(model_planned_bytes(m, f)),
+           gib(memory_of_device(c)));
     print_sharding(m, f);
     printf("while a checkpoint is written, up to %.3f GiB of host memory besides\n",
            gib(master + moments + (c->model.lora.rank > 0 ? 0 : frozen)));

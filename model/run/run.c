@@ -205,11 +205,11 @@ static void print_data(const Run *r)
     if (r->length.steps == 1 && schedule_lr(c, r->length, 1, r->length.tokens) == 0)
         warn("the run has one step, its last, whose learning rate is 0: nothing is learned. More epochs, a smaller "
              "global_train_batch_size, or scheduler.alpha_f above 0");
-    printf("data: %llu tokens in %llu instances of %d from %d file%s; %ld steps of %d sequences on %d rank%s, %d micro-batch%s each\n",
-           (unsigned long long)loader_tokens(r->loader), (unsigned long long)loader_instances(r->loader),
-           c->model.max_sequence_length, loader_files(r->loader), loader_files(r->loader) > 1 ? "s" : "", r->length.steps, c->global_train_batch_size, comm_size(),
-           comm_size() > 1 ? "s" : "", c->global_train_batch_size / comm_size() / c->device_train_microbatch_size,
-           c->global_train_batch_size / comm_size() / c->device_train_microbatch_size > 1 ? "es" : "");
+    const int files = loader_files(r->loader), own = c->global_train_batch_size / comm_size() / c->device_train_microbatch_size;
+    printf("data: %llu tokens in %llu instances of %d from %d file%s; %ld steps of %d sequences on %d rank%s, "
+           "%d micro-batch%s each\n", (unsigned long long)loader_tokens(r->loader),
+           (unsigned long long)loader_instances(r->loader), c->model.max_sequence_length, files, files > 1 ? "s" : "",
+           r->length.steps, c->global_train_batch_size, comm_size(), comm_size() > 1 ? "s" : "", own, own > 1 ? "es" : "");
     fflush(stdout);
 }
 
