@@ -48,7 +48,7 @@ class Sbatch(unittest.TestCase):
         return job.returncode, "scontrol requeue 7" in said, said
 
     def test_complete(self):
-        """What max_duration takes, 10 steps of 64 tokens in each way; also a run that stop_at ends, and one without a checkpoint."""
+        """What max_duration takes, 10 steps of 64 tokens each way; also a run that stop_at ends, and one without a checkpoint."""
         for steps in ("10", "1_0", "1e1", "640T", "6.4e2T", "1ep"):
             for again in range(2):
                 status, back, said = self.job(steps)
