@@ -273,13 +273,13 @@ static void test_forward_only(void **state)
             size_t others[3];
             model_config(&c, &m, r->name, 1);
             const double expected = loss_of(&c, &trains, others);
-            assert_true(others[0] > 0 && others[1] > 0 && others[2] > 0 && trains.block > 0 && trains.work > 0);
+            assert_true(others[0] > 0 && others[1] > 0 && others[2] > 0 && trains.blocks > 0 && trains.work > 0);
             c.eval_only = true;
             c.recipe.frozen = recipe_forward_weights(&c.recipe);
             const double found = loss_of(&c, &evaluates, others);
             if (!(fabs(found - expected) <= (on_cpu ? 0 : rounding_of(r)) * expected))
                 fail_msg("%s, %s: loss %.17g, in training %.17g", architecture_name(a), r->name, found, expected);
-            assert_true(others[0] == 0 && others[1] == 0 && others[2] == 0 && evaluates.block == 0);
+            assert_true(others[0] == 0 && others[1] == 0 && others[2] == 0 && evaluates.blocks == 0);
             assert_true(evaluates.total < trains.total / 2);
         }
 }

@@ -354,7 +354,7 @@ static void test_checkpoints_differ(void **state)
     snprintf(arguments, sizeof arguments, "--max_duration=4 --load_path=run/step2 --save_folder=%s/both", folder);
     p = start_apart(first, second, arguments);
     expect_end(p, clock_seconds());
-    expect_once("the ranks have different checkpoints to go on from");
+    expect_once("the ranks have different trainer.json in run/step2");
 }
 
 /* Validation files are looked for before the first step, and their absence says how to do without. */

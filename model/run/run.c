@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/sample.h"
 #include "kernels/comm.h"
 #include "kernels/device.h"
 #include "kernels/random.h"
@@ -54,18 +53,6 @@ static uint64_t text_hash(const char *text)
     for (; *text; text++)
         h = random_bits(h, (unsigned char)*text);
     return h;
-}
-
-/* Of all that decides what a rank does; what the data are is agreed on beside it. */
-static uint64_t state_hash(const TrainState *s)
-{
-    const uint64_t part[] = { (uint64_t)s->step, (uint64_t)s->tokens, (uint64_t)s->updates, s->loader.epoch, s->loader.instance,
-                              (uint64_t)s->spikes.count };
-    const size_t bytes = sizeof(double) * (size_t)s->spikes.count;
-    uint64_t h = 0;
-    for (size_t i = 0; i < sizeof part / sizeof part[0]; i++)
-        h = random_bits(h, part[i]);
-    return hash_bytes(hash_bytes(h, s->spikes.loss, bytes), s->spikes.grad_norm, bytes);
 }
 
 static void check_countable(const char *key, double n)
@@ -234,7 +221,7 @@ static void open_data(Run *r)
 void run_check_agreement(const Config *c, const char *folder)
 {
     comm_agree("configurations", text_hash(c->text));
-    comm_agree("folders to load from", text_hash(folder ? folder : ""));
+    comm_agree("checkpoints to go on from", text_hash(folder ? folder : ""));
 }
 
 void run_check_device(const Config *c)
@@ -332,7 +319,6 @@ void run_open(Run *r, const Config *c)
     const bool saved = resumes && save_folder_has(c, folder, r->state.step);
     if (!run_is_over(r))
         loader_limit(r->loader, (uint64_t)(r->last_step - r->state.step));
-    comm_agree("checkpoints to go on from", state_hash(&r->state));
     schedule_check(c, r->length);
     print_data(r);
     watchdog_mark("opening metrics.jsonl", -1);
