@@ -245,8 +245,8 @@ char *comm_disagreement(const char *what, uint64_t hash)
     comm_gather(all, &own, sizeof own, RANKS_ALL);
     for (int r = 1; r < size && !found; r++)
         if (all[r].hash != all[0].hash)
-            found = xasprintf("the ranks have different %s: rank %d on %s has others than rank 0 on %s", what, r, all[r].host,
-                              all[0].host);
+            found = xasprintf("the ranks have different %s: rank %d on %s has others than rank 0 on %s. Give every rank the same "
+                              "files and arguments", what, r, all[r].host, all[0].host);
     free(all);
     return found;
 }
@@ -255,7 +255,7 @@ void comm_agree(const char *what, uint64_t hash)
 {
     char *found = comm_disagreement(what, hash);
     if (found)
-        die("%s. Give every rank the same files and arguments", found);
+        die("%s", found);
 }
 
 /* Every rank adds in the order of ranks: MPI_Allreduce does not promise the same bits everywhere. */

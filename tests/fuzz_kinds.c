@@ -1,5 +1,5 @@
 /* Kinds of inputs: configurations, files of checkpoints, shards, questions, metrics. */
-#include "tests/fuzz_model.h"
+#include "tests/fuzz_kinds.h"
 
 #include "data/loader.h"
 #include "data/requests.h"
@@ -9,6 +9,7 @@
 #include "model/config/hf.h"
 #include "model/run/evaluate.h"
 #include "model/run/log.h"
+#include "tests/fuzz_model.h"
 #include "tests/try_config.h"
 
 enum { MAX_ARGUMENTS = 16, WORLD = 2, FIRST_STEP = 3, LENGTH = 8 };

@@ -1,6 +1,5 @@
 /* What the readers and the good inputs of tests/fuzz.c share. */
 #pragma once
-#include "tests/fuzz_kinds.h"
 #include "tests/saved.h"
 
 enum { VOCAB = 100 };       /* ids of tokens in data */

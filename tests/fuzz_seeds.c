@@ -1,10 +1,11 @@
 /* The good inputs that those of tests/fuzz.c are made from, in folders with what belongs to them. */
-#include "tests/fuzz_model.h"
+#include "tests/fuzz_kinds.h"
 
 #include <glob.h>
 
 #include "model/checkpoint/layout.h"
 #include "model/config/hf.h"
+#include "tests/fuzz_model.h"
 #include "tests/try_config.h"
 
 static void add_seed(Kind *k, Input in)

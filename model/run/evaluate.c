@@ -35,11 +35,25 @@ static void beat(const char *doing)
     watchdog_beat(WORKER_VALIDATION, doing);
 }
 
-/* What is not the same on all ranks: which sequences there are, or some of their tokens. malloc'ed; NULL: nothing. */
+/* What take_sample takes within error_catch. */
+typedef struct { const Loader *loader; DataSample sample; } Sampled;
+
+static void take_sample(void *what)
+{
+    Sampled *s = what;
+    s->sample = loader_sample(s->loader);
+}
+
+/* What is not the same on all ranks: which sequences there are, or some of their tokens; or what cannot be read. malloc'ed; NULL:
+ * nothing. */
 static char *disagreement(const Loader *l, const char *label)
 {
-    const DataSample s = loader_sample(l);
-    const uint64_t part[] = { loader_fingerprint(l), s.tokens, s.masks };
+    Sampled s = { l, { 0 } };
+    char *own = error_catch(take_sample, &s), *problem = problem_share(own);
+    free(own);
+    if (problem)
+        return problem;
+    const uint64_t part[] = { loader_fingerprint(l), s.sample.tokens, s.sample.masks };
     char *what = xasprintf("validation data for evaluator '%s'", label);
     char *found = comm_disagreement(what, hash_bytes(HASH_OF_NOTHING, part, sizeof part));
     free(what);
@@ -71,7 +85,7 @@ static void check_set(const Config *c, int i)
     Loader *l = open_set(c, i, NULL);
     char *problem = disagreement(l, c->eval[i].label);
     if (problem)
-        die("%s. Give every rank the same files", problem);
+        die("%s", problem);
     if (comm_rank() == 0)
         printf("validation: %s: %llu tokens from %d file%s\n", c->eval[i].label, (unsigned long long)loader_tokens(l),
                loader_files(l), loader_files(l) > 1 ? "s" : "");
