@@ -19,26 +19,26 @@
 /* ---- the rows --------------------------------------------------------------------------------------------- */
 
 #define BOTH_KINDS                                                                                                              \
-    { "qkv",     { { "self_attn.q_proj.weight", QUERY_ROWS }, { "self_attn.k_proj.weight", KEY_ROWS },                          \
-                   { "self_attn.v_proj.weight", KEY_ROWS } } },                                                                 \
-    { "qnorm",   { { "self_attn.q_norm.weight", ALL_ROWS } } },                                                                 \
-    { "knorm",   { { "self_attn.k_norm.weight", ALL_ROWS } } },                                                                 \
-    { "out",     { { "self_attn.o_proj.weight", ALL_ROWS } } },                                                                 \
-    { "gate_up", { { "mlp.gate_proj.weight", MLP_ROWS }, { "mlp.up_proj.weight", MLP_ROWS } } },                                \
-    { "down",    { { "mlp.down_proj.weight", ALL_ROWS } } },                                                                    \
-    { "embed",   { { "model.embed_tokens.weight", VOCAB_ROWS } } },                                                             \
-    { "norm",    { { "model.norm.weight", ALL_ROWS } } },                                                                       \
-    { "head",    { { "lm_head.weight", VOCAB_ROWS } } }
+    { "qkv",     { "self_attn.q_proj.weight", "self_attn.k_proj.weight",                          \
+                   "self_attn.v_proj.weight" } },                                                                 \
+    { "qnorm",   { "self_attn.q_norm.weight" } },                                                                 \
+    { "knorm",   { "self_attn.k_norm.weight" } },                                                                 \
+    { "out",     { "self_attn.o_proj.weight" } },                                                                 \
+    { "gate_up", { "mlp.gate_proj.weight", "mlp.up_proj.weight" } },                                \
+    { "down",    { "mlp.down_proj.weight" } },                                                                    \
+    { "embed",   { "model.embed_tokens.weight" } },                                                             \
+    { "norm",    { "model.norm.weight" } },                                                                       \
+    { "head",    { "lm_head.weight" } }
 
 static const TensorNames norms_before[] = {
-    { "norm0",   { { "input_layernorm.weight", ALL_ROWS } } },
-    { "norm1",   { { "post_attention_layernorm.weight", ALL_ROWS } } },
+    { "norm0",   { "input_layernorm.weight" } },
+    { "norm1",   { "post_attention_layernorm.weight" } },
     BOTH_KINDS, { NULL }
 };
 
 static const TensorNames norms_behind[] = {
-    { "norm0",   { { "post_attention_layernorm.weight", ALL_ROWS } } },
-    { "norm1",   { { "post_feedforward_layernorm.weight", ALL_ROWS } } },
+    { "norm0",   { "post_attention_layernorm.weight" } },
+    { "norm1",   { "post_feedforward_layernorm.weight" } },
     BOTH_KINDS, { NULL }
 };
 
@@ -267,89 +267,59 @@ static const TensorNames *names_of(const Architecture *a, const char *param)
     die("%s: no Hugging Face name for parameter %s; add a row to its tensors", a->class, param);
 }
 
-static size_t rows_of(Rows rows, const ModelConfig *c, const Param *p)
-{
-    switch (rows) {
-    case QUERY_ROWS: return (size_t)c->n_heads * c->head_dim;
-    case KEY_ROWS:   return (size_t)c->n_kv_heads * c->head_dim;
-    case MLP_ROWS:   return (size_t)c->mlp_width;
-    case VOCAB_ROWS: return (size_t)c->vocab_size;
-    default:         return (size_t)p->rows;
-    }
-}
-
-/* Whether the k-th tensor of a linear layer has an adapter. */
-static bool is_targeted(const ModelConfig *c, const Param *p, int k)
-{
-    const LowRank parts = adapter_parts(c, p->linear);
-    int rows[LINEAR_PARTS], first = 0;
-    linear_parts(rows, c, p->linear);
-    for (int i = 0; i < k; i++)
-        first += rows[i];
-    for (int i = 0; i < parts.num_parts; i++)
-        if (parts.part[i].first == first)
-            return true;
-    return false;
-}
-
-/* The parameter whose adapter p is a part of: qkv of qkv_a. */
+/* That of the parameter whose adapter p is: qkv of qkv_a. */
 static const TensorNames *names_of_linear(const Architecture *a, const Param *p)
 {
     static const char *const linear[NUM_LINEARS] = { "qkv", "out", "gate_up", "down" };
     return names_of(a, linear[p->linear]);
 }
 
-/* An adapter's tensors: "base_model.model." and the matrix's name with lora_A or lora_B in it [PEFT]. Returns their number. */
-static int adapter_tensors(HfTensor *out, const Architecture *a, const ModelConfig *c, const Param *p, int unit)
+/* An adapter's is called "base_model.model.", and the matrix's name with lora_A or lora_B in it [PEFT]. */
+static void set_name(HfTensor *t, const Architecture *a, const Param *p, const char *name, bool block)
 {
-    const TensorNames *names = names_of_linear(a, p);
-    int count = 0;
-    size_t first = p->offset;
-    for (int k = 0; k < 3 && names->part[k].name; k++) {
-        if (!is_targeted(c, p, k))
-            continue;
-        const int length = (int)(strlen(names->part[k].name) - strlen(".weight"));
-        const LowRank parts = adapter_parts(c, p->linear);
-        HfTensor *t = &out[count];
-        *t = (HfTensor){ .region = p->region, .first = first, .rows = p->is_b ? parts.part[count].width : c->lora.rank,
-                         .cols = p->cols, .adapter = true };
-        t->max_rows = t->rows;
-        snprintf(t->name, sizeof t->name, "base_model.model.%s.%d.%.*s.lora_%c.weight", a->blocks, unit - 1, length,
-                 names->part[k].name, p->is_b ? 'B' : 'A');
-        first += t->rows * t->cols;
-        count++;
-    }
-    return count;
+    const int length = (int)(strlen(name) - strlen(".weight"));
+    if (p->is_adapter)
+        snprintf(t->name, sizeof t->name, "base_model.model.%s.%d.%.*s.lora_%c.weight", a->blocks, t->unit - 1, length, name,
+                 p->is_b ? 'B' : 'A');
+    else if (block)
+        snprintf(t->name, sizeof t->name, "%s.%d.%s", a->blocks, t->unit - 1, name);
+    else
+        snprintf(t->name, sizeof t->name, "%s", name);
 }
 
 int hf_tensors(HfTensor out[HF_TENSORS], const ModelConfig *c, const UnitShape *shape, int unit)
 {
     const Architecture *a = architecture_of(c);
+    const bool block = unit > 0 && unit <= c->n_layers;
     int count = 0;
-    bool block = unit > 0 && unit <= c->n_layers;
     for (int i = 0; i < shape->num_params; i++) {
         const Param *p = &shape->param[i];
-        if (p->is_adapter) {
-            count += adapter_tensors(out + count, a, c, p, unit);
-            continue;
-        }
-        const TensorNames *names = names_of(a, p->name);
-        size_t first = p->offset;
-        for (int k = 0; k < 3 && names->part[k].name; k++) {
+        const TensorNames *names = p->is_adapter ? names_of_linear(a, p) : names_of(a, p->name);
+        const bool whole = !names->part[1];
+        for (int k = 0; k < (whole ? 1 : p->num_parts); k++) {
+            const Part *part = &p->part[k];
+            const char *name = names->part[part->tensor];
             CHECK(count < HF_TENSORS, "unit %d has more tensors", unit);
+            CHECK(name, "%s: no Hugging Face name for a part of parameter %s", a->class, p->name);
             HfTensor *t = &out[count++];
-            *t = (HfTensor){ .region = p->region, .first = first, .rows = rows_of(names->part[k].rows, c, p),
-                             .cols = (size_t)p->cols, .vector = p->is_norm };
-            t->max_rows = names->part[k].rows == VOCAB_ROWS ? (size_t)p->rows : t->rows;
-            if (block)
-                snprintf(t->name, sizeof t->name, "%s.%d.%s", a->blocks, unit - 1, names->part[k].name);
-            else
-                snprintf(t->name, sizeof t->name, "%s", names->part[k].name);
-            first += t->rows * t->cols;
+            *t = (HfTensor){ .unit = unit, .param = i, .first = (size_t)part->first * (size_t)p->cols,
+                             .rows = (size_t)(whole && p->num_parts > 1 ? p->rows : part->rows), .cols = (size_t)p->cols,
+                             .adapter = p->is_adapter, .vector = p->is_norm };
+            t->max_rows = p->has_padding ? (size_t)p->rows : t->rows;
+            set_name(t, a, p, name, block);
         }
-        const size_t rows = (first - p->offset) / (size_t)p->cols;
-        CHECK(rows == (size_t)p->rows || (p->has_padding && rows == (size_t)c->vocab_size), "%s: the tensors of %s have %zu of its "
-              "%d rows", a->class, p->name, rows, p->rows);
     }
     return count;
+}
+
+HfTensor *hf_tensors_of(const ModelConfig *c, int *count)
+{
+    HfTensor *list = xmalloc((size_t)(c->n_layers + 2) * HF_TENSORS * sizeof *list);
+    *count = 0;
+    for (int unit = 0; unit < c->n_layers + 2; unit++) {
+        UnitShape shape;
+        unit_shape(&shape, c, unit, 1);
+        *count += hf_tensors(list + *count, c, &shape, unit);
+    }
+    return list;
 }

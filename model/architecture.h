@@ -3,14 +3,9 @@
 #pragma once
 #include "model/params.h"
 
-/* Which rows of a parameter a tensor has: all; those of the queries, of the keys or values, of gate or up; those of ids that
- * exist, without padding. */
-typedef enum { ALL_ROWS, QUERY_ROWS, KEY_ROWS, MLP_ROWS, VOCAB_ROWS } Rows;
-
-/* A parameter (params.h), and the tensors that its rows are from top to bottom. In blocks their names follow "<blocks>.<l>.". */
+/* A parameter (params.h), and the names of its parts, or the one name of all of it. In blocks they follow "<blocks>.<l>.". */
 typedef struct {
-    const char *param;
-    struct { const char *name; Rows rows; } part[3];
+    const char *param, *part[MAX_PARTS];
 } TensorNames;
 
 /* A key of config.json that not all classes have, or for which this one has a default of its own. */
@@ -61,15 +56,22 @@ char *architecture_differences(const Architecture *a, const ModelConfig *c);
 /* The key in a->keys, or NULL. */
 const ClassKey *architecture_key(const Architecture *a, const char *key);
 
-/* A tensor of a Hugging Face folder: `rows` x `cols` consecutive elements of a unit's region from `first`. */
+/* A tensor of a Hugging Face folder: `rows` x `cols` consecutive elements of a parameter, from its `first` on. */
 typedef struct {
     char   name[112];
-    Region region;          /* of the unit, ...                                                                     */
-    size_t first, rows, cols;      /* ... where these elements are counted                                          */
+    int    unit, param;     /* index into UnitShape.param                                                           */
+    size_t first, rows, cols;
     bool   adapter;         /* of an adapter's file, in the format of PEFT                                          */
     bool   vector;          /* one-dimensional: (cols), rows = 1                                                    */
     size_t max_rows;        /* > rows for the embedding and the head: such a file holds the padding rows as well    */
 } HfTensor;
 enum { HF_TENSORS = 25 };   /* at most, per unit */
 
-int hf_tensors(HfTensor out[HF_TENSORS], const ModelConfig *c, const UnitShape *shape, int unit);   /* their number */
+int       hf_tensors(HfTensor out[HF_TENSORS], const ModelConfig *c, const UnitShape *shape, int unit);        /* their number */
+HfTensor *hf_tensors_of(const ModelConfig *c, int *count);     /* of all units, in their order; the caller frees it */
+
+/* Where it begins in the region that its parameter has now. */
+static inline size_t hf_first(const UnitShape *shape, const HfTensor *t)
+{
+    return shape->param[t->param].offset + t->first;
+}

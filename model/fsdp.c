@@ -14,122 +14,58 @@
 
 /* ---- weights ---------------------------------------------------------------------------------------------- */
 
-/* The stored weights are quantized into the unit's buffer, where those of region BASE become operands in ways of their own. */
-static bool is_cast(const Fsdp *f, int u, const Param *p)
+/* The unit's copies that are made for one of `uses`, in the order of the plan. */
+static void make_copies(const Fsdp *f, int u, int uses)
 {
-    return is_gathered(f, u, p) && p->region != BASE;
-}
-
-/* This rank's slice of a region in the compute format, from its stored weights. `region`: where that begins in the buffer, in the
- * buffer's format. */
-static void cast_slice(Fsdp *f, int u, Region r, Tensor region)
-{
-    const Shard *s = &f->shard[u];
-    for (int i = 0; i < f->shape[u].num_params; i++) {
-        const Param *p = &f->shape[u].param[i];
-        size_t first, n = shard_part(s, p, &first);
-        if (p->region != r || !is_cast(f, u, p) || n == 0)
+    const UnitPlan *plan = &f->plan[u];
+    for (const Copy *c = plan->copy; c < plan->copy + plan->num_copies; c++) {
+        const bool fp8 = format_is_fp8(c->to.format);
+        Tensor to = c->to;
+        if (!(c->uses & uses))
             continue;
-        Tensor part = region;
-        part.data = (char *)region.data + (p->offset + first) * dtype_size(region.format.dtype);
-        part.data_t = NULL;
-        part.scale = f->unit[u].tensor[p->id].scale;
-        part.rows = 1;
-        part.cols = (int)n;
-        quantize_codes(part, shard_weights(s, p, first, n));
-    }
-}
-
-/* All of the unit's compute copies, region by region, gathered in place; of the region BASE what is stored. */
-static void gather_slices(Fsdp *f, int u, WeightBuffer *b)
-{
-    const Shard *s = &f->shard[u];
-    const size_t size = dtype_size(b->flat.format.dtype);
-    const struct { size_t first, count; } own[] = { { s->first, s->count }, { s->frozen_first, s->frozen_count } };
-    for (Region r = TRAINED; r <= FROZEN; r++) {
-        size_t at;
-        if (region_in_buffer(f, u, r, &at) == 0)
-            continue;
-        Tensor region = b->flat;
-        region.data = (char *)region.data + at * size;
-        cast_slice(f, u, r, region);
-        if (f->shards > 1) {
+        if (fp8 && c->uses & FOR_FORWARD & ~uses)
+            to.data = NULL;
+        if (fp8 && c->uses & FOR_BACKWARD & ~uses)
+            to.data_t = NULL;
+        if (c->step == GATHER) {
             watchdog_mark_together("all-gather", u);
-            comm_all_gather(region.data, (char *)region.data + own[r].first * size, own[r].count * size);
-        }
-    }
-    base_gather(f, u, b);
-}
-
-/* FP8 operands from stored weights that are all here: codes, transposed codes or both in one pass. */
-static void cast_operands(Fsdp *f, int u, int uses)
-{
-    for (int i = 0; i < f->shape[u].num_params; i++) {
-        const Param *p = &f->shape[u].param[i];
-        Tensor w = f->unit[u].tensor[p->id];
-        if (!is_cast(f, u, p))
-            continue;
-        if (!(uses & FOR_FORWARD))
-            w.data = NULL;
-        if (!(uses & FOR_BACKWARD))
-            w.data_t = NULL;
-        Tensor stored = shard_weights(&f->shard[u], p, 0, (size_t)p->rows * (size_t)p->cols);
-        stored.rows = p->rows;
-        stored.cols = p->cols;
-        quantize_codes(w, stored);
-    }
-}
-
-/* From sharded ones: codes are gathered, and transposed here. */
-static void gather_operands(Fsdp *f, int u, WeightBuffer *s, int uses)
-{
-    if (!(s->has & AS_STORED))
-        gather_slices(f, u, s);
-    s->has |= AS_STORED | (f->shape[u].numel[BASE] == 0 || base_is_operand(f) ? FOR_FORWARD : 0);
-    for (int i = 0; i < f->shape[u].num_params && uses & FOR_BACKWARD; i++) {
-        const Param *p = &f->shape[u].param[i];
-        Tensor codes = f->unit[u].tensor[p->id], transposed = codes;
-        if (!is_cast(f, u, p))
-            continue;
-        codes.data_t = transposed.data = NULL;
-        quantize_codes(transposed, codes);
+            comm_all_gather(to.data, c->from.data, (size_t)c->from.cols * dtype_size(c->from.format.dtype));
+        } else if (c->step == DEQUANTIZE)
+            nf4_dequantize(to, param_nf4(c->param, c->from.data, f->plain_nf4));
+        else
+            quantize_codes(to, c->from);
     }
 }
 
 void fsdp_gather(Fsdp *f, int u, int uses)
 {
-    WeightBuffer *s = weight_buffer(f, u);
-    if (!s)
+    const int both = FOR_FORWARD | FOR_BACKWARD;
+    WeightBuffer *b = f->plan[u].weights;
+    if (!b)
         return;
-    if (s->unit != u) {
-        s->unit = u;
-        s->has = 0;
+    if (b->unit != u) {
+        b->unit = u;
+        b->has = 0;
     }
-    const bool fp8 = format_is_fp8(s->flat.format);
-    if (!fp8)
-        uses = FOR_FORWARD | FOR_BACKWARD;
-    else if (s->flat.data == s->flat.data_t && !(s->has & uses)) {
+    if (!format_is_fp8(b->flat.format))
+        uses = both;
+    else if (b->takes_turns && !(b->has & uses)) {
         CHECK(uses == FOR_FORWARD || uses == FOR_BACKWARD, "unit %d has memory for one use at a time", u);
-        s->has = 0;
+        b->has = 0;
     }
-    uses &= ~s->has;
+    uses &= ~b->has;
     if (!uses)
         return;
     if (f->shards > 1)
         device_queue(QUEUE_GATHER);         /* alone, a cast beside the GEMMs would only slow them */
-    device_wait(s->released);
+    device_wait(b->released);
     trace_begin("gather", u);
-    if (!fp8)
-        gather_slices(f, u, s);
-    else if (f->shards == 1)
-        cast_operands(f, u, uses);
-    else
-        gather_operands(f, u, s, uses);
-    base_operands(f, u, s, uses);
-    s->has |= uses;
+    uses |= AS_STORED & ~b->has;
+    make_copies(f, u, uses);
+    b->has |= uses | (both & ~f->plan[u].made);         /* what is made for no use is there as it was gathered */
     trace_end();
     if (f->shards > 1) {
-        s->ready = device_mark(s->ready);
+        b->ready = device_mark(b->ready);
         device_queue(QUEUE_COMPUTE);
     }
 }
@@ -142,20 +78,20 @@ void fsdp_gather_ahead(Fsdp *f, int u, int uses)
 
 const Unit *fsdp_acquire(Fsdp *f, int u)
 {
-    WeightBuffer *s = weight_buffer(f, u);
+    const WeightBuffer *b = f->plan[u].weights;
     watchdog_mark("computation", u);
-    if (s) {
-        CHECK(s->unit == u, "unit %d is acquired but was not gathered", u);
-        trace_wait(s->ready, "weights", u);
+    if (b) {
+        CHECK(b->unit == u, "unit %d is acquired but was not gathered", u);
+        trace_wait(b->ready, "weights", u);
     }
     return &f->unit[u];
 }
 
 void fsdp_release(Fsdp *f, int u)
 {
-    WeightBuffer *s = weight_buffer(f, u);
-    if (s && f->shards > 1)
-        s->released = device_mark(s->released);
+    WeightBuffer *b = f->plan[u].weights;
+    if (b && f->shards > 1)
+        b->released = device_mark(b->released);
 }
 
 /* ---- gradients -------------------------------------------------------------------------------------------- */
@@ -163,8 +99,8 @@ void fsdp_release(Fsdp *f, int u)
 static Tensor own_slice(const Fsdp *f, int u, const GradBuffer *s)
 {
     Tensor t = s->flat;
-    t.data = (char *)t.data + f->shard[u].first * dtype_size(t.format.dtype);
-    t.cols = (int)f->shard[u].count;
+    t.data = (char *)t.data + f->shard[u].slice[TRAINED].first * dtype_size(t.format.dtype);
+    t.cols = (int)f->shard[u].slice[TRAINED].count;
     return t;
 }
 
@@ -209,7 +145,7 @@ static void begin_grads(Fsdp *f, int u, GradBuffer *s)
 
 Unit *fsdp_grads(Fsdp *f, int u)
 {
-    GradBuffer *s = grad_buffer(f, u);
+    GradBuffer *s = f->plan[u].grads;
     if (s && !f->sum_once && s->unit != u)
         begin_grads(f, u, s);
     return &f->dunit[u];
@@ -217,13 +153,13 @@ Unit *fsdp_grads(Fsdp *f, int u)
 
 void fsdp_reduce(Fsdp *f, int u, bool last)
 {
-    GradBuffer *s = grad_buffer(f, u);
+    GradBuffer *s = f->plan[u].grads;
     const bool reduces = s && (last || !f->sum_once);
     const bool replicas = last && comm_group_size(RANKS_REPLICA) > 1;
     for (int i = 0; i < NUM_PARAMS; i++)
         f->dunit[u].tensor[i].empty = false;
     f->shard[u].grad.empty = false;
-    if (!f->shard[u].count || !(reduces || replicas))
+    if (!f->shard[u].slice[TRAINED].count || !(reduces || replicas))
         return;
     DeviceMark **filled = s ? &s->filled : &f->grad_buffer[SHARED_BUFFERS + u].filled;
     *filled = device_mark(*filled);
@@ -254,7 +190,7 @@ void fsdp_wait_grads(Fsdp *f)
 void fsdp_empty_grads(Fsdp *f)
 {
     for (int u = 0; u < f->num_units; u++) {
-        GradBuffer *s = grad_buffer(f, u);
+        GradBuffer *s = f->plan[u].grads;
         f->shard[u].grad.empty = true;
         if (!s || f->sum_once)
             start_from_zero(f, u, s ? s->flat.data : f->shard[u].grad.data, true);
@@ -282,7 +218,7 @@ static void zero_codes(Tensor t)
 void fsdp_zero_states(Fsdp *f)
 {
     for (int u = 0; u < f->num_units; u++)
-        for (int i = 0; i < f->optimizer->num_states && f->shard[u].count; i++) {
+        for (int i = 0; i < f->optimizer->num_states && f->shard[u].slice[TRAINED].count; i++) {
             const Tensor t = f->shard[u].state[i];
             zero_codes(t);
             if (t.scale)
@@ -316,11 +252,13 @@ static void init_weights(Fsdp *f, const ModelConfig *c, uint64_t seed, bool adap
             Param p = f->shape[u].param[i];
             if (adapters_alone && !p.is_adapter)
                 continue;
-            if (p.has_padding)
-                p.rows = c->vocab_size;
+            p.rows -= p.has_padding ? p.rows - c->vocab_size : 0;
+            p.stored = p.region == BASE ? p.stored : param_numel(&p);
             const uint64_t number = f->shape[u].first + p.number;
-            if (p.region == BASE)
+            if (p.region == BASE) {
                 init_base(f, u, &p, cutoff, seed, number);
+                continue;
+            }
             size_t first, n = shard_part(s, &p, &first);
             if (n == 0)
                 continue;
@@ -357,13 +295,10 @@ static void update_scales(Fsdp *f, bool frozen_too)
         return;
     device_zero(scales.data, tensor_bytes(scales));
     for (int u = 0; u < f->num_units; u++)
-        for (int i = 0; i < f->shape[u].num_params; i++) {
-            const Param *p = &f->shape[u].param[i];
-            Tensor w = f->unit[u].tensor[p->id];
-            size_t first, n = shard_part(&f->shard[u], p, &first);
-            if (format_is_fp8(w.format) && n > 0 && (frozen_too || p->region == TRAINED))
-                quantize_scale(w, shard_weights(&f->shard[u], p, first, n));
-        }
+        for (const Copy *c = f->plan[u].copy; c < f->plan[u].copy + f->plan[u].num_copies; c++)
+            if ((c->step == CAST || c->step == CAST_SLICE) && format_is_fp8(c->to.format)
+                && (frozen_too || c->param->region == TRAINED))
+                quantize_scale(c->to, c->from);
     if (f->shards > 1)
         comm_all_reduce_max(scales, RANKS_SHARD);
 }
@@ -375,17 +310,7 @@ static void update_replicated(Fsdp *f)
         return;
     device_zero(f->replicated.data, tensor_bytes(f->replicated));
     for (int u = 0; u < f->num_units; u++)
-        for (int i = 0; i < f->shape[u].num_params; i++) {
-            const Param *p = &f->shape[u].param[i];
-            Tensor w = f->unit[u].tensor[p->id];
-            size_t first, n = shard_part(&f->shard[u], p, &first);
-            if (!is_replicated(f, u, p) || n == 0)
-                continue;
-            w.data = (char *)w.data + first * dtype_size(w.format.dtype);
-            w.rows = 1;
-            w.cols = (int)n;
-            quantize(w, shard_weights(&f->shard[u], p, first, n));
-        }
+        make_copies(f, u, AT_UPDATE);
     if (f->shards > 1)
         comm_all_reduce(f->replicated, RANKS_SHARD);
 }
@@ -394,9 +319,9 @@ static void updated(Fsdp *f, bool frozen_too)
 {
     update_scales(f, frozen_too);
     update_replicated(f);
-    for (int i = 0; i < num_buffers(f); i++)
-        if (frozen_too || i < SHARED_BUFFERS || !base_stays(f, i - SHARED_BUFFERS))
-            f->weight_buffer[i].unit = -1;
+    for (int u = 0; u < f->num_units; u++)
+        if (f->plan[u].weights && (frozen_too || f->plan[u].lifetime != FOR_GOOD))
+            f->plan[u].weights->unit = -1;
     if (f->shards > 1) {
         f->updated = device_mark(f->updated);
         device_queue(QUEUE_GATHER);

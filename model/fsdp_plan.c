@@ -1,4 +1,5 @@
-/* Where units lie: the shards, the memory for gathered weights and for gradients, and all views of them. */
+/* Where units lie, and the way of their weights: the shards, the memory for gathered weights and for gradients, all views of them, and
+ * the steps from one to the other. */
 #include "model/fsdp_plan.h"
 
 #include <stdlib.h>
@@ -7,11 +8,48 @@
 #include "kernels/error.h"
 #include "model/trainable.h"
 
-/* ---- which memory ----------------------------------------------------------------------------------------- */
+/* ---- the way of a weight ---------------------------------------------------------------------------------- */
 
-static Format compute_format(const Fsdp *f, const Param *p)
+/* What is stored: the format that computes, or another; E4M3 codes or groups of NF4 of the region BASE. What computes: F32 or BF16;
+ * an FP8 operand; or F32 or BF16 in a unit whose buffer holds FP8 operands, as norms and adapters do. */
+typedef enum { SAME, OTHER, CODES, GROUPS, NUM_STORED } Stored;
+typedef enum { WIDE, FP8, APART, NUM_COMPUTING } Computing;
+
+/* Every case there is. A way ends with NO_STEP. */
+static const struct { Step alone[4], sharded[4]; } ways[NUM_STORED][NUM_COMPUTING] = {
+    /*            computes     on one rank            in a shard group                     */
+    [SAME]   = { [WIDE]  = { { VIEW },              { CAST_SLICE, GATHER } },
+                 [APART] = { { VIEW },              { REPLICATE } } },
+    [OTHER]  = { [WIDE]  = { { CAST },              { CAST_SLICE, GATHER } },
+                 [FP8]   = { { CAST },              { CAST_SLICE, GATHER, TRANSPOSE } },
+                 [APART] = { { REPLICATE },         { REPLICATE } } },
+    [CODES]  = { [WIDE]  = { { CAST },              { GATHER, CAST } },
+                 [FP8]   = { { VIEW, TRANSPOSE },   { GATHER, TRANSPOSE } } },
+    [GROUPS] = { [WIDE]  = { { DEQUANTIZE },        { GATHER, DEQUANTIZE } },
+                 [FP8]   = { { DEQUANTIZE },        { GATHER, DEQUANTIZE } } },
+};
+
+static const int uses_of[NUM_STEPS] = {
+    [CAST_SLICE] = AS_STORED, [GATHER] = AS_STORED, [REPLICATE] = AT_UPDATE, [TRANSPOSE] = FOR_BACKWARD,
+    [CAST] = FOR_FORWARD | FOR_BACKWARD, [DEQUANTIZE] = FOR_FORWARD | FOR_BACKWARD,
+};
+
+static bool takes(const Step *way, Step step)
 {
-    return p->is_operand ? f->recipe.operand : f->recipe.stream;
+    while (*way && *way != step)
+        way++;
+    return *way != NO_STEP;
+}
+
+/* It is made anew in the unit's buffer from what is stored, not put there as it is. */
+static bool is_remade(const Step *way)
+{
+    return takes(way, CAST) || takes(way, DEQUANTIZE);
+}
+
+static bool is_in_buffer(const Step *way)
+{
+    return takes(way, GATHER) || takes(way, TRANSPOSE) || is_remade(way);
 }
 
 static bool is_block(const Fsdp *f, int u)
@@ -24,121 +62,76 @@ static const char *unit_name(const Fsdp *f, int u)
     return is_block(f, u) ? "a block" : u == 0 ? "the embedding" : "the head";
 }
 
-/* Of what is gathered. */
-static Format unit_format(const Fsdp *f, int u)
+/* Of what is in the unit's buffer. */
+static Format buffer_format(const Fsdp *f, int u)
 {
     return is_block(f, u) ? f->recipe.operand : f->recipe.stream;
 }
 
-static Format stored_format(const Fsdp *f, Region r)
+static const Step *find_way(const Fsdp *f, int u, const Param *p)
 {
-    return r == FROZEN ? f->recipe.frozen : f->recipe.master;
+    const Format buffer = buffer_format(f, u), computes = p->is_operand ? f->recipe.operand : f->recipe.stream;
+    const Stored stored = p->region == BASE ? (f->base == BASE_NF4 ? GROUPS : CODES)
+                        : format_equal(f->shard[u].slice[p->region].stored.format, computes) ? SAME : OTHER;
+    const Computing computing = !format_equal(computes, buffer) ? APART : format_is_fp8(buffer) ? FP8 : WIDE;
+    const Step *way = f->shards == 1 ? ways[stored][computing].alone : ways[stored][computing].sharded;
+    CHECK(*way, "no way leads from the stored %s to %s", p->name, format_name(computes));
+    return way;
 }
 
-/* Weights that are stored whole and in the format that computes need no other copy. */
-static bool needs_copy(const Fsdp *f, int u, Region r)
-{
-    if (r == BASE)
-        return f->shape[u].numel[BASE] > 0;
-    return f->shape[u].numel[r] > 0 && (f->shards > 1 || !format_equal(unit_format(f, u), stored_format(f, r)));
-}
-
-bool is_gathered(const Fsdp *f, int u, const Param *p)
-{
-    return format_equal(compute_format(f, p), unit_format(f, u)) && needs_copy(f, u, p->region);
-}
-
-bool is_replicated(const Fsdp *f, int u, const Param *p)
-{
-    return !format_equal(compute_format(f, p), unit_format(f, u))
-        && (f->shards > 1 || !format_equal(f->recipe.stream, stored_format(f, p->region)));
-}
-
-size_t base_bytes(const Fsdp *f, size_t numel)
-{
-    return f->base == BASE_NF4 ? numel / NF4_GROUP * nf4_group_bytes(f->plain_nf4) : numel;
-}
-
-bool base_is_operand(const Fsdp *f)
-{
-    return f->base == BASE_E4M3 && f->recipe.operand.dtype == E4M3;
-}
-
-bool base_stays(const Fsdp *f, int u)
-{
-    return f->shape[u].numel[BASE] > 0 && base_is_operand(f) && u < f->kept;
-}
-
-/* Where a matrix begins in what its unit's take up as operands. */
-static size_t base_operand_offset(const UnitShape *shape, const Param *p)
-{
-    size_t at = 0;
-    for (const Param *q = shape->param; q < p; q++)
-        at += q->region == BASE ? param_align(param_numel(q)) : 0;
-    return at;
-}
-
-/* Codes are gathered to where operands stand, with the padding of the region. */
-static size_t base_in_buffer(const Fsdp *f, int u)
-{
-    const UnitShape *shape = &f->shape[u];
-    return base_is_operand(f) ? shape->numel[BASE] : base_operand_offset(shape, shape->param + shape->num_params);
-}
-
-float *base_scale(const Fsdp *f, int u, const Param *p)
-{
-    return (float *)f->base_scales.data + 4 * (NUM_LINEARS * (u - 1) + (int)p->linear);
-}
-
-/* 0 of a region whose parameters all stand elsewhere, as adapters beside FP8 operands do: nothing of it is gathered. */
-static size_t numel_in_buffer(const Fsdp *f, int u, Region r)
-{
-    const UnitShape *shape = &f->shape[u];
-    bool any = false;
-    for (int i = 0; i < shape->num_params; i++)
-        any |= shape->param[i].region == r && is_gathered(f, u, &shape->param[i]);
-    if (!any)
-        return 0;
-    return r == BASE ? base_in_buffer(f, u) : f->shape[u].numel[r];
-}
-
-size_t region_in_buffer(const Fsdp *f, int u, Region r, size_t *first)
-{
-    *first = 0;
-    for (Region before = 0; before < r; before++)
-        *first += numel_in_buffer(f, u, before);
-    return numel_in_buffer(f, u, r);
-}
-
-static size_t buffer_numel(const Fsdp *f, int u)
-{
-    size_t n = 0;
-    for (Region r = 0; r < NUM_REGIONS; r++)
-        n += numel_in_buffer(f, u, r);
-    return n;
-}
+/* ---- which memory ----------------------------------------------------------------------------------------- */
 
 /* Memory that units share: two blocks take turns, of which one is gathered while the other computes; on one rank all have one. The
  * embedding is not needed with the head, unless it is the head. */
-static int shared_buffer(const Fsdp *f, int u)
+static int buffer_of(const Fsdp *f, int u, bool own)
 {
-    return is_block(f, u) ? 2 + (f->shards > 1 ? u % 2 : 0) : u == 0 || !f->tied ? 0 : 1;
+    return own ? SHARED_BUFFERS + u : is_block(f, u) ? 2 + (f->shards > 1 ? u % 2 : 0) : u == 0 || !f->tied ? 0 : 1;
 }
 
-WeightBuffer *weight_buffer(const Fsdp *f, int u)
+/* On one rank FP8 operands are made for each use from weights that are stored whole. What backward reads of stored codes, and what was
+ * gathered of them, never changes. */
+static Lifetime lifetime_of(const Fsdp *f, int u)
 {
-    const bool fp8 = format_is_fp8(unit_format(f, u));
-    if (buffer_numel(f, u) == 0)
-        return NULL;
-    const bool stays = f->shards > 1 ? u < f->kept : f->shape[u].numel[BASE] ? base_stays(f, u) : !fp8;
-    return &f->weight_buffer[stays ? SHARED_BUFFERS + u : shared_buffer(f, u)];
+    const bool fp8 = format_is_fp8(buffer_format(f, u)), base = f->shape[u].numel[BASE] > 0;
+    if (u < f->kept && base && fp8 && f->base == BASE_E4M3)
+        return FOR_GOOD;
+    return (f->shards > 1 ? u < f->kept : !fp8 && !base) ? UNTIL_UPDATE : UNTIL_TURN;
 }
 
-GradBuffer *grad_buffer(const Fsdp *f, int u)
+/* What the unit needs of a buffer, which is as large as the largest that it serves. */
+static void plan_buffers(Fsdp *f, int u)
 {
-    if (f->shape[u].numel[TRAINED] == 0 || f->shards == 1)
-        return NULL;
-    return &f->grad_buffer[f->sum_once ? SHARED_BUFFERS + u : shared_buffer(f, u)];
+    const UnitShape *shape = &f->shape[u];
+    UnitPlan *plan = &f->plan[u];
+    size_t numel[NUM_REGIONS] = { 0 }, raw = 0;
+    bool rows = false;
+    for (int i = 0; i < shape->num_params; i++) {
+        const Region r = shape->param[i].region;
+        const Step *way = plan->way[i] = find_way(f, u, &shape->param[i]);
+        if (!is_in_buffer(way))
+            continue;
+        numel[r] = is_remade(way) ? shape->computing[r] : shape->numel[r];
+        raw = is_remade(way) && takes(way, GATHER) ? shape->numel[r] : raw;
+        rows |= !takes(way, VIEW);
+    }
+    plan->numel = 0;
+    for (Region r = 0; r < NUM_REGIONS; r++) {
+        plan->at[r] = plan->numel;
+        plan->numel += numel[r];
+    }
+    plan->lifetime = lifetime_of(f, u);
+    plan->grads = shape->numel[TRAINED] > 0 && f->shards > 1 ? &f->grad_buffer[buffer_of(f, u, f->sum_once)] : NULL;
+    plan->weights = plan->numel > 0 ? &f->weight_buffer[buffer_of(f, u, plan->lifetime != UNTIL_TURN)] : NULL;
+    if (plan->grads && plan->grads->flat.cols < (int)shape->numel[TRAINED])
+        plan->grads->flat.cols = (int)shape->numel[TRAINED];
+    WeightBuffer *w = plan->weights;
+    if (!w)
+        return;
+    w->flat.format = buffer_format(f, u);
+    w->flat.cols = (int)plan->numel > w->flat.cols ? (int)plan->numel : w->flat.cols;
+    w->raw_bytes = raw > w->raw_bytes ? raw : w->raw_bytes;
+    w->has_rows |= rows;
+    w->takes_turns = rows && format_is_fp8(w->flat.format) && f->shards == 1 && !recipe_recomputes(&f->recipe);
 }
 
 /* ---- placement -------------------------------------------------------------------------------------------- */
@@ -149,69 +142,27 @@ static Tensor flat(Arena *a, Format f, size_t n)
     return n ? tensor_alloc(a, f, 1, (int)n) : (Tensor){ .format = f, .rows = 1 };
 }
 
-static void place_shard(Fsdp *f, Arena *a, int u, int rank)
+static void place_shard(Fsdp *f, Arena *a, int u)
 {
     const Recipe *r = &f->recipe;
     Shard *s = &f->shard[u];
-    s->count = f->shape[u].numel[TRAINED] / f->shards;
-    s->first = s->count * rank;
-    s->frozen_count = f->shape[u].numel[FROZEN] / f->shards;
-    s->frozen_first = s->frozen_count * rank;
-    s->master = flat(a, r->master, s->count);
-    s->grad = flat(a, r->grads, s->count);
+    for (Region i = 0; i < NUM_REGIONS; i++) {
+        s->slice[i].count = f->shape[u].numel[i] / f->shards;
+        s->slice[i].first = s->slice[i].count * f->rank;
+    }
+    const size_t n = s->slice[TRAINED].count, codes = s->slice[BASE].count;
+    s->slice[TRAINED].stored = flat(a, r->master, n);
+    s->grad = flat(a, r->grads, n);
     for (int i = 0; i < f->optimizer->num_states; i++)
-        s->state[i] = flat(a, optimizer_format(f->optimizer, i, r), s->count);
-    s->frozen = flat(a, r->frozen, s->frozen_count);
-    s->base_count = f->shape[u].numel[BASE] / f->shards;
-    s->base_first = s->base_count * rank;
-    s->base = s->base_count ? arena_alloc(a, base_bytes(f, s->base_count)) : NULL;
-}
-
-/* A buffer is as large as the largest unit that it serves. */
-static void measure_buffers(Fsdp *f)
-{
-    for (int i = 0; i < num_buffers(f); i++) {
-        f->weight_buffer[i].flat.cols = f->grad_buffer[i].flat.cols = 0;
-        f->weight_buffer[i].raw_bytes = 0;
-    }
-    for (int u = 0; u < f->num_units; u++) {
-        WeightBuffer *w = weight_buffer(f, u);
-        GradBuffer *g = grad_buffer(f, u);
-        const int weights = (int)buffer_numel(f, u), grads = (int)f->shape[u].numel[TRAINED];
-        if (w) {
-            w->flat.format = unit_format(f, u);
-            w->flat.cols = weights > w->flat.cols ? weights : w->flat.cols;
-            const size_t raw = f->shards > 1 && !base_is_operand(f) ? base_bytes(f, f->shape[u].numel[BASE]) : 0;
-            w->raw_bytes = raw > w->raw_bytes ? raw : w->raw_bytes;
-        }
-        if (g)
-            g->flat.cols = grads > g->flat.cols ? grads : g->flat.cols;
-    }
-}
-
-static bool serves_blocks(const Fsdp *f, int buffer)
-{
-    return buffer >= SHARED_BUFFERS ? is_block(f, buffer - SHARED_BUFFERS)
-                                    : buffer == shared_buffer(f, 1) || buffer == shared_buffer(f, 2);
-}
-
-/* Blocks whose stored matrices are the operands of forward have transposed copies alone. */
-static bool has_rows(const Fsdp *f, int buffer)
-{
-    return !(serves_blocks(f, buffer) && f->shards == 1 && base_is_operand(f));
-}
-
-/* On one rank codes are made from stored weights for each use, so that the transposed ones can stand in place of the others; but
- * where backward runs a block's forward again it reads both. */
-static bool takes_turns(const Fsdp *f, int buffer)
-{
-    return serves_blocks(f, buffer) && f->shards == 1 && !base_is_operand(f) && !recipe_recomputes(&f->recipe);
+        s->state[i] = flat(a, optimizer_format(f->optimizer, i, r), n);
+    s->slice[FROZEN].stored = flat(a, r->frozen, s->slice[FROZEN].count);
+    s->slice[BASE].stored = (Tensor){ .format = { E4M3, 0, false }, .rows = 1, .cols = (int)codes,
+                                      .data = codes ? arena_alloc(a, codes) : NULL };
 }
 
 static void place_buffers(Fsdp *f, Arena *a)
 {
     Arena *gathered = f->shards > 1 ? &f->gathered : a;
-    measure_buffers(f);
     f->gathered.used = 0;
     for (int i = 0; i < num_buffers(f); i++) {
         WeightBuffer *w = &f->weight_buffer[i];
@@ -220,9 +171,9 @@ static void place_buffers(Fsdp *f, Arena *a)
         if (w->flat.cols > 0) {
             const size_t n = w->flat.cols, bytes = n * dtype_size(w->flat.format.dtype);
             w->flat.rows = 1;
-            w->flat.data = has_rows(f, i) ? arena_alloc(gathered, bytes) : NULL;
+            w->flat.data = w->has_rows ? arena_alloc(gathered, bytes) : NULL;
             w->raw = w->raw_bytes ? arena_alloc(gathered, w->raw_bytes) : NULL;
-            w->flat.data_t = !format_is_fp8(w->flat.format) ? NULL : takes_turns(f, i) ? w->flat.data : arena_alloc(a, n);
+            w->flat.data_t = !format_is_fp8(w->flat.format) ? NULL : w->takes_turns ? w->flat.data : arena_alloc(a, n);
         }
         if (g->flat.cols > 0)
             g->flat = flat(a, f->recipe.grads, g->flat.cols);
@@ -237,8 +188,9 @@ static void place_small(Fsdp *f, Arena *a)
     for (int u = 0; u < f->num_units; u++)
         for (int i = 0; i < f->shape[u].num_params; i++) {
             const Param *p = &f->shape[u].param[i];
-            operands[p->region] += is_gathered(f, u, p) && format_is_fp8(unit_format(f, u));
-            replicated += is_replicated(f, u, p) ? param_align(param_numel(p)) : 0;
+            const Step *way = f->plan[u].way[i];
+            operands[p->region] += is_in_buffer(way) && format_is_fp8(buffer_format(f, u));
+            replicated += takes(way, REPLICATE) ? param_align(param_numel(p)) : 0;
         }
     f->scales = flat(a, f32, 4 * (operands[TRAINED] + operands[FROZEN]));
     f->base_scales = flat(a, f32, f->base != BASE_AS_FROZEN ? 4 * NUM_LINEARS * (size_t)(f->num_units - 2) : 0);
@@ -247,20 +199,33 @@ static void place_small(Fsdp *f, Arena *a)
     f->square_sum = arena_alloc(a, sizeof *f->square_sum);
 }
 
-static Tensor view_in_buffer(const Fsdp *f, int u, const Param *p, size_t *scales)
+float *base_scale(const Fsdp *f, int u, const Param *p)
 {
-    const WeightBuffer *s = weight_buffer(f, u);
-    const bool base = p->region == BASE, fp8 = format_is_fp8(s->flat.format);
-    Tensor t = { .format = s->flat.format, .rows = p->rows, .cols = p->cols };
-    size_t at;
-    region_in_buffer(f, u, p->region, &at);
-    at += base ? base_operand_offset(&f->shape[u], p) : p->offset;
-    if (base && base_is_operand(f) && f->shards == 1)
-        t.data = (char *)f->shard[u].base + p->offset;
-    else
-        t.data = (char *)s->flat.data + at * dtype_size(t.format.dtype);
-    t.data_t = fp8 ? (char *)s->flat.data_t + at : NULL;
-    if (fp8 && base)
+    return (float *)f->base_scales.data + 4 * (NUM_LINEARS * (u - 1) + (int)p->linear);
+}
+
+/* All of a parameter as it is stored: on one rank in its shard, else where it is gathered to be remade. */
+static Tensor stored_whole(const Fsdp *f, int u, const Param *p)
+{
+    Tensor t = f->shard[u].slice[p->region].stored;
+    t.data = (char *)(f->shards == 1 ? t.data : f->plan[u].weights->raw) + p->offset * dtype_size(t.format.dtype);
+    t.scale = p->region == BASE ? base_scale(f, u, p) : NULL;
+    t.rows = p->rows;
+    t.cols = p->cols;
+    return t;
+}
+
+static Tensor place_in_buffer(const Fsdp *f, int u, const Param *p, bool is_view, size_t *scales)
+{
+    const UnitPlan *plan = &f->plan[u];
+    const size_t at = plan->at[p->region] + p->place;
+    const bool fp8 = format_is_fp8(plan->weights->flat.format);
+    Tensor t = plan->weights->flat;
+    t.data = is_view ? stored_whole(f, u, p).data : (char *)t.data + at * dtype_size(t.format.dtype);
+    t.data_t = fp8 ? (char *)t.data_t + at : NULL;
+    t.rows = p->rows;
+    t.cols = p->cols;
+    if (fp8 && p->region == BASE)
         t.scale = base_scale(f, u, p);
     else if (fp8) {
         t.scale = (float *)f->scales.data + *scales;
@@ -269,77 +234,149 @@ static Tensor view_in_buffer(const Fsdp *f, int u, const Param *p, size_t *scale
     return t;
 }
 
-static void make_views(Fsdp *f)
+static void place_weights(Fsdp *f)
 {
     size_t scales[NUM_REGIONS] = { [FROZEN] = (size_t)f->trained_scales }, replicated = 0;
+    const Format stream = f->recipe.stream;
     for (int u = 0; u < f->num_units; u++) {
-        const GradBuffer *g = grad_buffer(f, u);
-        const Shard *s = &f->shard[u];
-        f->dunit[u] = unit_views(&f->shape[u], g ? g->flat.data : s->grad.data, f->recipe.grads);
+        const GradBuffer *g = f->plan[u].grads;
+        f->dunit[u] = unit_views(&f->shape[u], g ? g->flat.data : f->shard[u].grad.data, f->recipe.grads);
         for (int i = 0; i < f->shape[u].num_params; i++) {
             const Param *p = &f->shape[u].param[i];
+            const Step *way = f->plan[u].way[i];
             Tensor *w = &f->unit[u].tensor[p->id];
-            if (is_replicated(f, u, p)) {
-                const Format stream = f->recipe.stream;
+            if (takes(way, REPLICATE)) {
                 *w = tensor_at((char *)f->replicated.data + replicated * dtype_size(stream.dtype), stream, p->rows, p->cols);
                 replicated += param_align(param_numel(p));
-            } else if (is_gathered(f, u, p))
-                *w = view_in_buffer(f, u, p, &scales[p->region]);
-            else
-                *w = param_view(p, p->region == FROZEN ? s->frozen.data : s->master.data, stored_format(f, p->region));
+            } else
+                *w = is_in_buffer(way) ? place_in_buffer(f, u, p, takes(way, VIEW), &scales[p->region]) : stored_whole(f, u, p);
         }
     }
 }
 
-static void create(Fsdp *f, int num_units)
+/* ---- the list of copies ----------------------------------------------------------------------------------- */
+
+static void add_copy(UnitPlan *plan, Step step, const Param *p, Tensor from, Tensor to)
 {
-    f->num_units = num_units;
-    f->shape = xcalloc(num_units, sizeof *f->shape);
-    f->shard = xcalloc(num_units, sizeof *f->shard);
-    f->unit = xcalloc(num_units, sizeof *f->unit);
-    f->dunit = xcalloc(num_units, sizeof *f->dunit);
+    plan->copy[plan->num_copies++] = (Copy){ step, uses_of[step], p, from, to };
+    plan->made |= uses_of[step];
+}
+
+static void add_step(Fsdp *f, int u, const Param *p, Step step)
+{
+    Tensor w = f->unit[u].tensor[p->id], from = w;
+    size_t first, n = shard_part(&f->shard[u], p, &first);
+    if (step == CAST_SLICE || step == REPLICATE) {
+        if (n == 0)
+            return;
+        from = shard_weights(&f->shard[u], p, first, n);
+        w.data = (char *)w.data + first * dtype_size(w.format.dtype);
+        w.data_t = NULL;
+        w.rows = 1;
+        w.cols = (int)n;
+    } else if (step == TRANSPOSE)
+        from.data_t = w.data = NULL;
+    else if (step != VIEW)
+        from = stored_whole(f, u, p);
+    add_copy(&f->plan[u], step, p, from, w);
+}
+
+/* In place, but for the region BASE, which is gathered as it is stored. */
+static void add_gather(Fsdp *f, int u, Region r)
+{
+    const Slice *s = &f->shard[u].slice[r];
+    const WeightBuffer *w = f->plan[u].weights;
+    const size_t size = dtype_size(w->flat.format.dtype);
+    Tensor whole = w->flat, own = s->stored;
+    whole.data = (char *)whole.data + f->plan[u].at[r] * size;
+    if (r != BASE) {
+        own = whole;
+        own.data = (char *)own.data + s->first * size;
+        own.cols = (int)s->count;
+    } else if (w->raw)
+        whole.data = w->raw;
+    add_copy(&f->plan[u], GATHER, NULL, own, whole);
+}
+
+/* First what each rank does with its slices, and what is gathered of them, region by region; then what is made of the whole. */
+static void list_copies(Fsdp *f, int u)
+{
+    const UnitShape *shape = &f->shape[u];
+    UnitPlan *plan = &f->plan[u];
+    plan->num_copies = plan->made = 0;
+    for (int whole = 0; whole < 2; whole++)
+        for (Region r = 0; r < NUM_REGIONS; r++) {
+            bool gathers = false;
+            for (int i = 0; i < shape->num_params; i++)
+                for (const Step *step = plan->way[i]; shape->param[i].region == r && *step; step++) {
+                    gathers |= !whole && *step == GATHER;
+                    if (whole ? *step > GATHER : *step < GATHER)
+                        add_step(f, u, &shape->param[i], *step);
+                }
+            if (gathers)
+                add_gather(f, u, r);
+        }
+}
+
+/* ---- the plan --------------------------------------------------------------------------------------------- */
+
+static void create(Fsdp *f, const Config *c)
+{
+    const int n = f->num_units = c->model.n_layers + 2;
+    f->tensor = hf_tensors_of(&c->model, &f->num_tensors);
+    f->shape = trainable_shapes(c, f->tensor, f->num_tensors);
+    f->shard = xcalloc(n, sizeof *f->shard);
+    f->plan = xcalloc(n, sizeof *f->plan);
+    f->unit = xcalloc(n, sizeof *f->unit);
+    f->dunit = xcalloc(n, sizeof *f->dunit);
     f->weight_buffer = xcalloc(num_buffers(f), sizeof *f->weight_buffer);
     f->grad_buffer = xcalloc(num_buffers(f), sizeof *f->grad_buffer);
 }
 
+static void check_size(const Fsdp *f, int u)
+{
+    const UnitShape *s = &f->shape[u];
+    const size_t numbers = unit_numbers(s), all = s->numel[TRAINED] + s->numel[FROZEN] + s->computing[BASE];
+    if (numbers > INT32_MAX - (size_t)(NUM_REGIONS * PARAM_ALIGN * f->shards))
+        die("%s has %zu parameters; a unit can have %d. Smaller model.d_model, model.mlp_hidden_size or vocabulary",
+            unit_name(f, u), numbers, INT32_MAX);
+    if (all > INT32_MAX)
+        die("%s has %zu numbers, those of adapters among them; a unit can have %d. Smaller lora.rank", unit_name(f, u), all,
+            INT32_MAX);
+}
+
 void fsdp_plan(Fsdp *f, Arena *a, const Config *c, Placement p)
 {
-    const ModelConfig *m = &c->model;
     if (!f->shape)
-        create(f, m->n_layers + 2);
+        create(f, c);
     f->recipe = c->recipe;
     f->optimizer = optimizer_find(c->optimizer.name);
     CHECK(f->optimizer, "no optimizer %s", c->optimizer.name);
-    f->base = m->lora.base;
-    f->plain_nf4 = m->lora.plain_nf4;
-    f->tied = m->weight_tying;
+    f->base = c->model.lora.base;
+    f->plain_nf4 = c->model.lora.plain_nf4;
+    f->tied = c->model.weight_tying;
     f->shards = p.shards;
     f->rank = p.rank;
     f->sum_once = p.sum_once;
     f->kept = p.kept;
     f->first_trained = f->num_units;
-    size_t first = 0;
+    for (int i = 0; i < num_buffers(f); i++) {
+        f->weight_buffer[i] = (WeightBuffer){ .ready = f->weight_buffer[i].ready, .released = f->weight_buffer[i].released };
+        f->grad_buffer[i].flat.cols = 0;
+    }
     for (int u = 0; u < f->num_units; u++) {
-        UnitShape *shape = &f->shape[u];
-        unit_shape(shape, m, u, p.shards);
-        shape->first = first;
-        first += unit_numbers(shape);
-        trainable_mark(shape, c, u);
-        unit_lay_out(shape, p.shards);
-        if (unit_numbers(shape) > INT32_MAX - (size_t)(NUM_REGIONS * PARAM_ALIGN * p.shards))
-            die("%s has %zu parameters; a unit can have %d. Smaller model.d_model, model.mlp_hidden_size or vocabulary",
-                unit_name(f, u), unit_numbers(shape), INT32_MAX);
-        const size_t all = shape->numel[TRAINED] + shape->numel[FROZEN] + shape->numel[BASE];
-        if (all > INT32_MAX)
-            die("%s has %zu numbers, those of adapters among them; a unit can have %d. Smaller lora.rank", unit_name(f, u), all,
-                INT32_MAX);
-        if (shape->numel[TRAINED] > 0 && u < f->first_trained)
+        unit_lay_out(&f->shape[u], p.shards);
+        check_size(f, u);
+        if (f->shape[u].numel[TRAINED] > 0 && u < f->first_trained)
             f->first_trained = u;
-        place_shard(f, a, u, p.rank);
+        place_shard(f, a, u);
+        plan_buffers(f, u);
     }
     place_buffers(f, a);
     place_small(f, a);
-    make_views(f);
+    place_weights(f);
+    for (int u = 0; u < f->num_units; u++)
+        list_copies(f, u);
 }
 
 void fsdp_place_gathered(Fsdp *f)
@@ -352,50 +389,40 @@ void fsdp_place_gathered(Fsdp *f)
 
 size_t shard_part(const Shard *s, const Param *p, size_t *first)
 {
-    *first = 0;
-    if (p->region == BASE)
-        return 0;
-    const size_t begin = p->region == FROZEN ? s->frozen_first : s->first;
-    const size_t end = begin + (p->region == FROZEN ? s->frozen_count : s->count);
-    size_t from = p->offset, to = from + (size_t)p->rows * p->cols;
-    from = from > begin ? from : begin;
-    to = to < end ? to : end;
+    const Slice *slice = &s->slice[p->region];
+    const size_t end = slice->first + slice->count, stop = p->offset + p->stored;
+    const size_t from = p->offset > slice->first ? p->offset : slice->first, to = stop < end ? stop : end;
     *first = from < to ? from - p->offset : 0;
     return from < to ? to - from : 0;
 }
 
-static Tensor view(Tensor t, size_t at, size_t n)
+Tensor slice_view(const Slice *s, Tensor t, size_t first, size_t n)
 {
-    t.data = (char *)t.data + at * dtype_size(t.format.dtype);
+    t.data = (char *)t.data + (first - s->first) * dtype_size(t.format.dtype);
     if (t.format.group)
-        t.scale = (char *)t.scale + format_scale_bytes(t.format, at);
+        t.scale = (char *)t.scale + format_scale_bytes(t.format, first - s->first);
     t.cols = (int)n;
     return t;
 }
 
 Tensor shard_view(const Shard *s, Tensor t, size_t first, size_t n)
 {
-    return view(t, first - s->first, n);
+    return slice_view(&s->slice[TRAINED], t, first, n);
 }
 
 Tensor shard_weights(const Shard *s, const Param *p, size_t first, size_t n)
 {
-    const size_t at = p->offset + first;
-    return p->region == FROZEN ? view(s->frozen, at - s->frozen_first, n) : view(s->master, at - s->first, n);
-}
-
-static size_t buffer_bytes(const Fsdp *f, int buffer)
-{
-    const Tensor t = f->weight_buffer[buffer].flat;
-    const bool turned = format_is_fp8(t.format) && !takes_turns(f, buffer);
-    return (size_t)t.cols * (dtype_size(t.format.dtype) * has_rows(f, buffer) + turned);
+    return slice_view(&s->slice[p->region], s->slice[p->region].stored, p->offset + first, n);
 }
 
 size_t fsdp_weight_bytes(const Fsdp *f)
 {
     size_t bytes = tensor_bytes(f->scales) + tensor_bytes(f->base_scales) + tensor_bytes(f->replicated);
-    for (int i = 0; i < num_buffers(f); i++)
-        bytes += buffer_bytes(f, i) + f->weight_buffer[i].raw_bytes;
+    for (int i = 0; i < num_buffers(f); i++) {
+        const WeightBuffer *w = &f->weight_buffer[i];
+        const bool turned = format_is_fp8(w->flat.format) && !w->takes_turns;
+        bytes += (size_t)w->flat.cols * (dtype_size(w->flat.format.dtype) * w->has_rows + turned) + w->raw_bytes;
+    }
     return bytes;
 }
 
@@ -430,6 +457,7 @@ void fsdp_free(Fsdp *f)
     device_unmark(f->reduced);
     if (f->gathered.base)
         comm_free(f->gathered.base);
-    free(f->shape), free(f->shard), free(f->unit), free(f->dunit), free(f->weight_buffer), free(f->grad_buffer);
+    free(f->tensor), free(f->shape), free(f->shard), free(f->plan), free(f->unit), free(f->dunit);
+    free(f->weight_buffer), free(f->grad_buffer);
     *f = (Fsdp){ 0 };
 }

@@ -2,27 +2,48 @@
  * gradients that are not summed yet, and all views of them. fsdp.h moves them. */
 #pragma once
 #include "kernels/device.h"
+#include "model/architecture.h"
 #include "model/optimizer.h"
-#include "model/params.h"
 
-/* This rank's part of one unit: elements [first, first + count) of the trained region, in all tensors, (1, count) each; and as many
- * of the frozen one. */
+/* Elements [first, first + count) of a region. */
 typedef struct {
     size_t first, count;
-    Tensor master, grad, state[MAX_STATES];    /* grad.empty: no micro-batch of this step is in it */
-    size_t frozen_first, frozen_count;
-    Tensor frozen;
-    size_t base_first, base_count;     /* of the region BASE ...                               */
-    void  *base;                       /* ... base_bytes of them                               */
+    Tensor stored;                     /* (1, count): master weights; frozen ones; of BASE codes or groups of NF4, byte by byte */
+} Slice;
+
+/* This rank's part of one unit. */
+typedef struct {
+    Slice  slice[NUM_REGIONS];
+    Tensor grad, state[MAX_STATES];    /* (1, count) of TRAINED; grad.empty: no micro-batch of this step is in it */
 } Shard;
 
-/* Which copies of an FP8 weight the next use reads: W in forward, W^T in backward. Other formats have one for both. AS_STORED: what
- * these are made from was gathered. */
-typedef enum { FOR_FORWARD = 1, FOR_BACKWARD = 2, AS_STORED = 4 } Use;
+/* The steps of a weight from where it is stored to where it computes. Those in front of GATHER are each rank's, in its slice. */
+typedef enum {
+    NO_STEP,
+    VIEW,               /* nothing is done: it computes as it is stored                          */
+    CAST_SLICE,         /* the slice is rounded to its place in the unit's buffer                */
+    REPLICATE,          /* the slice is rounded to its place in f->replicated, 0 elsewhere: the sum over ranks is the whole */
+    GATHER,             /* the region comes from all ranks                                       */
+    CAST,               /* the whole is rounded: FP8 codes, transposed codes or both in one pass */
+    TRANSPOSE,          /* FP8 codes                                                             */
+    DEQUANTIZE,         /* NF4, as CAST                                                          */
+    NUM_STEPS
+} Step;
+
+/* For what a step is made. Of an FP8 weight forward reads W and backward W^T; other formats have one for both. */
+typedef enum { FOR_FORWARD = 1, FOR_BACKWARD = 2, AS_STORED = 4, AT_UPDATE = 8 } Use;
+
+/* A step: `to` = `from`. What is made for both passes has to.data for forward and to.data_t for backward. */
+typedef struct { Step step; int uses; const Param *param; Tensor from, to; } Copy;
+enum { MAX_COPIES = 2 * NUM_PARAMS + NUM_REGIONS };
+
+/* How long what a unit's buffer holds is right: until another unit takes its turn; until the weights change; always. */
+typedef enum { UNTIL_TURN, UNTIL_UPDATE, FOR_GOOD } Lifetime;
 
 /* A gathered unit's memory: (1, n) in its compute format, n the largest unit that it serves. */
 typedef struct {
     Tensor      flat;                  /* data_t: the transposed copies of FP8 operands; may be data, for one use at a time */
+    bool        has_rows, takes_turns; /* flat.data exists; ... and is data_t          */
     void       *raw;                   /* the gathered region BASE as stored, where that is not what computes */
     size_t      raw_bytes;
     int         unit, has;             /* whose weights, -1: nobody's; for which uses they are there */
@@ -30,16 +51,30 @@ typedef struct {
 } WeightBuffer;
 
 /* A unit's gradients before they are summed over the shard group. */
-typedef struct {
+typedef struct GradBuffer {
     Tensor      flat;                  /* (1, n) in the recipe's format of gradients */
     int         unit;                  /* who fills it; -1: nobody */
     DeviceMark *filled, *reduced;
 } GradBuffer;
 
+/* How the weights of a unit come to where they compute. Gathering, updating and the memory plan read it. */
+typedef struct {
+    const Step *way[NUM_PARAMS];       /* the steps of each parameter                                   */
+    Copy        copy[MAX_COPIES];      /* in this order                                                 */
+    int         num_copies, made;      /* uses for which a step is made, of AS_STORED apart             */
+    size_t      at[NUM_REGIONS], numel;        /* where the regions begin in its buffer, elements       */
+    Lifetime    lifetime;
+    WeightBuffer *weights;             /* NULL: the stored weights are the weights                      */
+    struct GradBuffer *grads;          /* NULL: gradients are added to the shard's                      */
+} UnitPlan;
+
 typedef struct {
     int         num_units;             /* L + 2 */
+    HfTensor   *tensor;                /* [num_tensors] of all units, as files have them */
+    int         num_tensors;
     UnitShape  *shape;                 /* [num_units] */
     Shard      *shard;                 /* [num_units] */
+    UnitPlan   *plan;                  /* [num_units] */
     Unit       *unit, *dunit;          /* [num_units] weights in compute format, and gradients */
     WeightBuffer *weight_buffer;       /* [num_buffers]: those that units share, then one per unit */
     GradBuffer *grad_buffer;           /* [num_buffers] */
@@ -78,36 +113,20 @@ size_t      fsdp_grad_bytes  (const Fsdp *f);              /* of accumulated gra
 size_t      fsdp_state_bytes (const Fsdp *f);              /* of the optimizer's states */
 void        fsdp_free   (Fsdp *f);
 
-/* The part of a parameter that this rank owns: elements *first .. *first + n of the parameter; returns n, maybe 0, as for the
- * region BASE, of which base.h knows. */
+/* The part of a parameter that this rank stores: elements *first .. *first + n of what is stored of it; returns n, maybe 0. */
 size_t      shard_part(const Shard *s, const Param *p, size_t *first);
-/* Elements from `first` on, counted in the trained region, of one of the shard's flat tensors. */
+/* n elements of t, one of the shard's flat tensors, from element `first` of the region on: slice_view of any region, shard_view of
+ * the trained one, shard_weights as they are stored, `first` counted in the parameter. */
+Tensor      slice_view(const Slice *s, Tensor t, size_t first, size_t n);
 Tensor      shard_view(const Shard *s, Tensor t, size_t first, size_t n);
-/* n elements of a parameter, of this rank's part, from its `first` on, as they are stored: master weights or frozen ones. */
 Tensor      shard_weights(const Shard *s, const Param *p, size_t first, size_t n);
+/* The scale of a matrix of region BASE: of the operand and of stored E4M3. */
+float      *base_scale(const Fsdp *f, int unit, const Param *p);
 
-/* ---- what the verbs ask about the placement ---------------------------------------------------------------- */
-
-/* Buffers that units take turns with (fsdp_plan.c, shared_buffer) come first, then one of each unit's own. */
+/* Buffers that units take turns with come first, then one of each unit's own. */
 enum { SHARED_BUFFERS = 4 };
 
 static inline int num_buffers(const Fsdp *f)
 {
     return SHARED_BUFFERS + f->num_units;
 }
-
-WeightBuffer *weight_buffer(const Fsdp *f, int unit);      /* NULL: the stored weights are the weights */
-GradBuffer   *grad_buffer  (const Fsdp *f, int unit);      /* NULL: gradients are added to the shard's */
-bool        is_gathered  (const Fsdp *f, int unit, const Param *p);    /* p stands in the unit's buffer */
-bool        is_replicated(const Fsdp *f, int unit, const Param *p);    /* ... in f->replicated */
-
-/* A region's place in its unit's buffer: elements from *first on; returns their number, 0 if it does not stand there. */
-size_t      region_in_buffer(const Fsdp *f, int unit, Region r, size_t *first);
-
-/* The matrices that are stored as lora.base says (base.h): bytes of so many elements of the region BASE; whether they are the codes
- * that forward's GEMMs read, and whether what a unit gathers and makes of them stays for good, for they never change; the scale of
- * each. */
-size_t      base_bytes   (const Fsdp *f, size_t numel);
-bool        base_is_operand(const Fsdp *f);
-bool        base_stays   (const Fsdp *f, int unit);
-float      *base_scale   (const Fsdp *f, int unit, const Param *p);

@@ -11,7 +11,8 @@
 
 typedef enum { EMBEDDING, BLOCK, HEAD } UnitKind;
 typedef enum { ALWAYS, WITH_NORM_WEIGHTS, WITH_QK_NORM, UNTIED, ADAPTED } Condition;
-typedef enum { ONE, D_MODEL, Q_WIDTH, Q_NORM, K_NORM, QKV_WIDTH, MLP, MLP_TWICE, VOCABULARY, RANK, RANKS, TARGETED } Size;
+/* OUTPUTS: of the linear layer, of those of its tensors that the parameter has; RANKS: the rank for each of these. */
+typedef enum { ONE, D_MODEL, Q_WIDTH, Q_NORM, K_NORM, MLP, VOCABULARY, RANK, OUTPUTS, RANKS } Size;
 typedef enum { ONES, ZEROS, STD_EMBEDDING, STD_IN, STD_ATTENTION_OUT, STD_MLP_OUT, STD_HEAD, STD_ADAPTER } Init;
 
 /* In the order of a unit's flat buffer. */
@@ -20,6 +21,7 @@ typedef struct {
     const char *name;
     size_t      place;      /* in Unit */
     Size        rows, cols;
+    Split       split;
     Init        init;
     Condition   condition;
     Linear      linear;     /* whose matrix it is, or whose adapter's */
@@ -27,37 +29,38 @@ typedef struct {
 
 #define FIELD(name) #name, offsetof(Unit, name)
 static const Row rows[] = {
-    { EMBEDDING, FIELD(embed),   VOCABULARY, D_MODEL, STD_EMBEDDING,     ALWAYS },
-    { BLOCK,     FIELD(norm0),   ONE,        D_MODEL, ONES,              WITH_NORM_WEIGHTS },
-    { BLOCK,     FIELD(qkv),     QKV_WIDTH,  D_MODEL, STD_IN,            ALWAYS, LINEAR_QKV },
-    { BLOCK,     FIELD(qnorm),   ONE,        Q_NORM,  ONES,              WITH_QK_NORM },
-    { BLOCK,     FIELD(knorm),   ONE,        K_NORM,  ONES,              WITH_QK_NORM },
-    { BLOCK,     FIELD(out),     D_MODEL,    Q_WIDTH, STD_ATTENTION_OUT, ALWAYS, LINEAR_OUT },
-    { BLOCK,     FIELD(norm1),   ONE,        D_MODEL, ONES,              WITH_NORM_WEIGHTS },
-    { BLOCK,     FIELD(gate_up), MLP_TWICE,  D_MODEL, STD_IN,            ALWAYS, LINEAR_GATE_UP },
-    { BLOCK,     FIELD(down),    D_MODEL,    MLP,     STD_MLP_OUT,       ALWAYS, LINEAR_DOWN },
-    { HEAD,      FIELD(norm),    ONE,        D_MODEL, ONES,              WITH_NORM_WEIGHTS },
-    { HEAD,      FIELD(head),    VOCABULARY, D_MODEL, STD_HEAD,          UNTIED },
-    { BLOCK,     FIELD(qkv_a),     RANKS,    D_MODEL, STD_ADAPTER,       ADAPTED, LINEAR_QKV },
-    { BLOCK,     FIELD(qkv_b),     TARGETED, RANK,    ZEROS,             ADAPTED, LINEAR_QKV },
-    { BLOCK,     FIELD(out_a),     RANKS,    Q_WIDTH, STD_ADAPTER,       ADAPTED, LINEAR_OUT },
-    { BLOCK,     FIELD(out_b),     TARGETED, RANK,    ZEROS,             ADAPTED, LINEAR_OUT },
-    { BLOCK,     FIELD(gate_up_a), RANKS,    D_MODEL, STD_ADAPTER,       ADAPTED, LINEAR_GATE_UP },
-    { BLOCK,     FIELD(gate_up_b), TARGETED, RANK,    ZEROS,             ADAPTED, LINEAR_GATE_UP },
-    { BLOCK,     FIELD(down_a),    RANKS,    MLP,     STD_ADAPTER,       ADAPTED, LINEAR_DOWN },
-    { BLOCK,     FIELD(down_b),    TARGETED, RANK,    ZEROS,             ADAPTED, LINEAR_DOWN },
+    { EMBEDDING, FIELD(embed),     VOCABULARY, D_MODEL, SPLIT_ROWS,    STD_EMBEDDING,     ALWAYS },
+    { BLOCK,     FIELD(norm0),     ONE,        D_MODEL, SPLIT_NONE,    ONES,              WITH_NORM_WEIGHTS },
+    { BLOCK,     FIELD(qkv),       OUTPUTS,    D_MODEL, SPLIT_ROWS,    STD_IN,            ALWAYS, LINEAR_QKV },
+    { BLOCK,     FIELD(qnorm),     ONE,        Q_NORM,  SPLIT_COLUMNS, ONES,              WITH_QK_NORM },
+    { BLOCK,     FIELD(knorm),     ONE,        K_NORM,  SPLIT_COLUMNS, ONES,              WITH_QK_NORM },
+    { BLOCK,     FIELD(out),       OUTPUTS,    Q_WIDTH, SPLIT_COLUMNS, STD_ATTENTION_OUT, ALWAYS, LINEAR_OUT },
+    { BLOCK,     FIELD(norm1),     ONE,        D_MODEL, SPLIT_NONE,    ONES,              WITH_NORM_WEIGHTS },
+    { BLOCK,     FIELD(gate_up),   OUTPUTS,    D_MODEL, SPLIT_ROWS,    STD_IN,            ALWAYS, LINEAR_GATE_UP },
+    { BLOCK,     FIELD(down),      OUTPUTS,    MLP,     SPLIT_COLUMNS, STD_MLP_OUT,       ALWAYS, LINEAR_DOWN },
+    { HEAD,      FIELD(norm),      ONE,        D_MODEL, SPLIT_NONE,    ONES,              WITH_NORM_WEIGHTS },
+    { HEAD,      FIELD(head),      VOCABULARY, D_MODEL, SPLIT_ROWS,    STD_HEAD,          UNTIED },
+    { BLOCK,     FIELD(qkv_a),     RANKS,      D_MODEL, SPLIT_NONE,    STD_ADAPTER,       ADAPTED, LINEAR_QKV },
+    { BLOCK,     FIELD(qkv_b),     OUTPUTS,    RANK,    SPLIT_ROWS,    ZEROS,             ADAPTED, LINEAR_QKV },
+    { BLOCK,     FIELD(out_a),     RANKS,      Q_WIDTH, SPLIT_COLUMNS, STD_ADAPTER,       ADAPTED, LINEAR_OUT },
+    { BLOCK,     FIELD(out_b),     OUTPUTS,    RANK,    SPLIT_NONE,    ZEROS,             ADAPTED, LINEAR_OUT },
+    { BLOCK,     FIELD(gate_up_a), RANKS,      D_MODEL, SPLIT_NONE,    STD_ADAPTER,       ADAPTED, LINEAR_GATE_UP },
+    { BLOCK,     FIELD(gate_up_b), OUTPUTS,    RANK,    SPLIT_ROWS,    ZEROS,             ADAPTED, LINEAR_GATE_UP },
+    { BLOCK,     FIELD(down_a),    RANKS,      MLP,     SPLIT_COLUMNS, STD_ADAPTER,       ADAPTED, LINEAR_DOWN },
+    { BLOCK,     FIELD(down_b),    OUTPUTS,    RANK,    SPLIT_NONE,    ZEROS,             ADAPTED, LINEAR_DOWN },
 };
 static_assert(sizeof rows / sizeof rows[0] == NUM_PARAMS && sizeof(Unit) == NUM_PARAMS * sizeof(Tensor),
               "a parameter is a field of Unit and a row");
 
-int linear_parts(int rows[LINEAR_PARTS], const ModelConfig *c, Linear linear)
+/* Rows of the tensors that a linear layer's matrix consists of; their number. */
+static int linear_parts(int rows[MAX_PARTS], const ModelConfig *c, Linear linear)
 {
     const int q = c->n_heads * c->head_dim, k = c->n_kv_heads * c->head_dim, C = c->d_model, F = c->mlp_width;
-    const int widths[NUM_LINEARS][LINEAR_PARTS] = {
+    const int widths[NUM_LINEARS][MAX_PARTS] = {
         [LINEAR_QKV] = { q, k, k }, [LINEAR_OUT] = { C }, [LINEAR_GATE_UP] = { F, F }, [LINEAR_DOWN] = { C }
     };
     int count = 0;
-    for (; count < LINEAR_PARTS && widths[linear][count] > 0; count++)
+    for (; count < MAX_PARTS && widths[linear][count] > 0; count++)
         rows[count] = widths[linear][count];
     return count;
 }
@@ -65,7 +68,7 @@ int linear_parts(int rows[LINEAR_PARTS], const ModelConfig *c, Linear linear)
 LowRank adapter_parts(const ModelConfig *c, Linear linear)
 {
     static const LoraModule first_module[NUM_LINEARS] = { LORA_Q, LORA_O, LORA_GATE, LORA_DOWN };
-    int rows[LINEAR_PARTS];
+    int rows[MAX_PARTS];
     const int count = linear_parts(rows, c, linear);
     LowRank b = { .is_b = true };
     for (int i = 0, first = 0; i < count; first += rows[i++])
@@ -76,22 +79,13 @@ LowRank adapter_parts(const ModelConfig *c, Linear linear)
     return b;
 }
 
-static int adapter_rows(const ModelConfig *c, Linear linear)
-{
-    const LowRank b = adapter_parts(c, linear);
-    int rows = 0;
-    for (int i = 0; i < b.num_parts; i++)
-        rows += b.part[i].width;
-    return rows;
-}
-
 static bool exists(const Row *r, const ModelConfig *c)
 {
     return r->condition == WITH_NORM_WEIGHTS ? c->norm_affine : r->condition == WITH_QK_NORM ? c->qk_norm
          : r->condition == UNTIED ? !c->weight_tying : r->condition == ADAPTED ? adapter_parts(c, r->linear).num_parts > 0 : true;
 }
 
-static int size_of(Size size, const ModelConfig *c, Linear linear)
+static int size_of(Size size, const ModelConfig *c)
 {
     const int q = c->n_heads * c->head_dim, k = c->n_kv_heads * c->head_dim;
     switch (size) {
@@ -99,15 +93,35 @@ static int size_of(Size size, const ModelConfig *c, Linear linear)
     case Q_WIDTH:    return q;
     case Q_NORM:     return c->qk_norm == QK_NORM_HEAD ? c->head_dim : q;
     case K_NORM:     return c->qk_norm == QK_NORM_HEAD ? c->head_dim : k;
-    case QKV_WIDTH:  return q + 2 * k;
     case MLP:        return c->mlp_width;
-    case MLP_TWICE:  return 2 * c->mlp_width;
     case VOCABULARY: return c->embedding_size;
     case RANK:       return c->lora.rank;
-    case RANKS:      return c->lora.rank * adapter_parts(c, linear).num_parts;
-    case TARGETED:   return adapter_rows(c, linear);
     default:         return 1;
     }
+}
+
+static bool is_of_linear(const Row *r)
+{
+    return r->rows == OUTPUTS || r->rows == RANKS;
+}
+
+/* The rows that p has, and which tensors they are. */
+static void divide(Param *p, const Row *r, const ModelConfig *c)
+{
+    int widths[MAX_PARTS], all = 1;
+    if (is_of_linear(r))
+        all = linear_parts(widths, c, r->linear);
+    else
+        widths[0] = r->rows == VOCABULARY ? c->vocab_size : size_of(r->rows, c);
+    const LowRank b = adapter_parts(c, r->linear);
+    for (int i = 0, first = 0, k = 0; i < all; first += widths[i++]) {
+        if (p->is_adapter && (k == b.num_parts || b.part[k].first != first))
+            continue;
+        p->part[p->num_parts++] = (Part){ p->rows, r->rows == RANKS ? c->lora.rank : widths[i], i };
+        p->rows += p->part[p->num_parts - 1].rows;
+        k++;
+    }
+    p->rows = is_of_linear(r) ? p->rows : size_of(r->rows, c);
 }
 
 /* Standard deviations of initial weights, l = number of the block from 0.
@@ -151,51 +165,63 @@ void unit_shape(UnitShape *u, const ModelConfig *c, int unit, int world)
     for (const Row *r = rows; r < rows + NUM_PARAMS; r++) {
         if (r->unit != kind || !exists(r, c))
             continue;
-        const bool adapter = r->condition == ADAPTED;
-        const int rows = size_of(r->rows, c, r->linear), cols = size_of(r->cols, c, r->linear);
-        const Param p = {
-            .name = r->name, .id = (int)(r->place / sizeof(Tensor)), .rows = rows, .cols = cols,
+        const bool adapter = r->condition == ADAPTED, each_head = r->condition == WITH_QK_NORM && c->qk_norm == QK_NORM_HEAD;
+        const int cols = size_of(r->cols, c);
+        Param p = {
+            .name = r->name, .id = (int)(r->place / sizeof(Tensor)), .cols = cols, .split = each_head ? SPLIT_NONE : r->split,
             .region = TRAINED, .number = next_number(u, adapter), .is_norm = r->init == ONES, .is_embedding = kind == EMBEDDING,
-            .is_adapter = adapter, .is_b = adapter && r->rows == TARGETED, .linear = r->linear,
+            .is_adapter = adapter, .is_b = adapter && r->rows == OUTPUTS, .linear = r->linear,
             .is_operand = kind == BLOCK && r->init != ONES && !adapter,
             .has_padding = r->rows == VOCABULARY, .init_std = (float)init_std(r->init, c, unit - 1, cols) };
+        divide(&p, r, c);
         u->param[u->num_params++] = p;
     }
     u->config = c;
     unit_lay_out(u, world);
 }
 
-/* Elements that a parameter takes up in its region, as many as stand together there included. */
-static size_t room_of(const UnitShape *u, const Param *p)
+size_t param_nf4_groups(const Param *p)
 {
-    if (p->region == BASE && u->config->lora.base == BASE_NF4)
-        return nf4_param_groups(u->config, p) * NF4_GROUP;
-    return param_align((size_t)p->rows * (size_t)p->cols);
+    size_t groups = 0;
+    for (int i = 0; i < p->num_parts; i++)
+        groups += nf4_groups((size_t)p->part[i].rows, (size_t)p->cols);
+    return groups;
 }
 
-size_t nf4_param_groups(const ModelConfig *c, const Param *p)
+Nf4 param_nf4(const Param *p, const void *groups, bool plain)
 {
-    int rows[LINEAR_PARTS];
-    const int count = linear_parts(rows, c, p->linear);
-    size_t groups = 0;
-    for (int i = 0; i < count; i++)
-        groups += nf4_groups((size_t)rows[i], (size_t)p->cols);
-    return groups;
+    Nf4 x = { .group = plain ? NULL : groups, .plain = plain ? groups : NULL, .num_parts = p->num_parts };
+    for (int i = 0; i < p->num_parts; i++)
+        x.rows[i] = p->part[i].rows;
+    return x;
+}
+
+/* As many elements of the region as lie together, whoever has them: whole optimizer groups, or a group of NF4. */
+static size_t together(const UnitShape *u, Region r)
+{
+    return r == BASE && u->config->lora.base == BASE_NF4 ? nf4_group_bytes(u->config->lora.plain_nf4) : PARAM_ALIGN;
+}
+
+static size_t round_up(size_t n, size_t step)
+{
+    return (n + step - 1) / step * step;
 }
 
 void unit_lay_out(UnitShape *u, int world)
 {
     memset(u->numel, 0, sizeof u->numel);
+    memset(u->computing, 0, sizeof u->computing);
     for (int i = 0; i < u->num_params; i++) {
         Param *p = &u->param[i];
+        const bool groups = p->region == BASE && u->config->lora.base == BASE_NF4;
         p->offset = u->numel[p->region];
-        u->numel[p->region] += room_of(u, p);
+        p->place = u->computing[p->region];
+        p->stored = groups ? param_nf4_groups(p) * together(u, BASE) : param_numel(p);
+        u->numel[p->region] += round_up(p->stored, together(u, p->region));
+        u->computing[p->region] += param_align(param_numel(p));
     }
-    for (int r = 0; r < NUM_REGIONS; r++) {
-        const size_t together = r == BASE && u->config->lora.base == BASE_NF4 ? NF4_GROUP : PARAM_ALIGN;
-        const size_t step = together * (size_t)world;
-        u->numel[r] = (u->numel[r] + step - 1) / step * step;
-    }
+    for (int r = 0; r < NUM_REGIONS; r++)
+        u->numel[r] = round_up(u->numel[r], together(u, r) * (size_t)world);
 }
 
 size_t unit_numbers(const UnitShape *u)
@@ -203,16 +229,12 @@ size_t unit_numbers(const UnitShape *u)
     return next_number(u, false);
 }
 
-Tensor param_view(const Param *p, void *region, Format f)
-{
-    return tensor_at((char *)region + p->offset * dtype_size(f.dtype), f, p->rows, p->cols);
-}
-
 Unit unit_views(const UnitShape *u, void *data, Format f)
 {
     Unit v = { 0 };
     for (int i = 0; i < u->num_params; i++)
         if (u->param[i].region == TRAINED)
-            v.tensor[u->param[i].id] = param_view(&u->param[i], data, f);
+            v.tensor[u->param[i].id] = tensor_at((char *)data + u->param[i].offset * dtype_size(f.dtype), f, u->param[i].rows,
+                                                 u->param[i].cols);
     return v;
 }

@@ -38,19 +38,35 @@ typedef union {
 
 /* A unit's flat buffer has regions, each laid out and sharded by itself: what is trained; what is frozen: it has neither gradients
  * nor optimizer states, and is stored in the recipe's format for frozen weights; and of what is frozen the matrices that are stored
- * as lora.base says. */
+ * as lora.base says, E4M3 codes or whole groups of NF4. Elements of the last are bytes. */
 typedef enum { TRAINED, FROZEN, BASE, NUM_REGIONS } Region;
 
 /* The linear layers of a block, each with one matrix for what reads the same input. */
 typedef enum { LINEAR_QKV, LINEAR_OUT, LINEAR_GATE_UP, LINEAR_DOWN, NUM_LINEARS } Linear;
+
+/* How a parameter is cut among ranks that compute a layer together: by rows, the layer's outputs; by columns, its inputs; or not at
+ * all, since each of them needs all of it [Megatron-LM: Shoeybi et al. 2019, arXiv 1909.08053, sec. 3]. */
+typedef enum { SPLIT_NONE, SPLIT_ROWS, SPLIT_COLUMNS } Split;
+
+/* Rows of a parameter that are a tensor elsewhere: q, k and v of qkv; gate and up; all, or those of ids that exist. */
+enum { MAX_PARTS = LOW_RANK_PARTS };
+typedef struct {
+    int first, rows;
+    int tensor;             /* its number among those of the linear layer; of other parameters 0 */
+} Part;
 
 /* A parameter's place in its unit. */
 typedef struct {
     const char *name;       /* field of Unit: "qkv"                                            */
     int    id;              /* index into Unit.tensor                                          */
     int    rows, cols;
+    Split  split;
+    int    num_parts;
+    Part   part[MAX_PARTS]; /* from top to bottom; padding follows                             */
     Region region;
-    size_t offset;          /* elements from the region's start; a multiple of PARAM_ALIGN     */
+    size_t offset;          /* elements from the region's start ...                            */
+    size_t stored;          /* ... and how many are stored                                     */
+    size_t place;           /* the same start where the region is in a format that computes; a multiple of PARAM_ALIGN */
     size_t number;          /* ... and from the unit's start, whatever is frozen: seeds random numbers */
     bool   is_norm, is_embedding;      /* for weight decay                                     */
     bool   is_adapter, is_b;       /* A or B of a linear layer, of ...                         */
@@ -75,7 +91,8 @@ static inline size_t param_align(size_t n)
 typedef struct {
     int    num_params;
     Param  param[NUM_PARAMS];
-    size_t numel[NUM_REGIONS]; /* of the regions, padding included: multiples of PARAM_ALIGN * W */
+    size_t numel[NUM_REGIONS]; /* of the regions, padding included: multiples of PARAM_ALIGN * W, of NF4 of groups * W */
+    size_t computing[NUM_REGIONS];     /* the same in a format that computes, without the padding for W */
     size_t first;           /* number of its first element in the model                        */
     const ModelConfig *config;
 } UnitShape;
@@ -89,15 +106,11 @@ void unit_lay_out(UnitShape *u, int world);
 /* Elements of all parameters, as all ranks and runs count them: what lies between two units' numbers. */
 size_t unit_numbers(const UnitShape *u);
 
-/* The tensors below one another that a linear layer's matrix is, q, k and v for one: their number, and the rows of each. */
-enum { LINEAR_PARTS = LOW_RANK_PARTS };
-int linear_parts(int rows[LINEAR_PARTS], const ModelConfig *c, Linear linear);
-
-/* Groups of NF4 that a linear layer's matrix takes. */
-size_t nf4_param_groups(const ModelConfig *c, const Param *p);
+/* A matrix in NF4, its groups, plain or not (nf4.h), at `groups`; and how many that are. */
+Nf4    param_nf4(const Param *p, const void *groups, bool plain);
+size_t param_nf4_groups(const Param *p);
 
 /* What B of a linear layer's adapter is beside, without its weights: num_parts 0 if it has none. */
 LowRank adapter_parts(const ModelConfig *c, Linear linear);
 
 Unit   unit_views(const UnitShape *u, void *data, Format f);         /* the trained parameters, as F32 or BF16 in a flat buffer */
-Tensor param_view(const Param *p, void *region, Format f);           /* one of any region */

@@ -1,15 +1,15 @@
 /* Which parameters are trained and which stay as they were loaded: `trainable`, patterns of Hugging Face's names; with adapters they
  * alone are; none are where the run is forward passes alone. */
 #pragma once
-#include "model/params.h"
+#include "model/architecture.h"
 
-/* Sets the region of each parameter of a unit that unit_shape has described, where trainable_split found nothing. The layout is the
- * caller's: unit_lay_out. */
-void trainable_mark(UnitShape *u, const Config *c, int unit);
+/* All units, each parameter in its region, where trainable_split found nothing; the caller frees them. tensor: the model's
+ * (hf_tensors_of). The layout is the caller's: unit_lay_out. */
+UnitShape *trainable_shapes(const Config *c, const HfTensor *tensor, int count);
 
 /* A parameter of ours may be several tensors there. Of which some are trained and some are not: "a is trained and b is frozen",
  * malloc'ed; NULL: of none. */
-char *trainable_split(const Config *c);
+char *trainable_split(const Config *c, const HfTensor *tensor, int count);
 
 /* How many tensors of the model a pattern names: * stands for any characters, ? for one. */
-int  trainable_count(const Config *c, const char *pattern);
+int  trainable_count(const HfTensor *tensor, int count, const char *pattern);

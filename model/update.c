@@ -12,7 +12,7 @@ double optimizer_grad_norm(const Fsdp *f)
     float s;
     device_zero(f->square_sum, sizeof s);
     for (int u = 0; u < f->num_units; u++)
-        if (f->shard[u].count)
+        if (f->shard[u].slice[TRAINED].count)
             sum_squares(f->square_sum, f->shard[u].grad);
     device_get(&s, f->square_sum, sizeof s);
     double total = s;
@@ -38,7 +38,7 @@ static void step_unit(const Fsdp *f, int u, const Config *c, StepParams step)
         const Param *p = &shape->param[i];
         size_t first, n = shard_part(s, p, &first), at = p->offset + first;
         Tensor state[MAX_STATES] = { 0 };
-        if (n == 0 || p->region == FROZEN)
+        if (n == 0 || p->region != TRAINED)
             continue;
         bool decays = p->is_norm ? c->optimizer.decay_norm_and_bias : p->is_embedding ? c->optimizer.decay_embeddings : true;
         step.weight_decay = decays ? c->optimizer.weight_decay : 0;
@@ -46,7 +46,7 @@ static void step_unit(const Fsdp *f, int u, const Config *c, StepParams step)
             n = (n + group - 1) / group * group;
         for (int k = 0; k < f->optimizer->num_states; k++)
             state[k] = shard_view(s, s->state[k], at, n);
-        f->optimizer->step(shard_view(s, s->master, at, n), state, shard_view(s, s->grad, at, n), &step,
+        f->optimizer->step(shard_weights(s, p, first, n), state, shard_view(s, s->grad, at, n), &step,
                            shape->first + p->number + first);
     }
 }

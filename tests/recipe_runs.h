@@ -84,7 +84,7 @@ static inline Result run_config(Config c, int parts, float behind)
     Result r = { .loss = model_losses(&model).loss / model.N, .units = fsdp.num_units };
     for (int u = 0; u < r.units; u++) {
         r.shape[u] = fsdp.shape[u];
-        r.count[u] = fsdp.shard[u].count;
+        r.count[u] = fsdp.shard[u].slice[TRAINED].count;
         r.gradient[u] = r.count[u] ? as_floats(fsdp.shard[u].grad) : NULL;
     }
     model_free(&model, &fsdp);

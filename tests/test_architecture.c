@@ -13,17 +13,17 @@
 
 /* Norms before the branches, but QK-norm over the full widths; a clip and a window; gate and up stay one matrix. */
 static const TensorNames made_up_tensors[] = {
-    { "embed",   { { "wte", VOCAB_ROWS } } },
-    { "norm0",   { { "ln_1", ALL_ROWS } } },
-    { "qkv",     { { "attn.query", QUERY_ROWS }, { "attn.key", KEY_ROWS }, { "attn.value", KEY_ROWS } } },
-    { "qnorm",   { { "attn.query_norm", ALL_ROWS } } },
-    { "knorm",   { { "attn.key_norm", ALL_ROWS } } },
-    { "out",     { { "attn.project", ALL_ROWS } } },
-    { "norm1",   { { "ln_2", ALL_ROWS } } },
-    { "gate_up", { { "mlp.both", ALL_ROWS } } },
-    { "down",    { { "mlp.project", ALL_ROWS } } },
-    { "norm",    { { "ln_f", ALL_ROWS } } },
-    { "head",    { { "output", VOCAB_ROWS } } },
+    { "embed",   { "wte" } },
+    { "norm0",   { "ln_1" } },
+    { "qkv",     { "attn.query", "attn.key", "attn.value" } },
+    { "qnorm",   { "attn.query_norm" } },
+    { "knorm",   { "attn.key_norm" } },
+    { "out",     { "attn.project" } },
+    { "norm1",   { "ln_2" } },
+    { "gate_up", { "mlp.both" } },
+    { "down",    { "mlp.project" } },
+    { "norm",    { "ln_f" } },
+    { "head",    { "output" } },
     { NULL }
 };
 static const Architecture made_up = {

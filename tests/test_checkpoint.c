@@ -13,7 +13,7 @@ static const Format f32 = { F32, 0 }, bf16 = { BF16, 0 }, e4m3 = { E4M3, 128 }, 
 static void fill_state(Run *r)
 {
     for (int u = 0; u < r->fsdp.num_units; u++) {
-        const Tensor t[] = { r->fsdp.shard[u].master, r->fsdp.shard[u].state[0], r->fsdp.shard[u].state[1] };
+        const Tensor t[] = { r->fsdp.shard[u].slice[TRAINED].stored, r->fsdp.shard[u].state[0], r->fsdp.shard[u].state[1] };
         for (int i = 0; i < 3; i++) {
             size_t n = tensor_numel(t[i]), bytes = n * dtype_size(t[i].format.dtype);
             pattern_put(t[i].data, (uint64_t)(u * 8 + i), 0, bytes);
@@ -40,21 +40,21 @@ static void check_state(const Run *r)
 {
     for (int u = 0; u < r->fsdp.num_units; u++) {
         const Shard *s = &r->fsdp.shard[u];
-        const Tensor t[] = { s->master, s->state[0], s->state[1] };
+        const Tensor t[] = { s->slice[TRAINED].stored, s->state[0], s->state[1] };
         HfTensor tensor[HF_TENSORS];
         int count = hf_tensors(tensor, &r->config.model, &r->fsdp.shape[u], u);
         for (int i = 0; i < count * 3; i++)
-            check_range(tensor[i / 3].name, t[i % 3], (uint64_t)(u * 8 + i % 3), tensor[i / 3].first,
+            check_range(tensor[i / 3].name, t[i % 3], (uint64_t)(u * 8 + i % 3), hf_first(&r->fsdp.shape[u], &tensor[i / 3]),
                         tensor[i / 3].rows * tensor[i / 3].cols);
-        size_t size = dtype_size(s->master.format.dtype), at = 0;
-        unsigned char *bytes = keep(s->count * size);
-        if (s->count)
-            device_get(bytes, s->master.data, s->count * size);
+        size_t size = dtype_size(s->slice[TRAINED].stored.format.dtype), at = 0;
+        unsigned char *bytes = keep(s->slice[TRAINED].count * size);
+        if (s->slice[TRAINED].count)
+            device_get(bytes, s->slice[TRAINED].stored.data, s->slice[TRAINED].count * size);
         for (int i = 0; i <= count; i++) {
-            size_t end = i < count ? tensor[i].first : s->count;
+            const size_t end = i < count ? hf_first(&r->fsdp.shape[u], &tensor[i]) : s->slice[TRAINED].count;
             for (size_t k = at * size; k < end * size; k++)
                 assert_int_equal(bytes[k], 0);
-            at = i < count ? tensor[i].first + tensor[i].rows * tensor[i].cols : at;
+            at = i < count ? end + tensor[i].rows * tensor[i].cols : at;
         }
     }
 }
@@ -67,7 +67,8 @@ static void check_round_trip(SmallModel a, Format master, Format m1, Format m2, 
     open_run(&loaded, &m, master, m1, m2);
     fill_state(&saved);
     for (int u = 0; u < loaded.fsdp.num_units; u++)     /* what must be overwritten, or become 0 */
-        pattern_put(loaded.fsdp.shard[u].master.data, 99, 0, tensor_bytes(loaded.fsdp.shard[u].master));
+        pattern_put(loaded.fsdp.shard[u].slice[TRAINED].stored.data, 99, 0,
+                    tensor_bytes(loaded.fsdp.shard[u].slice[TRAINED].stored));
     saved.file_limit = limit;
     save(&saved, 20);
     assert_int_equal(exists(text("%s/model.safetensors", step_folder(&saved, 20))), limit == CHECKPOINT_FILE_BYTES);
@@ -102,8 +103,8 @@ static void test_weights_only(void **state)
     fill_state(&r);
     TrainState s;
     assert_true(checkpoint_load(step_folder(&r, 1), &r.config, &r.fsdp, &s, false));
-    check_range("m", r.fsdp.shard[1].state[0], 8 + 1, 0, r.fsdp.shard[1].count);
-    assert_true(pattern_check(r.fsdp.shard[1].master.data, 8, 0, 1000) < 1000);
+    check_range("m", r.fsdp.shard[1].state[0], 8 + 1, 0, r.fsdp.shard[1].slice[TRAINED].count);
+    assert_true(pattern_check(r.fsdp.shard[1].slice[TRAINED].stored.data, 8, 0, 1000) < 1000);
     close_run(&r);
     release();
 }
@@ -254,7 +255,8 @@ static void check_converted(const char *folder, const char *dtype, Format master
             size_t n = (t->end - t->begin) / safetensors_dtype_size(dtype), size = dtype_size(master.dtype);
             char *raw = malloc(4 * n), *loaded = malloc(4 * n);
             safetensors_read(f, raw, t, 0, t->end - t->begin);
-            device_get(loaded, (char *)r.fsdp.shard[u].master.data + tensor[i].first * size, n * size);
+            const char *all = r.fsdp.shard[u].slice[TRAINED].stored.data;
+            device_get(loaded, all + hf_first(&r.fsdp.shape[u], &tensor[i]) * size, n * size);
             for (size_t k = 0; k < n; k++) {
                 uint16_t code = ((uint16_t *)raw)[k];
                 float x = strcmp(dtype, "F32") == 0 ? ((float *)raw)[k]
@@ -434,10 +436,10 @@ static void test_moments_are_converted(void **state)
     fill(from->state[0], 1, -1, 1);
     save(&r, 1);
     load(&other, step_folder(&r, 1));
-    float *x = keep(4 * from->count);
-    uint16_t *y = keep(2 * from->count);
-    device_get(x, from->state[0].data, 4 * from->count);
-    device_get(y, to->state[0].data, 2 * from->count);
+    float *x = keep(4 * from->slice[TRAINED].count);
+    uint16_t *y = keep(2 * from->slice[TRAINED].count);
+    device_get(x, from->state[0].data, 4 * from->slice[TRAINED].count);
+    device_get(y, to->state[0].data, 2 * from->slice[TRAINED].count);
     for (int i = 0; i < m.d_model; i++)
         assert_int_equal(y[i], nearest_bf16(x[i]));
     close_run(&r);

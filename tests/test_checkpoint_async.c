@@ -35,7 +35,7 @@ ssize_t pwrite(int fd, const void *src, size_t bytes, off_t at)
 static void set_state(Run *r, uint64_t seed)
 {
     for (int u = 0; u < r->fsdp.num_units; u++) {
-        const Tensor t[] = { r->fsdp.shard[u].master, r->fsdp.shard[u].state[0], r->fsdp.shard[u].state[1] };
+        const Tensor t[] = { r->fsdp.shard[u].slice[TRAINED].stored, r->fsdp.shard[u].state[0], r->fsdp.shard[u].state[1] };
         for (uint64_t i = 0; i < 3; i++)
             pattern_put(t[i].data, seed + i, 0, tensor_bytes(t[i]));
     }
@@ -47,11 +47,11 @@ static void expect_state(Run *r, const char *checkpoint, uint64_t seed)
     set_state(r, 99);
     load(r, checkpoint);
     for (int u = 0; u < r->fsdp.num_units; u++) {
-        const Tensor t[] = { r->fsdp.shard[u].master, r->fsdp.shard[u].state[0], r->fsdp.shard[u].state[1] };
+        const Tensor t[] = { r->fsdp.shard[u].slice[TRAINED].stored, r->fsdp.shard[u].state[0], r->fsdp.shard[u].state[1] };
         HfTensor tensor[HF_TENSORS];
         int count = hf_tensors(tensor, &r->config.model, &r->fsdp.shape[u], u);
         for (int k = 0; k < count * 3; k++) {
-            size_t first = tensor[k / 3].first * 4, bytes = tensor[k / 3].rows * tensor[k / 3].cols * 4;
+            size_t first = hf_first(&r->fsdp.shape[u], &tensor[k / 3]) * 4, bytes = tensor[k / 3].rows * tensor[k / 3].cols * 4;
             const char *data = t[k % 3].data;
             if (pattern_check(data + first, seed + (uint64_t)(k % 3), first, bytes) < bytes)
                 fail_msg("%s: %s is not what was saved", checkpoint, tensor[k / 3].name);

@@ -9,7 +9,7 @@ static const Format f32 = { F32, 0 }, bf16 = { BF16, 0 }, e4m3 = { E4M3, 128, tr
 static uint32_t exchange(const Run *r, const Piece *p, size_t element, uint32_t value)
 {
     const Shard *s = &r->fsdp.shard[p->unit];
-    const Tensor t = p->kind == PIECE_WEIGHT ? s->master : s->state[p->state];
+    const Tensor t = p->kind == PIECE_WEIGHT ? s->slice[TRAINED].stored : s->state[p->state];
     char *data = p->kind == PIECE_SCALE ? t.scale : t.data;
     uint32_t old = 0;
     data += (p->first + element) * p->bytes;
@@ -47,7 +47,7 @@ static void expect_found(const Run *r, const Layout *l, const Piece *p, size_t e
 /* The first and the last number of every tensor of a file. */
 static void check_pieces(const Run *r, LayoutKind kind)
 {
-    Layout l = layout_make(NULL, kind, &r->config.model, &r->fsdp, 0);
+    Layout l = layout_make(NULL, kind, &r->fsdp, 0);
     assert_null(layout_not_finite(&l, &r->fsdp));
     for (int i = 0; i < l.num_pieces; i++) {
         const Piece *p = &l.piece[i];
@@ -117,7 +117,7 @@ static void test_not_saved(void **state)
         r.config.save_num_checkpoints_to_keep = 1;
         save(&r, 10);
         const Shard *s = &r.fsdp.shard[1];
-        put_float(bad[i].state < 0 ? s->master.data : s->state[bad[i].state].data, bad[i].x);
+        put_float(bad[i].state < 0 ? s->slice[TRAINED].stored.data : s->state[bad[i].state].data, bad[i].x);
         DIES(bad[i].name, save(&r, 20));
         DIES(text("the last checkpoint is %s", step_folder(&r, 10)), save(&r, 20));
         expect_latest(&r, 10);
@@ -165,7 +165,7 @@ static void test_not_loaded(void **state)
     put_float(last->state[1].data, -1);
     set_aside(&r, 30);
     shell(text("cd %s && rm -r step30 && cp -r step30-aborted step30", r.config.save_folder));
-    put_float(last->master.data, INFINITY);
+    put_float(last->slice[TRAINED].stored.data, INFINITY);
     set_aside(&r, 10);
     assert_false(exists(text("%s-aborted", step_folder(&r, 30))));          /* the last one stays */
     shell(text("cd %s && rm -r step10 && mv step10-aborted step10", r.config.save_folder));

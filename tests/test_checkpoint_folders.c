@@ -129,13 +129,13 @@ static void test_replace(void **state)
     in_folder(&r, "cp -r step10 step10.old && touch step10.old/.unfinished step10/left-over");
     fsdp_init(&r.fsdp, &r.config.model, 4);
     float before = 0, after = 0;
-    device_get(&before, r.fsdp.shard[0].master.data, sizeof before);
+    device_get(&before, r.fsdp.shard[0].slice[TRAINED].stored.data, sizeof before);
     save(&r, 10);
     expect_entries(&r, "latest step10");
     assert_false(exists(text("%s/left-over", step_folder(&r, 10))));
     fsdp_init(&r.fsdp, &r.config.model, 3);
     load(&r, step_folder(&r, 10));
-    device_get(&after, r.fsdp.shard[0].master.data, sizeof after);
+    device_get(&after, r.fsdp.shard[0].slice[TRAINED].stored.data, sizeof after);
     assert_true(before == after);
     close_run(&r);
     release();

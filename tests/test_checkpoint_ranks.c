@@ -42,17 +42,18 @@ static Fsdp make_shards(const ModelConfig *c, Format master, Format m, Format v,
     f.recipe.moment1 = m;
     f.recipe.moment2 = v;
     f.square_sum = device_alloc(sizeof *f.square_sum);
+    f.tensor = hf_tensors_of(c, &f.num_tensors);
     f.shape = xcalloc((size_t)f.num_units, sizeof *f.shape);
     f.shard = xcalloc((size_t)f.num_units, sizeof *f.shard);
     for (int u = 0; u < f.num_units; u++) {
         Shard *s = &f.shard[u];
         unit_shape(&f.shape[u], c, u, world);
         size_t blocks = f.shape[u].numel[TRAINED] / PARAM_ALIGN;
-        s->first = blocks * (size_t)part / (size_t)parts * PARAM_ALIGN;
-        s->count = blocks * (size_t)(part + 1) / (size_t)parts * PARAM_ALIGN - s->first;
-        s->master = flat(master, s->count);
-        s->state[0] = flat(m, s->count);
-        s->state[1] = flat(v, s->count);
+        const size_t first = blocks * (size_t)part / (size_t)parts * PARAM_ALIGN;
+        const size_t count = blocks * (size_t)(part + 1) / (size_t)parts * PARAM_ALIGN - first;
+        s->slice[TRAINED] = (Slice){ first, count, flat(master, count) };
+        s->state[0] = flat(m, count);
+        s->state[1] = flat(v, count);
     }
     return f;
 }
@@ -60,7 +61,7 @@ static Fsdp make_shards(const ModelConfig *c, Format master, Format m, Format v,
 static void free_shards(Fsdp *f)
 {
     for (int u = 0; u < f->num_units; u++) {
-        const Tensor t[] = { f->shard[u].master, f->shard[u].state[0], f->shard[u].state[1] };
+        const Tensor t[] = { f->shard[u].slice[TRAINED].stored, f->shard[u].state[0], f->shard[u].state[1] };
         for (int i = 0; i < 3; i++) {
             device_free(t[i].data);
             if (t[i].scale)
@@ -68,6 +69,7 @@ static void free_shards(Fsdp *f)
         }
     }
     device_free(f->square_sum);
+    free(f->tensor);
     free(f->shape);
     free(f->shard);
 }
@@ -90,15 +92,16 @@ static void fill(Tensor t, int unit, int kind, size_t first)
 static void fill_shards(Fsdp *f)
 {
     for (int u = 0; u < f->num_units; u++) {
-        fill(f->shard[u].master, u, 0, f->shard[u].first);
-        fill(f->shard[u].state[0], u, 1, f->shard[u].first);
-        fill(f->shard[u].state[1], u, 2, f->shard[u].first);
+        fill(f->shard[u].slice[TRAINED].stored, u, 0, f->shard[u].slice[TRAINED].first);
+        fill(f->shard[u].state[0], u, 1, f->shard[u].slice[TRAINED].first);
+        fill(f->shard[u].state[1], u, 2, f->shard[u].slice[TRAINED].first);
     }
 }
 
 static const char *memory_of(const Piece *p, const Shard *s)
 {
-    return p->kind == PIECE_WEIGHT ? s->master.data : p->kind == PIECE_STATE ? s->state[p->state].data : s->state[p->state].scale;
+    const Tensor t = p->kind == PIECE_WEIGHT ? s->slice[TRAINED].stored : s->state[p->state];
+    return p->kind == PIECE_SCALE ? t.scale : t.data;
 }
 
 /* As fill_shards numbers tensors; scales have the number of their codes + 2. */
@@ -111,7 +114,8 @@ static int number_of(const Piece *p)
  * at. */
 static size_t check_piece(const Piece *p, const Shard *s)
 {
-    size_t first = s->first / p->per, end = (s->first + s->count) / p->per;
+    const Slice *own = &s->slice[TRAINED];
+    size_t first = own->first / p->per, end = (own->first + own->count) / p->per;
     size_t lo = first > p->first ? first : p->first, hi = end < p->first + p->count ? end : p->first + p->count;
     if (lo >= hi)
         return 0;
@@ -138,9 +142,9 @@ static void check_sizes(const Layout *l, size_t limit)
     }
 }
 
-static void write_files(LayoutKind kind, const ModelConfig *c, const Fsdp *f)
+static void write_files(LayoutKind kind, const Fsdp *f)
 {
-    Layout l = layout_make(folder, kind, c, f, LIMIT);
+    Layout l = layout_make(folder, kind, f, LIMIT);
     check_sizes(&l, LIMIT);
     if (comm_rank() == 0)
         for (int i = 0; i < l.num_files; i++)
@@ -159,9 +163,9 @@ static void write_files(LayoutKind kind, const ModelConfig *c, const Fsdp *f)
     layout_free(&l);
 }
 
-static void read_and_check(const char *where, LayoutKind kind, const ModelConfig *c, Fsdp *f)
+static void read_and_check(const char *where, LayoutKind kind, Fsdp *f)
 {
-    Layout l = layout_make(where, kind, c, f, LIMIT);
+    Layout l = layout_make(where, kind, f, LIMIT);
     SafeFile **file = xcalloc((size_t)l.num_files, sizeof *file);
     for (int i = 0; i < l.num_files; i++)
         file[i] = safetensors_open(l.file[i]->path);
@@ -187,10 +191,10 @@ static void check_division(SmallModel a, Format master, Format m, Format v, int 
     Fsdp written = make_shards(&c, master, m, v, parts, part, parts);
     fill_shards(&written);
     for (LayoutKind kind = LAYOUT_MODEL; kind <= LAYOUT_OPTIMIZER; kind++)
-        write_files(kind, &c, &written);
+        write_files(kind, &written);
     Fsdp read = make_shards(&c, master, m, v, parts2, part2, parts2);
     for (LayoutKind kind = LAYOUT_MODEL; kind <= LAYOUT_OPTIMIZER; kind++)
-        read_and_check(folder, kind, &c, &read);
+        read_and_check(folder, kind, &read);
     free_shards(&written);
     free_shards(&read);
 }
@@ -237,9 +241,9 @@ static void begin(const Config *c, const Fsdp *f, long step)
 static void overwrite_shards(Fsdp *f)
 {
     for (int u = 0; u < f->num_units; u++) {
-        const Tensor t[] = { f->shard[u].master, f->shard[u].state[0], f->shard[u].state[1] };
+        const Tensor t[] = { f->shard[u].slice[TRAINED].stored, f->shard[u].state[0], f->shard[u].state[1] };
         for (int i = 0; i < 3; i++)
-            pattern_put(t[i].data, 999, f->shard[u].first, tensor_numel(t[i]) * dtype_size(t[i].format.dtype));
+            pattern_put(t[i].data, 999, f->shard[u].slice[TRAINED].first, tensor_numel(t[i]) * dtype_size(t[i].format.dtype));
     }
 }
 
@@ -255,7 +259,7 @@ static void check_checkpoint(const Config *c, long step, int part, int parts)
     json_decref(found);
     Fsdp read = make_shards(&c->model, c->recipe.master, c->recipe.moment1, c->recipe.moment2, parts, part, parts);
     for (LayoutKind kind = LAYOUT_MODEL; kind <= LAYOUT_OPTIMIZER; kind++)
-        read_and_check(where, kind, &c->model, &read);
+        read_and_check(where, kind, &read);
     free_shards(&read);
 }
 
@@ -304,7 +308,7 @@ static void test_not_finite(void **state)
     const ModelConfig m = architecture(LLAMA_GQA);
     const int W = comm_size(), rank = comm_rank();
     Fsdp f = make_shards(&m, bf16, e4m3, bf16, W, rank, W);
-    Layout l = layout_make(NULL, LAYOUT_OPTIMIZER, &m, &f, 0);
+    Layout l = layout_make(NULL, LAYOUT_OPTIMIZER, &f, 0);
     fill_shards(&f);
     assert_null(layout_not_finite(&l, &f));
     for (int r = W - 1; r >= 0; r--) {
@@ -359,7 +363,7 @@ static void check_sums(const Config *c, int shards)
     Fsdp f = make_shards(&c->model, c->recipe.master, c->recipe.moment1, c->recipe.moment2, shards, comm_group_rank(RANKS_SHARD),
                          shards);
     for (LayoutKind kind = LAYOUT_MODEL; kind <= LAYOUT_OPTIMIZER; kind++) {
-        Layout l = layout_make(path, kind, &c->model, &f, LIMIT);
+        Layout l = layout_make(path, kind, &f, LIMIT);
         SafeFile **file = xcalloc((size_t)l.num_files, sizeof *file);
         open_summed(file, &l, json_object_get(manifest, "crc32c"));
         layout_read(&l, &f, file, l.num_files);         /* dies where they are not */

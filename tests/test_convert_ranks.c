@@ -79,9 +79,9 @@ static void free_stored(Tensor t)
 }
 
 /* A value of each element of the unit's tensors, over some decades and for v not negative; padding is 0. */
-static float *values_of(const Fsdp *f, const ModelConfig *m, int unit, int state)
+static float *values_of(const Fsdp *f, int unit, int state)
 {
-    Layout l = layout_make(NULL, LAYOUT_OPTIMIZER, m, f, 0);
+    Layout l = layout_make(NULL, LAYOUT_OPTIMIZER, f, 0);
     float *x = xcalloc(f->shape[unit].numel[TRAINED], sizeof *x);
     for (int i = 0; i < l.num_pieces; i++)
         for (size_t e = 0; l.piece[i].kind == PIECE_STATE && l.piece[i].unit == unit && e < l.piece[i].count; e++) {
@@ -98,14 +98,15 @@ static void fill_shards(const Shards *s)
     for (int u = 0; u < s->fsdp.num_units; u++)
         for (int i = 0; i < 2; i++) {
             const Shard *shard = &s->fsdp.shard[u];
+            const Slice own = shard->slice[TRAINED];
             const Tensor dst = shard->state[i];
-            if (shard->count == 0)          /* a rank may have nothing of a small unit */
+            if (own.count == 0)          /* a rank may have nothing of a small unit */
                 continue;
-            float *x = values_of(&s->fsdp, &s->config.model, u, i);
-            Tensor t = stored(dst.format, x + shard->first, shard->count);
-            device_put(dst.data, t.data, shard->count * dtype_size(dst.format.dtype));
+            float *x = values_of(&s->fsdp, u, i);
+            Tensor t = stored(dst.format, x + own.first, own.count);
+            device_put(dst.data, t.data, own.count * dtype_size(dst.format.dtype));
             if (dst.scale)
-                device_put(dst.scale, t.scale, format_scale_bytes(dst.format, shard->count));
+                device_put(dst.scale, t.scale, format_scale_bytes(dst.format, own.count));
             free_stored(t);
             free(x);
         }
@@ -115,24 +116,25 @@ static void fill_shards(const Shards *s)
 static void check_shard(const Shards *s, int unit, int i, Format from)
 {
     const Shard *shard = &s->fsdp.shard[unit];
+    const Slice own = shard->slice[TRAINED];
     const Format to = shard->state[i].format;
     const size_t n = s->fsdp.shape[unit].numel[TRAINED];
-    float *x = values_of(&s->fsdp, &s->config.model, unit, i), *y = xcalloc(shard->count + 1, sizeof *y);
+    float *x = values_of(&s->fsdp, unit, i), *y = xcalloc(own.count + 1, sizeof *y);
     Tensor there = stored(from, x, n);
     tensor_load(x, there, 0, n);
-    Tensor whole = format_equal(from, to) ? stored((Format){ F32, 0 }, x, n) : stored(to, x, n), own = stored(to, y, shard->count);
-    device_get(own.data, shard->state[i].data, shard->count * dtype_size(to.dtype));
+    Tensor whole = format_equal(from, to) ? stored((Format){ F32, 0 }, x, n) : stored(to, x, n), here = stored(to, y, own.count);
+    device_get(here.data, shard->state[i].data, own.count * dtype_size(to.dtype));
     if (shard->state[i].scale)
-        device_get(own.scale, shard->state[i].scale, format_scale_bytes(to, shard->count));
+        device_get(here.scale, shard->state[i].scale, format_scale_bytes(to, own.count));
     tensor_load(x, whole, 0, n);
-    tensor_load(y, own, 0, shard->count);
-    for (size_t e = 0; e < shard->count; e++)
-        if (y[e] != x[shard->first + e])
+    tensor_load(y, here, 0, own.count);
+    for (size_t e = 0; e < own.count; e++)
+        if (y[e] != x[own.first + e])
             fail_msg("%s -> %s: element %zu of unit %d, state %d: %a; expected %a", format_name(from), format_name(to),
-                     shard->first + e, unit, i, (double)y[e], (double)x[shard->first + e]);
+                     own.first + e, unit, i, (double)y[e], (double)x[own.first + e]);
     free_stored(there);
     free_stored(whole);
-    free_stored(own);
+    free_stored(here);
     free(x);
     free(y);
 }
@@ -187,7 +189,7 @@ static void test_few_groups(void **state)
         save(&m, &ways[i]);
         open_shards(&s, &m, &ways[i], comm_size());
         SafeFile *file = safetensors_open(path);
-        StoredStates stored = stored_states(&m, &s.fsdp, &file, 1);
+        StoredStates stored = stored_states(&s.fsdp, &file, 1);
         assert_false(stored.converts);
         stored_states_free(&stored);
         safetensors_close(file);

@@ -253,7 +253,7 @@ static double loss_of(const Config *c, PlanBytes *bytes, size_t others[3])
     *bytes = m.bytes;
     others[0] = fsdp_grad_bytes(&f), others[1] = fsdp_state_bytes(&f), others[2] = 0;
     for (int u = 0; u < f.num_units; u++)
-        others[2] += tensor_bytes(f.shard[u].master);
+        others[2] += tensor_bytes(f.shard[u].slice[TRAINED].stored);
     model_free(&m, &f);
     free(tokens);
     return loss;

@@ -70,7 +70,7 @@ static void add_up(Run *r, int parts)
 static void fill_grads(const Fsdp *f, int byte)
 {
     for (int u = 0; u < f->num_units; u++)
-        if (f->shard[u].count)
+        if (f->shard[u].slice[TRAINED].count)
             fill_bytes(f->shard[u].grad, byte);
     for (int i = 0; i < num_buffers(f); i++)
         if (f->grad_buffer[i].flat.cols > 0)
@@ -86,7 +86,7 @@ static void sum_up(Run *r, int parts, bool empty, double *sum[MAX_UNITS])
         fsdp_empty_grads(f);
     add_up(r, parts);
     for (int u = 0; u < f->num_units; u++)
-        sum[u] = f->shard[u].count ? values(f->shard[u].grad) : NULL;
+        sum[u] = f->shard[u].slice[TRAINED].count ? values(f->shard[u].grad) : NULL;
 }
 
 /* What adds to zeros comes first, of a model in which nothing was ever empty. */
@@ -102,7 +102,7 @@ static void check_case(Run *r, const char *what)
         snprintf(text, sizeof text, "%s, %d micro-batches", what, parts[k]);
         for (int u = 0; u < r->fsdp.num_units; u++)
             if (written[u])
-                check_same_values(text, written[u], added[k][u], r->fsdp.shard[u].count);
+                check_same_values(text, written[u], added[k][u], r->fsdp.shard[u].slice[TRAINED].count);
     }
 }
 

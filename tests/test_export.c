@@ -146,8 +146,8 @@ static void put_odd_values(const Run *r)
 {
     const float odd[] = { 0x1.01p0f, 0x1.03p0f, -0x1.01p0f, -0x1.03p-3f, 0x1.002p0f, 0x1.006p0f, 0x1p-25f, 0x1.8p-24f, 0x1p-26f,
                           -0.f, 0x1.ffep-15f, 0x1.ffffp3f, 0x1p-140f, 65519.f };
-    assert_true(r->fsdp.shard[1].count > 256 + sizeof odd);
-    device_put((float *)r->fsdp.shard[1].master.data + 256, odd, sizeof odd);
+    assert_true(r->fsdp.shard[1].slice[TRAINED].count > 256 + sizeof odd);
+    device_put((float *)r->fsdp.shard[1].slice[TRAINED].stored.data + 256, odd, sizeof odd);
 }
 
 static void test_architectures(void **state)
@@ -332,7 +332,7 @@ static void test_values(void **state)
                                            "more than BF16 can: take --dtype=f32", "holds a value that is not finite" };
     for (int i = 0; i < 3; i++) {
         const float safe = i < 2 ? big[i] : 1;
-        device_put(r.fsdp.shard[0].master.data, &safe, sizeof safe);
+        device_put(r.fsdp.shard[0].slice[TRAINED].stored.data, &safe, sizeof safe);
         save(&r, i);
         if (i == 2) {           /* no checkpoint of ours holds it */
             SafeFile *f = safetensors_open(text("%s/model.safetensors", step_folder(&r, 2)));

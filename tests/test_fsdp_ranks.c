@@ -122,7 +122,7 @@ static Tensor whole_master(const Fsdp *f, int u, const Param *p)
     unsigned char *whole = keep(bytes);
     double *sum = keep(bytes * sizeof *sum);
     if (n)
-        device_get(whole + first * size, shard_view(s, s->master, p->offset + first, n).data, n * size);
+        device_get(whole + first * size, shard_view(s, s->slice[TRAINED].stored, p->offset + first, n).data, n * size);
     for (size_t i = 0; i < bytes; i++)
         sum[i] = whole[i];
     comm_sum_over(sum, (int)bytes, RANKS_SHARD);        /* of bytes, 0 on all ranks but one: exact, -0 included */
@@ -187,12 +187,12 @@ static void keep_gradients(const Run *r, int recipe)
 {
     for (int u = 0; u < r->fsdp.num_units; u++) {
         const Shard *s = &r->fsdp.shard[u];
-        double *copy = calloc(s->count + 1, sizeof *copy);
+        double *copy = calloc(s->slice[TRAINED].count + 1, sizeof *copy);
         assert_non_null(copy);
-        if (s->count)
-            memcpy(copy, values(s->grad), s->count * sizeof *copy);
+        if (s->slice[TRAINED].count)
+            memcpy(copy, values(s->grad), s->slice[TRAINED].count * sizeof *copy);
         reference[recipe].grad[u] = copy;
-        reference[recipe].numel[u] = s->count;
+        reference[recipe].numel[u] = s->slice[TRAINED].count;
         release();
     }
 }
@@ -220,17 +220,17 @@ static void check_gradients(const Run *r, int recipe, const char *name)
     for (int u = 0; u < r->fsdp.num_units; u++) {
         const Shard *s = &r->fsdp.shard[u];
         const size_t numel = reference[recipe].numel[u];
-        if (s->count == 0)
+        if (s->slice[TRAINED].count == 0)
             continue;
         const double *found = values(s->grad), *whole = reference[recipe].grad[u];
         double size = 0;
         for (size_t i = 0; i < numel; i++)
             size = fmax(size, fabs(whole[i]));
-        for (size_t i = 0; i < s->count; i++) {
-            const double expected = s->first + i < numel ? whole[s->first + i] : 0;
+        for (size_t i = 0; i < s->slice[TRAINED].count; i++) {
+            const double expected = s->slice[TRAINED].first + i < numel ? whole[s->slice[TRAINED].first + i] : 0;
             if (!(fabs(found[i] - expected) <= 4 * BATCH * unit_roundoff(s->grad.format) * size))
                 fail_msg("%s, %s: unit %d, element %zu: %g, expected %g (largest %g)", recipe_cases[recipe].name, name, u,
-                         s->first + i, found[i], expected, size);
+                         s->slice[TRAINED].first + i, found[i], expected, size);
         }
         release();
     }

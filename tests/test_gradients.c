@@ -233,7 +233,7 @@ static float *gradients(const ModelConfig *m, Keep keep, int recompute, int chun
     float *g = NULL;
     *n = 0;
     for (int u = 0; u < s.fsdp.num_units; u++) {
-        size_t count = s.fsdp.shard[u].count;
+        size_t count = s.fsdp.shard[u].slice[TRAINED].count;
         if (count == 0)
             continue;       /* a unit without parameters */
         g = realloc(g, sizeof(float) * (*n + count));

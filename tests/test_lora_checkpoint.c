@@ -96,10 +96,11 @@ static void pattern_all(const Run *r, bool check)
         const Shard *s = &r->fsdp.shard[u];
         HfTensor tensor[HF_TENSORS];
         const int count = hf_tensors(tensor, &r->config.model, &r->fsdp.shape[u], u);
-        const Tensor part[] = { s->master, s->state[0], s->state[1] };
+        const Tensor part[] = { s->slice[TRAINED].stored, s->state[0], s->state[1] };
         for (int i = 0; i < count * 3; i++) {
             const HfTensor *t = &tensor[i / 3];
-            const size_t size = dtype_size(part[i % 3].format.dtype), first = t->first * size, n = t->rows * t->cols * size;
+            const size_t size = dtype_size(part[i % 3].format.dtype), first = hf_first(&r->fsdp.shape[u], t) * size;
+            const size_t n = t->rows * t->cols * size;
             if (!t->adapter)
                 continue;
             if (!check)
@@ -121,8 +122,9 @@ static void check_frozen(const Run *r, const char *base)
             if (tensor[i].adapter)
                 continue;
             float *found = keep(n * sizeof *found);
-            assert_int_equal(tensor[i].region, FROZEN);
-            device_get(found, (float *)r->fsdp.shard[u].frozen.data + tensor[i].first, n * sizeof *found);
+            assert_int_equal(r->fsdp.shape[u].param[tensor[i].param].region, FROZEN);
+            device_get(found, (float *)r->fsdp.shard[u].slice[FROZEN].stored.data + hf_first(&r->fsdp.shape[u], &tensor[i]),
+                       n * sizeof *found);
             assert_memory_equal(found, values_in(text("%s/model.safetensors", base), tensor[i].name, n), n * sizeof *found);
         }
     }
@@ -140,7 +142,9 @@ static const float *values_of(const Run *r, const char *name, size_t *n)
             const Shard *s = &r->fsdp.shard[u];
             *n = tensor[i].rows * tensor[i].cols;
             float *x = keep(*n * sizeof *x);
-            device_get(x, (float *)(tensor[i].region == FROZEN ? s->frozen : s->master).data + tensor[i].first, *n * sizeof *x);
+            const UnitShape *shape = &r->fsdp.shape[u];
+            device_get(x, (float *)s->slice[shape->param[tensor[i].param].region].stored.data + hf_first(shape, &tensor[i]),
+                       *n * sizeof *x);
             return x;
         }
     }
@@ -199,7 +203,7 @@ static void test_new_adapters(void **state)
     assert_int_equal(s.step, 5);
     check_frozen(&r, base);
     for (int u = 0; u < r.fsdp.num_units; u++) {
-        const Tensor a = r.fsdp.shard[u].master, b = fresh.fsdp.shard[u].master;
+        const Tensor a = r.fsdp.shard[u].slice[TRAINED].stored, b = fresh.fsdp.shard[u].slice[TRAINED].stored;
         if (a.cols > 0)
             assert_memory_equal(tensor_snapshot(a), tensor_snapshot(b), tensor_bytes(a));
     }

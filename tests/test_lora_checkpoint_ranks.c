@@ -108,12 +108,13 @@ static void take_part(State *s, int u, int part, const void *data, size_t size)
 static void clear_padding(State *s, int u, int part, const Fsdp *f, size_t size)
 {
     const Shard *h = &f->shard[u];
+    const size_t begin = h->slice[TRAINED].first;
     char *all = s->bytes[u][part], *kept = calloc(s->size[u][part] + 1, 1);
     for (int i = 0; i < f->shape[u].num_params; i++) {
         const Param *p = &f->shape[u].param[i];
         size_t first, n = p->region == TRAINED ? shard_part(h, p, &first) : 0;
         if (n > 0)
-            memcpy(kept + (p->offset + first - h->first) * size, all + (p->offset + first - h->first) * size, n * size);
+            memcpy(kept + (p->offset + first - begin) * size, all + (p->offset + first - begin) * size, n * size);
     }
     s->bytes[u][part] = kept;
     free(all);
@@ -125,13 +126,13 @@ static State *take(const Run *r)
     assert_true(s && r->fsdp.num_units <= MAX_UNITS);
     for (int u = 0; u < r->fsdp.num_units; u++) {
         const Shard *h = &r->fsdp.shard[u];
-        const Tensor t[] = { h->master, h->state[0], h->state[1], h->frozen };
+        const Tensor t[] = { h->slice[TRAINED].stored, h->state[0], h->state[1], h->slice[FROZEN].stored };
         for (int i = 0; i <= FROZEN_PART; i++) {
             take_part(s, u, i, t[i].data, t[i].cols > 0 ? tensor_numel(t[i]) * dtype_size(t[i].format.dtype) : 0);
             if (i < FROZEN_PART)
                 clear_padding(s, u, i, &r->fsdp, dtype_size(t[i].format.dtype));
         }
-        take_part(s, u, BASE_PART, h->base, base_bytes(&r->fsdp, h->base_count));
+        take_part(s, u, BASE_PART, h->slice[BASE].stored.data, h->slice[BASE].count);
     }
     return s;
 }

@@ -54,7 +54,7 @@ static void test_product(void **state)
 static void fill_adapters(const Run *r)
 {
     for (int u = 0; u < r->fsdp.num_units; u++) {
-        const Tensor t = r->fsdp.shard[u].master;
+        const Tensor t = r->fsdp.shard[u].slice[TRAINED].stored;
         float *x = keep(sizeof *x * ((size_t)t.cols + 1));
         for (int i = 0; i < t.cols; i++)
             x[i] = 0.3f * test_uniform((uint64_t)u, (uint64_t)i);

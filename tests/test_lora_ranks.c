@@ -89,12 +89,12 @@ static Stored take(const Run *r)
     assert_int_equal(r->fsdp.num_units, UNITS);
     for (int u = 0; u < UNITS; u++) {
         const Shard *s = &r->fsdp.shard[u];
-        x.adapter_bytes[u] = s->count * dtype_size(s->master.format.dtype);
-        x.frozen_bytes[u] = s->frozen_count * dtype_size(s->frozen.format.dtype);
-        x.base_bytes[u] = base_bytes(&r->fsdp, s->base_count);
-        x.adapter[u] = copy(s->master.data, x.adapter_bytes[u]);
-        x.frozen[u] = copy(s->frozen.data, x.frozen_bytes[u]);
-        x.base[u] = copy(s->base, x.base_bytes[u]);
+        x.adapter_bytes[u] = s->slice[TRAINED].count * dtype_size(s->slice[TRAINED].stored.format.dtype);
+        x.frozen_bytes[u] = s->slice[FROZEN].count * dtype_size(s->slice[FROZEN].stored.format.dtype);
+        x.base_bytes[u] = s->slice[BASE].count;
+        x.adapter[u] = copy(s->slice[TRAINED].stored.data, x.adapter_bytes[u]);
+        x.frozen[u] = copy(s->slice[FROZEN].stored.data, x.frozen_bytes[u]);
+        x.base[u] = copy(s->slice[BASE].stored.data, x.base_bytes[u]);
     }
     return x;
 }
@@ -114,12 +114,12 @@ static void check_trained(const Run *r, const Stored *now, const Stored *before)
         for (int i = 0; i < r->fsdp.shape[u].num_params; i++) {
             const Param *p = &r->fsdp.shape[u].param[i];
             const Shard *s = &r->fsdp.shard[u];
-            const size_t size = dtype_size(s->master.format.dtype);
+            const size_t size = dtype_size(s->slice[TRAINED].stored.format.dtype);
             size_t first, n = shard_part(s, p, &first);
             if (!p->is_adapter || n == 0)
                 continue;
             assert_int_equal(p->region, TRAINED);
-            const size_t at = (p->offset + first - s->first) * size;
+            const size_t at = (p->offset + first - s->slice[TRAINED].first) * size;
             assert_memory_not_equal((char *)now->adapter[u] + at, (char *)before->adapter[u] + at, n * size);
         }
 }

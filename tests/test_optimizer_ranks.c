@@ -125,17 +125,18 @@ static void expect_zero_padding(const char *what, const Run *r)
 {
     double looked = 0;
     for (int u = 0; u < r->fsdp.num_units; u++)
-        for (int k = 0; k < r->fsdp.optimizer->num_states && r->fsdp.shard[u].count; k++) {
+        for (int k = 0; k < r->fsdp.optimizer->num_states && r->fsdp.shard[u].slice[TRAINED].count; k++) {
             const UnitShape *shape = &r->fsdp.shape[u];
             const Shard *s = &r->fsdp.shard[u];
-            Sample values = sample_fetch(s->state[k], 0, s->count);
+            const Slice own = s->slice[TRAINED];
+            Sample values = sample_fetch(s->state[k], 0, own.count);
             for (int i = 0; i < shape->num_params; i++) {
                 const Param *p = &shape->param[i];
                 const size_t end = p->offset + (size_t)p->rows * (size_t)p->cols;
                 for (size_t at = end; at < p->offset + param_align(end - p->offset); at++)
-                    if (at >= s->first && at < s->first + s->count && (looked++, values.x[at - s->first] != 0))
+                    if (at >= own.first && at < own.first + own.count && (looked++, values.x[at - own.first] != 0))
                         fail_msg("%s: %s of unit %d, element %zu behind %s is %g", what, r->fsdp.optimizer->state[k].name, u,
-                                 at - end, p->name, (double)values.x[at - s->first]);
+                                 at - end, p->name, (double)values.x[at - own.first]);
             }
             sample_free(&values);
         }

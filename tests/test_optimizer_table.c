@@ -105,7 +105,7 @@ static void test_plan(void **state)
         size_t weights = 0;
         small_plan(&s, rows[i].optimizer, rows[i].recipe);
         for (int u = 0; u < s.fsdp.num_units; u++)
-            weights += s.fsdp.shard[u].count;
+            weights += s.fsdp.shard[u].slice[TRAINED].count;
         assert_int_equal(weights % 256, 0);
         assert_int_equal(fsdp_state_bytes(&s.fsdp), weights / 256 * rows[i].bytes);
         if (strcmp(rows[i].recipe, "f32") == 0 && strcmp(rows[i].optimizer, "adamw8bit") != 0)
@@ -130,10 +130,10 @@ static void test_step(void **state)
         fill(s.fsdp.shard[u].grad, (uint64_t)u + 1, -1, 1);
     const double *before[8], *grad[8];
     for (int u = 0; u < s.fsdp.num_units; u++)
-        before[u] = values(s.fsdp.shard[u].master), grad[u] = values(s.fsdp.shard[u].grad);
+        before[u] = values(s.fsdp.shard[u].slice[TRAINED].stored), grad[u] = values(s.fsdp.shard[u].grad);
     optimizer_step(&s.fsdp, &s.config, 1, 1, lr, scale);
     for (int u = 0; u < s.fsdp.num_units; u++) {
-        const double *w = values(s.fsdp.shard[u].master), *m = values(s.fsdp.shard[u].state[0]);
+        const double *w = values(s.fsdp.shard[u].slice[TRAINED].stored), *m = values(s.fsdp.shard[u].state[0]);
         for (int i = 0; i < s.fsdp.shape[u].num_params; i++) {
             const Param *p = &s.fsdp.shape[u].param[i];
             const bool decays = !p->is_norm && !p->is_embedding;

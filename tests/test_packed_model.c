@@ -68,7 +68,7 @@ static Result result_of(Setup *s)
 {
     Result r = { .loss = model_losses(&s->model).loss };
     for (int u = 0; u < s->fsdp.num_units; u++) {
-        const size_t count = s->fsdp.shard[u].count;
+        const size_t count = s->fsdp.shard[u].slice[TRAINED].count;
         if (count == 0)
             continue;
         r.gradient = xrealloc(r.gradient, (r.n + count) * sizeof *r.gradient);

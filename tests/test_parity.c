@@ -155,11 +155,11 @@ static void check_gradients(Setup *s)
         for (int i = 0; i < count; i++) {
             char name[128];
             size_t n = tensor[i].rows * tensor[i].cols;
-            if (tensor[i].region != TRAINED)
+            if (s->fsdp.shape[u].param[tensor[i].param].region != TRAINED)
                 continue;
             snprintf(name, sizeof name, "grad.%.111s", tensor[i].name);
             float *expected = recorded(s, name, "F32", n), *found = malloc(4 * n);
-            device_get(found, (float *)s->fsdp.shard[u].grad.data + tensor[i].first, 4 * n);
+            device_get(found, (float *)s->fsdp.shard[u].grad.data + hf_first(&s->fsdp.shape[u], &tensor[i]), 4 * n);
             check_close(s, name, found, expected, n, 1e-4);
             free(expected), free(found);
             checked++;
@@ -198,7 +198,7 @@ static double change_error(const Setup *s, const SafeFile *start, int unit, cons
     float *expected = recorded(s, name, "F32", n);
     assert_true(first && first->end - first->begin == 4 * n);
     safetensors_read(start, before, first, 0, 4 * n);
-    device_get(now, (float *)s->fsdp.shard[unit].master.data + t->first, 4 * n);
+    device_get(now, (float *)s->fsdp.shard[unit].slice[TRAINED].stored.data + hf_first(&s->fsdp.shape[unit], t), 4 * n);
     double off = 0, change = 0;
     for (size_t i = 0; i < n; i++) {
         off += ((double)now[i] - expected[i]) * ((double)now[i] - expected[i]);

@@ -271,11 +271,12 @@ static void test_moments(void **state)
         double sum[2] = { 0 }, beta[2] = { (float)0.9, (float)0.95 };
         int matrices = 0;
         Shard *shard = &s.fsdp.shard[1];
+        const size_t count = shard->slice[TRAINED].count;
         const size_t group = (size_t)shard->state[0].format.group;
         const double *g = all(shard->grad);
-        Sample old[2] = { sample_fetch(shard->state[0], 0, shard->count), sample_fetch(shard->state[1], 0, shard->count) };
+        Sample old[2] = { sample_fetch(shard->state[0], 0, count), sample_fetch(shard->state[1], 0, count) };
         small_update(&s);
-        Sample new[2] = { sample_fetch(shard->state[0], 0, shard->count), sample_fetch(shard->state[1], 0, shard->count) };
+        Sample new[2] = { sample_fetch(shard->state[0], 0, count), sample_fetch(shard->state[1], 0, count) };
         for (int p = 0; p < s.fsdp.shape[1].num_params; p++) {
             const Param *param = &s.fsdp.shape[1].param[p];
             size_t at = param->offset, n = (size_t)param->rows * (size_t)param->cols;

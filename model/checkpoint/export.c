@@ -182,19 +182,16 @@ static void find(const Export *x, Entry *e)
 /* All tensors, in the order of the model's units. */
 static void list_tensors(Export *x, const ModelConfig *m)
 {
-    for (int unit = 0; unit < m->n_layers + 2; unit++) {
-        UnitShape shape;
-        HfTensor tensor[HF_TENSORS];
-        unit_shape(&shape, m, unit, 1);
-        const int count = hf_tensors(tensor, m, &shape, unit);
-        x->entry = xrealloc(x->entry, (size_t)(x->num_entries + count + 1) * sizeof *x->entry);
-        x->low = xrealloc(x->low, (size_t)(x->num_low + count + 1) * sizeof *x->low);
-        for (int i = 0; i < count; i++) {
-            Entry *e = tensor[i].adapter ? &x->low[x->num_low++] : &x->entry[x->num_entries++];
-            *e = (Entry){ .tensor = tensor[i] };
-            find(x, e);
-        }
+    int count;
+    HfTensor *tensor = hf_tensors_of(m, &count);
+    x->entry = xcalloc((size_t)count + 1, sizeof *x->entry);
+    x->low = xcalloc((size_t)count + 1, sizeof *x->low);
+    for (int i = 0; i < count; i++) {
+        Entry *e = tensor[i].adapter ? &x->low[x->num_low++] : &x->entry[x->num_entries++];
+        e->tensor = tensor[i];
+        find(x, e);
     }
+    free(tensor);
 }
 
 static const Entry *find_entry(const Entry *list, int count, const char *name)

@@ -23,7 +23,6 @@
 #include "kernels/error.h"
 #include "kernels/text.h"
 #include "kernels/watchdog.h"
-#include "model/architecture.h"
 #include "model/checkpoint/convert.h"
 #include "model/checkpoint/crc32c.h"
 
@@ -44,15 +43,13 @@ static const char *dtype_in_file(DType d)
     return name[d];
 }
 
-/* `piece` of t: its kind, unit and state. */
+/* `piece` of t: its kind and state, and where it is. */
 static Piece *add_piece(Layout *l, Piece piece, const HfTensor *t, const char *suffix)
 {
     l->piece = xrealloc(l->piece, (size_t)(l->num_pieces + 1) * sizeof *l->piece);
     Piece *p = &l->piece[l->num_pieces++];
     *p = piece;
-    p->region = t->region;
     p->per = 1;
-    p->first = t->first;
     const int length = snprintf(p->name, sizeof p->name, "%s%s", t->name, suffix);
     CHECK(length < (int)sizeof p->name, "the name %s%s is too long", t->name, suffix);
     return p;
@@ -77,41 +74,41 @@ static void add_scales(Layout *l, Piece piece, const HfTensor *t, const char *su
         return;
     CHECK(f.group && PARAM_ALIGN % f.group == 0, "a state in %s", format_name(f));
     Piece *p = add_piece(l, piece, t, suffix);
-    size_t group = (size_t)f.group, end = t->first + t->rows * t->cols;
+    size_t group = (size_t)f.group, end = p->first + t->rows * t->cols;
     p->dtype = format_is_dynamic8(f) ? "F32" : f.expand ? "U32" : "BF16";       /* absmax, fp8_pair of kernels/fp8.h, or S */
     p->per = group;
     p->bytes = format_scale_bytes(f, group);
-    p->first = t->first / group;
+    p->first /= group;
     p->count = (end + group - 1) / group - p->first;
     p->dims = 2;
     p->shape[0] = p->max_rows = p->count;
     p->shape[1] = 1;
 }
 
-static void add_states(Layout *l, const HfTensor *t, int unit, const Fsdp *f)
+static void add_states(Layout *l, Piece piece, const HfTensor *t, const Fsdp *f)
 {
     for (int i = 0; i < f->optimizer->num_states; i++) {
         const Format format = optimizer_format(f->optimizer, i, &f->recipe);
         char suffix[64];
+        piece.state = i;
+        piece.kind = PIECE_STATE;
         snprintf(suffix, sizeof suffix, ".%s", f->optimizer->state[i].name);
-        add_values(l, (Piece){ .kind = PIECE_STATE, .state = i, .unit = unit }, t, suffix, format);
+        add_values(l, piece, t, suffix, format);
+        piece.kind = PIECE_SCALE;
         snprintf(suffix, sizeof suffix, ".%s.scale", f->optimizer->state[i].name);
-        add_scales(l, (Piece){ .kind = PIECE_SCALE, .state = i, .unit = unit }, t, suffix, format);
+        add_scales(l, piece, t, suffix, format);
     }
 }
 
-static void add_unit(Layout *l, LayoutKind kind, const ModelConfig *c, const Fsdp *f, int unit)
+static void add_tensor(Layout *l, LayoutKind kind, const Fsdp *f, const HfTensor *t)
 {
-    HfTensor tensor[HF_TENSORS];
-    int count = hf_tensors(tensor, c, &f->shape[unit], unit);
-    for (int i = 0; i < count; i++) {
-        const HfTensor *t = &tensor[i];
-        if (kind != LAYOUT_OPTIMIZER && t->adapter == (kind == LAYOUT_ADAPTER))
-            add_values(l, (Piece){ .kind = PIECE_WEIGHT, .unit = unit }, t, "",
-                       t->region == TRAINED ? f->recipe.master : f->recipe.frozen);
-        else if (kind == LAYOUT_OPTIMIZER && t->region == TRAINED)
-            add_states(l, t, unit, f);
-    }
+    const UnitShape *shape = &f->shape[t->unit];
+    const Region region = shape->param[t->param].region;
+    const Piece piece = { .kind = PIECE_WEIGHT, .unit = t->unit, .param = t->param, .region = region, .first = hf_first(shape, t) };
+    if (kind != LAYOUT_OPTIMIZER && t->adapter == (kind == LAYOUT_ADAPTER))
+        add_values(l, piece, t, "", region == TRAINED ? f->recipe.master : f->recipe.frozen);
+    else if (kind == LAYOUT_OPTIMIZER && region == TRAINED)
+        add_states(l, piece, t, f);
 }
 
 /* Numbers the files: a unit goes into the next one if it does not fit. */
@@ -137,11 +134,11 @@ static void divide(Layout *l, int num_units, size_t limit)
     free(file);
 }
 
-Layout layout_make(const char *folder, LayoutKind kind, const ModelConfig *c, const Fsdp *f, size_t file_limit)
+Layout layout_make(const char *folder, LayoutKind kind, const Fsdp *f, size_t file_limit)
 {
     Layout l = { 0 };
-    for (int u = 0; u < f->num_units; u++)
-        add_unit(&l, kind, c, f, u);
+    for (int i = 0; i < f->num_tensors; i++)
+        add_tensor(&l, kind, f, &f->tensor[i]);
     l.sum = xcalloc((size_t)l.num_pieces, sizeof *l.sum);
     if (!folder)
         return l;
@@ -182,31 +179,30 @@ void layout_free(Layout *l)
  * formats. */
 static Range held_by(const Piece *p, const Shard *s)
 {
-    if (p->region == BASE)
-        return (Range){ 0, 0 };
-    const size_t first = p->region == FROZEN ? s->frozen_first : s->first;
-    const size_t count = p->region == FROZEN ? s->frozen_count : s->count;
-    return (Range){ first / p->per, (first + count) / p->per };
+    const Slice *own = &s->slice[p->region];
+    return p->region == BASE ? (Range){ 0, 0 } : (Range){ own->first / p->per, (own->first + own->count) / p->per };
 }
 
-/* Where this rank has element i of a piece's region: at address_of(p, s) + (i - held_by(p, s).first) * p->bytes. */
-static char *address_of(const Piece *p, const Shard *s)
+static const Tensor *tensor_of(const Piece *p, const Shard *s)
 {
-    switch (p->kind) {
-    case PIECE_WEIGHT: return p->region == FROZEN ? s->frozen.data : s->master.data;
-    case PIECE_STATE:  return s->state[p->state].data;
-    default:           return s->state[p->state].scale;
-    }
+    return p->kind == PIECE_WEIGHT ? &s->slice[p->region].stored : &s->state[p->state];
+}
+
+/* Where this rank has element i, counted as the piece counts, of the piece's region. */
+static char *address_of(const Piece *p, const Shard *s, size_t i)
+{
+    const Tensor *t = tensor_of(p, s);
+    return (char *)(p->kind == PIECE_SCALE ? t->scale : t->data) + (i - held_by(p, s).first) * p->bytes;
 }
 
 /* This rank's part of a weight or a state, from and to the border of a group. */
 static Tensor part_of(const Piece *p, const Shard *s)
 {
-    const Tensor t = p->kind == PIECE_STATE ? s->state[p->state] : p->region == FROZEN ? s->frozen : s->master;
-    const size_t group = t.format.group ? (size_t)t.format.group : 1;
-    const Range held = held_by(p, s), piece = { p->first / group * group, (p->first + p->count + group - 1) / group * group };
-    const Range r = intersect(held, piece);
-    return r.end > r.first ? shard_view(s, t, r.first - held.first + s->first, r.end - r.first) : (Tensor){ 0 };
+    const Tensor *t = tensor_of(p, s);
+    const size_t group = t->format.group ? (size_t)t->format.group : 1;
+    const Range piece = { p->first / group * group, (p->first + p->count + group - 1) / group * group };
+    const Range r = intersect(held_by(p, s), piece);
+    return r.end > r.first ? slice_view(&s->slice[p->region], *t, r.first, r.end - r.first) : (Tensor){ 0 };
 }
 
 /* Pieces first .. end - 1 of this rank. The flag lies where gradient norms are summed up at other times: memory may be full. */
@@ -269,10 +265,8 @@ Range *layout_ranges(const Fsdp *f)
     const size_t W = (size_t)comm_size(), rank = (size_t)comm_rank(), n = (size_t)f->num_units * NUM_REGIONS;
     Range *range = xcalloc(n, sizeof *range), *all = xmalloc(W * n * sizeof *all);
     for (size_t i = 0; i < n; i++) {
-        const Shard *s = &f->shard[i / NUM_REGIONS];
-        const bool frozen = i % NUM_REGIONS == FROZEN;
-        range[i].first = frozen ? s->frozen_first : s->first;
-        range[i].end = range[i].first + (frozen ? s->frozen_count : s->count);
+        const Slice *s = &f->shard[i / NUM_REGIONS].slice[i % NUM_REGIONS];
+        range[i] = (Range){ s->first, s->first + s->count };
     }
     comm_gather(all, range, n * sizeof *range, RANKS_ALL);
 
@@ -315,11 +309,10 @@ void layout_snapshot(void *snapshot, const Layout *l, const Range *own, const Fs
     char *dst = snapshot;
     for (int i = 0; i < l->num_pieces; i++) {
         const Piece *p = &l->piece[i];
-        const Shard *s = &f->shard[p->unit];
         Range r = own_part(p, own);
         size_t bytes = (r.end - r.first) * p->bytes;
         if (bytes)
-            device_get(dst, address_of(p, s) + (r.first - held_by(p, s).first) * p->bytes, bytes);
+            device_get(dst, address_of(p, &f->shard[p->unit], r.first), bytes);
         dst += bytes;
     }
 }
@@ -383,8 +376,7 @@ static uint32_t read_piece(const Piece *p, const Shard *s, const SafeFile *file,
 {
     uint32_t sum = 0;
     size_t count = t->shape[0] * (t->dims == 2 ? t->shape[1] : 1);
-    Range own = held_by(p, s);
-    Range r = intersect(own, (Range){ p->first, p->first + count });
+    Range r = intersect(held_by(p, s), (Range){ p->first, p->first + count });
     bool same = strcmp(t->dtype, p->dtype) == 0;
     size_t size = same ? p->bytes : safetensors_dtype_size(t->dtype);
     size_t step = CHUNK / (same ? p->bytes : sizeof *values);
@@ -392,7 +384,6 @@ static uint32_t read_piece(const Piece *p, const Shard *s, const SafeFile *file,
     snprintf(reading, sizeof reading, "reading %s", path_tail(file->path));
     for (size_t at = r.first; at < r.end; at += step) {
         size_t n = r.end - at < step ? r.end - at : step;
-        char *device = address_of(p, s) + (at - own.first) * p->bytes;
         watchdog_mark(reading, -1);
         safetensors_read(file, raw, t, (at - p->first) * size, n * size);
         if (t->has_sum)
@@ -402,7 +393,7 @@ static uint32_t read_piece(const Piece *p, const Shard *s, const SafeFile *file,
             if (strcmp(p->dtype, "BF16") == 0)
                 convert_encode(values, "BF16", values, n);
         }
-        device_put(device, same ? raw : (void *)values, n * p->bytes);
+        device_put(address_of(p, s, at), same ? raw : (void *)values, n * p->bytes);
     }
     return crc32c_shift(sum, (p->first + count - r.end) * size);
 }

@@ -11,7 +11,7 @@ typedef struct {
     char        name[160];     /* of a HfTensor, a state and ".scale" */
     PieceKind   kind;
     int         state;         /* index into Shard.state, unless a weight */
-    int         unit;
+    int         unit, param;   /* index into UnitShape.param */
     Region      region;
     const char *dtype;         /* safetensors' name */
     size_t      per;           /* weights of the unit that an element stands for: 1, or a group with its scales    */
@@ -33,7 +33,7 @@ typedef struct {
 /* Depends on the architecture, the recipe and the optimizer alone: the same on every rank, for any number of ranks. `folder`:
  * where the files will be; NULL: only the pieces. A file holds whole units, up to `file_limit` bytes; adapters are one. Weights of
  * region BASE have pieces, but cannot be saved. */
-Layout layout_make(const char *folder, LayoutKind kind, const ModelConfig *c, const Fsdp *f, size_t file_limit);
+Layout layout_make(const char *folder, LayoutKind kind, const Fsdp *f, size_t file_limit);
 void   layout_free(Layout *l);
 
 /* What this rank writes: elements [first, end) of each region of each unit: [unit * NUM_REGIONS + region]. All ranks call;

@@ -71,7 +71,7 @@ static void check_finite(const char *folder, const Layout *l, const Fsdp *f)
 static void load_weights(const char *folder, Source s, LayoutKind kind, const Config *c, Fsdp *f)
 {
     source_refuse_quantized(&s);
-    Layout l = layout_make(NULL, kind, &c->model, f, 0);
+    Layout l = layout_make(NULL, kind, f, 0);
     const char *path, *name = left_over(&l, &s, folder, &c->model, &path);
     if (name && nf4_source_is_beside(name))
         die("%s: its weights are stored in 4 bits (%s): as the base of adapters they are read with --lora.base=nf4; else load the "
@@ -139,8 +139,8 @@ static void load_optimizer(const char *folder, Source s, const Config *c, Fsdp *
         if (!find_state(&s, name))
             die_of_states(folder, xasprintf("it has no %s, which optimizer %s keeps of every weight", name, o->name));
     }
-    StoredStates stored = stored_states(&c->model, f, s.file, s.count);
-    Layout l = layout_make(NULL, LAYOUT_OPTIMIZER, &c->model, f, 0);
+    StoredStates stored = stored_states(f, s.file, s.count);
+    Layout l = layout_make(NULL, LAYOUT_OPTIMIZER, f, 0);
     if (o->num_states > 0)
         check_trained(folder, &l, &s, o->state[0].name);
     fsdp_zero_states(f);            /* files hold no padding */
@@ -220,10 +220,9 @@ static void check_description(const char *folder, const ModelConfig *c)
 static void zero_weights(Fsdp *f)
 {
     for (int u = 0; u < f->num_units; u++) {
-        if (f->shard[u].count)
-            device_zero(f->shard[u].master.data, tensor_bytes(f->shard[u].master));
-        if (f->shard[u].frozen_count)
-            device_zero(f->shard[u].frozen.data, tensor_bytes(f->shard[u].frozen));
+        for (Region r = TRAINED; r <= FROZEN; r++)
+            if (f->shard[u].slice[r].count)
+                device_zero(f->shard[u].slice[r].stored.data, tensor_bytes(f->shard[u].slice[r].stored));
     }
 }
 

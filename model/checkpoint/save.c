@@ -274,8 +274,8 @@ static void begin(const Config *c, const Fsdp *f, const TrainState *s, size_t fi
     save.state = *s;
     save.aside = aside;
     save.folder = choose_folder(c->save_folder, s->step);
-    save.model = layout_make(save.folder, c->model.lora.rank > 0 ? LAYOUT_ADAPTER : LAYOUT_MODEL, &c->model, f, file_limit);
-    save.optimizer = layout_make(save.folder, LAYOUT_OPTIMIZER, &c->model, f, file_limit);
+    save.model = layout_make(save.folder, c->model.lora.rank > 0 ? LAYOUT_ADAPTER : LAYOUT_MODEL, f, file_limit);
+    save.optimizer = layout_make(save.folder, LAYOUT_OPTIMIZER, f, file_limit);
     if (!aside)
         die_if_not_finite(f);
     save.own = layout_ranges(f);

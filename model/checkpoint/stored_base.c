@@ -26,10 +26,9 @@ typedef struct {
     float           *values;    /* CHUNK */
 } Reading;
 
-static bool is_part(const Piece *piece, int unit, const Param *p)
+static bool is_part(const Reading *r, const Piece *piece, int unit, const Param *p)
 {
-    return piece->region == BASE && piece->unit == unit && piece->first >= p->offset
-        && piece->first < p->offset + (size_t)p->rows * (size_t)p->cols;
+    return piece->unit == unit && &r->f->shape[unit].param[piece->param] == p;
 }
 
 static Format format_of(const Reading *r, int unit, const Param *p)
@@ -37,7 +36,7 @@ static Format format_of(const Reading *r, int unit, const Param *p)
     bool exact = true;
     for (int i = 0; i < r->l->num_pieces; i++) {
         const SafeFile *file;
-        if (is_part(&r->l->piece[i], unit, p))
+        if (is_part(r, &r->l->piece[i], unit, p))
             exact &= strcmp(layout_need(&r->l->piece[i], r->source, r->count, &file)->dtype, "BF16") == 0;
     }
     return (Format){ exact ? BF16 : F32, 0, false };
@@ -82,7 +81,7 @@ static bool is_quantized(const Reading *r, int unit, const Param *p)
 {
     const char *plain = NULL, *quantized = NULL;
     for (int i = 0; i < r->l->num_pieces; i++)
-        if (is_part(&r->l->piece[i], unit, p))
+        if (is_part(r, &r->l->piece[i], unit, p))
             *(nf4_source_has(r->source, r->count, r->l->piece[i].name) ? &quantized : &plain) = r->l->piece[i].name;
     if (quantized && plain)
         die("%s%s: %s is stored in 4 bits and %s is not, but they are one matrix here: quantize both, or load the 16-bit folder",
@@ -93,10 +92,10 @@ static bool is_quantized(const Reading *r, int unit, const Param *p)
 static void read_quantized(const Reading *r, int unit, const Param *p)
 {
     const bool plain = r->f->plain_nf4;
-    char *groups = xmalloc(nf4_param_groups(r->f->shape[unit].config, p) * nf4_group_bytes(plain)), *next = groups;
+    char *groups = xmalloc(param_nf4_groups(p) * nf4_group_bytes(plain)), *next = groups;
     for (int i = 0; i < r->l->num_pieces; i++) {
         const Piece *piece = &r->l->piece[i];
-        if (!is_part(piece, unit, p))
+        if (!is_part(r, piece, unit, p))
             continue;
         const size_t n = nf4_groups(piece->shape[0], piece->shape[1]);
         watchdog_mark("reading a base in NF4", -1);
@@ -120,7 +119,7 @@ static void read_matrix(const Reading *r, int unit, const Param *p, void *memory
     const Tensor whole = tensor_at(memory, format_of(r, unit, p), p->rows, p->cols);
     for (int i = 0; i < r->l->num_pieces; i++) {
         const Piece *piece = &r->l->piece[i];
-        if (is_part(piece, unit, p))
+        if (is_part(r, piece, unit, p))
             read_tensor(r, i, tensor_rows(whole, (int)((piece->first - p->offset) / (size_t)p->cols), (int)piece->shape[0]));
     }
     base_store(r->f, unit, p, whole);

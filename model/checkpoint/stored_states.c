@@ -54,25 +54,24 @@ static bool scales_fit(const StoredStates *s, int state, SafeFile *const *source
     return true;
 }
 
-static void lay_out(StoredStates *s, const ModelConfig *c, const Fsdp *f)
+static void lay_out(StoredStates *s, const Fsdp *f)
 {
     Fsdp there = *f;
     there.optimizer = &s->optimizer;
     layout_free(&s->layout);
-    s->layout = layout_make(NULL, LAYOUT_OPTIMIZER, c, &there, 0);
+    s->layout = layout_make(NULL, LAYOUT_OPTIMIZER, &there, 0);
 }
 
 /* Finds the size of the groups that the numbers of scales were made with. Of small tensors several sizes have these numbers: then
  * it is the run's, if all else is as there, and otherwise the smallest, by which each element has the same scale. */
-static void choose_group(StoredStates *s, int state, Format ours, const ModelConfig *c, const Fsdp *f, SafeFile *const *source,
-                         int count)
+static void choose_group(StoredStates *s, int state, Format ours, const Fsdp *f, SafeFile *const *source, int count)
 {
     Format *own = &s->optimizer.state[state].own;
     own->group = ours.group;
     const bool alike = format_equal(*own, ours);
     for (int size = alike ? 0 : 1; size <= PARAM_ALIGN; size = size ? 2 * size : 1) {
         own->group = size ? size : ours.group;
-        lay_out(s, c, f);
+        lay_out(s, f);
         if (scales_fit(s, state, source, count))
             return;
     }
@@ -102,7 +101,7 @@ static Format format_of(const char *state, Format ours, SafeFile *const *source,
     return ours;
 }
 
-StoredStates stored_states(const ModelConfig *c, const Fsdp *f, SafeFile *const *source, int count)
+StoredStates stored_states(const Fsdp *f, SafeFile *const *source, int count)
 {
     StoredStates s = { .optimizer = *f->optimizer };
     for (int i = 0; i < s.optimizer.num_states; i++) {
@@ -110,12 +109,12 @@ StoredStates stored_states(const ModelConfig *c, const Fsdp *f, SafeFile *const 
         const Format ours = optimizer_format(f->optimizer, i, &f->recipe);
         *state = (OptimizerState){ state->name, state->label, OWN_FORMAT, format_of(state->name, ours, source, count) };
         if (format_is_fp8(state->own))
-            choose_group(&s, i, ours, c, f, source, count);
+            choose_group(&s, i, ours, f, source, count);
         s.converts |= !format_equal(state->own, ours) && (format_has_scales(state->own) || format_has_scales(ours));
     }
     for (int i = 0; i < s.optimizer.num_states && !s.converts; i++)
         s.optimizer.state[i].own = optimizer_format(f->optimizer, i, &f->recipe);
-    lay_out(&s, c, f);
+    lay_out(&s, f);
     return s;
 }
 
@@ -177,11 +176,11 @@ static void read_chunk(const Reading *r, Tensor x, int unit, int state, size_t f
 
 /* ---- converting ------------------------------------------------------------------------------------------- */
 
-typedef struct { Tensor there, here; float *x; size_t first, n; } Slice;
+typedef struct { Tensor there, here; float *x; size_t first, n; } Conversion;
 
 static void *convert_slice(void *slice)
 {
-    const Slice *s = slice;
+    const Conversion *s = slice;
     tensor_load(s->x + s->first, s->there, s->first, s->n);
     tensor_store(s->here, s->first, s->x + s->first, s->n);
     return NULL;
@@ -199,14 +198,14 @@ static int num_slices(void)
 static void convert(Tensor here, Tensor there, float *x, size_t n)
 {
     const size_t count = (size_t)num_slices(), blocks = n / PARAM_ALIGN;
-    Slice slice[MAX_SLICES];
+    Conversion slice[MAX_SLICES];
     pthread_t thread[MAX_SLICES];
     bool runs[MAX_SLICES] = { false };
-    slice[0] = (Slice){ there, here, x, 0, PARAM_ALIGN };
+    slice[0] = (Conversion){ there, here, x, 0, PARAM_ALIGN };
     convert_slice(&slice[0]);           /* alone: the first use of a format fills its tables */
     for (size_t i = 0; i < count; i++) {
         const size_t first = blocks * i / count * PARAM_ALIGN, end = blocks * (i + 1) / count * PARAM_ALIGN;
-        slice[i] = (Slice){ there, here, x, first, end - first };
+        slice[i] = (Conversion){ there, here, x, first, end - first };
         runs[i] = i + 1 < count && pthread_create(&thread[i], NULL, convert_slice, &slice[i]) == 0;
         if (!runs[i])
             convert_slice(&slice[i]);
@@ -220,10 +219,11 @@ static void convert(Tensor here, Tensor there, float *x, size_t n)
 static void read_state(const Reading *r, const Shard *shard, int unit, int state, Tensor there, Tensor here, float *x)
 {
     const Tensor dst = shard->state[state];
+    const Slice own = shard->slice[TRAINED];
     const bool same = format_equal(there.format, here.format);
-    for (size_t at = 0; at < shard->count; at += CHUNK) {
-        const size_t n = shard->count - at < CHUNK ? shard->count - at : CHUNK, scales = format_scale_bytes(here.format, n);
-        read_chunk(r, there, unit, state, shard->first + at, n);
+    for (size_t at = 0; at < own.count; at += CHUNK) {
+        const size_t n = own.count - at < CHUNK ? own.count - at : CHUNK, scales = format_scale_bytes(here.format, n);
+        read_chunk(r, there, unit, state, own.first + at, n);
         if (!same)
             convert(here, there, x, n);
         const Tensor src = same ? there : here;
@@ -257,7 +257,7 @@ static void shift_sums(const Reading *r, const Fsdp *f)
         const Piece *p = &l->piece[i];
         const SafeFile *file;
         const SafeTensor *t = layout_find(p, r->source, r->count, &file);
-        const Shard *s = &f->shard[p->unit];
+        const Slice *s = &f->shard[p->unit].slice[TRAINED];
         const Range part = part_of(p, t, s->first, s->first + s->count);
         const size_t count = t->shape[0] * (t->dims == 2 ? t->shape[1] : 1);
         l->sum[i] = crc32c_shift(l->sum[i], (p->first + count - part.end) * p->bytes);

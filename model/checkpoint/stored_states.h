@@ -11,7 +11,7 @@ typedef struct {
 
 /* How the `count` files of `source` store the states of f's optimizer, all of which they have. The formats follow from the types
  * and, for groups, from the number of scales. Dies on one that fits no format. */
-StoredStates stored_states(const ModelConfig *c, const Fsdp *f, SafeFile *const *source, int count);
+StoredStates stored_states(const Fsdp *f, SafeFile *const *source, int count);
 void         stored_states_free(StoredStates *s);
 
 /* Reads this rank's part of every state: as layout_read, or where `converts`, decoded to F32 and stored as tensor_store does it, on

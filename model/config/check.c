@@ -210,9 +210,13 @@ void config_check_model(Reader *r, bool from_hf)
 void config_check_trainable(Reader *r)
 {
     const Config *c = &r->s->c;
+    int count;
+    if (c->num_trainable == 0)
+        return;
+    HfTensor *tensor = hf_tensors_of(&c->model, &count);
     for (int i = 0; i < c->num_trainable; i++) {
         const char *pattern = c->trainable[i], *place = config_where(r, "trainable");
-        if (trainable_count(c, pattern) > 0)
+        if (trainable_count(tensor, count, pattern) > 0)
             continue;
         if (c->model.weight_tying && strncmp(pattern, "lm_head", strlen("lm_head")) == 0)
             die("%s: trainable: the head is the embedding here (model.weight_tying): train model.embed_tokens.weight%s", place,
@@ -220,9 +224,10 @@ void config_check_trainable(Reader *r)
         die("%s: trainable: '%s' names no tensor of this model; names are those of a checkpoint, as "
             "model.layers.0.self_attn.q_proj.weight, and * stands for any characters", place, pattern);
     }
-    const char *split = c->num_trainable > 0 ? trainable_split(c) : NULL;
+    const char *split = trainable_split(c, tensor, count);
     if (split)
         die("%s: trainable: %s, but they are one matrix here; train both or none", config_where(r, "trainable"), split);
+    free(tensor);
 }
 
 /* ---- data ------------------------------------------------------------------------------------------------- */

@@ -187,12 +187,12 @@ static double reading_seconds(const Fsdp *f, bool tied)
     for (int again = 0; again < 2; again++) {
         from = device_mark(from);
         for (int u = tied ? 0 : 1; u < f->num_units; u++) {
-            const Shard *s = &f->shard[u];
-            const size_t base_floats = base_bytes(f, s->base_count) / sizeof(float);
-            const Tensor base = tensor_at(s->base, (Format){ F32, 0, false }, 1, (int)base_floats);
-            if (s->frozen_count > 0)
-                find_not_finite((int *)f->square_sum, s->frozen, false);
-            if (s->base)
+            const Slice *s = f->shard[u].slice;
+            const int base_floats = (int)(s[BASE].count / sizeof(float));
+            const Tensor base = tensor_at(s[BASE].stored.data, (Format){ F32, 0, false }, 1, base_floats);
+            if (s[FROZEN].count > 0)
+                find_not_finite((int *)f->square_sum, s[FROZEN].stored, false);
+            if (s[BASE].count > 0)
                 find_not_finite((int *)f->square_sum, base, false);     /* codes as if they were floats: only the time counts */
         }
         to = device_mark(to);

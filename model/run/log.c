@@ -48,14 +48,11 @@ static double mean_keys(const ModelConfig *c, int l)
 /* Weights of a unit's matrices: all, and those that are trained. `trains`: whether anything in it is. */
 typedef struct { double all, trained; bool trains; } UnitWeights;
 
-static UnitWeights weights_of(const Config *c, int unit)
+static UnitWeights weights_of(const UnitShape *shape)
 {
-    UnitShape shape;
     UnitWeights w = { 0 };
-    unit_shape(&shape, &c->model, unit, 1);
-    trainable_mark(&shape, c, unit);
-    for (int i = 0; i < shape.num_params; i++) {
-        const Param *p = &shape.param[i];
+    for (int i = 0; i < shape->num_params; i++) {
+        const Param *p = &shape->param[i];
         const double n = p->is_norm ? 0 : (double)p->rows * p->cols;
         w.all += n;
         w.trained += p->region == TRAINED ? n : 0;
@@ -72,18 +69,22 @@ TokenFlops token_flops(const Config *c)
     const int L = m->n_layers;
     const double HD = (double)m->n_heads * m->head_dim;
     TokenFlops f = { 0 };
-    int first = 0;
-    while (first <= L && !weights_of(c, first).trains)
+    int first = 0, count;
+    HfTensor *tensor = hf_tensors_of(m, &count);
+    UnitShape *shape = trainable_shapes(c, tensor, count);
+    while (first <= L && !weights_of(&shape[first]).trains)
         first++;
     for (int l = 0; l < L; l++) {
-        const UnitWeights w = weights_of(c, l + 1);
+        const UnitWeights w = weights_of(&shape[l + 1]);
         const bool backward = first <= l + 1;
         f.linear += 2 * (w.all + (backward ? w.all : 0) + w.trained);
         f.attention += (backward ? 12 : 4) * HD * mean_keys(m, l);
     }
-    const UnitWeights head = weights_of(c, m->weight_tying ? 0 : L + 1);
+    const UnitWeights head = weights_of(&shape[m->weight_tying ? 0 : L + 1]);
     f.head_forward = 2 * head.all;
     f.head = 2 * (head.all + (first <= L ? head.all : 0) + head.trained);
+    free(tensor);
+    free(shape);
     return f;
 }
 

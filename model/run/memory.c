@@ -147,12 +147,12 @@ static void print_plan(const Model *m, const Fsdp *f, const Config *c)
     const PlanBytes *b = &m->bytes;
     size_t n[NUM_REGIONS] = { 0 }, master = 0, moments = fsdp_state_bytes(f), frozen = 0, base = 0;
     for (int u = 0; u < f->num_units; u++) {
-        const Shard *s = &f->shard[u];
+        const Slice *s = f->shard[u].slice;
         for (int i = 0; i < f->shape[u].num_params; i++)
             n[f->shape[u].param[i].region] += param_numel(&f->shape[u].param[i]);
-        master += tensor_bytes(s->master);
-        frozen += tensor_bytes(s->frozen);
-        base += base_bytes(f, s->base_count);
+        master += tensor_bytes(s[TRAINED].stored);
+        frozen += tensor_bytes(s[FROZEN].stored);
+        base += s[BASE].count;
     }
     const size_t untrained = n[FROZEN] + n[BASE];
     printf("model: %.4g M parameters", (double)(n[TRAINED] + untrained) / 1e6);

@@ -242,9 +242,9 @@ static size_t sample_size(const Shard *s, const Param *p, size_t *first)
     size_t group = MOMENT_GROUP, in_param, n = shard_part(s, p, &in_param);
     for (int i = 0; i < MAX_STATES; i++)
         group = (size_t)s->state[i].format.group > group ? (size_t)s->state[i].format.group : group;
-    if (p->is_norm || p->region == FROZEN || n == 0)
+    if (p->is_norm || p->region != TRAINED || n == 0)
         return 0;
-    *first = p->offset + in_param - s->first;
+    *first = p->offset + in_param - s->slice[TRAINED].first;
     size_t most = GROUPS * MOMENT_GROUP > group ? GROUPS * MOMENT_GROUP : group;
     return (n < most ? n : most) / group * group;
 }
