@@ -18,16 +18,15 @@
 
 /* ---- the rows --------------------------------------------------------------------------------------------- */
 
-#define BOTH_KINDS                                                                                                              \
-    { "qkv",     { "self_attn.q_proj.weight", "self_attn.k_proj.weight",                          \
-                   "self_attn.v_proj.weight" } },                                                                 \
-    { "qnorm",   { "self_attn.q_norm.weight" } },                                                                 \
-    { "knorm",   { "self_attn.k_norm.weight" } },                                                                 \
-    { "out",     { "self_attn.o_proj.weight" } },                                                                 \
-    { "gate_up", { "mlp.gate_proj.weight", "mlp.up_proj.weight" } },                                \
-    { "down",    { "mlp.down_proj.weight" } },                                                                    \
-    { "embed",   { "model.embed_tokens.weight" } },                                                             \
-    { "norm",    { "model.norm.weight" } },                                                                       \
+#define BOTH_KINDS                                                                                             \
+    { "qkv",     { "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight" } },        \
+    { "qnorm",   { "self_attn.q_norm.weight" } },                                                              \
+    { "knorm",   { "self_attn.k_norm.weight" } },                                                              \
+    { "out",     { "self_attn.o_proj.weight" } },                                                              \
+    { "gate_up", { "mlp.gate_proj.weight", "mlp.up_proj.weight" } },                                           \
+    { "down",    { "mlp.down_proj.weight" } },                                                                 \
+    { "embed",   { "model.embed_tokens.weight" } },                                                            \
+    { "norm",    { "model.norm.weight" } },                                                                    \
     { "head",    { "lm_head.weight" } }
 
 static const TensorNames norms_before[] = {

@@ -1,5 +1,5 @@
-/* Where units lie, and the way of their weights: the shards, the memory for gathered weights and for gradients, all views of them, and
- * the steps from one to the other. */
+/* Where units lie, and the way of their weights: the shards, the memory for gathered weights and for gradients, all views of them,
+ * and the steps from one to the other. */
 #include "model/fsdp_plan.h"
 
 #include <stdlib.h>
@@ -88,8 +88,8 @@ static int buffer_of(const Fsdp *f, int u, bool own)
     return own ? SHARED_BUFFERS + u : is_block(f, u) ? 2 + (f->shards > 1 ? u % 2 : 0) : u == 0 || !f->tied ? 0 : 1;
 }
 
-/* On one rank FP8 operands are made for each use from weights that are stored whole. What backward reads of stored codes, and what was
- * gathered of them, never changes. */
+/* On one rank FP8 operands are made for each use from weights that are stored whole. What backward reads of stored codes, and what
+ * was gathered of them, never changes. */
 static Lifetime lifetime_of(const Fsdp *f, int u)
 {
     const bool fp8 = format_is_fp8(buffer_format(f, u)), base = f->shape[u].numel[BASE] > 0;
@@ -403,11 +403,6 @@ Tensor slice_view(const Slice *s, Tensor t, size_t first, size_t n)
         t.scale = (char *)t.scale + format_scale_bytes(t.format, first - s->first);
     t.cols = (int)n;
     return t;
-}
-
-Tensor shard_view(const Shard *s, Tensor t, size_t first, size_t n)
-{
-    return slice_view(&s->slice[TRAINED], t, first, n);
 }
 
 Tensor shard_weights(const Shard *s, const Param *p, size_t first, size_t n)

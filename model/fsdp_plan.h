@@ -115,10 +115,9 @@ void        fsdp_free   (Fsdp *f);
 
 /* The part of a parameter that this rank stores: elements *first .. *first + n of what is stored of it; returns n, maybe 0. */
 size_t      shard_part(const Shard *s, const Param *p, size_t *first);
-/* n elements of t, one of the shard's flat tensors, from element `first` of the region on: slice_view of any region, shard_view of
- * the trained one, shard_weights as they are stored, `first` counted in the parameter. */
+/* n elements of t, a flat tensor of this slice, from element `first` of the region on. */
 Tensor      slice_view(const Slice *s, Tensor t, size_t first, size_t n);
-Tensor      shard_view(const Shard *s, Tensor t, size_t first, size_t n);
+/* n elements of a parameter, of this rank's part, as they are stored, from its `first` on. */
 Tensor      shard_weights(const Shard *s, const Param *p, size_t first, size_t n);
 /* The scale of a matrix of region BASE: of the operand and of stored E4M3. */
 float      *base_scale(const Fsdp *f, int unit, const Param *p);

@@ -416,6 +416,11 @@ void model_plan(Model *m, Fsdp *f, const Config *c, Placement p)
     m->acts = xcalloc(m->L + 1, sizeof *m->acts);
     m->host_doc_start = xmalloc(sizeof(int) * (m->N + 1));
     m->host_sorted = xmalloc(sizeof *m->host_sorted * m->N);
+    model_replan(m, f, c, p);
+}
+
+void model_replan(Model *m, Fsdp *f, const Config *c, Placement p)
+{
     plan_all(&(Arena){ 0 }, m, f, c, p);
     m->shared_bytes = buffers_place(m->shared);         /* now that it is known what there is to share */
     plan_all(&(Arena){ 0 }, m, f, c, p);

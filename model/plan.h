@@ -7,6 +7,9 @@
 /* Measures: fills the sizes of `m` and `f` and makes their host memory. model_free (model.h) frees it. */
 void   model_plan  (Model *m, Fsdp *f, const Config *c, Placement p);
 
+/* Measures a model that was planned, with the same configuration, in another placement. */
+void   model_replan(Model *m, Fsdp *f, const Config *c, Placement p);
+
 /* Places every tensor of a model that was planned, with the same configuration, in m->memory of m->bytes.total. */
 void   model_place_tensors(Model *m, Fsdp *f, const Config *c);
 

@@ -1,5 +1,5 @@
-/* Which parameters are trained and which stay as they were loaded: `trainable`, patterns of Hugging Face's names; with adapters they
- * alone are; none are where the run is forward passes alone. */
+/* Which parameters are trained and which stay as they were loaded: `trainable`, patterns of Hugging Face's names; with adapters
+ * they alone are; none are where the run is forward passes alone. */
 #pragma once
 #include "model/architecture.h"
 

@@ -33,6 +33,7 @@ static void step_unit(const Fsdp *f, int u, const Config *c, StepParams step)
 {
     const UnitShape *shape = &f->shape[u];
     const Shard *s = &f->shard[u];
+    const Slice *own = &s->slice[TRAINED];
     const size_t group = largest_group(f, s);
     for (int i = 0; i < shape->num_params; i++) {
         const Param *p = &shape->param[i];
@@ -45,8 +46,8 @@ static void step_unit(const Fsdp *f, int u, const Config *c, StepParams step)
         if (group)      /* a last group that is not full goes on in the padding behind the parameter, which is 0 */
             n = (n + group - 1) / group * group;
         for (int k = 0; k < f->optimizer->num_states; k++)
-            state[k] = shard_view(s, s->state[k], at, n);
-        f->optimizer->step(shard_weights(s, p, first, n), state, shard_view(s, s->grad, at, n), &step,
+            state[k] = slice_view(own, s->state[k], at, n);
+        f->optimizer->step(slice_view(own, own->stored, at, n), state, slice_view(own, s->grad, at, n), &step,
                            shape->first + p->number + first);
     }
 }

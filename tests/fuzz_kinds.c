@@ -188,7 +188,7 @@ static void read_metrics(void)
     c.save_folder = now->folder;
     c.eval = &set;
     c.num_eval = 1;
-    Log *l = log_open(&c, (RunLength){ .steps = 10 }, 10, FIRST_STEP, true, 1);
+    Log *l = log_open(&c, NULL, (RunLength){ .steps = 10 }, 10, FIRST_STEP, true, 1);
     log_close(l);
     Input after = input_read(in_folder(now->file));
     const bool kept_it = after.size <= before.size && (!after.size || memcmp(after.data, before.data, after.size) == 0);

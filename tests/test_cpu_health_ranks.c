@@ -246,7 +246,7 @@ static json_t *run(long interval, void (*change)(void))
     const int terminal = dup(STDERR_FILENO);
     assert_non_null(freopen(path, "w", stderr));
     comm_barrier();             /* nothing of this run comes before any rank's call */
-    Log *log = log_open(&c, (RunLength){ .steps = 100 }, 100, 0, false, comm_size());
+    Log *log = log_open(&c, NULL, (RunLength){ .steps = 100 }, 100, 0, false, comm_size());
     Health *h = health_open(log, interval, 0, 0, 0.001);
     for (long step = 1; step <= 20; step++) {
         usleep(20000);

@@ -60,8 +60,10 @@ void __real_folder_publish(const char *save_folder, long step);
 void __wrap_folder_publish(const char *save_folder, long step);
 void __real_folder_remove_step(const char *save_folder, long step);
 void __wrap_folder_remove_step(const char *save_folder, long step);
-Log *__real_log_open(const Config *c, RunLength length, long last_step, long first_step, bool resumes, int world);
-Log *__wrap_log_open(const Config *c, RunLength length, long last_step, long first_step, bool resumes, int world);
+Log *__real_log_open(const Config *c, const UnitShape *shape, RunLength length, long last_step, long first_step,
+                          bool resumes, int world);
+Log *__wrap_log_open(const Config *c, const UnitShape *shape, RunLength length, long last_step, long first_step,
+                          bool resumes, int world);
 Source __real_source_open(const char *folder);
 Source __wrap_source_open(const char *folder);
 
@@ -115,10 +117,11 @@ void __wrap_folder_remove_step(const char *save_folder, long step)
     __real_folder_remove_step(save_folder, step);
 }
 
-Log *__wrap_log_open(const Config *c, RunLength length, long last_step, long first_step, bool resumes, int world)
+Log *__wrap_log_open(const Config *c, const UnitShape *shape, RunLength length, long last_step, long first_step,
+                          bool resumes, int world)
 {
     meet_fault("log_open", 100);
-    return __real_log_open(c, length, last_step, first_step, resumes, world);
+    return __real_log_open(c, shape, length, last_step, first_step, resumes, world);
 }
 
 Source __wrap_source_open(const char *folder)

@@ -168,7 +168,7 @@ static json_t *statistics(const char *optimizer)
     fsdp_init(&s.fsdp, &s.config.model, 3);
     s.config.save_folder = folder;
     s.config.quant_stats_interval = 1;
-    Log *log = log_open(&s.config, (RunLength){ .steps = 10 }, 10, 0, false, 1);
+    Log *log = log_open(&s.config, s.fsdp.shape, (RunLength){ .steps = 10 }, 10, 0, false, 1);
     Telemetry *t = telemetry_open(&s.config, &s.model, &s.fsdp, log);
     for (long step = 1; step <= 2; step++) {
         for (int u = 0; u < s.fsdp.num_units; u++)

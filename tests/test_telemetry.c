@@ -6,6 +6,7 @@
 #include "model/run/log.h"
 #include "model/run/quant_stats.h"
 #include "model/run/telemetry.h"
+#include "model/trainable.h"
 #include "model/update.h"
 #include "tests/models.h"
 
@@ -43,7 +44,7 @@ static void small_start(Small *s)
 {
     (s->apart ? model_create_apart : model_create)(&s->model, &s->fsdp, &s->config);
     fsdp_init(&s->fsdp, &s->config.model, 3);
-    s->log = log_open(&s->config, (RunLength){ .steps = 10 }, 10, 0, false, 1);
+    s->log = log_open(&s->config, s->fsdp.shape, (RunLength){ .steps = 10 }, 10, 0, false, 1);
     s->telemetry = telemetry_open(&s->config, &s->model, &s->fsdp, s->log);
 }
 
@@ -396,7 +397,7 @@ static void test_speed(void **state)
     (void)state;
     Small s;
     small_open(&s, LLAMA, "bf16");
-    s.log = log_open(&s.config, (RunLength){ .steps = 10 }, 10, 0, false, 1);
+    s.log = log_open(&s.config, NULL, (RunLength){ .steps = 10 }, 10, 0, false, 1);
     log_step(s.log, &(StepStats){ .step = 1 });
     log_pause(s.log);
     usleep(300000);
@@ -407,6 +408,17 @@ static void test_speed(void **state)
     json_decref(s.line);
     log_close(s.log);
     remove_metrics();
+}
+
+static TokenFlops flops_of(const Config *c)
+{
+    int count;
+    HfTensor *tensor = hf_tensors_of(&c->model, &count);
+    UnitShape *shape = trainable_shapes(c, tensor, count);
+    const TokenFlops f = token_flops(c, shape);
+    free(tensor);
+    free(shape);
+    return f;
 }
 
 /* Attention's FLOPs are those of the keys that tokens see, counted one by one: half a key less for each token, as T/2 is than
@@ -426,7 +438,7 @@ static void test_flops(void **state)
                 least += (keys - 0.5) / T;
                 most += (double)keys / T;
             }
-        const double found = token_flops(&c).attention / (12.0 * m.n_heads * m.head_dim);
+        const double found = flops_of(&c).attention / (12.0 * m.n_heads * m.head_dim);
         assert_true(found >= least && found < most);
         if (m.sliding_window == 0)
             assert_true(found == m.n_layers * T / 2.0);
@@ -450,7 +462,7 @@ static void test_flops_of_a_part(void **state)
         model_config(&c, &m, "f32", B);
         c.trainable = &pattern;
         c.num_trainable = 1;
-        const TokenFlops f = token_flops(&c);
+        const TokenFlops f = flops_of(&c);
         assert_true(f.linear == block * (cases[i].block[0] + cases[i].block[1]));
         assert_true(f.attention == 4 * HD * m.max_sequence_length / 2 * (cases[i].attention[0] + cases[i].attention[1]));
         assert_true(f.head == 2 * C * m.embedding_size * cases[i].head);

@@ -16,7 +16,6 @@
 #include "kernels/device.h"
 #include "kernels/clock.h"
 #include "kernels/error.h"
-#include "model/trainable.h"
 
 enum { PLOT_WIDTH = 64, PLOT_HEIGHT = 12 };
 
@@ -63,15 +62,13 @@ static UnitWeights weights_of(const UnitShape *shape)
 
 /* A weight takes 2 FLOPs forward, 2 for the gradient of its input, 2 for its own if it is trained; attention 2 products of the keys
  * forward and twice as many backward. Backward ends at the first unit that trains something. */
-TokenFlops token_flops(const Config *c)
+TokenFlops token_flops(const Config *c, const UnitShape *shape)
 {
     const ModelConfig *m = &c->model;
     const int L = m->n_layers;
     const double HD = (double)m->n_heads * m->head_dim;
     TokenFlops f = { 0 };
-    int first = 0, count;
-    HfTensor *tensor = hf_tensors_of(m, &count);
-    UnitShape *shape = trainable_shapes(c, tensor, count);
+    int first = 0;
     while (first <= L && !weights_of(&shape[first]).trains)
         first++;
     for (int l = 0; l < L; l++) {
@@ -83,14 +80,12 @@ TokenFlops token_flops(const Config *c)
     const UnitWeights head = weights_of(&shape[m->weight_tying ? 0 : L + 1]);
     f.head_forward = 2 * head.all;
     f.head = 2 * (head.all + (first <= L ? head.all : 0) + head.trained);
-    free(tensor);
-    free(shape);
     return f;
 }
 
-static double speed_of_light(const Config *c)
+static double speed_of_light(const Config *c, const UnitShape *shape)
 {
-    TokenFlops f = token_flops(c);
+    TokenFlops f = token_flops(c, shape);
     double operand = device_peak_flops(c->recipe.operand.dtype), stream = device_peak_flops(c->recipe.stream.dtype);
     if (operand <= 0 || stream <= 0)
         return 0;
@@ -205,7 +200,7 @@ Log *log_open_eval(const Config *c, const char *from)
     return l;
 }
 
-Log *log_open(const Config *c, RunLength length, long last_step, long first_step, bool resumes, int world)
+Log *log_open(const Config *c, const UnitShape *shape, RunLength length, long last_step, long first_step, bool resumes, int world)
 {
     if (comm_rank() != 0)
         return NULL;
@@ -216,7 +211,7 @@ Log *log_open(const Config *c, RunLength length, long last_step, long first_step
     l->world = world;
     l->first_step = first_step;
     l->evaluated = xcalloc((size_t)c->num_eval, sizeof *l->evaluated);
-    l->speed_of_light = speed_of_light(c);
+    l->speed_of_light = shape ? speed_of_light(c, shape) : 0;
     l->time = xcalloc(c->speed_window + 1, sizeof *l->time);
     l->time[0] = l->start = clock_seconds();
     open_file(l, c->save_folder, "metrics.jsonl");

@@ -26,8 +26,9 @@ typedef struct Log Log;
 
 /* Opens save_folder/metrics.jsonl for appending. `last_step`: where this run ends. `first_step`: steps done before. Of metrics that
  * are there those up to first_step stay if the run `resumes`, else none: it writes them anew. Dies if another process trains in
- * save_folder. NULL-safe on ranks other than 0: every call does nothing there. */
-Log *log_open (const Config *c, RunLength length, long last_step, long first_step, bool resumes, int world);
+ * save_folder. NULL-safe on ranks other than 0: every call does nothing there. `shape`: of all units, what is trained among it, for the
+ * speed that the device could reach; NULL: that is not shown. */
+Log *log_open (const Config *c, const UnitShape *shape, RunLength length, long last_step, long first_step, bool resumes, int world);
 
 /* The same of a run that evaluates what it loads from the folder `from`, and nothing else: results are
  * added to save_folder/eval.jsonl, if there is a save_folder. */
@@ -52,4 +53,4 @@ void log_close(Log *l);           /* prints first and last loss, and the plot */
 /* FLOPs of forward and backward per token, GEMMs and causal attention of T tokens with its windows, and the tokens per second
  * that the device's data-sheet rates allow (0: unknown): 100 % of peak in the progress line. */
 typedef struct { double linear, head, head_forward, attention; } TokenFlops;       /* head_forward: of `head` */
-TokenFlops token_flops(const Config *c);
+TokenFlops token_flops(const Config *c, const UnitShape *shape);

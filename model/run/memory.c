@@ -63,22 +63,28 @@ static int least_of_ranks(int n)
     return (int)-negative;
 }
 
+static double bytes_in(Model *m, Fsdp *f, const Config *c, Placement p)
+{
+    model_replan(m, f, c, p);
+    return (double)model_planned_bytes(m, f);
+}
+
 /* With one micro-batch a step there is nothing to gain. NOTE: when gradients are summed changes their bits, so this must not
  * depend on what else runs on the device. */
-static bool sums_once(const Config *c, Placement p)
+static bool sums_once(Model *m, Fsdp *f, const Config *c, Placement p)
 {
     const bool gains = p.shards > 1 && c->global_train_batch_size > (long)c->device_train_microbatch_size * ranks_of(c);
-    return least_of_ranks(gains && bytes_of(c, p) <= room(c));
+    return least_of_ranks(gains && bytes_in(m, f, c, p) <= room(c));
 }
 
 /* Memory grows with each unit that is kept. */
-static int most_kept(const Config *c, Placement p, int units)
+static int most_kept(Model *m, Fsdp *f, const Config *c, Placement p)
 {
     const double most = room_beside_others(c);
-    int first = 0, last = p.shards > 1 ? units : 0;
+    int first = 0, last = p.shards > 1 ? f->num_units : 0;
     while (first < last) {
         p.kept = (first + last + 1) / 2;
-        if (bytes_of(c, p) <= most)
+        if (bytes_in(m, f, c, p) <= most)
             first = p.kept;
         else
             last = p.kept - 1;
@@ -89,19 +95,19 @@ static int most_kept(const Config *c, Placement p, int units)
 /* The ranks agree on what depends on memory. */
 void memory_plan(Model *m, Fsdp *f, const Config *c)
 {
-    const int units = c->model.n_layers + 2;
     const Strategy *s = &c->strategy;
     Placement p = { comm_group_size(RANKS_SHARD), comm_group_rank(RANKS_SHARD), s->grad_sum != SUM_OFTEN,
-                    s->gathering == GATHER_ONCE ? units : 0 };
+                    s->gathering == GATHER_ONCE ? c->model.n_layers + 2 : 0 };
     if (c->dry_run) {           /* of ranks that may not be there; all have as much */
         p.shards = s->shard_ranks;
         p.rank = 0;
     }
-    if (s->grad_sum == SUM_ONCE_IF_FITS)
-        p.sum_once = sums_once(c, p);
-    if (s->gathering == GATHER_ONCE_IF_FITS)
-        p.kept = most_kept(c, p, units);
     model_plan(m, f, c, p);
+    if (s->grad_sum == SUM_ONCE_IF_FITS)
+        p.sum_once = sums_once(m, f, c, p);
+    if (s->gathering == GATHER_ONCE_IF_FITS)
+        p.kept = most_kept(m, f, c, p);
+    model_replan(m, f, c, p);
 }
 
 static double gib(double bytes)

@@ -322,7 +322,7 @@ void run_open(Run *r, const Config *c)
     schedule_check(c, r->length);
     print_data(r);
     watchdog_mark("opening metrics.jsonl", -1);
-    r->log = log_open(c, r->length, r->last_step, r->state.step, resumes, comm_size());
+    r->log = log_open(c, r->fsdp.shape, r->length, r->last_step, r->state.step, resumes, comm_size());
     save_folder_begin(c, resumes ? folder : NULL, r->state.step, saved);
     if (saved)
         r->saved_step = r->state.step;
