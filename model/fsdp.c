@@ -296,7 +296,7 @@ static void update_scales(Fsdp *f, bool frozen_too)
     device_zero(scales.data, tensor_bytes(scales));
     for (int u = 0; u < f->num_units; u++)
         for (const Copy *c = f->plan[u].copy; c < f->plan[u].copy + f->plan[u].num_copies; c++)
-            if ((c->step == CAST || c->step == CAST_SLICE) && format_is_fp8(c->to.format)
+            if ((c->step == CAST || c->step == CAST_SLICE) && format_is_fp8(c->to.format) && c->param->region != BASE
                 && (frozen_too || c->param->region == TRAINED))
                 quantize_scale(c->to, c->from);
     if (f->shards > 1)

@@ -10,8 +10,8 @@
 
 /* ---- the way of a weight ---------------------------------------------------------------------------------- */
 
-/* What is stored: the format that computes, or another; E4M3 codes or groups of NF4 of the region BASE. What computes: F32 or BF16;
- * an FP8 operand; or F32 or BF16 in a unit whose buffer holds FP8 operands, as norms and adapters do. */
+/* What is stored: the format that computes; another; of the region BASE another than E4M3 computes, or groups of NF4. What computes:
+ * F32 or BF16; an FP8 operand; or F32 or BF16 in a unit whose buffer holds FP8 operands, as norms and adapters do. */
 typedef enum { SAME, OTHER, CODES, GROUPS, NUM_STORED } Stored;
 typedef enum { WIDE, FP8, APART, NUM_COMPUTING } Computing;
 
@@ -19,12 +19,13 @@ typedef enum { WIDE, FP8, APART, NUM_COMPUTING } Computing;
 static const struct { Step alone[4], sharded[4]; } ways[NUM_STORED][NUM_COMPUTING] = {
     /*            computes     on one rank            in a shard group                     */
     [SAME]   = { [WIDE]  = { { VIEW },              { CAST_SLICE, GATHER } },
+                 [FP8]   = { { VIEW, TRANSPOSE },   { GATHER, TRANSPOSE } },                /* E4M3 of BASE */
                  [APART] = { { VIEW },              { REPLICATE } } },
     [OTHER]  = { [WIDE]  = { { CAST },              { CAST_SLICE, GATHER } },
                  [FP8]   = { { CAST },              { CAST_SLICE, GATHER, TRANSPOSE } },
                  [APART] = { { REPLICATE },         { REPLICATE } } },
     [CODES]  = { [WIDE]  = { { CAST },              { GATHER, CAST } },
-                 [FP8]   = { { VIEW, TRANSPOSE },   { GATHER, TRANSPOSE } } },
+                 [FP8]   = { { CAST },              { GATHER, CAST } } },
     [GROUPS] = { [WIDE]  = { { DEQUANTIZE },        { GATHER, DEQUANTIZE } },
                  [FP8]   = { { DEQUANTIZE },        { GATHER, DEQUANTIZE } } },
 };
@@ -71,8 +72,9 @@ static Format buffer_format(const Fsdp *f, int u)
 static const Step *find_way(const Fsdp *f, int u, const Param *p)
 {
     const Format buffer = buffer_format(f, u), computes = p->is_operand ? f->recipe.operand : f->recipe.stream;
-    const Stored stored = p->region == BASE ? (f->base == BASE_NF4 ? GROUPS : CODES)
-                        : format_equal(f->shard[u].slice[p->region].stored.format, computes) ? SAME : OTHER;
+    const Stored stored = p->region == BASE && f->base == BASE_NF4 ? GROUPS
+                        : format_equal(f->shard[u].slice[p->region].stored.format, computes) ? SAME
+                        : p->region == BASE ? CODES : OTHER;
     const Computing computing = !format_equal(computes, buffer) ? APART : format_is_fp8(buffer) ? FP8 : WIDE;
     const Step *way = f->shards == 1 ? ways[stored][computing].alone : ways[stored][computing].sharded;
     CHECK(*way, "no way leads from the stored %s to %s", p->name, format_name(computes));
@@ -93,7 +95,7 @@ static int buffer_of(const Fsdp *f, int u, bool own)
 static Lifetime lifetime_of(const Fsdp *f, int u)
 {
     const bool fp8 = format_is_fp8(buffer_format(f, u)), base = f->shape[u].numel[BASE] > 0;
-    if (u < f->kept && base && fp8 && f->base == BASE_E4M3)
+    if (u < f->kept && base && f->base == BASE_E4M3 && f->recipe.operand.dtype == E4M3)
         return FOR_GOOD;
     return (f->shards > 1 ? u < f->kept : !fp8 && !base) ? UNTIL_UPDATE : UNTIL_TURN;
 }
@@ -234,19 +236,25 @@ static Tensor place_in_buffer(const Fsdp *f, int u, const Param *p, bool is_view
     return t;
 }
 
+/* A parameter that begins at element `at` of a flat tensor in F32 or BF16. */
+static Tensor param_view(const Param *p, Tensor flat, size_t at)
+{
+    return tensor_at((char *)flat.data + at * dtype_size(flat.format.dtype), flat.format, p->rows, p->cols);
+}
+
 static void place_weights(Fsdp *f)
 {
     size_t scales[NUM_REGIONS] = { [FROZEN] = (size_t)f->trained_scales }, replicated = 0;
-    const Format stream = f->recipe.stream;
     for (int u = 0; u < f->num_units; u++) {
-        const GradBuffer *g = f->plan[u].grads;
-        f->dunit[u] = unit_views(&f->shape[u], g ? g->flat.data : f->shard[u].grad.data, f->recipe.grads);
+        const Tensor grads = f->plan[u].grads ? f->plan[u].grads->flat : f->shard[u].grad;
         for (int i = 0; i < f->shape[u].num_params; i++) {
             const Param *p = &f->shape[u].param[i];
             const Step *way = f->plan[u].way[i];
             Tensor *w = &f->unit[u].tensor[p->id];
+            if (p->region == TRAINED)
+                f->dunit[u].tensor[p->id] = param_view(p, grads, p->offset);
             if (takes(way, REPLICATE)) {
-                *w = tensor_at((char *)f->replicated.data + replicated * dtype_size(stream.dtype), stream, p->rows, p->cols);
+                *w = param_view(p, f->replicated, replicated);
                 replicated += param_align(param_numel(p));
             } else
                 *w = is_in_buffer(way) ? place_in_buffer(f, u, p, takes(way, VIEW), &scales[p->region]) : stored_whole(f, u, p);

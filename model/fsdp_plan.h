@@ -51,7 +51,7 @@ typedef struct {
 } WeightBuffer;
 
 /* A unit's gradients before they are summed over the shard group. */
-typedef struct GradBuffer {
+typedef struct {
     Tensor      flat;                  /* (1, n) in the recipe's format of gradients */
     int         unit;                  /* who fills it; -1: nobody */
     DeviceMark *filled, *reduced;
@@ -65,7 +65,7 @@ typedef struct {
     size_t      at[NUM_REGIONS], numel;        /* where the regions begin in its buffer, elements       */
     Lifetime    lifetime;
     WeightBuffer *weights;             /* NULL: the stored weights are the weights                      */
-    struct GradBuffer *grads;          /* NULL: gradients are added to the shard's                      */
+    GradBuffer  *grads;                /* NULL: gradients are added to the shard's                      */
 } UnitPlan;
 
 typedef struct {

@@ -228,13 +228,3 @@ size_t unit_numbers(const UnitShape *u)
 {
     return next_number(u, false);
 }
-
-Unit unit_views(const UnitShape *u, void *data, Format f)
-{
-    Unit v = { 0 };
-    for (int i = 0; i < u->num_params; i++)
-        if (u->param[i].region == TRAINED)
-            v.tensor[u->param[i].id] = tensor_at((char *)data + u->param[i].offset * dtype_size(f.dtype), f, u->param[i].rows,
-                                                 u->param[i].cols);
-    return v;
-}

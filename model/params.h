@@ -112,5 +112,3 @@ size_t param_nf4_groups(const Param *p);
 
 /* What B of a linear layer's adapter is beside, without its weights: num_parts 0 if it has none. */
 LowRank adapter_parts(const ModelConfig *c, Linear linear);
-
-Unit   unit_views(const UnitShape *u, void *data, Format f);         /* the trained parameters, as F32 or BF16 in a flat buffer */
