@@ -1,4 +1,4 @@
-/* The verbs. fsdp_plan.c says where everything lies. */
+/* The verbs. fsdp_plan.c says where everything lies and which copies there are. */
 #include "model/fsdp.h"
 
 #include <stdlib.h>
@@ -62,7 +62,7 @@ void fsdp_gather(Fsdp *f, int u, int uses)
     trace_begin("gather", u);
     uses |= AS_STORED & ~b->has;
     make_copies(f, u, uses);
-    b->has |= uses | (both & ~f->plan[u].made);         /* what is made for no use is there as it was gathered */
+    b->has |= uses | (both & ~f->plan[u].made);
     trace_end();
     if (f->shards > 1) {
         b->ready = device_mark(b->ready);

@@ -19,8 +19,8 @@
  *   HYBRID_SHARD    a group per host, or of any size; gradients are summed over the replicas too
  *
  * FP8 operands are gathered as codes; their scales are one maximum over ranks of all weights, once per step. Copies for
- * computing exist only where the stored weights can't serve: in another format, or sharded. What is trained and what is frozen are
- * two regions of a unit, sharded and gathered one behind the other. */
+ * computing exist only where the stored weights can't serve: in another format, or sharded (the table `ways` of fsdp_plan.c). What is
+ * trained and what is frozen are two regions of a unit, sharded and gathered one after the other. */
 #pragma once
 #include "model/fsdp_plan.h"
 

@@ -1,5 +1,5 @@
 /* Where flat units lie: what each rank owns of weights, gradients and optimizer states, the memory for gathered weights and for
- * gradients that are not summed yet, and all views of them. fsdp.h moves them. */
+ * gradients that are not summed yet, all views of them, and the list of copies from one to the other, which fsdp.h carries out. */
 #pragma once
 #include "kernels/device.h"
 #include "model/architecture.h"
@@ -43,7 +43,7 @@ typedef enum { UNTIL_TURN, UNTIL_UPDATE, FOR_GOOD } Lifetime;
 /* A gathered unit's memory: (1, n) in its compute format, n the largest unit that it serves. */
 typedef struct {
     Tensor      flat;                  /* data_t: the transposed copies of FP8 operands; may be data, for one use at a time */
-    bool        has_rows, takes_turns; /* flat.data exists; ... and is data_t          */
+    bool        has_rows, takes_turns; /* flat.data exists; it is data_t */
     void       *raw;                   /* the gathered region BASE as stored, where that is not what computes */
     size_t      raw_bytes;
     int         unit, has;             /* whose weights, -1: nobody's; for which uses they are there */
@@ -59,13 +59,13 @@ typedef struct {
 
 /* How the weights of a unit come to where they compute. Gathering, updating and the memory plan read it. */
 typedef struct {
-    const Step *way[NUM_PARAMS];       /* the steps of each parameter                                   */
-    Copy        copy[MAX_COPIES];      /* in this order                                                 */
-    int         num_copies, made;      /* uses for which a step is made, of AS_STORED apart             */
-    size_t      at[NUM_REGIONS], numel;        /* where the regions begin in its buffer, elements       */
+    const Step *way[NUM_PARAMS];       /* the steps of each parameter, up to NO_STEP */
+    Copy        copy[MAX_COPIES];      /* in this order */
+    int         num_copies, made;      /* made: all uses of these copies; what is used otherwise is what was gathered or stored */
+    size_t      at[NUM_REGIONS], numel;        /* where the regions begin in its buffer; all elements there */
     Lifetime    lifetime;
-    WeightBuffer *weights;             /* NULL: the stored weights are the weights                      */
-    GradBuffer  *grads;                /* NULL: gradients are added to the shard's                      */
+    WeightBuffer *weights;             /* NULL: the stored weights are the weights */
+    GradBuffer *grads;                 /* NULL: gradients are added to the shard's */
 } UnitPlan;
 
 typedef struct {

@@ -65,14 +65,20 @@ static int linear_parts(int rows[MAX_PARTS], const ModelConfig *c, Linear linear
     return count;
 }
 
-LowRank adapter_parts(const ModelConfig *c, Linear linear)
+/* Whether the i-th of these has an adapter. */
+static bool is_targeted(const ModelConfig *c, Linear linear, int i)
 {
     static const LoraModule first_module[NUM_LINEARS] = { LORA_Q, LORA_O, LORA_GATE, LORA_DOWN };
+    return c->lora.rank > 0 && c->lora.target[first_module[linear] + i];
+}
+
+LowRank adapter_parts(const ModelConfig *c, Linear linear)
+{
     int rows[MAX_PARTS];
     const int count = linear_parts(rows, c, linear);
     LowRank b = { .is_b = true };
     for (int i = 0, first = 0; i < count; first += rows[i++])
-        if (c->lora.rank > 0 && c->lora.target[first_module[linear] + i]) {
+        if (is_targeted(c, linear, i)) {
             b.part[b.num_parts].first = first;
             b.part[b.num_parts++].width = rows[i];
         }
@@ -100,28 +106,19 @@ static int size_of(Size size, const ModelConfig *c)
     }
 }
 
-static bool is_of_linear(const Row *r)
-{
-    return r->rows == OUTPUTS || r->rows == RANKS;
-}
-
 /* The rows that p has, and which tensors they are. */
 static void divide(Param *p, const Row *r, const ModelConfig *c)
 {
-    int widths[MAX_PARTS], all = 1;
-    if (is_of_linear(r))
-        all = linear_parts(widths, c, r->linear);
-    else
-        widths[0] = r->rows == VOCABULARY ? c->vocab_size : size_of(r->rows, c);
-    const LowRank b = adapter_parts(c, r->linear);
-    for (int i = 0, first = 0, k = 0; i < all; first += widths[i++]) {
-        if (p->is_adapter && (k == b.num_parts || b.part[k].first != first))
+    int rows[MAX_PARTS] = { r->rows == VOCABULARY ? c->vocab_size : size_of(r->rows, c) };
+    const int count = r->rows == OUTPUTS || r->rows == RANKS ? linear_parts(rows, c, r->linear) : 1;
+    for (int i = 0; i < count; i++) {
+        if (p->is_adapter && !is_targeted(c, r->linear, i))
             continue;
-        p->part[p->num_parts++] = (Part){ p->rows, r->rows == RANKS ? c->lora.rank : widths[i], i };
-        p->rows += p->part[p->num_parts - 1].rows;
-        k++;
+        p->part[p->num_parts] = (Part){ p->rows, r->rows == RANKS ? c->lora.rank : rows[i], i };
+        p->rows += p->part[p->num_parts++].rows;
     }
-    p->rows = is_of_linear(r) ? p->rows : size_of(r->rows, c);
+    if (p->has_padding)
+        p->rows = size_of(r->rows, c);
 }
 
 /* Standard deviations of initial weights, l = number of the block from 0.
