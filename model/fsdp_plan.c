@@ -286,6 +286,10 @@ static void add_step(Fsdp *f, int u, const Param *p, Step step)
         from.data_t = w.data = NULL;
     else if (step != VIEW)
         from = stored_whole(f, u, p);
+    if (step == CAST && !w.data_t) {            /* one row, whose length is a multiple of 8 where that of rows is not */
+        from.cols = w.cols = p->rows * p->cols;
+        from.rows = w.rows = 1;
+    }
     add_copy(&f->plan[u], step, p, from, w);
 }
 
