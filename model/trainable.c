@@ -47,10 +47,14 @@ char *trainable_split(const Config *c, const HfTensor *tensor, int count)
     return NULL;
 }
 
-int trainable_count(const HfTensor *tensor, int count, const char *pattern)
+const char *trainable_unknown(const Config *c, const HfTensor *tensor, int count)
 {
-    int found = 0;
-    for (int i = 0; i < count; i++)
-        found += fnmatch(pattern, tensor[i].name, 0) == 0;
-    return found;
+    for (int i = 0; i < c->num_trainable; i++) {
+        int k = 0;
+        while (k < count && fnmatch(c->trainable[i], tensor[k].name, 0) != 0)
+            k++;
+        if (k == count)
+            return c->trainable[i];
+    }
+    return NULL;
 }

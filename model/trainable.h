@@ -11,5 +11,5 @@ UnitShape *trainable_shapes(const Config *c, const HfTensor *tensor, int count);
  * malloc'ed; NULL: of none. */
 char *trainable_split(const Config *c, const HfTensor *tensor, int count);
 
-/* How many tensors of the model a pattern names: * stands for any characters, ? for one. */
-int  trainable_count(const HfTensor *tensor, int count, const char *pattern);
+/* The first pattern that names no tensor (* stands for any characters, ? for one); NULL: each names one. */
+const char *trainable_unknown(const Config *c, const HfTensor *tensor, int count);

@@ -122,7 +122,7 @@ static Tensor whole_master(const Fsdp *f, int u, const Param *p)
     unsigned char *whole = keep(bytes);
     double *sum = keep(bytes * sizeof *sum);
     if (n)
-        device_get(whole + first * size, slice_view(&s->slice[TRAINED], s->slice[TRAINED].stored, p->offset + first, n).data, n * size);
+        device_get(whole + first * size, shard_weights(s, p, first, n).data, n * size);
     for (size_t i = 0; i < bytes; i++)
         sum[i] = whole[i];
     comm_sum_over(sum, (int)bytes, RANKS_SHARD);        /* of bytes, 0 on all ranks but one: exact, -0 included */

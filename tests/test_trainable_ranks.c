@@ -100,7 +100,8 @@ static State *take(const Run *r, bool grads)
             state->region[u][p->id] = p->region;
             state->numel[u][p->id] = numel;
             if (n > 0 && !(grads && p->region == FROZEN))
-                fetch(x + first, grads ? slice_view(&s->slice[TRAINED], s->grad, p->offset + first, n) : shard_weights(s, p, first, n), n);
+                fetch(x + first, grads ? slice_view(&s->slice[TRAINED], s->grad, p->offset + first, n)
+                                       : shard_weights(s, p, first, n), n);
             comm_sum_over(x, (int)numel, RANKS_SHARD);
             release();
         }

@@ -211,22 +211,17 @@ void config_check_trainable(Reader *r)
 {
     const Config *c = &r->s->c;
     int count;
-    if (c->num_trainable == 0)
-        return;
-    HfTensor *tensor = hf_tensors_of(&c->model, &count);
-    for (int i = 0; i < c->num_trainable; i++) {
-        const char *pattern = c->trainable[i], *place = config_where(r, "trainable");
-        if (trainable_count(tensor, count, pattern) > 0)
-            continue;
-        if (c->model.weight_tying && strncmp(pattern, "lm_head", strlen("lm_head")) == 0)
-            die("%s: trainable: the head is the embedding here (model.weight_tying): train model.embed_tokens.weight%s", place,
-                c->load_path ? "" : ", or untie them with --model.weight_tying=false");     /* what is loaded has no other head */
+    HfTensor *tensor = c->num_trainable > 0 ? hf_tensors_of(&c->model, &count) : NULL;
+    const char *place = config_where(r, "trainable"), *unknown = tensor ? trainable_unknown(c, tensor, count) : NULL;
+    const char *split = tensor ? trainable_split(c, tensor, count) : NULL;
+    if (unknown && c->model.weight_tying && strncmp(unknown, "lm_head", strlen("lm_head")) == 0)
+        die("%s: trainable: the head is the embedding here (model.weight_tying): train model.embed_tokens.weight%s", place,
+            c->load_path ? "" : ", or untie them with --model.weight_tying=false");     /* what is loaded has no other head */
+    if (unknown)
         die("%s: trainable: '%s' names no tensor of this model; names are those of a checkpoint, as "
-            "model.layers.0.self_attn.q_proj.weight, and * stands for any characters", place, pattern);
-    }
-    const char *split = trainable_split(c, tensor, count);
+            "model.layers.0.self_attn.q_proj.weight, and * stands for any characters", place, unknown);
     if (split)
-        die("%s: trainable: %s, but they are one matrix here; train both or none", config_where(r, "trainable"), split);
+        die("%s: trainable: %s, but they are one matrix here; train both or none", place, split);
     free(tensor);
 }
 
