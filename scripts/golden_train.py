@@ -151,6 +151,7 @@ def train(tokens, labels, steps, wrong=""):
         for group in optimizer.param_groups:
             group["lr"] = rate(number - 1 if wrong == "the rate of the step before" else number)
         if finite:
+            assert max(p.grad.abs().max().item() for p in model.parameters()) < (1 if not wrong else math.inf)
             optimizer.step()
         elif wrong == "corrected by steps":
             for state in optimizer.state.values():

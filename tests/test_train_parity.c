@@ -3,10 +3,10 @@
  * unevenly, a warmup of the rate and of clipping, norms above and below the limit, z-loss, a second epoch, and a step that is not
  * finite and makes no update. What metrics.jsonl says of each step must agree, and the weights at the end.
  *
- * Bounds, as in test_parity: loss and z-loss to 1e-5 of themselves, the norm to 1e-4, the rate to the 9 digits of metrics.jsonl. Of the
- * weights: gradients, none of which is above 1, err by up to 3e-6 of the largest, and AdamW divides them by at least its eps, 1e-3. So
- * a step errs by at most 3e-3 of the learning rate where gradients are small, and by a tenth of that elsewhere: 1e-3 of what the run
- * changes in a tensor. One that does a step wrong, as golden_train.py tries in seven ways, is off by 0.05 of it at least. */
+ * Bounds, as in test_parity: loss and z-loss to 1e-5 of themselves, the norm to 1e-4, the rate to the 9 digits of metrics.jsonl.
+ * Of the weights: gradients, which are below 1, err by up to 3e-6 of the largest, and AdamW divides them by at least its eps, 1e-3. So
+ * a step errs by at most 3e-3 of the rate where gradients are small, and by a tenth of that elsewhere: 1e-3 of what the run changes
+ * in a tensor. One that does a step wrong, as golden_train.py tries in seven ways, is off by 0.05 of it at least. */
 #include "tests/launch.h"
 
 #include "model/checkpoint/safetensors.h"
@@ -84,12 +84,12 @@ static void run_program(int ranks, const char *run, const char *arguments)
 
 /* stop: also as a run that stops after so many steps, and another one that goes on. */
 static const struct { const char *name; int ranks; const char *arguments; int stop; } runs[] = {
-    { "one",             1, "" },
-    { "one, continued",  1, "", 5 },
-    { "two",             2, "" },
-    { "two, replicas",   2, "--fsdp.sharding_strategy=NO_SHARD" },
-    { "two, sum often",  2, "--fsdp.sharding_strategy=SHARD_GRAD_OP --fsdp.grad_sync_mode=micro_batch" },
-    { "four, continued", 4, "--fsdp.sharding_strategy=HYBRID_SHARD --fsdp.hybrid_sharding_num_model_replicas=2", 4 },
+    { "one",            1, "" },
+    { "one-continued",  1, "", 5 },
+    { "two",            2, "" },
+    { "two-replicas",   2, "--fsdp.sharding_strategy=NO_SHARD" },
+    { "two-sum-often",  2, "--fsdp.sharding_strategy=SHARD_GRAD_OP --fsdp.grad_sync_mode=micro_batch" },
+    { "four-continued", 4, "--fsdp.sharding_strategy=HYBRID_SHARD --fsdp.hybrid_sharding_num_model_replicas=2", 4 },
 };
 
 static void test_steps(void **state)
@@ -97,10 +97,10 @@ static void test_steps(void **state)
     (void)state;
     SafeFile *golden = safetensors_open(golden_path);
     for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) {
-        char run[32], stop[160];
+        const char *run = runs[i].name;
+        char stop[160];
         if (runs[i].ranks > most_ranks())
             continue;
-        snprintf(run, sizeof run, "run%zu", i);
         snprintf(stop, sizeof stop, "--stop_at=%d %s", runs[i].stop, runs[i].arguments);
         if (runs[i].stop)
             run_program(runs[i].ranks, run, stop);
