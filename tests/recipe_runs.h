@@ -50,7 +50,7 @@ static inline float *as_floats(Tensor t)
  * a loss times this, and an evaluation; 0: nothing. */
 typedef struct { Keep keep; bool saved_forward; int parts; ScalesOf scales; float behind; } How;
 
-static inline void step(Model *model, Fsdp *fsdp, int parts, uint64_t seed, float factor)
+static inline void step(Model *model, Fsdp *fsdp, const Config *c, int parts, uint64_t seed, float factor)
 {
     const int N = model->N * parts, labels = parts > 1 ? N - model->N : N;
     int tokens[MAX_TOKENS], targets[MAX_TOKENS];
@@ -59,7 +59,7 @@ static inline void step(Model *model, Fsdp *fsdp, int parts, uint64_t seed, floa
     for (int n = 0; n < N; n++)
         targets[n] = (n + 1) % model->attn.T && n >= N - labels ? tokens[n + 1] : -1;
     for (int n = 0; n < N; n += model->N)
-        model_step(model, fsdp, tokens + n, targets + n, NULL, factor / (float)labels, 0,
+        model_step(model, fsdp, tokens + n, targets + n, NULL, factor / (float)labels, (float)c->z_loss,
                    n + model->N < N ? PASS_ACCUMULATE : PASS_COMPLETE);
 }
 
@@ -75,12 +75,12 @@ static inline Result run_config(Config c, int parts, float behind)
     test_fill_adapters(&fsdp, 9);
     if (behind != 0) {
         const int zeros[MAX_TOKENS] = { 0 };
-        step(&model, &fsdp, parts, 2, behind);
+        step(&model, &fsdp, &c, parts, 2, behind);
         model_step(&model, &fsdp, zeros, zeros, NULL, 0, 0, PASS_FORWARD);
         model_losses(&model);
         fsdp_empty_grads(&fsdp);
     }
-    step(&model, &fsdp, parts, 1, 1);
+    step(&model, &fsdp, &c, parts, 1, 1);
     Result r = { .loss = model_losses(&model).loss / model.N, .units = fsdp.num_units };
     for (int u = 0; u < r.units; u++) {
         r.shape[u] = fsdp.shape[u];

@@ -12,6 +12,48 @@
 #include "model/block.h"
 #include "tests/recipe_runs.h"
 
+/* The columns of each recipe in recipe.h's order. COAT [fig. 1, sec. 4-5]: activations and weights are multiplied in E4M3,
+ * gradients in E5M2, what non-linear layers keep is E4M3 in groups of 16, moments E4M3 in groups of 128, expanded. */
+static void test_table(void **state)
+{
+    (void)state;
+    static const struct { const char *name, *columns; } rows[] = {
+        { "f32",       "f32 f32 f32 f32 f32 f32 f32 f32 | all saved none micro-batch | "
+                       "f32 f32 f32 f32 f32" },
+        { "bf16",      "bf16 bf16 bf16 bf16 bf16 bf16 bf16 bf16 | all saved none micro-batch | "
+                       "f32 bf16 f32 f32 bf16" },
+        { "fp8",       "bf16 bf16 bf16 bf16 bf16 e4m3 e5m2 bf16 | all saved forward micro-batch | "
+                       "f32 bf16 f32 f32 bf16" },
+        { "fp8-lm",    "bf16 bf16 bf16 bf16 bf16 e4m3 e5m2 bf16 | all saved forward micro-batch | "
+                       "bf16 bf16 e4m3/128 bf16 bf16" },
+        { "coat-act",  "bf16 e4m3/16 bf16 bf16 e4m3/16 e4m3 e5m2 e5m2 | inputs exact all step | "
+                       "f32 bf16 f32 f32 bf16" },
+        { "coat-opt",  "bf16 bf16 bf16 bf16 bf16 bf16 bf16 bf16 | all saved none micro-batch | "
+                       "bf16 bf16 e4m3/128+ e4m3/128+ bf16" },
+        { "coat",      "bf16 e4m3/16 bf16 bf16 e4m3/16 e4m3 e5m2 e5m2 | inputs exact all step | "
+                       "bf16 bf16 e4m3/128+ e4m3/128+ bf16" },
+        { "coat-lean", "bf16 e4m3/16 e4m3/16 e4m3 e4m3/16 e4m3 e5m2 e5m2 | inputs exact all step | "
+                       "bf16 bf16 e4m3/128+ e4m3/128+ bf16" },
+    };
+    static const char *const keep[] = { [KEEP_ALL] = "all", [KEEP_INPUTS] = "inputs", [KEEP_BLOCK] = "block" };
+    static const char *const fast[] = { [FAST_NONE] = "none", [FAST_FORWARD] = "forward", [FAST_ALL] = "all" };
+    static const char *const forward[] = { [FROM_SAVED] = "saved", [FROM_EXACT] = "exact" };
+    static const char *const scales[] = { [OF_MICROBATCH] = "micro-batch", [OF_STEP] = "step" };
+    size_t i = 0;
+    for (const Recipe *r = recipes; r->name; r++, i++) {
+        char columns[256];
+        snprintf(columns, sizeof columns, "%s %s %s %s %s %s %s %s | %s %s %s %s | %s %s %s %s %s", format_name(r->stream),
+                 format_name(r->saved), format_name(r->qkv), format_name(r->att), format_name(r->hidden), format_name(r->operand),
+                 format_name(r->gradient), format_name(r->head), keep[r->keep], forward[r->forward], fast[r->fast],
+                 scales[r->scales], format_name(r->master), format_name(r->grads), format_name(r->moment1),
+                 format_name(r->moment2), format_name(r->frozen));
+        assert_in_range(i, 0, sizeof rows / sizeof rows[0] - 1);
+        assert_string_equal(r->name, rows[i].name);
+        assert_string_equal(columns, rows[i].columns);
+    }
+    assert_int_equal(i, sizeof rows / sizeof rows[0]);
+}
+
 static void check_recipe(const char *name, const ModelConfig *m, const char *recipe, bool saved_forward, double loss_bound,
                          double bound)
 {
@@ -73,6 +115,32 @@ static void test_adapters(void **state)
             check_recipe(architecture_name(adapted[i].model), &m, recipes[r], false, 0.01,
                          scatter * sqrt((24 * 0x1p-8 + 8 * 0x1p-6 + (r > 0) * (0x1p-8 + 0x1p-6)) / 3));
     }
+}
+
+/* With a z-loss the gradient of a logit is (1 + 2 w z) p - [target], times a scale: here, with w = 3 and z of 5, up to 31 p. A
+ * range that ends where it would without z-loss cuts it off. */
+static void test_z_loss(void **state)
+{
+    (void)state;
+    static const char *const recipes[] = { "coat-act", "coat", "coat-lean" };
+    for (int r = 0; r < 3; r++)
+        for (int tied = 0; tied < 2; tied++) {
+            const ModelConfig m = wide(tied ? LLAMA_GQA : LLAMA);
+            Config c, f32;
+            model_config(&c, &m, recipes[r], B);
+            model_config(&f32, &m, "f32", B);
+            Result without = run_config(f32, 1, 0);
+            c.z_loss = f32.z_loss = 3;
+            Result exact = run_config(f32, 1, 0), found = run_config(c, 1, 0);
+            const char *where;
+            int unit;
+            const double worst = worst_distance(&found, &exact, &unit, &where);
+            printf("%-10s %-10s with z-loss: worst gradient %.4f (%s of unit %d)\n", architecture_name(tied ? LLAMA_GQA : LLAMA),
+                   recipes[r], worst, where, unit);
+            assert_true(worst <= 0.32);
+            assert_true(worst_distance(&without, &exact, &unit, &where) > 0.9);        /* else z-loss changes nothing here */
+            free_result(&exact), free_result(&found), free_result(&without);
+        }
 }
 
 static void check_same(const ModelConfig *m, const char *recipe, Keep one, Keep other)
@@ -230,7 +298,8 @@ int main(void)
 {
     device_init(0);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bf16), cmocka_unit_test(test_fp8), cmocka_unit_test(test_adapters),
+        cmocka_unit_test(test_table), cmocka_unit_test(test_bf16), cmocka_unit_test(test_fp8), cmocka_unit_test(test_z_loss),
+        cmocka_unit_test(test_adapters),
         cmocka_unit_test(test_recomputation), cmocka_unit_test(test_kept), cmocka_unit_test(test_shared_operand),
         cmocka_unit_test(test_gathered), cmocka_unit_test(test_block),
     };
