@@ -117,6 +117,75 @@ static void test_plan(void **state)
 
 /* ---- a step ----------------------------------------------------------------------------------------------- */
 
+/* Master weights in BF16 that weight decay moves from 1 half a step down, to be rounded up or down: in one run of the optimizer, of
+ * every parameter, which of them went up. */
+enum { MOST_PARAMS = 32, MOST_BITS = 16384 };
+typedef struct { int params; struct { size_t count; bool up[MOST_BITS]; } of[MOST_PARAMS]; } Dither;
+
+static void round_once(Dither *d, uint64_t seed, long step)
+{
+    Small s;
+    small_plan(&s, "adamw", "coat-opt");
+    model_place(&s.model, &s.fsdp, &s.config);
+    s.config.seed = seed;
+    s.config.optimizer.weight_decay = 0x1p-9;
+    s.config.optimizer.decay_embeddings = s.config.optimizer.decay_norm_and_bias = true;
+    fsdp_zero_states(&s.fsdp);
+    for (int u = 0; u < s.fsdp.num_units; u++) {
+        fill(s.fsdp.shard[u].grad, 1, 0, 0);
+        fill(s.fsdp.shard[u].slice[TRAINED].stored, 1, 1, 1);
+    }
+    optimizer_step(&s.fsdp, &s.config, step, 1, 1, 1);
+    for (int u = 0; u < s.fsdp.num_units; u++) {
+        const double *w = values(s.fsdp.shard[u].slice[TRAINED].stored);
+        for (int i = 0; i < s.fsdp.shape[u].num_params; i++) {
+            const Param *p = &s.fsdp.shape[u].param[i];
+            assert_true(d->params < MOST_PARAMS && param_numel(p) <= MOST_BITS);
+            d->of[d->params].count = param_numel(p);
+            for (size_t k = 0; k < param_numel(p); k++) {
+                assert_true(w[p->offset + k] == 1 || w[p->offset + k] == 1 - 0x1p-8);
+                d->of[d->params].up[k] = w[p->offset + k] == 1;
+            }
+            d->params++;
+        }
+    }
+    model_free(&s.model, &s.fsdp);
+    release();
+}
+
+/* Of n independent bits half are set, with a standard deviation of sqrt(n) / 2, of which 5 are allowed. */
+static void check_half(size_t found, size_t n, const char *what, int a, int i, int b, int j)
+{
+    if (!(fabs((double)found - (double)n / 2) <= 2.5 * sqrt((double)n)))
+        fail_msg("%s: %zu of %zu, of run %d, parameter %d, and run %d, parameter %d", what, found, n, a, i, b, j);
+}
+
+/* Rounding goes up as often as down, and no parameter goes as another does, or as it goes in another step or with another seed. */
+static void test_dither(void **state)
+{
+    (void)state;
+    enum { RUNS = 3 };
+    static Dither d[RUNS];
+    round_once(&d[0], 1, 1);
+    round_once(&d[1], 1, 2);
+    round_once(&d[2], 2, 1);
+    for (int a = 0; a < RUNS; a++)
+        for (int i = 0; i < d[a].params; i++) {
+            size_t up = 0;
+            for (size_t k = 0; k < d[a].of[i].count; k++)
+                up += d[a].of[i].up[k];
+            check_half(up, d[a].of[i].count, "rounded up", a, i, a, i);
+            for (int b = 0; b <= a; b++)
+                for (int j = 0; j < (b < a ? d[b].params : i); j++) {
+                    const size_t n = d[a].of[i].count < d[b].of[j].count ? d[a].of[i].count : d[b].of[j].count;
+                    size_t same = 0;
+                    for (size_t k = 0; k < n; k++)
+                        same += d[a].of[i].up[k] == d[b].of[j].up[k];
+                    check_half(same, n, "rounded alike", a, i, b, j);
+                }
+        }
+}
+
 /* From a momentum of 0 Lion's first step goes lr against the gradient's sign; matrices decay besides, nothing else does. */
 static void test_step(void **state)
 {
@@ -289,7 +358,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_choice), cmocka_unit_test(test_mixed_moments), cmocka_unit_test(test_coarse),
         cmocka_unit_test(test_plan), cmocka_unit_test(test_step), cmocka_unit_test(test_statistics),
-        cmocka_unit_test(test_refusals), cmocka_unit_test(test_add),
+        cmocka_unit_test(test_refusals), cmocka_unit_test(test_add), cmocka_unit_test(test_dither),
     };
     return cmocka_run_group_tests(tests, start, end);
 }
