@@ -240,12 +240,17 @@ static void check_gradients(const Run *r, int recipe, const char *name)
  * another order. Then sums of gradients err by e = 2 BATCH roundoffs, and AdamW's step, to first order, moves the loss by e
  * times as much as it moves it anyway: in F32 that is less than e of the loss in each of two steps; in BF16, where e is 1/16
  * and a step moves the loss by 3 %, 2^-9. In FP8 a weight that hardly moves may change its code, by a sixteenth, so nothing of
- * the kind holds: 2^-6, twice what is seen, notices only training that goes astray. A mistake that the unsharded run makes too
- * is not seen here at all: gather_all looks at the trained weights themselves. */
-static void check_curve(const Curve *c, int recipe, const char *name)
+ * the kind holds: 2^-6, twice what is seen, notices only training that goes astray. The norm errs by as much as the sums, and, as
+ * these steps move it up to four times as much as the loss, by four times as much as the loss. A mistake that the unsharded run makes
+ * too is not seen here at all: gather_all looks at the trained weights themselves. */
+static void check_curve(const Curve *c, int recipe, Format grads, const char *name)
 {
+    const double sums = 2 * BATCH * unit_roundoff(grads), drift = recipe_cases[recipe].drift;
     for (int s = 0; s < STEPS; s++) {
-        const double expected = reference[recipe].curve.loss[s], bound = s == 0 ? 2 * BATCH * U24 : recipe_cases[recipe].drift;
+        const double norm = reference[recipe].curve.norm[s];
+        if (!(fabs(c->norm[s] - norm) <= (sums + (s > 0) * 4 * drift) * norm))
+            fail_msg("%s, %s: norm %.9g in step %d, %.9g unsharded", recipe_cases[recipe].name, name, c->norm[s], s, norm);
+        const double expected = reference[recipe].curve.loss[s], bound = s == 0 ? 2 * BATCH * U24 : drift;
         if (!(fabs(c->loss[s] - expected) <= bound * expected))
             fail_msg("%s, %s: loss %.9g in step %d, %.9g unsharded", recipe_cases[recipe].name, name, c->loss[s], s, expected);
     }
@@ -272,7 +277,7 @@ static void strategy_case(int recipe, Strategy strategy, const char *name, bool 
     check_gradients(&r, recipe, name);
     Curve c = train(&r), again;
     gather_all(&r, true, recipe, name);
-    check_curve(&c, recipe, name);
+    check_curve(&c, recipe, r.fsdp.recipe.grads, name);
     close_run(&r);
 
     if (twice) {
