@@ -101,6 +101,8 @@ $B/tests/test_hangs: WRAP = $(foreach f,checkpoint_latest folder_clean folder_pu
 $B/tests/fuzz: $(patsubst %,$B/tests/fuzz_%.c.o,kinds seeds inputs)
 $B/tests/fuzz: WRAP = -Wl,--wrap=fopen -Wl,--wrap=open -Wl,--wrap=truncate -Wl,--wrap=exit \
                      -Wl,--wrap=comm_agree -Wl,--wrap=comm_disagreement
+# This one says how fast a device is.
+$B/tests/test_flops: WRAP = -Wl,--wrap=device_peak_flops
 # This one looks at the memory that operations get.
 $B/tests/test_lifetimes: WRAP = $(shell sed -n 's/^OP.\([a-z_]*\),.*/-Wl,--wrap=\1/p' tests/test_lifetimes.c)
 # This one stands for NVML and for a GPU that it knows.

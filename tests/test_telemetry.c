@@ -6,7 +6,6 @@
 #include "model/run/log.h"
 #include "model/run/quant_stats.h"
 #include "model/run/telemetry.h"
-#include "model/trainable.h"
 #include "model/update.h"
 #include "tests/models.h"
 
@@ -410,66 +409,6 @@ static void test_speed(void **state)
     remove_metrics();
 }
 
-static TokenFlops flops_of(const Config *c)
-{
-    int count;
-    HfTensor *tensor = hf_tensors_of(&c->model, &count);
-    UnitShape *shape = trainable_shapes(c, tensor, count);
-    const TokenFlops f = token_flops(c, shape);
-    free(tensor);
-    free(shape);
-    return f;
-}
-
-/* Attention's FLOPs are those of the keys that tokens see, counted one by one: half a key less for each token, as T/2 is than
- * (T+1)/2. */
-static void test_flops(void **state)
-{
-    (void)state;
-    for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
-        Config c;
-        const ModelConfig m = architecture(a);
-        model_config(&c, &m, "f32", B);
-        const int T = m.max_sequence_length;
-        double least = 0, most = 0;
-        for (int l = 0; l < m.n_layers; l++)
-            for (int t = 0; t < T; t++) {
-                const int keys = layer_slides(&m, l) && m.sliding_window <= t ? m.sliding_window : t + 1;
-                least += (keys - 0.5) / T;
-                most += (double)keys / T;
-            }
-        const double found = flops_of(&c).attention / (12.0 * m.n_heads * m.head_dim);
-        assert_true(found >= least && found < most);
-        if (m.sliding_window == 0)
-            assert_true(found == m.n_layers * T / 2.0);
-    }
-}
-
-/* Frozen weights have no gradient, and backward ends at the first unit that trains something. */
-static void test_flops_of_a_part(void **state)
-{
-    (void)state;
-    static const struct { char *pattern; double block[2], attention[2], head; } cases[] = {     /* passes: forward is 1 */
-        { "*", { 3, 3 }, { 3, 3 }, 3 },
-        { "lm_head.weight", { 1, 1 }, { 1, 1 }, 2 },
-        { "model.layers.1.*", { 1, 3 }, { 1, 3 }, 2 },
-    };
-    const ModelConfig m = architecture(LLAMA);
-    const double HD = m.n_heads * m.head_dim, C = m.d_model, block = 2 * (C * 3 * HD + HD * C + 3 * C * m.mlp_width);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        Config c;
-        char *pattern = cases[i].pattern;
-        model_config(&c, &m, "f32", B);
-        c.trainable = &pattern;
-        c.num_trainable = 1;
-        const TokenFlops f = flops_of(&c);
-        assert_true(f.linear == block * (cases[i].block[0] + cases[i].block[1]));
-        assert_true(f.attention == 4 * HD * m.max_sequence_length / 2 * (cases[i].attention[0] + cases[i].attention[1]));
-        assert_true(f.head == 2 * C * m.embedding_size * cases[i].head);
-        assert_true(f.head_forward == 2 * C * m.embedding_size);
-    }
-}
-
 static int start(void **state)
 {
     return mkdtemp(folder) ? start_device(state) : -1;
@@ -485,8 +424,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_recipe), cmocka_unit_test(test_activations), cmocka_unit_test(test_moments),
-        cmocka_unit_test(test_formats), cmocka_unit_test(test_no_side_effects), cmocka_unit_test(test_speed),
-        cmocka_unit_test(test_flops), cmocka_unit_test(test_flops_of_a_part), cmocka_unit_test(test_frozen),
+        cmocka_unit_test(test_formats), cmocka_unit_test(test_no_side_effects), cmocka_unit_test(test_speed), cmocka_unit_test(test_frozen),
     };
     return cmocka_run_group_tests(tests, start, finish);
 }
