@@ -1,0 +1,49 @@
+#!/usr/bin/env python3
+"""scripts/run-tests: what it says and how it ends where tests pass, fail, are skipped for a package, or test nothing."""
+import os, subprocess, tempfile, unittest
+
+TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+HEAD = "import unittest\nclass Test(unittest.TestCase):\n"
+PASSES = "    def test_passes(self): pass\n"
+SKIPS = "    @unittest.skip('pip install nothing')\n    def test_skipped(self): pass\n"
+FAILS = "    def test_fails(self): self.fail()\n"
+
+
+class RunTestsTest(unittest.TestCase):
+    def run_tests(self, *bodies, ci=""):
+        with tempfile.TemporaryDirectory(prefix="coat-run-tests-") as folder:
+            tests = []
+            for i, body in enumerate(bodies):
+                tests.append(os.path.join(folder, f"test_{i}.py"))
+                with open(tests[-1], "w") as file:
+                    file.write(HEAD + body + "if __name__ == '__main__': unittest.main()\n")
+            result = subprocess.run(["bash", os.path.join(TOP, "scripts", "run-tests"), folder, "", *tests], capture_output=True,
+                                    text=True, env=dict(os.environ, CI=ci, GOLDEN_DIR=folder))
+            return result.returncode, result.stdout.replace(folder + "/", "")
+
+    def test_passing(self):
+        code, output = self.run_tests(PASSES, PASSES + PASSES.replace("passes", "too"), ci="true")
+        self.assertEqual((code, output.splitlines()[-1]), (0, "3 passed, 0 failed"))
+        self.assertNotIn("SKIPPED", output)
+
+    def test_skipped(self):
+        """A part of a test, or all of one: said, and a failure where CI is true."""
+        for ci in "", "true":
+            code, output = self.run_tests(PASSES + SKIPS, SKIPS, ci=ci)
+            self.assertEqual(code, ci == "true")
+            self.assertIn("SKIPPED test_0.py: 1 tests: pip install nothing\n", output)
+            self.assertIn("SKIPPED test_1.py: 1 tests: pip install nothing\n", output)
+            self.assertIn("ok      test_0.py: 1 tests", output)
+            self.assertNotIn("ok      test_1.py", output)
+            self.assertIn("1 passed, 0 failed, 2 SKIPPED\n", output)
+
+    def test_failing(self):
+        for bodies, counts in (((PASSES, FAILS), "1 passed, 1 failed"), ((SKIPS + FAILS, PASSES), "1 passed, 1 failed, 1 SKIPPED"),
+                               ((PASSES, "    pass\n"), "1 passed, 1 failed")):
+            code, output = self.run_tests(*bodies)
+            self.assertEqual((code, output.splitlines()[-1]), (1, counts))
+            self.assertIn("FAILED  ", output)
+
+
+if __name__ == "__main__":
+    unittest.main()
