@@ -1,6 +1,7 @@
 # make            build ./train: with CUDA if nvcc and a GPU are found, else for the CPU
 # make demo       install what is missing, build for the CPU, train a small model on real tokens, show the loss going down
 # make test       build and run every test
+# make quick      the same without the tests that take long or kill processes: a minute on two cores, for while one works
 # make bench      time every kernel, training steps and, on a GPU, each kernel inside the steps
 # make help       print this text
 # make clean      remove what was built
@@ -159,6 +160,17 @@ test:
 STARTS     = $(patsubst %,$B/tests/test_%,hangs moved save_folder train)
 run-tests: build-all
 	@bash scripts/run-tests $B "$(LAUNCH)" $(if $(SANITIZE),$(filter-out $(STARTS),$(TESTS)),$(TESTS) $(wildcard tests/test_*.py))
+quick:
+	@$(INSTALL) libcmocka-dev
+	@$(MAKE) --no-print-directory $(PARALLEL) run-quick
+# On two ranks; test_train_parity starts the program.
+LONG       = checkpoint_async checkpoint_folders cpu_order_ranks empty_grads_ranks eval_only faults fp8_ranges fsdp_ranks hangs \
+             hosts_ranks kept_ranks lifetimes lora_ranks lora_runs optimizer_ranks recipe_columns ruin save_folder skips telemetry \
+             train trainable_ranks
+QUICK      = $(filter-out $(LONG:%=$B/tests/test_%),$(TESTS))
+QUICK_PY   = $(filter-out tests/test_watch%,$(wildcard tests/test_*.py))
+run-quick: $B/train $(QUICK)
+	@RANKS=2 bash scripts/run-tests $B "$(LAUNCH)" $(QUICK) $(QUICK_PY)
 build-all: $B/train $(TESTS) $B/tests/bench_kernels $B/tests/fuzz
 bench: $B/tests/bench_kernels $B/train
 	-@[ $(BACKEND) != cuda ] || $(MAKE) --no-print-directory BACKEND=cuda $B/kernel_times.so
@@ -168,6 +180,6 @@ help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 clean:
 	rm -rf build train
-.PHONY: train demo run-demo test run-tests build-all bench check help clean always
+.PHONY: train demo run-demo test run-tests quick run-quick build-all bench check help clean always
 .SECONDARY:
 -include $(shell find build -name '*.d' 2>/dev/null)
