@@ -1,4 +1,5 @@
-/* FLOPs of a token, counted one by one, and the speed that metrics.jsonl calls that of light, on a device whose rates are known. */
+/* FLOPs of a token, counted one by one; the speed that metrics.jsonl calls that of light, on a device whose rates are known; and
+ * the time that the terminal says is left. */
 #include <unistd.h>
 
 #include <jansson.h>
@@ -11,13 +12,19 @@
 
 enum { B = 4 };
 
-static TokenFlops flops_of(const Config *c)
+static UnitShape *shapes_of(const Config *c)
 {
     int count;
     HfTensor *tensor = hf_tensors_of(&c->model, &count);
     UnitShape *shape = trainable_shapes(c, tensor, count);
-    const TokenFlops f = token_flops(c, shape);
     free(tensor);
+    return shape;
+}
+
+static TokenFlops flops_of(const Config *c)
+{
+    UnitShape *shape = shapes_of(c);
+    const TokenFlops f = token_flops(c, shape);
     free(shape);
     return f;
 }
@@ -80,25 +87,40 @@ double __wrap_device_peak_flops(DType d)
     return d == F32 ? F32_RATE : d == BF16 ? BF16_RATE : FP8_RATE;
 }
 
-/* A step's tokens per second over what metrics.jsonl calls their share of the light's. */
-static double logged_speed_of_light(Config *c)
+static char folder[32], logged[4096];      /* logged: the last line of metrics.jsonl there */
+
+static double metric(const char *name)
 {
-    static char folder[] = "/tmp/coat-flops-XXXXXX";
-    char path[64], line[4096] = "";
+    json_t *o = json_loads(logged, 0, NULL);
+    const double x = json_number_value(json_object_get(o, name));
+    json_decref(o);
+    return x;
+}
+
+/* A step of a run of so many ranks and steps, `milliseconds` after its start. */
+static void log_one_step(Config *c, int ranks, long steps, int milliseconds)
+{
+    char path[64];
     assert_non_null(mkdtemp(strcpy(folder, "/tmp/coat-flops-XXXXXX")));
     c->save_folder = folder;
-    Log *log = log_open(c, (RunLength){ .steps = 2 }, 2, 0, false, 1);
+    UnitShape *shape = shapes_of(c);
+    Log *log = log_open(c, shape, (RunLength){ .steps = steps }, steps, 0, false, ranks);
+    usleep((useconds_t)milliseconds * 1000);
     log_step(log, &(StepStats){ .step = 1 });
     snprintf(path, sizeof path, "%s/metrics.jsonl", folder);
     FILE *f = fopen(path, "r");
-    assert_true(f && fgets(line, sizeof line, f));
+    assert_true(f && fgets(logged, sizeof logged, f));
     fclose(f);
     log_close(log);
+    free(shape);
     assert_true(unlink(path) == 0 && rmdir(folder) == 0);
-    json_t *o = json_loads(line, 0, NULL);
-    const double speed = json_number_value(json_object_get(o, "throughput/device/tokens_per_second"));
-    const double share = json_number_value(json_object_get(o, "throughput/device/speed_of_light"));
-    json_decref(o);
+}
+
+/* A step's tokens per second over what metrics.jsonl calls their share of the light's. */
+static double logged_speed_of_light(Config *c)
+{
+    log_one_step(c, 1, 2, 0);
+    const double speed = metric("throughput/device/tokens_per_second"), share = metric("throughput/device/speed_of_light");
     assert_true(speed > 0 && share > 0);
     return speed / share;
 }
@@ -128,10 +150,42 @@ static void test_speed_of_light(void **state)
     }
 }
 
+/* What is left of a run takes as long as all ranks together need for its tokens. */
+static void test_time_left(void **state)
+{
+    (void)state;
+    enum { STEPS = 10000 };
+    const ModelConfig m = architecture(LLAMA);
+    for (int ranks = 1; ranks <= 4; ranks *= 4) {
+        Config c;
+        char line[256] = "", *eta = NULL;
+        long minutes = 0, seconds = 0;
+        model_config(&c, &m, "f32", B);
+        FILE *out = tmpfile();
+        assert_non_null(out);
+        fflush(stdout);
+        const int before = dup(STDOUT_FILENO);
+        dup2(fileno(out), STDOUT_FILENO);
+        log_one_step(&c, ranks, STEPS, 20);
+        fflush(stdout);
+        dup2(before, STDOUT_FILENO);
+        close(before);
+        rewind(out);
+        while (!eta && fgets(line, sizeof line, out))
+            eta = strstr(line, "eta ");
+        fclose(out);
+        assert_true(eta && sscanf(eta, "eta %ldm%lds", &minutes, &seconds) == 2);
+        const double left = (STEPS - 1.0) * B * m.max_sequence_length;
+        const double expected = left / (ranks * metric("throughput/device/tokens_per_second"));
+        assert_true(expected > 10 && fabs((double)(60 * minutes + seconds) - expected) <= 1);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_flops), cmocka_unit_test(test_flops_of_a_part), cmocka_unit_test(test_speed_of_light),
+        cmocka_unit_test(test_time_left),
     };
     return cmocka_run_group_tests(tests, start_device, NULL);
 }

@@ -192,6 +192,23 @@ static void test_samples(void **state)
     }
 }
 
+/* A text that fills the sequence has no more tokens, whatever max_new_tokens says: 30 of the 32 are the prompt's. */
+static void test_full_sample(void **state)
+{
+    (void)state;
+    char text[256] = "[";
+    Continuation c[1];
+    for (int i = 0; i < 30; i++)
+        snprintf(text + strlen(text), sizeof text - strlen(text), "%s%d", i ? ", " : "", 7 * i + 1);
+    strcat(text, "]\n");
+    snprintf(prompts, sizeof prompts, "%s/prompts.jsonl", folder);
+    write_file(prompts, text);
+    expect_status(train(1, "--save_folder=%s/full --max_duration=1 --samples.prompts=%s --samples.interval=1 "
+                        "--samples.max_new_tokens=12", folder, prompts), 0);
+    assert_int_equal(read_samples(c, 1, "full", 1), 1);
+    assert_int_equal(c[0].count, 2);
+}
+
 /* What the run of test_samples has saved, by its own configuration file; that says the recipe, without it bf16 is taken. */
 static void test_own_checkpoint(void **state)
 {
@@ -237,7 +254,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_greedy), cmocka_unit_test(test_draws), cmocka_unit_test(test_ends),
-        cmocka_unit_test(test_samples), cmocka_unit_test(test_own_checkpoint), cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_samples), cmocka_unit_test(test_full_sample), cmocka_unit_test(test_own_checkpoint), cmocka_unit_test(test_errors),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

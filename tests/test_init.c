@@ -127,8 +127,37 @@ static void test_adapters(void **state)
     check_model(&m, 3);
 }
 
+/* Random numbers are drawn by their number: no element's is another's. Adapters draw with a seed of their own. */
+static void test_numbers(void **state)
+{
+    (void)state;
+    enum { MOST = 64 };
+    struct { size_t first, end; bool adapter; } drawn[MOST];
+    const ModelConfig m = with_adapters(model_of(INIT_NORMAL, 0), RANK, ALL_MODULES, BASE_AS_FROZEN);
+    int count = 0;
+    Config c;
+    Model model;
+    Fsdp f;
+    model_config(&c, &m, "f32", 1);
+    model_create(&model, &f, &c);
+    for (int u = 0; u < f.num_units; u++)
+        for (int i = 0; i < f.shape[u].num_params; i++) {
+            const Param *p = &f.shape[u].param[i];
+            const size_t first = f.shape[u].first + p->number;
+            assert_true(count < MOST);
+            for (int k = 0; k < count; k++)
+                if (drawn[k].adapter == p->is_adapter && first < drawn[k].end && drawn[k].first < first + param_numel(p))
+                    fail_msg("%s of unit %d draws numbers that another parameter draws", p->name, u);
+            drawn[count].first = first;
+            drawn[count].end = first + param_numel(p);
+            drawn[count++].adapter = p->is_adapter;
+        }
+    model_free(&model, &f);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_deviations), cmocka_unit_test(test_adapters) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_deviations), cmocka_unit_test(test_adapters),
+                                        cmocka_unit_test(test_numbers) };
     return cmocka_run_group_tests(tests, start_device, NULL);
 }
