@@ -268,10 +268,10 @@ static void test_packing(void **state)
     try_write(try_path, try_base);
     char message[4096];
     assert_true(try_printed(message, sizeof message, 2, 1, "--data.packing=best_fit", "--data.generate_doc_lengths=false"));
-    try_contains(message, "without effect here: data.generate_doc_lengths=false (with best_fit packing");
+    try_names(message, "data.generate_doc_lengths=false best_fit");
     assert_true(try_printed(message, sizeof message, 2, 1, "--data.generate_attention_mask=true",
                             "--model={pad_token_id: 7, eos_token_id: 7}"));
-    try_contains(message, "the eos is the same token (7): the model does not learn to end a text");
+    try_names(message, "data.generate_attention_mask 7");
     c = try_load(1, "--data.document_boundaries=metadata", NULL, NULL, NULL);       /* nothing asks for documents */
     assert_int_equal(c->data.boundaries, BOUNDARIES_EOS);
     config_free(c);
@@ -288,7 +288,8 @@ static void test_published(void **state)
     assert_true(c->max_duration.steps == 739328 && c->save_interval_unsharded == 10000 &&
                 c->device_eval_batch_size == 8);
     assert_int_equal(c->num_eval, 3);
-    try_contains(c->eval[1].where, "x.yaml:48: evaluator 'pile-validation' (--evaluators=[] trains without)");
+    try_contains(c->eval[1].where, "x.yaml:48: ");
+    try_names(c->eval[1].where, "pile-validation --evaluators=[]");
     assert_string_equal(c->eval[0].label, "c4-validation");
     assert_string_equal(c->eval[1].label, "pile-validation");
     assert_string_equal(c->eval[1].paths[1], "eval/p1.npy");
@@ -308,12 +309,12 @@ static void test_warning(void **state)
     assert_true(try_printed(message, sizeof message, 2, 1, "--recipe=bf16", NULL));
     static const char *const named[] = {
         "wandb", "model.init_device", "tokenizer",
-        "data.pin_memory", "quantize_model and quantize_optimizer (recipe bf16 is given)",
-        "downstream evaluators without data.paths (piqa)", "evaluators with remote data (far-validation)",
+        "data.pin_memory", "quantize_model quantize_optimizer recipe bf16",
+        "data.paths piqa", "far-validation",
             "evaluators[].data.num_workers",
     };
     for (size_t i = 0; i < sizeof named / sizeof *named; i++)
-        try_contains(message, named[i]);
+        try_names(message, named[i]);
     static const char *const silent[] = { "compile", "flash_attention", "alibi", "unsharded", "drop_last (",
         "pad_direction" };
     for (size_t i = 0; i < sizeof silent / sizeof *silent; i++)
@@ -323,17 +324,17 @@ static void test_warning(void **state)
     const char *first = strstr(message, "evaluators[].data.num_workers");
     assert_null(strstr(first + 1, "evaluators[].data.num_workers"));
 
-    static const struct { const char *a, *b, *words; } idle[] = {
-        { "--recipe=coat", "--quantize_model.group_size=32", "quantize_model (recipe coat is given)" },
-        { "--quantize_optimizer.qgroup_size=64", NULL, "quantize_optimizer (no quantize_optimizer.use_quantize_opt" },
-        { "--quantize_model.use_quantize_model=fp8linear", "--quantize_model.group_size=32", "nothing in groups" },
-        { "--recipe=coat", "--precision=fp32", "precision (recipe coat)" },
+    static const struct { const char *a, *b, *names; } idle[] = {
+        { "--recipe=coat", "--quantize_model.group_size=32", "quantize_model recipe coat" },
+        { "--quantize_optimizer.qgroup_size=64", NULL, "quantize_optimizer quantize_optimizer.use_quantize_optimizer" },
+        { "--quantize_model.use_quantize_model=fp8linear", "--quantize_model.group_size=32", "quantize_model.group_size" },
+        { "--recipe=coat", "--precision=fp32", "precision recipe coat" },
         { "--model.flash_attention=false", NULL, "model.flash_attention" },
     };
     try_write(try_path, try_base);
     for (size_t i = 0; i < sizeof idle / sizeof *idle; i++) {
         assert_true(try_printed(message, sizeof message, 2, 1, idle[i].a, idle[i].b));
-        try_contains(message, idle[i].words);
+        try_names(message, idle[i].names);
     }
     assert_true(try_printed(message, sizeof message, 2, 1, "--quantize_optimizer={use_quantize_optimizer: none, qgroup_size: 64}",
                             "--quantize_model={use_quantize_model: false, group_size: 32}"));
@@ -344,12 +345,12 @@ static void test_warning(void **state)
     assert_true(try_printed(message, sizeof message, 2, 1, "--model.max_sequence_length=64", "--max_duration=4864T"));
     assert_string_equal(message, "");
     assert_true(try_printed(message, sizeof message, 2, 1, "--model.max_sequence_length=64", "--max_duration=4608T"));
-    try_contains(message, "still warming up when the run ends: scheduler.t_warmup 10, length 9");
+    try_names(message, "scheduler.t_warmup 10 9");
     try_write_changed("betas:", "betas: [0.9, 0.999]");
     assert_true(try_printed(message, sizeof message, 2, 1, "--recipe=coat", NULL));
     assert_string_equal(message, "");
     assert_true(try_printed(message, sizeof message, 2, 1, "--recipe=coat", "--format.moment2=e4m3/128"));
-    try_contains(message, "too coarse for a beta2 of 0.999");
+    try_names(message, "0.999 --format.moment2=e4m3/128+");
 }
 
 /* COAT's blocks choose a recipe and change its columns. */
@@ -372,7 +373,7 @@ static void test_blocks(void **state)
     if (!knows_group(32, false)) {
         char message[8192];
         assert_false(try_printed(message, sizeof message, 2, 1, "--quantize_model.group_size=32", NULL));
-        try_contains(message, "groups of 16");
+        try_names(message, "16 32");
         return;
     }
     Config *c = try_load(1, "--quantize_model.group_size=32", "--quantize_optimizer.qgroup_size=256", NULL, NULL);

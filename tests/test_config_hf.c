@@ -202,9 +202,9 @@ static void test_changed(void **state)
 
     char message[8192];
     assert_true(try_printed(message, sizeof message, 2, 1, from, "--model.layer_types=[full_attention]"));
-    try_contains(message, "without effect here: model.sliding_window (model.layer_types has no sliding_attention)");
+    try_names(message, "model.sliding_window model.layer_types sliding_attention");
     assert_true(try_printed(message, sizeof message, 2, 1, from, "--model.rope_scaling={rope_type: default, factor: 8}"));
-    try_contains(message, "model.rope_scaling.factor (rope_type default has none)");
+    try_names(message, "model.rope_scaling.factor rope_type default");
 }
 
 #define LLAMA SIZES("LlamaForCausalLM", 2)
@@ -212,77 +212,77 @@ static void test_changed(void **state)
 static void test_refused(void **state)
 {
     (void)state;
-    static const struct { const char *json, *words; } list[] = {
-        { LLAMA ", \"rope_theta\": -1",                "rope_theta: expected a number from 1 to 1e+12, found -1" },
-        { LLAMA ", \"rope_parameters\": {\"rope_theta\": \"x\"}", "rope_theta: expected a number from 1 to 1e+12, found \"x\"" },
-        { LLAMA ", \"rms_norm_eps\": -1e-6",           "rms_norm_eps: expected a number from 0 to 1, found -1e-6" },
-        { LLAMA ", \"num_hidden_layers\": 134217728",  "num_hidden_layers: expected an integer from 1 to 10000, found 134217728" },
-        { LLAMA ", \"num_hidden_layers\": 1.5",        "num_hidden_layers: expected an integer from 1 to 10000, found 1.5" },
-        { LLAMA ", \"intermediate_size\": 0",          "intermediate_size: expected an integer from 1 to 1073741823, found 0" },
-        { LLAMA ", \"vocab_size\": 2147483647",        "vocab_size: expected an integer from 2 to 2147483520, found 2147483647" },
-        { LLAMA ", \"hidden_size\": null",             "hidden_size: expected an integer from 1 to 2147483647, found nothing" },
+    static const struct { const char *json, *names; } list[] = {
+        { LLAMA ", \"rope_theta\": -1",                "rope_theta 1 1e+12 -1" },
+        { LLAMA ", \"rope_parameters\": {\"rope_theta\": \"x\"}", "rope_theta 1 1e+12" },
+        { LLAMA ", \"rms_norm_eps\": -1e-6",           "rms_norm_eps 0 1 -1e-6" },
+        { LLAMA ", \"num_hidden_layers\": 134217728",  "num_hidden_layers 1 10000 134217728" },
+        { LLAMA ", \"num_hidden_layers\": 1.5",        "num_hidden_layers 1 10000 1.5" },
+        { LLAMA ", \"intermediate_size\": 0",          "intermediate_size 1 1073741823 0" },
+        { LLAMA ", \"vocab_size\": 2147483647",        "vocab_size 2 2147483520 2147483647" },
+        { LLAMA ", \"hidden_size\": null",             "hidden_size 1 2147483647" },
         { LLAMA ", \"num_key_value_heads\": 3",
-          "num_key_value_heads: expected a divisor of num_attention_heads 4, found 3" },
-        { LLAMA ", \"num_attention_heads\": 5",        "num_attention_heads: expected a divisor of hidden_size 64, found 5" },
-        { LLAMA ", \"head_dim\": 7",                   "head_dim: expected an even number" },
-        { LLAMA ", \"head_dim\": 5000",                "head_dim: expected an integer from 2 to 4096, found 5000" },
+          "num_key_value_heads num_attention_heads 4 3" },
+        { LLAMA ", \"num_attention_heads\": 5",        "num_attention_heads hidden_size 64 5" },
+        { LLAMA ", \"head_dim\": 7",                   "head_dim" },
+        { LLAMA ", \"head_dim\": 5000",                "head_dim 2 4096 5000" },
         { SIZES("LlamaForCausalLM", 2) ", \"hidden_size\": 32768",
-          "num_attention_heads: expected heads of 2 to 4096 of the hidden_size 32768, found 4 heads of 8192" },
-        { LLAMA ", \"eos_token_id\": \"a\"",           "eos_token_id: expected a token id, a list of them or null, found \"a\"" },
-        { LLAMA ", \"pad_token_id\": 1.5",             "pad_token_id: expected a token id, a list of them or null, found 1.5" },
-        { LLAMA ", \"rope_theta\": -1",                "rope_theta: expected a number from 1 to 1e+12, found -1" },
-        { LLAMA ", \"rope_scaling\": {\"rope_type\": 3}", "rope_type: expected default, llama3 or yarn, found 3" },
-        { LLAMA ", \"tie_word_embeddings\": 1",        "tie_word_embeddings: expected true or false, found 1" },
-        { LLAMA ", \"partial_rotary_factor\": 0.5",    "partial_rotary_factor 0.5 is not supported, only 1.0" },
-        { LLAMA ", \"attention_dropout\": 0.1", "attention_dropout 0.1 is not supported, only 0.0: training has no dropout" },
-        { LLAMA ", \"hidden_act\": \"gelu\"",          "hidden_act \"gelu\" is not supported, only [\"silu\", \"swish\"]" },
-        { LLAMA ", \"sliding_window\": 7",             "sliding_window 7 is not supported, only null: transformers generates" },
+          "num_attention_heads 2 4096 hidden_size 32768 4 8192" },
+        { LLAMA ", \"eos_token_id\": \"a\"",           "eos_token_id" },
+        { LLAMA ", \"pad_token_id\": 1.5",             "pad_token_id 1.5" },
+        { LLAMA ", \"rope_theta\": -1",                "rope_theta 1 1e+12 -1" },
+        { LLAMA ", \"rope_scaling\": {\"rope_type\": 3}", "rope_type llama3 3" },
+        { LLAMA ", \"tie_word_embeddings\": 1",        "tie_word_embeddings 1" },
+        { LLAMA ", \"partial_rotary_factor\": 0.5",    "partial_rotary_factor 0.5 1.0" },
+        { LLAMA ", \"attention_dropout\": 0.1", "attention_dropout 0.1 0.0" },
+        { LLAMA ", \"hidden_act\": \"gelu\"",          "hidden_act" },
+        { LLAMA ", \"sliding_window\": 7",             "sliding_window 7" },
         { LLAMA ", \"layer_types\": [\"full_attention\", \"sliding_attention\"]",
-          "layer_types [\"full_attention\",\"sliding_attention\"] is not supported, only [\"full_attention\"]" },
-        { LLAMA ", \"is_causal\": false",              "is_causal false is not supported, only true" },
-        { LLAMA ", \"model_type\": \"mistral\"",       "model_type mistral is not that of its architectures, which is llama" },
-        { LLAMA ", \"model_type\": \"phi3\"",          "model_type phi3 is not that of its architectures, which is llama" },
-        { MISTRAL ", \"model_type\": \"ministral\"",   "model_type ministral is not that of its architectures, which is mistral" },
-        { LLAMA ", \"architectures\": \"LlamaForCausalLM\"", "architectures: expected a list with the name of a class" },
-        { LLAMA ", \"rope_scaling\": {\"rope_type\": \"default\", \"type\": \"yarn\"}", "rope_type default and type yarn" },
+          "layer_types" },
+        { LLAMA ", \"is_causal\": false",              "is_causal" },
+        { LLAMA ", \"model_type\": \"mistral\"",       "model_type" },
+        { LLAMA ", \"model_type\": \"phi3\"",          "model_type phi3" },
+        { MISTRAL ", \"model_type\": \"ministral\"",   "model_type" },
+        { LLAMA ", \"architectures\": \"LlamaForCausalLM\"", "architectures LlamaForCausalLM" },
+        { LLAMA ", \"rope_scaling\": {\"rope_type\": \"default\", \"type\": \"yarn\"}", "rope_type" },
         { LLAMA ", \"rope_scaling\": {" YARN "}, \"original_max_position_embeddings\": 32",
-          "original_max_position_embeddings is 32, and in the description of the rotation 64" },
-        { QWEN3 ", \"use_sliding_window\": 1",         "use_sliding_window: expected true or false, found 1" },
-        { OLMO3 ", \"rope_parameters\": {\"rope_theta\": 7e5}", "rope_parameters of a Olmo3ForCausalLM are read by layer type" },
-        { OLMO3 ", \"rope_parameters\": {\"rope_theta\": 5e5, " YARN "}", "are read by layer type alone" },
-        { LLAMA ", \"rope_scaling\": \"yarn\"",        "rope_scaling: expected an object, found \"yarn\"" },
-        { LLAMA ", \"rope_scaling\": {\"type\": \"dynamic\", \"factor\": 2}", "rope_type 'dynamic' is not supported" },
-        { LLAMA ", \"rope_scaling\": {\"rope_type\": \"llama3\"}", "factor: expected a number from 1 to 1000000, found nothing" },
+          "original_max_position_embeddings 32 64" },
+        { QWEN3 ", \"use_sliding_window\": 1",         "use_sliding_window 1" },
+        { OLMO3 ", \"rope_parameters\": {\"rope_theta\": 7e5}", "rope_parameters Olmo3ForCausalLM" },
+        { OLMO3 ", \"rope_parameters\": {\"rope_theta\": 5e5, " YARN "}", "rope_parameters Olmo3ForCausalLM" },
+        { LLAMA ", \"rope_scaling\": \"yarn\"",        "rope_scaling" },
+        { LLAMA ", \"rope_scaling\": {\"type\": \"dynamic\", \"factor\": 2}", "rope_type dynamic" },
+        { LLAMA ", \"rope_scaling\": {\"rope_type\": \"llama3\"}", "1 1000000" },
         { LLAMA ", \"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8, \"low_freq_factor\": 4}",
-          "high_freq_factor 4 must be above low_freq_factor 4" },
-        { LLAMA ", \"rope_scaling\": {" YARN ", \"truncate\": false}", "truncate false is not supported, only true" },
-        { LLAMA ", \"rope_scaling\": {" YARN ", \"mscale\": 1.0}",     "mscale 1.0 is not supported, only null" },
-        { LLAMA ", \"rope_scaling\": {" YARN ", \"beta_fast\": 0.5}",  "beta_fast 0.5 must be above beta_slow 1" },
-        { LLAMA ", \"rope_parameters\": {\"full_attention\": {}}",     "by layer type are not supported in a LlamaForCausalLM" },
-        { SIZES("OlmoForCausalLM", 2) ", \"clip_qkv\": -8",            "clip_qkv: expected a number above 0" },
-        { MISTRAL ", \"sliding_window\": 0",           "sliding_window: expected an integer from 1 to 2147483647, found 0" },
+          "high_freq_factor 4 low_freq_factor" },
+        { LLAMA ", \"rope_scaling\": {" YARN ", \"truncate\": false}", "truncate false true" },
+        { LLAMA ", \"rope_scaling\": {" YARN ", \"mscale\": 1.0}",     "1.0" },
+        { LLAMA ", \"rope_scaling\": {" YARN ", \"beta_fast\": 0.5}",  "beta_fast 0.5 beta_slow 1" },
+        { LLAMA ", \"rope_parameters\": {\"full_attention\": {}}",     "LlamaForCausalLM" },
+        { SIZES("OlmoForCausalLM", 2) ", \"clip_qkv\": -8",            "clip_qkv 0" },
+        { MISTRAL ", \"sliding_window\": 0",           "sliding_window 1 2147483647 0" },
         { SIZES("MistralForCausalLM", 2),
-          "num_key_value_heads: expected a divisor of num_attention_heads 4, found 8" },
+          "num_key_value_heads num_attention_heads 4 8" },
         { SIZES("Qwen3ForCausalLM", 2),
-          "num_key_value_heads: expected a divisor of num_attention_heads 4, found 32" },
-        { QWEN3 ", \"max_window_layers\": -1",         "max_window_layers: expected a number of layers, found -1" },
-        { QWEN3 ", \"layer_types\": [\"full_attention\"]",             "layer_types: expected one for each of num_hidden_layers" },
+          "num_key_value_heads num_attention_heads 4 32" },
+        { QWEN3 ", \"max_window_layers\": -1",         "max_window_layers -1" },
+        { QWEN3 ", \"layer_types\": [\"full_attention\"]",             "layer_types num_hidden_layers" },
         { QWEN3 ", \"layer_types\": [\"full_attention\", \"full_attention\", \"full_attention\", \"chunked_attention\"]",
-          "layer_types: expected sliding_attention and full_attention, found [\"full_attention\"" },
+          "layer_types sliding_attention full_attention" },
         { QWEN3 ", \"layer_types\": [\"full_attention\", \"full_attention\", \"full_attention\", \"sliding_attention\"]",
-          "layer_types has sliding_attention, but there is no sliding_window" },
+          "layer_types sliding_attention sliding_window" },
         { SIZES("Olmo3ForCausalLM", 5) ", \"sliding_window\": null, \"layer_types\": [\"sliding_attention\", " FULL4 "]",
-          "there is no sliding_window" },
+          "sliding_window" },
         { OLMO3 ", \"rope_parameters\": {\"full_attention\": {\"rope_theta\": 1e4}, \"sliding_attention\": {\"rope_theta\": 2e4}}",
-          "must be of rope_type default and have the rope_theta of full_attention, 10000" },
+          "rope_type rope_theta full_attention 10000" },
         { OLMO3 ", \"rope_parameters\": {\"full_attention\": {" YARN "}, \"sliding_attention\": {" YARN "}}",
-          "rope_parameters.sliding_attention must be of rope_type default" },
+          "rope_parameters.sliding_attention rope_type" },
     };
     char message[8192], text[4096], expected[256];
     snprintf(from, sizeof from, "--load_path=%s", try_folder);
     try_write_hf("{" LLAMA ", \"eos_token_id\": 90, \"pad_token_id\": -1}");
     assert_true(try_printed(message, sizeof message, 2, 1, from, NULL));
-    try_contains(message, "config.json: eos_token_id 90 is beyond vocab_size 90, so there is none\n");
+    try_names(message, "config.json eos_token_id 90 vocab_size");
     assert_null(strstr(message, "pad_token_id"));
     snprintf(expected, sizeof expected, "error: %s/config.json: ", try_folder);
     for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
@@ -290,7 +290,7 @@ static void test_refused(void **state)
         try_write_hf(text);
         if (try_printed(message, sizeof message, 2, 1, from, NULL))
             fail_msg("%s was accepted", list[i].json);
-        try_contains(message, list[i].words);
+        try_names(message, list[i].names);
         try_contains(message, expected);
     }
 }

@@ -147,10 +147,9 @@ static void test_base(void **state)
     config_free(c);
     char message[4096];
     assert_true(try_printed(message, sizeof message, 2, 1, load_base, "--lora={base: nf4, base_path: x}"));
-    try_contains(message, "without effect here: lora.base (there is no lora.rank, so there are no adapters), lora.base_path (");
+    try_names(message, "lora.base lora.rank lora.base_path");
     assert_true(try_printed(message, sizeof message, 2, 1, load_base, "--lora={use_rslora: true, target_modules: [q_proj]}"));
-    try_contains(message, "without effect here: lora.use_rslora (there is no lora.rank, so there are no adapters), "
-                 "lora.target_modules (");
+    try_names(message, "lora.use_rslora lora.rank lora.target_modules");
     assert_true(try_printed(message, sizeof message, 2, 1, load_base, "--lora={use_rslora: false, target_modules: all-linear}"));
     assert_string_equal(message, "");
 }
@@ -185,28 +184,28 @@ static void test_quantized(void **state)
 static void test_refused(void **state)
 {
     (void)state;
-    static const struct { const char *argument, *words; } list[] = {
-        { "--lora.rank=0", "lora.rank: expected an integer from 1 to 2147483647, found '0'" },
-        { "--lora={rank: 2, alpha: 0}", "lora.alpha: expected a number above 0" },
-        { "--lora={rank: 2, base: int8}", "lora.base: expected bf16|e4m3|nf4, found 'int8'" },
-        { "--lora={rank: 2, target_modules: [lm_head]}", "lora.target_modules: expected q_proj, k_proj, v_proj, o_proj, gate_proj, "
-          "up_proj, down_proj or all-linear, found 'lm_head'" },
-        { "--lora={rank: 2, target_modules: []}", "lora.target_modules is empty" },
-        { "--lora={rank: 2, dropout: 0.1}", "lora.dropout: '0.1' is not supported, only 0|0.0|null: there is no dropout" },
-        { "--lora={rank: 2, lora_dropout: 0.05}", "lora.lora_dropout: '0.05' is not supported" },
-        { "--lora={rank: 2, use_dora: true}", "lora.use_dora: 'true' is not supported, only false|null: DoRA" },
-        { "--lora={rank: 2, bias: all}", "lora.bias: 'all' is not supported, only none|null" },
-        { "--lora={rank: 2, modules_to_save: [lm_head]}", "lora.modules_to_save: 'a list' is not supported, only null" },
-        { "--lora={rank: 2, lora_alpha: 4}", "unknown key 'lora.lora_alpha'; did you mean 'lora.alpha'?" },
-        { "--lora.rank=65", "lora.rank 65 is above 64, the rank of q_proj, which is 64 x 64" },
-        { "--lora={rank: 33, target_modules: [q_proj, k_proj]}", "lora.rank 33 is above 32, the rank of k_proj, which is 32 x 64" },
-        { "--lora={rank: 2, base_path: /elsewhere}", "new ones have it as load_path: --load_path=/elsewhere" },
+    static const struct { const char *argument, *names; } list[] = {
+        { "--lora.rank=0", "lora.rank 1 2147483647 0" },
+        { "--lora={rank: 2, alpha: 0}", "lora.alpha 0 rank 2" },
+        { "--lora={rank: 2, base: int8}", "lora.base bf16|e4m3|nf4 int8 rank 2" },
+        { "--lora={rank: 2, target_modules: [lm_head]}",
+          "lora.target_modules q_proj k_proj v_proj o_proj gate_proj up_proj down_proj lm_head" },
+        { "--lora={rank: 2, target_modules: []}", "lora.target_modules rank 2" },
+        { "--lora={rank: 2, dropout: 0.1}", "lora.dropout 0.1 0|0.0|null rank 2" },
+        { "--lora={rank: 2, lora_dropout: 0.05}", "lora.lora_dropout 0.05 rank 2" },
+        { "--lora={rank: 2, use_dora: true}", "lora.use_dora true false|null rank 2" },
+        { "--lora={rank: 2, bias: all}", "lora.bias all none|null rank 2" },
+        { "--lora={rank: 2, modules_to_save: [lm_head]}", "lora.modules_to_save rank 2 lm_head" },
+        { "--lora={rank: 2, lora_alpha: 4}", "lora.lora_alpha lora.alpha rank 2 4" },
+        { "--lora.rank=65", "lora.rank 65 64 q_proj" },
+        { "--lora={rank: 33, target_modules: [q_proj, k_proj]}", "lora.rank 33 32 k_proj 64 target_modules q_proj" },
+        { "--lora={rank: 2, base_path: /elsewhere}", "load_path --load_path=/elsewhere lora rank 2 base_path" },
     };
     char message[4096];
     for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
         if (try_printed(message, sizeof message, 2, 1, load_base, list[i].argument))
             fail_msg("%s was accepted", list[i].argument);
-        try_contains(message, list[i].words);
+        try_names(message, list[i].names);
     }
     config_free(load(load_base, "--lora={rank: 2, dropout: 0.0, lora_dropout: 0, use_dora: false, bias: none}",
                      "--lora.modules_to_save=null", NULL));
@@ -222,19 +221,19 @@ static void test_together(void **state)
     snprintf(try_path, sizeof try_path, "%s/both.yaml", try_folder);
     try_write(try_path, both);
     assert_false(try_printed(message, sizeof message, 2, 1, NULL, NULL));
-    try_contains(message, "trainable: with adapters (lora.rank 2) nothing else is trained; leave one of them out: --trainable=[]");
+    try_names(message, "lora.rank 2 --trainable=[]");
     snprintf(both, sizeof both, "{load_path: %s, recipe: f32, format: {frozen: f32}, lora: {rank: 2, base: bf16}, "
              "data: {paths: a.npy}}", base);
     try_write(try_path, both);
     assert_false(try_printed(message, sizeof message, 2, 1, NULL, NULL));
-    try_contains(message, "lora.base bf16 and format.frozen f32 both say how frozen weights are stored");
+    try_names(message, "lora.base bf16 format.frozen f32");
     try_write(try_path, try_base);
     assert_true(try_printed(message, sizeof message, 2, 1, "--lora.rank=2", NULL));
-    try_contains(message, "warning: adapters beside random weights learn nothing of use");
+    try_names(message, "load_path");
     assert_true(try_printed(message, sizeof message, 2, 1, "--lora.rank=2", "--dry_run"));
     assert_string_equal(message, "");
     assert_true(try_printed(message, sizeof message, 2, 1, "--lora.rank=2", "--optimizer.learning_rate=2e-5"));
-    try_contains(message, "a rate of 2e-05 hardly moves adapters");
+    try_names(message, "2e-05 optimizer.learning_rate 2e-5");
     strcpy(try_path, saved);
 }
 
@@ -263,7 +262,7 @@ static void test_peft_folders(void **state)
     char message[4096];
     write_file(adapter, "adapter_config.json", PEFT(", \"r\": 4, \"lora_alpha\": 8, \"lora_dropout\": 0.1" TARGETS BESIDE));
     assert_true(try_printed(message, sizeof message, 2, 1, load_adapter, NULL));
-    try_contains(message, "without effect here: lora_dropout 0.1 of ");
+    try_names(message, "lora_dropout 0.1");
 }
 
 /* The base is elsewhere; of a name on the hub, or none at all, it must be told where. */
@@ -278,18 +277,18 @@ static void test_where_the_base_is(void **state)
     assert_int_equal(c->model.lora.base, BASE_NF4);
     config_free(c);
     assert_false(try_printed(message, sizeof message, 2, 1, load_adapter, NULL));
-    try_contains(message, "hf download meta-llama/Llama-2-7b-hf --local-dir Llama-2-7b-hf\n  --lora.base_path=Llama-2-7b-hf");
+    try_names(message, "meta-llama/Llama-2-7b-hf --local-dir Llama-2-7b-hf --lora.base_path=Llama-2-7b-hf");
     snprintf(missing, sizeof missing, "--lora.base_path=%s", adapter);
     assert_false(try_printed(message, sizeof message, 2, 1, load_adapter, missing));
-    try_contains(message, "that is a folder of adapters");
+    try_names(message, "lora.base_path");
     assert_false(try_printed(message, sizeof message, 2, 1, load_adapter, "--lora.base_path=tests"));
-    try_contains(message, "--lora.base_path=tests: lora.base_path tests: there is no config.json; expected ");
+    try_names(message, "--lora.base_path=tests lora.base_path config.json");
     write_file(adapter, "adapter_config.json", PEFT(NUMBERS TARGETS ", \"base_model_name_or_path\": null"));
     assert_false(try_printed(message, sizeof message, 2, 1, load_adapter, NULL));
-    try_contains(message, "base_model_name_or_path names no model; say where the base of these adapters is: --lora.base_path=");
+    try_names(message, "base_model_name_or_path --lora.base_path=");
     write_file(adapter, "adapter_config.json", PEFT(NUMBERS TARGETS ", \"base_model_name_or_path\": \"/no/such\""));
     assert_false(try_printed(message, sizeof message, 2, 1, load_adapter, NULL));
-    try_contains(message, "base_model_name_or_path /no/such: there is no such folder; --lora.base_path=FOLDER says where it is");
+    try_names(message, "base_model_name_or_path /no/such --lora.base_path=FOLDER");
 }
 
 #define ALSO(key, value) "{\"peft_type\": \"LORA\", \"" key "\": " value NUMBERS TARGETS BESIDE "}"
@@ -297,39 +296,38 @@ static void test_where_the_base_is(void **state)
 static void test_peft_refused(void **state)
 {
     (void)state;
-    static const struct { const char *json, *words; } list[] = {
-        { "{", ":1: " },
-        { "{\"r\": 4}", "peft_type: expected \"LORA\", found nothing" },
-        { "{\"peft_type\": \"IA3\"}", "peft_type: expected \"LORA\", found \"IA3\"" },
-        { "{\"peft_type\": \"LORA\", \"base_model_name_or_path\": 3}", "base_model_name_or_path: expected a text, found 3" },
-        { PEFT(TARGETS BESIDE ", \"lora_alpha\": 8"), "r: expected an integer from 1 to 2147483647, found nothing" },
-        { PEFT(TARGETS BESIDE ", \"r\": 1.5, \"lora_alpha\": 8"), "r: expected an integer from 1 to 2147483647, found 1.5" },
-        { PEFT(TARGETS BESIDE ", \"r\": 4"), "lora_alpha: expected a number above 0" },
-        { PEFT(TARGETS BESIDE NUMBERS ", \"use_rslora\": 1"), "use_rslora: expected true or false, found 1" },
-        { PEFT(TARGETS BESIDE ", \"r\": 4, \"lora_alpha\": 8, \"lora_dropout\": \"a\""), "lora_dropout: expected a number" },
-        { PEFT(BESIDE NUMBERS), "target_modules: expected \"all-linear\" or a list of names as \"q_proj\", found nothing" },
-        { PEFT(BESIDE NUMBERS ", \"target_modules\": []"), "target_modules: expected \"all-linear\" or a list" },
-        { PEFT(BESIDE NUMBERS ", \"target_modules\": \".*proj\""), "target_modules: expected \"all-linear\" or a list of names as "
-          "\"q_proj\", found \".*proj\"" },
-        { PEFT(BESIDE NUMBERS ", \"target_modules\": [\"q_proj\", \"embed_tokens\"]"), "found \"embed_tokens\"" },
-        { PEFT(BESIDE NUMBERS ", \"target_modules\": [\"_proj\"]"), "found \"_proj\"" },
-        { PEFT(BESIDE NUMBERS ", \"target_modules\": [\"\"]"), "found \"\"" },
-        { PEFT(BESIDE NUMBERS ", \"target_modules\": [\"visual.layers.0.mlp.up_proj\"]"), "found \"visual.layers.0.mlp.up_proj\"" },
-        { PEFT(BESIDE NUMBERS ", \"target_modules\": [\"model.layers.2.mlp.up_proj\"]"), "found \"model.layers.2.mlp.up_proj\"" },
+    static const struct { const char *json, *names; } list[] = {
+        { "{", ":1" },
+        { "{\"r\": 4}", "peft_type LORA" },
+        { "{\"peft_type\": \"IA3\"}", "peft_type LORA IA3" },
+        { "{\"peft_type\": \"LORA\", \"base_model_name_or_path\": 3}", "base_model_name_or_path 3" },
+        { PEFT(TARGETS BESIDE ", \"lora_alpha\": 8"), "1 2147483647" },
+        { PEFT(TARGETS BESIDE ", \"r\": 1.5, \"lora_alpha\": 8"), "1 2147483647 1.5" },
+        { PEFT(TARGETS BESIDE ", \"r\": 4"), "lora_alpha 0" },
+        { PEFT(TARGETS BESIDE NUMBERS ", \"use_rslora\": 1"), "use_rslora 1" },
+        { PEFT(TARGETS BESIDE ", \"r\": 4, \"lora_alpha\": 8, \"lora_dropout\": \"a\""), "lora_dropout" },
+        { PEFT(BESIDE NUMBERS), "target_modules q_proj" },
+        { PEFT(BESIDE NUMBERS ", \"target_modules\": []"), "target_modules" },
+        { PEFT(BESIDE NUMBERS ", \"target_modules\": \".*proj\""), "target_modules q_proj .*proj" },
+        { PEFT(BESIDE NUMBERS ", \"target_modules\": [\"q_proj\", \"embed_tokens\"]"), "embed_tokens" },
+        { PEFT(BESIDE NUMBERS ", \"target_modules\": [\"_proj\"]"), "_proj" },
+        { PEFT(BESIDE NUMBERS ", \"target_modules\": [\"\"]"), "target_modules q_proj" },
+        { PEFT(BESIDE NUMBERS ", \"target_modules\": [\"visual.layers.0.mlp.up_proj\"]"), "visual.layers.0.mlp.up_proj" },
+        { PEFT(BESIDE NUMBERS ", \"target_modules\": [\"model.layers.2.mlp.up_proj\"]"), "model.layers.2.mlp.up_proj" },
         { PEFT(BESIDE NUMBERS ", \"target_modules\": [\"model.layers.1.mlp.up_proj\"]"),
-          "target_modules: up_proj of 1 of 2 blocks has an adapter; all blocks have the same ones here" },
-        { PEFT(BESIDE NUMBERS ", \"target_modules\": [\"all-linear\"]"), "found \"all-linear\"" },
-        { ALSO("use_dora", "true"), "its use_dora is not supported, found true: DoRA" },
-        { ALSO("bias", "\"lora_only\""), "bias: expected \"none\"" },
+          "target_modules up_proj 1 2" },
+        { PEFT(BESIDE NUMBERS ", \"target_modules\": [\"all-linear\"]"), "target_modules all-linear" },
+        { ALSO("use_dora", "true"), "use_dora" },
+        { ALSO("bias", "\"lora_only\""), "bias none lora_only" },
         { ALSO("modules_to_save", "[\"lm_head\"]"),
-          "its modules_to_save is not supported, found [\"lm_head\"]: only adapters" },
-        { ALSO("rank_pattern", "{\"q_proj\": 8}"), "its rank_pattern is not supported" },
-        { ALSO("alpha_pattern", "{\"q_proj\": 8}"), "its alpha_pattern is not" },
-        { ALSO("fan_in_fan_out", "true"), "its fan_in_fan_out is not supported" },
-        { ALSO("layers_to_transform", "0"), "its layers_to_transform is not supported" },
-        { ALSO("lora_bias", "true"), "its lora_bias is not supported" },
+          "modules_to_save" },
+        { ALSO("rank_pattern", "{\"q_proj\": 8}"), "rank_pattern" },
+        { ALSO("alpha_pattern", "{\"q_proj\": 8}"), "alpha_pattern" },
+        { ALSO("fan_in_fan_out", "true"), "fan_in_fan_out" },
+        { ALSO("layers_to_transform", "0"), "layers_to_transform" },
+        { ALSO("lora_bias", "true"), "lora_bias" },
         { ALSO("init_lora_weights", "\"pissa\""),
-          "init_lora_weights: expected a way to begin that leaves the base as it is" },
+          "init_lora_weights" },
     };
     char message[4096], expected[256];
     snprintf(expected, sizeof expected, "error: %s/adapter_config.json:", adapter);
@@ -337,14 +335,13 @@ static void test_peft_refused(void **state)
         write_file(adapter, "adapter_config.json", list[i].json);
         if (try_printed(message, sizeof message, 2, 1, load_adapter, NULL))
             fail_msg("%s was accepted", list[i].json);
-        try_contains(message, list[i].words);
+        try_names(message, list[i].names);
         try_contains(message, expected);
     }
     write_file(adapter, "adapter_config.json", PEFT(", \"r\": 40, \"lora_alpha\": 8, \"target_modules\": [\"v_proj\"]" BESIDE));
     assert_false(try_printed(message, sizeof message, 2, 1, load_adapter, NULL));
     try_contains(message, expected);
-    try_contains(message, "lora.rank 40 is above 32, the rank of v_proj, which is 32 x 64; such adapters are only merged, by "
-                 "--export");
+    try_names(message, "lora.rank 40 32 v_proj 64 --export");
 }
 
 /* Settings beside a folder of adapters may say what it says, and nothing else; and the folder must be whole. */
@@ -355,21 +352,20 @@ static void test_contradicted(void **state)
     write_file(adapter, "adapter_config.json", PEFT(NUMBERS TARGETS BESIDE));
     static const char *const others[] = { "rank=8", "alpha=4", "use_rslora=true", "target_modules=[q_proj]" };
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
-        char argument[64], words[320];
+        char argument[64], names[320];
         snprintf(argument, sizeof argument, "--lora.%s", others[i]);
-        snprintf(words, sizeof words, "error: %s: lora.%.*s is another one than that of the adapters in %s", argument,
-                 (int)strcspn(others[i], "="), others[i], adapter);
+        snprintf(names, sizeof names, "%s lora.%.*s %s", argument, (int)strcspn(others[i], "="), others[i], adapter);
         assert_false(try_printed(message, sizeof message, 2, 1, load_adapter, argument));
-        try_contains(message, words);
+        try_names(message, names);
     }
     snprintf(command, sizeof command, "cd %s && mv adapter_model.safetensors adapter_model.bin", adapter);
     assert_int_equal(system(command), 0);
     assert_false(try_printed(message, sizeof message, 2, 1, load_adapter, NULL));
-    try_contains(message, "its adapters are a file of PyTorch, and only safetensors are read");
+    try_names(message, "PyTorch");
     snprintf(command, sizeof command, "cd %s && rm adapter_model.bin", adapter);
     assert_int_equal(system(command), 0);
     assert_false(try_printed(message, sizeof message, 2, 1, load_adapter, NULL));
-    try_contains(message, "there is an adapter_config.json, but no adapter_model.safetensors");
+    try_names(message, "adapter_config.json adapter_model.safetensors");
     write_file(adapter, "adapter_model.safetensors", "");
 }
 
@@ -428,9 +424,9 @@ static void test_ours(void **state)
     snprintf(load_run, sizeof load_run, "--load_path=%s/run", try_folder);
     snprintf(beside_run, sizeof beside_run, "--lora.base_path=%s/run", try_folder);
     assert_false(try_printed(message, sizeof message, 2, 1, load_run, NULL));
-    try_contains(message, "/run: this is the save_folder of a run; its newest checkpoint is --load_path=");
+    try_names(message, "/run save_folder --load_path=");
     assert_false(try_printed(message, sizeof message, 2, 1, load_adapter, beside_run));
-    try_contains(message, "/run: this is the save_folder of a run; its newest checkpoint is --lora.base_path=");
+    try_names(message, "/run save_folder --lora.base_path=");
 }
 
 /* A run of the whole model is not gone on with as one of adapters. */
@@ -446,7 +442,7 @@ static void test_other_run(void **state)
     snprintf(command, sizeof command, "{load_path: %s, try_load_latest_save: true, lora: {rank: 2}, data: {paths: a.npy}}", base);
     try_write(try_path, command);
     assert_false(try_printed(message, sizeof message, 2, 1, saves, NULL));
-    try_contains(message, "which the run would go on with, has no adapters; begin with it in another save_folder");
+    try_names(message, "save_folder");
     strcpy(try_path, saved);
 }
 

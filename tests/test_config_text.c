@@ -181,42 +181,41 @@ static void test_help(void **state)
     }
     strcpy(try_path, "--help=data.paths");
     assert_true(try_printed(text, sizeof text, 1, 1, NULL, NULL));
-    assert_string_equal(text, "  data.paths: a path or a list [a, b] of paths\n"
-                              "      token shards or patterns, in order; ** is any number of folders\n");
+    try_names(text, "data.paths [a, b]");
+    assert_null(strstr(text, "data.seed"));
     strcpy(try_path, "--help=model.rope_scaling");
     assert_true(try_printed(text, sizeof text, 1, 1, NULL, NULL));
-    try_contains(text, "model.rope_scaling.beta_fast: a number above 0, at most 1000000 (default 32)");
+    try_names(text, "model.rope_scaling.beta_fast 0 1000000 32");
     assert_null(strstr(text, "rope_theta"));
     strcpy(try_path, "--help=tokenizer");
     assert_true(try_printed(text, sizeof text, 1, 1, NULL, NULL));
-    try_contains(text, "  tokenizer: a text\n");
-    try_contains(text, "  tokenizer.*: read, without effect\n");
+    try_names(text, "tokenizer: tokenizer.*:");
     strcpy(try_path, "--help=wandb.project");
     assert_true(try_printed(text, sizeof text, 1, 1, NULL, NULL));
-    try_contains(text, "wandb.*: read, without effect");
+    try_names(text, "wandb.*:");
     strcpy(try_path, "--version");
     assert_true(try_printed(text, sizeof text, 1, 1, NULL, NULL));
     try_contains(text, "coat.c " COAT_VERSION ", built for ");
     strcpy(try_path, "--help=markdown");
     assert_true(try_printed(text, sizeof text, 1, 1, NULL, NULL));
-    try_contains(text, "| `optimizer.eps` | a number from 1e-15 to 1 | 1e-5 |");
+    try_names(text, "`optimizer.eps` 1e-15 1 1e-5");
     strcpy(try_path, saved);
 }
 
 static void test_help_unknown(void **state)
 {
     (void)state;
-    static const struct { const char *question, *answer; } unknown[] = {
-        { "--help=data.pahts", "did you mean data.paths?" },
-        { "--help=warmup", "did you mean scheduler.t_warmup, scheduler.warmup_fraction, scheduler.warmup_min_lr" },
-        { "--help=xyzzyxyzzy", "--help lists all" }, { "--help=model.d_modelx", "did you mean model.d_model?" },
+    static const struct { const char *question, *names; } unknown[] = {
+        { "--help=data.pahts", "data.paths" },
+        { "--help=warmup", "scheduler.t_warmup scheduler.warmup_fraction scheduler.warmup_min_lr" },
+        { "--help=xyzzyxyzzy", "--help" }, { "--help=model.d_modelx", "model.d_model" },
     };
     char text[4096], saved[sizeof try_path];
     strcpy(saved, try_path);
     for (size_t i = 0; i < sizeof unknown / sizeof unknown[0]; i++) {
         strcpy(try_path, unknown[i].question);
         assert_false(try_printed(text, sizeof text, 2, 1, NULL, NULL));
-        try_contains(text, unknown[i].answer);
+        try_names(text, unknown[i].names);
     }
     strcpy(try_path, saved);
 }

@@ -7,6 +7,7 @@
 #include <stdarg.h>
 #include <cmocka.h>
 
+#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -173,6 +174,30 @@ void try_contains(const char *text, const char *part)
 {
     if (!strstr(text, part))
         fail_msg("expected '%s' in: %s", part, text);
+}
+
+/* Whether a name begins or ends where one character is next to another. */
+static bool is_border(char inside, char outside)
+{
+    const bool word = isalnum((unsigned char)outside) || outside == '_';
+    return !word || !(isalnum((unsigned char)inside) || inside == '_');
+}
+
+static bool has_name(const char *text, const char *name, size_t length)
+{
+    for (const char *at = text; (at = strstr(at, name)); at++)
+        if ((at == text || is_border(*name, at[-1])) && is_border(name[length - 1], at[length]))
+            return true;
+    return false;
+}
+
+void try_names(const char *text, const char *names)
+{
+    char copy[1024];
+    snprintf(copy, sizeof copy, "%s", names);
+    for (char *name = strtok(copy, " "); name; name = strtok(NULL, " "))
+        if (!has_name(text, name, strlen(name)))
+            fail_msg("expected %s in: %s", name, text);
 }
 
 void try_write_hf(const char *json)

@@ -12,6 +12,10 @@ int  try_remove_folder(void **state);
 void try_write(const char *name, const char *text);
 void try_contains(const char *text, const char *part);         /* asserts it */
 
+/* Asserts that each of these names, with blanks between them, is a word of the text: keys, values and files that a message must
+ * hold. How it says what is wrong with them may change. */
+void try_names(const char *text, const char *names);
+
 /* Writes try_base with the line that starts with `line` (behind its indentation) replaced by `with`, or with that
  * added at the end if `line` is NULL. Returns the number of that line. */
 int try_write_changed(const char *line, const char *with);
