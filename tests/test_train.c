@@ -348,6 +348,15 @@ static void test_token_budget(void **state)
     }
 }
 
+/* A budget that ends within a step has that step. */
+static void test_token_budget_in_a_step(void **state)
+{
+    (void)state;
+    expect_status(train(1, "--max_duration=513T --save_folder=%s/three", folder), 0);
+    assert_int_equal(trainer("three/latest", "step"), 3);
+    assert_int_equal(trainer("three/latest", "tokens"), 3 * 256);
+}
+
 /* Epochs too: 0.04 of 5195 sequences are 207.8, of which 104 are done. */
 static void test_epoch_budget(void **state)
 {
@@ -428,7 +437,7 @@ int main(void)
         cmocka_unit_test(test_stop_in_epochs),
         cmocka_unit_test(test_evaluation_without_labels), cmocka_unit_test(test_steps_without_labels),
         cmocka_unit_test(test_slurm), cmocka_unit_test(test_less_than_a_step), cmocka_unit_test(test_only_step),
-        cmocka_unit_test(test_token_budget),
+        cmocka_unit_test(test_token_budget), cmocka_unit_test(test_token_budget_in_a_step),
         cmocka_unit_test(test_epoch_budget), cmocka_unit_test(test_packed_epoch),
         cmocka_unit_test(test_error_alone), cmocka_unit_test(test_terminal), cmocka_unit_test(test_columns),
         cmocka_unit_test(test_usage), cmocka_unit_test(test_demo), cmocka_unit_test(test_long_run),

@@ -4,9 +4,9 @@
  * finite and makes no update. What metrics.jsonl says of each step must agree, and the weights at the end.
  *
  * Bounds, as in test_parity: loss and z-loss to 1e-5 of themselves, the norm to 1e-4, the rate to the 9 digits of metrics.jsonl.
- * Of the weights: gradients, which are below 1, err by up to 3e-6 of the largest, and AdamW divides them by at least its eps, 1e-3. So
- * a step errs by at most 3e-3 of the rate where gradients are small, and by a tenth of that elsewhere: 1e-3 of what the run changes
- * in a tensor. One that does a step wrong, as golden_train.py tries in seven ways, is off by 0.05 of it at least. */
+ * Of the weights: gradients, which are below 1, err by up to 3e-6 of the largest, and AdamW divides them by at least its eps, 1e-3.
+ * So a step errs by at most 3e-3 of the rate where gradients are small, and by a tenth of that elsewhere: 1e-3 of what the run
+ * changes in a tensor. One that does a step wrong, as golden_train.py tries in seven ways, is off by 0.05 of it at least. */
 #include "tests/launch.h"
 
 #include "model/checkpoint/safetensors.h"
