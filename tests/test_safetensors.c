@@ -1,4 +1,6 @@
-/* Files that are no safetensors, or damaged: none is read. What checkpoints write is read back in test_checkpoint.c. */
+/* Files that are no safetensors, or damaged: none is read; and which bytes of a file say that it is another. What checkpoints write
+ * is read back in test_checkpoint.c. */
+#include "model/checkpoint/base_sample.h"
 #include "model/checkpoint/safetensors.h"
 #include "tests/saved.h"
 
@@ -50,8 +52,31 @@ static void test_damaged_headers(void **state)
     DIES("No such file", safetensors_open(text("%s/nothing.safetensors", root)));
 }
 
+/* A base that was trained again is noticed by three pages of each of its tensors: at the start, in the middle and at the end. */
+static void test_sampled_pages(void **state)
+{
+    (void)state;
+    enum { BYTES = 5 * 4096 };
+    static const int changed[] = { 0, BYTES / 2, BYTES - 1, 4096 + 1 };
+    const char *header = "{" ENTRY("a", "U8", "20480", 0, 20480) "}", *path = NULL;
+    uint64_t sample[5];
+    for (int i = 0; i < 5; i++) {
+        path = write_raw(header, BYTES);
+        if (i > 0)
+            shell(text("printf x | dd of=%s conv=notrunc bs=1 seek=%zu status=none", path,
+                       8 + strlen(header) + (size_t)changed[i - 1]));
+        SafeFile *file = safetensors_open(path);
+        sample[i] = base_sample(&(Source){ &file, 1 });
+        safetensors_close(file);
+    }
+    for (int i = 1; i < 4; i++)
+        for (int k = 0; k < i; k++)
+            assert_true(sample[i] != sample[k]);
+    assert_true(sample[4] == sample[0]);        /* between the pages nothing is read */
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_damaged_headers) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_damaged_headers), cmocka_unit_test(test_sampled_pages) };
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }

@@ -348,6 +348,20 @@ static void test_token_budget(void **state)
     }
 }
 
+/* Without checkpoints that come and go, the end is saved if there are some that stay. */
+static void test_saved_at_the_end(void **state)
+{
+    (void)state;
+    static const char *const arguments[] = { "", "--save_interval_unsharded=100", "--save_interval_ephemeral=100" };
+    for (int i = 0; i < 3; i++) {
+        char name[32];
+        expect_status(train(1, "--max_duration=2 --save_num_checkpoints_to_keep=0 --save_folder=%s/end%d %s", folder, i,
+                            arguments[i]), 0);
+        snprintf(name, sizeof name, "end%d/step2", i);
+        assert_int_equal(exists(name), i == 1);
+    }
+}
+
 /* A budget that ends within a step has that step. */
 static void test_token_budget_in_a_step(void **state)
 {
@@ -438,6 +452,7 @@ int main(void)
         cmocka_unit_test(test_evaluation_without_labels), cmocka_unit_test(test_steps_without_labels),
         cmocka_unit_test(test_slurm), cmocka_unit_test(test_less_than_a_step), cmocka_unit_test(test_only_step),
         cmocka_unit_test(test_token_budget), cmocka_unit_test(test_token_budget_in_a_step),
+        cmocka_unit_test(test_saved_at_the_end),
         cmocka_unit_test(test_epoch_budget), cmocka_unit_test(test_packed_epoch),
         cmocka_unit_test(test_error_alone), cmocka_unit_test(test_terminal), cmocka_unit_test(test_columns),
         cmocka_unit_test(test_usage), cmocka_unit_test(test_demo), cmocka_unit_test(test_long_run),

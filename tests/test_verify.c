@@ -150,6 +150,24 @@ static void test_other_settings(void **state)
     assert_null(strstr(output, "resume: "));
 }
 
+/* Settings of training that shapes do not show, several at once. */
+static void test_other_training(void **state)
+{
+    (void)state;
+    static const char *const keys[] = { "max_grad_norm", "spikes", "softmax_auxiliary_loss", "auxiliary_loss_multiplier",
+        "scheduler.t_warmup", "optimizer.weight_decay", "device_train_microbatch_size", "seed" };
+    make_first();
+    in_folder("rm -rf copy; cp -r first copy");
+    expect_status(go_on(1, "copy", "--max_grad_norm=0.25 --spikes=skip --softmax_auxiliary_loss --auxiliary_loss_multiplier=0.125 "
+                        "--scheduler.t_warmup=3 --optimizer.weight_decay=0.375 --device_train_microbatch_size=1 --seed=77 "
+                        "--data.seed=6198 --restore_dataloader=false"), 0);
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        char line[128];
+        snprintf(line, sizeof line, "resume: %s ", keys[i]);
+        expect_output(line);
+    }
+}
+
 /* A run of a program in whose table the recipe had another row says so in trainer.json; an old one says nothing, and had neither
  * scales of the step nor a head in FP8. The run goes on, and can go on as before. */
 static void test_other_columns(void **state)
@@ -194,7 +212,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_sample), cmocka_unit_test(test_flipped_bits),
                                         cmocka_unit_test(test_other_content),
-                                        cmocka_unit_test(test_other_settings), cmocka_unit_test(test_other_columns),
+                                        cmocka_unit_test(test_other_settings), cmocka_unit_test(test_other_training), cmocka_unit_test(test_other_columns),
                                         cmocka_unit_test(test_old_checkpoint) };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }
