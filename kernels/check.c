@@ -2,6 +2,14 @@
  * what was found and what was expected. */
 #include "kernels/check.h"
 
+#include <string.h>
+
+const char *operation_name(const char *function)
+{
+    static const char prefix[] = "backend_";
+    return strncmp(function, prefix, sizeof prefix - 1) == 0 ? function + sizeof prefix - 1 : function;
+}
+
 void check_tensor(const char *op, const char *name, Tensor t, int rows, int cols)
 {
     if (!t.data)

@@ -3,16 +3,20 @@
 #include "kernels/error.h"
 #include "kernels/kernels.h"
 
+/* The operation whose function of a back end this is, for messages; of another function its name. */
+#define OPERATION operation_name(__func__)
+const char *operation_name(const char *function);
+
 /* Dies unless t exists with this shape and a format that means something. */
-#define CHECK_TENSOR(t, rows, cols) check_tensor(__func__, #t, t, rows, cols)
+#define CHECK_TENSOR(t, rows, cols) check_tensor(OPERATION, #t, t, rows, cols)
 void check_tensor(const char *op, const char *name, Tensor t, int rows, int cols);
 
 /* The same for a tensor that may be absent. */
 #define CHECK_OPTIONAL(t, rows, cols) \
-    do { if ((t).data) check_tensor(__func__, #t, t, rows, cols); } while (0)
+    do { if ((t).data) check_tensor(OPERATION, #t, t, rows, cols); } while (0)
 
 /* Dies unless t is F32 or BF16: what accumulates or is changed in place. */
-#define CHECK_PLAIN(t) check_plain(__func__, #t, t)
+#define CHECK_PLAIN(t) check_plain(OPERATION, #t, t)
 void check_plain(const char *op, const char *name, Tensor t);
 
 /* The arguments of quantize_codes: only rows of FP8 with one scale can be more than x has. */

@@ -44,8 +44,6 @@ void  device_merge_queues(bool merge);
 
 void *device_alloc(size_t bytes);               /* 256-byte aligned, zeroed; never NULL: says what was asked and what is free */
 void  device_free (void *p);
-/* Memory that attention's operations may overwrite while they run, instead of taking as much of their own; NULL: no longer. */
-void  device_lend (void *p, size_t bytes);
 void  device_put  (void *dst, const void *src, size_t bytes);   /* host to device; src may be reused on return */
 void  device_get  (void *dst, const void *src, size_t bytes);   /* device to host; waits for all work of the current queue */
 void  device_copy (void *dst, const void *src, size_t bytes);   /* inside the device; the two may not overlap */

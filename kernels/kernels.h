@@ -141,6 +141,8 @@ typedef struct {
     Norm  norm;            /* of q and k where weights are given: see rope_forward      */
     const float *rope;     /* (T, D/2, 2) cosine and sine; both may be times a factor   */
     int   window;          /* keys that a query sees, itself included; 0: all before it */
+    void *scratch;         /* scratch_bytes of device memory that attention may overwrite while it runs, ... */
+    size_t scratch_bytes;  /* ... instead of taking as much of its own; NULL: none      */
 } Attention;
 
 /* Documents packed in the batch: document i is tokens start[i] .. start[i+1]-1 of N; none crosses a sequence. */

@@ -3,8 +3,15 @@
  * Dimensions: B sequences of T tokens, N = B*T; C model width; H query heads, K key/value heads of width D;
  * S = (H+2K)*D width of [q|k|v]; F MLP width; V rows of the embedding; L blocks; W ranks. */
 #pragma once
-#include "model/lifetimes.h"
+#include "model/overlay.h"
 #include "model/params.h"
+
+/* As many rows or columns of an FP8 operand: GPUs multiply these by sixteens. */
+static inline int fp8_padded(int count)
+{
+    enum { MULTIPLE = 16 };
+    return (count + MULTIPLE - 1) / MULTIPLE * MULTIPLE;
+}
 
 /* What block_forward leaves for block_backward. Tensors that hold the same values in the same format are the same
  * memory ("= x"); what backward recomputes or needs only for a moment is memory that all blocks share ("shared").
@@ -84,7 +91,6 @@ typedef struct {
     SharedBuffer shared[NUM_BUFFERS];  /* what all blocks and the head share, and where it lies in ... */
     void     *shared_memory;   /* shared_bytes; part of ...                                    */
     size_t    shared_bytes;
-    void     *scratch;         /* scratch_bytes of it for attention; or NULL                   */
-    size_t    scratch_bytes;
+    size_t    shared_least;    /* bytes of them that hold something at the same time, at most  */
     void     *memory;          /* the arena: all of the above that is device memory            */
 } Model;

@@ -39,7 +39,7 @@ static void append(Model *m, Fsdp *f, const int *tokens, int count)
         m->acts[l].attn.rope = m->rope[layer_is_scaled(m->config, l)] + (size_t)past * (size_t)m->attn.D;
     }
     model_put_tokens(m, padded, rows);
-    model_forward(m, f);
+    pass_forward(m, f);
     for (int l = 0; l < m->L; l++)
         m->acts[l].cache.length += count;
     m->last = count - 1;

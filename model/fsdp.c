@@ -41,7 +41,7 @@ void fsdp_gather(Fsdp *f, int u, int uses)
 {
     const int both = FOR_FORWARD | FOR_BACKWARD;
     WeightBuffer *b = f->plan[u].weights;
-    if (!b)
+    if (!b || !f->placed)
         return;
     if (b->unit != u) {
         b->unit = u;
@@ -79,6 +79,8 @@ void fsdp_gather_ahead(Fsdp *f, int u, int uses)
 const Unit *fsdp_acquire(Fsdp *f, int u)
 {
     const WeightBuffer *b = f->plan[u].weights;
+    if (!f->placed)
+        return &f->unit[u];
     watchdog_mark("computation", u);
     if (b) {
         CHECK(b->unit == u, "unit %d is acquired but was not gathered", u);
@@ -90,7 +92,7 @@ const Unit *fsdp_acquire(Fsdp *f, int u)
 void fsdp_release(Fsdp *f, int u)
 {
     WeightBuffer *b = f->plan[u].weights;
-    if (b && f->shards > 1)
+    if (b && f->shards > 1 && f->placed)
         b->released = device_mark(b->released);
 }
 
@@ -146,7 +148,7 @@ static void begin_grads(Fsdp *f, int u, GradBuffer *s)
 Unit *fsdp_grads(Fsdp *f, int u)
 {
     GradBuffer *s = f->plan[u].grads;
-    if (s && !f->sum_once && s->unit != u)
+    if (s && f->placed && !f->sum_once && s->unit != u)
         begin_grads(f, u, s);
     return &f->dunit[u];
 }
@@ -156,6 +158,8 @@ void fsdp_reduce(Fsdp *f, int u, bool last)
     GradBuffer *s = f->plan[u].grads;
     const bool reduces = s && (last || !f->sum_once);
     const bool replicas = last && comm_group_size(RANKS_REPLICA) > 1;
+    if (!f->placed)
+        return;
     for (int i = 0; i < NUM_PARAMS; i++)
         f->dunit[u].tensor[i].empty = false;
     f->shard[u].grad.empty = false;

@@ -393,6 +393,7 @@ void fsdp_plan(Fsdp *f, Arena *a, const Config *c, Placement p)
 
 void fsdp_place_gathered(Fsdp *f)
 {
+    f->placed = true;
     if (f->shards > 1)
         f->gathered.base = comm_alloc(f->gathered.used);
 }

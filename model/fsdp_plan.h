@@ -93,6 +93,7 @@ typedef struct {
     int         first_trained;         /* the first unit with a trained parameter: backward ends there */
     int         shards, rank;          /* ranks of a shard group, and this one's place in it */
     bool        sum_once;              /* gradients are summed over them once per step */
+    bool        placed;                /* the memory is there; else fsdp.h's verbs show where all will lie, and move nothing */
     int         kept;                  /* units 0 .. kept - 1 are gathered once per step */
     Arena       gathered;              /* memory of the weight buffers, if shards > 1 */
     DeviceMark *updated, *reduced;
@@ -107,7 +108,7 @@ typedef struct {
 
 /* Places one rank's part of every unit in the arena; called twice, to measure and to place. */
 void        fsdp_plan   (Fsdp *f, Arena *a, const Config *c, Placement p);
-void        fsdp_place_gathered(Fsdp *f);                  /* between the two: allocates what fsdp_plan measured beside `a` */
+void        fsdp_place_gathered(Fsdp *f);                  /* between the two: allocates what fsdp_plan measured besides `a` */
 size_t      fsdp_weight_bytes(const Fsdp *f);              /* of copies for computing */
 size_t      fsdp_grad_bytes  (const Fsdp *f);              /* of accumulated gradients and their buffers */
 size_t      fsdp_state_bytes (const Fsdp *f);              /* of the optimizer's states */

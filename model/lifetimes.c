@@ -1,150 +1,190 @@
-/* The table of lifetimes, and the placement that follows from it. */
+/* The record of a micro-batch, and the lives that follow from it. */
 #include "model/lifetimes.h"
 
-#include <stdint.h>
-#include <string.h>
+#include <stdlib.h>
 
-#define AT(p)       (1u << (p))
-#define FROM(p, q)  ((AT(q) << 1) - AT(p))      /* the phases p to q */
+#include "kernels/error.h"
+#include "kernels/operations.h"
 
-enum { ALL_FORWARD = FROM(FORWARD_QKV, FORWARD_DOWN), ALL_BACK = FROM(BACK_DOWN, BACK_QKV_DW) };
+/* ---- recording ------------------------------------------------------------------------------------------------- */
 
-/* always: in which phases a buffer is alive in any case. direct, again: in which ones besides, if its use is such (BufferUse), the
- * last only of what is read directly. A transposed copy is: backward makes it, unless that is left to a forward run again. */
-static const struct { unsigned always, direct, again; } life[NUM_BUFFERS] = {
-    [BUFFER_RES0]       = { ALL_FORWARD | AT(PHASE_HEAD), 0, 0 },
-    [BUFFER_RES1]       = { FROM(FORWARD_OUT, FORWARD_DOWN), 0, FROM(FORWARD_OUT, BACK_GATE_UP_DW) },
-    [BUFFER_X0]         = { FROM(FORWARD_QKV, FORWARD_OUT), 0, FROM(FORWARD_QKV, BACK_QKV_DW) },
-    [BUFFER_X1]         = { FROM(FORWARD_GATE_UP, FORWARD_DOWN), 0, FROM(FORWARD_GATE_UP, BACK_GATE_UP_DW) },
-    [BUFFER_BRANCH]     = { AT(FORWARD_OUT) | AT(FORWARD_DOWN), 0, 0 },
-    [BUFFER_STATS0]     = { FROM(FORWARD_QKV, FORWARD_OUT), 0, FROM(FORWARD_QKV, BACK_QKV_DW) },
-    [BUFFER_STATS1]     = { FROM(FORWARD_GATE_UP, FORWARD_DOWN), 0, FROM(FORWARD_GATE_UP, BACK_GATE_UP_DW) },
-    [BUFFER_H0]         = { AT(FORWARD_QKV) | AT(FORWARD_GATE_UP), AT(BACK_GATE_UP_DW) | AT(BACK_QKV_DW),  /* may be h1 */
-                            FROM(FORWARD_QKV, BACK_QKV_DW) },
-    [BUFFER_H0_T]       = { AT(BACK_GATE_UP_DW) | AT(BACK_QKV_DW), 0, FROM(FORWARD_QKV, BACK_QKV_DW) },
-    [BUFFER_H1]         = { AT(FORWARD_GATE_UP), AT(BACK_GATE_UP_DW), FROM(FORWARD_GATE_UP, BACK_GATE_UP_DW) },
-    [BUFFER_H1_T]       = { AT(BACK_GATE_UP_DW), 0, FROM(FORWARD_GATE_UP, BACK_GATE_UP_DW) },
-    [BUFFER_PROJ]       = { FROM(FORWARD_QKV, FORWARD_ATTEND) | FROM(BACK_OUT, BACK_ATTEND), 0, 0 },        /* may be rot */
-    [BUFFER_QKV]        = { FROM(FORWARD_QKV, FORWARD_ATTEND), 0, FROM(FORWARD_QKV, BACK_ROPE) },
-    [BUFFER_ROT]        = { AT(FORWARD_ATTEND) | FROM(BACK_OUT, BACK_ATTEND), 0, 0 },
-    [BUFFER_QK_STATS]   = { AT(FORWARD_ATTEND), 0, FROM(FORWARD_ATTEND, BACK_ROPE) },
-    [BUFFER_MIX]        = { FROM(FORWARD_ATTEND, FORWARD_OUT) | FROM(BACK_OUT, BACK_ATTEND), 0, 0 },        /* may be att_op */
-    [BUFFER_ATT]        = { FROM(FORWARD_ATTEND, FORWARD_OUT), 0, FROM(FORWARD_ATTEND, BACK_ATTEND) },      /* may be mix */
-    [BUFFER_ATT_OP]     = { AT(FORWARD_OUT), 0, 0 },
-    [BUFFER_ATT_OP_T]   = { AT(BACK_OUT), 0, 0 },
-    [BUFFER_LSE]        = { AT(FORWARD_ATTEND), 0, FROM(FORWARD_ATTEND, BACK_ATTEND) },
-    [BUFFER_ATTENTION]  = { AT(FORWARD_ATTEND) | AT(BACK_ATTEND), 0, 0 },
-    [BUFFER_WIDE]       = { AT(FORWARD_GATE_UP), 0, 0 },
-    [BUFFER_GATE_UP]    = { AT(FORWARD_GATE_UP), 0, FROM(FORWARD_GATE_UP, BACK_GATE_UP_DW) }, /* or dgate_up */
-    [BUFFER_ACT]        = { FROM(FORWARD_GATE_UP, FORWARD_DOWN), FROM(BACK_DOWN, BACK_DOWN_DW),
-                            FROM(FORWARD_GATE_UP, BACK_DOWN_DW) },
-    [BUFFER_ACT_T]      = { FROM(BACK_DOWN, BACK_DOWN_DW), 0, FROM(FORWARD_GATE_UP, BACK_DOWN_DW) },
-    [BUFFER_LOW_QKV]     = { ALL_FORWARD, 0, ALL_FORWARD | ALL_BACK },
-    [BUFFER_LOW_OUT]     = { ALL_FORWARD, 0, ALL_FORWARD | ALL_BACK },
-    [BUFFER_LOW_GATE_UP] = { ALL_FORWARD, 0, ALL_FORWARD | ALL_BACK },
-    [BUFFER_LOW_DOWN]    = { ALL_FORWARD, 0, ALL_FORWARD | ALL_BACK },
-    [BUFFER_DRES]       = { AT(PHASE_HEAD) | ALL_BACK, 0, ALL_FORWARD },
-    [BUFFER_DY]         = { AT(BACK_DOWN) | AT(BACK_OUT), FROM(BACK_DOWN, BACK_DOWN_DW), 0 },
-    [BUFFER_DY_T]       = { FROM(BACK_DOWN, BACK_DOWN_DW) | AT(BACK_OUT), 0, 0 },
-    [BUFFER_DH]         = { AT(PHASE_HEAD) | AT(BACK_GATE_UP) | AT(BACK_QKV), 0, 0 },
-    [BUFFER_DACT]       = { AT(BACK_DOWN), 0, 0 },
-    [BUFFER_DGATE_UP]   = { FROM(BACK_DOWN, BACK_GATE_UP), AT(BACK_GATE_UP_DW), 0 },
-    [BUFFER_DGATE_UP_T] = { FROM(BACK_DOWN, BACK_GATE_UP_DW), 0, 0 },
-    [BUFFER_DATT]       = { FROM(BACK_OUT, BACK_ATTEND), 0, 0 },
-    [BUFFER_DQKV]       = { FROM(BACK_ATTEND, BACK_ROPE), FROM(BACK_QKV, BACK_QKV_DW), 0 },
-    [BUFFER_DQKV_OP]    = { FROM(BACK_ROPE, BACK_QKV), AT(BACK_QKV_DW), 0 },
-    [BUFFER_DQKV_OP_T]  = { FROM(BACK_ROPE, BACK_QKV_DW), 0, 0 },
-    [BUFFER_DLOW]       = { ALL_BACK, 0, 0 },
-    [BUFFER_FINAL_H]    = { AT(PHASE_HEAD), 0, 0 },
-    [BUFFER_LOGITS]     = { AT(PHASE_HEAD), 0, 0 },
-    [BUFFER_DLOGITS]    = { AT(PHASE_HEAD), 0, 0 },
-    [BUFFER_HEAD_H]     = { AT(PHASE_HEAD), 0, 0 },
-    [BUFFER_HEAD_H_T]   = { AT(PHASE_HEAD), 0, 0 },
-    [BUFFER_HEAD_W]     = { AT(PHASE_HEAD), 0, 0 },
-};
+/* An operation's use of a buffer: bytes [from, to) of it. */
+typedef struct {
+    const char *operation;
+    int      number;                /* of the operation, from 0 on */
+    Buffer   buffer;
+    size_t   from, to;
+    unsigned how;
+} Touch;
 
-unsigned buffer_alive(Buffer b, BufferUse u)
+typedef struct {
+    const Model *model;
+    Touch *touch;                   /* in order */
+    int    count, room, operations;
+    int    seen;                    /* the first of those that no observer has seen */
+} Record;
+
+/* From buffer to buffer; larger than any, and than what else is planned. */
+static const size_t WINDOW = (size_t)1 << 42;
+
+void lifetimes_separate(SharedBuffer *s)
 {
-    const unsigned alive = life[b].always | (u.direct ? life[b].direct | (u.again ? life[b].again : 0) : 0);
-    if (u.forward_only)
-        return alive & (AT(PHASE_HEAD) | ALL_FORWARD);
-    return u.observed && alive & ALL_FORWARD ? alive | ALL_FORWARD : alive;
+    for (Buffer b = 0; b < NUM_BUFFERS; b++)
+        s[b].at = (b + 1) * WINDOW;
 }
 
-/* The lowest place where s fits beside all that was placed and is alive with it. */
-static size_t lowest_place(const SharedBuffer *s, const SharedBuffer *const *placed, int count)
+static void add(Record *r, Touch t)
 {
-    size_t at = 0;
-    for (int i = 0; i < count; i++) {
-        const SharedBuffer *p = placed[i];
-        if (p->alive & s->alive && p->at < at + s->bytes && at < p->at + p->bytes) {
-            at = p->at + p->bytes;
-            i = -1;             /* from the start: others may stand there */
+    if (r->count == r->room) {
+        r->room = r->room ? 2 * r->room : 1024;
+        r->touch = xrealloc(r->touch, sizeof *r->touch * (size_t)r->room);
+    }
+    r->touch[r->count++] = t;
+}
+
+static bool record(void *recorder, const Operation *o)
+{
+    Record *r = recorder;
+    for (int i = 0; i < o->count; i++) {
+        const size_t at = (size_t)((uintptr_t)o->access[i].at - (uintptr_t)r->model->shared_memory), window = at / WINDOW;
+        if (window >= 1 && window <= NUM_BUFFERS)
+            add(r, (Touch){ o->name, r->operations, (Buffer)(window - 1), at % WINDOW, at % WINDOW + o->access[i].bytes,
+                            o->access[i].how });
+    }
+    r->operations++;
+    return false;
+}
+
+/* An observer may look at all that a block has written. */
+static void record_observer(void *recorder, int blocks, const Unit *w)
+{
+    (void)blocks, (void)w;
+    Record *r = recorder;
+    for (int i = r->seen, end = r->count; i < end; i++)
+        if (r->touch[i].how & WRITES) {
+            Touch t = r->touch[i];
+            t.operation = "an observer";
+            t.number = r->operations;
+            t.how = READS;
+            add(r, t);
         }
-    }
-    return at;
+    r->operations++;
+    r->seen = r->count;
 }
 
-/* Lays them in this order; returns the bytes of all, and in *top the place in the order of one that ends there. */
-static size_t place_in_order(SharedBuffer *s, const int *order, int *top)
+/* All that may run in this memory: logits of some rows (decode.h, run/samples.c), an evaluation, a step. */
+static void run(Model *m, Fsdp *f)
 {
-    const SharedBuffer *placed[NUM_BUFFERS];
-    size_t end = 0;
-    *top = 0;
-    for (int i = 0; i < NUM_BUFFERS; i++) {
-        SharedBuffer *b = &s[order[i]];
-        b->at = lowest_place(b, placed, i);
-        placed[i] = b;
-        if (b->at + b->bytes > end) {
-            end = b->at + b->bytes;
-            *top = i;
+    pass_forward(m, f);
+    pass_logits(m, f, 0);
+    pass_logits(m, f, m->N - 1);
+    pass_run(m, f, 1, 0, PASS_FORWARD);
+    if (!m->forward_only)
+        pass_run(m, f, 1, 0, PASS_COMPLETE);
+}
+
+/* ---- lives ----------------------------------------------------------------------------------------------------- */
+
+/* What of a buffer is read later: ranges that do not overlap. */
+typedef struct { struct { size_t from, to; } *range; int count, room; } Wanted;
+
+static void append(Wanted *w, size_t from, size_t to)
+{
+    if (w->count > 0 && w->range[w->count - 1].from == to) {
+        w->range[w->count - 1].from = from;
+        return;
+    }
+    if (w->count == w->room) {
+        w->room = w->room ? 2 * w->room : 4;
+        w->range = xrealloc(w->range, sizeof *w->range * (size_t)w->room);
+    }
+    w->range[w->count].from = from;
+    w->range[w->count++].to = to;
+}
+
+static void exclude(Wanted *w, size_t from, size_t to)
+{
+    for (int i = w->count - 1; i >= 0; i--) {
+        const size_t begin = w->range[i].from, end = w->range[i].to;
+        if (end <= from || to <= begin)
+            continue;
+        w->range[i] = w->range[--w->count];
+        if (begin < from)
+            append(w, begin, from);
+        if (to < end)
+            append(w, to, end);
+    }
+}
+
+static void include(Wanted *w, size_t from, size_t to)
+{
+    exclude(w, from, to);
+    append(w, from, to);
+}
+
+static _Noreturn void die_of_unwritten(const Record *r, Buffer b, const Wanted *w)
+{
+    const Touch *t = r->touch;
+    while (t->buffer != b || !(t->how & READS) || t->from >= w->range[0].to || w->range[0].from >= t->to)
+        t++;
+    die("%s reads bytes %zu to %zu of buffer %d, of which operations before it did not write bytes %zu to %zu", t->operation, t->from,
+        t->to, (int)b, w->range[0].from, w->range[0].to);
+}
+
+/* The buffers in `held` hold something at the same time. */
+static void meet(Model *m, BufferSet held)
+{
+    size_t bytes = 0;
+    for (Buffer b = 0; b < NUM_BUFFERS; b++)
+        if (held & buffer_bit(b)) {
+            m->shared[b].meets |= held;
+            bytes += m->shared[b].bytes;
         }
-    }
-    return end;
+    m->shared_least = bytes > m->shared_least ? bytes : m->shared_least;
 }
 
-static void move_to_front(int *order, int i)
+/* From the last operation to the first: what is read is wanted from there back to where it is written. */
+static void follow(const Record *r, Model *m, Wanted *wanted)
 {
-    const int first = order[i];
-    for (; i > 0; i--)
-        order[i] = order[i - 1];
-    order[0] = first;
-}
-
-/* Bytes of what is alive in the fullest phase: less is not possible. */
-static size_t least_bytes(const SharedBuffer *s)
-{
-    size_t most = 0;
-    for (Phase p = 0; p < NUM_PHASES; p++) {
-        size_t bytes = 0;
-        for (int b = 0; b < NUM_BUFFERS; b++)
-            bytes += s[b].alive & AT(p) ? s[b].bytes : 0;
-        most = bytes > most ? bytes : most;
-    }
-    return most;
-}
-
-/* The largest first, as they are the hardest to place; then, as long as there are gaps, the one that lies highest in front of all.
- * */
-size_t buffers_place(SharedBuffer *s)
-{
-    enum { TRIALS = 64 };
-    int order[NUM_BUFFERS], best[NUM_BUFFERS], top;
-    for (int b = 0; b < NUM_BUFFERS; b++) {
-        int i = b;
-        for (; i > 0 && s[order[i - 1]].bytes < s[b].bytes; i--)
-            order[i] = order[i - 1];
-        order[i] = b;
-    }
-    const size_t least = least_bytes(s);
-    size_t found = SIZE_MAX;
-    for (int t = 0; t < TRIALS && found > least; t++) {
-        const size_t bytes = place_in_order(s, order, &top);
-        if (bytes < found) {
-            found = bytes;
-            memcpy(best, order, sizeof best);
+    BufferSet held = 0;
+    for (int i = r->count, first; i > 0; i = first) {
+        first = i - 1;
+        while (first > 0 && r->touch[first - 1].number == r->touch[i - 1].number)
+            first--;
+        BufferSet here = held;
+        for (int j = first; j < i; j++) {
+            here |= buffer_bit(r->touch[j].buffer);
+            if (r->touch[j].how & WRITES)
+                exclude(&wanted[r->touch[j].buffer], r->touch[j].from, r->touch[j].to);
         }
-        move_to_front(order, top);
+        for (int j = first; j < i; j++) {
+            const Touch *t = &r->touch[j];
+            if (t->how & READS)
+                include(&wanted[t->buffer], t->from, t->to);
+            held = wanted[t->buffer].count ? held | buffer_bit(t->buffer) : held & ~buffer_bit(t->buffer);
+        }
+        meet(m, here);
     }
-    return place_in_order(s, best, &top);
+}
+
+void lifetimes_record(Model *m, Fsdp *f)
+{
+    Record r = { .model = m };
+    Wanted wanted[NUM_BUFFERS] = { 0 };
+    const Watch watch = { .begin = record, .watcher = &r }, *before = operations_watch(&watch);
+    m->observe = m->observed ? record_observer : NULL;
+    m->observer = &r;
+    run(m, f);
+    m->observe = NULL;
+    operations_watch(before);
+    for (Buffer b = 0; b < NUM_BUFFERS; b++)
+        m->shared[b].meets = 0;
+    m->shared_least = 0;
+    follow(&r, m, wanted);
+    for (Buffer b = 0; b < NUM_BUFFERS; b++) {
+        if (wanted[b].count)
+            die_of_unwritten(&r, b, &wanted[b]);
+        free(wanted[b].range);
+    }
+    free(r.touch);
 }

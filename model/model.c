@@ -1,18 +1,14 @@
-/* A micro-batch through the whole model: embedding -> blocks -> head -> loss, and back. */
+/* From planned to placed, and what comes before and after a pass: tokens and settings, losses and logits. */
 #include "model/model.h"
 
 #include <stdlib.h>
 
 #include "kernels/device.h"
 #include "kernels/error.h"
-#include "kernels/trace.h"
 #include "kernels/values.h"
 #include "kernels/watchdog.h"
-#include "model/block.h"
 #include "model/plan.h"
 #include "model/rope.h"
-
-static const Tensor NONE = { 0 };
 
 static void fill_rope(Model *m)
 {
@@ -32,14 +28,11 @@ void model_place(Model *m, Fsdp *f, const Config *c)
     m->memory = device_alloc(m->bytes.total);
     fsdp_place_gathered(f);
     model_place_tensors(m, f, c);
-    device_lend(m->scratch, m->scratch_bytes);
     fill_rope(m);
 }
 
 void model_free(Model *m, Fsdp *f)
 {
-    if (m->memory)              /* else it was planned only */
-        device_lend(NULL, 0);
     device_free(m->memory);
     fsdp_free(f);
     free(m->acts);
@@ -67,125 +60,21 @@ static void load_batch(Model *m, const int *tokens, const int *targets, const ui
     }
 }
 
-static void observe(const Model *m, int blocks, const Unit *w)
+void model_step(Model *m, Fsdp *f, const int *tokens, const int *targets, const uint8_t *begins, float scale, float z_weight,
+                Pass pass)
 {
-    if (m->observe)
-        m->observe(m->observer, blocks, w);
-}
-
-void model_forward(Model *m, Fsdp *f)
-{
-    fsdp_gather(f, 0, FOR_FORWARD);
-    fsdp_gather_ahead(f, 1, FOR_FORWARD);
-    embedding_forward(m->acts[0].res0, m->sorted, fsdp_acquire(f, 0)->embed);
-    fsdp_release(f, 0);
-    observe(m, 0, NULL);
-    for (int l = 0; l < m->L; l++) {
-        fsdp_gather(f, l + 1, FOR_FORWARD);
-        fsdp_gather_ahead(f, l + 2, FOR_FORWARD);
-        const Unit *w = fsdp_acquire(f, l + 1);
-        trace_begin("forward", l + 1);
-        block_forward(m, w, &m->acts[l], &m->acts[l + 1]);
-        trace_end();
-        observe(m, l + 1, w);
-        fsdp_release(f, l + 1);
-    }
-}
-
-/* What no gradient of a logit exceeds, scale * |(1 + 2 z_weight z) p - [target]|, as long as |z| <= 1024. */
-static float largest_dlogit(float scale, float z_weight)
-{
-    return scale * (1 + 2 * z_weight * 1024);
-}
-
-/* Loss and gradients of a chunk with FP8 operands. The logits are lost to their gradient's transpose. Tokens and columns that pad
- * have no gradient. */
-static void chunk_backward_fp8(Model *m, int n, Tensor logits, Tensor h, Tensor dweight, float scale, float z_weight, bool goes_on)
-{
-    Tensor dlogits = m->dlogits, transposed = dlogits, head_h = m->head_h;
-    dlogits.rows = transposed.rows = head_h.rows = fp8_padded(logits.rows);
-    dlogits.data_t = transposed.data = NULL;
-    cross_entropy_codes(dlogits, largest_dlogit(scale, z_weight), logits, m->losses + n, m->losses + m->N + n, m->targets + n,
-                        m->config->vocab_size, scale, z_weight);
-    if (goes_on) {
-        matmul_accumulation(FAST_NONE);         /* so long a sum, over the vocabulary, is not one for short accumulators */
-        matmul_dx(tensor_rows(m->work.dh, n, logits.rows), tensor_rows(dlogits, 0, logits.rows), m->head_w, false);
-        matmul_accumulation(m->recipe.fast);
-    }
-    if (!dweight.data)
-        return;
-    quantize_codes(transposed, dlogits);
-    quantize_scale(head_h, h);
-    quantize_codes(head_h, h);
-    transposed.data = dlogits.data;
-    transposed.cols = dweight.rows;
-    matmul_dw(dweight, transposed, head_h);
-}
-
-/* Final norm, head and loss, a chunk of tokens at a time: all (N, V) logits never exist. With `backward` the chunk's
- * logits become their gradient in place, and work.dh gets dLoss/d(final_h). */
-static void head(Model *m, Fsdp *f, float scale, float z_weight, bool backward)
-{
-    bool tied = m->config->weight_tying;
-    int last = m->L + 1, head_unit = tied ? 0 : last, chunk = m->logits.rows;
-    fsdp_gather(f, last, FOR_FORWARD);
-    const Unit *w = fsdp_acquire(f, last);
-    if (tied)
-        fsdp_gather(f, 0, FOR_FORWARD | FOR_BACKWARD);
-    const Unit *hw = fsdp_acquire(f, head_unit);
-    Unit none = { 0 }, *dw = backward ? fsdp_grads(f, head_unit) : &none, *dnorm = backward ? fsdp_grads(f, last) : &none;
-    Tensor weight = tied ? hw->embed : hw->head, *dweight = tied ? &dw->embed : &dw->head;
-    const bool goes_on = backward && (f->first_trained <= m->L || dnorm->norm.data);      /* below the head something is trained */
-    const bool fp8 = backward && format_is_fp8(m->recipe.head);
-
-    trace_begin("head", head_unit);
-    Tensor x = m->acts[m->L].res0;
-    norm_forward(m->final_h, x, m->final_stats, x, w->norm, NONE, m->config->norm);
-    if (fp8 && goes_on) {
-        quantize_scale(m->head_w, weight);
-        quantize_codes(m->head_w, weight);
-    }
-    for (int n = 0; n < m->N; n += chunk) {
-        int rows = m->N - n < chunk ? m->N - n : chunk;
-        Tensor h = tensor_rows(m->final_h, n, rows), logits = tensor_rows(m->logits, 0, rows);
-        matmul(logits, h, weight, NONE);
-        if (fp8)
-            chunk_backward_fp8(m, n, logits, h, *dweight, scale, z_weight, goes_on);
-        else {
-            cross_entropy(logits, m->losses + n, m->losses + m->N + n, m->targets + n, m->config->vocab_size,
-                          scale, z_weight, backward);
-            if (goes_on)
-                matmul_dx(tensor_rows(m->work.dh, n, rows), logits, weight, false);
-            if (backward)
-                matmul_dw(*dweight, logits, h);
-        }
-        dweight->empty = false;         /* the next chunk adds, and so does the embedding whose table this is */
-    }
-    if (goes_on)
-        norm_to_stream_backward(m, dnorm->norm, x, m->final_stats, w->norm, false);
-    trace_end();
-    fsdp_release(f, last);
-    if (tied)
-        fsdp_release(f, 0);
-    sum_values(&m->sums[0], m->losses, m->N);
-    sum_values(&m->sums[1], m->losses + m->N, m->N);
+    matmul_accumulation(m->recipe.fast);
+    operand_ranges(m->in_step && pass != PASS_FORWARD ? RANGES_KEPT : RANGES_MEASURED);
+    load_batch(m, tokens, targets, begins);
+    pass_run(m, f, scale, z_weight, pass);
+    operand_ranges(RANGES_MEASURED);
+    m->in_step = pass == PASS_ACCUMULATE;
 }
 
 void model_logits(Model *m, Fsdp *f, int row, float *logits)
 {
-    const bool tied = m->config->weight_tying;
-    const int last = m->L + 1, head_unit = tied ? 0 : last;
-    fsdp_gather(f, last, FOR_FORWARD);
-    const Unit *w = fsdp_acquire(f, last);
-    if (tied)
-        fsdp_gather(f, 0, FOR_FORWARD);
-    const Unit *hw = fsdp_acquire(f, head_unit);
-    Tensor x = tensor_rows(m->acts[m->L].res0, row, 1), h = tensor_rows(m->final_h, 0, 1), y = tensor_rows(m->logits, 0, 1);
-    norm_forward(h, x, m->final_stats, x, w->norm, NONE, m->config->norm);
-    matmul(y, h, tied ? hw->embed : hw->head, NONE);
-    fsdp_release(f, last);
-    if (tied)
-        fsdp_release(f, 0);
+    pass_logits(m, f, row);
+    Tensor y = tensor_rows(m->logits, 0, 1);
     watchdog_mark_together("reading logits", -1);
     y.cols = m->config->vocab_size;
     void *stored = xmalloc(tensor_bytes(y));
@@ -193,53 +82,6 @@ void model_logits(Model *m, Fsdp *f, int row, float *logits)
     y.data = stored;
     tensor_load(logits, y, 0, (size_t)y.cols);
     free(stored);
-}
-
-static int backward_uses(const Acts *a)
-{
-    return a->keep == KEEP_BLOCK ? FOR_FORWARD | FOR_BACKWARD : FOR_BACKWARD;
-}
-
-/* Down to the first unit that has something to train: nothing below it reads a gradient. */
-static void backward(Model *m, Fsdp *f, bool last)
-{
-    const int first = f->first_trained > 1 ? f->first_trained : 1;
-    fsdp_reduce(f, m->L + 1, last);
-    for (int u = m->L; u >= first; u--) {
-        Acts *a = &m->acts[u - 1];
-        fsdp_gather(f, u, backward_uses(a));
-        if (u > first)
-            fsdp_gather_ahead(f, u - 1, backward_uses(a - 1));
-        const Unit *w = fsdp_acquire(f, u);
-        Unit *dw = fsdp_grads(f, u);
-        trace_begin("backward", u);
-        if (a->keep == KEEP_BLOCK)
-            block_forward(m, w, a, a + 1);
-        block_backward(m, w, dw, a, u > f->first_trained);
-        trace_end();
-        fsdp_release(f, u);
-        fsdp_reduce(f, u, last);
-    }
-    if (f->first_trained == 0) {
-        embedding_backward(fsdp_grads(f, 0)->embed, m->sorted, m->work.dres);
-        fsdp_reduce(f, 0, last);
-    }
-    if (last)
-        fsdp_wait_grads(f);
-}
-
-void model_step(Model *m, Fsdp *f, const int *tokens, const int *targets, const uint8_t *begins, float scale, float z_weight,
-                Pass pass)
-{
-    matmul_accumulation(m->recipe.fast);
-    operand_ranges(m->in_step && pass != PASS_FORWARD ? RANGES_KEPT : RANGES_MEASURED);
-    load_batch(m, tokens, targets, begins);
-    model_forward(m, f);
-    head(m, f, scale, z_weight, pass != PASS_FORWARD);
-    if (pass != PASS_FORWARD)
-        backward(m, f, pass == PASS_COMPLETE);
-    operand_ranges(RANGES_MEASURED);
-    m->in_step = pass == PASS_ACCUMULATE;
 }
 
 Losses model_losses(Model *m)

@@ -1,19 +1,10 @@
 /* The model at work: from planned to placed, and a micro-batch through all of it. */
 #pragma once
-#include "model/buffers.h"
-#include "model/fsdp.h"
+#include "model/pass.h"
 
 /* Allocates what model_plan (plan.h) measured and places everything in it; and the end of both. */
 void     model_place(Model *m, Fsdp *f, const Config *c);
 void     model_free (Model *m, Fsdp *f);
-
-/* What becomes of a micro-batch. */
-typedef enum {
-    PASS_FORWARD,       /* its losses are added to the sums                                                     */
-    PASS_ACCUMULATE,    /* and its gradients to those in the Fsdp; more micro-batches of the step follow        */
-    PASS_COMPLETE       /* the same for the last one of a step: then the gradients are summed over ranks, and what is queued
-                         * afterwards sees those sums                                                           */
-} Pass;
 
 typedef struct { double loss, zloss; } Losses;
 
@@ -23,11 +14,10 @@ typedef struct { double loss, zloss; } Losses;
 void     model_step(Model *m, Fsdp *f, const int *tokens, const int *targets, const uint8_t *begins, float scale, float z_weight,
                     Pass pass);
 
-/* The parts of that: the first `count` tokens are put into device memory, no documents among them; forward up to the last block's
- * output, acts[L].res0; the logits (vocab_size) of row `row` of it, on the host; this waits for the device. */
+/* For pass_forward: the first `count` tokens are put into device memory, no documents among them. After it: the logits (vocab_size)
+ * of row `row`, on the host; this waits for the device. */
 void     model_put_tokens(Model *m, const int *tokens, int count);
-void     model_forward(Model *m, Fsdp *f);
-void     model_logits (Model *m, Fsdp *f, int row, float *logits);
+void     model_logits    (Model *m, Fsdp *f, int row, float *logits);
 Losses   model_losses(Model *m);                     /* sums over tokens; waits for the device, then starts them from 0 */
 
 /* (B, T) on the host: the cross entropy of each target of the last micro-batch, 0 where masked. Waits for the device. */

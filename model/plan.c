@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "kernels/error.h"
+#include "model/lifetimes.h"
 
 /* Tokens of a prompt that go through the model at once: so many that GEMMs are busy, so few that their buffers are small. */
 enum { PREFILL_TOKENS = 512 };
@@ -18,26 +19,25 @@ static bool has_ranges(const Model *m)
  * gradients of the blocks' matrices; else the rows, for those of adapters. */
 typedef struct { Arena *arena; Model *m; bool transposes; Keep keep; } Planner;
 
-/* This many bytes of what all blocks share. direct: of an operand, that gradients of weights read it, not a transposed copy. */
-static void *shared_bytes(Model *m, Buffer b, bool direct, size_t bytes)
+/* This many bytes of what all blocks share. */
+static void *shared_bytes(Model *m, Buffer b, size_t bytes)
 {
     SharedBuffer *s = &m->shared[b];
     const size_t whole = (bytes + 255) & ~(size_t)255;
     s->bytes = whole > s->bytes ? whole : s->bytes;             /* blocks that keep less may want more of it */
-    s->alive |= buffer_alive(b, (BufferUse){ direct, recipe_recomputes(&m->recipe), m->forward_only, m->observed });
     return (char *)m->shared_memory + s->at;
 }
 
-static Tensor shared_rows(Model *m, Buffer b, bool direct, Format f, int rows, int cols)
+static Tensor shared_rows(Model *m, Buffer b, Format f, int rows, int cols)
 {
     Arena measured = { 0 };
     tensor_alloc(&measured, f, rows, cols);
-    return tensor_alloc(&(Arena){ .base = shared_bytes(m, b, direct, measured.used) }, f, rows, cols);
+    return tensor_alloc(&(Arena){ .base = shared_bytes(m, b, measured.used) }, f, rows, cols);
 }
 
 static Tensor shared(Model *m, Buffer b, Format f, int cols)
 {
-    return shared_rows(m, b, true, f, m->N, cols);
+    return shared_rows(m, b, f, m->N, cols);
 }
 
 static Tensor own(Planner *p, Format f, int cols)
@@ -65,7 +65,7 @@ static void add_range(const Planner *p, Tensor *t)
 static float *floats(Planner *p, Buffer b, int per_token)
 {
     const size_t bytes = sizeof(float) * (size_t)p->m->N * (size_t)per_token;
-    return leaves_own(p) ? arena_alloc(p->arena, bytes) : shared_bytes(p->m, b, true, bytes);
+    return leaves_own(p) ? arena_alloc(p->arena, bytes) : shared_bytes(p->m, b, bytes);
 }
 
 /* A GEMM operand; the buffer of its transposed copy follows its own in the list. In FP8 forward reads its rows; what backward reads
@@ -76,10 +76,10 @@ static Tensor operand(Planner *p, bool is_own, Buffer b, Format f, int cols)
         return place(p, is_own, b, f, cols);
     const size_t bytes = (size_t)p->m->N * (size_t)cols;
     Tensor t = { .format = f, .rows = p->m->N, .cols = cols };
-    t.data = is_own && !p->transposes ? arena_alloc(p->arena, bytes) : shared_bytes(p->m, b, !p->transposes, bytes);
+    t.data = is_own && !p->transposes ? arena_alloc(p->arena, bytes) : shared_bytes(p->m, b, bytes);
     t.scale = arena_alloc(p->arena, 16);
     if (p->transposes)
-        t.data_t = is_own ? arena_alloc(p->arena, bytes) : shared_bytes(p->m, b + 1, true, bytes);
+        t.data_t = is_own ? arena_alloc(p->arena, bytes) : shared_bytes(p->m, b + 1, bytes);
     add_range(p, &t);
     return t;
 }
@@ -123,7 +123,7 @@ static void plan_stream(Planner *p, Acts *a)
     a->res0 = place_stream(p);
     bool alias_x = !after && format_equal(r->saved, r->stream), alias_h = after && format_equal(r->operand, r->stream);
     a->res1 = !stream_is_kept(p) ? a->res0 : leaves ? own(p, r->stream, C)
-            : shared_rows(m, BUFFER_RES1, alias_x || alias_h, r->stream, m->N, C);
+            : shared(m, BUFFER_RES1, r->stream, C);
     a->x0 = alias_x ? a->res0 : place(p, leaves, BUFFER_X0, r->saved, C);
     a->x1 = alias_x ? a->res1 : place(p, leaves, BUFFER_X1, r->saved, C);
     a->h0 = alias_h ? a->res0 : operand(p, keep_h && reads_input(m, LINEAR_QKV), BUFFER_H0, r->operand, C);
@@ -144,7 +144,7 @@ static Tensor att_operand(Planner *p, Tensor att, Format f)
 {
     if (!format_equal(att.format, f))
         return operand(p, false, BUFFER_ATT_OP, f, att.cols);
-    att.data_t = p->transposes ? shared_bytes(p->m, BUFFER_ATT_OP_T, true, tensor_numel(att)) : NULL;
+    att.data_t = p->transposes ? shared_bytes(p->m, BUFFER_ATT_OP_T, tensor_numel(att)) : NULL;
     return att;
 }
 
@@ -198,7 +198,7 @@ static Tensor plan_dgate_up(Planner *p, int cols)
         return gradient_operand(p, BUFFER_DGATE_UP, cols);
     if (format_is_fp8(f)) {
         t.scale = arena_alloc(p->arena, 16);
-        t.data_t = p->transposes ? shared_bytes(p->m, BUFFER_DGATE_UP_T, true, tensor_numel(t)) : NULL;
+        t.data_t = p->transposes ? shared_bytes(p->m, BUFFER_DGATE_UP_T, tensor_numel(t)) : NULL;
     }
     return t;
 }
@@ -225,8 +225,8 @@ static void plan_scratch(Model *m)
     const Attention a = m->attn;
     const size_t tokens = (size_t)a.B * (size_t)((a.T + 127) / 128 * 128), rows = tokens + (m->documents ? tokens / 8 : 0);
     const size_t floats = (size_t)((a.D + 63) / 64 * 64) + (size_t)(a.K < a.H ? a.D : 0) + 4;
-    m->scratch_bytes = rows * (size_t)a.H * floats * sizeof(float) + (64 << 10);
-    m->scratch = shared_bytes(m, BUFFER_ATTENTION, true, m->scratch_bytes);
+    m->attn.scratch_bytes = rows * (size_t)a.H * floats * sizeof(float) + (64 << 10);
+    m->attn.scratch = shared_bytes(m, BUFFER_ATTENTION, m->attn.scratch_bytes);
 }
 
 static void plan_work(Planner *p)
@@ -243,17 +243,11 @@ static void plan_work(Planner *p)
     t->dh = shared(m, BUFFER_DH, r->stream, C);
     t->dact = shared(m, BUFFER_DACT, r->stream, F);
     t->datt = shared(m, BUFFER_DATT, r->stream, HD);
-    t->dqkv = shared_rows(m, BUFFER_DQKV, same(t->dres, r->gradient), r->stream, m->N, S);
+    t->dqkv = shared(m, BUFFER_DQKV, r->stream, S);
     plan_gradients(p, plan_dgate_up(p, 2 * F), same(t->dqkv, r->gradient) ? t->dqkv : gradient_operand(p, BUFFER_DQKV_OP, S));
     if (r->stream.dtype == BF16)
         plan_scratch(m);
     t->dlow = c->lora.rank ? shared(m, BUFFER_DLOW, r->stream, LOW_RANK_PARTS * c->lora.rank) : (Tensor){ 0 };
-}
-
-int fp8_padded(int count)
-{
-    enum { MULTIPLE = 16 };
-    return (count + MULTIPLE - 1) / MULTIPLE * MULTIPLE;
 }
 
 /* Logits of this many tokens exist at once: chunks of at most 512 MiB, as equal as can be, at least one token; of whole sixteens
@@ -289,7 +283,7 @@ static void plan_attention(Arena *arena, Model *m)
 static Tensor head_operand(Arena *arena, Model *m, Buffer b, Format f, int rows, int cols)
 {
     const size_t bytes = (size_t)rows * (size_t)cols;
-    void *data = shared_bytes(m, b, true, bytes);
+    void *data = shared_bytes(m, b, bytes);
     return (Tensor){ .data = data, .scale = arena_alloc(arena, 16), .format = f, .rows = rows, .cols = cols };
 }
 
@@ -301,9 +295,9 @@ static void plan_head_operands(Arena *arena, Model *m)
     const int chunk = fp8_padded(m->logits.rows), V = fp8_padded(m->logits.cols), C = m->config->d_model;
     const size_t bytes = (size_t)chunk * (size_t)V, logits = tensor_bytes(m->logits);
     m->dlogits = head_operand(arena, m, BUFFER_DLOGITS, m->recipe.head, chunk, V);
-    m->dlogits.data_t = shared_bytes(m, BUFFER_LOGITS, true, bytes > logits ? bytes : logits);
+    m->dlogits.data_t = shared_bytes(m, BUFFER_LOGITS, bytes > logits ? bytes : logits);
     m->head_h = head_operand(arena, m, BUFFER_HEAD_H, e4m3, chunk, C);
-    m->head_h.data_t = shared_bytes(m, BUFFER_HEAD_H_T, true, (size_t)chunk * (size_t)C);
+    m->head_h.data_t = shared_bytes(m, BUFFER_HEAD_H_T, (size_t)chunk * (size_t)C);
     m->head_w = head_operand(arena, m, BUFFER_HEAD_W, e4m3, V, C);
     m->head_w.data_t = m->head_w.data;
     m->head_w.data = NULL;
@@ -315,7 +309,7 @@ static void plan_head(Arena *arena, Model *m, const Config *c)
     int N = m->N;
     m->final_stats = arena_alloc(arena, 2 * sizeof(float) * N);
     m->final_h = shared(m, BUFFER_FINAL_H, m->recipe.stream, c->model.d_model);
-    m->logits = shared_rows(m, BUFFER_LOGITS, true, m->recipe.stream, loss_chunk(c, N, fp8), c->model.embedding_size);
+    m->logits = shared_rows(m, BUFFER_LOGITS, m->recipe.stream, loss_chunk(c, N, fp8), c->model.embedding_size);
     if (fp8)
         plan_head_operands(arena, m);
     m->targets = arena_alloc(arena, sizeof(int) * N);
@@ -416,13 +410,16 @@ void model_plan(Model *m, Fsdp *f, const Config *c, Placement p)
     m->acts = xcalloc(m->L + 1, sizeof *m->acts);
     m->host_doc_start = xmalloc(sizeof(int) * (m->N + 1));
     m->host_sorted = xmalloc(sizeof *m->host_sorted * m->N);
-    model_replan(m, f, c, p);
+    lifetimes_separate(m->shared);
+    plan_all(&(Arena){ 0 }, m, f, c, p);
+    lifetimes_record(m, f);             /* now that it is known what there is to share */
+    m->shared_bytes = overlay_place(m->shared, m->shared_least);
+    plan_all(&(Arena){ 0 }, m, f, c, p);
 }
 
+/* What is shared does not depend on where weights are. */
 void model_replan(Model *m, Fsdp *f, const Config *c, Placement p)
 {
-    plan_all(&(Arena){ 0 }, m, f, c, p);
-    m->shared_bytes = buffers_place(m->shared);         /* now that it is known what there is to share */
     plan_all(&(Arena){ 0 }, m, f, c, p);
 }
 

@@ -13,9 +13,6 @@ void   model_replan(Model *m, Fsdp *f, const Config *c, Placement p);
 /* Places every tensor of a model that was planned, with the same configuration, in m->memory of m->bytes.total. */
 void   model_place_tensors(Model *m, Fsdp *f, const Config *c);
 
-/* As many rows or columns of an FP8 operand: GPUs multiply these by sixteens. */
-int    fp8_padded(int count);
-
 /* Rows that `count` tokens take: those of FP8 operands are padded with the last token, which is repeated behind itself, where
  * nothing sees it. */
 int    decode_rows(const Recipe *r, int count);

@@ -136,9 +136,9 @@ static void head_forward(float *y, int ldy, float *lse, Head x)
     }
 }
 
-void attention_forward(Tensor y, float *lse, Tensor qkv, Attention a, Documents docs)
+void backend_attention_forward(Tensor y, float *lse, Tensor qkv, Attention a, Documents docs)
 {
-    check_attention(__func__, y, qkv, a, docs);
+    check_attention(OPERATION, y, qkv, a, docs);
     CHECK(y.data != qkv.data, "attention_forward: y is qkv");
     const float *input = tensor_values(qkv, 0);
     float *output = tensor_result(y, 1);
@@ -182,9 +182,9 @@ static void rows_backward(Head x, const float *dy, const float *y, int ldy, cons
     add_columns(x.dv + skip, x.ld, rows, keys, 1, p, dy, ldy, x.D);
 }
 
-void attention_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a, Documents docs)
+void backend_attention_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a, Documents docs)
 {
-    check_attention(__func__, y, qkv, a, docs);
+    check_attention(OPERATION, y, qkv, a, docs);
     CHECK_TENSOR(dy, y.rows, y.cols);
     CHECK_TENSOR(dqkv, qkv.rows, qkv.cols);
     CHECK(dqkv.data != qkv.data && dqkv.data != dy.data, "attention_backward: dqkv is an input");

@@ -30,9 +30,9 @@ static void softmax(float *s, int first, int last, int keys)
         s[u] = u < first || u > last ? 0 : s[u] * (float)(1 / total);
 }
 
-void attention_cached(Tensor y, Tensor qkv, KvCache cache, Attention a)
+void backend_attention_cached(Tensor y, Tensor qkv, KvCache cache, Attention a)
 {
-    check_cached(__func__, y, qkv, cache, a);
+    check_cached(OPERATION, y, qkv, cache, a);
     const int keys = cache.length + a.T, width = a.K * a.D;
     append(cache.k, cache.length, qkv, a.H * a.D, a);
     append(cache.v, cache.length, qkv, (a.H + a.K) * a.D, a);

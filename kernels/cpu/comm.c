@@ -99,7 +99,7 @@ static void all_reduce_piece(Tensor piece, Ranks g)
                    comm_mpi(g));
 }
 
-void comm_all_reduce(Tensor x, Ranks g)
+void backend_comm_all_reduce(Tensor x, Ranks g)
 {
     CHECK_PLAIN(x);
     if (comm_group_size(g) == 1)
@@ -112,14 +112,14 @@ void comm_all_reduce(Tensor x, Ranks g)
     }
 }
 
-void comm_all_reduce_max(Tensor x, Ranks g)
+void backend_comm_all_reduce_max(Tensor x, Ranks g)
 {
     CHECK(x.format.dtype == F32, "the maximum of %s", format_name(x.format));
     if (comm_group_size(g) > 1)
         MPI_Allreduce(MPI_IN_PLACE, x.data, (int)tensor_numel(x), MPI_FLOAT, MPI_MAX, comm_mpi(g));
 }
 
-void comm_reduce_scatter(Tensor part, Tensor whole)
+void backend_comm_reduce_scatter(Tensor part, Tensor whole)
 {
     const int W = comm_group_size(RANKS_SHARD);
     CHECK_PLAIN(whole);
@@ -127,7 +127,7 @@ void comm_reduce_scatter(Tensor part, Tensor whole)
           whole.cols, W, part.cols);
     if (W == 1) {
         if (part.data != whole.data)
-            device_copy(part.data, whole.data, tensor_bytes(part));
+            backend_device_copy(part.data, whole.data, tensor_bytes(part));
         return;
     }
     CHECK(buffer.received, "comm_init comes first");
@@ -142,13 +142,13 @@ void comm_reduce_scatter(Tensor part, Tensor whole)
     }
 }
 
-void comm_all_gather(void *whole, const void *part, size_t bytes)
+void backend_comm_all_gather(void *whole, const void *part, size_t bytes)
 {
     const size_t most = 1 << 28;        /* MPI counts in int */
     const int W = comm_group_size(RANKS_SHARD);
     char *own = (char *)whole + bytes * (size_t)comm_group_rank(RANKS_SHARD);
     if (own != part)
-        device_copy(own, part, bytes);
+        backend_device_copy(own, part, bytes);
     if (bytes <= most) {
         MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, whole, (int)bytes, MPI_BYTE, comm_mpi(RANKS_SHARD));
         return;

@@ -3,6 +3,7 @@
  * This back end is the specification: every operation loads its inputs as F32, computes, and rounds its outputs once.
  * Sums that a user sees (norms, losses, gradients of norm weights) add up in double; GEMMs are OpenBLAS's. */
 #pragma once
+#include "kernels/backend.h"
 #include "kernels/check.h"
 #include "kernels/fp8.h"
 #include "kernels/kernels.h"

@@ -119,11 +119,6 @@ void device_free(void *p)
     free(p);
 }
 
-void device_lend(void *p, size_t bytes)
-{
-    (void)p, (void)bytes;           /* its scratch memory is the host's */
-}
-
 void *device_host_alloc(size_t bytes)
 {
     return xmalloc(bytes);
@@ -134,22 +129,22 @@ void device_host_free(void *p)
     free(p);
 }
 
-void device_put(void *dst, const void *src, size_t bytes)
+void backend_device_put(void *dst, const void *src, size_t bytes)
 {
     memcpy(dst, src, bytes);
 }
 
-void device_get(void *dst, const void *src, size_t bytes)
+void backend_device_get(void *dst, const void *src, size_t bytes)
 {
     memcpy(dst, src, bytes);
 }
 
-void device_copy(void *dst, const void *src, size_t bytes)
+void backend_device_copy(void *dst, const void *src, size_t bytes)
 {
     memcpy(dst, src, bytes);
 }
 
-void device_zero(void *dst, size_t bytes)
+void backend_device_zero(void *dst, size_t bytes)
 {
     memset(dst, 0, bytes);
 }

@@ -10,7 +10,7 @@ static void check_token(int token, Tensor w)
     CHECK(token >= 0 && token < w.rows, "embedding: token %d; the table has %d rows", token, w.rows);
 }
 
-void embedding_forward(Tensor y, const TokenAt *sorted, Tensor w)
+void backend_embedding_forward(Tensor y, const TokenAt *sorted, Tensor w)
 {
     CHECK_TENSOR(w, w.rows, w.cols);
     CHECK_TENSOR(y, y.rows, w.cols);
@@ -25,7 +25,7 @@ void embedding_forward(Tensor y, const TokenAt *sorted, Tensor w)
 
 /* A row is read, summed in F32 over all its tokens and written once, so that a BF16 dw is rounded once. Most rows of an
  * empty dw have no token. */
-void embedding_backward(Tensor dw, const TokenAt *sorted, Tensor dy)
+void backend_embedding_backward(Tensor dw, const TokenAt *sorted, Tensor dy)
 {
     CHECK_TENSOR(dw, dw.rows, dw.cols);
     CHECK_TENSOR(dy, dy.rows, dw.cols);

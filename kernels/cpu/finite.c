@@ -40,11 +40,11 @@ static bool has_bad_scale(Tensor x)
     return found;
 }
 
-void find_not_finite(int *found, Tensor x, bool negative)
+void backend_find_not_finite(int *found, Tensor x, bool negative)
 {
     CHECK_TENSOR(x, x.rows, x.cols);
-    CHECK(!negative || x.format.dtype != DYNAMIC8, "%s: %s has negative values", __func__, format_name(x.format));
-    CHECK(!format_has_byte_scales(x.format), "%s: %s has a byte per group, which no moment has", __func__, format_name(x.format));
+    CHECK(!negative || x.format.dtype != DYNAMIC8, "%s: %s has negative values", OPERATION, format_name(x.format));
+    CHECK(!format_has_byte_scales(x.format), "%s: %s has a byte per group, which no moment has", OPERATION, format_name(x.format));
     bool bad = false;
     if (format_has_scales(x.format))
         bad = has_bad_code(x, negative) || has_bad_scale(x);

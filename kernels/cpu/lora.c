@@ -20,9 +20,9 @@ static Block block_of(LowRank m, float *w, int i, int r)
     return (Block){ w + (size_t)row * (size_t)r, false, r, m.part[i].first, m.part[i].width, i * r };
 }
 
-void lora_narrow(Tensor low, Tensor x, LowRank m, float scale)
+void backend_lora_narrow(Tensor low, Tensor x, LowRank m, float scale)
 {
-    const int N = x.rows, C = x.cols, r = check_low_rank(__func__, m, x, low);
+    const int N = x.rows, C = x.cols, r = check_low_rank(OPERATION, m, x, low);
     CHECK_TENSOR(x, N, C);
     CHECK(low.data != x.data && low.data != m.w.data, "lora_narrow: low is an input");
     const float *input = tensor_values(x, 0);
@@ -35,9 +35,9 @@ void lora_narrow(Tensor low, Tensor x, LowRank m, float scale)
     tensor_finish(low, output);
 }
 
-void lora_widen(Tensor y, Tensor low, LowRank m, Tensor add)
+void backend_lora_widen(Tensor y, Tensor low, LowRank m, Tensor add)
 {
-    const int N = y.rows, C = y.cols, r = check_low_rank(__func__, m, y, low);
+    const int N = y.rows, C = y.cols, r = check_low_rank(OPERATION, m, y, low);
     CHECK_TENSOR(y, N, C);
     CHECK_PLAIN(y);
     CHECK_OPTIONAL(add, N, C);
@@ -57,11 +57,11 @@ void lora_widen(Tensor y, Tensor low, LowRank m, Tensor add)
     tensor_finish(y, output);
 }
 
-void lora_dw(LowRank dm, Tensor low, Tensor x)
+void backend_lora_dw(LowRank dm, Tensor low, Tensor x)
 {
     if (!dm.w.data)
         return;
-    const int N = x.rows, C = x.cols, r = check_low_rank(__func__, dm, x, low);
+    const int N = x.rows, C = x.cols, r = check_low_rank(OPERATION, dm, x, low);
     CHECK_TENSOR(x, N, C);
     CHECK(dm.w.data != x.data && dm.w.data != low.data, "lora_dw: dm is an input");
     const float *narrow = tensor_values(low, 0), *wide = tensor_values(x, 1);

@@ -61,18 +61,18 @@ static void all_rows(const char *op, Tensor gradient, Tensor logits, float *loss
     }
 }
 
-void cross_entropy(Tensor logits, float *loss, float *zloss, const int *target, int vocab,
-                   float scale, float z_weight, bool backward)
+void backend_cross_entropy(Tensor logits, float *loss, float *zloss, const int *target, int vocab,
+                           float scale, float z_weight, bool backward)
 {
-    all_rows(__func__, backward ? logits : (Tensor){ 0 }, logits, loss, zloss, target, vocab, scale, z_weight);
+    all_rows(OPERATION, backward ? logits : (Tensor){ 0 }, logits, loss, zloss, target, vocab, scale, z_weight);
 }
 
-void cross_entropy_codes(Tensor gradient, float amax, Tensor logits, float *loss, float *zloss, const int *target, int vocab,
-                         float scale, float z_weight)
+void backend_cross_entropy_codes(Tensor gradient, float amax, Tensor logits, float *loss, float *zloss, const int *target,
+                                 int vocab, float scale, float z_weight)
 {
-    check_logit_codes(__func__, gradient, logits);
+    check_logit_codes(OPERATION, gradient, logits);
     *(float *)gradient.scale = fp8_scale(amax, gradient.format.dtype);
-    all_rows(__func__, gradient, logits, loss, zloss, target, vocab, scale, z_weight);
+    all_rows(OPERATION, gradient, logits, loss, zloss, target, vocab, scale, z_weight);
     const size_t written = (size_t)logits.rows * (size_t)gradient.cols;
     memset((uint8_t *)gradient.data + written, 0, tensor_numel(gradient) - written);
 }

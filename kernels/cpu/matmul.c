@@ -8,7 +8,7 @@
 
 #include "kernels/cpu/cpu.h"
 
-void matmul_accumulation(FastAccumulation fast)
+void backend_matmul_accumulation(FastAccumulation fast)
 {
     (void)fast;
 }
@@ -38,7 +38,7 @@ static void check_pair(const char *op, Tensor a, Tensor b)
           format_name(b.format));
 }
 
-void matmul(Tensor y, Tensor x, Tensor w, Tensor add)
+void backend_matmul(Tensor y, Tensor x, Tensor w, Tensor add)
 {
     const int N = x.rows, C = x.cols, O = w.rows;
     CHECK_TENSOR(x, N, C);
@@ -46,7 +46,7 @@ void matmul(Tensor y, Tensor x, Tensor w, Tensor add)
     CHECK_TENSOR(y, N, O);
     CHECK_OPTIONAL(add, N, O);
     CHECK(y.data != x.data && y.data != w.data, "matmul: y is an input");
-    check_pair(__func__, x, w);
+    check_pair(OPERATION, x, w);
     const float *input = rows("matmul", x, 0), *weight = rows("matmul", w, 1), *start = tensor_values(add, 2);
     float *output = tensor_result(y, 3);
     if (start && start != output)
@@ -55,7 +55,7 @@ void matmul(Tensor y, Tensor x, Tensor w, Tensor add)
     tensor_finish(y, output);
 }
 
-void matmul_dx(Tensor dx, Tensor dy, Tensor w, bool accumulate)
+void backend_matmul_dx(Tensor dx, Tensor dy, Tensor w, bool accumulate)
 {
     const int N = dy.rows, O = w.rows, C = w.cols;
     CHECK_TENSOR(dy, N, O);
@@ -63,7 +63,7 @@ void matmul_dx(Tensor dx, Tensor dy, Tensor w, bool accumulate)
     CHECK(dy.cols == O, "matmul_dx: dy is (%d, %d), w (%d, %d)", dy.rows, dy.cols, w.rows, w.cols);
     CHECK_TENSOR(dx, N, C);
     CHECK(dx.data != dy.data && dx.data != w.data, "matmul_dx: dx is an input");
-    check_pair(__func__, dy, w);
+    check_pair(OPERATION, dy, w);
     if (accumulate)
         CHECK_PLAIN(dx);
     const float *gradient = rows("matmul_dx", dy, 0);
@@ -74,7 +74,7 @@ void matmul_dx(Tensor dx, Tensor dy, Tensor w, bool accumulate)
     tensor_finish(dx, output);
 }
 
-void matmul_dw(Tensor dw, Tensor dy, Tensor x)
+void backend_matmul_dw(Tensor dw, Tensor dy, Tensor x)
 {
     const int N = dy.rows, O = dy.cols, C = x.cols;
     if (!dw.data)
@@ -84,7 +84,7 @@ void matmul_dw(Tensor dw, Tensor dy, Tensor x)
     CHECK_TENSOR(dw, O, C);
     CHECK_PLAIN(dw);
     CHECK(dw.data != dy.data && dw.data != x.data, "matmul_dw: dw is an input");
-    check_pair(__func__, dy, x);
+    check_pair(OPERATION, dy, x);
     const Columns gradient = columns("matmul_dw", dy, 0), input = columns("matmul_dw", x, 1);
     float *output = dw.empty ? tensor_result(dw, 3) : tensor_values(dw, 3);
     cblas_sgemm(CblasRowMajor, gradient.turned ? CblasNoTrans : CblasTrans, input.turned ? CblasTrans : CblasNoTrans,

@@ -19,9 +19,9 @@ static size_t load_block(float x[NF4_BLOCK], Tensor w, size_t i)
 }
 
 /* The absmaxes of the first blocks of all groups are added up, those of the second blocks, and so on, then these sums. */
-void nf4_offset(float *offset, Tensor w)
+void backend_nf4_offset(float *offset, Tensor w)
 {
-    nf4_check_source(__func__, w, 0, 0);
+    nf4_check_source(OPERATION, w, 0, 0);
     double sum[BLOCKS] = { 0 }, total = 0;
     float x[NF4_BLOCK];
     size_t blocks = 0;
@@ -59,16 +59,16 @@ static void quantize_group(Nf4Group *to, Tensor w, float offset, size_t group)
     to->offset = offset;
 }
 
-void nf4_quantize(Nf4Group *to, Tensor w, const float *offset, size_t first, size_t count)
+void backend_nf4_quantize(Nf4Group *to, Tensor w, const float *offset, size_t first, size_t count)
 {
-    nf4_check_source(__func__, w, first, count);
+    nf4_check_source(OPERATION, w, first, count);
     for (size_t i = 0; i < count; i++)
         quantize_group(&to[i], w, *offset, first + i);
 }
 
-void nf4_quantize_plain(Nf4PlainGroup *to, Tensor w, size_t first, size_t count)
+void backend_nf4_quantize_plain(Nf4PlainGroup *to, Tensor w, size_t first, size_t count)
 {
-    nf4_check_source(__func__, w, first, count);
+    nf4_check_source(OPERATION, w, first, count);
     memset(to, 0, count * sizeof *to);
     for (size_t i = 0; i < count; i++)
         quantize_blocks(to[i].codes, to[i].absmax, w, first + i);
@@ -97,9 +97,9 @@ static void load_part(float *values, Nf4 x, size_t first, size_t n)
     }
 }
 
-void nf4_dequantize(Tensor y, Nf4 x)
+void backend_nf4_dequantize(Tensor y, Nf4 x)
 {
-    nf4_check_matrix(__func__, y, x);
+    nf4_check_matrix(OPERATION, y, x);
     float *values = tensor_result(y, 0);
     size_t first = 0, group = 0;
     for (int i = 0; i < x.num_parts; i++) {
@@ -111,7 +111,7 @@ void nf4_dequantize(Tensor y, Nf4 x)
     tensor_finish_again(y, values);
 }
 
-void nf4_amax(float *amax, Nf4 x, int cols, size_t first, size_t count)
+void backend_nf4_amax(float *amax, Nf4 x, int cols, size_t first, size_t count)
 {
     for (size_t i = 0; i < count; i++)
         for (int block = 0; block < nf4_blocks(x, cols, first + i); block++)

@@ -24,7 +24,7 @@ static void row_stats(float *stats, const float *x, int C, Norm norm)
     stats[1] = (float)(1 / sqrt(variance / C + norm.eps));
 }
 
-void norm_forward(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual, Norm norm)
+void backend_norm_forward(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual, Norm norm)
 {
     const int N = stream.rows, C = stream.cols;
     CHECK_TENSOR(stream, N, C);
@@ -32,7 +32,7 @@ void norm_forward(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Ten
     CHECK_TENSOR(y, N, C);
     CHECK_OPTIONAL(w, 1, C);
     CHECK_OPTIONAL(residual, N, C);
-    quantize(x, stream);
+    backend_quantize(x, stream);
     const float *input = tensor_values(x, 0), *weight = tensor_values(w, 1), *add = tensor_values(residual, 2);
     float *output = tensor_result(y, 3);
     for (int n = 0; n < N; n++) {
@@ -47,13 +47,13 @@ void norm_forward(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Ten
     tensor_finish(y, output);
 }
 
-void norm_forward_exact(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual, Norm norm)
+void backend_norm_forward_exact(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual, Norm norm)
 {
-    quantize(x, stream);
-    norm_forward(y, stream, stats, stream, w, residual, norm);
+    backend_quantize(x, stream);
+    backend_norm_forward(y, stream, stats, stream, w, residual, norm);
 }
 
-void norm_again(Tensor y, Tensor x, const float *stats, Tensor w)
+void backend_norm_again(Tensor y, Tensor x, const float *stats, Tensor w)
 {
     const int N = x.rows, C = x.cols;
     CHECK_TENSOR(x, N, C);
@@ -90,8 +90,8 @@ static void row_backward(float *dx, double *dw, const float *dy, const float *x,
     }
 }
 
-void norm_backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x, const float *stats, Tensor w, Norm norm,
-                   bool accumulate)
+void backend_norm_backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x, const float *stats, Tensor w, Norm norm,
+                           bool accumulate)
 {
     const int N = dy.rows, C = dy.cols;
     CHECK_TENSOR(dy, N, C);

@@ -38,7 +38,7 @@ static void check_moment(const char *name, Tensor t, int n)
           format_name(t.format));
 }
 
-void adamw(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first)
+void backend_adamw(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first)
 {
     CHECK_TENSOR(w, 1, w.cols);
     CHECK_TENSOR(grad, 1, w.cols);
@@ -83,7 +83,7 @@ static void check_8bit(const char *name, Tensor t, DType d, int n)
           format_name((Format){ d, DYNAMIC8_GROUP, false }));
 }
 
-void adamw8bit(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first)
+void backend_adamw8bit(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first)
 {
     CHECK_TENSOR(w, 1, w.cols);
     CHECK_TENSOR(grad, 1, w.cols);

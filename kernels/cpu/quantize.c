@@ -16,13 +16,13 @@ static size_t block_size(Tensor y, Tensor x)
     return step >= BLOCK ? step : BLOCK / step * step;
 }
 
-void quantize_scale_from(Tensor y, const float *amax)
+void backend_quantize_scale_from(Tensor y, const float *amax)
 {
     CHECK(format_is_fp8(y.format) && !y.format.group && y.scale, "quantize_scale: y is %s", format_name(y.format));
     *(float *)y.scale = scale_within_range(y, *amax);
 }
 
-void quantize_scale(Tensor y, Tensor x)
+void backend_quantize_scale(Tensor y, Tensor x)
 {
     CHECK_TENSOR(x, x.rows, x.cols);
     const size_t block = block_size(y, x), numel = tensor_numel(x);
@@ -32,10 +32,10 @@ void quantize_scale(Tensor y, Tensor x)
         tensor_load(values, x, i, n);
         amax = fmaxf(amax, abs_max(values, n));
     }
-    quantize_scale_from(y, &amax);
+    backend_quantize_scale_from(y, &amax);
 }
 
-void quantize_codes(Tensor y, Tensor x)
+void backend_quantize_codes(Tensor y, Tensor x)
 {
     CHECK_TENSOR(x, x.rows, x.cols);
     check_quantized(y, x);
@@ -53,19 +53,19 @@ void quantize_codes(Tensor y, Tensor x)
     transpose_codes(y);
 }
 
-void expand_operand(Tensor y, Tensor x)
+void backend_expand_operand(Tensor y, Tensor x)
 {
     CHECK_TENSOR(x, x.rows, x.cols);
     CHECK_TENSOR(y, x.rows, x.cols);
     CHECK_PLAIN(y);
     CHECK(format_is_fp8(x.format) && x.data_t, "expand_operand: x is %s %s a transpose", format_name(x.format),
           x.data_t ? "with" : "without");
-    quantize_codes(y, x);
+    backend_quantize_codes(y, x);
     transpose_codes(x);
 }
 
-void quantize_in_range(Tensor y, Tensor x)
+void backend_quantize_in_range(Tensor y, Tensor x)
 {
-    quantize_scale(y, x);
-    quantize_codes(y, x);
+    backend_quantize_scale(y, x);
+    backend_quantize_codes(y, x);
 }

@@ -3,7 +3,7 @@
 
 #include "kernels/cpu/cpu.h"
 
-void init_normal(Tensor w, float std, float cutoff, uint64_t seed, uint64_t first)
+void backend_init_normal(Tensor w, float std, float cutoff, uint64_t seed, uint64_t first)
 {
     CHECK_TENSOR(w, w.rows, w.cols);
     float *values = tensor_result(w, 0);
@@ -12,7 +12,7 @@ void init_normal(Tensor w, float std, float cutoff, uint64_t seed, uint64_t firs
     tensor_finish(w, values);
 }
 
-void init_constant(Tensor w, float value)
+void backend_init_constant(Tensor w, float value)
 {
     CHECK_TENSOR(w, w.rows, w.cols);
     float *values = tensor_result(w, 0);

@@ -1,7 +1,7 @@
 /* Sums over everything, in double: the bits depend on nothing but the values. */
 #include "kernels/cpu/cpu.h"
 
-void sum_values(float *out, const float *x, size_t n)
+void backend_sum_values(float *out, const float *x, size_t n)
 {
     double total = *out;
     for (size_t i = 0; i < n; i++)
@@ -9,7 +9,7 @@ void sum_values(float *out, const float *x, size_t n)
     *out = (float)total;
 }
 
-void sum_squares(float *out, Tensor x)
+void backend_sum_squares(float *out, Tensor x)
 {
     CHECK_TENSOR(x, x.rows, x.cols);
     const size_t numel = tensor_numel(x), block = x.format.group ? (size_t)x.cols : 4096;

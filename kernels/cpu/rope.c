@@ -103,25 +103,27 @@ static void forward(bool exact, Tensor y, Tensor saved, float *stats, Tensor x, 
     const bool by_head = check_rope("rope_forward", x, qnorm, knorm, stats, a);
     check_tensor("rope_forward", "y", y, x.rows, x.cols);
     if (product.low.data)
-        lora_widen(x, product.low, product.m, x);
-    quantize(saved, x);
+        backend_lora_widen(x, product.low, product.m, x);
+    backend_quantize(saved, x);
     turn(y, stats, exact ? x : saved, by_head, qnorm, knorm, a);
 }
 
-void rope_forward(Tensor y, Tensor saved, float *stats, Tensor x, LowProduct product, Tensor qnorm, Tensor knorm, Attention a)
+void backend_rope_forward(Tensor y, Tensor saved, float *stats, Tensor x, LowProduct product, Tensor qnorm, Tensor knorm,
+                          Attention a)
 {
     forward(false, y, saved, stats, x, product, qnorm, knorm, a);
 }
 
-void rope_forward_exact(Tensor y, Tensor saved, float *stats, Tensor x, LowProduct product, Tensor qnorm, Tensor knorm, Attention a)
+void backend_rope_forward_exact(Tensor y, Tensor saved, float *stats, Tensor x, LowProduct product, Tensor qnorm, Tensor knorm,
+                                Attention a)
 {
     forward(true, y, saved, stats, x, product, qnorm, knorm, a);
 }
 
-void rope_backward(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x, const float *stats,
-                   Tensor qnorm, Tensor knorm, Attention a)
+void backend_rope_backward(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x, const float *stats,
+                           Tensor qnorm, Tensor knorm, Attention a)
 {
-    const bool by_head = check_rope(__func__, dy, qnorm, knorm, stats, a);
+    const bool by_head = check_rope(OPERATION, dy, qnorm, knorm, stats, a);
     const int q_width = a.H * a.D, k_width = a.K * a.D, S = dy.cols;
     const int q_norms = by_head ? a.H : 1, k_norms = by_head ? a.K : 1;
     CHECK_TENSOR(dx, dy.rows, dy.cols);

@@ -14,8 +14,8 @@ static float sigmoid(float x)
 static void save(Tensor gate_up, Tensor wide, LowProduct product)
 {
     if (product.low.data)
-        lora_widen(wide, product.low, product.m, wide);
-    quantize(gate_up, wide);
+        backend_lora_widen(wide, product.low, product.m, wide);
+    backend_quantize(gate_up, wide);
 }
 
 /* act of gate and up as they are in `x`. */
@@ -32,7 +32,7 @@ static void activate(Tensor act, Tensor x)
     tensor_finish(act, output);
 }
 
-void swiglu_forward(Tensor act, Tensor gate_up, Tensor wide, LowProduct product)
+void backend_swiglu_forward(Tensor act, Tensor gate_up, Tensor wide, LowProduct product)
 {
     CHECK_TENSOR(act, act.rows, act.cols);
     CHECK_TENSOR(gate_up, act.rows, 2 * act.cols);
@@ -40,7 +40,7 @@ void swiglu_forward(Tensor act, Tensor gate_up, Tensor wide, LowProduct product)
     activate(act, gate_up);
 }
 
-void swiglu_forward_exact(Tensor act, Tensor gate_up, Tensor wide, LowProduct product)
+void backend_swiglu_forward_exact(Tensor act, Tensor gate_up, Tensor wide, LowProduct product)
 {
     CHECK_TENSOR(act, act.rows, act.cols);
     CHECK_TENSOR(wide, act.rows, 2 * act.cols);
@@ -48,19 +48,19 @@ void swiglu_forward_exact(Tensor act, Tensor gate_up, Tensor wide, LowProduct pr
     activate(act, wide);
 }
 
-void matmul_swiglu(Tensor act, Tensor gate_up, Tensor wide, Tensor x, Tensor w)
+void backend_matmul_swiglu(Tensor act, Tensor gate_up, Tensor wide, Tensor x, Tensor w)
 {
-    matmul(wide, x, w, (Tensor){ 0 });
-    swiglu_forward_exact(act, gate_up, wide, (LowProduct){ 0 });
+    backend_matmul(wide, x, w, (Tensor){ 0 });
+    backend_swiglu_forward_exact(act, gate_up, wide, (LowProduct){ 0 });
 }
 
-void matmul_dx_swiglu(Tensor dgate_up, Tensor act, Tensor dact, Tensor dy, Tensor w, Tensor gate_up)
+void backend_matmul_dx_swiglu(Tensor dgate_up, Tensor act, Tensor dact, Tensor dy, Tensor w, Tensor gate_up)
 {
-    matmul_dx(dact, dy, w, false);
-    swiglu_backward(dgate_up, act, dact, (LowProduct){ 0 }, gate_up);
+    backend_matmul_dx(dact, dy, w, false);
+    backend_swiglu_backward(dgate_up, act, dact, (LowProduct){ 0 }, gate_up);
 }
 
-void swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, LowProduct product, Tensor gate_up)
+void backend_swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, LowProduct product, Tensor gate_up)
 {
     const int N = dact.rows, F = dact.cols;
     CHECK_TENSOR(dact, N, F);
@@ -68,7 +68,7 @@ void swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, LowProduct produc
     CHECK_TENSOR(dgate_up, N, 2 * F);
     CHECK(!tensor_exists(act) || (act.rows == N && act.cols == F), "swiglu_backward: act is (%d, %d)", act.rows, act.cols);
     if (product.low.data)
-        lora_widen(dact, product.low, product.m, dact);
+        backend_lora_widen(dact, product.low, product.m, dact);
     const float *gradient = tensor_values(dact, 0), *input = tensor_values(gate_up, 1);
     float *output = tensor_result(dgate_up, 2), *again = NULL;
     if (tensor_exists(act))

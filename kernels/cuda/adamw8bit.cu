@@ -278,7 +278,7 @@ static const Tables *device_tables(void)
             dynamic8_steps(host.steps[i], d);
         }
         tables = (Tables *)device_alloc(sizeof host);
-        device_put(tables, &host, sizeof host);
+        backend_device_put(tables, &host, sizeof host);
         device_sync();      /* later calls may come on other queues */
     }
     return tables;
@@ -299,7 +299,7 @@ static uint32_t least_of_rank_1(void)
     return bits;
 }
 
-void adamw8bit(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first)
+void backend_adamw8bit(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first)
 {
     CHECK_DENSE(w, 1, w.cols);
     CHECK_DENSE(grad, 1, w.cols);

@@ -56,23 +56,23 @@ Blocks attention_blocks(Attention a, Documents docs, int size)
         for (document[i].first = block; block < end; block++)
             table[block] = document[i];
     }
-    device_put(on_device, table, bytes);
+    backend_device_put(on_device, table, bytes);
     free(table);
     free(document);
     blocks.table = on_device;
     return blocks;
 }
 
-void attention_forward(Tensor y, float *lse, Tensor qkv, Attention a, Documents docs)
+void backend_attention_forward(Tensor y, float *lse, Tensor qkv, Attention a, Documents docs)
 {
-    check_attention(__func__, y, qkv, a, docs);
+    check_attention(OPERATION, y, qkv, a, docs);
     a.window = window_of(a, docs);
     (serves_hopper(qkv, a) ? attention_sm90_forward : attention_mma_forward)(y, lse, qkv, a, docs);
 }
 
-void attention_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a, Documents docs)
+void backend_attention_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a, Documents docs)
 {
-    check_attention(__func__, y, qkv, a, docs);
+    check_attention(OPERATION, y, qkv, a, docs);
     CHECK_TENSOR(dqkv, qkv.rows, qkv.cols);
     CHECK_TENSOR(dy, y.rows, y.cols);
     CHECK(dqkv.data != qkv.data, "dqkv is written before qkv is read");

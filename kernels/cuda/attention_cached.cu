@@ -153,7 +153,7 @@ template <typename T, int C> static void launch(Tensor y, Tensor qkv, KvCache ca
 {
     /* scratch for as many parts as there can be: it does not grow from token to token */
     const size_t heads = (size_t)tokens * s.H, most = heads > BLOCKS ? heads : BLOCKS;
-    float *parts = (float *)device_scratch(most * (s.D + 2) * sizeof(float), SCRATCH_ATTENTION);
+    float *parts = (float *)device_scratch(most * (s.D + 2) * sizeof(float), SCRATCH_ATTENTION_OWN);
     T *k = (T *)cache.k.data, *v = (T *)cache.v.data;
     const T *in = (const T *)qkv.data;
     append_kernel<T><<<tokens, 256, 0, device_stream()>>>(k, v, in, s);
@@ -179,9 +179,9 @@ template <typename T> static void launch_width(Tensor y, Tensor qkv, KvCache cac
         die("attention_cached: head width %d; there are kernels up to 256", s.D);
 }
 
-void attention_cached(Tensor y, Tensor qkv, KvCache cache, Attention a)
+void backend_attention_cached(Tensor y, Tensor qkv, KvCache cache, Attention a)
 {
-    check_cached(__func__, y, qkv, cache, a);
+    check_cached(OPERATION, y, qkv, cache, a);
     const int keys = cache.length + a.T, seen = a.window && a.window < keys ? a.window : keys;
     const int useful = (int)ceil_div(seen, LEAST_KEYS), wanted = BLOCKS / (a.T * a.H);
     const Shape s = { a.H, a.K, a.D, qkv.cols, a.K * a.D, a.scale, cache.length, a.window ? a.window : keys,

@@ -51,7 +51,7 @@ template <class G> static void launch_gradients(const Tensors &t, Attention a, D
     describe(&w, a, docs, G::KEYS);
     const size_t slots = (size_t)w.blocks.split * (G::KEYS / G::QUERIES) * (size_t)a.H;
     const size_t sums = slots * G::QUERIES * G::D, deltas = ceil_div((size_t)w.N * (size_t)a.H, 4) * 4;
-    w.dq = (float *)device_scratch((sums + deltas + slots + 1) * sizeof(float), SCRATCH_ATTENTION);
+    w.dq = (float *)attention_scratch(a, (sums + deltas + slots + 1) * sizeof(float));
     w.delta = w.dq + sums;
     w.ticket = (int *)(w.delta + deltas);
     w.turn = w.ticket + 1;

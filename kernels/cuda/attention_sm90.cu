@@ -65,7 +65,7 @@ void attention_sm90_forward(Tensor y, float *lse, Tensor qkv, Attention a, Docum
     Forward w = {};
     describe(&w, a, docs);
     w.K = a.K, w.y = (bf16 *)y.data, w.lse = lse;
-    char *memory = (char *)device_scratch(256 + sizeof(float) * (size_t)a.K * (size_t)w.blocks, SCRATCH_ATTENTION);
+    char *memory = (char *)attention_scratch(a, 256 + sizeof(float) * (size_t)a.K * (size_t)w.blocks);
     w.ticket = (int *)piece(&memory, sizeof(int));
     if (norms_pay(w, docs)) {
         w.k_norm = (float *)memory;
@@ -87,7 +87,7 @@ template <int D> static bf16 *place(Backward *w, Tensor dqkv, Attention a)
     const size_t slots = (size_t)w->blocks * Tile<D>::PER_BLOCK * (size_t)a.H, rows = slots * 2 * Tile<D>::QUERIES * sizeof(float);
     const size_t dq = slots * 2 * PART * sizeof(float), turn = slots * sizeof(int), numel = (size_t)dqkv.rows * a.H * a.D;
     const size_t heads = a.K < a.H ? 2 * numel * sizeof(bf16) : 0;
-    char *memory = (char *)device_scratch(rows + dq + turn + heads + 5 * 256, SCRATCH_ATTENTION);
+    char *memory = (char *)attention_scratch(a, rows + dq + turn + heads + 5 * 256);
     w->rows = (float *)piece(&memory, rows);
     w->dq = (float *)piece(&memory, dq);
     w->turn = (int *)piece(&memory, turn);

@@ -110,7 +110,7 @@ void *comm_alloc(size_t bytes)
     double failed = ncclMemAlloc(&registered, bytes ? bytes : 1) != ncclSuccess, mine = failed;
     comm_max(&failed, 1);
     if (failed == 0) {
-        device_zero(registered, bytes);
+        backend_device_zero(registered, bytes);
         device_sync();
         failed = ncclCommWindowRegister(gather, registered, bytes, &window, NCCL_WIN_COLL_SYMMETRIC) != ncclSuccess || !window;
         comm_max(&failed, 1);
@@ -148,7 +148,7 @@ static ncclDataType_t type_of(Tensor x)
 
 /* BF16 sums are rounded at every hop of NCCL's ring. The order of summation is that of the ring: the same every time
  * on the same machine with the same number of ranks. */
-void comm_all_reduce(Tensor x, Ranks g)
+void backend_comm_all_reduce(Tensor x, Ranks g)
 {
     CHECK_PLAIN(x);
     if (comm_group_size(g) == 1)
@@ -156,14 +156,14 @@ void comm_all_reduce(Tensor x, Ranks g)
     NCCL_CHECK(ncclAllReduce(x.data, x.data, tensor_numel(x), type_of(x), ncclSum, nccl_of(g), device_stream()));
 }
 
-void comm_all_reduce_max(Tensor x, Ranks g)
+void backend_comm_all_reduce_max(Tensor x, Ranks g)
 {
     CHECK(x.format.dtype == F32, "the maximum of %s", format_name(x.format));
     if (comm_group_size(g) > 1)
         NCCL_CHECK(ncclAllReduce(x.data, x.data, tensor_numel(x), ncclFloat32, ncclMax, nccl_of(g), device_stream()));
 }
 
-void comm_reduce_scatter(Tensor part, Tensor whole)
+void backend_comm_reduce_scatter(Tensor part, Tensor whole)
 {
     const int W = comm_group_size(RANKS_SHARD);
     CHECK_PLAIN(whole);
@@ -173,13 +173,13 @@ void comm_reduce_scatter(Tensor part, Tensor whole)
         NCCL_CHECK(ncclReduceScatter(whole.data, part.data, tensor_numel(part), type_of(part), ncclSum, nccl_of(RANKS_SHARD),
                                      device_stream()));
     else if (part.data != whole.data)
-        device_copy(part.data, whole.data, tensor_bytes(part));
+        backend_device_copy(part.data, whole.data, tensor_bytes(part));
 }
 
-void comm_all_gather(void *whole, const void *part, size_t bytes)
+void backend_comm_all_gather(void *whole, const void *part, size_t bytes)
 {
     if (comm_group_size(RANKS_SHARD) > 1)
         NCCL_CHECK(ncclAllGather(part, whole, bytes, ncclUint8, gather, device_stream()));
     else if (whole != part)
-        device_copy(whole, part, bytes);
+        backend_device_copy(whole, part, bytes);
 }

@@ -13,6 +13,7 @@
 #define _Noreturn [[noreturn]]
 extern "C" {
 #endif
+#include "kernels/backend.h"
 #include "kernels/check.h"
 #include "kernels/comm.h"
 #include "kernels/device.h"
@@ -36,7 +37,7 @@ int          device_sm_count(void);
  * grows, and growing waits for the device; two buffers that one operation needs at once come from two slots. */
 enum {
     SCRATCH_GEMM,           /* cuBLASLt's workspace                          */
-    SCRATCH_ATTENTION,      /* attention's workspace; lent                  */
+    SCRATCH_ATTENTION_OWN,  /* attention's workspace                        */
     SCRATCH_DOCUMENTS,      /* document tables of attention                  */
     SCRATCH_0,              /* elementwise kernels                           */
     SCRATCH_1,
@@ -44,6 +45,9 @@ enum {
     SCRATCH_SLOTS
 };
 void *device_scratch(size_t bytes, int slot);
+
+/* The same for attention, which has memory of its caller's: a.scratch, if that is as large. */
+void *attention_scratch(Attention a, size_t bytes);
 
 /* image.cu. Whether this program has code that the current device can run, or PTX that the driver can compile for it; and the
  * GPUs it was built for, as make's ARCH names them. */

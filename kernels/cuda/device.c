@@ -25,7 +25,7 @@ static struct {
     cudaStream_t queue[NUM_QUEUES], stream;      /* stream: what the current queue runs on */
     Queue current;
     bool merged;
-    struct { void *data; size_t bytes; } scratch[SCRATCH_SLOTS], lent;
+    struct { void *data; size_t bytes; } scratch[SCRATCH_SLOTS];
     struct { char *data; cudaEvent_t event; } stage[STAGES];    /* event: the stage's last copy is done */
     struct { char *data; size_t bytes; } pinned;                       /* device_host_alloc's */
     unsigned next_stage;
@@ -255,7 +255,7 @@ static void *allocate(size_t bytes, const char *what)
 void *device_alloc(size_t bytes)
 {
     void *p = allocate(bytes, "tensors");
-    device_zero(p, bytes);
+    backend_device_zero(p, bytes);
     return p;
 }
 
@@ -265,18 +265,12 @@ void device_free(void *p)
         CUDA_CHECK(cudaFree(p));
 }
 
-void device_lend(void *p, size_t bytes)
-{
-    dev.lent.data = p;
-    dev.lent.bytes = p ? bytes : 0;
-}
-
-void device_copy(void *dst, const void *src, size_t bytes)
+void backend_device_copy(void *dst, const void *src, size_t bytes)
 {
     CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, dev.stream));
 }
 
-void device_zero(void *dst, size_t bytes)
+void backend_device_zero(void *dst, size_t bytes)
 {
     CUDA_CHECK(cudaMemsetAsync(dst, 0, bytes, dev.stream));
 }
@@ -291,8 +285,6 @@ void *device_scratch(size_t bytes, int slot)
 {
     CHECK(slot >= 0 && slot < SCRATCH_SLOTS, "slot %d", slot);
     CHECK(dev.current == QUEUE_COMPUTE, "scratch memory outside the compute queue");
-    if (slot == SCRATCH_ATTENTION && bytes <= dev.lent.bytes)
-        return dev.lent.data;
     if (bytes > dev.scratch[slot].bytes) {
         device_sync();
         CUDA_CHECK(cudaFree(dev.scratch[slot].data));
@@ -300,6 +292,11 @@ void *device_scratch(size_t bytes, int slot)
         dev.scratch[slot].bytes = bytes;
     }
     return dev.scratch[slot].data;
+}
+
+void *attention_scratch(Attention a, size_t bytes)
+{
+    return a.scratch && bytes <= a.scratch_bytes ? a.scratch : device_scratch(bytes, SCRATCH_ATTENTION_OWN);
 }
 
 /* ---- copies ------------------------------------------------------------------------------------------------ */
@@ -317,7 +314,7 @@ static size_t chunk_bytes(size_t bytes, size_t at)
     return bytes - at < STAGING_BYTES ? bytes - at : STAGING_BYTES;
 }
 
-void device_put(void *dst, const void *src, size_t bytes)
+void backend_device_put(void *dst, const void *src, size_t bytes)
 {
     for (size_t at = 0; at < bytes; at += STAGING_BYTES) {
         unsigned i = acquire_stage();
@@ -357,7 +354,7 @@ static bool is_pinned(const char *p)
 }
 
 /* Keeps STAGING_DEPTH chunks in flight, so that the host's memcpy runs beside the transfers. */
-void device_get(void *dst, const void *src, size_t bytes)
+void backend_device_get(void *dst, const void *src, size_t bytes)
 {
     if (is_pinned(dst)) {
         CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToHost, dev.stream));

@@ -41,7 +41,7 @@ void copy_rows_kernel(AnyOut y, const TokenAt *sorted, const T *w, int N, int C,
     }
 }
 
-void embedding_forward(Tensor y, const TokenAt *sorted, Tensor w)
+void backend_embedding_forward(Tensor y, const TokenAt *sorted, Tensor w)
 {
     const int N = y.rows, C = w.cols;
     CHECK_DENSE(w, w.rows, C);
@@ -138,13 +138,13 @@ void add_rows_kernel(TDW *dw, const TokenAt *sorted, const TDY *dy, int N, int C
     store_pack<ALIGNED>(dw + (size_t)token * C + c, sum, left);
 }
 
-void embedding_backward(Tensor dw, const TokenAt *sorted, Tensor dy)
+void backend_embedding_backward(Tensor dw, const TokenAt *sorted, Tensor dy)
 {
     const int N = dy.rows, C = dw.cols;
     CHECK_DENSE(dw, dw.rows, C);
     CHECK_DENSE(dy, N, C);
     if (dw.empty)       /* most rows have no token */
-        device_zero(dw.data, tensor_bytes(dw));
+        backend_device_zero(dw.data, tensor_bytes(dw));
     if (N == 0)
         return;
     const Grid g = grid_of(N, C);

@@ -106,9 +106,9 @@ static dim3 grid_of_parts(const LoraParts &parts, int rows)
 
 /* ---- entry ----------------------------------------------------------------------------------------------------- */
 
-void lora_narrow(Tensor low, Tensor x, LowRank m, float scale)
+void backend_lora_narrow(Tensor low, Tensor x, LowRank m, float scale)
 {
-    const int N = x.rows, C = x.cols, r = check_low_rank(__func__, m, x, low);
+    const int N = x.rows, C = x.cols, r = check_low_rank(OPERATION, m, x, low);
     CHECK_TENSOR(x, N, C);
     CHECK(low.data != x.data && low.data != m.w.data, "lora_narrow: low is an input");
     const LoraParts parts = lora_parts(m, r, C);
@@ -139,9 +139,9 @@ static void fill_gaps(Tensor y, LoraParts parts, Tensor add)
     }
 }
 
-void lora_widen(Tensor y, Tensor low, LowRank m, Tensor add)
+void backend_lora_widen(Tensor y, Tensor low, LowRank m, Tensor add)
 {
-    const int N = y.rows, C = y.cols, r = check_low_rank(__func__, m, y, low);
+    const int N = y.rows, C = y.cols, r = check_low_rank(OPERATION, m, y, low);
     CHECK_TENSOR(y, N, C);
     CHECK_PLAIN(y);
     CHECK_OPTIONAL(add, N, C);
@@ -160,11 +160,11 @@ void lora_widen(Tensor y, Tensor low, LowRank m, Tensor add)
     LAUNCH_CHECK();
 }
 
-void lora_dw(LowRank dm, Tensor low, Tensor x)
+void backend_lora_dw(LowRank dm, Tensor low, Tensor x)
 {
     if (!dm.w.data)
         return;
-    const int N = x.rows, C = x.cols, r = check_low_rank(__func__, dm, x, low);
+    const int N = x.rows, C = x.cols, r = check_low_rank(OPERATION, dm, x, low);
     CHECK_TENSOR(x, N, C);
     CHECK(dm.w.data != x.data && dm.w.data != low.data, "lora_dw: dm is an input");
     const LoraParts parts = lora_parts(dm, r, C);

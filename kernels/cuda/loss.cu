@@ -201,12 +201,12 @@ static void check_vocabulary(const char *op, int vocab, int V)
     CHECK(vocab > 0 && vocab <= V, "%s: a vocabulary of %d in %d columns", op, vocab, V);
 }
 
-void cross_entropy(Tensor logits, float *loss, float *zloss, const int *target, int vocab,
-                   float scale, float z_weight, bool backward)
+void backend_cross_entropy(Tensor logits, float *loss, float *zloss, const int *target, int vocab,
+                           float scale, float z_weight, bool backward)
 {
     const int N = logits.rows, V = logits.cols;
     CHECK_DENSE(logits, N, V);
-    check_vocabulary(__func__, vocab, V);
+    check_vocabulary(OPERATION, vocab, V);
     if (N == 0)
         return;
     with_bool(is_aligned(logits, V), [&](auto aligned) {
@@ -220,15 +220,15 @@ void cross_entropy(Tensor logits, float *loss, float *zloss, const int *target, 
     });
 }
 
-void cross_entropy_codes(Tensor gradient, float amax, Tensor logits, float *loss, float *zloss, const int *target, int vocab,
-                         float scale, float z_weight)
+void backend_cross_entropy_codes(Tensor gradient, float amax, Tensor logits, float *loss, float *zloss, const int *target,
+                                 int vocab, float scale, float z_weight)
 {
     const int N = logits.rows, V = logits.cols;
     CHECK_DENSE(logits, N, V);
-    check_logit_codes(__func__, gradient, logits);
-    check_vocabulary(__func__, vocab, V);
+    check_logit_codes(OPERATION, gradient, logits);
+    check_vocabulary(OPERATION, vocab, V);
     if (!is_aligned(gradient, gradient.cols) || gradient.cols % 16)
-        die("%s: rows of %d codes; FP8 operands have rows in multiples of 16", __func__, gradient.cols);
+        die("%s: rows of %d codes; FP8 operands have rows in multiples of 16", OPERATION, gradient.cols);
     if (N == 0)
         return;
     const Codes codes = { (uint8_t *)gradient.data, (float *)gradient.scale, amax, 0, gradient.format.dtype, gradient.cols };
@@ -238,5 +238,5 @@ void cross_entropy_codes(Tensor gradient, float amax, Tensor logits, float *loss
             launch<decltype(aligned)::value, true>(codes, p, logits, loss, zloss, target, vocab, scale, z_weight);
         });
     });
-    device_zero(codes.codes + written, tensor_numel(gradient) - written);
+    backend_device_zero(codes.codes + written, tensor_numel(gradient) - written);
 }

@@ -53,7 +53,7 @@ static const char *const kind_name[] = { [FORWARD] = "matmul", [DX] = "matmul_dx
 /* FP8 only: adds products with the tensor cores' 14 fraction bits instead of promoting to F32 now and then. */
 static FastAccumulation fast_kinds = FAST_FORWARD;
 
-void matmul_accumulation(FastAccumulation fast)
+void backend_matmul_accumulation(FastAccumulation fast)
 {
     fast_kinds = fast;
 }
@@ -235,7 +235,7 @@ static bool sample(uint32_t *slices, const Gemm *g, const cublasLtMatmulAlgo_t *
     if (launch(g, algo, o) != CUBLAS_STATUS_SUCCESS)
         return false;
     for (size_t i = 0; i < SAMPLE_SLICES; i++)
-        device_get((char *)slices + i * slice, (char *)o->d + i * step, slice);
+        backend_device_get((char *)slices + i * slice, (char *)o->d + i * step, slice);
     return true;
 }
 
@@ -324,10 +324,10 @@ static void tune(Gemm *g, const Operands *o)
     char key[256];
     void *sum = o->c == o->d && !o->empty ? xmalloc(bytes) : NULL;
     if (sum)
-        device_get(sum, o->d, bytes);
+        backend_device_get(sum, o->d, bytes);
     const bool chosen = choose(g, o);
     if (sum)
-        device_put(o->d, sum, bytes);
+        backend_device_put(o->d, sum, bytes);
     free(sum);
     g->trials_left = chosen ? 0 : g->trials_left - 1;
     choice_key(key, &g->shape);
@@ -431,7 +431,7 @@ static const void *transposed(Kind kind, Tensor t, const char *name)
     return t.data_t;
 }
 
-void matmul(Tensor y, Tensor x, Tensor w, Tensor add)
+void backend_matmul(Tensor y, Tensor x, Tensor w, Tensor add)
 {
     const int N = x.rows, C = x.cols, O = w.rows;
     CHECK_TENSOR(x, N, C);
@@ -448,7 +448,7 @@ void matmul(Tensor y, Tensor x, Tensor w, Tensor add)
         (Operands){ .a = w.data, .b = x.data, .scale_a = w.scale, .scale_b = x.scale, .c = add.data, .d = y.data });
 }
 
-void matmul_dx(Tensor dx, Tensor dy, Tensor w, bool accumulate)
+void backend_matmul_dx(Tensor dx, Tensor dy, Tensor w, bool accumulate)
 {
     const int N = dy.rows, O = w.rows, C = w.cols;
     CHECK_TENSOR(dy, N, O);
@@ -462,7 +462,7 @@ void matmul_dx(Tensor dx, Tensor dy, Tensor w, bool accumulate)
                     .c = accumulate ? dx.data : NULL, .d = dx.data });
 }
 
-void matmul_dw(Tensor dw, Tensor dy, Tensor x)
+void backend_matmul_dw(Tensor dw, Tensor dy, Tensor x)
 {
     const int N = dy.rows, O = dy.cols, C = x.cols;
     if (!dw.data)

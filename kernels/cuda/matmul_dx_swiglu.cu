@@ -197,15 +197,15 @@ bool fits(FusedMaps *maps, Tensor dgate_up, Tensor act, Tensor dact, Tensor dy, 
 
 }
 
-void matmul_dx_swiglu(Tensor dgate_up, Tensor act, Tensor dact, Tensor dy, Tensor w, Tensor gate_up)
+void backend_matmul_dx_swiglu(Tensor dgate_up, Tensor act, Tensor dact, Tensor dy, Tensor w, Tensor gate_up)
 {
     const int N = dy.rows, C = dy.cols, F = w.cols;
     FusedMaps maps = {};
     CHECK_TENSOR(w, C, F);
     CHECK_TENSOR(dact, N, F);
     if (!fits(&maps, dgate_up, act, dact, dy, w, gate_up)) {
-        matmul_dx(dact, dy, w, false);
-        swiglu_backward(dgate_up, act, dact, {}, gate_up);
+        backend_matmul_dx(dact, dy, w, false);
+        backend_swiglu_backward(dgate_up, act, dact, {}, gate_up);
         return;
     }
     check_operand("matmul_dx_swiglu", "dgate_up", dgate_up, N, 2 * F);

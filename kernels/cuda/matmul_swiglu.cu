@@ -123,7 +123,7 @@ bool fits(FusedMaps *maps, Tensor act, Tensor gate_up, Tensor wide, Tensor x, Te
 
 }
 
-void matmul_swiglu(Tensor act, Tensor gate_up, Tensor wide, Tensor x, Tensor w)
+void backend_matmul_swiglu(Tensor act, Tensor gate_up, Tensor wide, Tensor x, Tensor w)
 {
     const int N = x.rows, C = x.cols, F = act.cols;
     FusedMaps maps = {};
@@ -131,8 +131,8 @@ void matmul_swiglu(Tensor act, Tensor gate_up, Tensor wide, Tensor x, Tensor w)
     CHECK_TENSOR(w, 2 * F, C);
     CHECK_TENSOR(wide, N, 2 * F);
     if (!fits(&maps, act, gate_up, wide, x, w)) {
-        matmul(wide, x, w, {});
-        swiglu_forward_exact(act, gate_up, wide, {});
+        backend_matmul(wide, x, w, {});
+        backend_swiglu_forward_exact(act, gate_up, wide, {});
         return;
     }
     check_operand("matmul_swiglu", "act", act, N, F);

@@ -24,7 +24,7 @@ static const Nf4Tables *device_tables(void)
         memcpy(host.nf4, nf4_map(), sizeof host.nf4);
         memcpy(host.absmax, dynamic8_map(DYNAMIC8), sizeof host.absmax);
         tables = (Nf4Tables *)device_alloc(sizeof host);
-        device_put(tables, &host, sizeof host);
+        backend_device_put(tables, &host, sizeof host);
         device_sync();      /* later calls may come on other queues */
     }
     return tables;
@@ -103,9 +103,9 @@ __global__ void nf4_mean_kernel(float *mean, const float *x, size_t n)
     *mean = (float)(total / (double)n);
 }
 
-void nf4_offset(float *offset, Tensor w)
+void backend_nf4_offset(float *offset, Tensor w)
 {
-    nf4_check_source(__func__, w, 0, 0);
+    nf4_check_source(OPERATION, w, 0, 0);
     const size_t numel = tensor_numel(w), blocks = ceil_div(numel, NF4_BLOCK);
     float *absmax = (float *)device_scratch(blocks * sizeof *absmax, SCRATCH_0);
     nf4_absmax_kernel<<<(unsigned)ceil_div(blocks, THREADS), THREADS, 0, device_stream()>>>(absmax, any_in(w), numel);
@@ -158,18 +158,18 @@ __global__ void nf4_plain_kernel(Nf4PlainGroup *to, AnyIn w, size_t first, size_
     to[blockIdx.x].absmax[threadIdx.x] = absmax;
 }
 
-void nf4_quantize_plain(Nf4PlainGroup *to, Tensor w, size_t first, size_t count)
+void backend_nf4_quantize_plain(Nf4PlainGroup *to, Tensor w, size_t first, size_t count)
 {
-    nf4_check_source(__func__, w, first, count);
+    nf4_check_source(OPERATION, w, first, count);
     if (count == 0)
         return;
     nf4_plain_kernel<<<(unsigned)count, THREADS, 0, device_stream()>>>(to, any_in(w), first, tensor_numel(w), device_tables());
     LAUNCH_CHECK();
 }
 
-void nf4_quantize(Nf4Group *to, Tensor w, const float *offset, size_t first, size_t count)
+void backend_nf4_quantize(Nf4Group *to, Tensor w, const float *offset, size_t first, size_t count)
 {
-    nf4_check_source(__func__, w, first, count);
+    nf4_check_source(OPERATION, w, first, count);
     if (count == 0)
         return;
     nf4_quantize_kernel<<<(unsigned)count, THREADS, 0, device_stream()>>>(to, any_in(w), offset, first, tensor_numel(w),
@@ -324,9 +324,9 @@ template <typename Group> static void dequantize(Tensor y, Nf4 x, const Group *g
     LAUNCH_CHECK();
 }
 
-void nf4_dequantize(Tensor y, Nf4 x)
+void backend_nf4_dequantize(Tensor y, Nf4 x)
 {
-    nf4_check_matrix(__func__, y, x);
+    nf4_check_matrix(OPERATION, y, x);
     if (x.plain)
         dequantize(y, x, x.plain);
     else
@@ -342,7 +342,7 @@ __global__ void nf4_amax_kernel(float *amax, Nf4 x, const Group *groups, int col
     raise_amax(amax, fabsf(absmax), shared);
 }
 
-void nf4_amax(float *amax, Nf4 x, int cols, size_t first, size_t count)
+void backend_nf4_amax(float *amax, Nf4 x, int cols, size_t first, size_t count)
 {
     if (count == 0)
         return;

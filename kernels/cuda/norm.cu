@@ -67,7 +67,7 @@ void norm_forward_kernel(AnyOut y, AnyOut x, float2 *stats, const TS *stream, An
     }
 }
 
-void norm_forward(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual, Norm norm)
+void backend_norm_forward(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual, Norm norm)
 {
     const int N = stream.rows, C = stream.cols;
     if (format_is_fp8(y.format) || format_is_fp8(x.format)) {
@@ -79,7 +79,7 @@ void norm_forward(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Ten
     CHECK_DENSE(y, N, C);
     CHECK_DENSE_OPTIONAL(w, 1, C);
     CHECK_DENSE_OPTIONAL(residual, N, C);
-    const int threads = norm_threads(__func__, C);
+    const int threads = norm_threads(OPERATION, C);
     AnyOut stored = any_out(x);
     if (x.data == stream.data) {
         CHECK(format_equal(x.format, stream.format), "norm_forward: x and stream share memory, not their format");
@@ -128,7 +128,7 @@ void norm_again_kernel(AnyOut y, const TX *x, const float2 *stats, AnyIn w, int 
     }
 }
 
-void norm_again(Tensor y, Tensor x, const float *stats, Tensor w)
+void backend_norm_again(Tensor y, Tensor x, const float *stats, Tensor w)
 {
     const int N = x.rows, C = x.cols;
     if (format_is_fp8(y.format) || format_is_fp8(x.format)) {
@@ -138,7 +138,7 @@ void norm_again(Tensor y, Tensor x, const float *stats, Tensor w)
     CHECK_DENSE(x, N, C);
     CHECK_DENSE(y, N, C);
     CHECK_DENSE_OPTIONAL(w, 1, C);
-    const int threads = norm_threads(__func__, C);
+    const int threads = norm_threads(OPERATION, C);
     if (N == 0)
         return;
     with_bool(is_aligned(y, C) && is_aligned(x, C) && is_aligned(w, C), [&](auto aligned) {

@@ -153,8 +153,8 @@ static void backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x, con
         add_column_sums(dw, partial, blocks, C);
 }
 
-void norm_backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x, const float *stats, Tensor w, Norm norm,
-                   bool accumulate)
+void backend_norm_backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x, const float *stats, Tensor w, Norm norm,
+                           bool accumulate)
 {
     const int N = dy.rows, C = dy.cols;
     CHECK_DENSE(dy, N, C);
@@ -165,12 +165,12 @@ void norm_backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x, const
     CHECK(!accumulate || dx.data != dy.data, "norm_backward: dx accumulates into dy");
     if (!format_is_fp8(dx.format)) {
         if (amax)
-            device_zero(amax, sizeof *amax);
+            backend_device_zero(amax, sizeof *amax);
         backward(dx, amax, dw, dy, x, stats, w, norm, accumulate);
         return;
     }
     /* OLMo-2's gradient of a branch: through F32 scratch memory */
-    check_operand(__func__, "dx", dx, N, C);
+    check_operand(OPERATION, "dx", dx, N, C);
     CHECK(!accumulate && !amax, "norm_backward: dx accumulates, or its maximum is wanted, and is %s", format_name(dx.format));
     typedef ReaderSource<DenseReader<float, true>> Source;
     const Tensor wide = tensor_at(device_scratch((size_t)N * C * sizeof(float), SCRATCH_1), Format{ F32, 0, false }, N, C);

@@ -387,12 +387,12 @@ void norm_forward_fp8(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w,
     forward<false>(y, x, stats, stream, w, residual, norm);
 }
 
-void norm_forward_exact(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual, Norm norm)
+void backend_norm_forward_exact(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual, Norm norm)
 {
     if (format_is_fp8(x.format) && x.data != stream.data)
         forward<true>(y, x, stats, stream, w, residual, norm);
     else {
-        quantize(x, stream);
-        norm_forward(y, stream, stats, stream, w, residual, norm);
+        backend_quantize(x, stream);
+        backend_norm_forward(y, stream, stats, stream, w, residual, norm);
     }
 }

@@ -78,7 +78,7 @@ void adamw_kernel(TW *w, TM *m, TV *v, const TG *grad, size_t n, Step s, uint64_
         update_pack<false>(w + at, m + at, v + at, grad + at, (int)min(n - at, (size_t)EACH), s, first + at);
 }
 
-void adamw(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first)
+void backend_adamw(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first)
 {
     CHECK_DENSE(w, 1, w.cols);
     CHECK_DENSE(grad, 1, w.cols);

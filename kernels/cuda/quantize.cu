@@ -387,15 +387,15 @@ static void set_scale(Tensor y, const float *maxima, int n)
     LAUNCH_CHECK();
 }
 
-void quantize_scale_from(Tensor y, const float *amax)
+void backend_quantize_scale_from(Tensor y, const float *amax)
 {
     set_scale(y, amax, 1);
 }
 
-void quantize_scale(Tensor y, Tensor x)
+void backend_quantize_scale(Tensor y, Tensor x)
 {
     CHECK_TENSOR(x, x.rows, x.cols);
-    check_format(__func__, x);
+    check_format(OPERATION, x);
     const size_t n = tensor_numel(x), needed = ceil_div(n, 8 * PACKS * THREADS);
     const int blocks = needed < AMAX_BLOCKS ? (int)needed : AMAX_BLOCKS;
     float *partial = (float *)device_scratch(AMAX_BLOCKS * sizeof(float), SCRATCH_0);
@@ -411,12 +411,12 @@ void quantize_scale(Tensor y, Tensor x)
     set_scale(y, partial, blocks);
 }
 
-void quantize_codes(Tensor y, Tensor x)
+void backend_quantize_codes(Tensor y, Tensor x)
 {
     CHECK_TENSOR(x, x.rows, x.cols);
     check_quantized(y, x);
-    check_format(__func__, x);
-    check_format(__func__, y);
+    check_format(OPERATION, x);
+    check_format(OPERATION, y);
     const size_t n = tensor_numel(x);
     if (tensor_numel(y) == 0)
         return;
@@ -428,7 +428,7 @@ void quantize_codes(Tensor y, Tensor x)
         to_fp8<E5M2>(y, x, n);
 }
 
-void expand_operand(Tensor y, Tensor x)
+void backend_expand_operand(Tensor y, Tensor x)
 {
     CHECK_DENSE(y, x.rows, x.cols);
     CHECK_TENSOR(x, x.rows, x.cols);
@@ -438,8 +438,8 @@ void expand_operand(Tensor y, Tensor x)
     columns.data = NULL;
     rows.data_t = NULL;
     if (!is_fast(x, x) || !is_aligned(y, y.cols)) {
-        quantize_codes(y, rows);
-        quantize_codes(columns, rows);
+        backend_quantize_codes(y, rows);
+        backend_quantize_codes(columns, rows);
     } else if (x.format.dtype == E4M3)
         expand<E4M3>(y, x);
     else
@@ -447,12 +447,12 @@ void expand_operand(Tensor y, Tensor x)
 }
 
 /* In one pass if x is dense. */
-void quantize_in_range(Tensor y, Tensor x)
+void backend_quantize_in_range(Tensor y, Tensor x)
 {
     const size_t n = tensor_numel(x);
     if (format_has_scales(x.format) || !is_fast(y, x) || y.rows % 16 || y.cols % 16 || n == 0) {
-        quantize_scale(y, x);
-        quantize_codes(y, x);
+        backend_quantize_scale(y, x);
+        backend_quantize_codes(y, x);
         return;
     }
     with_dense_reader(x, [&](auto reader) {

@@ -37,7 +37,7 @@ __global__ __launch_bounds__(THREADS) void init_constant_kernel(AnyOut w, size_t
     store_flat(w, at, x, n, aligned);
 }
 
-void init_normal(Tensor w, float std, float cutoff, uint64_t seed, uint64_t first)
+void backend_init_normal(Tensor w, float std, float cutoff, uint64_t seed, uint64_t first)
 {
     CHECK_DENSE(w, w.rows, w.cols);
     const size_t n = tensor_numel(w);
@@ -48,7 +48,7 @@ void init_normal(Tensor w, float std, float cutoff, uint64_t seed, uint64_t firs
     LAUNCH_CHECK();
 }
 
-void init_constant(Tensor w, float value)
+void backend_init_constant(Tensor w, float value)
 {
     CHECK_DENSE(w, w.rows, w.cols);
     const size_t n = tensor_numel(w);

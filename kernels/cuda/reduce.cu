@@ -61,12 +61,12 @@ template <bool SQUARE, typename T> static void add_sum(float *out, const T *x, s
     LAUNCH_CHECK();
 }
 
-void sum_values(float *out, const float *x, size_t n)
+void backend_sum_values(float *out, const float *x, size_t n)
 {
     add_sum<false>(out, x, n);
 }
 
-void sum_squares(float *out, Tensor x)
+void backend_sum_squares(float *out, Tensor x)
 {
     CHECK_DENSE(x, x.rows, x.cols);
     with_type(x, [&](auto *p) { add_sum<true>(out, p, tensor_numel(x)); });

@@ -323,7 +323,7 @@ static void forward_from_fp8(Tensor y, float *stats, Tensor x, Tensor qnorm, Ten
         rope_forward_fp8(y, x, a);
         return;
     }
-    quantize(y, x);
+    backend_quantize(y, x);
     turn_values(y, stats, y, qnorm, knorm, a);
 }
 
@@ -372,18 +372,19 @@ static void forward(bool exact, Tensor y, Tensor saved, float *stats, Tensor x, 
     if (!qnorm.data && rope_forward_added(exact, y, saved, x, product, a))
         return;
     if (product.low.data)
-        lora_widen(x, product.low, product.m, x);
-    quantize(saved, x);
+        backend_lora_widen(x, product.low, product.m, x);
+    backend_quantize(saved, x);
     turn_values(y, stats, exact ? x : saved, qnorm, knorm, a);
 }
 
-void rope_forward(Tensor y, Tensor saved, float *stats, Tensor x, LowProduct product, Tensor qnorm, Tensor knorm, Attention a)
+void backend_rope_forward(Tensor y, Tensor saved, float *stats, Tensor x, LowProduct product, Tensor qnorm, Tensor knorm,
+                          Attention a)
 {
     forward(false, y, saved, stats, x, product, qnorm, knorm, a);
 }
 
-void rope_forward_exact(Tensor y, Tensor saved, float *stats, Tensor x, LowProduct product, Tensor qnorm, Tensor knorm,
-                        Attention a)
+void backend_rope_forward_exact(Tensor y, Tensor saved, float *stats, Tensor x, LowProduct product, Tensor qnorm, Tensor knorm,
+                                Attention a)
 {
     forward(true, y, saved, stats, x, product, qnorm, knorm, a);
 }
@@ -427,17 +428,17 @@ static void backward_with_fp8(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy
     if (format_is_fp8(x.format)) {
         const Format f = { BF16, 0, false };
         const Tensor dense = tensor_at(device_scratch(2 * tensor_numel(x), SCRATCH_1), f, x.rows, x.cols);
-        quantize(dense, x);
+        backend_quantize(dense, x);
         x = dense;
     }
-    rope_backward(dy, dqnorm, dknorm, dy, x, stats, qnorm, knorm, a);
-    quantize(dx, dy);
+    backend_rope_backward(dy, dqnorm, dknorm, dy, x, stats, qnorm, knorm, a);
+    backend_quantize(dx, dy);
 }
 
-void rope_backward(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x, const float *stats,
-                   Tensor qnorm, Tensor knorm, Attention a)
+void backend_rope_backward(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x, const float *stats,
+                           Tensor qnorm, Tensor knorm, Attention a)
 {
-    const bool by_head = check_dense_rope(__func__, dy, qnorm, knorm, stats, a);
+    const bool by_head = check_dense_rope(OPERATION, dy, qnorm, knorm, stats, a);
     if (format_is_fp8(dx.format) || ((a.clip > 0 || qnorm.data) && format_is_fp8(x.format))) {
         backward_with_fp8(dx, dqnorm, dknorm, dy, x, stats, qnorm, knorm, a);
         return;
@@ -458,5 +459,5 @@ void rope_backward(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x,
         backward_with_norm(dx, dqnorm, dknorm, dy, x, stats, qnorm, knorm, a);
     const int from = qnorm.data ? turned : 0;
     if (from < count)
-        turn_heads(__func__, dx, dy, clips ? x : Tensor{}, -1, a, from, count);
+        turn_heads(OPERATION, dx, dy, clips ? x : Tensor{}, -1, a, from, count);
 }

@@ -42,7 +42,7 @@ void swiglu_forward_kernel(AnyOut act, AnyOut stored, const T *wide, int F)
     }
 }
 
-void swiglu_forward(Tensor act, Tensor gate_up, Tensor wide, LowProduct product)
+void backend_swiglu_forward(Tensor act, Tensor gate_up, Tensor wide, LowProduct product)
 {
     const int N = act.rows, F = act.cols;
     if (format_is_fp8(act.format)) {
@@ -61,7 +61,7 @@ void swiglu_forward(Tensor act, Tensor gate_up, Tensor wide, LowProduct product)
     if (N == 0 || swiglu_added(act, gate_up, wide, product))
         return;
     if (product.low.data)
-        lora_widen(wide, product.low, product.m, wide);
+        backend_lora_widen(wide, product.low, product.m, wide);
     with_bool(is_aligned(act, F) && is_aligned(gate_up, F) && is_aligned(wide, F), [&](auto aligned) {
         with_type(wide, [&](auto *in) {
             const int threads = round_threads((int)ceil_div(F, 8), PACKS, MAX_THREADS);
@@ -108,14 +108,14 @@ void swiglu_backward_kernel(AnyOut dgate_up, AnyOut act, const TD *dact, const T
     }
 }
 
-void swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, LowProduct product, Tensor gate_up)
+void backend_swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, LowProduct product, Tensor gate_up)
 {
     const int N = dact.rows, F = dact.cols;
     CHECK_DENSE(dact, N, F);
     if (swiglu_backward_added(dgate_up, act, dact, product, gate_up))
         return;
     if (product.low.data)
-        lora_widen(dact, product.low, product.m, dact);
+        backend_lora_widen(dact, product.low, product.m, dact);
     if (format_is_fp8(dgate_up.format)) {
         swiglu_backward_fp8(dgate_up, act, dact, gate_up);
         return;

@@ -129,7 +129,7 @@ template <bool EXACT> static void forward(Tensor act, Tensor gate_up, Tensor wid
         return;
     }
     if (!added && adds)
-        lora_widen(wide, product.low, product.m, wide);
+        backend_lora_widen(wide, product.low, product.m, wide);
     if (!added && saves) {
         with_type(wide, [&](auto *in) {
             save<EXACT>(in_one, found, act, group_out(gate_up), in);
@@ -152,15 +152,15 @@ void swiglu_forward_fp8(Tensor act, Tensor gate_up, Tensor wide, LowProduct prod
     forward<false>(act, gate_up, wide, product);
 }
 
-void swiglu_forward_exact(Tensor act, Tensor gate_up, Tensor wide, LowProduct product)
+void backend_swiglu_forward_exact(Tensor act, Tensor gate_up, Tensor wide, LowProduct product)
 {
     if (format_is_fp8(act.format) && format_is_fp8(gate_up.format))
         forward<true>(act, gate_up, wide, product);
     else {
         if (product.low.data)
-            lora_widen(wide, product.low, product.m, wide);
-        quantize(gate_up, wide);
-        swiglu_forward(act, wide, wide, {});
+            backend_lora_widen(wide, product.low, product.m, wide);
+        backend_quantize(gate_up, wide);
+        backend_swiglu_forward(act, wide, wide, {});
     }
 }
 

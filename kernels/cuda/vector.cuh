@@ -237,5 +237,5 @@ static inline void check_dense_optional(const char *op, const char *name, Tensor
         check_dense(op, name, t, rows, cols);
 }
 
-#define CHECK_DENSE(t, rows, cols) check_dense(__func__, #t, t, rows, cols)
-#define CHECK_DENSE_OPTIONAL(t, rows, cols) check_dense_optional(__func__, #t, t, rows, cols)
+#define CHECK_DENSE(t, rows, cols) check_dense(OPERATION, #t, t, rows, cols)
+#define CHECK_DENSE_OPTIONAL(t, rows, cols) check_dense_optional(OPERATION, #t, t, rows, cols)

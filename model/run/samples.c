@@ -84,7 +84,7 @@ static bool pass(Samples *s, Model *m, Fsdp *f, int first, int count, int *batch
     memcpy(batch, text_of(s, first), sizeof *batch * (size_t)count * (size_t)T);
     watchdog_mark("writing samples", -1);
     model_put_tokens(m, batch, m->N);
-    model_forward(m, f);
+    pass_forward(m, f);
     for (int i = first; i < first + count; i++) {
         if (s->over[i])
             continue;

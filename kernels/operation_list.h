@@ -1,0 +1,152 @@
+/* OP(name, parameters, arguments, what it reads and writes): one row for each operation. The specification of each is in kernels.h,
+ * nf4.h, device.h or comm.h; what the words of the last column mean, in operations.c.
+ *
+ * An access that a row forgets, test_operations finds: it lets each operation see nothing but what its row names. */
+
+/* ---- formats */
+OP(quantize,             (Tensor y, Tensor x), (y, x),
+   IN(x), OUT(y))
+OP(quantize_with_amax,   (Tensor y, Tensor x, const float *amax), (y, x, amax),
+   IN(x), MEMORY(amax, sizeof *amax, READS), OUT(y))
+OP(quantize_scale,       (Tensor y, Tensor x), (y, x),
+   IN(x), SCALE(y))
+OP(quantize_scale_from,  (Tensor y, const float *amax), (y, amax),
+   MEMORY(amax, sizeof *amax, READS), SCALE(y))
+OP(quantize_codes,       (Tensor y, Tensor x), (y, x),
+   IN(x), OUT_AS_SCALED(y))
+OP(quantize_in_range,    (Tensor y, Tensor x), (y, x),
+   IN(x), OUT(y))
+OP(operand_ranges,       (OperandRanges use), (use),
+   NOTHING)
+OP(expand_operand,       (Tensor y, Tensor x), (y, x),
+   IN(x), OUT(y), TURNED(x, WRITES))
+OP(init_normal,          (Tensor w, float std, float cutoff, uint64_t seed, uint64_t first), (w, std, cutoff, seed, first),
+   OUT(w))
+OP(init_constant,        (Tensor w, float value), (w, value),
+   OUT(w))
+
+/* ---- embedding */
+OP(embedding_forward,    (Tensor y, const TokenAt *sorted, Tensor w), (y, sorted, w),
+   MEMORY(sorted, (size_t)y.rows * sizeof *sorted, READS), IN(w), OUT(y))
+OP(embedding_backward,   (Tensor dw, const TokenAt *sorted, Tensor dy), (dw, sorted, dy),
+   MEMORY(sorted, (size_t)dy.rows * sizeof *sorted, READS), IN(dy), SUM(dw))
+
+/* ---- normalization */
+OP(norm_forward,         (Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual, Norm norm),
+                         (y, x, stats, stream, w, residual, norm),
+   IN(stream), IN(w), IN(residual), OUT(x), FLOATS(stats, x.rows, 2, WRITES), OUT(y))
+OP(norm_forward_exact,   (Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual, Norm norm),
+                         (y, x, stats, stream, w, residual, norm),
+   IN(stream), IN(w), IN(residual), OUT(x), FLOATS(stats, x.rows, 2, WRITES), OUT(y))
+OP(norm_again,           (Tensor y, Tensor x, const float *stats, Tensor w), (y, x, stats, w),
+   IN(x), FLOATS(stats, x.rows, 2, READS), IN(w), OUT_AS_SCALED(y))
+OP(norm_backward,        (Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x, const float *stats, Tensor w, Norm norm,
+                          bool accumulate), (dx, amax, dw, dy, x, stats, w, norm, accumulate),
+   IN(dy), IN(x), FLOATS(stats, x.rows, 2, READS), IN(w), IN_IF(accumulate, dx), OUT(dx), SUM(dw),
+   MEMORY(amax, sizeof *amax, WRITES))
+
+/* ---- linear */
+OP(matmul_accumulation,  (FastAccumulation fast), (fast),
+   NOTHING)
+OP(matmul,               (Tensor y, Tensor x, Tensor w, Tensor add), (y, x, w, add),
+   IN(x), IN(w), IN(add), OUT(y))
+OP(matmul_dx,            (Tensor dx, Tensor dy, Tensor w, bool accumulate), (dx, dy, w, accumulate),
+   IN(dy), IN_TURNED(w), IN_IF(accumulate, dx), OUT(dx))
+OP(matmul_dw,            (Tensor dw, Tensor dy, Tensor x), (dw, dy, x),
+   IN_TURNED_IF(dw.data, dy), IN_TURNED_IF(dw.data, x), SUM(dw))
+
+/* ---- adapters */
+OP(lora_narrow,          (Tensor low, Tensor x, LowRank m, float scale), (low, x, m, scale),
+   IN(x), IN(m.w), OUT(low))
+OP(lora_widen,           (Tensor y, Tensor low, LowRank m, Tensor add), (y, low, m, add),
+   IN(low), IN(m.w), IN(add), OUT(y))
+OP(lora_dw,              (LowRank dm, Tensor low, Tensor x), (dm, low, x),
+   IN_IF(dm.w.data, low), IN_IF(dm.w.data, x), SUM(dm.w))
+
+/* ---- attention */
+OP(rope_forward,         (Tensor y, Tensor saved, float *stats, Tensor x, LowProduct product, Tensor qnorm, Tensor knorm,
+                          Attention a), (y, saved, stats, x, product, qnorm, knorm, a),
+   IN_WITH(x, product), ANGLES(a), IN(qnorm), IN(knorm), OUT(saved), QK_STATS(stats, x, qnorm, a, WRITES), OUT(y))
+OP(rope_forward_exact,   (Tensor y, Tensor saved, float *stats, Tensor x, LowProduct product, Tensor qnorm, Tensor knorm,
+                          Attention a), (y, saved, stats, x, product, qnorm, knorm, a),
+   IN_WITH(x, product), ANGLES(a), IN(qnorm), IN(knorm), OUT(saved), QK_STATS(stats, x, qnorm, a, WRITES), OUT(y))
+OP(rope_backward,        (Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x, const float *stats, Tensor qnorm,
+                          Tensor knorm, Attention a), (dx, dqnorm, dknorm, dy, x, stats, qnorm, knorm, a),
+   IN(dy), SPOILED(dy), IN_IF(a.clip > 0 || qnorm.data, x), QK_STATS(stats, dy, qnorm, a, READS), IN(qnorm), IN(knorm), ANGLES(a),
+   OUT(dx), SUM(dqnorm), SUM(dknorm))
+OP(attention_forward,    (Tensor y, float *lse, Tensor qkv, Attention a, Documents docs), (y, lse, qkv, a, docs),
+   IN(qkv), STARTS(docs), OUT(y), FLOATS(lse, y.rows, a.H, WRITES), SCRATCH(a))
+OP(attention_backward,   (Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a, Documents docs),
+                         (dqkv, dy, qkv, y, lse, a, docs),
+   IN(dy), IN(qkv), IN(y), FLOATS(lse, y.rows, a.H, READS), STARTS(docs), OUT(dqkv), SCRATCH(a))
+OP(attention_cached,     (Tensor y, Tensor qkv, KvCache cache, Attention a), (y, qkv, cache, a),
+   IN(qkv), IN(cached(cache.k, 0, cache.length)), IN(cached(cache.v, 0, cache.length)),
+   OUT(cached(cache.k, cache.length, qkv.rows)), OUT(cached(cache.v, cache.length, qkv.rows)), OUT(y))
+
+/* ---- MLP */
+OP(swiglu_forward,       (Tensor act, Tensor gate_up, Tensor wide, LowProduct product), (act, gate_up, wide, product),
+   IN_WITH(wide, product), OUT(gate_up), OUT(act))
+OP(swiglu_forward_exact, (Tensor act, Tensor gate_up, Tensor wide, LowProduct product), (act, gate_up, wide, product),
+   IN_WITH(wide, product), OUT(gate_up), OUT(act))
+OP(matmul_swiglu,        (Tensor act, Tensor gate_up, Tensor wide, Tensor x, Tensor w), (act, gate_up, wide, x, w),
+   IN(x), IN(w), OUT(wide), OUT(gate_up), OUT(act))
+OP(swiglu_backward,      (Tensor dgate_up, Tensor act, Tensor dact, LowProduct product, Tensor gate_up),
+                         (dgate_up, act, dact, product, gate_up),
+   IN_WITH(dact, product), IN(gate_up), OUT_AS_SCALED(act), OUT(dgate_up))
+OP(matmul_dx_swiglu,     (Tensor dgate_up, Tensor act, Tensor dact, Tensor dy, Tensor w, Tensor gate_up),
+                         (dgate_up, act, dact, dy, w, gate_up),
+   IN(dy), IN_TURNED(w), IN(gate_up), OUT(dact), OUT_AS_SCALED(act), OUT(dgate_up))
+
+/* ---- loss */
+OP(cross_entropy,        (Tensor logits, float *loss, float *zloss, const int *target, int vocab, float scale, float z_weight,
+                          bool backward), (logits, loss, zloss, target, vocab, scale, z_weight, backward),
+   IN(logits), MEMORY(target, (size_t)logits.rows * sizeof *target, READS), CODES(logits, backward ? WRITES : 0),
+   FLOATS(loss, logits.rows, 1, WRITES), FLOATS(zloss, logits.rows, 1, WRITES))
+OP(cross_entropy_codes,  (Tensor gradient, float amax, Tensor logits, float *loss, float *zloss, const int *target, int vocab,
+                          float scale, float z_weight), (gradient, amax, logits, loss, zloss, target, vocab, scale, z_weight),
+   IN(logits), MEMORY(target, (size_t)logits.rows * sizeof *target, READS), OUT(gradient),
+   FLOATS(loss, logits.rows, 1, WRITES), FLOATS(zloss, logits.rows, 1, WRITES))
+
+/* ---- reductions and the optimizer */
+OP(sum_values,           (float *out, const float *x, size_t n), (out, x, n),
+   MEMORY(x, n * sizeof *x, READS), MEMORY(out, sizeof *out, READS | WRITES))
+OP(sum_squares,          (float *out, Tensor x), (out, x),
+   IN(x), MEMORY(out, sizeof *out, READS | WRITES))
+OP(find_not_finite,      (int *found, Tensor x, bool negative), (found, x, negative),
+   IN(x), MEMORY(found, sizeof *found, READS | WRITES))
+OP(adamw,                (Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first), (w, m, v, grad, a, first),
+   IN(grad), IN(w), IN(m), IN(v), OUT(w), OUT(m), OUT(v))
+OP(adamw8bit,            (Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first), (w, m, v, grad, a, first),
+   IN(grad), IN(w), IN(m), IN(v), OUT(w), OUT(m), OUT(v))
+
+/* ---- NF4 */
+OP(nf4_offset,           (float *offset, Tensor w), (offset, w),
+   IN(w), MEMORY(offset, sizeof *offset, WRITES))
+OP(nf4_quantize,         (Nf4Group *to, Tensor w, const float *offset, size_t first, size_t count), (to, w, offset, first, count),
+   IN(w), MEMORY(offset, sizeof *offset, READS), MEMORY(to, count * sizeof *to, WRITES))
+OP(nf4_quantize_plain,   (Nf4PlainGroup *to, Tensor w, size_t first, size_t count), (to, w, first, count),
+   IN(w), MEMORY(to, count * sizeof *to, WRITES))
+OP(nf4_dequantize,       (Tensor y, Nf4 x), (y, x),
+   GROUPS(x, groups_of(x, y.cols)), OUT_AS_SCALED(y))
+OP(nf4_amax,             (float *amax, Nf4 x, int cols, size_t first, size_t count), (amax, x, cols, first, count),
+   GROUPS(x, count), MEMORY(amax, sizeof *amax, READS | WRITES))
+
+/* ---- ranks */
+OP(comm_all_reduce,      (Tensor x, Ranks g), (x, g),
+   IN(x), OUT(x))
+OP(comm_all_reduce_max,  (Tensor x, Ranks g), (x, g),
+   IN(x), OUT(x))
+OP(comm_reduce_scatter,  (Tensor part, Tensor whole), (part, whole),
+   IN(whole), OUT(part))
+OP(comm_all_gather,      (void *whole, const void *part, size_t bytes), (whole, part, bytes),
+   MEMORY(part, bytes, READS), MEMORY(whole, bytes * (size_t)comm_group_size(RANKS_SHARD), WRITES))
+
+/* ---- copies */
+OP(device_put,           (void *dst, const void *src, size_t bytes), (dst, src, bytes),
+   MEMORY(dst, bytes, WRITES))
+OP(device_get,           (void *dst, const void *src, size_t bytes), (dst, src, bytes),
+   MEMORY(src, bytes, READS))
+OP(device_copy,          (void *dst, const void *src, size_t bytes), (dst, src, bytes),
+   MEMORY(src, bytes, READS), MEMORY(dst, bytes, WRITES))
+OP(device_zero,          (void *dst, size_t bytes), (dst, bytes),
+   MEMORY(dst, bytes, WRITES))

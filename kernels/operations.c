@@ -1,0 +1,128 @@
+/* The operations as programs call them: the watch, then the back end. */
+#include "kernels/operations.h"
+
+#include "kernels/backend.h"
+
+static const Watch *watch;
+
+const Watch *operations_watch(const Watch *w)
+{
+    const Watch *before = watch;
+    watch = w;
+    return before;
+}
+
+/* ---- the words of operation_list.h ----------------------------------------------------------------------------- */
+
+static bool has_one_scale(Format f)
+{
+    return format_is_fp8(f) && !f.group;
+}
+
+static Access memory(const void *p, size_t bytes, unsigned how)
+{
+    return (Access){ p, bytes, how };
+}
+
+static Access codes(Tensor t, unsigned how)
+{
+    return memory(t.data, tensor_numel(t) * dtype_size(t.format.dtype), how);
+}
+
+static Access turned(Tensor t, unsigned how)
+{
+    return memory(t.data_t, tensor_numel(t), how);
+}
+
+static Access scales(Tensor t, unsigned how)
+{
+    return memory(t.scale, t.format.group ? format_scale_bytes(t.format, tensor_numel(t)) : sizeof(float), how);
+}
+
+static Tensor cached(Tensor t, int first, int rows)
+{
+    return t.data ? tensor_rows(t, first, rows) : t;
+}
+
+static size_t groups_of(Nf4 x, int cols)
+{
+    size_t count = 0;
+    for (int i = 0; i < x.num_parts; i++)
+        count += nf4_groups((size_t)x.rows[i], (size_t)cols);
+    return count;
+}
+
+/* Floats of a token: rstd of each head of q and k, or of q and of k; nothing without a norm. */
+static size_t qk_stats(Tensor qnorm, Attention a)
+{
+    return !qnorm.data ? 0 : a.H > 1 && qnorm.cols == a.D ? (size_t)(a.H + a.K) : 2;
+}
+
+#define NOTHING                    { 0 }
+#define MEMORY(p, bytes, how)      memory(p, bytes, how)
+#define FLOATS(p, rows, each, how) memory(p, sizeof(float) * (size_t)(rows) * (size_t)(each), how)
+#define CODES(t, how)              codes(t, how)
+#define TURNED(t, how)             turned(t, how)
+
+/* A tensor that is read; FP8 with one scale as rows, or as a GEMM reads it along the other dimension. No tensor: nothing. */
+#define IN_IF(condition, t)        codes(t, (condition) ? READS : 0), scales(t, (condition) ? READS : 0)
+#define IN(t)                      IN_IF(true, t)
+#define IN_TURNED_IF(condition, t) (has_one_scale((t).format) ? turned : codes)(t, (condition) ? READS : 0),   \
+                                   scales(t, (condition) ? READS : 0)
+#define IN_TURNED(t)               IN_TURNED_IF(true, t)
+/* One that is read, and which the product may be added to. */
+#define IN_WITH(t, product)        IN(t), codes(t, (product).low.data ? SPOILS : 0), IN((product).low), IN((product).m.w)
+
+/* A tensor that is written, all of it, or with the scale that it has: only groups find their own. A range tells of the scale. */
+#define SCALE(t)                   scales(t, WRITES), memory((t).range, sizeof(float), READS | WRITES)
+#define OUT(t)                     codes(t, WRITES), turned(t, WRITES), SCALE(t)
+#define OUT_AS_SCALED(t)           codes(t, WRITES), turned(t, WRITES), scales(t, has_one_scale((t).format) ? READS : WRITES)
+#define SPOILED(t)                 codes(t, SPOILS)
+/* A gradient that is added to, or written while it is empty. */
+#define SUM(t)                     codes(t, (t).empty ? WRITES : READS | WRITES)
+
+#define GROUPS(x, count)           memory((x).group, (count) * sizeof *(x).group, READS),     \
+                                   memory((x).plain, (count) * sizeof *(x).plain, READS)
+#define ANGLES(a)                  FLOATS((a).rope, (a).T, (a).D, READS)
+#define QK_STATS(p, qkv, qnorm, a, how) FLOATS(p, (qkv).rows, qk_stats(qnorm, a), how)
+#define STARTS(docs)               memory((docs).start, ((size_t)(docs).count + 1) * sizeof(int), READS)
+#define SCRATCH(a)                 memory((a).scratch, (a).scratch_bytes, SPOILS)
+
+/* ---- the operations -------------------------------------------------------------------------------------------- */
+
+/* Leaves in o what of its accesses there is. */
+static bool begin(Operation *o, Access *all, int count)
+{
+    for (int i = 0; i < count; i++)
+        if (all[i].at && all[i].bytes && all[i].how)
+            all[o->count++] = all[i];
+    o->access = all;
+    const Watch *w = operations_watch(NULL);
+    const bool wanted = w->begin(w->watcher, o);
+    operations_watch(w);
+    return wanted;
+}
+
+static void end(const Operation *o)
+{
+    const Watch *w = operations_watch(NULL);
+    if (w->end)
+        w->end(w->watcher, o);
+    operations_watch(w);
+}
+
+#define OP(name, parameters, arguments, ...)                                            \
+    void name parameters                                                                \
+    {                                                                                   \
+        if (!watch) {                                                                   \
+            backend_##name arguments;                                                   \
+            return;                                                                     \
+        }                                                                               \
+        Operation o = { #name };                                                        \
+        Access all[] = { __VA_ARGS__ };                                                 \
+        if (begin(&o, all, (int)(sizeof all / sizeof *all))) {                          \
+            backend_##name arguments;                                                   \
+            end(&o);                                                                    \
+        }                                                                               \
+    }
+#include "kernels/operation_list.h"

@@ -1,0 +1,26 @@
+/* What operations read and write, for whoever watches them.
+ *
+ * operation_list.h has a row for each operation of kernels.h and nf4.h, and for those of device.h and comm.h that touch device
+ * memory: its name, and what it reads and writes. From these rows come the functions that a program calls (operations.c): each
+ * asks the watch, if there is one, and calls the back end's (backend.h). So the plan of memory, traces and tests see the same
+ * operations, with the same tensors. */
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+
+/* Of memory that an operation READS its result depends. What it WRITES is afterwards a result, whatever was there before; what it
+ * SPOILS may hold anything. It may write what it reads. */
+enum { READS = 1, WRITES = 2, SPOILS = 4 };
+typedef struct { const char *at; size_t bytes; unsigned how; } Access;
+
+typedef struct { const char *name; const Access *access; int count; } Operation;
+
+/* begin: false: the operation is not done, and end not called. What the two call is not watched. */
+typedef struct {
+    bool (*begin)(void *watcher, const Operation *o);
+    void (*end)  (void *watcher, const Operation *o);
+    void *watcher;
+} Watch;
+
+/* From now on w, which must last, is asked about all operations; NULL: nobody is. Returns who was before. One thread at a time. */
+const Watch *operations_watch(const Watch *w);

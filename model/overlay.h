@@ -1,0 +1,31 @@
+/* Buffers that all blocks and the head share, laid over each other: those that never hold something at the same time have the same
+ * memory. lifetimes.h finds out which do. */
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+/* Members of Acts, Work and Model (buffers.h); _T: data_t of FP8 operands; ATTENTION: scratch. */
+typedef enum {
+    BUFFER_RES0, BUFFER_RES1, BUFFER_X0, BUFFER_X1, BUFFER_BRANCH, BUFFER_STATS0, BUFFER_STATS1, BUFFER_H0, BUFFER_H0_T,
+    BUFFER_H1, BUFFER_H1_T, BUFFER_PROJ, BUFFER_QKV, BUFFER_ROT, BUFFER_QK_STATS, BUFFER_MIX, BUFFER_ATT, BUFFER_ATT_OP,
+    BUFFER_ATT_OP_T, BUFFER_LSE, BUFFER_ATTENTION, BUFFER_WIDE, BUFFER_GATE_UP, BUFFER_ACT, BUFFER_ACT_T, BUFFER_LOW_QKV,
+    BUFFER_LOW_OUT, BUFFER_LOW_GATE_UP, BUFFER_LOW_DOWN, BUFFER_DRES, BUFFER_DY, BUFFER_DY_T, BUFFER_DH, BUFFER_DACT,
+    BUFFER_DGATE_UP, BUFFER_DGATE_UP_T, BUFFER_DATT, BUFFER_DQKV, BUFFER_DQKV_OP, BUFFER_DQKV_OP_T, BUFFER_DLOW, BUFFER_FINAL_H,
+    BUFFER_LOGITS, BUFFER_DLOGITS, BUFFER_HEAD_H, BUFFER_HEAD_H_T, BUFFER_HEAD_W, NUM_BUFFERS
+} Buffer;
+
+/* A bit per buffer. */
+typedef uint64_t BufferSet;
+_Static_assert(NUM_BUFFERS <= 8 * sizeof(BufferSet), "a set has a bit for each buffer");
+
+static inline BufferSet buffer_bit(Buffer b)
+{
+    return (BufferSet)1 << b;
+}
+
+/* bytes: 0 where there is no such buffer; at: where it begins, from the start of what all share; meets: those that hold something while
+ * it does, itself among them. */
+typedef struct { size_t bytes, at; BufferSet meets; } SharedBuffer;
+
+/* Lays [NUM_BUFFERS] buffers over each other where they do not meet; returns the bytes of all. least: what no placement can go below. */
+size_t overlay_place(SharedBuffer *s, size_t least);

@@ -1,0 +1,22 @@
+/* The operations of a micro-batch, all of them and in their order. Of a model that is only planned the same calls queue nothing that
+ * moves weights or gradients (fsdp.h): lifetimes.h records what is left. */
+#pragma once
+#include "model/buffers.h"
+#include "model/fsdp.h"
+
+/* What becomes of a micro-batch. */
+typedef enum {
+    PASS_FORWARD,       /* its losses are added to the sums                                                     */
+    PASS_ACCUMULATE,    /* and its gradients to those in the Fsdp; more micro-batches of the step follow        */
+    PASS_COMPLETE       /* the same for the last one of a step: then the gradients are summed over ranks, and what is queued
+                         * afterwards sees those sums                                                           */
+} Pass;
+
+/* Of the tokens and targets that are in device memory. The gradients are those of scale * (sum of losses + z_weight * sum of
+ * z-losses). */
+void pass_run    (Model *m, Fsdp *f, float scale, float z_weight, Pass pass);
+
+/* Without targets: forward up to the last block's output, acts[L].res0; then the logits of row `row` of it, in the first row of
+ * m->logits. */
+void pass_forward(Model *m, Fsdp *f);
+void pass_logits (Model *m, Fsdp *f, int row);
