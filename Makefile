@@ -104,8 +104,6 @@ $B/tests/fuzz: WRAP = -Wl,--wrap=fopen -Wl,--wrap=open -Wl,--wrap=truncate -Wl,-
                      -Wl,--wrap=comm_agree -Wl,--wrap=comm_disagreement
 # This one says how fast a device is.
 $B/tests/test_flops: WRAP = -Wl,--wrap=device_peak_flops
-# This one looks at the memory that operations get.
-$B/tests/test_lifetimes: WRAP = $(shell sed -n 's/^OP.\([a-z_]*\),.*/-Wl,--wrap=\1/p' tests/test_lifetimes.c)
 # This one stands for NVML and for a GPU that it knows.
 $B/tests/test_cpu_health_ranks: WRAP = $(foreach f,dlopen dlsym device_health,-Wl,--wrap=$f)
 $B/tests/bench_%: $B/tests/bench_%.c.o $(OBJECTS)

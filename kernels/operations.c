@@ -39,9 +39,10 @@ static Access scales(Tensor t, unsigned how)
     return memory(t.scale, t.format.group ? format_scale_bytes(t.format, tensor_numel(t)) : sizeof(float), how);
 }
 
+/* Rows of a cache, as many as it has: one that is too small is the operation's error. */
 static Tensor cached(Tensor t, int first, int rows)
 {
-    return t.data ? tensor_rows(t, first, rows) : t;
+    return first + rows <= t.rows ? tensor_rows(t, first, rows) : t;
 }
 
 static size_t groups_of(Nf4 x, int cols)

@@ -8,18 +8,22 @@
 #include <string.h>
 
 #include "kernels/error.h"
+#include "kernels/operations.h"
+
+typedef enum { SPAN_PART, SPAN_OPERATION, SPAN_WAIT } SpanKind;
 
 typedef struct {
     const char *name;
     int         unit;
     Queue       queue;
-    bool        is_wait;
+    SpanKind    kind;
     DeviceMark *from, *to;
 } Span;
 
 static struct {
     Span  *span;
     int    count, made, open;          /* open: the span that trace_end ends */
+    int    operation;                  /* the span of the operation that is being queued */
     bool   record, started;            /* started: between trace_step and trace_step_end */
     long   step;
     double clock;                      /* milliseconds of the steps traced so far, which follow one another in the file */
@@ -35,7 +39,7 @@ void trace_open(const char *folder, int rank)
     trace.rank = rank;
 }
 
-static Span *add(const char *name, int unit, bool is_wait)
+static Span *add(const char *name, int unit, SpanKind kind)
 {
     if (trace.count == trace.made) {
         trace.made = trace.made ? 2 * trace.made : 256;
@@ -45,7 +49,7 @@ static Span *add(const char *name, int unit, bool is_wait)
     Span *s = &trace.span[trace.count++];
     s->name = name;
     s->unit = unit;
-    s->is_wait = is_wait;
+    s->kind = kind;
     s->queue = device_current_queue();
     s->from = device_mark(s->from);
     return s;
@@ -56,7 +60,7 @@ void trace_begin(const char *name, int unit)
     trace.open = -1;
     if (trace.started && trace.record) {
         trace.open = trace.count;
-        add(name, unit, false);
+        add(name, unit, SPAN_PART);
     }
 }
 
@@ -76,7 +80,7 @@ void trace_wait(DeviceMark *m, const char *for_what, int unit)
         device_wait(m);
         return;
     }
-    Span *s = add(for_what, unit, true);
+    Span *s = add(for_what, unit, SPAN_WAIT);
     device_wait(m);
     s->to = device_mark(s->to);
 }
@@ -85,13 +89,33 @@ const char *trace_blocked(int *unit)
 {
     for (int i = 0; i < trace.count; i++) {
         const Span *s = &trace.span[i];
-        if (s->is_wait && s->to && device_reached(s->from) && !device_reached(s->to)) {
+        if (s->kind == SPAN_WAIT && s->to && device_reached(s->from) && !device_reached(s->to)) {
             *unit = s->unit;
             return s->name;
         }
     }
     return NULL;
 }
+
+/* Settings touch no memory and take no time. */
+static bool begin_operation(void *none, const Operation *o)
+{
+    (void)none;
+    trace.operation = trace.count;
+    if (o->count > 0)
+        add(o->name, -1, SPAN_OPERATION);
+    return true;
+}
+
+static void end_operation(void *none, const Operation *o)
+{
+    (void)none;
+    Span *s = &trace.span[trace.operation];
+    if (o->count > 0)
+        s->to = device_mark(s->to);
+}
+
+static const Watch watch = { begin_operation, end_operation, NULL };
 
 void trace_step(long step, bool record)
 {
@@ -100,6 +124,8 @@ void trace_step(long step, bool record)
     trace.record = record;
     trace.started = true;
     trace.begin = device_mark(trace.begin);
+    if (record)
+        operations_watch(&watch);
 }
 
 /* ---- the file: the Trace Event Format's complete events, microseconds --------------------------------------- */
@@ -137,7 +163,8 @@ static void write_step(void)
     write_span("step", name, -1, QUEUE_COMPUTE, 0, length);
     for (int i = 0; i < trace.count; i++) {
         const Span *s = &trace.span[i];
-        write_span(s->is_wait ? "wait" : s->queue == QUEUE_COMPUTE ? "compute" : "communication", s->name, s->unit, (int)s->queue,
+        write_span(s->kind == SPAN_WAIT ? "wait" : s->kind == SPAN_OPERATION ? "operation"
+                   : s->queue == QUEUE_COMPUTE ? "compute" : "communication", s->name, s->unit, (int)s->queue,
                    device_elapsed(trace.begin, s->from), device_elapsed(trace.begin, s->to));
     }
     trace.clock += length;
@@ -149,10 +176,12 @@ double trace_step_end(void)
     double waited = 0;
     trace.end = device_mark(trace.end);
     for (int i = 0; i < trace.count; i++)
-        if (trace.span[i].is_wait && trace.span[i].queue == QUEUE_COMPUTE)
+        if (trace.span[i].kind == SPAN_WAIT && trace.span[i].queue == QUEUE_COMPUTE)
             waited += device_elapsed(trace.span[i].from, trace.span[i].to);
-    if (trace.record)
+    if (trace.record) {
+        operations_watch(NULL);
         write_step();
+    }
     trace.started = trace.record = false;
     return waited;
 }

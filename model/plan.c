@@ -118,7 +118,7 @@ static void plan_stream(Planner *p, Acts *a)
     const Recipe *r = &m->recipe;
     int C = m->config->d_model;
     bool after = m->config->norm_after, leaves = leaves_own(p);
-    bool keep_h = leaves && (after || p->keep == KEEP_ALL);
+    bool keep_h = leaves && (after || p->keep == KEEP_ALL), one_h = p->keep == KEEP_INPUTS && !after;
 
     a->res0 = place_stream(p);
     bool alias_x = !after && format_equal(r->saved, r->stream), alias_h = after && format_equal(r->operand, r->stream);
@@ -127,9 +127,9 @@ static void plan_stream(Planner *p, Acts *a)
     a->x0 = alias_x ? a->res0 : place(p, leaves, BUFFER_X0, r->saved, C);
     a->x1 = alias_x ? a->res1 : place(p, leaves, BUFFER_X1, r->saved, C);
     a->h0 = alias_h ? a->res0 : operand(p, keep_h && reads_input(m, LINEAR_QKV), BUFFER_H0, r->operand, C);
-    a->h1 = alias_h ? a->res1 : p->keep == KEEP_INPUTS && !after ? a->h0
+    a->h1 = alias_h ? a->res1 : one_h ? a->h0
           : operand(p, keep_h && reads_input(m, LINEAR_GATE_UP), BUFFER_H1, r->operand, C);
-    if (a->h1.data == a->h0.data && format_is_fp8(r->operand)) {
+    if (one_h && format_is_fp8(r->operand)) {
         a->h1.scale = arena_alloc(p->arena, 16);       /* forward's scale is used again in backward */
         add_range(p, &a->h1);
     }
@@ -400,8 +400,8 @@ void model_plan(Model *m, Fsdp *f, const Config *c, Placement p)
     const int P = mc->max_sequence_length + (c->generate ? decode_rows(&c->recipe, 1) - 1 : 0);
     const int T = !c->generate ? P : P > PREFILL_TOKENS ? PREFILL_TOKENS : decode_rows(&c->recipe, P);
     *m = (Model){ .config = mc, .recipe = c->recipe, .L = mc->n_layers, .P = P, .forward_only = config_forward_only(c),
-                  .observed = c->quant_stats_interval > 0, .documents = c->data.generate_doc_lengths && !c->generate,
-                  .lora_scale = (float)lora_scale(&mc->lora) };
+                  .observed = c->quant_stats_interval > 0 && !config_forward_only(c),
+                  .documents = c->data.generate_doc_lengths && !c->generate, .lora_scale = (float)lora_scale(&mc->lora) };
     *f = (Fsdp){ 0 };
     m->attn = (Attention){ .B = c->device_train_microbatch_size, .T = T, .H = mc->n_heads,
                            .K = mc->n_kv_heads, .D = mc->head_dim, .scale = (float)(1 / sqrt(mc->head_dim)),

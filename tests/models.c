@@ -108,6 +108,11 @@ void model_create_apart(Model *m, Fsdp *f, const Config *c)
         m->shared[b].at = bytes;
         bytes += m->shared[b].bytes;
     }
+    model_place_shared(m, f, c, bytes);
+}
+
+void model_place_shared(Model *m, Fsdp *f, const Config *c, size_t bytes)
+{
     m->bytes.total += bytes - m->shared_bytes;
     m->shared_bytes = bytes;
     model_place(m, f, c);

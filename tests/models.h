@@ -21,6 +21,9 @@ void model_create(Model *m, Fsdp *f, const Config *c);        /* planned and pla
 /* The same with memory of its own for each buffer, so that all that was computed can be looked at. */
 void model_create_apart(Model *m, Fsdp *f, const Config *c);
 
+/* Places a planned model whose shared buffers were laid anew, into so many bytes. */
+void model_place_shared(Model *m, Fsdp *f, const Config *c, size_t bytes);
+
 /* Gives every B values; it starts as 0, and then A has no gradient. */
 void test_fill_adapters(Fsdp *f, uint64_t seed);
 

@@ -58,7 +58,7 @@ static void close_run(Run *r)
 
 /* ---- traces ------------------------------------------------------------------------------------------------ */
 
-static char folder[32], text[1 << 16];
+static char folder[32], text[1 << 22];
 
 static void begin_trace(void)
 {
@@ -75,13 +75,15 @@ static void end_trace(void)
     snprintf(path, sizeof path, "%s/trace-rank%d.json", folder, comm_rank());
     FILE *f = fopen(path, "r");
     assert_non_null(f);
-    text[fread(text, 1, sizeof text - 1, f)] = '\0';
+    const size_t length = fread(text, 1, sizeof text - 1, f);
+    assert_true(length < sizeof text - 1);
+    text[length] = '\0';
     fclose(f);
     unlink(path);
     rmdir(folder);
 }
 
-/* A traced step: spans of all kinds in a file that is JSON, and waits that are not negative. */
+/* A traced step: spans of all kinds, each operation among them, in a file that is JSON, and waits that are not negative. */
 static void test_trace(void **state)
 {
     (void)state;
@@ -99,6 +101,7 @@ static void test_trace(void **state)
     assert_non_null(strstr(text, "\"forward 1\""));
     assert_non_null(strstr(text, "\"backward 3\""));
     assert_non_null(strstr(text, "\"gather 3\""));
+    assert_non_null(strstr(text, "\"cat\": \"operation\", \"name\": \"matmul_swiglu\""));
     if (comm_size() > 1)
         assert_non_null(strstr(text, "\"reduce 0\""));
     assert_string_equal(text + strlen(text) - 2, "]\n");
