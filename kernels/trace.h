@@ -1,8 +1,8 @@
 /* Where a step's device time goes: spans on the queues, waits between them, and a trace that Perfetto or chrome://tracing shows.
  *
- * Waits are measured in every step: the time for which the compute queue waits for the others is exposed communication. All else, each
- * operation too (operations.h), is recorded in the steps of `profile` only, into trace-rank<r>.json in the save folder. One step
- * at a time, one thread. */
+ * Waits are measured in every step: the time for which the compute queue waits for the others is exposed communication. All else,
+ * each operation too (operations.h), is recorded in the steps of `profile` only, into trace-rank<r>.json in the save folder. One
+ * step at a time, one thread. */
 #pragma once
 #include <stdbool.h>
 

@@ -127,8 +127,8 @@ static _Noreturn void die_of_unwritten(const Record *r, Buffer b, const Wanted *
     const Touch *t = r->touch;
     while (t->buffer != b || !(t->how & READS) || t->from >= w->range[0].to || w->range[0].from >= t->to)
         t++;
-    die("%s reads bytes %zu to %zu of buffer %d, of which operations before it did not write bytes %zu to %zu", t->operation, t->from,
-        t->to, (int)b, w->range[0].from, w->range[0].to);
+    die("%s reads bytes %zu to %zu of buffer %d; no operation before it writes bytes %zu to %zu", t->operation, t->from, t->to,
+        (int)b, w->range[0].from, w->range[0].to);
 }
 
 /* The buffers in `held` hold something at the same time. */

@@ -23,9 +23,9 @@ static inline BufferSet buffer_bit(Buffer b)
     return (BufferSet)1 << b;
 }
 
-/* bytes: 0 where there is no such buffer; at: where it begins, from the start of what all share; meets: those that hold something while
- * it does, itself among them. */
+/* bytes: 0 where there is no such buffer; at: where it begins, from the start of what all share; meets: those that hold something
+ * while it does, itself among them. */
 typedef struct { size_t bytes, at; BufferSet meets; } SharedBuffer;
 
-/* Lays [NUM_BUFFERS] buffers over each other where they do not meet; returns the bytes of all. least: what no placement can go below. */
+/* Lays [NUM_BUFFERS] buffers over each other where they do not meet; returns the bytes of all. least: no placement takes less. */
 size_t overlay_place(SharedBuffer *s, size_t least);

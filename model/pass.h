@@ -1,5 +1,5 @@
-/* The operations of a micro-batch, all of them and in their order. Of a model that is only planned the same calls queue nothing that
- * moves weights or gradients (fsdp.h): lifetimes.h records what is left. */
+/* The operations of a micro-batch, all of them and in their order. With a model that is only planned the same calls move no weights
+ * and no gradients (fsdp.h), and what is left can be recorded (lifetimes.h). */
 #pragma once
 #include "model/buffers.h"
 #include "model/fsdp.h"

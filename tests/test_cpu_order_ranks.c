@@ -1,12 +1,12 @@
-/* Queues overlap on a GPU and never on a CPU, so a missing wait shows on a GPU only, and there seldom. Here it shows: the linker
- * puts each operation behind a wrapper that says what memory the operation reads and writes, and vector clocks [Fidge 1988,
- * Mattern 1989] tell whether marks and waits order it behind what other queues did there. On 1, 2 and 4 ranks. */
+/* Queues overlap on a GPU and never on a CPU, so a missing wait shows on a GPU only, and there seldom. Here it shows: each
+ * operation says what memory it reads and writes (kernels/operations.h), and vector clocks [Fidge 1988, Mattern 1989] tell whether
+ * marks and waits, which the linker wraps, order it after what other queues did there. On 1, 2 and 4 ranks. */
 #include <math.h>
 
 #include "tests/kit.h"
 
 #include "kernels/error.h"
-#include "kernels/fp8.h"
+#include "kernels/operations.h"
 #include "kernels/values.h"
 #include "model/run/memory.h"
 #include "model/update.h"
@@ -29,7 +29,7 @@ struct DeviceMark { long known[NUM_QUEUES]; };
 static Cell *cells;
 static Queue queue;
 static long known[NUM_QUEUES][NUM_QUEUES];      /* [q][p]: the last operation of p that is done before what q gets next */
-static const char *operation;
+static const char *operation = "";
 static char problem[512];
 
 static void begin(const char *name)
@@ -77,45 +77,19 @@ static void touch(const void *p, size_t bytes, bool writes)
     }
 }
 
-static void touch_tensor(Tensor t, bool writes)
-{
-    const size_t n = tensor_numel(t);
-    const size_t scales = !t.scale ? 0 : t.format.group ? format_scale_bytes(t.format, n)
-                                                        : sizeof(float);
-    touch(t.data, n * dtype_size(t.format.dtype), writes);
-    touch(t.data_t, n, writes);
-    touch(t.scale, scales, writes);
-}
-
-/* Written with the scale that it has, unless it is cut into groups. */
-static void touch_codes(Tensor t)
-{
-    const bool given = format_is_fp8(t.format) && !t.format.group;
-    if (given) {
-        touch(t.scale, sizeof(float), false);
-        t.scale = NULL;
-    }
-    touch_tensor(t, true);
-}
-
-static void touch_groups(Nf4 x, int cols)
-{
-    size_t count = 0;
-    for (int i = 0; i < x.num_parts; i++)
-        count += nf4_groups((size_t)x.rows[i], (size_t)cols);
-    touch(x.plain ? (const void *)x.plain : x.group, count * nf4_group_bytes(x.plain != NULL), false);
-}
+static struct { Tensor x; const float *amax; } given;   /* to quantize_with_amax */
 
 /* A maximum that is handed on must be that of what is there now. */
-static void check_maximum(Tensor x, const float *amax)
+static void check_maximum(void)
 {
+    const float *amax = given.amax;
     float value, max = 0;
-    for (size_t i = 0; amax && i < tensor_numel(x); i++) {
-        tensor_load(&value, x, i, 1);
+    for (size_t i = 0; amax && i < tensor_numel(given.x); i++) {
+        tensor_load(&value, given.x, i, 1);
         max = fmaxf(max, fabsf(value));
     }
     if (amax && *amax != max && !*problem)
-        snprintf(problem, sizeof problem, "%s is given the maximum %g of numbers up to %g", operation, *amax, max);
+        snprintf(problem, sizeof problem, "quantize_with_amax is given the maximum %g of numbers up to %g", *amax, max);
 }
 
 static void learn(Queue q, const long *more)
@@ -131,82 +105,55 @@ static void host_waited(Queue q)
         learn(p, known[q]);
 }
 
-/* ---- what operations touch -------------------------------------------------------------------------------------- */
+/* ---- operations, marks and waits -------------------------------------------------------------------------------- */
 
-#define R(t) touch_tensor(t, false)
-#define W(t) touch_tensor(t, true)
-#define OP(name, parameters, arguments, ...)      \
-    extern __typeof__(name) __real_##name, __wrap_##name;   \
-    void __wrap_##name parameters                 \
-    {                                             \
-        begin(#name);                             \
-        __VA_ARGS__;                              \
-        __real_##name arguments;                  \
+static bool watch_operation(void *watcher, const Operation *o)
+{
+    (void)watcher;
+    begin(o->name);
+    if (strcmp(o->name, "quantize_with_amax") == 0)
+        check_maximum();
+    for (int i = 0; i < o->count; i++) {
+        const Access a = o->access[i];
+        if (a.how & READS)
+            touch(a.at, a.bytes, false);
+        if (a.how & (WRITES | SPOILS))
+            touch(a.at, a.bytes, true);
     }
+    return true;
+}
 
-OP(quantize,             (Tensor y, Tensor x), (y, x), R(x), W(y))
-OP(quantize_with_amax,   (Tensor y, Tensor x, const float *a), (y, x, a), R(x), touch(a, sizeof *a, false), W(y),
-   check_maximum(x, a))
-OP(quantize_scale,       (Tensor y, Tensor x), (y, x), R(x), touch(y.scale, sizeof(float), true))
-OP(quantize_scale_from,  (Tensor y, const float *a), (y, a), touch(a, sizeof *a, false), touch(y.scale, sizeof(float), true))
-OP(quantize_codes,       (Tensor y, Tensor x), (y, x), R(x), touch_codes(y))
-OP(expand_operand,       (Tensor y, Tensor x), (y, x), touch(x.data, tensor_numel(x), false),
-   touch(x.data_t, tensor_numel(x), true), W(y))
-OP(init_normal,          (Tensor w, float s, float c, uint64_t seed, uint64_t f), (w, s, c, seed, f), W(w))
-OP(init_constant,        (Tensor w, float x), (w, x), W(w))
-OP(embedding_forward,    (Tensor y, const TokenAt *t, Tensor w), (y, t, w), R(w), W(y))
-OP(embedding_backward,   (Tensor dw, const TokenAt *t, Tensor dy), (dw, t, dy), R(dy), W(dw))
-OP(norm_forward,         (Tensor y, Tensor x, float *s, Tensor r0, Tensor w, Tensor r, Norm n), (y, x, s, r0, w, r, n),
-   R(r0), R(w), R(r), W(x), W(y))
-OP(norm_forward_exact,   (Tensor y, Tensor x, float *s, Tensor r0, Tensor w, Tensor r, Norm n), (y, x, s, r0, w, r, n),
-   R(r0), R(w), R(r), W(x), W(y))
-OP(norm_again,           (Tensor y, Tensor x, const float *s, Tensor w), (y, x, s, w), R(x), R(w), W(y))
-OP(norm_backward,        (Tensor dx, float *m, Tensor dw, Tensor dy, Tensor x, const float *s, Tensor w, Norm n, bool add),
-   (dx, m, dw, dy, x, s, w, n, add), R(dy), R(x), R(w), W(dw), W(dx), touch(m, sizeof *m, true))
-OP(matmul,               (Tensor y, Tensor x, Tensor w, Tensor add), (y, x, w, add), R(x), R(w), R(add), W(y))
-OP(matmul_dx,            (Tensor dx, Tensor dy, Tensor w, bool add), (dx, dy, w, add), R(dy), R(w), W(dx))
-OP(matmul_dw,            (Tensor dw, Tensor dy, Tensor x), (dw, dy, x), R(dy), R(x), W(dw))
-OP(lora_narrow,          (Tensor l, Tensor x, LowRank m, float scale), (l, x, m, scale), R(x), R(m.w), W(l))
-OP(lora_widen,           (Tensor y, Tensor l, LowRank m, Tensor add), (y, l, m, add), R(l), R(m.w), R(add), W(y))
-OP(lora_dw,              (LowRank dm, Tensor l, Tensor x), (dm, l, x), R(l), R(x), W(dm.w))
-OP(rope_forward,         (Tensor y, Tensor g, float *s, Tensor x, LowProduct p, Tensor q, Tensor k, Attention a),
-   (y, g, s, x, p, q, k, a), R(x), R(p.low), R(p.m.w), R(q), R(k), W(g), W(y))
-OP(rope_forward_exact,   (Tensor y, Tensor g, float *s, Tensor x, LowProduct p, Tensor q, Tensor k, Attention a),
-   (y, g, s, x, p, q, k, a), R(x), R(p.low), R(p.m.w), R(q), R(k), W(g), W(y))
-OP(rope_backward,        (Tensor dx, Tensor dq, Tensor dk, Tensor dy, Tensor x, const float *s, Tensor q, Tensor k, Attention a),
-   (dx, dq, dk, dy, x, s, q, k, a), R(dy), R(x), R(q), R(k), W(dq), W(dk), W(dx))
-OP(attention_forward,    (Tensor y, float *l, Tensor x, Attention a, Documents d), (y, l, x, a, d), R(x), W(y))
-OP(attention_backward,   (Tensor dx, Tensor dy, Tensor x, Tensor y, const float *l, Attention a, Documents d),
-   (dx, dy, x, y, l, a, d), R(dy), R(x), R(y), W(dx))
-OP(swiglu_forward,       (Tensor y, Tensor g, Tensor x, LowProduct p), (y, g, x, p), R(x), R(p.low), R(p.m.w), W(g), W(y))
-OP(swiglu_forward_exact, (Tensor y, Tensor g, Tensor x, LowProduct p), (y, g, x, p), R(x), R(p.low), R(p.m.w), W(g), W(y))
-OP(matmul_swiglu,        (Tensor y, Tensor g, Tensor wide, Tensor x, Tensor w), (y, g, wide, x, w), R(x), R(w), W(wide), W(g), W(y))
-OP(swiglu_backward,      (Tensor dg, Tensor y, Tensor dy, LowProduct p, Tensor g), (dg, y, dy, p, g),
-   R(dy), R(p.low), R(p.m.w), R(g), W(y), W(dg))
-OP(matmul_dx_swiglu,     (Tensor dg, Tensor y, Tensor h, Tensor dy, Tensor w, Tensor g), (dg, y, h, dy, w, g),
-   R(dy), R(w), R(g), W(h), W(y), W(dg))
-OP(cross_entropy,        (Tensor x, float *l, float *z, const int *t, int v, float s, float w, bool b), (x, l, z, t, v, s, w, b),
-   W(x))
-OP(cross_entropy_codes,  (Tensor g, float a, Tensor x, float *l, float *z, const int *t, int v, float s, float w),
-   (g, a, x, l, z, t, v, s, w), R(x), W(g))
-OP(nf4_dequantize,       (Tensor y, Nf4 x), (y, x), touch_groups(x, y.cols), touch_codes(y))
-OP(sum_squares,          (float *out, Tensor x), (out, x), R(x), touch(out, sizeof *out, true))
-OP(find_not_finite,      (int *found, Tensor x, bool n), (found, x, n), R(x), touch(found, sizeof *found, true))
-OP(adamw,                (Tensor w, Tensor m, Tensor v, Tensor g, AdamW a, uint64_t f), (w, m, v, g, a, f), R(g), W(m), W(v), W(w))
-OP(comm_all_reduce,      (Tensor x, Ranks g), (x, g), W(x))
-OP(comm_all_reduce_max,  (Tensor x, Ranks g), (x, g), W(x))
-OP(comm_reduce_scatter,  (Tensor part, Tensor whole), (part, whole), R(whole), W(part))
-OP(comm_all_gather,      (void *whole, const void *part, size_t n), (whole, part, n),
-   touch(part, n, false), touch(whole, n * (size_t)comm_group_size(RANKS_SHARD), true))
-OP(device_put,           (void *to, const void *from, size_t n), (to, from, n), touch(to, n, true))
-OP(device_get,           (void *to, const void *from, size_t n), (to, from, n), touch(from, n, false), host_waited(queue))
-OP(device_copy,          (void *to, const void *from, size_t n), (to, from, n), touch(from, n, false), touch(to, n, true))
-OP(device_zero,          (void *p, size_t n), (p, n), touch(p, n, true))
-OP(device_sync,          (void), (), for (Queue q = 0; q < NUM_QUEUES; q++) host_waited(q))
-OP(device_queue,         (Queue q), (q), queue = q)
+static void watch_end(void *watcher, const Operation *o)
+{
+    (void)watcher;
+    if (strcmp(o->name, "device_get") == 0)
+        host_waited(queue);
+}
 
-DeviceMark *__wrap_device_mark(DeviceMark *m);
-DeviceMark *__wrap_device_mark(DeviceMark *m)
+static const Watch watch = { watch_operation, watch_end, NULL };
+
+#define WRAP(result, name, parameters) extern __typeof__(name) __real_##name, __wrap_##name; result __wrap_##name parameters
+
+WRAP(void, quantize_with_amax, (Tensor y, Tensor x, const float *amax))
+{
+    given.x = x;
+    given.amax = amax;
+    __real_quantize_with_amax(y, x, amax);
+}
+
+WRAP(void, device_sync, (void))
+{
+    for (Queue q = 0; q < NUM_QUEUES; q++)
+        host_waited(q);
+}
+
+WRAP(void, device_queue, (Queue q))
+{
+    queue = q;
+    __real_device_queue(q);
+}
+
+WRAP(DeviceMark *, device_mark, (DeviceMark *m))
 {
     m = m ? m : malloc(sizeof *m);
     assert_non_null(m);
@@ -214,8 +161,7 @@ DeviceMark *__wrap_device_mark(DeviceMark *m)
     return m;
 }
 
-void __wrap_device_wait(DeviceMark *m);
-void __wrap_device_wait(DeviceMark *m)
+WRAP(void, device_wait, (DeviceMark *m))
 {
     if (m)
         learn(queue, m->known);
@@ -313,6 +259,7 @@ int main(int argc, char **argv)
 {
     cells = calloc(CELLS, sizeof *cells);
     start_ranks(&argc, &argv);
+    operations_watch(&watch);
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_missing_wait), cmocka_unit_test(test_every_strategy) };
     return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
 }

@@ -127,7 +127,7 @@ static void observe(void *hash, int blocks, const Unit *w)
     see(hash, a->stats1, 2 * sizeof(float) * (size_t)observed->N);
 }
 
-/* A forward pass alone and two rows of its logits; then, if it trains, two micro-batches of a step, the second with other tokens. */
+/* A forward pass alone and two rows of its logits; then, if it trains, two micro-batches of a step, each with other tokens. */
 static Result run(Model *m, Fsdp *f, const Config *c)
 {
     Result r = { 0 };
@@ -174,8 +174,8 @@ static Result run_placed(const Config *c, int placement)
 static bool are_equal(const Result *a, const Result *b)
 {
     assert_int_equal(a->bytes, b->bytes);
-    return memcmp(a->loss, b->loss, sizeof a->loss) == 0 && memcmp(a->logits, b->logits, sizeof a->logits) == 0 && a->seen == b->seen
-        && memcmp(a->grads, b->grads, a->bytes) == 0;
+    return memcmp(a->loss, b->loss, sizeof a->loss) == 0 && memcmp(a->logits, b->logits, sizeof a->logits) == 0
+        && a->seen == b->seen && memcmp(a->grads, b->grads, a->bytes) == 0;
 }
 
 static void check_placements(const Config *c)
@@ -185,8 +185,8 @@ static void check_placements(const Config *c)
     for (int i = AS_PLANNED; i < PLACEMENTS; i++) {
         const Result shared = run_placed(c, i);
         if (!are_equal(&apart, &shared))
-            fail_msg("%s, keep %d: placement %d changes losses, logits, gradients or what is observed", c->recipe.name, c->recipe.keep,
-                     i);
+            fail_msg("%s, keep %d: placement %d changes losses, logits, gradients or what is observed", c->recipe.name,
+                     c->recipe.keep, i);
         if (*problem)
             fail_msg("%s, keep %d, placement %d: %s", c->recipe.name, c->recipe.keep, i, problem);
     }

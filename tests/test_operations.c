@@ -1,0 +1,353 @@
+/* The list of operations tells the truth: each row of kernels/operation_list.h names all that the operation reads and writes.
+ *
+ * While an operation of a training step runs, all device memory of the model that its row does not name as read is NaN, and whatever
+ * it leaves outside of what its row names as written is found, and undone. So an access that a row forgets is an error or changes
+ * results, which are compared with those of the same step run as always. Then each access of a row is hidden in turn: that must be
+ * noticed. */
+#include "tests/kit.h"
+
+#include <math.h>
+
+#include "kernels/error.h"
+#include "kernels/operations.h"
+#include "model/decode.h"
+#include "model/update.h"
+#include "tests/models.h"
+
+#define OP(name, ...) #name,
+static const char *const names[] = {
+#include "kernels/operation_list.h"
+};
+#undef OP
+enum { NUM_OPERATIONS = sizeof names / sizeof *names, MAX_ACCESSES = 32 };
+
+static struct {
+    char *memory;                       /* what is watched, and how much of it, in 8 bytes */
+    size_t words;
+    uint64_t *reads, *writes, *spoils;  /* 0xff in each byte that the operation that runs reads, writes, spoils */
+    uint64_t *before, *left, *now;      /* the memory before it, as it was left to it, and after it */
+    int operation, access;              /* the one that is hidden; -1: none */
+    char problem[160];
+    bool is_seen[NUM_OPERATIONS];
+    unsigned used[NUM_OPERATIONS][MAX_ACCESSES];        /* how, in any call */
+} eye = { .operation = -1 };
+
+static int number_of(const char *name)
+{
+    for (int i = 0; i < NUM_OPERATIONS; i++)
+        if (strcmp(names[i], name) == 0)
+            return i;
+    fail_msg("%s is not in the list", name);
+    return -1;
+}
+
+/* Whether it is no matter that an access is not named: nothing is read or kept, or the same memory is read, so that it is whole. */
+static bool is_immaterial(const Operation *o, int access)
+{
+    const Access *a = &o->access[access];
+    bool is_read = a->how == SPOILS;
+    for (int i = 0; i < o->count; i++)
+        is_read |= i != access && a->how & WRITES && o->access[i].at == a->at && o->access[i].how & READS;
+    return is_read;
+}
+
+/* Notes what the operation uses, without the access that is hidden. */
+static void note(const Operation *o, int number)
+{
+    const size_t bytes = 8 * eye.words;
+    memset(eye.reads, 0, bytes), memset(eye.writes, 0, bytes), memset(eye.spoils, 0, bytes);
+    for (int i = 0; i < o->count; i++) {
+        const Access *a = &o->access[i];
+        if (a->at < eye.memory || a->at + a->bytes > eye.memory + bytes)
+            continue;
+        if (!is_immaterial(o, i))
+            eye.used[number][i] |= a->how;
+        if (number == eye.operation && i == eye.access)
+            continue;
+        uint64_t *const as[] = { eye.reads, eye.writes, eye.spoils };
+        for (int how = 0; how < 3; how++)
+            if (a->how >> how & 1)
+                memset((char *)as[how] + (a->at - eye.memory), 0xff, a->bytes);
+    }
+}
+
+static bool blind(void *watcher, const Operation *o)
+{
+    (void)watcher;
+    const int number = number_of(o->name);
+    eye.is_seen[number] = true;
+    note(o, number);
+    device_get(eye.before, eye.memory, 8 * eye.words);
+    for (size_t i = 0; i < eye.words; i++)
+        eye.left[i] = eye.before[i] | ~eye.reads[i];
+    device_put(eye.memory, eye.left, 8 * eye.words);
+    return true;
+}
+
+static void restore(void *watcher, const Operation *o)
+{
+    (void)watcher;
+    device_get(eye.now, eye.memory, 8 * eye.words);
+    for (size_t i = 0; i < eye.words; i++) {
+        if ((eye.now[i] ^ eye.left[i]) & ~(eye.writes[i] | eye.spoils[i]) && !*eye.problem)
+            snprintf(eye.problem, sizeof eye.problem, "%s writes in bytes %zu to %zu of the model's memory, which its row does not "
+                     "name", o->name, 8 * i, 8 * i + 7);
+        eye.now[i] = (eye.now[i] & eye.writes[i]) | ((eye.before[i] | eye.spoils[i]) & ~eye.writes[i]);
+    }
+    device_put(eye.memory, eye.now, 8 * eye.words);
+}
+
+/* Of the model's memory, of which device_alloc gives whole 256 bytes. */
+static void open_eye(void *memory, size_t bytes)
+{
+    uint64_t **const own[] = { &eye.reads, &eye.writes, &eye.spoils, &eye.before, &eye.left, &eye.now };
+    eye.memory = memory;
+    eye.words = (bytes + 7) / 8;
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++)
+        *own[i] = xmalloc(8 * eye.words);
+    *eye.problem = '\0';
+    static const Watch watch = { blind, restore, NULL };
+    operations_watch(&watch);
+}
+
+static void close_eye(void)
+{
+    operations_watch(NULL);
+    free(eye.reads), free(eye.writes), free(eye.spoils), free(eye.before), free(eye.left), free(eye.now);
+}
+
+/* ---- a run ------------------------------------------------------------------------------------------------------- */
+
+static void add(uint64_t *hash, const void *p, size_t bytes)
+{
+    unsigned char *host = xmalloc(bytes + 1);
+    if (p)
+        device_get(host, p, bytes);
+    for (size_t i = 0; p && i < bytes; i++)
+        *hash = (*hash ^ host[i]) * 0x100000001b3u;         /* FNV-1a */
+    free(host);
+}
+
+static void add_host(uint64_t *hash, const void *p, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i++)
+        *hash = (*hash ^ ((const unsigned char *)p)[i]) * 0x100000001b3u;
+}
+
+static void add_tensor(uint64_t *hash, Tensor t)
+{
+    add(hash, t.data, tensor_numel(t) * dtype_size(t.format.dtype));
+    add(hash, t.scale, t.format.group ? format_scale_bytes(t.format, tensor_numel(t)) : 0);
+}
+
+static void train(Model *m, Fsdp *f, const Config *c, uint64_t *hash)
+{
+    int tokens[256];
+    uint8_t begins[256] = { [5] = 1, [11] = 1 };
+    assert_true(m->N <= 256);
+    fsdp_zero_states(f);
+    fsdp_empty_grads(f);
+    for (Pass pass = PASS_FORWARD; pass <= PASS_COMPLETE; pass++) {
+        for (int n = 0; n < m->N; n++)
+            tokens[n] = test_token((uint64_t)pass, (uint64_t)n, c->model.vocab_size);
+        model_step(m, f, tokens, tokens, m->documents ? begins : NULL, 1.0f / (float)m->N, 1e-3f, pass);
+        const Losses l = model_losses(m);
+        add_host(hash, &l, sizeof l);
+    }
+    const double norm = optimizer_grad_norm(f);
+    add_host(hash, &norm, sizeof norm);
+    for (int step = 1; step <= 2; step++)       /* at first the moments are 0, whatever their scales */
+        optimizer_step(f, c, step, step, 1e-2, fmin(1, 1 / norm));
+    for (int u = 0; u < f->num_units; u++) {
+        add_tensor(hash, f->shard[u].master);
+        add_tensor(hash, f->shard[u].grad);
+        for (int i = 0; i < f->optimizer->num_states; i++)
+            add_tensor(hash, f->shard[u].state[i]);
+    }
+}
+
+static void generate(Model *m, Fsdp *f, const Config *c, uint64_t *hash)
+{
+    float logits[128];
+    int tokens[8];
+    for (int i = 0; i < 8; i++)
+        tokens[i] = test_token(1, (uint64_t)i, c->model.vocab_size);
+    decode_begin(m);
+    decode_append(m, f, tokens, 7);
+    decode_append(m, f, tokens + 7, 1);
+    decode_logits(m, f, logits);
+    add_host(hash, logits, sizeof *logits * (size_t)c->model.vocab_size);
+}
+
+/* A hash of all results; watched or not. */
+static uint64_t run(const Config *c, bool watched)
+{
+    Model m;
+    Fsdp f;
+    uint64_t hash = 0;
+    model_create(&m, &f, c);
+    if (watched)
+        open_eye(m.memory, m.bytes.total);
+    fsdp_init(&f, &c->model, 3);
+    test_fill_adapters(&f, 9);
+    (c->generate ? generate : train)(&m, &f, c, &hash);
+    if (watched)
+        close_eye();
+    model_free(&m, &f);
+    return hash;
+}
+
+static void configure(Config *c, const ModelConfig *m, const char *recipe, Keep kept, ScalesOf scales)
+{
+    model_config(c, m, recipe, 1);
+    c->recipe.keep = kept;
+    c->recipe.scales = scales;
+}
+
+static ModelConfig small(SmallModel a)
+{
+    ModelConfig m = architecture(a);
+    m.n_layers = 1;
+    m.layer_types.count = 0;
+    m.d_model = 32;
+    m.n_heads = 2;
+    m.n_kv_heads = a % 2 ? 1 : 2;
+    m.mlp_width = 48;
+    m.embedding_size = 96;
+    m.max_sequence_length = 16;
+    return m;
+}
+
+static void check(const Config *c)
+{
+    const uint64_t expected = run(c, false), found = run(c, true);
+    if (*eye.problem)
+        fail_msg("%s, keep %d: %s", c->recipe.name, c->recipe.keep, eye.problem);
+    if (found != expected)
+        fail_msg("%s, keep %d: results change when operations see nothing but what their rows name", c->recipe.name,
+                 c->recipe.keep);
+}
+
+static void test_training(void **state)
+{
+    (void)state;
+    static const char *const recipes[] = { "f32", "bf16", "fp8", "coat", "coat-lean" };
+    for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++)
+        for (int r = 0; r < 5; r++) {
+            const ModelConfig m = small(a);
+            Config c;
+            configure(&c, &m, recipes[r], (Keep)((a + r) % 3), a % 2 ? OF_STEP : OF_MICROBATCH);
+            c.data.generate_doc_lengths = a == LLAMA || a == MISTRAL;
+            c.optimizer.name = r == 2 && a % 2 ? "adamw8bit" : "adamw";
+            check(&c);
+        }
+}
+
+static void test_adapters(void **state)
+{
+    (void)state;
+    static const char *const recipes[] = { "bf16", "fp8", "coat", "coat-lean" };
+    for (int r = 0; r < 4; r++)
+        for (BaseFormat base = BASE_AS_FROZEN; base <= BASE_NF4; base++) {
+            const ModelConfig m = with_adapters(small(r % 2 ? LLAMA_GQA : OLMO2), 4, ALL_MODULES, base);
+            Config c;
+            configure(&c, &m, recipes[r], (Keep)((r + base) % 3), OF_MICROBATCH);
+            check(&c);
+        }
+}
+
+static void test_generating(void **state)
+{
+    (void)state;
+    for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
+        const ModelConfig m = small(a);
+        Config c;
+        configure(&c, &m, a % 2 ? "f32" : "bf16", KEEP_ALL, OF_MICROBATCH);
+        c.generate = "prompts";
+        check(&c);
+    }
+}
+
+/* Two that no training step calls: back ends do, and saving. */
+static uint64_t call_others(bool watched)
+{
+    enum { ROWS = 16, COLS = 32 };
+    const Format f32 = { F32, 0 }, e4m3 = { E4M3, 0 };
+    Arena arena = { 0 };
+    uint64_t hash = 0;
+    tensor_alloc(&arena, f32, ROWS, COLS), tensor_alloc(&arena, e4m3, ROWS, COLS), arena_alloc(&arena, 512);
+    char *memory = device_alloc(arena.used);
+    Arena placed = { .base = memory };
+    const Tensor x = tensor_alloc(&placed, f32, ROWS, COLS);
+    Tensor y = tensor_alloc(&placed, e4m3, ROWS, COLS);
+    y.range = arena_alloc(&placed, sizeof *y.range);
+    int *found = arena_alloc(&placed, sizeof *found);
+    const float range = 0.25f;          /* half of what is needed, with the headroom of E4M3 */
+    init_normal(x, 1, 1, 7, 0);
+    device_put(y.range, &range, sizeof range);
+    if (watched)
+        open_eye(memory, arena.used);
+    operand_ranges(RANGES_KEPT);
+    quantize_in_range(y, x);
+    operand_ranges(RANGES_MEASURED);
+    find_not_finite(found, x, false);
+    if (watched)
+        close_eye();
+    add_tensor(&hash, y);
+    add(&hash, y.range, sizeof *y.range);
+    add(&hash, found, sizeof *found);
+    device_free(memory);
+    return hash;
+}
+
+/* On one rank collectives do nothing; of these rows test_cpu_order_ranks makes use. */
+static void test_all_seen(void **state)
+{
+    (void)state;
+    assert_true(call_others(true) == call_others(false));
+    assert_string_equal(eye.problem, "");
+    for (int i = 0; i < NUM_OPERATIONS; i++)
+        if (!eye.is_seen[i] && strncmp(names[i], "comm_", 5) != 0)
+            fail_msg("%s is in no run of this test", names[i]);
+}
+
+/* ---- rows that are wrong ------------------------------------------------------------------------------------------ */
+
+static void check_hidden(const Config *c)
+{
+    const uint64_t expected = run(c, false);
+    memset(eye.used, 0, sizeof eye.used);
+    run(c, true);
+    unsigned used[NUM_OPERATIONS][MAX_ACCESSES];
+    memcpy(used, eye.used, sizeof used);
+    for (eye.operation = 0; eye.operation < NUM_OPERATIONS; eye.operation++)
+        for (eye.access = 0; eye.access < MAX_ACCESSES; eye.access++) {
+            if (!used[eye.operation][eye.access] || (strstr(names[eye.operation], "embedding_") && eye.access == 0))
+                continue;               /* token numbers that are NaN are found by the operation */
+            const uint64_t found = run(c, true);
+            if (!*eye.problem && found == expected)
+                fail_msg("%s, %s: it is not noticed that access %d is missing", c->recipe.name, names[eye.operation], eye.access);
+        }
+    eye.operation = -1;
+}
+
+static void test_hidden(void **state)
+{
+    (void)state;
+    const ModelConfig m = small(OLMO2), n = small(LLAMA_GQA);
+    Config c;
+    configure(&c, &n, "coat", KEEP_INPUTS, OF_MICROBATCH);
+    check_hidden(&c);
+    configure(&c, &m, "bf16", KEEP_ALL, OF_MICROBATCH);
+    check_hidden(&c);
+}
+
+int main(void)
+{
+    device_init(0);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_training), cmocka_unit_test(test_adapters), cmocka_unit_test(test_generating),
+        cmocka_unit_test(test_all_seen), cmocka_unit_test(test_hidden),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
