@@ -24,8 +24,8 @@ typedef struct {
     int    seen;                    /* the first of those that no observer has seen */
 } Record;
 
-/* From buffer to buffer; larger than any, and than what else is planned. */
-static const size_t WINDOW = (size_t)1 << 42;
+/* From buffer to buffer; larger than any, and than all else that is planned, also where too large a micro-batch is tried. */
+static const size_t WINDOW = (size_t)1 << 56;
 
 void lifetimes_separate(SharedBuffer *s)
 {
@@ -151,7 +151,7 @@ static void follow(const Record *r, Model *m, Wanted *wanted)
         first = i - 1;
         while (first > 0 && r->touch[first - 1].number == r->touch[i - 1].number)
             first--;
-        BufferSet here = held;
+        BufferSet here = held;          /* after it, and whatever it touches */
         for (int j = first; j < i; j++) {
             here |= buffer_bit(r->touch[j].buffer);
             if (r->touch[j].how & WRITES)

@@ -428,7 +428,8 @@ const ConfigKey config_keys[] = {
 
     /* ---- the log ---- */
     NUMBER("profile", INT, "0", 0, 1000, C(profile),
-           "steps, from the third on, whose device time goes into trace-rank*.json in save_folder (for Perfetto)"),
+           "steps, from the third on, of which each operation's device time goes into trace-rank*.json in save_folder (for "
+           "Perfetto)"),
     NUMBER("console_log_interval", LONG, "1", 1, LONGS, C(console_log_interval),
            "steps between lines on the terminal"),
     NUMBER("speed_monitor.window_size", INT, "20", 1, 1000000, C(speed_window), "steps that tok/s is averaged over"),
