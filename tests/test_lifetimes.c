@@ -6,6 +6,7 @@
 
 #include "kernels/error.h"
 #include "kernels/operations.h"
+#include "model/lifetimes.h"
 #include "model/plan.h"
 #include "tests/models.h"
 
@@ -307,6 +308,25 @@ static void test_meetings(void **state)
     check_meetings("bf16", KEEP_BLOCK);
 }
 
+/* An operation that is forgotten leaves another something to read that nobody has written: half of the head's here. */
+static void test_forgotten(void **state)
+{
+    (void)state;
+    const ModelConfig m = small(LLAMA);
+    Config c;
+    Model model;
+    Fsdp f;
+    model_config(&c, &m, "bf16", B);
+    model_plan(&model, &f, &c, (Placement){ 1, 0, true });
+    lifetimes_separate(model.shared);
+    model_place_tensors(&model, &f, &c);        /* in no memory: planned anew */
+    lifetimes_record(&model, &f);
+    model.N /= 2;
+    DIES("norm_backward reads bytes 0 to 8192 of buffer 32; no operation before it writes bytes 4096 to 8192",
+         lifetimes_record(&model, &f));
+    model_free(&model, &f);
+}
+
 /* What no placement can be smaller than is reached, but for a tenth. */
 static void test_bytes(void **state)
 {
@@ -332,7 +352,7 @@ int main(void)
     device_init(0);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bits), cmocka_unit_test(test_adapters), cmocka_unit_test(test_forward_only),
-        cmocka_unit_test(test_meetings), cmocka_unit_test(test_bytes),
+        cmocka_unit_test(test_meetings), cmocka_unit_test(test_forgotten), cmocka_unit_test(test_bytes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
