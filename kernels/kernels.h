@@ -1,4 +1,5 @@
-/* Every operation the model needs. Implemented twice: kernels/cpu/ is the specification, kernels/cuda/ the fast one.
+/* Every operation the model needs. Implemented twice: kernels/cpu/ is the specification, kernels/cuda/ the fast one. What memory
+ * each reads and writes is a row of operation_list.h.
  *
  *   Outputs first, then inputs, then sizes. An operation reads its inputs and writes its outputs in whatever Format
  *   the tensors carry; arithmetic in between is F32. "+=" marks outputs that accumulate; a tensor among them that is `empty`
