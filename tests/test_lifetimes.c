@@ -138,7 +138,7 @@ static Result run(Model *m, Fsdp *f, const Config *c)
     assert_int_equal(m->N, TOKENS);
     observed = m;
     m->observer = &r.seen;
-    m->observe = c->quant_stats_interval ? observe : NULL;
+    m->observe = m->observed ? observe : NULL;
     const Watch *before = operations_watch(&operations);
     for (Pass pass = PASS_FORWARD; pass <= (m->forward_only ? PASS_FORWARD : PASS_COMPLETE); pass++) {
         for (int n = 0; n < m->N; n++)
@@ -186,22 +186,28 @@ static void check_placements(const Config *c)
     for (int i = AS_PLANNED; i < PLACEMENTS; i++) {
         const Result shared = run_placed(c, i);
         if (!are_equal(&apart, &shared))
-            fail_msg("%s, keep %d: placement %d changes losses, logits, gradients or what is observed", c->recipe.name,
-                     c->recipe.keep, i);
+            fail_msg("%s, keep %d, recompute %d: placement %d changes losses, logits, gradients or what is observed",
+                     c->recipe.name, c->recipe.keep, c->recipe.recompute, i);
         if (*problem)
-            fail_msg("%s, keep %d, placement %d: %s", c->recipe.name, c->recipe.keep, i, problem);
+            fail_msg("%s, keep %d, recompute %d, placement %d: %s", c->recipe.name, c->recipe.keep, c->recipe.recompute, i,
+                     problem);
     }
     release();
+}
+
+static void configure(Config *c, const ModelConfig *m, const char *recipe, Keep kept, bool observes, bool fp8_head, ScalesOf scales)
+{
+    model_config(c, m, recipe, B);
+    c->recipe.keep = kept;
+    c->recipe.scales = scales;
+    c->recipe.head = fp8_head ? (Format){ E5M2, 0, false } : c->recipe.stream;
+    c->quant_stats_interval = observes;
 }
 
 static void check(const ModelConfig *m, const char *recipe, Keep kept, bool observes, bool fp8_head, ScalesOf scales)
 {
     Config c;
-    model_config(&c, m, recipe, B);
-    c.recipe.keep = kept;
-    c.recipe.scales = scales;
-    c.recipe.head = fp8_head ? (Format){ E5M2, 0, false } : c.recipe.stream;
-    c.quant_stats_interval = observes;
+    configure(&c, m, recipe, kept, observes, fp8_head, scales);
     check_placements(&c);
 }
 
@@ -237,6 +243,57 @@ static void test_adapters(void **state)
         for (Keep k = KEEP_ALL; k <= KEEP_BLOCK; k++) {
             const ModelConfig m = with_adapters(small(r == 1 ? OLMO2 : LLAMA_GQA), 8, ALL_MODULES, base[(r + k) % 3]);
             check(&m, names[r], k, r == 2, k == KEEP_INPUTS, (r + k) % 2 ? OF_STEP : OF_MICROBATCH);
+        }
+}
+
+/* The input of one of the two blocks alone is kept; the other takes what it takes of memory that they share. */
+static void test_parts(void **state)
+{
+    (void)state;
+    static const char *const names[] = { "bf16", "fp8", "coat", "coat-lean" };
+    static const SmallModel models[] = { LLAMA_GQA, OLMO2, QWEN3 };
+    for (int i = 0; i < 3 * 4 * 2; i++) {
+        const ModelConfig plain = small(models[i % 3]), m = i % 5 ? plain : with_adapters(plain, 8, ALL_MODULES, BASE_E4M3);
+        Config c;
+        configure(&c, &m, names[i / 3 % 4], i / 12 ? KEEP_INPUTS : KEEP_ALL, i % 7 == 0, i % 4 > 1,
+                  i % 2 ? OF_STEP : OF_MICROBATCH);
+        c.recipe.recompute = i % 2 ? 2 : -3;
+        check_placements(&c);
+        c.eval_only = true;
+        check_placements(&c);
+    }
+}
+
+static size_t block_bytes(const char *recipe, Keep kept, int recompute)
+{
+    Model m;
+    Fsdp f;
+    Config c;
+    ModelConfig model = small(LLAMA);
+    model.n_layers = 24;
+    model_config(&c, &model, recipe, B);
+    c.recipe.keep = kept;
+    c.recipe.recompute = recompute;
+    model_plan(&m, &f, &c, (Placement){ 1, 0, true });
+    const size_t bytes = m.bytes.blocks;
+    model_free(&m, &f);
+    return bytes;
+}
+
+/* Each block has what it keeps, and no more; but for 256 bytes, to whose multiples tensors are laid. */
+static void test_parts_bytes(void **state)
+{
+    (void)state;
+    static const struct { int recompute, blocks; } part[] = { { 2, 12 }, { 3, 8 }, { 4, 6 }, { 8, 3 }, { -3, 16 }, { -4, 18 } };
+    static const char *const names[] = { "bf16", "fp8", "coat", "coat-lean" };
+    for (int r = 0; r < 4; r++)
+        for (Keep k = KEEP_ALL; k <= KEEP_INPUTS; k++) {
+            const size_t own = block_bytes(names[r], k, 0) / 24, input = block_bytes(names[r], KEEP_BLOCK, 0) / 24;
+            assert_true(input < own);
+            for (int i = 0; i < 6; i++) {
+                const size_t sum = (24 - (size_t)part[i].blocks) * own + (size_t)part[i].blocks * input;
+                assert_in_range(block_bytes(names[r], k, part[i].recompute), sum - 24 * 256, sum + 24 * 256);
+            }
         }
 }
 
@@ -351,8 +408,9 @@ int main(void)
 {
     device_init(0);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bits), cmocka_unit_test(test_adapters), cmocka_unit_test(test_forward_only),
-        cmocka_unit_test(test_meetings), cmocka_unit_test(test_forgotten), cmocka_unit_test(test_bytes),
+        cmocka_unit_test(test_bits), cmocka_unit_test(test_adapters), cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_forward_only), cmocka_unit_test(test_meetings), cmocka_unit_test(test_forgotten),
+        cmocka_unit_test(test_bytes), cmocka_unit_test(test_parts_bytes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
