@@ -159,7 +159,7 @@ static void train(Model *m, Fsdp *f, const Config *c, uint64_t *hash)
     for (int step = 1; step <= 2; step++)       /* at first the moments are 0, whatever their scales */
         optimizer_step(f, c, step, step, 1e-2, fmin(1, 1 / norm));
     for (int u = 0; u < f->num_units; u++) {
-        add_tensor(hash, f->shard[u].master);
+        add_tensor(hash, f->shard[u].slice[TRAINED].stored);
         add_tensor(hash, f->shard[u].grad);
         for (int i = 0; i < f->optimizer->num_states; i++)
             add_tensor(hash, f->shard[u].state[i]);
