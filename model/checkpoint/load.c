@@ -37,6 +37,8 @@
 
 /* ---- loading ---------------------------------------------------------------------------------------------- */
 
+static const char OPENING[] = "opening the files to load";
+
 static bool has_piece(const Layout *l, const char *name)
 {
     for (int i = 0; i < l->num_pieces; i++)
@@ -235,13 +237,19 @@ static const char *base_of(const char *folder, const Lora *l)
     return l->base_path;
 }
 
+static void agree(const char *kind, const char *folder, uint64_t hash)
+{
+    char *what = xasprintf("%s in %s", kind, folder);
+    comm_agree(what, hash);
+    free(what);
+    watchdog_mark(OPENING, -1);
+}
+
 /* Of trainer.json, which has the checksums of all tensors: another copy of the folder has another one, or none. */
 static void agree_on_manifest(const char *folder, bool adapter, json_t *manifest)
 {
-    char *text = manifest ? json_dumps(manifest, JSON_SORT_KEYS) : xstrdup(adapter ? "adapters" : "a model"),
-         *what = xasprintf("trainer.json in %s", folder);
-    comm_agree(what, crc32c(0, text, strlen(text)));
-    free(what);
+    char *text = manifest ? json_dumps(manifest, JSON_SORT_KEYS) : xstrdup(adapter ? "adapters" : "a model");
+    agree("trainer.json", folder, crc32c(0, text, strlen(text)));
     free(text);
 }
 
@@ -249,16 +257,14 @@ static void agree_on_manifest(const char *folder, bool adapter, json_t *manifest
  * which all read, show another copy. */
 static Source agreed(Source s, const char *folder)
 {
-    char *what = xasprintf("weights or moments in %s", folder);
-    comm_agree(what, base_sample(&s));
-    free(what);
+    agree("weights or moments", folder, base_sample(&s));
     return s;
 }
 
 bool checkpoint_load(const char *folder, const Config *c, Fsdp *f, TrainState *s, bool with_optimizer)
 {
     const Lora *lora = &c->model.lora;
-    watchdog_mark("opening the files to load", -1);
+    watchdog_mark(OPENING, -1);
     const bool adapter = adapter_is(folder);
     if (adapter && lora->rank == 0)
         die("%s holds adapters, and the configuration has none (lora.rank)", folder);
