@@ -117,7 +117,7 @@ static uint64_t hash_model(void)
     uint64_t hash = HASH_OF_NOTHING;
     for (int u = 0; u < model.fsdp.num_units; u++) {
         const Shard *s = &model.fsdp.shard[u];
-        hash = hash_tensor(hash, s->master);
+        hash = hash_tensor(hash, s->slice[TRAINED].stored);
         for (int i = 0; i < model.fsdp.optimizer->num_states; i++)
             hash = hash_tensor(hash, s->state[i]);
     }
