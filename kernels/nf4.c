@@ -1,7 +1,12 @@
 /* The map of NF4 and the checks of its operations, the same for both back ends. */
 #include "kernels/nf4.h"
 
+#include <math.h>
+#include <string.h>
+
 #include "kernels/check.h"
+#include "kernels/dynamic8.h"
+#include "kernels/fp8.h"
 
 const float *nf4_map(void)
 {
@@ -11,6 +16,32 @@ const float *nf4_map(void)
         0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1,
     };
     return map;
+}
+
+size_t nf4_encode_blocks(uint8_t *codes, float *absmax, const float *x, size_t n)
+{
+    size_t blocks = 0;
+    for (size_t first = 0; first < n; first += NF4_BLOCK, blocks++) {
+        const size_t count = n - first < NF4_BLOCK ? n - first : NF4_BLOCK;
+        const float inverse = 1 / (absmax[blocks] = abs_max(x + first, count));
+        for (size_t i = first; i < first + count; i++)
+            codes[i / 2] |= (uint8_t)(nf4_nearest(nf4_map(), x[i] * inverse) << (i % 2 ? 0 : 4));
+    }
+    return blocks;
+}
+
+void nf4_encode_group(Nf4Group *to, const float *x, size_t n, float offset)
+{
+    float absmax[NF4_GROUP / NF4_BLOCK], nested = 0;
+    memset(to, 0, sizeof *to);
+    const size_t blocks = nf4_encode_blocks(to->codes, absmax, x, n);
+    for (size_t i = 0; i < blocks; i++)
+        nested = fmaxf(nested, fabsf(absmax[i] - offset));
+    const float inverse = 1 / nested;
+    for (size_t i = 0; i < blocks; i++)
+        to->absmax[i] = dynamic8_nearest(dynamic8_map(DYNAMIC8), (absmax[i] - offset) * inverse);
+    to->nested = nested;
+    to->offset = offset;
 }
 
 void nf4_check_source(const char *op, Tensor w, size_t first, size_t count)

@@ -89,6 +89,11 @@ HOST_DEVICE static inline int nf4_blocks(Nf4 x, int cols, size_t group)
     return 0;
 }
 
+/* A group of n elements x of a tensor with that offset, on the host. Of it: codes, which are 0 before, and the absmaxes of its
+ * blocks, of which there are as many as it returns. */
+void   nf4_encode_group (Nf4Group *to, const float *x, size_t n, float offset);
+size_t nf4_encode_blocks(uint8_t *codes, float *absmax, const float *x, size_t n);
+
 /* Dies unless the arguments of these operations are what they have to be. */
 void nf4_check_source(const char *op, Tensor w, size_t first, size_t count);
 void nf4_check_matrix(const char *op, Tensor y, Nf4 x);

@@ -32,46 +32,34 @@ void backend_nf4_offset(float *offset, Tensor w)
     *offset = (float)(total / (double)blocks);
 }
 
-/* The codes of a group, and the absmaxes of its blocks, of which there are as many as it returns. */
-static size_t quantize_blocks(uint8_t *codes, float *absmax, Tensor w, size_t group)
+/* Group `group` of w in scratch memory; returns how many elements it has. */
+static size_t load_group(float **x, Tensor w, size_t group)
 {
-    float x[NF4_BLOCK];
-    size_t blocks = 0;
-    for (size_t n; blocks < BLOCKS && (n = load_block(x, w, group * BLOCKS + blocks)) > 0; blocks++) {
-        const float inverse = 1 / (absmax[blocks] = abs_max(x, n));
-        for (size_t i = 0; i < n; i++)
-            codes[(blocks * NF4_BLOCK + i) / 2] |= (uint8_t)(nf4_nearest(nf4_map(), x[i] * inverse) << (i % 2 ? 0 : 4));
-    }
-    return blocks;
-}
-
-static void quantize_group(Nf4Group *to, Tensor w, float offset, size_t group)
-{
-    float absmax[BLOCKS], nested = 0;
-    memset(to, 0, sizeof *to);
-    const size_t blocks = quantize_blocks(to->codes, absmax, w, group);
-    for (size_t i = 0; i < blocks; i++)
-        nested = fmaxf(nested, fabsf(absmax[i] - offset));
-    const float inverse = 1 / nested;
-    for (size_t i = 0; i < blocks; i++)
-        to->absmax[i] = dynamic8_nearest(dynamic8_map(DYNAMIC8), (absmax[i] - offset) * inverse);
-    to->nested = nested;
-    to->offset = offset;
+    const size_t first = group * NF4_GROUP, left = tensor_numel(w) - first, n = left < NF4_GROUP ? left : NF4_GROUP;
+    *x = cpu_scratch(0, NF4_GROUP);
+    tensor_load(*x, w, first, n);
+    return n;
 }
 
 void backend_nf4_quantize(Nf4Group *to, Tensor w, const float *offset, size_t first, size_t count)
 {
     nf4_check_source(OPERATION, w, first, count);
-    for (size_t i = 0; i < count; i++)
-        quantize_group(&to[i], w, *offset, first + i);
+    for (size_t i = 0; i < count; i++) {
+        float *x;
+        const size_t n = load_group(&x, w, first + i);
+        nf4_encode_group(&to[i], x, n, *offset);
+    }
 }
 
 void backend_nf4_quantize_plain(Nf4PlainGroup *to, Tensor w, size_t first, size_t count)
 {
     nf4_check_source(OPERATION, w, first, count);
     memset(to, 0, count * sizeof *to);
-    for (size_t i = 0; i < count; i++)
-        quantize_blocks(to[i].codes, to[i].absmax, w, first + i);
+    for (size_t i = 0; i < count; i++) {
+        float *x;
+        const size_t n = load_group(&x, w, first + i);
+        nf4_encode_blocks(to[i].codes, to[i].absmax, x, n);
+    }
 }
 
 static float block_absmax(Nf4 x, size_t group, size_t block)
