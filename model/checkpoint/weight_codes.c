@@ -1,0 +1,165 @@
+#include "model/checkpoint/weight_codes.h"
+
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+#include "kernels/error.h"
+#include "kernels/fp8.h"
+#include "model/checkpoint/convert.h"
+
+#define ZERO_SCALE 0x1p-7f              /* BF16's epsilon, which llm-compressor takes, too */
+
+static float largest(const float *w, size_t n)
+{
+    float most = 0;
+    for (size_t i = 0; i < n; i++)
+        most = fabsf(w[i]) > most ? fabsf(w[i]) : most;
+    return most;
+}
+
+static float scale_of(float most, float largest_code, bool rounded)
+{
+    const float s = most / largest_code, stored = rounded ? bf16_decode(bf16_encode(s)) : s;
+    return stored >= FLT_MIN ? stored : ZERO_SCALE;
+}
+
+/* ---- E4M3 --------------------------------------------------------------------------------------------------- */
+
+void codes_fp8(uint8_t *codes, float *scale, const float *w, size_t rows, size_t cols, size_t high, size_t wide, bool rounded)
+{
+    for (size_t row = 0; row < rows; row += high)
+        for (size_t col = 0; col < cols; col += wide, scale++) {
+            const size_t end = rows - row < high ? rows : row + high, n = cols - col < wide ? cols - col : wide;
+            float most = 0;
+            for (size_t r = row; r < end; r++)
+                most = fmaxf(most, largest(w + r * cols + col, n));
+            *scale = scale_of(most, fp8_max(E4M3), rounded);
+            for (size_t r = row; r < end; r++)
+                for (size_t i = r * cols + col; i < r * cols + col + n; i++)
+                    codes[i] = fp8_encode(w[i] / *scale, E4M3);
+        }
+}
+
+/* ---- integers ----------------------------------------------------------------------------------------------- */
+
+/* To the nearest, ties to even, of |x| < 2^22. NOTE: rintf is a call where the processor is not known to have an instruction. */
+static inline float nearest(float x)
+{
+    const float shift = 0x1.8p23f;
+    return (x + shift) - shift;
+}
+
+static inline float within(float x, float low, float high)
+{
+    return x < low ? low : x > high ? high : x;
+}
+
+void codes_int8(int8_t *codes, float *scale, const float *w, size_t rows, size_t cols)
+{
+    for (size_t r = 0; r < rows; r++, w += cols, codes += cols) {
+        scale[r] = scale_of(largest(w, cols), 127.5f, true);
+        for (size_t i = 0; i < cols; i++)
+            codes[i] = (int8_t)within(nearest(w[i] / scale[r]), -128, 127);
+    }
+}
+
+void codes_int8_llm(int8_t *codes, float *most, float *w, size_t rows, size_t cols)
+{
+    for (size_t r = 0; r < rows; r++, w += cols, codes += cols) {
+        convert_encode(w, "F16", w, cols);
+        for (size_t i = cols; i-- > 0;)         /* from the end: a value takes the place of two that were decoded */
+            convert_decode(&w[i], "F16", (const uint16_t *)w + i, 1);
+        most[r] = largest(w, cols);
+        const float factor = most[r] > 0 ? 127 / most[r] : 0;
+        for (size_t i = 0; i < cols; i++)
+            codes[i] = (int8_t)nearest(w[i] * factor);
+    }
+}
+
+void codes_int4(int8_t *codes, const float *scale, const float *w, size_t rows, size_t cols, size_t group)
+{
+    CHECK(cols % group == 0, "rows of %zu elements in groups of %zu", cols, group);
+    for (size_t i = 0; i < rows * cols; i++)
+        codes[i] = (int8_t)within(nearest(w[i] / scale[i / group]), -8, 7);
+}
+
+void codes_int4_pack(uint32_t *packed, const int8_t *codes, size_t n)
+{
+    for (size_t i = 0; i < n; i += 8) {
+        uint32_t word = 0;
+        for (size_t k = 0; k < 8; k++)
+            word |= (uint32_t)(codes[i + k] + 8) << 4 * k;
+        packed[i / 8] = word;
+    }
+}
+
+/* ---- the scale of a group of 4-bit codes ---------------------------------------------------------------------- */
+
+enum { STEPS = 80, PIECE = 32 };        /* scales tried; elements whose errors are added before a sum is compared */
+
+static inline int32_t bits_of(float x)
+{
+    int32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+static inline float float_of(int32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* x^1.2 of 2^-100 < x < 2^100, within 3e-5 of it, enough to compare sums. x = 2^e m, 1 <= m < 2; log2 x = e + log2 m; of
+ * p = 1.2 log2 x = whole + f, 2^p = 2^whole 2^f. log2 m and 2^f are polynomials of nearly the least largest error. */
+static inline float power(float x)
+{
+    const int32_t bits = bits_of(x);
+    const float e = (float)((bits >> 23) - 127), m = float_of((bits & 0x7fffff) | 0x3f800000);
+    const float log2_m = -2.79415368f + m * (5.06975632f + m * (-3.52021884f + m * (1.61017755f + m * (-0.40947559f
+                         + m * 0.04392863f))));
+    const float p = 1.2f * (e + log2_m), whole = nearest(p - 0.5f), f = p - whole;
+    return float_of(((int32_t)whole + 127) << 23)
+         * (1.0000036f + f * (0.69296955f + f * (0.24162132f + f * (0.05171774f + f * 0.01368398f))));
+}
+
+/* The sum of |w / scale - code|^2.4, or something larger than `enough` once it is. NOTE: with comparisons of floats, or powf, the
+ * compiler does not vectorize the loop over a piece. */
+static float error_of(const float *restrict w, size_t n, float scale, float enough)
+{
+    const float inverse = 1 / scale;
+    float sum = 0;
+    for (size_t at = 0; at < n && sum <= enough; at += PIECE) {
+        float part[PIECE];
+        for (int i = 0; i < PIECE; i++) {
+            const float x = w[at + i] * inverse;
+            int32_t code = (int32_t)nearest(x);
+            code = code < -8 ? -8 : code;
+            code = code > 7 ? 7 : code;
+            const float e = x - (float)code;
+            part[i] = power(e * e + 0x1p-99f);
+        }
+        for (int i = 0; i < PIECE; i++)
+            sum += part[i];
+    }
+    return sum;
+}
+
+void codes_int4_scales(float *scale, const float *w, size_t rows, size_t cols, size_t group)
+{
+    CHECK(cols % group == 0 && group % PIECE == 0, "rows of %zu elements in groups of %zu", cols, group);
+    for (size_t g = 0; g < rows * cols / group; g++, w += group) {
+        const float most = largest(w, group), first = scale_of(most, 7.5f, true);
+        float least = INFINITY;
+        for (int step = 0; step < STEPS; step++) {
+            const float s = scale_of(most * (1 - 0.01f * (float)step), 7.5f, true), unit = powf(s / first, 2.4f);
+            const float error = unit * error_of(w, group, s, least / unit);
+            if (error < least) {
+                least = error;
+                scale[g] = s;
+            }
+        }
+    }
+}
