@@ -64,7 +64,7 @@ VALUES = dict(
     mtp_layer_types=["full_attention"], transformers_weights="other.safetensors", attn_implementation="sdpa",
     experts_implementation="eager", configuration_files=["config.4.0.0.json"], original_max_position_embeddings=512,
     auto_map={"AutoConfig": "configuration_other.OtherConfig"}, pruned_heads={"0": [1]}, vision_feature_select_strategy="full",
-    quantization_config=dict(quant_method="fp8", activation_scheme="dynamic", weight_block_size=[128, 128]),
+    quantization_config=dict(quant_method="fp8", activation_scheme="dynamic", weight_block_size=[64, 64]),
     fusion_config={"patch_embeddings": True}, num_return_sequences=1, bad_words_ids=[[1]], suppress_tokens=[1],
     begin_suppress_tokens=[1],
     # of the rotation

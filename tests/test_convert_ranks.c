@@ -1,5 +1,6 @@
 /* States of the optimizer that are loaded in another format than they were saved in: what comes out is what was stored, decoded and
- * stored anew by kernels/values.h over whole units, whatever part of them a rank has. Run with 1, 2 and 4 ranks. */
+ * stored anew by kernels/values.h over whole units, whatever part of them a rank has. Weights that a folder holds as codes and
+ * scales: what comes out is what its export to F32 gives. Run with 1, 2 and 4 ranks. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,6 +14,7 @@
 #include "model/checkpoint/checkpoint.h"
 #include "model/checkpoint/layout.h"
 #include "model/checkpoint/stored_states.h"
+#include "tests/exported.h"
 #include "tests/kit.h"
 #include "tests/models.h"
 
@@ -198,6 +200,48 @@ static void test_few_groups(void **state)
     free(path);
 }
 
+/* The checkpoint that `from` names, exported by rank 0 as `dtype`; all ranks get the folder's path. */
+static char *export_one(const char *from, const char *dtype)
+{
+    char *to = xasprintf("%s-%s", from, dtype);
+    if (comm_rank() == 0)
+        export_folder(from, NULL, to, dtype, CHECKPOINT_FILE_BYTES);
+    comm_barrier();
+    return to;
+}
+
+static void test_codes(void **state)
+{
+    (void)state;
+    static const char *const dtypes[] = { "fp8", "int8", "int4", "nf4" };
+    ModelConfig m = architecture(LLAMA_GQA);
+    m.d_model = 128, m.head_dim = 32, m.mlp_width = 128;
+    only_norms = false;
+    save(&m, &ways[0]);
+    for (int i = 0; i < 4; i++) {
+        char *step = xasprintf("%s/step1", folder), *coded = export_one(step, dtypes[i]), *plain = export_one(coded, "f32");
+        Shards a, b;
+        open_shards(&a, &m, &ways[0], comm_size());
+        open_shards(&b, &m, &ways[0], comm_size());
+        checkpoint_load(coded, &a.config, &a.fsdp, NULL, false);
+        checkpoint_load(plain, &b.config, &b.fsdp, NULL, false);
+        for (int u = 0; u < a.fsdp.num_units; u++) {
+            const Tensor one = a.fsdp.shard[u].slice[TRAINED].stored, other = b.fsdp.shard[u].slice[TRAINED].stored;
+            const size_t bytes = a.fsdp.shard[u].slice[TRAINED].count * dtype_size(one.format.dtype);
+            char *x = xcalloc(2 * bytes + 1, 1);
+            device_get(x, one.data, bytes);
+            device_get(x + bytes, other.data, bytes);
+            assert_memory_equal(x, x + bytes, bytes);
+            free(x);
+        }
+        close_shards(&a);
+        close_shards(&b);
+        free(step);
+        free(coded);
+        free(plain);
+    }
+}
+
 static int make_folder(void **state)
 {
     (void)state;
@@ -220,7 +264,9 @@ int main(int argc, char **argv)
 {
     comm_start(&argc, &argv);
     device_init(comm_local_rank());
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_all_pairs), cmocka_unit_test(test_few_groups) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_all_pairs), cmocka_unit_test(test_few_groups), cmocka_unit_test(test_codes),
+    };
     int failed = cmocka_run_group_tests(tests, make_folder, remove_folder);
     comm_finish();
     return failed;

@@ -6,9 +6,9 @@
 
 #include "model/checkpoint/companions.h"
 #include "model/checkpoint/convert.h"
-#include "model/checkpoint/export.h"
 #include "model/checkpoint/safetensors.h"
 #include "model/config/hf.h"
+#include "tests/exported.h"
 #include "tests/saved.h"
 
 /* As text(), until release(). */
@@ -363,10 +363,10 @@ static void test_arguments(void **state)
     (void)state;
     needs_fork();
     DIES("the folder to write is missing", run_with("--export=x", NULL, NULL));
-    DIES("'--export' names no checkpoint", run_with("--export", "x", "y"));
-    DIES("'--export=' names no checkpoint", run_with("--export=", "x", NULL));
+    DIES("'--export' names no folder", run_with("--export", "x", "y"));
+    DIES("'--export=' names no folder", run_with("--export=", "x", NULL));
     DIES("no configuration such as x.yaml", run_with("x.yaml", "--export=x", NULL));
-    DIES("expected bf16, f16 or f32", run_with("--export=x", "--dtype=fp8", "y"));
+    DIES("--dtype=fp4: dtype: expected bf16|f16|f32|fp8|int8|int4|nf4, found 'fp4'", run_with("--export=x", "--dtype=fp4", "y"));
     DIES("'z' is one too many", run_with("--export=x", "y", "z"));
     DIES("'--export=z' is one too many", run_with("--export=x", "y", "--export=z"));
     DIES("'--save_folder=z' means nothing here", run_with("--export=x", "y", "--save_folder=z"));
@@ -377,11 +377,11 @@ static void test_arguments(void **state)
 /* ---- interruptions ---------------------------------------------------------------------------------------- */
 
 /* The disk takes no more than `bytes` of any file. */
-static void export_on_full_disk(const char *source, const char *target, rlim_t bytes)
+static void export_on_full_disk(const char *source, const char *target, const char *dtype, rlim_t bytes)
 {
     signal(SIGXFSZ, SIG_IGN);
     setrlimit(RLIMIT_FSIZE, &(struct rlimit){ bytes, bytes });
-    export_folder(source, NULL, target, "F32", CHECKPOINT_FILE_BYTES);
+    export_folder(source, NULL, target, dtype, CHECKPOINT_FILE_BYTES);
 }
 
 /* Killed by the first byte beyond. */
@@ -400,8 +400,10 @@ static void test_interrupted(void **state)
     open_small(&r);
     save(&r, 1);
     const char *step = lasting(step_folder(&r, 1)), *target = lasting(text("%s/stopped", r.config.save_folder));
-    for (rlim_t bytes = 0; bytes <= 32768; bytes += 16384)
-        DIES("stopped.tmp/", export_on_full_disk(step, target, bytes));
+    for (rlim_t bytes = 0; bytes <= 32768; bytes += 16384) {
+        DIES("stopped.tmp/", export_on_full_disk(step, target, "F32", bytes));
+        DIES("stopped.tmp/", export_on_full_disk(step, target, "fp8", bytes));
+    }
     fflush(NULL);
     const pid_t child = fork();
     if (child == 0) {

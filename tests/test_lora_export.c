@@ -2,9 +2,9 @@
  * fit is said. */
 #include <jansson.h>
 
-#include "model/checkpoint/export.h"
 #include "model/checkpoint/merge.h"
 #include "tests/adapted.h"
+#include "tests/exported.h"
 
 /* ---- the product ------------------------------------------------------------------------------------------ */
 
@@ -213,6 +213,31 @@ static void test_moved(void **state)
     release();
 }
 
+/* Codes and scales are those of the merged weights. No run has multiplied with these. */
+static void test_codes(void **state)
+{
+    (void)state;
+    static const char *const dtypes[] = { "fp8", "int8", "nf4" };
+    const char *base = save_base(LLAMA), *merged = lasting(text("%s/merged", root));
+    Run r;
+    open_adapted(&r, LLAMA, base, all_modules, BASE_AS_FROZEN, "fp8");
+    fill_adapters(&r);
+    save(&r, LAST_STEP);
+    export_folder(step_folder(&r, LAST_STEP), NULL, merged, "F32", CHECKPOINT_FILE_BYTES);
+    for (int i = 0; i < 3; i++) {
+        const char *one = lasting(text("%s/one-%s", root, dtypes[i])), *other = lasting(text("%s/other-%s", root, dtypes[i]));
+        export_folder(step_folder(&r, LAST_STEP), NULL, one, dtypes[i], CHECKPOINT_FILE_BYTES);
+        export_folder(merged, NULL, other, dtypes[i], CHECKPOINT_FILE_BYTES);
+        shell(text("cmp %s/model.safetensors %s/model.safetensors && cmp %s/config.json %s/config.json", one, other, one, other));
+    }
+    ExportOptions o = export_options_of(lasting(step_folder(&r, LAST_STEP)), NULL, lasting(text("%s/none", root)), "fp8");
+    o.scales = SCALES_TRAINED;
+    if (on_cpu())
+        DIES("takes the FP8 operands of a run, but adapters are merged into it", export_to(&o, CHECKPOINT_FILE_BYTES));
+    close_run(&r);
+    release();
+}
+
 /* A tensor of a file under another name of the same length. */
 static void rename_tensor(const char *path, const char *from, const char *to)
 {
@@ -278,6 +303,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_product), cmocka_unit_test(test_architectures), cmocka_unit_test(test_companions),
         cmocka_unit_test(test_eos), cmocka_unit_test(test_moved), cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_codes),
     };
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }

@@ -24,10 +24,10 @@
 #include "model/config/adapter.h"
 #include "model/config/hf.h"
 #include "model/checkpoint/checkpoint.h"
-#include "model/checkpoint/export.h"
 #include "model/architecture.h"
 #include "model/update.h"
 #include "model/checkpoint/safetensors.h"
+#include "tests/exported.h"
 #include "tests/models.h"
 
 enum { B = 2, T = 16, N = B * T, STEPS = 8 };

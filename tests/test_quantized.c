@@ -1,12 +1,13 @@
-/* Folders whose weights are quantized, as the programs that make them write them: each is refused with what it is quantized with, by
- * its settings or by its tensors. Settings: bitsandbytes 0.50, GPTQModel 7.7, AutoAWQ 0.2, compressed-tensors 0.19, transformers 5.17. */
+/* Folders whose weights are quantized, as the programs that make them write them: what is not read is refused with what it is
+ * quantized with, by its settings or by its tensors. Settings: bitsandbytes 0.50, GPTQModel 7.7, AutoAWQ 0.2, compressed-tensors
+ * 0.19, transformers 5.17. */
 #include <string.h>
 
-#include "model/checkpoint/export.h"
 #include "model/checkpoint/source.h"
 #include "model/config/hf.h"
 #include "model/config/quantized.h"
 #include "tests/adapted.h"
+#include "tests/exported.h"
 
 #define LOAD "load the 16-bit folder that they were quantized from"
 
@@ -18,24 +19,48 @@ static void write_text(const char *path, const char *words)
     assert_int_equal(fclose(f), 0);
 }
 
+#define GROUPS(weights) "\"config_groups\": {\"group_0\": {\"targets\": [\"Linear\"], \"weights\": {" weights "}}}}"
+#define COMPRESSED(format) "{\"quant_method\": \"compressed-tensors\", \"format\": \"" format "\", "
+
 static const struct { const char *settings, *words; } by_config[] = {
-    { "{\"quant_method\": \"bitsandbytes\", \"load_in_8bit\": true, \"load_in_4bit\": false, \"llm_int8_threshold\": 6.0}",
-      "LLM.int8() of bitsandbytes, 8 bits, which" },
-    { "{\"load_in_8bit\": true}", "LLM.int8() of bitsandbytes" },
-    { "{\"quant_method\": \"gptq\", \"bits\": 4, \"group_size\": 128, \"sym\": true}", "with GPTQ, 4 bits, which" },
+    { "{\"quant_method\": \"gptq\", \"bits\": 8, \"group_size\": 128, \"sym\": true}", "with GPTQ, 8 bits, by its bits, which" },
+    { "{\"quant_method\": \"gptq\", \"bits\": 4, \"sym\": false}", "with GPTQ, 4 bits, by its sym, which" },
+    { "{\"quant_method\": \"gptq\", \"bits\": 4, \"sym\": true, \"checkpoint_format\": \"gptq_v2\"}",
+      "with GPTQ, 4 bits, by its checkpoint_format, which" },
     { "{\"quant_method\": \"awq\", \"bits\": 4, \"version\": \"gemm\"}", "with AWQ, 4 bits, which" },
-    { "{\"quant_method\": \"fp8\", \"fmt\": \"e4m3\", \"weight_block_size\": [128, 128]}",
-      "with FP8 with a scale per block or tensor" },
-    { "{\"quant_method\": \"compressed-tensors\", \"format\": \"float-quantized\", \"config_groups\": {}}",
-      "with compressed-tensors, float-quantized, which" },
+    { "{\"quant_method\": \"fp8\", \"fmt\": \"e4m3\", \"weight_block_size\": [64, 64]}",
+      "with FP8 with a scale per block or tensor, by its weight_block_size" },
+    { COMPRESSED("marlin-24") GROUPS("\"num_bits\": 4, \"type\": \"int\""),
+      "with compressed-tensors, marlin-24, by its format, which" },
+    { COMPRESSED("nvfp4-pack-quantized") GROUPS(""), "with compressed-tensors, nvfp4-pack-quantized, by its format, which" },
+    { COMPRESSED("pack-quantized") GROUPS("\"num_bits\": 2, \"type\": \"int\""), "by its config_groups.*.weights.num_bits, which" },
+    { COMPRESSED("pack-quantized") GROUPS("\"num_bits\": 4, \"type\": \"int\", \"symmetric\": false"),
+      "by its config_groups.*.weights.symmetric, which" },
+    { COMPRESSED("float-quantized") GROUPS("\"num_bits\": 8, \"type\": \"float\", \"block_structure\": [128, 64]"),
+      "by its config_groups.*.weights.block_structure, which" },
+    { COMPRESSED("int-quantized") "\"sparsity_config\": {\"format\": \"sparse-24-bitmask\"}, "
+      GROUPS("\"num_bits\": 8, \"type\": \"int\""), "by its sparsity_config.format, which" },
     { "{\"quant_method\": \"modelopt\", \"quant_algo\": \"NVFP4\"}", "with NVIDIA Model Optimizer, NVFP4, which" },
     { "{\"quant_method\": \"mxfp4\"}", "with MXFP4" },
     { "{\"quant_method\": \"of tomorrow\"}", "with of tomorrow, which" },
     { "true", "quantization_config: expected an object" },
 };
 
+/* As programs write them; the tensors say whether it is so. */
+static const char *const read_by_config[] = {
+    "{\"quant_method\": \"bitsandbytes\", \"load_in_8bit\": true, \"load_in_4bit\": false, \"llm_int8_threshold\": 6.0}",
+    "{\"load_in_8bit\": true}", "{\"load_in_4bit\": true}",
+    "{\"quant_method\": \"gptq\", \"bits\": 4, \"group_size\": 128, \"desc_act\": true, \"sym\": true, "
+    "\"checkpoint_format\": \"gptq\"}",
+    "{\"quant_method\": \"fp8\", \"fmt\": \"e4m3\", \"weight_block_size\": [128, 128], \"activation_scheme\": \"dynamic\"}",
+    COMPRESSED("float-quantized") "\"kv_cache_scheme\": null, \"sparsity_config\": {}, \"transform_config\": {}, "
+    GROUPS("\"num_bits\": 8, \"type\": \"float\", \"strategy\": \"block\", \"symmetric\": true, \"dynamic\": false, "
+           "\"block_structure\": \"128x128\", \"actorder\": null"),
+    COMPRESSED("pack-quantized") GROUPS("\"num_bits\": 4, \"type\": \"int\", \"group_size\": 128"),
+};
+
 static const struct { const char *file, *text, *words; } by_file[] = {
-    { "quantize_config.json", "{\"bits\": 8, \"group_size\": 128, \"desc_act\": false}", "with GPTQ, 8 bits, which" },
+    { "quantize_config.json", "{\"bits\": 8, \"group_size\": 128, \"desc_act\": false}", "with GPTQ, 8 bits, by its bits, which" },
     { "quant_config.json", "{\"w_bit\": 4, \"q_group_size\": 128}", "with AWQ, 4 bits, which" },
     { "hf_quant_config.json", "{\"producer\": {\"name\": \"modelopt\"}, \"quantization\": {\"quant_algo\": \"FP8\"}}",
       "with NVIDIA Model Optimizer, FP8, which" },
@@ -49,7 +74,7 @@ static void test_settings(void **state)
     for (size_t i = 0; i < sizeof by_config / sizeof by_config[0]; i++) {
         json_t *config = json_load_file(path, 0, NULL);
         for (int old = 0; old < 2; old++) {         /* compressed-tensors wrote compression_config */
-            const char *key = old && i == 5 ? "compression_config" : "quantization_config";
+            const char *key = old && strstr(by_config[i].settings, "compressed") ? "compression_config" : "quantization_config";
             json_t *changed = json_copy(config);
             json_object_set_new(changed, key, json_loads(by_config[i].settings, JSON_DECODE_ANY, NULL));
             assert_int_equal(json_dump_file(changed, path, 0), 0);
@@ -66,6 +91,13 @@ static void test_settings(void **state)
         write_text(file, by_file[i].text);
         DIES(by_file[i].words, config_read_hf(&m, base));
         remove(file);
+    }
+    for (size_t i = 0; i < sizeof read_by_config / sizeof read_by_config[0]; i++) {
+        json_t *config = json_load_file(path, 0, NULL);
+        json_object_set_new(config, "quantization_config", json_loads(read_by_config[i], 0, NULL));
+        assert_int_equal(json_dump_file(config, path, 0), 0);
+        json_decref(config);
+        config_read_hf(&m, base);
     }
     config_read_hf(&m, base);
     assert_int_equal(m.n_layers, architecture(LLAMA).n_layers);

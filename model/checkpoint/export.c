@@ -12,102 +12,17 @@
 #include "kernels/clock.h"
 #include "kernels/comm.h"
 #include "kernels/error.h"
-#include "kernels/text.h"
-#include "model/architecture.h"
 #include "model/checkpoint/base_sample.h"
 #include "model/checkpoint/checkpoint.h"
+#include "model/checkpoint/coded_source.h"
 #include "model/checkpoint/companions.h"
 #include "model/checkpoint/convert.h"
-#include "model/checkpoint/crc32c.h"
+#include "model/checkpoint/export_files.h"
 #include "model/checkpoint/folder.h"
-#include "model/checkpoint/merge.h"
-#include "model/checkpoint/nf4_source.h"
-#include "model/checkpoint/source.h"
 #include "model/checkpoint/target.h"
 #include "model/config/adapter.h"
 #include "model/config/hf.h"
 #include "model/config/pointer.h"
-
-enum { CHUNK = 8 << 20 };       /* elements that are in memory at once */
-
-/* A tensor: where it is, the file that it goes to, and the adapter beside it, if there is one. */
-typedef struct Entry {
-    HfTensor          tensor;
-    const SafeFile   *from;
-    const SafeTensor *source;
-    int               file;
-    const struct Entry *a, *b;
-} Entry;
-
-typedef struct {
-    const char *folder;         /* that is exported: a model or adapters */
-    const char *base;           /* where the model is: that folder, or that of the adapters' base */
-    char       *temporary;      /* that is written */
-    const char *dtype;
-    Lora        lora;           /* rank 0: there are no adapters */
-    Source      source, adapter;
-    Entry      *entry, *low;    /* the model's, and those of adapters */
-    int         num_entries, num_low, num_files;
-    SafeFile  **file;
-} Export;
-
-/* ---- the command line ------------------------------------------------------------------------------------- */
-
-static const char usage[] = "expected ./train --export=CHECKPOINT [--dtype=bf16|f16|f32] [--lora.base_path=BASE] FOLDER";
-
-bool export_is_asked(int argc, char **argv)
-{
-    bool asked = false;
-    for (int i = 1; i < argc; i++) {
-        if (strncmp(argv[i], "--help", 6) == 0 || strcmp(argv[i], "-h") == 0 || strcmp(argv[i], "--version") == 0)
-            return false;
-        asked |= strcmp(argv[i], "--export") == 0 || strncmp(argv[i], "--export=", 9) == 0;
-    }
-    return asked;
-}
-
-static const char *dtype_named(const char *name)
-{
-    static const char *const names[][2] = { { "bf16", "BF16" }, { "f16", "F16" }, { "f32", "F32" } };
-    for (int i = 0; i < 3; i++)
-        if (strcmp(name, names[i][0]) == 0)
-            return names[i][1];
-    die("--dtype=%s: expected bf16, f16 or f32", name);
-}
-
-void export_run(int argc, char **argv)
-{
-    const char *source = NULL, *base = NULL, *dtype = NULL;
-    char *target = NULL;
-    if (comm_size() > 1)
-        die("--export is the work of one process, not of %d: start it without mpirun", comm_size());
-    for (int i = 1; i < argc; i++) {
-        char *a = argv[i];
-        const bool is_source = strncmp(a, "--export=", 9) == 0, is_dtype = strncmp(a, "--dtype=", 8) == 0;
-        const bool is_base = strncmp(a, "--lora.base_path=", 17) == 0 && a[17];
-        if ((is_source && source) || (is_dtype && dtype) || (is_base && base) || (*a != '-' && target))
-            die("--export: '%s' is one too many; %s", a, usage);
-        if (text_ends_with(a, ".yaml") || text_ends_with(a, ".yml"))
-            die("--export takes no configuration such as %s: the checkpoint says all; %s", a, usage);
-        if (is_source ? !a[9] : strcmp(a, "--export") == 0)
-            die("'%s' names no checkpoint; %s", a, usage);
-        if (is_source)
-            source = a + 9;
-        else if (is_dtype)
-            dtype = dtype_named(a + 8);
-        else if (is_base)
-            base = a + 17;
-        else if (*a == '-' || !*a)
-            die("--export: '%s' means nothing here; %s", a, usage);
-        else
-            target = a;
-    }
-    if (!target)
-        die("--export: the folder to write is missing; %s", usage);
-    for (size_t n = strlen(target); n > 1 && target[n - 1] == '/'; n--)
-        target[n - 1] = '\0';
-    export_folder(source, base, target, dtype ? dtype : "BF16", CHECKPOINT_FILE_BYTES);
-}
 
 /* ---- what there is ---------------------------------------------------------------------------------------- */
 
@@ -152,15 +67,12 @@ static char *find_base(const char *folder, const char *given)
 }
 
 /* Also files with the padding rows of the vocabulary are read. */
-static void check(const Export *x, const Entry *e)
+static void check(const Entry *e)
 {
     const HfTensor *t = &e->tensor;
     const SafeTensor *s = e->source;
     const bool fits = t->vector ? s->dims == 1 && s->shape[0] == t->cols
                                 : s->dims == 2 && s->shape[1] == t->cols && (s->shape[0] == t->rows || s->shape[0] == t->max_rows);
-    if (nf4_source_has(x->source.file, x->source.count, s->name))
-        die("%s: tensor %s is stored in 4 bits; an export takes 16-bit weights, so name the folder that this one was quantized "
-            "from%s", e->from->path, s->name, x->adapter.count > 0 ? ": --lora.base_path=FOLDER" : "");
     if (!convert_knows(s->dtype))
         die("%s: tensor %s is stored as %s; expected F32, BF16 or F16", e->from->path, s->name, s->dtype);
     if (!fits)
@@ -172,11 +84,35 @@ static void check(const Export *x, const Entry *e)
 /* Fills in where the tensor is. */
 static void find(const Export *x, Entry *e)
 {
-    e->source = source_find(e->tensor.adapter ? &x->adapter : &x->source, e->tensor.name, &e->from);
+    const bool low = e->tensor.adapter;
+    e->from = low ? NULL : coded_source_find(x->source.file, x->source.count, e->tensor.name);
+    if (e->from)
+        return;
+    e->source = source_find(low ? &x->adapter : &x->source, e->tensor.name, &e->from);
     if (!e->source)
-        die("%s: there is no tensor %s, which the %s needs", e->tensor.adapter ? x->folder : x->base, e->tensor.name,
-            e->tensor.adapter ? "adapters of its adapter_config.json" : "model of its config.json");
-    check(x, e);
+        die("%s: there is no tensor %s, which the %s needs", low ? x->folder : x->base, e->tensor.name,
+            low ? "adapters of its adapter_config.json" : "model of its config.json");
+    check(e);
+}
+
+static size_t common_divisor(size_t a, size_t b)
+{
+    return b == 0 ? a : common_divisor(b, a % b);
+}
+
+/* That codes can be stored of all matrices. */
+static void check_shapes(const Export *x)
+{
+    size_t cols = 0;
+    for (int i = 0; i < x->num_entries; i++)
+        cols = x->entry[i].is_coded ? common_divisor(x->entry[i].tensor.cols, cols) : cols;
+    for (int i = 0; i < x->num_entries; i++) {
+        const HfTensor *t = &x->entry[i].tensor;
+        if (x->entry[i].is_coded && coded_refuses(x->coded, t->rows, t->cols))
+            die("%s: matrix %s of %zu x %zu cannot be divided so: %s; take %s", x->base, t->name, t->rows, t->cols,
+                x->coded.kind == CODED_INT4 ? "a group is part of a row" : "blocks are 128 x 128",
+                coded_instead(x->coded, cols));
+    }
 }
 
 /* All tensors, in the order of the model's units. */
@@ -188,7 +124,9 @@ static void list_tensors(Export *x, const ModelConfig *m)
     x->low = xcalloc((size_t)count + 1, sizeof *x->low);
     for (int i = 0; i < count; i++) {
         Entry *e = tensor[i].adapter ? &x->low[x->num_low++] : &x->entry[x->num_entries++];
-        e->tensor = tensor[i];
+        const bool in_block = tensor[i].unit > 0 && tensor[i].unit <= m->n_layers;
+        *e = (Entry){ .tensor = tensor[i], .shares = tensor[i].unit * NUM_PARAMS + tensor[i].param,
+                      .is_coded = x->is_coded && in_block && !tensor[i].vector && !tensor[i].adapter };
         find(x, e);
     }
     free(tensor);
@@ -231,8 +169,10 @@ static void check_left_over(const Export *x, const ModelConfig *m)
         const SafeFile *f = low ? x->adapter.file[i - x->source.count] : x->source.file[i];
         for (int t = 0; t < f->count; t++) {
             const char *name = f->tensor[t].name;
-            if (find_entry(low ? x->low : x->entry, low ? x->num_low : x->num_entries, name)
-                || (!low && source_may_have(&x->source, name, x->base, m)))
+            char *matrix = low ? NULL : coded_source_matrix(x->source.file, x->source.count, name);
+            const bool placed = find_entry(low ? x->low : x->entry, low ? x->num_low : x->num_entries, matrix ? matrix : name);
+            free(matrix);
+            if (placed || (!low && source_may_have(&x->source, name, x->base, m)))
                 continue;
             if (low)
                 source_refuse_embedding(x->folder, name);
@@ -240,139 +180,6 @@ static void check_left_over(const Export *x, const ModelConfig *m)
                 low ? "adapters of adapter_config.json" : "model of config.json");
         }
     }
-}
-
-/* ---- the files -------------------------------------------------------------------------------------------- */
-
-static size_t numel(const HfTensor *t)
-{
-    return t->rows * t->cols;
-}
-
-/* Numbers the files: a tensor goes into the next one if it does not fit. */
-static void divide(Export *x, size_t file_limit)
-{
-    const size_t size = safetensors_dtype_size(x->dtype);
-    size_t filled = 0;
-    for (int i = 0; i < x->num_entries; i++) {
-        const size_t bytes = numel(&x->entry[i].tensor) * size;
-        if (filled > 0 && filled + bytes > file_limit) {
-            x->num_files++;
-            filled = 0;
-        }
-        filled += bytes;
-        x->entry[i].file = x->num_files;
-    }
-    x->num_files++;
-}
-
-static void create_files(Export *x)
-{
-    x->file = xcalloc((size_t)x->num_files, sizeof *x->file);
-    for (int i = 0; i < x->num_files; i++) {
-        char *path = x->num_files == 1 ? xasprintf("%s/model.safetensors", x->temporary)
-                                       : xasprintf("%s/model-%05d-of-%05d.safetensors", x->temporary, i + 1, x->num_files);
-        x->file[i] = safetensors_new(path);
-        free(path);
-    }
-    for (int i = 0; i < x->num_entries; i++) {
-        const HfTensor *t = &x->entry[i].tensor;
-        const size_t shape[2] = { t->vector ? t->cols : t->rows, t->cols };
-        safetensors_add(x->file[x->entry[i].file], t->name, x->dtype, t->vector ? 1 : 2, shape);
-    }
-    for (int i = 0; i < x->num_files; i++) {
-        safetensors_lay_out(x->file[i]);
-        safetensors_create(x->file[i]);
-    }
-}
-
-/* value: the first of e's that is not finite in the type asked for. */
-static _Noreturn void die_of_value(const Export *x, const Entry *e, float value)
-{
-    if (!isfinite(value))
-        die("%s: tensor %s holds a value that is not finite: this model is ruined. %s", e->from->path, e->source->name,
-            folder_say_others(x->folder));
-    die("%s: tensor %s holds %g, more than %s can: %s", e->from->path, e->source->name, (double)value, x->dtype,
-        strcmp(x->dtype, "F16") == 0 ? "take --dtype=bf16" : "take --dtype=f32");
-}
-
-static _Noreturn void die_of_disk(const Export *x, const SafeFile *file)
-{
-    die("%s; the export is not complete. Make room or name a folder elsewhere; %s can be removed, and the next export to there "
-        "replaces it", file->problem, x->temporary);
-}
-
-static void check_sum(const Entry *e, uint32_t sum)
-{
-    const SafeTensor *t = e->source;
-    if (t->has_sum && t->sum != sum)
-        die("%s: tensor %s has the checksum %08x, and %08x in trainer.json: some of its bytes are not those that were saved. Copy "
-            "the file again or export another checkpoint", e->from->path, t->name, sum, t->sum);
-}
-
-/* All of an adapter's tensor; the caller frees it. */
-static float *read_low(const Export *x, const Entry *e)
-{
-    const SafeTensor *t = e->source;
-    const size_t bytes = t->end - t->begin, n = numel(&e->tensor);
-    void *raw = xmalloc(bytes);
-    float *values = xmalloc(n * sizeof *values);
-    safetensors_read(e->from, raw, t, 0, bytes);
-    check_sum(e, crc32c(0, raw, bytes));
-    convert_decode(values, t->dtype, raw, n);
-    for (size_t i = 0; i < n; i++)
-        if (!isfinite(values[i]))
-            die_of_value(x, e, values[i]);
-    free(raw);
-    return values;
-}
-
-static Merge open_merge(const Export *x, const Entry *e)
-{
-    float *a = read_low(x, e->a), *b = read_low(x, e->b);
-    const Merge m = merge_open(a, b, x->lora.rank, e->tensor.rows, e->tensor.cols, (float)lora_scale(&x->lora));
-    free(a);
-    free(b);
-    return m;
-}
-
-static void write_tensor(const Export *x, const Entry *e, void *raw, float *values)
-{
-    const SafeTensor *from = e->source;
-    SafeFile *file = x->file[e->file];
-    const SafeTensor *to = safetensors_find(file, from->name);
-    const size_t size = safetensors_dtype_size(from->dtype), all = (from->end - from->begin) / size, own = numel(&e->tensor);
-    const size_t wide = safetensors_dtype_size(x->dtype);
-    Merge m = e->a ? open_merge(x, e) : (Merge){ 0 };
-    uint32_t sum = 0;
-    for (size_t at = 0, n; at < all; at += n) {
-        n = all - at < CHUNK ? all - at : CHUNK;
-        safetensors_read(e->from, raw, from, at * size, n * size);
-        sum = crc32c(sum, raw, n * size);
-        convert_decode(values, from->dtype, raw, n);
-        if (e->a)
-            merge_add(values, &m, at, n);
-        const size_t kept = at >= own ? 0 : own - at < n ? own - at : n, bad = convert_encode(raw, x->dtype, values, kept);
-        if (bad < kept)
-            die_of_value(x, e, values[bad]);
-        if (!safetensors_write(file, to, at * wide, raw, kept * wide))
-            die_of_disk(x, file);
-    }
-    check_sum(e, sum);
-    merge_close(&m);
-}
-
-static void write_tensors(const Export *x)
-{
-    void *raw = xmalloc(CHUNK * sizeof(float));
-    float *values = xmalloc(CHUNK * sizeof *values);
-    for (int i = 0; i < x->num_entries; i++)
-        write_tensor(x, &x->entry[i], raw, values);
-    for (int i = 0; i < x->num_files; i++)
-        if (!safetensors_sync(x->file[i]))
-            die_of_disk(x, x->file[i]);
-    free(raw);
-    free(values);
 }
 
 /* ---- descriptions ----------------------------------------------------------------------------------------- */
@@ -410,6 +217,10 @@ static json_t *config(const Export *x, const Architecture *class)
     json_object_set(j, "torch_dtype", name);
     if (json_object_get(j, "dtype"))
         json_object_set(j, "dtype", name);
+    json_object_del(j, "quantization_config");
+    json_object_del(j, "compression_config");
+    if (x->is_coded)
+        json_object_set_new(j, "quantization_config", coded_config(x->coded));
     json_decref(name);
     json_object_set_new(j, "architectures", json_pack("[s]", class->class));
     json_object_set_new(j, "model_type", json_string(class->model_type));
@@ -417,43 +228,49 @@ static json_t *config(const Export *x, const Architecture *class)
     return j;
 }
 
-static size_t bytes_of(const Export *x)
+/* What was trained is an operand in E4M3 of a run that had such operands; its weights alone, without adapters. */
+static void check_trained(const Export *x)
 {
-    size_t bytes = 0;
-    for (int i = 0; i < x->num_files; i++)
-        bytes += x->file[i]->bytes;
-    return bytes;
-}
-
-static json_t *index_of(const Export *x)
-{
-    json_t *map = json_object();
-    for (int i = 0; i < x->num_entries; i++)
-        json_object_set_new(map, x->entry[i].tensor.name, json_string(strrchr(x->file[x->entry[i].file]->path, '/') + 1));
-    return json_pack("{s:{s:I}, s:o}", "metadata", "total_size", (json_int_t)bytes_of(x), "weight_map", map);
+    if (!x->is_coded || x->coded.kind != CODED_FP8_TENSOR)
+        return;
+    json_t *manifest = source_manifest(x->folder);
+    const char *operand = json_string_value(json_object_get(json_object_get(manifest, "format"), "operand"));
+    const char *why = x->lora.rank > 0 ? "adapters are merged into it, and no run multiplied with their sum"
+                    : !manifest ? "it is no checkpoint of a run"
+                    : !operand || strcmp(operand, "e4m3") != 0
+                    ? xasprintf("its run multiplied in %s", operand ? operand : "a format that it does not say")
+                    : NULL;
+    if (why)
+        die("%s: --scales=trained takes the FP8 operands of a run, but %s; without it each row has a scale", x->folder, why);
+    json_decref(manifest);
 }
 
 /* What there is, and what it is to become. base: NULL, or where that of adapters is. */
-static void open_export(Export *x, ModelConfig *m, const char *base)
+static void open_export(Export *x, const char *base)
 {
     const bool adapter = adapter_is(x->folder);
+    ModelConfig m = { 0 };
     double dropout;
     if (base && !adapter)
         die("--lora.base_path=%s: %s is a whole model, and has no adapters that stand beside another", base, x->folder);
     x->base = adapter ? find_base(x->folder, base) : x->folder;
     x->source = source_open(x->base);
-    config_read_hf(m, x->base);
+    config_read_hf(&m, x->base);
     source_refuse_quantized(&x->source);
     if (adapter) {
         base_check(x->folder, x->base, base_sample(&x->source), false);
         x->adapter = source_open_adapter(x->folder);
-        adapter_read(&m->lora, &dropout, x->folder, m);
-        x->lora = m->lora;
+        adapter_read(&m.lora, &dropout, x->folder, &m);
+        x->lora = m.lora;
     }
-    list_tensors(x, m);
+    check_trained(x);
+    list_tensors(x, &m);
+    check_shapes(x);
     join(x);
-    check_left_over(x, m);
+    check_left_over(x, &m);
     companions_read(x->folder, x->base);
+    /* now: a run may delete its old checkpoints, whose open files can still be read */
+    x->description = config(x, m.architecture);
 }
 
 static void close_export(Export *x)
@@ -463,36 +280,64 @@ static void close_export(Export *x)
     source_close(&x->source);
     source_close(&x->adapter);
     if (x->base != x->folder)
-        free((char *)x->base);
+        free(x->base);
+    free(x->folder);
+    free(x->target);
+    free(x->temporary);
     free(x->file);
     free(x->entry);
     free(x->low);
-    free(x->temporary);
 }
 
-void export_folder(const char *source, const char *base, const char *target, const char *dtype, size_t file_limit)
+Export export_begin(const ExportOptions *o, size_t file_limit)
 {
-    const double start = clock_seconds();
-    char *folder = choose(source);
-    ModelConfig m = { 0 };
-    Export x = { .folder = folder, .dtype = dtype, .temporary = xasprintf("%s.tmp", target) };
-    open_export(&x, &m, base);
-    /* now: a run may delete its old checkpoints, whose open files can still be read */
-    json_t *description = config(&x, m.architecture);
-    divide(&x, file_limit);
+    static const char *const dtypes[] = { [EXPORT_BF16] = "BF16", [EXPORT_F16] = "F16", [EXPORT_F32] = "F32" };
+    Export x = { .start = clock_seconds(), .is_coded = coded_knows(o->dtype), .coded = coded_find(o) };
+    x.dtype = x.is_coded ? "BF16" : dtypes[o->dtype];
+    x.target = xstrdup(o->target);
+    x.temporary = xasprintf("%s.tmp", x.target);
+    x.folder = choose(o->source);
+    open_export(&x, o->base_path);
+    export_divide(&x, file_limit);
+    x.begun = target_begin(x.target);
+    export_create_files(&x);
+    return x;
+}
 
-    const int begun = target_begin(target);
-    create_files(&x);
-    write_tensors(&x);
-    if (x.num_files > 1)
-        write_json(&x, "model.safetensors.index.json", index_of(&x));
-    write_json(&x, "config.json", description);
-    companions_write(x.temporary);
-    target_complete(target, begun);
-    if (x.lora.rank > 0)
-        printf("base %s, which stays as it is, with the adapters of %s merged into it:\n", x.base, folder);
-    printf("exported %s to %s: %.3g GiB in %d file%s, %s, in %.1f s\n", folder, target, (double)bytes_of(&x) / 0x1p30, x.num_files,
-           x.num_files > 1 ? "s" : "", dtype, clock_seconds() - start);
-    close_export(&x);
-    free(folder);
+static void print_result(const Export *x)
+{
+    if (x->lora.rank > 0)
+        printf("base %s, which stays as it is, with the adapters of %s merged into it:\n", x->base, x->folder);
+    if (x->is_coded && x->coded.kind == CODED_INT4 && !x->is_calibrated)
+        printf("int4 without data: weights are rounded to the nearest codes, of the scales with the least error of weights\n");
+    printf("exported %s to %s: %.3g GiB in %d file%s, %s, in %.1f s\n", x->folder, x->target, (double)export_bytes(x) / 0x1p30,
+           x->num_files, x->num_files > 1 ? "s" : "", x->is_coded ? coded_name(x->coded) : x->dtype, clock_seconds() - x->start);
+}
+
+void export_complete(Export *x)
+{
+    export_write(x);
+    if (x->num_files > 1)
+        write_json(x, "model.safetensors.index.json", export_index(x));
+    write_json(x, "config.json", x->description);
+    companions_write(x->temporary);
+    target_complete(x->target, x->begun);
+    print_result(x);
+    close_export(x);
+}
+
+void export_to(const ExportOptions *o, size_t file_limit)
+{
+    Export x = export_begin(o, file_limit);
+    export_complete(&x);
+}
+
+void export_run(int argc, char **argv)
+{
+    ExportOptions o;
+    if (comm_size() > 1)
+        die("--export is the work of one process, not of %d: start it without mpirun", comm_size());
+    export_options_read(&o, argc, argv);
+    export_to(&o, CHECKPOINT_FILE_BYTES);
+    export_options_free(&o);
 }

@@ -23,6 +23,7 @@
 #include "kernels/error.h"
 #include "kernels/text.h"
 #include "kernels/watchdog.h"
+#include "model/checkpoint/coded_source.h"
 #include "model/checkpoint/convert.h"
 #include "model/checkpoint/crc32c.h"
 
@@ -398,10 +399,27 @@ static uint32_t read_piece(const Piece *p, const Shard *s, const SafeFile *file,
     return crc32c_shift(sum, (p->first + count - r.end) * size);
 }
 
-/* Frozen weights have no other copy that would keep the bits. */
-static bool is_rounded(const Piece *p, const SafeTensor *t)
+/* The same of a matrix that is in the files as codes and scales; `file` holds the codes. There are no checksums of these. */
+static void read_coded(const Piece *p, const Shard *s, const SafeFile *file, SafeFile *const *source, int count, float *values)
 {
-    return p->region == FROZEN && strcmp(p->dtype, "BF16") == 0 && strcmp(t->dtype, "BF16") != 0;
+    const size_t step = CHUNK / sizeof *values;
+    const Range r = intersect(held_by(p, s), (Range){ p->first, p->first + p->count });
+    char reading[64];
+    snprintf(reading, sizeof reading, "reading %s", path_tail(file->path));
+    for (size_t at = r.first; at < r.end; at += step) {
+        const size_t n = r.end - at < step ? r.end - at : step;
+        watchdog_mark(reading, -1);
+        coded_source_read(values, source, count, p->name, p->shape[0], p->shape[1], at - p->first, n);
+        if (strcmp(p->dtype, "BF16") == 0)
+            convert_encode(values, "BF16", values, n);
+        device_put(address_of(p, s, at), values, n * p->bytes);
+    }
+}
+
+/* Frozen weights have no other copy that would keep the bits. dtype: of the file. */
+static bool is_rounded(const Piece *p, const char *dtype)
+{
+    return p->region == FROZEN && strcmp(p->dtype, "BF16") == 0 && strcmp(dtype, "BF16") != 0;
 }
 
 const SafeTensor *layout_find(const Piece *p, SafeFile *const *source, int count, const SafeFile **file)
@@ -430,7 +448,7 @@ void layout_check_sums(Layout *l, SafeFile *const *source, int count)
     for (int i = 0; i < l->num_pieces; i++) {
         const SafeFile *file;
         const SafeTensor *t = layout_find(&l->piece[i], source, count, &file);
-        if (t->has_sum && t->sum != l->sum[i])
+        if (t && t->has_sum && t->sum != l->sum[i])
             die("%s: tensor %s has the checksum %08x, and %08x in trainer.json: some of its bytes are not those that were saved. "
                 "Copy the file again or load another checkpoint (if it was changed on purpose: take crc32c out of trainer.json)",
                 file->path, t->name, l->sum[i], t->sum);
@@ -447,12 +465,17 @@ void layout_read(Layout *l, Fsdp *f, SafeFile *const *source, int count)
         const SafeFile *file;
         if (p->region == BASE)
             continue;
-        const SafeTensor *t = layout_need(p, source, count, &file);
-        if (is_rounded(p, t) && !rounded && f->first_trained < f->num_units)        /* else as computing rounds them anyway */
+        const SafeFile *coded = coded_source_find(source, count, p->name);
+        const SafeTensor *t = coded ? NULL : layout_need(p, source, count, &file);
+        const char *dtype = coded ? "codes and scales" : t->dtype;
+        if (is_rounded(p, dtype) && !rounded && f->first_trained < f->num_units)    /* else as computing rounds them anyway */
             warn("%s: tensors that are not trained are stored as %s there and rounded to bf16 here; --format.frozen=f32 keeps "
-                 "them as they are", file->path, t->dtype);
-        rounded |= is_rounded(p, t);
-        l->sum[i] = read_piece(p, &f->shard[p->unit], file, t, raw, values);
+                 "them as they are", (coded ? coded : file)->path, dtype);
+        rounded |= is_rounded(p, dtype);
+        if (coded)
+            read_coded(p, &f->shard[p->unit], coded, source, count, values);
+        else
+            l->sum[i] = read_piece(p, &f->shard[p->unit], file, t, raw, values);
     }
     free(raw);
     free(values);

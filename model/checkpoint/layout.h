@@ -57,9 +57,9 @@ const char *layout_write(Layout *l, const Range *own, const void *snapshot);
 /* l->sum over all ranks, which call when all have written. */
 void   layout_sum(Layout *l);
 
-/* Reads this rank's part of every piece from the `count` files of `source`, converting F32, BF16 and F16 as needed; those of region
- * BASE, which stored_base_read has read before, are left alone but for their checksums. The ranks of a shard group, which together
- * read everything, all call.
+/* Reads this rank's part of every piece from the `count` files of `source`, converting F32, BF16, F16 and codes with scales
+ * [coded_source.h] as needed; those of region BASE, which stored_base_read has read before, are left alone but for their checksums.
+ * The ranks of a shard group, which together read everything, all call.
  * Dies naming a tensor that is missing, has another shape, has a type that cannot be converted, or other bytes than its checksum
  * says. */
 void   layout_read(Layout *l, Fsdp *f, SafeFile *const *source, int count);

@@ -16,6 +16,7 @@
 #include "kernels/comm.h"
 #include "kernels/device.h"
 #include "model/checkpoint/base_sample.h"
+#include "model/checkpoint/coded_source.h"
 #include "model/checkpoint/companions.h"
 #include "model/checkpoint/crc32c.h"
 #include "kernels/error.h"
@@ -24,7 +25,6 @@
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/layout.h"
 #include "model/checkpoint/manifest.h"
-#include "model/checkpoint/nf4_source.h"
 #include "model/checkpoint/saved_as.h"
 #include "model/checkpoint/source.h"
 #include "model/checkpoint/stored_base.h"
@@ -53,9 +53,11 @@ static const char *left_over(const Layout *l, const Source *s, const char *folde
     for (int i = 0; i < s->count; i++)
         for (int t = 0; t < s->file[i]->count; t++) {
             const char *name = s->file[i]->tensor[t].name;
+            char *matrix = coded_source_matrix(s->file, s->count, name);
+            const bool placed = has_piece(l, matrix ? matrix : name);
             *path = s->file[i]->path;
-            const bool beside = c->lora.base == BASE_NF4 && nf4_source_is_beside(name);
-            if (!has_piece(l, name) && !beside && !source_may_have(s, name, folder, c))
+            free(matrix);
+            if (!placed && !source_may_have(s, name, folder, c))
                 return name;
         }
     return NULL;
@@ -75,9 +77,6 @@ static void load_weights(const char *folder, Source s, LayoutKind kind, const Co
     source_refuse_quantized(&s);
     Layout l = layout_make(NULL, kind, f, 0);
     const char *path, *name = left_over(&l, &s, folder, &c->model, &path);
-    if (name && nf4_source_is_beside(name))
-        die("%s: its weights are stored in 4 bits (%s): as the base of adapters they are read with --lora.base=nf4; else load the "
-            "16-bit folder that they were quantized from", path, name);
     if (name && kind == LAYOUT_ADAPTER)
         source_refuse_embedding(folder, name);
     if (name)

@@ -11,9 +11,9 @@
 #include "kernels/error.h"
 #include "kernels/text.h"
 #include "kernels/watchdog.h"
+#include "model/checkpoint/coded_source.h"
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/manifest.h"
-#include "model/checkpoint/nf4_source.h"
 #include "model/config/quantized.h"
 #include "model/config/table.h"
 
@@ -200,8 +200,10 @@ void source_refuse_quantized(const Source *s)
     for (int i = 0; i < s->count; i++)
         for (int k = 0; k < s->file[i]->count; k++) {
             const SafeTensor *t = &s->file[i]->tensor[k];
-            if (!nf4_source_is_beside(t->name) && !nf4_source_has(s->file, s->count, t->name))
+            char *matrix = coded_source_matrix(s->file, s->count, t->name);
+            if (!matrix)
                 quantized_refuse_tensor(s->file[i]->path, t->name, t->dtype);
+            free(matrix);
         }
 }
 

@@ -22,7 +22,7 @@ void   source_close         (Source *s);
 /* That tensor and the file that holds it; NULL: there is none. */
 const SafeTensor *source_find(const Source *s, const char *name, const SafeFile **file);
 
-/* Dies if weights are quantized, unless in 4 bits by bitsandbytes. */
+/* Dies if weights are quantized, unless as coded_source.h says. */
 void   source_refuse_quantized(const Source *s);
 
 /* Whether a tensor that the model has no place for is known to be of no use: old Llama folders hold the rotary frequencies; some

@@ -1,5 +1,6 @@
 /* A matrix is put into device memory as its tensors are in the files: in BF16 if all of them are, else in F32, which has all values
- * of F16 too. What bitsandbytes has stored in NF4 is taken as it is. */
+ * of F16 too. What bitsandbytes has stored in NF4 is taken as it is where that is the base's format, else as values, as all that is
+ * stored as codes and scales. */
 #include "model/checkpoint/stored_base.h"
 
 #include <stdio.h>
@@ -11,6 +12,7 @@
 #include "kernels/text.h"
 #include "kernels/watchdog.h"
 #include "model/base.h"
+#include "model/checkpoint/coded_source.h"
 #include "model/checkpoint/convert.h"
 #include "model/checkpoint/crc32c.h"
 #include "model/checkpoint/nf4_source.h"
@@ -35,9 +37,11 @@ static Format format_of(const Reading *r, int unit, const Param *p)
 {
     bool exact = true;
     for (int i = 0; i < r->l->num_pieces; i++) {
+        const Piece *piece = &r->l->piece[i];
         const SafeFile *file;
-        if (is_part(r, &r->l->piece[i], unit, p))
-            exact &= strcmp(layout_need(&r->l->piece[i], r->source, r->count, &file)->dtype, "BF16") == 0;
+        if (is_part(r, piece, unit, p))
+            exact &= !coded_source_find(r->source, r->count, piece->name)
+                  && strcmp(layout_need(piece, r->source, r->count, &file)->dtype, "BF16") == 0;
     }
     return (Format){ exact ? BF16 : F32, 0, false };
 }
@@ -53,10 +57,27 @@ static void check_finite(const Reading *r, Tensor part, const SafeFile *file, co
             file->path, name);
 }
 
+/* part: where the tensor goes, in F32. */
+static void read_coded(const Reading *r, const Piece *piece, const SafeFile *file, Tensor part)
+{
+    const size_t all = tensor_numel(part);
+    for (size_t at = 0, n; at < all; at += n) {
+        n = all - at < CHUNK ? all - at : CHUNK;
+        watchdog_mark("reading a base of codes and scales", -1);
+        coded_source_read(r->values, r->source, r->count, piece->name, piece->shape[0], piece->shape[1], at, n);
+        device_put((float *)part.data + at, r->values, n * sizeof(float));
+    }
+    check_finite(r, part, file, piece->name);
+}
+
 /* part: where the tensor of piece i goes. The first rank of a group sums the bytes that all read. */
 static void read_tensor(const Reading *r, int i, Tensor part)
 {
-    const SafeFile *file;
+    const SafeFile *file, *coded = coded_source_find(r->source, r->count, r->l->piece[i].name);
+    if (coded) {
+        read_coded(r, &r->l->piece[i], coded, part);
+        return;
+    }
     const SafeTensor *t = layout_need(&r->l->piece[i], r->source, r->count, &file);
     const size_t size = safetensors_dtype_size(t->dtype), wide = dtype_size(part.format.dtype), all = tensor_numel(part);
     uint32_t sum = 0;
@@ -76,9 +97,11 @@ static void read_tensor(const Reading *r, int i, Tensor part)
     check_finite(r, part, file, t->name);
 }
 
-/* Whether bitsandbytes has stored it: all of its tensors or none. */
+/* Whether bitsandbytes has stored it as it is to be: all of its tensors or none. */
 static bool is_quantized(const Reading *r, int unit, const Param *p)
 {
+    if (r->f->base != BASE_NF4)
+        return false;
     const char *plain = NULL, *quantized = NULL;
     for (int i = 0; i < r->l->num_pieces; i++)
         if (is_part(r, &r->l->piece[i], unit, p))

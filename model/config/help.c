@@ -6,6 +6,7 @@
 
 #include "kernels/device.h"
 #include "kernels/error.h"
+#include "model/config/export_options.h"
 #include "model/version.h"
 
 /* "wandb.*" for wandb itself and all below it. */
@@ -132,7 +133,7 @@ void config_print_usage(FILE *f)
           "  ./train --load_path=FOLDER --data.paths='[shards/*.npy]'        fine-tune a model that save_pretrained wrote\n"
           "  ./train configs/OLMo-1B.yaml --data.paths='[shards/*.npy]' --max_duration=1000\n"
           "  ./train configs/OLMo-1B.yaml --dry_run --ranks=8 --device_memory=80    does it fit 8 GPUs of 80 GiB?\n"
-          "  ./train --export=runs/x/latest --dtype=bf16 FOLDER    a checkpoint for transformers, vLLM, llama.cpp\n\n"
+          "  ./train --export=runs/x/latest --dtype=bf16 FOLDER    a checkpoint for transformers, vLLM, llama.cpp; fp8, int4\n\n"
           "--help lists all keys, --help=data those of a section, --help=data.paths explains one;\n"
           "--version says what this is and what it was built for.\n", f);
 }
@@ -165,12 +166,13 @@ static void print_key(FILE *f, const ConfigKey *k)
 static void print_all(FILE *f)
 {
     fputs("usage: mpirun -n <ranks> ./train config.yaml [--key=value ...]\n"
-          "       ./train --export=<checkpoint> [--dtype=bf16|f16|f32] [--lora.base_path=<base>] <folder>\n"
+          "       ./train --export=<checkpoint> [--dtype=bf16|f16|f32|fp8|int8|int4|nf4] <folder>\n"
           "       ./train --help | --help=<key or section> | --help=markdown | --version\n\n"
           "Trains a Llama, Mistral, OLMo or Qwen3 model as the file says; --key=value changes a setting, as in\n"
           "--max_duration=100, --data.paths=[a.npy,b.npy], --save_overwrite. --export writes a checkpoint (stepN, or the\n"
           "latest of a save_folder) as a folder for other programs: weights in one type, adapters merged into them,\n"
-          "config.json, tokenizer; nothing of the training. Keys and values are those of OLMo's files:\n\n", f);
+          "config.json, tokenizer; nothing of the training; --help=export lists its options. Keys and values are those of\n"
+          "OLMo's files:\n\n", f);
     for (const ConfigKey *k = config_keys; k->name; k++)
         if ((k->type & TYPE_MASK) < FIXED)
             print_key(f, k);
@@ -203,6 +205,11 @@ void config_print_help(FILE *f, const char *name)
 {
     if (!name) {
         print_all(f);
+        return;
+    }
+    if (strcmp(name, "export") == 0) {
+        for (const ConfigKey *k = export_keys; k->name; k++)
+            print_key(f, k);
         return;
     }
     const size_t length = strlen(name);

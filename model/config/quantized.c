@@ -1,4 +1,4 @@
-/* What tells that a folder's weights are quantized, as tables: settings that programs write, and tensors that they save. */
+/* What tells that weights are quantized, and how, as tables: settings that programs write, and tensors that they save. */
 #include "model/config/quantized.h"
 
 #include <stdio.h>
@@ -7,14 +7,38 @@
 
 #include "kernels/error.h"
 #include "kernels/text.h"
+#include "model/config/table.h"
 
 #define LOAD_16_BIT "which is not read; load the 16-bit folder that they were quantized from"
+
+/* What of those programs that are read: values that a key has to have, where it is there; "null" among them: it need not be. The
+ * tensors say all else. A * stands for all members. */
+#define FORMATS "float-quantized|int-quantized|naive-quantized|pack-quantized"
+#define WEIGHTS "config_groups.*.weights."
+static const struct { const char *method, *key, *values; } readable[] = {
+    { "bitsandbytes",       "bnb_4bit_quant_type",      "null|nf4|fp4" },       /* the second is refused by its tensors */
+    { "fp8",                "fmt",                      "null|e4m3|float8_e4m3fn" },
+    { "fp8",                "weight_block_size",        "null|[128,128]" },
+    { "gptq",               "bits",                     "4" },
+    { "gptq",               "sym",                      "true" },
+    { "gptq",               "checkpoint_format",        "null|gptq" },
+    { "compressed-tensors", "format",                   FORMATS },
+    { "compressed-tensors", "config_groups.*.format",   "null|" FORMATS },
+    { "compressed-tensors", WEIGHTS "num_bits",         "4|8" },
+    { "compressed-tensors", WEIGHTS "type",             "int|float" },
+    { "compressed-tensors", WEIGHTS "symmetric",        "null|true" },
+    { "compressed-tensors", WEIGHTS "dynamic",          "null|false" },
+    { "compressed-tensors", WEIGHTS "block_structure",  "null|[128,128]|128x128" },
+    { "compressed-tensors", "sparsity_config.format",   "null|dense" },
+    { "compressed-tensors", "transform_config",         "null|{}" },
+    { "compressed-tensors", "kv_cache_scheme",          "null" },
+};
 
 /* Values of quant_method, and who is meant. Others are named as they are. */
 static const struct { const char *method, *name; } methods[] = {
     { "gptq", "GPTQ" }, { "awq", "AWQ" }, { "aqlm", "AQLM" }, { "hqq", "HQQ" }, { "eetq", "EETQ" }, { "quip", "QuIP" },
-    { "bitsandbytes", "bitsandbytes" }, { "fp8", "FP8 with a scale per block or tensor" }, { "fbgemm_fp8", "FP8 of FBGEMM" },
-    { "mxfp4", "MXFP4" }, { "modelopt", "NVIDIA Model Optimizer" },
+    { "fp8", "FP8 with a scale per block or tensor" }, { "fbgemm_fp8", "FP8 of FBGEMM" }, { "mxfp4", "MXFP4" },
+    { "modelopt", "NVIDIA Model Optimizer" },
 };
 
 /* Ends of names that only quantized weights have next to them or in their place. */
@@ -39,9 +63,9 @@ static const struct { const char *dtype, *name; } types[] = {
 };
 
 /* What other programs write next to config.json, and the object in it. */
-static const struct { const char *file, *object, *program; } others[] = {
-    { "quantize_config.json", NULL, "GPTQ" }, { "quant_config.json", NULL, "AWQ" },
-    { "hf_quant_config.json", "quantization", "NVIDIA Model Optimizer" },
+static const struct { const char *file, *object, *method; } others[] = {
+    { "quantize_config.json", NULL, "gptq" }, { "quant_config.json", NULL, "awq" },
+    { "hf_quant_config.json", "quantization", "modelopt" },
 };
 
 static json_t *read_object(const char *folder, const char *name)
@@ -71,21 +95,66 @@ static void print_details(FILE *f, const json_t *settings)
             fprintf(f, ", %.64s", json_string_value(json_object_get(settings, words[i])));
 }
 
-/* program: who wrote them, if they do not say. */
-static _Noreturn void refuse(const char *folder, const char *file, const json_t *settings, const char *program)
+/* Whether what `path` leads to from `at`, over all members where it has a *, is one of the values. */
+static bool holds(json_t *at, const char *path, const char *values)
 {
-    const char *method = json_string_value(json_object_get(settings, "quant_method"));
-    const char *name = method ? method : program;
+    char name[64];
+    const size_t n = strcspn(path, ".");
+    const char *key;
+    json_t *member;
+    snprintf(name, sizeof name, "%.*s", (int)n, path);
+    if (strcmp(name, "*") == 0) {
+        json_object_foreach(at, key, member)
+            if (!holds(member, path + n + 1, values))
+                return false;
+        return true;
+    }
+    member = json_object_get(at, name);
+    if (path[n])
+        return !member || holds(member, path + n + 1, values);
+    char *text = !member ? xstrdup("null") : json_is_string(member) ? xstrdup(json_string_value(member))
+               : json_dumps(member, JSON_ENCODE_ANY | JSON_COMPACT);
+    const bool found = text && key_listed(values, text);
+    free(text);
+    return found;
+}
+
+/* Whether weights are read that this says of; *key: what is in the way, NULL: the method is. */
+static bool reads(json_t *settings, const char *method, const char **key)
+{
+    bool known = false;
+    *key = NULL;
+    for (size_t i = 0; method && i < sizeof readable / sizeof readable[0]; i++) {
+        if (strcmp(readable[i].method, method) != 0)
+            continue;
+        known = true;
+        if (holds(settings, readable[i].key, readable[i].values))
+            continue;
+        *key = readable[i].key;
+        return false;
+    }
+    return known;
+}
+
+/* Dies unless they are read. method: of who wrote them, if they do not say. */
+static void check(const char *folder, const char *file, json_t *settings, const char *method)
+{
+    const char *said = json_string_value(json_object_get(settings, "quant_method")), *name, *key;
     char *text;
     size_t size;
+    method = name = said ? said : method;
+    if (reads(settings, method, &key))
+        return;
     FILE *f = open_memstream(&text, &size);
     if (!f)
         die("out of host memory");
-    for (size_t i = 0; method && i < sizeof methods / sizeof methods[0]; i++)
+    for (size_t i = 0; i < sizeof methods / sizeof methods[0]; i++)
         if (strcmp(methods[i].method, method) == 0)
             name = methods[i].name;
-    fprintf(f, "%.64s", json_is_true(json_object_get(settings, "load_in_8bit")) ? "LLM.int8() of bitsandbytes, 8 bits" : name);
+    fprintf(f, "%.64s", name);
     print_details(f, settings);
+    if (key)
+        fprintf(f, ", by its %s", key);
     fclose(f);
     die("%s/%s: the weights are quantized with %s, " LOAD_16_BIT, folder, file, text);
 }
@@ -94,20 +163,18 @@ void quantized_refuse(const json_t *config, const char *folder)
 {
     static const char *const keys[] = { "quantization_config", "compression_config" };
     for (int i = 0; i < 2; i++) {
-        const json_t *settings = json_object_get(config, keys[i]);
-        const bool says = json_is_string(json_object_get(settings, "quant_method"));
+        json_t *settings = json_object_get(config, keys[i]);
+        const bool bitsandbytes = is_4_bit(settings) || json_is_true(json_object_get(settings, "load_in_8bit"));
         if (settings && !json_is_null(settings) && !json_is_object(settings))
             die("%s/config.json: %s: expected an object; take it out if the weights are not quantized", folder, keys[i]);
-        if (is_4_bit(settings))
-            return;
-        if (says || json_is_true(json_object_get(settings, "load_in_8bit")) || (i == 1 && json_object_size(settings) > 0))
-            refuse(folder, "config.json", settings, "compressed-tensors");
+        if (json_is_string(json_object_get(settings, "quant_method")) || bitsandbytes || (i == 1 && json_object_size(settings) > 0))
+            check(folder, "config.json", settings, bitsandbytes ? "bitsandbytes" : "compressed-tensors");
     }
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
         json_t *file = read_object(folder, others[i].file);
-        const json_t *settings = others[i].object ? json_object_get(file, others[i].object) : file;
+        json_t *settings = others[i].object ? json_object_get(file, others[i].object) : file;
         if (json_object_size(settings) > 0)
-            refuse(folder, others[i].file, settings, others[i].program);
+            check(folder, others[i].file, settings, others[i].method);
         json_decref(file);
     }
 }

@@ -4,7 +4,7 @@
 #include <stdbool.h>
 
 /* Dies if config.json (`config`, of `folder`), or what other programs write next to it, says that weights are quantized in a way
- * that is not read here: all but bitsandbytes' 4 bits, which adapters can stand next to. */
+ * that is not read here [checkpoint/coded_source.h]. */
 void quantized_refuse(const json_t *config, const char *folder);
 
 /* Dies if a tensor of this name and safetensors type, in the file at `path`, is a quantized weight or belongs to one; config.json

@@ -1,0 +1,53 @@
+/* Folders of other programs in which the matrices of the blocks are codes and scales: which tensors a matrix becomes, and what
+ * config.json says of them. Embedding, head and norms stay in BF16.
+ *
+ *   dtype  layout               tensors of a layer N of O outputs and I inputs
+ *   fp8    compressed-tensors   N.weight F8_E4M3 (O,I), N.weight_scale BF16 (O,1); with a block of 128: (O/128, I/128)
+ *   fp8    the same, trained    N.weight, N.weight_scale F32 (1): the trainer's operands; one for q, k and v, one for gate and up
+ *   fp8    fp8                  N.weight, N.weight_scale_inv F32 (O/128, I/128)                   [DeepSeek-V3's folder]
+ *   int8   compressed-tensors   N.weight I8 (O,I), N.weight_scale BF16 (O,1)
+ *   int8   bitsandbytes         N.weight I8 (O,I), N.SCB F32 (O), N.weight_format U8 ()           [LLM.int8()]
+ *   int4   compressed-tensors   N.weight_packed I32 (O, I/8), N.weight_scale BF16 (O, I/group), N.weight_shape I64 (2)
+ *   nf4    bitsandbytes         N.weight U8 (O I/2, 1), N.weight.absmax U8 and four more          [kernels/nf4.h]
+ *
+ * compressed-tensors 0.8 to 0.20 (those of blocks from 0.12 on) and bitsandbytes 0.50 read them. */
+#pragma once
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "model/config/export_options.h"
+
+typedef enum { CODED_FP8_ROWS, CODED_FP8_BLOCKS, CODED_FP8_TENSOR, CODED_FP8_INVERSE, CODED_INT8, CODED_INT8_LLM, CODED_INT4,
+               CODED_NF4 } CodedKind;
+
+typedef struct { CodedKind kind; size_t group; } Coded;         /* group: of int4 */
+
+/* Whether weights of that dtype are codes with scales. */
+bool  coded_knows(ExportType dtype);
+
+/* Dies on options that do not go together, and says which do. */
+Coded coded_find(const ExportOptions *o);
+
+/* Whether a matrix of that shape cannot be stored so; the options that do for all whose columns are multiples of cols. */
+bool  coded_refuses(Coded c, size_t rows, size_t cols);
+const char *coded_instead(Coded c, size_t cols);
+
+const char *coded_name(Coded c);                /* for people */
+float coded_most(Coded c);                      /* the largest magnitude of a weight that can be stored so */
+
+/* A tensor that a matrix becomes: NAME.weight becomes NAME<suffix>. Of each `per` consecutive elements it holds `bytes` bytes;
+ * per 0: what coded_whole gives. */
+enum { CODED_TENSORS = 6 };
+typedef struct {
+    const char *suffix, *dtype;
+    int         dims;
+    size_t      shape[2], per, bytes;
+} CodedTensor;
+
+int coded_tensors(CodedTensor to[CODED_TENSORS], Coded c, size_t rows, size_t cols);
+
+/* A matrix is encoded from front to back, a multiple of so many elements at a time but for the last. */
+size_t coded_unit(Coded c, size_t cols);
+
+json_t *coded_config(Coded c);                  /* quantization_config of config.json */

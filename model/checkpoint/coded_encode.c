@@ -1,0 +1,194 @@
+#include "model/checkpoint/coded_encode.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "kernels/dynamic8.h"
+#include "kernels/error.h"
+#include "kernels/fp8.h"
+#include "kernels/nf4.h"
+#include "model/checkpoint/convert.h"
+#include "model/checkpoint/weight_codes.h"
+
+enum { BLOCK = 128, NF4_BLOCKS = NF4_GROUP / NF4_BLOCK, MOST_THREADS = 64 };
+
+/* ---- what has to be known before ------------------------------------------------------------------------------ */
+
+bool coded_looks_first(Coded c)
+{
+    return c.kind == CODED_FP8_TENSOR || c.kind == CODED_NF4;
+}
+
+bool coded_shares(Coded c)
+{
+    return c.kind == CODED_FP8_TENSOR;
+}
+
+void coded_look(CodedView *v, Coded c, const float *w, size_t n)
+{
+    if (c.kind == CODED_FP8_TENSOR)
+        v->amax = fmaxf(v->amax, abs_max(w, n));
+    else
+        for (size_t i = 0; i < n; i += NF4_BLOCK, v->blocks++)
+            v->sum[v->blocks % NF4_BLOCKS] += abs_max(w + i, n - i < NF4_BLOCK ? n - i : NF4_BLOCK);
+}
+
+/* As nf4_offset. */
+static float offset_of(const CodedView *v)
+{
+    double total = 0;
+    for (int i = 0; i < NF4_BLOCKS; i++)
+        total += v->sum[i];
+    return (float)(total / (double)v->blocks);
+}
+
+/* ---- encoding ------------------------------------------------------------------------------------------------- */
+
+static void encode_nf4(void *const out[], float offset, const float *w, size_t n)
+{
+    Nf4Group group;
+    for (size_t at = 0, g = 0; at < n; at += NF4_GROUP, g++) {
+        const size_t count = n - at < NF4_GROUP ? n - at : NF4_GROUP;
+        nf4_encode_group(&group, w + at, count, offset);
+        memcpy((uint8_t *)out[0] + at / 2, group.codes, (count + 1) / 2);
+        memcpy((uint8_t *)out[1] + at / NF4_BLOCK, group.absmax, (count + NF4_BLOCK - 1) / NF4_BLOCK);
+        ((float *)out[2])[g] = group.nested;
+    }
+}
+
+/* The operand of the trainer [kernels.h, quantize]: a product with 1/S. */
+static void encode_operand(uint8_t *codes, float amax, const float *w, size_t n)
+{
+    const float inverse = 1 / fp8_scale(amax, E4M3);
+    for (size_t i = 0; i < n; i++)
+        codes[i] = fp8_encode(w[i] * inverse, E4M3);
+}
+
+void coded_int4(void *const out[CODED_TENSORS], Coded c, const int8_t *codes, const float *scale, size_t n)
+{
+    codes_int4_pack(out[0], codes, n);
+    convert_encode(out[1], "BF16", scale, n / c.group);
+}
+
+static void encode_int4(void *const out[], Coded c, const float *w, size_t rows, size_t cols)
+{
+    float *scale = xmalloc(rows * cols / c.group * sizeof *scale);
+    int8_t *codes = xmalloc(rows * cols);
+    codes_int4_scales(scale, w, rows, cols, c.group);
+    codes_int4(codes, scale, w, rows, cols, c.group);
+    coded_int4(out, c, codes, scale, rows * cols);
+    free(codes);
+    free(scale);
+}
+
+/* On one thread. */
+static void encode(void *const out[], Coded c, const CodedView *v, float *w, size_t cols, size_t n)
+{
+    const size_t rows = n / cols;
+    float *scale = xmalloc((rows + 1) * ((cols + BLOCK - 1) / BLOCK) * sizeof *scale);
+    switch (c.kind) {
+    case CODED_FP8_ROWS:
+        codes_fp8(out[0], scale, w, rows, cols, 1, cols, true);
+        convert_encode(out[1], "BF16", scale, rows);
+        break;
+    case CODED_FP8_BLOCKS:
+        codes_fp8(out[0], scale, w, rows, cols, BLOCK, BLOCK, true);
+        convert_encode(out[1], "BF16", scale, rows / BLOCK * (cols / BLOCK));
+        break;
+    case CODED_FP8_INVERSE:
+        codes_fp8(out[0], out[1], w, rows, cols, BLOCK, BLOCK, false);
+        break;
+    case CODED_FP8_TENSOR:
+        encode_operand(out[0], v->amax, w, n);
+        break;
+    case CODED_INT8:
+        codes_int8(out[0], scale, w, rows, cols);
+        convert_encode(out[1], "BF16", scale, rows);
+        break;
+    case CODED_INT8_LLM:
+        codes_int8_llm(out[0], out[1], w, rows, cols);
+        break;
+    case CODED_INT4:
+        encode_int4(out, c, w, rows, cols);
+        break;
+    case CODED_NF4:
+        encode_nf4(out, offset_of(v), w, n);
+        break;
+    }
+    free(scale);
+}
+
+typedef struct {
+    pthread_t        thread;
+    void            *out[CODED_TENSORS];
+    Coded            c;
+    const CodedView *v;
+    float           *w;
+    size_t           cols, n;
+} Part;
+
+static void *encode_part(void *part)
+{
+    const Part *p = part;
+    encode(p->out, p->c, p->v, p->w, p->cols, p->n);
+    return NULL;
+}
+
+void coded_encode(void *const out[CODED_TENSORS], Coded c, const CodedView *v, float *w, size_t cols, size_t n)
+{
+    const long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    const size_t threads = cores < 1 ? 1 : cores > MOST_THREADS ? MOST_THREADS : (size_t)cores, unit = coded_unit(c, cols);
+    const size_t each = ((n + unit - 1) / unit + threads - 1) / threads * unit;
+    CodedTensor tensor[CODED_TENSORS];
+    Part part[MOST_THREADS];
+    size_t count = 0;
+    const int tensors = coded_tensors(tensor, c, n / cols, cols);
+    for (size_t at = 0; at < n; at += each, count++) {
+        Part *p = &part[count];
+        *p = (Part){ .c = c, .v = v, .w = w + at, .cols = cols, .n = n - at < each ? n - at : each };
+        for (int i = 0; i < tensors; i++)
+            p->out[i] = tensor[i].per ? (char *)out[i] + at / tensor[i].per * tensor[i].bytes : NULL;
+        if (at + each < n)
+            CHECK(pthread_create(&p->thread, NULL, encode_part, p) == 0, "no thread to encode with");
+        else
+            encode_part(p);
+    }
+    for (size_t i = 0; i + 1 < count; i++)
+        pthread_join(part[i].thread, NULL);
+}
+
+/* ---- whole tensors -------------------------------------------------------------------------------------------- */
+
+/* As bitsandbytes writes it, and spaces, which JSON allows: its length is in the header, which is written before. */
+static void nf4_state(char *to, size_t bytes, float offset, size_t rows, size_t cols)
+{
+    const int length = snprintf(to, bytes, "{\"quant_type\": \"nf4\", \"blocksize\": %d, \"dtype\": \"bfloat16\", \"shape\": [%zu, "
+                                "%zu], \"nested_blocksize\": %d, \"nested_dtype\": \"float32\", \"nested_offset\": %.17g}",
+                                (int)NF4_BLOCK, rows, cols, (int)NF4_BLOCKS, (double)offset);
+    CHECK(length > 0 && (size_t)length < bytes, "a state of %d bytes", length);
+    memset(to + length, ' ', bytes - (size_t)length);
+}
+
+void coded_whole(void *to, size_t bytes, const char *suffix, Coded c, const CodedView *v, size_t rows, size_t cols)
+{
+    const int64_t shape[2] = { (int64_t)rows, (int64_t)cols };
+    const float scale = fp8_scale(v->amax, E4M3);
+    const struct { const char *suffix; const void *from; size_t bytes; } tensors[] = {
+        { ".weight_shape",            shape,                  sizeof shape },
+        { ".weight_scale",            &scale,                 sizeof scale },
+        { ".weight_format",           "",                     1 },      /* 0: row by row */
+        { ".weight.nested_quant_map", dynamic8_map(DYNAMIC8), 256 * sizeof(float) },
+        { ".weight.quant_map",        nf4_map(),              16 * sizeof(float) },
+    };
+    for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++)
+        if (strcmp(suffix, tensors[i].suffix) == 0) {
+            CHECK(bytes == tensors[i].bytes, "%s in %zu bytes", suffix, bytes);
+            memcpy(to, tensors[i].from, bytes);
+            return;
+        }
+    CHECK(c.kind == CODED_NF4, "there is no %s", suffix);
+    nf4_state(to, bytes, offset_of(v), rows, cols);
+}

@@ -1,0 +1,21 @@
+/* Matrices that a folder holds as codes and scales, read as F32: those of coded.h, and those of GPTQ in 4 bits. Which of them one
+ * is the tensors say that are next to each other, in any of the files. Scales of activations are left aside: these are not rounded
+ * here.
+ *
+ *   N.weight F8_E4M3 (O,I), or I8, and N.weight_scale: one, one of each row or of each block of 128 x 128; or N.weight_scale_inv
+ *   N.weight I8, N.SCB
+ *   N.weight_packed I32 (O, I/8), N.weight_scale (O, I/group), N.weight_shape
+ *   N.qweight I32 (I/8, O), N.scales (groups, O), N.qzeros, N.g_idx         [AutoGPTQ's format, version 1, symmetric]
+ *   N.weight in NF4                                                         [nf4_source.h] */
+#pragma once
+#include "model/checkpoint/safetensors.h"
+
+/* The file that holds the codes of the matrix NAME.weight; NULL: it is not stored so. */
+const SafeFile *coded_source_find(SafeFile *const *file, int count, const char *name);
+
+/* NAME.weight, of whose codes and scales the tensor `name` is a part, malloc'ed; NULL: of none. */
+char *coded_source_matrix(SafeFile *const *file, int count, const char *name);
+
+/* Elements first .. first + n - 1 of that matrix (rows, cols). Dies, naming file and tensor, on other shapes, types and formats. */
+void  coded_source_read(float *to, SafeFile *const *file, int count, const char *name, size_t rows, size_t cols, size_t first,
+                        size_t n);

@@ -1,0 +1,395 @@
+#include "model/checkpoint/export_files.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "kernels/clock.h"
+#include "kernels/error.h"
+#include "model/checkpoint/coded_source.h"
+#include "model/checkpoint/convert.h"
+#include "model/checkpoint/crc32c.h"
+#include "model/checkpoint/folder.h"
+#include "model/checkpoint/merge.h"
+
+enum { CHUNK = 8 << 20 };       /* elements that are in memory at once, or a unit of coded_unit */
+
+static size_t numel(const HfTensor *t)
+{
+    return t->rows * t->cols;
+}
+
+/* ---- what is written ------------------------------------------------------------------------------------------ */
+
+/* The tensors that e becomes. */
+static int outputs(CodedTensor to[CODED_TENSORS], const Export *x, const Entry *e)
+{
+    const HfTensor *t = &e->tensor;
+    if (e->is_coded)
+        return coded_tensors(to, x->coded, t->rows, t->cols);
+    to[0] = (CodedTensor){ .suffix = ".weight", .dtype = x->dtype, .dims = t->vector ? 1 : 2, .per = 1,
+                           .shape = { t->vector ? t->cols : t->rows, t->cols }, .bytes = safetensors_dtype_size(x->dtype) };
+    return 1;
+}
+
+/* The caller frees it. */
+static char *output_name(const Entry *e, const CodedTensor *t)
+{
+    return xasprintf("%.*s%s", (int)(strlen(e->tensor.name) - strlen(".weight")), e->tensor.name, t->suffix);
+}
+
+static size_t output_bytes(const CodedTensor *t)
+{
+    size_t n = safetensors_dtype_size(t->dtype);
+    for (int i = 0; i < t->dims; i++)
+        n *= t->shape[i];
+    return n;
+}
+
+void export_divide(Export *x, size_t file_limit)
+{
+    size_t filled = 0;
+    for (int i = 0; i < x->num_entries; i++) {
+        CodedTensor to[CODED_TENSORS];
+        size_t bytes = 0;
+        for (int k = outputs(to, x, &x->entry[i]); k-- > 0;)
+            bytes += output_bytes(&to[k]);
+        if (filled > 0 && filled + bytes > file_limit) {
+            x->num_files++;
+            filled = 0;
+        }
+        filled += bytes;
+        x->entry[i].file = x->num_files;
+    }
+    x->num_files++;
+}
+
+void export_create_files(Export *x)
+{
+    x->file = xcalloc((size_t)x->num_files, sizeof *x->file);
+    for (int i = 0; i < x->num_files; i++) {
+        char *path = x->num_files == 1 ? xasprintf("%s/model.safetensors", x->temporary)
+                                       : xasprintf("%s/model-%05d-of-%05d.safetensors", x->temporary, i + 1, x->num_files);
+        x->file[i] = safetensors_new(path);
+        free(path);
+    }
+    for (int i = 0; i < x->num_entries; i++) {
+        CodedTensor to[CODED_TENSORS];
+        for (int k = 0, count = outputs(to, x, &x->entry[i]); k < count; k++) {
+            char *name = output_name(&x->entry[i], &to[k]);
+            safetensors_add(x->file[x->entry[i].file], name, to[k].dtype, to[k].dims, to[k].shape);
+            free(name);
+        }
+    }
+    for (int i = 0; i < x->num_files; i++) {
+        safetensors_lay_out(x->file[i]);
+        safetensors_create(x->file[i]);
+    }
+}
+
+size_t export_bytes(const Export *x)
+{
+    size_t bytes = 0;
+    for (int i = 0; i < x->num_files; i++)
+        bytes += x->file[i]->bytes;
+    return bytes;
+}
+
+json_t *export_index(const Export *x)
+{
+    json_t *map = json_object();
+    for (int i = 0; i < x->num_files; i++)
+        for (int k = 0; k < x->file[i]->count; k++)
+            json_object_set_new(map, x->file[i]->tensor[k].name, json_string(strrchr(x->file[i]->path, '/') + 1));
+    return json_pack("{s:{s:I}, s:o}", "metadata", "total_size", (json_int_t)export_bytes(x), "weight_map", map);
+}
+
+/* ---- what is read --------------------------------------------------------------------------------------------- */
+
+/* value: the first of e's that is not finite in the type asked for. */
+static _Noreturn void die_of_value(const Export *x, const Entry *e, float value)
+{
+    if (!isfinite(value))
+        die("%s: tensor %s holds a value that is not finite: this model is ruined. %s", e->from->path, e->tensor.name,
+            folder_say_others(x->folder));
+    if (e->is_coded)
+        die("%s: tensor %s holds %g, more than LLM.int8() can: take --dtype=int8 without --layout", e->from->path, e->tensor.name,
+            (double)value);
+    die("%s: tensor %s holds %g, more than %s can: %s", e->from->path, e->tensor.name, (double)value, x->dtype,
+        strcmp(x->dtype, "F16") == 0 ? "take --dtype=bf16" : "take --dtype=f32");
+}
+
+static _Noreturn void die_of_disk(const Export *x, const SafeFile *file)
+{
+    die("%s; the export is not complete. Make room or name a folder elsewhere; %s can be removed, and the next export to there "
+        "replaces it", file->problem, x->temporary);
+}
+
+static void check_sum(const Entry *e, uint32_t sum)
+{
+    const SafeTensor *t = e->source;
+    if (t->has_sum && t->sum != sum)
+        die("%s: tensor %s has the checksum %08x, and %08x in trainer.json: some of its bytes are not those that were saved. Copy "
+            "the file again or export another checkpoint", e->from->path, t->name, sum, t->sum);
+}
+
+/* All of an adapter's tensor; the caller frees it. */
+static float *read_low(const Export *x, const Entry *e)
+{
+    const SafeTensor *t = e->source;
+    const size_t bytes = t->end - t->begin, n = numel(&e->tensor);
+    void *raw = xmalloc(bytes);
+    float *values = xmalloc(n * sizeof *values);
+    safetensors_read(e->from, raw, t, 0, bytes);
+    check_sum(e, crc32c(0, raw, bytes));
+    convert_decode(values, t->dtype, raw, n);
+    for (size_t i = 0; i < n; i++)
+        if (!isfinite(values[i]))
+            die_of_value(x, e, values[i]);
+    free(raw);
+    return values;
+}
+
+static Merge open_merge(const Export *x, const Entry *e)
+{
+    float *a = read_low(x, e->a), *b = read_low(x, e->b);
+    const Merge m = merge_open(a, b, x->lora.rank, e->tensor.rows, e->tensor.cols, (float)lora_scale(&x->lora));
+    free(a);
+    free(b);
+    return m;
+}
+
+/* A matrix from front to back, with its adapter added. */
+typedef struct {
+    const Export *x;
+    const Entry  *e;
+    size_t        chunk;        /* elements that are in memory at once */
+    Merge         merge;
+    void         *raw;          /* chunk elements of 4 bytes */
+    float        *values;       /* chunk */
+    uint32_t      sum;
+    const Entry  *viewed;       /* the one that `view` is of; NULL: none */
+    CodedView     view;
+} Reading;
+
+static void begin_reading(Reading *r, const Entry *e)
+{
+    r->e = e;
+    r->sum = 0;
+    r->merge = e->a ? open_merge(r->x, e) : (Merge){ 0 };
+}
+
+/* The next n elements, from `at` on, into r->values. */
+static void read_values(Reading *r, size_t at, size_t n)
+{
+    const SafeTensor *from = r->e->source;
+    const HfTensor *t = &r->e->tensor;
+    if (from) {
+        const size_t size = safetensors_dtype_size(from->dtype);
+        safetensors_read(r->e->from, r->raw, from, at * size, n * size);
+        r->sum = crc32c(r->sum, r->raw, n * size);
+        convert_decode(r->values, from->dtype, r->raw, n);
+    } else
+        coded_source_read(r->values, r->x->source.file, r->x->source.count, t->name, t->rows, t->cols, at, n);
+    if (r->e->a)
+        merge_add(r->values, &r->merge, at, n);
+}
+
+static void end_reading(Reading *r)
+{
+    if (r->e->source)
+        check_sum(r->e, r->sum);
+    merge_close(&r->merge);
+}
+
+/* ---- plain tensors -------------------------------------------------------------------------------------------- */
+
+static void write_output(const Export *x, const Entry *e, const CodedTensor *t, size_t at, const void *src, size_t bytes)
+{
+    SafeFile *file = x->file[e->file];
+    char *name = output_name(e, t);
+    if (!safetensors_write(file, safetensors_find(file, name), at, src, bytes))
+        die_of_disk(x, file);
+    free(name);
+}
+
+/* The padding rows of a vocabulary that has them are read for the checksum alone. */
+static void write_plain(Reading *r, const Entry *e)
+{
+    CodedTensor to[CODED_TENSORS];
+    const size_t own = numel(&e->tensor);
+    const size_t all = e->source ? (e->source->end - e->source->begin) / safetensors_dtype_size(e->source->dtype) : own;
+    outputs(to, r->x, e);
+    begin_reading(r, e);
+    for (size_t at = 0, n; at < all; at += n) {
+        n = all - at < r->chunk ? all - at : r->chunk;
+        read_values(r, at, n);
+        const size_t kept = at >= own ? 0 : own - at < n ? own - at : n, bad = convert_encode(r->raw, r->x->dtype, r->values, kept);
+        if (bad < kept)
+            die_of_value(r->x, e, r->values[bad]);
+        write_output(r->x, e, &to[0], at * to[0].bytes, r->raw, kept * to[0].bytes);
+    }
+    end_reading(r);
+}
+
+/* ---- codes ---------------------------------------------------------------------------------------------------- */
+
+/* Whole units, as many as fit into memory at once. */
+static size_t step_of(const Reading *r, const Entry *e)
+{
+    const size_t unit = coded_unit(r->x->coded, e->tensor.cols);
+    return r->chunk / unit * unit;
+}
+
+static void read_checked(Reading *r, size_t at, size_t n)
+{
+    const float most = coded_most(r->x->coded);
+    read_values(r, at, n);
+    for (size_t i = 0; i < n; i++)
+        if (!(fabsf(r->values[i]) <= most))
+            die_of_value(r->x, r->e, r->values[i]);
+}
+
+static bool same_view(const Export *x, const Entry *a, const Entry *b)
+{
+    return a == b || (coded_shares(x->coded) && a->shares == b->shares);
+}
+
+/* Sets r->view to that of e, and of all matrices that share a scale with it. */
+static void look(Reading *r, const Entry *e)
+{
+    if (!coded_looks_first(r->x->coded) || (r->viewed && same_view(r->x, r->viewed, e)))
+        return;
+    r->viewed = e;
+    r->view = (CodedView){ 0 };
+    for (int i = 0; i < r->x->num_entries; i++) {
+        const Entry *other = &r->x->entry[i];
+        if (!other->is_coded || !same_view(r->x, other, e))
+            continue;
+        const size_t all = numel(&other->tensor), step = step_of(r, other);
+        begin_reading(r, other);
+        for (size_t at = 0, n; at < all; at += n) {
+            n = all - at < step ? all - at : step;
+            read_checked(r, at, n);
+            coded_look(&r->view, r->x->coded, r->values, n);
+        }
+        end_reading(r);
+    }
+}
+
+/* What the tensors of e hold of its n elements from `at` on. */
+static void write_parts(const Export *x, const Entry *e, void *const out[], size_t at, size_t n)
+{
+    CodedTensor to[CODED_TENSORS];
+    for (int i = 0, count = outputs(to, x, e); i < count; i++)
+        if (to[i].per)
+            write_output(x, e, &to[i], at / to[i].per * to[i].bytes, out[i], (n + to[i].per - 1) / to[i].per * to[i].bytes);
+}
+
+static void write_whole(const Export *x, const Entry *e, const CodedView *v)
+{
+    CodedTensor to[CODED_TENSORS];
+    for (int i = 0, count = outputs(to, x, e); i < count; i++) {
+        const size_t bytes = output_bytes(&to[i]);
+        if (to[i].per)
+            continue;
+        void *whole = xmalloc(bytes);
+        coded_whole(whole, bytes, to[i].suffix, x->coded, v, e->tensor.rows, e->tensor.cols);
+        write_output(x, e, &to[i], 0, whole, bytes);
+        free(whole);
+    }
+}
+
+/* Room for n elements in each tensor. */
+static void open_parts(void *out[CODED_TENSORS], const Export *x, const Entry *e, size_t n)
+{
+    CodedTensor to[CODED_TENSORS];
+    memset(out, 0, CODED_TENSORS * sizeof *out);
+    for (int i = 0, count = outputs(to, x, e); i < count; i++)
+        out[i] = to[i].per ? xmalloc((n / to[i].per + 1) * to[i].bytes) : NULL;
+}
+
+static void close_parts(void *out[CODED_TENSORS])
+{
+    for (int i = 0; i < CODED_TENSORS; i++)
+        free(out[i]);
+}
+
+static void write_coded(Reading *r, const Entry *e)
+{
+    const size_t all = numel(&e->tensor), most = step_of(r, e), step = most < all ? most : all;
+    void *out[CODED_TENSORS];
+    look(r, e);
+    open_parts(out, r->x, e, step);
+    begin_reading(r, e);
+    for (size_t at = 0, n; at < all; at += n) {
+        n = all - at < step ? all - at : step;
+        read_checked(r, at, n);
+        coded_encode(out, r->x->coded, &r->view, r->values, e->tensor.cols, n);
+        write_parts(r->x, e, out, at, n);
+    }
+    end_reading(r);
+    close_parts(out);
+    write_whole(r->x, e, &r->view);
+}
+
+void export_write_int4(Export *x, const char *name, const int8_t *codes, const float *scale)
+{
+    int i = 0;
+    while (i < x->num_entries && strcmp(x->entry[i].tensor.name, name) != 0)
+        i++;
+    CHECK(i < x->num_entries && x->entry[i].is_coded && x->coded.kind == CODED_INT4, "%s is no matrix in int4", name);
+    Entry *e = &x->entry[i];
+    const size_t n = numel(&e->tensor);
+    void *out[CODED_TENSORS];
+    open_parts(out, x, e, n);
+    coded_int4(out, x->coded, codes, scale, n);
+    write_parts(x, e, out, 0, n);
+    close_parts(out);
+    write_whole(x, e, &(CodedView){ 0 });
+    e->is_written = x->is_calibrated = true;
+}
+
+/* ---- all ------------------------------------------------------------------------------------------------------ */
+
+/* done: of `all` elements. The cursor goes back, so that the next message takes this line. */
+static void say_progress(double start, size_t done, size_t all)
+{
+    static double said;
+    const double now = clock_seconds();
+    if (!isatty(STDERR_FILENO) || now - start < 1 || now - said < 0.5)
+        return;
+    said = now;
+    fprintf(stderr, "\033[Kexported %.0f %%, %.0f s left\r", 100 * (double)done / (double)all,
+            (now - start) * (double)(all - done) / (double)(done + 1));
+}
+
+void export_write(Export *x)
+{
+    const double start = clock_seconds();
+    Reading r = { .x = x, .chunk = CHUNK };
+    size_t all = 0, done = 0;
+    for (int i = 0; i < x->num_entries; i++) {
+        const size_t unit = x->is_coded ? coded_unit(x->coded, x->entry[i].tensor.cols) : 1;
+        r.chunk = unit > r.chunk ? unit : r.chunk;
+        all += numel(&x->entry[i].tensor);
+    }
+    r.raw = xmalloc(r.chunk * sizeof(float));
+    r.values = xmalloc(r.chunk * sizeof(float));
+    for (int i = 0; i < x->num_entries; i++) {
+        Entry *e = &x->entry[i];
+        say_progress(start, done, all);
+        if (!e->is_written)
+            (e->is_coded ? write_coded : write_plain)(&r, e);
+        e->is_written = true;
+        done += numel(&e->tensor);
+    }
+    if (isatty(STDERR_FILENO))
+        fputs("\033[K", stderr);
+    for (int i = 0; i < x->num_files; i++)
+        if (!safetensors_sync(x->file[i]))
+            die_of_disk(x, x->file[i]);
+    free(r.raw);
+    free(r.values);
+}
