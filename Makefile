@@ -98,7 +98,7 @@ $B/tests/test_hangs: $B/train.c.o
 $B/tests/test_hangs: WRAP = $(foreach f,checkpoint_latest folder_clean folder_publish folder_remove_step log_open main map_file \
                                       numpy_shuffle pwrite shard_read source_open yaml_load,-Wl,--wrap=$f)
 # This one watches which files are opened, and goes on after an error.
-$B/tests/fuzz: $(patsubst %,$B/tests/fuzz_%.c.o,kinds seeds inputs)
+$B/tests/fuzz: $(patsubst %,$B/tests/fuzz_%.c.o,kinds seeds codes inputs)
 $B/tests/fuzz: WRAP = -Wl,--wrap=fopen -Wl,--wrap=open -Wl,--wrap=truncate -Wl,--wrap=exit \
                      -Wl,--wrap=comm_agree -Wl,--wrap=comm_disagreement
 # This one says how fast a device is.

@@ -5,6 +5,7 @@
 
 #include "model/checkpoint/layout.h"
 #include "model/config/hf.h"
+#include "tests/fuzz_codes.h"
 #include "tests/fuzz_model.h"
 #include "tests/try_config.h"
 
@@ -39,12 +40,22 @@ static void seed_yaml(Kind *k)
     add_files(k, "configs/*.yaml");
 }
 
+static const char *const quantized[] = {
+    "{\"quant_method\": \"gptq\", \"bits\": 4, \"sym\": true, \"checkpoint_format\": \"gptq\"}",
+    "{\"quant_method\": \"fp8\", \"fmt\": \"e4m3\", \"weight_block_size\": [128, 128]}",
+    "{\"quant_method\": \"bitsandbytes\", \"load_in_4bit\": true, \"bnb_4bit_quant_type\": \"nf4\"}",
+    ("{\"quant_method\": \"compressed-tensors\", \"format\": \"pack-quantized\", \"config_groups\": {\"group_0\": {\"weights\": "
+     "{\"num_bits\": 4, \"type\": \"int\", \"symmetric\": true, \"strategy\": \"group\"}}}}"),
+};
+
 static void seed_hf(Kind *k)
 {
     add_text(k, "{" TRY_LLAMA "}");
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
         ModelConfig m = architecture(a);
         json_t *config = hf_config(&m, BF16);
+        if (a < sizeof quantized / sizeof quantized[0])
+            json_object_set_new(config, "quantization_config", json_loads(quantized[a], 0, NULL));
         char *written = json_dumps(config, JSON_INDENT(2));
         add_text(k, written);
         free(written);
@@ -85,6 +96,18 @@ static void seed_checkpoint(Kind *k)
         safetensors_close(f);
     }
     add_seed(k, input_read(text("%s/%s", k->folder, k->file)));
+}
+
+/* Its weights as codes and scales. */
+static void seed_codes(Kind *k)
+{
+    Input seed[FUZZ_CODES];
+    model.config.save_folder = k->folder;
+    save(&model, 1);
+    fuzz_codes(seed, k->folder);
+    for (int i = 0; i < FUZZ_CODES; i++)
+        add_seed(k, seed[i]);
+    shell(text("cd %s/step1 && rm trainer.json optimizer*", k->folder));
 }
 
 static void seed_tokens(Kind *k)
@@ -148,7 +171,8 @@ static void seed_kind(Kind *k)
     static const struct { const char *name; void (*seed)(Kind *k); } how[] = {
         { "yaml", seed_yaml }, { "hf", seed_hf }, { "adapter", seed_adapter }, { "shard2", seed_tokens }, { "shard4", seed_tokens },
         { "mask", seed_tokens }, { "metadata", seed_tokens }, { "questions", seed_questions }, { "metrics", seed_metrics },
-        { "latest", seed_latest }, { "names", seed_names }, { "other-tokens", seed_tokens }, { "other-mask", seed_tokens },
+        { "latest", seed_latest }, { "names", seed_names }, { "codes", seed_codes },
+        { "other-tokens", seed_tokens }, { "other-mask", seed_tokens },
         { "other-metadata", seed_tokens }, { "other-questions", seed_questions },
     };
     for (size_t i = 0; i < sizeof how / sizeof how[0]; i++)
