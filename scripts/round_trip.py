@@ -76,11 +76,11 @@ def run(command):
         raise SystemExit(f"{shlex.join(command)}\n{done.stdout}error: exit status {done.returncode}")
 
 
-def train(options, root, name, load, rate):
+def train(options, root, name, load, rate, recipe="f32"):
     """One step from the folder `load`; returns the checkpoint and its loss."""
     settings, folder = os.path.join(root, name + ".yaml"), os.path.join(root, name)
     with open(settings, "w", encoding="utf-8") as file:
-        file.write(f"{STEP}recipe: f32\nload_path: {load}\nsave_folder: {folder}\nmodel: {{max_sequence_length: {T}}}\n"
+        file.write(f"{STEP}recipe: {recipe}\nload_path: {load}\nsave_folder: {folder}\nmodel: {{max_sequence_length: {T}}}\n"
                    f"optimizer: {{learning_rate: {rate}, weight_decay: 0}}\nscheduler: {{name: constant}}\n"
                    f"data: {{paths: [{root}/tokens.npy]}}\n")
     run([*shlex.split(options.train), settings])
@@ -89,8 +89,8 @@ def train(options, root, name, load, rate):
     return os.path.join(folder, "step1"), next(x for x in losses if x is not None)
 
 
-def export(options, checkpoint, folder, dtype):
-    run([shlex.split(options.train)[-1], f"--export={checkpoint}", folder, f"--dtype={dtype}"])
+def export(options, checkpoint, folder, dtype, *more):
+    run([shlex.split(options.train)[-1], f"--export={checkpoint}", folder, f"--dtype={dtype}", *more])
     return folder
 
 
@@ -126,8 +126,8 @@ def differences(a, b):
     return {key: (a.get(key), b.get(key)) for key in a.keys() | b.keys() if a.get(key) != b.get(key) and (key in a or b[key])}
 
 
-def check_files(folder, original):
-    """All but config.json and weights byte for byte."""
+def check_files(folder, original, more=frozenset()):
+    """All but config.json and weights byte for byte. more: keys of config.json that may be others."""
     names = lambda root: {os.path.relpath(os.path.join(path, n), root) for path, _, files in os.walk(root) for n in files}
     assert names(folder) == names(original), f"{names(folder)} of {names(original)}"
     for name in names(folder) - {"config.json", "model.safetensors"}:
@@ -135,7 +135,7 @@ def check_files(folder, original):
             assert one.read() == other.read(), name
     found, expected = (AutoConfig.from_pretrained(f).to_dict() for f in (folder, original))
     changed = differences(expected, found)
-    assert changed.keys() <= MADE_ANEW, f"config.json: {changed}"
+    assert changed.keys() <= MADE_ANEW | more, f"config.json: {changed}"
     found, expected = (AutoTokenizer.from_pretrained(f) for f in (folder, original))
     talk = [{"role": "user", "content": "Wie geht's?"}]
     for template in (None, "tool_use"):
