@@ -53,6 +53,7 @@ static inline void place(Run *r)
     fsdp_plan(&r->fsdp, &arena, &r->config, alone);
     arena.base = r->memory = device_alloc(arena.used);
     arena.used = 0;
+    fsdp_place_gathered(&r->fsdp);
     fsdp_plan(&r->fsdp, &arena, &r->config, alone);
 }
 
