@@ -1,9 +1,9 @@
 /* The list of operations tells the truth: each row of kernels/operation_list.h names all that the operation reads and writes.
  *
- * While an operation of a training step runs, all device memory of the model that its row does not name as read is NaN, and whatever
- * it leaves outside of what its row names as written is found, and undone. So an access that a row forgets is an error or changes
- * results, which are compared with those of the same step run as always. Then each access of a row is hidden in turn: that must be
- * noticed. */
+ * While an operation of a training step runs, all device memory of the model that its row does not name as read is NaN, and
+ * whatever it leaves outside of what its row names as written is found, and undone. So an access that a row forgets is an error or
+ * changes results, which are compared with those of the same step run as always. Then each access of a row is hidden in turn: that
+ * must be noticed. */
 #include "tests/kit.h"
 
 #include <math.h>
