@@ -63,7 +63,7 @@ cuda_tests() {
         case $name in
         *.d|*.o|*test_cpu_*) ;;
         *ranks*) for n in 1 2 4; do [ $n -le "$gpus" ] && beside "$name on $n" $LAUNCH -n $n "$test"; done ;;
-        *train|*faults|*save_folder|*fit|*hangs|*ruin|*skips|*verify|*generate|*eval_only|*lora_runs) beside "$name" "$test" ;;
+        *train|*train_parity|*data_ends|*moved|*faults|*save_folder|*fit|*hangs|*ruin|*skips|*verify|*generate|*eval_only|*lora_runs) beside "$name" "$test" ;;
         *) [ -x "$test" ] && on_one "$name" "$test" ;;
         esac
     done

@@ -24,7 +24,7 @@ static void test_bad_token(void **state)
     double whole[MAX_STEPS], found[MAX_STEPS];
     make_bad();
     for (int ranks = 1; ranks <= 2 && ranks <= most_ranks(); ranks++) {
-        long step;
+        long step = 0;
         expect_status(train_on(ranks, "bad.npy", ""), 1);
         const char *error = strstr(output, "; step ");
         if (!error || sscanf(error, "; step %ld has no data, and the last checkpoint is ", &step) != 1)

@@ -210,6 +210,7 @@ static ModelConfig small(SmallModel a)
     m.n_layers = 1;
     m.layer_types.count = 0;
     m.d_model = 32;
+    m.head_dim = m.head_dim % 16 ? 32 : m.head_dim;         /* GPUs multiply FP8 by sixteens */
     m.n_heads = 2;
     m.n_kv_heads = a % 2 ? 1 : 2;
     m.mlp_width = 48;

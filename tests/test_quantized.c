@@ -137,6 +137,7 @@ static const char *with_tensor(const char *base, const char *name, const char *d
 static void test_tensors(void **state)
 {
     (void)state;
+    needs_fork();
     const char *base = save_base(LLAMA);
     Run r;
     for (size_t i = 0; i < sizeof by_tensor / sizeof by_tensor[0]; i++) {
