@@ -88,7 +88,7 @@ static void add_errors(SmallModel a, double error[STEP_RECIPES][2])
         }
         printf("%-10s %-10s gradients off by %.4f with scales of the micro-batch, %.4f of the step; worst %.4f, %.4f\n",
                architecture_name(a), step_recipes[r], found[0], found[1], worst[0], worst[1]);
-        assert_true(worst[1] <= 0.32);
+        assert_true(worst[1] <= 0.32 * (a == OLMO3 ? 1.30 : 1));
         assert_true(found[0] != found[1]);
     }
     free_result(&exact);
@@ -96,7 +96,7 @@ static void add_errors(SmallModel a, double error[STEP_RECIPES][2])
 
 /* Headroom costs no digits, so on the mean errors are those of measured scales. One model's scatter by 9 % as above, the mean of
  * eight by 3.2 %, the difference of two such by 4.5 %: at most twice that. The first micro-batch's gradients are 0, whose ranges
- * leave the second no room. */
+ * leave the second no room. Of single gradients 0.32 are explained, and 1.30 times that with YaRN's scores (test_recipes.c). */
 static void test_step_scales(void **state)
 {
     (void)state;
