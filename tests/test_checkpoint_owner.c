@@ -371,6 +371,39 @@ static void test_no_sync(void **state)
     release();
 }
 
+/* runs/a of one project is not runs/a of another. */
+static void test_relative(void **state)
+{
+    (void)state;
+    static const char relative[] = "save_folder: runs/a\n";
+    char folder[300], config[320], absolute[320];
+    snprintf(folder, sizeof folder, "%s/named", root);
+    snprintf(config, sizeof config, "%s/config.yaml", folder);
+    snprintf(absolute, sizeof absolute, "save_folder: %s\n", root);
+    mkdir(folder, 0777);
+    folder_write(config, relative, strlen(relative));
+    assert_int_equal(saved_as_in(folder, "runs/a"), -1);
+    assert_int_equal(saved_as_in(folder, "runs/b"), 0);
+    folder_write(config, absolute, strlen(absolute));
+    assert_int_equal(saved_as_in(folder, root), 1);
+    assert_int_equal(saved_as_in(folder, "runs/a"), 0);
+}
+
+/* A checkpoint of another run, copied to where this one saves its next: it stays under another name. */
+static void test_copied(void **state)
+{
+    (void)state;
+    Run r;
+    open_small(&r);
+    save(&r, 2);
+    in_folder(&r, "cp -r step2 step3 && echo 'save_folder: /elsewhere' > step3/config.yaml");
+    save(&r, 3);
+    in_folder(&r, "grep -q elsewhere step3.old/config.yaml && ! grep -q elsewhere step3/config.yaml");
+    expect_latest(&r, "step3");
+    close_run(&r);
+    release();
+}
+
 int main(void)
 {
     device_init(0);
@@ -379,7 +412,7 @@ int main(void)
         cmocka_unit_test(test_replaced), cmocka_unit_test(test_foreign_step), cmocka_unit_test(test_links),
         cmocka_unit_test(test_protected),
         cmocka_unit_test(test_busy), cmocka_unit_test(test_no_links), cmocka_unit_test(test_latest_is_none),
-        cmocka_unit_test(test_no_sync),
+        cmocka_unit_test(test_no_sync), cmocka_unit_test(test_relative), cmocka_unit_test(test_copied),
     };
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }

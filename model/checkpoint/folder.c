@@ -411,7 +411,8 @@ static void point_latest_to_step(const char *save_folder, long step)
 void folder_publish(const char *save_folder, long step)
 {
     char *path = step_path(save_folder, step, ""), *old = NULL;
-    const bool foreign = folder_exists(path) && !is_link(path) && !saved_as_ours(path);
+    const bool foreign = folder_exists(path) && !is_link(path)
+                      && (!saved_as_ours(path) || saved_as_in(path, save_folder) == 0);
     folder_sync(unfinished);
     if (folder_exists(path)) {
         old = free_step_name(save_folder, step, ".old");
@@ -423,7 +424,7 @@ void folder_publish(const char *save_folder, long step)
     folder_sync(save_folder);
     point_latest_to_step(save_folder, step);
     if (foreign)
-        warn("%s was no checkpoint; it is %s now", path, old);
+        warn("%s was no checkpoint of this run; it is %s now", path, old);
     else if (old)
         folder_remove_tree(old);
     remove_marked(save_folder, ".old", true);

@@ -389,10 +389,10 @@ void checkpoint_prune(const Config *c)
         char *path = xasprintf("%s/step%ld", c->save_folder, step);
         const SavedAs as = saved_as_read(path);
         const bool ephemeral = as == SAVED_EPHEMERAL, rotates = ephemeral || as == SAVED_INTERVAL;
-        const bool wanted = ephemeral ? !ephemeral_kept : keep < 0 || kept < keep;
-        ephemeral_kept |= ephemeral;
-        kept += as == SAVED_INTERVAL;
-        if (rotates && !wanted && step != last && may_go(c, path)) {
+        const bool wanted = ephemeral ? !ephemeral_kept : keep < 0 || kept < keep, own = step == last || may_go(c, path);
+        ephemeral_kept |= own && ephemeral;
+        kept += own && as == SAVED_INTERVAL;
+        if (rotates && !wanted && step != last && own) {
             watchdog_mark("deleting old checkpoints", -1);
             folder_remove_step(c->save_folder, step);
         }

@@ -86,7 +86,9 @@ int saved_as_in(const char *folder, const char *save_folder)
     if (is_file(path))
         free(error_catch(read_yaml, &r));
     const YamlNode *n = r.root ? yaml_find(r.root, "save_folder") : NULL;
-    const int in = n && n->text ? same_folder(n->text, save_folder) : -1;
+    int in = n && n->text ? same_folder(n->text, save_folder) : -1;
+    if (in == 1 && n->text[0] != '/')           /* runs/a of another project has the same name */
+        in = -1;
     yaml_free(r.root);
     free(path);
     return in;

@@ -18,5 +18,6 @@ const char *saved_as_name(SavedAs s);           /* in trainer.json */
 /* Whether the folder is a checkpoint that this program made, also a damaged one. */
 bool        saved_as_ours(const char *folder);
 
-/* Whether a checkpoint's config.yaml names that save_folder: 1, another one: 0, none: -1. */
+/* Whether a checkpoint's config.yaml names that save_folder: 1, another one: 0, none, or one of the same name from wherever the run was
+ * started: -1. */
 int         saved_as_in(const char *folder, const char *save_folder);
