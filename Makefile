@@ -154,7 +154,7 @@ test:
 	@$(MAKE) --no-print-directory $(PARALLEL) run-tests
 # Under the sanitizers not these: they start the program again and again, which takes seconds each time there.
 # Without sanitizers they run as all do.
-STARTS     = $(patsubst %,$B/tests/test_%,data_ends hangs moved save_folder train)
+STARTS     = $(patsubst %,$B/tests/test_%,hangs moved save_folder train)
 run-tests: build-all
 	@bash scripts/run-tests $B "$(LAUNCH)" $(if $(SANITIZE),$(filter-out $(STARTS),$(TESTS)),$(TESTS) $(wildcard tests/test_*.py))
 quick:
