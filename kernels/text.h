@@ -9,6 +9,16 @@ static inline bool text_ends_with(const char *text, const char *end)
     return n >= m && strcmp(text + n - m, end) == 0;
 }
 
+/* Whether it is one of these words, which have | between them. */
+static inline bool text_is_among(const char *text, const char *words)
+{
+    const size_t n = strlen(text);
+    for (const char *word = words; word; word = strchr(word, '|'), word += word != NULL)
+        if (strncmp(word, text, n) == 0 && (word[n] == '|' || !word[n]))
+            return true;
+    return false;
+}
+
 /* The last folder and the name: "step10/model.safetensors". */
 static inline const char *path_tail(const char *path)
 {

@@ -13,6 +13,7 @@
 #include "kernels/error.h"
 #include "kernels/text.h"
 #include "model/checkpoint/folder.h"
+#include "model/config/files.h"
 
 static const char *const model_files[] = {
     "config.json",      /* not handed on as it is: companions_complete */
@@ -293,7 +294,7 @@ void companions_write(const char *folder)
         folder_write(path, held[i].data, held[i].bytes);
         free(path);
     }
-    if (folder_exists(below))
+    if (file_exists(below))
         folder_sync(below);
     free(below);
 }

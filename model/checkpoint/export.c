@@ -21,18 +21,11 @@
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/target.h"
 #include "model/config/adapter.h"
+#include "model/config/files.h"
 #include "model/config/hf.h"
 #include "model/config/pointer.h"
 
 /* ---- what there is ---------------------------------------------------------------------------------------- */
-
-static bool holds_model(const char *folder)
-{
-    char *path = xasprintf("%s/config.json", folder);
-    const bool found = folder_exists(path);
-    free(path);
-    return found;
-}
 
 /* The latest checkpoint, if `source` is the folder of a run. */
 static char *choose(const char *source)
@@ -46,7 +39,7 @@ static char *choose(const char *source)
             "save_pretrained wrote", source);
     if (target_is_unfinished(source))
         die("--export=%s: an export to there was interrupted; name the checkpoint that it began with", source);
-    if (holds_model(source) || adapter_is(source))
+    if (file_is_in(source, "config.json") || adapter_is(source))
         return xstrdup(source);
     char *latest = checkpoint_latest(source);
     if (!latest)
@@ -58,7 +51,7 @@ static char *choose(const char *source)
 static char *find_base(const char *folder, const char *given)
 {
     char *base = given ? xstrdup(given) : adapter_base(folder);
-    if (!base || !holds_model(base))
+    if (!base || !file_is_in(base, "config.json"))
         die("--export=%s: its adapters are added to the weights of the model they stand beside, and %s %s%s; "
             "--lora.base_path=FOLDER says where that is", folder,
             given ? "--lora.base_path" : "base_model_name_or_path of its adapter_config.json",

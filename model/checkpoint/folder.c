@@ -15,6 +15,7 @@
 
 #include "kernels/error.h"
 #include "model/checkpoint/saved_as.h"
+#include "model/config/files.h"
 #include "model/config/pointer.h"
 
 static const char mark[] = ".unfinished";   /* in a step<N>.tmp or .old of ours, and in a step<N> that is about to be one */
@@ -24,12 +25,6 @@ static bool no_links;                       /* found by folder_try */
 static char *step_path(const char *save_folder, long step, const char *suffix)
 {
     return xasprintf("%s/step%ld%s", save_folder, step, suffix);
-}
-
-bool folder_exists(const char *path)
-{
-    struct stat status;
-    return lstat(path, &status) == 0;
 }
 
 bool folder_holds(const char *name)
@@ -78,7 +73,7 @@ int folder_steps(long **steps, const char *save_folder, const char *suffix)
 char *folder_latest(const char *save_folder)
 {
     char *latest = xasprintf("%s/latest", save_folder), *name = pointer_read(latest);
-    if (!name && folder_exists(latest))
+    if (!name && file_exists(latest))
         die("%s is no link to a checkpoint, as in a copy that followed links; delete it, and begin with --load_path=%s/stepN",
             latest, save_folder);
     free(latest);
@@ -106,14 +101,6 @@ char *folder_newest(const char *save_folder)
     return newest;
 }
 
-static bool holds(const char *folder, const char *name)
-{
-    char *path = xasprintf("%s/%s", folder, name);
-    const bool found = folder_exists(path);
-    free(path);
-    return found;
-}
-
 long folder_foreign_step(const char *save_folder)
 {
     long *steps, foreign = -1;
@@ -134,7 +121,7 @@ long folder_foreign_step(const char *save_folder)
 static char *free_name(const char *path)
 {
     char *name = xstrdup(path);
-    for (int k = 2; folder_exists(name); k++) {
+    for (int k = 2; file_exists(name); k++) {
         free(name);
         name = xasprintf("%s%d", path, k);
     }
@@ -226,7 +213,7 @@ static int remove_entry(const char *path, const struct stat *status, int type, s
 /* The mark goes last: what an interruption leaves has it. */
 void folder_remove_tree(const char *path)
 {
-    if (!folder_exists(path))
+    if (!file_exists(path))
         return;
     if (!is_link(path)) {
         if (nftw(path, remove_entry, 16, FTW_DEPTH | FTW_PHYS) != 0) {
@@ -248,7 +235,7 @@ static void remove_marked(const char *save_folder, const char *suffix, bool only
     for (struct dirent *entry; dir && (entry = readdir(dir)); ) {
         const long step = step_of(entry->d_name, suffix, true);
         char *replacing = step_path(save_folder, step, "");
-        if (step >= 0 && (!only_if_replaced || folder_exists(replacing))) {
+        if (step >= 0 && (!only_if_replaced || file_exists(replacing))) {
             path = xrealloc(path, sizeof *path * (size_t)(count + 1));
             path[count++] = xasprintf("%s/%s", save_folder, entry->d_name);
         }
@@ -259,7 +246,7 @@ static void remove_marked(const char *save_folder, const char *suffix, bool only
     for (int i = 0; i < count; i++) {
         if (is_link(path[i]) || rmdir(path[i]) == 0)
             continue;
-        if (holds(path[i], mark))
+        if (file_is_in(path[i], mark))
             folder_remove_tree(path[i]);
     }
     for (int i = 0; i < count; i++)
@@ -411,10 +398,10 @@ static void point_latest_to_step(const char *save_folder, long step)
 void folder_publish(const char *save_folder, long step)
 {
     char *path = step_path(save_folder, step, ""), *old = NULL;
-    const bool foreign = folder_exists(path) && !is_link(path)
+    const bool foreign = file_exists(path) && !is_link(path)
                       && (!saved_as_ours(path) || saved_as_in(path, save_folder) == 0);
     folder_sync(unfinished);
-    if (folder_exists(path)) {
+    if (file_exists(path)) {
         old = free_step_name(save_folder, step, ".old");
         if (!foreign && !is_link(path))
             put_mark(path);

@@ -6,7 +6,6 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-bool  folder_exists(const char *path);                /* anything of that name */
 bool  folder_holds(const char *name);                 /* whether it can be the name of a file in a folder: no path */
 
 /* N of all entries step<N><suffix>, ascending; their number. */

@@ -30,6 +30,7 @@
 #include "model/checkpoint/stored_base.h"
 #include "model/checkpoint/stored_states.h"
 #include "model/config/adapter.h"
+#include "model/config/files.h"
 #include "model/config/hf.h"
 #include "model/config/table.h"
 #include "model/config/yaml.h"
@@ -106,7 +107,7 @@ static const SafeTensor *find_state(const Source *s, const char *state)
 static _Noreturn void die_of_states(const char *folder, const char *problem)
 {
     char *path = xasprintf("%s/config.yaml", folder);
-    const YamlNode *n = folder_exists(path) ? yaml_find(yaml_load(path), "optimizer.name") : NULL;
+    const YamlNode *n = file_exists(path) ? yaml_find(yaml_load(path), "optimizer.name") : NULL;
     const char *saved = n && n->text ? n->text : "adamw";
     die("%s: %s; the checkpoint was saved with optimizer %s. Take --optimizer.name=%s, or begin with new states: --load_path of "
         "this folder, --reset_optimizer_state and another --save_folder", folder, problem, saved, saved);
@@ -176,10 +177,7 @@ static void compare_blocks(const char *folder, const ModelConfig *t, const Model
 static void check_description(const char *folder, const ModelConfig *c)
 {
     ModelConfig t = *c;
-    char *path = xasprintf("%s/config.json", folder);
-    const bool described = folder_exists(path);
-    free(path);
-    if (!described)
+    if (!file_is_in(folder, "config.json"))
         return;
     config_read_hf(&t, folder);
     const struct { const char *theirs, *ours; double x, y; bool refuse; } keys[] = {
@@ -230,7 +228,7 @@ static void zero_weights(Fsdp *f)
 /* Where the weights are that the adapters in `folder` stand beside. */
 static const char *base_of(const char *folder, const Lora *l)
 {
-    if (!l->base_path || !folder_exists(l->base_path))
+    if (!l->base_path || !file_exists(l->base_path))
         die("%s: the model that its adapters stand beside is not there%s%s; --lora.base_path=FOLDER says where it is now", folder,
             l->base_path ? ": " : "", l->base_path ? l->base_path : "");
     return l->base_path;
@@ -306,15 +304,12 @@ static bool is_checkpoint(const char *folder, char *problem, size_t size)
     bool complete = manifest && manifest_is_complete(folder, manifest, problem, size);
     if (!manifest)
         snprintf(problem, size, "%s: %s", path, error.text);
-    char *model = xasprintf("%s/config.json", folder), *adapter = xasprintf("%s/adapter_config.json", folder);
-    if (complete && !folder_exists(model) && !folder_exists(adapter)) {
+    if (complete && !file_is_in(folder, "config.json") && !adapter_is(folder)) {
         snprintf(problem, size, "%s has neither config.json nor adapter_config.json", folder);
         complete = false;
     }
     json_decref(manifest);
     free(path);
-    free(model);
-    free(adapter);
     return complete;
 }
 

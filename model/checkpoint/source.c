@@ -14,38 +14,17 @@
 #include "model/checkpoint/coded_source.h"
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/manifest.h"
+#include "model/config/files.h"
 #include "model/config/quantized.h"
 #include "model/config/table.h"
 
-/* Reads JSON; NULL if there is no such file. */
-static json_t *read_json(const char *folder, const char *name)
-{
-    char *path = xasprintf("%s/%s", folder, name);
-    check_regular(path);
-    FILE *file = fopen(path, "r");
-    if (!file) {
-        if (errno != ENOENT)
-            die("%s: %s", path, strerror(errno));
-        free(path);
-        return NULL;
-    }
-    json_error_t error;
-    json_t *value = json_loadf(file, JSON_REJECT_DUPLICATES, &error);
-    if (!value)
-        die("%s:%d: not JSON: %s", path, error.line, error.text);
-    fclose(file);
-    free(path);
-    return value;
-}
-
 json_t *source_manifest(const char *folder)
 {
-    json_t *manifest = read_json(folder, "trainer.json");
-    char *optimizer = xasprintf("%s/optimizer-00001.safetensors", folder), problem[4096];
-    if (!manifest && folder_exists(optimizer))
+    json_t *manifest = file_json(folder, "trainer.json", JSON_REJECT_DUPLICATES);
+    char problem[4096];
+    if (!manifest && file_is_in(folder, "optimizer-00001.safetensors"))
         die("%s: the checkpoint is incomplete: trainer.json, which is written last, is missing; load another one",
             folder);
-    free(optimizer);
     if (!manifest)
         return NULL;
     if (!manifest_is_complete(folder, manifest, problem, sizeof problem))
@@ -107,13 +86,12 @@ static void refuse_twice(const Source *s)
 static Source open_model(const char *folder)
 {
     Source s = { 0 };
-    char *single = xasprintf("%s/model.safetensors", folder);
     json_t *index = NULL;
-    if (!folder_exists(folder))
+    if (!file_exists(folder))
         die("%s: there is no such folder", folder);
-    if (folder_exists(single))
+    if (file_is_in(folder, "model.safetensors"))
         add_source(&s, folder, "model.safetensors");
-    else if ((index = read_json(folder, "model.safetensors.index.json"))) {
+    else if ((index = file_json(folder, "model.safetensors.index.json", JSON_REJECT_DUPLICATES))) {
         const char *name;
         json_t *file;
         json_object_foreach(json_object_get(index, "weight_map"), name, file) {
@@ -123,16 +101,13 @@ static Source open_model(const char *folder)
             add_source(&s, folder, json_string_value(file));
         }
     }
-    char *latest = xasprintf("%s/latest", folder);
-    if (s.count == 0 && folder_exists(latest))
-        die("%s is a run, not a checkpoint; its last one is %s", folder, latest);
-    free(latest);
+    if (s.count == 0 && file_is_in(folder, "latest"))
+        die("%s is a run, not a checkpoint; its last one is %s/latest", folder, folder);
     if (s.count == 0)
         die("%s: no model.safetensors and no model.safetensors.index.json with a weight_map; weights in other "
             "formats can be converted with transformers' save_pretrained", folder);
     refuse_twice(&s);
     json_decref(index);
-    free(single);
     return s;
 }
 
@@ -156,9 +131,8 @@ static void drop_adapter_name(char *name)
 Source source_open_adapter(const char *folder)
 {
     json_t *manifest = source_manifest(folder);
-    char *path = xasprintf("%s/adapter_model.safetensors", folder);
     Source s = { 0 };
-    if (!folder_exists(path))
+    if (!file_is_in(folder, "adapter_model.safetensors"))
         die("%s: no adapter_model.safetensors beside its adapter_config.json; adapters in other formats can be converted with "
             "PEFT's save_pretrained", folder);
     add_source(&s, folder, "adapter_model.safetensors");
@@ -166,7 +140,6 @@ Source source_open_adapter(const char *folder)
         drop_adapter_name(s.file[0]->tensor[i].name);
     expect_sums(&s, manifest, folder);
     json_decref(manifest);
-    free(path);
     return s;
 }
 
@@ -211,7 +184,7 @@ void source_refuse_quantized(const Source *s)
 
 static bool says_tied(const char *folder)
 {
-    json_t *config = read_json(folder, "config.json");
+    json_t *config = file_json(folder, "config.json", JSON_REJECT_DUPLICATES);
     bool tied = json_is_true(json_object_get(config, "tie_word_embeddings"));
     json_decref(config);
     return tied;

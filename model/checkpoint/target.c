@@ -11,6 +11,7 @@
 
 #include "kernels/error.h"
 #include "model/checkpoint/folder.h"
+#include "model/config/files.h"
 
 /* A lock of a folder that is being filled: it goes with its holder, however that ends. */
 static int lock(const char *path)
@@ -22,31 +23,25 @@ static int lock(const char *path)
 }
 
 /* The empty file by which a <path>.tmp of target_begin differs from other folders of that name. */
-static char *mark_of(const char *temporary)
-{
-    return xasprintf("%s/unfinished", temporary);
-}
+static const char UNFINISHED[] = "unfinished";
 
 bool target_is_unfinished(const char *path)
 {
-    char *mark = mark_of(path);
-    const bool found = folder_exists(mark);
-    free(mark);
-    return found;
+    return file_is_in(path, UNFINISHED);
 }
 
 /* Whatever else has that name, somebody may need. */
 static void remove_unfinished(const char *temporary)
 {
-    if (folder_exists(temporary) && !target_is_unfinished(temporary) && rmdir(temporary) != 0)
+    if (file_exists(temporary) && !target_is_unfinished(temporary) && rmdir(temporary) != 0)
         die("%s is there, and nothing that an interruption left: move it, or name another folder", temporary);
     folder_remove_tree(temporary);
 }
 
 int target_begin(const char *path)
 {
-    char *temporary = xasprintf("%s.tmp", path), *mark = mark_of(temporary);
-    if (folder_exists(path))
+    char *temporary = xasprintf("%s.tmp", path), *mark = xasprintf("%s/%s", temporary, UNFINISHED);
+    if (file_exists(path))
         die("%s is there already, and nothing is written over: name a folder that is not there yet", path);
     int old = lock(temporary);
     remove_unfinished(temporary);
@@ -63,7 +58,7 @@ int target_begin(const char *path)
 
 void target_complete(const char *path, int begun)
 {
-    char *temporary = xasprintf("%s.tmp", path), *mark = mark_of(temporary), *parent = xstrdup(path), *slash = strrchr(parent, '/');
+    char *temporary = xasprintf("%s.tmp", path), *mark = xasprintf("%s/%s", temporary, UNFINISHED), *parent = xstrdup(path), *slash = strrchr(parent, '/');
     if (slash)
         slash[slash == parent] = '\0';
     if (unlink(mark) != 0)

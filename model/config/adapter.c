@@ -11,6 +11,7 @@
 #include "kernels/error.h"
 #include "kernels/text.h"
 #include "model/architecture.h"
+#include "model/config/files.h"
 #include "model/config/table.h"
 
 /* ---- modules ---------------------------------------------------------------------------------------------- */
@@ -55,14 +56,7 @@ typedef struct { json_t *json; char *path; } File;
 
 static File open_file(const char *folder)
 {
-    json_error_t error;
-    File f = { .path = xasprintf("%s/adapter_config.json", folder) };
-    check_regular(f.path);
-    f.json = json_load_file(f.path, JSON_REJECT_DUPLICATES, &error);
-    if (!f.json && error.line < 1)
-        die("%s: cannot be read: %s", f.path, error.text);
-    if (!f.json)
-        die("%s:%d: not JSON: %s", f.path, error.line, error.text);
+    File f = { file_json(folder, "adapter_config.json", JSON_REJECT_DUPLICATES), xasprintf("%s/adapter_config.json", folder) };
     const char *type = json_string_value(json_object_get(f.json, "peft_type"));
     if (!type || strcmp(type, "LORA") != 0)
         value_wrong_json(f.path, "peft_type", "\"LORA\"", json_object_get(f.json, "peft_type"));
@@ -77,7 +71,7 @@ static void close_file(File *f)
 
 bool adapter_is(const char *folder)
 {
-    return config_holds(folder, "adapter_config.json");
+    return file_is_in(folder, "adapter_config.json");
 }
 
 char *adapter_base(const char *folder)
@@ -88,7 +82,7 @@ char *adapter_base(const char *folder)
         value_wrong_json(f.path, "base_model_name_or_path", "a text", value);
     const char *name = json_string_value(value);
     char *beside = name && *name && *name != '/' ? xasprintf("%s/%s", folder, name) : NULL;
-    const bool is_beside = beside && !config_holds(name, "config.json") && config_holds(beside, "config.json");
+    const bool is_beside = beside && !file_is_in(name, "config.json") && file_is_in(beside, "config.json");
     char *base = is_beside ? xstrdup(beside) : name && *name ? xstrdup(name) : NULL;
     free(beside);
     close_file(&f);

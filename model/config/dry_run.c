@@ -3,21 +3,11 @@
 #include "model/config/table.h"
 
 #include "kernels/error.h"
+#include "kernels/text.h"
 
-void config_drop_data(Reader *r)
+bool config_is_unread(const Config *c, const char *name)
 {
-    static const char *const unread[] = {
-        "--data.paths=null", "--data.datasets=null", "--data.label_mask_paths=null", "--evaluators=null"
-    };
-    static const char *const keys[] = { "dry_run", "eval_only", "generate" };
-    for (int i = 0; i < 3; i++) {
-        YamlNode *n = yaml_find(r->root, keys[i]);
-        if (n)
-            config_apply(r, n, keys[i], r->s);
-    }
-    const int drops = r->s->c.generate ? 4 : r->s->c.dry_run || r->s->c.eval_only ? 3 : 0;
-    for (int i = 0; i < drops; i++)
-        yaml_override(r->root, unread[i]);
+    return (c->dry_run || config_forward_only(c)) && text_is_among(name, "data.paths|data.datasets|data.label_mask_paths");
 }
 
 void config_choose_ranks(Reader *r)

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "kernels/error.h"
+#include "model/config/files.h"
 #include "model/config/hf_keys.h"
 #include "model/config/quantized.h"
 #include "model/config/table.h"
@@ -302,19 +303,11 @@ static void choose_class(Source *s)
 
 static void open_source(Source *s, const char *folder)
 {
-    json_error_t error;
     snprintf(s->path, sizeof s->path, "%s/config.json", folder);
-    check_regular(s->path);
-    s->json = json_load_file(s->path, 0, &error);
-    if (!s->json && error.line < 1)
-        die("%s: cannot be read: %s; load_path must be a folder written by save_pretrained or a checkpoint stepN",
-            s->path, error.text);
+    s->json = file_json(folder, "config.json", 0);
     if (!s->json)
-        die("%s:%d: not JSON: %s", s->path, error.line, error.text);
-    char *generation = xasprintf("%s/generation_config.json", folder);
-    check_regular(generation);
-    s->generation = json_load_file(generation, 0, NULL);        /* which not every folder has */
-    free(generation);
+        die("%s: there is no such file; load_path must be a folder written by save_pretrained or a checkpoint stepN", s->path);
+    s->generation = file_try_json(folder, "generation_config.json");    /* which not every folder has */
     choose_class(s);
 }
 

@@ -1,5 +1,6 @@
-/* From the command line to a Config: defaults, then (without model.d_model and model.n_layers) a Hugging Face config.json, then the
- * YAML file with its overrides, then what follows from them; at last everything written out again as YAML.
+/* From the command line to a Config, in layers: the table's defaults < what load_path says (without model.d_model and model.n_layers
+ * its config.json; to evaluate a checkpoint its run's config.yaml) < the recipe's columns < the YAML file < the command line. Then
+ * what follows from them; at last everything is written out again as YAML.
  * The keys are rows of table.c; nothing here knows them but what reads evaluators and load_path. */
 #include "model/config/load.h"
 
@@ -9,6 +10,7 @@
 
 #include "kernels/comm.h"
 #include "kernels/error.h"
+#include "kernels/text.h"
 #include "kernels/watchdog.h"
 #include "model/config/adapter.h"
 #include "model/config/hf.h"
@@ -101,6 +103,8 @@ void config_apply(Reader *r, YamlNode *n, const char *name, void *base)
         const ConfigKey *k = n->kind == YAML_MAP && config_key(below) ? config_key(below) : config_key(name);
         if (!k)
             unknown(n, name);
+        if (config_is_unread(&r->s->c, name))
+            return;
         if ((k->type & TYPE_MASK) == UNUSED) {
             note_unused(r, k, n, name);
             return;
@@ -126,15 +130,23 @@ void config_apply(Reader *r, YamlNode *n, const char *name, void *base)
     }
 }
 
-/* All but evaluators, which are a list, and format.*, which changes columns of a recipe that is not known yet. */
-static void read_values(Reader *r, bool from_hf)
+/* What says where the model comes from, and what is read of the other keys. */
+static const char FIRST[] = "dry_run|eval_only|generate|run_name|save_folder|try_load_latest_save|load_path|lora";
+
+/* Every key is read once, when what lies below it is there: those of FIRST, then the others over what load_path says, and at last
+ * format.* over the columns of the recipe (recipe.c). Evaluators are a list. */
+static void read_keys(Reader *r, bool first)
 {
     for (int i = 0; i < r->root->num_children; i++) {
         YamlNode *n = r->root->child[i];
         check_key(n);
-        if (strcmp(n->key, "evaluators") != 0 && strcmp(n->key, "format") != 0)
+        if (!text_is_among(n->key, "evaluators|format") && text_is_among(n->key, FIRST) == first)
             config_apply(r, n, n->key, r->s);
     }
+}
+
+static void check_complete(Reader *r, bool from_hf)
+{
     for (const ConfigKey *k = config_keys; k->name; k++) {
         bool known = k->fallback || (from_hf && strncmp(k->name, "model.", strlen("model.")) == 0);
         if (known || config_is_evaluator(k->name) || config_given(r, k->name))
@@ -152,20 +164,12 @@ static void set_defaults(void *base, bool evaluators)
 }
 
 /* The folder that weights come from: the checkpoint that the run goes on with, else load_path, which may be gone by then; NULL:
- * there is none. The keys that say so are read ahead of the others. The caller owns it. */
+ * there is none. The caller owns it. */
 static char *find_source(Reader *r, char *(*latest_of)(const char *save_folder), bool *resumes)
 {
-    static const char *const keys[] = { "load_path", "try_load_latest_save", "save_folder", "run_name", "lora.base_path" };
     Config *c = &r->s->c;
-    for (int i = 0; i < 5; i++) {
-        YamlNode *n = yaml_find(r->root, keys[i]);
-        if (n && (i == 0 || i == 4)) {
-            yaml_resolve(r->root, n, config_default);
-            pointer_replace(n);
-        }
-        if (n)
-            config_apply(r, n, keys[i], r->s);
-    }
+    pointer_replace(&c->load_path);
+    pointer_replace(&c->model.lora.base_path);
     config_check_load_path(r);
     config_choose_save_folder(c);
     watchdog_mark("looking for the latest checkpoint", -1);
@@ -269,7 +273,7 @@ static void read_evaluator(Reader *r, YamlNode *n, FILE *downstream, FILE *remot
 
 static void read_evaluators(Reader *r)
 {
-    YamlNode *list = yaml_find(r->root, "evaluators");
+    YamlNode *list = r->s->c.generate ? NULL : yaml_find(r->root, "evaluators");
     if (list && (list->kind == YAML_MAP || (list->kind == YAML_SCALAR && list->text)))
         die("%s: evaluators is a list: `- label: name`, then indented `data:` with paths", yaml_place(list));
     char *text[2] = { NULL, NULL };
@@ -435,7 +439,7 @@ Config *config_load(int argc, char **argv, int world, char *(*latest)(const char
         config_check_command_line(&r, argv[1]);
 
     set_defaults(s, false);
-    config_drop_data(&r);
+    read_keys(&r, true);
     bool resumes;
     char *source = find_source(&r, latest, &resumes);
     if (source)
@@ -443,7 +447,8 @@ Config *config_load(int argc, char **argv, int world, char *(*latest)(const char
     if (!has_file)
         config_choose_adapter_rate(&r, source);
     const bool from_hf = !has_model && read_hf(&r, source, resumes);
-    read_values(&r, from_hf);
+    read_keys(&r, false);
+    check_complete(&r, from_hf);
     config_choose_ranks(&r);
     config_check_model(&r, from_hf);
     config_check_optimizer(&r);

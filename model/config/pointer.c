@@ -61,11 +61,11 @@ char *pointer_follow(const char *path)
     return NULL;
 }
 
-void pointer_replace(YamlNode *n)
+void pointer_replace(char **path)
 {
-    char *target = n->kind == YAML_SCALAR ? pointer_follow(n->text) : NULL;
+    char *target = pointer_follow(*path);
     if (target) {
-        free(n->text);
-        n->text = target;
+        free(*path);
+        *path = target;
     }
 }

@@ -1,6 +1,5 @@
 /* What save_folder/latest is where a file system has no symbolic links: a file of one line, which is what the link would say. */
 #pragma once
-#include "model/config/yaml.h"
 
 /* What the link or such a file at `path` says; NULL: there is nothing, or something else. malloc'ed. */
 char *pointer_read(const char *path);
@@ -11,5 +10,5 @@ char *pointer_target(const char *path);
 /* The same of such a file of the name `latest` that leads to a folder, as who opens a path follows a link; NULL for all else. */
 char *pointer_follow(const char *path);
 
-/* The path of what it leads to takes the place of such a file's in a value that is resolved. */
-void  pointer_replace(YamlNode *n);
+/* The path of what it leads to takes the place of such a file's; NULL stays. */
+void  pointer_replace(char **path);

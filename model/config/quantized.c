@@ -7,6 +7,7 @@
 
 #include "kernels/error.h"
 #include "kernels/text.h"
+#include "model/config/files.h"
 #include "model/config/table.h"
 
 #define LOAD_16_BIT "which is not read; load the 16-bit folder that they were quantized from"
@@ -67,15 +68,6 @@ static const struct { const char *file, *object, *method; } others[] = {
     { "quantize_config.json", NULL, "gptq" }, { "quant_config.json", NULL, "awq" },
     { "hf_quant_config.json", "quantization", "modelopt" },
 };
-
-static json_t *read_object(const char *folder, const char *name)
-{
-    char *path = xasprintf("%s/%s", folder, name);
-    check_regular(path);
-    json_t *object = json_load_file(path, 0, NULL);
-    free(path);
-    return object;
-}
 
 static bool is_4_bit(const json_t *settings)
 {
@@ -171,7 +163,7 @@ void quantized_refuse(const json_t *config, const char *folder)
             check(folder, "config.json", settings, bitsandbytes ? "bitsandbytes" : "compressed-tensors");
     }
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
-        json_t *file = read_object(folder, others[i].file);
+        json_t *file = file_try_json(folder, others[i].file);
         json_t *settings = others[i].object ? json_object_get(file, others[i].object) : file;
         if (json_object_size(settings) > 0)
             check(folder, others[i].file, settings, others[i].method);
@@ -194,7 +186,7 @@ void quantized_refuse_tensor(const char *path, const char *name, const char *dty
 
 bool quantized_in_4_bits(const char *folder, bool *nested)
 {
-    json_t *config = read_object(folder, "config.json");
+    json_t *config = file_try_json(folder, "config.json");
     const json_t *settings = json_object_get(config, "quantization_config");
     const bool found = is_4_bit(settings);
     if (found)

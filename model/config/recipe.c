@@ -226,22 +226,40 @@ static bool says_nothing(const Settings *s)
     return s->quantize_model.method == QUANTIZE_NOTHING || s->quantize_optimizer.method == QUANTIZE_NOTHING;
 }
 
+/* By the first of these that holds. */
+static void choose_recipe(Reader *r, bool model, bool optimizer)
+{
+    Settings *s = r->s;
+    const bool linear = s->quantize_model.method == QUANTIZE_LINEAR;
+    const bool plain = s->precision == AMP_BF16 || says_nothing(s) || config_forward_only(&s->c);
+    const struct { bool holds; const char *key, *recipe; } rows[] = {
+        { s->recipe != NULL,         "recipe",             s->recipe },
+        { linear && optimizer,       "quantize_model",     NULL },
+        { model && optimizer,        "quantize_model",     "coat" },
+        { linear,                    "quantize_model",     "fp8" },
+        { model,                     "quantize_model",     "coat-act" },
+        { optimizer,                 "quantize_optimizer", "coat-opt" },
+        { s->precision == FP32,      "precision",          "f32" },
+        { plain,                     "precision",          "bf16" },
+        { true,                      "precision",          "coat" },
+    };
+    int i = 0;
+    while (!rows[i].holds)
+        i++;
+    if (!rows[i].recipe)
+        die("%s: fp8linear together with an FP8 optimizer has no recipe; take --recipe=fp8 and set "
+            "--format.moment1=e4m3/128 --format.moment2=e4m3/128", config_where(r, rows[i].key));
+    s->c.recipe = *find_recipe(r, rows[i].recipe, rows[i].key);
+    if (i > 0)
+        s->recipe = xstrdup(rows[i].recipe);
+}
+
 void config_check_recipe(Reader *r)
 {
     Settings *s = r->s;
     const bool linear = s->quantize_model.method == QUANTIZE_LINEAR, model = linear || s->quantize_model.method == QUANTIZE_COAT;
-    bool optimizer = s->quantize_optimizer.method == QUANTIZE_COAT, chosen = s->recipe != NULL;
-    const char *key = "recipe";
-    if (!chosen) {
-        key = model ? "quantize_model" : optimizer ? "quantize_optimizer" : "precision";
-        if (linear && optimizer)
-            die("%s: fp8linear together with an FP8 optimizer has no recipe; take --recipe=fp8 and set "
-                "--format.moment1=e4m3/128 --format.moment2=e4m3/128", config_where(r, key));
-        s->recipe = strdup(model && optimizer ? "coat" : linear ? "fp8" : model ? "coat-act"
-                           : optimizer ? "coat-opt" : s->precision == FP32 ? "f32" : s->precision == AMP_BF16 || says_nothing(s)
-                           || config_forward_only(&s->c) ? "bf16" : "coat");
-    }
-    s->c.recipe = *find_recipe(r, s->recipe, key);
+    const bool optimizer = s->quantize_optimizer.method == QUANTIZE_COAT, chosen = s->recipe != NULL;
+    choose_recipe(r, model, optimizer);
     note_idle(r, model, optimizer, chosen);
     if (!chosen)
         apply_blocks(r, model, optimizer);

@@ -10,6 +10,7 @@
 #include "kernels/error.h"
 #include "kernels/text.h"
 #include "model/config/adapter.h"
+#include "model/config/files.h"
 #include "model/config/hf.h"
 #include "model/config/pointer.h"
 #include "model/config/table.h"
@@ -47,19 +48,10 @@ void config_check_command_line(const Reader *r, const char *first)
 
 /* ---- what follows from the model -------------------------------------------------------------------------- */
 
-bool config_holds(const char *folder, const char *name)
-{
-    struct stat status;
-    char *path = xasprintf("%s/%s", folder, name);
-    const bool found = stat(path, &status) == 0;
-    free(path);
-    return found;
-}
-
 /* The configuration of the run that saved this checkpoint; NULL: it is none. The caller owns it. */
 static YamlNode *configuration_of(const char *folder)
 {
-    if (!config_holds(folder, "trainer.json") || !config_holds(folder, "config.yaml"))
+    if (!file_is_in(folder, "trainer.json") || !file_is_in(folder, "config.yaml"))
         return NULL;
     char *path = xasprintf("%s/config.yaml", folder);
     check_regular(path);
@@ -90,11 +82,8 @@ static int trained_length(const char *folder)
 
 static bool recipe_is_given(const Reader *r)
 {
-    static const char *const keys[] = { "recipe", "precision", "quantize_model", "quantize_optimizer" };
-    bool given = false;
-    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
-        given |= config_given(r, keys[i]);
-    return given;
+    return config_given(r, "recipe") || config_given(r, "precision") || config_given(r, "quantize_model")
+        || config_given(r, "quantize_optimizer");
 }
 
 /* Whether the user says something of `key`, be it null. */
@@ -107,14 +96,11 @@ static bool is_asked(const Reader *r, const char *key)
 /* What only training reads of a recipe's columns. `frozen` is how evaluation stores all weights: it has to hold those in f32. */
 static bool is_unread(const char *name, const char *text)
 {
-    static const char *const names[] = { "format.grads", "format.moment1", "format.moment2" };
-    for (int i = 0; i < 3; i++)
-        if (strcmp(name, names[i]) == 0)
-            return true;
-    return strcmp(name, "format.frozen") == 0 && text && strcmp(text, "f32") != 0;
+    return text_is_among(name, "format.grads|format.moment1|format.moment2")
+        || (strcmp(name, "format.frozen") == 0 && text && strcmp(text, "f32") != 0);
 }
 
-/* Takes n, what a run's configuration says of `name`, where the user says nothing. */
+/* Lays n, what a run's configuration says of `name`, below what the user says. */
 static void take(Reader *r, const char *name, const YamlNode *n)
 {
     for (int i = 0; n->kind == YAML_MAP && i < n->num_children; i++) {
@@ -239,16 +225,16 @@ static _Noreturn void say_file(const char *where, const char *path, const char *
 /* Returns if it is none that is known. `key`: what says where it is. */
 static void say_format(const char *where, const char *key, const char *folder)
 {
-    if (config_holds(folder, "pytorch_model.bin") || config_holds(folder, "pytorch_model.bin.index.json"))
+    if (file_is_in(folder, "pytorch_model.bin") || file_is_in(folder, "pytorch_model.bin.index.json"))
         say_transformers(where, "its weights are files of PyTorch", folder, "");
-    if (config_holds(folder, "consolidated.00.pth"))
+    if (file_is_in(folder, "consolidated.00.pth"))
         say_meta(where, folder);
-    if (config_holds(folder, "model.pt"))
+    if (file_is_in(folder, "model.pt"))
         say_olmo(where, folder);
     char *pointer = xasprintf("%s/latest", folder), *latest = pointer_follow(pointer);
-    if (latest || config_holds(folder, "latest/config.json") || config_holds(folder, "latest/adapter_config.json"))
+    if (latest || file_is_in(folder, "latest/config.json") || file_is_in(folder, "latest/adapter_config.json"))
         die("%s: this is the save_folder of a run; its newest checkpoint is --%s=%s/latest", where, key, folder);
-    if (config_holds(folder, "model_and_optim"))
+    if (file_is_in(folder, "model_and_optim"))
         die("%s: this is a checkpoint of OLMo-core. Convert it with its src/examples/huggingface/convert_checkpoint_to_hf.py and "
             "load the result", where);
     free(pointer);
@@ -269,9 +255,9 @@ static void check_folder(const char *where, const char *key, const char *folder)
 
 static void check_model(const char *where, const char *key, const char *load_path)
 {
-    const bool described = config_holds(load_path, "config.json") || config_holds(load_path, "trainer.json");
-    const bool weights = config_holds(load_path, "model.safetensors") || config_holds(load_path, "model.safetensors.index.json");
-    if (!described && config_holds(load_path, "config.yaml") && (weights || config_holds(load_path, "model.pt")))
+    const bool described = file_is_in(load_path, "config.json") || file_is_in(load_path, "trainer.json");
+    const bool weights = file_is_in(load_path, "model.safetensors") || file_is_in(load_path, "model.safetensors.index.json");
+    if (!described && file_is_in(load_path, "config.yaml") && (weights || file_is_in(load_path, "model.pt")))
         say_olmo(where, load_path);
     if (!weights)
         say_format(where, key, load_path);
@@ -279,9 +265,9 @@ static void check_model(const char *where, const char *key, const char *load_pat
 
 static void check_adapter(const char *where, const char *folder)
 {
-    if (config_holds(folder, "adapter_model.safetensors"))
+    if (file_is_in(folder, "adapter_model.safetensors"))
         return;
-    if (config_holds(folder, "adapter_model.bin"))
+    if (file_is_in(folder, "adapter_model.bin"))
         die("%s: its adapters are a file of PyTorch, and only safetensors are read. Save them anew with PEFT and load the result:\n"
             "  python3 -c \"from peft import AutoPeftModelForCausalLM as M; M.from_pretrained('%s').save_pretrained('OUTPUT')\"",
             where, folder);
@@ -305,7 +291,7 @@ void config_check_base(const char *where, const char *base_path)
     if (adapter_is(base_path))
         die("%s: that is a folder of adapters; their base must be a whole model: --lora.base_path=FOLDER", where);
     check_model(where, "lora.base_path", base_path);
-    if (!config_holds(base_path, "config.json"))
+    if (!file_is_in(base_path, "config.json"))
         die("%s: there is no config.json; expected a checkpoint stepN or a folder that save_pretrained wrote: "
             "--lora.base_path=FOLDER", where);
 }

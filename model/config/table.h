@@ -162,9 +162,9 @@ void        config_note (Reader *r, const char *format, ...) __attribute__((form
 void        config_check_texts(const YamlNode *n, const char *name);
 void        config_apply(Reader *r, YamlNode *n, const char *name, void *base);   /* a value or a section */
 
-/* Before the values are read, data that a dry run, eval_only or generate does not read are taken out of the file; then the ranks
- * that a dry run plans for become the world. */
-void config_drop_data(Reader *r);
+/* Whether a key names data that a dry run, eval_only or generate does not read. choose_ranks: the ranks that a dry run plans for
+ * become the world. */
+bool config_is_unread(const Config *c, const char *name);
 void config_choose_ranks(Reader *r);
 
 /* Settings of a run that is given no file, but load_path: full fine-tuning of that model. The caller owns it. */
@@ -177,7 +177,6 @@ void config_check_has_model(const Reader *r, const char *place);  /* load_path, 
 void config_check_command_line(const Reader *r, const char *first);      /* of a run without a file, `first` its first argument */
 void config_settle_source(Reader *r, const char *folder);                /* what follows from the model read from `folder` */
 char *config_trained_with(const char *folder, const char *key);          /* see source.c */
-bool config_holds(const char *folder, const char *name);                 /* is there such a file or folder? (source.c) */
 void config_check_base(const char *where, const char *base_path);        /* that adapters can stand beside it (source.c) */
 
 /* Adapters (lora.c). `source`: the folder that weights come from, NULL: none; `resumes`: the newest checkpoint of the run itself.

@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "kernels/clock.h"
 #include "kernels/comm.h"
@@ -14,6 +13,7 @@
 #include "kernels/watchdog.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/config/adapter.h"
+#include "model/config/files.h"
 #include "model/config/hf.h"
 #include "model/decode.h"
 #include "model/run/memory.h"
@@ -48,22 +48,17 @@ static bool is_stop(const Generator *g, int token)
 /* "eos_token_id" of a file, a number or a list; false if it has none. */
 static bool read_stops(Generator *g, const char *folder, const char *file)
 {
-    char *path = xasprintf("%s/%s", folder, file);
-    json_error_t at;
-    json_t *o = json_load_file(path, 0, &at), *eos = json_object_get(o, "eos_token_id");
-    if (!o && access(path, F_OK) == 0)
-        die("%s:%d: %s; expected what save_pretrained writes", path, at.line, at.text);
+    json_t *o = file_json(folder, file, 0), *eos = json_object_get(o, "eos_token_id");
     const size_t n = json_is_array(eos) ? json_array_size(eos) : eos && !json_is_null(eos);
     if (n > MOST_STOPS)
-        die("%s: eos_token_id lists %zu tokens; expected at most %d", path, n, (int)MOST_STOPS);
+        die("%s/%s: eos_token_id lists %zu tokens; expected at most %d", folder, file, n, (int)MOST_STOPS);
     for (size_t i = 0; i < n; i++) {
         const json_t *token = json_is_array(eos) ? json_array_get(eos, i) : eos;
         if (!json_is_integer(token))
-            die("%s: eos_token_id is no integer, nor a list of integers", path);
+            die("%s/%s: eos_token_id is no integer, nor a list of integers", folder, file);
         g->stop[g->stops++] = (int)json_integer_value(token);
     }
     json_decref(o);
-    free(path);
     return n > 0;
 }
 

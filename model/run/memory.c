@@ -31,16 +31,6 @@ double memory_allowance(const Config *c)
     return (ranks_of(c) > 1 ? 2.9 : 1.7) * (1 << 30);
 }
 
-static double bytes_of(const Config *c, Placement p)
-{
-    Model m;
-    Fsdp f;
-    model_plan(&m, &f, c, p);
-    const double bytes = (double)model_planned_bytes(&m, &f);
-    model_free(&m, &f);
-    return bytes;
-}
-
 /* Speed may have this much: a fifth is left to libraries and chance, of a small device what they take. */
 static double room(const Config *c)
 {
@@ -187,26 +177,6 @@ static void print_plan(const Model *m, const Fsdp *f, const Config *c)
 
 void memory_print(const Model *m, const Fsdp *f, const Config *c)
 {
-    if (comm_rank() != 0)
-        return;
-    if (m->forward_only) {
+    if (comm_rank() == 0)
         print_plan(m, f, c);
-        return;
-    }
-    Config classic = *c, whole = *c;
-    classic.recipe = *recipe_find("bf16");
-    classic.optimizer.name = "adamw";
-    classic.model.lora.base = BASE_AS_FROZEN;
-    whole.num_trainable = whole.model.lora.rank = 0;
-    whole.model.lora.base = BASE_AS_FROZEN;
-    const Placement same = { f->shards, f->rank, f->sum_once, f->kept };
-    /* with much more to train there may be no room for what is only there because it fits */
-    const Placement frugal = { f->shards, f->rank, c->strategy.grad_sum == SUM_ONCE,
-                               c->strategy.gathering == GATHER_ONCE ? f->kept : 0 };
-    const double bytes = bytes_of(&classic, same);
-    print_plan(m, f, c);
-    if (c->num_trainable > 0 || c->model.lora.rank > 0)
-        printf("with all parameters trained it would be %.3f GiB\n", gib(bytes_of(&whole, frugal)));
-    printf("recipe bf16, with f32 master weights and moments, would take %.3f GiB: %.2f times as much\n", gib(bytes),
-           bytes / (double)model_planned_bytes(m, f));
 }

@@ -12,5 +12,5 @@ void memory_plan (Model *m, Fsdp *f, const Config *c);
 double memory_of_device(const Config *c);
 double memory_allowance(const Config *c);
 
-/* On stdout: the plan, and what the same would take in bf16 with f32 master weights and moments. Rank 0 prints. */
+/* On stdout: the plan. Rank 0 prints. */
 void memory_print(const Model *m, const Fsdp *f, const Config *c);

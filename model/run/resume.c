@@ -8,6 +8,7 @@
 
 #include "kernels/error.h"
 #include "model/checkpoint/folder.h"
+#include "model/config/files.h"
 #include "model/config/table.h"
 
 /* Keys, or sections with a dot behind them. Of the model the weights say all but this; what else shapes do not show is compared
@@ -117,15 +118,14 @@ static void compare(const Config *c, const YamlNode *now, const YamlNode *then, 
 
 void resume_print(const Config *c, const char *folder)
 {
-    char *path = xasprintf("%s/config.yaml", folder), *trainer = xasprintf("%s/trainer.json", folder);
-    if (folder_exists(path)) {
+    char *path = xasprintf("%s/config.yaml", folder);
+    if (file_exists(path)) {
         YamlNode *then = yaml_load(path), *now = yaml_parse(c->text, "the configuration");
-        json_t *state = json_load_file(trainer, 0, NULL);
+        json_t *state = file_try_json(folder, "trainer.json");
         compare(c, now, then, json_object_get(state, "format"));
         json_decref(state);
         yaml_free(then);
         yaml_free(now);
     }
-    free(trainer);
     free(path);
 }

@@ -12,6 +12,7 @@
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/saved_as.h"
 #include "model/config/adapter.h"
+#include "model/config/files.h"
 #include "model/run/shared_folder.h"
 
 void save_folder_make(const char *path)
@@ -105,18 +106,10 @@ static bool is_entry(const char *folder, const char *path)
     return found;
 }
 
-static bool has_state(const char *from)
-{
-    char *path = xasprintf("%s/trainer.json", from);
-    const bool has = folder_exists(path);
-    free(path);
-    return has;
-}
-
 /* Whether a run goes on with the state in it, and does not only begin with its weights. */
 static bool goes_on(const Config *c, const char *from)
 {
-    return has_state(from) && !c->reset_trainer_state && (c->model.lora.rank == 0 || adapter_is(from));
+    return file_is_in(from, "trainer.json") && !c->reset_trainer_state && (c->model.lora.rank == 0 || adapter_is(from));
 }
 
 /* ---- whether the run may ------------------------------------------------------------------------------------ */
@@ -157,7 +150,7 @@ static void check_folder(const Config *c, const char *from, bool latest, bool re
     if (foreign >= 0)
         die("save_folder %s: step%ld is no checkpoint, and would be replaced or deleted as one is: move it away, or give "
             "another --save_folder", c->save_folder, foreign);
-    if (from && !resumes && has_state(from) && is_entry(c->save_folder, from))
+    if (from && !resumes && file_is_in(from, "trainer.json") && is_entry(c->save_folder, from))
         die("load_path %s is a checkpoint in save_folder %s, and what begins with its weights alone (reset_trainer_state, new "
             "adapters) is another run: give it a save_folder of its own", from, c->save_folder);
     if (resumes && !latest)
