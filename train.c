@@ -19,11 +19,11 @@
 #include "model/checkpoint/export.h"
 #include "model/checkpoint/folder.h"
 #include "model/config/load.h"
+#include "model/run/agree.h"
 #include "model/run/downstream.h"
 #include "model/run/evaluate.h"
 #include "model/run/generate.h"
 #include "model/run/log.h"
-#include "model/run/problem.h"
 #include "model/run/ruin.h"
 #include "model/run/run.h"
 #include "model/schedule.h"
@@ -186,9 +186,8 @@ static bool evaluate_all(Run *r, bool all)
     bool cut = false;
     log_pause(r->log);
     for (int i = 0; i < r->config->num_eval && !cut; i++) {
-        double written = !all && comm_rank() == 0 && log_evaluated(r->log, i);
-        comm_max(&written, 1);          /* rank 0 knows */
-        cut = written == 0 && evaluate_by(r, i);
+        const bool written = agree_any(!all && comm_rank() == 0 && log_evaluated(r->log, i));   /* rank 0 knows */
+        cut = !written && evaluate_by(r, i);
     }
     log_resume(r->log);
     return cut;
@@ -252,21 +251,19 @@ static bool samples_here(const Run *r)
     return is_due(r->state.step, r->config->samples.interval) || run_is_over(r);
 }
 
-/* Whether a run that goes on from a checkpoint did not come to its samples there. */
+/* Whether a run that goes on from a checkpoint did not come to its samples there: rank 0 knows what is written. */
 static bool samples_owed(const Run *r)
 {
-    double owed = comm_rank() == 0 && r->saved_step == r->state.step && samples_here(r) && !log_sampled(r->log);
-    comm_max(&owed, 1);             /* rank 0 knows what is written */
-    return owed > 0;
+    return agree_any(comm_rank() == 0 && r->saved_step == r->state.step && samples_here(r) && !log_sampled(r->log));
 }
 
 /* The data of the next step are not there; what is trained so far is kept. problem: of this rank, NULL: another's. lost: steps in a
  * row that were not finite, of which the last is this one. */
 static _Noreturn void end_for_data(Run *r, int lost, const char *problem)
 {
-    const int speaker = problem_rank(problem != NULL);
+    const int speaker = agree_first(problem != NULL);
     if (lost > 0) {
-        warn("step %ld: %s", r->state.step + 1, problem_share(problem));
+        warn("step %ld: %s", r->state.step + 1, agree_problem(problem));
         ruin_end(r, lost);
     }
     if (r->state.step > r->first_step)

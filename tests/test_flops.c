@@ -6,6 +6,7 @@
 
 #include "tests/kit.h"
 
+#include "model/run/flops.h"
 #include "model/run/log.h"
 #include "model/trainable.h"
 #include "tests/models.h"

@@ -11,7 +11,7 @@
 #include "kernels/comm.h"
 #include "kernels/error.h"
 #include "kernels/watchdog.h"
-#include "model/run/problem.h"
+#include "model/run/agree.h"
 
 /* A micro-batch (B, T) on the host. */
 typedef struct { int B, T, *tokens, *targets; uint8_t *begins; float *losses; } Rows;
@@ -50,7 +50,7 @@ static Requests open_task(char **problem, const Config *c, int i)
     watchdog_mark("reading questions", -1);
     char *own = error_catch(read_requests, &r);
     watchdog_set_patient(false);
-    *problem = problem_share(own);
+    *problem = agree_problem(own);
     free(own);
     if (*problem)
         return r.requests;
@@ -163,12 +163,11 @@ static bool log_probabilities(double *log_probability, const Requests *r, int qu
     const bool documents = m->documents;
     Rows rows = { B, T, xmalloc(sizeof(int) * N), xmalloc(sizeof(int) * N), xmalloc(N), xmalloc(sizeof(float) * N) };
     int *first, sequences = downstream_pack(&first, r, questions, T);
-    double cut = 0;
+    bool cut = false;
     m->documents = true;
-    for (long s = 0; s < sequences && cut == 0; s += (long)B * comm_size()) {
+    for (long s = 0; s < sequences && !cut; s += (long)B * comm_size()) {
         run_rows(m, f, &rows, r, first, sequences, s + (long)B * comm_rank(), log_probability);
-        cut = stop && *stop;
-        comm_max(&cut, 1);
+        cut = agree_any(stop && *stop);
     }
     m->documents = documents;
     model_losses(m);
@@ -180,7 +179,7 @@ static bool log_probabilities(double *log_probability, const Requests *r, int qu
     free(rows.targets);
     free(rows.begins);
     free(rows.losses);
-    return cut == 0;
+    return !cut;
 }
 
 /* The choice with the highest log-probability, divided by what `per` says. */

@@ -11,8 +11,8 @@
 #include "kernels/comm.h"
 #include "kernels/error.h"
 #include "kernels/watchdog.h"
+#include "model/run/agree.h"
 #include "model/run/downstream.h"
-#include "model/run/problem.h"
 
 /* Sequences [first, first + B) of the batch as a full micro-batch; what lies behind its end is masked. */
 static void micro_batch(int *tokens, int *targets, uint8_t *begins, const Batch *b, int first, int B, int T)
@@ -49,7 +49,7 @@ static void take_sample(void *what)
 static char *disagreement(const Loader *l, const char *label)
 {
     Sampled s = { l, { 0 } };
-    char *own = error_catch(take_sample, &s), *problem = problem_share(own);
+    char *own = error_catch(take_sample, &s), *problem = agree_problem(own);
     free(own);
     if (problem)
         return problem;
@@ -131,7 +131,7 @@ static bool add_batches(Validation *p, Loader *l, const Config *c, Model *m, Fsd
         double most[3] = { b.sequences, stop && *stop, wrong != NULL };     /* sequences of a rank; stop; problem */
         comm_max(most, 3);
         if (most[2] > 0)
-            *problem = problem_share(wrong);
+            *problem = agree_problem(wrong);
         if (most[1] > 0 || most[2] > 0 || most[0] == 0)
             return most[1] > 0;
         add_batch(p, &b, (int)most[0], m, f);
@@ -144,7 +144,7 @@ EvalResult evaluate(const Config *c, int i, Model *m, Fsdp *f, const volatile si
     const int B = m->attn.B, T = m->attn.T;
     char *own;
     Loader *l = open_set(c, i, &own);
-    EvalResult e = { .label = c->eval[i].label, .loss = NAN, .problem = problem_share(own) };
+    EvalResult e = { .label = c->eval[i].label, .loss = NAN, .problem = agree_problem(own) };
     free(own);
     if (!e.problem)
         e.problem = disagreement(l, e.label);

@@ -5,6 +5,7 @@
 
 #include "kernels/comm.h"
 #include "model/model.h"
+#include "model/run/agree.h"
 #include "model/run/memory.h"
 
 static const double GIB = 1 << 30;
@@ -12,9 +13,7 @@ static const double GIB = 1 << 30;
 /* Devices may differ: every one must do. All ranks call. */
 static double smallest_device(const Config *c)
 {
-    double negative = -memory_of_device(c);
-    comm_max(&negative, 1);
-    return -negative;
+    return agree_least(memory_of_device(c));
 }
 
 double fit_needed(const Config *c)

@@ -16,9 +16,9 @@
 #include "model/config/files.h"
 #include "model/config/hf.h"
 #include "model/decode.h"
+#include "model/run/agree.h"
 #include "model/run/memory.h"
 #include "model/run/run.h"
-#include "model/run/share_prompts.h"
 #include "model/sampling.h"
 
 enum { MOST_STOPS = 64 };
@@ -97,10 +97,10 @@ static void open_generator(Generator *g, const Config *c)
     const char *folder = latest ? latest : c->load_path;
     if (!folder)
         die("generate: there is no model; --load_path names a checkpoint or a Hugging Face folder");
-    run_check_agreement(c, folder);
+    agree_on_run(c, folder);
     if (!latest)
         config_check_source(NULL, folder);
-    prompts_share(&g->prompts, c->generate, &c->model);
+    agree_on_prompts(&g->prompts, c->generate, &c->model);
     set_length(g);
     memory_plan(&g->model, &g->fsdp, &g->config);
     model_place(&g->model, &g->fsdp, &g->config);

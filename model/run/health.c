@@ -16,6 +16,7 @@
 #include "kernels/comm.h"
 #include "kernels/device.h"
 #include "kernels/error.h"
+#include "model/run/agree.h"
 
 /* Readings since the ranks last put theirs together: sums, and the extremes and faults among them. */
 typedef struct {
@@ -231,9 +232,7 @@ Health *health_open(Log *log, long interval, long step, long tokens, double seco
     DeviceHealth d;
     const bool reads = device_health(&d);
     const double at = clock_seconds();
-    double any = reads;
-    comm_max(&any, 1);
-    if (any == 0)
+    if (!agree_any(reads))
         return NULL;
     Health *h = xcalloc(1, sizeof *h);
     *h = (Health){ .log = log, .interval = interval, .next = step + 1, .seconds = seconds, .reads = reads, .step = step,

@@ -1,97 +1,34 @@
 /* The run's log. metrics.jsonl is the source of truth: one JSON object per step, with OLMo's metric names. */
 #include "model/run/log.h"
 
-#include <errno.h>
 #include <limits.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/file.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "kernels/comm.h"
 #include "kernels/device.h"
 #include "kernels/clock.h"
 #include "kernels/error.h"
-
-enum { PLOT_WIDTH = 64, PLOT_HEIGHT = 12 };
+#include "model/run/flops.h"
+#include "model/run/metrics.h"
+#include "model/run/plot.h"
 
 struct Log {
     const Config *config;
     RunLength length;
     long    last_step;
     int     world;
-    char   *path;
-    FILE   *file;
+    Metrics metrics;
     double  speed_of_light;
     double *time;              /* ring of speed_window + 1 step ends, seconds */
     long    steps;             /* logged by this process */
     double  start, paused;     /* paused: when log_pause was called */
     double *loss;              /* of every step of this process, where it was finite */
     long    losses, capacity, first_step;
-    bool   *evaluated;         /* each evaluator, at first_step by an earlier process */
-    bool    sampled;           /* whether an earlier process has written samples there */
     char   *from;              /* of a run that only evaluates: the folder that it loads; else NULL */
 };
-
-/* Keys that a token of block l sees, on average over a sequence of T: half of T, with a window w the ramp to it and then w. */
-static double mean_keys(const ModelConfig *c, int l)
-{
-    const double T = c->max_sequence_length, w = layer_slides(c, l) && c->sliding_window < T ? c->sliding_window : T;
-    return w * (1 - w / (2 * T));
-}
-
-/* Weights of a unit's matrices: all, and those that are trained. `trains`: whether anything in it is. */
-typedef struct { double all, trained; bool trains; } UnitWeights;
-
-static UnitWeights weights_of(const UnitShape *shape)
-{
-    UnitWeights w = { 0 };
-    for (int i = 0; i < shape->num_params; i++) {
-        const Param *p = &shape->param[i];
-        const double n = p->is_norm ? 0 : (double)p->rows * p->cols;
-        w.all += n;
-        w.trained += p->region == TRAINED ? n : 0;
-        w.trains |= p->region == TRAINED;
-    }
-    return w;
-}
-
-/* A weight takes 2 FLOPs forward, 2 for the gradient of its input, 2 for its own if it is trained; attention 2 products of the keys
- * forward and twice as many backward. Backward ends at the first unit that trains something. */
-TokenFlops token_flops(const Config *c, const UnitShape *shape)
-{
-    const ModelConfig *m = &c->model;
-    const int L = m->n_layers;
-    const double HD = (double)m->n_heads * m->head_dim;
-    TokenFlops f = { 0 };
-    int first = 0;
-    while (first <= L && !weights_of(&shape[first]).trains)
-        first++;
-    for (int l = 0; l < L; l++) {
-        const UnitWeights w = weights_of(&shape[l + 1]);
-        const bool backward = first <= l + 1;
-        f.linear += 2 * (w.all + (backward ? w.all : 0) + w.trained);
-        f.attention += (backward ? 12 : 4) * HD * mean_keys(m, l);
-    }
-    const UnitWeights head = weights_of(&shape[m->weight_tying ? 0 : L + 1]);
-    f.head_forward = 2 * head.all;
-    f.head = 2 * (head.all + (first <= L ? head.all : 0) + head.trained);
-    return f;
-}
-
-static double speed_of_light(const Config *c, const UnitShape *shape)
-{
-    TokenFlops f = token_flops(c, shape);
-    double operand = device_peak_flops(c->recipe.operand.dtype), stream = device_peak_flops(c->recipe.stream.dtype);
-    if (operand <= 0 || stream <= 0)
-        return 0;
-    const double faster = format_is_fp8(c->recipe.head) ? 1 / stream - 1 / device_peak_flops(c->recipe.head.dtype) : 0;
-    return 1 / (f.linear / operand + (f.head + f.attention) / stream - (f.head - f.head_forward) * faster);
-}
 
 /* The metric's name of an evaluator's loss or perplexity. */
 static char *eval_name(const char *label, const char *what)
@@ -110,78 +47,17 @@ static char *result_name(const EvalSet *set)
     return set->downstream ? downstream_name(set->label, METRIC_BPB) : eval_name(set->label, "CrossEntropyLoss");
 }
 
-static void mark_evaluated(Log *l, const char *line)
-{
-    json_t *o = json_loads(line, 0, NULL);
-    for (int i = 0; i < l->config->num_eval; i++) {
-        char *name = result_name(&l->config->eval[i]);
-        l->evaluated[i] |= json_object_get(o, name) != NULL;
-        free(name);
-    }
-    json_decref(o);
-}
-
-static bool has_samples(const char *line)
-{
-    json_t *o = json_loads(line, 0, NULL);
-    const bool has = json_object_get(o, "samples") != NULL;
-    json_decref(o);
-    return has;
-}
-
-/* Drops what follows the lines of step `last`, -1: all lines, and a last line that a crash cut short. Lines that say no step stay.
- * Notes what the lines that stay have of evaluations and samples at `last`. */
-static void drop_later_steps(Log *l, long last)
-{
-    FILE *in = fopen(l->path, "r");
-    if (!in)
-        return;
-    char *line = NULL;
-    size_t size = 0;
-    long keep = 0, at = 0;
-    ssize_t n;
-    while ((n = getline(&line, &size, in)) > 0) {
-        at += n;
-        long step = 0;
-        const bool says = sscanf(line, "{\"step\": %ld", &step) == 1;
-        if (line[n - 1] != '\n' || step > last)
-            break;
-        keep = at;
-        if (says && step == last) {
-            mark_evaluated(l, line);
-            l->sampled |= has_samples(line);
-        }
-    }
-    free(line);
-    fclose(in);
-    if (keep < at && truncate(l->path, keep) != 0)
-        die("%s: cannot drop the steps from %ld on: %s", l->path, last + 1, strerror(errno));
-}
-
 bool log_evaluated(const Log *l, int i)
 {
-    return l->evaluated[i];
+    char *name = result_name(&l->config->eval[i]);
+    const bool found = json_object_get(l->metrics.there, name) != NULL;
+    free(name);
+    return found;
 }
 
 bool log_sampled(const Log *l)
 {
-    return l->sampled;
-}
-
-/* Two processes in one folder would mix their steps and delete each other's checkpoints. Where the file system has no locks,
- * that is up to the user. The lock ends with the process. */
-static void lock(FILE *file, const char *folder)
-{
-    if (flock(fileno(file), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-        die("another process trains in save_folder %s: wait for its end, or take another --save_folder", folder);
-}
-
-static void open_file(Log *l, const char *folder, const char *name)
-{
-    l->path = xasprintf("%s/%s", folder, name);
-    l->file = fopen(l->path, "ae");
-    if (!l->file)
-        die("%s: cannot open for writing: %s", l->path, strerror(errno));
+    return json_object_get(l->metrics.there, "samples") != NULL;
 }
 
 Log *log_open_eval(const Config *c, const char *from)
@@ -191,12 +67,9 @@ Log *log_open_eval(const Config *c, const char *from)
     Log *l = xcalloc(1, sizeof *l);
     l->config = c;
     l->from = xstrdup(from);
-    l->evaluated = xcalloc((size_t)c->num_eval, sizeof *l->evaluated);
     l->time = xcalloc((size_t)c->speed_window + 1, sizeof *l->time);
-    if (c->save_folder) {
-        open_file(l, c->save_folder, "eval.jsonl");
-        drop_later_steps(l, LONG_MAX);
-    }
+    if (c->save_folder)
+        l->metrics = metrics_open(c->save_folder, "eval.jsonl", LONG_MAX, false);
     return l;
 }
 
@@ -210,30 +83,21 @@ Log *log_open(const Config *c, const UnitShape *shape, RunLength length, long la
     l->last_step = last_step;
     l->world = world;
     l->first_step = first_step;
-    l->evaluated = xcalloc((size_t)c->num_eval, sizeof *l->evaluated);
     l->speed_of_light = shape ? speed_of_light(c, shape) : 0;
     l->time = xcalloc(c->speed_window + 1, sizeof *l->time);
     l->time[0] = l->start = clock_seconds();
-    open_file(l, c->save_folder, "metrics.jsonl");
-    lock(l->file, c->save_folder);
-    drop_later_steps(l, resumes ? first_step : -1);
+    l->metrics = metrics_open(c->save_folder, "metrics.jsonl", resumes ? first_step : -1, true);
     printf("each line: tokens per second%s%s, memory in use; all else is in %s\n", world > 1 ? " of a rank" : "",
-           l->speed_of_light > 0 ? " and % of its peak" : "", l->path);
+           l->speed_of_light > 0 ? " and % of its peak" : "", l->metrics.path);
     return l;
 }
 
 void log_object(Log *l, json_t *object)
 {
-    if (!l) {
+    if (l)
+        metrics_write(&l->metrics, object);
+    else
         json_decref(object);
-        return;
-    }
-    json_object_set_new(object, "time", json_integer(time(NULL)));
-    char *text = json_dumps(object, JSON_REAL_PRECISION(9));
-    if (!text || fprintf(l->file, "%s\n", text) < 0 || fflush(l->file) != 0)
-        die("%s: cannot write: %s; what is saved there stays as it is: make room, and start again", l->path, strerror(errno));
-    free(text);
-    json_decref(object);
 }
 
 /* JSON has no infinity. */
@@ -360,15 +224,6 @@ static json_t *eval_object(const Log *l, long step)
     return o;
 }
 
-/* A run that only evaluates may have no folder. */
-static void write_eval(Log *l, json_t *o)
-{
-    if (l->file)
-        log_object(l, o);
-    else
-        json_decref(o);
-}
-
 void log_eval(Log *l, long step, const EvalResult *r)
 {
     if (!l)
@@ -377,7 +232,7 @@ void log_eval(Log *l, long step, const EvalResult *r)
     json_t *o = eval_object(l, step);
     log_set(o, loss, r->loss);
     log_set(o, perplexity, exp(r->loss));
-    write_eval(l, o);
+    log_object(l, o);
     free(loss);
     free(perplexity);
     printf("eval at step %ld | %s | loss %.4f | perplexity %.4g | %ld labels\n", step, r->label, r->loss, exp(r->loss),
@@ -403,37 +258,7 @@ void log_downstream(Log *l, long step, const DownstreamResult *r)
     }
     printf(" | %d questions\n", r->questions);
     fflush(stdout);
-    write_eval(l, o);
-}
-
-static double mean(const double *x, long from, long to)
-{
-    double s = 0;
-    for (long i = from; i < to; i++)
-        s += x[i];
-    return s / (to - from);
-}
-
-/* n losses of the steps first to last, each column the mean of its share of them. */
-static void plot(const double *loss, long n, long first, long last)
-{
-    int width = n < PLOT_WIDTH ? (int)n : PLOT_WIDTH;
-    double column[PLOT_WIDTH], low = INFINITY, high = -INFINITY;
-    for (int i = 0; i < width; i++) {
-        column[i] = mean(loss, n * i / width, n * (i + 1) / width);
-        low = fmin(low, column[i]);
-        high = fmax(high, column[i]);
-    }
-    if (high <= low)
-        high = low + 1;
-    for (int row = 0; row < PLOT_HEIGHT; row++) {
-        printf("%8.3f |", high - (high - low) * row / (PLOT_HEIGHT - 1));
-        for (int i = 0; i < width; i++)
-            putchar((int)lround((high - column[i]) / (high - low) * (PLOT_HEIGHT - 1)) == row ? '*' : ' ');
-        putchar('\n');
-    }
-    printf("%8s +%.*s\n%10ld%*ld\n", "loss", width, "----------------------------------------------------------------",
-           first, width - 1, last);
+    log_object(l, o);
 }
 
 void log_close(Log *l)
@@ -444,13 +269,10 @@ void log_close(Log *l)
         long tail = l->losses / 10 > 0 ? l->losses / 10 : 1;
         plot(l->loss, l->losses, l->first_step + 1, l->first_step + l->steps);
         printf("loss %.4f at the start, %.4f at the end (mean of the last %ld steps); %s\n", l->loss[0],
-               mean(l->loss, l->losses - tail, l->losses), tail, l->path);
+               plot_mean(l->loss, l->losses - tail, l->losses), tail, l->metrics.path);
     }
-    if (l->file)
-        fclose(l->file);
-    free(l->path);
+    metrics_close(&l->metrics);
     free(l->from);
-    free(l->evaluated);
     free(l->time);
     free(l->loss);
     free(l);

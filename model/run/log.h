@@ -49,8 +49,3 @@ void log_object(Log *l, struct json_t *object);
 void log_set(struct json_t *object, const char *name, double value);      /* what is not finite becomes null */
 
 void log_close(Log *l);           /* prints first and last loss, and the plot */
-
-/* FLOPs of forward and backward per token, GEMMs and causal attention of T tokens with its windows, and the tokens per second
- * that the device's data-sheet rates allow (0: unknown): 100 % of peak in the progress line. */
-typedef struct { double linear, head, head_forward, attention; } TokenFlops;       /* head_forward: of `head` */
-TokenFlops token_flops(const Config *c, const UnitShape *shape);

@@ -9,6 +9,7 @@
 #include "kernels/device.h"
 #include "model/fsdp_plan.h"
 #include "model/model.h"
+#include "model/run/agree.h"
 
 double memory_of_device(const Config *c)
 {
@@ -46,13 +47,6 @@ static double room_beside_others(const Config *c)
     return used > allowance ? fmin(room(c), memory_of_device(c) - used - allowance) : room(c);
 }
 
-static int least_of_ranks(int n)
-{
-    double negative = -n;
-    comm_max(&negative, 1);
-    return (int)-negative;
-}
-
 static double bytes_in(Model *m, Fsdp *f, const Config *c, Placement p)
 {
     model_replan(m, f, c, p);
@@ -64,7 +58,7 @@ static double bytes_in(Model *m, Fsdp *f, const Config *c, Placement p)
 static bool sums_once(Model *m, Fsdp *f, const Config *c, Placement p)
 {
     const bool gains = p.shards > 1 && c->global_train_batch_size > (long)c->device_train_microbatch_size * ranks_of(c);
-    return least_of_ranks(gains && bytes_in(m, f, c, p) <= room(c));
+    return agree_least(gains && bytes_in(m, f, c, p) <= room(c));
 }
 
 /* Memory grows with each unit that is kept. */
@@ -79,7 +73,7 @@ static int most_kept(Model *m, Fsdp *f, const Config *c, Placement p)
         else
             last = p.kept - 1;
     }
-    return least_of_ranks(first);
+    return (int)agree_least(first);
 }
 
 /* The ranks agree on what depends on memory. */

@@ -9,7 +9,6 @@
 
 #include "kernels/comm.h"
 #include "kernels/device.h"
-#include "kernels/random.h"
 #include "kernels/error.h"
 #include "kernels/trace.h"
 #include "kernels/watchdog.h"
@@ -17,6 +16,7 @@
 #include "model/config/adapter.h"
 #include "model/config/hf.h"
 #include "model/config/table.h"
+#include "model/run/agree.h"
 #include "model/run/fit.h"
 #include "model/run/memory.h"
 #include "model/run/resume.h"
@@ -45,14 +45,6 @@ static Loader *open_loader(const Config *c)
     Loader *l = loader_open(&spec, c->global_train_batch_size, comm_rank(), comm_size());
     watchdog_wait_for(NO_WORKER);
     return l;
-}
-
-static uint64_t text_hash(const char *text)
-{
-    uint64_t h = 0;
-    for (; *text; text++)
-        h = random_bits(h, (unsigned char)*text);
-    return h;
 }
 
 static void check_countable(const char *key, double n)
@@ -218,12 +210,6 @@ static void open_data(Run *r)
     set_lengths(r);
 }
 
-void run_check_agreement(const Config *c, const char *folder)
-{
-    comm_agree("configurations", text_hash(c->text));
-    comm_agree("checkpoints to go on from", text_hash(folder ? folder : ""));
-}
-
 void run_check_device(const Config *c)
 {
     const Recipe *r = &c->recipe;
@@ -291,7 +277,7 @@ static void open_to_evaluate(Run *r, const char *folder)
 void run_open(Run *r, const Config *c)
 {
     *r = (Run){ .config = c, .saved_step = -1 };
-    run_check_agreement(c, NULL);
+    agree_on_run(c, NULL);
     if (c->tokenizer)
         companions_take_tokenizer(c->tokenizer, c->model.vocab_size);
     char *latest = c->try_load_latest_save ? checkpoint_latest(c->save_folder) : NULL;
@@ -303,7 +289,7 @@ void run_open(Run *r, const Config *c)
     else
         open_data(r);
     run_check_device(c);
-    run_check_agreement(c, folder);
+    agree_on_run(c, folder);
     if (c->eval_only) {
         open_to_evaluate(r, folder);
         free(latest);

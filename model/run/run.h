@@ -28,9 +28,6 @@ typedef struct {
     bool       diverged;       /* its loss is worse than a guess */
 } Run;
 
-/* Dies unless all ranks have this configuration, and load from this folder; NULL: from none. */
-void run_check_agreement(const Config *c, const char *folder);
-
 /* Dies unless the device multiplies what the run does: any GPU stores FP8 and converts it, not every one multiplies it. */
 void run_check_device(const Config *c);
 

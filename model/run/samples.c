@@ -8,7 +8,7 @@
 #include "kernels/comm.h"
 #include "kernels/error.h"
 #include "kernels/watchdog.h"
-#include "model/run/share_prompts.h"
+#include "model/run/agree.h"
 #include "model/sampling.h"
 
 struct Samples {
@@ -26,7 +26,7 @@ Samples *samples_open(const Config *c)
         return NULL;
     Samples *s = xcalloc(1, sizeof *s);
     s->config = c;
-    prompts_share(&s->prompts, c->samples.prompts, &c->model);
+    agree_on_prompts(&s->prompts, c->samples.prompts, &c->model);
     const size_t count = (size_t)s->prompts.count;
     s->text = xmalloc(sizeof *s->text * count * (size_t)c->model.max_sequence_length);
     s->length = xmalloc(sizeof *s->length * count);
@@ -96,14 +96,6 @@ static bool pass(Samples *s, Model *m, Fsdp *f, int first, int count, int *batch
     return true;
 }
 
-/* Whether any rank was asked to stop. */
-static bool is_asked(const volatile sig_atomic_t *stop)
-{
-    double asked = *stop;
-    comm_max(&asked, 1);
-    return asked > 0;
-}
-
 static json_t *tokens_of(const Samples *s, int i, int from, int to)
 {
     json_t *list = json_array();
@@ -140,7 +132,7 @@ bool samples_write(Samples *s, Model *m, Fsdp *f, Log *l, long step, const volat
     begin(s);
     for (int first = 0; first < s->prompts.count && !cut; first += B)
         while (!cut && pass(s, m, f, first, s->prompts.count - first < B ? s->prompts.count - first : B, batch))
-            cut = is_asked(stop);
+            cut = agree_any(*stop);
     log_resume(l);
     free(batch);
     if (comm_rank() == 0 && !cut)

@@ -14,6 +14,7 @@
 
 #include "kernels/comm.h"
 #include "kernels/error.h"
+#include "model/run/agree.h"
 
 /* What all ranks know of rank 0's file. */
 typedef struct {
@@ -69,15 +70,14 @@ void shared_folder_check(const char *folder)
     if (!path)
         path = xasprintf("%s/.sign-%016llx", folder, (unsigned long long)s.number);
     const int found = try_in_turn(path);
-    double first = found == EEXIST ? 0 : comm_size() - comm_rank();      /* the first rank that is apart speaks */
-    comm_max(&first, 1);
+    const int first = agree_first(found != EEXIST);     /* the first rank that is apart speaks */
     if (comm_rank() == 0)
         unlink(path);
     free(path);
-    if (first == 0)
+    if (first < 0)
         return;
     gethostname(host, sizeof host - 1);
-    if (comm_size() - comm_rank() == (int)first)
+    if (comm_rank() == first)
         die("save_folder %s as rank %d sees it on %s is not rank 0's on %s%s%s: it must be one folder, of a file system that all "
             "hosts share, where every rank can write", folder, comm_rank(), host, s.host, found ? ": " : "",
             found ? strerror(found) : "");

@@ -1,0 +1,67 @@
+#include "model/run/agree.h"
+
+#include <stdio.h>
+
+#include "kernels/comm.h"
+#include "kernels/error.h"
+#include "kernels/random.h"
+
+bool agree_any(bool own)
+{
+    double any = own;
+    comm_max(&any, 1);
+    return any > 0;
+}
+
+double agree_least(double own)
+{
+    double negative = -own;
+    comm_max(&negative, 1);
+    return -negative;
+}
+
+int agree_first(bool own)
+{
+    const double first = agree_least(own ? comm_rank() : comm_size());
+    return first < comm_size() ? (int)first : -1;
+}
+
+char *agree_problem(const char *own)
+{
+    enum { SIZE = 4096 };
+    char text[SIZE] = "";
+    const int rank = agree_first(own);
+    if (rank < 0)
+        return NULL;
+    if (rank == comm_rank())
+        snprintf(text, sizeof text, "%s", own);
+    comm_broadcast(text, sizeof text, rank);
+    return rank > 0 ? xasprintf("rank %d: %s", rank, text) : xstrdup(text);
+}
+
+static uint64_t text_hash(const char *text)
+{
+    uint64_t h = 0;
+    for (; *text; text++)
+        h = random_bits(h, (unsigned char)*text);
+    return h;
+}
+
+void agree_on_run(const Config *c, const char *folder)
+{
+    comm_agree("configurations", text_hash(c->text));
+    comm_agree("checkpoints to go on from", text_hash(folder ? folder : ""));
+}
+
+void agree_on_prompts(Prompts *p, const char *path, const ModelConfig *m)
+{
+    if (comm_rank() == 0)
+        prompts_read(p, path, m->vocab_size, m->max_sequence_length - 1);
+    comm_broadcast(&p->count, sizeof p->count, 0);
+    if (comm_rank() != 0)
+        p->start = xmalloc(sizeof *p->start * (size_t)(p->count + 1));
+    comm_broadcast(p->start, sizeof *p->start * (size_t)(p->count + 1), 0);
+    if (comm_rank() != 0)
+        p->token = xmalloc(sizeof *p->token * p->start[p->count]);
+    comm_broadcast(p->token, sizeof *p->token * p->start[p->count], 0);
+}

@@ -1,0 +1,59 @@
+#include "model/run/flops.h"
+
+#include "kernels/device.h"
+
+/* Keys that a token of block l sees, on average over a sequence of T: half of T, with a window w the ramp to it and then w. */
+static double mean_keys(const ModelConfig *c, int l)
+{
+    const double T = c->max_sequence_length, w = layer_slides(c, l) && c->sliding_window < T ? c->sliding_window : T;
+    return w * (1 - w / (2 * T));
+}
+
+/* Weights of a unit's matrices: all, and those that are trained. `trains`: whether anything in it is. */
+typedef struct { double all, trained; bool trains; } UnitWeights;
+
+static UnitWeights weights_of(const UnitShape *shape)
+{
+    UnitWeights w = { 0 };
+    for (int i = 0; i < shape->num_params; i++) {
+        const Param *p = &shape->param[i];
+        const double n = p->is_norm ? 0 : (double)p->rows * p->cols;
+        w.all += n;
+        w.trained += p->region == TRAINED ? n : 0;
+        w.trains |= p->region == TRAINED;
+    }
+    return w;
+}
+
+/* A weight takes 2 FLOPs forward, 2 for the gradient of its input, 2 for its own if it is trained; attention 2 products of the keys
+ * forward and twice as many backward. Backward ends at the first unit that trains something. */
+TokenFlops token_flops(const Config *c, const UnitShape *shape)
+{
+    const ModelConfig *m = &c->model;
+    const int L = m->n_layers;
+    const double HD = (double)m->n_heads * m->head_dim;
+    TokenFlops f = { 0 };
+    int first = 0;
+    while (first <= L && !weights_of(&shape[first]).trains)
+        first++;
+    for (int l = 0; l < L; l++) {
+        const UnitWeights w = weights_of(&shape[l + 1]);
+        const bool backward = first <= l + 1;
+        f.linear += 2 * (w.all + (backward ? w.all : 0) + w.trained);
+        f.attention += (backward ? 12 : 4) * HD * mean_keys(m, l);
+    }
+    const UnitWeights head = weights_of(&shape[m->weight_tying ? 0 : L + 1]);
+    f.head_forward = 2 * head.all;
+    f.head = 2 * (head.all + (first <= L ? head.all : 0) + head.trained);
+    return f;
+}
+
+double speed_of_light(const Config *c, const UnitShape *shape)
+{
+    TokenFlops f = token_flops(c, shape);
+    double operand = device_peak_flops(c->recipe.operand.dtype), stream = device_peak_flops(c->recipe.stream.dtype);
+    if (operand <= 0 || stream <= 0)
+        return 0;
+    const double faster = format_is_fp8(c->recipe.head) ? 1 / stream - 1 / device_peak_flops(c->recipe.head.dtype) : 0;
+    return 1 / (f.linear / operand + (f.head + f.attention) / stream - (f.head - f.head_forward) * faster);
+}

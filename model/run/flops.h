@@ -1,0 +1,10 @@
+/* What a token costs, and how many a device could train at most. `shape`: of all units, what is trained among it. */
+#pragma once
+#include "model/params.h"
+
+/* FLOPs of forward and backward per token: GEMMs, and causal attention of T tokens with its windows. head_forward: of `head`. */
+typedef struct { double linear, head, head_forward, attention; } TokenFlops;
+TokenFlops token_flops(const Config *c, const UnitShape *shape);
+
+/* Tokens per second by the device's data-sheet rates: 100 % of peak in the progress line. 0: unknown. */
+double speed_of_light(const Config *c, const UnitShape *shape);
