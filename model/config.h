@@ -75,17 +75,20 @@ typedef enum { SPIKES_WARN, SPIKES_SKIP, SPIKES_STOP } OnSpike;
 /* A length of training: one of the three is > 0 (max_duration: 100 | 2e9T | 1ep). */
 typedef struct { long steps, tokens; double epochs; } Duration;
 
+/* Files of tokens. */
+typedef struct {
+    char **paths; int num_paths;
+    char **label_mask_paths; int num_label_mask_paths;
+    int    itemsize;              /* memmap_dtype: uint16 2, uint32 4 */
+    PackingKind packing;
+    Boundaries  boundaries;
+} TokenFiles;
+
 typedef struct {
     char  *label;                 /* "v3-small-c4_en-validation"; no two are equal: metrics are named so */
     char  *where;                 /* "x.yaml:9: evaluator 'v3-...'" and how to train without, for messages */
-    char **paths;
-    int    num_paths;
-    char **label_mask_paths;
-    int    num_label_mask_paths;
-    int    itemsize;
-    bool   downstream;            /* paths: one file of questions (data/requests.h) */
-    PackingKind packing;
-    Boundaries boundaries;
+    bool   downstream;            /* files.paths: one file of questions (data/requests.h) */
+    TokenFiles files;
 } EvalSet;
 
 /* When gradients are summed over a shard group: with every micro-batch, once per step, or once where memory allows. */
@@ -120,12 +123,8 @@ typedef struct {
     bool        stops_at_eos;     /* model.eos_token_id is given: it ends a continuation beside what the folder says */
 
     struct {
-        char **paths; int num_paths;
-        char **label_mask_paths; int num_label_mask_paths;
-        int    itemsize;                      /* memmap_dtype: uint16 2, uint32 4 */
-        PackingKind packing;
+        TokenFiles files;
         LongDocuments long_documents;
-        Boundaries boundaries;
         bool   generate_doc_lengths;          /* attention stays inside documents; with PACK_BEST_FIT always */
         bool   mask_padding;                  /* generate_attention_mask */
         uint64_t seed;                        /* data.seed, else seed */

@@ -35,7 +35,7 @@ static void test_defaults(void **state)
     assert_true(c->optimizer.eps == 1e-5 && c->optimizer.beta1 == 0.9 && c->optimizer.beta2 == 0.95);
     assert_true(c->scheduler.warmup_min_lr == -1 && c->scheduler.t_max == 0 &&
                 c->scheduler.grad_clip_warmup_factor == 1);
-    assert_true(c->max_grad_norm == 0 && c->z_loss == 0 && c->data.itemsize == 2 && c->data.seed == 6198);
+    assert_true(c->max_grad_norm == 0 && c->z_loss == 0 && c->data.files.itemsize == 2 && c->data.seed == 6198);
     assert_true(c->data.instance_filter.max_count == 0 && c->max_duration.steps == 100 && c->stop_at.steps == 0);
     assert_true(c->save_interval == 1000 && c->save_num_checkpoints_to_keep == -1 && c->eval_interval == 1000);
     assert_true(c->device_eval_batch_size == 2 && c->eval_subset_num_batches == -1 && c->restore_dataloader);
@@ -53,15 +53,15 @@ static void test_values(void **state)
     assert_true(c->max_duration.tokens == 2000000000000 && c->max_duration.steps == 0 && c->stop_at.steps == 1000);
     assert_true(c->optimizer.beta1 == 0 && c->optimizer.beta2 == 0.5 && c->optimizer.eps == 1e-8);
     assert_true(c->optimizer.lr == 1e-3);              /* an override of a section keeps its other keys */
-    assert_true(c->save_overwrite && c->data.num_paths == 1);
-    assert_string_equal(c->data.paths[0], "b.npy");
+    assert_true(c->save_overwrite && c->data.files.num_paths == 1);
+    assert_string_equal(c->data.files.paths[0], "b.npy");
     config_free(c);
 
     c = try_load(1, "--max_duration=1.5ep", "--scheduler.units=tokens", "--scheduler.t_max=5e12",
                  "--data.paths=[x, 'y z', \"q\"]");
     assert_true(c->max_duration.epochs == 1.5 && c->scheduler.in_tokens && c->scheduler.t_max == 5000000000000);
-    assert_int_equal(c->data.num_paths, 3);
-    assert_string_equal(c->data.paths[1], "y z");
+    assert_int_equal(c->data.files.num_paths, 3);
+    assert_string_equal(c->data.files.paths[1], "y z");
     config_free(c);
 
     /* sums of many gradients are F32 unless BF16 is asked for */
@@ -115,9 +115,9 @@ static void test_datasets_and_formats(void **state)
     try_write(try_path, try_base);
     Config *c = try_load(1, "--data.paths=null", "--data.datasets={zebra: [z.npy], ape: [a.npy, b.npy]}", "--recipe=f32",
              "--format={master: bf16, moment1: e5m2/128, moment2: e4m3/128, keep: inputs}");
-    assert_int_equal(c->data.num_paths, 3);
-    assert_string_equal(c->data.paths[0], "a.npy");
-    assert_string_equal(c->data.paths[2], "z.npy");
+    assert_int_equal(c->data.files.num_paths, 3);
+    assert_string_equal(c->data.files.paths[0], "a.npy");
+    assert_string_equal(c->data.files.paths[2], "z.npy");
     assert_true(c->recipe.master.dtype == BF16 && c->recipe.moment1.dtype == E5M2 && c->recipe.keep == KEEP_INPUTS);
     assert_true(c->recipe.moment2.dtype == E4M3 && c->recipe.moment2.group == 128);
     config_free(c);
@@ -229,8 +229,8 @@ static void test_interpolation(void **state)
                  "--device_eval_batch_size=${global_train_batch_size}");
     assert_string_equal(c->run_name, "from env");
     assert_null(c->load_path);
-    assert_int_equal(c->data.num_paths, 2);
-    assert_string_equal(c->data.paths[0], "configs/tiny.yaml");
+    assert_int_equal(c->data.files.num_paths, 2);
+    assert_string_equal(c->data.files.paths[0], "configs/tiny.yaml");
     assert_int_equal(c->device_eval_batch_size, 8);
     config_free(c);
 
@@ -239,8 +239,8 @@ static void test_interpolation(void **state)
     snprintf(made, sizeof made, "%s/run", try_folder);
     assert_string_equal(c->save_folder, made);
     snprintf(made, sizeof made, "%s/a.npy", try_folder);
-    assert_string_equal(c->data.paths[0], made);
-    assert_string_equal(c->data.paths[1], "b~/c.npy");
+    assert_string_equal(c->data.files.paths[0], made);
+    assert_string_equal(c->data.files.paths[1], "b~/c.npy");
     assert_non_null(strstr(c->load_path, "/step10"));
     config_free(c);
 }
@@ -253,12 +253,12 @@ static void test_packing(void **state)
     Config *c = try_load(1, "--data.packing=best_fit", "--data.document_boundaries=metadata", "--data.long_documents=split",
                          "--evaluators=[{label: a, data: {paths: [x.npy], label_mask_paths: [m], document_boundaries: eos}}, "
                          "{label: b, data: {paths: y.npy, packing: concat}}]");
-    assert_true(c->data.generate_doc_lengths && c->data.packing == PACK_BEST_FIT && c->data.long_documents == LONG_SPLIT);
-    assert_true(c->eval[0].packing == PACK_BEST_FIT && c->eval[0].boundaries == BOUNDARIES_EOS);
-    assert_true(c->eval[1].packing == PACK_CONCAT && c->eval[1].boundaries == BOUNDARIES_METADATA);
-    assert_int_equal(c->eval[0].num_label_mask_paths, 1);
-    assert_string_equal(c->eval[0].label_mask_paths[0], "m");
-    assert_int_equal(c->eval[1].num_label_mask_paths, 0);
+    assert_true(c->data.generate_doc_lengths && c->data.files.packing == PACK_BEST_FIT && c->data.long_documents == LONG_SPLIT);
+    assert_true(c->eval[0].files.packing == PACK_BEST_FIT && c->eval[0].files.boundaries == BOUNDARIES_EOS);
+    assert_true(c->eval[1].files.packing == PACK_CONCAT && c->eval[1].files.boundaries == BOUNDARIES_METADATA);
+    assert_int_equal(c->eval[0].files.num_label_mask_paths, 1);
+    assert_string_equal(c->eval[0].files.label_mask_paths[0], "m");
+    assert_int_equal(c->eval[1].files.num_label_mask_paths, 0);
     try_write(try_path, c->text);
     Config *again = try_load(1, NULL, NULL, NULL, NULL);
     assert_string_equal(again->text, c->text);
@@ -273,7 +273,7 @@ static void test_packing(void **state)
                             "--model={pad_token_id: 7, eos_token_id: 7}"));
     try_names(message, "data.generate_attention_mask 7");
     c = try_load(1, "--data.document_boundaries=metadata", NULL, NULL, NULL);       /* nothing asks for documents */
-    assert_int_equal(c->data.boundaries, BOUNDARIES_EOS);
+    assert_int_equal(c->data.files.boundaries, BOUNDARIES_EOS);
     config_free(c);
 }
 
@@ -292,10 +292,10 @@ static void test_published(void **state)
     try_names(c->eval[1].where, "pile-validation --evaluators=[]");
     assert_string_equal(c->eval[0].label, "c4-validation");
     assert_string_equal(c->eval[1].label, "pile-validation");
-    assert_string_equal(c->eval[1].paths[1], "eval/p1.npy");
+    assert_string_equal(c->eval[1].files.paths[1], "eval/p1.npy");
     assert_string_equal(c->eval[2].label, "own");
-    assert_int_equal(c->eval[0].itemsize, 2);
-    assert_int_equal(c->eval[2].itemsize, 4);
+    assert_int_equal(c->eval[0].files.itemsize, 2);
+    assert_int_equal(c->eval[2].files.itemsize, 4);
     assert_null(c->tokenizer);          /* OLMo's section is none of ours */
     config_free(c);
 }

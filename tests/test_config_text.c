@@ -33,7 +33,7 @@ static void check_reload(Config *c)
     assert_true(c->z_loss == again->z_loss && c->data.seed == again->data.seed && c->num_eval == again->num_eval);
     for (int i = 0; i < c->num_eval; i++) {
         assert_string_equal(c->eval[i].label, again->eval[i].label);
-        assert_int_equal(c->eval[i].itemsize, again->eval[i].itemsize);
+        assert_int_equal(c->eval[i].files.itemsize, again->eval[i].files.itemsize);
         assert_int_equal(c->eval[i].downstream, again->eval[i].downstream);
     }
     config_free(again);
@@ -87,7 +87,8 @@ static void test_reload_texts(void **state)
                              "--evaluators=[{label: '${run_name}', data: {paths: ['${run_name}']}}]");
         try_write(try_path, c->text);
         Config *again = try_load(1, NULL, NULL, NULL, NULL);
-        const char *const found[] = { again->run_name, again->data.paths[0], again->eval[0].label, again->eval[0].paths[0] };
+        const char *const found[] = { again->run_name, again->data.files.paths[0], again->eval[0].label,
+                                      again->eval[0].files.paths[0] };
         for (int k = 0; k < 4; k++)
             assert_string_equal(found[k], text);
         assert_string_equal(c->text, again->text);

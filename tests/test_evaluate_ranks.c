@@ -71,17 +71,17 @@ static int make_sets(void **state)
     for (int s = 0; s < NUM_SETS; s++) {
         EvalSet *set = &config.eval[s];
         *set = (EvalSet){ .label = (char *)sets[s].name, .where = (char *)sets[s].name, .itemsize = 2 };
-        set->paths = xcalloc(2, sizeof *set->paths);
-        set->label_mask_paths = xcalloc(2, sizeof *set->label_mask_paths);
+        set->files.paths = xcalloc(2, sizeof *set->files.paths);
+        set->files.label_mask_paths = xcalloc(2, sizeof *set->files.label_mask_paths);
         for (int f = 0; f < 2 && sets[s].sequences[f]; f++) {
             snprintf(paths[s][f], sizeof paths[s][f], "%s/%d-%d.npy", folder, s, f);
             snprintf(masks[s][f], sizeof masks[s][f], "%s.mask", paths[s][f]);
             if (comm_rank() == 0)
                 write_files(paths[s][f], masks[s][f], s, f ? sets[s].sequences[0] : 0, sets[s].sequences[f]);
-            set->paths[set->num_paths++] = paths[s][f];
-            set->label_mask_paths[f] = masks[s][f];
+            set->files.paths[set->files.num_paths++] = paths[s][f];
+            set->files.label_mask_paths[f] = masks[s][f];
         }
-        set->num_label_mask_paths = s == 0 ? set->num_paths : 0;
+        set->files.num_label_mask_paths = s == 0 ? set->files.num_paths : 0;
     }
     comm_barrier();
     return 0;
@@ -92,10 +92,10 @@ static int remove_sets(void **state)
     (void)state;
     comm_barrier();
     for (int s = 0; s < NUM_SETS; s++) {
-        for (int f = 0; f < config.eval[s].num_paths && comm_rank() == 0; f++)
+        for (int f = 0; f < config.eval[s].files.num_paths && comm_rank() == 0; f++)
             unlink(paths[s][f]), unlink(masks[s][f]);
-        free(config.eval[s].paths);
-        free(config.eval[s].label_mask_paths);
+        free(config.eval[s].files.paths);
+        free(config.eval[s].files.label_mask_paths);
     }
     free(config.eval);
     return comm_rank() == 0 ? rmdir(folder) : 0;

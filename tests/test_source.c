@@ -47,7 +47,7 @@ static void test_without_file(void **state)
     assert_int_equal(c->model.max_sequence_length, 4096);
     assert_int_equal(c->model.eos_token_id, 7);
     assert_int_equal(c->model.pad_token_id, 3);
-    assert_int_equal(c->data.itemsize, 4);
+    assert_int_equal(c->data.files.itemsize, 4);
     assert_int_equal(c->global_train_batch_size, 32);
     assert_int_equal(c->device_train_microbatch_size, 1);
     assert_true(c->max_duration.epochs == 1 && c->optimizer.lr == 2e-5 && c->optimizer.weight_decay == 0);
@@ -61,14 +61,14 @@ static void test_without_file(void **state)
     strcpy(saved, try_path);
     snprintf(try_path, sizeof try_path, "%s/saved.yaml", try_folder);
     c = try_load(1, NULL, NULL, NULL, NULL);
-    assert_true(c->scheduler.warmup_fraction == 0.03 && c->model.max_sequence_length == 4096 && c->data.itemsize == 4);
+    assert_true(c->scheduler.warmup_fraction == 0.03 && c->model.max_sequence_length == 4096 && c->data.files.itemsize == 4);
     config_free(c);
     strcpy(try_path, saved);
 
     c = load_without_file("--data={paths: a.npy, memmap_dtype: uint16}", "--model.max_sequence_length=8192",
                           "--scheduler={warmup_fraction: null, t_warmup: 5}");
     assert_int_equal(c->model.max_sequence_length, 8192);
-    assert_int_equal(c->data.itemsize, 2);
+    assert_int_equal(c->data.files.itemsize, 2);
     assert_int_equal(c->scheduler.t_warmup, 5);
     config_free(c);
 }
@@ -102,7 +102,7 @@ static void test_length(void **state)
     try_write_hf("{" TRY_LLAMA "}");
     Config *c = try_load(1, from, NULL, NULL, NULL);
     assert_int_equal(c->model.max_sequence_length, 512);
-    assert_int_equal(c->data.itemsize, 2);
+    assert_int_equal(c->data.files.itemsize, 2);
     config_free(c);
     try_write_hf("{" LONG_LLAMA "}");
     write_file("trainer.json", "{}");

@@ -234,14 +234,14 @@ static int compare_names(const void *a, const void *b)
 
 static void use_datasets(Settings *s)
 {
-    Config *c = &s->c;
+    TokenFiles *f = &s->c.data.files;
     if (s->num_datasets > 0)
         qsort(s->datasets, s->num_datasets, sizeof *s->datasets, compare_names);
     for (int i = 0; i < s->num_datasets; i++) {
         NamedPaths *set = &s->datasets[i];
-        c->data.paths = xrealloc(c->data.paths, (c->data.num_paths + set->num_paths + 1) * sizeof *c->data.paths);
+        f->paths = xrealloc(f->paths, (f->num_paths + set->num_paths + 1) * sizeof *f->paths);
         for (int k = 0; k < set->num_paths; k++)
-            c->data.paths[c->data.num_paths++] = set->paths[k];
+            f->paths[f->num_paths++] = set->paths[k];
         set->num_paths = 0;                                /* the texts belong to data.paths now */
     }
 }
@@ -292,18 +292,18 @@ static void refuse_remote(Reader *r, const char *key, char **paths, int count)
 void config_check_data(Reader *r)
 {
     Config *c = &r->s->c;
-    bool both = c->data.num_paths > 0 && r->s->num_datasets > 0;
+    bool both = c->data.files.num_paths > 0 && r->s->num_datasets > 0;
     if (both)
         die("%s: give data.paths or data.datasets, not both (--data.datasets=null drops those)", config_where(r,
             "data.datasets"));
     const char *key = r->s->num_datasets > 0 ? "data.datasets" : "data.paths";
     use_datasets(r->s);
-    if (c->data.num_paths == 0 && !c->dry_run && !config_forward_only(c))      /* these need none */
+    if (c->data.files.num_paths == 0 && !c->dry_run && !config_forward_only(c))      /* these need none */
         die("%s: no training data: give data.paths, a list of token shards, as in --data.paths='[shards/*.npy]'",
             config_where(r, "data.paths"));
-    refuse_remote(r, key, c->data.paths, c->data.num_paths);
-    refuse_remote(r, "data.label_mask_paths", c->data.label_mask_paths, c->data.num_label_mask_paths);
-    c->data.itemsize = r->s->memmap_dtype;
+    refuse_remote(r, key, c->data.files.paths, c->data.files.num_paths);
+    refuse_remote(r, "data.label_mask_paths", c->data.files.label_mask_paths, c->data.files.num_label_mask_paths);
+    c->data.files.itemsize = r->s->memmap_dtype;
     if (!config_given(r, "data.seed"))
         c->data.seed = c->seed;
     config_check_documents(r);

@@ -28,7 +28,7 @@ void config_check_documents(Reader *r)
 {
     Config *c = &r->s->c;
     check_padding(r);
-    const bool packs = c->data.packing == PACK_BEST_FIT, by_eos = c->data.boundaries == BOUNDARIES_EOS;
+    const bool packs = c->data.files.packing == PACK_BEST_FIT, by_eos = c->data.files.boundaries == BOUNDARIES_EOS;
     if (by_eos && packs)
         need_eos(c, config_where(r, "data.packing"), "data.packing=best_fit without data.document_boundaries=metadata");
     if (by_eos && c->data.generate_doc_lengths)
@@ -40,15 +40,15 @@ void config_check_documents(Reader *r)
         config_note(r, "data.long_documents (only best_fit packing has it)");
     if (!by_eos && !c->data.generate_doc_lengths) {
         config_note(r, "data.document_boundaries (only best_fit packing and data.generate_doc_lengths ask for documents)");
-        c->data.boundaries = BOUNDARIES_EOS;            /* so that nobody looks for metadata */
+        c->data.files.boundaries = BOUNDARIES_EOS;      /* so that nobody looks for metadata */
     }
 }
 
 void config_check_eval_documents(const Config *c, const EvalSet *set)
 {
-    if (set->packing == PACK_BEST_FIT && !c->data.generate_doc_lengths)
+    if (set->files.packing == PACK_BEST_FIT && !c->data.generate_doc_lengths)
         die("%s: packing best_fit needs a model whose attention stays inside documents: --data.generate_doc_lengths, or train with "
             "data.packing=best_fit, too", set->where);
-    if (set->packing == PACK_BEST_FIT && set->boundaries == BOUNDARIES_EOS)
+    if (set->files.packing == PACK_BEST_FIT && set->files.boundaries == BOUNDARIES_EOS)
         need_eos(c, set->where, "packing best_fit without document_boundaries metadata");
 }

@@ -209,14 +209,19 @@ static void add_eval_set(Settings *s, const YamlNode *n, Evaluator *e, const cha
     c->eval = xrealloc(c->eval, (c->num_eval + 1) * sizeof *c->eval);
     char *where = xasprintf("%s: evaluator '%s' (--evaluators=[] trains without)", place, label);
     EvalSet *set = &c->eval[c->num_eval++];
-    *set = (EvalSet){ .label = strdup(label), .where = where, .paths = *paths, .num_paths = *count,
-                      .label_mask_paths = e->label_mask_paths, .num_label_mask_paths = e->num_label_mask_paths,
-                      .itemsize = e->memmap_dtype == NOT_GIVEN ? (int)s->memmap_dtype : e->memmap_dtype,
-                      .packing = e->packing == NOT_GIVEN ? c->data.packing : (PackingKind)e->packing,
-                      .boundaries = e->boundaries == NOT_GIVEN ? c->data.boundaries : (Boundaries)e->boundaries,
-                      .downstream = e->type == EVALUATOR_DOWNSTREAM };
-    *paths = e->label_mask_paths = NULL;
-    *count = e->num_label_mask_paths = 0;
+    *set = (EvalSet){ .label = strdup(label), .where = where, .downstream = e->type == EVALUATOR_DOWNSTREAM, .files = e->files };
+    set->files.paths = *paths;
+    set->files.num_paths = *count;
+    if (set->files.itemsize == NOT_GIVEN)
+        set->files.itemsize = (int)s->memmap_dtype;
+    if ((int)set->files.packing == NOT_GIVEN)
+        set->files.packing = c->data.files.packing;
+    if ((int)set->files.boundaries == NOT_GIVEN)
+        set->files.boundaries = c->data.files.boundaries;
+    e->files.label_mask_paths = NULL;
+    e->files.num_label_mask_paths = 0;
+    *paths = NULL;
+    *count = 0;
     if (!set->downstream)
         config_check_eval_documents(c, set);
 }
@@ -244,21 +249,21 @@ static void read_evaluator(Reader *r, YamlNode *n, FILE *downstream, FILE *remot
     }
     if (!e.label)
         die("%s: this evaluator has no label", yaml_place(n));
-    if (e.num_label_mask_paths > 0 && e.num_paths == 0)
+    if (e.files.num_label_mask_paths > 0 && e.files.num_paths == 0)
         die("%s: evaluator '%s' has label_mask_paths, which are parallel to data.paths, but no such paths; give each dataset an "
             "evaluator of its own, with a label, paths and label_mask_paths", yaml_place(n), e.label);
     const bool asks = e.type == EVALUATOR_DOWNSTREAM;
-    if (asks && e.num_paths == 0)
+    if (asks && e.files.num_paths == 0)
         fprintf(downstream, " %s", e.label);
-    else if (asks && (e.num_paths > 1 || e.num_label_mask_paths > 0))
+    else if (asks && (e.files.num_paths > 1 || e.files.num_label_mask_paths > 0))
         die("%s: evaluator '%s' has %d files; a downstream task is one alone, which scripts/prepare_eval.py makes", yaml_place(n),
-            e.label, e.num_paths + e.num_label_mask_paths);
-    else if (e.num_paths == 0 && e.num_datasets == 0)
+            e.label, e.files.num_paths + e.files.num_label_mask_paths);
+    else if (e.files.num_paths == 0 && e.num_datasets == 0)
         die("%s: evaluator '%s' has no data: give data.paths or data.datasets", yaml_place(n), e.label);
-    else if (e.num_paths > 0 && any_remote(e.paths, e.num_paths))
+    else if (e.files.num_paths > 0 && any_remote(e.files.paths, e.files.num_paths))
         fprintf(remote, " %s", e.label);
-    else if (e.num_paths > 0)
-        add_eval_set(r->s, n, &e, e.label, &e.paths, &e.num_paths);
+    else if (e.files.num_paths > 0)
+        add_eval_set(r->s, n, &e, e.label, &e.files.paths, &e.files.num_paths);
     for (int i = 0; i < e.num_datasets && !asks; i++) {
         NamedPaths *set = &e.datasets[i];
         if (any_remote(set->paths, set->num_paths))
@@ -334,10 +339,10 @@ static void print_eval_set(FILE *f, const EvalSet *e)
         fputs("\n  type: downstream\n  data:\n", f);
     else
         fprintf(f, "\n  data:\n    memmap_dtype: %s\n    packing: %s\n    document_boundaries: %s\n",
-                e->itemsize == UINT16 ? "uint16" : "uint32", e->packing == PACK_CONCAT ? "concat" : "best_fit",
-                e->boundaries == BOUNDARIES_EOS ? "eos" : "metadata");
-    print_eval_paths(f, "paths", e->paths, e->num_paths);
-    print_eval_paths(f, "label_mask_paths", e->label_mask_paths, e->num_label_mask_paths);
+                e->files.itemsize == UINT16 ? "uint16" : "uint32", e->files.packing == PACK_CONCAT ? "concat" : "best_fit",
+                e->files.boundaries == BOUNDARIES_EOS ? "eos" : "metadata");
+    print_eval_paths(f, "paths", e->files.paths, e->files.num_paths);
+    print_eval_paths(f, "label_mask_paths", e->files.label_mask_paths, e->files.num_label_mask_paths);
 }
 
 Settings config_followed(const Settings *s)
@@ -487,8 +492,8 @@ void config_free(Config *c)
     for (int i = 0; i < c->num_eval; i++) {
         free(c->eval[i].label);
         free(c->eval[i].where);
-        free_texts(c->eval[i].paths, c->eval[i].num_paths);
-        free_texts(c->eval[i].label_mask_paths, c->eval[i].num_label_mask_paths);
+        free_texts(c->eval[i].files.paths, c->eval[i].files.num_paths);
+        free_texts(c->eval[i].files.label_mask_paths, c->eval[i].files.num_label_mask_paths);
     }
     free(c->eval);
     free(c->text);

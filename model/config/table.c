@@ -37,10 +37,8 @@
 
 static_assert(offsetof(Settings, c) == 0, "a Config is freed as the Settings it lies in");
 static_assert(offsetof(Config, num_trainable) == offsetof(Config, trainable) + sizeof(char **), "PATTERNS");
-static_assert(offsetof(Config, data.num_paths) == offsetof(Config, data.paths) + sizeof(char **), "PATHS");
-static_assert(offsetof(Config, data.num_label_mask_paths) == offsetof(Config, data.label_mask_paths) + sizeof(char **), "PATHS");
-static_assert(offsetof(Evaluator, num_label_mask_paths) == offsetof(Evaluator, label_mask_paths) + sizeof(char **), "PATHS");
-static_assert(offsetof(Evaluator, num_paths) == offsetof(Evaluator, paths) + sizeof(char **), "PATHS");
+static_assert(offsetof(TokenFiles, num_paths) == offsetof(TokenFiles, paths) + sizeof(char **), "PATHS");
+static_assert(offsetof(TokenFiles, num_label_mask_paths) == offsetof(TokenFiles, label_mask_paths) + sizeof(char **), "PATHS");
 static_assert(offsetof(Settings, num_datasets) == offsetof(Settings, datasets) + sizeof(NamedPaths *), "DATASETS");
 static_assert(offsetof(Settings, num_lora_modules) == offsetof(Settings, lora_modules) + sizeof(char **), "NAMES");
 static_assert(offsetof(Config, optimizer.beta2) == offsetof(Config, optimizer.beta1) + sizeof(double), "BETAS");
@@ -252,20 +250,20 @@ const ConfigKey config_keys[] = {
     NO_USE("model.precision", NULL, NULL),
 
     /* ---- data ---- */
-    OTHER ("data.paths", PATHS, "[]", C(data.paths),
+    OTHER ("data.paths", PATHS, "[]", C(data.files.paths),
            "token shards or patterns, in order; ** is any number of folders"),
     OTHER ("data.datasets", DATASETS | SPENT, "null", X(datasets),
            "name: [paths], instead of data.paths; sorted by name"),
-    OTHER ("data.label_mask_paths", PATHS, "[]", C(data.label_mask_paths),
+    OTHER ("data.label_mask_paths", PATHS, "[]", C(data.files.label_mask_paths),
            "one bool per token, parallel to paths: false is not learned"),
     WORD  ("data.memmap_dtype", CHOICE, "uint16", token_types, X(memmap_dtype),
            "type of a token in headerless shards; without a model section uint32 if load_path's model has more than 65536 ids"),
     OPTION("data.seed", U64 | FOLLOWS, "null", NAN, 0, LONGS, C(data.seed), "of the order of the data; default `seed`"),
-    WORD  ("data.packing", CHOICE, "concat", packings, C(data.packing), "concat: documents one behind the other, cut where a "
+    WORD  ("data.packing", CHOICE, "concat", packings, C(data.files.packing), "concat: documents one behind the other, cut where a "
            "sequence is full, as OLMo; best_fit: whole ones, each where it fits best, attention inside them"),
     WORD  ("data.long_documents", CHOICE, "truncate", WORDS({ "truncate", LONG_TRUNCATE }, { "split", LONG_SPLIT }),
            C(data.long_documents), "best_fit: what becomes of those longer than a sequence"),
-    WORD  ("data.document_boundaries", CHOICE, "eos", boundaries, C(data.boundaries),
+    WORD  ("data.document_boundaries", CHOICE, "eos", boundaries, C(data.files.boundaries),
            "what ends a document: eos_token_id, or the rows START,END of X.csv.gz beside X.npy"),
     OTHER ("data.generate_doc_lengths", BOOL, "false", C(data.generate_doc_lengths),
            "attention stays inside documents"),
@@ -381,14 +379,14 @@ const ConfigKey config_keys[] = {
     OTHER ("evaluators[].label", STRING, NULL, E(label), "name of the set if it has `paths`"),
     WORD  ("evaluators[].type", CHOICE, "lm", WORDS({ "lm", EVALUATOR_LM }, { "downstream", EVALUATOR_DOWNSTREAM }),
            E(type), "lm: loss on validation shards; downstream: questions with choices, run if `paths` names their file"),
-    OTHER ("evaluators[].data.paths", PATHS, "[]", E(paths),
+    OTHER ("evaluators[].data.paths", PATHS, "[]", E(files.paths),
            "validation shards; of downstream one file of scripts/prepare_eval.py"),
     OTHER ("evaluators[].data.datasets", DATASETS, "null", E(datasets), "name: [paths]; a set per name"),
-    WORD  ("evaluators[].data.memmap_dtype", CHOICE, "null", token_types, E(memmap_dtype),
+    WORD  ("evaluators[].data.memmap_dtype", CHOICE, "null", token_types, E(files.itemsize),
            "default data.memmap_dtype"),
-    OTHER ("evaluators[].data.label_mask_paths", PATHS, "[]", E(label_mask_paths), "as data.label_mask_paths, parallel to paths"),
-    WORD  ("evaluators[].data.packing", CHOICE, "null", packings, E(packing), "default data.packing"),
-    WORD  ("evaluators[].data.document_boundaries", CHOICE, "null", boundaries, E(boundaries), "default data.document_boundaries"),
+    OTHER ("evaluators[].data.label_mask_paths", PATHS, "[]", E(files.label_mask_paths), "as data.label_mask_paths, parallel to paths"),
+    WORD  ("evaluators[].data.packing", CHOICE, "null", packings, E(files.packing), "default data.packing"),
+    WORD  ("evaluators[].data.document_boundaries", CHOICE, "null", boundaries, E(files.boundaries), "default data.document_boundaries"),
     NO_USE("evaluators[].data.num_workers", NULL, NULL),
     NO_USE("evaluators[].data.drop_last", NULL, NULL),
     NO_USE("evaluators[].data.pin_memory", NULL, NULL),

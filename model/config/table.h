@@ -103,10 +103,7 @@ typedef struct {
 typedef struct {
     char *label;
     EvaluatorType type;
-    int   memmap_dtype;                    /* TokenType or NOT_GIVEN */
-    int   packing, boundaries;             /* PackingKind, Boundaries or NOT_GIVEN */
-    char **paths; int num_paths;
-    char **label_mask_paths; int num_label_mask_paths;
+    TokenFiles files;                      /* itemsize, packing, boundaries may be NOT_GIVEN */
     NamedPaths *datasets; int num_datasets;
 } Evaluator;
 

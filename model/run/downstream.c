@@ -39,7 +39,7 @@ static void read_requests(void *what)
 {
     Reading *r = what;
     const EvalSet *set = &r->config->eval[r->task];
-    r->requests = requests_read(set->where, set->paths[0], r->config->model.max_sequence_length, r->config->model.vocab_size);
+    r->requests = requests_read(set->where, set->files.paths[0], r->config->model.max_sequence_length, r->config->model.vocab_size);
 }
 
 /* Of all ranks; *problem is what is wrong with the file of any, NULL: nothing. */
@@ -54,7 +54,7 @@ static Requests open_task(char **problem, const Config *c, int i)
     free(own);
     if (*problem)
         return r.requests;
-    char *what = xasprintf("questions of evaluator '%s' (%s)", c->eval[i].label, c->eval[i].paths[0]);
+    char *what = xasprintf("questions of evaluator '%s' (%s)", c->eval[i].label, c->eval[i].files.paths[0]);
     *problem = comm_disagreement(what, task_hash(&r.requests));
     free(what);
     return r.requests;

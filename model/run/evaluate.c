@@ -13,6 +13,7 @@
 #include "kernels/watchdog.h"
 #include "model/run/agree.h"
 #include "model/run/downstream.h"
+#include "model/run/open_data.h"
 
 /* Sequences [first, first + B) of the batch as a full micro-batch; what lies behind its end is masked. */
 static void micro_batch(int *tokens, int *targets, uint8_t *begins, const Batch *b, int first, int B, int T)
@@ -28,11 +29,6 @@ static void micro_batch(int *tokens, int *targets, uint8_t *begins, const Batch 
         memcpy(targets, b->targets + (size_t)first * T, sizeof(int) * n * T);
         memcpy(begins, b->begins + (size_t)first * T, (size_t)n * T);
     }
-}
-
-static void beat(const char *doing)
-{
-    watchdog_beat(WORKER_VALIDATION, doing);
 }
 
 /* What take_sample takes within error_catch. */
@@ -60,29 +56,10 @@ static char *disagreement(const Loader *l, const char *label)
     return found;
 }
 
-/* problem: as loader_try_open; NULL: dies instead. */
-static Loader *open_set(const Config *c, int i, char **problem)
-{
-    const EvalSet *set = &c->eval[i];
-    DataSpec spec = { .key = set->where, .paths = set->paths, .num_paths = set->num_paths, .itemsize = set->itemsize,
-                      .sequence_length = c->model.max_sequence_length, .vocab_size = c->model.vocab_size,
-                      .eos_token_id = c->model.eos_token_id, .pad_token_id = c->model.pad_token_id,
-                      .label_mask_paths = set->label_mask_paths, .num_label_mask_paths = set->num_label_mask_paths,
-                      .mask_padding = c->data.mask_padding, .best_fit = set->packing == PACK_BEST_FIT,
-                      .split = c->data.long_documents == LONG_SPLIT, .metadata = set->boundaries == BOUNDARIES_METADATA,
-                      .again = problem != NULL, .beat = beat };
-    watchdog_mark("opening validation data", -1);
-    watchdog_wait_for(WORKER_VALIDATION);
-    const int batch = c->device_eval_batch_size * comm_size();
-    Loader *l = problem ? loader_try_open(problem, &spec, batch, comm_rank(), comm_size())
-                        : loader_open(&spec, batch, comm_rank(), comm_size());
-    watchdog_wait_for(NO_WORKER);
-    return l;
-}
-
 static void check_set(const Config *c, int i)
 {
-    Loader *l = open_set(c, i, NULL);
+    watchdog_mark("opening validation data", -1);
+    Loader *l = open_data(NULL, c, &c->eval[i]);
     char *problem = disagreement(l, c->eval[i].label);
     if (problem)
         die("%s", problem);
@@ -113,7 +90,7 @@ static void add_batch(Validation *p, const Batch *b, int sequences, Model *m, Fs
     }
     watchdog_mark_together("reading the validation losses", -1);
     p->loss += model_losses(m).loss;
-    p->labels += b->sequences ? b->labels : 0;
+    p->labels += b->labels;
 }
 
 /* Until the data end, or any rank is asked to stop: true; or meets what is wrong with its data: *problem. */
@@ -143,7 +120,8 @@ EvalResult evaluate(const Config *c, int i, Model *m, Fsdp *f, const volatile si
 {
     const int B = m->attn.B, T = m->attn.T;
     char *own;
-    Loader *l = open_set(c, i, &own);
+    watchdog_mark("opening validation data", -1);
+    Loader *l = open_data(&own, c, &c->eval[i]);
     EvalResult e = { .label = c->eval[i].label, .loss = NAN, .problem = agree_problem(own) };
     free(own);
     if (!e.problem)

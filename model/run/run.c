@@ -19,33 +19,11 @@
 #include "model/run/agree.h"
 #include "model/run/fit.h"
 #include "model/run/memory.h"
+#include "model/run/open_data.h"
 #include "model/run/resume.h"
 #include "model/run/save_folder.h"
 #include "model/schedule.h"
 #include "model/version.h"
-
-static void beat(const char *doing)
-{
-    watchdog_beat(WORKER_DATA, doing);
-}
-
-static Loader *open_loader(const Config *c)
-{
-    DataSpec spec = {
-        .paths = c->data.paths, .num_paths = c->data.num_paths, .label_mask_paths = c->data.label_mask_paths,
-        .num_label_mask_paths = c->data.num_label_mask_paths, .itemsize = c->data.itemsize,
-        .sequence_length = c->model.max_sequence_length, .vocab_size = c->model.vocab_size,
-        .eos_token_id = c->model.eos_token_id, .pad_token_id = c->model.pad_token_id, .mask_padding = c->data.mask_padding,
-        .best_fit = c->data.packing == PACK_BEST_FIT, .split = c->data.long_documents == LONG_SPLIT,
-        .metadata = c->data.boundaries == BOUNDARIES_METADATA, .shuffle = true, .seed = c->data.seed,
-        .drop_last = c->data.packing == PACK_CONCAT, .max_period = c->data.instance_filter.max_period,
-        .min_period = c->data.instance_filter.min_period, .max_count = c->data.instance_filter.max_count, .beat = beat,
-    };
-    watchdog_wait_for(WORKER_DATA);
-    Loader *l = loader_open(&spec, c->global_train_batch_size, comm_rank(), comm_size());
-    watchdog_wait_for(NO_WORKER);
-    return l;
-}
 
 static void check_countable(const char *key, double n)
 {
@@ -200,10 +178,10 @@ static void print_groups(void)
         printf("sharding: %d group%s of %d rank%s\n", groups, groups > 1 ? "s" : "", in_group, in_group > 1 ? "s" : "");
 }
 
-static void open_data(Run *r)
+static void open_all_data(Run *r)
 {
     const Config *c = r->config;
-    r->loader = open_loader(c);
+    r->loader = open_data(NULL, c, NULL);
     comm_agree("data files", loader_fingerprint(r->loader));
     evaluate_check(c);
     r->samples = samples_open(c);
@@ -287,7 +265,7 @@ void run_open(Run *r, const Config *c)
     if (c->eval_only)
         evaluate_check(c);
     else
-        open_data(r);
+        open_all_data(r);
     run_check_device(c);
     agree_on_run(c, folder);
     if (c->eval_only) {

@@ -1,0 +1,41 @@
+#include "model/run/open_data.h"
+
+#include "kernels/comm.h"
+#include "kernels/watchdog.h"
+
+static void beat_data(const char *doing)
+{
+    watchdog_beat(WORKER_DATA, doing);
+}
+
+static void beat_validation(const char *doing)
+{
+    watchdog_beat(WORKER_VALIDATION, doing);
+}
+
+Loader *open_data(char **problem, const Config *c, const EvalSet *set)
+{
+    const TokenFiles *f = set ? &set->files : &c->data.files;
+    const int batch = set ? c->device_eval_batch_size * comm_size() : c->global_train_batch_size;
+    DataSpec spec = {
+        .key = set ? set->where : NULL, .paths = f->paths, .num_paths = f->num_paths, .label_mask_paths = f->label_mask_paths,
+        .num_label_mask_paths = f->num_label_mask_paths, .itemsize = f->itemsize, .best_fit = f->packing == PACK_BEST_FIT,
+        .metadata = f->boundaries == BOUNDARIES_METADATA, .split = c->data.long_documents == LONG_SPLIT,
+        .sequence_length = c->model.max_sequence_length, .vocab_size = c->model.vocab_size, .eos_token_id = c->model.eos_token_id,
+        .pad_token_id = c->model.pad_token_id, .mask_padding = c->data.mask_padding, .again = problem != NULL,
+        .beat = set ? beat_validation : beat_data,
+    };
+    if (!set) {
+        spec.shuffle = true;
+        spec.seed = c->data.seed;
+        spec.drop_last = f->packing == PACK_CONCAT;
+        spec.max_period = c->data.instance_filter.max_period;
+        spec.min_period = c->data.instance_filter.min_period;
+        spec.max_count = c->data.instance_filter.max_count;
+    }
+    watchdog_wait_for(set ? WORKER_VALIDATION : WORKER_DATA);
+    Loader *l = problem ? loader_try_open(problem, &spec, batch, comm_rank(), comm_size())
+                        : loader_open(&spec, batch, comm_rank(), comm_size());
+    watchdog_wait_for(NO_WORKER);
+    return l;
+}
