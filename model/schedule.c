@@ -5,12 +5,21 @@
 
 #include "kernels/error.h"
 
+static double end_of(const Config *c, double run)
+{
+    return c->scheduler.t_max ? c->scheduler.t_max : run;
+}
+
+static double warmup_of(const Config *c, double end)
+{
+    return c->scheduler.warmup_fraction > 0 ? round(c->scheduler.warmup_fraction * end) : c->scheduler.t_warmup;
+}
+
 double schedule_lr(const Config *c, RunLength length, long step, long tokens)
 {
     bool in_tokens = c->scheduler.in_tokens;
     double t = in_tokens ? tokens : step, lr = c->optimizer.lr;
-    double end = c->scheduler.t_max ? c->scheduler.t_max : in_tokens ? length.tokens : length.steps;
-    double fraction = c->scheduler.warmup_fraction, warmup = fraction > 0 ? round(fraction * end) : c->scheduler.t_warmup;
+    double end = end_of(c, in_tokens ? length.tokens : length.steps), warmup = warmup_of(c, end);
     double start_lr = c->scheduler.warmup_min_lr < 0 ? 0.1 * lr : c->scheduler.warmup_min_lr;
     double final_lr = c->scheduler.alpha_f * lr;
 
@@ -42,19 +51,14 @@ double schedule_max_grad_norm(const Config *c, long step, long tokens)
                                                     : c->max_grad_norm;
 }
 
-void schedule_check(const Config *c, RunLength length)
+void schedule_check(const Config *c, double run, const char *place)
 {
-    const bool in_tokens = c->scheduler.in_tokens;
-    const double run = in_tokens ? length.tokens : length.steps, end = c->scheduler.t_max ? c->scheduler.t_max : run;
-    const double fraction = c->scheduler.warmup_fraction, warmup = fraction > 0 ? round(fraction * end) : c->scheduler.t_warmup;
-    const double decay = c->scheduler.name == WSD ? c->scheduler.t_decay : 0;
-    const char *unit = in_tokens ? "tokens" : "steps";
-    if (c->max_duration.epochs == 0)
-        return;
-    if (decay > 0 && warmup + decay > end)
-        die("scheduler.t_warmup %.0f and t_decay %.0f do not fit max_duration, which is %.0f %s of these data; shorten one of them",
-            warmup, decay, end, unit);
-    if (warmup > run)
-        warn("the learning rate is still warming up when the run ends: scheduler.t_warmup %.0f, max_duration %.0f %s of these data",
+    const double end = end_of(c, run), warmup = warmup_of(c, end), decay = c->scheduler.name == WSD ? c->scheduler.t_decay : 0;
+    const char *unit = c->scheduler.in_tokens ? "tokens" : "steps";
+    if (decay > 0 && end > 0 && warmup + decay > end)
+        die("%sscheduler.t_warmup %.0f and t_decay %.0f do not fit %s, which is %.0f %s; shorten one of them", place, warmup, decay,
+            c->scheduler.t_max ? "t_max" : "max_duration", end, unit);
+    if (run > 0 && warmup > run)
+        warn("%sthe learning rate is still warming up when the run ends: scheduler.t_warmup %.0f, max_duration %.0f %s", place,
              warmup, run, unit);
 }

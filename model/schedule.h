@@ -9,6 +9,6 @@ typedef struct { long steps, tokens; } RunLength;
 double schedule_lr           (const Config *c, RunLength length, long step, long tokens);
 double schedule_max_grad_norm(const Config *c, long step, long tokens);    /* 0: no clipping */
 
-/* A run in epochs, whose length only its data and what it goes on from say: dies if warmup and decay do not fit it, warns if it
- * ends during the warmup. Other runs are checked with the configuration. */
-void   schedule_check(const Config *c, RunLength length);
+/* Dies if warmup and decay do not fit the run, warns if it ends during the warmup. run: its length in the scheduler's units, 0: only
+ * its data say that. place: "x.yaml:3: " or "". */
+void   schedule_check(const Config *c, double run, const char *place);

@@ -10,6 +10,7 @@
 #include "kernels/comm.h"
 #include "kernels/error.h"
 #include "model/architecture.h"
+#include "model/schedule.h"
 #include "model/trainable.h"
 
 /* ---- model ------------------------------------------------------------------------------------------------ */
@@ -392,24 +393,17 @@ static void check_schedule(Reader *r)
             "--scheduler.t_warmup=0 or --scheduler.warmup_fraction=null", config_where(r, "scheduler.warmup_fraction"));
     if (share)
         c->scheduler.t_warmup = 0;
-    long warmup = c->scheduler.t_warmup, end = c->scheduler.t_max;
+    const long warmup = c->scheduler.t_warmup, end = c->scheduler.t_max;
     if (end > 0 && warmup > end)
         die("%s: scheduler.t_warmup %ld is longer than scheduler.t_max %ld; shorten the warmup or lengthen t_max",
             config_where(r, "scheduler.t_warmup"), warmup, end);
-    double length = duration_in_units(c);
-    if (length > 0 && warmup > length)
-        warn("%s: the learning rate is still warming up when the run ends: scheduler.t_warmup %ld, length %.0f",
-             config_where(r, "scheduler.t_warmup"), warmup, length);
     if (c->scheduler.name == INVERSE_SQRT_WITH_WARMUP && warmup == 0 && !share)
         die("%s: inverse_sqrt_with_warmup needs scheduler.t_warmup > 0", config_where(r, "scheduler.t_warmup"));
     if (c->scheduler.name == WSD && c->scheduler.t_decay == 0)
         die("%s: wsd needs scheduler.t_decay, the length of the final decay", config_where(r, "scheduler.name"));
-    const double last = end > 0 ? end : length;       /* 0: epochs */
-    if (share)
-        warmup = lround(c->scheduler.warmup_fraction * last);
-    if (c->scheduler.name == WSD && last > 0 && warmup + c->scheduler.t_decay > last)
-        die("%s: scheduler.t_warmup %ld and t_decay %ld do not fit %s %.0f; shorten one of them",
-            config_where(r, "scheduler.t_decay"), warmup, c->scheduler.t_decay, end > 0 ? "t_max" : "max_duration", last);
+    char *place = xasprintf("%s: ", config_where(r, c->scheduler.name == WSD ? "scheduler.t_decay" : "scheduler.t_warmup"));
+    schedule_check(c, duration_in_units(c), place);
+    free(place);
     if (c->scheduler.name != WSD && c->scheduler.t_decay > 0)
         config_note(r, "scheduler.t_decay (only wsd has it)");
     if (c->scheduler.warmup_min_lr > c->optimizer.lr)

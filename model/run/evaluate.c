@@ -103,7 +103,7 @@ static bool add_batches(Validation *p, Loader *l, const Config *c, Model *m, Fsd
         watchdog_wait_for(WORKER_VALIDATION);
         const char *wrong = loader_problem(l);
         if (wrong || !loader_next(l, &b))
-            b.sequences = 0;
+            b = (Batch){ 0 };
         watchdog_wait_for(NO_WORKER);
         double most[3] = { b.sequences, stop && *stop, wrong != NULL };     /* sequences of a rank; stop; problem */
         comm_max(most, 3);

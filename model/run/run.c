@@ -283,7 +283,8 @@ void run_open(Run *r, const Config *c)
     const bool saved = resumes && save_folder_has(c, folder, r->state.step);
     if (!run_is_over(r))
         loader_limit(r->loader, (uint64_t)(r->last_step - r->state.step));
-    schedule_check(c, r->length);
+    if (c->max_duration.epochs > 0)
+        schedule_check(c, c->scheduler.in_tokens ? r->length.tokens : r->length.steps, "");
     print_data(r);
     watchdog_mark("opening metrics.jsonl", -1);
     r->log = log_open(c, r->fsdp.shape, r->length, r->last_step, r->state.step, resumes, comm_size());
