@@ -25,8 +25,6 @@ typedef struct {
     size_t           rows, cols;
 } Matrix;
 
-typedef struct { const SafeFile *file; const SafeTensor *tensor; } Found;
-
 /* Tensors `codes` of type `dtype`, NULL: any, and `scale` tell that a matrix is of this kind; there may be the others. */
 struct Kind {
     const char *codes, *dtype, *scale, *others[5];
@@ -57,10 +55,8 @@ enum { NUM_KINDS = sizeof kinds / sizeof kinds[0] };
 /* No tensor: it is in none of the files. */
 static Found find(const Matrix *m, const char *suffix)
 {
-    Found f = { 0 };
     char *name = xasprintf("%s%s", m->stem, suffix);
-    for (int i = 0; i < m->count && !f.tensor; i++)
-        f = (Found){ m->file[i], safetensors_find(m->file[i], name) };
+    const Found f = safetensors_find_in(m->file, m->count, name);
     free(name);
     return f;
 }

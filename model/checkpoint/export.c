@@ -81,7 +81,10 @@ static void find(const Export *x, Entry *e)
     e->from = low ? NULL : coded_source_find(x->source.file, x->source.count, e->tensor.name);
     if (e->from)
         return;
-    e->source = source_find(low ? &x->adapter : &x->source, e->tensor.name, &e->from);
+    const Source *s = low ? &x->adapter : &x->source;
+    const Found found = safetensors_find_in(s->file, s->count, e->tensor.name);
+    e->source = found.tensor;
+    e->from = found.file;
     if (!e->source)
         die("%s: there is no tensor %s, which the %s needs", low ? x->folder : x->base, e->tensor.name,
             low ? "adapters of its adapter_config.json" : "model of its config.json");

@@ -353,7 +353,7 @@ static const char *shape_text(char text[64], int dims, const size_t *shape)
     return text;
 }
 
-void layout_check_piece(const Piece *p, const SafeFile *file, const SafeTensor *t)
+static void check_piece(const Piece *p, const SafeFile *file, const SafeTensor *t)
 {
     char found[64], expected[64];
     if (p->kind == PIECE_WEIGHT && !convert_knows(t->dtype))
@@ -370,50 +370,47 @@ void layout_check_piece(const Piece *p, const SafeFile *file, const SafeTensor *
             text_ends_with(file->path, "/adapter_model.safetensors") ? ", and its base must be the one it was trained beside" : "");
 }
 
-/* raw: CHUNK bytes; values: as many floats as fit into CHUNK bytes. Returns what this rank's part adds to the tensor's checksum, 0
- * where nobody asks for it. */
-static uint32_t read_piece(const Piece *p, const Shard *s, const SafeFile *file, const SafeTensor *t, void *raw,
-                           float *values)
+static size_t numel(const SafeTensor *t)
 {
-    uint32_t sum = 0;
-    size_t count = t->shape[0] * (t->dims == 2 ? t->shape[1] : 1);
-    Range r = intersect(held_by(p, s), (Range){ p->first, p->first + count });
-    bool same = strcmp(t->dtype, p->dtype) == 0;
-    size_t size = same ? p->bytes : safetensors_dtype_size(t->dtype);
-    size_t step = CHUNK / (same ? p->bytes : sizeof *values);
-    char reading[64];
-    snprintf(reading, sizeof reading, "reading %s", path_tail(file->path));
-    for (size_t at = r.first; at < r.end; at += step) {
-        size_t n = r.end - at < step ? r.end - at : step;
-        watchdog_mark(reading, -1);
-        safetensors_read(file, raw, t, (at - p->first) * size, n * size);
-        if (t->has_sum)
-            sum = crc32c(sum, raw, n * size);
-        if (!same) {
-            convert_decode(values, t->dtype, raw, n);
-            if (strcmp(p->dtype, "BF16") == 0)
-                convert_encode(values, "BF16", values, n);
-        }
-        device_put(address_of(p, s, at), same ? raw : (void *)values, n * p->bytes);
-    }
-    return crc32c_shift(sum, (p->first + count - r.end) * size);
+    return t->shape[0] * (t->dims == 2 ? t->shape[1] : 1);
 }
 
-/* The same of a matrix that is in the files as codes and scales; `file` holds the codes. There are no checksums of these. */
-static void read_coded(const Piece *p, const Shard *s, const SafeFile *file, SafeFile *const *source, int count, float *values)
+void layout_fetch(PieceReader *r, void *to, const char *dtype, size_t at, size_t n)
 {
-    const size_t step = CHUNK / sizeof *values;
-    const Range r = intersect(held_by(p, s), (Range){ p->first, p->first + p->count });
+    const Piece *p = r->piece;
+    const SafeTensor *t = r->from.tensor;
+    const bool same = t && strcmp(t->dtype, dtype) == 0;
     char reading[64];
-    snprintf(reading, sizeof reading, "reading %s", path_tail(file->path));
-    for (size_t at = r.first; at < r.end; at += step) {
-        const size_t n = r.end - at < step ? r.end - at : step;
-        watchdog_mark(reading, -1);
-        coded_source_read(values, source, count, p->name, p->shape[0], p->shape[1], at - p->first, n);
-        if (strcmp(p->dtype, "BF16") == 0)
-            convert_encode(values, "BF16", values, n);
+    snprintf(reading, sizeof reading, "reading %s", path_tail(r->from.file->path));
+    watchdog_mark(reading, -1);
+    if (t) {
+        const size_t size = (t->end - t->begin) / numel(t);
+        void *raw = same ? to : r->raw;
+        safetensors_read(r->from.file, raw, t, at * size, n * size);
+        if (t->has_sum)
+            r->sum = crc32c(r->sum, raw, n * size);
+        if (!same)
+            convert_decode(to, t->dtype, raw, n);
+    } else
+        coded_source_read(to, r->source, r->count, p->name, p->shape[0], p->shape[1], at, n);
+    if (!same && strcmp(dtype, "BF16") == 0)
+        convert_encode(to, dtype, to, n);
+}
+
+/* values: CHUNK bytes, as r->raw. Returns what this rank's part adds to the tensor's checksum, 0 where nobody asks for it. */
+static uint32_t read_piece(PieceReader *r, const Shard *s, void *values)
+{
+    const Piece *p = r->piece;
+    const SafeTensor *t = r->from.tensor;
+    const size_t count = t ? numel(t) : p->count;
+    const size_t wide = p->bytes > sizeof(float) ? p->bytes : sizeof(float), step = CHUNK / wide;
+    const Range own = intersect(held_by(p, s), (Range){ p->first, p->first + count });
+    for (size_t at = own.first, n; at < own.end; at += n) {
+        n = own.end - at < step ? own.end - at : step;
+        layout_fetch(r, values, p->dtype, at - p->first, n);
         device_put(address_of(p, s, at), values, n * p->bytes);
     }
+    return t ? crc32c_shift(r->sum, (p->first + count - own.end) * ((t->end - t->begin) / count)) : 0;
 }
 
 /* Frozen weights have no other copy that would keep the bits. dtype: of the file. */
@@ -422,60 +419,50 @@ static bool is_rounded(const Piece *p, const char *dtype)
     return p->region == FROZEN && strcmp(p->dtype, "BF16") == 0 && strcmp(dtype, "BF16") != 0;
 }
 
-const SafeTensor *layout_find(const Piece *p, SafeFile *const *source, int count, const SafeFile **file)
+Found layout_need(const Piece *p, SafeFile *const *source, int count)
 {
-    const SafeTensor *t = NULL;
-    for (int k = 0; k < count && !t; k++) {
-        *file = source[k];
-        t = safetensors_find(source[k], p->name);
-    }
-    return t;
-}
-
-const SafeTensor *layout_need(const Piece *p, SafeFile *const *source, int count, const SafeFile **file)
-{
-    const SafeTensor *t = layout_find(p, source, count, file);
-    if (!t)
+    const Found f = safetensors_find_in(source, count, p->name);
+    if (!f.tensor)
         die("%s%s: there is no tensor %s, which the configured model needs", source[0]->path,
             count > 1 ? " and the files beside it" : "", p->name);
-    layout_check_piece(p, *file, t);
-    return t;
+    check_piece(p, f.file, f.tensor);
+    return f;
+}
+
+Found layout_find(const Piece *p, SafeFile *const *source, int count)
+{
+    const SafeFile *coded = coded_source_find(source, count, p->name);
+    return coded ? (Found){ coded, NULL } : layout_need(p, source, count);
 }
 
 void layout_check_sums(Layout *l, SafeFile *const *source, int count)
 {
     sum_over(l, RANKS_SHARD);
     for (int i = 0; i < l->num_pieces; i++) {
-        const SafeFile *file;
-        const SafeTensor *t = layout_find(&l->piece[i], source, count, &file);
+        const Found f = safetensors_find_in(source, count, l->piece[i].name);
+        const SafeTensor *t = f.tensor;
         if (t && t->has_sum && t->sum != l->sum[i])
             die("%s: tensor %s has the checksum %08x, and %08x in trainer.json: some of its bytes are not those that were saved. "
                 "Copy the file again or load another checkpoint (if it was changed on purpose: take crc32c out of trainer.json)",
-                file->path, t->name, l->sum[i], t->sum);
+                f.file->path, t->name, l->sum[i], t->sum);
     }
 }
 
 void layout_read(Layout *l, Fsdp *f, SafeFile *const *source, int count)
 {
-    void *raw = xmalloc(CHUNK);
-    float *values = xmalloc(CHUNK);
+    void *raw = xmalloc(CHUNK), *values = xmalloc(CHUNK);
     bool rounded = false;
     for (int i = 0; i < l->num_pieces; i++) {
         const Piece *p = &l->piece[i];
-        const SafeFile *file;
         if (p->region == BASE)
             continue;
-        const SafeFile *coded = coded_source_find(source, count, p->name);
-        const SafeTensor *t = coded ? NULL : layout_need(p, source, count, &file);
-        const char *dtype = coded ? "codes and scales" : t->dtype;
+        PieceReader r = { p, source, count, layout_find(p, source, count), raw, 0 };
+        const char *dtype = r.from.tensor ? r.from.tensor->dtype : "codes and scales";
         if (is_rounded(p, dtype) && !rounded && f->first_trained < f->num_units)    /* else as computing rounds them anyway */
             warn("%s: tensors that are not trained are stored as %s there and rounded to bf16 here; --format.frozen=f32 keeps "
-                 "them as they are", (coded ? coded : file)->path, dtype);
+                 "them as they are", r.from.file->path, dtype);
         rounded |= is_rounded(p, dtype);
-        if (coded)
-            read_coded(p, &f->shard[p->unit], coded, source, count, values);
-        else
-            l->sum[i] = read_piece(p, &f->shard[p->unit], file, t, raw, values);
+        l->sum[i] = read_piece(&r, &f->shard[p->unit], values);
     }
     free(raw);
     free(values);

@@ -64,10 +64,20 @@ void   layout_sum(Layout *l);
  * says. */
 void   layout_read(Layout *l, Fsdp *f, SafeFile *const *source, int count);
 
-/* The parts of that, for who reads pieces in another way. find: the piece's tensor in the files, and its file; NULL: it is in none.
- * need: the same; dies as layout_read. check_piece: the same. check_sums: the same, of l->sum, where each rank has what its part
- * adds; all of a shard group call. */
-const SafeTensor *layout_find(const Piece *p, SafeFile *const *source, int count, const SafeFile **file);
-const SafeTensor *layout_need(const Piece *p, SafeFile *const *source, int count, const SafeFile **file);
-void   layout_check_piece(const Piece *p, const SafeFile *file, const SafeTensor *t);
+/* The parts of that, for who reads pieces in another way. need: the piece's tensor in the files; dies as layout_read. check_sums: the
+ * same, of l->sum, where each rank has what its part adds; all of a shard group call. */
+Found  layout_need(const Piece *p, SafeFile *const *source, int count);
 void   layout_check_sums(Layout *l, SafeFile *const *source, int count);
+
+/* A weight being read. find: the same as need; of codes and scales the tensor is NULL, and the file that of the codes. fetch: elements
+ * [at, at + n) as type `dtype`, to room for as many floats. */
+typedef struct {
+    const Piece *piece;
+    SafeFile *const *source;
+    int      count;
+    Found    from;
+    void    *raw;              /* room for the elements as they are in the file */
+    uint32_t sum;              /* of the bytes that were fetched, where a checksum is asked for */
+} PieceReader;
+Found  layout_find(const Piece *p, SafeFile *const *source, int count);
+void   layout_fetch(PieceReader *r, void *to, const char *dtype, size_t at, size_t n);

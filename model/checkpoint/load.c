@@ -91,18 +91,6 @@ static void load_weights(const char *folder, Source s, LayoutKind kind, const Co
     source_close(&s);
 }
 
-/* That state of some weight; NULL: it is not there. */
-static const SafeTensor *find_state(const Source *s, const char *state)
-{
-    char suffix[64];
-    snprintf(suffix, sizeof suffix, ".%s", state);
-    for (int i = 0; i < s->count; i++)
-        for (int t = 0; t < s->file[i]->count; t++)
-            if (text_ends_with(s->file[i]->tensor[t].name, suffix))
-                return &s->file[i]->tensor[t];
-    return NULL;
-}
-
 /* Its configuration says which optimizer a run had; before there was a choice it did not. */
 static _Noreturn void die_of_states(const char *folder, const char *problem)
 {
@@ -118,11 +106,10 @@ static void check_trained(const char *folder, const Layout *l, const Source *s, 
 {
     static const char remedy[] = "Take the `trainable` of its config.yaml, or begin with new states: --load_path of this folder, "
                                  "--reset_optimizer_state and another --save_folder";
-    const SafeFile *file;
     char suffix[64];
     snprintf(suffix, sizeof suffix, ".%s", state);
     for (int i = 0; i < l->num_pieces; i++)
-        if (text_ends_with(l->piece[i].name, suffix) && !source_find(s, l->piece[i].name, &file))
+        if (text_ends_with(l->piece[i].name, suffix) && !safetensors_find_in(s->file, s->count, l->piece[i].name).tensor)
             die("%s: it has no %s, of a weight that is trained now and was frozen there. %s", folder, l->piece[i].name, remedy);
     for (int i = 0; i < s->count; i++)
         for (int t = 0; t < s->file[i]->count; t++) {
@@ -138,7 +125,9 @@ static void load_optimizer(const char *folder, Source s, const Config *c, Fsdp *
     const Optimizer *o = f->optimizer;
     for (int i = 0; i < o->num_states; i++) {
         const char *name = o->state[i].name;
-        if (!find_state(&s, name))
+        char suffix[64];
+        snprintf(suffix, sizeof suffix, ".%s", name);
+        if (!safetensors_find_ending(s.file, s.count, suffix).tensor)
             die_of_states(folder, xasprintf("it has no %s, which optimizer %s keeps of every weight", name, o->name));
     }
     StoredStates stored = stored_states(f, s.file, s.count);
@@ -218,11 +207,10 @@ static void check_description(const char *folder, const ModelConfig *c)
 /* Files need not hold padding. */
 static void zero_weights(Fsdp *f)
 {
-    for (int u = 0; u < f->num_units; u++) {
+    for (int u = 0; u < f->num_units; u++)
         for (Region r = TRAINED; r <= FROZEN; r++)
             if (f->shard[u].slice[r].count)
                 device_zero(f->shard[u].slice[r].stored.data, tensor_bytes(f->shard[u].slice[r].stored));
-    }
 }
 
 /* Where the weights are that the adapters in `folder` stand beside. */

@@ -16,15 +16,11 @@ _Static_assert(offsetof(Nf4Group, codes) == 0 && offsetof(Nf4PlainGroup, codes) 
 
 enum { BLOCKS = NF4_GROUP / NF4_BLOCK, CHUNK = 1024, MAX_STATE = 65536 };        /* CHUNK: groups that are read at once */
 
-typedef struct { const SafeFile *file; const SafeTensor *tensor; } Found;
-
 /* NAME followed by `suffix`; no tensor if it is in none of the files. */
 static Found find(SafeFile *const *file, int count, const char *name, const char *suffix)
 {
-    Found f = { 0 };
     char *full = xasprintf("%s%s", name, suffix);
-    for (int i = 0; i < count && !f.tensor; i++)
-        f = (Found){ file[i], safetensors_find(file[i], full) };
+    const Found f = safetensors_find_in(file, count, full);
     free(full);
     return f;
 }
@@ -113,18 +109,6 @@ static float read_state(SafeFile *const *file, int count, const char *name, size
 bool nf4_source_has(SafeFile *const *file, int count, const char *name)
 {
     return find_state(file, count, name).tensor != NULL;
-}
-
-bool nf4_source_is_beside(const char *name)
-{
-    static const char *const suffixes[] = {
-        ".weight.absmax", ".weight.quant_map", ".weight.nested_absmax", ".weight.nested_quant_map",
-        ".weight.quant_state.bitsandbytes__nf4", ".weight.quant_state.bitsandbytes__fp4",
-    };
-    for (size_t i = 0; i < sizeof suffixes / sizeof suffixes[0]; i++)
-        if (text_ends_with(name, suffixes[i]))
-            return true;
-    return false;
 }
 
 /* Of one of those structs: where it lies, and how many bytes it has. */

@@ -7,9 +7,6 @@
 /* Whether the tensor is stored in 4 bits, as nf4 or fp4. */
 bool nf4_source_has(SafeFile *const *file, int count, const char *name);
 
-/* Whether a tensor of this name is what stands beside one that is stored so. */
-bool nf4_source_is_beside(const char *name);
-
 /* Groups first .. first + groups - 1 of such a tensor (rows, cols), to host memory; plain: of one without double quantization. Both
  * die, naming file and tensor, if it is not that, has another shape, is fp4, has other blocks than NF4_BLOCK and 256 or other maps,
  * or is damaged. */

@@ -216,6 +216,23 @@ const SafeTensor *safetensors_find(const SafeFile *f, const char *name)
     return NULL;
 }
 
+Found safetensors_find_in(SafeFile *const *file, int count, const char *name)
+{
+    Found f = { 0 };
+    for (int i = 0; i < count && !f.tensor; i++)
+        f = (Found){ file[i], safetensors_find(file[i], name) };
+    return f;
+}
+
+Found safetensors_find_ending(SafeFile *const *file, int count, const char *end)
+{
+    for (int i = 0; i < count; i++)
+        for (int t = 0; t < file[i]->count; t++)
+            if (text_ends_with(file[i]->tensor[t].name, end))
+                return (Found){ file[i], &file[i]->tensor[t] };
+    return (Found){ 0 };
+}
+
 void safetensors_read(const SafeFile *f, void *dst, const SafeTensor *t, size_t at, size_t bytes)
 {
     CHECK(at + bytes <= t->end - t->begin, "%s: bytes %zu to %zu of %s", f->path, at, at + bytes, t->name);

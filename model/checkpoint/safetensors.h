@@ -37,6 +37,12 @@ size_t safetensors_dtype_size(const char *dtype);     /* bytes of an element; 0:
  * the data without holes and the file is as long as they say. */
 SafeFile *safetensors_open(const char *path);
 const SafeTensor *safetensors_find(const SafeFile *f, const char *name);       /* NULL if there is none */
+
+/* The tensor of that name in the first of `count` files that has it, or the first whose name ends so; tensor NULL: in none. */
+typedef struct { const SafeFile *file; const SafeTensor *tensor; } Found;
+Found safetensors_find_in    (SafeFile *const *file, int count, const char *name);
+Found safetensors_find_ending(SafeFile *const *file, int count, const char *end);
+
 void safetensors_read(const SafeFile *f, void *dst, const SafeTensor *t, size_t at, size_t bytes);   /* at: in t */
 
 /* Writing: describe all tensors, lay them out, create the file (one rank), then write any bytes (all ranks).

@@ -74,12 +74,13 @@ static void expect_sums(const Source *s, const json_t *manifest, const char *fol
 /* Which of two counts the index might say, but another program may take the other. */
 static void refuse_twice(const Source *s)
 {
-    const SafeFile *first;
     for (int i = 1; i < s->count; i++)
-        for (int k = 0; k < s->file[i]->count; k++)
-            if (source_find(&(Source){ s->file, i }, s->file[i]->tensor[k].name, &first))
+        for (int k = 0; k < s->file[i]->count; k++) {
+            const Found first = safetensors_find_in(s->file, i, s->file[i]->tensor[k].name);
+            if (first.tensor)
                 die("%s: tensor %s is also in %s; a tensor may be in one file alone. Save the model again", s->file[i]->path,
-                    s->file[i]->tensor[k].name, first->path);
+                    first.tensor->name, first.file->path);
+        }
 }
 
 /* model.safetensors, or what model.safetensors.index.json lists. */
@@ -158,16 +159,6 @@ Source source_open_optimizer(const char *folder, json_t *manifest)
     return s;
 }
 
-const SafeTensor *source_find(const Source *s, const char *name, const SafeFile **file)
-{
-    const SafeTensor *t = NULL;
-    for (int i = 0; i < s->count && !t; i++) {
-        *file = s->file[i];
-        t = safetensors_find(*file, name);
-    }
-    return t;
-}
-
 void source_refuse_quantized(const Source *s)
 {
     for (int i = 0; i < s->count; i++)
@@ -192,17 +183,17 @@ static bool says_tied(const char *folder)
 
 /* Whether the two are stored with the same bytes. Ranks share the reading: each compares its chunks, and one that finds a
  * difference ends all. */
-static bool same_bytes(const SafeFile *f, const SafeTensor *a, const SafeFile *g, const SafeTensor *b)
+static bool same_bytes(Found a, Found b)
 {
     enum { CHUNK = 8 << 20 };
-    const size_t bytes = a->end - a->begin, step = (size_t)comm_size() * CHUNK;
-    bool same = bytes == b->end - b->begin && strcmp(a->dtype, b->dtype) == 0;
+    const size_t bytes = a.tensor->end - a.tensor->begin, step = (size_t)comm_size() * CHUNK;
+    bool same = bytes == b.tensor->end - b.tensor->begin && strcmp(a.tensor->dtype, b.tensor->dtype) == 0;
     char *one = xmalloc(2 * CHUNK), *other = one + CHUNK;
     for (size_t at = (size_t)comm_rank() * CHUNK; same && at < bytes; at += step) {
         const size_t n = bytes - at < CHUNK ? bytes - at : CHUNK;
         watchdog_mark("comparing the head with the embedding", -1);
-        safetensors_read(f, one, a, at, n);
-        safetensors_read(g, other, b, at, n);
+        safetensors_read(a.file, one, a.tensor, at, n);
+        safetensors_read(b.file, other, b.tensor, at, n);
         same = memcmp(one, other, n) == 0;
     }
     free(one);
@@ -213,12 +204,12 @@ static bool same_bytes(const SafeFile *f, const SafeTensor *a, const SafeFile *g
  * versions, which compute with the embedding. */
 static void check_tied_head(const Source *s, const char *folder)
 {
-    const SafeFile *f, *g;
-    const SafeTensor *embed = source_find(s, "model.embed_tokens.weight", &f), *head = source_find(s, "lm_head.weight", &g);
-    if (embed && head && !same_bytes(f, embed, g, head))
+    const Found embed = safetensors_find_in(s->file, s->count, "model.embed_tokens.weight");
+    const Found head = safetensors_find_in(s->file, s->count, "lm_head.weight");
+    if (embed.tensor && head.tensor && !same_bytes(embed, head))
         die("%s: lm_head.weight is another matrix than model.embed_tokens.weight, although %s/config.json says "
             "tie_word_embeddings; say false there to keep this head, or take lm_head.weight out of the file to have the embedding "
-            "as the head", g->path, folder);
+            "as the head", head.file->path, folder);
 }
 
 bool source_may_have(const Source *s, const char *name, const char *folder, const ModelConfig *c)

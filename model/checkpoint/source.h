@@ -19,9 +19,6 @@ Source source_open_adapter  (const char *folder);
 Source source_open_optimizer(const char *folder, json_t *manifest);
 void   source_close         (Source *s);
 
-/* That tensor and the file that holds it; NULL: there is none. */
-const SafeTensor *source_find(const Source *s, const char *name, const SafeFile **file);
-
 /* Dies if weights are quantized, unless as coded_source.h says. */
 void   source_refuse_quantized(const Source *s);
 

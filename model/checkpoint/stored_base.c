@@ -9,12 +9,8 @@
 
 #include "kernels/device.h"
 #include "kernels/error.h"
-#include "kernels/text.h"
 #include "kernels/watchdog.h"
 #include "model/base.h"
-#include "model/checkpoint/coded_source.h"
-#include "model/checkpoint/convert.h"
-#include "model/checkpoint/crc32c.h"
 #include "model/checkpoint/nf4_source.h"
 
 enum { CHUNK = 16 << 20 };      /* elements */
@@ -37,11 +33,10 @@ static Format format_of(const Reading *r, int unit, const Param *p)
 {
     bool exact = true;
     for (int i = 0; i < r->l->num_pieces; i++) {
-        const Piece *piece = &r->l->piece[i];
-        const SafeFile *file;
-        if (is_part(r, piece, unit, p))
-            exact &= !coded_source_find(r->source, r->count, piece->name)
-                  && strcmp(layout_need(piece, r->source, r->count, &file)->dtype, "BF16") == 0;
+        if (!is_part(r, &r->l->piece[i], unit, p))
+            continue;
+        const SafeTensor *t = layout_find(&r->l->piece[i], r->source, r->count).tensor;
+        exact &= t && strcmp(t->dtype, "BF16") == 0;
     }
     return (Format){ exact ? BF16 : F32, 0, false };
 }
@@ -57,44 +52,19 @@ static void check_finite(const Reading *r, Tensor part, const SafeFile *file, co
             file->path, name);
 }
 
-/* part: where the tensor goes, in F32. */
-static void read_coded(const Reading *r, const Piece *piece, const SafeFile *file, Tensor part)
-{
-    const size_t all = tensor_numel(part);
-    for (size_t at = 0, n; at < all; at += n) {
-        n = all - at < CHUNK ? all - at : CHUNK;
-        watchdog_mark("reading a base of codes and scales", -1);
-        coded_source_read(r->values, r->source, r->count, piece->name, piece->shape[0], piece->shape[1], at, n);
-        device_put((float *)part.data + at, r->values, n * sizeof(float));
-    }
-    check_finite(r, part, file, piece->name);
-}
-
 /* part: where the tensor of piece i goes. The first rank of a group sums the bytes that all read. */
 static void read_tensor(const Reading *r, int i, Tensor part)
 {
-    const SafeFile *file, *coded = coded_source_find(r->source, r->count, r->l->piece[i].name);
-    if (coded) {
-        read_coded(r, &r->l->piece[i], coded, part);
-        return;
-    }
-    const SafeTensor *t = layout_need(&r->l->piece[i], r->source, r->count, &file);
-    const size_t size = safetensors_dtype_size(t->dtype), wide = dtype_size(part.format.dtype), all = tensor_numel(part);
-    uint32_t sum = 0;
-    char reading[64];
-    snprintf(reading, sizeof reading, "reading %s", path_tail(file->path));
+    const Piece *p = &r->l->piece[i];
+    PieceReader reader = { p, r->source, r->count, layout_find(p, r->source, r->count), r->raw, 0 };
+    const size_t size = dtype_size(part.format.dtype), all = tensor_numel(part);
     for (size_t at = 0, n; at < all; at += n) {
         n = all - at < CHUNK ? all - at : CHUNK;
-        watchdog_mark(reading, -1);
-        safetensors_read(file, r->raw, t, at * size, n * size);
-        if (t->has_sum && r->f->rank == 0)
-            sum = crc32c(sum, r->raw, n * size);
-        if (wide == sizeof(float))
-            convert_decode(r->values, t->dtype, r->raw, n);
-        device_put((char *)part.data + at * wide, wide == sizeof(float) ? (void *)r->values : r->raw, n * wide);
+        layout_fetch(&reader, r->values, part.format.dtype == BF16 ? "BF16" : "F32", at, n);
+        device_put((char *)part.data + at * size, r->values, n * size);
     }
-    r->l->sum[i] = sum;
-    check_finite(r, part, file, t->name);
+    r->l->sum[i] = r->f->rank == 0 ? reader.sum : 0;
+    check_finite(r, part, reader.from.file, p->name);
 }
 
 /* Whether bitsandbytes has stored it as it is to be: all of its tensors or none. */

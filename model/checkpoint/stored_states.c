@@ -22,15 +22,6 @@ enum { CHUNK = 1 << 22, MAX_SLICES = 16 };       /* elements, a multiple of PARA
 
 /* ---- formats ---------------------------------------------------------------------------------------------- */
 
-static const SafeTensor *find_suffix(SafeFile *const *source, int count, const char *suffix)
-{
-    for (int i = 0; i < count; i++)
-        for (int t = 0; t < source[i]->count; t++)
-            if (text_ends_with(source[i]->tensor[t].name, suffix))
-                return &source[i]->tensor[t];
-    return NULL;
-}
-
 /* The map of U8 codes is that of the optimizer which keeps a state of that name so. */
 static DType dynamic_map(const char *state, DType otherwise)
 {
@@ -46,8 +37,7 @@ static bool scales_fit(const StoredStates *s, int state, SafeFile *const *source
 {
     for (int i = 0; i < s->layout.num_pieces; i++) {
         const Piece *p = &s->layout.piece[i];
-        const SafeFile *file;
-        const SafeTensor *t = p->kind == PIECE_SCALE && p->state == state ? layout_find(p, source, count, &file) : NULL;
+        const SafeTensor *t = p->kind == PIECE_SCALE && p->state == state ? safetensors_find_in(source, count, p->name).tensor : NULL;
         if (t && (t->dims != p->dims || t->shape[0] != p->shape[0]))
             return false;
     }
@@ -84,9 +74,9 @@ static Format format_of(const char *state, Format ours, SafeFile *const *source,
 {
     char suffix[64];
     snprintf(suffix, sizeof suffix, ".%s", state);
-    const SafeTensor *t = find_suffix(source, count, suffix);
+    const SafeTensor *t = safetensors_find_ending(source, count, suffix).tensor;
     snprintf(suffix, sizeof suffix, ".%s.scale", state);
-    const SafeTensor *scale = find_suffix(source, count, suffix);
+    const SafeTensor *scale = safetensors_find_ending(source, count, suffix).tensor;
     const bool expanded = scale && strcmp(scale->dtype, "U32") == 0;
     if (t && strcmp(t->dtype, "F32") == 0)
         return (Format){ F32, 0, false };
@@ -158,17 +148,17 @@ static void read_chunk(const Reading *r, Tensor x, int unit, int state, size_t f
         memset(x.scale, 0, format_scale_bytes(x.format, n));
     for (int i = 0; i < l->num_pieces; i++) {
         const Piece *p = &l->piece[i];
-        const SafeFile *file;
         if (p->unit != unit || p->state != state)
             continue;
-        const SafeTensor *t = layout_find(p, r->source, r->count, &file);
+        const Found found = safetensors_find_in(r->source, r->count, p->name);
+        const SafeTensor *t = found.tensor;
         const Range part = part_of(p, t, first, first + n);
         const size_t bytes = (part.end - part.first) * p->bytes;
         if (bytes == 0)
             continue;
         char *dst = (char *)(p->kind == PIECE_SCALE ? x.scale : x.data) + (part.first - first / p->per) * p->bytes;
         watchdog_mark("reading and converting the optimizer's states", -1);
-        safetensors_read(file, dst, t, (part.first - p->first) * p->bytes, bytes);
+        safetensors_read(found.file, dst, t, (part.first - p->first) * p->bytes, bytes);
         if (t->has_sum)
             l->sum[i] = crc32c(l->sum[i], dst, bytes);
     }
@@ -238,14 +228,9 @@ static void check_pieces(const Reading *r)
     const Layout *l = &r->s->layout;
     for (int i = 0; i < l->num_pieces; i++) {
         const Piece *p = &l->piece[i];
-        const SafeFile *file;
-        const SafeTensor *t = layout_find(p, r->source, r->count, &file);
-        if (!t)
-            die("%s%s: there is no tensor %s, which the states of the configured model need", r->source[0]->path,
-                r->count > 1 ? " and the files beside it" : "", p->name);
-        layout_check_piece(p, file, t);
-        if (strcmp(t->dtype, p->dtype) != 0)
-            die("%s: tensor %s is stored as %s, others of its kind as %s", file->path, p->name, t->dtype, p->dtype);
+        const Found f = layout_need(p, r->source, r->count);
+        if (strcmp(f.tensor->dtype, p->dtype) != 0)
+            die("%s: tensor %s is stored as %s, others of its kind as %s", f.file->path, p->name, f.tensor->dtype, p->dtype);
     }
 }
 
@@ -255,8 +240,7 @@ static void shift_sums(const Reading *r, const Fsdp *f)
     Layout *l = &r->s->layout;
     for (int i = 0; i < l->num_pieces; i++) {
         const Piece *p = &l->piece[i];
-        const SafeFile *file;
-        const SafeTensor *t = layout_find(p, r->source, r->count, &file);
+        const SafeTensor *t = safetensors_find_in(r->source, r->count, p->name).tensor;
         const Slice *s = &f->shard[p->unit].slice[TRAINED];
         const Range part = part_of(p, t, s->first, s->first + s->count);
         const size_t count = t->shape[0] * (t->dims == 2 ? t->shape[1] : 1);
