@@ -199,3 +199,12 @@ char *xasprintf(const char *format, ...)
     va_end(args);
     return text;
 }
+
+FILE *xtext(char **text)
+{
+    static _Thread_local size_t size;           /* which nobody asks for */
+    FILE *f = open_memstream(text, &size);
+    if (!f)
+        die("out of host memory");
+    return f;
+}

@@ -2,6 +2,7 @@
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdio.h>
 
 /* Prints "error: ..." (with the rank, if there are several) on stderr and aborts all ranks with status 1.
  * An error that every rank meets is printed once: ranks other than 0 wait a moment for rank 0 to speak first. */
@@ -36,9 +37,11 @@ void error_set_dying(void (*dying)(void));
  * malloc'ed, and what the call had open stays open. NULL: it returned. Not within another one. */
 char *error_catch(void (*call)(void *), void *what);
 
-/* malloc, calloc, realloc, strdup and asprintf that never return NULL, except for xstrdup(NULL). */
+/* malloc, calloc, realloc, strdup and asprintf that never return NULL, except for xstrdup(NULL). xtext: a stream whose text is
+ * malloc'ed and in *text after fflush or fclose. */
 void *xmalloc (size_t bytes);
 void *xcalloc (size_t count, size_t bytes);
 void *xrealloc(void *memory, size_t bytes);
 char *xstrdup  (const char *text);
 char *xasprintf(const char *format, ...) __attribute__((format(printf, 1, 2)));
+FILE *xtext    (char **text);

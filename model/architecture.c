@@ -117,10 +117,7 @@ const Architecture *architecture_of_type(const char *model_type)
 char *architecture_names(void)
 {
     char *text;
-    size_t size;
-    FILE *f = open_memstream(&text, &size);
-    if (!f)
-        die("out of host memory");
+    FILE *f = xtext(&text);
     for (int i = 0; i < count_all(); i++)
         fprintf(f, "%s%s", i ? ", " : "", row(i)->class);
     fclose(f);
@@ -181,10 +178,7 @@ char *architecture_differences(const Architecture *a, const ModelConfig *c)
 {
     static const char *const qk_norms[] = { "false", "true", "head" };
     char *text;
-    size_t size;
-    FILE *f = open_memstream(&text, &size);
-    if (!f)
-        die("out of host memory");
+    FILE *f = xtext(&text);
     need(f, c->norm.kind == a->norm, "layer_norm_type: %s", a->norm == RMS_NORM ? "rms" : "default");
     need(f, c->norm_affine == a->norm_affine, "layer_norm_with_affine: %s", a->norm_affine ? "true" : "false");
     need(f, a->norm_eps == 0 || c->norm.eps == a->norm_eps, "layer_norm_eps: %g", (double)a->norm_eps);
@@ -217,17 +211,15 @@ static bool computes(const Architecture *a, const ModelConfig *c)
 static _Noreturn void die_of_none(const ModelConfig *c, const char *place)
 {
     char *text;
-    size_t size;
-    FILE *f = open_memstream(&text, &size);
-    for (int i = 0; f && i < count_all(); i++) {
+    FILE *f = xtext(&text);
+    for (int i = 0; i < count_all(); i++) {
         char *differences = architecture_differences(row(i), c);
         fprintf(f, "\n  %s (%s): %s", row(i)->family, row(i)->class, differences);
         free(differences);
     }
-    if (f)
-        fclose(f);
+    fclose(f);
     die("%sno architecture of Hugging Face computes this model, so it cannot be saved. What would have to change for each:%s",
-        place, f ? text : "");
+        place, text);
 }
 
 static const Architecture *find_computing(const ModelConfig *c)

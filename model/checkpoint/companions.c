@@ -37,7 +37,7 @@ static Held *held;
 static int num_held;
 static bool taken;      /* the tokenizer is the one that the configuration names */
 
-static const Held *find(const char *name)
+static Held *find(const char *name)
 {
     for (int i = 0; i < num_held; i++)
         if (strcmp(held[i].name, name) == 0)
@@ -59,12 +59,19 @@ static void forget(bool tokenizer)
     num_held = kept;
 }
 
+/* Takes `data`. */
+static void hold(const char *name, char *data, size_t bytes, bool tokenizer)
+{
+    held = xrealloc(held, (size_t)(num_held + 1) * sizeof *held);
+    held[num_held++] = (Held){ xstrdup(name), data, bytes, tokenizer };
+}
+
 /* Holds the file, if there is one, as `name`. */
 static void read_file(const char *path, const char *name, bool tokenizer)
 {
     check_regular(path);
     FILE *file = fopen(path, "rb");
-    Held h = { .tokenizer = tokenizer };
+    char *data = NULL;
     long bytes = -1;
     if (!file && errno == ENOENT)
         return;
@@ -72,15 +79,12 @@ static void read_file(const char *path, const char *name, bool tokenizer)
         bytes = ftell(file);
     if (bytes >= 0) {
         rewind(file);
-        h.data = xmalloc((size_t)bytes + 1);
-        h.bytes = fread(h.data, 1, (size_t)bytes, file);
+        data = xmalloc((size_t)bytes + 1);
     }
-    if (bytes < 0 || h.bytes != (size_t)bytes)
+    if (bytes < 0 || fread(data, 1, (size_t)bytes, file) != (size_t)bytes)
         die("%s: cannot read: %s", path, strerror(errno));
     fclose(file);
-    h.name = xstrdup(name);
-    held = xrealloc(held, (size_t)(num_held + 1) * sizeof *held);
-    held[num_held++] = h;
+    hold(name, data, (size_t)bytes, tokenizer);
 }
 
 static void read_name(const char *folder, const char *name, bool tokenizer)
@@ -236,10 +240,7 @@ static char *text_of(const json_t *file)
  * base model's file knows only the base model's. One that names it, or none at all, stays as it is. */
 static void complete_generation(json_t *token)
 {
-    Held *h = NULL;
-    for (int i = 0; i < num_held; i++)
-        if (strcmp(held[i].name, "generation_config.json") == 0)
-            h = &held[i];
+    Held *h = find("generation_config.json");
     json_t *file = h ? json_loadb(h->data, h->bytes, 0, NULL) : NULL, *eos = json_object_get(file, "eos_token_id");
     if (json_is_integer(token) && eos && !json_is_null(eos) && !names(eos, token)) {
         json_object_set_new(file, "eos_token_id", before(token, eos));
@@ -273,10 +274,8 @@ void companions_keep_eos(const json_t *config)
     json_t *token = json_object_get(config, "eos_token_id");
     if (!find("generation_config.json") && json_is_integer(token) && theirs && !json_is_null(theirs) && !names(theirs, token)) {
         json_t *file = json_pack("{s:o}", "eos_token_id", before(token, theirs));
-        Held made = { .name = xstrdup("generation_config.json"), .data = text_of(file) };
-        made.bytes = strlen(made.data);
-        held = xrealloc(held, (size_t)(num_held + 1) * sizeof *held);
-        held[num_held++] = made;
+        char *text = text_of(file);
+        hold("generation_config.json", text, strlen(text), false);
         json_decref(file);
     }
     json_decref(base);

@@ -110,21 +110,12 @@ static const struct { const char *key, *why; } refused[] = {
     { "monteclora_config",       "adapters are numbers, no distributions" },
 };
 
-static bool says_something(const json_t *value)
-{
-    return value && !json_is_null(value) && !json_is_false(value) && (!json_is_string(value) || json_string_length(value) > 0) &&
-           (!json_is_array(value) || json_array_size(value) > 0) && (!json_is_object(value) || json_object_size(value) > 0);
-}
-
 /* PiSSA, OLoRA, CorDA and LoftQ also change the base: beside the published one their adapters mean something else. */
 static void check_start(const File *f)
 {
-    static const char *const known[] = { "gaussian", "eva", "orthogonal" };
     const json_t *value = json_object_get(f->json, "init_lora_weights");
-    bool fine = !value || json_is_null(value) || json_is_boolean(value);
-    for (int i = 0; i < 3 && json_is_string(value); i++)
-        fine |= strcmp(json_string_value(value), known[i]) == 0;
-    if (!fine)
+    if (value && !json_is_null(value) && !json_is_boolean(value)
+        && !(json_is_string(value) && text_is_among(json_string_value(value), "gaussian|eva|orthogonal")))
         value_wrong_json(f->path, "init_lora_weights", "a way to begin that leaves the base as it is (true, false, \"gaussian\", "
                          "\"eva\", \"orthogonal\"; PEFT converts others when it saves)", value);
 }
@@ -133,7 +124,7 @@ static void refuse_others(const File *f)
 {
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
         const json_t *value = json_object_get(f->json, refused[i].key);
-        char *text = says_something(value) ? json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT) : NULL;
+        char *text = value_is_nothing(value) ? NULL : json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
         if (text)
             die("%s: its %s is not supported, found %.64s: %s", f->path, refused[i].key, text, refused[i].why);
     }

@@ -57,12 +57,9 @@ static void add_evaluators(Lines *l, const Config *c)
 char *config_changes(const Reader *r, bool from_hf)
 {
     char *text;
-    size_t size;
     Settings *defaults = xcalloc(1, sizeof *defaults);
     const Settings follows = config_followed(r->s);
-    Lines l = { .f = open_memstream(&text, &size) };
-    if (!l.f)
-        die("out of host memory");
+    Lines l = { .f = xtext(&text) };
     for (const ConfigKey *k = config_keys; k->name; k++) {
         if (!can_differ(r, k, from_hf))
             continue;

@@ -90,16 +90,10 @@ static bool is_among(const json_t *value, const json_t *only)
     return found;
 }
 
-static bool is_nothing(const json_t *value)
-{
-    return !value || json_is_null(value) || json_is_false(value) || (json_is_array(value) && json_array_size(value) == 0)
-        || (json_is_object(value) && json_object_size(value) == 0) || (json_is_string(value) && json_string_length(value) == 0);
-}
-
 static void refuse_others(const Source *s, const json_t *from, const HfKey *k)
 {
     json_t *value = get(from, k->key), *only = json_loads(k->what, JSON_DECODE_ANY, NULL);
-    bool same = !value || is_among(value, only) || (is_nothing(value) && !json_is_false(value));
+    bool same = !value || is_among(value, only) || (value_is_nothing(value) && !json_is_false(value));
     bool all = json_is_array(value);
     for (size_t i = 0; i < json_array_size(value); i++)
         all &= is_among(json_array_get(value, i), only);
@@ -114,15 +108,12 @@ static void refuse_others(const Source *s, const json_t *from, const HfKey *k)
 static char *unknown_keys(const Source *s, json_t *from, int type)
 {
     char *text;
-    size_t size;
     const char *key;
     json_t *value;
-    FILE *f = open_memstream(&text, &size);
-    if (!f)
-        die("out of host memory");
+    FILE *f = xtext(&text);
     json_object_foreach(from, key, value) {
         const HfKey *k = type < 0 ? hf_key(s->class, key) : hf_rope_key(key, (RopeType)type);
-        if (!k && *key != '_' && !is_nothing(value))
+        if (!k && *key != '_' && !value_is_nothing(value))
             fprintf(f, "%s%.64s", ftell(f) > 0 ? ", " : "", key);
     }
     fclose(f);
@@ -185,7 +176,7 @@ static json_t *full_attention(const Source *s, json_t *full, const json_t *slidi
  * rope_parameters without layer types as for all layers, and later versions overlook them. */
 static json_t *find_rope(const Source *s)
 {
-    json_t *new = get(s->json, "rope_parameters"), *old = get(s->json, "rope_scaling"), *either = is_nothing(old) ? new : old;
+    json_t *new = get(s->json, "rope_parameters"), *old = get(s->json, "rope_scaling"), *either = value_is_nothing(old) ? new : old;
     json_t *full = get(new, "full_attention"), *sliding = get(new, "sliding_attention");
     if (either && !json_is_object(either))
         wrong(s, either == old ? "rope_scaling" : "rope_parameters", "an object", either);
@@ -311,25 +302,6 @@ static void open_source(Source *s, const char *folder)
     choose_class(s);
 }
 
-static void settle_heads(ModelConfig *m, const Source *s)
-{
-    if (m->n_kv_heads == 0)
-        m->n_kv_heads = m->n_heads;
-    if (m->n_heads % m->n_kv_heads != 0)
-        die("%s: num_key_value_heads: expected a divisor of num_attention_heads %d, found %d", s->path, m->n_heads, m->n_kv_heads);
-    if (m->head_dim == 0 && m->d_model % m->n_heads != 0)
-        die("%s: num_attention_heads: expected a divisor of hidden_size %d, found %d; other heads need head_dim", s->path,
-            m->d_model, m->n_heads);
-    if (m->head_dim == 0)
-        m->head_dim = m->d_model / m->n_heads;
-    const ConfigKey *width = config_key("model.head_dim");
-    if (m->head_dim < width->min || m->head_dim > width->max)
-        die("%s: num_attention_heads: expected heads of %g to %g of the hidden_size %d, found %d heads of %d", s->path, width->min,
-            width->max, m->d_model, m->n_heads, m->head_dim);
-    if (m->head_dim % 2 != 0)
-        die("%s: head_dim: expected an even number, as rotary positions turn pairs, found %d", s->path, m->head_dim);
-}
-
 void config_read_hf(ModelConfig *m, const char *folder)
 {
     Source s;
@@ -354,7 +326,11 @@ void config_read_hf(ModelConfig *m, const char *folder)
             read_token(m, &s, k);
     }
     m->embedding_size = (m->vocab_size + 127) / 128 * 128;
-    settle_heads(m, &s);
+    config_settle_heads(m, NULL, s.path);
+    const ConfigKey *width = config_key("model.head_dim");
+    if (m->head_dim < width->min || m->head_dim > width->max)
+        die("%s: num_attention_heads: expected heads of %g to %g of the hidden_size %d, found %d heads of %d", s.path, width->min,
+            width->max, m->d_model, m->n_heads, m->head_dim);
     read_rope(m, &s);
     config_check_rope(m, s.path);
     read_windows(m, &s);

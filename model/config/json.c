@@ -13,6 +13,12 @@ _Noreturn void value_wrong_json(const char *path, const char *key, const char *e
     die("%s: %s: expected %s, found %.64s", path, key, expected, text ? text : "nothing");
 }
 
+bool value_is_nothing(const json_t *value)
+{
+    return !value || json_is_null(value) || json_is_false(value) || (json_is_array(value) && json_array_size(value) == 0)
+        || (json_is_object(value) && json_object_size(value) == 0) || (json_is_string(value) && json_string_length(value) == 0);
+}
+
 void value_set(void *base, const ConfigKey *k, double x)
 {
     void *place = (char *)base + k->place;

@@ -281,9 +281,8 @@ static void read_evaluators(Reader *r)
     YamlNode *list = r->s->c.generate ? NULL : yaml_find(r->root, "evaluators");
     if (list && (list->kind == YAML_MAP || (list->kind == YAML_SCALAR && list->text)))
         die("%s: evaluators is a list: `- label: name`, then indented `data:` with paths", yaml_place(list));
-    char *text[2] = { NULL, NULL };
-    size_t size[2];
-    FILE *downstream = open_memstream(&text[0], &size[0]), *remote = open_memstream(&text[1], &size[1]);
+    char *text[2];
+    FILE *downstream = xtext(&text[0]), *remote = xtext(&text[1]);
     for (int i = 0; list && i < list->num_children; i++)
         read_evaluator(r, list->child[i], downstream, remote);
     fclose(downstream);
@@ -371,12 +370,9 @@ static void print_value(FILE *f, const Settings *s, const Settings *follows, con
 /* Fills Config.text. */
 static void write_text(Settings *s)
 {
-    size_t size;
     const char *previous = "";
     const Settings follows = config_followed(s);
-    FILE *f = open_memstream(&s->c.text, &size);
-    if (!f)
-        die("out of host memory");
+    FILE *f = xtext(&s->c.text);
     fputs("# All settings of a run, defaults included. ./train with this file does the same again.\n", f);
     for (const ConfigKey *k = config_keys; k->name; k++) {
         int type = k->type & TYPE_MASK;
@@ -435,8 +431,7 @@ Config *config_load(int argc, char **argv, int world, char *(*latest)(const char
     Settings *s = xcalloc(1, sizeof *s);
     Reader r = { .s = s, .root = has_file ? yaml_load(argv[1]) : config_without_file(), .file = has_file ? argv[1] : COMMAND_LINE,
                  .world = world };
-    size_t size;
-    r.notes = open_memstream(&r.notes_text, &size);
+    r.notes = xtext(&r.notes_text);
     const bool has_model = yaml_find(r.root, "model.d_model") || yaml_find(r.root, "model.n_layers");
     for (int i = has_file ? 2 : 1; i < argc; i++)
         yaml_override(r.root, argv[i]);

@@ -133,13 +133,10 @@ static void check(const char *folder, const char *file, json_t *settings, const 
 {
     const char *said = json_string_value(json_object_get(settings, "quant_method")), *name, *key;
     char *text;
-    size_t size;
     method = name = said ? said : method;
     if (reads(settings, method, &key))
         return;
-    FILE *f = open_memstream(&text, &size);
-    if (!f)
-        die("out of host memory");
+    FILE *f = xtext(&text);
     for (size_t i = 0; i < sizeof methods / sizeof methods[0]; i++)
         if (strcmp(methods[i].method, method) == 0)
             name = methods[i].name;

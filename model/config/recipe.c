@@ -1,5 +1,5 @@
 /* The recipe: a row of the table, chosen by name or by COAT's blocks, and what is changed in it; and the optimizer, which reads its
- * columns of moments. As in check.c, every message names the place of a key that takes part and says which values would do. */
+ * columns of moments. As in check_model.c, every message names the place of a key that takes part and says which values would do. */
 #include "model/config/table.h"
 
 #include <stdlib.h>

@@ -137,6 +137,7 @@ void value_print_text(FILE *f, const char *text);                       /* a YAM
 void value_parse_json(void *base, const ConfigKey *k, const struct json_t *value, const char *path, const char *key);
                                                                         /* of a file; dies: path, key, expected, found */
 void value_set(void *base, const ConfigKey *k, double x);               /* a number or a truth value, unchecked */
+bool value_is_nothing(const struct json_t *value);                        /* null, false or empty */
 _Noreturn void value_wrong_json(const char *path, const char *key, const char *expected, const struct json_t *found);
 
 /* A configuration being read. */
@@ -184,14 +185,14 @@ void config_choose_adapter_rate(Reader *r, const char *source);           /* of 
 void config_check_lora(Reader *r, const char *source, bool resumes);
 
 void config_check_model (Reader *r, bool from_hf);
-void config_check_rope  (const ModelConfig *m, const char *place);         /* of config.json, too, as the next */
+void config_check_rope  (const ModelConfig *m, const char *place);         /* of config.json, too, as the next two */
+void config_settle_heads(ModelConfig *m, const Reader *r, const char *path);     /* r NULL: path says them, in its own words */
 void config_settle_windows(ModelConfig *m, const char *place);             /* equal windows become equal LayerTypes */
 void config_check_optimizer(Reader *r);
 void config_check_recipe(Reader *r);             /* with an optimizer that was checked */
 void config_check_trainable(Reader *r);
 void config_check_data  (Reader *r);
-void config_check_documents(Reader *r);          /* and padding, of the training data, */
-void config_check_eval_documents(const Config *c, const EvalSet *set);       /* and, when those are checked, of a validation set */
+void config_check_eval_documents(const Config *c, const EvalSet *set);       /* when data are checked */
 void config_check_generation(Reader *r);         /* that of a run that generates (dry_run.c) */
 void config_check_run   (Reader *r);
 Settings config_followed(const Settings *s);         /* s with the values that keys of type FOLLOWS have if they are null */

@@ -10,10 +10,7 @@
 char *value_text(const void *base, const ConfigKey *k)
 {
     char *printed;
-    size_t size;
-    FILE *f = open_memstream(&printed, &size);
-    if (!f)
-        die("out of host memory");
+    FILE *f = xtext(&printed);
     value_print(f, base, k, 0);
     fclose(f);
     printed[strcspn(printed, "\n")] = '\0';

@@ -87,11 +87,7 @@ const char *yaml_place(const YamlNode *n)
 /* YAML 1.1's spellings of null. */
 static bool means_null(const char *text)
 {
-    static const char *const words[] = { "", "~", "null", "Null", "NULL" };
-    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
-        if (strcmp(text, words[i]) == 0)
-            return true;
-    return false;
+    return text_is_among(text, "|~|null|Null|NULL");
 }
 
 static int line_of(struct fy_node *n, int otherwise)
@@ -143,11 +139,8 @@ static YamlNode *convert(struct fy_node *n, const char *key, const char *file, i
 /* Reads `path`, or `text` if that is given; errors are told under `name`, in libfyaml's words. */
 static YamlNode *parse(const char *path, const char *text, const char *name)
 {
-    char *message = NULL;
-    size_t size = 0;
-    FILE *log = open_memstream(&message, &size);
-    if (!log)
-        die("out of host memory");
+    char *message;
+    FILE *log = xtext(&message);
     struct fy_diag_cfg how;
     fy_diag_cfg_default(&how);
     how.fp = log;

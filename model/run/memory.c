@@ -132,8 +132,10 @@ static void print_optimizer(const Optimizer *o, const Recipe *r)
     puts(o->num_states ? "" : " no states");
 }
 
-static void print_plan(const Model *m, const Fsdp *f, const Config *c)
+void memory_print(const Model *m, const Fsdp *f, const Config *c)
 {
+    if (comm_rank() != 0)
+        return;
     const PlanBytes *b = &m->bytes;
     size_t n[NUM_REGIONS] = { 0 }, master = 0, moments = fsdp_state_bytes(f), frozen = 0, base = 0;
     for (int u = 0; u < f->num_units; u++) {
@@ -167,10 +169,4 @@ static void print_plan(const Model *m, const Fsdp *f, const Config *c)
     print_sharding(m, f);
     printf("while a checkpoint is written, up to %.3f GiB of host memory besides\n",
            gib(master + moments + (c->model.lora.rank > 0 ? 0 : frozen)));
-}
-
-void memory_print(const Model *m, const Fsdp *f, const Config *c)
-{
-    if (comm_rank() == 0)
-        print_plan(m, f, c);
 }

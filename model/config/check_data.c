@@ -1,0 +1,150 @@
+/* The same of data: which files, what tells their documents apart, and how these fill sequences. */
+#include "model/config/table.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/error.h"
+
+/* ---- files -------------------------------------------------------------------------------------------------- */
+
+static int compare_names(const void *a, const void *b)
+{
+    return strcmp(((const NamedPaths *)a)->name, ((const NamedPaths *)b)->name);
+}
+
+static void use_datasets(Settings *s)
+{
+    TokenFiles *f = &s->c.data.files;
+    if (s->num_datasets > 0)
+        qsort(s->datasets, s->num_datasets, sizeof *s->datasets, compare_names);
+    for (int i = 0; i < s->num_datasets; i++) {
+        NamedPaths *set = &s->datasets[i];
+        f->paths = xrealloc(f->paths, (f->num_paths + set->num_paths + 1) * sizeof *f->paths);
+        for (int k = 0; k < set->num_paths; k++)
+            f->paths[f->num_paths++] = set->paths[k];
+        set->num_paths = 0;                                /* the texts belong to data.paths now */
+    }
+}
+
+const YamlNode *config_find_path(const YamlNode *n, const char *path)
+{
+    if (n && n->text && strcmp(n->text, path) == 0)
+        return n;
+    for (int i = 0; n && i < n->num_children; i++) {
+        const YamlNode *found = config_find_path(n->child[i], path);
+        if (found)
+            return found;
+    }
+    return NULL;
+}
+
+/* `command`, the path behind the scheme, `to`: fetches a file. The last row is any other store. */
+static const struct { const char *scheme, *command, *to; } stores[] = {
+    { "s3://",    "aws s3 cp s3://", " ." },
+    { "r2://",    "aws s3 cp --endpoint-url https://ACCOUNT.r2.cloudflarestorage.com s3://", " ." },
+    { "weka://",  "aws s3 cp --endpoint-url YOUR_WEKA_URL s3://", " ." },
+    { "gs://",    "gcloud storage cp gs://", " ." },
+    { "http://",  "wget -x http://", "" },
+    { "https://", "wget -x https://", "" },
+    { "",         "with the tool of that store: ", "" },
+};
+
+static void refuse_remote(Reader *r, const char *key, char **paths, int count)
+{
+    int remote = 0, first = 0;
+    for (int i = count - 1; i >= 0; i--)
+        if (strstr(paths[i], "://")) {
+            remote++;
+            first = i;
+        }
+    if (!remote)
+        return;
+    int store = 0;
+    while (strncmp(paths[first], stores[store].scheme, strlen(stores[store].scheme)) != 0)
+        store++;
+    const YamlNode *n = config_find_path(yaml_find(r->root, key), paths[first]);
+    die("%s: %s: '%s'%s remote, and only local files are read. Fetch what you want to train on, for example\n"
+        "  %s%s%s\nthen give the files you have: --%s='folder/*.npy'", n ? yaml_place(n) : config_where(r, key), key,
+        paths[first], remote > 1 ? " and others are" : " is", stores[store].command,
+        paths[first] + strlen(stores[store].scheme), stores[store].to, key);
+}
+
+/* ---- documents ---------------------------------------------------------------------------------------------- */
+
+/* `key` at `place` has documents, which end at an eos. */
+static void need_eos(const Config *c, const char *place, const char *key)
+{
+    if (c->model.eos_token_id < 0)
+        die("%s: %s needs model.eos_token_id: it ends a document", place, key);
+}
+
+/* Tokenizers of Llama's kind have no padding of their own, and often the eos named as it. */
+static void check_padding(Reader *r)
+{
+    const ModelConfig *m = &r->s->c.model;
+    if (!r->s->c.data.mask_padding)
+        return;
+    if (m->pad_token_id < 0)
+        die("%s: data.generate_attention_mask needs model.pad_token_id", config_where(r, "data.generate_attention_mask"));
+    if (m->pad_token_id == m->eos_token_id)
+        warn("%s: data.generate_attention_mask takes every pad_token_id out of the targets, and the eos is the same token (%d): "
+             "the model does not learn to end a text. Label masks and best_fit packing need no such mask",
+             config_where(r, "data.generate_attention_mask"), m->pad_token_id);
+}
+
+static void check_documents(Reader *r)
+{
+    Config *c = &r->s->c;
+    check_padding(r);
+    const bool packs = c->data.files.packing == PACK_BEST_FIT, by_eos = c->data.files.boundaries == BOUNDARIES_EOS;
+    if (by_eos && packs)
+        need_eos(c, config_where(r, "data.packing"), "data.packing=best_fit without data.document_boundaries=metadata");
+    if (by_eos && c->data.generate_doc_lengths)
+        need_eos(c, config_where(r, "data.generate_doc_lengths"), "data.generate_doc_lengths");
+    if (packs && config_given(r, "data.generate_doc_lengths") && !c->data.generate_doc_lengths)
+        config_note(r, "data.generate_doc_lengths=false (with best_fit packing attention stays inside documents)");
+    c->data.generate_doc_lengths |= packs;
+    if (!packs && c->data.long_documents != LONG_TRUNCATE)
+        config_note(r, "data.long_documents (only best_fit packing has it)");
+    if (!by_eos && !c->data.generate_doc_lengths) {
+        config_note(r, "data.document_boundaries (only best_fit packing and data.generate_doc_lengths ask for documents)");
+        c->data.files.boundaries = BOUNDARIES_EOS;      /* so that nobody looks for metadata */
+    }
+}
+
+void config_check_eval_documents(const Config *c, const EvalSet *set)
+{
+    if (set->files.packing == PACK_BEST_FIT && !c->data.generate_doc_lengths)
+        die("%s: packing best_fit needs a model whose attention stays inside documents: --data.generate_doc_lengths, or train with "
+            "data.packing=best_fit, too", set->where);
+    if (set->files.packing == PACK_BEST_FIT && set->files.boundaries == BOUNDARIES_EOS)
+        need_eos(c, set->where, "packing best_fit without document_boundaries metadata");
+}
+
+void config_check_data(Reader *r)
+{
+    Config *c = &r->s->c;
+    bool both = c->data.files.num_paths > 0 && r->s->num_datasets > 0;
+    if (both)
+        die("%s: give data.paths or data.datasets, not both (--data.datasets=null drops those)", config_where(r,
+            "data.datasets"));
+    const char *key = r->s->num_datasets > 0 ? "data.datasets" : "data.paths";
+    use_datasets(r->s);
+    if (c->data.files.num_paths == 0 && !c->dry_run && !config_forward_only(c))      /* these need none */
+        die("%s: no training data: give data.paths, a list of token shards, as in --data.paths='[shards/*.npy]'",
+            config_where(r, "data.paths"));
+    refuse_remote(r, key, c->data.files.paths, c->data.files.num_paths);
+    refuse_remote(r, "data.label_mask_paths", c->data.files.label_mask_paths, c->data.files.num_label_mask_paths);
+    c->data.files.itemsize = r->s->memmap_dtype;
+    if (!config_given(r, "data.seed"))
+        c->data.seed = c->seed;
+    check_documents(r);
+
+    const YamlNode *filter = yaml_find(r->root, "data.instance_filter");
+    if (filter && filter->kind == YAML_MAP && !yaml_find(filter, "repetition_max_count"))
+        c->data.instance_filter.max_count = 32;
+    if (c->data.instance_filter.min_period > c->data.instance_filter.max_period)
+        die("%s: repetition_min_period %d is above repetition_max_period %d", config_where(r, "data.instance_filter"),
+            c->data.instance_filter.min_period, c->data.instance_filter.max_period);
+}

@@ -1,0 +1,229 @@
+/* What the table cannot say about one key of the model alone: values that follow from others, and combinations that cannot work.
+ * Every message names the place of a key that takes part and says which values would do. */
+#include "model/config/table.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/error.h"
+#include "model/architecture.h"
+#include "model/trainable.h"
+
+void config_settle_heads(ModelConfig *m, const Reader *r, const char *path)
+{
+    const char *width = r ? "model.d_model" : "hidden_size", *dim = r ? "model.head_dim" : "head_dim";
+    const char *heads = r ? "model.n_heads" : "num_attention_heads", *kv = r ? "model.n_kv_heads" : "num_key_value_heads";
+    const char *place = r ? config_where(r, heads) : path;
+    if (m->n_kv_heads == 0)
+        m->n_kv_heads = m->n_heads;
+    if (m->n_heads % m->n_kv_heads != 0)
+        die("%s: %s %d is not a multiple of %s %d; a divisor of %s is needed", r ? config_where(r, kv) : path, heads, m->n_heads, kv,
+            m->n_kv_heads, heads);
+    if (m->head_dim == 0 && m->d_model % m->n_heads != 0)
+        die("%s: %s %d is not a multiple of %s %d; take %s %d or %ld, or give %s", place, width, m->d_model, heads, m->n_heads, width,
+            m->d_model / m->n_heads * m->n_heads, (m->d_model / m->n_heads + 1L) * m->n_heads, dim);
+    if (m->head_dim == 0)
+        m->head_dim = m->d_model / m->n_heads;
+    if (m->head_dim % 2 != 0)
+        die("%s: %s %d: heads are that wide; rotary positions turn pairs, so it must be even",
+            r && config_given(r, dim) ? config_where(r, dim) : place, dim, m->head_dim);
+}
+
+static void check_heads(Reader *r)
+{
+    ModelConfig *m = &r->s->c.model;
+    if (config_given(r, "model.multi_query_attention")) {
+        int heads = r->s->multi_query_attention ? 1 : m->n_heads;
+        if (m->n_kv_heads != 0 && m->n_kv_heads != heads)
+            die("%s: model.multi_query_attention %s means n_kv_heads %d, but model.n_kv_heads is %d; give only "
+                "n_kv_heads", config_where(r, "model.multi_query_attention"), heads == 1 ? "true" : "false", heads,
+                    m->n_kv_heads);
+        m->n_kv_heads = heads;
+    }
+    config_settle_heads(m, r, NULL);
+}
+
+static void check_mlp(Reader *r, bool from_hf)
+{
+    ModelConfig *m = &r->s->c.model;
+    if (config_given(r, "model.mlp_hidden_size")) {
+        if (r->s->mlp_hidden_size % 2 != 0)
+            die("%s: model.mlp_hidden_size %ld counts both halves of SwiGLU, so it must be even",
+                config_where(r, "model.mlp_hidden_size"), r->s->mlp_hidden_size);
+        m->mlp_width = (int)(r->s->mlp_hidden_size / 2);
+    } else if (config_given(r, "model.mlp_ratio") || !from_hf) {
+        double width = r->s->mlp_ratio * m->d_model / 2;
+        if (width < 1 || width > 2147483647 || width != floor(width))
+            die("%s: model.mlp_ratio %g makes both halves of the MLP %g wide; give model.mlp_hidden_size, an even "
+                "number", config_where(r, "model.mlp_ratio"), r->s->mlp_ratio, 2 * width);
+        m->mlp_width = (int)width;
+    }
+    r->s->mlp_hidden_size = 2L * m->mlp_width;
+}
+
+static void check_vocabulary(Reader *r)
+{
+    ModelConfig *m = &r->s->c.model;
+    int rounded = (m->vocab_size + 127) / 128 * 128;
+    if (m->embedding_size == 0)
+        m->embedding_size = rounded;
+    if (m->vocab_size > m->embedding_size)
+        die("%s: model.vocab_size %d does not fit model.embedding_size %d; take %d (a multiple of 128) or "
+            "leave it out",
+            config_where(r, "model.embedding_size"), m->vocab_size, m->embedding_size, rounded);
+    const struct { const char *name; int id; } token[] = {
+        { "model.eos_token_id", m->eos_token_id }, { "model.pad_token_id", m->pad_token_id }
+    };
+    for (int i = 0; i < 2; i++)
+        if (token[i].id >= m->vocab_size)
+            die("%s: %s %d is beyond the vocabulary: model.vocab_size is %d", config_where(r, token[i].name),
+                token[i].name, token[i].id, m->vocab_size);
+}
+
+void config_check_rope(const ModelConfig *m, const char *place)
+{
+    if (m->rope_scaling.type == ROPE_LLAMA3 && m->rope_scaling.high_freq_factor <= m->rope_scaling.low_freq_factor)
+        die("%s: rope_scaling.high_freq_factor %g must be above low_freq_factor %g", place, m->rope_scaling.high_freq_factor,
+            m->rope_scaling.low_freq_factor);
+    if (m->rope_scaling.type == ROPE_YARN && m->rope_scaling.beta_fast <= m->rope_scaling.beta_slow)
+        die("%s: rope_scaling.beta_fast %g must be above beta_slow %g", place, m->rope_scaling.beta_fast,
+            m->rope_scaling.beta_slow);
+    if (m->rope_scaling.type == ROPE_YARN && m->rope_theta <= 1)
+        die("%s: rope_theta %g: YaRN needs frequencies that differ, so a rope_theta above 1", place, m->rope_theta);
+}
+
+/* Which keys of rope_scaling count follows from its type, and that from a factor alone: Llama 3.1's was the first. */
+static void check_rope_scaling(Reader *r)
+{
+    ModelConfig *m = &r->s->c.model;
+    const int type = r->s->rope_type != NOT_GIVEN ? r->s->rope_type : m->rope_scaling.factor > 0 ? ROPE_LLAMA3 : ROPE_DEFAULT;
+    if (type != ROPE_DEFAULT && m->rope_scaling.factor == 0)
+        die("%s: rope_type %s needs model.rope_scaling.factor; Llama 3.1 has 8, Llama 3.2 32, OLMo-3 8 (yarn)",
+            config_where(r, "model.rope_scaling.rope_type"), type == ROPE_LLAMA3 ? "llama3" : "yarn");
+    if (type == ROPE_DEFAULT && config_given(r, "model.rope_scaling.factor"))
+        config_note(r, "model.rope_scaling.factor (rope_type default has none)");
+    m->rope_scaling.type = type;
+    r->s->rope_type = type == ROPE_DEFAULT ? NOT_GIVEN : type;
+    if (type == ROPE_DEFAULT)
+        m->rope_scaling.factor = 0;
+    config_check_rope(m, config_where(r, "model.rope_scaling"));
+}
+
+/* ---- windows: which blocks have one ---- */
+
+/* The shortest list that, repeated, is the blocks' types; empty if that follows from sliding_window. */
+static void shorten(LayerTypes *types, int n_layers)
+{
+    LayerTypes all = { .count = n_layers };
+    int period = 1, sliding = 0;
+    for (int l = 0; l < n_layers; l++) {
+        all.slides[l] = types->slides[l % types->count];
+        sliding += all.slides[l];
+    }
+    for (int l = period; l < n_layers; l++)
+        if (all.slides[l] != all.slides[l % period]) {
+            period++;
+            l = period - 1;
+        }
+    *types = (LayerTypes){ 0 };
+    if (sliding == 0 || sliding == n_layers)
+        return;
+    types->count = period;
+    memcpy(types->slides, all.slides, (size_t)period * sizeof all.slides[0]);
+}
+
+void config_settle_windows(ModelConfig *m, const char *place)
+{
+    bool any = m->layer_types.count == 0;
+    for (int l = 0; l < m->n_layers && !any; l++)
+        any = m->layer_types.slides[l % m->layer_types.count];
+    if (any && m->layer_types.count > 0 && m->sliding_window == 0)
+        die("%s: layer_types has sliding_attention, but there is no sliding_window; give one, or only full_attention", place);
+    if (!any)
+        m->sliding_window = 0;
+    if (m->layer_types.count > 0)
+        shorten(&m->layer_types, m->n_layers);
+    if (m->rope_scaling.type == ROPE_DEFAULT || m->sliding_window == 0)
+        m->rope_scaling.full_attn_layers_only = false;
+}
+
+static void check_windows(Reader *r)
+{
+    ModelConfig *m = &r->s->c.model;
+    const int window = m->sliding_window;
+    config_settle_windows(m, config_where(r, "model.layer_types"));
+    if (window > 0 && m->sliding_window == 0)
+        config_note(r, "model.sliding_window (model.layer_types has no sliding_attention)");
+}
+
+/* Its class must be one that computes the model; without a name any that does. */
+static void check_architecture(Reader *r)
+{
+    ModelConfig *m = &r->s->c.model;
+    const char *class = r->s->architecture;
+    const Architecture *named = class ? architecture_find(class) : NULL;
+    if (class && !named)
+        die("%s: model.architecture '%s' is not known, only %s", config_where(r, "model.architecture"), class,
+            architecture_names());
+    char *differences = named ? architecture_differences(named, m) : strdup("");
+    if (*differences && config_given(r, "model.architecture"))
+        die("%s: a %s does not compute this model; it would with %s", config_where(r, "model.architecture"), class, differences);
+    if (*differences) {                          /* a loaded model that was changed */
+        free(r->s->architecture);
+        r->s->architecture = NULL;
+        named = NULL;
+    }
+    free(differences);
+    m->architecture = named;
+    m->architecture = architecture_choose(m, config_where(r, "model"));
+}
+
+/* Values that follow from others keep to the ranges of the table, too: the resolved configuration gives them. */
+static void check_ranges(Reader *r)
+{
+    for (const ConfigKey *k = config_keys; k->name; k++) {
+        const double x = value_number(r->s, k);
+        char expected[256];
+        if (strncmp(k->name, "model.", strlen("model.")) != 0 || isnan(x) || x == k->none || (x >= k->min && x <= k->max))
+            continue;
+        value_expected(expected, sizeof expected, k);
+        die("%s: %s would be %.10g, by the keys that it follows from; expected %s", config_where(r, "model"), k->name, x, expected);
+    }
+}
+
+void config_check_model(Reader *r, bool from_hf)
+{
+    ModelConfig *m = &r->s->c.model;
+    m->norm.kind = r->s->layer_norm_type == NORM_RMS ? RMS_NORM : LAYER_NORM;
+    if (m->qk_norm != QK_NORM_NONE && (m->norm.kind != RMS_NORM || !r->s->attention_layer_norm_with_affine))
+        die("%s: model.attention_layer_norm is an RMSNorm with weights here: set model.layer_norm_type: rms and "
+            "model.attention_layer_norm_with_affine: true, or attention_layer_norm: false",
+            config_where(r, "model.attention_layer_norm"));
+    check_heads(r);
+    check_mlp(r, from_hf);
+    check_vocabulary(r);
+    check_ranges(r);
+    check_rope_scaling(r);
+    check_windows(r);
+    check_architecture(r);
+}
+
+/* Every pattern names a tensor, and something is trained. */
+void config_check_trainable(Reader *r)
+{
+    const Config *c = &r->s->c;
+    int count;
+    HfTensor *tensor = c->num_trainable > 0 ? hf_tensors_of(&c->model, &count) : NULL;
+    const char *place = config_where(r, "trainable"), *unknown = tensor ? trainable_unknown(c, tensor, count) : NULL;
+    const char *split = tensor ? trainable_split(c, tensor, count) : NULL;
+    if (unknown && c->model.weight_tying && strncmp(unknown, "lm_head", strlen("lm_head")) == 0)
+        die("%s: trainable: the head is the embedding here (model.weight_tying): train model.embed_tokens.weight%s", place,
+            c->load_path ? "" : ", or untie them with --model.weight_tying=false");     /* what is loaded has no other head */
+    if (unknown)
+        die("%s: trainable: '%s' names no tensor of this model; names are those of a checkpoint, as "
+            "model.layers.0.self_attn.q_proj.weight, and * stands for any characters", place, unknown);
+    if (split)
+        die("%s: trainable: %s, but they are one matrix here; train both or none", place, split);
+    free(tensor);
+}

@@ -1,0 +1,185 @@
+/* The same of the run: batches, schedule, folders, ranks. */
+#include "model/config/table.h"
+
+#include <limits.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/comm.h"
+#include "kernels/error.h"
+#include "model/schedule.h"
+
+static void check_batch(Reader *r)
+{
+    Config *c = &r->s->c;
+    int world = r->world, micro = c->device_train_microbatch_size, batch = c->global_train_batch_size;
+    long unit = (long)world * micro;
+    if (batch % unit == 0)
+        return;
+    const char *place = config_where(r, "global_train_batch_size");
+    char batches[96];
+    if (batch > unit)
+        snprintf(batches, sizeof batches, "%ld or %ld", batch / unit * unit, (batch / unit + 1) * unit);
+    else
+        snprintf(batches, sizeof batches, "%ld", unit);
+    if (batch % world != 0)
+        die("%s: global_train_batch_size %d is not a multiple of %d ranks x device_train_microbatch_size %d; "
+            "--global_train_batch_size=%s would do", place, batch, world, micro, batches);
+    int share = batch / world, smaller = micro < share ? micro : share;
+    while (share % smaller != 0)
+        smaller--;
+    die("%s: global_train_batch_size %d gives each of %d rank%s %d sequences, not a multiple of "
+        "device_train_microbatch_size %d; --device_train_microbatch_size=%d or --global_train_batch_size=%s would do",
+        place, batch, world, world == 1 ? "" : "s", share, micro, smaller, batches);
+}
+
+/* Gradients are summed in F32 where OLMo's precision says so, and where a sum has many terms: in BF16 it loses those below 2^-9
+ * of it: of the worst tensor's gradient from 512 micro-batches 5 %, from 2048 half. There are two sums, one over the micro-batches
+ * of a rank and one over ranks, which rounds with every rank. Each loses for itself: 16 times 32 terms a third of what 512 lose. */
+static void choose_grads(Reader *r)
+{
+    enum { MOST = 128 };
+    const Config *c = &r->s->c;
+    Format *grads = &r->s->c.recipe.grads;
+    const int own = c->global_train_batch_size / c->device_train_microbatch_size / r->world, n = own > r->world ? own : r->world;
+    const bool mixed = r->s->fsdp.precision == FSDP_MIXED && r->world > 1;
+    if (!config_given(r, "format.grads")) {
+        if (mixed || n > MOST)
+            *grads = (Format){ F32, 0, false };
+    } else if (grads->dtype == BF16 && n > MOST)
+        warn("%s: gradients of %d %s are summed in bf16, which loses part of them beyond %d", config_where(r, "format.grads"), n,
+             own < n ? "ranks" : "micro-batches a step", MOST);
+}
+
+/* The length of training in the scheduler's units; 0: epochs, whose length only the data know. */
+static double duration_in_units(const Config *c)
+{
+    double tokens_per_step = (double)c->global_train_batch_size * c->model.max_sequence_length;
+    if (c->max_duration.tokens)
+        return c->scheduler.in_tokens ? c->max_duration.tokens : ceil(c->max_duration.tokens / tokens_per_step);
+    return c->max_duration.steps * (c->scheduler.in_tokens ? tokens_per_step : 1);
+}
+
+/* Tokens of a micro-batch are counted by int, with room to round them up, and so are sequences of all ranks. */
+static void check_micro_batch(Reader *r)
+{
+    const Config *c = &r->s->c;
+    const int T = c->model.max_sequence_length;
+    if ((double)c->device_train_microbatch_size * T > INT_MAX / 2)
+        die("%s: %d sequences of %d tokens exceed the 2^30 - 1 tokens that a micro-batch can have",
+            config_where(r, "device_train_microbatch_size"), c->device_train_microbatch_size, T);
+    if ((double)c->device_eval_batch_size * r->world > INT_MAX)
+        die("%s: %d sequences on each of %d ranks exceed the 2^31 - 1 that a batch can have",
+            config_where(r, "device_eval_batch_size"), c->device_eval_batch_size, r->world);
+}
+
+static void check_schedule(Reader *r)
+{
+    Config *c = &r->s->c;
+    c->scheduler.in_tokens = r->s->scheduler_units == UNITS_TOKENS;
+    const bool share = c->scheduler.warmup_fraction > 0;
+    if (share && config_given(r, "scheduler.t_warmup") && c->scheduler.t_warmup > 0)
+        die("%s: scheduler.t_warmup and scheduler.warmup_fraction both say how long the warmup is; take one of them back: "
+            "--scheduler.t_warmup=0 or --scheduler.warmup_fraction=null", config_where(r, "scheduler.warmup_fraction"));
+    if (share)
+        c->scheduler.t_warmup = 0;
+    const long warmup = c->scheduler.t_warmup, end = c->scheduler.t_max;
+    if (end > 0 && warmup > end)
+        die("%s: scheduler.t_warmup %ld is longer than scheduler.t_max %ld; shorten the warmup or lengthen t_max",
+            config_where(r, "scheduler.t_warmup"), warmup, end);
+    if (c->scheduler.name == INVERSE_SQRT_WITH_WARMUP && warmup == 0 && !share)
+        die("%s: inverse_sqrt_with_warmup needs scheduler.t_warmup > 0", config_where(r, "scheduler.t_warmup"));
+    if (c->scheduler.name == WSD && c->scheduler.t_decay == 0)
+        die("%s: wsd needs scheduler.t_decay, the length of the final decay", config_where(r, "scheduler.name"));
+    char *place = xasprintf("%s: ", config_where(r, c->scheduler.name == WSD ? "scheduler.t_decay" : "scheduler.t_warmup"));
+    schedule_check(c, duration_in_units(c), place);
+    free(place);
+    if (c->scheduler.name != WSD && c->scheduler.t_decay > 0)
+        config_note(r, "scheduler.t_decay (only wsd has it)");
+    if (c->scheduler.warmup_min_lr > c->optimizer.lr)
+        die("%s: scheduler.warmup_min_lr %g is above optimizer.learning_rate %g",
+            config_where(r, "scheduler.warmup_min_lr"), c->scheduler.warmup_min_lr, c->optimizer.lr);
+}
+
+void config_choose_save_folder(Config *c)
+{
+    if (!c->save_folder && (!config_forward_only(c) || c->try_load_latest_save))
+        c->save_folder = xasprintf("runs/%s", c->run_name);
+}
+
+static void check_folders(Reader *r)
+{
+    Config *c = &r->s->c;
+    config_choose_save_folder(c);
+    if (c->save_folder && c->save_folder[0] == '\0')
+        die("%s: save_folder is empty; give a folder, '.' for the current one", config_where(r, "save_folder"));
+    if (c->save_folder && strstr(c->save_folder, "://"))
+        die("%s: save_folder '%s' is remote; save to a local folder and copy it from there",
+            config_where(r, "save_folder"), c->save_folder);
+    config_check_load_path(r);
+}
+
+/* Ranks that share one copy of the model. */
+static int shard_ranks(Reader *r)
+{
+    const ShardingStrategy strategy = r->s->fsdp.strategy;
+    const bool hybrid = strategy == HYBRID_SHARD || strategy == HYBRID_SHARD_ZERO2;
+    const int world = r->world;
+    const int hosts = world / comm_local_size(), replicas = r->s->fsdp.replicas ? r->s->fsdp.replicas : hosts;
+    if (r->s->fsdp.replicas && !hybrid)
+        config_note(r, "fsdp.hybrid_sharding_num_model_replicas (only HYBRID_SHARD has it)");
+    if (strategy == NO_SHARD)
+        return 1;
+    if (!hybrid)
+        return world;
+    if (replicas < 1 || world % replicas != 0)
+        die("%s: %d ranks cannot form %d groups of equal size; fsdp.hybrid_sharding_num_model_replicas must divide the "
+            "number of ranks, null makes one group per host",
+            config_where(r, "fsdp.hybrid_sharding_num_model_replicas"), world, replicas);
+    return world / replicas;
+}
+
+static void check_strategy(Reader *r)
+{
+    if (r->s->fsdp.distributed == DDP || r->s->fsdp.distributed == SINGLE)
+        r->s->fsdp.strategy = NO_SHARD;
+    const ShardingStrategy strategy = r->s->fsdp.strategy;
+    const bool keeps = strategy == SHARD_GRAD_OP || strategy == HYBRID_SHARD_ZERO2;
+    const int mode = r->s->fsdp.grad_sync_mode;
+    r->s->c.strategy = (Strategy){ .shard_ranks = shard_ranks(r),
+                                   .gathering = keeps ? GATHER_ONCE : GATHER_ONCE_IF_FITS,
+                                   .grad_sum = mode == NOT_GIVEN ? SUM_ONCE_IF_FITS : (GradSum)mode };
+}
+
+/* The name of a folder in runs/. */
+static void check_run_name(const Reader *r)
+{
+    const char *name = r->s->c.run_name;
+    if (!name || !*name)
+        die("%s: run_name is empty", config_where(r, "run_name"));
+    char *path = xasprintf("/%s/", name);
+    if (strstr(path, "/../"))
+        die("%s: run_name %s leads out of the folder runs; take --save_folder", config_where(r, "run_name"), name);
+    free(path);
+}
+
+void config_check_run(Reader *r)
+{
+    Config *c = &r->s->c;
+    check_run_name(r);
+    check_strategy(r);
+    config_check_generation(r);
+    if (!config_forward_only(c))
+        check_batch(r);
+    check_micro_batch(r);
+    choose_grads(r);
+    check_schedule(r);
+    check_folders(r);
+    c->z_loss = r->s->softmax_auxiliary_loss ? r->s->auxiliary_loss_multiplier : 0;
+    if (c->eval_subset_num_batches == 0)
+        die("%s: eval_subset_num_batches 0 evaluates nothing: take -1 for all batches, or eval_interval null",
+            config_where(r, "eval_subset_num_batches"));
+    if (c->device_eval_batch_size == 0)
+        c->device_eval_batch_size = c->device_train_microbatch_size;
+}
