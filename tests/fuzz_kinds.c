@@ -300,10 +300,11 @@ static uint64_t rank_validation(const char *name, const char *mask, bool downstr
 {
     char *path = xstrdup(in_folder(name)), *mask_path = xstrdup(in_folder("mask.npy"));
     const bool metadata = strcmp(now->file, "a.csv.gz") == 0;
-    EvalSet set = { .label = "a", .where = "data.paths", .paths = &path, .num_paths = 1, .itemsize = 2, .downstream = downstream,
-                    .label_mask_paths = &mask_path, .num_label_mask_paths = mask != NULL,
-                    .packing = metadata ? PACK_BEST_FIT : PACK_CONCAT,
-                    .boundaries = metadata ? BOUNDARIES_METADATA : BOUNDARIES_EOS };
+    EvalSet set = { .label = "a", .where = "data.paths", .downstream = downstream,
+                    .files = { .paths = &path, .num_paths = 1, .itemsize = 2,
+                               .label_mask_paths = &mask_path, .num_label_mask_paths = mask != NULL,
+                               .packing = metadata ? PACK_BEST_FIT : PACK_CONCAT,
+                               .boundaries = metadata ? BOUNDARIES_METADATA : BOUNDARIES_EOS } };
     Config c = model.config;
     c.model.max_sequence_length = LENGTH, c.model.vocab_size = VOCAB, c.model.eos_token_id = 1, c.model.pad_token_id = 2;
     c.data.long_documents = LONG_SPLIT;

@@ -1,6 +1,7 @@
 /* What is not finite is no checkpoint: it is found in every format and named, takes no other's place, and is not loaded. */
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/layout.h"
+#include "model/config/files.h"
 #include "tests/saved.h"
 
 static const Format f32 = { F32, 0 }, bf16 = { BF16, 0 }, e4m3 = { E4M3, 128, true }, e5m2 = { E5M2, 128 };
@@ -139,7 +140,7 @@ static void test_set_aside(void **state)
     set_aside(&r, 30);
     set_aside(&r, 30);
     expect_latest(&r, 10);
-    assert_int_equal(folder_steps(&steps, r.config.save_folder, ""), 1);
+    assert_int_equal(file_steps(&steps, r.config.save_folder, ""), 1);
     free(steps);
     save(&r, 20);
     assert_false(exists(step_folder(&r, 10)));

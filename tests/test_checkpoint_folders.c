@@ -8,6 +8,7 @@
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/safetensors.h"
 #include "model/checkpoint/saved_as.h"
+#include "model/config/files.h"
 #include "tests/saved.h"
 
 /* checkpoint_latest says save_folder/<expected>, or nothing. */
@@ -332,7 +333,7 @@ static void check_prune(long keep_last, long interval, long permanent, long ephe
     r.config.save_interval_ephemeral = ephemeral;
     in_folder(&r, text("mkdir %s && ln -s %s latest", steps, latest));
     long *step;
-    for (int i = folder_steps(&step, r.config.save_folder, "") - 1; i >= 0; i--)
+    for (int i = file_steps(&step, r.config.save_folder, "") - 1; i >= 0; i--)
         in_folder(&r, text("echo '{\"format_version\": 1, \"saved_as\": \"%s\"}' >step%ld/trainer.json",
                            saved_as_name(saved_as_of(&r.config, step[i])), step[i]));
     free(step);

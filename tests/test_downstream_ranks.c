@@ -79,11 +79,11 @@ static int make_tasks(void **state)
     config.num_eval = NUM_TASKS;
     for (int i = 0; i < NUM_TASKS; i++) {
         sets[i] = (EvalSet){ .label = (char *)tasks[i].label, .where = (char *)tasks[i].label, .downstream = true };
-        sets[i].paths = xcalloc(1, sizeof *sets[i].paths);
-        sets[i].num_paths = 1;
-        sets[i].paths[0] = xasprintf("%s/%d.jsonl", folder, i);
+        sets[i].files.paths = xcalloc(1, sizeof *sets[i].files.paths);
+        sets[i].files.num_paths = 1;
+        sets[i].files.paths[0] = xasprintf("%s/%d.jsonl", folder, i);
         if (comm_rank() == 0)
-            write_task(sets[i].paths[0], tasks[i].metric, tasks[i].choices);
+            write_task(sets[i].files.paths[0], tasks[i].metric, tasks[i].choices);
     }
     comm_barrier();
     return 0;
@@ -95,9 +95,9 @@ static int remove_tasks(void **state)
     comm_barrier();
     for (int i = 0; i < NUM_TASKS; i++) {
         if (comm_rank() == 0)
-            unlink(sets[i].paths[0]);
-        free(sets[i].paths[0]);
-        free(sets[i].paths);
+            unlink(sets[i].files.paths[0]);
+        free(sets[i].files.paths[0]);
+        free(sets[i].files.paths);
     }
     return comm_rank() == 0 ? rmdir(folder) : 0;
 }

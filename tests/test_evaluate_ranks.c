@@ -70,7 +70,7 @@ static int make_sets(void **state)
     config.num_eval = NUM_SETS;
     for (int s = 0; s < NUM_SETS; s++) {
         EvalSet *set = &config.eval[s];
-        *set = (EvalSet){ .label = (char *)sets[s].name, .where = (char *)sets[s].name, .itemsize = 2 };
+        *set = (EvalSet){ .label = (char *)sets[s].name, .where = (char *)sets[s].name, .files.itemsize = 2 };
         set->files.paths = xcalloc(2, sizeof *set->files.paths);
         set->files.label_mask_paths = xcalloc(2, sizeof *set->files.label_mask_paths);
         for (int f = 0; f < 2 && sets[s].sequences[f]; f++) {

@@ -32,44 +32,6 @@ bool folder_holds(const char *name)
     return *name && !strchr(name, '/') && strcmp(name, ".") != 0 && strcmp(name, "..") != 0;
 }
 
-static int ascending(const void *a, const void *b)
-{
-    long x = *(const long *)a, y = *(const long *)b;
-    return (x > y) - (x < y);
-}
-
-/* N of the name step<N><suffix>, behind which may be digits if it is `numbered`; -1: it is another one. */
-static long step_of(const char *name, const char *suffix, bool numbered)
-{
-    enum { MOST_DIGITS = 18 };
-    const char *digits = name + 4;
-    const size_t n = strncmp(name, "step", 4) == 0 ? strspn(digits, "0123456789") : 0, length = strlen(suffix);
-    if (n == 0 || n > MOST_DIGITS || (*digits == '0' && n > 1) || strncmp(digits + n, suffix, length) != 0)
-        return -1;
-    const char *rest = digits + n + length;
-    return rest[numbered ? strspn(rest, "0123456789") : 0] ? -1 : strtol(digits, NULL, 10);
-}
-
-int folder_steps(long **steps, const char *save_folder, const char *suffix)
-{
-    int count = 0;
-    *steps = NULL;
-    DIR *dir = opendir(save_folder);
-    if (!dir)
-        return 0;
-    for (struct dirent *entry; (entry = readdir(dir)); ) {
-        const long step = step_of(entry->d_name, suffix, false);
-        if (step < 0)
-            continue;
-        *steps = xrealloc(*steps, sizeof **steps * (size_t)(count + 1));
-        (*steps)[count++] = step;
-    }
-    closedir(dir);
-    if (count)
-        qsort(*steps, (size_t)count, sizeof **steps, ascending);
-    return count;
-}
-
 char *folder_latest(const char *save_folder)
 {
     char *latest = xasprintf("%s/latest", save_folder), *name = pointer_read(latest);
@@ -90,7 +52,7 @@ char *folder_latest_path(const char *save_folder)
 char *folder_newest(const char *save_folder)
 {
     long *steps;
-    const int count = folder_steps(&steps, save_folder, "");
+    const int count = file_steps(&steps, save_folder, "");
     char *latest = folder_latest_path(save_folder), *newest = latest ? realpath(latest, NULL) : NULL;
     char *path = count ? step_path(save_folder, steps[count - 1], "") : NULL;
     if (!newest && path)
@@ -104,7 +66,7 @@ char *folder_newest(const char *save_folder)
 long folder_foreign_step(const char *save_folder)
 {
     long *steps, foreign = -1;
-    const int count = folder_steps(&steps, save_folder, "");
+    const int count = file_steps(&steps, save_folder, "");
     for (int i = 0; i < count; i++) {
         char *path = step_path(save_folder, steps[i], "");
         if (!saved_as_ours(path))
@@ -233,7 +195,7 @@ static void remove_marked(const char *save_folder, const char *suffix, bool only
     int count = 0;
     DIR *dir = opendir(save_folder);
     for (struct dirent *entry; dir && (entry = readdir(dir)); ) {
-        const long step = step_of(entry->d_name, suffix, true);
+        const long step = file_step(entry->d_name, suffix, true);
         char *replacing = step_path(save_folder, step, "");
         if (step >= 0 && (!only_if_replaced || file_exists(replacing))) {
             path = xrealloc(path, sizeof *path * (size_t)(count + 1));
@@ -291,7 +253,7 @@ void folder_remove_step(const char *save_folder, long step)
 void folder_remove_later(const char *save_folder, long step)
 {
     long *steps;
-    for (int i = folder_steps(&steps, save_folder, "") - 1; i >= 0 && steps[i] > step; i--) {
+    for (int i = file_steps(&steps, save_folder, "") - 1; i >= 0 && steps[i] > step; i--) {
         char name[32];
         snprintf(name, sizeof name, "step%ld", steps[i]);
         remove_named(save_folder, name, true);
@@ -303,7 +265,7 @@ void folder_remove_later(const char *save_folder, long step)
 static void remove_aborted(const char *save_folder)
 {
     long *steps;
-    for (int i = folder_steps(&steps, save_folder, "-aborted") - 1; i >= 0; i--) {
+    for (int i = file_steps(&steps, save_folder, "-aborted") - 1; i >= 0; i--) {
         char *path = step_path(save_folder, steps[i], "-aborted");
         if (saved_as_read(path) == SAVED_ABORTED)
             remove_named(save_folder, strrchr(path, '/') + 1, false);
@@ -372,7 +334,7 @@ void folder_prepare(const char *temporary)
 void folder_point_latest(const char *save_folder, const char *target)
 {
     char *latest = xasprintf("%s/latest", save_folder), *usual = xasprintf("%s.tmp", latest), *left = pointer_read(usual);
-    if (left && step_of(left, "", false) >= 0 && unlink(usual) != 0)
+    if (left && file_step(left, "", false) >= 0 && unlink(usual) != 0)
         die("%s: cannot delete: %s", usual, strerror(errno));
     char *temporary = free_name(usual), *line = xasprintf("%s\n", target);
     if (no_links || symlink(target, temporary) != 0)
@@ -449,7 +411,7 @@ char *folder_say_others(const char *checkpoint)
         if (slash[end])         /* step6-aborted: step6 is another */
             step = LONG_MAX;
         *slash = '\0';
-        for (int i = folder_steps(&steps, path, "") - 1; i >= 0; i--)
+        for (int i = file_steps(&steps, path, "") - 1; i >= 0; i--)
             if (steps[i] != step && (best < 0 || (best > step && steps[i] < best)))
                 best = steps[i];
         free(steps);

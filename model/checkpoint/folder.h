@@ -8,9 +8,6 @@
 
 bool  folder_holds(const char *name);                 /* whether it can be the name of a file in a folder: no path */
 
-/* N of all entries step<N><suffix>, ascending; their number. */
-int   folder_steps(long **steps, const char *save_folder, const char *suffix);
-
 /* The real path of what `latest` points to, or else of the step<N> of the largest N; NULL: there is none. */
 char *folder_newest(const char *save_folder);
 /* N of a step<N> that this program has not made; -1: there is none. */

@@ -4,7 +4,6 @@
  * says. Nothing incomplete is taken for one. */
 #include "model/checkpoint/checkpoint.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
@@ -33,7 +32,6 @@
 #include "model/config/files.h"
 #include "model/config/hf.h"
 #include "model/config/table.h"
-#include "model/config/yaml.h"
 #include "model/rope.h"
 
 /* ---- loading ---------------------------------------------------------------------------------------------- */
@@ -94,9 +92,7 @@ static void load_weights(const char *folder, Source s, LayoutKind kind, const Co
 /* Its configuration says which optimizer a run had; before there was a choice it did not. */
 static _Noreturn void die_of_states(const char *folder, const char *problem)
 {
-    char *path = xasprintf("%s/config.yaml", folder);
-    const YamlNode *n = file_exists(path) ? yaml_find(yaml_load(path), "optimizer.name") : NULL;
-    const char *saved = n && n->text ? n->text : "adamw";
+    const char *said = config_trained_with(folder, "optimizer.name"), *saved = said ? said : "adamw";
     die("%s: %s; the checkpoint was saved with optimizer %s. Take --optimizer.name=%s, or begin with new states: --load_path of "
         "this folder, --reset_optimizer_state and another --save_folder", folder, problem, saved, saved);
 }
@@ -306,7 +302,7 @@ static char *highest(const char *save_folder, const char *suffix, char *problem,
 {
     long *steps;
     char *found = NULL;
-    for (int i = folder_steps(&steps, save_folder, suffix) - 1; i >= 0 && !found; i--) {
+    for (int i = file_steps(&steps, save_folder, suffix) - 1; i >= 0 && !found; i--) {
         found = xasprintf("%s/step%ld%s", save_folder, steps[i], suffix);
         if ((!*suffix || saved_as_ours(found)) && is_checkpoint(found, problem, size))
             break;
@@ -365,7 +361,7 @@ void checkpoint_prune(const Config *c)
         free(latest);
         return;
     }
-    for (int i = folder_steps(&steps, c->save_folder, "") - 1; i >= 0; i--) {
+    for (int i = file_steps(&steps, c->save_folder, "") - 1; i >= 0; i--) {
         const long step = steps[i];
         if (step > last || is_due(step, c->save_interval_unsharded))
             continue;

@@ -109,36 +109,33 @@ static json_t *spikes(const SpikeWindow *w)
 
 static void list_sums(json_t *sums, const Layout *l)
 {
-    for (int i = 0; i < l->num_pieces; i++) {
-        char sum[16];
-        snprintf(sum, sizeof sum, "%08" PRIx32, l->sum[i]);
-        json_object_set_new(sums, l->piece[i].name, json_string(sum));
-    }
+    for (int i = 0; i < l->num_pieces; i++)
+        json_object_set_new(sums, l->piece[i].name, json_sprintf("%08" PRIx32, l->sum[i]));
+}
+
+static json_t *hexadecimal(uint64_t x)
+{
+    return json_sprintf("%016" PRIx64, x);
 }
 
 static json_t *manifest(json_t *files)
 {
     const TrainState *s = &save.state;
-    char fingerprint[32], tokens[32], masks[32], base[32];
     json_t *sums = json_object();
     list_sums(sums, &save.model);
     list_sums(sums, &save.optimizer);
-    snprintf(fingerprint, sizeof fingerprint, "%016" PRIx64, s->fingerprint);
-    snprintf(tokens, sizeof tokens, "%016" PRIx64, s->sample.tokens);
-    snprintf(masks, sizeof masks, "%016" PRIx64, s->sample.masks);
-    json_t *o = json_pack("{s:i, s:I, s:I, s:I, s:{s:I, s:I}, s:s, s:{s:s, s:s}, s:o, s:o, s:i, s:o, s:o}", "format_version",
+    json_t *o = json_pack("{s:i, s:I, s:I, s:I, s:{s:I, s:I}, s:o, s:{s:o, s:o}, s:o, s:o, s:i, s:o, s:o}", "format_version",
                           CHECKPOINT_VERSION, "step", (json_int_t)s->step, "tokens", (json_int_t)s->tokens,
                           "updates", (json_int_t)s->updates, "loader", "epoch", (json_int_t)s->loader.epoch,
                           "instance", (json_int_t)s->loader.instance,
-                          "data_fingerprint", fingerprint, "data_sample", "paths", tokens, "label_mask_paths", masks,
+                          "data_fingerprint", hexadecimal(s->fingerprint), "data_sample", "paths", hexadecimal(s->sample.tokens),
+                          "label_mask_paths", hexadecimal(s->sample.masks),
                           "spikes", spikes(&s->spikes), "format", config_columns(save.config), "world_size", comm_size(),
                           "files", files, "crc32c", sums);
     const SavedAs as = save.aside ? SAVED_ABORTED : saved_as_of(save.config, s->step);
     json_object_set_new(o, "saved_as", json_string(saved_as_name(as)));
-    if (s->base_sample) {
-        snprintf(base, sizeof base, "%016" PRIx64, s->base_sample);
-        json_object_set_new(o, "base_sample", json_string(base));
-    }
+    if (s->base_sample)
+        json_object_set_new(o, "base_sample", hexadecimal(s->base_sample));
     return o;
 }
 

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 
 #include "kernels/error.h"
+#include "model/config/files.h"
 #include "model/config/yaml.h"
 
 static const char *const names[NUM_SAVED_AS] = { NULL, "permanent", "interval", "ephemeral", "aborted" };
@@ -61,15 +62,6 @@ bool saved_as_ours(const char *folder)
     return ours;
 }
 
-static bool same_folder(const char *a, const char *b)
-{
-    char *x = realpath(a, NULL), *y = realpath(b, NULL);
-    const bool same = strcmp(a, b) == 0 || (x && y && strcmp(x, y) == 0);
-    free(x);
-    free(y);
-    return same;
-}
-
 /* What read_yaml reads within error_catch: the file may be anybody's. */
 typedef struct { const char *path; YamlNode *root; } Reading;
 
@@ -86,7 +78,7 @@ int saved_as_in(const char *folder, const char *save_folder)
     if (is_file(path))
         free(error_catch(read_yaml, &r));
     const YamlNode *n = r.root ? yaml_find(r.root, "save_folder") : NULL;
-    int in = n && n->text ? same_folder(n->text, save_folder) : -1;
+    int in = n && n->text ? strcmp(n->text, save_folder) == 0 || file_is_same(n->text, save_folder) : -1;
     if (in == 1 && n->text[0] != '/')           /* runs/a of another project has the same name */
         in = -1;
     yaml_free(r.root);

@@ -1,7 +1,6 @@
 /* The files of a folder: which they are, and the checksums that its manifest lists. */
 #include "model/checkpoint/source.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

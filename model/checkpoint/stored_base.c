@@ -3,7 +3,6 @@
  * stored as codes and scales. */
 #include "model/checkpoint/stored_base.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* From the command line to a Config, in layers: the table's defaults < what load_path says (without model.d_model and model.n_layers
  * its config.json; to evaluate a checkpoint its run's config.yaml) < the recipe's columns < the YAML file < the command line. Then
- * what follows from them; at last everything is written out again as YAML.
+ * what follows from them; at last everything is written out again as YAML (text.c).
  * The keys are rows of table.c; nothing here knows them but what reads evaluators and load_path. */
 #include "model/config/load.h"
 
@@ -298,96 +298,6 @@ static void read_evaluators(Reader *r)
             config_where(r, list ? "evaluators" : "eval_only"));
 }
 
-/* ---- writing ---------------------------------------------------------------------------------------------- */
-
-/* Prints the section lines between `previous` and `name`, then the last part of `name`; returns its indentation. */
-static int print_key(FILE *f, const char *name, const char *previous)
-{
-    size_t same = 0;
-    for (size_t i = 0; previous[i] && previous[i] == name[i]; i++)
-        if (name[i] == '.')
-            same = i + 1;
-    int indent = 0;
-    for (const char *part = name;; indent += 2) {
-        size_t length = strcspn(part, ".");
-        bool last = part[length] != '.';
-        if (last || (size_t)(part - name) >= same)
-            fprintf(f, "%*s%.*s:%s", indent, "", (int)length, part, last ? "" : "\n");
-        if (last)
-            return indent;
-        part += length + 1;
-    }
-}
-
-static void print_eval_paths(FILE *f, const char *key, char *const *paths, int count)
-{
-    if (count > 0)
-        fprintf(f, "    %s:\n", key);
-    for (int i = 0; i < count; i++) {
-        fputs("    - ", f);
-        value_print_text(f, paths[i]);
-        fputc('\n', f);
-    }
-}
-
-static void print_eval_set(FILE *f, const EvalSet *e)
-{
-    fputs("- label: ", f);
-    value_print_text(f, e->label);
-    if (e->downstream)
-        fputs("\n  type: downstream\n  data:\n", f);
-    else
-        fprintf(f, "\n  data:\n    memmap_dtype: %s\n    packing: %s\n    document_boundaries: %s\n",
-                e->files.itemsize == UINT16 ? "uint16" : "uint32", e->files.packing == PACK_CONCAT ? "concat" : "best_fit",
-                e->files.boundaries == BOUNDARIES_EOS ? "eos" : "metadata");
-    print_eval_paths(f, "paths", e->files.paths, e->files.num_paths);
-    print_eval_paths(f, "label_mask_paths", e->files.label_mask_paths, e->files.num_label_mask_paths);
-}
-
-Settings config_followed(const Settings *s)
-{
-    Settings follows = *s;
-    follows.c.recipe = *recipe_find(s->recipe);
-    follows.c.data.seed = s->c.seed;
-    follows.c.model.lora.base_path = s->c.model.lora.rank > 0 ? s->c.load_path : NULL;
-    return follows;
-}
-
-/* What follows from another key stays null, so that a run of this file with another --recipe has that recipe's columns; the
- * value stands behind it. follows: s with those values. */
-static void print_value(FILE *f, const Settings *s, const Settings *follows, const ConfigKey *k, int indent)
-{
-    if (!(k->type & FOLLOWS)) {
-        value_print(f, s, k, indent);
-        return;
-    }
-    char *own = value_text(s, k), *other = value_text(follows, k);
-    fprintf(f, strcmp(own, other) == 0 ? " null    # %s\n" : " %s\n", own);
-    free(own);
-    free(other);
-}
-
-/* Fills Config.text. */
-static void write_text(Settings *s)
-{
-    const char *previous = "";
-    const Settings follows = config_followed(s);
-    FILE *f = xtext(&s->c.text);
-    fputs("# All settings of a run, defaults included. ./train with this file does the same again.\n", f);
-    for (const ConfigKey *k = config_keys; k->name; k++) {
-        int type = k->type & TYPE_MASK;
-        if (type == FIXED || type == UNUSED || (k->type & SPENT) || config_is_evaluator(k->name))
-            continue;
-        int indent = print_key(f, k->name, previous);
-        print_value(f, s, &follows, k, indent);
-        previous = k->name;
-    }
-    fputs(s->c.num_eval ? "evaluators:\n" : "evaluators: []\n", f);
-    for (int i = 0; i < s->c.num_eval; i++)
-        print_eval_set(f, &s->c.eval[i]);
-    fclose(f);
-}
-
 /* ---- the whole -------------------------------------------------------------------------------------------- */
 
 /* Where a run that has a load_path says all else about itself without a file. */
@@ -465,7 +375,7 @@ Config *config_load(int argc, char **argv, int world, char *(*latest)(const char
     free(r.notes_text);
     s->c.changes = config_changes(&r, from_hf);
     yaml_free(r.root);
-    write_text(s);
+    config_write_text(s);
     return &s->c;
 }
 

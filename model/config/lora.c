@@ -106,11 +106,8 @@ static void take_adapter(Reader *r, const char *source)
     if (dropout > 0)
         config_note(r, "lora_dropout %g of %s (there is no dropout)", dropout, source);
     char *base = config_given(r, "lora.base") ? NULL : config_trained_with(source, "lora.base");
-    if (base) {
-        YamlNode *n = yaml_new(YAML_SCALAR, NULL, base, source, 0);
-        value_parse(r->s, config_key("lora.base"), n);
-        yaml_free(n);
-    }
+    if (base)
+        value_parse_text(r->s, config_key("lora.base"), base, source);
     free(base);
 }
 

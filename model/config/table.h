@@ -126,6 +126,7 @@ struct json_t;
 
 /* One value. `base`: the Settings or Evaluator that holds it. */
 void value_parse(void *base, const ConfigKey *k, const YamlNode *n);    /* dies: place, expected, found */
+void value_parse_text(void *base, const ConfigKey *k, const char *text, const char *file);    /* a scalar; NULL: null */
 void value_default(void *base, const ConfigKey *k);
 void value_print(FILE *f, const void *base, const ConfigKey *k, int indent);   /* " 3\n": what follows `key:` */
 char *value_text(const void *base, const ConfigKey *k);                  /* "3": its first line; the caller owns it (text.c) */
@@ -195,6 +196,7 @@ void config_check_data  (Reader *r);
 void config_check_eval_documents(const Config *c, const EvalSet *set);       /* when data are checked */
 void config_check_generation(Reader *r);         /* that of a run that generates (dry_run.c) */
 void config_check_run   (Reader *r);
+void config_write_text(Settings *s);                 /* fills Config.text (text.c, as the next two) */
 Settings config_followed(const Settings *s);         /* s with the values that keys of type FOLLOWS have if they are null */
-struct json_t *config_columns(const Config *c);      /* name: value of each column of the run (text.c); the caller owns it */
+struct json_t *config_columns(const Config *c);      /* name: value of each column of the run; the caller owns it */
 char *config_changes(const Reader *r, bool from_hf); /* Config.changes; the caller owns it. Before the text is written */

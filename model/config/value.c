@@ -325,6 +325,13 @@ void value_parse(void *base, const ConfigKey *k, const YamlNode *n)
     }
 }
 
+void value_parse_text(void *base, const ConfigKey *k, const char *text, const char *file)
+{
+    YamlNode *n = yaml_new(YAML_SCALAR, NULL, text, file, 0);
+    value_parse(base, k, n);
+    yaml_free(n);
+}
+
 void value_default(void *base, const ConfigKey *k)
 {
     int type = k->type & TYPE_MASK;
@@ -338,9 +345,7 @@ void value_default(void *base, const ConfigKey *k)
         bool null = strcmp(k->fallback, "null") == 0;
         if (null && type > FLOAT)
             return;                                  /* memory that was zeroed already says "nothing" */
-        YamlNode *n = yaml_new(YAML_SCALAR, NULL, null ? NULL : k->fallback, "model/config/table.c", 0);
-        value_parse(base, k, n);
-        yaml_free(n);
+        value_parse_text(base, k, null ? NULL : k->fallback, "model/config/table.c");
     }
 }
 

@@ -4,9 +4,9 @@
 #include "model/config/yaml.h"
 #include "data/pattern.h"
 #include "kernels/error.h"
+#include "model/config/files.h"
 
 #include <ctype.h>
-#include <glob.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -89,24 +89,15 @@ static YamlNode *glob_paths(const Scope *s, char **arg, int count)
 
 static YamlNode *last_checkpoint(const Scope *s, char **arg, int count)
 {
+    long *steps;
+    const int n = file_steps(&steps, arg[0], "");
     (void)count;
-    char pattern[4096], *best = NULL;
-    long most = -1;
-    glob_t found;
-    snprintf(pattern, sizeof pattern, "%s/step*", arg[0]);
-    int missing = glob(pattern, 0, NULL, &found);
-    for (size_t i = 0; !missing && i < found.gl_pathc; i++) {
-        char *number = strrchr(found.gl_pathv[i], '/') + strlen("/step"), *end;
-        long step = strtol(number, &end, 10);
-        if (end != number && !*end && step > most) {         /* not stepN.tmp, which is incomplete */
-            most = step;
-            best = found.gl_pathv[i];
-        }
-    }
-    if (!best)
+    if (n == 0)
         die("%s: there is no checkpoint stepN in '%s'", yaml_place(s->at), arg[0]);
-    YamlNode *out = scalar(s, best);
-    globfree(&found);
+    char *path = xasprintf("%s/step%ld", arg[0], steps[n - 1]);
+    YamlNode *out = scalar(s, path);
+    free(path);
+    free(steps);
     return out;
 }
 

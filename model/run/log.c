@@ -65,9 +65,7 @@ Log *log_open_eval(const Config *c, const char *from)
     if (comm_rank() != 0)
         return NULL;
     Log *l = xcalloc(1, sizeof *l);
-    l->config = c;
-    l->from = xstrdup(from);
-    l->time = xcalloc((size_t)c->speed_window + 1, sizeof *l->time);
+    *l = (Log){ .config = c, .from = xstrdup(from), .time = xcalloc((size_t)c->speed_window + 1, sizeof *l->time) };
     if (c->save_folder)
         l->metrics = metrics_open(c->save_folder, "eval.jsonl", LONG_MAX, false);
     return l;
@@ -78,14 +76,10 @@ Log *log_open(const Config *c, const UnitShape *shape, RunLength length, long la
     if (comm_rank() != 0)
         return NULL;
     Log *l = xcalloc(1, sizeof *l);
-    l->config = c;
-    l->length = length;
-    l->last_step = last_step;
-    l->world = world;
-    l->first_step = first_step;
-    l->speed_of_light = shape ? speed_of_light(c, shape) : 0;
-    l->time = xcalloc(c->speed_window + 1, sizeof *l->time);
-    l->time[0] = l->start = clock_seconds();
+    *l = (Log){ .config = c, .length = length, .last_step = last_step, .world = world, .first_step = first_step,
+                .speed_of_light = shape ? speed_of_light(c, shape) : 0, .start = clock_seconds(),
+                .time = xcalloc((size_t)c->speed_window + 1, sizeof *l->time) };
+    l->time[0] = l->start;
     l->metrics = metrics_open(c->save_folder, "metrics.jsonl", resumes ? first_step : -1, true);
     printf("each line: tokens per second%s%s, memory in use; all else is in %s\n", world > 1 ? " of a rank" : "",
            l->speed_of_light > 0 ? " and % of its peak" : "", l->metrics.path);

@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "kernels/error.h"
-#include "model/checkpoint/folder.h"
 #include "model/config/files.h"
 #include "model/config/table.h"
 

@@ -53,15 +53,6 @@ static bool holds_run(const char *folder)
     return found;
 }
 
-static bool is_same(const char *path, const char *other)
-{
-    char *here = realpath(path, NULL), *there = realpath(other, NULL);
-    const bool same = here && there && strcmp(here, there) == 0;
-    free(here);
-    free(there);
-    return same;
-}
-
 static bool lies_in(const char *path, const char *folder)
 {
     char *inner = realpath(path, NULL), *outer = realpath(folder, NULL);
@@ -75,7 +66,7 @@ static bool lies_in(const char *path, const char *folder)
 static bool is_step(const char *folder, long step, const char *path)
 {
     char *entry = xasprintf("%s/step%ld", folder, step);
-    const bool same = is_same(entry, path);
+    const bool same = file_is_same(entry, path);
     free(entry);
     return same;
 }
@@ -83,7 +74,7 @@ static bool is_step(const char *folder, long step, const char *path)
 static bool is_latest(const char *folder, const char *path)
 {
     char *latest = folder_latest_path(folder);
-    const bool same = latest && is_same(latest, path);
+    const bool same = latest && file_is_same(latest, path);
     free(latest);
     return same;
 }
@@ -98,8 +89,8 @@ static bool is_entry(const char *folder, const char *path)
         n--;
     char *parent = xasprintf("%.*s.", (int)n, path);
     long *steps;
-    bool found = is_same(parent, folder) || is_latest(folder, path);
-    for (int i = folder_steps(&steps, folder, "") - 1; i >= 0 && !found; i--)
+    bool found = file_is_same(parent, folder) || is_latest(folder, path);
+    for (int i = file_steps(&steps, folder, "") - 1; i >= 0 && !found; i--)
         found = is_step(folder, steps[i], path);
     free(steps);
     free(parent);
@@ -137,7 +128,7 @@ static void check_rewind(const Config *c, const char *from)
 static void check_base(const Config *c)
 {
     const Lora *l = &c->model.lora;
-    if (l->rank > 0 && l->base_path && (is_same(l->base_path, c->save_folder) || lies_in(l->base_path, c->save_folder)))
+    if (l->rank > 0 && l->base_path && (file_is_same(l->base_path, c->save_folder) || lies_in(l->base_path, c->save_folder)))
         die("%s, the base of the adapters (lora.rank %d), is or lies in save_folder %s, where a run writes over files and deletes "
             "checkpoints: give the adapters a save_folder of their own", l->base_path, l->rank, c->save_folder);
 }
