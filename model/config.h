@@ -166,6 +166,8 @@ typedef struct {
     char    *tokenizer;                       /* a folder or file of a tokenizer for the checkpoints; NULL: that of load_path */
     char    *load_path;                       /* a checkpoint or a Hugging Face folder; NULL: none */
     bool     try_load_latest_save;            /* resume from save_folder/latest if it is there */
+    char    *source;                          /* that, else load_path: where weights come from; NULL: they are random */
+    bool     continues;                       /* source is the newest checkpoint of save_folder */
     bool     restore_dataloader;              /* false: the data starts over */
     bool     reset_optimizer_state, reset_trainer_state;
 

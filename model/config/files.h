@@ -3,7 +3,7 @@
 #include <jansson.h>
 #include <stdbool.h>
 
-bool file_exists (const char *path);                             /* anything of that name, a link that leads nowhere too */
+bool file_exists (const char *path);                            /* anything of that name, a link that leads nowhere too */
 bool file_is_in  (const char *folder, const char *name);        /* the same of folder/name */
 bool file_is_same(const char *path, const char *other);         /* both are there, and one file or folder */
 

@@ -1,6 +1,6 @@
-/* From the command line to a Config, in layers: the table's defaults < what load_path says (without model.d_model and model.n_layers
- * its config.json; to evaluate a checkpoint its run's config.yaml) < the recipe's columns < the YAML file < the command line. Then
- * what follows from them; at last everything is written out again as YAML (text.c).
+/* From the command line to a Config, in layers: the table's defaults < what load_path says (without model.d_model and
+ * model.n_layers its config.json; to evaluate a checkpoint its run's config.yaml) < the recipe's columns < the YAML file < the
+ * command line. Then what follows from them; at last everything is written out again as YAML (text.c).
  * The keys are rows of table.c; nothing here knows them but what reads evaluators and load_path. */
 #include "model/config/load.h"
 
@@ -163,9 +163,8 @@ static void set_defaults(void *base, bool evaluators)
             value_default(base, k);
 }
 
-/* The folder that weights come from: the checkpoint that the run goes on with, else load_path, which may be gone by then; NULL:
- * there is none. The caller owns it. */
-static char *find_source(Reader *r, char *(*latest_of)(const char *save_folder), bool *resumes)
+/* The checkpoint that the run goes on with counts before load_path, which may be gone by then. */
+static void find_source(Reader *r, char *(*latest_of)(const char *save_folder))
 {
     Config *c = &r->s->c;
     pointer_replace(&c->load_path);
@@ -173,23 +172,24 @@ static char *find_source(Reader *r, char *(*latest_of)(const char *save_folder),
     config_check_load_path(r);
     config_choose_save_folder(c);
     watchdog_mark("looking for the latest checkpoint", -1);
-    char *latest = c->try_load_latest_save ? latest_of(c->save_folder) : NULL;
+    c->source = c->try_load_latest_save ? latest_of(c->save_folder) : NULL;
+    c->continues = c->source != NULL;
+    if (!c->continues)
+        c->source = xstrdup(c->load_path);
     watchdog_mark("reading the configuration", -1);
-    *resumes = latest != NULL;
-    return latest ? latest : xstrdup(c->load_path);
 }
 
-/* Takes the architecture from the config.json of `source`, or of the model that its adapters stand beside; false if there is no
+/* Takes the architecture from the config.json of the source, or of the model that its adapters stand beside; false if there is no
  * load_path. */
-static bool read_hf(Reader *r, const char *source, bool resumes)
+static bool read_hf(Reader *r)
 {
     Config *c = &r->s->c;
     if (!c->load_path)
         return false;
-    if (!resumes)
+    if (!c->continues)
         config_check_source(config_where(r, "load_path"), c->load_path);
-    config_read_hf(&c->model, adapter_is(source) ? c->model.lora.base_path : source);
-    config_settle_source(r, source);
+    config_read_hf(&c->model, adapter_is(c->source) ? c->model.lora.base_path : c->source);
+    config_settle_source(r);
     r->s->layer_norm_type = c->model.norm.kind == RMS_NORM ? NORM_RMS : NORM_DEFAULT;
     r->s->rope_type = c->model.rope_scaling.type == ROPE_DEFAULT ? NOT_GIVEN : (int)c->model.rope_scaling.type;
     r->s->architecture = strdup(c->model.architecture->class);
@@ -350,25 +350,22 @@ Config *config_load(int argc, char **argv, int world, char *(*latest)(const char
 
     set_defaults(s, false);
     read_keys(&r, true);
-    bool resumes;
-    char *source = find_source(&r, latest, &resumes);
-    if (source)
-        config_find_base(&r, source, resumes);
+    find_source(&r, latest);
+    config_find_base(&r);
     if (!has_file)
-        config_choose_adapter_rate(&r, source);
-    const bool from_hf = !has_model && read_hf(&r, source, resumes);
+        config_choose_adapter_rate(&r);
+    const bool from_hf = !has_model && read_hf(&r);
     read_keys(&r, false);
     check_complete(&r, from_hf);
     config_choose_ranks(&r);
     config_check_model(&r, from_hf);
     config_check_optimizer(&r);
     config_check_recipe(&r);
-    config_check_lora(&r, source, resumes);
+    config_check_lora(&r);
     config_check_data(&r);
     config_check_run(&r);
     read_evaluators(&r);
     config_check_trainable(&r);
-    free(source);
     fclose(r.notes);
     if (r.num_notes)
         warn("%s: without effect here: %s", r.file, r.notes_text);
@@ -401,6 +398,7 @@ void config_free(Config *c)
         free_texts(c->eval[i].files.label_mask_paths, c->eval[i].files.num_label_mask_paths);
     }
     free(c->eval);
+    free(c->source);
     free(c->text);
     free(c->changes);
     free(s);

@@ -16,15 +16,16 @@ static _Noreturn void say_no_base(const char *source)
         "--lora.base_path=FOLDER", source);
 }
 
-/* What is configured counts, then what the adapters' file says. `resumes`: load_path may be what the run began with. */
-void config_find_base(Reader *r, const char *source, bool resumes)
+/* What is configured counts, then what the adapters' file says. Of a run that goes on load_path may be what it began with. */
+void config_find_base(Reader *r)
 {
     Config *c = &r->s->c;
     Lora *l = &c->model.lora;
-    if (!adapter_is(source))
+    const char *source = c->source;
+    if (!source || !adapter_is(source))
         return;
     char *where = l->base_path ? xasprintf("%s: lora.base_path %s", config_where(r, "lora.base_path"), l->base_path) : NULL;
-    if (!l->base_path && resumes && c->load_path && !adapter_is(c->load_path)) {
+    if (!l->base_path && c->continues && c->load_path && !adapter_is(c->load_path)) {
         l->base_path = xstrdup(c->load_path);
         where = xasprintf("%s: load_path %s", config_where(r, "load_path"), l->base_path);
     }
@@ -43,8 +44,9 @@ void config_find_base(Reader *r, const char *source, bool resumes)
 
 /* Adapters want ten times the rate of full training, by QLoRA's [Dettmers et al. 2023, arXiv 2305.14314, table 9] and others'
  * settings; a run without a file that was given none has this. */
-void config_choose_adapter_rate(Reader *r, const char *source)
+void config_choose_adapter_rate(Reader *r)
 {
+    const char *source = r->s->c.source;
     const YamlNode *n = yaml_find(r->root, "optimizer.learning_rate");
     const bool given = n && strncmp(n->file, "--", 2) == 0;
     if (!given && (config_given(r, "lora.rank") || (source && adapter_is(source))))
@@ -189,10 +191,11 @@ static void check_rate(Reader *r)
              "--optimizer.learning_rate=2e-4", config_where(r, "optimizer.learning_rate"), c->optimizer.lr);
 }
 
-void config_check_lora(Reader *r, const char *source, bool resumes)
+void config_check_lora(Reader *r)
 {
     Config *c = &r->s->c;
     Lora *l = &c->model.lora;
+    const char *source = c->source;
     const bool continued = source && adapter_is(source);
     if (l->rank == 0 && !continued) {
         note_idle(r);
@@ -200,7 +203,7 @@ void config_check_lora(Reader *r, const char *source, bool resumes)
     }
     if (!continued && config_forward_only(c))
         config_note(r, "lora.rank (%s has no adapters, and new ones add nothing)", source ? source : "the model");
-    if (l->rank > 0 && !continued && resumes)
+    if (l->rank > 0 && !continued && c->continues)
         die("%s: lora.rank: %s, which the run would go on with, has no adapters; begin with it in another save_folder: "
             "--load_path=%s --try_load_latest_save=false --save_folder=...", config_where(r, "lora.rank"), source, source);
     if (l->alpha == 0 && !continued)

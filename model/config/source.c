@@ -130,8 +130,9 @@ static void settle_evaluation(Reader *r, const char *folder)
     yaml_free(run);
 }
 
-void config_settle_source(Reader *r, const char *folder)
+void config_settle_source(Reader *r)
 {
+    const char *folder = r->s->c.source;
     if (r->s->c.eval_only)
         settle_evaluation(r, folder);
     ModelConfig *m = &r->s->c.model;

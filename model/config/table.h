@@ -174,16 +174,15 @@ void config_choose_save_folder(Config *c);           /* runs/<run_name>, if none
 void config_check_load_path(const Reader *r);        /* that it is no address and not empty (source.c, as the next three) */
 void config_check_has_model(const Reader *r, const char *place);  /* load_path, of a run that uses a model and describes none */
 void config_check_command_line(const Reader *r, const char *first);      /* of a run without a file, `first` its first argument */
-void config_settle_source(Reader *r, const char *folder);                /* what follows from the model read from `folder` */
+void config_settle_source(Reader *r);                                    /* what follows from the model read from Config.source */
 char *config_trained_with(const char *folder, const char *key);          /* see source.c */
 void config_check_base(const char *where, const char *base_path);        /* that adapters can stand beside it (source.c) */
 
-/* Adapters (lora.c). `source`: the folder that weights come from, NULL: none; `resumes`: the newest checkpoint of the run itself.
- * find_base: fills lora.base_path if `source` holds adapters, and dies if that is no model. check_lora: with a checked model and
- * recipe; fills ModelConfig.lora. */
-void config_find_base(Reader *r, const char *source, bool resumes);
-void config_choose_adapter_rate(Reader *r, const char *source);           /* of a run without a file */
-void config_check_lora(Reader *r, const char *source, bool resumes);
+/* Adapters (lora.c). find_base: fills lora.base_path if Config.source holds adapters, and dies if that is no model. check_lora: with a
+ * checked model and recipe; fills ModelConfig.lora. */
+void config_find_base(Reader *r);
+void config_choose_adapter_rate(Reader *r);           /* of a run without a file */
+void config_check_lora(Reader *r);
 
 void config_check_model (Reader *r, bool from_hf);
 void config_check_rope  (const ModelConfig *m, const char *place);         /* of config.json, too, as the next two */

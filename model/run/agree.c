@@ -47,10 +47,10 @@ static uint64_t text_hash(const char *text)
     return h;
 }
 
-void agree_on_run(const Config *c, const char *folder)
+void agree_on_run(const Config *c)
 {
     comm_agree("configurations", text_hash(c->text));
-    comm_agree("checkpoints to go on from", text_hash(folder ? folder : ""));
+    comm_agree("checkpoints to go on from", text_hash(c->source ? c->source : ""));
 }
 
 void agree_on_prompts(Prompts *p, const char *path, const ModelConfig *m)

@@ -11,8 +11,8 @@ int    agree_first(bool own);           /* the first rank where it is so, -1: th
  * ranks, malloc'ed; NULL: nothing is. */
 char  *agree_problem(const char *own);
 
-/* Dies unless all have this configuration, and load from this folder; NULL: from none. */
-void   agree_on_run(const Config *c, const char *folder);
+/* Dies unless all have this configuration, and load from the same folder. */
+void   agree_on_run(const Config *c);
 
 /* prompts_read by rank 0, with room for a token after each prompt in m->max_sequence_length; the same prompts on all ranks. */
 void   agree_on_prompts(Prompts *p, const char *path, const ModelConfig *m);

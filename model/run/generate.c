@@ -92,12 +92,11 @@ static void set_length(Generator *g)
 static void open_generator(Generator *g, const Config *c)
 {
     *g = (Generator){ .config = *c };
-    char *latest = c->try_load_latest_save ? checkpoint_latest(c->save_folder) : NULL;
-    const char *folder = latest ? latest : c->load_path;
+    const char *folder = c->source;
     if (!folder)
         die("generate: there is no model; --load_path names a checkpoint or a Hugging Face folder");
-    agree_on_run(c, folder);
-    if (!latest)
+    agree_on_run(c);
+    if (!c->continues)
         config_check_source(NULL, folder);
     agree_on_prompts(&g->prompts, c->generate, &c->model);
     set_length(g);
@@ -108,7 +107,6 @@ static void open_generator(Generator *g, const Config *c)
     find_stops(g, folder);
     g->logits = xmalloc(sizeof *g->logits * (size_t)c->model.vocab_size);
     g->tokens = xmalloc(sizeof *g->tokens * (size_t)g->config.model.max_sequence_length);
-    free(latest);
 }
 
 static void close_generator(Generator *g)

@@ -93,9 +93,11 @@ static const char *other_data(const TrainState *then, const TrainState *now)
 
 /* Weights: from a checkpoint or a Hugging Face folder, else random. What load_path brings can be reset; a run that is continued
  * keeps all it had. */
-static void load_or_initialize(Run *r, const char *folder, bool resets)
+static void load_or_initialize(Run *r)
 {
     const Config *c = r->config;
+    const char *folder = c->source;
+    const bool resets = !c->continues;
     const bool new_optimizer = resets && c->reset_optimizer_state, new_trainer = resets && c->reset_trainer_state;
     watchdog_wait_for(WORKER_DATA);
     r->state = (TrainState){ .fingerprint = loader_fingerprint(r->loader), .sample = loader_sample(r->loader) };
@@ -217,8 +219,8 @@ void run_plan(const Config *c)
 {
     Model m;
     Fsdp f;
-    if (c->load_path && !c->try_load_latest_save)
-        config_check_source(NULL, c->load_path);
+    if (c->source && !c->continues)
+        config_check_source(NULL, c->source);
     if (c->device_memory == 0 && device_count() == 0)
         die("dry_run: no GPU is here to ask for its memory; say how much yours have, in GiB: --device_memory=80");
     if (c->device_memory == 0)
@@ -231,11 +233,11 @@ void run_plan(const Config *c)
     fit_print(c);
 }
 
-/* The rest of run_open without data to train on, a run to continue, or a folder that anything but results go to. `folder`: what is
- * evaluated. */
-static void open_to_evaluate(Run *r, const char *folder)
+/* The rest of run_open without data to train on, a run to continue, or a folder that anything but results go to. */
+static void open_to_evaluate(Run *r)
 {
     const Config *c = r->config;
+    const char *folder = c->source;
     if (!folder)
         die("eval_only: there is nothing to evaluate; --load_path names a checkpoint or a Hugging Face folder");
     if (c->save_folder && comm_rank() == 0)
@@ -254,32 +256,28 @@ static void open_to_evaluate(Run *r, const char *folder)
 void run_open(Run *r, const Config *c)
 {
     *r = (Run){ .config = c, .saved_step = -1 };
-    agree_on_run(c, NULL);
+    agree_on_run(c);
     if (c->tokenizer)
         companions_take_tokenizer(c->tokenizer, c->model.vocab_size);
-    char *latest = c->try_load_latest_save ? checkpoint_latest(c->save_folder) : NULL;
-    const char *folder = latest ? latest : c->load_path;
-    if (folder && !latest)
-        config_check_source(NULL, folder);
+    if (c->source && !c->continues)
+        config_check_source(NULL, c->source);
     if (c->eval_only)
         evaluate_check(c);
     else
         open_all_data(r);
     run_check_device(c);
-    agree_on_run(c, folder);
     if (c->eval_only) {
-        open_to_evaluate(r, folder);
-        free(latest);
+        open_to_evaluate(r);
         return;
     }
-    const bool resumes = save_folder_prepare(c, folder, latest);
+    const bool resumes = save_folder_prepare(c);
     print_settings(c, device_name());
     memory_plan(&r->model, &r->fsdp, c);
     memory_print(&r->model, &r->fsdp, c);
     print_groups();
     model_place(&r->model, &r->fsdp, c);
-    load_or_initialize(r, folder, !latest);
-    const bool saved = resumes && save_folder_has(c, folder, r->state.step);
+    load_or_initialize(r);
+    const bool saved = resumes && save_folder_has(c, r->state.step);
     if (!run_is_over(r))
         loader_limit(r->loader, (uint64_t)(r->last_step - r->state.step));
     if (c->max_duration.epochs > 0)
@@ -287,14 +285,13 @@ void run_open(Run *r, const Config *c)
     print_data(r);
     watchdog_mark("opening metrics.jsonl", -1);
     r->log = log_open(c, r->fsdp.shape, r->length, r->last_step, r->state.step, resumes, comm_size());
-    save_folder_begin(c, resumes ? folder : NULL, r->state.step, saved);
+    save_folder_begin(c, resumes, r->state.step, saved);
     if (saved)
         r->saved_step = r->state.step;
     r->first_step = r->state.step;
     trace_open(c->save_folder, comm_rank());
     r->telemetry = telemetry_open(c, &r->model, &r->fsdp, r->log);
     r->health = health_open(r->log, c->console_log_interval, r->state.step, r->state.tokens, 1);
-    free(latest);
 }
 
 void run_close(Run *r)

@@ -98,9 +98,9 @@ static bool is_entry(const char *folder, const char *path)
 }
 
 /* Whether a run goes on with the state in it, and does not only begin with its weights. */
-static bool goes_on(const Config *c, const char *from)
+static bool goes_on(const Config *c)
 {
-    return file_is_in(from, "trainer.json") && !c->reset_trainer_state && (c->model.lora.rank == 0 || adapter_is(from));
+    return file_is_in(c->source, "trainer.json") && !c->reset_trainer_state && (c->model.lora.rank == 0 || adapter_is(c->source));
 }
 
 /* ---- whether the run may ------------------------------------------------------------------------------------ */
@@ -113,13 +113,13 @@ static long step_of(const char *folder)
 }
 
 /* Going back in a run takes back what came later. */
-static void check_rewind(const Config *c, const char *from)
+static void check_rewind(const Config *c)
 {
-    char *last = folder_newest(c->save_folder), *here = realpath(from, NULL);
+    char *last = folder_newest(c->save_folder), *here = realpath(c->source, NULL);
     const bool later = last && here && strcmp(last, here) != 0 && (step_of(last) < 0 || step_of(last) > step_of(here));
     if (later && !c->save_overwrite)
         die("save_folder %s holds a run that went on from %s to %s: --save_overwrite goes back to it, --save_folder=... goes "
-            "elsewhere", c->save_folder, from, last);
+            "elsewhere", c->save_folder, c->source, last);
     free(last);
     free(here);
 }
@@ -134,18 +134,18 @@ static void check_base(const Config *c)
 }
 
 /* A folder that holds a run is continued only when asked to, and never written over by accident. */
-static void check_folder(const Config *c, const char *from, bool latest, bool resumes)
+static void check_folder(const Config *c, bool resumes)
 {
     free(folder_latest(c->save_folder));        /* which dies if it is none */
     const long foreign = folder_foreign_step(c->save_folder);
     if (foreign >= 0)
         die("save_folder %s: step%ld is no checkpoint, and would be replaced or deleted as one is: move it away, or give "
             "another --save_folder", c->save_folder, foreign);
-    if (from && !resumes && file_is_in(from, "trainer.json") && is_entry(c->save_folder, from))
+    if (c->source && !resumes && file_is_in(c->source, "trainer.json") && is_entry(c->save_folder, c->source))
         die("load_path %s is a checkpoint in save_folder %s, and what begins with its weights alone (reset_trainer_state, new "
-            "adapters) is another run: give it a save_folder of its own", from, c->save_folder);
-    if (resumes && !latest)
-        check_rewind(c, from);
+            "adapters) is another run: give it a save_folder of its own", c->source, c->save_folder);
+    if (resumes && !c->continues)
+        check_rewind(c);
     if (holds_run(c->save_folder) && !resumes && !c->try_load_latest_save && !c->save_overwrite)
         die("save_folder %s holds a run already: --try_load_latest_save continues it, --save_overwrite writes over it, "
             "--save_folder=... goes elsewhere", c->save_folder);
@@ -158,15 +158,15 @@ static bool agree(bool answer)
     return answer;
 }
 
-bool save_folder_prepare(const Config *c, const char *from, bool latest)
+bool save_folder_prepare(const Config *c)
 {
-    bool resumes = latest;
+    bool resumes = c->continues;
     check_base(c);
     if (comm_rank() == 0) {
         save_folder_make(c->save_folder);
-        if (from && !latest)
-            resumes = goes_on(c, from) && (is_entry(c->save_folder, from) || saved_as_in(from, c->save_folder) == 1);
-        check_folder(c, from, latest, resumes);
+        if (c->source && !c->continues)
+            resumes = goes_on(c) && (is_entry(c->save_folder, c->source) || saved_as_in(c->source, c->save_folder) == 1);
+        check_folder(c, resumes);
     }
     resumes = agree(resumes);
     save_folder_make(c->save_folder);           /* a host that remembers its absence asks the file server again */
@@ -174,13 +174,13 @@ bool save_folder_prepare(const Config *c, const char *from, bool latest)
     return resumes;
 }
 
-bool save_folder_has(const Config *c, const char *from, long step)
+bool save_folder_has(const Config *c, long step)
 {
     bool has = false;
     if (comm_rank() == 0) {
-        char *real = realpath(from, NULL), name[32];
+        char *real = realpath(c->source, NULL), name[32];
         snprintf(name, sizeof name, "/step%ld", step);
-        has = is_step(c->save_folder, step, from) || is_latest(c->save_folder, from)
+        has = is_step(c->save_folder, step, c->source) || is_latest(c->save_folder, c->source)
            || (real && strcmp(strrchr(real, '/'), name) == 0);
         free(real);
     }
@@ -189,11 +189,11 @@ bool save_folder_has(const Config *c, const char *from, long step)
 
 /* ---- when it begins ----------------------------------------------------------------------------------------- */
 
-static void point_latest(const Config *c, const char *from, long step)
+static void point_latest(const Config *c, long step)
 {
-    char name[32], *real = realpath(from, NULL);
+    char name[32], *real = realpath(c->source, NULL);
     snprintf(name, sizeof name, "step%ld", step);
-    const bool here = is_step(c->save_folder, step, from);
+    const bool here = is_step(c->save_folder, step, c->source);
     if (here || real)
         folder_point_latest(c->save_folder, here ? name : real);
     free(real);
@@ -210,18 +210,18 @@ static void write_config(const Config *c)
 }
 
 /* Checkpoints of a run that this one replaces must go, or --try_load_latest_save would continue that one. */
-void save_folder_begin(const Config *c, const char *from, long step, bool saved)
+void save_folder_begin(const Config *c, bool resumes, long step, bool saved)
 {
     if (comm_rank() != 0)
         return;
     watchdog_mark("tidying save_folder and writing config.yaml", -1);
     folder_clean(c->save_folder);               /* on a full disk, room for what follows */
     folder_try(c->save_folder);
-    if (c->save_overwrite && !from)
+    if (c->save_overwrite && !resumes)
         folder_clear(c->save_folder);
     if (saved)              /* an interruption before the next save must not lead back to what came after this step */
-        point_latest(c, from, step);
-    if (from && c->save_overwrite && !c->try_load_latest_save)
+        point_latest(c, step);
+    if (resumes && c->save_overwrite && !c->try_load_latest_save)
         folder_remove_later(c->save_folder, step);
     write_config(c);
 }

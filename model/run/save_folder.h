@@ -5,17 +5,16 @@
 /* Makes the folder and those that it lies in. */
 void save_folder_make(const char *path);
 
-/* Makes it, for all ranks alike, and returns whether the run goes on with the one that it holds. from: what is loaded, NULL:
- * nothing. latest: that is what try_load_latest_save found, which is gone on with wherever it is. Any other checkpoint is one of
- * that run if it is an entry of the folder or its config.yaml names the folder. Dies if another run is there that nobody said to
- * overwrite or go on with, or what a run here would write over or delete. All ranks call. */
-bool save_folder_prepare(const Config *c, const char *from, bool latest);
+/* Makes it, for all ranks alike, and returns whether the run goes on with the one that it holds: with what try_load_latest_save found
+ * wherever that is; any other checkpoint is one of that run if it is an entry of the folder or its config.yaml names the folder. Dies
+ * if another run is there that nobody said to overwrite or go on with, or what a run here would write over or delete. All ranks call. */
+bool save_folder_prepare(const Config *c);
 
-/* Of a run that goes on from `from`, which is at that step: whether it need not be saved again, as what was set aside must. All
+/* Of a run that goes on from a checkpoint, which is at that step: whether it need not be saved again, as what was set aside must. All
  * ranks call. */
-bool save_folder_has(const Config *c, const char *from, long step);
+bool save_folder_has(const Config *c, long step);
 
 /* When everything that can be wrong is known to be right: a run that did not begin leaves nothing to trip over. Tries whether it
- * can save, deletes what this run takes the place of, and writes config.yaml. from: what it goes on from, NULL: nothing; saved:
+ * can save, deletes what this run takes the place of, and writes config.yaml. resumes: what save_folder_prepare said; saved:
  * what save_folder_has said. Rank 0 acts. */
-void save_folder_begin(const Config *c, const char *from, long step, bool saved);
+void save_folder_begin(const Config *c, bool resumes, long step, bool saved);
