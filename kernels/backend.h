@@ -3,6 +3,7 @@
 #pragma once
 #include "kernels/comm.h"
 #include "kernels/device.h"
+#include "kernels/gptq.h"
 #include "kernels/kernels.h"
 #include "kernels/nf4.h"
 

@@ -1,5 +1,5 @@
 /* OP(name, parameters, arguments, what it reads and writes): one row for each operation. The specification of each is in kernels.h,
- * nf4.h, device.h or comm.h; what the words of the last column mean, in operations.c.
+ * nf4.h, gptq.h, device.h or comm.h; what the words of the last column mean, in operations.c.
  *
  * An access that a row forgets, test_operations finds: it lets each operation see nothing but what its row names. */
 
@@ -130,6 +130,18 @@ OP(nf4_dequantize,       (Tensor y, Nf4 x), (y, x),
    GROUPS(x, groups_of(x, y.cols)), OUT_AS_SCALED(y))
 OP(nf4_amax,             (float *amax, Nf4 x, int cols, size_t first, size_t count), (amax, x, cols, first, count),
    GROUPS(x, count), MEMORY(amax, sizeof *amax, READS | WRITES))
+
+/* ---- GPTQ */
+OP(gptq_diagonal,        (float *diagonal, Tensor h), (diagonal, h),
+   IN(h), FLOATS(diagonal, h.rows, 1, WRITES))
+OP(gptq_damp,            (Tensor m, Tensor h, const int *order, float damping), (m, h, order, damping),
+   IN(h), MEMORY(order, (size_t)h.rows * sizeof *order, READS), OUT(m))
+OP(gptq_factor,          (Tensor c, int *failed, Tensor m, int first), (c, failed, m, first),
+   IN(m), OUT(c), MEMORY(failed, sizeof *failed, READS | WRITES))
+OP(gptq_columns,         (int8_t *q, Tensor values, Tensor e, GptqWeights w, Tensor sums, Tensor c, int first, int count),
+                         (q, values, e, w, sums, c, first, count),
+   IN(w.w), FLOATS(w.scale, w.w.rows, w.w.cols / w.group, READS), MEMORY(w.order, (size_t)w.w.cols * sizeof(int), READS),
+   IN(sums), IN(c), MEMORY(q, tensor_numel(w.w), READS | WRITES), CODES(values, READS | WRITES), CODES(e, READS | WRITES))
 
 /* ---- ranks */
 OP(comm_all_reduce,      (Tensor x, Ranks g), (x, g),

@@ -1,7 +1,7 @@
 /* What operations read and write, for whoever watches them.
  *
- * operation_list.h has a row for each operation of kernels.h and nf4.h, and for those of device.h and comm.h that touch device
- * memory: its name, and what it reads and writes. From these rows come the functions that a program calls (operations.c): each
+ * operation_list.h has a row for each operation of kernels.h, nf4.h and gptq.h, and for those of device.h and comm.h that touch
+ * device memory: its name, and what it reads and writes. From these rows come the functions that a program calls (operations.c): each
  * asks the watch, if there is one, and calls the back end's (backend.h). So the plan of memory, traces and tests see the same
  * operations, with the same tensors. */
 #pragma once
