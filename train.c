@@ -16,12 +16,13 @@
 #include "kernels/trace.h"
 #include "kernels/watchdog.h"
 #include "model/checkpoint/checkpoint.h"
-#include "model/checkpoint/export.h"
 #include "model/checkpoint/folder.h"
+#include "model/config/export_options.h"
 #include "model/config/load.h"
 #include "model/run/agree.h"
 #include "model/run/downstream.h"
 #include "model/run/evaluate.h"
+#include "model/run/export_run.h"
 #include "model/run/generate.h"
 #include "model/run/log.h"
 #include "model/run/ruin.h"
@@ -344,7 +345,7 @@ static void train_or_evaluate(const Config *c)
 
 int main(int argc, char **argv)
 {
-    if (export_is_asked(argc, argv)) {      /* no run, no device, and nothing to save before a signal ends it */
+    if (export_is_asked(argc, argv)) {      /* no run, and nothing to save before a signal ends it */
         comm_start(&argc, &argv);
         export_run(argc, argv);
         comm_finish();

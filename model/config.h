@@ -117,6 +117,7 @@ typedef struct {
     int         ranks;            /* of a dry run: those that are planned for; else 0 */
     double      device_memory;    /* GiB of each device that are planned for; 0: what the one here has */
     bool        eval_only;        /* evaluate, then stop: nothing is trained */
+    bool        observed;         /* without training: what blocks share keeps its values until they are looked at (buffers.h) */
     char       *generate;         /* a file of prompts to continue, then stop; NULL: none */
     int         max_new_tokens;   /* of a continuation */
     double      temperature, top_p;           /* by which its tokens are chosen (sampling.h) */

@@ -110,6 +110,11 @@ static void head(Model *m, Fsdp *f, float scale, float z_weight, bool backward)
     sum_values(&m->sums[1], m->losses + m->N, m->N);
 }
 
+void pass_losses(Model *m, Fsdp *f)
+{
+    head(m, f, 0, 0, false);
+}
+
 void pass_logits(Model *m, Fsdp *f, int row)
 {
     const bool tied = m->config->weight_tying;

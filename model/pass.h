@@ -20,3 +20,6 @@ void pass_run    (Model *m, Fsdp *f, float scale, float z_weight, Pass pass);
  * m->logits. */
 void pass_forward(Model *m, Fsdp *f);
 void pass_logits (Model *m, Fsdp *f, int row);
+
+/* The losses of a last block's output that is there, acts[L].res0, are added to the sums. */
+void pass_losses (Model *m, Fsdp *f);

@@ -400,7 +400,7 @@ void model_plan(Model *m, Fsdp *f, const Config *c, Placement p)
     const int P = mc->max_sequence_length + (c->generate ? decode_rows(&c->recipe, 1) - 1 : 0);
     const int T = !c->generate ? P : P > PREFILL_TOKENS ? PREFILL_TOKENS : decode_rows(&c->recipe, P);
     *m = (Model){ .config = mc, .recipe = c->recipe, .L = mc->n_layers, .P = P, .forward_only = config_forward_only(c),
-                  .observed = c->quant_stats_interval > 0 && !config_forward_only(c),
+                  .observed = config_forward_only(c) ? c->observed : c->quant_stats_interval > 0,
                   .documents = c->data.generate_doc_lengths && !c->generate, .lora_scale = (float)lora_scale(&mc->lora) };
     *f = (Fsdp){ 0 };
     m->attn = (Attention){ .B = c->device_train_microbatch_size, .T = T, .H = mc->n_heads,

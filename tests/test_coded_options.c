@@ -1,5 +1,6 @@
 /* Exports as codes and scales: what was trained against the trainer's operands; options and shapes that are refused. */
 #include "model/fsdp.h"
+#include "model/run/export_run.h"
 #include "tests/coded.h"
 
 /* ---- what was trained ---------------------------------------------------------------------------------------- */

@@ -8,6 +8,7 @@
 #include "model/checkpoint/convert.h"
 #include "model/checkpoint/safetensors.h"
 #include "model/config/hf.h"
+#include "model/run/export_run.h"
 #include "tests/exported.h"
 #include "tests/saved.h"
 

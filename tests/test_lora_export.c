@@ -3,6 +3,7 @@
 #include <jansson.h>
 
 #include "model/checkpoint/merge.h"
+#include "model/run/export_run.h"
 #include "tests/adapted.h"
 #include "tests/exported.h"
 

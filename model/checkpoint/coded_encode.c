@@ -121,43 +121,68 @@ static void encode(void *const out[], Coded c, const CodedView *v, float *w, siz
     free(scale);
 }
 
-typedef struct {
-    pthread_t        thread;
-    void            *out[CODED_TENSORS];
-    Coded            c;
-    const CodedView *v;
-    float           *w;
-    size_t           cols, n;
-} Part;
+/* ---- by several threads --------------------------------------------------------------------------------------- */
 
-static void *encode_part(void *part)
+/* Elements at .. at + n - 1 of what `job` is about. */
+typedef void PartFn(const void *job, size_t at, size_t n);
+typedef struct { pthread_t thread; PartFn *work; const void *job; size_t at, n; } Part;
+
+static void *do_part(void *part)
 {
     const Part *p = part;
-    encode(p->out, p->c, p->v, p->w, p->cols, p->n);
+    p->work(p->job, p->at, p->n);
     return NULL;
+}
+
+/* Of n elements, whole units each. */
+static void in_parts(PartFn *work, const void *job, size_t n, size_t unit)
+{
+    const long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    const size_t threads = cores < 1 ? 1 : cores > MOST_THREADS ? MOST_THREADS : (size_t)cores;
+    const size_t each = ((n + unit - 1) / unit + threads - 1) / threads * unit;
+    Part part[MOST_THREADS];
+    size_t count = 0;
+    for (size_t at = 0; at < n; at += each, count++) {
+        Part *p = &part[count];
+        *p = (Part){ .work = work, .job = job, .at = at, .n = n - at < each ? n - at : each };
+        if (at + each < n)
+            CHECK(pthread_create(&p->thread, NULL, do_part, p) == 0, "no thread to encode with");
+        else
+            do_part(p);
+    }
+    for (size_t i = 0; i + 1 < count; i++)
+        pthread_join(part[i].thread, NULL);
+}
+
+typedef struct { void *const *out; const CodedTensor *tensor; int tensors; Coded c; const CodedView *v; float *w; size_t cols; } Encoding;
+
+static void encode_part(const void *job, size_t at, size_t n)
+{
+    const Encoding *e = job;
+    void *out[CODED_TENSORS] = { NULL };
+    for (int i = 0; i < e->tensors; i++)
+        out[i] = e->tensor[i].per ? (char *)e->out[i] + at / e->tensor[i].per * e->tensor[i].bytes : NULL;
+    encode(out, e->c, e->v, e->w + at, e->cols, n);
 }
 
 void coded_encode(void *const out[CODED_TENSORS], Coded c, const CodedView *v, float *w, size_t cols, size_t n)
 {
-    const long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    const size_t threads = cores < 1 ? 1 : cores > MOST_THREADS ? MOST_THREADS : (size_t)cores, unit = coded_unit(c, cols);
-    const size_t each = ((n + unit - 1) / unit + threads - 1) / threads * unit;
     CodedTensor tensor[CODED_TENSORS];
-    Part part[MOST_THREADS];
-    size_t count = 0;
     const int tensors = coded_tensors(tensor, c, n / cols, cols);
-    for (size_t at = 0; at < n; at += each, count++) {
-        Part *p = &part[count];
-        *p = (Part){ .c = c, .v = v, .w = w + at, .cols = cols, .n = n - at < each ? n - at : each };
-        for (int i = 0; i < tensors; i++)
-            p->out[i] = tensor[i].per ? (char *)out[i] + at / tensor[i].per * tensor[i].bytes : NULL;
-        if (at + each < n)
-            CHECK(pthread_create(&p->thread, NULL, encode_part, p) == 0, "no thread to encode with");
-        else
-            encode_part(p);
-    }
-    for (size_t i = 0; i + 1 < count; i++)
-        pthread_join(part[i].thread, NULL);
+    in_parts(encode_part, &(Encoding){ out, tensor, tensors, c, v, w, cols }, n, coded_unit(c, cols));
+}
+
+typedef struct { float *scale; const float *w; size_t group; } Scaling;
+
+static void scale_part(const void *job, size_t at, size_t n)
+{
+    const Scaling *s = job;
+    codes_int4_scales(s->scale + at / s->group, s->w + at, n / s->group, s->group, s->group);
+}
+
+void coded_int4_scales(float *scale, Coded c, const float *w, size_t rows, size_t cols)
+{
+    in_parts(scale_part, &(Scaling){ scale, w, c.group }, rows * cols, c.group);
 }
 
 /* ---- whole tensors -------------------------------------------------------------------------------------------- */

@@ -18,7 +18,10 @@ void coded_look(CodedView *v, Coded c, const float *w, size_t n);       /* the n
 /* out[i]: what tensor i holds of the next n elements w: whole units, or the last. w may be changed. By several threads. */
 void coded_encode(void *const out[CODED_TENSORS], Coded c, const CodedView *v, float *w, size_t cols, size_t n);
 
-/* The same of int4 where n codes, from -8 to 7, and their scales, which have BF16 values, are there already. */
+/* The scales of a matrix in int4 (rows, cols / group), which the codes are to be chosen for. By several threads. */
+void coded_int4_scales(float *scale, Coded c, const float *w, size_t rows, size_t cols);
+
+/* What coded_encode does, of int4 where n codes, from -8 to 7, and their scales, which have BF16 values, are there already. */
 void coded_int4(void *const out[CODED_TENSORS], Coded c, const int8_t *codes, const float *scale, size_t n);
 
 /* The tensor with per 0 and that suffix, which has so many bytes. */

@@ -10,7 +10,6 @@
 #include <sys/stat.h>
 
 #include "kernels/clock.h"
-#include "kernels/comm.h"
 #include "kernels/error.h"
 #include "model/checkpoint/base_sample.h"
 #include "model/checkpoint/checkpoint.h"
@@ -285,7 +284,7 @@ static void close_export(Export *x)
     free(x->low);
 }
 
-Export export_begin(const ExportOptions *o, size_t file_limit)
+Export export_open(const ExportOptions *o)
 {
     static const char *const dtypes[] = { [EXPORT_BF16] = "BF16", [EXPORT_F16] = "F16", [EXPORT_F32] = "F32" };
     Export x = { .start = clock_seconds(), .is_coded = coded_knows(o->dtype), .coded = coded_find(o) };
@@ -294,10 +293,14 @@ Export export_begin(const ExportOptions *o, size_t file_limit)
     x.temporary = xasprintf("%s.tmp", x.target);
     x.folder = choose(o->source);
     open_export(&x, o->base_path);
-    export_divide(&x, file_limit);
-    x.begun = target_begin(x.target);
-    export_create_files(&x);
     return x;
+}
+
+void export_begin(Export *x, size_t file_limit)
+{
+    export_divide(x, file_limit);
+    x->begun = target_begin(x->target);
+    export_create_files(x);
 }
 
 static void print_result(const Export *x)
@@ -305,7 +308,7 @@ static void print_result(const Export *x)
     if (x->lora.rank > 0)
         printf("base %s, which stays as it is, with the adapters of %s merged into it:\n", x->base, x->folder);
     if (x->is_coded && x->coded.kind == CODED_INT4 && !x->is_calibrated)
-        printf("int4 without data: weights are rounded to the nearest codes, of the scales with the least error of weights\n");
+        printf("int4 without --calibration: weights are rounded to the nearest codes, of the scales with the least error of weights\n");
     printf("exported %s to %s: %.3g GiB in %d file%s, %s, in %.1f s\n", x->folder, x->target, (double)export_bytes(x) / 0x1p30,
            x->num_files, x->num_files > 1 ? "s" : "", x->is_coded ? coded_name(x->coded) : x->dtype, clock_seconds() - x->start);
 }
@@ -324,16 +327,7 @@ void export_complete(Export *x)
 
 void export_to(const ExportOptions *o, size_t file_limit)
 {
-    Export x = export_begin(o, file_limit);
+    Export x = export_open(o);
+    export_begin(&x, file_limit);
     export_complete(&x);
-}
-
-void export_run(int argc, char **argv)
-{
-    ExportOptions o;
-    if (comm_size() > 1)
-        die("--export is the work of one process, not of %d: start it without mpirun", comm_size());
-    export_options_read(&o, argc, argv);
-    export_to(&o, CHECKPOINT_FILE_BYTES);
-    export_options_free(&o);
 }

@@ -214,18 +214,29 @@ static void write_output(const Export *x, const Entry *e, const CodedTensor *t, 
     free(name);
 }
 
-/* The padding rows of a vocabulary that has them are read for the checksum alone. */
+/* Of e, of which r->values has n elements from `at` on: so many are not padding rows of a vocabulary, which are read for the checksum
+ * alone. */
+static size_t kept_of(const Entry *e, size_t at, size_t n)
+{
+    const size_t own = numel(&e->tensor);
+    return at >= own ? 0 : own - at < n ? own - at : n;
+}
+
+static size_t stored(const Entry *e)
+{
+    return e->source ? (e->source->end - e->source->begin) / safetensors_dtype_size(e->source->dtype) : numel(&e->tensor);
+}
+
 static void write_plain(Reading *r, const Entry *e)
 {
     CodedTensor to[CODED_TENSORS];
-    const size_t own = numel(&e->tensor);
-    const size_t all = e->source ? (e->source->end - e->source->begin) / safetensors_dtype_size(e->source->dtype) : own;
+    const size_t all = stored(e);
     outputs(to, r->x, e);
     begin_reading(r, e);
     for (size_t at = 0, n; at < all; at += n) {
         n = all - at < r->chunk ? all - at : r->chunk;
         read_values(r, at, n);
-        const size_t kept = at >= own ? 0 : own - at < n ? own - at : n, bad = convert_encode(r->raw, r->x->dtype, r->values, kept);
+        const size_t kept = kept_of(e, at, n), bad = convert_encode(r->raw, r->x->dtype, r->values, kept);
         if (bad < kept)
             die_of_value(r->x, e, r->values[bad]);
         write_output(r->x, e, &to[0], at * to[0].bytes, r->raw, kept * to[0].bytes);
@@ -334,13 +345,37 @@ static void write_coded(Reading *r, const Entry *e)
     write_whole(r->x, e, &r->view);
 }
 
-void export_write_int4(Export *x, const char *name, const int8_t *codes, const float *scale)
+/* ---- from elsewhere and to there ------------------------------------------------------------------------------- */
+
+static Entry *find_entry(const Export *x, const char *name)
 {
     int i = 0;
     while (i < x->num_entries && strcmp(x->entry[i].tensor.name, name) != 0)
         i++;
-    CHECK(i < x->num_entries && x->entry[i].is_coded && x->coded.kind == CODED_INT4, "%s is no matrix in int4", name);
-    Entry *e = &x->entry[i];
+    CHECK(i < x->num_entries, "there is no tensor %s", name);
+    return &x->entry[i];
+}
+
+void export_read(const Export *x, const char *name, float *values)
+{
+    const Entry *e = find_entry(x, name);
+    const size_t all = stored(e);
+    Reading r = { .x = x, .raw = xmalloc(CHUNK * sizeof(float)), .values = xmalloc(CHUNK * sizeof(float)) };
+    begin_reading(&r, e);
+    for (size_t at = 0, n; at < all; at += n) {
+        n = all - at < CHUNK ? all - at : CHUNK;
+        read_checked(&r, at, n);
+        memcpy(values + at, r.values, kept_of(e, at, n) * sizeof *values);
+    }
+    end_reading(&r);
+    free(r.raw);
+    free(r.values);
+}
+
+void export_write_int4(Export *x, const char *name, const int8_t *codes, const float *scale)
+{
+    Entry *e = find_entry(x, name);
+    CHECK(e->is_coded && x->coded.kind == CODED_INT4, "%s is no matrix in int4", name);
     const size_t n = numel(&e->tensor);
     void *out[CODED_TENSORS];
     open_parts(out, x, e, n);
@@ -353,16 +388,22 @@ void export_write_int4(Export *x, const char *name, const int8_t *codes, const f
 
 /* ---- all ------------------------------------------------------------------------------------------------------ */
 
-/* done: of `all` elements. The cursor goes back, so that the next message takes this line. */
-static void say_progress(double start, size_t done, size_t all)
+/* The cursor goes back, so that the next message takes this line. */
+void export_say_progress(const char *what, double start, size_t done, size_t all)
 {
     static double said;
     const double now = clock_seconds();
     if (!isatty(STDERR_FILENO) || now - start < 1 || now - said < 0.5)
         return;
     said = now;
-    fprintf(stderr, "\033[Kexported %.0f %%, %.0f s left\r", 100 * (double)done / (double)all,
+    fprintf(stderr, "\033[K%s %.0f %%, %.0f s left\r", what, 100 * (double)done / (double)all,
             (now - start) * (double)(all - done) / (double)(done + 1));
+}
+
+void export_end_progress(void)
+{
+    if (isatty(STDERR_FILENO))
+        fputs("\033[K", stderr);
 }
 
 void export_write(Export *x)
@@ -379,14 +420,13 @@ void export_write(Export *x)
     r.values = xmalloc(r.chunk * sizeof(float));
     for (int i = 0; i < x->num_entries; i++) {
         Entry *e = &x->entry[i];
-        say_progress(start, done, all);
+        export_say_progress("exported", start, done, all);
         if (!e->is_written)
             (e->is_coded ? write_coded : write_plain)(&r, e);
         e->is_written = true;
         done += numel(&e->tensor);
     }
-    if (isatty(STDERR_FILENO))
-        fputs("\033[K", stderr);
+    export_end_progress();
     for (int i = 0; i < x->num_files; i++)
         if (!safetensors_sync(x->file[i]))
             die_of_disk(x, x->file[i]);

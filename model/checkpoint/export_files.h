@@ -42,9 +42,16 @@ void    export_create_files(Export *x);
 size_t  export_bytes(const Export *x);
 json_t *export_index(const Export *x);          /* model.safetensors.index.json */
 
+/* All values of the tensor `name`, with its adapter added. Another thread may export at the same time, but not read. */
+void    export_read(const Export *x, const char *name, float *values);
+
 /* The tensors of the matrix `name` (rows, cols) in int4, from codes, from -8 to 7, and scales (rows, cols / group) that come from
  * elsewhere and have BF16 values. */
 void    export_write_int4(Export *x, const char *name, const int8_t *codes, const float *scale);
 
-/* All tensors that are not written yet; on disk when it returns. On a terminal it says how far it is. */
+/* All tensors that are not written yet; on disk when it returns. */
 void    export_write(Export *x);
+
+/* On a terminal: "<what> 12 %, 34 s left", if that was not said a moment ago. done: of `all`, since `start`. */
+void    export_say_progress(const char *what, double start, size_t done, size_t all);
+void    export_end_progress(void);

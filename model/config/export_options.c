@@ -1,5 +1,6 @@
 #include "model/config/export_options.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,6 +9,8 @@
 #include "kernels/text.h"
 
 #define OTHER(name, fallback, field, help)      { name, STRING, fallback, NAN, 0, 0, NULL, offsetof(ExportOptions, field), help }
+#define NUMBER(name, type, fallback, none, min, max, field, help) \
+    { name, type, fallback, none, min, max, NULL, offsetof(ExportOptions, field), help }
 #define WORD(name, fallback, field, help, ...) \
     { name, CHOICE, fallback, NOT_GIVEN, 0, 0, NULL, offsetof(ExportOptions, field), help, \
       (const Word[]){ __VA_ARGS__, { NULL, 0 } } }
@@ -19,7 +22,7 @@ const ConfigKey export_keys[] = {
           "the folder of the model that adapters stand next to and are merged into; default: where they say"),
     WORD ("dtype", "bf16", dtype,
           "what weights are stored as. fp8, int8, int4 and nf4: the matrices of the blocks as codes and scales, all else in bf16. "
-          "int4 rounds without data, with the scales that give the least error of the weights",
+          "int4 without --calibration rounds them, with the scales that give the least error of the weights",
           { "bf16", EXPORT_BF16 }, { "f16", EXPORT_F16 }, { "f32", EXPORT_F32 }, { "fp8", EXPORT_FP8 }, { "int8", EXPORT_INT8 },
           { "int4", EXPORT_INT4 }, { "nf4", EXPORT_NF4 }),
     WORD ("layout", "null", layout,
@@ -33,6 +36,17 @@ const ConfigKey export_keys[] = {
           "dtype fp8: trained takes the operands that the run multiplies with, bit for bit: one scale for q, k and v, one for gate "
           "and up",
           { "computed", SCALES_COMPUTED }, { "trained", SCALES_TRAINED }),
+    NUMBER("calibration", PATHS, "[]", NAN, 0, 0, calibration,
+           "dtype int4: files of tokens, as data.paths; codes are those that change the layers' outputs on them least (GPTQ)"),
+    WORD ("data.memmap_dtype", "null", token_bytes, "of those files; default: as the run that is exported had it, else uint16",
+          { "uint16", UINT16 }, { "uint32", UINT32 }),
+    NUMBER("calibration_sequences", INT, "128", NAN, 1, 1e6, sequences,
+           "sequences that are calibrated with; a sixteenth more are held out"),
+    NUMBER("calibration_length", INT, "null", 0, 2, 1e6, length, "their tokens; default: those of the model's sequences, up to 2048"),
+    NUMBER("damping", DOUBLE, "0.01", NAN, 1e-9, 1, damping,
+           "what is added to the diagonal of a layer's Hessian, of its mean; ten times as much where that is not enough"),
+    NUMBER("order", BOOL, "true", NAN, 0, 0, ordered,
+           "columns are taken by the size of their inputs, the largest first; it does not show in the folder"),
     { .name = NULL }
 };
 
@@ -57,6 +71,21 @@ static const ConfigKey *key_of(const char *argument)
         if (strncmp(argument, "--", 2) == 0 && strlen(k->name) == length - 2 && strncmp(k->name, argument + 2, length - 2) == 0)
             return k;
     return NULL;
+}
+
+static_assert(offsetof(ExportOptions, num_calibration) == offsetof(ExportOptions, calibration) + sizeof(char **), "PATHS");
+
+/* What says how to calibrate goes with files, and these with what is calibrated. */
+static void check_calibration(const ExportOptions *o, const YamlNode *root)
+{
+    static const char *const how[] = { "data.memmap_dtype", "calibration_sequences", "calibration_length", "damping", "order" };
+    if (yaml_find(root, "calibration") && o->num_calibration == 0)
+        die("--calibration names no file of tokens; expected --calibration='[FILE, ...]'");
+    if (o->num_calibration > 0 && o->dtype != EXPORT_INT4)
+        die("--calibration is for --dtype=int4: the codes of --dtype=%s follow from the weights alone", export_word("dtype", (int)o->dtype));
+    for (size_t i = 0; i < sizeof how / sizeof how[0]; i++)
+        if (yaml_find(root, how[i]) && o->num_calibration == 0)
+            die("--%s says how to calibrate, and there is nothing to do it with; expected --calibration='[FILE, ...]', too", how[i]);
 }
 
 static void read_argument(ExportOptions *o, YamlNode *root, const char *argument)
@@ -96,6 +125,7 @@ void export_options_read(ExportOptions *o, int argc, char **argv)
     }
     if (!o->target)
         die("--export: the folder to write is missing; %s", usage);
+    check_calibration(o, root);
     for (size_t n = strlen(o->target); n > 1 && o->target[n - 1] == '/'; n--)
         o->target[n - 1] = '\0';
     yaml_free(root);
@@ -106,6 +136,9 @@ void export_options_free(ExportOptions *o)
     free(o->source);
     free(o->target);
     free(o->base_path);
+    for (int i = 0; i < o->num_calibration; i++)
+        free(o->calibration[i]);
+    free(o->calibration);
 }
 
 const char *export_word(const char *key, int value)

@@ -16,6 +16,12 @@ typedef struct {
     int          layout;            /* ExportLayout or NOT_GIVEN, as the next two */
     int          block, group;      /* elements that share a scale: block x block of a matrix; group of a row */
     ExportScales scales;
+    char       **calibration;       /* files of tokens, or patterns, that int4's codes are calibrated with */
+    int          num_calibration;   /* 0: they are not */
+    int          token_bytes;       /* of those files; NOT_GIVEN: as the run says that is exported */
+    int          sequences, length; /* of calibration, and their tokens; length 0: the model's, up to 2048 */
+    double       damping;           /* of GPTQ: kernels/gptq.h, as the next */
+    bool         ordered;
 } ExportOptions;
 
 extern const ConfigKey export_keys[];       /* ends with name == NULL */

@@ -1,0 +1,340 @@
+#include "model/run/calibrate.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/clock.h"
+#include "kernels/device.h"
+#include "kernels/error.h"
+#include "kernels/gptq.h"
+#include "model/block.h"
+#include "model/checkpoint/convert.h"
+#include "model/config/hf.h"
+#include "model/model.h"
+#include "model/plan.h"
+#include "model/run/weights_ahead.h"
+
+enum { TOKENS = 8192 };         /* of a micro-batch: so many that GEMMs are busy */
+
+/* A layer of the block on the device: its matrix, scales and, on the host, scales again; what its inputs add up to. */
+typedef struct { Tensor w, h; float *scale, *host_scale; int8_t *codes; } Layer;
+
+/* The residual stream of all micro-batches, (N, C) each: in device memory, if that leaves the most of it to others. */
+typedef struct { char *data; size_t bytes; bool on_device; } Stream;
+
+typedef struct {
+    Export                *x;
+    const ExportOptions   *options;
+    const CalibrationData *data;
+    ModelConfig  model;                 /* all of it, adapters merged */
+    Config       config;                /* of a model that has one block of it */
+    Model        m;
+    Fsdp         f;
+    int          batches, held;         /* micro-batches that calibrate; that are held out */
+    Stream       stream;                /* of batches + held with codes, then held without */
+    Tensor       next;                  /* (N, C): what the block gives */
+    Layer        layer[NUM_LINEARS];
+    void        *layers;                /* their memory */
+    WeightsAhead ahead;
+} Calibration;
+
+/* ---- a model of one block --------------------------------------------------------------------------------------- */
+
+static int micro_batch(const CalibrationData *d)
+{
+    int B = TOKENS / d->length;
+    while (B > 1 && (d->sequences % B != 0 || d->held % B != 0))
+        B--;
+    return B < 1 ? 1 : B;
+}
+
+/* With the window of that block, whose rotary frequencies follow from it. */
+static void describe_block(Calibration *c, int block)
+{
+    ModelConfig *m = &c->config.model;
+    *m = c->model;
+    m->n_layers = 1;
+    m->max_sequence_length = c->data->length;
+    m->sliding_window = layer_slides(&c->model, block) ? c->model.sliding_window : 0;
+    m->layer_types.count = 0;
+}
+
+static const Param *matrix_of(const UnitShape *u, Linear l)
+{
+    for (int i = 0; i < u->num_params; i++)
+        if (u->param[i].is_operand && u->param[i].linear == l)
+            return &u->param[i];
+    CHECK(false, "a block without layer %d", (int)l);
+    return NULL;
+}
+
+static void place_layers(Calibration *c, Arena *a)
+{
+    const Format f32 = { F32, 0 };
+    for (Linear l = 0; l < NUM_LINEARS; l++) {
+        const Param *p = matrix_of(&c->f.shape[1], l);
+        Layer *y = &c->layer[l];
+        y->w = tensor_alloc(a, f32, p->rows, p->cols);
+        y->h = tensor_alloc(a, f32, p->cols, p->cols);
+        y->scale = arena_alloc(a, param_numel(p) / c->x->coded.group * sizeof *y->scale);
+        y->codes = arena_alloc(a, param_numel(p));
+    }
+}
+
+static void open_block(Calibration *c, int block)
+{
+    Arena arena = { 0 };
+    describe_block(c, block);
+    model_plan(&c->m, &c->f, &c->config, (Placement){ 1, 0, false, 0 });
+    model_place(&c->m, &c->f, &c->config);
+    place_layers(c, &arena);
+    c->layers = device_alloc(arena.used);
+    place_layers(c, &(Arena){ .base = c->layers });
+    for (Linear l = 0; l < NUM_LINEARS; l++)
+        c->layer[l].host_scale = xmalloc(param_numel(matrix_of(&c->f.shape[1], l)) / c->x->coded.group * sizeof(float));
+}
+
+static void close_block(Calibration *c)
+{
+    device_sync();
+    for (Linear l = 0; l < NUM_LINEARS; l++)
+        free(c->layer[l].host_scale);
+    device_free(c->layers);
+    model_free(&c->m, &c->f);
+}
+
+/* ---- weights ---------------------------------------------------------------------------------------------------- */
+
+/* A tensor of a unit of the model becomes part of unit `to` of the model of one block and, if it is of a matrix, of that layer. */
+static void put_weight(Calibration *c, int to, Weight *w)
+{
+    const HfTensor *t = &w->tensor;
+    const UnitShape *u = &c->f.shape[to];
+    const Param *p = &u->param[t->param];
+    const Tensor stored = c->f.shard[to].slice[p->region].stored;
+    const size_t n = t->rows * t->cols, group = c->x->coded.group;
+    CHECK(stored.format.dtype == BF16, "weights are stored in %s", format_name(stored.format));
+    if (w->scale) {
+        Layer *l = &c->layer[p->linear];
+        memcpy(l->host_scale + t->first / group, w->scale, n / group * sizeof *w->scale);
+        device_put(l->scale + t->first / group, w->scale, n / group * sizeof *w->scale);
+        device_put((float *)l->w.data + t->first, w->values, n * sizeof *w->values);
+    }
+    convert_encode(w->values, "BF16", w->values, n);
+    device_put((uint16_t *)stored.data + hf_first(u, t), w->values, n * sizeof(uint16_t));
+}
+
+/* Those that are being read become unit `to`; then `next` is read, unless it is behind the last unit. */
+static void put_unit(Calibration *c, int to, int next)
+{
+    weights_wait(&c->ahead);
+    for (int i = 0; i < c->ahead.count; i++)
+        put_weight(c, to, &c->ahead.weight[i]);
+    weights_free(&c->ahead);
+    fsdp_loaded(&c->f);
+    if (next <= c->model.n_layers + 1)
+        weights_begin(&c->ahead, next);
+}
+
+static const Unit *unit_of(Calibration *c, int unit)
+{
+    fsdp_gather(&c->f, unit, FOR_FORWARD);
+    return fsdp_acquire(&c->f, unit);
+}
+
+/* ---- the stream --------------------------------------------------------------------------------------------------- */
+
+static Stream open_stream(const Calibration *c)
+{
+    const size_t N = (size_t)micro_batch(c->data) * (size_t)c->data->length;
+    Stream s = { .bytes = N * (size_t)c->model.d_model * sizeof(uint16_t) };
+    const size_t all = s.bytes * (size_t)(c->batches + 2 * c->held);
+    s.on_device = all <= device_memory_total() / 4;
+    s.data = s.on_device ? device_alloc(all) : xmalloc(all);
+    return s;
+}
+
+static void close_stream(Stream *s)
+{
+    if (s->on_device)
+        device_free(s->data);
+    else
+        free(s->data);
+}
+
+static void stream_get(Tensor to, const Stream *s, int batch)
+{
+    (s->on_device ? device_copy : device_put)(to.data, s->data + (size_t)batch * s->bytes, s->bytes);
+}
+
+static void stream_set(const Stream *s, int batch, Tensor from)
+{
+    (s->on_device ? device_copy : device_get)(s->data + (size_t)batch * s->bytes, from.data, s->bytes);
+}
+
+/* A micro-batch of the stream through the block: what it gives is in c->next. */
+static void forward(Calibration *c, const Unit *w, int batch)
+{
+    Acts next = { .res0 = c->next };
+    stream_get(c->m.acts[0].res0, &c->stream, batch);
+    block_forward(&c->m, w, &c->m.acts[0], &next);
+}
+
+static void forward_all(Calibration *c, const Unit *w, int first, int count)
+{
+    for (int i = first; i < first + count; i++) {
+        forward(c, w, i);
+        stream_set(&c->stream, i, c->next);
+    }
+}
+
+static void embed(Calibration *c)
+{
+    put_unit(c, 0, 1);
+    const Tensor table = unit_of(c, 0)->embed, y = c->m.acts[0].res0;
+    for (int i = 0; i < c->batches + c->held; i++) {
+        model_put_tokens(&c->m, c->data->tokens + (size_t)i * (size_t)c->m.N, c->m.N);
+        embedding_forward(y, c->m.sorted, table);
+        stream_set(&c->stream, i, y);
+        if (i >= c->batches)
+            stream_set(&c->stream, i + c->held, y);
+    }
+    fsdp_release(&c->f, 0);
+}
+
+/* The mean loss of held-out micro-batches whose last block's output is the stream's from `first` on. */
+static double cross_entropy_of(Calibration *c, int first, long *labels)
+{
+    model_losses(&c->m);
+    *labels = 0;
+    for (int i = 0; i < c->held; i++) {
+        const int *targets = c->data->targets + (size_t)(c->batches + i) * (size_t)c->m.N;
+        for (int n = 0; n < c->m.N; n++)
+            *labels += targets[n] >= 0;
+        device_put(c->m.targets, targets, sizeof *targets * (size_t)c->m.N);
+        stream_get(c->m.acts[1].res0, &c->stream, first + i);
+        pass_losses(&c->m, &c->f);
+    }
+    return model_losses(&c->m).loss / (double)*labels;
+}
+
+/* Behind the last block. A tied head is the embedding, which is read once more. */
+static void print_losses(Calibration *c)
+{
+    long labels;
+    put_unit(c, 2, c->model.weight_tying ? 0 : c->model.n_layers + 2);
+    if (c->model.weight_tying)
+        put_unit(c, 0, c->model.n_layers + 2);
+    const double with = cross_entropy_of(c, c->batches, &labels), without = cross_entropy_of(c, c->batches + c->held, &labels);
+    printf("cross entropy of %ld tokens that were held out: %.5f, with codes %.5f\n", labels, without, with);
+}
+
+/* ---- codes ------------------------------------------------------------------------------------------------------ */
+
+static void add_inputs(Calibration *c)
+{
+    const Acts *a = &c->m.acts[0];
+    const Tensor input[NUM_LINEARS] = { a->h0, a->att_op, a->h1, a->act };
+    for (Linear l = 0; l < NUM_LINEARS; l++)
+        matmul_dw(c->layer[l].h, input[l], input[l]);
+}
+
+/* Of the tensors that are parts of the matrix p. */
+static void write_codes(Calibration *c, int block, const Param *p, const Layer *l)
+{
+    UnitShape shape;
+    HfTensor tensor[HF_TENSORS];
+    const size_t n = param_numel(p);
+    int8_t *codes = xmalloc(n);
+    device_get(codes, l->codes, n);
+    unit_shape(&shape, &c->model, block + 1, 1);
+    for (int i = 0, count = hf_tensors(tensor, &c->model, &shape, block + 1); i < count; i++)
+        if (shape.param[tensor[i].param].id == p->id)
+            export_write_int4(c->x, tensor[i].name, codes + tensor[i].first, l->host_scale + tensor[i].first / c->x->coded.group);
+    free(codes);
+}
+
+/* The mean of the squared error of a layer's output, which has damping in it, next to that of rounding. */
+static void print_result(const Calibration *c, int block, const Param *p, const GptqResult *r)
+{
+    const double outputs = (double)c->data->sequences * (double)c->data->length * (double)p->rows;
+    if (r->damping == 0)
+        warn("block %d, %s: its Hessian is not positive definite even with %g of its mean on the diagonal: rounded to nearest", block,
+             p->name, 1000 * c->options->damping);
+    else if (r->damping > c->options->damping * 1.01)
+        printf("  %s %.3g | %.3g with damping %g", p->name, r->error / outputs, r->rounded / outputs, r->damping);
+    else
+        printf("  %s %.3g | %.3g", p->name, r->error / outputs, r->rounded / outputs);
+}
+
+/* The block's weights become what codes and scales stand for. */
+static void choose_codes(Calibration *c, int block, const Unit *w)
+{
+    printf("block %d:", block);
+    for (Linear l = 0; l < NUM_LINEARS; l++) {
+        const Layer *y = &c->layer[l];
+        const Param *p = matrix_of(&c->f.shape[1], l);
+        const GptqResult r = gptq(y->codes, w->tensor[p->id], y->w, y->scale, (int)c->x->coded.group, y->h, c->options->damping,
+                                  c->options->ordered);
+        write_codes(c, block, p, y);
+        print_result(c, block, p, &r);
+    }
+    printf("\n");
+    fflush(stdout);
+}
+
+static void calibrate_block(Calibration *c, int block)
+{
+    const bool last = block == c->model.n_layers - 1;
+    open_block(c, block);
+    if (block == 0)
+        embed(c);
+    put_unit(c, 1, block + 2);
+    const Unit *w = unit_of(c, 1);
+    for (int i = 0; i < c->batches; i++) {
+        forward(c, w, i);
+        add_inputs(c);
+    }
+    forward_all(c, w, c->batches + c->held, c->held);
+    choose_codes(c, block, w);
+    forward_all(c, w, last ? c->batches : 0, last ? c->held : c->batches + c->held);
+    fsdp_release(&c->f, 1);
+    if (last)
+        print_losses(c);
+    close_block(c);
+}
+
+/* ---- all blocks --------------------------------------------------------------------------------------------------- */
+
+/* The trainer's forward in BF16. */
+static Config configure(const CalibrationData *d)
+{
+    const int B = micro_batch(d);
+    return (Config){ .recipe = *recipe_find("bf16"), .eval_only = true, .observed = true, .global_train_batch_size = B,
+                     .device_train_microbatch_size = B, .optimizer = { .name = "adamw" } };
+}
+
+void calibrate(Export *x, const ExportOptions *o, const CalibrationData *d)
+{
+    const double start = clock_seconds();
+    const int B = micro_batch(d);
+    Calibration c = { .x = x, .options = o, .data = d, .config = configure(d), .batches = d->sequences / B, .held = d->held / B };
+    config_read_hf(&c.model, x->base);
+    c.ahead = (WeightsAhead){ .x = x, .model = &c.model };
+    printf("calibrating with %d sequences of %d tokens from %d file%s, %d held out, on %s; squared errors of outputs | with rounding\n",
+           d->sequences, d->length, d->files, d->files > 1 ? "s" : "", d->held, device_name());
+    fflush(stdout);
+    weights_begin(&c.ahead, 0);
+    c.stream = open_stream(&c);
+    c.next = tensor_at(device_alloc(c.stream.bytes), c.config.recipe.stream, B * d->length, c.model.d_model);
+    for (int block = 0; block < c.model.n_layers; block++) {
+        export_say_progress("calibrated", start, (size_t)block, (size_t)c.model.n_layers);
+        calibrate_block(&c, block);
+    }
+    export_end_progress();
+    device_free(c.next.data);
+    close_stream(&c.stream);
+    printf("calibrated %d block%s in %.1f s\n", c.model.n_layers, c.model.n_layers > 1 ? "s" : "", clock_seconds() - start);
+}

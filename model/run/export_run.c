@@ -1,0 +1,34 @@
+#include "model/run/export_run.h"
+
+#include "kernels/comm.h"
+#include "kernels/device.h"
+#include "kernels/error.h"
+#include "model/checkpoint/checkpoint.h"
+#include "model/checkpoint/export.h"
+#include "model/config/export_options.h"
+#include "model/run/calibrate.h"
+
+/* Nothing is created before all is known to be there. */
+static void export_calibrated(const ExportOptions *o)
+{
+    Export x = export_open(o);
+    CalibrationData data = calibration_read(o, &x);
+    device_init(comm_local_rank());
+    export_begin(&x, CHECKPOINT_FILE_BYTES);
+    calibrate(&x, o, &data);
+    calibration_free(&data);
+    export_complete(&x);
+}
+
+void export_run(int argc, char **argv)
+{
+    ExportOptions o;
+    if (comm_size() > 1)
+        die("--export is the work of one process, not of %d: start it without mpirun", comm_size());
+    export_options_read(&o, argc, argv);
+    if (o.num_calibration > 0)
+        export_calibrated(&o);
+    else
+        export_to(&o, CHECKPOINT_FILE_BYTES);
+    export_options_free(&o);
+}
