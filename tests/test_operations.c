@@ -9,6 +9,7 @@
 #include <math.h>
 
 #include "kernels/error.h"
+#include "kernels/gptq.h"
 #include "kernels/operations.h"
 #include "model/decode.h"
 #include "model/update.h"
@@ -271,7 +272,48 @@ static void test_generating(void **state)
     }
 }
 
-/* Two that no training step calls: back ends do, and saving. */
+/* A layer's Hessian, factor and codes, in two pieces. */
+static uint64_t call_gptq(bool watched)
+{
+    enum { ROWS = 8, COLS = 16, PIECE = 8 };
+    const Format f32 = { F32, 0 };
+    uint64_t hash = 0;
+    char *memory = device_alloc(16 << 10);
+    Arena a = { .base = memory };
+    const Tensor w = tensor_alloc(&a, f32, ROWS, COLS), x = tensor_alloc(&a, f32, 4 * COLS, COLS), h = tensor_alloc(&a, f32, COLS, COLS);
+    const Tensor m = tensor_alloc(&a, f32, COLS, COLS), c = tensor_alloc(&a, f32, COLS, COLS), e = tensor_alloc(&a, f32, ROWS, COLS);
+    const Tensor sums = tensor_alloc(&a, f32, ROWS, PIECE), values = tensor_alloc(&a, (Format){ BF16, 0 }, ROWS, COLS);
+    Tensor scale = tensor_alloc(&a, f32, ROWS, COLS / PIECE);
+    float *diagonal = arena_alloc(&a, COLS * sizeof *diagonal);
+    int *order = arena_alloc(&a, COLS * sizeof *order), *failed = arena_alloc(&a, sizeof *failed), columns[COLS];
+    int8_t *q = arena_alloc(&a, ROWS * COLS);
+    CHECK(a.used <= 16 << 10, "%zu bytes", a.used);
+    for (int i = 0; i < COLS; i++)
+        columns[i] = (i * 5 + 3) % COLS;
+    device_put(order, columns, sizeof columns);
+    init_normal(w, 1, 3, 7, 0), init_normal(x, 1, 3, 8, 0), init_constant(scale, 0.25f);
+    matmul_dw(h, x, x);
+    if (watched)
+        open_eye(memory, a.used);
+    gptq_diagonal(diagonal, h);
+    gptq_damp(m, h, order, 1);
+    for (int first = COLS - PIECE; first >= 0; first -= PIECE) {
+        gptq_factor(tensor_rows(c, first, PIECE), failed, tensor_rows(m, first, PIECE), first);
+        matmul_dw(m, tensor_rows(c, first, PIECE), tensor_rows(c, first, PIECE));
+    }
+    for (int first = 0; first < COLS; first += PIECE) {
+        matmul(sums, e, tensor_rows(c, first, PIECE), NONE);
+        gptq_columns(q, values, e, (GptqWeights){ w, scale.data, PIECE, order }, sums, tensor_rows(c, first, PIECE), first, PIECE);
+    }
+    if (watched)
+        close_eye();
+    add_tensor(&hash, c), add_tensor(&hash, values), add_tensor(&hash, e);
+    add(&hash, diagonal, COLS * sizeof *diagonal), add(&hash, failed, sizeof *failed), add(&hash, q, ROWS * COLS);
+    device_free(memory);
+    return hash;
+}
+
+/* Others that no training step calls: back ends do, and saving. */
 static uint64_t call_others(bool watched)
 {
     enum { ROWS = 16, COLS = 32 };
@@ -308,6 +350,7 @@ static void test_all_seen(void **state)
 {
     (void)state;
     assert_true(call_others(true) == call_others(false));
+    assert_true(call_gptq(true) == call_gptq(false));
     assert_string_equal(eye.problem, "");
     for (int i = 0; i < NUM_OPERATIONS; i++)
         if (!eye.is_seen[i] && strncmp(names[i], "comm_", 5) != 0)

@@ -38,6 +38,7 @@ typedef struct {
     Layer        layer[NUM_LINEARS];
     void        *layers;                /* their memory */
     WeightsAhead ahead;
+    CalibrationLosses losses;
 } Calibration;
 
 /* ---- a model of one block --------------------------------------------------------------------------------------- */
@@ -221,14 +222,14 @@ static double cross_entropy_of(Calibration *c, int first, long *labels)
 }
 
 /* Behind the last block. A tied head is the embedding, which is read once more. */
-static void print_losses(Calibration *c)
+static void measure_losses(Calibration *c)
 {
-    long labels;
+    CalibrationLosses *l = &c->losses;
     put_unit(c, 2, c->model.weight_tying ? 0 : c->model.n_layers + 2);
     if (c->model.weight_tying)
         put_unit(c, 0, c->model.n_layers + 2);
-    const double with = cross_entropy_of(c, c->batches, &labels), without = cross_entropy_of(c, c->batches + c->held, &labels);
-    printf("cross entropy of %ld tokens that were held out: %.5f, with codes %.5f\n", labels, without, with);
+    l->after = cross_entropy_of(c, c->batches, &l->labels);
+    l->before = cross_entropy_of(c, c->batches + c->held, &l->labels);
 }
 
 /* ---- codes ------------------------------------------------------------------------------------------------------ */
@@ -302,7 +303,7 @@ static void calibrate_block(Calibration *c, int block)
     forward_all(c, w, last ? c->batches : 0, last ? c->held : c->batches + c->held);
     fsdp_release(&c->f, 1);
     if (last)
-        print_losses(c);
+        measure_losses(c);
     close_block(c);
 }
 
@@ -316,7 +317,7 @@ static Config configure(const CalibrationData *d)
                      .device_train_microbatch_size = B, .optimizer = { .name = "adamw" } };
 }
 
-void calibrate(Export *x, const ExportOptions *o, const CalibrationData *d)
+CalibrationLosses calibrate(Export *x, const ExportOptions *o, const CalibrationData *d)
 {
     const double start = clock_seconds();
     const int B = micro_batch(d);
@@ -336,5 +337,8 @@ void calibrate(Export *x, const ExportOptions *o, const CalibrationData *d)
     export_end_progress();
     device_free(c.next.data);
     close_stream(&c.stream);
-    printf("calibrated %d block%s in %.1f s\n", c.model.n_layers, c.model.n_layers > 1 ? "s" : "", clock_seconds() - start);
+    printf("calibrated %d block%s in %.1f s; cross entropy of %ld tokens that were held out: %.5f, with codes %.5f\n",
+           c.model.n_layers, c.model.n_layers > 1 ? "s" : "", clock_seconds() - start, c.losses.labels, c.losses.before,
+           c.losses.after);
+    return c.losses;
 }

@@ -9,5 +9,8 @@
 #include "model/checkpoint/export_files.h"
 #include "model/run/calibration_data.h"
 
+/* Mean losses of the tokens that were held out, `labels`, with the weights as they were and with what the codes stand for. */
+typedef struct { double before, after; long labels; } CalibrationLosses;
+
 /* Gives x, which was begun, the codes and scales of all its matrices. On the device. */
-void calibrate(Export *x, const ExportOptions *o, const CalibrationData *d);
+CalibrationLosses calibrate(Export *x, const ExportOptions *o, const CalibrationData *d);
