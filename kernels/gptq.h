@@ -1,7 +1,7 @@
 /* GPTQ: the weights of a linear layer in 4 bits, chosen so that its outputs change least [Frantar et al. 2022, arXiv 2210.17323].
  *
- * W (O,I) becomes scale * code: a scale for each `group` consecutive columns of a row, codes from -8 to 7. H is the sum of xT x over
- * the inputs x (1,I) that the layer has had, and something on the diagonal. The error of the outputs is the sum of e H eT over the
+ * W (O,I) becomes scale * code: a scale for each `group` consecutive columns of a row, codes from -8 to 7. H is the sum of xT x
+ * over the inputs x (1,I) that the layer has had, and something on the diagonal. The error of the outputs is the sum of e H eT over the
  * rows e of W - scale * code. Columns get their codes one after the other, each for what the errors of those before it leave:
  *
  *     H = C CT, C upper triangular: e H eT = |e C|^2 = sum over j of C_jj^2 (t_j - s_j code_j)^2
@@ -36,8 +36,9 @@ void gptq_diagonal(float *diagonal, Tensor h);
 /* m(i,j) = -h(order[i], order[j]), less `damping` on the diagonal. m, h (I,I) */
 void gptq_damp(Tensor m, Tensor h, const int *order, float damping);
 
-/* Rows of the transpose of C, from m, which has -H less the product of the rows of CT behind them: c, m (R,I) are rows first .. of
- * CT and of m, R up to GPTQ_COLUMNS. Row j has C_kj for k <= j, else 0. *failed = 1 if H is not positive definite, else it stays. */
+/* Rows of the transpose of C, from the last ones to the first: c, m (R,I) are rows first .. of CT and of m, R up to GPTQ_COLUMNS, and m
+ * is -H plus xT x of all rows x of CT after these. Row j has C_kj for k <= j, else 0. *failed = 1 if H is not positive definite, else
+ * it stays. */
 void gptq_factor(Tensor c, int *failed, Tensor m, int first);
 
 /* W, and in which order its columns are taken. */
@@ -48,8 +49,8 @@ typedef struct {
     const int   *order;             /* (I): their numbers */
 } GptqWeights;
 
-/* Columns first .. first + count - 1, as they are taken, of e (O,I), and the same of codes q and values (O,I), where they are stored.
- * sums (O,count): the sum of e_k C_kj over all k < first; c (count,I): rows of CT. No c, no sums: to the nearest. */
+/* Columns first .. first + count - 1, as they are taken, of e (O,I), and the same of codes q and values (O,I), where they are
+ * stored. sums (O,count): the sum of e_k C_kj over all k < first; c (count,I): rows of CT. No c, no sums: to the nearest. */
 void gptq_columns(int8_t *q, Tensor values, Tensor e, GptqWeights w, Tensor sums, Tensor c, int first, int count);
 
 /* ---- for both back ends -------------------------------------------------------------------------------------- */

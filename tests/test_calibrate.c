@@ -17,7 +17,8 @@ static char *write_tokens(int below)
     char *path = keep(256);
     uint16_t ids[FILE_TOKENS];
     for (int i = 0; i < FILE_TOKENS; i++)
-        ids[i] = (uint16_t)(i % 3 == 2 ? (ids[i - 1] * 7 + ids[i - 2]) % below : test_token(3, (uint64_t)i, i % 2 ? below / 4 : below));
+        ids[i] = (uint16_t)(i % 3 == 2 ? (ids[i - 1] * 7 + ids[i - 2]) % below
+                                       : test_token(3, (uint64_t)i, i % 2 ? below / 4 : below));
     snprintf(path, 256, "%s/tokens%d.npy", root, below);
     FILE *f = fopen(path, "wb");
     assert_true(f && fwrite(ids, sizeof ids, 1, f) == 1 && fclose(f) == 0);
@@ -112,10 +113,11 @@ static void check_matrix(const SafeFile *f, const HfTensor *t, const int8_t *cod
 /* Of a matrix of the model as it was, which has seen h. */
 static void check_layer(const SafeFile *f, const Loaded *was, int block, const Param *p, Tensor h)
 {
-    const Tensor stored_weights = shard_weights(&was->fsdp.shard[block + 1], p, 0, p->stored);
-    Tensor w = tensor_at(stored_weights.data, stored_weights.format, p->rows, p->cols), values = make((Format){ BF16, 0 }, p->rows, p->cols);
+    const Tensor flat = shard_weights(&was->fsdp.shard[block + 1], p, 0, p->stored);
+    const Tensor w = tensor_at(flat.data, flat.format, p->rows, p->cols), values = make((Format){ BF16, 0 }, p->rows, p->cols);
     const size_t n = param_numel(p);
-    float *host = keep(n * sizeof *host), *scale = keep(n / GROUP * sizeof *scale), *device_scale = guarded(n / GROUP * sizeof *scale);
+    float *host = keep(n * sizeof *host), *scale = keep(n / GROUP * sizeof *scale);
+    float *device_scale = guarded(n / GROUP * sizeof *scale);
     int8_t *codes = keep(n), *device_codes = guarded(n);
     device_get(host, w.data, n * sizeof *host);
     codes_int4_scales(scale, host, (size_t)p->rows, (size_t)p->cols, GROUP);
@@ -208,8 +210,8 @@ static void test_refusals(void **state)
     needs_fork();
     const char *source = save_model(LLAMA), *tokens = write_tokens(90), *others = write_tokens(300);
     static const struct { const char *options, *message; } wrong[] = {
-        { "--calibration=%s",                                         "--calibration is for --dtype=int4: the codes of --dtype=bf16" },
-        { "--dtype=fp8 --calibration=%s",                             "--calibration is for --dtype=int4: the codes of --dtype=fp8" },
+        { "--calibration=%s",                                         "--calibration is for --dtype=int4: the codes of bf16" },
+        { "--dtype=fp8 --calibration=%s",                             "--calibration is for --dtype=int4: the codes of fp8" },
         { "--dtype=int4 --calibration=[]",                            "--calibration names no file of tokens" },
         { "--dtype=int4 --damping=0.1",                               "--damping says how to calibrate, and there is nothing" },
         { "--dtype=int4 --order=false",                               "--order says how to calibrate, and there is nothing" },
@@ -225,8 +227,9 @@ static void test_refusals(void **state)
         DIES(wrong[i].message, run_with(source, text(wrong[i].options, tokens)));
     DIES("but the vocabulary has 90 ids", run_with(source, text("--dtype=int4 --group=32 --calibration=%s", others)));
     assert_false(exists(text("%s/refused", root)) || exists(text("%s/refused.tmp", root)));
-    DIES("the files have 40 sequences", run_with(source, text("--dtype=int4 --group=32 --calibration=%s --calibration_sequences=39", tokens)));
-    run_with(source, text("--dtype=int4 --group=32 --calibration=%s --calibration_sequences=38", tokens));
+    const char *most = "--dtype=int4 --group=32 --calibration=%s --calibration_sequences=%d";
+    DIES("the files have 40 sequences of 16 tokens, and 39 to calibrate with", run_with(source, text(most, tokens, 39)));
+    run_with(source, text(most, tokens, 38));
     assert_true(exists(text("%s/refused/config.json", root)));
     release();
 }

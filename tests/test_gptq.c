@@ -51,7 +51,7 @@ static void make_weights(Layer *a, int O, int I, int group)
     device_put(a->device_scale, a->scale, groups * sizeof(float));
 }
 
-/* Sums as a trainer has them, of inputs in BF16 that have something in common, each with its own size; from `count` on they are 0. */
+/* Sums as a trainer has them, of inputs in BF16 that have something in common, each of its own size; from `count` on they are 0. */
 static void make_inputs(Layer *a, int count)
 {
     const int n = 4 * a->I;

@@ -280,8 +280,9 @@ static uint64_t call_gptq(bool watched)
     uint64_t hash = 0;
     char *memory = device_alloc(16 << 10);
     Arena a = { .base = memory };
-    const Tensor w = tensor_alloc(&a, f32, ROWS, COLS), x = tensor_alloc(&a, f32, 4 * COLS, COLS), h = tensor_alloc(&a, f32, COLS, COLS);
-    const Tensor m = tensor_alloc(&a, f32, COLS, COLS), c = tensor_alloc(&a, f32, COLS, COLS), e = tensor_alloc(&a, f32, ROWS, COLS);
+    const Tensor w = tensor_alloc(&a, f32, ROWS, COLS), x = tensor_alloc(&a, f32, 4 * COLS, COLS);
+    const Tensor h = tensor_alloc(&a, f32, COLS, COLS), m = tensor_alloc(&a, f32, COLS, COLS);
+    const Tensor c = tensor_alloc(&a, f32, COLS, COLS), e = tensor_alloc(&a, f32, ROWS, COLS);
     const Tensor sums = tensor_alloc(&a, f32, ROWS, PIECE), values = tensor_alloc(&a, (Format){ BF16, 0 }, ROWS, COLS);
     Tensor scale = tensor_alloc(&a, f32, ROWS, COLS / PIECE);
     float *diagonal = arena_alloc(&a, COLS * sizeof *diagonal);

@@ -110,8 +110,8 @@ void backend_gptq_factor(Tensor c, int *failed, Tensor m, int first)
     const size_t solve = sizeof(float) * GPTQ_COLUMNS * (GPTQ_COLUMNS + SOLVE_THREADS);
     allow_shared(gptq_square_kernel, square);
     allow_shared(gptq_solve_kernel, solve);
-    gptq_square_kernel<<<1, FACTOR_THREADS, square, device_stream()>>>((float *)c.data, failed, (const float *)m.data, m.rows, m.cols,
-                                                                       first);
+    gptq_square_kernel<<<1, FACTOR_THREADS, square, device_stream()>>>(
+        (float *)c.data, failed, (const float *)m.data, m.rows, m.cols, first);
     LAUNCH_CHECK();
     gptq_solve_kernel<<<(unsigned)ceil_div(m.cols, SOLVE_THREADS), SOLVE_THREADS, solve, device_stream()>>>(
         (float *)c.data, (const float *)m.data, m.rows, m.cols, first);
@@ -120,9 +120,9 @@ void backend_gptq_factor(Tensor c, int *failed, Tensor m, int first)
 
 /* ---- codes ---------------------------------------------------------------------------------------------------- */
 
-/* A warp has a row, its lane l the columns l, l + 32, ...: of each the weight, the scale and the sum so far are in its registers. All
- * lanes find the code of a column of theirs, one of them that of the next column, whose error it tells the others. C_jk is at
- * c[j * PITCH + k] in shared memory. */
+/* A warp has a row, its lane l the columns l, l + 32, ...: of each the weight, the scale and the sum so far are in its registers.
+ * All lanes find the code of a column of theirs, one of them that of the next column, whose error it tells the others. C_jk is
+ * at c[j * PITCH + k] in shared memory. */
 __global__ __launch_bounds__(ROWS * WARP)
 void gptq_columns_kernel(int8_t *q, AnyOut values, float *e, const float *w, const float *scale, const float *sums,
                          const float *ct, const int *order, int O, int I, int group, int first, int count)
@@ -181,7 +181,7 @@ void backend_gptq_columns(int8_t *q, Tensor values, Tensor e, GptqWeights w, Ten
     const unsigned blocks = (unsigned)ceil_div(w.w.rows, ROWS);
     allow_shared(gptq_columns_kernel, shared);
     gptq_columns_kernel<<<blocks, ROWS * WARP, shared, device_stream()>>>(
-        q, any_out(values), (float *)e.data, (const float *)w.w.data, w.scale, (const float *)sums.data, (const float *)c.data, w.order,
-        w.w.rows, w.w.cols, w.group, first, count);
+        q, any_out(values), (float *)e.data, (const float *)w.w.data, w.scale, (const float *)sums.data, (const float *)c.data,
+        w.order, w.w.rows, w.w.cols, w.group, first, count);
     LAUNCH_CHECK();
 }

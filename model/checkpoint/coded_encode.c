@@ -154,7 +154,15 @@ static void in_parts(PartFn *work, const void *job, size_t n, size_t unit)
         pthread_join(part[i].thread, NULL);
 }
 
-typedef struct { void *const *out; const CodedTensor *tensor; int tensors; Coded c; const CodedView *v; float *w; size_t cols; } Encoding;
+typedef struct {
+    void *const       *out;
+    const CodedTensor *tensor;
+    int                tensors;
+    Coded              c;
+    const CodedView   *v;
+    float             *w;
+    size_t             cols;
+} Encoding;
 
 static void encode_part(const void *job, size_t at, size_t n)
 {

@@ -308,7 +308,7 @@ static void print_result(const Export *x)
     if (x->lora.rank > 0)
         printf("base %s, which stays as it is, with the adapters of %s merged into it:\n", x->base, x->folder);
     if (x->is_coded && x->coded.kind == CODED_INT4 && !x->is_calibrated)
-        printf("int4 without --calibration: weights are rounded to the nearest codes, of the scales with the least error of weights\n");
+        printf("int4 without --calibration: codes are the nearest, of the scales with the least error of weights\n");
     printf("exported %s to %s: %.3g GiB in %d file%s, %s, in %.1f s\n", x->folder, x->target, (double)export_bytes(x) / 0x1p30,
            x->num_files, x->num_files > 1 ? "s" : "", x->is_coded ? coded_name(x->coded) : x->dtype, clock_seconds() - x->start);
 }

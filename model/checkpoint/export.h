@@ -9,16 +9,16 @@
 #include "model/checkpoint/export_files.h"
 #include "model/config/export_options.h"
 
-/* Does what the options say, without a device, whatever they say of calibration. A file holds up to `file_limit` bytes of tensors, or one. Each value is that of the source, rounded to nearest, ties to
- * even, or encoded as coded.h says; W + scale B A where adapters have A and B, in F32 and rounded once; code times scale where the
- * source is quantized. Dies if there is a target, or a <target>.tmp of another kind; if a base is given and the source has
- * no adapters; on options that do not go together, or that the model's shapes do not allow; on a tensor that is missing, left over,
- * of another shape, damaged, not finite, or beyond what the type holds; and if the disk does not take it. What was written by then
- * stays in <target>.tmp, which the next one replaces. */
+/* Does what the options say, on one rank and without a device; codes are not calibrated. A file holds up to `file_limit` bytes of
+ * tensors, or one. Each value is that of the source, rounded to nearest, ties to even, or encoded as coded.h says; W + scale B A
+ * where adapters have A and B, in F32 and rounded once; code times scale where the source is quantized. Dies if there is a target,
+ * or a <target>.tmp of another kind; if a base is given and the source has no adapters; on options that do not go together, or that
+ * the model's shapes do not allow; on a tensor that is missing, left over, of another shape, damaged, not finite, or beyond what the
+ * type holds; and if the disk does not take it. What was written by then stays in <target>.tmp, which the next one replaces. */
 void export_to(const ExportOptions *o, size_t file_limit);
 
-/* Its three parts. The first opens and checks what there is, and the second creates the files; neither reads weights. Before the last
- * export_write_int4 may bring codes of some matrices. */
+/* Its three parts. The first opens and checks what there is, and the second creates the files; neither reads weights. Before the
+ * last export_write_int4 may bring codes of some matrices. */
 Export export_open(const ExportOptions *o);
 void   export_begin(Export *x, size_t file_limit);
 void   export_complete(Export *x);

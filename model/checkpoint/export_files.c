@@ -214,8 +214,7 @@ static void write_output(const Export *x, const Entry *e, const CodedTensor *t, 
     free(name);
 }
 
-/* Of e, of which r->values has n elements from `at` on: so many are not padding rows of a vocabulary, which are read for the checksum
- * alone. */
+/* How many of n elements of e from `at` on are not padding rows of a vocabulary, which are read for the checksum only. */
 static size_t kept_of(const Entry *e, size_t at, size_t n)
 {
     const size_t own = numel(&e->tensor);

@@ -42,7 +42,7 @@ const ConfigKey export_keys[] = {
           { "uint16", UINT16 }, { "uint32", UINT32 }),
     NUMBER("calibration_sequences", INT, "128", NAN, 1, 1e6, sequences,
            "sequences that are calibrated with; a sixteenth more are held out"),
-    NUMBER("calibration_length", INT, "null", 0, 2, 1e6, length, "their tokens; default: those of the model's sequences, up to 2048"),
+    NUMBER("calibration_length", INT, "null", 0, 2, 1e6, length, "their tokens; default: as many as the model takes, up to 2048"),
     NUMBER("damping", DOUBLE, "0.01", NAN, 1e-9, 1, damping,
            "what is added to the diagonal of a layer's Hessian, of its mean; ten times as much where that is not enough"),
     NUMBER("order", BOOL, "true", NAN, 0, 0, ordered,
@@ -82,10 +82,11 @@ static void check_calibration(const ExportOptions *o, const YamlNode *root)
     if (yaml_find(root, "calibration") && o->num_calibration == 0)
         die("--calibration names no file of tokens; expected --calibration='[FILE, ...]'");
     if (o->num_calibration > 0 && o->dtype != EXPORT_INT4)
-        die("--calibration is for --dtype=int4: the codes of --dtype=%s follow from the weights alone", export_word("dtype", (int)o->dtype));
+        die("--calibration is for --dtype=int4: the codes of %s follow from the weights only", export_word("dtype", (int)o->dtype));
     for (size_t i = 0; i < sizeof how / sizeof how[0]; i++)
         if (yaml_find(root, how[i]) && o->num_calibration == 0)
-            die("--%s says how to calibrate, and there is nothing to do it with; expected --calibration='[FILE, ...]', too", how[i]);
+            die("--%s says how to calibrate, and there is nothing to do it with; expected --calibration='[FILE, ...]', too",
+                how[i]);
 }
 
 static void read_argument(ExportOptions *o, YamlNode *root, const char *argument)

@@ -166,7 +166,7 @@ static void print_key(FILE *f, const ConfigKey *k)
 static void print_all(FILE *f)
 {
     fputs("usage: mpirun -n <ranks> ./train config.yaml [--key=value ...]\n"
-          "       ./train --export=<checkpoint> [--dtype=bf16|f16|f32|fp8|int8|int4|nf4] <folder>\n"
+          "       ./train --export=<checkpoint> [--dtype=bf16|f16|f32|fp8|int8|int4|nf4] [...] <folder>\n"
           "       ./train --help | --help=<key or section> | --help=markdown | --version\n\n"
           "Trains a Llama, Mistral, OLMo or Qwen3 model as the file says; --key=value changes a setting, as in\n"
           "--max_duration=100, --data.paths=[a.npy,b.npy], --save_overwrite. --export writes a checkpoint (stepN, or the\n"

@@ -262,8 +262,8 @@ static void print_result(const Calibration *c, int block, const Param *p, const 
 {
     const double outputs = (double)c->data->sequences * (double)c->data->length * (double)p->rows;
     if (r->damping == 0)
-        warn("block %d, %s: its Hessian is not positive definite even with %g of its mean on the diagonal: rounded to nearest", block,
-             p->name, 1000 * c->options->damping);
+        warn("block %d, %s: its Hessian is not positive definite, even with %g of its mean on the diagonal: rounded to nearest",
+             block, p->name, 1000 * c->options->damping);
     else if (r->damping > c->options->damping * 1.01)
         printf("  %s %.3g | %.3g with damping %g", p->name, r->error / outputs, r->rounded / outputs, r->damping);
     else
@@ -324,7 +324,8 @@ CalibrationLosses calibrate(Export *x, const ExportOptions *o, const Calibration
     Calibration c = { .x = x, .options = o, .data = d, .config = configure(d), .batches = d->sequences / B, .held = d->held / B };
     config_read_hf(&c.model, x->base);
     c.ahead = (WeightsAhead){ .x = x, .model = &c.model };
-    printf("calibrating with %d sequences of %d tokens from %d file%s, %d held out, on %s; squared errors of outputs | with rounding\n",
+    printf("calibrating with %d sequences of %d tokens from %d file%s, %d held out, on %s;\n"
+           "mean squared error of each layer's outputs | with codes rounded to nearest:\n",
            d->sequences, d->length, d->files, d->files > 1 ? "s" : "", d->held, device_name());
     fflush(stdout);
     weights_begin(&c.ahead, 0);

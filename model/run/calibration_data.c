@@ -47,8 +47,8 @@ CalibrationData calibration_read(const ExportOptions *o, const Export *x)
     Loader *l = loader_open(&spec, 1, 0, 1);
     if (loader_instances(l) < (uint64_t)all)
         die("%s: the files have %llu sequences of %d tokens, and %d to calibrate with and %d held out are wanted; take more files, "
-            "--calibration_sequences=%llu or a smaller --calibration_length", key, (unsigned long long)loader_instances(l), d.length,
-            d.sequences, d.held, (unsigned long long)(loader_instances(l) * HELD_OUT / (HELD_OUT + 1)));
+            "fewer --calibration_sequences or a smaller --calibration_length", key, (unsigned long long)loader_instances(l), d.length,
+            d.sequences, d.held);
     d.tokens = xmalloc(sizeof *d.tokens * (size_t)all * (size_t)d.length);
     d.targets = xmalloc(sizeof *d.targets * (size_t)all * (size_t)d.length);
     d.files = loader_files(l);

@@ -9,7 +9,7 @@ typedef struct {
     int  files;
 } CalibrationData;
 
-/* Sequences of the files of the options, at random places of them, the same each time. Dies if there are too few, and on ids that are
- * not in the vocabulary of the model of x. */
+/* Sequences of the files of the options, at random places, the same each time. Dies if there are too few, and on ids that the
+ * vocabulary of the model of x does not have. */
 CalibrationData calibration_read(const ExportOptions *o, const Export *x);
 void            calibration_free(CalibrationData *d);
