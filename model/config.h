@@ -101,7 +101,7 @@ typedef enum { GATHER_OFTEN, GATHER_ONCE, GATHER_ONCE_IF_FITS } Gathering;
 /* How units are spread over ranks (fsdp.h). */
 typedef struct {
     int  shard_ranks;             /* consecutive ranks that share one copy of the model: 1 .. number of ranks */
-    Gathering gathering;          /* GATHER_ONCE on one rank: the transposed codes of a base stay for good */
+    Gathering gathering;          /* on one rank: of the operands that are made of stored weights */
     GradSum grad_sum;
 } Strategy;
 

@@ -40,6 +40,7 @@ static void make_copies(const Fsdp *f, int u, int uses)
 void fsdp_gather(Fsdp *f, int u, int uses)
 {
     const int both = FOR_FORWARD | FOR_BACKWARD;
+    const bool once = f->shards == 1 && f->plan[u].lifetime != UNTIL_TURN && !f->forward_only;
     WeightBuffer *b = f->plan[u].weights;
     if (!b || !f->placed)
         return;
@@ -47,7 +48,7 @@ void fsdp_gather(Fsdp *f, int u, int uses)
         b->unit = u;
         b->has = 0;
     }
-    if (!format_is_fp8(b->flat.format))
+    if (!format_is_fp8(b->flat.format) || once)     /* W and its transpose in one pass over the stored weights */
         uses = both;
     else if (b->takes_turns && !(b->has & uses)) {
         CHECK(uses == FOR_FORWARD || uses == FOR_BACKWARD, "unit %d has memory for one use at a time", u);

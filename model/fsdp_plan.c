@@ -90,14 +90,14 @@ static int buffer_of(const Fsdp *f, int u, bool own)
     return own ? SHARED_BUFFERS + u : is_block(f, u) ? 2 + (f->shards > 1 ? u % 2 : 0) : u == 0 || !f->tied ? 0 : 1;
 }
 
-/* On one rank FP8 operands are made for each use from weights that are stored whole. What backward reads of stored codes, and what
- * was gathered of them, never changes. */
+/* On one rank F32 and BF16 weights are views or small copies, which all stay. What backward reads of stored codes, and what was
+ * gathered of them, never changes. */
 static Lifetime lifetime_of(const Fsdp *f, int u)
 {
     const bool fp8 = format_is_fp8(buffer_format(f, u)), base = f->shape[u].numel[BASE] > 0;
     if (u < f->kept && base && f->base == BASE_E4M3 && f->recipe.operand.dtype == E4M3)
         return FOR_GOOD;
-    return (f->shards > 1 ? u < f->kept : !fp8 && !base) ? UNTIL_UPDATE : UNTIL_TURN;
+    return u < f->kept || (f->shards == 1 && !fp8 && !base) ? UNTIL_UPDATE : UNTIL_TURN;
 }
 
 /* What the unit needs of a buffer, which is as large as the largest that it serves. */
@@ -133,7 +133,8 @@ static void plan_buffers(Fsdp *f, int u)
     w->flat.cols = (int)plan->numel > w->flat.cols ? (int)plan->numel : w->flat.cols;
     w->raw_bytes = raw > w->raw_bytes ? raw : w->raw_bytes;
     w->has_rows |= rows;
-    w->takes_turns = rows && format_is_fp8(w->flat.format) && f->shards == 1 && !recipe_recomputes(&f->recipe);
+    w->has_transposes = format_is_fp8(w->flat.format) && !f->forward_only;
+    w->takes_turns = rows && w->has_transposes && f->shards == 1 && plan->lifetime == UNTIL_TURN && !recipe_recomputes(&f->recipe);
 }
 
 /* ---- placement -------------------------------------------------------------------------------------------- */
@@ -175,7 +176,7 @@ static void place_buffers(Fsdp *f, Arena *a)
             w->flat.rows = 1;
             w->flat.data = w->has_rows ? arena_alloc(gathered, bytes) : NULL;
             w->raw = w->raw_bytes ? arena_alloc(gathered, w->raw_bytes) : NULL;
-            w->flat.data_t = !format_is_fp8(w->flat.format) ? NULL : w->takes_turns ? w->flat.data : arena_alloc(a, n);
+            w->flat.data_t = !w->has_transposes ? NULL : w->takes_turns ? w->flat.data : arena_alloc(a, n);
         }
         if (g->flat.cols > 0)
             g->flat = flat(a, f->recipe.grads, g->flat.cols);
@@ -224,7 +225,7 @@ static Tensor place_in_buffer(const Fsdp *f, int u, const Param *p, bool is_view
     const bool fp8 = format_is_fp8(plan->weights->flat.format);
     Tensor t = plan->weights->flat;
     t.data = is_view ? stored_whole(f, u, p).data : (char *)t.data + at * dtype_size(t.format.dtype);
-    t.data_t = fp8 ? (char *)t.data_t + at : NULL;
+    t.data_t = t.data_t ? (char *)t.data_t + at : NULL;
     t.rows = p->rows;
     t.cols = p->cols;
     if (fp8 && p->region == BASE)
@@ -371,6 +372,7 @@ void fsdp_plan(Fsdp *f, Arena *a, const Config *c, Placement p)
     f->rank = p.rank;
     f->sum_once = p.sum_once;
     f->kept = p.kept;
+    f->forward_only = config_forward_only(c);
     f->first_trained = f->num_units;
     for (int i = 0; i < num_buffers(f); i++) {
         f->weight_buffer[i] = (WeightBuffer){ .ready = f->weight_buffer[i].ready, .released = f->weight_buffer[i].released };
@@ -428,8 +430,8 @@ size_t fsdp_weight_bytes(const Fsdp *f)
     size_t bytes = tensor_bytes(f->scales) + tensor_bytes(f->base_scales) + tensor_bytes(f->replicated);
     for (int i = 0; i < num_buffers(f); i++) {
         const WeightBuffer *w = &f->weight_buffer[i];
-        const bool turned = format_is_fp8(w->flat.format) && !w->takes_turns;
-        bytes += (size_t)w->flat.cols * (dtype_size(w->flat.format.dtype) * w->has_rows + turned) + w->raw_bytes;
+        const bool transposes = w->has_transposes && !w->takes_turns;
+        bytes += (size_t)w->flat.cols * (dtype_size(w->flat.format.dtype) * w->has_rows + transposes) + w->raw_bytes;
     }
     return bytes;
 }

@@ -43,7 +43,7 @@ typedef enum { UNTIL_TURN, UNTIL_UPDATE, FOR_GOOD } Lifetime;
 /* A gathered unit's memory: (1, n) in its compute format, n the largest unit that it serves. */
 typedef struct {
     Tensor      flat;                  /* data_t: the transposed copies of FP8 operands; may be data, for one use at a time */
-    bool        has_rows, takes_turns; /* flat.data exists; it is data_t */
+    bool        has_rows, has_transposes, takes_turns; /* flat.data exists; flat.data_t does; they are the same memory */
     void       *raw;                   /* the gathered region BASE as stored, where that is not what computes */
     size_t      raw_bytes;
     int         unit, has;             /* whose weights, -1: nobody's; for which uses they are there */
@@ -94,7 +94,8 @@ typedef struct {
     int         shards, rank;          /* ranks of a shard group, and this one's place in it */
     bool        sum_once;              /* gradients are summed over them once per step */
     bool        placed;                /* the memory is there; else fsdp.h's verbs show where all will lie, and move nothing */
-    int         kept;                  /* units 0 .. kept - 1 are gathered once per step */
+    int         kept;                  /* weights of units 0 .. kept - 1 are gathered, or rounded, once per step */
+    bool        forward_only;          /* no transposed copies */
     Arena       gathered;              /* memory of the weight buffers, if shards > 1 */
     DeviceMark *updated, *reduced;
 } Fsdp;
@@ -103,7 +104,7 @@ typedef struct {
 typedef struct {
     int  shards, rank;                 /* ranks of a shard group, and the place in it */
     bool sum_once;                     /* gradients are summed over them once per step, not with every micro-batch */
-    int  kept;                         /* units whose weights stay once they are gathered: 0 .. kept - 1 */
+    int  kept;                         /* units whose weights stay once they are gathered or rounded: 0 .. kept - 1 */
 } Placement;
 
 /* Places one rank's part of every unit in the arena; called twice, to measure and to place. */

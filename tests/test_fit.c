@@ -108,14 +108,15 @@ static int dry_run(int micro_batch, const char *arguments)
                                 setting("BUILD", "build/cpu"), micro_batch, arguments));
 }
 
-/* Weights stay gathered in as many units as leave a fifth of the memory beside whole gradients, and the plan's line says so. */
+/* Weights stay gathered in as many units as leave 3 GiB of the device free, and the line of the plan says so. */
 static void test_kept(void **state)
 {
     (void)state;
     static const struct { const char *memory; int kept; const char *line; } rows[] = {
         { "139.8", 34, "weights are gathered once per step; gradients are summed once per step" },
-        { "72.1", 4, "weights are gathered once per step in 4 of 34 units, " }, { "70.3", 0, "weights are gathered for each pass; " },
+        { "50", 6, "weights are gathered once per step in 6 of 34 units, " }, { "47.6", 0, "weights are gathered for each pass; " },
     };
+    const double spare = 3.0 * (1 << 30);
     for (int i = 0; i < 3; i++) {
         Model m, more;
         Fsdp f, g;
@@ -125,9 +126,9 @@ static void test_kept(void **state)
         model_plan(&more, &g, c, (Placement){ f.shards, f.rank, f.sum_once, f.kept + 1 });
         assert_int_equal(f.kept, rows[i].kept);
         if (f.kept > 0)
-            assert_true((double)model_planned_bytes(&m, &f) <= 0.8 * memory_of_device(c));
+            assert_true((double)model_planned_bytes(&m, &f) <= memory_of_device(c) - spare);
         if (f.kept < f.num_units)
-            assert_true((double)model_planned_bytes(&more, &g) > 0.8 * memory_of_device(c));
+            assert_true((double)model_planned_bytes(&more, &g) > memory_of_device(c) - spare);
         model_free(&m, &f);
         model_free(&more, &g);
         snprintf(arguments, sizeof arguments, "--model.max_sequence_length=2048 --recipe=coat --ranks=4 "

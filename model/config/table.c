@@ -411,8 +411,8 @@ const ConfigKey config_keys[] = {
            { "_HYBRID_SHARD_ZERO2", HYBRID_SHARD_ZERO2 }), X(fsdp.strategy),
            "what is cut over the ranks: weights, gradients and moments; not the weights in use; nothing; the first two "
            "inside groups of ranks that are replicas of each other. FULL_SHARD and HYBRID_SHARD, too, gather weights only once per "
-           "step in as many blocks as fit while a fifth of the memory stays free (device_memory). With lora.base e4m3 SHARD_GRAD_OP "
-           "on one GPU keeps what else backward makes of the base in every micro-batch: faster, for a byte per weight"),
+           "step in as many blocks as fit while 3 GiB of the memory stay free (device_memory). So do FP8 codes of weights and their "
+           "transposes on one GPU: made once per step where they fit, with SHARD_GRAD_OP always"),
     OPTION("fsdp.hybrid_sharding_num_model_replicas", INT, "null", 0, 1, MANY, X(fsdp.replicas),
            "groups of HYBRID_SHARD; null: one per host"),
     WORD  ("fsdp.precision", CHOICE | SPENT, "null", WORDS({ "pure", FSDP_PURE }, { "mixed", FSDP_MIXED }),

@@ -32,19 +32,19 @@ double memory_allowance(const Config *c)
     return (ranks_of(c) > 1 ? 2.9 : 1.7) * (1 << 30);
 }
 
-/* Speed may have this much: a fifth is left to libraries and chance, of a small device what they take. */
-static double room(const Config *c)
+/* Whole gradients may fill this much: a fifth stays free, of a small device what libraries take. */
+static double most_with_gradients(const Config *c)
 {
     const double device = memory_of_device(c);
     return fmin(0.8 * device, device - memory_allowance(c));
 }
 
-/* The same, but no more than other programs leave on the device now. Of what is in use, as much as libraries take counts as this
- * program's own. */
-static double room_beside_others(const Config *c)
+/* Weights that stay may fill all but 3 GiB of what other programs leave on the device now. Up to that much that is in use counts as
+ * this program's own. */
+static double most_with_weights(const Config *c)
 {
-    const double allowance = memory_allowance(c), used = c->dry_run || c->device_memory > 0 ? 0 : (double)device_memory_used();
-    return used > allowance ? fmin(room(c), memory_of_device(c) - used - allowance) : room(c);
+    const double spare = 3.0 * (1 << 30), used = c->dry_run || c->device_memory > 0 ? 0 : (double)device_memory_used();
+    return memory_of_device(c) - spare - (used > spare ? used : 0);
 }
 
 static double bytes_in(Model *m, Fsdp *f, const Config *c, Placement p)
@@ -58,14 +58,14 @@ static double bytes_in(Model *m, Fsdp *f, const Config *c, Placement p)
 static bool sums_once(Model *m, Fsdp *f, const Config *c, Placement p)
 {
     const bool gains = p.shards > 1 && c->global_train_batch_size > (long)c->device_train_microbatch_size * ranks_of(c);
-    return agree_least(gains && bytes_in(m, f, c, p) <= room(c));
+    return agree_least(gains && bytes_in(m, f, c, p) <= most_with_gradients(c));
 }
 
 /* Memory grows with each unit that is kept. */
 static int most_kept(Model *m, Fsdp *f, const Config *c, Placement p)
 {
-    const double most = room_beside_others(c);
-    int first = 0, last = p.shards > 1 ? f->num_units : 0;
+    const double most = most_with_weights(c);
+    int first = 0, last = f->num_units;
     while (first < last) {
         p.kept = (first + last + 1) / 2;
         if (bytes_in(m, f, c, p) <= most)
@@ -99,15 +99,19 @@ static double gib(double bytes)
     return bytes / (1 << 30);
 }
 
+/* On one rank nothing is gathered, and blocks that compute as they are stored have no copies either. */
 static void print_sharding(const Model *m, const Fsdp *f)
 {
-    if (f->shards == 1)
+    if (f->shards == 1 && !f->plan[1].weights)
         return;
-    printf("shards of %d ranks: weights are gathered %s", f->shards,
-           f->kept == 0 ? "for each pass" : m->forward_only ? "once" : "once per step");
+    if (f->shards > 1)
+        printf("shards of %d ranks: weights are gathered", f->shards);
+    else
+        printf("operands are made from the stored weights");
+    printf(" %s", f->kept == 0 ? "for each pass" : m->forward_only ? "once" : "once per step");
     if (f->kept > 0 && f->kept < f->num_units)
         printf(" in %d of %d units, for each pass in the others", f->kept, f->num_units);
-    if (!m->forward_only)
+    if (f->shards > 1 && !m->forward_only)
         printf("; gradients are summed %s", f->sum_once ? "once per step" : "with every micro-batch");
     putchar('\n');
 }
