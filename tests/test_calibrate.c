@@ -197,8 +197,10 @@ static void test_codes(void **state)
 
 static void run_with(const char *source, const char *options)
 {
-    char *argv[12] = { "train", xasprintf("--export=%s", source), xasprintf("%s/refused", root) }, *rest = strdup(options);
+    char words[512], *rest = words;
+    char *argv[12] = { "train", (char *)text("--export=%s", source), (char *)text("%s/refused", root) };
     int argc = 3;
+    snprintf(words, sizeof words, "%s", options);
     for (char *word; (word = strsep(&rest, " ")); )
         argv[argc++] = word;
     export_run(argc, argv);
