@@ -1,7 +1,6 @@
 /* The memory plan of a run. */
 #include "model/run/memory.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -32,19 +31,14 @@ double memory_allowance(const Config *c)
     return (ranks_of(c) > 1 ? 2.9 : 1.7) * (1 << 30);
 }
 
-/* Whole gradients may fill this much: a fifth stays free, of a small device what libraries take. */
-static double most_with_gradients(const Config *c)
-{
-    const double device = memory_of_device(c);
-    return fmin(0.8 * device, device - memory_allowance(c));
-}
+static const double SPARE = 3.0 * (1 << 30);        /* libraries took less in all runs that were measured */
 
-/* Weights that stay may fill all but 3 GiB of what other programs leave on the device now. Up to that much that is in use counts as
- * this program's own. */
+/* Whole gradients and weights that stay may fill all but that of the device; the weights no more than other programs leave of it
+ * now. Up to SPARE that is in use counts as this program's own. */
 static double most_with_weights(const Config *c)
 {
-    const double spare = 3.0 * (1 << 30), used = c->dry_run || c->device_memory > 0 ? 0 : (double)device_memory_used();
-    return memory_of_device(c) - spare - (used > spare ? used : 0);
+    const double used = c->dry_run || c->device_memory > 0 ? 0 : (double)device_memory_used();
+    return memory_of_device(c) - SPARE - (used > SPARE ? used : 0);
 }
 
 static double bytes_in(Model *m, Fsdp *f, const Config *c, Placement p)
@@ -58,7 +52,7 @@ static double bytes_in(Model *m, Fsdp *f, const Config *c, Placement p)
 static bool sums_once(Model *m, Fsdp *f, const Config *c, Placement p)
 {
     const bool gains = p.shards > 1 && c->global_train_batch_size > (long)c->device_train_microbatch_size * ranks_of(c);
-    return agree_least(gains && bytes_in(m, f, c, p) <= most_with_gradients(c));
+    return agree_least(gains && bytes_in(m, f, c, p) <= memory_of_device(c) - SPARE);
 }
 
 /* Memory grows with each unit that is kept. */

@@ -3,9 +3,9 @@
 #include "model/plan.h"
 
 /* Plans this rank's part of the run. Where the configuration leaves it open when gradients are summed over ranks, they are summed
- * once per step if the whole gradients leave a fifth of the device's memory, and what libraries take. Then, where it is open when
- * weights are gathered (on one rank: rounded or transposed), those of as many units stay as leave 3 GiB of the device free, besides
- * what other programs use. All ranks call.
+ * once per step if the whole gradients leave 3 GiB of the device free. Then, where it is open when
+ * weights are gathered (on one rank: rounded or transposed), those of as many units stay as leave as much free, besides what other
+ * programs use. All ranks call.
  * A dry run is planned for the ranks and the memory that it was given. */
 void memory_plan (Model *m, Fsdp *f, const Config *c);
 
