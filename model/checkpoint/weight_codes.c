@@ -125,36 +125,42 @@ static inline float power(float x)
          * (1.0000036f + f * (0.69296955f + f * (0.24162132f + f * (0.05171774f + f * 0.01368398f))));
 }
 
-/* The sum of |w / scale - code|^2.4, or something larger than `enough` once it is. NOTE: with comparisons of floats, or powf, the
- * compiler does not vectorize the loop over a piece. */
-static inline __attribute__((always_inline)) float error_of(const float *restrict w, size_t n, float scale, float enough)
+/* |x - code|^2.4. NOTE: with comparisons of floats, or powf, the compiler does not vectorize a loop of these. */
+static inline float error_of(float x)
 {
-    const float inverse = 1 / scale;
+    int32_t code = (int32_t)nearest(x);
+    code = code < -8 ? -8 : code;
+    code = code > 7 ? 7 : code;
+    const float e = x - (float)code;
+    return power(e * e + 0x1p-99f);
+}
+
+/* The sum of |w / scale - code|^2.4, or something larger than `enough` once it is. */
+static inline __attribute__((always_inline)) float sum_of_errors(const float *restrict w, size_t n, float inverse, float enough)
+{
     float sum = 0;
     for (size_t at = 0; at < n && sum <= enough; at += PIECE) {
         float part[PIECE];
-        for (int i = 0; i < PIECE; i++) {
-            const float x = w[at + i] * inverse;
-            int32_t code = (int32_t)nearest(x);
-            code = code < -8 ? -8 : code;
-            code = code > 7 ? 7 : code;
-            const float e = x - (float)code;
-            part[i] = power(e * e + 0x1p-99f);
-        }
+        for (int i = 0; i < PIECE; i++)
+            part[i] = error_of(w[at + i] * inverse);
         for (int i = 0; i < PIECE; i++)
             sum += part[i];
     }
     return sum;
 }
 
-/* The best scale of a group. */
+/* Smaller scales clip `top`, the largest of the group, by more: the search ends where its error is already the least sum so far. */
 static inline __attribute__((always_inline)) float best_scale(const float *w, size_t group)
 {
     const float most = largest(w, group), first = scale_of(most, 7.5f, true);
-    float least = INFINITY, best = first;
+    float top = most, least = INFINITY, best = first;
+    for (size_t i = 0; i < group; i++)
+        top = w[i] == -most ? -most : top;
     for (int step = 0; step < STEPS; step++) {
-        const float s = scale_of(most * (1 - 0.01f * (float)step), 7.5f, true), unit = powf(s / first, 2.4f);
-        const float error = unit * error_of(w, group, s, least / unit);
+        const float s = scale_of(most * (1 - 0.01f * (float)step), 7.5f, true), inverse = 1 / s, unit = powf(s / first, 2.4f);
+        if (fabsf(top * inverse) > 9 && unit * error_of(top * inverse) >= least)
+            break;
+        const float error = unit * sum_of_errors(w, group, inverse, least / unit);
         if (error < least) {
             least = error;
             best = s;
