@@ -70,7 +70,7 @@ void gptq_square_kernel(float *c, int *failed, const float *m, int R, int I, int
     }
 }
 
-/* The columns in front of it, a thread each, from the last row to the first; those behind it are 0. The thread's x in shared memory
+/* The columns before it, a thread each, from the last row to the first; those after it are 0. The thread's x in shared memory
  * follows the square. */
 __global__ __launch_bounds__(SOLVE_THREADS)
 void gptq_solve_kernel(float *c, const float *m, int R, int I, int first)

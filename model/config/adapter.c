@@ -27,7 +27,7 @@ const char *adapter_module_name(LoraModule module)
     return strchr(modules[module], '.') + 1;
 }
 
-/* PEFT's rule: the path of a module, or its end behind a dot. */
+/* PEFT's rule: the path of a module, or its end after a dot. */
 static bool is_end(const char *name, const char *path)
 {
     const size_t n = strlen(name), m = strlen(path);
@@ -99,8 +99,8 @@ static const struct { const char *key, *why; } refused[] = {
     { "alpha_pattern",           "all adapters have the same lora_alpha" },
     { "modules_to_save",         "only adapters are trained beside the base" },
     { "trainable_token_indices", "only adapters are trained beside the base" },
-    { "target_parameters",       "adapters stand beside linear layers" },
-    { "exclude_modules",         "target_modules alone say where adapters are" },
+    { "target_parameters",       "adapters are added to linear layers" },
+    { "exclude_modules",         "only target_modules say where adapters are" },
     { "layers_to_transform",     "all blocks have the same adapters" },
     { "layer_replication",       "each block is computed once" },
     { "alora_invocation_tokens", "adapters count for all tokens" },

@@ -39,7 +39,7 @@ const YamlNode *config_find_path(const YamlNode *n, const char *path)
     return NULL;
 }
 
-/* `command`, the path behind the scheme, `to`: fetches a file. The last row is any other store. */
+/* `command`, the path after the scheme, `to`: fetches a file. The last row is any other store. */
 static const struct { const char *scheme, *command, *to; } stores[] = {
     { "s3://",    "aws s3 cp s3://", " ." },
     { "r2://",    "aws s3 cp --endpoint-url https://ACCOUNT.r2.cloudflarestorage.com s3://", " ." },

@@ -1,4 +1,4 @@
-/* What the table cannot say about one key of the model alone: values that follow from others, and combinations that cannot work.
+/* What the table cannot say about one key of the model: values that follow from others, and combinations that cannot work.
  * Every message names the place of a key that takes part and says which values would do. */
 #include "model/config/table.h"
 
@@ -93,7 +93,7 @@ void config_check_rope(const ModelConfig *m, const char *place)
         die("%s: rope_theta %g: YaRN needs frequencies that differ, so a rope_theta above 1", place, m->rope_theta);
 }
 
-/* Which keys of rope_scaling count follows from its type, and that from a factor alone: Llama 3.1's was the first. */
+/* Which keys of rope_scaling count follows from its type, and that from a factor: Llama 3.1's was the first. */
 static void check_rope_scaling(Reader *r)
 {
     ModelConfig *m = &r->s->c.model;
@@ -222,7 +222,7 @@ void config_check_trainable(Reader *r)
             c->load_path ? "" : ", or untie them with --model.weight_tying=false");     /* what is loaded has no other head */
     if (unknown)
         die("%s: trainable: '%s' names no tensor of this model; names are those of a checkpoint, as "
-            "model.layers.0.self_attn.q_proj.weight, and * stands for any characters", place, unknown);
+            "model.layers.0.self_attn.q_proj.weight, and * matches any characters", place, unknown);
     if (split)
         die("%s: trainable: %s, but they are one matrix here; train both or none", place, split);
     free(tensor);

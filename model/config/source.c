@@ -112,7 +112,7 @@ static void take(Reader *r, const char *name, const YamlNode *n)
         yaml_put(r->root, name, yaml_copy(n, NULL));
 }
 
-/* Who evaluates a checkpoint wants the numbers that its run had. So what they depended on besides the data is the run's: the recipe
+/* An evaluation of a checkpoint should give the numbers that its run had. So what they depended on besides the data is the run's: the recipe
  * with its columns, how many sequences share scales, and whether a document sees those before it. */
 static void settle_evaluation(Reader *r, const char *folder)
 {

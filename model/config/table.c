@@ -259,7 +259,7 @@ const ConfigKey config_keys[] = {
     WORD  ("data.memmap_dtype", CHOICE, "uint16", token_types, X(memmap_dtype),
            "type of a token in headerless shards; without a model section uint32 if load_path's model has more than 65536 ids"),
     OPTION("data.seed", U64 | FOLLOWS, "null", NAN, 0, LONGS, C(data.seed), "of the order of the data; default `seed`"),
-    WORD  ("data.packing", CHOICE, "concat", packings, C(data.files.packing), "concat: documents one behind the other, cut where a "
+    WORD  ("data.packing", CHOICE, "concat", packings, C(data.files.packing), "concat: documents one after the other, cut where a "
            "sequence is full, as OLMo; best_fit: whole ones, each where it fits best, attention inside them"),
     WORD  ("data.long_documents", CHOICE, "truncate", WORDS({ "truncate", LONG_TRUNCATE }, { "split", LONG_SPLIT }),
            C(data.long_documents), "best_fit: what becomes of those longer than a sequence"),

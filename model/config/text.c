@@ -111,7 +111,7 @@ Settings config_followed(const Settings *s)
 }
 
 /* What follows from another key stays null, so that a run of this file with another --recipe has that recipe's columns; the
- * value stands behind it. follows: s with those values. */
+ * value follows it. follows: s with those values. */
 static void print_value(FILE *f, const Settings *s, const Settings *follows, const ConfigKey *k, int indent)
 {
     if (!(k->type & FOLLOWS)) {

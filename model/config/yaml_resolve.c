@@ -34,7 +34,7 @@ static int exists(const char *path)
     return strstr(path, "://") || access(path, F_OK) == 0;
 }
 
-/* A copy with $HOME for a ~ before the first slash, which a shell does not expand behind --key=. */
+/* A copy with $HOME for a ~ before the first slash, which a shell does not expand after --key=. */
 static char *expand_home(const YamlNode *at, const char *text)
 {
     const bool at_home = strncmp(text, "~/", 2) == 0;

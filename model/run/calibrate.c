@@ -127,7 +127,7 @@ static void put_weight(Calibration *c, int to, Weight *w)
     device_put((uint16_t *)stored.data + hf_first(u, t), w->values, n * sizeof(uint16_t));
 }
 
-/* Those that are being read become unit `to`; then `next` is read, unless it is behind the last unit. */
+/* Those that are being read become unit `to`; then `next` is read, unless it is after the last unit. */
 static void put_unit(Calibration *c, int to, int next)
 {
     weights_wait(&c->ahead);
@@ -270,7 +270,7 @@ static void print_result(const Calibration *c, int block, const Param *p, const 
         printf("  %s %.3g | %.3g", p->name, r->error / outputs, r->rounded / outputs);
 }
 
-/* The block's weights become what codes and scales stand for. */
+/* The block's weights become the values of its codes. */
 static void choose_codes(Calibration *c, int block, const Unit *w)
 {
     printf("block %d:", block);

@@ -9,7 +9,7 @@
 #include "model/checkpoint/export_files.h"
 #include "model/run/calibration_data.h"
 
-/* Mean losses of the tokens that were held out, `labels`, with the weights as they were and with what the codes stand for. */
+/* Mean losses of the tokens that were held out, `labels`, with the weights as they were and with the values of the codes. */
 typedef struct { double before, after; long labels; } CalibrationLosses;
 
 /* Gives x, which was begun, the codes and scales of all its matrices. On the device. */

@@ -4,7 +4,7 @@
 #include "model/config/export_options.h"
 
 typedef struct {
-    int  sequences, held, length;       /* of calibration; held out, which are behind those; tokens of each */
+    int  sequences, held, length;       /* of calibration; held out, which follow those; tokens of each */
     int *tokens, *targets;              /* (sequences + held, length); target: the next token, -1 at the end */
     int  files;
 } CalibrationData;
