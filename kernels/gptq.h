@@ -24,8 +24,8 @@ typedef struct {
 } GptqResult;
 
 /* codes and values (O,I) = code and scale * code of w (O,I), whose scales are scale (O,I/group). h (I,I): the sum of xT x; damping
- * times its mean diagonal is added to the diagonal; where that is not enough, ten times as much, at most three times over. w, h and scales in F32; values in F32 or
- * BF16; codes, scale: device memory. Takes 8 I^2 + 8 O I bytes more of it. Waits for the device. */
+ * times its mean diagonal is added to the diagonal; where that is not enough, ten times as much, at most three times over. w, h and
+ * scales in F32; values in F32 or BF16; codes, scale: device memory. Takes 8 I^2 + 8 O I bytes more of it. Waits for the device. */
 GptqResult gptq(int8_t *codes, Tensor values, Tensor w, const float *scale, int group, Tensor h, double damping, bool ordered);
 
 /* ---- its operations; F32 where nothing else is said ---------------------------------------------------------- */
