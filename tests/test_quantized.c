@@ -155,6 +155,7 @@ static void test_tensors(void **state)
 
 int main(void)
 {
+    device_init(0);
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_settings), cmocka_unit_test(test_tensors) };
     return cmocka_run_group_tests_name("quantized", tests, make_root, remove_root);
 }
