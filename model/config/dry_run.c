@@ -1,5 +1,5 @@
 /* Runs that train nothing. A dry run plans memory for ranks that were not started, on devices that need not be here, without data;
- * of evaluators it reads what is configured. eval_only reads only the data of evaluators, generate none. */
+ * it reads the configuration of evaluators. eval_only reads the data of evaluators and no other, generate reads no data. */
 #include "model/config/table.h"
 
 #include "kernels/error.h"

@@ -112,8 +112,8 @@ static void take(Reader *r, const char *name, const YamlNode *n)
         yaml_put(r->root, name, yaml_copy(n, NULL));
 }
 
-/* An evaluation of a checkpoint should give the numbers that its run had. So what they depended on besides the data is the run's: the recipe
- * with its columns, how many sequences share scales, and whether a document sees those before it. */
+/* An evaluation should give the numbers that the checkpoint's run had. They depend on the run's recipe with its columns, on how many
+ * sequences share scales, and on whether a document sees those before it: these settings are the run's. */
 static void settle_evaluation(Reader *r, const char *folder)
 {
     const bool recipe = !recipe_is_given(r), batches = !is_asked(r, "device_train_microbatch_size");
