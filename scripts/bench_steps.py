@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Times training steps on random tokens: of one program, or of two in turn on the same machine, before and after a change.
+"""Times training steps on random tokens: of one program, or of two that alternate on one machine, before and after a change.
 
     python3 scripts/bench_steps.py 7B 8B "configs/OLMo-1B.yaml --recipe=coat --device_train_microbatch_size=16"
     python3 scripts/bench_steps.py --train before/train --train build/cuda/train 7B 7B-lean
     python3 scripts/bench_steps.py --kernel-times build/cuda/kernel_times.so 7B
 
-A work is a name of the list (--list) or, in quotes, a configuration and options, with "NAME: " in front or without. Measured are
-all steps but the first two, in which algorithms and plans are chosen: tokens/s of a GPU; memory as the driver counts it; mean power
-and clock of the GPUs and tokens per joule, by NVML. Of two programs, which run A B A B, the ratios stand below: means of pairs, +-
-their standard error. --kernel-times traces a run of four steps besides and prints where the last two spent their time (in_step.py).
+A work is a name of the list (--list) or, in quotes, a configuration and options, optionally after "NAME: ". The first two steps
+choose algorithms and are not measured. The table has tokens/s of a GPU, memory as the driver counts it, and by NVML mean power and
+clock of the GPUs and tokens per joule. Two programs run as A B A B; a second table has their ratios, means of pairs +- standard
+error. --kernel-times also traces a run of four steps and prints where the last two spent their time (in_step.py).
 """
 import argparse, array, collections, ctypes, math, os, random, re, shlex, statistics, subprocess, sys, time
 
@@ -28,7 +28,7 @@ WORK = {        # ranks and arguments; steps of 131,072 tokens of a GPU
 }
 TOKENS, VOCABULARY, EOS = 1 << 21, 32000, 2
 SKIPPED = 2             # steps that are not measured
-TRACED = 4              # steps of a run under CUPTI, of which the last two are looked at
+TRACED = 4              # steps of a run under CUPTI; the last two are read
 SHOWN = ("step ", "model", "memory", "  activations", "shards", "recipe", "  keep", "packing", "error", "kernel_times")
 
 Work = collections.namedtuple("Work", "name ranks arguments")
@@ -37,7 +37,7 @@ COLUMNS = ("tokens/s per GPU", "GiB", "W", "SM MHz", "tokens/J")
 
 
 def write_tokens(folder):
-    """Two files of uint16 tokens, the same each time: without documents, and with such of 350 - 350 ln u tokens, at most 4096."""
+    """Two files of uint16 tokens, always the same: without documents, and with documents of 350 - 350 ln u tokens, at most 4096."""
     paths = {name: os.path.join(folder, name + ".npy") for name in ("tokens", "documents")}
     if all(os.path.exists(path) and os.path.getsize(path) == 2 * TOKENS for path in paths.values()):
         return paths
@@ -54,7 +54,7 @@ def write_tokens(folder):
 
 
 def measure(folder, ranks):
-    """Of the steps behind SKIPPED, from metrics.jsonl. A line of the GPUs' state is the mean since the one before it."""
+    """Result of the steps after SKIPPED, by metrics.jsonl. A line with the state of the GPUs is the mean since the last one."""
     lines = metrics.read(folder)
     steps = [line for line in lines if "throughput/total_tokens" in line]
     first, last = steps[SKIPPED - 1], steps[-1]
@@ -99,7 +99,7 @@ def run(options, train, work, steps, times=None):
 
 
 def trace(options, train, work, name):
-    """Prints where steps spend their time. A program that dies at its end has written most of what is wanted."""
+    """Prints where steps spend their time. A program that dies at its end has still written most of it."""
     times = os.path.join(options.folder, f"times-{name}")
     os.makedirs(times, exist_ok=True)
     for old in os.listdir(times):
@@ -132,7 +132,7 @@ def ratio(before, after, column):
 
 
 def print_table(programs, measured):
-    """measured: of each work, of each program, a Result of each round."""
+    """measured: for each work and each program, a Result per round."""
     print(f"\n| work | program | {' | '.join(COLUMNS)} |\n|---|---|" + "---|" * len(COLUMNS))
     for work, runs in measured.items():
         for train, results in zip(programs, runs):
@@ -142,7 +142,7 @@ def print_table(programs, measured):
 
 
 def kernel_times_loads(path):
-    """A library that CUDA cannot load may end the program, without a word of why."""
+    """A library that CUDA cannot load may end the program without a message."""
     try:
         ctypes.CDLL(os.path.abspath(path))
         return True
@@ -152,7 +152,7 @@ def kernel_times_loads(path):
 
 
 def bench(options, work, traces):
-    """The programs in turn, then a trace of each. Returns their results, and whether nothing failed."""
+    """Runs the programs alternately, then traces each. Returns their results, and whether nothing failed."""
     results, failed = [[] for _ in options.train], set()
     for _ in range(options.rounds or len(options.train)):
         for train, of_train in zip(options.train, results):
@@ -183,14 +183,14 @@ def parse_work(text, parser, ranks):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", nargs="*")
-    parser.add_argument("--list", action="store_true", help="print the names and what they stand for")
-    parser.add_argument("--train", action="append", help="a program; default build/cuda/train; twice: two in turn")
+    parser.add_argument("--list", action="store_true", help="print the names and their settings")
+    parser.add_argument("--train", action="append", help="a program; default build/cuda/train; given twice: the two alternate")
     parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--rounds", type=int, help="default 1, of two programs 2")
-    parser.add_argument("--ranks", type=int, default=1, help="of work in quotes")
+    parser.add_argument("--rounds", type=int, help="default 1, for two programs 2")
+    parser.add_argument("--ranks", type=int, default=1, help="ranks of a work in quotes")
     parser.add_argument("--launch", default="mpirun", help="launcher with its options")
     parser.add_argument("--kernel-times", help="kernel_times.so: trace steps too")
-    parser.add_argument("--folder", default="build/bench", help="for tokens, the run and in-step-*.tsv")
+    parser.add_argument("--folder", default="build/bench", help="folder for tokens, the run and in-step-*.tsv")
     options = parser.parse_args()
     if options.list:
         for name, (ranks, arguments) in WORK.items():

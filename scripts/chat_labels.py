@@ -1,9 +1,9 @@
 """Where the assistant's answers begin and end in what a chat template writes, and how many documents a conversation becomes.
 
-A conversation is a document, rendered as a whole. But templates of models that think leave the thoughts of earlier turns out, and
-some write tools or the system's message into the last question. Where a model is asked with a text that the whole does not begin
-with, or the whole would lose what answers have, each question gets a document, which ends with its answers; those of earlier
-questions are there as the model sees them then, and not learned again.
+A conversation is usually one document, rendered as a whole. But templates of models that think leave out the thoughts of earlier
+turns, and some write tools or the system message into the last question. If the whole does not begin with the text that a model
+is asked with, or loses parts of answers, each question gets its own document, which ends with its answers. Earlier answers are in
+it as the model sees them then, and are not learned again.
 """
 import collections, functools, os, re
 

@@ -1,5 +1,5 @@
-"""What a line of a file of conversations may hold: its forms, and which JSON of a message is what a chat template expects. All else
-is an error, with its place; nothing is guessed. What reaches the template is what transformers' apply_chat_template gives it."""
+"""What a line of a file of conversations may hold: its forms, and the JSON of a message that a chat template expects. Anything
+else is an error that names its place; nothing is guessed. The template gets what transformers' apply_chat_template gives it."""
 import collections, json
 
 from errors import Bad

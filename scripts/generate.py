@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What a model says to texts: tokens by its tokenizer.json, in its chat template, through ./train --generate.
+"""Continues texts with a model: by its tokenizer.json, its chat template and ./train --generate.
 
     python3 scripts/generate.py FOLDER "Why is the sky blue?"
     python3 scripts/generate.py FOLDER --raw --temperature=0.8 --top-p=0.95 "Once upon a time"
     python3 scripts/generate.py FOLDER --train "mpirun -n 2 ./train" --recipe=f32 "one text" "and another"
 
-FOLDER is a checkpoint or a model as Hugging Face has it, with tokenizer.json and, unless --raw, a chat template. Options that are
-not listed below go to ./train as they are. Needs the packages tokenizers and jinja2 (--raw: tokenizers alone).
+FOLDER is a checkpoint or a Hugging Face folder, with tokenizer.json and, without --raw, a chat template. Options that are not
+listed below go to ./train unchanged. Needs the packages tokenizers and jinja2 (--raw: only tokenizers).
 """
 import argparse, json, os, re, shlex, subprocess, sys, tempfile, threading
 
@@ -18,13 +18,13 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("folder")
     parser.add_argument("texts", nargs="+", metavar="text")
-    parser.add_argument("--raw", action="store_true", help="continue the text itself; before it, what the tokenizer begins with")
+    parser.add_argument("--raw", action="store_true", help="no chat template: the text follows the tokenizer's first tokens")
     parser.add_argument("--train", default="./train", help="how the program is started; default: ./train")
-    parser.add_argument("--max-new-tokens", type=int, default=512, help="at most so many for each; default: 512")
+    parser.add_argument("--max-new-tokens", type=int, default=512, help="most tokens of each continuation; default: 512")
     parser.add_argument("--temperature", type=float, default=0, help="0, the default: always the most likely token")
     parser.add_argument("--top-p", type=float, default=1,
                         help="draws from the likeliest tokens that together have this probability; default: 1")
-    parser.add_argument("--seed", type=int, default=6198, help="of what a temperature draws; default: 6198")
+    parser.add_argument("--seed", type=int, default=6198, help="seed of the draws; default: 6198")
     known, rest = parser.parse_known_intermixed_args()
     try:
         known.train = shlex.split(known.train)
@@ -84,7 +84,7 @@ def encode(args, files):
 
 
 def pass_on(lines, path):
-    """What the program says, with the number of a text where it names a line of the file of prompts, which nobody else sees."""
+    """Messages of the program. A line of the file of prompts becomes the number of a text, because users do not see that file."""
     for line in lines:
         sys.stderr.write(re.sub(re.escape(path) + r":(\d+)", r"text \1", line).replace(path, "texts"))
 

@@ -3,8 +3,8 @@
 
     python3 scripts/golden.py [folder]        # default: tests/golden
 
-For each architecture it makes a seeded model, saves it with save_pretrained into folder/<name>/, and records in
-folder/<name>/golden.safetensors what float32 on a CPU gives:
+For each architecture it makes a seeded model, saves it with save_pretrained into folder/<name>/, and writes into
+folder/<name>/golden.safetensors the results of float32 on a CPU:
     tokens, targets (B, T)   one batch; a target below 0 is masked
     logits (B, T, vocab)
     loss ()                  mean cross entropy over the unmasked targets
@@ -34,7 +34,7 @@ MODELS = {
     "llama": LlamaConfig(hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=4,
                          rms_norm_eps=1e-5, tie_word_embeddings=False,
                          rope_parameters={"rope_type": "default", "rope_theta": 10000.0}, **COMMON),
-    # Llama-3.2: grouped queries, tied head, scaled rotary frequencies. Of the 8 wavelengths one is kept (< 32/4),
+    # Llama-3.2: grouped queries, tied head, scaled rotary frequencies. One of the 8 wavelengths is kept (< 32/4),
     # one interpolated, and six (> 32/1) divided by the factor.
     "llama-gqa-tied": LlamaConfig(hidden_size=64, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2,
                                   rms_norm_eps=1e-5, tie_word_embeddings=True,
@@ -53,7 +53,7 @@ MODELS = {
     "olmo2": Olmo2Config(hidden_size=48, intermediate_size=64, num_attention_heads=6, num_key_value_heads=2,
                          rms_norm_eps=1e-6, tie_word_embeddings=False,
                          rope_parameters={"rope_type": "default", "rope_theta": 500000.0}, **COMMON),
-    # Mistral v0.1: every layer sees the last 5 tokens only, grouped queries
+    # Mistral v0.1: every layer has a window of 5 tokens, grouped queries
     "mistral": MistralConfig(hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2,
                              rms_norm_eps=1e-5, tie_word_embeddings=False, sliding_window=5,
                              rope_parameters={"rope_type": "default", "rope_theta": 10000.0}, **COMMON),
@@ -71,8 +71,8 @@ MODELS = {
                               sliding_window=5, max_window_layers=1,
                               rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
                               **COMMON | {"num_hidden_layers": 3}),
-    # OLMo-3: OLMo-2's blocks; three layers with a window, then one without whose rotary frequencies are YaRN's. Of its
-    # 4 frequencies two are kept, one is interpolated halfway, one is divided by the factor; the attention factor is 1.21.
+    # OLMo-3: OLMo-2's blocks; three layers with a window, then one without, with YaRN's rotary frequencies. Two of
+    # its 4 frequencies are kept, one is interpolated halfway, one is divided by the factor; the attention factor is 1.21.
     "olmo3": Olmo3Config(hidden_size=48, intermediate_size=48, num_attention_heads=6, num_key_value_heads=2,
                          rms_norm_eps=1e-6, tie_word_embeddings=False, sliding_window=5,
                          rope_parameters={"sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
@@ -84,7 +84,7 @@ MODELS = {
     "olmo3-default": Olmo3Config(hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2,
                                  rms_norm_eps=1e-6, tie_word_embeddings=False, sliding_window=5,
                                  **COMMON | {"num_hidden_layers": 4}),
-    # what transformers makes of a Mistral with layer_types: a window in some layers
+    # the class that transformers takes for a Mistral with layer_types: a window in some layers
     "ministral": MinistralConfig(hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
                                  rms_norm_eps=1e-5, tie_word_embeddings=False, sliding_window=5,
                                  layer_types=["full_attention", "sliding_attention", "sliding_attention"],
@@ -163,7 +163,7 @@ def make(name, config, folder, seed):
     if getattr(config, "clip_qkv", None):
         check_clipping(model, tokens, config.clip_qkv)
     window = getattr(config, "sliding_window", None)
-    if window:                              # as many tokens as its name says: neither one more nor one less
+    if window:                              # exactly as many tokens as its name says
         check_matters(model, tokens, sliding_window=window + 1)
         check_matters(model, tokens, sliding_window=window - 1)
     if name == "ministral":

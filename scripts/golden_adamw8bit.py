@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Reference results of 8-bit AdamW: what bitsandbytes computes on a CPU, and its CUDA kernel followed step by step.
+"""Reference results of 8-bit AdamW: bitsandbytes on a CPU, and its CUDA kernel repeated step by step in Python.
 
     python3 scripts/golden_adamw8bit.py [folder]        # default: tests/golden/adamw8bit
 
 codes.safetensors: the codes of groups of 256 numbers
     map.signed, map.unsigned (256)    bitsandbytes.functional.create_dynamic_map
-    x (groups, 256)                   the first `plain` of them random, the others made to be difficult
+    x (groups, 256)                   the first `plain` of them are random, the others difficult cases
     signed, unsigned (groups, 256)    codes of x and of |x| by the search of the CUDA kernel
     bnb.signed, bnb.unsigned (plain, 256), bnb.absmax (plain)    by bitsandbytes.functional.quantize_blockwise on the CPU
 steps.safetensors: steps of AdamW in float32, as kOptimizerStatic8bit2StateBlockwise computes them, from zero moments
@@ -13,15 +13,15 @@ steps.safetensors: steps of AdamW in float32, as kOptimizerStatic8bit2StateBlock
     grad (steps, n) bfloat16, w (1 + steps, n), and after each step codes m, v (steps, n), m.absmax, v.absmax (steps, n/256)
 bnb.safetensors: the same by optimizer_update_8bit_blockwise_pytorch, bitsandbytes' own step in torch
 
-bitsandbytes 0.49 has its 8-bit steps on GPUs only; the functions used here are those that run on a CPU. They differ from the
-kernel where two values are equally near, and let small negative numbers become 0; quantize_blockwise overwrites the 0 of
-the unsigned map with -1, and the torch step decays weights before the update. tests/test_adamw8bit.c knows this, and so does
-check_codes below. Needs bitsandbytes and torch.
+bitsandbytes 0.49 has its 8-bit steps only on GPUs; this script uses the functions that run on a CPU. They differ from the
+kernel if two values are equally near, and turn small negative numbers into 0. quantize_blockwise overwrites the 0 of
+the unsigned map with -1, and the torch step decays weights before the update. tests/test_adamw8bit.c and check_codes below
+allow for these differences. Needs bitsandbytes and torch.
 """
 import argparse
 import os
 
-os.environ["TORCHDYNAMO_DISABLE"] = "1"     # bitsandbytes compiles its step; as it stands is enough
+os.environ["TORCHDYNAMO_DISABLE"] = "1"     # bitsandbytes would compile its step, which is not needed
 
 import bitsandbytes.functional as F
 import numpy as np
@@ -36,7 +36,7 @@ f32 = np.float32
 def search(code, x):
     """The kernel's quantize_2D: seven steps down a tree of 255 nodes, then the middle to the neighbour not yet ruled out.
 
-    Between the ends no node is met twice, so `lower` and `upper` are the values next to `pivot`."""
+    Between the ends no node occurs twice, so `lower` and `upper` are the values next to `pivot`."""
     pivot = np.full(x.shape, 127)
     low, high = np.zeros_like(pivot), np.full_like(pivot, 255)
     for step in (64, 32, 16, 8, 4, 2, 1):
@@ -62,7 +62,7 @@ def quantize(code, m, signed):
 
 
 def difficult_groups(signed, unsigned, rng):
-    """All middles between values, as they are and one float to either side; all values; small numbers below one large."""
+    """All middles between values, and one float to either side; all values; small numbers next to one that is large."""
     groups = []
     for code in (signed, unsigned):
         middles = np.append((code[1:] + code[:-1]) * f32(0.5), f32(1))

@@ -3,10 +3,10 @@
 
     python3 scripts/golden_config_keys.py [FILE]        # default: tests/golden/config_keys.json
 
-Keys are the fields of the configuration class and of PreTrainedConfig, those that their code takes out of what it is given, the
+Keys are the fields of the configuration class and of PreTrainedConfig, the keys that their code reads from its arguments, the
 settings of generation, and every attribute that transformers asks the configuration for while it makes, saves and loads a small
-random model, trains and generates: those too that only getattr(config, "is_causal", True) names. Each is given another value in a
-folder with the same weights, which AutoModelForCausalLM loads. The first that differs is its effect:
+random model, trains and generates. That includes attributes that only getattr(config, "is_causal", True) names. The script gives
+each key another value in a folder with the same weights, and AutoModelForCausalLM loads it. The first difference is its effect:
 
     fails       the folder is not loaded, or does not compute
     model       tensors, or logits
@@ -14,9 +14,9 @@ folder with the same weights, which AutoModelForCausalLM loads. The first that d
     training    gradients in training mode
     nothing
 
-FILE holds, for each version of transformers that it was made with, the declared keys with their defaults (null: none, or nothing
-simple), the base, and per key [value, effect]; rope_keys: the same of rope_scaling in `scaled`. Running it with another version
-adds that. tests/test_config_keys.c compares what ./train does with each key. Needs torch.
+FILE holds for each version of transformers the declared keys with their defaults (null: none, or not a simple value), the base, and
+[value, effect] for each key. rope_keys has the same for rope_scaling in `scaled`. A run with another version of transformers adds
+that version. tests/test_config_keys.c compares with what ./train does with each key. Needs torch.
 """
 import dataclasses
 import inspect
@@ -38,7 +38,7 @@ YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=8192)
 LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=128)
 MIXED = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]
 
-# config.json of each, and the scaling in whose description keys are tried
+# config.json of each, and the rope_scaling whose keys are tried
 CLASSES = {
     "LlamaForCausalLM": (dict(model_type="llama"), LLAMA3),
     "OlmoForCausalLM": (dict(model_type="olmo"), YARN),
@@ -50,7 +50,7 @@ CLASSES = {
                          YARN),
 }
 
-# where what `another` makes of the default would be no value, or one without effect; return_dict says what Python gets, no more
+# for keys where another(default) would be invalid or without effect; return_dict only changes what Python gets
 VALUES = dict(
     hidden_act="gelu", hidden_size=64, intermediate_size=64, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=4,
     vocab_size=98, max_position_embeddings=32, initializer_range=0.5, head_dim=16, rms_norm_eps=0.5, tie_word_embeddings=True,
@@ -72,7 +72,7 @@ VALUES = dict(
     beta_fast=256.0, beta_slow=2.0, low_freq_factor=2.0, high_freq_factor=8.0, short_factor=[2.0] * 4, long_factor=[2.0] * 4,
 )
 VALUES["decoder"] = VALUES["generator"] = VALUES["text_encoder"] = VALUES["text_config"]
-NOT_TRIED = {"model_type"}      # which is no key but says whose keys they are
+NOT_TRIED = {"model_type"}      # no key of the model: it says which class has the keys
 
 
 def fields(config):
@@ -85,7 +85,7 @@ def fields(config):
 
 
 def taken():
-    """Keys that the code of configurations takes out of what it is given."""
+    """Keys that the code of configurations reads from its arguments."""
     made = inspect.getsource(getattr(PretrainedConfig, "__post_init__", PretrainedConfig.__init__))
     rest = inspect.getsource(PretrainedConfig) + inspect.getsource(AutoConfig)
     names = re.findall(r'kwargs(?:\.pop|\.get)\(\s*"(\w+)"', made) + re.findall(r'"(\w+)" in config_dict', rest)

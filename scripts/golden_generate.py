@@ -5,10 +5,10 @@
 
 For each model that scripts/golden.py made, folder/<name>/continuation.json gets
     prompt   12 random tokens
-    tokens   the 64 that generate(do_sample=False) puts behind them
-    margin   by how much the least certain of them was the most likely, as a part of the largest logit
-Of SEEDS prompts it is the one with the most different tokens, since these models soon repeat themselves, among those whose
-margin is a hundred times what rounding explains (1e-5, tests/test_parity.c) and whose text does not end early.
+    tokens   the 64 tokens with which generate(do_sample=False) continues them
+    margin   the smallest lead of a chosen token over the second one, as a share of the largest logit
+The script tries SEEDS prompts and takes the one with the most different tokens, since these models soon repeat themselves. The
+margin must be a hundred times the effect of rounding (1e-5, tests/test_parity.c), and the text must not end early.
 tests/test_decode.c compares. Needs torch and transformers.
 """
 import argparse

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Reference results of adapters beside the models of golden.py, computed by PEFT.
+"""Reference results of adapters for the models of golden.py, computed by PEFT.
 
     python3 scripts/golden_lora.py [folder]        # default: tests/golden; from the repository's root
 
 For each model that golden.py made in folder/<name>, folder/lora/<name> gets an adapter with random A and B, saved by PEFT's
-save_pretrained (adapter_config.json, adapter_model.safetensors), and in golden.safetensors what float32 on a CPU gives:
+save_pretrained (adapter_config.json, adapter_model.safetensors), and golden.safetensors with the results of float32 on a CPU:
     tokens, targets, adamw   as in the model's own golden.safetensors
     logits (B, T, vocab), loss ()
     grad.<tensor>            gradients of A and B, under the names of adapter_model.safetensors
     losses (8)               of 8 AdamW steps of A and B, with golden.py's settings; all are decayed
     trained.<tensor>         A and B after them
-    merged.<tensor>          first and last row of each matrix that has an adapter, as merge_and_unload makes it of the random A, B
+    merged.<tensor>          first and last row of each matrix that has an adapter, after merge_and_unload with the random A, B
 tests/test_parity.c compares. Needs torch, transformers and peft.
 """
 import argparse
@@ -44,7 +44,7 @@ SETTINGS = {
 
 
 def randomize(model, generator):
-    """A, B that make every adapter matter: what it adds has half the size of what its matrix, of unit scale, gives."""
+    """A, B that make every adapter matter: it adds half the size of the product of its matrix, which has unit scale."""
     with torch.no_grad():
         for name, p in adapters(model).items():
             size = p.shape[1] ** -0.5 if "lora_A" in name else 0.5 * p.shape[1] ** -0.5 / scale_of(model)
@@ -88,7 +88,7 @@ def check_matters(model, tokens):
 
 
 def merged_rows(model, base):
-    """Of each matrix that has an adapter the first and last row, by the base's names."""
+    """First and last row of each matrix that has an adapter, under the names of the base."""
     merged = model.merge_and_unload().state_dict()
     changed = {n for n in base if not torch.equal(merged[n], base[n])}
     return {"merged." + n: merged[n][[0, -1]] for n in changed}

@@ -1,22 +1,21 @@
 #!/usr/bin/env python3
-"""Reference results of NF4: what bitsandbytes computes on a CPU, and its CUDA kernels followed in numpy.
+"""Reference results of NF4: bitsandbytes on a CPU, and its CUDA kernels repeated in numpy.
 
     python3 scripts/golden_nf4.py [folder]        # default: tests/golden/nf4
 
-codes.safetensors: map (16); and of each tensor X of TENSORS
+codes.safetensors: map (16); and for each tensor X of TENSORS
     X (rows, cols)                      float32
     X.codes, .absmax, .nested, .offset  packed codes, codes of absmaxes, F32 scales of those, one F32
     X.f32, X.bf16 (rows, cols)          values by bitsandbytes.functional.dequantize_4bit
 saved.safetensors: a bfloat16 tensor NAME as bitsandbytes saves it
     NAME, NAME.absmax, ...              packed codes, and QuantState.as_dict(packed=True)
-    source, bf16 (rows, cols)           what was quantized, and its values
+    source, bf16 (rows, cols)           the tensor before, and its values after
 plain.safetensors: that tensor without double quantization, as a CPU makes it, with its bf16
 
 The codes are those of bitsandbytes' CUDA kernels: x (1/absmax) against the middles between values, rounded to F32. On a CPU
-bitsandbytes finds the nearest value itself, which differs in a middle that F32 does not have, and it puts -1 for the lowest of
-the 256 values; check_codes knows this and nothing else. The mean of the absmaxes is a sum in F32 there, whose order nobody
-promises: here all absmaxes of a tensor are multiples of a number so large that every such sum is exact. Needs bitsandbytes and
-torch.
+bitsandbytes searches the nearest value. That differs at a middle that F32 cannot represent, and the lowest of the 256 values is
+-1 there; check_codes allows only for these two. bitsandbytes sums the absmaxes in F32 in an order that is not specified. So all
+absmaxes of a tensor here are multiples of a number so large that every sum is exact. Needs bitsandbytes and torch.
 """
 import argparse
 import os
@@ -51,7 +50,7 @@ def nearest16(code, x):
 
 
 def check_codes(codes, nested_codes, offset, x, packed, state):
-    """That the kernels' codes are bitsandbytes' on a CPU, but for middles rounded up and what -1 for the lowest value explains."""
+    """Asserts that codes are bitsandbytes' on a CPU, except for middles rounded up and effects of -1 for the lowest."""
     quotient, top = quotients(x, BLOCK)
     code = state.code.numpy()
     upper = np.minimum(codes + 1, 15)

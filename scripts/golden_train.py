@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Reference of a run of ./train: 8 steps of a small OLMo-2 as torch and transformers train it.
+"""Reference of a run of ./train: 8 steps of a small OLMo-2, trained with torch and transformers.
 
     python3 scripts/golden_train.py [folder]        # default: tests/golden/train, from the repository's root
 
-It writes what the run reads: a seeded model saved by save_pretrained in folder/start, folder/tokens.npy with folder/labels.npy, and
-folder/config.yaml, which names them; and in folder/golden.safetensors what float32 on a CPU gives:
-    loss, zloss (8)                 of each step: means per label, zloss with its weight; NaN where they are not finite
+It writes the files of the run: a seeded model saved by save_pretrained in folder/start, folder/tokens.npy with folder/labels.npy,
+and folder/config.yaml, which names them; and folder/golden.safetensors with the results of float32 on a CPU:
+    loss, zloss (8)                 means per label in each step, zloss with its weight; NaN if not finite
     norm, clipped, rate, labels (8) gradient norm before it is clipped, whether it is, learning rate, labels of the batch
     trained.<tensor>                the weights at the end
-The order of the sequences is numpy's, the schedule and the groups of parameters are written from OLMo's definitions, the steps are
-torch.optim.AdamW with clip_grad_norm_. One row of the embedding is so large that the step which has this token overflows: it has no
-finite loss, and makes no update. tests/test_train_parity.c compares. Needs torch, transformers and numpy.
+The order of the sequences is numpy's. The schedule and the groups of parameters follow OLMo's definitions. The steps are
+torch.optim.AdamW with clip_grad_norm_. One row of the embedding is so large that the step with this token overflows: its loss is
+not finite, and it makes no update. tests/test_train_parity.c compares. Needs torch, transformers and numpy.
 """
 import argparse
 import math
@@ -74,7 +74,7 @@ def make_model():
 
 
 def order_of_steps():
-    """Which sequences each step has: OLMo's order, epoch after epoch; what is no full batch at the end of one is not used."""
+    """The sequences of each step: OLMo's order, epoch after epoch; a partial batch at the end of an epoch is not used."""
     steps = []
     for epoch in range(2):
         order = numpy.arange(INSTANCES, dtype=numpy.uint32)
@@ -160,7 +160,7 @@ def train(tokens, labels, steps, wrong=""):
 
 
 def distance(model, other, start):
-    """Of the weights of two runs, as a part of what the first has changed: of the tensor that they differ most in."""
+    """Largest difference of a tensor between two runs, as a share of what the first run changed."""
     off = lambda a, b: (a - b).double().norm().item()
     return max(off(q, p) / off(p, s) for p, q, s in zip(model.parameters(), other.parameters(), start.parameters()))
 
@@ -184,7 +184,7 @@ def main():
                   "labels of a rank", "no z-loss"):
         off = distance(model, train(tokens, labels, steps, wrong)[0], start)
         print(f"{wrong}: the weights are off by {off:.3f} of their change")
-        assert off > 0.05                       # of which the test allows a tenth
+        assert off > 0.05                       # the test allows a tenth of it
 
     os.makedirs(folder, exist_ok=True)
     start.save_pretrained(os.path.join(folder, "start"))

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Says in which kernels the last whole steps of a run spent their time, from inside these steps.
+"""Prints how much time each kernel took in the last whole steps of a run.
 
     make BACKEND=cuda build/cuda/kernel_times.so && mkdir times
     CUDA_INJECTION64_PATH=$PWD/build/cuda/kernel_times.so KERNEL_TIMES=times mpirun -n 1 ./train ... --save_folder=run
     python3 scripts/in_step.py run times
 
-A step lasts from the end of an update to the end of the next. Where kernels of several queues ran at once, each counts in full, and
-what they overlap is taken off in a line of its own: rows, overlap and idle time add up to the time that the steps took. With
-several ranks the table is of one, the lowest process. --tsv writes the second table, of every kernel, for programs.
+A step lasts from the end of an update to the end of the next. Kernels of several queues that run at the same time count in full,
+and a line of its own subtracts their overlap: rows, overlap and idle time add up to the time of the steps. With several ranks the
+table is that of the process with the lowest number. --tsv writes the second table, with every kernel, for programs.
 """
 import argparse, collections, glob, os, re, shutil, subprocess, sys
 
@@ -31,8 +31,8 @@ class Bad(Exception):
 
 
 def read_times(folder):
-    """Records of one process by their start. The last line may be cut short: the program was killed. A launcher that looks at the
-    GPUs has a file too, an empty one."""
+    """Records of one process by their start. After a kill the last line may be incomplete. A launcher that looks at the GPUs has
+    an empty file."""
     paths = sorted(glob.glob(os.path.join(folder, "*.tsv")), key=lambda path: [len(path), path])
     if not paths:
         raise Bad(f"{folder}: no .tsv in it; expected what kernel_times.so writes: was the program run with CUDA_INJECTION64_PATH, "
@@ -54,7 +54,7 @@ def group_of(name):
 
 
 def find_steps(records):
-    """The ends of the updates: those of the last kernel of AdamW before the next loss, of which every step has some."""
+    """The ends of the updates: of the last kernel of AdamW before the next loss. Every step has a loss."""
     ends, last = [], 0
     for r in records:
         if "cross_entropy" in r.name and last:
@@ -66,8 +66,8 @@ def find_steps(records):
 
 
 def group_records(records):
-    """The group of each. A chunk of the head is a GEMM in front of its loss and two behind it, in whatever format, where all is
-    trained. Copies between places of a GPU that run beside the kernels' queue are collectives of NCCL's copy engines."""
+    """The group of each kernel. If everything is trained, a chunk of the head is a GEMM before its loss and two after it, in any
+    format. Copies within a GPU on another queue than that of the kernels are collectives of NCCL's copy engines."""
     groups = [group_of(r.name) for r in records]
     busy = collections.Counter()
     for r in records:
@@ -87,7 +87,7 @@ def group_records(records):
 
 
 def demangle(names):
-    """name -> C++ name without return type and parameters, where c++filt is there; else what the mangled name holds."""
+    """name -> C++ name without return type and parameters, by c++filt; without it a part of the mangled name."""
     if shutil.which("c++filt"):
         done = subprocess.run(["c++filt"], input="\n".join(names) + "\n", capture_output=True, text=True, check=True)
         return {name: shorten(long) for name, long in zip(names, done.stdout.split("\n"))}
@@ -135,7 +135,7 @@ class Window:
 
 
 class Run:
-    """What the settings of a run say of its steps."""
+    """Properties of the steps, by the settings of the run."""
 
     def __init__(self, folder, ranks):
         path = os.path.join(folder, "config.yaml")
@@ -144,7 +144,7 @@ class Run:
                 text = file.read()
         except OSError as error:
             raise Bad(f"{path}: {error.strerror}; give the save_folder of the run")
-        found = dict(re.findall(r"^ *(\w+): *(?:null +# )?(\w+)", text, re.M))      # behind null stands what it comes to
+        found = dict(re.findall(r"^ *(\w+): *(?:null +# )?(\w+)", text, re.M))      # the comment after null is the effective value
         wide, layers, heads, kv_heads, head_dim, mlp, self.sequence, self.micro_batch, batch = (int(found[name]) for name in (
             "d_model", "n_layers", "n_heads", "n_kv_heads", "head_dim", "mlp_hidden_size", "max_sequence_length",
             "device_train_microbatch_size", "global_train_batch_size"))
@@ -188,9 +188,9 @@ def write_tsv(path, rows):
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", help="its save_folder")
+    parser.add_argument("run", help="save_folder of the run")
     parser.add_argument("times", help="the folder KERNEL_TIMES")
-    parser.add_argument("--steps", type=int, default=2, help="how many, at most")
+    parser.add_argument("--steps", type=int, default=2, help="most steps in the table")
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--tsv", help="file for the table of kernels")
     options = parser.parse_args(arguments)

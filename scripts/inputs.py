@@ -1,5 +1,5 @@
-"""Files as people have them: plain, or compressed with gzip, bzip2, xz or zstd, which their first bytes tell; also standard input
-("-") and pipes, which can be read once."""
+"""Input files: plain, or compressed with gzip, bzip2, xz or zstd (the first bytes tell); also standard input ("-") and pipes,
+which can be read only once."""
 import bz2, contextlib, gzip, io, lzma, os, re, sys, zlib
 
 from errors import Bad
@@ -11,13 +11,13 @@ BATCH_BYTES, BATCH_ITEMS = 1 << 20, 512     # what a process gets at a time
 
 
 def uncompressed(path):
-    """The name that the file has when it is not compressed; .GZ counts, too."""
+    """The name of the file without compression; .GZ counts too."""
     stem, ending = os.path.splitext(path)
     return stem if ending.lower() in ENDINGS else path
 
 
 def size_of(path):
-    """In bytes; of what only reading tells, 0."""
+    """In bytes; 0 if only reading can tell."""
     return os.path.getsize(path) if os.path.isfile(path) else 0
 
 
@@ -55,7 +55,7 @@ class Counted(io.RawIOBase):
 
 
 class Frames(io.RawIOBase):
-    """What the package zstandard makes of one frame after the other; one that is cut off is an error."""
+    """Decompresses one frame after the other with the package zstandard; a truncated frame is an error."""
 
     def __init__(self, file, package):
         self.file, self.package, self.data, self.rest, self.frame = file, package, b"", b"", None

@@ -3,20 +3,20 @@
 
     python3 scripts/largest_batch.py configs/Llama-2-7B.yaml bf16 coat coat-lean --ranks 1 2 4 --limit 80 -- --data.paths=...
 
-What stands behind -- goes to every run. The search begins with what a dry run says that fits; the table shows what was
-measured: peak memory per GPU in GB (10^9 bytes), all of it, as the driver counts it, and tokens/s per GPU after the first
-step, one micro-batch a step. One sequence more is tried until one too many is found, or one less until it fits.
+Arguments after -- go to every run. The search begins with the batch that fits by a dry run. It then adds one sequence until
+the batch does not fit, or removes one until it fits. The table shows measurements: peak memory per GPU in GB (10^9 bytes), as
+the driver counts it, and tokens/s per GPU after the first step, with one micro-batch per step.
 """
 import argparse, re, shlex, subprocess, sys, tempfile
 
 import errors, metrics
 
 STEPS = 4
-MOST = 128      # sequences; of more micro-batches than that gradients are summed in another format
+MOST = 128      # sequences; with more micro-batches gradients are summed in another format
 
 
 def device_memory(options):
-    """What takes more memory for speed where there is some takes none beyond the limit."""
+    """Memory that the program takes only for speed stays within the limit."""
     return f"--device_memory={options.limit * 1e9 / 2**30}"
 
 
@@ -80,7 +80,7 @@ def main():
     parser.add_argument("config")
     parser.add_argument("recipes", nargs="+")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1])
-    parser.add_argument("--limit", type=float, default=80, help="GB per GPU")
+    parser.add_argument("--limit", type=float, default=80, help="GB per GPU that may be used")
     parser.add_argument("--batch", type=int, help="this micro-batch instead of the largest")
     parser.add_argument("--train", default="./train", help="the program")
     parser.add_argument("--launch", default="mpirun", help="launcher with its options")
