@@ -17,12 +17,12 @@ Document = collections.namedtuple("Document", "text answers lost open unasked")
 
 
 def common(one, other):
-    """How many characters two texts begin with in common."""
+    """Length of the common beginning of two texts."""
     return len(os.path.commonprefix([one, other]))
 
 
 class Labels:
-    """template: a ChatTemplate; added: texts of tokens that may end a turn, the longest first; eos: the one that models stop at."""
+    """template: a ChatTemplate; added: texts of tokens that may end a turn, the longest first; eos: where models stop."""
 
     def __init__(self, template, added, eos):
         self.template, self.added, self.eos = template, tuple(added), eos
@@ -55,21 +55,21 @@ class Talk:
                       f"{problem}; expected a conversation that it takes: change or remove this one, or change the template")
 
     def try_render(self, messages, asks=False):
-        """None where the template fails."""
+        """None if the template fails."""
         try:
             return self.render(messages, asks)
         except Bad:
             return None
 
     def until(self, count, asks=False):
-        """The text of so many messages."""
+        """The text of the first messages."""
         if (count, asks) not in self.texts:
             self.texts[count, asks] = self.render(self.messages[:count], asks)
         return self.texts[count, asks]
 
     def settle(self, given):
-        """The messages in the form that the template takes: arguments of calls are objects or their JSON text, and templates that
-        write the one well may fail with the other, or write it as Python or JSON would a text."""
+        """The messages in the form that the template accepts. Arguments of calls are objects or JSON text; a template for one form
+        may fail with the other, or print it as Python does or as a quoted text."""
         first = None
         for kind in (None, dict, str):
             self.messages = [chat_written.arguments_as(message, kind) for message in given] if kind else given
@@ -89,7 +89,7 @@ class Talk:
     # ---- documents -----------------------------------------------------------------------------------------------------------
 
     def documents(self):
-        """One or, if so less is lost of what answers have, or more begin as the template asks for them, one per question."""
+        """One document; or one per question, if then answers lose less, or more answers begin as the template asks for them."""
         if not any(self.learned):
             return []
         ends = [i for i in range(1, len(self.messages)) if self.roles[i] == "user" and self.roles[i - 1] != "user"]
@@ -107,7 +107,7 @@ class Talk:
         return min(ways, key=self.harm)
 
     def pairs(self, bounds):
-        """(since, until) of documents that end at bounds; one without an answer to learn is part of the next."""
+        """(since, until) of documents that end at bounds; a document without an answer to learn is part of the next one."""
         since = 0
         for until in bounds:
             if any(self.learned[since:until]):
@@ -120,8 +120,8 @@ class Talk:
         return lost, sum(one.unasked for one in documents)
 
     def document(self, since, until):
-        """Of the messages before number until, in which the answers from number since on are learned. Space after the token that
-        ends a turn is not the answer's: no model writes it."""
+        """The document of the messages before number until; answers from number since on are learned. Space after the token that
+        ends a turn is not part of the answer: no model writes it."""
         text = self.until(until)
         answers, open, unasked = [], 0, 0
         for i in range(since, until):
@@ -143,10 +143,10 @@ class Talk:
     # ---- the beginning of an answer ------------------------------------------------------------------------------------------
 
     def find_begin(self, text, i, until):
-        """(where answer i begins in the text, whether it is asked for so): after what a model is given to answer. Where the text
-        does not begin with that, because the template then writes the messages before otherwise, or thoughts that the answer lacks,
-        it is after as much of what asks for an answer as there is in front of this one."""
-        prompt = self.until(i, asks=True) if i else None        # no template renders the nothing before a first message
+        """(where answer i begins in the text, whether the template asks for it so). It begins after the text that a model is given
+        to answer. The whole may not begin with that text, because the template then writes earlier messages differently, or
+        thoughts that the answer lacks. Then it begins after as much of the opening of an answer as there is before this one."""
+        prompt = self.until(i, asks=True) if i else None        # no template renders an empty list of messages
         if i and text.startswith(prompt):
             return len(prompt), True
         front, lowest = (self.front(self.messages[:until], k, text) if k >= 0 else 0 for k in (i, i - 1))
@@ -164,8 +164,8 @@ class Talk:
 
     @functools.cached_property
     def opening(self):
-        """What add_generation_prompt adds after a question; where a template without it writes something else there, from the first
-        token on that differs. None where the template takes no question."""
+        """What add_generation_prompt adds after a question. If the template writes something else there without it, the text from
+        the first different token on. None if the template accepts no question."""
         question = [{"role": "user", "content": MARK}]
         without, asked = self.try_render(question), self.try_render(question, asks=True)
         if without is None or asked is None:
@@ -175,25 +175,25 @@ class Talk:
 
     @functools.cached_property
     def heading(self):
-        """What is in front of a question that is the first message."""
+        """The text before a question that is the first message."""
         return (self.try_render([{"role": "user", "content": MARK}]) or "").partition(MARK)[0]
 
     def boundaries(self, opening):
-        """The lengths at which an opening may be cut, the longest first: its whole, and where its tokens begin and end."""
+        """The lengths at which an opening may be cut, the longest first: all of it, and where its tokens begin and end."""
         tokens = self.labels.tokens.finditer(opening)
         return sorted({len(opening), *(place for token in tokens for place in token.span())}, reverse=True)
 
     def front(self, messages, i, text):
-        """Where message i's own text begins in that of the messages."""
+        """Where the text of message i begins in the text of the messages."""
         return common(text, self.render([*messages[:i], chat_written.altered(messages[i], OTHER), *messages[i + 1:]]))
 
     # ---- the end of an answer ------------------------------------------------------------------------------------------------
 
     def find_end(self, text, i, until):
-        """Where answer i ends. Some templates render a turn differently when it is last (OLMo 3 ends the last with another token,
-        Qwen 3 adds thoughts). Then it ends where what the template writes ahead of the next message begins. That shows with another
-        answer in its place, a mark: after the mark is the token that ends the turn, if there is one, and then that beginning. An
-        answer with calls, which messages after it may need, ends with the token that ends it when it is last."""
+        """Where answer i ends. Some templates render the last turn differently (OLMo 3 ends it with another token, Qwen 3 adds
+        thoughts). Then the answer ends where the beginning of the next message starts. To find that, a mark replaces the answer:
+        after the mark comes the token that ends the turn, if there is one, and then that beginning. An answer with calls cannot
+        be replaced, because later messages may need them; it ends with the token that ends it when it is last."""
         last = text if i + 1 == until else self.try_render(self.messages[:i + 1])
         if last and text.startswith(last):
             return len(last) - (len(self.trailing) if last.endswith(self.trailing) else 0)
@@ -212,8 +212,8 @@ class Talk:
         return at + len(token)
 
     def find_next(self, i, until, last):
-        """What the template writes after answer i, ahead of the next message's own text, but for a token that ends the turn; None
-        if it takes no mark there. last: the text that ends with the answer."""
+        """What the template writes between answer i and the text of the next message, without a token that ends the turn; None
+        if it accepts no mark there. last: the text that ends with the answer."""
         plain = {"role": self.messages[i]["role"], "content": MARK}
         messages = [*self.messages[:i], plain, *self.messages[i + 1:until]]
         shown = self.try_render(messages) or ""
@@ -224,8 +224,8 @@ class Talk:
         return between[token.end():] if token and self.ends_turn(token, messages[:i + 1], i, last) else between
 
     def ends_turn(self, token, messages, i, last):
-        """Whether a token right after an answer, the last of the messages, ends it or begins the next message: what begins one says
-        whose it is."""
+        """Whether a token right after an answer that is the last message ends it. Otherwise it begins the next message, and depends
+        on the role of that message."""
         if token[1] == self.labels.eos or last.rstrip().endswith(token[1]):
             return True
         if token[1] in (self.opening or ""):
@@ -239,7 +239,7 @@ class Talk:
 
     @functools.cached_property
     def trailing(self):
-        """What some templates ask for the next answer with at the end of every text, unasked; "" of others."""
+        """The opening of an answer that some templates write at the end of every text, without add_generation_prompt; else ""."""
         shown = self.try_render([{"role": "user", "content": MARK}, {"role": "assistant", "content": OTHER}]) or ""
         front, _, after = shown.partition(MARK)[2].partition(OTHER)
         token = self.labels.token.match(after)

@@ -4,7 +4,7 @@ import collections, json
 
 from errors import Bad
 
-# messages: as the template gets them; roles: of each, "system", "user", "assistant" or "tool"; learned: whether it is an answer to
+# messages: as the template gets them; roles: "system", "user", "assistant" or "tool" of each; learned: whether each is an answer to
 # be learned; tools: a list or None; variables: what else the template gets, by name; renamed: roles that the template does not know
 Conversation = collections.namedtuple("Conversation", "messages roles learned tools variables renamed")
 
@@ -12,9 +12,9 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "human": "us
          "chatgpt": "assistant", "model": "assistant", "tool": "tool", "function": "tool", "observation": "tool", "ipython": "tool",
          "tool_response": "tool", "function_response": "tool", "function_call": "assistant", "tool_call": "assistant"}
 CALLS = ("function_call", "tool_call")          # roles whose text is calls in JSON
-OWN = ("developer", "tool", "function", "observation", "ipython")       # a template that names such a role gets it as it is
-LEARNED = {"weight": (0, 1), "train": (False, True), "loss": (False, True)}     # keys of messages; which value says what
-THOUGHTS = ("reasoning_content", "thinking", "reasoning")               # names in use; transformers fills the first from the others
+OWN = ("developer", "tool", "function", "observation", "ipython")       # a template that names such a role gets it unchanged
+LEARNED = {"weight": (0, 1), "train": (False, True), "loss": (False, True)}     # keys of messages, and the meaning of their values
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")               # names in use; transformers copies all into the first
 PARTS = ("text", "thinking")                    # types of parts that have their text in a key of that name
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "self")     # "self": of jinja
 
@@ -47,7 +47,7 @@ def read_entry(line, where):
 
 
 def decode(value, kind, where, what):
-    """value, which is a list or dict as kind says, or JSON text of one; a text that is blank is a list of nothing."""
+    """value as a list or dict (kind); it may be JSON text of one. A blank text is an empty list."""
     found = value
     if isinstance(value, str):
         try:
@@ -62,7 +62,7 @@ def decode(value, kind, where, what):
 # ---- messages ----------------------------------------------------------------------------------------------------------------
 
 def read_call(call, where):
-    """As it is, if {"function": {"name", "arguments"}} or {"name", "arguments"}; arguments: an object, or JSON text of one."""
+    """Checks a call: {"function": {"name", "arguments"}} or {"name", "arguments"}; arguments: an object, or JSON text of one."""
     call = decode(call, dict, where, "a call of a tool")
     function = call if call.get("function") is None else call["function"]
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
@@ -74,7 +74,7 @@ def read_call(call, where):
 
 
 def read_calls(message, role, where):
-    """The message with its calls, if it has any, in tool_calls; function_call is OpenAI's old name of a single one."""
+    """The message with its calls, if any, in tool_calls; function_call is OpenAI's old name of a single call."""
     if message.get("function_call") is not None and not message.get("tool_calls"):
         message = {**message, "tool_calls": [{"type": "function", "function": message["function_call"]}]}
         message["tool_calls"][0]["function"] = decode(message.pop("function_call"), dict, where, '"function_call"')
@@ -87,7 +87,7 @@ def read_calls(message, role, where):
 
 
 def read_content(message, role, where):
-    """A text; of parts with text, those; of a tool, also an object or list; nothing, where calls or thoughts are there instead."""
+    """The content: a text, or parts with text; from a tool also an object or list; none in a message with calls or thoughts."""
     content = message.get("content")
     if isinstance(content, list) and content and all(isinstance(part, dict) and part.get("type") in PARTS
                                                      and isinstance(part.get(part["type"]), str) for part in content):
@@ -125,7 +125,7 @@ def read_learned(message, role, where):
 
 
 def read_message(message, number, where, words):
-    """(message as transformers gives it to templates, without keys that are null; role; learned)"""
+    """(message as transformers passes it to templates, without keys that are null; role; learned)"""
     if not isinstance(message, dict):
         raise Bad(f"{where}: message {number} is {shown(message)}; expected an object")
     where = f"{where}: message {number}"
@@ -168,7 +168,7 @@ def read_list(entry, key, where):
 
 
 def read_completion(entry, where):
-    """TRL's: texts, or lists of messages, of which only the completion's answers are learned."""
+    """TRL's form: texts, or lists of messages. Only the answers in the completion are learned."""
     both = []
     for key, role in (("prompt", "user"), ("completion", "assistant")):
         if isinstance(entry.get(key), list):
@@ -180,7 +180,7 @@ def read_completion(entry, where):
 
 
 def read_alpaca(entry, where):
-    """What history holds, pairs of question and answer, comes before and is learned, too."""
+    """history holds pairs of question and answer, which come first and are learned too."""
     question, answer = read_texts(entry, ("instruction", "output"), where)
     question += "\n\n" + read_texts(entry, ("input",), where)[0] if entry.get("input") else ""
     history = entry.get("history") or []
@@ -199,7 +199,7 @@ FORMS = (       # the key that tells the form, what makes messages of it
 
 
 def read_tools(entry, where):
-    """A list of objects, or None; OpenAI's old name of them is functions."""
+    """A list of objects, or None; OpenAI's old name is functions."""
     if entry.get("tools") is None and entry.get("functions") is not None:
         functions = decode(entry["functions"], list, where, '"functions"')
         return [{"type": "function", "function": decode(one, dict, where, 'one of "functions"')} for one in functions]
@@ -234,7 +234,7 @@ def add_system(messages, entry, where):
 
 
 def read_conversation(line, where, words=frozenset()):
-    """The Conversation of a line. words: those of the chat template, in which the roles are that it knows."""
+    """The Conversation of a line. words: the words of the chat template, among them the roles that it knows."""
     entry = read_entry(line, where)
     forms = [(key, make) for key, make in FORMS if key in entry]
     make = next((make for key, make in forms if entry[key] is not None), forms[0][1] if forms else None)

@@ -17,8 +17,8 @@ except ImportError as problem:
 
 
 class Generation(jinja2.ext.Extension):
-    """{% generation %} ... {% endgeneration %}, which some templates have around answers, renders what is in it, as a block of its
-    own: what is set there is unknown after it."""
+    """{% generation %} ... {% endgeneration %}, which some templates put around answers, renders its content as a block of its
+    own: variables set there are unknown after it."""
     tags = {"generation"}
 
     def parse(self, parser):
@@ -70,7 +70,7 @@ def find_templates(folder, config):
 
 
 def find_names(tree):
-    """(attributes and keys that a template reads, with all else that is a word in it; words alone, as roles are)."""
+    """(attributes and keys that a template reads, and all other words in it; only those other words, such as roles)."""
     words = lambda some: {node.value for node in some if isinstance(node, nodes.Const) and isinstance(node.value, str)}
     keys = {id(node.arg): node.arg for node in tree.find_all(nodes.Getitem)}
     alone = words(node for node in tree.find_all(nodes.Const) if id(node) not in keys)
@@ -85,9 +85,9 @@ def name_thoughts(messages):
 
 
 class ChatTemplate:
-    """files: tokenizer_files.load of the folder. now: what strftime_now tells the template, so that all conversations have the same
-    date; default: the time. names: what the templates of the folder name, of keys and all else; words: that which is no key;
-    variables: what they are to be given."""
+    """files: tokenizer_files.load of the folder. now: the time that strftime_now gives the template, so that all conversations have
+    the same date; default: the current time. names: all words of the folder's templates; words: those that are no keys;
+    variables: the variables that they read."""
 
     def __init__(self, folder, files, now=None):
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
@@ -108,13 +108,13 @@ class ChatTemplate:
                 raise Bad(f"{path}: line {problem.lineno} of the chat template: {problem}; expected a template of jinja")
 
     def choose(self, tools):
-        """The one named tool_use where there are tools, even none of them ([]), else the default one."""
+        """The template named tool_use if there are tools, even an empty list, else the default one."""
         name = "tool_use" if tools is not None and "tool_use" in self.templates else "default"
         if name not in self.templates:
             raise Bad(f"{self.folder} has chat templates named {', '.join(sorted(self.templates))}; expected one named default")
         return self.templates[name]
 
     def render(self, messages, add_generation_prompt=False, tools=None, **variables):
-        """The text of messages [{"role", "content"}, ...]; raises whatever the template does."""
+        """The text of messages [{"role", "content"}, ...]; raises any exception of the template."""
         given = {"messages": list(name_thoughts(messages)), "tools": tools, "add_generation_prompt": add_generation_prompt}
         return self.choose(tools).render(**{**self.tokens, "documents": None, **variables, **given})

@@ -6,11 +6,11 @@ from chat_schema import PARTS, THOUGHTS
 
 MARK, OTHER = "\ue000", "\ue001"        # characters for private use, to tell one text from another
 NUMBERED = re.compile("\ue002(\\d+)\ue003")
-READ = ("role", "content", "tool_calls", "tool_call_id", *THOUGHTS)     # keys whose loss shows by marks, or is none
+READ = ("role", "content", "tool_calls", "tool_call_id", *THOUGHTS)     # keys whose loss marks show, or whose loss does not matter
 
 
 def strings(value):
-    """The texts in a value of JSON, also those that are keys."""
+    """The texts in a value of JSON, keys included."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, (dict, list)):
@@ -19,7 +19,7 @@ def strings(value):
 
 
 def containers(value):
-    """The objects and lists in a value of JSON, itself one of them."""
+    """The objects and lists in a value of JSON, the value included."""
     if isinstance(value, (dict, list)):
         yield value
         for one in (value.values() if isinstance(value, dict) else value):
@@ -27,19 +27,19 @@ def containers(value):
 
 
 def functions(message):
-    """The function of each call, in which its name and arguments are."""
+    """The function of each call, which holds its name and arguments."""
     return [call if call.get("function") is None else call["function"] for call in message.get("tool_calls") or []]
 
 
 def change_calls(message, change):
-    """A copy of the message, with change(function) in the place of each function."""
+    """A copy of the message with change(function) instead of each function."""
     calls = [change(call) if call.get("function") is None else {**call, "function": change(call["function"])}
              for call in message["tool_calls"]]
     return {**message, "tool_calls": calls}
 
 
 def altered(message, mark):
-    """The message with a mark in the place of each of its own texts."""
+    """The message with a mark instead of each of its texts."""
     changed = {**message, "content": mark, **{name: mark for name in THOUGHTS if name in message}}
     return change_calls(changed, lambda function: {**function, "name": mark}) if message.get("tool_calls") else changed
 
@@ -47,7 +47,7 @@ def altered(message, mark):
 # ---- what is left out --------------------------------------------------------------------------------------------------------
 
 class Marks:
-    """Numbered marks; kinds: (number of the message, what it is in, in plural) of each."""
+    """Numbered marks; kinds: (number of the message, kind of the text, in plural) of each."""
 
     def __init__(self):
         self.kinds = []
@@ -57,7 +57,7 @@ class Marks:
         return f"{text[:at]}\ue002{len(self.kinds) - 1}\ue003{text[at:]}"
 
     def in_content(self, text, i, kind):
-        """In the middle of a text, where it changes least how it begins and ends; in thoughts ahead of an answer on their own."""
+        """Puts a mark in the middle, where it changes beginning and end least; thoughts before an answer get their own."""
         before, end, after = text.rpartition("</think>")
         if end and before.split("<think>")[-1].strip():
             before = self.put(before, len(before.rstrip()), i, "thoughts")
@@ -74,7 +74,7 @@ class Marks:
         marked = dict(message)
         for name in THOUGHTS:
             if message.get(name, "").strip():
-                first = next(one for one in THOUGHTS if one in message)       # the same text, by another name
+                first = next(one for one in THOUGHTS if one in message)       # the same text under another name
                 marked[name] = marked[first] if name != first else self.put(message[name], len(message[name]) // 2, i, "thoughts")
         if isinstance(message.get("content"), str):
             marked["content"] = self.in_content(message["content"], i, kind)
@@ -97,8 +97,8 @@ CONTENTS = {"system": "system messages", "user": "questions", "assistant": "answ
 
 
 def find_lost(render, messages, roles, tools):
-    """[(number of the message, kind)] of what render(messages, tools) does not write; number -1: of the tools. A template that
-    takes no marks, as it looks into names, is believed to write what is anywhere in its text."""
+    """[(number of the message, kind)] of texts that render(messages, tools) leaves out; number -1: of the tools. If a template
+    accepts no marks, because it reads names, a text counts as written if it is anywhere in the result."""
     marks = Marks()
     marked = [marks.in_message(message, i, CONTENTS[role]) for i, (message, role) in enumerate(zip(messages, roles))]
     tools = tools and [marks.in_tool(tool, -1) for tool in tools]
@@ -113,14 +113,14 @@ def find_lost(render, messages, roles, tools):
 
 
 def find_unread(messages, names):
-    """Of each message the keys with a value that no template of the folder names."""
+    """The keys of each message that have a value and that no template of the folder names."""
     return [key for message in messages for key in message if key not in READ and key not in names]
 
 
-# ---- what nobody said --------------------------------------------------------------------------------------------------------
+# ---- what no message says --------------------------------------------------------------------------------------------------------
 
 def arguments_as(message, kind):
-    """The message with the arguments of its calls as kind, dict or str; texts of JSON the one way, or the other."""
+    """The message with the arguments of its calls as kind: dict, or str (JSON text)."""
     def change(function):
         value = function.get("arguments")
         if isinstance(value, str) and kind is dict:
@@ -132,8 +132,8 @@ def arguments_as(message, kind):
 
 
 def find_misspelled(text, messages, others):
-    """What is wrong with the spelling of lists, objects and arguments in the text, or None; others: what else the template was
-    given, which may hold the same words. What is within arguments, each template spells as its models do, some as Python does."""
+    """The error in the spelling of lists, objects and arguments in the text, or None. others: other inputs of the template,
+    which may hold the same words. Templates spell the values within arguments as their models do, some as Python does."""
     wrong = {}
     for message in messages:
         calls, called = message.get("tool_calls") or [], functions(message)

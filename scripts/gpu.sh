@@ -1,16 +1,16 @@
 #!/bin/bash
-# gpu.sh [build] [test] [sanitize] [bench] [shard] [works]: everything that needs GPUs, in one go; without arguments all stages but
-# works. Ends with a table of what passed and how long it took; exits 1 if anything failed. Logs are in build/gpu-logs.
+# gpu.sh [build] [test] [sanitize] [bench] [shard] [works]: runs everything that needs GPUs; without arguments all stages except
+# works. It ends with a table of results and times, and exits 1 if anything failed. Logs are in build/gpu-logs.
 #   build     both back ends
-#   test      the CPU tests that record what CUDA tests compare with, then all CUDA tests, several at a time
+#   test      the CPU tests that record results for the CUDA tests, then all CUDA tests, several at a time
 #   sanitize  compute-sanitizer: memcheck and racecheck on the CUDA kernel tests
 #   bench     make bench: per kernel, training steps of the whole model on one GPU, and which kernels run inside them
 #   shard     speed and memory of FSDP on all GPUs (2 or more)
-#   works     models, lengths and recipes: speed, memory, watts, tokens per joule, and which kernels run (some 15 minutes)
-# gpu.sh compare TRAIN_A TRAIN_B [WORK...]: works of two programs in turn, A B A B, without kernels, as a table of pairs. WORK: as
-# scripts/bench_steps.py has them; default all.
-# Settings in the environment: DEPS=prefix (default .deps if it is there), JOBS (at a time), LIMIT (seconds per run),
-# RECIPES and STEPS as for scripts/bench, ROUNDS of works and compare.
+#   works     models, lengths and recipes: speed, memory, watts, tokens per joule, and which kernels run (about 15 minutes)
+# gpu.sh compare TRAIN_A TRAIN_B [WORK...]: runs works with two programs, A B A B, without kernels, and prints a table of pairs. WORK:
+# a work of scripts/bench_steps.py; default all.
+# Settings in the environment: DEPS=prefix (default .deps if it exists), JOBS (number at a time), LIMIT (seconds per run),
+# RECIPES and STEPS of scripts/bench, ROUNDS of works and compare.
 cd "$(dirname "$0")/.." || exit 1
 stages="${*:-build test sanitize bench shard}"
 [ "$1" = compare ] && [ -x "$2" ] && [ -x "$3" ] && stages=
@@ -47,13 +47,13 @@ run() {     # run NAME COMMAND...: a line of the table; the end of the output if
 }
 
 next=0
-beside() {      # the same in the background, at most eight at a time per GPU
+background() {  # the same in the background, at most eight at a time per GPU
     while [ "$(jobs -rp | wc -l)" -ge $((8 * gpus)) ]; do wait -n; done
     run "$@" &
 }
 
-on_one() {      # beside, on one GPU, each time the next
-    CUDA_VISIBLE_DEVICES=$((next++ % gpus)) beside "$@"
+on_one() {      # in the background on one GPU, each time on the next one
+    CUDA_VISIBLE_DEVICES=$((next++ % gpus)) background "$@"
 }
 
 cuda_tests() {
@@ -62,8 +62,8 @@ cuda_tests() {
         name=$(basename "$test")
         case $name in
         *.d|*.o|*test_cpu_*) ;;
-        *ranks*) for n in 1 2 4; do [ $n -le "$gpus" ] && beside "$name on $n" $LAUNCH -n $n "$test"; done ;;
-        *train|*train_parity|*data_ends|*moved|*faults|*save_folder|*fit|*hangs|*ruin|*skips|*verify|*generate|*eval_only|*lora_runs) beside "$name" "$test" ;;
+        *ranks*) for n in 1 2 4; do [ $n -le "$gpus" ] && background "$name on $n" $LAUNCH -n $n "$test"; done ;;
+        *train|*train_parity|*data_ends|*moved|*faults|*save_folder|*fit|*hangs|*ruin|*skips|*verify|*generate|*eval_only|*lora_runs) background "$name" "$test" ;;
         *) [ -x "$test" ] && on_one "$name" "$test" ;;
         esac
     done
@@ -84,10 +84,10 @@ sanitized() {
 }
 export -f sanitized
 
-# NOTE: a process under compute-sanitizer cannot fork, as tests of error messages do. In attention's kernels for 9.0 one lane or two
-# arrive at barriers for their warp, whose lanes have met, and racecheck reports the other lanes' accesses, of which none is left on
-# the same shape where every lane arrives: attention's tests run under memcheck alone. A whole model under racecheck takes many
-# minutes and adds no kernel of ours.
+# NOTE: a process under compute-sanitizer cannot fork, as tests of error messages do. In the attention kernels for 9.0 one or two lanes
+# arrive at barriers for their warp, after its lanes have met, and racecheck reports the accesses of the other lanes. There are no
+# reports for the same shape if every lane arrives. So the tests of attention run only under memcheck. A whole model under racecheck
+# takes many minutes and adds no kernel of ours.
 sanitize() {
     local tool test options
     for tool in racecheck memcheck; do
@@ -108,8 +108,8 @@ sanitize() {
     for test in recipes recipe_columns; do
         on_one "memcheck test_$test" bash -c "sanitized $options build/cuda/tests/test_$test"
     done
-    # NCCL asks which of its kernels are there for this GPU, which memcheck would report as failed calls.
-    [ "$gpus" -ge 2 ] && beside "memcheck test_fsdp_ranks on 2" \
+    # NCCL asks which of its kernels exist for this GPU; memcheck would report that as failed calls.
+    [ "$gpus" -ge 2 ] && background "memcheck test_fsdp_ranks on 2" \
         $LAUNCH -n 2 compute-sanitizer --error-exitcode 9 --target-processes application-only $options --report-api-errors no \
         build/cuda/tests/test_fsdp_ranks
     wait
@@ -124,11 +124,11 @@ for stage in $stages; do
     echo "== $stage (after $SECONDS s)"
     case $stage in
     build)
-        beside "build for the CPU" "${make[@]}" BACKEND=cpu build-all
-        beside "build for CUDA" "${make[@]}" BACKEND=cuda build-all
+        background "build for the CPU" "${make[@]}" BACKEND=cpu build-all
+        background "build for CUDA" "${make[@]}" BACKEND=cuda build-all
         wait ;;
     test)
-        for t in $kernel_tests; do beside "record test_$t" env OPENBLAS_NUM_THREADS=2 build/cpu/tests/test_$t; done
+        for t in $kernel_tests; do background "record test_$t" env OPENBLAS_NUM_THREADS=2 build/cpu/tests/test_$t; done
         wait
         cuda_tests ;;
     sanitize) sanitize ;;

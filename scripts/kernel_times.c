@@ -1,11 +1,11 @@
-/* Writes down when each kernel, copy and fill of a program ran on its GPU; scripts/in_step.py makes tables of it. The program is
- * left as it is: CUDA loads this library into it [CUPTI, "Injection"].
+/* Records when each kernel, copy and fill of a program ran on its GPU; scripts/in_step.py makes tables of the records. The program
+ * needs no change: CUDA loads this library into it [CUPTI, "Injection"].
  *
  *     make BACKEND=cuda build/cuda/kernel_times.so
  *     CUDA_INJECTION64_PATH=$PWD/build/cuda/kernel_times.so KERNEL_TIMES=FOLDER ./train ...
  *
- * Each process writes FOLDER/PID.tsv, FOLDER being there: start and end in ns, stream, name. What is not whole when the program
- * dies is a part of its last second. Where something fails it says so and the program goes on without. */
+ * Each process writes FOLDER/PID.tsv; FOLDER must exist. Columns: start and end in ns, stream, name. If the program dies, a part of
+ * its last second is missing. After an error it prints a message, and the program continues without records. */
 #define _GNU_SOURCE
 #include <cupti.h>
 #include <dlfcn.h>

@@ -4,28 +4,28 @@
     python3 scripts/make_chat_shards.py --model FOLDER --output data/chat chats.jsonl more.jsonl.zst
     zcat chats/*.gz | python3 scripts/make_chat_shards.py --model FOLDER --output data/chat -
 
-FOLDER is the model as Hugging Face has it: its tokenizer and chat template are used as transformers' apply_chat_template does. Each
-line of a file, plain or compressed (gzip, bzip2, xz, zstd), is a conversation in JSON, in one of these forms:
+FOLDER is a Hugging Face folder; its tokenizer and chat template are used as transformers' apply_chat_template uses them. Each line
+of a file, plain or compressed (gzip, bzip2, xz, zstd), is a conversation in JSON, in one of these forms:
 
     {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}     more keys reach the template
     {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}         ShareGPT
     {"prompt": "...", "completion": "..."}                                                          texts, or lists of messages
-    {"instruction": "...", "input": "...", "output": "...", "history": [["...", "..."]]}            Alpaca; input, history: if any
+    {"instruction": "...", "input": "...", "output": "...", "history": [["...", "..."]]}            Alpaca; optional: input, history
 
-Part 0 is token_ids_part_0000.npy (headerless uint16 or uint32), labels_mask_part_0000.npy (a byte per token: 1 if it is to be
-learned) and token_ids_part_0000.csv.gz (a row per document: first token, token after the last). Learned are the assistant's
-answers with the token that ends a turn, but for messages with "weight": 0 or "train": false. A conversation without an answer is
-left out and named; a line that is no conversation, or none that the template takes, ends the program or, with --skip-bad, is left
-out and counted. What the template leaves out of the messages is counted, too. With --val-fraction a conversation is in one of the
-two parts, whole. The same files give the same bytes, with any number of processes. fine-tune.yaml next to them is a configuration:
-FOLDER, these files and the usual settings. Needs the packages tokenizers, jinja2 and numpy.
+Part 0 is token_ids_part_0000.npy (uint16 or uint32 without a header), labels_mask_part_0000.npy (a byte per token: 1 if it is to
+be learned) and token_ids_part_0000.csv.gz (a row per document: first token, token after the last). The labels are the answers of
+the assistant with the token that ends a turn, except in messages with "weight": 0 or "train": false. A conversation without an
+answer is left out and named. A line that is no conversation, or that the template refuses, ends the program; with --skip-bad it
+is left out and counted. Notes count what the template leaves out of the messages. With --val-fraction all of a conversation is in
+one of the two parts. The same files give the same bytes, with any number of processes. fine-tune.yaml next to them is a
+configuration with FOLDER, these files and the usual settings. Needs the packages tokenizers, jinja2 and numpy.
 """
 import argparse, collections, datetime, json, os, re, shlex
 
 import chat_labels, chat_schema, chat_template, chat_written, inputs, shards, tokenizer_files
 
 np, Bad = shards.np, shards.Bad
-process = argparse.Namespace()      # what work() uses, in each process
+process = argparse.Namespace()      # used by work(), in each process
 
 # what was done with a conversation: documents are pairs (ids, mask); ends: the last id learned of each; notes: (key of NOTES,
 # detail) of each finding; problem: a Bad or None
@@ -52,8 +52,8 @@ NOTES = {       # key: what was found, what to know or do about it; in the order
 # ---- a conversation ----------------------------------------------------------------------------------------------------------
 
 def find_spelled(messages, tools):
-    """The first special token in the texts of each message, and of each tool, that has any: in the text as a whole nothing tells it
-    from the chat template's own, so that a user's message can end the turn."""
+    """The first special token in the texts of each message and of each tool that has any. In the whole text it cannot be told from
+    those of the chat template, so a user's message can end the turn."""
     for value in [*messages, *(tools or [])]:
         found = process.special.search("\n".join(chat_written.strings(value)))
         if found:
@@ -61,7 +61,7 @@ def find_spelled(messages, tools):
 
 
 def check_vocabulary(ids, where):
-    """Tokens that tokenizer_config.json only names get ids after all others, which no model knows."""
+    """Tokens that only tokenizer_config.json names get ids after all others; no model knows these ids."""
     largest, model = max(ids, default=0), process.model
     token = process.tokenizer.id_to_token(largest)
     if token in process.files.invented:
@@ -73,8 +73,8 @@ def check_vocabulary(ids, where):
 
 
 def make_document(document, where):
-    """(ids, mask, notes) of a text and the places of its answers. It becomes tokens as a whole, as it will be before a model; a
-    token that begins in the prompt is not learned, as no model is asked for it."""
+    """(ids, mask, notes) of a text and the places of its answers. The whole text is tokenized at once, as a model will see it.
+    A token that begins in the prompt is not a label, because no model is asked for it."""
     tokens = shards.encode(process.tokenizer, document.text, where)
     check_vocabulary(tokens.ids, where)
     ids = np.array(tokens.ids, process.dtype)
@@ -83,7 +83,7 @@ def make_document(document, where):
     for begin, end in document.answers:
         mask |= (first >= begin) & (first < end)
         for place, key in ((begin, "begin"), (end, "end")):
-            strips = key == "end" and document.text.endswith(process.files.added, begin, end)       # and may take space along
+            strips = key == "end" and document.text.endswith(process.files.added, begin, end)       # and may include space
             if begin < end and not strips and ((first < place) & (after > place)).any():
                 notes.append((key, ""))
     notes += [("lost", kind) for kind, count in document.lost.items() for _ in range(count)] + [("open", "")] * document.open
@@ -133,7 +133,7 @@ def work(items):
 # ---- the run -----------------------------------------------------------------------------------------------------------------
 
 class Notes:
-    """How often each was found, and where first."""
+    """How often each note was found, and the first place."""
 
     def __init__(self):
         self.count, self.first = collections.Counter(), {}
@@ -152,8 +152,8 @@ class Notes:
 
 
 def check_template():
-    """Templates that end a question with what an answer follows need no add_generation_prompt; others that ignore it are told.
-    Some take no question without a system's message: what these do shows with the conversations."""
+    """Warns of templates that ignore add_generation_prompt, unless they end every question with the opening of an answer.
+    Some accept no question without a system message: these show with the conversations."""
     question, answer = {"role": "user", "content": "Why?"}, {"role": "assistant", "content": chat_written.MARK}
     try:
         without, asked = (process.template.render([question], asks) for asks in (False, True))
@@ -202,8 +202,8 @@ def make_shards(args, now, output):
 
 
 def print_ends(ends, eos):
-    """What a tokenizer calls eos is what programs stop at, by default; a base model's is seldom what a chat template ends turns
-    with. Other tokens, such as a full stop, stand inside answers, too: nothing can stop at those."""
+    """By default programs stop at the token that the tokenizer calls eos. That of a base model seldom ends the turns of a chat
+    template. Other tokens, such as a full stop, also occur inside answers, so no program can stop at them."""
     total, name = sum(ends.values()), process.tokenizer.id_to_token
     special = collections.Counter({end: n for end, n in ends.items() if end == eos or name(end) in process.files.added})
     others = ends - special
@@ -239,7 +239,7 @@ def write_configuration(args, lines):
     command = f"./train {shlex.quote(configuration(args))} --save_folder=runs/chat"
     with open(configuration(args), "x", encoding="utf-8") as file:
         print(f"# {command}", f"load_path: {json.dumps(args.model)}", USUAL, *lines, sep="\n", file=file)
-    if os.path.exists(os.path.join(args.model, "config.json")):         # else the folder has a tokenizer alone
+    if os.path.exists(os.path.join(args.model, "config.json")):         # else the folder has only a tokenizer
         print(f"\nto fine-tune:  {command}")
 
 

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Turns text into token shards: headerless little-endian uint16 or uint32 files, as `dolma tokens` writes them.
+"""Turns text into token shards: little-endian uint16 or uint32 files without a header, in the format of `dolma tokens`.
 
     python3 scripts/make_shards.py --tokenizer tokenizer.json --eos 50279 --output data/mine docs/*.txt more.jsonl.gz
 
-A .jsonl, .ndjson or .json file has a document in the field "text" of each line; any other file of text is one document; all may
-be compressed (gzip, bzip2, xz, zstd). "-" is standard input; it and pipes hold lines of JSON if they begin with {, else one text.
-With --skip-bad a line, or a file of text, that is an error is left out and counted. Texts are stripped, empty ones skipped, and the
-eos token ends each document; no other special token is added, and one that is spelled out within a text, as <|endoftext|>, is text.
-A text that ends with eos spelled out gets no second one. Next to part-00000.npy, part-00000.csv.gz has a row per document: first
-token, token after the last, id, file, line (from 1). The same files give the same bytes, with any number of processes. At the end
-come the lines that a configuration needs.
-Needs the packages tokenizers and numpy. NOTE: tokenize.py as a name would hide Python's own module of that name.
+A .jsonl, .ndjson or .json file has a document in the field "text" of each line. Any other file of text is one document. All may
+be compressed (gzip, bzip2, xz, zstd). "-" is standard input. Standard input and pipes hold lines of JSON if they begin with {,
+else one text. With --skip-bad a line or a file that is an error is left out and counted. Texts are stripped and empty ones
+skipped. The eos token ends each document; no other special token is added. A special token spelled out within a text, such as
+<|endoftext|>, is text. A text that ends with eos spelled out gets no second one. Next to part-00000.npy, part-00000.csv.gz has a
+row per document: first token, token after the last, id, file, line (from 1). The same files give the same bytes, with any number
+of processes. The script ends with the lines that a configuration needs. Needs the packages tokenizers and numpy. NOTE: the name
+tokenize.py would hide Python's module of that name.
 """
 import argparse, codecs, json, os
 
@@ -21,7 +21,7 @@ process = argparse.Namespace()      # what work() uses, in each process
 
 
 def has_lines(path, first):
-    """first: bytes that the file begins with, which tell where there is no name to."""
+    """first: the first bytes of the file, which tell the kind if there is no name."""
     if os.path.isfile(path):
         return inputs.uncompressed(path).lower().endswith((".jsonl", ".ndjson", ".json"))
     return first.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{")
@@ -52,7 +52,7 @@ def read_file(path, data):
 
 
 def load_tokenizer(path):
-    """To it the name of a special token in a text is text like any other: what is written about eos does not end there."""
+    """For it the name of a special token in a text is ordinary text, so a text about eos does not end there."""
     tokenizer = shards.load_tokenizer(path).tokenizer
     if not hasattr(tokenizer, "encode_special_tokens"):
         raise Bad("this version of tokenizers takes a special token's name in a text for the token; expected 0.15.2 or newer: "
@@ -77,7 +77,7 @@ def make_document(path, number, data):
 
 
 def work(items):
-    """Of each item (ids, columns of the row), or what is wrong with it."""
+    """(ids, columns of the row) for each item, or its error."""
     documents = []
     for item in items:
         try:
@@ -88,7 +88,7 @@ def work(items):
 
 
 def find_eos(tokenizer, eos, path):
-    """The id of --eos, which is an id or the text of a token."""
+    """The id of --eos, which may be an id or the text of a token."""
     number = int(eos) if eos.isascii() and eos.isdigit() else tokenizer.token_to_id(eos)
     size = shards.vocabulary_size(tokenizer)
     if number is None or number >= size or tokenizer.id_to_token(number) is None:

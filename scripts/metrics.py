@@ -3,7 +3,7 @@ import array, bisect, json, os, sys, zlib
 
 
 def read(folder):
-    """Its lines as dicts. The last may be cut short: the run is still writing it, or was killed."""
+    """Its lines as dicts. The last may be incomplete: the run is still writing it, or was killed."""
     path = os.path.join(folder, "metrics.jsonl")
     try:
         with open(path, "rb") as file:
@@ -28,8 +28,8 @@ def parse(line):
 
 
 class Follower:
-    """Reads metrics.jsonl while it grows. A run that is continued from an earlier step cuts the file back to it and writes it
-    anew; so that this is found however the file has grown since, each line that was read is remembered by end, step and CRC."""
+    """Reads metrics.jsonl while it grows. A run that continues from an earlier step truncates the file and writes it
+    again. To notice this at any size, the reader remembers end, step and CRC of each line that it has read."""
 
     CHUNK = 1 << 24     # bytes read at a time
 
@@ -41,7 +41,7 @@ class Follower:
         del self.ends[line:], self.steps[line:], self.sums[line:]
 
     def forget_step(self, step):
-        """What was read of this step and the later ones is read again."""
+        """Reads the lines of this step and later ones again."""
         self.forget_from(bisect.bisect_left(self.steps, step))
 
     def still_there(self, file, line):
@@ -50,7 +50,7 @@ class Follower:
         return zlib.crc32(file.read(self.ends[line] - start)) == self.sums[line]
 
     def find_cut(self, file):
-        """Lines that are still as they were read. The file is only cut and appended to: behind a line that changed all did."""
+        """Number of unchanged lines. The file is only truncated and appended to: after a changed line all have changed."""
         n = len(self.ends)
         if n == 0 or self.still_there(file, n - 1):
             return n
@@ -61,10 +61,10 @@ class Follower:
         return low
 
     def poll(self):
-        """The new records, up to CHUNK bytes of them, and the step from which on earlier ones are void, or None."""
+        """New records, up to CHUNK bytes, and the step from which earlier records are void, or None."""
         try:
             file = open(self.path, "rb")
-        except FileNotFoundError:       # not begun yet, or begun anew
+        except FileNotFoundError:       # not begun yet, or begun again
             file = open(os.devnull, "rb")
         with file:
             void, kept = None, self.find_cut(file)

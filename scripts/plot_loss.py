@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Draws the loss curves of runs: training loss, smoothed, its difference from the first run's, and the validation losses.
+"""Draws the loss curves of runs: smoothed training loss, its difference from the first run, and validation losses.
 
     python3 scripts/plot_loss.py runs/bf16 runs/coat --output loss.png [--smooth 50] [--tokens]
 
-Prints each run's final losses: the mean of the last --smooth steps, and the last evaluations. Needs matplotlib and
+Prints the final losses of each run: the mean of the last --smooth steps, and the last evaluations. Needs matplotlib and
 numpy.
 """
 import argparse, os, sys
@@ -44,7 +44,7 @@ def smooth(x, n):
 
 
 def labels_of(folders):
-    """The last part of each path, or as many as tell them apart."""
+    """The last part of each path, or as many parts as make them different."""
     parts = [os.path.normpath(folder).split(os.sep) for folder in folders]
     longest = max(len(p) for p in parts)
     for count in range(1, longest + 1):
@@ -58,8 +58,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", help="save_folder of each run, which names it")
     parser.add_argument("--output", default="loss.png", help="the picture")
-    parser.add_argument("--smooth", type=int, default=20, help="steps that the training loss is averaged over")
-    parser.add_argument("--tokens", action="store_true", help="tokens, not steps, on the axis")
+    parser.add_argument("--smooth", type=int, default=20, help="average the training loss over this many steps")
+    parser.add_argument("--tokens", action="store_true", help="tokens instead of steps on the axis")
     args = parser.parse_args()
     if args.smooth < 1:
         sys.exit("error: --smooth counts steps: at least 1")

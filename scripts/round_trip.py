@@ -6,21 +6,22 @@
 
 For each model of golden.py: saved by transformers with a tokenizer, two chat templates and settings for generation;
 trained for one step with learning rate 0 and for one with 1e-3; the checkpoints exported as f32, bf16 and f16; loaded by
-transformers. Then it must hold, else it ends with an error:
+transformers. It ends with an error unless:
 
     learning rate 0     logits are those of the model that was saved, bit for bit
-    1e-3                logits of the export in f32 are those of the checkpoint, bit for bit, and others than before
+    1e-3                logits of the export in f32 are those of the checkpoint, bit for bit, and differ from those before
     bf16, f16           each tensor is that of f32, rounded, bit for bit; from_pretrained finds the type in config.json
-    losses              what ./train says of a step is what transformers computes, to 1e-5: of the model that was saved, and of
-                        the export, loaded by ./train again
-    config.json         what AutoConfig makes of it is equal, but for the type, the version, max_window_layers, which layer_types
-                        says as well, and keys that say that something is not there
-    other files         the tokenizer's, the chat templates and generation_config.json byte for byte, and nothing else
+    losses              the loss of a step that ./train prints is that of transformers, to 1e-5: for the model that was saved, and
+                        for the export, loaded by ./train again
+    config.json         AutoConfig reads equal settings, except for the type, the version, max_window_layers (layer_types has the
+                        same) and keys that say that something is absent
+    other files         tokenizer, chat templates and generation_config.json, equal byte for byte; there are no others
 
-With --keys instead, a model for every key of config.json that ./train honours, with the values of tests/golden/config_keys.json, in
-the spelling of that file: its loss, its logits from the checkpoint of a step with learning rate 0 and from the export in f32.
+With --keys it takes instead a model for every key of config.json that ./train honours, with values and spelling of
+tests/golden/config_keys.json. It compares the loss, and the logits of the checkpoint of a step with learning rate 0 and of the
+export in f32.
 
---train: how the program is called; --export runs on the last word of it alone. Needs torch, transformers and tokenizers.
+--train is the command of the program; --export uses only its last word. Needs torch, transformers and tokenizers.
 """
 import argparse
 import json
@@ -41,7 +42,7 @@ from golden import MODELS, randomize
 
 B, T = 2, 32
 STEP = f"global_train_batch_size: {B}\ndevice_train_microbatch_size: 1\nmax_duration: 1\neval_interval: null\n"
-# ./train warns: it reads the spelling of transformers 4 as that does
+# ./train warns: it reads the spelling of transformers 4 as transformers 4 does
 OTHERWISE = {("Olmo3ForCausalLM", "rope_theta")}
 MADE_ANEW = {"dtype", "torch_dtype", "transformers_version", "_name_or_path", "max_window_layers"}
 
@@ -112,7 +113,7 @@ def check_loss(what, loss, logits, tokens):
 
 
 def check_rounded(folder, exact, dtype):
-    """Every tensor, and what from_pretrained makes of the folder by itself."""
+    """Compares every tensor, and the type that from_pretrained chooses for the folder."""
     tensors = load_file(os.path.join(folder, "model.safetensors"))
     wide = load_file(os.path.join(exact, "model.safetensors"))
     assert tensors.keys() == wide.keys()
@@ -122,12 +123,12 @@ def check_rounded(folder, exact, dtype):
 
 
 def differences(a, b):
-    """Of b from a; what only b has may say that something is not there, as biases in a class that never has any."""
+    """Differences of b from a. Keys that only b has may say that something is absent, such as biases in a class without any."""
     return {key: (a.get(key), b.get(key)) for key in a.keys() | b.keys() if a.get(key) != b.get(key) and (key in a or b[key])}
 
 
 def check_files(folder, original, more=frozenset()):
-    """All but config.json and weights byte for byte. more: keys of config.json that may be others."""
+    """Compares all files except config.json and weights byte for byte. more: keys of config.json that may differ."""
     names = lambda root: {os.path.relpath(os.path.join(path, n), root) for path, _, files in os.walk(root) for n in files}
     assert names(folder) == names(original), f"{names(folder)} of {names(original)}"
     for name in names(folder) - {"config.json", "model.safetensors"}:
@@ -206,7 +207,7 @@ def try_key(options, name, config, root, seed):
         with write() as file:
             json.dump(config, file)
         before = logits_of(original, tokens)
-    except Exception as error:      # as of sizes that do not go together
+    except Exception as error:      # for instance sizes that do not match
         print(f"{name}: transformers: {str(error).splitlines()[0]:.100}")
         return
     numpy.asarray(tokens, dtype=numpy.uint16).tofile(os.path.join(root, "tokens.npy"))

@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
-"""Takes a small random model of every architecture through --export in fp8, int8, int4 and nf4, and the libraries that read those.
+"""Takes a small random model of every architecture through --export in fp8, int8, int4 and nf4, and the libraries that read these.
 
     python3 scripts/round_trip_quantized.py [--train "mpirun -n 1 build/cuda/train"] [NAME ...]
 
-For each model of golden.py, eight times as wide, so that its matrices can be divided into blocks and groups: saved by transformers,
-trained for one step in FP8, the checkpoint exported in each format, and each folder exported once more, as f32. Then it must hold,
-else it ends with an error:
+It takes each model of golden.py, eight times as wide, so that its matrices can be divided into blocks and groups. transformers
+saves the model, ./train trains it for one step in FP8 and exports the checkpoint in each format, and each folder once more as
+f32. The script ends with an error unless:
 
-    weights             what compressed-tensors, bitsandbytes or transformers makes of the folder's codes and scales is what the
-                        folder's export to f32 holds, bit for bit (bitsandbytes gives nf4 in bf16: rounded to that)
-    logits              of the folder, loaded by transformers, without rounding of activations, and of that export: to 1e-4
-    losses              what ./train says of a step from the folder is what transformers computes of that export, to 1e-5
+    weights             compressed-tensors, bitsandbytes or transformers reads from codes and scales the values that the folder's
+                        export to f32 holds, bit for bit (bitsandbytes gives nf4 in bf16: rounded to bf16)
+    logits              those of the folder in transformers, activations not rounded, are those of that export, to 1e-4
+    losses              the loss of a step from the folder that ./train prints is that of transformers for that export, to 1e-5
     --scales=trained    the same; q, k and v have one scale, gate and up have one
-    other files         as round_trip.py says
+    other files         as in round_trip.py
 
---train: how the program is called; --export runs on the last word of it alone. Needs torch, transformers, tokenizers,
+--train is the command of the program; --export uses only its last word. Needs torch, transformers, tokenizers,
 compressed-tensors, bitsandbytes and accelerate.
 """
 import argparse
@@ -56,12 +56,12 @@ def load(folder):
     assert not any(info.values()), f"{folder}: {info}"
     for module in model.modules():
         if hasattr(module, "quantization_scheme"):
-            module.quantization_scheme.input_activations = None         # activations stay as they are
+            module.quantization_scheme.input_activations = None         # activations are not rounded
     return model.eval()
 
 
 def weight_of(module):
-    """As the library computes with it, before its own rounding to the type of activations."""
+    """The values with which the library computes, before it rounds them to the type of activations."""
     w = module.weight
     if isinstance(module, Linear4bit):
         return dequantize_4bit(w.data, w.quant_state)
@@ -72,7 +72,7 @@ def weight_of(module):
 
 @torch.no_grad()
 def check_weights(name, model, plain):
-    """Puts the weights of the export to f32 into a plain model, after they were compared; returns that."""
+    """Compares the weights, puts those of the export to f32 into a plain model, and returns it."""
     exact = round_trip.load(plain, torch.float32)
     values = exact.state_dict()
     compared = 0
@@ -103,7 +103,7 @@ def check_format(options, name, checkpoint, root, original, tokens):
         shared_scales(folder)
     model = load(folder)
     rounds = any(isinstance(module, (Linear4bit, Linear8bitLt)) for module in model.modules())      # activations, always
-    served = None if rounds else model(tokens).logits       # compressed-tensors makes weights of codes when they are needed first
+    served = None if rounds else model(tokens).logits       # compressed-tensors decodes weights when they are first needed
     exact = check_weights(name, model, plain)
     logits = exact(tokens).logits
     _, loss = round_trip.train(options, root, name + "-again", folder, 0)

@@ -1,15 +1,16 @@
-"""What make_shards.py and make_chat_shards.py share: tokenizers, working in parallel, writing token shards.
+"""Shared parts of make_shards.py and make_chat_shards.py: tokenizers, parallel work, writing token shards.
 
-A shard is a part of three files: NAME.npy, bare little-endian uint16 or uint32 numbers; NAME.csv.gz next to it, a row for each
-document with its first token, the token after its last and whatever else is known of it; and, of conversations, a mask of one
-byte for each token. Parts for validation lie in the folder "val" of the output, chosen by a hash of their tokens: whatever the
-order and number of files and processes, the same documents, of two equal ones both or none, and of one conversation all or none.
+A part of a set of shards has up to three files: NAME.npy, bare little-endian uint16 or uint32 numbers; NAME.csv.gz, a row for
+each document with its first token, the token after its last and more columns; and, for conversations, a mask of one byte for each
+token. Parts for validation are in the folder "val" of the output. A hash of the tokens chooses documents for it: the same
+documents for any order and number of files and processes, both or none of two equal documents, and all or none of one
+conversation.
 """
 import collections, csv, glob, gzip, hashlib, io, json, os, signal, sys, tempfile, time
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
-os.environ["TOKENIZERS_PARALLELISM"] = "false"      # processes here take its place
+os.environ["TOKENIZERS_PARALLELISM"] = "false"      # replaced by the processes here
 try:
     import numpy as np
     from tokenizers import processors
@@ -19,15 +20,15 @@ except ImportError as problem:
 import inputs, tokenizer_files
 from errors import Bad
 
-NAMED = 10                  # lines left out that are named; the others are counted
+NAMED = 10                  # lines left out that are named; more are only counted
 
 
 def add_arguments(parser):
     parser.add_argument("--output", required=True, help="folder for the shards")
     parser.add_argument("--val-fraction", type=float, default=0, help="share of the documents for validation, in OUTPUT/val")
     parser.add_argument("--max-tokens", type=int, default=2**28, help="tokens of a part, unless one document has more")
-    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="default: as many as cores")
-    parser.add_argument("--skip-bad", action="store_true", help="leave out what is an error in a line of a file, and count it")
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="default: number of cores")
+    parser.add_argument("--skip-bad", action="store_true", help="leave out lines of a file that are errors, and count them")
 
 
 def check_arguments(args):
@@ -39,9 +40,9 @@ def check_arguments(args):
 
 
 def run(main):
-    """Calls main() and says what was wrong, in one line."""
+    """Calls main() and reports an error in one line."""
     if sys.stdout:
-        sys.stdout.reconfigure(errors="backslashreplace")       # names from the input may hold what UTF-8 cannot
+        sys.stdout.reconfigure(errors="backslashreplace")       # names from the input may not be UTF-8
     try:
         main()
     except Bad as problem:
@@ -58,8 +59,8 @@ def run(main):
 # ---- tokenizers --------------------------------------------------------------------------------------------------------------
 
 def load_tokenizer(path):
-    """tokenizer_files.load, but its tokenizer tells the characters of each token exactly: a post-processor would leave out spaces
-    (trim_offsets), and does nothing else without special tokens."""
+    """tokenizer_files.load without the post-processor, so that the tokenizer gives the exact characters of each token: the
+    post-processor would leave out spaces (trim_offsets), and does nothing else without special tokens."""
     files = tokenizer_files.load(path)
     files.tokenizer.post_processor = processors.Sequence([])
     return files
@@ -83,13 +84,13 @@ def dtype_name(tokenizer):
 # ---- working -----------------------------------------------------------------------------------------------------------------
 
 def start_process(start, arguments):
-    signal.signal(signal.SIGINT, signal.SIG_IGN)    # the first process hears it, too, and ends the others
+    signal.signal(signal.SIGINT, signal.SIG_IGN)    # the first process gets it too, and ends the others
     start(*arguments)
 
 
 def work_on(batches, work, start, arguments, processes):
-    """(work(items), position) of all batches in order. start(*arguments) comes first in each process, of which as many work;
-    no more batches are in memory than keep them busy."""
+    """(work(items), position) of all batches in order, by that many processes. Each calls start(*arguments) first. Only as many
+    batches are in memory as keep them busy."""
     if processes == 1:
         start(*arguments)
         for items, position in batches:
@@ -112,7 +113,7 @@ def work_on(batches, work, start, arguments, processes):
 
 
 class Skipped:
-    """Lines that are left out for what is wrong with them, where --skip-bad asks for it."""
+    """Lines with errors, which --skip-bad leaves out."""
 
     def __init__(self, args):
         self.asked, self.problems, self.count = args.skip_bad, [], 0
@@ -129,7 +130,7 @@ class Skipped:
 
 
 class Progress:
-    """A bar on a terminal, nothing elsewhere."""
+    """A progress bar on a terminal; nothing elsewhere."""
     WIDTH = 30
 
     def __init__(self, paths):
@@ -160,7 +161,7 @@ class Progress:
 # ---- writing -----------------------------------------------------------------------------------------------------------------
 
 def gzip_text(path):
-    """The same bytes for the same rows: without the time and the name that gzip likes to add."""
+    """The same bytes for the same rows: without the time and the name that gzip adds by default."""
     raw = open(path, "wb")
     file = gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0)
     file.myfileobj = raw        # so that it closes it
@@ -168,7 +169,7 @@ def gzip_text(path):
 
 
 class Writer:
-    """Parts of one set of documents. name: of a part's tokens with a place for its number; mask_name: of its mask, or None."""
+    """Parts of one set of documents. name: file of tokens, with a place for the number; mask_name: file of the mask, or None."""
 
     def __init__(self, folder, name, mask_name, dtype, max_tokens):
         self.folder, self.name, self.mask_name, self.dtype, self.max_tokens = folder, name, mask_name, dtype, max_tokens
@@ -207,12 +208,12 @@ class Writer:
 
 
 def one_line(column):
-    """A name that a row can hold: of odd characters and ends of lines something else."""
+    """A name that a row can hold: odd characters and ends of lines are replaced."""
     return " ".join(column.split("\n")).encode(errors="replace").decode() if isinstance(column, str) else column
 
 
 class Output:
-    """The parts for training and validation of a run, which appear in the output folder together, by publish()."""
+    """The parts for training and validation of a run. publish() makes them appear in the output folder together."""
 
     def __init__(self, args, name, mask_name, dtype):
         self.folder, self.fraction = args.output, args.val_fraction
@@ -234,7 +235,7 @@ class Output:
         self.unfinished.cleanup()
 
     def add(self, documents, columns):
-        """documents: [(ids, mask or None)], which stay together, as those of one conversation do; the first one's hash decides."""
+        """documents: [(ids, mask or None)] that stay together, as in a conversation; the hash of the first decides."""
         chance = int.from_bytes(hashlib.blake2b(documents[0][0].tobytes(), digest_size=8).digest(), "little") / 2**64
         for ids, mask in documents:
             (self.val if chance < self.fraction else self.train).add(ids, mask, columns)

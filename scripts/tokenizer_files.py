@@ -1,6 +1,6 @@
-"""A model folder's tokenizer, with the tokens that tokenizer.json alone does not tell, as transformers 5 puts them together: those
-of added_tokens_decoder in tokenizer_config.json or, in older folders, of added_tokens.json and special_tokens_map.json; a token
-that these call special, or that has a name there (eos_token), is special. Needs the package tokenizers."""
+"""The tokenizer of a model folder, with the tokens that are not in tokenizer.json, combined as in transformers 5: those of
+added_tokens_decoder in tokenizer_config.json or, in older folders, of added_tokens.json and special_tokens_map.json. A token that
+these call special, or that has a name there (eos_token), is special. Needs the package tokenizers."""
 import collections, json, os, sys
 
 from errors import Bad
@@ -18,7 +18,7 @@ Files = collections.namedtuple("Files", "tokenizer config named special added in
 
 
 def read_json(path):
-    """Its object; {} where there is no such file, or something else in it."""
+    """The object in the file; {} if there is no such file, or no object in it."""
     try:
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
@@ -30,7 +30,7 @@ def read_json(path):
 
 
 def read_config(folder):
-    """The keys of tokenizer_config.json; where it has no added_tokens_decoder, those of special_tokens_map.json go before them."""
+    """The keys of tokenizer_config.json; without added_tokens_decoder those of special_tokens_map.json replace them."""
     config = read_json(os.path.join(folder, "tokenizer_config.json"))
     if "added_tokens_decoder" not in config:
         config.update(read_json(os.path.join(folder, "special_tokens_map.json")))
@@ -38,13 +38,13 @@ def read_config(folder):
 
 
 def text_of(token):
-    """Of a token as the files have it: a text, or an object with content and flags."""
+    """The text of a token: files have a text, or an object with content and flags."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) and text else None
 
 
 def name_tokens(config):
-    """{"eos_token": text}: what a template may call by name."""
+    """{"eos_token": text}: tokens that a template may call by name."""
     extra = config.get("extra_special_tokens")
     named = {key: value for key, value in config.items() if key.endswith("_token")}
     return {key: text_of(value) for key, value in {**named, **(extra if isinstance(extra, dict) else {})}.items() if text_of(value)}
@@ -72,11 +72,11 @@ def read_added(folder, config, special):
 
 
 def add_tokens(tokenizer, folder, config):
-    """Makes the tokenizer know them all; returns the texts that no file gives an id."""
+    """Adds all of them to the tokenizer; returns the texts that have an id in no file."""
     special = list(dict.fromkeys([*name_tokens(config).values(), *read_extra(config)]))
     path, added = read_added(folder, config, special)
     flags = {token.content: repr(token) for token in tokenizer.get_added_tokens_decoder().values()}
-    old = "added_tokens_decoder" not in config              # then what tokenizer.json says of a token goes before
+    old = "added_tokens_decoder" not in config              # then tokenizer.json takes precedence
     tokenizer.add_tokens([token for _, token in added if (token.content not in flags if old else
                                                           flags.get(token.content) != repr(token))])
     for id, token in added:
@@ -93,7 +93,7 @@ def add_tokens(tokenizer, folder, config):
 
 
 def load(path):
-    """Of a tokenizer.json, or of a folder with one. The tokenizer neither cuts nor fills up."""
+    """Loads a tokenizer.json, or a folder with one. The tokenizer neither truncates nor pads."""
     folder = path if os.path.isdir(path) else None
     path = os.path.join(path, "tokenizer.json") if folder else path
     if not os.path.isfile(path):
@@ -107,7 +107,7 @@ def load(path):
     tokenizer.no_padding()
     config = read_config(folder) if folder else {}
     invented = add_tokens(tokenizer, folder, config) if folder else set()
-    if config.get("split_special_tokens"):              # then one that is spelled out in a text is text
+    if config.get("split_special_tokens"):              # then a special token spelled out in a text is text
         tokenizer.encode_special_tokens = True
     tokens = list(tokenizer.get_added_tokens_decoder().values())
     longest_first = lambda some: tuple(sorted({token.content for token in some}, key=lambda text: (-len(text), text)))

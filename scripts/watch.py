@@ -6,11 +6,11 @@
     python3 scripts/watch.py runs/tiny --to wandb [--offline]
     python3 scripts/watch.py runs/tiny --to trackio                 # then: trackio show
 
-Each RUN is a save_folder, whose metrics.jsonl is followed; it need not exist yet. --serve needs nothing but Python. --to sends
-all numbers under their names in the file, which are OLMo's, until it is stopped (Ctrl-C, SIGTERM), or with --once what is there.
-Started again it goes on where it was. A step is sent when a later one begins, since statistics and evaluations may follow it;
-stopping sends the last one too. When a run goes back to an earlier step, TensorBoard drops the steps that are written anew; the
-others cannot, and get a new run of the same group, RUN-from-STEP.
+Each RUN is a save_folder; its metrics.jsonl is followed and need not exist yet. --serve needs only Python. --to sends all numbers
+under their names in the file (OLMo's names) until it is stopped (Ctrl-C, SIGTERM); with --once it sends what is in the file and
+ends. Started again, it continues where it stopped. It sends a step when a later one begins, since statistics and evaluations may
+follow; stopping sends the last step too. If a run goes back to an earlier step, TensorBoard drops the steps that are written
+again. The others cannot do that, and get a new run of the same group, RUN-from-STEP.
 """
 import argparse, os, signal, sys, threading
 
@@ -22,7 +22,7 @@ POLL_SECONDS = 1
 
 
 def name_runs(folders):
-    """The last part of each path, or as many more as tell it from the others."""
+    """The last part of each path, or as many parts as make them different."""
     parts = [os.path.abspath(folder).split(os.sep) for folder in folders]
     if len(set(map(tuple, parts))) < len(parts):
         sys.exit("error: the same RUN is given twice")
@@ -54,11 +54,11 @@ def main():
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--serve", action="store_true", help="a page at http://localhost:PORT")
     what.add_argument("--to", choices=sorted(watch_to.WRITERS))
-    parser.add_argument("--port", type=int, default=8765, help="of --serve; 0: any that is free")
-    parser.add_argument("--once", action="store_true", help="--to: send what is there, and end")
+    parser.add_argument("--port", type=int, default=8765, help="port of --serve; 0: any free port")
+    parser.add_argument("--once", action="store_true", help="--to: send what is in the file, and end")
     parser.add_argument("--folder", help="--to: where a folder for each run is made; without it RUN/tensorboard and so on")
-    parser.add_argument("--project", default="coat", help="of wandb and trackio")
-    parser.add_argument("--offline", action="store_true", help="wandb: keep it here; `wandb sync` uploads it later")
+    parser.add_argument("--project", default="coat", help="project in wandb and trackio")
+    parser.add_argument("--offline", action="store_true", help="wandb: store the run here; `wandb sync` uploads it later")
     options = parser.parse_args()
     for folder in options.runs:
         if os.path.exists(folder) and not os.path.isdir(folder):

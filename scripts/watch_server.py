@@ -1,5 +1,5 @@
-"""The page of watch.py --serve: watch.html, which asks for /data now and then. Nothing else is served, whatever the address says,
-and to this machine alone; from another one: ssh -L 8765:localhost:8765 HOST."""
+"""The server of watch.py --serve. It serves watch.html, which asks for /data at intervals, and nothing else, and only to this
+machine. From another machine: ssh -L 8765:localhost:8765 HOST."""
 import gzip, http.server, json, os, sys, threading, time, urllib.parse
 
 POINTS = 512        # a curve has up to twice as many
@@ -17,12 +17,12 @@ SHOWN = {
 
 
 def is_number(value):
-    """Of a size that sums stay finite, since JSON has neither NaN nor infinity: one of them, and no browser reads any run."""
+    """Whether sums of it stay finite. JSON has neither NaN nor infinity: with one of them no browser could read any run."""
     return isinstance(value, (int, float)) and abs(value) < 1e300
 
 
 def shown(record):
-    """What the page draws: the value of each curve. Of FP8 errors the mean over blocks: quant/KIND/error."""
+    """The value of each curve on the page. FP8 errors are means over blocks: quant/KIND/error."""
     values, errors = {}, {}
     for name, value in record.items():
         if not is_number(value):
@@ -36,7 +36,7 @@ def shown(record):
 
 
 class Curve:
-    """Means, least and greatest of `stride` consecutive values each; where there are too many, two become one."""
+    """Mean, minimum and maximum of every `stride` values; too many buckets are merged in pairs."""
 
     def __init__(self):
         self.stride, self.buckets = 1, []       # a bucket: count, sum of steps, sum of values, least, greatest
@@ -69,7 +69,7 @@ class Run:
         self.curves, self.step, self.tokens, self.skipped, self.changed = {}, 0, 0, 0, None
 
     def poll(self):
-        """Reads what is new; after a step back all, since curves cannot be taken apart. Returns whether there may be more."""
+        """Reads new lines; after a step back all lines, since buckets cannot be split. Returns whether there may be more."""
         records, void = self.follower.poll()
         if void is not None:
             self.follower.forget_from(0)
@@ -98,7 +98,7 @@ class Page(http.server.BaseHTTPRequestHandler):
     server_version = "coat.c"
 
     def do_GET(self):
-        """NOTE: another name in Host is that of a site which leads the browser here to read what it shows."""
+        """NOTE: another name in Host comes from a site that makes the browser read this page for it (DNS rebinding)."""
         address = urllib.parse.urlsplit(self.path)
         if self.headers.get("Host", "").rsplit(":", 1)[0] not in LOCAL:
             self.answer(403, "text/plain", b"open http://localhost\n")
@@ -136,7 +136,7 @@ class Server(http.server.ThreadingHTTPServer):
             self.page = file.read()
 
     def data(self, query):
-        """All curves, or, if the browser has this version of them, the time alone: for how long nothing has come."""
+        """All curves; or only the time since the last line, if the browser has this version of the curves."""
         with self.lock:
             while any([run.poll() for run in self.runs]):
                 pass

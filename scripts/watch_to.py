@@ -12,7 +12,7 @@ def need(module, package):
 
 
 def numbers(record):
-    """Its metrics that are numbers, without lists, which are counts of groups; null, for what is not finite, becomes NaN."""
+    """Its metrics that are numbers. Lists, which are counts of groups, are left out; null (not finite) becomes NaN."""
     return {name: math.nan if value is None else float(value) for name, value in record.items()
             if name not in ("step", "time") and (value is None or isinstance(value, (bool, int, float)))}
 
@@ -37,8 +37,8 @@ class TensorBoard:
         self.summary = need("tensorboard.compat.proto.summary_pb2", "tensorboard").Summary
 
     def open(self, sender, new):
-        """NOTE: readers take files in the order of their names, which begin with the second. What an earlier process wrote but did
-        not note, since it was killed, is purged."""
+        """NOTE: readers take files in the order of their names, which begin with the time in seconds. Events that a killed process
+        wrote but did not note are purged."""
         while any(name >= f"events.out.tfevents.{int(time.time())}"
                   for name in os.listdir(sender.folder) if name.startswith("events.")):
             time.sleep(0.1)
@@ -47,7 +47,7 @@ class TensorBoard:
         return file
 
     def purge(self, file, step):
-        """Readers drop what earlier events have of this step and later ones."""
+        """Readers drop earlier events of this step and later steps."""
         start = self.event.SessionLog(status=self.event.SessionLog.START)
         file.add_event(self.event.Event(wall_time=time.time(), step=step, session_log=start))
 
@@ -70,7 +70,7 @@ class TensorBoard:
 
 
 class InParts:
-    """Programs whose runs only go forward: what a run writes anew after going back is a run of its own there."""
+    """Programs whose runs only go forward: steps that a run writes again after going back become a run of their own."""
 
     def rewind(self, sender, run, step):
         self.close(run)
@@ -100,7 +100,7 @@ class WeightsAndBiases(InParts):
         run.log(values, step=step)
 
     def last_step(self, sender, run):
-        """Offline each process has a folder of its own, which says nothing of the earlier ones."""
+        """Offline each process has a folder of its own, without the data of earlier processes."""
         return None if run.offline or run.starting_step == 0 else run.starting_step - 1
 
 
@@ -111,7 +111,7 @@ class Trackio(InParts):
         self.trackio = need("trackio", "trackio")
 
     def open(self, sender, new):
-        """Outside any context, which would be that of an earlier run of this process and would end it."""
+        """Outside any context: one would belong to an earlier run of this process, and end it."""
         import contextvars
         return contextvars.Context().run(
             self.trackio.init, project=sender.options.project, name=sender.part["name"], group=sender.name,
@@ -121,7 +121,7 @@ class Trackio(InParts):
         run.log(values, step=step)
 
     def last_step(self, sender, run):
-        """It writes beside us: when we were killed it may have less than we sent."""
+        """It writes in a process of its own: after we were killed it may have less than we sent."""
         from trackio.sqlite_storage import SQLiteStorage
         return SQLiteStorage.get_max_step_for_run(run.project, run.name, run_id=run.id)
 
@@ -130,8 +130,8 @@ WRITERS = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "trackio": Tra
 
 
 class Sender:
-    """One run on its way to one program. What it has sent it remembers in its folder: watch.index has end, step and CRC of each
-    line of metrics.jsonl, watch.json the name and id of the program's run."""
+    """Sends one run to one program. Its folder remembers what was sent: watch.index has end, step and CRC of each line of
+    metrics.jsonl, watch.json the name and id of the run in the program."""
 
     def __init__(self, writer, run, name, options):
         self.writer, self.run, self.name, self.options = writer, run, name, options
@@ -179,7 +179,7 @@ class Sender:
             return False
 
     def save_index(self, lines=None):
-        """`lines`: so many were sent; all that were read, unless told."""
+        """`lines`: how many were sent; default: all that were read."""
         f = self.follower
         lines = len(f.ends) if lines is None else lines
         with open(self.path("watch.index"), "ab") as file:
@@ -189,7 +189,7 @@ class Sender:
         self.saved = lines
 
     def send(self):
-        """Sends what is new, but for the last step. Returns whether there may be more."""
+        """Sends new records except those of the last step. Returns whether there may be more."""
         records, void = self.follower.poll()
         if void is not None:
             self.go_back(void)
@@ -212,7 +212,7 @@ class Sender:
         self.waiting = []
 
     def go_back(self, step):
-        """What was sent of `step` and later ones is void."""
+        """Records of `step` and later ones that were sent are void."""
         self.waiting = [record for record in self.waiting if record["step"] < step]
         if step <= self.done:
             print(f"{self.name}: the run went back to step {step - 1}", flush=True)
