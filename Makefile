@@ -1,7 +1,7 @@
 # make            build ./train: with CUDA if nvcc and a GPU are found, else for the CPU
-# make demo       install what is missing, build for the CPU, train a small model on real tokens, show the loss going down
+# make demo       install what is missing, build for the CPU, train a small model on real tokens, draw the loss
 # make test       build and run every test
-# make quick      the same without the tests that take long or kill processes: a minute on two cores, for while one works
+# make quick      the same without the tests that take long or kill processes: a minute on two cores
 # make bench      time every kernel, training steps and, on a GPU, each kernel inside the steps
 # make help       print this text
 # make clean      remove what was built
@@ -17,11 +17,11 @@ NCCL_HOME ?= $(CUDA_HOME)
 MPIRUN    ?= mpirun
 NVCC      := $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc 2>/dev/null))
 BACKEND   ?= $(if $(and $(NVCC),$(wildcard /dev/nvidiactl)),cuda,cpu)
-# what to say where the choice may surprise
+# printed if the choice may surprise
 WHY       := $(if $(and $(NVCC),$(filter file,$(origin BACKEND)),$(filter cpu,$(BACKEND))),: nvcc but no GPU found; to compile for one: make BACKEND=cuda)
 PKG        = $(shell pkg-config $(1) $(2) 2>/dev/null)
 
-# A library is found in DEPS, or by pkg-config, or is hoped to be on the compiler's own paths.
+# A library is in DEPS, or pkg-config finds it, or the compiler may have it on its own paths.
 ifdef DEPS
 DEPS_FLAGS := -I$(DEPS)/include
 DEPS_LIBS  := -L$(DEPS)/lib -Wl,-rpath,$(abspath $(DEPS)/lib)
@@ -34,7 +34,7 @@ ZLIB_LIBS  := $(if $(DEPS),-lz,$(or $(call PKG,--libs,zlib),-lz))
 BLAS_FLAGS := $(call PKG,--cflags,openblas)
 BLAS_LIBS  := $(or $(call PKG,--libs,openblas),-lopenblas)
 
-# What the code requires comes first; CFLAGS and NVCCFLAGS are the user's.
+# Required flags come first, then CFLAGS and NVCCFLAGS of the user.
 CC_FLAGS  := -std=c17 -D_GNU_SOURCE -O2 -g -Wall -Wextra -Wno-missing-field-initializers -ffp-contract=off -I. $(DEPS_FLAGS) $(MPI_FLAGS)
 NV_FLAGS  := -std=c++17 -O3 -lineinfo -I. $(DEPS_FLAGS)
 LIBS      := $(DEPS_LIBS) $(YAML_LIBS) $(JSON_LIBS) $(ZLIB_LIBS) $(MPI_LIBS) -lm -lpthread -ldl
@@ -46,7 +46,7 @@ GPUS      := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>
                sed -nE 's/^([89]|[1-9][0-9])\.([0-9])$$/\1\2/p' | sort -nu)
 ARCH      := $(or $(patsubst 90,90a,$(GPUS)),90a)
 endif
-# The last one's PTX too, which drivers compile for later GPUs; that of 90a is for 9.0 alone.
+# PTX of the last one too, which drivers compile for later GPUs; that of 90a is only for 9.0.
 NV_FLAGS  += $(foreach a,$(ARCH),-gencode=arch=compute_$a,code=sm_$a) -DARCHITECTURES='"$(strip $(ARCH))"'
 NV_FLAGS  += $(foreach a,$(filter-out %a %f,$(lastword $(ARCH))),-gencode=arch=compute_$a,code=compute_$a)
 CUDA_LIBS := $(foreach d,$(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/lib $(NCCL_HOME)/lib),-L$d -Wl,-rpath,$d)
@@ -74,7 +74,7 @@ TESTS     := $(patsubst %.c,$B/%,$(filter-out $(if $(filter cuda,$(BACKEND)),tes
                $(wildcard tests/test_*.c)))
 HELPERS   := $(patsubst %,$B/%.o,$(filter-out tests/test_% tests/bench_% tests/fuzz%,$(wildcard tests/*.c)))
 
-# As root OpenMPI wants to be told twice; more ranks than cores is fine for tests.
+# OpenMPI runs as root only with both variables. Tests may have more ranks than cores.
 export OMPI_ALLOW_RUN_AS_ROOT = 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 LAUNCH    := $(MPIRUN) --oversubscribe --bind-to none
@@ -87,29 +87,29 @@ $B/train: $B/train.c.o $(OBJECTS)
 $(TESTS) $B/tests/fuzz: $B/%: $B/%.c.o $(HELPERS) $(OBJECTS)
 	@echo "  LINK  $@"
 	@$(CC) $^ $(DEPS_LIBS) -lcmocka $(LIBS) $(WRAP) $(LDFLAGS) -o $@
-# This one sees what marks and waits order.
+# This one records the order of marks and waits.
 $B/tests/test_cpu_order_ranks: WRAP = $(foreach f,device_mark device_queue device_sync device_wait quantize_with_amax,-Wl,--wrap=$f)
-# This one says how much memory a device has.
+# This one replaces the size of a device's memory.
 $B/tests/test_kept_ranks: WRAP = $(foreach f,device_memory_total device_memory_used,-Wl,--wrap=$f)
-# This one stands for a GPU without FP8, where no model is to be placed.
+# This one pretends that the GPU has no FP8, and checks that no model is allocated.
 $B/tests/test_cpu_no_fp8: WRAP = -Wl,--wrap=device_has_fp8 -Wl,--wrap=model_place
-# This one is ./train too, as the ranks that it starts, in which calls are slow or hang.
+# This one is also ./train: it starts itself as ranks whose calls are slow or hang.
 $B/tests/test_hangs: $B/train.c.o
 $B/tests/test_hangs: WRAP = $(foreach f,checkpoint_latest folder_clean folder_publish folder_remove_step log_open main map_file \
                                       numpy_shuffle pwrite shard_read source_open yaml_load,-Wl,--wrap=$f)
-# This one watches which files are opened, and goes on after an error.
+# This one records which files are opened, and continues after an error.
 $B/tests/fuzz: $(patsubst %,$B/tests/fuzz_%.c.o,kinds seeds codes inputs)
 $B/tests/fuzz: WRAP = -Wl,--wrap=fopen -Wl,--wrap=open -Wl,--wrap=truncate -Wl,--wrap=exit \
                      -Wl,--wrap=comm_agree -Wl,--wrap=comm_disagreement
-# This one says how fast a device is.
+# This one replaces the speed of a device.
 $B/tests/test_flops: WRAP = -Wl,--wrap=device_peak_flops
-# This one stands for NVML and for a GPU that it knows.
+# This one replaces NVML, and pretends that it has a GPU.
 $B/tests/test_cpu_health_ranks: WRAP = $(foreach f,dlopen dlsym device_health,-Wl,--wrap=$f)
 $B/tests/bench_%: $B/tests/bench_%.c.o $(OBJECTS)
 	@echo "  LINK  $@"
 	@$(CC) $^ $(LIBS) $(LDFLAGS) -o $@
-# CUDA loads this one into ./train and tells it what runs. CUPTI's records are its version's, so of those that Python packages bring
-# along none is taken, unless CUPTI_HOME names its folder.
+# CUDA loads this one into ./train and reports kernels to it. CUPTI's records depend on its version, so copies in Python packages are
+# not used, unless CUPTI_HOME names their folder.
 CUPTI_PLACES = $(or $(CUPTI_HOME),$(CUDA_HOME)/extras/CUPTI $(CUDA_HOME)/targets/x86_64-linux $(CUDA_HOME))
 CUPTI        = $(firstword $(wildcard $(foreach p,$(CUPTI_PLACES),$p/lib64/libcupti.so.1[3-9] $p/lib/libcupti.so.1[3-9])))
 $B/kernel_times.so: scripts/kernel_times.c
@@ -128,19 +128,19 @@ $B/%.cu.o: %.cu $B/arch | check
 	@echo "  NVCC  $<"
 	@$(NVCC) $(NV_FLAGS) $(NVCCFLAGS) -MMD -MP -c $< -o $@
 
-# What the .cu files were compiled for: newer than they are when that changes.
+# The GPUs that .cu files were compiled for. The file becomes newer than they are when ARCH changes.
 $B/arch: always
 	@mkdir -p $(@D)
 	@echo '$(ARCH)' | cmp -s - $@ || echo '$(ARCH)' >$@
 
-# Says what was found, once per build folder, and what a missing piece means.
+# Prints what was found, once per build folder, and what a missing library means.
 check: $B/found
 $B/found:
 	@mkdir -p $(@D)
 	@sh scripts/check-libraries "$(BACKEND)" "$(CC)" "$(CC_FLAGS) $(CFLAGS)" "$(LIBS) $(LDFLAGS)" "$(NVCC)"
 	@touch $@
 
-# The libraries come first, and the rest in a make of its own: what pkg-config finds is read when make starts.
+# Libraries are installed first. The rest runs in a make of its own, because make asks pkg-config when it starts.
 INSTALL    = $(if $(DEPS),:,sh scripts/install-libraries)
 PARALLEL   = $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc))
 demo:
@@ -152,8 +152,7 @@ run-demo: $B/train
 test:
 	@$(INSTALL) libcmocka-dev
 	@$(MAKE) --no-print-directory $(PARALLEL) run-tests
-# Under the sanitizers not these: they start the program again and again, which takes seconds each time there.
-# Without sanitizers they run as all do.
+# The sanitizers leave these out: they start the program many times, and each start takes seconds there.
 STARTS     = $(patsubst %,$B/tests/test_%,hangs moved save_folder train)
 run-tests: build-all
 	@bash scripts/run-tests $B "$(LAUNCH)" $(if $(SANITIZE),$(filter-out $(STARTS),$(TESTS)),$(TESTS) $(wildcard tests/test_*.py))

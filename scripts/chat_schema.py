@@ -82,7 +82,7 @@ def read_calls(message, role, where):
         return message
     calls = [read_call(call, where) for call in decode(message["tool_calls"], list, where, '"tool_calls"')]
     if calls and ROLES[role] != "assistant":
-        raise Bad(f"{where} has the role {shown(role)} and calls of tools; expected those of the assistant alone")
+        raise Bad(f"{where} has the role {shown(role)} and calls of tools; only the assistant may call tools")
     return {**message, "tool_calls": calls}
 
 
@@ -119,7 +119,7 @@ def read_learned(message, role, where):
             choice = " or ".join(map(json.dumps, values))
             raise Bad(f"{where} has the {key} {shown(value)}; expected {choice.replace(' or', ' (not learned) or')}")
         if not answer and key != "weight" and value is True:
-            raise Bad(f"{where} has the role {shown(role)} and is to be learned (\"{key}\": true); expected that of answers alone")
+            raise Bad(f"{where} has the role {shown(role)} and is to be learned (\"{key}\": true); only answers can be learned")
         learned = learned and (value is None or bool(value))
     return learned, {key: value for key, value in message.items() if key not in LEARNED}
 

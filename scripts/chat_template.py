@@ -73,8 +73,8 @@ def find_names(tree):
     """(attributes and keys that a template reads, and all other words in it; only those other words, such as roles)."""
     words = lambda some: {node.value for node in some if isinstance(node, nodes.Const) and isinstance(node.value, str)}
     keys = {id(node.arg): node.arg for node in tree.find_all(nodes.Getitem)}
-    alone = words(node for node in tree.find_all(nodes.Const) if id(node) not in keys)
-    return {node.attr for node in tree.find_all(nodes.Getattr)} | words(keys.values()) | alone, alone
+    other = words(node for node in tree.find_all(nodes.Const) if id(node) not in keys)
+    return {node.attr for node in tree.find_all(nodes.Getattr)} | words(keys.values()) | other, other
 
 
 def name_thoughts(messages):

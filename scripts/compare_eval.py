@@ -15,7 +15,7 @@ import errors, prepare_eval
 
 
 def read_requests(folder):
-    """What the package's function of this purpose returns, of any of the packages."""
+    """(config, requests) of a folder of the package, as its own reader returns them."""
     with (folder / "config.json").open("r", encoding="utf-8") as file, (folder / "requests.jsonl.gz").open("rb") as lines:
         return json.load(file), [json.loads(line) for line in gzip.open(lines)]
 

@@ -27,7 +27,7 @@ SHOWN = 1e-4        # of the time: kernels below it are in the file only
 
 
 class Bad(Exception):
-    """What is wrong with the input, in the words that the user reads."""
+    """An error in the input, in the words that the user reads."""
 
 
 def read_times(folder):

@@ -70,7 +70,7 @@ def encode(tokenizer, text, where):
     try:
         return tokenizer.encode(text, add_special_tokens=False)
     except (UnicodeEncodeError, TypeError):
-        raise Bad(f"{where}: half of a surrogate pair (as \\ud83d alone); expected text that UTF-8 can hold")
+        raise Bad(f"{where}: half of a surrogate pair (such as \\ud83d); expected text that UTF-8 can hold")
 
 
 def vocabulary_size(tokenizer):
@@ -269,7 +269,7 @@ def paths_yaml(writer, folder):
 
 
 def yaml_lines(output, model, data):
-    """What a configuration needs to train on the output: model and data, more keys of these sections."""
+    """The lines that a configuration needs to train on the output; model, data: more keys of these sections."""
     lines = ["model: {" + ", ".join(f"{key}: {value}" for key, value in model.items()) + "}", "data:"]
     lines += ["  " + line for line in [*paths_yaml(output.train, output.folder), *(f"{key}: {value}" for key, value in data.items())]]
     if output.val.documents:

@@ -4,9 +4,9 @@
     pip download --no-deps trl && unzip -j trl-*.whl 'trl/chat_templates/*.jinja' -d templates
     python3 tests/compare_chat.py 500 templates/*.jinja
 
-For each template: how many of the conversations have the same tokens, as a whole or, where each question has a document, up to the
-end of its answers; how many both refuse, and one alone; and labels, as an independent reckoning has them: of templates with
-{% generation %} transformers' own mask of the assistant's tokens, of all others the words, each of which is in one message alone.
+For each template it counts the conversations with the same tokens, as a whole or, if each question has a document, up to the end of
+its answers; those that both refuse, and those that only one refuses; and labels against a second method: for templates with
+{% generation %} transformers' own mask of the assistant's tokens, for all others the words, since each word is in only one message.
 Exits with 1 if tokens or labels differ. Needs the packages transformers, tokenizers, jinja2 and numpy.
 """
 import collections, json, os, re, sys, tempfile
@@ -76,9 +76,9 @@ class Comparison:
         whole = self.ask(messages, tools)
         if result.problem or not whole:
             self.show("refused by both" if result.problem and not whole else
-                      "refused here alone" if result.problem else "refused by transformers alone", entry)
-            if whole and self.counts["refused here alone"] == 1:
-                self.shown.append(("refused here alone", str(result.problem)))
+                      "refused only here" if result.problem else "refused only by transformers", entry)
+            if whole and self.counts["refused only here"] == 1:
+                self.shown.append(("refused only here", str(result.problem)))
             return
         split = len(result.documents) > 1 or [int(id) for id in result.documents[0][0]] != whole[0]
         self.counts["split"] += split
