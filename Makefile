@@ -108,8 +108,8 @@ $B/tests/test_cpu_health_ranks: WRAP = $(foreach f,dlopen dlsym device_health,-W
 $B/tests/bench_%: $B/tests/bench_%.c.o $(OBJECTS)
 	@echo "  LINK  $@"
 	@$(CC) $^ $(LIBS) $(LDFLAGS) -o $@
-# CUDA loads this one into ./train and reports kernels to it. CUPTI's records depend on its version, so copies in Python packages are
-# not used, unless CUPTI_HOME names their folder.
+# CUDA loads this one into ./train and reports kernels to it. CUPTI's records depend on its version, so copies in Python packages
+# are not used, unless CUPTI_HOME names their folder.
 CUPTI_PLACES = $(or $(CUPTI_HOME),$(CUDA_HOME)/extras/CUPTI $(CUDA_HOME)/targets/x86_64-linux $(CUDA_HOME))
 CUPTI        = $(firstword $(wildcard $(foreach p,$(CUPTI_PLACES),$p/lib64/libcupti.so.1[3-9] $p/lib/libcupti.so.1[3-9])))
 $B/kernel_times.so: scripts/kernel_times.c

@@ -3,10 +3,10 @@
 
     python3 tests/fuzz_chat.py COUNT [FIRST [MODEL ...]]
 
-MODEL is a folder with tokenizer and chat template; the default is two of tests/golden/chat. Each line must be refused with an error that
-names it, or accepted. Then labels must be words of answers only, and the text must hold nothing that no message says. If transformers
-is installed, the tokens must be those of its apply_chat_template, wherever it accepts the messages and tools unchanged. The first
-violation ends the script.
+MODEL is a folder with tokenizer and chat template; the default is two of tests/golden/chat. Each line must be refused with an
+error that names it, or accepted. Then labels must be words of answers only, and the text must hold nothing that no message says.
+If transformers is installed, the tokens must be those of its apply_chat_template, wherever it accepts the messages and tools
+unchanged. The first violation ends the script.
 """
 import collections, copy, importlib.util, json, os, random, re, sys, tempfile
 
