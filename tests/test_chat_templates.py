@@ -83,8 +83,7 @@ class TemplateTest(Folder):
             self.assertEqual(self.learned(model, self.chat(model, file)[0]), expected)
 
     def test_calls_of_tools_in_turns_that_differ(self):
-        """As Qwen 3 and OLMo 3 have them: calls stand after the content, and thoughts before it where the turn is last, or another
-        token ends it there."""
+        """As in Qwen 3 and OLMo 3: calls follow the content; in the last turn thoughts precede it, or another token ends it."""
         turn = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}" \
                "{{ ('<think></think>' if THINKS and loop.last and m.role == 'assistant') ~ m.content }}" \
                "{% if m.tool_calls %}{{ '\n' if m.content }}<call>{{ m.tool_calls[0].function.name }}</call>{% endif %}" \
@@ -159,7 +158,7 @@ class LeftOutTest(Folder):
         return Tokenizer.from_file(model + "/tokenizer.json").decode(self.read(output)[0].tolist(), skip_special_tokens=False)
 
     def test_templates_by_name(self):
-        """The one for tools where a conversation has tools, even none ([]); in files, these count alone."""
+        """The template for tools if a conversation has tools, even an empty list; if there are files, only they count."""
         tools = "{{ tools | tojson }}" + CHATML
         named = [{"name": "default", "template": CHATML}, {"name": "tool_use", "template": tools}]
         tool = {"name": "t"}
@@ -277,7 +276,7 @@ class LeftOutTest(Folder):
                    note + "2", "NOTE: messages or tools that spell out a special token", special=[*TOKENS, "<think>"])
 
     def test_ends(self):
-        """eos after the last answer alone: what opens the next turn is no label, whatever it is; a prompt at every end is none."""
+        """eos only after the last answer: the opening of the next turn is no label, and neither is a prompt at every end."""
         last = "{% for m in messages %}{{ OPEN + m.content }}{{ eos_token if loop.last and m.role == 'assistant' }}{% endfor %}" \
                "{{ '<|im_start|>assistant|' if add_generation_prompt }}"
         tools = {"messages": [*say("a", "b")["messages"], {"role": "tool", "content": "c"}, *say("a", "d")["messages"][1:]]}
@@ -295,7 +294,7 @@ class LeftOutTest(Folder):
 
 
 class TokensTest(Folder):
-    """Tokens that tokenizer.json alone does not tell."""
+    """Tokens that are not in tokenizer.json."""
     def folder(self, known, config, **files):
         model = self.model(CHATML, known)
         self.dump({"chat_template": CHATML, **config}, model, "tokenizer_config.json")

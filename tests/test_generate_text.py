@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""scripts/generate.py: what it gives to the program, in three published chat templates and raw, and what it makes of the answer; by
-a stand-in for ./train and by the program itself."""
+"""scripts/generate.py: the tokens that it gives to the program, with three published chat templates and raw, and the text that it
+prints for the answer; with a script that pretends to be ./train, and with the program itself."""
 import importlib.util, json, os, shutil, subprocess, sys, tempfile, unittest
 
 TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -79,7 +79,7 @@ class Generate(unittest.TestCase):
             self.assertIn("mpirun's", result.stderr)
 
     def test_tokens_of_other_files(self):
-        """As in test_chat_templates.py: what tokenizer_config.json alone knows is a token; one with a name there is not printed."""
+        """As in test_chat_templates.py: a token only in tokenizer_config.json is a token; one with a name there is not printed."""
         from tokenizers import Tokenizer
         self.use_template("chatml")
         path, config = (os.path.join(self.folder, name) for name in ("tokenizer.json", "tokenizer_config.json"))

@@ -36,14 +36,14 @@ ADAMW = "_Z16adamw_fp8_kernelI4FormIL5DType2ELb1EES2_13__nv_bfloat16S3_EvPT1_6Mo
 NORM = "_Z20norm_backward_kernelv"
 NCCL = "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
-# Of one micro-step: name, us. The GEMM in front of each loss and the two behind it are the head's.
+# One micro-step: name, us. The GEMM before each loss and the two after it belong to the head.
 MICRO_STEP = [(FP8_FORWARD, 100), (FLASH, 30), (BF16_GEMM, 5), (LOSS, 1), (BF16_GEMM, 6), (BF16_GEMM, 7),
               (FP8_FORWARD, 5), (LOSS, 1), (FP8_FORWARD, 6), (FP8_DW, 7), (FUSED_FORWARD, 40), (FUSED_DX, 50), (FP8_DW, 10),
               (GRADIENTS, 10), (NORM, 20), ("[memset]", 2)]
 
 
-def steps(count, gap=0, beside=None):
-    """Lines of `count` steps of two micro-steps with `gap` us of nothing before each, and `beside` (name, us) on another queue from
+def steps(count, gap=0, other=None):
+    """Lines of `count` steps of two micro-steps with `gap` us of nothing before each, and `other` (name, us) on another queue from
     the start of the last step but one."""
     lines, at = [], 1_000_000
 
@@ -53,8 +53,8 @@ def steps(count, gap=0, beside=None):
 
     for step in range(count):
         at += 1000 * gap
-        if beside and step == count - 2:
-            add(*beside, stream=8)
+        if other and step == count - 2:
+            add(*other, stream=8)
         for name, us in 2 * MICRO_STEP + [(NORM, 4), (ADAMW, 3), (ADAMW, 3)]:
             at = add(name, us)
     return lines
@@ -88,17 +88,17 @@ class InStepTest(Folder):
         self.assertAlmostEqual(window.seconds, 2 * (sum(of_step.values()) + 9) / 1e6)
 
     def test_overlap(self):
-        """A collective that runs beside a step and through the gap behind it is idle time less, and is taken off but for that."""
+        """A collective overlaps with a step and fills the gap after it: less idle time, and the rest is subtracted as overlap."""
         for name in (NCCL, "[copy peer to peer]"):
-            window = self.window(steps(4, gap=9, beside=(name, 700)))
+            window = self.window(steps(4, gap=9, other=(name, 700)))
             self.assertEqual(window.groups[in_step.COMMUNICATION], 700_000)
             self.assertEqual((window.idle, window.overlap), (9_000, 691_000))
         self.assertAlmostEqual(sum(window.groups.values()) + window.idle - window.overlap, window.seconds * 1e9)
 
     def test_copies(self):
-        """Copies within a GPU are NCCL's where NCCL runs, beside the other kernels."""
+        """Copies within a GPU on another queue than the kernels are NCCL's if NCCL runs."""
         copy = "[copy device to device]"
-        alone, own = steps(3, beside=(copy, 20)), steps(3, beside=(copy, 20))
+        alone, own = steps(3, other=(copy, 20)), steps(3, other=(copy, 20))
         collective = f"1000000\t1000100\t8\t{NCCL}\n"
         own[-5] = own[-5].replace(NORM, copy)       # on the queue of the kernels
         for lines, expected in ((alone, 0), ([collective, *alone], 20_000), ([collective, *own], 20_000)):

@@ -212,7 +212,7 @@ class ChatTest(Folder):
                 eos = tokenizer.token_to_id(SPECIAL[name][-1])
                 with open(os.path.join(output, "fine-tune.yaml")) as file:
                     configuration = file.read()
-                self.assertNotIn("to fine-tune:", printed)      # of a folder that has a tokenizer alone
+                self.assertNotIn("to fine-tune:", printed)      # for a folder that has only a tokenizer
                 self.assertIn(f'load_path: "{os.path.join(self.models, name)}"\n', configuration)
                 self.assertIn(f'model: {{eos_token_id: {eos}}}\ndata:\n  paths: ["{output}/token_ids_part_*.npy"]\n'
                               f'  label_mask_paths: ["{output}/labels_mask_part_*.npy"]\n  memmap_dtype: uint16\n'
@@ -241,7 +241,7 @@ class ChatTest(Folder):
         for system in (False, True):
             digests = []
             for name, entries in forms.items():
-                if system and name == "messages.jsonl":     # the second of which says it twice
+                if system and name == "messages.jsonl":     # the second one has two system texts
                     entries = [{"messages": [{"role": "system", "content": "S"}, *entry["messages"]]} for entry in entries]
                     entries[1]["system"] = "S"
                 elif system:
@@ -362,8 +362,8 @@ class ChatTest(Folder):
         self.assert_bad(self.chat, ("olmo-2", cut), "cut.jsonl.gz: ", "expected a whole file")
 
     def test_output_with_odd_characters(self):
-        """The pattern in fine-tune.yaml matches that folder's own files alone, whatever its name; bash tells, as backslashes count
-        in its patterns like in the program's, not in Python's. The command that is shown can be pasted."""
+        """The pattern in fine-tune.yaml matches only the files of that folder, whatever its name. bash checks this, because it
+        reads backslashes in patterns as the program does, unlike Python. The command that is shown can be pasted."""
         file = self.write("x.jsonl", [{"prompt": "x", "completion": "y"}])
         model = os.path.join(self.models, "chatml")
         for name in ("a[1] b", "a*", "a?", "a1", "a\\1", "it's"):

@@ -10,7 +10,7 @@ import metrics
 
 class ReadTest(Folder):
     def test_labels(self):
-        """What stands in a label ends no line, and a slash no label."""
+        """Characters in a label end no line, and a slash ends no label."""
         lines = [record(1), {"step": 1, "eval/a/b/CrossEntropyLoss": 3.0, "eval/c\u2028/CrossEntropyLoss": 4.0}]
         self.append("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode() + b'{"step": 2, "tra')
         self.assertEqual(metrics.read(self.run_folder), lines)
@@ -43,7 +43,7 @@ class PlotTest(Folder):
                 done = subprocess.run([sys.executable, os.path.join(TOP, "scripts", script), self.run_folder, "--output", path],
                                       capture_output=True, text=True)
                 self.assertEqual(done.returncode, 1, done.stderr)
-                self.assertNotIn("Traceback", done.stderr)          # beside warnings of matplotlib's, perhaps
+                self.assertNotIn("Traceback", done.stderr)          # matplotlib may print warnings
                 self.assertRegex(done.stderr, rf"(?m)^error: {re.escape(path)}: {said}.*; give another --output")
 
 

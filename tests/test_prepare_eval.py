@@ -32,7 +32,7 @@ class PrepareEvalTest(unittest.TestCase):
             file.writelines(line + b"\n" for line in lines)
 
     def tokenizer(self, change=lambda tokenizer: None):
-        """Of words, of which 1 stands in front of every text."""
+        """A tokenizer of words that puts token 1 before every text."""
         words = {word: i for i, word in enumerate("? <s> why two four".split())}
         tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="?"))
         tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()

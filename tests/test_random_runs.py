@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Random runs of small models: features, ranks, strategies, resumes. Of each configuration one rank trains alone; several ranks, or
-the same again with less kept for backward, must train alike; what goes on from a checkpoint must go on bit for bit; and --eval_only
-must find what the run found.
+"""Random runs of small models: features, ranks, strategies, resumes. One rank trains each configuration. Several ranks, and one rank
+that keeps less for backward, must give the same results; a resume must continue bit for bit; and --eval_only must give the numbers
+of the run.
 
     python3 tests/test_random_runs.py                   # 20 configurations, the same every time
     python3 tests/test_random_runs.py COUNT [FIRST]     # as many as one likes: number FIRST and those after it
@@ -40,7 +40,7 @@ def text(value):
 
 
 class Configuration:
-    """Number n: a function of n alone."""
+    """Number n: a function of n only."""
 
     def __init__(self, n):
         draw = self.draw = random.Random(n)
@@ -108,7 +108,7 @@ class Configuration:
         BF16's 2^-9; with other scales by the 2^-4 of their operands, too. So, relatively, does the norm, for which sums that cancel
         count twice. AdamW's step moves the weights by as much more or less, and the loss, to first order, by that part of what it
         has moved by so far; in BF16, and where moments have 8 bits, a weight or moment next to the middle between two numbers
-        becomes the other one: 2^-9 of the loss. What that does to the norm of later steps is not bounded: those of F32 alone are
+        becomes the other one: 2^-9 of the loss. What that does to the norm of later steps is not bounded: only those of F32 are
         compared."""
         exact = self.recipe == "f32" and self.optimizer == "adamw"
         first = 2**-6 if self.shares_scales() else 2 * BATCH * T * 2**-24
@@ -155,7 +155,7 @@ class Runs:
         return steps, evals
 
     def base(self):
-        """A model that adapters stand beside."""
+        """The base model of adapters."""
         if not self.c.lora:
             return {}
         model = {key: value for key, value in self.c.keys.items() if key.startswith("model.")}

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What ranks read: two ranks in folders of their own, as on two hosts, have other files of the same names. Each kind of file is
-refused before it is used; what rank 0 alone reads, and what makes no difference, is not."""
+"""What ranks read: two ranks in folders of their own, as on two hosts, have different files with the same names. Each kind of file
+is refused before it is used. Files that only rank 0 reads, and differences without effect, are accepted."""
 import json, os, random, shlex, shutil, struct, subprocess, tempfile, unittest
 
 TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -60,7 +60,7 @@ class RankFiles(unittest.TestCase):
             file.write(data)
 
     def both(self, name, content, other):
-        """A file of both ranks, of which the second has another one from now on."""
+        """Writes a file for both ranks; from now on that of the second differs."""
         for folder, mine in zip(self.ranks, (content, other)):
             self.write(folder, name, mine)
             self.addCleanup(os.remove, os.path.join(folder, name))

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""scripts/train.sbatch by stand-ins for srun and scontrol: which jobs are put back into the queue. A cluster: scripts/try-slurm."""
+"""scripts/train.sbatch with scripts that pretend to be srun and scontrol: which jobs are requeued. Cluster: scripts/try-slurm."""
 import os, shutil, signal, struct, subprocess, tempfile, time, unittest
 
 TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

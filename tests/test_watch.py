@@ -297,7 +297,7 @@ def read_log(path):
 
 
 class WriterTest(Folder):
-    """Three times the same: a run, stopped and continued; then back to step 3; beside another run."""
+    """The same for each program: a run, stopped and continued; then back to step 3; together with another run."""
 
     def check_program(self, target, *options, **environment):
         other = self.make_run("other")
