@@ -139,7 +139,7 @@ class InStepTest(Folder):
                          {"cross_entropy_kernel", "norm_backward_kernel", "[memset]"})
 
 
-# ./train's options, files and lines of a step, at so many tokens a second and so many watts; each start adds a letter to a file.
+# Options, files and lines of a step of ./train, at given tokens per second and watts; each start adds a letter to a file.
 TRAIN = """#!/usr/bin/env python3
 import json, os, sys
 letter, speed, watts, top = "{letter}", {speed}, {watts}, "{top}"

@@ -169,12 +169,12 @@ class Folder(unittest.TestCase):
         return [tokenizer.decode(run, skip_special_tokens=False) for run in runs]
 
     def assert_same(self, found, expected):
-        """Of lists so long that assertEqual would take minutes to tell the difference."""
+        """Compares lists so long that assertEqual would take minutes to print the difference."""
         self.assertEqual(len(found), len(expected))
         self.assertEqual([], [(i, a, b) for i, (a, b) in enumerate(zip(found, expected)) if a != b][:3])
 
     def digest(self, folder):
-        """Of every file but fine-tune.yaml, which names its folder."""
+        """The bytes of every file except fine-tune.yaml, which names its folder."""
         found = {}
         for path in sorted(glob.glob(os.path.join(folder, "**"), recursive=True)):
             if os.path.isfile(path) and not path.endswith(".yaml"):

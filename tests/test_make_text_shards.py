@@ -105,7 +105,7 @@ class TextTest(Folder):
             self.assertEqual(stream.getvalue(), expected)
 
     def test_wide(self):
-        """Of more than 65,536 ids each takes 4 bytes."""
+        """With more than 65,536 ids each takes 4 bytes."""
         path = os.path.join(self.top, "tokenizer.json")
         words = WordLevel({f"w{i}": i for i in range(65537)}, unk_token="w0")
         Tokenizer(words).save(path)

@@ -119,7 +119,7 @@ class RankFiles(unittest.TestCase):
         self.refused("weights", "c.yaml", "--load_path=adapters/latest", "--lora.base_path=model")
 
     def test_one_value(self):
-        """Of a tensor smaller than the sample each byte counts: the last of the final norm."""
+        """In a tensor smaller than the sample each byte counts: here the last byte of the final norm."""
         path = os.path.join(self.ranks[1], "model", "model.safetensors")
         with open(path, "rb") as file:
             whole = bytearray(file.read())
