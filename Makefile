@@ -67,7 +67,7 @@ export UBSAN_OPTIONS := print_stacktrace=1
 endif
 
 B         := build/$(BACKEND)$(if $(SANITIZE),-sanitize)
-SOURCES   := $(wildcard model/*.c model/*/*.c data/*.c kernels/*.c kernels/$(BACKEND)/*.c kernels/$(BACKEND)/*.cu)
+SOURCES   := $(wildcard model/*.c model/*/*.c data/*.c kernels/*.c kernels/runtime/*.c kernels/$(BACKEND)/*.c kernels/$(BACKEND)/*.cu)
 OBJECTS   := $(SOURCES:%=$B/%.o)
 # tests/test_X.c is a test; those that belong to one back end say so in their name.
 TESTS     := $(patsubst %.c,$B/%,$(filter-out $(if $(filter cuda,$(BACKEND)),tests/test_cpu_%,tests/test_cuda_%),\

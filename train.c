@@ -10,11 +10,11 @@
 #include <string.h>
 
 #include "data/loader.h"
-#include "kernels/comm.h"
-#include "kernels/device.h"
-#include "kernels/error.h"
-#include "kernels/trace.h"
-#include "kernels/watchdog.h"
+#include "kernels/collectives.h"
+#include "kernels/runtime/device.h"
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/trace.h"
+#include "kernels/runtime/watchdog.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/checkpoint/folder.h"
 #include "model/config/export_options.h"
@@ -343,6 +343,17 @@ static void train_or_evaluate(const Config *c)
     run_close(&r);
 }
 
+static int num_blocks;
+
+/* For messages of the watchdog. */
+static void name_unit(int unit, char text[PART_NAME])
+{
+    if (unit == 0 || unit > num_blocks)
+        snprintf(text, PART_NAME, unit == 0 ? "the embedding" : "the head");
+    else
+        snprintf(text, PART_NAME, "block %d", unit - 1);
+}
+
 int main(int argc, char **argv)
 {
     if (export_is_asked(argc, argv)) {      /* no run, and nothing to save before a signal ends it */
@@ -365,7 +376,9 @@ int main(int argc, char **argv)
         comm_finish();
         return argc < 2 ? 2 : 0;
     }
-    watchdog_configure(c->timeout_seconds, c->model.n_layers + 2);
+    watchdog_set_timeout(c->timeout_seconds);
+    num_blocks = c->model.n_layers;
+    watchdog_set_names(name_unit);
     if (c->dry_run) {
         watchdog_stop();                /* a plan that takes long makes nobody wait */
         run_plan(c);

@@ -2,7 +2,7 @@
  * eos, so that only metadata tell where a conversation ends. */
 #include "data/documents.h"
 
-#include "kernels/error.h"
+#include "kernels/runtime/error.h"
 
 #include <errno.h>
 #include <stdlib.h>

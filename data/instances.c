@@ -5,7 +5,7 @@
 
 #include "data/sample.h"
 #include "data/sequence.h"
-#include "kernels/error.h"
+#include "kernels/runtime/error.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -20,7 +20,7 @@
 #include "data/map.h"
 #include "data/sample.h"
 #include "data/shuffle.h"
-#include "kernels/error.h"
+#include "kernels/runtime/error.h"
 
 #include <errno.h>
 #include <pthread.h>

@@ -2,7 +2,7 @@
  * on its own would end the run with a stack of addresses. */
 #include "data/map.h"
 
-#include "kernels/error.h"
+#include "kernels/runtime/error.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -8,7 +8,7 @@
 
 #include "data/documents.h"
 #include "data/shuffle.h"
-#include "kernels/error.h"
+#include "kernels/runtime/error.h"
 
 #include <stdlib.h>
 #include <string.h>

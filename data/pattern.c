@@ -9,7 +9,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "kernels/error.h"
+#include "kernels/runtime/error.h"
 
 /* A folder, and those that it lies in: a link may lead back to one of them. */
 typedef struct Above { const struct Above *next; dev_t device; ino_t number; } Above;

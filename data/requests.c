@@ -1,6 +1,6 @@
 #include "data/requests.h"
 
-#include "kernels/error.h"
+#include "kernels/runtime/error.h"
 
 #include <errno.h>
 #include <jansson.h>

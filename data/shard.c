@@ -7,8 +7,8 @@
 
 #include "data/map.h"
 #include "data/pattern.h"
-#include "kernels/error.h"
-#include "kernels/text.h"
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/text.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* Checks on entry of every operation, the same in both back ends. */
 #pragma once
-#include "kernels/error.h"
 #include "kernels/kernels.h"
+#include "kernels/runtime/error.h"
 
 /* The operation whose function of a back end this is, for messages; of another function its name. */
 #define OPERATION operation_name(__func__)

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/error.h"
+#include "kernels/runtime/error.h"
 
 enum { CODES = 256, DECADES = 7, ZERO = 127 };      /* ZERO: the code of 0 in the signed map */
 

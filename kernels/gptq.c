@@ -6,9 +6,9 @@
 #include <stdlib.h>
 
 #include "kernels/check.h"
-#include "kernels/device.h"
-#include "kernels/error.h"
 #include "kernels/kernels.h"
+#include "kernels/runtime/device.h"
+#include "kernels/runtime/error.h"
 
 static const Tensor NONE = { 0 };
 enum { MORE_DAMPING = 10, TRIES = 4 };

@@ -1,5 +1,5 @@
 /* OP(name, parameters, arguments, what it reads and writes): one row for each operation. The specification of each is in kernels.h,
- * nf4.h, gptq.h, device.h or comm.h; what the words of the last column mean, in operations.c.
+ * nf4.h, gptq.h, collectives.h or runtime/device.h; what the words of the last column mean, in operations.c.
  *
  * An access that a row forgets, test_operations finds: it lets each operation see nothing but what its row names. */
 

@@ -1,16 +1,6 @@
 /* The operations as programs call them: the watch, then the back end. */
-#include "kernels/operations.h"
-
 #include "kernels/backend.h"
-
-static const Watch *watch;
-
-const Watch *operations_watch(const Watch *w)
-{
-    const Watch *before = watch;
-    watch = w;
-    return before;
-}
+#include "kernels/runtime/operations.h"
 
 /* ---- the words of operation_list.h ----------------------------------------------------------------------------- */
 
@@ -91,39 +81,18 @@ static size_t qk_stats(Tensor qnorm, Attention a)
 
 /* ---- the operations -------------------------------------------------------------------------------------------- */
 
-/* Leaves in o what of its accesses there is. */
-static bool begin(Operation *o, Access *all, int count)
-{
-    for (int i = 0; i < count; i++)
-        if (all[i].at && all[i].bytes && all[i].how)
-            all[o->count++] = all[i];
-    o->access = all;
-    const Watch *w = operations_watch(NULL);
-    const bool wanted = w->begin(w->watcher, o);
-    operations_watch(w);
-    return wanted;
-}
-
-static void end(const Operation *o)
-{
-    const Watch *w = operations_watch(NULL);
-    if (w->end)
-        w->end(w->watcher, o);
-    operations_watch(w);
-}
-
 #define OP(name, parameters, arguments, ...)                                            \
     void name parameters                                                                \
     {                                                                                   \
-        if (!watch) {                                                                   \
+        if (!operations_watched()) {                                                                   \
             backend_##name arguments;                                                   \
             return;                                                                     \
         }                                                                               \
         Operation o = { #name };                                                        \
         Access all[] = { __VA_ARGS__ };                                                 \
-        if (begin(&o, all, (int)(sizeof all / sizeof *all))) {                          \
+        if (operation_begin(&o, all, (int)(sizeof all / sizeof *all))) {                          \
             backend_##name arguments;                                                   \
-            end(&o);                                                                    \
+            operation_end(&o);                                                                    \
         }                                                                               \
     }
 #include "kernels/operation_list.h"

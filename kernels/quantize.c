@@ -1,8 +1,8 @@
 /* quantize, from the parts that each back end has; and what both do with ranges. */
 #include "kernels/backend.h"
 #include "kernels/check.h"
-#include "kernels/device.h"
 #include "kernels/kernels.h"
+#include "kernels/runtime/device.h"
 
 static OperandRanges ranges = RANGES_MEASURED;
 

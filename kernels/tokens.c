@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "kernels/kernels.h"
-#include "kernels/error.h"
+#include "kernels/runtime/error.h"
 
 void sort_tokens(TokenAt *sorted, const int *tokens, int N, int V)
 {

@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/error.h"
+#include "kernels/runtime/error.h"
 
 /* ---- the rows --------------------------------------------------------------------------------------------- */
 

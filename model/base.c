@@ -1,8 +1,8 @@
 /* How frozen matrices are stored. */
 #include "model/base.h"
 
-#include "kernels/error.h"
 #include "kernels/kernels.h"
+#include "kernels/runtime/error.h"
 
 static void store_e4m3(Fsdp *f, int u, const Param *p, Tensor whole)
 {

@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-#include "kernels/error.h"
+#include "kernels/runtime/error.h"
 #include "model/plan.h"
 
 static void set_rows(Acts *a, int rows)

@@ -4,12 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/comm.h"
+#include "kernels/collectives.h"
 #include "kernels/dynamic8.h"
-#include "kernels/error.h"
 #include "kernels/random.h"
-#include "kernels/trace.h"
-#include "kernels/watchdog.h"
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/trace.h"
+#include "kernels/runtime/watchdog.h"
 #include "model/base.h"
 
 /* ---- weights ---------------------------------------------------------------------------------------------- */

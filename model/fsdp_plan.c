@@ -4,8 +4,8 @@
 
 #include <stdlib.h>
 
-#include "kernels/comm.h"
-#include "kernels/error.h"
+#include "kernels/collectives.h"
+#include "kernels/runtime/error.h"
 #include "model/trainable.h"
 
 /* ---- the way of a weight ---------------------------------------------------------------------------------- */

@@ -1,7 +1,7 @@
 /* Where flat units lie: what each rank owns of weights, gradients and optimizer states, the memory for gathered weights and for
  * gradients that are not summed yet, all views of them, and the list of copies from one to the other, which fsdp.h carries out. */
 #pragma once
-#include "kernels/device.h"
+#include "kernels/runtime/device.h"
 #include "model/architecture.h"
 #include "model/optimizer.h"
 

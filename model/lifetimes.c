@@ -3,8 +3,8 @@
 
 #include <stdlib.h>
 
-#include "kernels/error.h"
-#include "kernels/operations.h"
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/operations.h"
 
 /* ---- recording ------------------------------------------------------------------------------------------------- */
 

@@ -3,10 +3,10 @@
 
 #include <stdlib.h>
 
-#include "kernels/device.h"
-#include "kernels/error.h"
+#include "kernels/runtime/device.h"
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/watchdog.h"
 #include "kernels/values.h"
-#include "kernels/watchdog.h"
 #include "model/plan.h"
 #include "model/rope.h"
 

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/error.h"
+#include "kernels/runtime/error.h"
 #include "model/params.h"
 
 /* The kernels compute in F32; the corrections come from the hyper-parameters as they were given. */

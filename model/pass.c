@@ -1,7 +1,7 @@
 /* A micro-batch through the whole model: embedding -> blocks -> head -> loss, and back. */
 #include "model/pass.h"
 
-#include "kernels/trace.h"
+#include "kernels/runtime/trace.h"
 #include "model/block.h"
 
 static const Tensor NONE = { 0 };

@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-#include "kernels/error.h"
+#include "kernels/runtime/error.h"
 #include "model/lifetimes.h"
 
 /* Tokens of a prompt that go through the model at once: so many that GEMMs are busy, so few that their buffers are small. */

@@ -4,8 +4,8 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "kernels/error.h"
 #include "kernels/random.h"
+#include "kernels/runtime/error.h"
 
 typedef struct { int token; double weight; } Candidate;
 

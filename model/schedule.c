@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-#include "kernels/error.h"
+#include "kernels/runtime/error.h"
 
 static double end_of(const Config *c, double run)
 {

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/error.h"
+#include "kernels/runtime/error.h"
 
 /* In the order of the series, so that a run that goes on from a checkpoint computes the same bits. */
 static double score(double x, const double *series, int count)

@@ -3,7 +3,7 @@
 
 #include <fnmatch.h>
 
-#include "kernels/error.h"
+#include "kernels/runtime/error.h"
 
 static bool is_trained(const Config *c, const HfTensor *t)
 {

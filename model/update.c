@@ -3,9 +3,9 @@
 
 #include <math.h>
 
-#include "kernels/comm.h"
-#include "kernels/device.h"
 #include "kernels/random.h"
+#include "kernels/runtime/comm.h"
+#include "kernels/runtime/device.h"
 
 double optimizer_grad_norm(const Fsdp *f)
 {

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/device.h"
 #include "kernels/kernels.h"
+#include "kernels/runtime/device.h"
 
 enum { WARM_UP = 6, RUNS = 20 };
 
@@ -54,7 +54,7 @@ static inline void report_bytes(const char *name, double bytes)
 
 static inline void report_flops(const char *name, double flops)
 {
-    print_row(name, median_ms(), flops, "TFLOP", 1e12, device_peak_flops(strstr(name, "FP8") ? E4M3 : BF16));
+    print_row(name, median_ms(), flops, "TFLOP", 1e12, device_peak_flops(strstr(name, "FP8") ? 8 : 16));
 }
 
 /* Runs `call` and reports as report_bytes or report_flops(name, amount). */

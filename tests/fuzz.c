@@ -21,8 +21,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "kernels/device.h"
-#include "kernels/error.h"
+#include "kernels/runtime/device.h"
+#include "kernels/runtime/error.h"
 #include "tests/fuzz_kinds.h"
 
 enum { CPU_SECONDS = 5, SECONDS = 120, BATCH = 64 };

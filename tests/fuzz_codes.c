@@ -1,6 +1,6 @@
 #include "tests/fuzz_codes.h"
 
-#include "kernels/text.h"
+#include "kernels/runtime/text.h"
 #include "model/checkpoint/safetensors.h"
 #include "tests/exported.h"
 #include "tests/saved.h"

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/error.h"
+#include "kernels/runtime/error.h"
 #include "model/config/table.h"
 #include "tests/fuzz_kinds.h"
 

@@ -16,9 +16,9 @@
 
 #include <cmocka.h>
 
-#include "kernels/device.h"
 #include "kernels/kernels.h"
 #include "kernels/random.h"
+#include "kernels/runtime/device.h"
 
 #define U24 0x1p-24         /* unit roundoff of F32 */
 

@@ -3,8 +3,8 @@
 #pragma once
 #include <stdlib.h>
 
-#include "kernels/device.h"
 #include "kernels/random.h"
+#include "kernels/runtime/device.h"
 #include "model/optimizer.h"
 #include "model/run/quant_stats.h"
 

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "kernels/random.h"
-#include "kernels/error.h"
+#include "kernels/runtime/error.h"
 #include "kernels/values.h"
 #include "model/plan.h"
 

@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/error.h"
 #include "kernels/random.h"
+#include "kernels/runtime/error.h"
 
 uint64_t draw(Draws *d, uint64_t below)
 {

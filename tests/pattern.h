@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/device.h"
 #include "kernels/random.h"
+#include "kernels/runtime/device.h"
 
 static inline unsigned char pattern_byte(uint64_t seed, size_t i)
 {

@@ -2,8 +2,8 @@
 #pragma once
 #include <unistd.h>
 
-#include "kernels/comm.h"
-#include "kernels/device.h"
+#include "kernels/collectives.h"
+#include "kernels/runtime/device.h"
 
 static inline void start_ranks(int *argc, char ***argv)
 {

@@ -2,7 +2,7 @@
 #pragma once
 #include <math.h>
 
-#include "kernels/comm.h"
+#include "kernels/collectives.h"
 #include "model/update.h"
 #include "tests/models.h"
 

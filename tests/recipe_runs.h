@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "kernels/device.h"
+#include "kernels/runtime/device.h"
 #include "model/plan.h"
 #include "tests/models.h"
 

@@ -2,8 +2,8 @@
 #pragma once
 #include <sys/stat.h>
 
+#include "kernels/runtime/error.h"
 #include "model/checkpoint/checkpoint.h"
-#include "kernels/error.h"
 #include "tests/kit.h"
 #include "tests/models.h"
 

@@ -9,7 +9,7 @@
 #include <sys/resource.h>
 #include <sys/syscall.h>
 
-#include "kernels/comm.h"
+#include "kernels/runtime/comm.h"
 #include "model/architecture.h"
 #include "tests/pattern.h"
 #include "tests/saved.h"

@@ -9,10 +9,10 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "kernels/comm.h"
-#include "kernels/comm_mpi.h"
+#include "kernels/runtime/comm.h"
+#include "kernels/runtime/comm_mpi.h"
+#include "kernels/runtime/error.h"
 #include "model/checkpoint/checkpoint.h"
-#include "kernels/error.h"
 #include "model/checkpoint/crc32c.h"
 #include "model/checkpoint/layout.h"
 #include "tests/models.h"

@@ -5,7 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "kernels/choices.h"
+#include "kernels/runtime/choices.h"
 
 static char folder[] = "/tmp/coat-choices-XXXXXX";
 static const char *const file = "test.txt", *const key = "NVIDIA H200, m 4096 n 16384";

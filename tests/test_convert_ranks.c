@@ -8,8 +8,8 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "kernels/comm.h"
-#include "kernels/error.h"
+#include "kernels/runtime/comm.h"
+#include "kernels/runtime/error.h"
 #include "kernels/values.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/checkpoint/layout.h"

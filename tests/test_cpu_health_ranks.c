@@ -5,8 +5,8 @@
 #include <dlfcn.h>
 #include <jansson.h>
 
-#include "kernels/clock.h"
-#include "kernels/nvml.h"
+#include "kernels/runtime/clock.h"
+#include "kernels/runtime/nvml.h"
 #include "model/run/health.h"
 #include "tests/models.h"
 #include "tests/ranks.h"

@@ -2,7 +2,7 @@
  * a message that names the recipe and the device; all others and all memory plans go on. */
 #include "tests/kit.h"
 
-#include "kernels/error.h"
+#include "kernels/runtime/error.h"
 #include "model/config/load.h"
 #include "model/run/run.h"
 

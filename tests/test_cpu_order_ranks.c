@@ -1,12 +1,12 @@
 /* Queues overlap on a GPU and never on a CPU, so a missing wait shows on a GPU only, and there seldom. Here it shows: each
- * operation says what memory it reads and writes (kernels/operations.h), and vector clocks [Fidge 1988, Mattern 1989] tell whether
+ * operation says what memory it reads and writes (kernels/runtime/operations.h), and vector clocks [Fidge 1988, Mattern 1989] tell whether
  * marks and waits, which the linker wraps, order it after what other queues did there. On 1, 2 and 4 ranks. */
 #include <math.h>
 
 #include "tests/kit.h"
 
-#include "kernels/error.h"
-#include "kernels/operations.h"
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/operations.h"
 #include "kernels/values.h"
 #include "model/run/memory.h"
 #include "model/update.h"

@@ -2,7 +2,7 @@
  * power, and what a reading costs. */
 #include "tests/kit.h"
 
-#include "kernels/clock.h"
+#include "kernels/runtime/clock.h"
 
 enum { READINGS = 20 };
 

@@ -4,8 +4,8 @@
 
 #include <unistd.h>
 
-#include "kernels/choices.h"
 #include "kernels/cuda/cuda.h"
+#include "kernels/runtime/choices.h"
 
 static const Format F = { F32, 0 }, BF = { BF16, 0 }, E4 = { E4M3, 0 }, E5 = { E5M2, 0 };
 

@@ -13,8 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/device.h"
-#include "kernels/error.h"
+#include "kernels/runtime/device.h"
+#include "kernels/runtime/error.h"
 #include "kernels/values.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/config/hf.h"

@@ -4,7 +4,7 @@
 
 #include "tests/kit.h"
 
-#include "kernels/error.h"
+#include "kernels/runtime/error.h"
 #include "model/run/downstream.h"
 #include "model/run/memory.h"
 #include "tests/models.h"

@@ -1,6 +1,6 @@
 /* Ranks that are killed, stopped, hang or meet an error of their own: all must end, somebody must say which rank it
  * was and in what, and the run must go on from its last complete checkpoint as if nothing had been. */
-#include "kernels/clock.h"
+#include "kernels/runtime/clock.h"
 #include "tests/launch.h"
 
 #include <dirent.h>

@@ -82,10 +82,10 @@ static void test_flops_of_a_part(void **state)
 /* Of a GPU with rates that nothing real has; the linker puts it in the place of device_peak_flops. */
 enum { F32_RATE = 3000000, BF16_RATE = 7000000, FP8_RATE = 11000000 };
 
-double __wrap_device_peak_flops(DType d);
-double __wrap_device_peak_flops(DType d)
+double __wrap_device_peak_flops(int bits);
+double __wrap_device_peak_flops(int bits)
 {
-    return d == F32 ? F32_RATE : d == BF16 ? BF16_RATE : FP8_RATE;
+    return bits == 32 ? F32_RATE : bits == 16 ? BF16_RATE : FP8_RATE;
 }
 
 static char folder[32], logged[4096];      /* logged: the last line of metrics.jsonl there */

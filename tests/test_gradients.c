@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/device.h"
+#include "kernels/runtime/device.h"
 #include "tests/models.h"
 
 enum { B = 2, DIRECTIONS = 3 };

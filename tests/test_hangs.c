@@ -3,10 +3,10 @@
  * This program is ./train too: with arguments it is a rank, in which one function is slow, hangs, dies or waits for ever when
  * SIGTERM comes. FAULT says so: "pwrite slow 0 1" is slow from the first call on in rank 1, "shard_read hang 40 -1" hangs at the
  * 41st in every rank. */
-#include "kernels/clock.h"
-#include "kernels/comm.h"
-#include "kernels/error.h"
 #include "data/shuffle.h"
+#include "kernels/runtime/clock.h"
+#include "kernels/runtime/comm.h"
+#include "kernels/runtime/error.h"
 #include "model/checkpoint/source.h"
 #include "model/config/yaml.h"
 #include "model/run/log.h"

@@ -9,8 +9,8 @@
 
 #include <cmocka.h>
 
-#include "kernels/clock.h"
-#include "kernels/hosts.h"
+#include "kernels/runtime/clock.h"
+#include "kernels/runtime/hosts.h"
 #include "tests/ranks.h"
 
 static bool is_leaving;

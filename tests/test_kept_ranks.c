@@ -2,7 +2,7 @@
  * stay changes no bit, and the trace says how often they are made. On 1, 2 and 4 ranks. */
 #include <math.h>
 
-#include "kernels/trace.h"
+#include "kernels/runtime/trace.h"
 #include "model/run/fit.h"
 #include "model/run/memory.h"
 #include "model/update.h"

@@ -4,8 +4,8 @@
 
 #include "tests/kit.h"
 
-#include "kernels/error.h"
-#include "kernels/operations.h"
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/operations.h"
 #include "model/decode.h"
 #include "model/lifetimes.h"
 #include "model/plan.h"

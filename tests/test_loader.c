@@ -3,8 +3,8 @@
 #include "data/loader.h"
 #include "data/sequence.h"
 #include "data/shuffle.h"
-#include "kernels/error.h"
 #include "kernels/kernels.h"
+#include "kernels/runtime/error.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

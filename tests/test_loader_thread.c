@@ -1,8 +1,8 @@
 /* data/loader's thread: what it shuffles and what it does not, that it says that it goes on, and that who waits for it can do
  * other things meanwhile. What it reads: test_loader.c. */
 #include "data/loader.h"
-#include "kernels/clock.h"
-#include "kernels/error.h"
+#include "kernels/runtime/clock.h"
+#include "kernels/runtime/error.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

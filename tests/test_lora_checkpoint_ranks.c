@@ -2,8 +2,8 @@
  * bit; their base comes from its own folder alone, and its bytes never change. Run with 1, 2 and 4 ranks. */
 #include <sys/stat.h>
 
-#include "kernels/comm.h"
-#include "kernels/error.h"
+#include "kernels/runtime/comm.h"
+#include "kernels/runtime/error.h"
 #include "model/base.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/model.h"

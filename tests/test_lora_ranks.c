@@ -3,7 +3,7 @@
  * strategies train alike is in test_fsdp_ranks. */
 #include <sys/stat.h>
 
-#include "kernels/comm.h"
+#include "kernels/runtime/comm.h"
 #include "model/base.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/run/memory.h"

@@ -1,5 +1,5 @@
 /* The mesh of ranks against nested loops: coordinates, and who is in a group with whom. */
-#include "kernels/mesh.h"
+#include "kernels/runtime/mesh.h"
 #include "tests/kit.h"
 
 enum { MOST = 3, RANKS = 243 };

@@ -8,9 +8,9 @@
 
 #include <math.h>
 
-#include "kernels/error.h"
 #include "kernels/gptq.h"
-#include "kernels/operations.h"
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/operations.h"
 #include "model/decode.h"
 #include "model/update.h"
 #include "tests/models.h"

@@ -2,8 +2,8 @@
  * that was not interrupted, and ranks that divide the states otherwise read and write the same. On 1, 2 and 4 ranks. */
 #include "tests/kit.h"
 
-#include "kernels/comm.h"
-#include "kernels/error.h"
+#include "kernels/collectives.h"
+#include "kernels/runtime/error.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/run/memory.h"
 #include "model/run/quant_stats.h"

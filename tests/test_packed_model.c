@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "data/loader.h"
-#include "kernels/error.h"
+#include "kernels/runtime/error.h"
 #include "tests/models.h"
 
 /* Files of documents of these lengths, each ending with an eos, packed into two sequences, one of them with padding. */

@@ -9,8 +9,8 @@
 
 #include "data/loader.h"
 #include "data/packing.h"
-#include "kernels/error.h"
 #include "kernels/random.h"
+#include "kernels/runtime/error.h"
 
 enum { T = 16, FILES = 3, TOKENS = 700, VOCAB = 1 << 20, MOST = FILES * TOKENS, ROWS = 320 };
 

@@ -20,13 +20,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/device.h"
+#include "kernels/runtime/device.h"
+#include "model/architecture.h"
+#include "model/checkpoint/checkpoint.h"
+#include "model/checkpoint/safetensors.h"
 #include "model/config/adapter.h"
 #include "model/config/hf.h"
-#include "model/checkpoint/checkpoint.h"
-#include "model/architecture.h"
 #include "model/update.h"
-#include "model/checkpoint/safetensors.h"
 #include "tests/exported.h"
 #include "tests/models.h"
 

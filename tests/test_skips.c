@@ -3,7 +3,7 @@
 #include "tests/launch.h"
 
 #include "data/loader.h"
-#include "kernels/comm.h"
+#include "kernels/runtime/comm.h"
 #include "model/update.h"
 
 static double norm_or_not(const Fsdp *f);

@@ -1,8 +1,8 @@
 /* Frozen parameters on any number of ranks, under every strategy: their bytes never change, also through a checkpoint; the
  * gradients of the others are, bit for bit, those of a run that trains all; a run goes on from a checkpoint bit for bit; and
  * memory is saved. */
-#include "kernels/comm.h"
 #include "kernels/fp8.h"
+#include "kernels/runtime/comm.h"
 #include "kernels/values.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/model.h"

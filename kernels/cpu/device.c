@@ -1,6 +1,6 @@
 /* The "device" of this back end is the machine itself: device memory is plain memory, and a queued operation has
  * finished when its call returns, so the order of the program is that of all queues. */
-#include "kernels/device.h"
+#include "kernels/runtime/device.h"
 
 #include <cblas.h>
 #include <sched.h>
@@ -9,9 +9,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "kernels/comm.h"
 #include "kernels/cpu/cpu.h"
-#include "kernels/clock.h"
+#include "kernels/runtime/clock.h"
+#include "kernels/runtime/comm.h"
 
 /* OpenBLAS gets this rank's share of the cores, unless its own variable says how many threads it has.
  * NOTE: mpirun binds each of up to two ranks to one core, where OpenBLAS would run all its threads. The ranks take
@@ -50,12 +50,12 @@ bool device_has_fp8(void)
     return true;
 }
 
-/* No data sheet: the best of some SGEMMs, about 50 ms in all, measured once. GEMMs run in F32 whatever d is. */
-double device_peak_flops(DType d)
+/* No data sheet: the best of some SGEMMs, about 50 ms in all, measured once. GEMMs run in F32 whatever their operands are. */
+double device_peak_flops(int bits)
 {
     static double best;
     enum { SIZE = 512, MATRIX = SIZE * SIZE };
-    (void)d;
+    (void)bits;
     if (best > 0)
         return best;
     float *a = xcalloc(3 * MATRIX, sizeof *a);

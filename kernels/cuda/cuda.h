@@ -15,10 +15,10 @@ extern "C" {
 #endif
 #include "kernels/backend.h"
 #include "kernels/check.h"
-#include "kernels/comm.h"
-#include "kernels/device.h"
+#include "kernels/collectives.h"
 #include "kernels/kernels.h"
-#include "kernels/error.h"
+#include "kernels/runtime/device.h"
+#include "kernels/runtime/error.h"
 
 /* Ends the program if a CUDA runtime call fails. The error may stem from an earlier kernel. */
 #define CUDA_CHECK(call) cuda_check((call), #call, __FILE__, __LINE__)

@@ -4,9 +4,9 @@
  * Copies between host and device go through a ring of pinned buffers. A copy from pageable memory would make the
  * driver wait for the stream; with the ring device_put returns as soon as the bytes are in a pinned buffer, and the
  * host waits only when it is STAGES buffers ahead of the device. */
-#include "kernels/comm.h"
 #include "kernels/cuda/cuda.h"
-#include "kernels/nvml.h"
+#include "kernels/runtime/comm.h"
+#include "kernels/runtime/nvml.h"
 
 #include <sched.h>
 #include <stdio.h>
@@ -197,12 +197,12 @@ static const Peak *find_peak(void)
     return NULL;
 }
 
-double device_peak_flops(DType d)
+double device_peak_flops(int bits)
 {
     const Peak *p = find_peak();
     if (!p)
         return 0;
-    return d == F32 ? p->f32 : d == BF16 ? p->bf16 : p->fp8;
+    return bits == 32 ? p->f32 : bits == 16 ? p->bf16 : p->fp8;
 }
 
 /* ---- memory ------------------------------------------------------------------------------------------------ */

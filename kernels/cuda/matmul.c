@@ -33,9 +33,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/choices.h"
-#include "kernels/comm.h"
 #include "kernels/cuda/cuda.h"
+#include "kernels/runtime/choices.h"
+#include "kernels/runtime/comm.h"
 
 enum { CANDIDATES = 8, MAX_TRIALS = 3, MOST_RUNS = 256 };
 /* Of a candidate's turn, of one GEMM's choice, and of all choices of a run; every candidate gets two turns whatever they take. */

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/error.h"
+#include "kernels/runtime/error.h"
 #include "model/checkpoint/crc32c.h"
 #include "model/checkpoint/manifest.h"
 #include "model/config/adapter.h"

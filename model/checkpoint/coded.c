@@ -2,8 +2,8 @@
 
 #include <float.h>
 
-#include "kernels/error.h"
 #include "kernels/nf4.h"
+#include "kernels/runtime/error.h"
 
 enum { BLOCK = 128, STATE_BYTES = 256 };
 

@@ -7,9 +7,9 @@
 #include <unistd.h>
 
 #include "kernels/dynamic8.h"
-#include "kernels/error.h"
 #include "kernels/fp8.h"
 #include "kernels/nf4.h"
+#include "kernels/runtime/error.h"
 #include "model/checkpoint/convert.h"
 #include "model/checkpoint/weight_codes.h"
 

@@ -5,10 +5,10 @@
 #include <string.h>
 
 #include "kernels/dynamic8.h"
-#include "kernels/error.h"
 #include "kernels/fp8.h"
 #include "kernels/nf4.h"
-#include "kernels/text.h"
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/text.h"
 #include "model/checkpoint/convert.h"
 #include "model/checkpoint/nf4_source.h"
 

@@ -9,9 +9,9 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "kernels/comm.h"
-#include "kernels/error.h"
-#include "kernels/text.h"
+#include "kernels/runtime/comm.h"
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/text.h"
 #include "model/checkpoint/folder.h"
 #include "model/config/files.h"
 

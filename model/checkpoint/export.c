@@ -9,8 +9,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "kernels/clock.h"
-#include "kernels/error.h"
+#include "kernels/runtime/clock.h"
+#include "kernels/runtime/error.h"
 #include "model/checkpoint/base_sample.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/checkpoint/coded_source.h"

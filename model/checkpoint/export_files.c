@@ -5,8 +5,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "kernels/clock.h"
-#include "kernels/error.h"
+#include "kernels/runtime/clock.h"
+#include "kernels/runtime/error.h"
 #include "model/checkpoint/coded_source.h"
 #include "model/checkpoint/convert.h"
 #include "model/checkpoint/crc32c.h"

@@ -13,7 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "kernels/error.h"
+#include "kernels/runtime/error.h"
 #include "model/checkpoint/saved_as.h"
 #include "model/config/files.h"
 #include "model/config/pointer.h"

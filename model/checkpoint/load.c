@@ -12,15 +12,15 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "kernels/comm.h"
-#include "kernels/device.h"
+#include "kernels/runtime/comm.h"
+#include "kernels/runtime/device.h"
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/text.h"
+#include "kernels/runtime/watchdog.h"
 #include "model/checkpoint/base_sample.h"
 #include "model/checkpoint/coded_source.h"
 #include "model/checkpoint/companions.h"
 #include "model/checkpoint/crc32c.h"
-#include "kernels/error.h"
-#include "kernels/text.h"
-#include "kernels/watchdog.h"
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/layout.h"
 #include "model/checkpoint/manifest.h"

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "kernels/error.h"
+#include "kernels/runtime/error.h"
 #include "model/checkpoint/folder.h"
 #include "model/config/table.h"
 

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/error.h"
+#include "kernels/runtime/error.h"
 
 enum { BLOCK = 512, TERMS = 4 };        /* columns; products that are added in one pass */
 

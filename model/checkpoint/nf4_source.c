@@ -7,8 +7,8 @@
 #include <string.h>
 
 #include "kernels/dynamic8.h"
-#include "kernels/error.h"
-#include "kernels/text.h"
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/text.h"
 
 #define FROM_16_BIT "load the model's 16-bit folder with --lora.base=nf4"
 

@@ -21,9 +21,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "kernels/error.h"
-#include "kernels/text.h"
-#include "kernels/watchdog.h"
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/text.h"
+#include "kernels/runtime/watchdog.h"
 #include "model/checkpoint/folder.h"
 
 enum { MAX_HEADER = 100000000 };      /* of the reference implementation */

@@ -21,12 +21,12 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "kernels/comm.h"
-#include "kernels/device.h"
-#include "kernels/clock.h"
+#include "kernels/runtime/clock.h"
+#include "kernels/runtime/comm.h"
+#include "kernels/runtime/device.h"
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/watchdog.h"
 #include "model/checkpoint/companions.h"
-#include "kernels/error.h"
-#include "kernels/watchdog.h"
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/layout.h"
 #include "model/checkpoint/saved_as.h"

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "kernels/error.h"
+#include "kernels/runtime/error.h"
 #include "model/config/files.h"
 #include "model/config/yaml.h"
 

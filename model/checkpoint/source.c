@@ -6,10 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/comm.h"
-#include "kernels/error.h"
-#include "kernels/text.h"
-#include "kernels/watchdog.h"
+#include "kernels/runtime/comm.h"
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/text.h"
+#include "kernels/runtime/watchdog.h"
 #include "model/checkpoint/coded_source.h"
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/manifest.h"

@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/device.h"
-#include "kernels/error.h"
-#include "kernels/watchdog.h"
+#include "kernels/runtime/device.h"
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/watchdog.h"
 #include "model/base.h"
 #include "model/checkpoint/nf4_source.h"
 

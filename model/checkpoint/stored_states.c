@@ -9,13 +9,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/comm.h"
-#include "kernels/device.h"
 #include "kernels/dynamic8.h"
-#include "kernels/error.h"
-#include "kernels/text.h"
+#include "kernels/runtime/comm.h"
+#include "kernels/runtime/device.h"
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/text.h"
+#include "kernels/runtime/watchdog.h"
 #include "kernels/values.h"
-#include "kernels/watchdog.h"
 #include "model/checkpoint/crc32c.h"
 
 enum { CHUNK = 1 << 22, MAX_SLICES = 16 };       /* elements, a multiple of PARAM_ALIGN; threads that convert a chunk */

@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "kernels/error.h"
+#include "kernels/runtime/error.h"
 #include "model/checkpoint/folder.h"
 #include "model/config/files.h"
 

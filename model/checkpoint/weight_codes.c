@@ -4,8 +4,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/error.h"
 #include "kernels/fp8.h"
+#include "kernels/runtime/error.h"
 #include "model/checkpoint/convert.h"
 
 #define ZERO_SCALE 0x1p-7f              /* BF16's epsilon, which llm-compressor takes, too */

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/error.h"
+#include "kernels/runtime/error.h"
 #include "model/architecture.h"
 #include "model/trainable.h"
 

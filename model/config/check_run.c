@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/comm.h"
-#include "kernels/error.h"
+#include "kernels/runtime/comm.h"
+#include "kernels/runtime/error.h"
 #include "model/schedule.h"
 
 static void check_batch(Reader *r)

@@ -2,8 +2,8 @@
  * it reads the configuration of evaluators. eval_only reads the data of evaluators and no other, generate reads no data. */
 #include "model/config/table.h"
 
-#include "kernels/error.h"
-#include "kernels/text.h"
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/text.h"
 
 bool config_is_unread(const Config *c, const char *name)
 {

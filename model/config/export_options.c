@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/error.h"
-#include "kernels/text.h"
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/text.h"
 
 #define OTHER(name, fallback, field, help)      { name, STRING, fallback, NAN, 0, 0, NULL, offsetof(ExportOptions, field), help }
 #define NUMBER(name, type, fallback, none, min, max, field, help) \

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "kernels/error.h"
+#include "kernels/runtime/error.h"
 
 bool file_exists(const char *path)
 {

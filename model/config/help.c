@@ -4,8 +4,8 @@
 #include <limits.h>
 #include <string.h>
 
-#include "kernels/device.h"
-#include "kernels/error.h"
+#include "kernels/runtime/device.h"
+#include "kernels/runtime/error.h"
 #include "model/config/export_options.h"
 #include "model/version.h"
 

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/error.h"
+#include "kernels/runtime/error.h"
 #include "model/config/files.h"
 #include "model/config/hf_keys.h"
 #include "model/config/quantized.h"

@@ -5,7 +5,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "kernels/error.h"
+#include "kernels/runtime/error.h"
 
 _Noreturn void value_wrong_json(const char *path, const char *key, const char *expected, const json_t *found)
 {

@@ -7,7 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "kernels/error.h"
+#include "kernels/runtime/error.h"
 
 /* One line that ends, of at most PATH_MAX bytes, and nothing after it. */
 static char *read_line(const char *path)

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/error.h"
-#include "kernels/text.h"
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/text.h"
 #include "model/config/files.h"
 #include "model/config/table.h"
 

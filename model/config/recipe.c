@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "kernels/kernels.h"
-#include "kernels/error.h"
+#include "kernels/runtime/error.h"
 #include "model/optimizer.h"
 #include "model/params.h"
 

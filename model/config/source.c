@@ -7,8 +7,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "kernels/error.h"
-#include "kernels/text.h"
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/text.h"
 #include "model/config/adapter.h"
 #include "model/config/files.h"
 #include "model/config/hf.h"

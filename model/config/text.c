@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/error.h"
+#include "kernels/runtime/error.h"
 
 char *value_text(const void *base, const ConfigKey *k)
 {

@@ -1,8 +1,8 @@
 /* Values of the table's types: from YAML text, checked, into the C object of their row, and back to YAML text.
  * Numbers follow YAML 1.1, as OLMo's files do: 739_328, 1e-5, 5e12 where an integer is meant. What value_print writes
  * value_parse reads back to the same bits. */
+#include "kernels/runtime/error.h"
 #include "model/config/table.h"
-#include "kernels/error.h"
 
 #include <ctype.h>
 #include <math.h>

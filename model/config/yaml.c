@@ -1,9 +1,9 @@
 /* libfyaml's document turned into a tree of our own: only what a configuration needs (scalars, lists, maps, lines),
  * so that overrides are a merge and errors can say where any value came from. Anchors and merge keys are resolved by
  * libfyaml. Scalars stay text: what 1e-5 or 739_328 means is decided by whoever knows the type that is wanted. */
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/text.h"
 #include "model/config/yaml.h"
-#include "kernels/error.h"
-#include "kernels/text.h"
 
 #include <errno.h>
 #include <jansson.h>

@@ -1,10 +1,10 @@
 /* OmegaConf's interpolations, as far as OLMo's and COAT's files use them. Innermost first: the text inside ${...} is
  * expanded, then looked up or handed to the resolver it names. Evaluated when a value is used, so that ${run_name}
  * sees an override and an environment variable that only an unused key wants may be missing. */
-#include "model/config/yaml.h"
 #include "data/pattern.h"
-#include "kernels/error.h"
+#include "kernels/runtime/error.h"
 #include "model/config/files.h"
+#include "model/config/yaml.h"
 
 #include <ctype.h>
 #include <stdbool.h>

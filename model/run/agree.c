@@ -2,9 +2,9 @@
 
 #include <stdio.h>
 
-#include "kernels/comm.h"
-#include "kernels/error.h"
 #include "kernels/random.h"
+#include "kernels/runtime/comm.h"
+#include "kernels/runtime/error.h"
 
 bool agree_any(bool own)
 {

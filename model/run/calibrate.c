@@ -5,10 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/clock.h"
-#include "kernels/device.h"
-#include "kernels/error.h"
 #include "kernels/gptq.h"
+#include "kernels/runtime/clock.h"
+#include "kernels/runtime/device.h"
+#include "kernels/runtime/error.h"
 #include "model/block.h"
 #include "model/checkpoint/convert.h"
 #include "model/config/hf.h"

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "data/loader.h"
-#include "kernels/error.h"
+#include "kernels/runtime/error.h"
 #include "model/config/hf.h"
 
 enum { LONGEST = 2048, HELD_OUT = 16 };         /* tokens of a sequence that nobody chose; of so many sequences one more */

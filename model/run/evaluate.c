@@ -8,9 +8,9 @@
 #include <string.h>
 
 #include "data/sample.h"
-#include "kernels/comm.h"
-#include "kernels/error.h"
-#include "kernels/watchdog.h"
+#include "kernels/runtime/comm.h"
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/watchdog.h"
 #include "model/run/agree.h"
 #include "model/run/downstream.h"
 #include "model/run/open_data.h"

@@ -1,8 +1,8 @@
 #include "model/run/export_run.h"
 
-#include "kernels/comm.h"
-#include "kernels/device.h"
-#include "kernels/error.h"
+#include "kernels/runtime/comm.h"
+#include "kernels/runtime/device.h"
+#include "kernels/runtime/error.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/checkpoint/export.h"
 #include "model/config/export_options.h"

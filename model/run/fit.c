@@ -3,7 +3,7 @@
 
 #include <stdio.h>
 
-#include "kernels/comm.h"
+#include "kernels/runtime/comm.h"
 #include "model/model.h"
 #include "model/run/agree.h"
 #include "model/run/memory.h"

@@ -1,6 +1,6 @@
 #include "model/run/flops.h"
 
-#include "kernels/device.h"
+#include "kernels/runtime/device.h"
 
 /* Keys that a token of block l sees, on average over a sequence of T: half of T, with a window w the ramp to it and then w. */
 static double mean_keys(const ModelConfig *c, int l)
@@ -48,12 +48,17 @@ TokenFlops token_flops(const Config *c, const UnitShape *shape)
     return f;
 }
 
+static double peak_flops(Format operand)
+{
+    return device_peak_flops(8 * (int)dtype_size(operand.dtype));
+}
+
 double speed_of_light(const Config *c, const UnitShape *shape)
 {
     TokenFlops f = token_flops(c, shape);
-    double operand = device_peak_flops(c->recipe.operand.dtype), stream = device_peak_flops(c->recipe.stream.dtype);
+    double operand = peak_flops(c->recipe.operand), stream = peak_flops(c->recipe.stream);
     if (operand <= 0 || stream <= 0)
         return 0;
-    const double faster = format_is_fp8(c->recipe.head) ? 1 / stream - 1 / device_peak_flops(c->recipe.head.dtype) : 0;
+    const double faster = format_is_fp8(c->recipe.head) ? 1 / stream - 1 / peak_flops(c->recipe.head) : 0;
     return 1 / (f.linear / operand + (f.head + f.attention) / stream - (f.head - f.head_forward) * faster);
 }

@@ -5,11 +5,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "kernels/clock.h"
-#include "kernels/comm.h"
-#include "kernels/device.h"
-#include "kernels/error.h"
-#include "kernels/watchdog.h"
+#include "kernels/runtime/clock.h"
+#include "kernels/runtime/comm.h"
+#include "kernels/runtime/device.h"
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/watchdog.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/config/adapter.h"
 #include "model/config/files.h"

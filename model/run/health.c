@@ -12,10 +12,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "kernels/clock.h"
-#include "kernels/comm.h"
-#include "kernels/device.h"
-#include "kernels/error.h"
+#include "kernels/runtime/clock.h"
+#include "kernels/runtime/comm.h"
+#include "kernels/runtime/device.h"
+#include "kernels/runtime/error.h"
 #include "model/run/agree.h"
 
 /* Readings since the ranks last put theirs together: sums, and the extremes and faults among them. */

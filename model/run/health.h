@@ -13,7 +13,7 @@
  *   system/gpu_power_capped_share        share of the readings in which the power limit kept the clock down, as FP8 GEMMs may do
  *   system/gpu_slowed_share              share of the readings with a clock that heat, the power brake or the hardware lowered
  *   system/gpu_ecc_corrected             errors of GPU memory since the drivers were loaded, of all GPUs together; _uncorrected
- *   system/gpus_at_fault                 GPUs that one of the faults of kernels/device.h was seen on
+ *   system/gpus_at_fault                 GPUs that one of the faults of kernels/runtime/device.h was seen on
  *
  * Clocks and temperatures are means over the readings since the last such line. What no driver tells is left out; without NVML,
  * and on the CPU, all is. A GPU at fault is named once for each of its faults, by its rank. */

@@ -7,10 +7,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "kernels/comm.h"
-#include "kernels/device.h"
-#include "kernels/clock.h"
-#include "kernels/error.h"
+#include "kernels/runtime/clock.h"
+#include "kernels/runtime/comm.h"
+#include "kernels/runtime/device.h"
+#include "kernels/runtime/error.h"
 #include "model/run/flops.h"
 #include "model/run/metrics.h"
 #include "model/run/plot.h"

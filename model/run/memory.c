@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "kernels/comm.h"
-#include "kernels/device.h"
+#include "kernels/runtime/comm.h"
+#include "kernels/runtime/device.h"
 #include "model/fsdp_plan.h"
 #include "model/model.h"
 #include "model/run/agree.h"

@@ -7,7 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "kernels/error.h"
+#include "kernels/runtime/error.h"
 
 /* Drops what follows the lines of step `last`, and a last line that a crash cut short. */
 static void drop_later_steps(Metrics *m, long last)

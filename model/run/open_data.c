@@ -1,7 +1,7 @@
 #include "model/run/open_data.h"
 
-#include "kernels/comm.h"
-#include "kernels/watchdog.h"
+#include "kernels/runtime/comm.h"
+#include "kernels/runtime/watchdog.h"
 
 static void beat_data(const char *doing)
 {

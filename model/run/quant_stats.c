@@ -4,9 +4,9 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "kernels/device.h"
 #include "kernels/fp8.h"
-#include "kernels/error.h"
+#include "kernels/runtime/device.h"
+#include "kernels/runtime/error.h"
 #include "kernels/values.h"
 
 static size_t scale_bytes(Format f, size_t n)

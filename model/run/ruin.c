@@ -5,9 +5,9 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "kernels/comm.h"
-#include "kernels/error.h"
-#include "kernels/watchdog.h"
+#include "kernels/runtime/comm.h"
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/watchdog.h"
 #include "model/checkpoint/folder.h"
 #include "model/update.h"
 

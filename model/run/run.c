@@ -6,11 +6,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "kernels/comm.h"
-#include "kernels/device.h"
-#include "kernels/error.h"
-#include "kernels/trace.h"
-#include "kernels/watchdog.h"
+#include "kernels/runtime/comm.h"
+#include "kernels/runtime/device.h"
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/trace.h"
+#include "kernels/runtime/watchdog.h"
 #include "model/checkpoint/companions.h"
 #include "model/config/adapter.h"
 #include "model/config/hf.h"

@@ -6,9 +6,9 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "kernels/comm.h"
-#include "kernels/error.h"
-#include "kernels/watchdog.h"
+#include "kernels/runtime/comm.h"
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/watchdog.h"
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/saved_as.h"
 #include "model/config/adapter.h"

@@ -12,8 +12,8 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-#include "kernels/comm.h"
-#include "kernels/error.h"
+#include "kernels/runtime/comm.h"
+#include "kernels/runtime/error.h"
 #include "model/run/agree.h"
 
 /* What all ranks know of rank 0's file. */

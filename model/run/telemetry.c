@@ -18,8 +18,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/device.h"
-#include "kernels/error.h"
+#include "kernels/runtime/device.h"
+#include "kernels/runtime/error.h"
 #include "model/run/quant_stats.h"
 
 enum { ROWS = 64, GROUPS = 64, FORMATS = 4, BINS = 256 };

@@ -2,7 +2,7 @@
 
 #include <stdlib.h>
 
-#include "kernels/error.h"
+#include "kernels/runtime/error.h"
 
 static void *read_unit(void *ahead)
 {

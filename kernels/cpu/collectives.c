@@ -3,13 +3,13 @@
  * A sum: each rank receives its slice from everybody, adds in the order of ranks in F32 and rounds once; an all-reduce then
  * hands the slices out. So all ranks hold the same bits, and a repetition gives them again, which MPI_Allreduce does not
  * promise. Everything goes a chunk at a time, in buffers of bounded size. */
-#include "kernels/comm.h"
+#include "kernels/collectives.h"
 
 #include <stdlib.h>
 
-#include "kernels/comm_mpi.h"
 #include "kernels/cpu/cpu.h"
-#include "kernels/device.h"
+#include "kernels/runtime/comm_mpi.h"
+#include "kernels/runtime/device.h"
 
 enum { SLICE = 1 << 18 };       /* elements that a rank reduces per chunk */
 
@@ -20,18 +20,7 @@ static struct {
     int *received_count, *received_at;  /* (W) the same in `received` */
 } buffer;
 
-void comm_init(void)
-{
-    size_t W = (size_t)comm_size();
-    buffer.received = xmalloc(W * SLICE * sizeof(float));
-    buffer.sum = xmalloc(SLICE * sizeof(float));
-    buffer.count = xmalloc(W * sizeof(int));
-    buffer.at = xmalloc(W * sizeof(int));
-    buffer.received_count = xmalloc(W * sizeof(int));
-    buffer.received_at = xmalloc(W * sizeof(int));
-}
-
-void comm_device_finish(void)
+static void finish(void)
 {
     free(buffer.received);
     free(buffer.sum);
@@ -41,9 +30,17 @@ void comm_device_finish(void)
     free(buffer.received_at);
 }
 
-const char *comm_device_error(void)     /* MPI ends the program itself */
+/* MPI's errors end the program. */
+void comm_init(void)
 {
-    return NULL;
+    size_t W = (size_t)comm_size();
+    buffer.received = xmalloc(W * SLICE * sizeof(float));
+    buffer.sum = xmalloc(SLICE * sizeof(float));
+    buffer.count = xmalloc(W * sizeof(int));
+    buffer.at = xmalloc(W * sizeof(int));
+    buffer.received_count = xmalloc(W * sizeof(int));
+    buffer.received_at = xmalloc(W * sizeof(int));
+    comm_set_device(finish, NULL);
 }
 
 void *comm_alloc(size_t bytes)

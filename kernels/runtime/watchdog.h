@@ -10,9 +10,11 @@
 /* Starts this rank's thread. All ranks call, after comm_start. A rank that does not go on for `timeout` seconds ends
  * the run, also if it is the only one. */
 void watchdog_start(int timeout);
-/* Another timeout, which may differ between ranks for a while, as while they read what says it: who waits goes by its own. `units`:
- * how many the model has, for their names. */
-void watchdog_configure(int timeout, int units);
+/* Another timeout, which may differ between ranks for a while, as while they read what says it: who waits goes by its own. */
+void watchdog_set_timeout(int timeout);
+/* Names the parts in messages: `name` writes what part number `part` is called ("block 3"); NULL: by their numbers. */
+enum { PART_NAME = 32 };
+void watchdog_set_names(void (*name)(int part, char text[PART_NAME]));
 void watchdog_stop (void);              /* all ranks call; waits for all, then ends the thread */
 
 /* Ends this rank, and by that all, with `status`: `text`, which ends its line, goes to stderr unless another rank is just
@@ -20,13 +22,13 @@ void watchdog_stop (void);              /* all ranks call; waits for all, then e
 _Noreturn void watchdog_end(const char *text, int status);
 const char *watchdog_operation(void);   /* what this rank is doing, for such a text */
 
-/* This rank is about to do `operation`, a noun ("forward", "reading tokens"), on `unit` (-1: on none). Marks are the
- * main thread's alone. */
-void watchdog_mark(const char *operation, int unit);
+/* This rank is about to do `operation`, a noun ("forward", "reading tokens"), on the part of that number (-1: on
+ * none). Marks are the main thread's alone. */
+void watchdog_mark(const char *operation, int part);
 
 /* The same for what all ranks do in the same order and where each waits for the others: collectives, and waiting for
  * a device that runs them. A rank that has entered fewer of these than its neighbours is the one they wait for. */
-void watchdog_mark_together(const char *operation, int unit);
+void watchdog_mark_together(const char *operation, int part);
 
 void watchdog_set_step(long step);          /* the step that the following marks belong to */
 

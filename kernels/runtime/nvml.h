@@ -3,7 +3,7 @@
 #pragma once
 #include <stdbool.h>
 
-#include "kernels/device.h"
+#include "kernels/runtime/device.h"
 
 /* The GPU at this PCI address ("0000:3B:00.0"), whatever number CUDA_VISIBLE_DEVICES gives it. False: there is no NVML, or it does
  * not know the GPU. */

@@ -1,14 +1,15 @@
 /* The device: memory, copies, time. One per process. Work is queued and done in order; a call returns at once unless it
  * says that it waits. Errors end the program with a message. */
 #pragma once
-#include "kernels/tensor.h"
+#include <stdbool.h>
+#include <stddef.h>
 
 void        device_init(int local_rank);        /* chooses the GPU of that number; says so if there is none */
 int         device_count(void);                 /* devices of this host that device_init could choose from, maybe 0 */
 const char *device_build(void);                 /* which back end this program has: "cpu", "cuda, compute capability 80 90a" */
 const char *device_name(void);                  /* "NVIDIA H200", "cpu" */
 bool        device_has_fp8(void);               /* whether there are GEMMs of FP8 operands; storing FP8 needs none */
-double      device_peak_flops(DType d);         /* data-sheet dense FLOP/s for GEMM operands of d; 0: unknown */
+double      device_peak_flops(int bits);        /* data-sheet dense FLOP/s of GEMMs whose operands have so many; 0: unknown */
 size_t      device_memory_total(void);          /* bytes (CPU: an equal share of the machine's for each of its ranks) */
 size_t      device_memory_used(void);           /* bytes of the device in use now, by whomever (CPU: this process) */
 const char *device_address(void);               /* "0000:3B:00.0": where the GPU is in its host; "" for the CPU */

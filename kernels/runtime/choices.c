@@ -1,5 +1,5 @@
 /* A line: checksum of the rest, 16 digits; key; value in hexadecimal digits. */
-#include "kernels/choices.h"
+#include "kernels/runtime/choices.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "kernels/error.h"
+#include "kernels/runtime/error.h"
 
 enum { CHECK_DIGITS = 16, LINE_BYTES = 1024 };
 static const size_t MOST_BYTES = 1 << 20;       /* of a file: some 3000 lines. What would make it larger is not added */

@@ -5,12 +5,11 @@
  * kernels. Sums need SMs. Two communicators also let a gather and a sum be under way at the same time, on two streams.
  * MPI carries NCCL's identifier and nothing else; with one rank NCCL is never started. */
 #include <nccl.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "kernels/cuda/cuda.h"
-#include "kernels/watchdog.h"
+#include "kernels/runtime/watchdog.h"
 
 #define NCCL_CHECK(call) nccl_check((call), #call)
 
@@ -19,7 +18,6 @@ static struct { Ranks ranks; ncclComm_t nccl; } groups[] = { { RANKS_ALL }, { RA
 enum { NUM_GROUPS = sizeof groups / sizeof groups[0] };
 static ncclWindow_t window;         /* over the memory at `registered`; NULL: none */
 static void *registered;
-static atomic_bool connected;                           /* the communicators are all there */
 
 static void nccl_check(ncclResult_t status, const char *call)
 {
@@ -44,6 +42,39 @@ static ncclComm_t nccl_of(Ranks g)
     die("no communicator for the dimensions %#x of the mesh: comm_init comes first, and this file lists the groups", g);
 }
 
+static const char *error_of(ncclComm_t c)
+{
+    static char text[512];
+    ncclResult_t error = ncclSuccess;
+    if (!c || (ncclCommGetAsyncError(c, &error) == ncclSuccess && (error == ncclSuccess || error == ncclInProgress)))
+        return NULL;
+    snprintf(text, sizeof text, "NCCL met an error on the GPU: %s (%s); NCCL_DEBUG=INFO makes NCCL say more",
+             ncclGetErrorString(error), ncclGetLastError(c));
+    return text;
+}
+
+/* What broke while a collective ran on the GPU: no call of the main thread returns it. */
+static const char *find_error(void)
+{
+    const char *error = error_of(gather);
+    for (int i = 0; i < NUM_GROUPS && !error; i++)
+        error = error_of(groups[i].nccl);
+    return error;
+}
+
+static void finish(void)
+{
+    device_sync();
+    if (gather)
+        NCCL_CHECK(ncclCommDestroy(gather));
+    for (int i = NUM_GROUPS - 1; i >= 0; i--) {         /* that of all ranks, which the others came from, last */
+        if (groups[i].nccl)
+            NCCL_CHECK(ncclCommDestroy(groups[i].nccl));
+        groups[i].nccl = NULL;
+    }
+    all = gather = NULL;
+}
+
 void comm_init(void)
 {
     if (comm_size() == 1)
@@ -62,43 +93,7 @@ void comm_init(void)
     for (int i = 0; i < NUM_GROUPS; i++)
         groups[i].nccl = groups[i].ranks == RANKS_ALL ? all
             : comm_group_size(groups[i].ranks) > 1 ? split(groups[i].ranks, NCCL_CTA_POLICY_DEFAULT) : NULL;
-    connected = true;
-}
-
-static const char *error_of(ncclComm_t c)
-{
-    static char text[512];
-    ncclResult_t error = ncclSuccess;
-    if (!c || (ncclCommGetAsyncError(c, &error) == ncclSuccess && (error == ncclSuccess || error == ncclInProgress)))
-        return NULL;
-    snprintf(text, sizeof text, "NCCL met an error on the GPU: %s (%s); NCCL_DEBUG=INFO makes NCCL say more",
-             ncclGetErrorString(error), ncclGetLastError(c));
-    return text;
-}
-
-/* What broke while a collective ran on the GPU: no call of the main thread returns it. */
-const char *comm_device_error(void)
-{
-    const char *error = connected ? error_of(gather) : NULL;
-    for (int i = 0; i < NUM_GROUPS && connected && !error; i++)
-        error = error_of(groups[i].nccl);
-    return error;
-}
-
-void comm_device_finish(void)
-{
-    if (!all)
-        return;
-    connected = false;
-    device_sync();
-    if (gather)
-        NCCL_CHECK(ncclCommDestroy(gather));
-    for (int i = NUM_GROUPS - 1; i >= 0; i--) {         /* that of all ranks, which the others came from, last */
-        if (groups[i].nccl)
-            NCCL_CHECK(ncclCommDestroy(groups[i].nccl));
-        groups[i].nccl = NULL;
-    }
-    all = gather = NULL;
+    comm_set_device(finish, find_error);
 }
 
 /* A window makes the copy engines usable; where one cannot be had (an older driver, no peer access, a container's limits)

@@ -1,20 +1,20 @@
 /* Spans are pairs of device marks, which are made once and used again in the next step; times are read when the step is
  * over, so that recording never makes the host wait. */
-#include "kernels/trace.h"
+#include "kernels/runtime/trace.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/error.h"
-#include "kernels/operations.h"
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/operations.h"
 
 typedef enum { SPAN_PART, SPAN_OPERATION, SPAN_WAIT } SpanKind;
 
 typedef struct {
     const char *name;
-    int         unit;
+    int         part;
     Queue       queue;
     SpanKind    kind;
     DeviceMark *from, *to;
@@ -39,7 +39,7 @@ void trace_open(const char *folder, int rank)
     trace.rank = rank;
 }
 
-static Span *add(const char *name, int unit, SpanKind kind)
+static Span *add(const char *name, int part, SpanKind kind)
 {
     if (trace.count == trace.made) {
         trace.made = trace.made ? 2 * trace.made : 256;
@@ -48,19 +48,19 @@ static Span *add(const char *name, int unit, SpanKind kind)
     }
     Span *s = &trace.span[trace.count++];
     s->name = name;
-    s->unit = unit;
+    s->part = part;
     s->kind = kind;
     s->queue = device_current_queue();
     s->from = device_mark(s->from);
     return s;
 }
 
-void trace_begin(const char *name, int unit)
+void trace_begin(const char *name, int part)
 {
     trace.open = -1;
     if (trace.started && trace.record) {
         trace.open = trace.count;
-        add(name, unit, SPAN_PART);
+        add(name, part, SPAN_PART);
     }
 }
 
@@ -72,7 +72,7 @@ void trace_end(void)
     }
 }
 
-void trace_wait(DeviceMark *m, const char *for_what, int unit)
+void trace_wait(DeviceMark *m, const char *for_what, int part)
 {
     if (!m)
         return;
@@ -80,17 +80,17 @@ void trace_wait(DeviceMark *m, const char *for_what, int unit)
         device_wait(m);
         return;
     }
-    Span *s = add(for_what, unit, SPAN_WAIT);
+    Span *s = add(for_what, part, SPAN_WAIT);
     device_wait(m);
     s->to = device_mark(s->to);
 }
 
-const char *trace_blocked(int *unit)
+const char *trace_blocked(int *part)
 {
     for (int i = 0; i < trace.count; i++) {
         const Span *s = &trace.span[i];
         if (s->kind == SPAN_WAIT && s->to && device_reached(s->from) && !device_reached(s->to)) {
-            *unit = s->unit;
+            *part = s->part;
             return s->name;
         }
     }
@@ -143,12 +143,12 @@ static void open_file(void)
                 trace.rank, q, name[q]);
 }
 
-static void write_span(const char *category, const char *name, int unit, int queue, double from, double to)
+static void write_span(const char *category, const char *name, int part, int queue, double from, double to)
 {
     fprintf(trace.file, ",\n{\"ph\": \"X\", \"cat\": \"%s\", \"name\": \"%s%s", category,
             strcmp(category, "wait") ? "" : "wait for ", name);
-    if (unit >= 0)
-        fprintf(trace.file, " %d", unit);
+    if (part >= 0)
+        fprintf(trace.file, " %d", part);
     fprintf(trace.file, "\", \"pid\": %d, \"tid\": %d, \"ts\": %.3f, \"dur\": %.3f}", trace.rank, queue, 1e3 * (trace.clock + from),
             1e3 * (to - from));
 }
@@ -164,7 +164,7 @@ static void write_step(void)
     for (int i = 0; i < trace.count; i++) {
         const Span *s = &trace.span[i];
         write_span(s->kind == SPAN_WAIT ? "wait" : s->kind == SPAN_OPERATION ? "operation"
-                   : s->queue == QUEUE_COMPUTE ? "compute" : "communication", s->name, s->unit, (int)s->queue,
+                   : s->queue == QUEUE_COMPUTE ? "compute" : "communication", s->name, s->part, (int)s->queue,
                    device_elapsed(trace.begin, s->from), device_elapsed(trace.begin, s->to));
     }
     trace.clock += length;

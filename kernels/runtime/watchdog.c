@@ -14,7 +14,7 @@
  *
  * Marks and beats are counters, not times: each watchdog measures with its own clock for how long a counter stands
  * still. So a job that is suspended as a whole goes on as if nothing had been, and hosts need no common clock. */
-#include "kernels/watchdog.h"
+#include "kernels/runtime/watchdog.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -27,11 +27,11 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "kernels/comm.h"
-#include "kernels/clock.h"
-#include "kernels/error.h"
-#include "kernels/hosts.h"
-#include "kernels/trace.h"
+#include "kernels/runtime/clock.h"
+#include "kernels/runtime/comm.h"
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/hosts.h"
+#include "kernels/runtime/trace.h"
 
 enum { WATCHING = 1, LEAVING };         /* RankState.state; 0: not started */
 
@@ -54,7 +54,7 @@ typedef struct {
     _Atomic bool patient;
     _Atomic int  needs;                 /* Worker that the main thread waits for */
     WorkerState worker[NUM_WORKERS];    /* that of NO_WORKER is never busy */
-    _Atomic int  unit;
+    _Atomic int  part;
     _Atomic long step;
     char   operation[64];
 } RankState;
@@ -91,7 +91,8 @@ static struct {
     RankState *rank;                    /* board->rank */
     Sight *sight;                       /* (n) */
     int    n, self;
-    _Atomic int timeout, units;         /* the main thread may change them */
+    _Atomic int timeout;                /* the main thread may change this and the next */
+    void (*_Atomic name)(int part, char text[PART_NAME]);
     bool   stop;
     pthread_t thread;
     pthread_mutex_t lock;               /* guards stop */
@@ -100,23 +101,23 @@ static struct {
 
 /* ---- marks ------------------------------------------------------------------------------------------------- */
 
-static void mark(const char *operation, int unit, bool together)
+static void mark(const char *operation, int part, bool together)
 {
     snprintf(own->operation, sizeof own->operation, "%s", operation);
-    own->unit = unit;
+    own->part = part;
     own->waits = together;
     own->together += together;
     own->marks++;
 }
 
-void watchdog_mark(const char *operation, int unit)
+void watchdog_mark(const char *operation, int part)
 {
-    mark(operation, unit, false);
+    mark(operation, part, false);
 }
 
-void watchdog_mark_together(const char *operation, int unit)
+void watchdog_mark_together(const char *operation, int part)
 {
-    mark(operation, unit, true);
+    mark(operation, part, true);
 }
 
 /* What comm calls before the host waits for other ranks. */
@@ -157,17 +158,18 @@ static void leave(void)
 
 /* ---- messages ---------------------------------------------------------------------------------------------- */
 
-/* "all-gather of block 3" */
-static int name_unit(char text[128], const char *operation, int unit)
+/* "all-gather of block 3"; returns the length */
+static int name_part(char text[128], const char *operation, int part)
 {
-    int n = snprintf(text, 128, "%s", operation);
-    if (unit == 0)
-        n += snprintf(text + n, (size_t)(128 - n), " of the embedding");
-    else if (unit > 0 && unit == dog.units - 1)
-        n += snprintf(text + n, (size_t)(128 - n), " of the head");
-    else if (unit > 0)
-        n += snprintf(text + n, (size_t)(128 - n), " of block %d", unit - 1);
-    return n;
+    void (*name)(int, char *) = dog.name;
+    char called[PART_NAME];
+    if (part < 0)
+        return snprintf(text, 128, "%s", operation);
+    if (name)
+        name(part, called);
+    else
+        snprintf(called, sizeof called, "part %d", part);
+    return snprintf(text, 128, "%s of %s", operation, called);
 }
 
 /* The thread that s waits for while it works; NULL: s goes on by itself. */
@@ -187,7 +189,7 @@ const char *watchdog_operation(void)
 static const char *describe(char text[128], const RankState *s)
 {
     const WorkerState *w = needed(s);
-    int n = name_unit(text, w ? w->doing : s->operation[0] ? s->operation : "starting", w ? -1 : s->unit);
+    int n = name_part(text, w ? w->doing : s->operation[0] ? s->operation : "starting", w ? -1 : s->part);
     if (s->step > 0)
         snprintf(text + n, (size_t)(128 - n), " in step %ld", s->step);
     return text;
@@ -221,10 +223,10 @@ static int compose(char *text, size_t size, const Fault *f)
     const RankState *s = &dog.rank[f->who];
     const Sight *seen = &dog.sight[f->who];
     char host[64] = "", who[160], culprit[128], waiting[128], device[160] = "", other[160] = "";
-    int unit = -1;
-    const char *blocked = f->kind == NOBODY ? trace_blocked(&unit) : NULL;
+    int part = -1;
+    const char *blocked = f->kind == NOBODY ? trace_blocked(&part) : NULL;
     if (blocked) {
-        name_unit(culprit, blocked, unit);
+        name_part(culprit, blocked, part);
         snprintf(device, sizeof device, " (this rank's device waits for %s)", culprit);
     }
     gethostname(host, sizeof host - 1);
@@ -432,24 +434,28 @@ static void *watch(void *nothing)
 
 /* ---- start and end ----------------------------------------------------------------------------------------- */
 
-void watchdog_configure(int timeout, int units)
+void watchdog_set_timeout(int timeout)
 {
     dog.timeout = timeout;
-    dog.units = units;
+}
+
+void watchdog_set_names(void (*name)(int part, char text[PART_NAME]))
+{
+    dog.name = name;
 }
 
 void watchdog_start(int timeout)
 {
     dog.n = comm_local_size();
     dog.self = comm_local_rank();
-    watchdog_configure(timeout, 0);
+    watchdog_set_timeout(timeout);
     dog.board = comm_host_memory(sizeof *dog.board + sizeof *dog.rank * (size_t)dog.n);
     dog.rank = dog.board->rank;
     dog.sight = xcalloc((unsigned long)dog.n, sizeof *dog.sight);
     own = &dog.rank[dog.self];
     own->rank = comm_rank();
     own->pid = getpid();
-    own->unit = -1;
+    own->part = -1;
     own->state = WATCHING;
     comm_set_before_waiting(mark_wait);
     error_set_dying(leave);

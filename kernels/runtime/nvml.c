@@ -2,7 +2,7 @@
  *
  * Signatures and numbers are declared here, since nvml.h comes with some CUDA toolkits only and the CPU back end, whose tests put a
  * library of their own in its place, is built without any. They are NVML's ABI, which does not change. */
-#include "kernels/nvml.h"
+#include "kernels/runtime/nvml.h"
 
 #include <dlfcn.h>
 #include <math.h>

@@ -3,7 +3,7 @@
  * exit() on one rank would leave the others waiting in a collective for ever, so what runs several ranks says here how all of
  * them end. Most errors (a missing file, a wrong key) are met by every rank at once. Rank 0 speaks at once and its end takes the
  * others along while they wait, so the message appears once; an error of one rank alone appears a moment later. */
-#include "kernels/error.h"
+#include "kernels/runtime/error.h"
 
 #include <pthread.h>
 #include <setjmp.h>

@@ -1,6 +1,6 @@
-/* Ranks and host values over MPI, for both back ends. What concerns device memory is in kernels/cpu or kernels/cuda.
+/* Ranks and host values over MPI.
  * MPI's default error handler ends all ranks with a message, so return values need no checks. */
-#include "kernels/comm.h"
+#include "kernels/runtime/comm.h"
 
 #include <dlfcn.h>
 #include <limits.h>
@@ -9,8 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "kernels/comm_mpi.h"
-#include "kernels/error.h"
+#include "kernels/runtime/comm_mpi.h"
+#include "kernels/runtime/error.h"
 
 static int rank = 0, size = 1, local_rank = 0, local_size = 1;
 static MPI_Win host_memory = MPI_WIN_NULL;
@@ -21,10 +21,32 @@ static struct { Ranks ranks; MPI_Comm mpi; } groups[] = {          /* those whos
 enum { NUM_GROUPS = sizeof groups / sizeof groups[0] };
 static pthread_t main_thread;
 static void (*before_waiting)(const char *operation);
+static void (*device_finish)(void);
+static const char *(*_Atomic device_error)(void);
 
 void comm_set_before_waiting(void (*call)(const char *operation))
 {
     before_waiting = call;
+}
+
+void comm_set_device(void (*finish)(void), const char *(*error)(void))
+{
+    device_finish = finish;
+    device_error = error;
+}
+
+void comm_device_finish(void)
+{
+    void (*finish)(void) = device_finish;
+    comm_set_device(NULL, NULL);
+    if (finish)
+        finish();
+}
+
+const char *comm_device_error(void)
+{
+    const char *(*error)(void) = device_error;
+    return error ? error() : NULL;
 }
 
 static void wait_in(const char *operation)

@@ -1,6 +1,6 @@
-#include "kernels/mesh.h"
+#include "kernels/runtime/mesh.h"
 
-#include "kernels/error.h"
+#include "kernels/runtime/error.h"
 
 Mesh mesh_of_shards(int ranks, int shard)
 {

@@ -1,9 +1,6 @@
-/* What operations read and write, for whoever watches them.
- *
- * operation_list.h has a row for each operation of kernels.h, nf4.h and gptq.h, and for those of device.h and comm.h that touch
- * device memory: its name, and what it reads and writes. From these rows come the functions that a program calls (operations.c): each
- * asks the watch, if there is one, and calls the back end's (backend.h). So the plan of memory, traces and tests see the same
- * operations, with the same tensors. */
+/* What operations read and write, for whoever watches them: the plan of memory, traces and tests see the same operations, with the
+ * same memory. A list of operations (kernels/operation_list.h) makes of each a function that asks the watch, if there is one, and
+ * does the work. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -24,3 +21,9 @@ typedef struct {
 
 /* From now on w, which must last, is asked about all operations; NULL: nobody is. Returns who was before. One thread at a time. */
 const Watch *operations_watch(const Watch *w);
+
+/* For the functions of operations. begin: o gets those of `all` that exist, and false means: do nothing. Both ask the watch, which
+ * there must be. */
+bool operations_watched(void);
+bool operation_begin(Operation *o, Access *all, int count);
+void operation_end  (const Operation *o);

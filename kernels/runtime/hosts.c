@@ -1,7 +1,7 @@
 /* A star around rank 0: it names every other host, and each of these names rank 0's; a host that sees both well waits for them
  * to speak. Bytes over a connection, rather than a look at whether it is still open: TCP takes minutes to give up, and one that
  * it resumes when a network is back must count as well again. A stranger that finds the port has no token and is closed. */
-#include "kernels/hosts.h"
+#include "kernels/runtime/hosts.h"
 
 #include <errno.h>
 #include <ifaddrs.h>
@@ -15,10 +15,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "kernels/clock.h"
-#include "kernels/comm.h"
-#include "kernels/comm_mpi.h"
-#include "kernels/error.h"
+#include "kernels/runtime/clock.h"
+#include "kernels/runtime/comm.h"
+#include "kernels/runtime/comm_mpi.h"
+#include "kernels/runtime/error.h"
 
 enum { ADDRESSES = 16, TOKEN = 16, ANSWER = 8, NAME = 64 };
 static const double CONNECT = 5;        /* seconds */

@@ -2,6 +2,6 @@
 #pragma once
 #include <mpi.h>
 
-#include "kernels/mesh.h"
+#include "kernels/runtime/mesh.h"
 
 MPI_Comm comm_mpi(Ranks g);
