@@ -51,14 +51,90 @@ void check_logit_codes(const char *op, Tensor gradient, Tensor logits)
           format_name(gradient.format));
 }
 
+/* Formats that GPUs multiply; true if they are FP8. */
+static bool check_gemm(const char *op, Tensor out, Tensor a, Tensor b)
+{
+    const Format f = a.format, g = b.format;
+    const bool fp8 = format_is_fp8(f) && format_is_fp8(g) && !f.group && !g.group;
+    const bool plain = f.dtype == g.dtype && (f.dtype == F32 || f.dtype == BF16);
+    CHECK(out.data != a.data && out.data != b.data, "%s: the result is an operand", op);
+    if (format_has_scales(out.format) || (out.format.dtype == BF16 && f.dtype == F32))
+        die("%s: %s and %s into %s; the result may be f32, or bf16 unless the operands are f32", op, format_name(f), format_name(g),
+            format_name(out.format));
+    if ((!fp8 && !plain) || (f.dtype == E5M2 && g.dtype == E5M2))
+        die("%s: no GEMM of %s and %s; there are f32 x f32, bf16 x bf16, e4m3 x e4m3 and e4m3 x e5m2 with one scale per tensor", op,
+            format_name(f), format_name(g));
+    return fp8;
+}
+
+static void check_transposed(const char *op, const char *name, Tensor t)
+{
+    if (!t.data_t)
+        die("%s: %s is %s without the transposed copy that FP8 GEMMs read", op, name, format_name(t.format));
+}
+
+bool check_matmul(Tensor y, Tensor x, Tensor w, Tensor add)
+{
+    const char *op = "matmul";
+    check_tensor(op, "x", x, x.rows, x.cols);
+    check_tensor(op, "w", w, w.rows, x.cols);
+    check_tensor(op, "y", y, x.rows, w.rows);
+    if (add.data)
+        check_tensor(op, "add", add, x.rows, w.rows);
+    if (add.data && !format_equal(add.format, y.format))
+        die("matmul: adds %s to %s; both must have one format", format_name(add.format), format_name(y.format));
+    return check_gemm(op, y, x, w);
+}
+
+bool check_matmul_dx(Tensor dx, Tensor dy, Tensor w, bool accumulate)
+{
+    const char *op = "matmul_dx";
+    CHECK(tensor_exists(w), "%s: there is no w", op);
+    check_tensor(op, "dy", dy, dy.rows, w.rows);
+    check_tensor(op, "dx", dx, dy.rows, w.cols);
+    if (accumulate)
+        check_plain(op, "dx", dx);
+    const bool fp8 = check_gemm(op, dx, dy, w);
+    if (fp8)
+        check_transposed(op, "w", w);
+    return fp8;
+}
+
+bool check_matmul_dw(Tensor dw, Tensor dy, Tensor x)
+{
+    const char *op = "matmul_dw";
+    check_tensor(op, "dy", dy, dy.rows, dy.cols);
+    check_tensor(op, "x", x, dy.rows, x.cols);
+    check_tensor(op, "dw", dw, dy.cols, x.cols);
+    check_plain(op, "dw", dw);
+    const bool fp8 = check_gemm(op, dw, dy, x);
+    if (fp8) {
+        check_transposed(op, "dy", dy);
+        check_transposed(op, "x", x);
+    }
+    return fp8;
+}
+
+static void check_heads(const char *op, Tensor y, Tensor qkv, Attention a)
+{
+    CHECK(a.H % a.K == 0, "%s: %d query heads, %d key/value heads", op, a.H, a.K);
+    CHECK(a.window >= 0, "%s: a window of %d keys", op, a.window);
+    check_tensor(op, "qkv", qkv, a.B * a.T, (a.H + 2 * a.K) * a.D);
+    check_tensor(op, "y", y, a.B * a.T, a.H * a.D);
+    CHECK(y.data != qkv.data, "%s: y is qkv", op);
+}
+
+void check_attention(const char *op, Tensor y, Tensor qkv, Attention a, Documents docs)
+{
+    check_heads(op, y, qkv, a);
+    CHECK(docs.count == 0 || (docs.longest > 0 && docs.longest <= a.T), "%s: a document of %d tokens in sequences of %d", op,
+          docs.longest, a.T);
+}
+
 void check_cached(const char *op, Tensor y, Tensor qkv, KvCache cache, Attention a)
 {
     CHECK(a.B == 1 && a.T > 0, "%s: %d sequences of %d tokens; a cache is one sequence's", op, a.B, a.T);
-    CHECK(a.H % a.K == 0, "%s: %d query heads, %d key/value heads", op, a.H, a.K);
-    CHECK(a.window >= 0, "%s: a window of %d keys", op, a.window);
-    CHECK(y.data != qkv.data, "%s: y is qkv", op);
-    check_tensor(op, "qkv", qkv, a.T, (a.H + 2 * a.K) * a.D);
-    check_tensor(op, "y", y, a.T, a.H * a.D);
+    check_heads(op, y, qkv, a);
     check_tensor(op, "the cache's k", cache.k, cache.k.rows, a.K * a.D);
     check_tensor(op, "the cache's v", cache.v, cache.k.rows, a.K * a.D);
     CHECK(cache.length >= 0 && a.T <= cache.k.rows - cache.length, "%s: %d tokens behind %d; the cache has room for %d", op, a.T,

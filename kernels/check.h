@@ -25,6 +25,14 @@ void check_quantized(Tensor y, Tensor x);
 /* What cross_entropy_codes writes to. */
 void check_logit_codes(const char *op, Tensor gradient, Tensor logits);
 
+/* The arguments of the three GEMMs of a linear layer. True if the operands are FP8. */
+bool check_matmul   (Tensor y, Tensor x, Tensor w, Tensor add);
+bool check_matmul_dx(Tensor dx, Tensor dy, Tensor w, bool accumulate);
+bool check_matmul_dw(Tensor dw, Tensor dy, Tensor x);
+
+/* The arguments of attention_forward. */
+void check_attention(const char *op, Tensor y, Tensor qkv, Attention a, Documents docs);
+
 /* The arguments of attention_cached. */
 void check_cached(const char *op, Tensor y, Tensor qkv, KvCache cache, Attention a);
 

@@ -16,38 +16,19 @@ void backend_matmul_accumulation(FastAccumulation fast)
 /* t as GEMMs read it when the sum runs over its rows: element (r, c) is at x[r * ld + c], or at x[c * ld + r] if turned. */
 typedef struct { const float *x; bool turned; int ld; } Columns;
 
-static Columns columns(const char *op, Tensor t, int slot)
+static Columns columns(Tensor t, int slot)
 {
     if (!format_is_fp8(t.format))
         return (Columns){ tensor_values(t, slot), false, t.cols };
-    CHECK(t.data_t && !t.format.group, "%s: %s operand without its transpose", op, format_name(t.format));
     Tensor turned = { .data = t.data_t, .scale = t.scale, .format = t.format, .rows = t.cols, .cols = t.rows };
     return (Columns){ tensor_values(turned, slot), true, t.rows };
-}
-
-static const float *rows(const char *op, Tensor t, int slot)
-{
-    CHECK(!t.format.group, "%s: %s operand; GEMM operands have one scale", op, format_name(t.format));
-    return tensor_values(t, slot);
-}
-
-/* No GPU multiplies FP8 by anything else. */
-static void check_pair(const char *op, Tensor a, Tensor b)
-{
-    CHECK(format_is_fp8(a.format) == format_is_fp8(b.format), "%s: no GEMM of %s and %s", op, format_name(a.format),
-          format_name(b.format));
 }
 
 void backend_matmul(Tensor y, Tensor x, Tensor w, Tensor add)
 {
     const int N = x.rows, C = x.cols, O = w.rows;
-    CHECK_TENSOR(x, N, C);
-    CHECK_TENSOR(w, O, C);
-    CHECK_TENSOR(y, N, O);
-    CHECK_OPTIONAL(add, N, O);
-    CHECK(y.data != x.data && y.data != w.data, "matmul: y is an input");
-    check_pair(OPERATION, x, w);
-    const float *input = rows("matmul", x, 0), *weight = rows("matmul", w, 1), *start = tensor_values(add, 2);
+    check_matmul(y, x, w, add);
+    const float *input = tensor_values(x, 0), *weight = tensor_values(w, 1), *start = tensor_values(add, 2);
     float *output = tensor_result(y, 3);
     if (start && start != output)
         memcpy(output, start, tensor_numel(y) * sizeof *output);
@@ -58,16 +39,9 @@ void backend_matmul(Tensor y, Tensor x, Tensor w, Tensor add)
 void backend_matmul_dx(Tensor dx, Tensor dy, Tensor w, bool accumulate)
 {
     const int N = dy.rows, O = w.rows, C = w.cols;
-    CHECK_TENSOR(dy, N, O);
-    CHECK(tensor_exists(w), "matmul_dx: there is no w");
-    CHECK(dy.cols == O, "matmul_dx: dy is (%d, %d), w (%d, %d)", dy.rows, dy.cols, w.rows, w.cols);
-    CHECK_TENSOR(dx, N, C);
-    CHECK(dx.data != dy.data && dx.data != w.data, "matmul_dx: dx is an input");
-    check_pair(OPERATION, dy, w);
-    if (accumulate)
-        CHECK_PLAIN(dx);
-    const float *gradient = rows("matmul_dx", dy, 0);
-    const Columns weight = columns("matmul_dx", w, 1);
+    check_matmul_dx(dx, dy, w, accumulate);
+    const float *gradient = tensor_values(dy, 0);
+    const Columns weight = columns(w, 1);
     float *output = accumulate ? tensor_values(dx, 3) : tensor_result(dx, 3);
     cblas_sgemm(CblasRowMajor, CblasNoTrans, weight.turned ? CblasTrans : CblasNoTrans, N, C, O, 1, gradient, O,
                 weight.x, weight.ld, accumulate ? 1 : 0, output, C);
@@ -79,13 +53,8 @@ void backend_matmul_dw(Tensor dw, Tensor dy, Tensor x)
     const int N = dy.rows, O = dy.cols, C = x.cols;
     if (!dw.data)
         return;
-    CHECK_TENSOR(dy, N, O);
-    CHECK_TENSOR(x, N, C);
-    CHECK_TENSOR(dw, O, C);
-    CHECK_PLAIN(dw);
-    CHECK(dw.data != dy.data && dw.data != x.data, "matmul_dw: dw is an input");
-    check_pair(OPERATION, dy, x);
-    const Columns gradient = columns("matmul_dw", dy, 0), input = columns("matmul_dw", x, 1);
+    check_matmul_dw(dw, dy, x);
+    const Columns gradient = columns(dy, 0), input = columns(x, 1);
     float *output = dw.empty ? tensor_result(dw, 3) : tensor_values(dw, 3);
     cblas_sgemm(CblasRowMajor, gradient.turned ? CblasNoTrans : CblasTrans, input.turned ? CblasTrans : CblasNoTrans,
                 O, C, N, 1, gradient.x, gradient.ld, input.x, input.ld, dw.empty ? 0 : 1, output, C);

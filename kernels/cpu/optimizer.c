@@ -8,6 +8,9 @@
 
 enum { BLOCK = 4096 };
 
+/* A step of n elements as floats. */
+typedef void Step(float *w, float *m, float *v, const float *grad, size_t n, AdamW a);
+
 static void store_weights(Tensor w, size_t at, const float *x, size_t n, uint64_t seed, uint64_t first)
 {
     if (w.format.dtype == BF16)
@@ -28,24 +31,12 @@ static void step(float *w, float *m, float *v, const float *grad, size_t n, Adam
     }
 }
 
-static void check_moment(const char *name, Tensor t, int n)
+static void update(const char *op, Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first, Step *step)
 {
-    check_tensor("adamw", name, t, 1, n);
-    CHECK(!format_is_dynamic8(t.format), "adamw: %s is %s; that is a moment of adamw8bit", name, format_name(t.format));
-    CHECK(!format_is_fp8(t.format) || (t.format.group && BLOCK % t.format.group == 0),
-          "adamw: %s is %s; FP8 moments have groups whose size divides %d", name, format_name(t.format), BLOCK);
-    CHECK(!format_has_byte_scales(t.format), "adamw: %s is %s with a byte per group; moments have more (format_of_moment)", name,
-          format_name(t.format));
-}
-
-void backend_adamw(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first)
-{
-    CHECK_TENSOR(w, 1, w.cols);
-    CHECK_TENSOR(grad, 1, w.cols);
-    CHECK_PLAIN(w);
-    CHECK_PLAIN(grad);
-    check_moment("m", m, w.cols);
-    check_moment("v", v, w.cols);
+    check_tensor(op, "w", w, 1, w.cols);
+    check_tensor(op, "grad", grad, 1, w.cols);
+    check_plain(op, "w", w);
+    check_plain(op, "grad", grad);
     float *wi = cpu_scratch(0, BLOCK), *mi = cpu_scratch(1, BLOCK), *vi = cpu_scratch(2, BLOCK), *gi = cpu_scratch(3, BLOCK);
     for (size_t at = 0, numel = tensor_numel(w); at < numel; at += BLOCK) {
         size_t n = numel - at < BLOCK ? numel - at : BLOCK;
@@ -60,10 +51,28 @@ void backend_adamw(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t 
     }
 }
 
+static void check_moment(const char *name, Tensor t, int n)
+{
+    check_tensor("adamw", name, t, 1, n);
+    CHECK(!format_is_dynamic8(t.format), "adamw: %s is %s; that is a moment of adamw8bit", name, format_name(t.format));
+    CHECK(!format_is_fp8(t.format) || (t.format.group && BLOCK % t.format.group == 0),
+          "adamw: %s is %s; FP8 moments have groups whose size divides %d", name, format_name(t.format), BLOCK);
+    CHECK(!format_has_byte_scales(t.format), "adamw: %s is %s with a byte per group; moments have more (format_of_moment)", name,
+          format_name(t.format));
+}
+
+void backend_adamw(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first)
+{
+    check_moment("m", m, w.cols);
+    check_moment("v", v, w.cols);
+    update(OPERATION, w, m, v, grad, a, first, step);
+}
+
 /* ---- 8-bit moments ------------------------------------------------------------------------------------------- */
 
-static void step_8bit(float *w, float *m, float *v, const float *grad, size_t n, Dynamic8Step s)
+static void step_8bit(float *w, float *m, float *v, const float *grad, size_t n, AdamW a)
 {
+    const Dynamic8Step s = dynamic8_step(a);
     for (size_t i = 0; i < n; i++) {
         if (!isfinite(grad[i])) {
             m[i] = v[i] = 0;
@@ -85,23 +94,7 @@ static void check_8bit(const char *name, Tensor t, DType d, int n)
 
 void backend_adamw8bit(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first)
 {
-    CHECK_TENSOR(w, 1, w.cols);
-    CHECK_TENSOR(grad, 1, w.cols);
-    CHECK_PLAIN(w);
-    CHECK_PLAIN(grad);
     check_8bit("m", m, DYNAMIC8, w.cols);
     check_8bit("v", v, UDYNAMIC8, w.cols);
-    const Dynamic8Step s = dynamic8_step(a);
-    float *wi = cpu_scratch(0, BLOCK), *mi = cpu_scratch(1, BLOCK), *vi = cpu_scratch(2, BLOCK), *gi = cpu_scratch(3, BLOCK);
-    for (size_t at = 0, numel = tensor_numel(w); at < numel; at += BLOCK) {
-        size_t n = numel - at < BLOCK ? numel - at : BLOCK;
-        tensor_load(wi, w, at, n);
-        tensor_load(gi, grad, at, n);
-        tensor_load(mi, m, at, n);
-        tensor_load(vi, v, at, n);
-        step_8bit(wi, mi, vi, gi, n, s);
-        store_weights(w, at, wi, n, a.seed, first);
-        tensor_store(m, at, mi, n);
-        tensor_store(v, at, vi, n);
-    }
+    update(OPERATION, w, m, v, grad, a, first, step_8bit);
 }

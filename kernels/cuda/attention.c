@@ -3,14 +3,8 @@
 
 #include <stdlib.h>
 
-static void check_attention(const char *op, Tensor y, Tensor qkv, Attention a, Documents docs)
+static void check_supported(const char *op, Tensor y, Tensor qkv, Attention a)
 {
-    CHECK(a.H % a.K == 0, "%s: %d query heads, %d key/value heads", op, a.H, a.K);
-    CHECK(a.window >= 0, "%s: a window of %d keys", op, a.window);
-    CHECK(docs.count == 0 || (docs.longest > 0 && docs.longest <= a.T), "%s: a document of %d tokens in sequences "
-          "of %d", op, docs.longest, a.T);
-    check_tensor(op, "qkv", qkv, a.B * a.T, (a.H + 2 * a.K) * a.D);
-    check_tensor(op, "y", y, a.B * a.T, a.H * a.D);
     if (a.D % 2 != 0 || a.D > 256)
         die("%s: heads of width %d; there are kernels for even widths up to 256", op, a.D);
     if (y.format.dtype != qkv.format.dtype || (qkv.format.dtype != F32 && qkv.format.dtype != BF16))
@@ -66,6 +60,7 @@ Blocks attention_blocks(Attention a, Documents docs, int size)
 void backend_attention_forward(Tensor y, float *lse, Tensor qkv, Attention a, Documents docs)
 {
     check_attention(OPERATION, y, qkv, a, docs);
+    check_supported(OPERATION, y, qkv, a);
     a.window = window_of(a, docs);
     (serves_hopper(qkv, a) ? attention_sm90_forward : attention_mma_forward)(y, lse, qkv, a, docs);
 }
@@ -73,6 +68,7 @@ void backend_attention_forward(Tensor y, float *lse, Tensor qkv, Attention a, Do
 void backend_attention_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a, Documents docs)
 {
     check_attention(OPERATION, y, qkv, a, docs);
+    check_supported(OPERATION, y, qkv, a);
     CHECK_TENSOR(dqkv, qkv.rows, qkv.cols);
     CHECK_TENSOR(dy, y.rows, y.cols);
     CHECK(dqkv.data != qkv.data, "dqkv is written before qkv is read");

@@ -388,7 +388,6 @@ static void run(Kind kind, int m, int n, int k, bool trans_a, bool trans_b, DTyp
     s.fast = o.scale_a && matmul_is_fast(kind != FORWARD);
     s.a = a, s.b = b, s.d = d, s.add = o.c != NULL, s.align = alignment(&o);
     CHECK(m > 0 && n > 0 && k > 0, "%s of m=%d n=%d k=%d", kind_name[kind], m, n, k);
-    CHECK(o.d != o.a && o.d != o.b, "%s: the output is an input", kind_name[kind]);
 
     Gemm *g = find(&s, &o);
     set_scales(g, &o);
@@ -399,22 +398,6 @@ static void run(Kind kind, int m, int n, int k, bool trans_a, bool trans_b, DTyp
         die_shape(&s, cublasLtGetStatusString(status));
 }
 
-/* Dies unless there is a GEMM of these formats; tells whether it is one of FP8. */
-static bool check_formats(Kind kind, Tensor d, Tensor a, Tensor b)
-{
-    const char *name = kind_name[kind];
-    const Format f = a.format, g = b.format, out = d.format;
-    const bool fp8 = format_is_fp8(f) && format_is_fp8(g) && !f.group && !g.group;
-    const bool plain = f.dtype == g.dtype && (f.dtype == F32 || f.dtype == BF16);
-    if (out.dtype != F32 && (out.dtype != BF16 || f.dtype == F32))
-        die("%s: %s and %s into %s; the result may be f32, or bf16 unless the operands are f32", name, format_name(f),
-            format_name(g), format_name(out));
-    if ((!fp8 && !plain) || (f.dtype == E5M2 && g.dtype == E5M2))
-        die("%s: no GEMM of %s and %s; there are f32 x f32, bf16 x bf16, e4m3 x e4m3 and e4m3 x e5m2 with one scale "
-            "per tensor", name, format_name(f), format_name(g));
-    return fp8;
-}
-
 static void check_fp8(Kind kind, int m, int k, const char *width, const char *contraction)
 {
     if (m % 8 || k % 16)
@@ -423,24 +406,10 @@ static void check_fp8(Kind kind, int m, int k, const char *width, const char *co
             contraction, k);
 }
 
-static const void *transposed(Kind kind, Tensor t, const char *name)
-{
-    if (!t.data_t)
-        die("%s: %s is %s without the transposed copy that this GPU's FP8 GEMMs read", kind_name[kind], name,
-            format_name(t.format));
-    return t.data_t;
-}
-
 void backend_matmul(Tensor y, Tensor x, Tensor w, Tensor add)
 {
     const int N = x.rows, C = x.cols, O = w.rows;
-    CHECK_TENSOR(x, N, C);
-    CHECK_TENSOR(w, O, C);
-    CHECK_TENSOR(y, N, O);
-    CHECK_OPTIONAL(add, N, O);
-    if (add.data && !format_equal(add.format, y.format))
-        die("matmul: adds %s to %s; both must have one format", format_name(add.format), format_name(y.format));
-    if (check_formats(FORWARD, y, x, w))
+    if (check_matmul(y, x, w, add))
         check_fp8(FORWARD, O, C, "outputs", "inputs");
     if (matmul_row(y, x, w, add))
         return;
@@ -451,14 +420,11 @@ void backend_matmul(Tensor y, Tensor x, Tensor w, Tensor add)
 void backend_matmul_dx(Tensor dx, Tensor dy, Tensor w, bool accumulate)
 {
     const int N = dy.rows, O = w.rows, C = w.cols;
-    CHECK_TENSOR(dy, N, O);
-    CHECK(tensor_exists(w), "matmul_dx: there is no w");
-    CHECK_TENSOR(dx, N, C);
-    const bool fp8 = check_formats(DX, dx, dy, w);
+    const bool fp8 = check_matmul_dx(dx, dy, w, accumulate);
     if (fp8)
         check_fp8(DX, C, O, "inputs", "outputs");
     run(DX, C, N, O, fp8, false, w.format.dtype, dy.format.dtype, dx.format.dtype,
-        (Operands){ .a = fp8 ? transposed(DX, w, "w") : w.data, .b = dy.data, .scale_a = w.scale, .scale_b = dy.scale,
+        (Operands){ .a = fp8 ? w.data_t : w.data, .b = dy.data, .scale_a = w.scale, .scale_b = dy.scale,
                     .c = accumulate ? dx.data : NULL, .d = dx.data });
 }
 
@@ -467,14 +433,10 @@ void backend_matmul_dw(Tensor dw, Tensor dy, Tensor x)
     const int N = dy.rows, O = dy.cols, C = x.cols;
     if (!dw.data)
         return;
-    CHECK_TENSOR(dy, N, O);
-    CHECK_TENSOR(x, N, C);
-    CHECK_TENSOR(dw, O, C);
-    CHECK_PLAIN(dw);
-    const bool fp8 = check_formats(DW, dw, dy, x);
+    const bool fp8 = check_matmul_dw(dw, dy, x);
     if (fp8)
         check_fp8(DW, C, N, "inputs", "tokens");
     run(DW, C, O, N, fp8, !fp8, x.format.dtype, dy.format.dtype, dw.format.dtype,
-        (Operands){ .a = fp8 ? transposed(DW, x, "x") : x.data, .b = fp8 ? transposed(DW, dy, "dy") : dy.data,
+        (Operands){ .a = fp8 ? x.data_t : x.data, .b = fp8 ? dy.data_t : dy.data,
                     .scale_a = x.scale, .scale_b = dy.scale, .c = dw.data, .d = dw.data, .empty = dw.empty });
 }
