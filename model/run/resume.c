@@ -74,30 +74,17 @@ static YamlNode *default_of(const ConfigKey *k)
     return n;
 }
 
-/* What a column was in a run whose trainer.json does not say it: no recipe had scales of the step or a head in FP8 then. */
-static char *column_before(const ConfigKey *k, const Config *c, const YamlNode *then)
-{
-    Settings row = { .c.recipe = *recipe_find(c->recipe.name) };
-    row.c.recipe.scales = OF_MICROBATCH;
-    row.c.recipe.head = row.c.recipe.stream;
-    const YamlNode *given = yaml_find(then, k->name);
-    if (strcmp(k->name, "format.head") == 0 && !(given && given->text))
-        given = yaml_find(then, "format.stream");
-    return given && given->text ? xasprintf("%s", given->text) : value_text(&row, k);
-}
-
 /* A column of the same recipe, by what it is and not by what is written: its row may have been another one in the program that
- * saved the checkpoint. columns: of that run; NULL: it did not say. asked: it is given now. */
-static void compare_column(const ConfigKey *k, const Config *c, const YamlNode *then, const json_t *columns, bool asked)
+ * saved the checkpoint. columns: of that run; what it does not say is not compared. asked: it is given now. */
+static void compare_column(const ConfigKey *k, const Config *c, const json_t *columns, bool asked)
 {
-    const char *said = json_string_value(json_object_get(columns, config_column(k)));
-    char *is = value_text(c, k), *was = said ? xasprintf("%s", said) : column_before(k, c, then);
-    if (strcmp(is, was) != 0 && asked)
+    const char *was = json_string_value(json_object_get(columns, config_column(k)));
+    char *is = value_text(c, k);
+    if (was && strcmp(is, was) != 0 && asked)
         printf("resume: %s %s, was %s\n", k->name, is, was);
-    else if (strcmp(is, was) != 0)
+    else if (was && strcmp(is, was) != 0)
         printf("resume: %s %s, was %s: --%s=%s goes on as before\n", k->name, is, was, k->name, was);
     free(is);
-    free(was);
 }
 
 static void compare(const Config *c, const YamlNode *now, const YamlNode *then, const json_t *columns)
@@ -108,7 +95,7 @@ static void compare(const Config *c, const YamlNode *now, const YamlNode *then, 
         const YamlNode *a = is_compared(k) ? yaml_find(now, k->name) : NULL, *b = yaml_find(then, k->name);
         YamlNode *usual = a && !b && k->fallback ? default_of(k) : NULL;        /* of a key younger than that run */
         if (a && same && config_column(k))
-            compare_column(k, c, then, columns, a->text);
+            compare_column(k, c, columns, a->text);
         else if (a && (b || usual))
             print_change(k->name, a, b ? b : usual);
         yaml_free(usual);
