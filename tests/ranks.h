@@ -1,5 +1,7 @@
 /* Start and end of tests that run on several ranks with device collectives. */
 #pragma once
+#include <stdio.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 #include "kernels/collectives.h"
@@ -20,4 +22,24 @@ static inline int finish_ranks(int failed)
     comm_max(&any, 1);
     comm_finish();
     return any > 0;
+}
+
+/* A folder that all ranks use: setup and teardown of a group of tests. */
+static char shared[] = "/tmp/coat-ranks-XXXXXX";
+
+static inline int make_shared(void **state)
+{
+    (void)state;
+    const bool made = comm_rank() != 0 || mkdtemp(shared);
+    comm_broadcast(shared, sizeof shared, 0);
+    return made ? 0 : -1;
+}
+
+static inline int remove_shared(void **state)
+{
+    (void)state;
+    char command[64];
+    comm_barrier();
+    snprintf(command, sizeof command, "rm -r %s", shared);
+    return comm_rank() == 0 ? system(command) : 0;
 }

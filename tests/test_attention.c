@@ -1,10 +1,9 @@
 /* Causal attention against a double reference, within bounds derived next to each.
  * Notation and assumptions as in test_kernels.c. */
-#include "tests/golden.h"
+#include "tests/heads.h"
 
 #include <limits.h>
 
-typedef struct { const char *name; int B, T, H, K, D; bool documents, odd; int window; } Shape;
 static const Shape shapes[] = {
     { "one",   1, 1,   1, 1, 2,   false, true },
     { "odd",   2, 7,   3, 1, 6,   false, true },
@@ -28,20 +27,6 @@ static const Shape windows[] = {
 };
 enum { SHAPES = sizeof shapes / sizeof shapes[0], WINDOWS = sizeof windows / sizeof windows[0] };
 
-static char label[128];
-static const char *name(const char *op, const FormatRow *f, const Shape *s)
-{
-    snprintf(label, sizeof label, "%s/%s/%s", op, f->name, s->name);
-    return label;
-}
-
-static void check(const char *op, const FormatRow *f, const Shape *s, Tensor t, const double *ref,
-                  const double *bound)
-{
-    check_close(name(op, f, s), t, ref, bound);
-    golden_check(label, t, bound);
-}
-
 static void for_all(const Shape *of, int count, void (*test)(const FormatRow *, const Shape *))
 {
     for (int f = 0; f < FORMAT_ROWS; f++)
@@ -50,29 +35,6 @@ static void for_all(const Shape *of, int count, void (*test)(const FormatRow *, 
                 test(&format_rows[f], &of[s]);
                 release();
             }
-}
-
-static double *doubles(size_t n)
-{
-    return keep(n * sizeof(double));
-}
-
-static float *rope_table(int T, int D)
-{
-    float *host = keep(sizeof *host * (size_t)(T * D)), *table = guarded(sizeof *host * (size_t)(T * D));
-    for (int t = 0; t < T; t++)
-        for (int i = 0; i < D / 2; i++) {
-            double angle = t * pow(10000, -2.0 * i / D);
-            host[t * D + 2 * i] = (float)cos(angle), host[t * D + 2 * i + 1] = (float)sin(angle);
-        }
-    device_put(table, host, sizeof *host * (size_t)(T * D));
-    return table;
-}
-
-static Attention attention_of(const Shape *s)
-{
-    return (Attention){ .B = s->B, .T = s->T, .H = s->H, .K = s->K, .D = s->D, .scale = 1 / sqrtf((float)s->D),
-                        .norm = { RMS_NORM, 1e-5f }, .rope = rope_table(s->T, s->D), .window = s->window };
 }
 
 /* ---- attention --------------------------------------------------------------------------------------------- */

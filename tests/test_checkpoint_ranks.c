@@ -17,10 +17,9 @@
 #include "model/checkpoint/layout.h"
 #include "tests/models.h"
 #include "tests/pattern.h"
+#include "tests/ranks.h"
 
 enum { LIMIT = 100000 };       /* bytes of a file: units of the small models have 20 to 400 kB */
-
-static char folder[] = "/tmp/coat-layout-XXXXXX";
 
 static const Format f32 = { F32, 0 }, bf16 = { BF16, 0 }, e4m3 = { E4M3, 128, .bf16_scale = true },
                     e5m2 = { E5M2, 128, .bf16_scale = true };
@@ -144,7 +143,7 @@ static void check_sizes(const Layout *l, size_t limit)
 
 static void write_files(LayoutKind kind, const Fsdp *f)
 {
-    Layout l = layout_make(folder, kind, f, LIMIT);
+    Layout l = layout_make(shared, kind, f, LIMIT);
     check_sizes(&l, LIMIT);
     if (comm_rank() == 0)
         for (int i = 0; i < l.num_files; i++)
@@ -194,7 +193,7 @@ static void check_division(SmallModel a, Format master, Format m, Format v, int 
         write_files(kind, &written);
     Fsdp read = make_shards(&c, master, m, v, parts2, part2, parts2);
     for (LayoutKind kind = LAYOUT_MODEL; kind <= LAYOUT_OPTIMIZER; kind++)
-        read_and_check(folder, kind, &read);
+        read_and_check(shared, kind, &read);
     free_shards(&written);
     free_shards(&read);
 }
@@ -250,7 +249,7 @@ static void overwrite_shards(Fsdp *f)
 static void check_checkpoint(const Config *c, long step, int part, int parts)
 {
     char where[128], manifest[160];
-    snprintf(where, sizeof where, "%s/step%ld", folder, step);
+    snprintf(where, sizeof where, "%s/step%ld", shared, step);
     snprintf(manifest, sizeof manifest, "%s/trainer.json", where);
     json_t *found = json_load_file(manifest, 0, NULL);
     assert_int_equal(json_integer_value(json_object_get(found, "step")), step);
@@ -294,7 +293,7 @@ static void test_saves(void **state)
     model_config(&c, &m, "bf16", 1);
     c.recipe.moment1 = e4m3;
     c.recipe.moment2 = e5m2;
-    c.save_folder = folder;
+    c.save_folder = shared;
     c.save_num_checkpoints_to_keep = -1;
     check_saves(&c, rank, W);
     if (W % 2 == 0)
@@ -356,7 +355,7 @@ static void open_summed(SafeFile **file, const Layout *l, const json_t *sums)
 static void check_sums(const Config *c, int shards)
 {
     char path[128];
-    snprintf(path, sizeof path, "%s/step9/trainer.json", folder);
+    snprintf(path, sizeof path, "%s/step9/trainer.json", shared);
     json_t *manifest = json_load_file(path, 0, NULL);
     *strrchr(path, '/') = '\0';
     comm_set_mesh(mesh_of_shards(comm_size(), shards));
@@ -384,7 +383,7 @@ static void test_sums(void **state)
     model_config(&c, &m, "bf16", 1);
     c.recipe.moment1 = e4m3;
     c.recipe.moment2 = e5m2;
-    c.save_folder = folder;
+    c.save_folder = shared;
     c.save_num_checkpoints_to_keep = -1;
     for (int shards = 1; shards <= comm_size(); shards *= 2) {
         comm_set_mesh(mesh_of_shards(comm_size(), shards));
@@ -423,24 +422,6 @@ static void test_ranges_are_gathered_once(void **state)
     free_shards(&f);
 }
 
-static int make_folder(void **state)
-{
-    (void)state;
-    if (comm_rank() == 0 && !mkdtemp(folder))
-        return -1;
-    comm_broadcast(folder, sizeof folder, 0);
-    return 0;
-}
-
-static int remove_folder(void **state)
-{
-    (void)state;
-    char command[64];
-    comm_barrier();
-    snprintf(command, sizeof command, "rm -r %s", folder);
-    return comm_rank() == 0 ? system(command) : 0;
-}
-
 int main(int argc, char **argv)
 {
     comm_start(&argc, &argv);
@@ -450,7 +431,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_saves), cmocka_unit_test(test_not_finite), cmocka_unit_test(test_sums),
         cmocka_unit_test(test_ranges_are_gathered_once),
     };
-    int failed = cmocka_run_group_tests(tests, make_folder, remove_folder);
+    int failed = cmocka_run_group_tests(tests, make_shared, remove_shared);
     comm_finish();
     return failed;
 }

@@ -17,8 +17,7 @@
 #include "tests/exported.h"
 #include "tests/kit.h"
 #include "tests/models.h"
-
-static char folder[] = "/tmp/coat-convert-XXXXXX";
+#include "tests/ranks.h"
 
 /* How m and v are kept. */
 typedef struct { const char *optimizer; Format m, v; } Kept;
@@ -47,7 +46,7 @@ static void open_shards(Shards *s, const ModelConfig *m, const Kept *k, int shar
     s->config.optimizer.name = (char *)k->optimizer;
     s->config.recipe.moment1 = k->m;
     s->config.recipe.moment2 = k->v;
-    s->config.save_folder = folder;
+    s->config.save_folder = shared;
     s->config.save_num_checkpoints_to_keep = -1;
     s->config.text = "run_name: test\n";
     s->config.trainable = norms;
@@ -156,7 +155,7 @@ static void check_load(const ModelConfig *m, const Kept *from, const Kept *to, i
 {
     Shards s;
     TrainState state = { 0 };
-    char *path = xasprintf("%s/step1", folder);
+    char *path = xasprintf("%s/step1", shared);
     open_shards(&s, m, to, shards);
     assert_true(checkpoint_load(path, &s.config, &s.fsdp, &state, true));
     assert_int_equal(state.updates, 7);
@@ -184,7 +183,7 @@ static void test_few_groups(void **state)
 {
     (void)state;
     const ModelConfig m = architecture(LLAMA_GQA);
-    char *path = xasprintf("%s/step1/optimizer-00001.safetensors", folder);
+    char *path = xasprintf("%s/step1/optimizer-00001.safetensors", shared);
     only_norms = true;
     for (int i = 0; i < KINDS; i++) {
         Shards s;
@@ -219,7 +218,7 @@ static void test_codes(void **state)
     only_norms = false;
     save(&m, &ways[0]);
     for (int i = 0; i < 4; i++) {
-        char *step = xasprintf("%s/step1", folder), *coded = export_one(step, dtypes[i]), *plain = export_one(coded, "f32");
+        char *step = xasprintf("%s/step1", shared), *coded = export_one(step, dtypes[i]), *plain = export_one(coded, "f32");
         Shards a, b;
         open_shards(&a, &m, &ways[0], comm_size());
         open_shards(&b, &m, &ways[0], comm_size());
@@ -242,24 +241,6 @@ static void test_codes(void **state)
     }
 }
 
-static int make_folder(void **state)
-{
-    (void)state;
-    if (comm_rank() == 0 && !mkdtemp(folder))
-        return -1;
-    comm_broadcast(folder, sizeof folder, 0);
-    return 0;
-}
-
-static int remove_folder(void **state)
-{
-    (void)state;
-    char command[64];
-    comm_barrier();
-    snprintf(command, sizeof command, "rm -r %s", folder);
-    return comm_rank() == 0 ? system(command) : 0;
-}
-
 int main(int argc, char **argv)
 {
     comm_start(&argc, &argv);
@@ -267,7 +248,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_all_pairs), cmocka_unit_test(test_few_groups), cmocka_unit_test(test_codes),
     };
-    int failed = cmocka_run_group_tests(tests, make_folder, remove_folder);
+    int failed = cmocka_run_group_tests(tests, make_shared, remove_shared);
     comm_finish();
     return failed;
 }

@@ -11,8 +11,6 @@
 #include "tests/models.h"
 #include "tests/ranks.h"
 
-static char folder[] = "/tmp/coat-health-XXXXXX";
-
 /* ---- the library -------------------------------------------------------------------------------------------- */
 
 static struct {
@@ -219,7 +217,7 @@ static char heard[4096];        /* what this rank said on stderr */
 static json_t *last_line(void)
 {
     char path[64], text[4096];
-    snprintf(path, sizeof path, "%s/metrics.jsonl", folder);
+    snprintf(path, sizeof path, "%s/metrics.jsonl", shared);
     FILE *f = fopen(path, "r");
     assert_non_null(f);
     json_t *o = NULL;
@@ -240,9 +238,9 @@ static json_t *run(long interval, void (*change)(void))
     Config c;
     m = architecture(LLAMA);
     model_config(&c, &m, "f32", 1);
-    c.save_folder = folder;
+    c.save_folder = shared;
     char path[64];
-    snprintf(path, sizeof path, "%s/stderr-%d", folder, comm_rank());
+    snprintf(path, sizeof path, "%s/stderr-%d", shared, comm_rank());
     const int terminal = dup(STDERR_FILENO);
     assert_non_null(freopen(path, "w", stderr));
     comm_barrier();             /* nothing of this run comes before any rank's call */
@@ -396,22 +394,6 @@ static void test_no_library(void **state)
     assert_null(run(1, NULL));
 }
 
-static int start(void **state)
-{
-    (void)state;
-    if (comm_rank() == 0 && !mkdtemp(folder))
-        return -1;
-    comm_broadcast(folder, sizeof folder, 0);
-    return 0;
-}
-
-static int finish(void **state)
-{
-    (void)state;
-    comm_barrier();
-    return comm_rank() == 0 ? rmdir(folder) : 0;
-}
-
 int main(int argc, char **argv)
 {
     start_ranks(&argc, &argv);
@@ -420,5 +402,5 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_faults), cmocka_unit_test(test_run), cmocka_unit_test(test_errors),
         cmocka_unit_test(test_energy), cmocka_unit_test(test_blind_rank), cmocka_unit_test(test_no_library),
     };
-    return finish_ranks(cmocka_run_group_tests(tests, start, finish));
+    return finish_ranks(cmocka_run_group_tests(tests, make_shared, remove_shared));
 }

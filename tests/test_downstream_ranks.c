@@ -9,13 +9,13 @@
 #include "model/run/memory.h"
 #include "tests/models.h"
 #include "tests/ranks.h"
+#include "tests/ranks_training.h"
 
 /* Choices of 3 to 20 tokens, of which T + 1 = 17 at most are left: about 15 sequences, so that on 4 ranks the last pass has masked
  * ones. They are those of one task's questions, three each, and in another each a question of its own: there all count. */
 enum { T = 16, MICRO = 2, ALL = 21, CHOICES = 3, NUM_TASKS = 2 };
 static const struct { const char *label, *metric; int choices; } tasks[NUM_TASKS] = { { "three", "acc", 3 }, { "one", "bpb", 1 } };
 
-static char folder[] = "/tmp/coat-downstream-XXXXXX";
 static Config config;
 static EvalSet sets[NUM_TASKS];
 static double alone[ALL];           /* log-probability of each choice */
@@ -66,22 +66,20 @@ static void write_task(const char *path, const char *metric, int choices)
 
 static int make_tasks(void **state)
 {
-    (void)state;
     ModelConfig m = architecture(LLAMA_GQA);
     m.n_layers = 3;             /* more than are gathered at a time: ranks must agree on the number of passes */
     m.max_sequence_length = T;
     m.eos_token_id = 3;
     model_config(&config, &m, "f32", MICRO);
-    if (comm_rank() == 0 && !mkdtemp(folder))
+    if (make_shared(state) != 0)
         return -1;
-    comm_broadcast(folder, sizeof folder, 0);
     config.eval = sets;
     config.num_eval = NUM_TASKS;
     for (int i = 0; i < NUM_TASKS; i++) {
         sets[i] = (EvalSet){ .label = (char *)tasks[i].label, .where = (char *)tasks[i].label, .downstream = true };
         sets[i].files.paths = xcalloc(1, sizeof *sets[i].files.paths);
         sets[i].files.num_paths = 1;
-        sets[i].files.paths[0] = xasprintf("%s/%d.jsonl", folder, i);
+        sets[i].files.paths[0] = xasprintf("%s/%d.jsonl", shared, i);
         if (comm_rank() == 0)
             write_task(sets[i].files.paths[0], tasks[i].metric, tasks[i].choices);
     }
@@ -99,7 +97,7 @@ static int remove_tasks(void **state)
         free(sets[i].files.paths[0]);
         free(sets[i].files.paths);
     }
-    return comm_rank() == 0 ? rmdir(folder) : 0;
+    return remove_shared(state);
 }
 
 static void open_model(Model *m, Fsdp *f, const Config *c)
@@ -179,9 +177,7 @@ static void check_sharded(int shard_ranks, const char *name)
     Model m;
     Fsdp f;
     c.strategy.shard_ranks = shard_ranks;
-    comm_device_finish();
-    comm_set_mesh(mesh_of_shards(comm_size(), shard_ranks));
-    comm_init();
+    divide(shard_ranks);
     open_model(&m, &f, &c);
     model_step(&m, &f, tokens, targets, NULL, 0, 0, PASS_FORWARD);
     for (int twice = 0; twice < 2; twice++)

@@ -9,6 +9,7 @@
 #include "model/run/memory.h"
 #include "tests/models.h"
 #include "tests/ranks.h"
+#include "tests/ranks_training.h"
 
 /* The batch of a rank is no multiple of its micro-batch. On 4 ranks a batch is 12 sequences: the last one of `odd` has one, so that
  * three ranks have none; of `two files` it has 5 and ranks differ. */
@@ -17,7 +18,6 @@ static const struct { const char *name; int sequences[2]; bool padding; } sets[N
     { "two files", { 10, 7 }, false }, { "odd", { 13, 0 }, false }, { "one", { 1, 0 }, false }, { "padding", { 2, 0 }, true },
 };
 
-static char folder[] = "/tmp/coat-evaluate-XXXXXX";
 static char paths[NUM_SETS][2][64], masks[NUM_SETS][2][72];
 static Config config;
 
@@ -55,7 +55,6 @@ static void write_files(const char *path, const char *mask_path, int set, int fi
 
 static int make_sets(void **state)
 {
-    (void)state;
     ModelConfig m = architecture(LLAMA_GQA);
     m.n_layers = 3;             /* more than are gathered at a time: ranks must agree on the number of passes */
     m.eos_token_id = -1;
@@ -63,9 +62,8 @@ static int make_sets(void **state)
     model_config(&config, &m, "f32", MICRO);
     config.device_eval_batch_size = EVAL_BATCH;
     config.data.mask_padding = true;
-    if (comm_rank() == 0 && !mkdtemp(folder))
+    if (make_shared(state) != 0)
         return -1;
-    comm_broadcast(folder, sizeof folder, 0);
     config.eval = xcalloc(NUM_SETS, sizeof *config.eval);
     config.num_eval = NUM_SETS;
     for (int s = 0; s < NUM_SETS; s++) {
@@ -74,7 +72,7 @@ static int make_sets(void **state)
         set->files.paths = xcalloc(2, sizeof *set->files.paths);
         set->files.label_mask_paths = xcalloc(2, sizeof *set->files.label_mask_paths);
         for (int f = 0; f < 2 && sets[s].sequences[f]; f++) {
-            snprintf(paths[s][f], sizeof paths[s][f], "%s/%d-%d.npy", folder, s, f);
+            snprintf(paths[s][f], sizeof paths[s][f], "%s/%d-%d.npy", shared, s, f);
             snprintf(masks[s][f], sizeof masks[s][f], "%s.mask", paths[s][f]);
             if (comm_rank() == 0)
                 write_files(paths[s][f], masks[s][f], s, f ? sets[s].sequences[0] : 0, sets[s].sequences[f]);
@@ -98,7 +96,7 @@ static int remove_sets(void **state)
         free(config.eval[s].files.label_mask_paths);
     }
     free(config.eval);
-    return comm_rank() == 0 ? rmdir(folder) : 0;
+    return remove_shared(state);
 }
 
 /* ---- the reference ------------------------------------------------------------------------------------------ */
@@ -182,9 +180,7 @@ static void check_sharded(int shard_ranks, const char *name)
     Model m;
     Fsdp f;
     c.strategy.shard_ranks = shard_ranks;
-    comm_device_finish();
-    comm_set_mesh(mesh_of_shards(comm_size(), shard_ranks));
-    comm_init();
+    divide(shard_ranks);
     open_model(&m, &f, &c);
     model_step(&m, &f, tokens, targets, NULL, 0, 0, PASS_FORWARD);
     for (int twice = 0; twice < 2; twice++)

@@ -32,14 +32,12 @@ static const struct {
 };
 enum { ROWS = sizeof rows / sizeof rows[0] };
 
-static char folder[] = "/tmp/coat-adapters-XXXXXX";
-
 static const char *path_of(int row, const char *what)
 {
     static char path[4][128];
     static unsigned next;
     char *p = path[next++ % 4];
-    snprintf(p, sizeof path[0], "%s/%d%s", folder, row, what);
+    snprintf(p, sizeof path[0], "%s/%d%s", shared, row, what);
     return p;
 }
 
@@ -227,7 +225,7 @@ static void test_other_ranks(void **state)
         save(&r, STEPS + 1);
         char command[512];
         snprintf(command, sizeof command, "cd %s/%d && cmp step2/adapter_model.safetensors step3/adapter_model.safetensors && "
-                 "cmp step2/optimizer-00001.safetensors step3/optimizer-00001.safetensors", folder, i);
+                 "cmp step2/optimizer-00001.safetensors step3/optimizer-00001.safetensors", shared, i);
         if (comm_rank() == 0)
             assert_int_equal(system(command), 0);
         comm_barrier();
@@ -239,13 +237,5 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_resume), cmocka_unit_test(test_other_ranks) };
     start_ranks(&argc, &argv);
-    if (comm_rank() == 0 && !mkdtemp(folder))
-        die("%s: %m", folder);
-    comm_broadcast(folder, sizeof folder, 0);
-    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    comm_barrier();
-    char command[64];
-    snprintf(command, sizeof command, "rm -r %s", folder);
-    const int removed = comm_rank() == 0 ? system(command) : 0;
-    return finish_ranks(failed || removed);
+    return finish_ranks(cmocka_run_group_tests(tests, make_shared, remove_shared));
 }

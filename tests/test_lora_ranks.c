@@ -32,8 +32,6 @@ enum { NUM_CASES = sizeof cases / sizeof cases[0] };
 
 typedef struct { Config config; Model model; Fsdp fsdp; } Run;
 
-static char root[] = "/tmp/coat-lora-XXXXXX";
-
 static void open_run(Run *r, const ModelConfig *m, const char *recipe, int strategy, char *folder)
 {
     const int groups = strategies[strategy].groups ? strategies[strategy].groups : comm_size();
@@ -130,7 +128,7 @@ static void check_trained(const Run *r, const Stored *now, const Stored *before)
 static char *make_folder(const char *name, int c, int strategy)
 {
     char *p = keep(256);
-    snprintf(p, 256, "%s/%s-%d-%d", root, name, c, strategy);
+    snprintf(p, 256, "%s/%s-%d-%d", shared, name, c, strategy);
     if (comm_rank() == 0)
         assert_int_equal(mkdir(p, 0777), 0);
     comm_barrier();
@@ -208,26 +206,9 @@ static void test_strategies(void **state)
     }
 }
 
-static int make_root(void **state)
-{
-    (void)state;
-    const bool fine = comm_rank() != 0 || mkdtemp(root);
-    comm_broadcast(root, sizeof root, 0);
-    return fine ? 0 : -1;
-}
-
-static int remove_root(void **state)
-{
-    (void)state;
-    char command[64];
-    comm_barrier();
-    snprintf(command, sizeof command, "rm -r %s", root);
-    return comm_rank() == 0 ? system(command) : 0;
-}
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_strategies) };
     start_ranks(&argc, &argv);
-    return finish_ranks(cmocka_run_group_tests(tests, make_root, remove_root));
+    return finish_ranks(cmocka_run_group_tests(tests, make_shared, remove_shared));
 }

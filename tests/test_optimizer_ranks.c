@@ -14,8 +14,6 @@
 
 enum { BATCH = 8, STEPS = 6 };
 
-static char root[] = "/tmp/coat-optimizer-XXXXXX";
-
 static const struct { const char *optimizer, *recipe; double lr; } cases[] = {
     { "adamw", "coat", 1e-2 }, { "adamw", "fp8-lm", 1e-2 }, { "adamw8bit", "f32", 1e-2 }, { "adamw8bit", "coat-opt", 1e-2 },
     { "lion", "bf16", 1e-3 }, { "lion", "coat-opt", 1e-3 },
@@ -41,7 +39,7 @@ static void open_run(Run *r, int which, int shard_ranks, const char *folder)
     r->config.text = keep(64);
     snprintf(r->config.text, 64, "optimizer: {name: %s}\n", cases[which].optimizer);
     r->config.save_folder = keep(64);
-    snprintf(r->config.save_folder, 64, "%s/%s", root, folder);
+    snprintf(r->config.save_folder, 64, "%s/%s", shared, folder);
     if (comm_group_size(RANKS_SHARD) != shard_ranks) {
         comm_device_finish();
         comm_set_mesh(mesh_of_shards(comm_size(), shard_ranks));
@@ -105,8 +103,8 @@ static void expect_same(const char *what, long step, const char *folder, const c
         return;
     for (int i = 0; i < 2; i++) {
         const char *name = i ? "optimizer-00001" : "model";
-        snprintf(command, sizeof command, "cmp %s/%s/step%ld/%s.safetensors %s/%s/step%ld/%s.safetensors", root, folder, step, name,
-                 root, other, step, name);
+        snprintf(command, sizeof command, "cmp %s/%s/step%ld/%s.safetensors %s/%s/step%ld/%s.safetensors", shared, folder, step, name,
+                 shared, other, step, name);
         if (system(command) != 0)
             fail_msg("%s: %s: %s", what, name, command);
     }
@@ -115,7 +113,7 @@ static void expect_same(const char *what, long step, const char *folder, const c
 static void load_run(Run *r, const char *from, long step)
 {
     char path[128];
-    snprintf(path, sizeof path, "%s/%s/step%ld", root, from, step);
+    snprintf(path, sizeof path, "%s/%s/step%ld", shared, from, step);
     assert_true(checkpoint_load(path, &r->config, &r->fsdp, &r->state, true));
     assert_int_equal(r->state.step, step);
 }
@@ -186,26 +184,13 @@ static void test_training(void **state)
 
 static int make_root(void **state)
 {
-    (void)state;
     optimizer_add(&lion);
-    if (comm_rank() == 0 && !mkdtemp(root))
-        return -1;
-    comm_broadcast(root, sizeof root, 0);
-    return 0;
-}
-
-static int remove_root(void **state)
-{
-    (void)state;
-    char command[64];
-    comm_barrier();
-    snprintf(command, sizeof command, "rm -r %s", root);
-    return comm_rank() == 0 ? system(command) : 0;
+    return make_shared(state);
 }
 
 int main(int argc, char **argv)
 {
     start_ranks(&argc, &argv);
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_training) };
-    return finish_ranks(cmocka_run_group_tests(tests, make_root, remove_root));
+    return finish_ranks(cmocka_run_group_tests(tests, make_root, remove_shared));
 }

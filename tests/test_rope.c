@@ -1,8 +1,7 @@
 /* RoPE with clamp and QK-norm, of q and k as a whole or head by head, against a double reference, within bounds derived next
  * to each. Notation and assumptions as in test_kernels.c. */
-#include "tests/golden.h"
+#include "tests/heads.h"
 
-typedef struct { const char *name; int B, T, H, K, D; } Shape;
 static const Shape shapes[] = {
     { "one", 1, 1,  1, 1, 2 },  { "mqa",  2, 7,   3, 1, 6 },   { "gqa",  2, 7,   4, 2, 6 },
     { "d64", 2, 48, 4, 2, 64 }, { "d128", 1, 136, 2, 1, 128 }, { "d128-mha", 1, 136, 2, 2, 128 },
@@ -27,43 +26,6 @@ static const RopeCase rope_cases[] = {
     { 0, BY_HEAD, "rope_forward-heads", "rope_stats-heads", "rope_backward-heads", "dqnorm-heads", "dknorm-heads" },
 };
 enum { ROPE_CASES = sizeof rope_cases / sizeof rope_cases[0] };
-
-static char label[128];
-static const char *name(const char *op, const FormatRow *f, const Shape *s)
-{
-    snprintf(label, sizeof label, "%s/%s/%s", op, f->name, s->name);
-    return label;
-}
-
-static void check(const char *op, const FormatRow *f, const Shape *s, Tensor t, const double *ref,
-                  const double *bound)
-{
-    check_close(name(op, f, s), t, ref, bound);
-    golden_check(label, t, bound);
-}
-
-static double *doubles(size_t n)
-{
-    return keep(n * sizeof(double));
-}
-
-static float *rope_table(int T, int D)
-{
-    float *host = keep(sizeof *host * (size_t)(T * D)), *table = guarded(sizeof *host * (size_t)(T * D));
-    for (int t = 0; t < T; t++)
-        for (int i = 0; i < D / 2; i++) {
-            double angle = t * pow(10000, -2.0 * i / D);
-            host[t * D + 2 * i] = (float)cos(angle), host[t * D + 2 * i + 1] = (float)sin(angle);
-        }
-    device_put(table, host, sizeof *host * (size_t)(T * D));
-    return table;
-}
-
-static Attention attention_of(const Shape *s)
-{
-    return (Attention){ .B = s->B, .T = s->T, .H = s->H, .K = s->K, .D = s->D, .scale = 1 / sqrtf((float)s->D),
-                        .norm = { RMS_NORM, 1e-5f }, .rope = rope_table(s->T, s->D) };
-}
 
 static double clamp(double x, double limit)
 {

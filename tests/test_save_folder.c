@@ -16,6 +16,25 @@ static int send_signal(const char *name, bool to_launcher, const char *path)
     return system(command);
 }
 
+/* Until this shell command succeeds, at most 100 seconds. */
+static void wait_until(const char *condition)
+{
+    for (int i = 0; i < 1000 && system(condition) != 0; i++)
+        usleep(100000);
+}
+
+/* Asks a run of that save_folder to stop as soon as it has logged step 1, whatever it does then. */
+static void stop_at_first_step(const char *path, const char *arguments)
+{
+    char command[1024];
+    FILE *p = start(2, arguments);
+    snprintf(command, sizeof command, "test -s %s/metrics.jsonl", path);
+    wait_until(command);
+    assert_int_equal(send_signal("USR1", false, path), 0);
+    expect_status(finish(p), 0);
+    expect_output("asked to stop at step 1");
+}
+
 /* Nobody waits for the 20000 steps unless the signal is lost. */
 static void check_signal(const char *name, bool to_launcher)
 {
@@ -24,8 +43,7 @@ static void check_signal(const char *name, bool to_launcher)
     snprintf(command, sizeof command, "--max_duration=20000 --console_log_interval=100 --save_folder=%s", path);
     FILE *p = start(2, command);
     snprintf(command, sizeof command, "test $(2>/dev/null wc -l <%s/metrics.jsonl || echo 0) -ge 3", path);
-    for (int i = 0; i < 1000 && system(command) != 0; i++)
-        usleep(100000);
+    wait_until(command);
     int signalled = send_signal(name, to_launcher, path);
     expect_status(finish(p), 0);
     assert_int_equal(signalled, 0);
@@ -54,13 +72,7 @@ static void test_signal_in_evaluation(void **state)
     snprintf(path, sizeof path, "%s/evaluates", folder);
     snprintf(command, sizeof command, "--max_duration=100 --eval_interval=1 --save_folder=%s "
              "--evaluators='[{label: val, data: {paths: [%s]}}]'", path, data);
-    FILE *p = start(2, command);
-    snprintf(command, sizeof command, "test -s %s/metrics.jsonl", path);
-    for (int i = 0; i < 1000 && system(command) != 0; i++)
-        usleep(100000);
-    assert_int_equal(send_signal("USR1", false, path), 0);
-    expect_status(finish(p), 0);
-    expect_output("asked to stop at step 1");
+    stop_at_first_step(path, command);
     assert_null(strstr(output, "eval at step"));
     assert_int_equal(trainer("evaluates/latest", "step"), 1);
     /* the next process makes up for it, once */
@@ -85,13 +97,7 @@ static void test_signal_in_samples(void **state)
     snprintf(path, sizeof path, "%s/samples", folder);
     snprintf(command, sizeof command, "--max_duration=100 --save_folder=%s --samples.prompts=%s/prompts.jsonl --samples.interval=1",
              path, folder);
-    FILE *p = start(2, command);
-    snprintf(command, sizeof command, "test -s %s/metrics.jsonl", path);
-    for (int i = 0; i < 1000 && system(command) != 0; i++)
-        usleep(100000);
-    assert_int_equal(send_signal("USR1", false, path), 0);
-    expect_status(finish(p), 0);
-    expect_output("asked to stop at step 1");
+    stop_at_first_step(path, command);
     assert_null(strstr(output, "sample 0:"));
     assert_int_equal(trainer("samples/latest", "step"), 1);
     /* the next process makes up for them, once */
@@ -154,8 +160,7 @@ static void test_second_signal(void **state)
     FILE *p = start(1, command);
     ids = FEW_IDS;
     snprintf(command, sizeof command, "test -f %s/config.yaml", path);
-    for (int i = 0; i < 1000 && system(command) != 0; i++)
-        usleep(100000);
+    wait_until(command);
     usleep(500000);             /* the step begins */
     for (int i = 0; i < 2; i++) {
         assert_int_equal(send_signal("INT", false, path), 0);

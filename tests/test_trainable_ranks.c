@@ -184,17 +184,15 @@ static void test_strategies(void **state)
 static void test_checkpoint(void **state)
 {
     (void)state;
-    char folder[] = "/tmp/coat-trainable-XXXXXX", path[64];
-    if (comm_rank() == 0)
-        assert_non_null(mkdtemp(folder));
-    comm_broadcast(folder, sizeof folder, 0);
-    snprintf(path, sizeof path, "%s/step%d", folder, STEPS);
+    char path[64];
+    assert_int_equal(make_shared(NULL), 0);
+    snprintf(path, sizeof path, "%s/step%d", shared, STEPS);
     for (int i = 0; i < NUM_RECIPES; i++) {
         Run r;
         open_run(&r, 0, i, 0, false);
         State *before = take(&r, false);
         train(&r, 0, STEPS);
-        r.config.save_folder = folder;
+        r.config.save_folder = shared;
         r.config.save_num_checkpoints_to_keep = -1;
         r.config.text = "run_name: test\n";
         TrainState s = { .step = STEPS, .updates = STEPS }, loaded = { 0 };
@@ -215,11 +213,7 @@ static void test_checkpoint(void **state)
         model_free(&r.model, &r.fsdp);
         drop(before), drop(after), drop(again);
     }
-    comm_barrier();
-    char command[96];
-    snprintf(command, sizeof command, "rm -r %s", folder);
-    if (comm_rank() == 0)
-        assert_int_equal(system(command), 0);
+    assert_int_equal(remove_shared(NULL), 0);
 }
 
 int main(int argc, char **argv)
