@@ -4,6 +4,7 @@
  * SIGTERM comes. FAULT says so: "pwrite slow 0 1" is slow from the first call on in rank 1, "shard_read hang 40 -1" hangs at the
  * 41st in every rank. */
 #include "data/shuffle.h"
+#include "kernels/kernels.h"
 #include "kernels/runtime/clock.h"
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/error.h"
@@ -42,6 +43,8 @@ static void meet_fault(const char *name, int milliseconds)
 }
 
 int __real_main(int argc, char **argv);
+void __real_backend_attention_forward(Tensor y, float *lse, Tensor qkv, Attention a, Documents docs);
+void __wrap_backend_attention_forward(Tensor y, float *lse, Tensor qkv, Attention a, Documents docs);
 ssize_t __real_pwrite(int fd, const void *src, size_t bytes, off_t at);
 ssize_t __wrap_pwrite(int fd, const void *src, size_t bytes, off_t at);
 const void *__real_map_file(size_t *bytes, const char *key, const char *path);
@@ -66,6 +69,12 @@ Log *__wrap_log_open(const Config *c, const UnitShape *shape, RunLength length, 
                           bool resumes, int world);
 Source __real_source_open(const char *folder);
 Source __wrap_source_open(const char *folder);
+
+void __wrap_backend_attention_forward(Tensor y, float *lse, Tensor qkv, Attention a, Documents docs)
+{
+    meet_fault("backend_attention_forward", 100);
+    __real_backend_attention_forward(y, lse, qkv, a, docs);
+}
 
 ssize_t __wrap_pwrite(int fd, const void *src, size_t bytes, off_t at)
 {
@@ -219,6 +228,7 @@ static void test_hung(void **state)
     static const struct { const char *fault, *arguments, *since; } cases[] = {
         { "pwrite hang 5 1", "--save_interval=2", "since writing step2.tmp/" },
         { "numpy_shuffle hang 0 1", "", "since shuffling epoch 1 in step 1." },
+        { "backend_attention_forward hang 1 1", "--max_duration=1", "since computation of block 1 in step 1" },
         { "shard_read hang 12 1", "", "since reading data/sample-train.npy in step " },
         { "map_file hang 2 1", "--eval_interval=1", "since opening data/sample-val.npy in step 1" },
         { "map_file hang 0 1", "", "since opening data/sample-train.npy" },

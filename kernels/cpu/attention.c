@@ -97,8 +97,7 @@ static void mix(float *x, int ldx, int rows, int keys, float factor, const float
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, rows, D, keys, factor, s, keys, m, ldm, 0, x, ldx);
 }
 
-/* A row's scores, of which those from `begin` to `last` count, become probabilities; returns lse. */
-static float softmax(float *s, int begin, int last, int keys)
+float attention_softmax(float *s, int begin, int last, int keys)
 {
     float max = -INFINITY;
     double total = 0;
@@ -127,7 +126,7 @@ static void head_forward(float *y, int ldy, float *lse, Head x)
         float *s = cpu_scratch(2, (size_t)BLOCK * (size_t)keys);
         products(s, rows, keys, x.scale, x.q + (size_t)first * (size_t)x.ld, x.ld, x.k + skip, x.ld, x.D);
         for (int i = 0; i < rows; i++)
-            lse[first + i] = softmax(s + (size_t)i * (size_t)keys, first_key(x, first + i) - from, first + i - from, keys);
+            lse[first + i] = attention_softmax(s + (size_t)i * (size_t)keys, first_key(x, first + i) - from, first + i - from, keys);
         mix(y + (size_t)first * (size_t)ldy, ldy, rows, keys, 1, s, x.v + skip, x.ld, x.D);
     }
 }

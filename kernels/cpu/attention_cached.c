@@ -1,6 +1,5 @@
 /* Attention of a sequence's next tokens over a cache, head by head through two GEMMs: the equations are in attention.c. */
 #include <cblas.h>
-#include <math.h>
 #include <string.h>
 
 #include "kernels/cpu/cpu.h"
@@ -13,21 +12,6 @@ static void append(Tensor cache, int length, Tensor qkv, int column, Attention a
         const size_t from = (size_t)t * (size_t)qkv.cols + (size_t)column, to = (size_t)(length + t) * (size_t)cache.cols;
         memcpy((char *)cache.data + to * size, (const char *)qkv.data + from * size, bytes);
     }
-}
-
-/* A row's scores become probabilities: of the keys from `first` to `last` alone. */
-static void softmax(float *s, int first, int last, int keys)
-{
-    float max = -INFINITY;
-    double total = 0;
-    for (int u = first; u <= last; u++)
-        max = s[u] > max ? s[u] : max;
-    for (int u = first; u <= last; u++) {
-        s[u] = expf(s[u] - max);
-        total += s[u];
-    }
-    for (int u = 0; u < keys; u++)
-        s[u] = u < first || u > last ? 0 : s[u] * (float)(1 / total);
 }
 
 void backend_attention_cached(Tensor y, Tensor qkv, KvCache cache, Attention a)
@@ -45,7 +29,7 @@ void backend_attention_cached(Tensor y, Tensor qkv, KvCache cache, Attention a)
                     0, s, keys);
         for (int t = 0; t < a.T; t++) {
             const int last = cache.length + t, first = a.window && last >= a.window ? last - a.window + 1 : 0;
-            softmax(s + (size_t)t * (size_t)keys, first, last, keys);
+            attention_softmax(s + (size_t)t * (size_t)keys, first, last, keys);
         }
         cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, a.T, a.D, keys, 1, s, keys, v + kv * a.D, width, 0, out + h * a.D,
                     y.cols);

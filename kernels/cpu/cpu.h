@@ -29,6 +29,11 @@ void   tensor_finish_again(Tensor t, const float *values);
 double *start_sum (Tensor t, const float *values, int slot);
 void    finish_sum(Tensor t, float *values, const double *sum);
 
+/* ---- attention ---------------------------------------------------------------------------------------------- */
+
+/* A row's scores s of so many keys, of which those from `begin` to `last` count, become probabilities; returns lse. */
+float attention_softmax(float *s, int begin, int last, int keys);
+
 /* ---- scratch memory ---------------------------------------------------------------------------------------- */
 
 /* At least `floats` floats, undefined; a slot keeps its memory and only grows. One operation, one use of a slot. */

@@ -233,6 +233,17 @@ void run_plan(const Config *c)
     fit_print(c);
 }
 
+/* Prints the settings and the plan of memory too. */
+static void plan_and_place(Run *r)
+{
+    const Config *c = r->config;
+    print_settings(c, device_name());
+    memory_plan(&r->model, &r->fsdp, c);
+    memory_print(&r->model, &r->fsdp, c);
+    print_groups();
+    model_place(&r->model, &r->fsdp, c);
+}
+
 /* The rest of run_open without data to train on, a run to continue, or a folder that anything but results go to. */
 static void open_to_evaluate(Run *r)
 {
@@ -242,11 +253,7 @@ static void open_to_evaluate(Run *r)
         die("eval_only: there is nothing to evaluate; --load_path names a checkpoint or a Hugging Face folder");
     if (c->save_folder && comm_rank() == 0)
         save_folder_make(c->save_folder);
-    print_settings(c, device_name());
-    memory_plan(&r->model, &r->fsdp, c);
-    memory_print(&r->model, &r->fsdp, c);
-    print_groups();
-    model_place(&r->model, &r->fsdp, c);
+    plan_and_place(r);
     const bool ours = checkpoint_load(folder, c, &r->fsdp, &r->state, false);
     if (comm_rank() == 0)
         printf("loaded %s%s\n", folder, ours ? ", a checkpoint of coat.c" : "");
@@ -271,11 +278,7 @@ void run_open(Run *r, const Config *c)
         return;
     }
     const bool resumes = save_folder_prepare(c);
-    print_settings(c, device_name());
-    memory_plan(&r->model, &r->fsdp, c);
-    memory_print(&r->model, &r->fsdp, c);
-    print_groups();
-    model_place(&r->model, &r->fsdp, c);
+    plan_and_place(r);
     load_or_initialize(r);
     const bool saved = resumes && save_folder_has(c, r->state.step);
     if (!run_is_over(r))
