@@ -28,6 +28,7 @@
 #include "model/run/ruin.h"
 #include "model/run/run.h"
 #include "model/schedule.h"
+#include "model/units.h"
 #include "model/update.h"
 
 enum { FIRST_TIMEOUT = 600 };           /* seconds: the default of timeout_seconds, until that is read */
@@ -343,15 +344,13 @@ static void train_or_evaluate(const Config *c)
     run_close(&r);
 }
 
-static int num_blocks;
+static const ModelConfig *trained_model;
+_Static_assert((int)UNIT_NAME == (int)PART_NAME, "the watchdog's parts are units");
 
 /* For messages of the watchdog. */
 static void name_unit(int unit, char text[PART_NAME])
 {
-    if (unit == 0 || unit > num_blocks)
-        snprintf(text, PART_NAME, unit == 0 ? "the embedding" : "the head");
-    else
-        snprintf(text, PART_NAME, "block %d", unit - 1);
+    unit_name(trained_model, unit, text);
 }
 
 int main(int argc, char **argv)
@@ -377,7 +376,7 @@ int main(int argc, char **argv)
         return argc < 2 ? 2 : 0;
     }
     watchdog_set_timeout(c->timeout_seconds);
-    num_blocks = c->model.n_layers;
+    trained_model = &c->model;
     watchdog_set_names(name_unit);
     if (c->dry_run) {
         watchdog_stop();                /* a plan that takes long makes nobody wait */

@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "kernels/runtime/error.h"
+#include "model/units.h"
 
 /* ---- the rows --------------------------------------------------------------------------------------------- */
 
@@ -266,14 +267,14 @@ static const TensorNames *names_of_linear(const Architecture *a, const Param *p)
 }
 
 /* An adapter's is called "base_model.model.", and the matrix's name with lora_A or lora_B in it [PEFT]. */
-static void set_name(HfTensor *t, const Architecture *a, const Param *p, const char *name, bool block)
+static void set_name(HfTensor *t, const Architecture *a, const UnitShape *s, const Param *p, const char *name)
 {
     const int length = (int)(strlen(name) - strlen(".weight"));
     if (p->is_adapter)
-        snprintf(t->name, sizeof t->name, "base_model.model.%s.%d.%.*s.lora_%c.weight", a->blocks, t->unit - 1, length, name,
+        snprintf(t->name, sizeof t->name, "base_model.model.%s.%d.%.*s.lora_%c.weight", a->blocks, s->number, length, name,
                  p->is_b ? 'B' : 'A');
-    else if (block)
-        snprintf(t->name, sizeof t->name, "%s.%d.%s", a->blocks, t->unit - 1, name);
+    else if (s->kind->is_layer)
+        snprintf(t->name, sizeof t->name, "%s.%d.%s", a->blocks, s->number, name);
     else
         snprintf(t->name, sizeof t->name, "%s", name);
 }
@@ -281,7 +282,6 @@ static void set_name(HfTensor *t, const Architecture *a, const Param *p, const c
 int hf_tensors(HfTensor out[HF_TENSORS], const ModelConfig *c, const UnitShape *shape, int unit)
 {
     const Architecture *a = architecture_of(c);
-    const bool block = unit > 0 && unit <= c->n_layers;
     int count = 0;
     for (int i = 0; i < shape->num_params; i++) {
         const Param *p = &shape->param[i];
@@ -297,7 +297,7 @@ int hf_tensors(HfTensor out[HF_TENSORS], const ModelConfig *c, const UnitShape *
                              .rows = (size_t)(whole && p->num_parts > 1 ? p->rows : part->rows), .cols = (size_t)p->cols,
                              .adapter = p->is_adapter, .vector = p->is_norm };
             t->max_rows = p->has_padding ? (size_t)p->rows : t->rows;
-            set_name(t, a, p, name, block);
+            set_name(t, a, shape, p, name);
         }
     }
     return count;
@@ -305,9 +305,10 @@ int hf_tensors(HfTensor out[HF_TENSORS], const ModelConfig *c, const UnitShape *
 
 HfTensor *hf_tensors_of(const ModelConfig *c, int *count)
 {
-    HfTensor *list = xmalloc((size_t)(c->n_layers + 2) * HF_TENSORS * sizeof *list);
+    const int units = unit_count(c);
+    HfTensor *list = xmalloc((size_t)units * HF_TENSORS * sizeof *list);
     *count = 0;
-    for (int unit = 0; unit < c->n_layers + 2; unit++) {
+    for (int unit = 0; unit < units; unit++) {
         UnitShape shape;
         unit_shape(&shape, c, unit, 1);
         *count += hf_tensors(list + *count, c, &shape, unit);

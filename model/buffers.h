@@ -64,7 +64,8 @@ typedef struct {
     int       L, N;            /* blocks; tokens of a micro-batch                              */
     int       P;               /* positions that a token can have: T, or more with caches      */
     int       last;            /* with caches: the row of the last token                       */
-    Acts     *acts;            /* [L+1]; of the last only res0 is used: the last block's output */
+    Acts     *unit_acts;       /* [units]; those that are no block use res0, where they read the stream */
+    Acts     *acts;            /* those of the first block on */
     Work      work;
     float    *final_stats;     /* (N, 2) mean and rstd of the last block's output              */
     Tensor    final_h;         /* (N, C) the head's operand                                    */
@@ -85,8 +86,8 @@ typedef struct {
     bool      documents;       /* attention stays inside documents                             */
     bool      trains_matrices; /* of blocks: not where adapters alone are trained               */
     float     lora_scale;      /* of adapters                                                  */
-    void    (*observe)(void *observer, int blocks, const Unit *w);     /* unless NULL: called in forward when so many blocks */
-    void     *observer;        /* have run, the last with weights w; if `observed`, memory that blocks share holds its values */
+    void    (*observe)(void *observer, int unit, const Unit *w);       /* unless NULL: called in forward after each unit but the */
+    void     *observer;        /* head, with its weights; if `observed`, memory that blocks share holds its values */
     PlanBytes bytes;           /* of device memory, by purpose                                 */
     SharedBuffer shared[NUM_BUFFERS];  /* what all blocks and the head share, and where it lies in ... */
     void     *shared_memory;   /* shared_bytes; part of ...                                    */

@@ -32,8 +32,8 @@ static void append(Model *m, Fsdp *f, const int *tokens, int count)
     int *padded = xmalloc(sizeof *padded * (size_t)rows);
     for (int i = 0; i < rows; i++)
         padded[i] = tokens[i < count ? i : count - 1];
-    for (int l = 0; l <= m->L; l++)
-        set_rows(&m->acts[l], rows);
+    for (int u = 0; u < f->num_units; u++)
+        set_rows(&m->unit_acts[u], rows);
     for (int l = 0; l < m->L; l++) {
         m->acts[l].attn.T = rows;
         m->acts[l].attn.rope = m->rope[layer_is_scaled(m->config, l)] + (size_t)past * (size_t)m->attn.D;

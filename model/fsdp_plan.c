@@ -7,6 +7,7 @@
 #include "kernels/collectives.h"
 #include "kernels/runtime/error.h"
 #include "model/trainable.h"
+#include "model/units.h"
 
 /* ---- the way of a weight ---------------------------------------------------------------------------------- */
 
@@ -53,20 +54,10 @@ static bool is_in_buffer(const Step *way)
     return takes(way, GATHER) || takes(way, TRANSPOSE) || is_remade(way);
 }
 
-static bool is_block(const Fsdp *f, int u)
-{
-    return u > 0 && u < f->num_units - 1;
-}
-
-static const char *unit_name(const Fsdp *f, int u)
-{
-    return is_block(f, u) ? "a block" : u == 0 ? "the embedding" : "the head";
-}
-
 /* Of what is in the unit's buffer. */
 static Format buffer_format(const Fsdp *f, int u)
 {
-    return is_block(f, u) ? f->recipe.operand : f->recipe.stream;
+    return f->shape[u].kind->is_layer ? f->recipe.operand : f->recipe.stream;
 }
 
 static const Step *find_way(const Fsdp *f, int u, const Param *p)
@@ -83,11 +74,14 @@ static const Step *find_way(const Fsdp *f, int u, const Param *p)
 
 /* ---- which memory ----------------------------------------------------------------------------------------- */
 
-/* Memory that units share: two blocks take turns, of which one is gathered while the other computes; on one rank all have one. The
- * embedding is not needed with the head, unless it is the head. */
+/* Memory that units share: two layers take turns, of which one is gathered while the other computes; on one rank all have one. The
+ * embedding is not needed with the head, unless it is the head. Other units have memory of their own. */
 static int buffer_of(const Fsdp *f, int u, bool own)
 {
-    return own ? SHARED_BUFFERS + u : is_block(f, u) ? 2 + (f->shards > 1 ? u % 2 : 0) : u == 0 || !f->tied ? 0 : 1;
+    const int last = f->num_units - 1;
+    if (f->shape[u].kind->is_layer && !own)
+        return 2 + (f->shards > 1 ? u % 2 : 0);
+    return own || (u > 0 && u < last) ? SHARED_BUFFERS + u : u == last && f->tied ? 1 : 0;
 }
 
 /* On one rank F32 and BF16 weights are views or small copies, which all stay. What backward reads of stored codes, and what was
@@ -196,7 +190,7 @@ static void place_small(Fsdp *f, Arena *a)
             replicated += takes(way, REPLICATE) ? param_align(param_numel(p)) : 0;
         }
     f->scales = flat(a, f32, 4 * (operands[TRAINED] + operands[FROZEN]));
-    f->base_scales = flat(a, f32, f->base != BASE_AS_FROZEN ? 4 * NUM_LINEARS * (size_t)(f->num_units - 2) : 0);
+    f->base_scales = flat(a, f32, f->base != BASE_AS_FROZEN ? 4 * NUM_LINEARS * (size_t)f->shape->config->n_layers : 0);
     f->trained_scales = (int)(4 * operands[TRAINED]);
     f->replicated = flat(a, f->recipe.stream, replicated);
     f->square_sum = arena_alloc(a, sizeof *f->square_sum);
@@ -204,7 +198,7 @@ static void place_small(Fsdp *f, Arena *a)
 
 float *base_scale(const Fsdp *f, int u, const Param *p)
 {
-    return (float *)f->base_scales.data + 4 * (NUM_LINEARS * (u - 1) + (int)p->linear);
+    return (float *)f->base_scales.data + 4 * (NUM_LINEARS * f->shape[u].number + (int)p->linear);
 }
 
 /* All of a parameter as it is stored: on one rank in its shard, else where it is gathered to be remade. */
@@ -335,7 +329,7 @@ static void list_copies(Fsdp *f, int u)
 
 static void create(Fsdp *f, const Config *c)
 {
-    const int n = f->num_units = c->model.n_layers + 2;
+    const int n = f->num_units = unit_count(&c->model);
     f->tensor = hf_tensors_of(&c->model, &f->num_tensors);
     f->shape = trainable_shapes(c, f->tensor, f->num_tensors);
     f->shard = xcalloc(n, sizeof *f->shard);
@@ -349,12 +343,13 @@ static void create(Fsdp *f, const Config *c)
 static void check_size(const Fsdp *f, int u)
 {
     const UnitShape *s = &f->shape[u];
+    char name[UNIT_NAME];
     const size_t numbers = unit_numbers(s), all = s->numel[TRAINED] + s->numel[FROZEN] + s->computing[BASE];
     if (numbers > INT32_MAX - (size_t)(NUM_REGIONS * PARAM_ALIGN * f->shards))
         die("%s has %zu parameters; a unit can have %d. Smaller model.d_model, model.mlp_hidden_size or vocabulary",
-            unit_name(f, u), numbers, INT32_MAX);
+            unit_name(s->config, u, name), numbers, INT32_MAX);
     if (all > INT32_MAX)
-        die("%s has %zu numbers, those of adapters among them; a unit can have %d. Smaller lora.rank", unit_name(f, u), all,
+        die("%s has %zu numbers, those of adapters among them; a unit can have %d. Smaller lora.rank", unit_name(s->config, u, name), all,
             INT32_MAX);
 }
 

@@ -69,7 +69,7 @@ typedef struct {
 } UnitPlan;
 
 typedef struct {
-    int         num_units;             /* L + 2 */
+    int         num_units;
     HfTensor   *tensor;                /* [num_tensors] of all units, as files have them */
     int         num_tensors;
     UnitShape  *shape;                 /* [num_units] */

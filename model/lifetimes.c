@@ -5,6 +5,7 @@
 
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/operations.h"
+#include "model/head.h"
 
 /* ---- recording ------------------------------------------------------------------------------------------------- */
 
@@ -56,9 +57,9 @@ static bool record(void *recorder, const Operation *o)
 }
 
 /* An observer may look at all that a block has written. */
-static void record_observer(void *recorder, int blocks, const Unit *w)
+static void record_observer(void *recorder, int unit, const Unit *w)
 {
-    (void)blocks, (void)w;
+    (void)unit, (void)w;
     Record *r = recorder;
     for (int i = r->seen, end = r->count; i < end; i++)
         if (r->touch[i].how & WRITES) {
@@ -76,8 +77,8 @@ static void record_observer(void *recorder, int blocks, const Unit *w)
 static void run(Model *m, Fsdp *f)
 {
     pass_forward(m, f);
-    pass_logits(m, f, 0);
-    pass_logits(m, f, m->N - 1);
+    head_logits(m, f, 0);
+    head_logits(m, f, m->N - 1);
     pass_run(m, f, 1, 0, PASS_FORWARD);
     if (!m->forward_only)
         pass_run(m, f, 1, 0, PASS_COMPLETE);

@@ -7,6 +7,7 @@
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/watchdog.h"
 #include "kernels/values.h"
+#include "model/head.h"
 #include "model/plan.h"
 #include "model/rope.h"
 
@@ -35,7 +36,7 @@ void model_free(Model *m, Fsdp *f)
 {
     device_free(m->memory);
     fsdp_free(f);
-    free(m->acts);
+    free(m->unit_acts);
     free(m->host_doc_start);
     free(m->host_sorted);
 }
@@ -73,7 +74,7 @@ void model_step(Model *m, Fsdp *f, const int *tokens, const int *targets, const 
 
 void model_logits(Model *m, Fsdp *f, int row, float *logits)
 {
-    pass_logits(m, f, row);
+    head_logits(m, f, row);
     Tensor y = tensor_rows(m->logits, 0, 1);
     watchdog_mark_together("reading logits", -1);
     y.cols = m->config->vocab_size;

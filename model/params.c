@@ -1,56 +1,10 @@
 /* Which parameters a model has, unit by unit, and the values they start from. */
 #include "model/params.h"
 
-#include <assert.h>
 #include <math.h>
 #include <string.h>
 
-#include "kernels/runtime/error.h"
-
-/* ---- the table -------------------------------------------------------------------------------------------- */
-
-typedef enum { EMBEDDING, BLOCK, HEAD } UnitKind;
-typedef enum { ALWAYS, WITH_NORM_WEIGHTS, WITH_QK_NORM, UNTIED, ADAPTED } Condition;
-/* OUTPUTS: of the linear layer, of those of its tensors that the parameter has; RANKS: the rank for each of these. */
-typedef enum { ONE, D_MODEL, Q_WIDTH, Q_NORM, K_NORM, MLP, VOCABULARY, RANK, OUTPUTS, RANKS } Size;
-typedef enum { ONES, ZEROS, STD_EMBEDDING, STD_IN, STD_ATTENTION_OUT, STD_MLP_OUT, STD_HEAD, STD_ADAPTER } Init;
-
-/* In the order of a unit's flat buffer. */
-typedef struct {
-    UnitKind    unit;
-    const char *name;
-    size_t      place;      /* in Unit */
-    Size        rows, cols;
-    Split       split;
-    Init        init;
-    Condition   condition;
-    Linear      linear;     /* whose matrix it is, or whose adapter's */
-} Row;
-
-#define FIELD(name) #name, offsetof(Unit, name)
-static const Row rows[] = {
-    { EMBEDDING, FIELD(embed),     VOCABULARY, D_MODEL, SPLIT_ROWS,    STD_EMBEDDING,     ALWAYS },
-    { BLOCK,     FIELD(norm0),     ONE,        D_MODEL, SPLIT_NONE,    ONES,              WITH_NORM_WEIGHTS },
-    { BLOCK,     FIELD(qkv),       OUTPUTS,    D_MODEL, SPLIT_ROWS,    STD_IN,            ALWAYS, LINEAR_QKV },
-    { BLOCK,     FIELD(qnorm),     ONE,        Q_NORM,  SPLIT_COLUMNS, ONES,              WITH_QK_NORM },
-    { BLOCK,     FIELD(knorm),     ONE,        K_NORM,  SPLIT_COLUMNS, ONES,              WITH_QK_NORM },
-    { BLOCK,     FIELD(out),       OUTPUTS,    Q_WIDTH, SPLIT_COLUMNS, STD_ATTENTION_OUT, ALWAYS, LINEAR_OUT },
-    { BLOCK,     FIELD(norm1),     ONE,        D_MODEL, SPLIT_NONE,    ONES,              WITH_NORM_WEIGHTS },
-    { BLOCK,     FIELD(gate_up),   OUTPUTS,    D_MODEL, SPLIT_ROWS,    STD_IN,            ALWAYS, LINEAR_GATE_UP },
-    { BLOCK,     FIELD(down),      OUTPUTS,    MLP,     SPLIT_COLUMNS, STD_MLP_OUT,       ALWAYS, LINEAR_DOWN },
-    { HEAD,      FIELD(norm),      ONE,        D_MODEL, SPLIT_NONE,    ONES,              WITH_NORM_WEIGHTS },
-    { HEAD,      FIELD(head),      VOCABULARY, D_MODEL, SPLIT_ROWS,    STD_HEAD,          UNTIED },
-    { BLOCK,     FIELD(qkv_a),     RANKS,      D_MODEL, SPLIT_NONE,    STD_ADAPTER,       ADAPTED, LINEAR_QKV },
-    { BLOCK,     FIELD(qkv_b),     OUTPUTS,    RANK,    SPLIT_ROWS,    ZEROS,             ADAPTED, LINEAR_QKV },
-    { BLOCK,     FIELD(out_a),     RANKS,      Q_WIDTH, SPLIT_COLUMNS, STD_ADAPTER,       ADAPTED, LINEAR_OUT },
-    { BLOCK,     FIELD(out_b),     OUTPUTS,    RANK,    SPLIT_NONE,    ZEROS,             ADAPTED, LINEAR_OUT },
-    { BLOCK,     FIELD(gate_up_a), RANKS,      D_MODEL, SPLIT_NONE,    STD_ADAPTER,       ADAPTED, LINEAR_GATE_UP },
-    { BLOCK,     FIELD(gate_up_b), OUTPUTS,    RANK,    SPLIT_ROWS,    ZEROS,             ADAPTED, LINEAR_GATE_UP },
-    { BLOCK,     FIELD(down_a),    RANKS,      MLP,     SPLIT_COLUMNS, STD_ADAPTER,       ADAPTED, LINEAR_DOWN },
-    { BLOCK,     FIELD(down_b),    OUTPUTS,    RANK,    SPLIT_NONE,    ZEROS,             ADAPTED, LINEAR_DOWN },
-};
-static_assert(sizeof rows / sizeof rows[0] == NUM_PARAMS && sizeof(Unit) == NUM_PARAMS * sizeof(Tensor),
-              "a parameter is a field of Unit and a row");
+#include "model/units.h"
 
 /* Rows of the tensors that a linear layer's matrix consists of; their number. */
 static int linear_parts(int rows[MAX_PARTS], const ModelConfig *c, Linear linear)
@@ -85,7 +39,7 @@ LowRank adapter_parts(const ModelConfig *c, Linear linear)
     return b;
 }
 
-static bool exists(const Row *r, const ModelConfig *c)
+static bool exists(const ParamRow *r, const ModelConfig *c)
 {
     return r->condition == WITH_NORM_WEIGHTS ? c->norm_affine : r->condition == WITH_QK_NORM ? c->qk_norm
          : r->condition == UNTIED ? !c->weight_tying : r->condition == ADAPTED ? adapter_parts(c, r->linear).num_parts > 0 : true;
@@ -101,20 +55,20 @@ static int size_of(Size size, const ModelConfig *c)
     case K_NORM:     return c->qk_norm == QK_NORM_HEAD ? c->head_dim : k;
     case MLP:        return c->mlp_width;
     case VOCABULARY: return c->embedding_size;
-    case RANK:       return c->lora.rank;
+    case LORA_RANK:       return c->lora.rank;
     default:         return 1;
     }
 }
 
 /* The rows that p has, and which tensors they are. */
-static void divide(Param *p, const Row *r, const ModelConfig *c)
+static void divide(Param *p, const ParamRow *r, const ModelConfig *c)
 {
     int rows[MAX_PARTS] = { r->rows == VOCABULARY ? c->vocab_size : size_of(r->rows, c) };
-    const int count = r->rows == OUTPUTS || r->rows == RANKS ? linear_parts(rows, c, r->linear) : 1;
+    const int count = r->rows == OUTPUTS || r->rows == LORA_RANKS ? linear_parts(rows, c, r->linear) : 1;
     for (int i = 0; i < count; i++) {
         if (p->is_adapter && !is_targeted(c, r->linear, i))
             continue;
-        p->part[p->num_parts] = (Part){ p->rows, r->rows == RANKS ? c->lora.rank : rows[i], i };
+        p->part[p->num_parts] = (Part){ p->rows, r->rows == LORA_RANKS ? c->lora.rank : rows[i], i };
         p->rows += p->part[p->num_parts++].rows;
     }
     if (p->has_padding)
@@ -157,19 +111,19 @@ static size_t next_number(const UnitShape *u, bool adapter)
 
 void unit_shape(UnitShape *u, const ModelConfig *c, int unit, int world)
 {
-    const UnitKind kind = unit == 0 ? EMBEDDING : unit <= c->n_layers ? BLOCK : HEAD;
-    *u = (UnitShape){ 0 };
-    for (const Row *r = rows; r < rows + NUM_PARAMS; r++) {
-        if (r->unit != kind || !exists(r, c))
+    *u = (UnitShape){ .kind = unit_kind(c, unit) };
+    u->number = unit - unit_first(c, u->kind);
+    for (const ParamRow *r = u->kind->params; r < u->kind->params + u->kind->num_params; r++) {
+        if (!exists(r, c))
             continue;
         const bool adapter = r->condition == ADAPTED, each_head = r->condition == WITH_QK_NORM && c->qk_norm == QK_NORM_HEAD;
         const int cols = size_of(r->cols, c);
         Param p = {
             .name = r->name, .id = (int)(r->place / sizeof(Tensor)), .cols = cols, .split = each_head ? SPLIT_NONE : r->split,
-            .region = TRAINED, .number = next_number(u, adapter), .is_norm = r->init == ONES, .is_embedding = kind == EMBEDDING,
+            .region = TRAINED, .number = next_number(u, adapter), .is_norm = r->init == ONES, .is_embedding = r->init == STD_EMBEDDING,
             .is_adapter = adapter, .is_b = adapter && r->rows == OUTPUTS, .linear = r->linear,
-            .is_operand = kind == BLOCK && r->init != ONES && !adapter,
-            .has_padding = r->rows == VOCABULARY, .init_std = (float)init_std(r->init, c, unit - 1, cols) };
+            .is_operand = u->kind->is_layer && r->init != ONES && !adapter,
+            .has_padding = r->rows == VOCABULARY, .init_std = (float)init_std(r->init, c, u->number, cols) };
         divide(&p, r, c);
         u->param[u->num_params++] = p;
     }

@@ -1,165 +1,50 @@
-/* A micro-batch through the whole model: embedding -> blocks -> head -> loss, and back. */
+/* A micro-batch through the whole model: unit by unit to the losses, and back. */
 #include "model/pass.h"
 
 #include "kernels/runtime/trace.h"
-#include "model/block.h"
-
-static const Tensor NONE = { 0 };
-
-static void observe(const Model *m, int blocks, const Unit *w)
-{
-    if (m->observe)
-        m->observe(m->observer, blocks, w);
-}
+#include "model/head.h"
+#include "model/units.h"
 
 void pass_forward(Model *m, Fsdp *f)
 {
-    fsdp_gather(f, 0, FOR_FORWARD);
-    fsdp_gather_ahead(f, 1, FOR_FORWARD);
-    embedding_forward(m->acts[0].res0, m->sorted, fsdp_acquire(f, 0)->embed);
-    fsdp_release(f, 0);
-    observe(m, 0, NULL);
-    for (int l = 0; l < m->L; l++) {
-        fsdp_gather(f, l + 1, FOR_FORWARD);
-        fsdp_gather_ahead(f, l + 2, FOR_FORWARD);
-        const Unit *w = fsdp_acquire(f, l + 1);
-        trace_begin("forward", l + 1);
-        block_forward(m, w, &m->acts[l], &m->acts[l + 1]);
+    for (int u = 0; u < f->num_units - 1; u++) {
+        fsdp_gather(f, u, FOR_FORWARD);
+        fsdp_gather_ahead(f, u + 1, FOR_FORWARD);
+        const Unit *w = fsdp_acquire(f, u);
+        trace_begin("forward", u);
+        f->shape[u].kind->forward(m, w, u);
         trace_end();
-        observe(m, l + 1, w);
-        fsdp_release(f, l + 1);
+        if (m->observe)
+            m->observe(m->observer, u, w);
+        fsdp_release(f, u);
     }
 }
 
-/* What no gradient of a logit exceeds, scale * |(1 + 2 z_weight z) p - [target]|, as long as |z| <= 1024. */
-static float largest_dlogit(float scale, float z_weight)
+static int backward_uses(const Model *m, const Fsdp *f, int u)
 {
-    return scale * (1 + 2 * z_weight * 1024);
-}
-
-/* Loss and gradients of a chunk with FP8 operands. The logits are lost to their gradient's transpose. Tokens and columns that pad
- * have no gradient. */
-static void chunk_backward_fp8(Model *m, int n, Tensor logits, Tensor h, Tensor dweight, float scale, float z_weight, bool goes_on)
-{
-    Tensor dlogits = m->dlogits, transposed = dlogits, head_h = m->head_h;
-    dlogits.rows = transposed.rows = head_h.rows = fp8_padded(logits.rows);
-    dlogits.data_t = transposed.data = NULL;
-    cross_entropy_codes(dlogits, largest_dlogit(scale, z_weight), logits, m->losses + n, m->losses + m->N + n, m->targets + n,
-                        m->config->vocab_size, scale, z_weight);
-    if (goes_on) {
-        matmul_accumulation(FAST_NONE);         /* so long a sum, over the vocabulary, is not one for short accumulators */
-        matmul_dx(tensor_rows(m->work.dh, n, logits.rows), tensor_rows(dlogits, 0, logits.rows), m->head_w, false);
-        matmul_accumulation(m->recipe.fast);
-    }
-    if (!dweight.data)
-        return;
-    quantize_codes(transposed, dlogits);
-    quantize_scale(head_h, h);
-    quantize_codes(head_h, h);
-    transposed.data = dlogits.data;
-    transposed.cols = dweight.rows;
-    matmul_dw(dweight, transposed, head_h);
-}
-
-/* Final norm, head and loss, a chunk of tokens at a time: all (N, V) logits never exist. With `backward` the chunk's
- * logits become their gradient in place, and work.dh gets dLoss/d(final_h). */
-static void head(Model *m, Fsdp *f, float scale, float z_weight, bool backward)
-{
-    bool tied = m->config->weight_tying;
-    int last = m->L + 1, head_unit = tied ? 0 : last, chunk = m->logits.rows;
-    fsdp_gather(f, last, FOR_FORWARD);
-    const Unit *w = fsdp_acquire(f, last);
-    if (tied)
-        fsdp_gather(f, 0, FOR_FORWARD | FOR_BACKWARD);
-    const Unit *hw = fsdp_acquire(f, head_unit);
-    Unit none = { 0 }, *dw = backward ? fsdp_grads(f, head_unit) : &none, *dnorm = backward ? fsdp_grads(f, last) : &none;
-    Tensor weight = tied ? hw->embed : hw->head, *dweight = tied ? &dw->embed : &dw->head;
-    const bool goes_on = backward && (f->first_trained <= m->L || dnorm->norm.data);      /* below the head something is trained */
-    const bool fp8 = backward && format_is_fp8(m->recipe.head);
-
-    trace_begin("head", head_unit);
-    Tensor x = m->acts[m->L].res0;
-    norm_forward(m->final_h, x, m->final_stats, x, w->norm, NONE, m->config->norm);
-    if (fp8 && goes_on) {
-        quantize_scale(m->head_w, weight);
-        quantize_codes(m->head_w, weight);
-    }
-    for (int n = 0; n < m->N; n += chunk) {
-        int rows = m->N - n < chunk ? m->N - n : chunk;
-        Tensor h = tensor_rows(m->final_h, n, rows), logits = tensor_rows(m->logits, 0, rows);
-        matmul(logits, h, weight, NONE);
-        if (fp8)
-            chunk_backward_fp8(m, n, logits, h, *dweight, scale, z_weight, goes_on);
-        else {
-            cross_entropy(logits, m->losses + n, m->losses + m->N + n, m->targets + n, m->config->vocab_size,
-                          scale, z_weight, backward);
-            if (goes_on)
-                matmul_dx(tensor_rows(m->work.dh, n, rows), logits, weight, false);
-            if (backward)
-                matmul_dw(*dweight, logits, h);
-        }
-        dweight->empty = false;         /* the next chunk adds, and so does the embedding whose table this is */
-    }
-    if (goes_on)
-        norm_to_stream_backward(m, dnorm->norm, x, m->final_stats, w->norm, false);
-    trace_end();
-    fsdp_release(f, last);
-    if (tied)
-        fsdp_release(f, 0);
-    sum_values(&m->sums[0], m->losses, m->N);
-    sum_values(&m->sums[1], m->losses + m->N, m->N);
-}
-
-void pass_losses(Model *m, Fsdp *f)
-{
-    head(m, f, 0, 0, false);
-}
-
-void pass_logits(Model *m, Fsdp *f, int row)
-{
-    const bool tied = m->config->weight_tying;
-    const int last = m->L + 1, head_unit = tied ? 0 : last;
-    fsdp_gather(f, last, FOR_FORWARD);
-    const Unit *w = fsdp_acquire(f, last);
-    if (tied)
-        fsdp_gather(f, 0, FOR_FORWARD);
-    const Unit *hw = fsdp_acquire(f, head_unit);
-    Tensor x = tensor_rows(m->acts[m->L].res0, row, 1), h = tensor_rows(m->final_h, 0, 1);
-    norm_forward(h, x, m->final_stats, x, w->norm, NONE, m->config->norm);
-    matmul(tensor_rows(m->logits, 0, 1), h, tied ? hw->embed : hw->head, NONE);
-    fsdp_release(f, last);
-    if (tied)
-        fsdp_release(f, 0);
-}
-
-static int backward_uses(const Acts *a)
-{
-    return a->keep == KEEP_BLOCK ? FOR_FORWARD | FOR_BACKWARD : FOR_BACKWARD;
+    const UnitKind *k = f->shape[u].kind;
+    return k->backward_uses ? k->backward_uses(m, u) : 0;
 }
 
 /* Down to the first unit that has something to train: nothing below it reads a gradient. */
 static void backward(Model *m, Fsdp *f, bool last)
 {
-    const int first = f->first_trained > 1 ? f->first_trained : 1;
-    fsdp_reduce(f, m->L + 1, last);
-    for (int u = m->L; u >= first; u--) {
-        Acts *a = &m->acts[u - 1];
-        fsdp_gather(f, u, backward_uses(a));
-        if (u > first)
-            fsdp_gather_ahead(f, u - 1, backward_uses(a - 1));
-        const Unit *w = fsdp_acquire(f, u);
+    const int head = f->num_units - 1, first = f->first_trained;
+    fsdp_reduce(f, head, last);
+    for (int u = head - 1; u >= first; u--) {
+        const int uses = backward_uses(m, f, u), next = u > first ? backward_uses(m, f, u - 1) : 0;
+        if (uses)
+            fsdp_gather(f, u, uses);
+        if (next)
+            fsdp_gather_ahead(f, u - 1, next);
+        const Unit *w = uses ? fsdp_acquire(f, u) : NULL;
         Unit *dw = fsdp_grads(f, u);
         trace_begin("backward", u);
-        if (a->keep == KEEP_BLOCK)
-            block_forward(m, w, a, a + 1);
-        block_backward(m, w, dw, a, u > f->first_trained);
+        f->shape[u].kind->backward(m, w, dw, u, u > first);
         trace_end();
-        fsdp_release(f, u);
+        if (uses)
+            fsdp_release(f, u);
         fsdp_reduce(f, u, last);
-    }
-    if (f->first_trained == 0) {
-        embedding_backward(fsdp_grads(f, 0)->embed, m->sorted, m->work.dres);
-        fsdp_reduce(f, 0, last);
     }
     if (last)
         fsdp_wait_grads(f);
@@ -168,7 +53,7 @@ static void backward(Model *m, Fsdp *f, bool last)
 void pass_run(Model *m, Fsdp *f, float scale, float z_weight, Pass pass)
 {
     pass_forward(m, f);
-    head(m, f, scale, z_weight, pass != PASS_FORWARD);
+    head_losses(m, f, scale, z_weight, pass != PASS_FORWARD);
     if (pass != PASS_FORWARD)
         backward(m, f, pass == PASS_COMPLETE);
 }

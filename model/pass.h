@@ -16,10 +16,5 @@ typedef enum {
  * z-losses). */
 void pass_run    (Model *m, Fsdp *f, float scale, float z_weight, Pass pass);
 
-/* Without targets: forward up to the last block's output, acts[L].res0; then the logits of row `row` of it, in the first row of
- * m->logits. */
+/* Without targets: forward to the stream that the head reads (head.h). */
 void pass_forward(Model *m, Fsdp *f);
-void pass_logits (Model *m, Fsdp *f, int row);
-
-/* The losses of a last block's output that is there, acts[L].res0, are added to the sums. */
-void pass_losses (Model *m, Fsdp *f);

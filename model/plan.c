@@ -5,6 +5,7 @@
 
 #include "kernels/runtime/error.h"
 #include "model/lifetimes.h"
+#include "model/units.h"
 
 /* Tokens of a prompt that go through the model at once: so many that GEMMs are busy, so few that their buffers are small. */
 enum { PREFILL_TOKENS = 512 };
@@ -17,7 +18,7 @@ static bool has_ranges(const Model *m)
 
 /* One block's activations, with what forward leaves of them. `transposes`: of FP8 operands backward reads the transposes, for
  * gradients of the blocks' matrices; else the rows, for those of adapters. */
-typedef struct { Arena *arena; Model *m; bool transposes; Keep keep; } Planner;
+struct Planner { Arena *arena; Model *m; bool transposes; Keep keep; };
 
 /* This many bytes of what all blocks share. */
 static void *shared_bytes(Model *m, Buffer b, size_t bytes)
@@ -40,7 +41,7 @@ static Tensor shared(Model *m, Buffer b, Format f, int cols)
     return shared_rows(m, b, f, m->N, cols);
 }
 
-static Tensor own(Planner *p, Format f, int cols)
+Tensor plan_own(Planner *p, Format f, int cols)
 {
     return tensor_alloc(p->arena, f, p->m->N, cols);
 }
@@ -53,7 +54,7 @@ static bool leaves_own(const Planner *p)
 
 static Tensor place(Planner *p, bool is_own, Buffer b, Format f, int cols)
 {
-    return is_own ? own(p, f, cols) : shared(p->m, b, f, cols);
+    return is_own ? plan_own(p, f, cols) : shared(p->m, b, f, cols);
 }
 
 static void add_range(const Planner *p, Tensor *t)
@@ -122,7 +123,7 @@ static void plan_stream(Planner *p, Acts *a)
 
     a->res0 = place_stream(p);
     bool alias_x = !after && format_equal(r->saved, r->stream), alias_h = after && format_equal(r->operand, r->stream);
-    a->res1 = !stream_is_kept(p) ? a->res0 : leaves ? own(p, r->stream, C)
+    a->res1 = !stream_is_kept(p) ? a->res0 : leaves ? plan_own(p, r->stream, C)
             : shared(m, BUFFER_RES1, r->stream, C);
     a->x0 = alias_x ? a->res0 : place(p, leaves, BUFFER_X0, r->saved, C);
     a->x1 = alias_x ? a->res1 : place(p, leaves, BUFFER_X1, r->saved, C);
@@ -329,21 +330,32 @@ static int first_like(const Recipe *r, int l)
 }
 
 /* Without a backward pass all blocks that add to the stream in the same way have the memory of the first such. */
-static void plan_blocks(Planner *p)
+void plan_block(Planner *p, Model *m, int unit)
+{
+    const int l = unit - unit_of_layer(m->config, 0), first = first_like(&m->recipe, l);
+    p->keep = recipe_keep(&m->recipe, l);
+    if (l == first || !m->forward_only)
+        plan_acts(p, &m->acts[l]);
+    else
+        m->acts[l] = m->acts[first];
+}
+
+void plan_head_input(Planner *p, Model *m, int unit)
+{
+    p->keep = m->recipe.keep;
+    m->unit_acts[unit].res0 = place_stream(p);
+}
+
+static void plan_units(Planner *p, const Fsdp *f)
 {
     Model *m = p->m;
     const size_t before = p->arena->used;
-    for (int l = 0; l < m->L; l++) {
-        const int first = first_like(&m->recipe, l);
-        p->keep = recipe_keep(&m->recipe, l);
-        if (l == first || !m->forward_only)
-            plan_acts(p, &m->acts[l]);
-        else
-            m->acts[l] = m->acts[first];
+    for (int u = 0; u < f->num_units; u++) {
+        if (u == f->num_units - 1)
+            m->bytes.blocks = m->forward_only ? 0 : p->arena->used - before;
+        if (f->shape[u].kind->plan)
+            f->shape[u].kind->plan(p, m, u);
     }
-    m->bytes.blocks = m->forward_only ? 0 : p->arena->used - before;
-    p->keep = m->recipe.keep;
-    m->acts[m->L].res0 = place_stream(p);
     if (!m->forward_only)
         plan_work(p);
 }
@@ -373,7 +385,7 @@ static void plan_all(Arena *arena, Model *m, Fsdp *f, const Config *c, Placement
     m->trains_matrices = trains_matrices(f);
     b->units = arena->used;
     m->shared_memory = arena_alloc(arena, m->shared_bytes);
-    plan_blocks(&(Planner){ arena, m, m->trains_matrices, m->recipe.keep });
+    plan_units(&(Planner){ arena, m, m->trains_matrices, m->recipe.keep }, f);
     b->work = arena->used - b->units - b->blocks;
     plan_head(arena, m, c);
     plan_attention(arena, m);
@@ -407,7 +419,8 @@ void model_plan(Model *m, Fsdp *f, const Config *c, Placement p)
                            .K = mc->n_kv_heads, .D = mc->head_dim, .scale = (float)(1 / sqrt(mc->head_dim)),
                            .clip = mc->clip_qkv, .norm = mc->norm };
     m->N = m->attn.B * m->attn.T;
-    m->acts = xcalloc(m->L + 1, sizeof *m->acts);
+    m->unit_acts = xcalloc(unit_count(mc), sizeof *m->unit_acts);
+    m->acts = m->unit_acts + unit_of_layer(mc, 0);
     m->host_doc_start = xmalloc(sizeof(int) * (m->N + 1));
     m->host_sorted = xmalloc(sizeof *m->host_sorted * m->N);
     lifetimes_separate(m->shared);

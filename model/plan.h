@@ -4,6 +4,12 @@
 #include "model/buffers.h"
 #include "model/fsdp_plan.h"
 
+/* What a kind of unit (units.h) asks for its buffers: (N, cols) that the unit has for itself; and what the built-in kinds plan. */
+typedef struct Planner Planner;
+Tensor plan_own(Planner *p, Format f, int cols);
+void   plan_block     (Planner *p, Model *m, int unit);
+void   plan_head_input(Planner *p, Model *m, int unit);
+
 /* Measures: fills the sizes of `m` and `f` and makes their host memory. model_free (model.h) frees it. */
 void   model_plan  (Model *m, Fsdp *f, const Config *c, Placement p);
 

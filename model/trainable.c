@@ -4,6 +4,7 @@
 #include <fnmatch.h>
 
 #include "kernels/runtime/error.h"
+#include "model/units.h"
 
 static bool is_trained(const Config *c, const HfTensor *t)
 {
@@ -21,7 +22,7 @@ static bool is_trained(const Config *c, const HfTensor *t)
 
 UnitShape *trainable_shapes(const Config *c, const HfTensor *tensor, int count)
 {
-    const int units = c->model.n_layers + 2;
+    const int units = unit_count(&c->model);
     UnitShape *shape = xcalloc((size_t)units, sizeof *shape);
     size_t first = 0;
     for (int u = 0; u < units; u++) {

@@ -77,13 +77,13 @@ static Tensor stored(const Loaded *l, int unit)
 /* What the layers of a block read. */
 typedef struct { Loaded *of; int block; Tensor h[NUM_LINEARS]; } Observer;
 
-static void observe(void *observer, int blocks, const Unit *w)
+static void observe(void *observer, int unit, const Unit *w)
 {
     (void)w;
     const Observer *o = observer;
     const Acts *a = &o->of->model.acts[o->block];
     const Tensor input[NUM_LINEARS] = { a->h0, a->att_op, a->h1, a->act };
-    for (Linear l = 0; l < NUM_LINEARS && blocks == o->block + 1; l++)
+    for (Linear l = 0; l < NUM_LINEARS && unit == o->block + 1; l++)
         matmul_dw(o->h[l], input[l], input[l]);
 }
 

@@ -185,7 +185,7 @@ static void test_large_adapters(void **state)
                  rank);
         assert_int_equal(dry_run(1, arguments) != 0, rank == 8192);
     }
-    expect_output("error: a block has 3053486080 numbers, those of adapters among them");
+    expect_output("error: block 0 has 3053486080 numbers, those of adapters among them");
 }
 
 int main(void)

@@ -9,9 +9,10 @@
 #include "tests/ranks_training.h"
 #include "model/update.h"
 #include "model/run/memory.h"
+#include "tests/mapping_unit.h"
 #include "tests/models.h"
 
-enum { BATCH = 8, MICRO = 1, STEPS = 3, MAX_UNITS = 5 };
+enum { BATCH = 8, MICRO = 1, STEPS = 3, LAYERS = 3, MAX_UNITS = LAYERS + 3 };
 
 static const struct { const char *name; int groups; Gathering gathering; GradSum sum; } strategies[] = {
     { "no_shard", 0, GATHER_OFTEN, SUM_OFTEN },               { "full_shard", 1, GATHER_OFTEN, SUM_OFTEN },
@@ -20,15 +21,15 @@ static const struct { const char *name; int groups; Gathering gathering; GradSum
 };
 enum { NUM_STRATEGIES = sizeof strategies / sizeof strategies[0] };
 
-/* drift: see check_curve; modules: with adapters on these, beside a base that is stored so; bf16_head: not the
- * recipe's */
+/* drift: see check_curve; modules: with adapters on these, and a base that is stored so; bf16_head: not the recipe's; mapped: with a
+ * unit of a kind of its own */
 enum { SOME_MODULES = 1 << LORA_Q | 1 << LORA_V | 1 << LORA_UP | 1 << LORA_DOWN };
-static const struct { const char *name; SmallModel model; double drift; unsigned modules; BaseFormat base; bool bf16_head; }
+static const struct { const char *name; SmallModel model; double drift; unsigned modules; BaseFormat base; bool bf16_head, mapped; }
     recipe_cases[] = {
-    { "f32", LLAMA, 64 * U24 }, { "bf16", OLMO2, 0x1p-9 }, { "fp8", LLAMA_GQA, 0x1p-6 }, { "coat", OLMO, 0x1p-6 },
+    { "f32", LLAMA, 64 * U24, .mapped = true }, { "bf16", OLMO2, 0x1p-9 }, { "fp8", LLAMA_GQA, 0x1p-6 }, { "coat", OLMO, 0x1p-6 },
     { "coat-lean", LLAMA_GQA, 0x1p-6, .bf16_head = true }, { "bf16", QWEN3, 0x1p-9 }, { "coat", OLMO3, 0x1p-6, .bf16_head = true },
     { "bf16", OLMO, 0x1p-9, SOME_MODULES, BASE_AS_FROZEN },     { "fp8", OLMO2, 0x1p-6, ALL_MODULES, BASE_AS_FROZEN },
-    { "bf16", QWEN3, 0x1p-9, SOME_MODULES, BASE_E4M3 },         { "coat-lean", LLAMA, 0x1p-6, ALL_MODULES, BASE_E4M3 },
+    { "bf16", QWEN3, 0x1p-9, SOME_MODULES, BASE_E4M3 },         { "coat-lean", LLAMA, 0x1p-6, ALL_MODULES, BASE_E4M3, .mapped = true },
     { "f32", LLAMA_GQA, 64 * U24, ALL_MODULES, BASE_NF4 },      { "coat", OLMO3, 0x1p-6, SOME_MODULES, BASE_NF4 },
 };
 enum { NUM_RECIPES = sizeof recipe_cases / sizeof recipe_cases[0] };
@@ -50,7 +51,8 @@ static ModelConfig small(int recipe)
     m.d_model = 128;
     m.head_dim = 32;
     m.mlp_width = 160;
-    m.n_layers = MAX_UNITS - 2;         /* both shared buffers are used twice */
+    m.n_layers = LAYERS;                /* both shared buffers are used twice */
+    m.architecture = recipe_cases[recipe].mapped ? &mapped : NULL;
     return recipe_cases[recipe].modules ? with_adapters(m, 6, recipe_cases[recipe].modules, recipe_cases[recipe].base) : m;
 }
 
@@ -312,5 +314,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_unsharded), cmocka_unit_test(test_strategies) };
     start_ranks(&argc, &argv);
+    architecture_add(&mapped);
+    unit_kind_add(&mapping_kind);
     return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
 }

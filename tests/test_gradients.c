@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "kernels/runtime/device.h"
+#include "tests/mapping_unit.h"
 #include "tests/models.h"
 
 enum { B = 2, DIRECTIONS = 3 };
@@ -176,6 +177,15 @@ static void test_every_architecture(void **state)
         check_architecture(a, false);
 }
 
+/* A unit between the embedding and the blocks. */
+static void test_added_unit(void **state)
+{
+    (void)state;
+    ModelConfig m = architecture(LLAMA);
+    m.architecture = &mapped;
+    check_model(mapped.class, &m, NULL, false);
+}
+
 static void test_documents(void **state)
 {
     (void)state;
@@ -282,8 +292,10 @@ static void test_loss_chunks(void **state)
 int main(void)
 {
     device_init(0);
+    architecture_add(&mapped);
+    unit_kind_add(&mapping_kind);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_architecture), cmocka_unit_test(test_documents), cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_every_architecture), cmocka_unit_test(test_added_unit), cmocka_unit_test(test_documents), cmocka_unit_test(test_parts),
         cmocka_unit_test(test_adapters), cmocka_unit_test(test_recomputation), cmocka_unit_test(test_loss_chunks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -112,12 +112,12 @@ static void see(uint64_t *hash, const void *p, size_t bytes)
 static const Model *observed;
 
 /* All that forward writes in a block, as run/telemetry.c may look at it. */
-static void observe(void *hash, int blocks, const Unit *w)
+static void observe(void *hash, int unit, const Unit *w)
 {
     (void)w;
-    if (blocks == 0)
+    if (unit == 0)
         return;
-    const Acts *a = &observed->acts[blocks - 1];
+    const Acts *a = &observed->unit_acts[unit];
     const Tensor t[] = { a->res1, a->x0, a->x1, a->branch0, a->branch1, a->h0, a->h1, a->proj, a->qkv, a->rot, a->mix, a->att,
                          a->att_op, a->wide, a->gate_up, a->act, a[1].res0 };
     for (size_t i = 0; i < sizeof t / sizeof *t; i++)

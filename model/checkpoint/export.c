@@ -23,6 +23,7 @@
 #include "model/config/files.h"
 #include "model/config/hf.h"
 #include "model/config/pointer.h"
+#include "model/units.h"
 
 /* ---- what there is ---------------------------------------------------------------------------------------- */
 
@@ -119,7 +120,7 @@ static void list_tensors(Export *x, const ModelConfig *m)
     x->low = xcalloc((size_t)count + 1, sizeof *x->low);
     for (int i = 0; i < count; i++) {
         Entry *e = tensor[i].adapter ? &x->low[x->num_low++] : &x->entry[x->num_entries++];
-        const bool in_block = tensor[i].unit > 0 && tensor[i].unit <= m->n_layers;
+        const bool in_block = unit_kind(m, tensor[i].unit)->is_layer;
         *e = (Entry){ .tensor = tensor[i], .shares = tensor[i].unit * NUM_PARAMS + tensor[i].param,
                       .is_coded = x->is_coded && in_block && !tensor[i].vector && !tensor[i].adapter };
         find(x, e);

@@ -12,9 +12,11 @@
 #include "model/block.h"
 #include "model/checkpoint/convert.h"
 #include "model/config/hf.h"
+#include "model/head.h"
 #include "model/model.h"
 #include "model/plan.h"
 #include "model/run/weights_ahead.h"
+#include "model/units.h"
 
 enum { TOKENS = 8192 };         /* of a micro-batch: so many that GEMMs are busy */
 
@@ -135,7 +137,7 @@ static void put_unit(Calibration *c, int to, int next)
         put_weight(c, to, &c->ahead.weight[i]);
     weights_free(&c->ahead);
     fsdp_loaded(&c->f);
-    if (next <= c->model.n_layers + 1)
+    if (next < unit_count(&c->model))
         weights_begin(&c->ahead, next);
 }
 
@@ -216,7 +218,7 @@ static double cross_entropy_of(Calibration *c, int first, long *labels)
             *labels += targets[n] >= 0;
         device_put(c->m.targets, targets, sizeof *targets * (size_t)c->m.N);
         stream_get(c->m.acts[1].res0, &c->stream, first + i);
-        pass_losses(&c->m, &c->f);
+        head_losses(&c->m, &c->f, 0, 0, false);
     }
     return model_losses(&c->m).loss / (double)*labels;
 }
@@ -225,9 +227,10 @@ static double cross_entropy_of(Calibration *c, int first, long *labels)
 static void measure_losses(Calibration *c)
 {
     CalibrationLosses *l = &c->losses;
-    put_unit(c, 2, c->model.weight_tying ? 0 : c->model.n_layers + 2);
+    const int none = unit_count(&c->model);
+    put_unit(c, 2, c->model.weight_tying ? 0 : none);
     if (c->model.weight_tying)
-        put_unit(c, 0, c->model.n_layers + 2);
+        put_unit(c, 0, none);
     l->after = cross_entropy_of(c, c->batches, &l->labels);
     l->before = cross_entropy_of(c, c->batches + c->held, &l->labels);
 }
@@ -250,8 +253,9 @@ static void write_codes(Calibration *c, int block, const Param *p, const Layer *
     const size_t n = param_numel(p);
     int8_t *codes = xmalloc(n);
     device_get(codes, l->codes, n);
-    unit_shape(&shape, &c->model, block + 1, 1);
-    for (int i = 0, count = hf_tensors(tensor, &c->model, &shape, block + 1); i < count; i++)
+    const int unit = unit_of_layer(&c->model, block);
+    unit_shape(&shape, &c->model, unit, 1);
+    for (int i = 0, count = hf_tensors(tensor, &c->model, &shape, unit); i < count; i++)
         if (shape.param[tensor[i].param].id == p->id)
             export_write_int4(c->x, tensor[i].name, codes + tensor[i].first, l->host_scale + tensor[i].first / c->x->coded.group);
     free(codes);

@@ -1,6 +1,7 @@
 #include "model/run/flops.h"
 
 #include "kernels/runtime/device.h"
+#include "model/units.h"
 
 /* Keys that a token of block l sees, on average over a sequence of T: half of T, with a window w the ramp to it and then w. */
 static double mean_keys(const ModelConfig *c, int l)
@@ -30,21 +31,21 @@ static UnitWeights weights_of(const UnitShape *shape)
 TokenFlops token_flops(const Config *c, const UnitShape *shape)
 {
     const ModelConfig *m = &c->model;
-    const int L = m->n_layers;
+    const int head_unit = unit_count(m) - 1;
     const double HD = (double)m->n_heads * m->head_dim;
     TokenFlops f = { 0 };
     int first = 0;
-    while (first <= L && !weights_of(&shape[first]).trains)
+    while (first < head_unit && !weights_of(&shape[first]).trains)
         first++;
-    for (int l = 0; l < L; l++) {
-        const UnitWeights w = weights_of(&shape[l + 1]);
-        const bool backward = first <= l + 1;
+    for (int u = 1; u < head_unit; u++) {
+        const UnitWeights w = weights_of(&shape[u]);
+        const bool backward = first <= u;
         f.linear += 2 * (w.all + (backward ? w.all : 0) + w.trained);
-        f.attention += (backward ? 12 : 4) * HD * mean_keys(m, l);
+        f.attention += shape[u].kind->is_layer ? (backward ? 12 : 4) * HD * mean_keys(m, shape[u].number) : 0;
     }
-    const UnitWeights head = weights_of(&shape[m->weight_tying ? 0 : L + 1]);
+    const UnitWeights head = weights_of(&shape[unit_of_head_matrix(m)]);
     f.head_forward = 2 * head.all;
-    f.head = 2 * (head.all + (first <= L ? head.all : 0) + head.trained);
+    f.head = 2 * (head.all + (first < head_unit ? head.all : 0) + head.trained);
     return f;
 }
 

@@ -9,6 +9,7 @@
 #include "model/fsdp_plan.h"
 #include "model/model.h"
 #include "model/run/agree.h"
+#include "model/units.h"
 
 double memory_of_device(const Config *c)
 {
@@ -75,7 +76,7 @@ void memory_plan(Model *m, Fsdp *f, const Config *c)
 {
     const Strategy *s = &c->strategy;
     Placement p = { comm_group_size(RANKS_SHARD), comm_group_rank(RANKS_SHARD), s->grad_sum != SUM_OFTEN,
-                    s->gathering == GATHER_ONCE ? c->model.n_layers + 2 : 0 };
+                    s->gathering == GATHER_ONCE ? unit_count(&c->model) : 0 };
     if (c->dry_run) {           /* of ranks that may not be there; all have as much */
         p.shards = s->shard_ranks;
         p.rank = 0;
@@ -96,7 +97,7 @@ static double gib(double bytes)
 /* On one rank nothing is gathered, and blocks that compute as they are stored have no copies either. */
 static void print_sharding(const Model *m, const Fsdp *f)
 {
-    if (f->shards == 1 && !f->plan[1].weights)
+    if (f->shards == 1 && !f->plan[unit_of_layer(m->config, 0)].weights)
         return;
     if (f->shards > 1)
         printf("shards of %d ranks: weights are gathered", f->shards);

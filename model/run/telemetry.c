@@ -21,6 +21,7 @@
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/error.h"
 #include "model/run/quant_stats.h"
+#include "model/units.h"
 
 enum { ROWS = 64, GROUPS = 64, FORMATS = 4, BINS = 256 };
 
@@ -146,15 +147,16 @@ static void measure_block(Telemetry *t, int l, const Unit *w)
     activation(t, "act", l, a->act, swiglu_output(t, a->gate_up), false);
 }
 
-static void observe(void *observer, int blocks, const Unit *w)
+static void observe(void *observer, int unit, const Unit *w)
 {
     Telemetry *t = observer;
     Model *m = t->model;
-    if (blocks > 0)
-        measure_block(t, blocks - 1, w);
-    if (blocks < m->L)
-        t->input = first_rows(t, m->acts[blocks].res0);
-    else
+    const UnitShape *shape = t->fsdp->shape;
+    if (shape[unit].kind->is_layer)
+        measure_block(t, shape[unit].number, w);
+    if (shape[unit + 1].kind->is_layer)
+        t->input = first_rows(t, m->unit_acts[unit + 1].res0);
+    else if (unit + 2 == t->fsdp->num_units)
         m->observe = NULL;      /* one micro-batch is enough */
 }
 
@@ -250,10 +252,10 @@ static size_t sample_size(const Shard *s, const Param *p, size_t *first)
 }
 
 /* A unit in names of metrics. */
-static const char *unit_name(const Telemetry *t, int u, char number[16])
+static const char *unit_label(const UnitShape *shape, char number[16])
 {
-    snprintf(number, 16, "%d", u - 1);
-    return u == 0 ? "embedding" : u == t->model->L + 1 ? "head" : number;
+    snprintf(number, 16, "%d", shape->number);
+    return shape->kind->is_layer ? number : shape->kind->name;
 }
 
 static void measure_states(Telemetry *t, int u)
@@ -272,7 +274,7 @@ static void measure_states(Telemetry *t, int u)
             sample_free(&q);
         }
         if (stats.values > 0)
-            set_stats(t, o->state[k].label, unit_name(t, u, number), &stats, s->state[k].format.expand);
+            set_stats(t, o->state[k].label, unit_label(&t->fsdp->shape[u], number), &stats, s->state[k].format.expand);
     }
 }
 
@@ -297,7 +299,7 @@ static void measure_moments(Telemetry *t, int u, long update, double grad_scale)
     }
     if (moment[0].tensors == 0)
         return;
-    const char *unit = unit_name(t, u, number);
+    const char *unit = unit_label(&t->fsdp->shape[u], number);
     for (int j = 0; j < 2; j++)
         set_stats(t, t->fsdp->optimizer->state[j].label, unit, &moment[j], own[j].expand);
     set(t, "update", unit, "error", stats_error(&direction));

@@ -1,0 +1,104 @@
+/* The last unit: final norm, head and loss. */
+#include "model/head.h"
+
+#include "kernels/runtime/trace.h"
+#include "model/block.h"
+#include "model/units.h"
+
+static const Tensor NONE = { 0 };
+
+/* What no gradient of a logit exceeds, scale * |(1 + 2 z_weight z) p - [target]|, as long as |z| <= 1024. */
+static float largest_dlogit(float scale, float z_weight)
+{
+    return scale * (1 + 2 * z_weight * 1024);
+}
+
+/* Loss and gradients of a chunk with FP8 operands. The logits are lost to their gradient's transpose. Tokens and columns that pad
+ * have no gradient. */
+static void chunk_backward_fp8(Model *m, int n, Tensor logits, Tensor h, Tensor dweight, float scale, float z_weight, bool goes_on)
+{
+    Tensor dlogits = m->dlogits, transposed = dlogits, head_h = m->head_h;
+    dlogits.rows = transposed.rows = head_h.rows = fp8_padded(logits.rows);
+    dlogits.data_t = transposed.data = NULL;
+    cross_entropy_codes(dlogits, largest_dlogit(scale, z_weight), logits, m->losses + n, m->losses + m->N + n, m->targets + n,
+                        m->config->vocab_size, scale, z_weight);
+    if (goes_on) {
+        matmul_accumulation(FAST_NONE);         /* so long a sum, over the vocabulary, is not one for short accumulators */
+        matmul_dx(tensor_rows(m->work.dh, n, logits.rows), tensor_rows(dlogits, 0, logits.rows), m->head_w, false);
+        matmul_accumulation(m->recipe.fast);
+    }
+    if (!dweight.data)
+        return;
+    quantize_codes(transposed, dlogits);
+    quantize_scale(head_h, h);
+    quantize_codes(head_h, h);
+    transposed.data = dlogits.data;
+    transposed.cols = dweight.rows;
+    matmul_dw(dweight, transposed, head_h);
+}
+
+/* Final norm, head and loss, a chunk of tokens at a time: all (N, V) logits never exist. With `backward` the chunk's
+ * logits become their gradient in place, and work.dh gets dLoss/d(final_h). */
+void head_losses(Model *m, Fsdp *f, float scale, float z_weight, bool backward)
+{
+    const bool tied = m->config->weight_tying;
+    const int last = f->num_units - 1, head_unit = unit_of_head_matrix(m->config), chunk = m->logits.rows;
+    fsdp_gather(f, last, FOR_FORWARD);
+    const Unit *w = fsdp_acquire(f, last);
+    if (tied)
+        fsdp_gather(f, head_unit, FOR_FORWARD | FOR_BACKWARD);
+    const Unit *hw = fsdp_acquire(f, head_unit);
+    Unit none = { 0 }, *dw = backward ? fsdp_grads(f, head_unit) : &none, *dnorm = backward ? fsdp_grads(f, last) : &none;
+    Tensor weight = tied ? hw->embed : hw->head, *dweight = tied ? &dw->embed : &dw->head;
+    const bool goes_on = backward && (f->first_trained < last || dnorm->norm.data);      /* below the head something is trained */
+    const bool fp8 = backward && format_is_fp8(m->recipe.head);
+
+    trace_begin("head", head_unit);
+    Tensor x = m->unit_acts[last].res0;
+    norm_forward(m->final_h, x, m->final_stats, x, w->norm, NONE, m->config->norm);
+    if (fp8 && goes_on) {
+        quantize_scale(m->head_w, weight);
+        quantize_codes(m->head_w, weight);
+    }
+    for (int n = 0; n < m->N; n += chunk) {
+        int rows = m->N - n < chunk ? m->N - n : chunk;
+        Tensor h = tensor_rows(m->final_h, n, rows), logits = tensor_rows(m->logits, 0, rows);
+        matmul(logits, h, weight, NONE);
+        if (fp8)
+            chunk_backward_fp8(m, n, logits, h, *dweight, scale, z_weight, goes_on);
+        else {
+            cross_entropy(logits, m->losses + n, m->losses + m->N + n, m->targets + n, m->config->vocab_size,
+                          scale, z_weight, backward);
+            if (goes_on)
+                matmul_dx(tensor_rows(m->work.dh, n, rows), logits, weight, false);
+            if (backward)
+                matmul_dw(*dweight, logits, h);
+        }
+        dweight->empty = false;         /* the next chunk adds, and so does the embedding whose table this is */
+    }
+    if (goes_on)
+        norm_to_stream_backward(m, dnorm->norm, x, m->final_stats, w->norm, false);
+    trace_end();
+    fsdp_release(f, last);
+    if (tied)
+        fsdp_release(f, head_unit);
+    sum_values(&m->sums[0], m->losses, m->N);
+    sum_values(&m->sums[1], m->losses + m->N, m->N);
+}
+
+void head_logits(Model *m, Fsdp *f, int row)
+{
+    const bool tied = m->config->weight_tying;
+    const int last = f->num_units - 1, head_unit = unit_of_head_matrix(m->config);
+    fsdp_gather(f, last, FOR_FORWARD);
+    const Unit *w = fsdp_acquire(f, last);
+    if (tied)
+        fsdp_gather(f, head_unit, FOR_FORWARD);
+    const Unit *hw = fsdp_acquire(f, head_unit);
+    Tensor x = tensor_rows(m->unit_acts[last].res0, row, 1), h = tensor_rows(m->final_h, 0, 1);
+    norm_forward(h, x, m->final_stats, x, w->norm, NONE, m->config->norm);
+    matmul(tensor_rows(m->logits, 0, 1), h, tied ? hw->embed : hw->head, NONE);
+    fsdp_release(f, last);
+    if (tied)
+        fsdp_release(f, head_unit);
+}

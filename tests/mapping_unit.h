@@ -1,0 +1,60 @@
+/* A kind of unit that the table does not have: between the embedding and the first block each token's x becomes x + W x. All that a
+ * program needs to add another kind is here: its parameters, its buffers, forward and backward, and names in files. */
+#pragma once
+#include "model/architecture.h"
+#include "model/units.h"
+#include "kernels/kernels.h"
+
+static const TensorNames mapped_tensors[] = {
+    { "mapping", { "model.mapping.weight" } },
+    { "embed",   { "model.embed_tokens.weight" } },
+    { "norm0",   { "input_layernorm.weight" } },
+    { "qkv",     { "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight" } },
+    { "out",     { "self_attn.o_proj.weight" } },
+    { "norm1",   { "post_attention_layernorm.weight" } },
+    { "gate_up", { "mlp.gate_proj.weight", "mlp.up_proj.weight" } },
+    { "down",    { "mlp.down_proj.weight" } },
+    { "norm",    { "model.norm.weight" } },
+    { "head",    { "lm_head.weight" } },
+    { NULL }
+};
+static const Architecture mapped = {
+    "MappedForCausalLM", "mapped", "Mapped", .norm = RMS_NORM, .norm_affine = true, .rope_types = 1 << ROPE_DEFAULT,
+    .blocks = "model.layers", .tensors = mapped_tensors,
+};
+
+static int mapping_count(const ModelConfig *c)
+{
+    return c->architecture == &mapped;
+}
+
+static const ParamRow mapping_params[] = { { "mapping", 0, D_MODEL, D_MODEL, SPLIT_ROWS, STD_IN, ALWAYS } };
+
+static void mapping_plan(Planner *p, Model *m, int u)
+{
+    m->unit_acts[u].res0 = plan_own(p, m->recipe.stream, m->config->d_model);
+}
+
+static void mapping_forward(Model *m, const Unit *w, int u)
+{
+    const Tensor x = m->unit_acts[u].res0;
+    matmul(m->unit_acts[u + 1].res0, x, w->tensor[0], x);
+}
+
+static int mapping_uses(const Model *m, int u)
+{
+    (void)m, (void)u;
+    return FOR_BACKWARD;
+}
+
+static void mapping_backward(Model *m, const Unit *w, Unit *dw, int u, bool goes_on)
+{
+    const Tensor dy = m->work.dh;
+    quantize(dy, m->work.dres);         /* a copy, as they have one format */
+    matmul_dw(dw->tensor[0], dy, m->unit_acts[u].res0);
+    if (goes_on)
+        matmul_dx(m->work.dres, dy, w->tensor[0], true);
+}
+
+static const UnitKind mapping_kind = { "mapping", mapping_count, false, mapping_params, 1, mapping_plan, mapping_forward,
+                                       mapping_uses, mapping_backward };

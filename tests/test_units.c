@@ -1,0 +1,166 @@
+/* Adding a kind of unit touches one file, mapping_unit.h: its model is planned, trained, saved and loaded as others are. Its
+ * gradients are checked in test_gradients.c, its sharding in test_fsdp_ranks.c. */
+#include <math.h>
+
+#include "model/checkpoint/safetensors.h"
+#include "model/update.h"
+#include "tests/mapping_unit.h"
+#include "tests/saved.h"
+
+enum { TOKENS = 32 };
+
+typedef struct { Config config; Model model; Fsdp fsdp; } Trainer;
+
+static ModelConfig model_of(bool with_mapping)
+{
+    ModelConfig m = architecture(LLAMA);
+    m.architecture = with_mapping ? &mapped : NULL;
+    return m;
+}
+
+static void open_trainer(Trainer *t, const ModelConfig *m, const char *recipe)
+{
+    *t = (Trainer){ 0 };
+    model_config(&t->config, m, recipe, 2);
+    t->config.text = "run_name: test\n";
+    model_create(&t->model, &t->fsdp, &t->config);
+    fsdp_init(&t->fsdp, &t->config.model, 5);
+}
+
+/* The summed loss of a micro-batch, and the gradients. */
+static double pass(Trainer *t)
+{
+    int tokens[TOKENS], targets[TOKENS];
+    for (int n = 0; n < TOKENS; n++)
+        tokens[n] = test_token(1, (uint64_t)n, t->config.model.vocab_size);
+    for (int n = 0; n < TOKENS; n++)
+        targets[n] = n % 16 == 15 ? -1 : tokens[n + 1];
+    fsdp_empty_grads(&t->fsdp);
+    model_step(&t->model, &t->fsdp, tokens, targets, NULL, 1.0f / 30, 0, PASS_COMPLETE);
+    return model_losses(&t->model).loss;
+}
+
+static double train_step(Trainer *t, int step)
+{
+    const double loss = pass(t), norm = optimizer_grad_norm(&t->fsdp);
+    optimizer_step(&t->fsdp, &t->config, step, step, 1e-2, fmin(1, 1 / norm));
+    return loss;
+}
+
+static void test_names(void **state)
+{
+    (void)state;
+    const ModelConfig plain = model_of(false), m = model_of(true);
+    static const char *const names[] = { "the embedding", "the mapping", "block 0", "block 1", "the head" };
+    assert_int_equal(unit_count(&m), 5);
+    char name[UNIT_NAME];
+    for (int u = 0; u < 5; u++)
+        assert_string_equal(unit_name(&m, u, name), names[u]);
+    assert_int_equal(unit_of_layer(&m, 1), 3);
+    assert_int_equal(unit_of_head_matrix(&m), 4);
+    assert_int_equal(unit_count(&plain), 4);
+    assert_string_equal(unit_name(&plain, 1, name), "block 0");
+}
+
+/* A parameter as it is stored, of one rank. */
+static Tensor stored(const Fsdp *f, int u, int param)
+{
+    const Param *p = &f->shape[u].param[param];
+    return shard_weights(&f->shard[u], p, 0, param_numel(p));
+}
+
+static void copy_unit(const Trainer *to, int u, const Trainer *from, int v)
+{
+    for (int i = 0; i < from->fsdp.shape[v].num_params; i++)
+        device_copy(stored(&to->fsdp, u, i).data, stored(&from->fsdp, v, i).data, tensor_bytes(stored(&from->fsdp, v, i)));
+}
+
+static void check_same_grads(const Trainer *a, int u, const Trainer *b, int v)
+{
+    const size_t n = tensor_bytes(a->fsdp.shard[u].grad);
+    void *x = keep(n), *y = keep(n);
+    device_get(x, a->fsdp.shard[u].grad.data, n);
+    device_get(y, b->fsdp.shard[v].grad.data, n);
+    assert_memory_equal(x, y, n);
+}
+
+/* With W = 0 all is as without the unit, to the bit: losses and the gradients of all other units. */
+static void test_identity(void **state)
+{
+    (void)state;
+    static const char *const recipes[] = { "f32", "bf16", "coat", "coat-lean" };
+    for (int r = 0; r < 4; r++) {
+        const ModelConfig plain = model_of(false), m = model_of(true);
+        Trainer a, b;
+        open_trainer(&a, &plain, recipes[r]);
+        open_trainer(&b, &m, recipes[r]);
+        for (int u = 0; u < 4; u++)
+            copy_unit(&b, u ? u + 1 : 0, &a, u);
+        device_zero(stored(&b.fsdp, 1, 0).data, tensor_bytes(stored(&b.fsdp, 1, 0)));
+        fsdp_loaded(&b.fsdp);
+        const double expected = pass(&a), loss = pass(&b);
+        assert_memory_equal(&loss, &expected, sizeof loss);
+        for (int u = 0; u < 4; u++)
+            check_same_grads(&b, u ? u + 1 : 0, &a, u);
+        model_free(&a.model, &a.fsdp);
+        model_free(&b.model, &b.fsdp);
+    }
+}
+
+static void test_saved(void **state)
+{
+    (void)state;
+    const ModelConfig m = model_of(true);
+    Trainer t, loaded;
+    open_trainer(&t, &m, "coat");
+    t.config.save_folder = strdup(text("%s/mapped", root));
+    t.config.save_num_checkpoints_to_keep = -1;
+    mkdir(t.config.save_folder, 0777);
+    const double first = train_step(&t, 1);
+    assert_true(train_step(&t, 2) < first);
+    const TrainState s = state_of(2);
+    checkpoint_begin(&t.config, &t.fsdp, &s, CHECKPOINT_FILE_BYTES);
+    checkpoint_finish();
+    const char *folder = text("%s/mapped/step2", root);
+    SafeFile *file = safetensors_open(text("%s/model.safetensors", folder));
+    const SafeTensor *w = safetensors_find(file, "model.mapping.weight");
+    assert_true(w && w->shape[0] == 64 && w->shape[1] == 64);
+    safetensors_close(file);
+
+    open_trainer(&loaded, &m, "coat");
+    TrainState back;
+    assert_true(checkpoint_load(folder, &loaded.config, &loaded.fsdp, &back, true));
+    const double next = train_step(&t, 3), same = train_step(&loaded, 3);
+    assert_memory_equal(&next, &same, sizeof next);
+    free(t.config.save_folder);
+    model_free(&t.model, &t.fsdp);
+    model_free(&loaded.model, &loaded.fsdp);
+}
+
+/* Where it alone is trained, backward ends there. */
+static void test_trained_alone(void **state)
+{
+    (void)state;
+    const ModelConfig m = model_of(true);
+    static char *pattern = "model.mapping.weight";
+    Trainer t = { 0 };
+    model_config(&t.config, &m, "f32", 2);
+    t.config.trainable = &pattern;
+    t.config.num_trainable = 1;
+    model_create(&t.model, &t.fsdp, &t.config);
+    fsdp_init(&t.fsdp, &t.config.model, 5);
+    assert_int_equal(t.fsdp.first_trained, 1);
+    const double first = train_step(&t, 1);
+    assert_true(train_step(&t, 2) < first);
+    model_free(&t.model, &t.fsdp);
+}
+
+int main(void)
+{
+    device_init(0);
+    architecture_add(&mapped);
+    unit_kind_add(&mapping_kind);
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_names), cmocka_unit_test(test_identity), cmocka_unit_test(test_saved),
+                                        cmocka_unit_test(test_trained_alone) };
+    return cmocka_run_group_tests(tests, make_root, remove_root);
+}
