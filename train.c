@@ -93,6 +93,7 @@ static Losses forward_backward(Run *r, const Batch *b, double labels)
     const Config *c = r->config;
     int B = r->model.attn.B, T = r->model.attn.T;
     fsdp_empty_grads(&r->fsdp);
+    model_zero_losses(&r->model);
     for (int i = 0; i < b->sequences; i += B) {
         const bool last = i + B >= b->sequences;
         watchdog_mark("forward and backward", -1);

@@ -31,15 +31,12 @@ void quantize_scale_from(Tensor y, const float *amax);
 void quantize_codes     (Tensor y, Tensor x);
 void quantize_in_range  (Tensor y, Tensor x);
 
-/* How operations find the scale of an FP8 output y that has a range.
- * MEASURED, as at first: as without one, S = max|y| / max(format); *y.range = max|y|.
- * KEPT: S = h * *y.range / max(format), so y is encoded while max|y| is still being found; where that is larger than h * *y.range,
- * *y.range = max|y|, S by this formula, and y is encoded once more. h is 2 for E4M3, 8 for E5M2: as powers of two they leave codes
- * all their digits and cost the smallest binade or three. A range of 0 has no room.
- * Holds for all later calls. */
-typedef enum { RANGES_MEASURED, RANGES_KEPT } OperandRanges;
-void operand_ranges(OperandRanges use);
-bool range_is_kept (Tensor y);          /* y has a range, and it is KEPT */
+/* How operations find the scale of an FP8 output y that has a range. Measured, while *y.range_kept is false: as without a range,
+ * S = max|y| / max(format); *y.range = max|y|. Kept, while it is true: S = h * *y.range / max(format), so y is encoded while max|y|
+ * is still being found; where that is larger than h * *y.range, *y.range = max|y|, S by this formula, and y is encoded once more.
+ * h is 2 for E4M3, 8 for E5M2: as powers of two they leave codes all their digits and cost the smallest binade or three. A range of
+ * 0 has no room. */
+bool range_is_kept(Tensor y);
 
 /* y = x, F32 or BF16, and x.data_t from x.data: of an FP8 operand of which the rows are there. */
 void expand_operand(Tensor y, Tensor x);
@@ -93,12 +90,10 @@ void norm_backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x, const
 
 /* ---- linear ----------------------------------------------------------------------------------------------- */
 
-/* Which FP8 GEMMs may add with the tensor cores' short accumulators: 8 % faster, each product 1e-3 instead of 1e-4 off
- * (H200). What this leaves to choice is a back end's rounding; the CPU's is exact either way. Holds for all later calls. */
-typedef enum { FAST_NONE, FAST_FORWARD, FAST_ALL } FastAccumulation;
-void matmul_accumulation(FastAccumulation fast);
-
-/* FP8 operands have one scale and are read along the sum: matmul reads data, matmul_dx w.data_t, matmul_dw both data_t. add may be
+/* FP8 GEMMs whose first input (x of matmul, dy of the others) is `fast` may add with the tensor cores' short accumulators: 8 % faster,
+ * each product 1e-3 instead of 1e-4 off (H200). What this leaves to choice is a back end's rounding; the CPU's is exact either way.
+ *
+ * FP8 operands have one scale and are read along the sum: matmul reads data, matmul_dx w.data_t, matmul_dw both data_t. add may be
  * y. A product that is added in place to BF16 may be rounded first, then the sum again. */
 void matmul   (Tensor y,  Tensor x,  Tensor w, Tensor add);             /* y  = x wT [+ add]   (N,O) (N,C) (O,C) (N,O) */
 void matmul_dx(Tensor dx, Tensor dy, Tensor w, bool accumulate);        /* dx = [dx +] dy w    (N,C) (N,O) (O,C)       */

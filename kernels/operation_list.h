@@ -16,8 +16,6 @@ OP(quantize_codes,       (Tensor y, Tensor x), (y, x),
    IN(x), OUT_AS_SCALED(y))
 OP(quantize_in_range,    (Tensor y, Tensor x), (y, x),
    IN(x), OUT(y))
-OP(operand_ranges,       (OperandRanges use), (use),
-   NOTHING)
 OP(expand_operand,       (Tensor y, Tensor x), (y, x),
    IN(x), OUT(y), TURNED(x, WRITES))
 OP(init_normal,          (Tensor w, float std, float cutoff, uint64_t seed, uint64_t first), (w, std, cutoff, seed, first),
@@ -46,8 +44,6 @@ OP(norm_backward,        (Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x
    MEMORY(amax, sizeof *amax, WRITES))
 
 /* ---- linear */
-OP(matmul_accumulation,  (FastAccumulation fast), (fast),
-   NOTHING)
 OP(matmul,               (Tensor y, Tensor x, Tensor w, Tensor add), (y, x, w, add),
    IN(x), IN(w), IN(add), OUT(y))
 OP(matmul_dx,            (Tensor dx, Tensor dy, Tensor w, bool accumulate), (dx, dy, w, accumulate),

@@ -26,7 +26,9 @@ typedef struct {
     Format format;
     int    rows, cols;
     bool   empty;     /* of a gradient: holds nothing yet, so what is to be added to it is written; see kernels.h */
-    float *range;     /* of an FP8 operand with one scale: see operand_ranges; NULL: max|x| is found each time    */
+    float *range;     /* of an FP8 operand with one scale: see range_is_kept; NULL: max|x| is found each time     */
+    const bool *range_kept;    /* host memory, of whoever plans operands; NULL: false                             */
+    bool   fast;      /* of an FP8 operand: GEMMs that read it as their first input may add with short accumulators */
 } Tensor;
 
 /* Bump allocator of device memory. With base == NULL it only measures:

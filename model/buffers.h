@@ -56,7 +56,7 @@ typedef struct {
 /* blocks: saved activations of all; work: buffers that all blocks share, with the head's; cache: of all blocks. */
 typedef struct { size_t units, blocks, work, head, cache, total; } PlanBytes;
 
-typedef struct {
+typedef struct Model {
     const ModelConfig *config;
     Recipe    recipe;
     Attention attn;            /* what blocks have in common; its B and T: every micro-batch's  */
@@ -75,12 +75,13 @@ typedef struct {
                                   chunk and V are padded: fp8_padded                           */
     int      *targets, *doc_start;     /* (N), (N+1): device memory                            */
     float    *losses;          /* (2, N) cross entropy and z-loss per token                    */
-    float    *sums;            /* [2] their sums since model_losses                            */
+    float    *sums;            /* [2] their sums since model_zero_losses                          */
     float    *rope[2];         /* (P, D/2, 2) cosine and sine; [1]: scaled; NULL: no block has them */
     TokenAt  *sorted;          /* (N) the tokens as the embedding wants them                   */
     int      *host_doc_start;  /* (N+1) host memory                                            */
     TokenAt  *host_sorted;     /* (N) host memory                                              */
-    bool      in_step;         /* this step has had a micro-batch: its operands' ranges are known */
+    bool      in_step;         /* this step has had a micro-batch: its operands' ranges are known, ... */
+    bool      ranges_kept;     /* ... and kept while another one runs                            */
     bool      forward_only;    /* nothing is kept for a backward pass, and there is no `work`   */
     bool      observed;        /* what blocks share keeps its values until `observe` has seen a block   */
     bool      documents;       /* attention stays inside documents                             */

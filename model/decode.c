@@ -48,7 +48,6 @@ static void append(Model *m, Fsdp *f, const int *tokens, int count)
 
 void decode_append(Model *m, Fsdp *f, const int *tokens, int count)
 {
-    matmul_accumulation(m->recipe.fast);
     for (int done = 0; done < count; done += m->N)
         append(m, f, tokens + done, count - done < m->N ? count - done : m->N);
 }

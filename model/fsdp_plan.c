@@ -349,8 +349,8 @@ static void check_size(const Fsdp *f, int u)
         die("%s has %zu parameters; a unit can have %d. Smaller model.d_model, model.mlp_hidden_size or vocabulary",
             unit_name(s->config, u, name), numbers, INT32_MAX);
     if (all > INT32_MAX)
-        die("%s has %zu numbers, those of adapters among them; a unit can have %d. Smaller lora.rank", unit_name(s->config, u, name), all,
-            INT32_MAX);
+        die("%s has %zu numbers, those of adapters among them; a unit can have %d. Smaller lora.rank",
+            unit_name(s->config, u, name), all, INT32_MAX);
 }
 
 void fsdp_plan(Fsdp *f, Arena *a, const Config *c, Placement p)

@@ -22,11 +22,8 @@ static void chunk_backward_fp8(Model *m, int n, Tensor logits, Tensor h, Tensor 
     dlogits.data_t = transposed.data = NULL;
     cross_entropy_codes(dlogits, largest_dlogit(scale, z_weight), logits, m->losses + n, m->losses + m->N + n, m->targets + n,
                         m->config->vocab_size, scale, z_weight);
-    if (goes_on) {
-        matmul_accumulation(FAST_NONE);         /* so long a sum, over the vocabulary, is not one for short accumulators */
+    if (goes_on)            /* not fast: a sum over the vocabulary is too long for short accumulators */
         matmul_dx(tensor_rows(m->work.dh, n, logits.rows), tensor_rows(dlogits, 0, logits.rows), m->head_w, false);
-        matmul_accumulation(m->recipe.fast);
-    }
     if (!dweight.data)
         return;
     quantize_codes(transposed, dlogits);
@@ -34,6 +31,7 @@ static void chunk_backward_fp8(Model *m, int n, Tensor logits, Tensor h, Tensor 
     quantize_codes(head_h, h);
     transposed.data = dlogits.data;
     transposed.cols = dweight.rows;
+    transposed.fast = m->recipe.fast == FAST_ALL;
     matmul_dw(dweight, transposed, head_h);
 }
 

@@ -64,11 +64,10 @@ static void load_batch(Model *m, const int *tokens, const int *targets, const ui
 void model_step(Model *m, Fsdp *f, const int *tokens, const int *targets, const uint8_t *begins, float scale, float z_weight,
                 Pass pass)
 {
-    matmul_accumulation(m->recipe.fast);
-    operand_ranges(m->in_step && pass != PASS_FORWARD ? RANGES_KEPT : RANGES_MEASURED);
+    m->ranges_kept = m->in_step && pass != PASS_FORWARD;
     load_batch(m, tokens, targets, begins);
     pass_run(m, f, scale, z_weight, pass);
-    operand_ranges(RANGES_MEASURED);
+    m->ranges_kept = false;
     m->in_step = pass == PASS_ACCUMULATE;
 }
 
@@ -85,11 +84,15 @@ void model_logits(Model *m, Fsdp *f, int row, float *logits)
     free(stored);
 }
 
-Losses model_losses(Model *m)
+void model_zero_losses(Model *m)
+{
+    device_zero(m->sums, 2 * sizeof *m->sums);
+}
+
+Losses model_losses(const Model *m)
 {
     float s[2];
     device_get(s, m->sums, sizeof s);
-    device_zero(m->sums, sizeof s);
     return (Losses){ s[0], s[1] };
 }
 

@@ -18,7 +18,9 @@ void     model_step(Model *m, Fsdp *f, const int *tokens, const int *targets, co
  * of row `row`, on the host; this waits for the device. */
 void     model_put_tokens(Model *m, const int *tokens, int count);
 void     model_logits    (Model *m, Fsdp *f, int row, float *logits);
-Losses   model_losses(Model *m);                     /* sums over tokens; waits for the device, then starts them from 0 */
+/* The sums over all tokens since model_zero_losses; waits for the device. */
+void     model_zero_losses(Model *m);
+Losses   model_losses(const Model *m);
 
 /* (B, T) on the host: the cross entropy of each target of the last micro-batch, 0 where masked. Waits for the device. */
 void     model_token_losses(const Model *m, float *losses);

@@ -4,8 +4,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "model/units.h"
-
 /* Rows of the tensors that a linear layer's matrix consists of; their number. */
 static int linear_parts(int rows[MAX_PARTS], const ModelConfig *c, Linear linear)
 {
@@ -49,13 +47,13 @@ static int size_of(Size size, const ModelConfig *c)
 {
     const int q = c->n_heads * c->head_dim, k = c->n_kv_heads * c->head_dim;
     switch (size) {
-    case D_MODEL:    return c->d_model;
-    case Q_WIDTH:    return q;
-    case Q_NORM:     return c->qk_norm == QK_NORM_HEAD ? c->head_dim : q;
-    case K_NORM:     return c->qk_norm == QK_NORM_HEAD ? c->head_dim : k;
-    case MLP:        return c->mlp_width;
-    case VOCABULARY: return c->embedding_size;
-    case LORA_RANK:       return c->lora.rank;
+    case SIZE_MODEL:    return c->d_model;
+    case SIZE_Q:    return q;
+    case SIZE_Q_NORM:     return c->qk_norm == QK_NORM_HEAD ? c->head_dim : q;
+    case SIZE_K_NORM:     return c->qk_norm == QK_NORM_HEAD ? c->head_dim : k;
+    case SIZE_MLP:        return c->mlp_width;
+    case SIZE_VOCABULARY: return c->embedding_size;
+    case SIZE_RANK:       return c->lora.rank;
     default:         return 1;
     }
 }
@@ -63,12 +61,12 @@ static int size_of(Size size, const ModelConfig *c)
 /* The rows that p has, and which tensors they are. */
 static void divide(Param *p, const ParamRow *r, const ModelConfig *c)
 {
-    int rows[MAX_PARTS] = { r->rows == VOCABULARY ? c->vocab_size : size_of(r->rows, c) };
-    const int count = r->rows == OUTPUTS || r->rows == LORA_RANKS ? linear_parts(rows, c, r->linear) : 1;
+    int rows[MAX_PARTS] = { r->rows == SIZE_VOCABULARY ? c->vocab_size : size_of(r->rows, c) };
+    const int count = r->rows == SIZE_OUTPUTS || r->rows == SIZE_RANKS ? linear_parts(rows, c, r->linear) : 1;
     for (int i = 0; i < count; i++) {
         if (p->is_adapter && !is_targeted(c, r->linear, i))
             continue;
-        p->part[p->num_parts] = (Part){ p->rows, r->rows == LORA_RANKS ? c->lora.rank : rows[i], i };
+        p->part[p->num_parts] = (Part){ p->rows, r->rows == SIZE_RANKS ? c->lora.rank : rows[i], i };
         p->rows += p->part[p->num_parts++].rows;
     }
     if (p->has_padding)
@@ -121,9 +119,9 @@ void unit_shape(UnitShape *u, const ModelConfig *c, int unit, int world)
         Param p = {
             .name = r->name, .id = (int)(r->place / sizeof(Tensor)), .cols = cols, .split = each_head ? SPLIT_NONE : r->split,
             .region = TRAINED, .number = next_number(u, adapter), .is_norm = r->init == ONES, .is_embedding = r->init == STD_EMBEDDING,
-            .is_adapter = adapter, .is_b = adapter && r->rows == OUTPUTS, .linear = r->linear,
+            .is_adapter = adapter, .is_b = adapter && r->rows == SIZE_OUTPUTS, .linear = r->linear,
             .is_operand = u->kind->is_layer && r->init != ONES && !adapter,
-            .has_padding = r->rows == VOCABULARY, .init_std = (float)init_std(r->init, c, u->number, cols) };
+            .has_padding = r->rows == SIZE_VOCABULARY, .init_std = (float)init_std(r->init, c, u->number, cols) };
         divide(&p, r, c);
         u->param[u->num_params++] = p;
     }

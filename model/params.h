@@ -4,64 +4,12 @@
  * S = (H+2K)*D width of [q|k|v]; F MLP width; V rows of the embedding; L blocks; W ranks. */
 #pragma once
 #include "kernels/nf4.h"
-#include "model/config.h"
-
-/* Every parameter that some kind of unit (units.h) has: a field here and a row of the kind; a kind of its own may overlay `tensor`
- * with other names. As weights or as their gradients, the parameters that a unit lacks have data == NULL. */
-enum { NUM_PARAMS = 19 };
-typedef union {
-    struct {
-        Tensor embed;       /* (V, C)  embedding; also the head's matrix if tied               */
-        Tensor norm0;       /* (1, C)  blocks: input norm of attention; OLMo-2: norm of its output */
-        Tensor qkv;         /* (S, C)                                                          */
-        Tensor qnorm;       /* (1, H*D); Qwen3: (1, D), the same for each head                 */
-        Tensor knorm;       /* (1, K*D); Qwen3: (1, D)                                         */
-        Tensor out;         /* (C, H*D)                                                        */
-        Tensor norm1;       /* (1, C)  input norm of the MLP; OLMo-2: norm of its output       */
-        Tensor gate_up;     /* (2F, C) rows of gate, then rows of up                           */
-        Tensor down;        /* (C, F)                                                          */
-        Tensor norm;        /* (1, C)  head: final norm                                        */
-        Tensor head;        /* (V, C)                                                          */
-        /* adapters; rows for the targeted ones of q, k, v and of gate, up alone, from top to bottom */
-        Tensor qkv_a;       /* (3 rank, C)                                                     */
-        Tensor qkv_b;       /* (S, rank)                                                       */
-        Tensor out_a;       /* (rank, H*D)                                                     */
-        Tensor out_b;       /* (C, rank)                                                       */
-        Tensor gate_up_a;   /* (2 rank, C)                                                     */
-        Tensor gate_up_b;   /* (2F, rank)                                                      */
-        Tensor down_a;      /* (rank, F)                                                       */
-        Tensor down_b;      /* (C, rank)                                                       */
-    };
-    Tensor tensor[NUM_PARAMS];
-} Unit;
+#include "model/units.h"
 
 /* A unit's flat buffer has regions, each laid out and sharded by itself: what is trained; what is frozen: it has neither gradients
  * nor optimizer states, and is stored in the recipe's format for frozen weights; and of what is frozen the matrices that are stored
  * as lora.base says, E4M3 codes or whole groups of NF4. Elements of the last are bytes. */
 typedef enum { TRAINED, FROZEN, BASE, NUM_REGIONS } Region;
-
-/* The linear layers of a block, each with one matrix for what reads the same input. */
-typedef enum { LINEAR_QKV, LINEAR_OUT, LINEAR_GATE_UP, LINEAR_DOWN, NUM_LINEARS } Linear;
-
-/* How a parameter is cut among ranks that compute a layer together: by rows, the layer's outputs; by columns, its inputs; or not at
- * all, since each of them needs all of it [Megatron-LM: Shoeybi et al. 2019, arXiv 1909.08053, sec. 3]. */
-typedef enum { SPLIT_NONE, SPLIT_ROWS, SPLIT_COLUMNS } Split;
-
-typedef enum { ALWAYS, WITH_NORM_WEIGHTS, WITH_QK_NORM, UNTIED, ADAPTED } Condition;
-/* OUTPUTS: of the linear layer, of those of its tensors that the parameter has; LORA_RANKS: the rank for each of these. */
-typedef enum { ONE, D_MODEL, Q_WIDTH, Q_NORM, K_NORM, MLP, VOCABULARY, LORA_RANK, OUTPUTS, LORA_RANKS } Size;
-typedef enum { ONES, ZEROS, STD_EMBEDDING, STD_IN, STD_ATTENTION_OUT, STD_MLP_OUT, STD_HEAD, STD_ADAPTER } Init;
-
-/* A parameter that units of a kind have, in the order of their flat buffer. */
-typedef struct {
-    const char *name;
-    size_t      place;      /* offset in Unit */
-    Size        rows, cols;
-    Split       split;
-    Init        init;
-    Condition   condition;
-    Linear      linear;     /* whose matrix it is, or whose adapter's */
-} ParamRow;
 
 /* Rows of a parameter that are a tensor elsewhere: q, k and v of qkv; gate and up; all, or those of ids that exist. */
 enum { MAX_PARTS = LOW_RANK_PARTS };

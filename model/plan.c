@@ -59,8 +59,10 @@ static Tensor place(Planner *p, bool is_own, Buffer b, Format f, int cols)
 
 static void add_range(const Planner *p, Tensor *t)
 {
-    if (has_ranges(p->m) && format_is_fp8(t->format) && !t->format.group)
-        t->range = arena_alloc(p->arena, sizeof(float));
+    if (!has_ranges(p->m) || !format_is_fp8(t->format) || t->format.group)
+        return;
+    t->range = arena_alloc(p->arena, sizeof(float));
+    t->range_kept = &p->m->ranges_kept;
 }
 
 static float *floats(Planner *p, Buffer b, int per_token)
@@ -76,7 +78,7 @@ static Tensor operand(Planner *p, bool is_own, Buffer b, Format f, int cols)
     if (!format_is_fp8(f))
         return place(p, is_own, b, f, cols);
     const size_t bytes = (size_t)p->m->N * (size_t)cols;
-    Tensor t = { .format = f, .rows = p->m->N, .cols = cols };
+    Tensor t = { .format = f, .rows = p->m->N, .cols = cols, .fast = p->m->recipe.fast != FAST_NONE };
     t.data = is_own && !p->transposes ? arena_alloc(p->arena, bytes) : shared_bytes(p->m, b, bytes);
     t.scale = arena_alloc(p->arena, 16);
     if (p->transposes)
@@ -145,6 +147,7 @@ static Tensor att_operand(Planner *p, Tensor att, Format f)
 {
     if (!format_equal(att.format, f))
         return operand(p, false, BUFFER_ATT_OP, f, att.cols);
+    att.fast = p->m->recipe.fast != FAST_NONE;
     att.data_t = p->transposes ? shared_bytes(p->m, BUFFER_ATT_OP_T, tensor_numel(att)) : NULL;
     return att;
 }
@@ -186,6 +189,8 @@ static Tensor gradient_operand(Planner *p, Buffer b, int cols)
 {
     Tensor t = operand(p, false, b, p->m->recipe.gradient, cols);
     t.range = NULL;
+    t.range_kept = NULL;
+    t.fast = p->m->recipe.fast == FAST_ALL;
     return t;
 }
 
@@ -194,7 +199,7 @@ static Tensor gradient_operand(Planner *p, Buffer b, int cols)
 static Tensor plan_dgate_up(Planner *p, int cols)
 {
     const Format saved = p->m->recipe.hidden, f = p->m->recipe.gradient;
-    Tensor t = { .format = f, .rows = p->m->N, .cols = cols };
+    Tensor t = { .format = f, .rows = p->m->N, .cols = cols, .fast = p->m->recipe.fast == FAST_ALL };
     if (format_is_fp8(f) ? has_ranges(p->m) || !format_is_fp8(saved) : !format_equal(saved, f))
         return gradient_operand(p, BUFFER_DGATE_UP, cols);
     if (format_is_fp8(f)) {

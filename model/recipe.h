@@ -16,11 +16,14 @@ typedef enum {
     FROM_EXACT      /* the values before rounding: backward's error is forward's no longer                  */
 } ForwardSource;
 
+/* Which FP8 GEMMs may add with short accumulators (matmul in kernels.h). */
+typedef enum { FAST_NONE, FAST_FORWARD, FAST_ALL } FastAccumulation;
+
 /* Over what the scale of an FP8 operand that is no weight holds: h0, h1, act, the attention's output, gradients but dy. */
 typedef enum {
     OF_MICROBATCH,  /* a micro-batch: its maximum is found, then it is encoded                              */
     OF_STEP         /* a step: those after its first are encoded with headroom over the first one's maximum;
-                       see operand_ranges                                                               */
+                       see range_is_kept                                                               */
 } ScalesOf;
 
 typedef struct {
@@ -35,7 +38,7 @@ typedef struct {
     Format head;       /* the logits' gradient: FP8 makes both GEMMs of the head's backward FP8, else they are the stream's */
     Keep   keep;
     ForwardSource forward;
-    FastAccumulation fast;     /* which FP8 GEMMs may add with short accumulators          */
+    FastAccumulation fast;
     ScalesOf scales;
     Format master;     /* weights that the optimizer updates                              */
     Format grads;      /* accumulated weight gradients                                    */

@@ -1,26 +1,90 @@
 /* A model is a row of units: the embedding, the blocks, the head. A unit is what is gathered and sharded as a whole. In forward it
- * reads the residual stream and writes it to the next unit, in backward it reads and writes the stream's gradient. */
+ * reads the residual stream and writes it to the next unit, in backward it reads and writes the stream's gradient. What a unit does
+ * is a row of the table in kinds.c.
+ *
+ * Dimensions: B sequences of T tokens, N = B*T; C model width; H query heads, K key/value heads of width D;
+ * S = (H+2K)*D width of [q|k|v]; F MLP width; V rows of the embedding; L blocks; W ranks. */
 #pragma once
-#include "model/plan.h"
+#include "kernels/tensor.h"
+#include "model/config.h"
+
+/* Every parameter that some kind of unit (units.h) has: a field here and a row of the kind; a kind of its own may overlay `tensor`
+ * with other names. As weights or as their gradients, the parameters that a unit lacks have data == NULL. */
+enum { NUM_PARAMS = 19 };
+typedef union {
+    struct {
+        Tensor embed;       /* (V, C)  embedding; also the head's matrix if tied               */
+        Tensor norm0;       /* (1, C)  blocks: input norm of attention; OLMo-2: norm of its output */
+        Tensor qkv;         /* (S, C)                                                          */
+        Tensor qnorm;       /* (1, H*D); Qwen3: (1, D), the same for each head                 */
+        Tensor knorm;       /* (1, K*D); Qwen3: (1, D)                                         */
+        Tensor out;         /* (C, H*D)                                                        */
+        Tensor norm1;       /* (1, C)  input norm of the MLP; OLMo-2: norm of its output       */
+        Tensor gate_up;     /* (2F, C) rows of gate, then rows of up                           */
+        Tensor down;        /* (C, F)                                                          */
+        Tensor norm;        /* (1, C)  head: final norm                                        */
+        Tensor head;        /* (V, C)                                                          */
+        /* adapters; rows for the targeted ones of q, k, v and of gate, up alone, from top to bottom */
+        Tensor qkv_a;       /* (3 rank, C)                                                     */
+        Tensor qkv_b;       /* (S, rank)                                                       */
+        Tensor out_a;       /* (rank, H*D)                                                     */
+        Tensor out_b;       /* (C, rank)                                                       */
+        Tensor gate_up_a;   /* (2 rank, C)                                                     */
+        Tensor gate_up_b;   /* (2F, rank)                                                      */
+        Tensor down_a;      /* (rank, F)                                                       */
+        Tensor down_b;      /* (C, rank)                                                       */
+    };
+    Tensor tensor[NUM_PARAMS];
+} Unit;
+
+/* The linear layers of a block, each with one matrix for what reads the same input. */
+typedef enum { LINEAR_QKV, LINEAR_OUT, LINEAR_GATE_UP, LINEAR_DOWN, NUM_LINEARS } Linear;
+
+/* How a parameter is cut among ranks that compute a layer together: by rows, the layer's outputs; by columns, its inputs; or not at
+ * all, since each of them needs all of it [Megatron-LM: Shoeybi et al. 2019, arXiv 1909.08053, sec. 3]. */
+typedef enum { SPLIT_NONE, SPLIT_ROWS, SPLIT_COLUMNS } Split;
+
+typedef enum { ALWAYS, WITH_NORM_WEIGHTS, WITH_QK_NORM, UNTIED, ADAPTED } Condition;
+/* SIZE_OUTPUTS: of the linear layer, of those of its tensors that the parameter has; SIZE_RANKS: the rank for each of these. */
+typedef enum {
+    SIZE_ONE, SIZE_MODEL, SIZE_Q, SIZE_Q_NORM, SIZE_K_NORM, SIZE_MLP, SIZE_VOCABULARY, SIZE_RANK, SIZE_OUTPUTS, SIZE_RANKS
+} Size;
+typedef enum { ONES, ZEROS, STD_EMBEDDING, STD_IN, STD_ATTENTION_OUT, STD_MLP_OUT, STD_HEAD, STD_ADAPTER } Init;
+
+/* A parameter that units of a kind have, in the order of their flat buffer. */
+typedef struct {
+    const char *name;
+    size_t      place;      /* offset in Unit */
+    Size        rows, cols;
+    Split       split;
+    Init        init;
+    Condition   condition;
+    Linear      linear;     /* whose matrix it is, or whose adapter's */
+} ParamRow;
+
+struct Model;
+struct Planner;
 
 typedef struct UnitKind {
     const char *name;                           /* in messages and traces */
     int  (*count)(const ModelConfig *c);        /* how many a model has, one after the other */
-    bool   is_layer;                            /* its matrices are operands of the recipe, and its units share buffers for weights */
+    bool   is_layer;                            /* its matrices are operands of the recipe; two units share a buffer for weights */
     const ParamRow *params;
     int    num_params;
 
     /* Its buffers: m->unit_acts[u], of which res0 is where the unit reads the stream. NULL: it reads none. */
-    void (*plan)(Planner *p, Model *m, int u);
+    void (*plan)(struct Planner *p, struct Model *m, int u);
 
     /* From the stream in unit_acts[u].res0 to unit_acts[u + 1].res0. */
-    void (*forward)(Model *m, const Unit *w, int u);
+    void (*forward)(struct Model *m, const Unit *w, int u);
 
     /* For which uses backward needs the unit's weights; NULL: for none. Then from m->work.dres, the gradient of what it wrote, to
      * that of what it read, unless nothing below is trained: goes_on. */
-    int  (*backward_uses)(const Model *m, int u);
-    void (*backward)(Model *m, const Unit *w, Unit *dw, int u, bool goes_on);
+    int  (*backward_uses)(const struct Model *m, int u);
+    void (*backward)(struct Model *m, const Unit *w, Unit *dw, int u, bool goes_on);
 } UnitKind;
+
+extern const UnitKind embedding_kind, block_kind, head_kind;      /* kinds.c */
 
 /* The last unit is the head, which has no `forward` and no `backward`: logits exist only between the two, so it makes them at once
  * (head.h). */

@@ -323,7 +323,7 @@ static void bench_linear_fp8(const char *name, int N, int O, int C, bool adds, d
     source.rows = N, source.cols = C, quantize(x, source);
     source.rows = O, source.cols = C, quantize(w, source);
     source.rows = N, source.cols = O, quantize(dy, source);
-    matmul_accumulation(FAST_ALL);
+    x.fast = dy.fast = true;
     snprintf(label, sizeof label, "matmul    FP8 %s (%d,%d)", name, O, C);
     TIME_FLOPS(label, flops, matmul(y, x, w, add));
     in_step(GEMMS, times);
@@ -344,11 +344,11 @@ static void bench_matmul_swiglu(const Model *m)
     Tensor wide = make(BF16_, N, 2 * F), gate_up = make(E4M3_16, N, 2 * F), act = with_range(make(E4M3_, N, F));
     source.rows = N, quantize(x, source);
     source.rows = 2 * F, quantize(w, source);
-    matmul_accumulation(FAST_ALL);
+    x.fast = true;
     matmul_swiglu(act, gate_up, wide, x, w);
-    operand_ranges(RANGES_KEPT);
+    ranges_kept = true;
     TIME_FLOPS("in range: matmul_swiglu FP8", 4.0 * N * F * C, matmul_swiglu(act, gate_up, wide, x, w));
-    operand_ranges(RANGES_MEASURED);
+    ranges_kept = false;
     release();
 }
 
@@ -364,11 +364,11 @@ static void bench_matmul_dx_swiglu(const Model *m)
     source.rows = C, source.cols = F, quantize(w, source);
     source.rows = N, quantize(act, source);
     act.data = NULL;
-    matmul_accumulation(FAST_ALL);
+    dy.fast = true;
     matmul_dx_swiglu(dgate_up, act, dact, dy, w, gate_up);
-    operand_ranges(RANGES_KEPT);
+    ranges_kept = true;
     TIME_FLOPS("in range: matmul_dx_swiglu FP8", 2.0 * N * F * C, matmul_dx_swiglu(dgate_up, act, dact, dy, w, gate_up));
-    operand_ranges(RANGES_MEASURED);
+    ranges_kept = false;
     release();
 }
 

@@ -78,9 +78,12 @@ static inline Tensor make_normal(Format f, int rows, int cols, float std)
     return t;
 }
 
+static bool ranges_kept;
+
 static inline Tensor with_range(Tensor t)
 {
     t.range = hold(sizeof(float));
+    t.range_kept = &ranges_kept;
     return t;
 }
 
@@ -88,9 +91,9 @@ static inline Tensor with_range(Tensor t)
 #define TIME_IN_RANGE(name, bytes, call)       \
     do {                                       \
         call;                                  \
-        operand_ranges(RANGES_KEPT);           \
+        ranges_kept = true;                   \
         TIME_BYTES(name, bytes, call);         \
-        operand_ranges(RANGES_MEASURED);       \
+        ranges_kept = false;                   \
     } while (0)
 
 /* ---- attention ------------------------------------------------------------------------------------------------ */

@@ -2,7 +2,7 @@
  * program needs to add another kind is here: its parameters, its buffers, forward and backward, and names in files. */
 #pragma once
 #include "model/architecture.h"
-#include "model/units.h"
+#include "model/plan.h"
 #include "kernels/kernels.h"
 
 static const TensorNames mapped_tensors[] = {
@@ -28,7 +28,7 @@ static int mapping_count(const ModelConfig *c)
     return c->architecture == &mapped;
 }
 
-static const ParamRow mapping_params[] = { { "mapping", 0, D_MODEL, D_MODEL, SPLIT_ROWS, STD_IN, ALWAYS } };
+static const ParamRow mapping_params[] = { { "mapping", 0, SIZE_MODEL, SIZE_MODEL, SPLIT_ROWS, STD_IN, ALWAYS } };
 
 static void mapping_plan(Planner *p, Model *m, int u)
 {

@@ -16,6 +16,14 @@ ModelConfig with_adapters(ModelConfig m, int rank, unsigned modules, BaseFormat 
 /* A run of one rank with micro-batches of B sequences; everything a model needs, nothing on disk. */
 void model_config(Config *c, const ModelConfig *m, const char *recipe, int B);
 
+/* The summed losses of what ran since the last call. */
+static inline Losses take_losses(Model *m)
+{
+    const Losses l = model_losses(m);
+    model_zero_losses(m);
+    return l;
+}
+
 void model_create(Model *m, Fsdp *f, const Config *c);        /* planned and placed, for one rank */
 
 /* The same with memory of its own for each buffer, so that all that was computed can be looked at. */

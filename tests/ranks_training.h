@@ -42,5 +42,5 @@ static inline double train_steps(Model *m, Fsdp *f, const Config *c, int first, 
         const double norm = optimizer_grad_norm(f);
         optimizer_step(f, c, s + 1, s + 1, 1e-2, fmin(1, 1 / norm));
     }
-    return model_losses(m).loss;
+    return take_losses(m).loss;
 }

@@ -77,11 +77,11 @@ static inline Result run_config(Config c, int parts, float behind)
         const int zeros[MAX_TOKENS] = { 0 };
         step(&model, &fsdp, &c, parts, 2, behind);
         model_step(&model, &fsdp, zeros, zeros, NULL, 0, 0, PASS_FORWARD);
-        model_losses(&model);
+        take_losses(&model);
         fsdp_empty_grads(&fsdp);
     }
     step(&model, &fsdp, &c, parts, 1, 1);
-    Result r = { .loss = model_losses(&model).loss / model.N, .units = fsdp.num_units };
+    Result r = { .loss = take_losses(&model).loss / model.N, .units = fsdp.num_units };
     for (int u = 0; u < r.units; u++) {
         r.shape[u] = fsdp.shape[u];
         r.count[u] = fsdp.shard[u].slice[TRAINED].count;

@@ -77,7 +77,7 @@ static double train_step(Trainer *t, int step)
     model_step(&t->model, &t->fsdp, tokens, targets, NULL, 1.0f / 30, 0, PASS_COMPLETE);
     const double norm = optimizer_grad_norm(&t->fsdp);
     optimizer_step(&t->fsdp, &t->config, step, step, 1e-2, fmin(1, 1 / norm));
-    return model_losses(&t->model).loss / 30;
+    return take_losses(&t->model).loss / 30;
 }
 
 static void close_trainer(Trainer *t)

@@ -61,10 +61,10 @@ static void load_model(Loaded *l, const ModelConfig *m, const char *folder)
 
 static double loss_of(Loaded *l, const CalibrationData *d, int first, int count)
 {
-    model_losses(&l->model);
+    take_losses(&l->model);
     for (int i = first; i < first + count; i += B)
         model_step(&l->model, &l->fsdp, d->tokens + i * T, d->targets + i * T, NULL, 0, 0, PASS_FORWARD);
-    return model_losses(&l->model).loss / (count * (T - 1));
+    return take_losses(&l->model).loss / (count * (T - 1));
 }
 
 static Tensor stored(const Loaded *l, int unit)

@@ -203,11 +203,11 @@ static void train(const char *recipe, ModelConfig m, char *trainable, bool bf16_
         fsdp_empty_grads(&fsdp);
         for (int i = 0; i < MICRO_BATCHES; i++)
             micro_batch(&model, &fsdp, i == MICRO_BATCHES - 1 ? PASS_COMPLETE : PASS_ACCUMULATE);
-        model_losses(&model);
+        take_losses(&model);
         const double norm = optimizer_grad_norm(&fsdp);
         optimizer_step(&fsdp, &c, step, step, 1e-3, fmin(1, 1 / norm));
         micro_batch(&model, &fsdp, PASS_FORWARD);
-        model_losses(&model);
+        take_losses(&model);
     }
     model_free(&model, &fsdp);
     if (*problem)

@@ -182,29 +182,31 @@ static void test_later_run(void **state)
     free(chosen);
 }
 
+static bool ranges_kept;
+
 /* On Hopper one kernel, which leaves `wide` alone: the bits of GEMM and SwiGLU, though these sums depend on the order of their
  * terms. */
 static void swiglu_case(int C)
 {
     enum { N = 2320, WIDTH = 1024 };
-    const Tensor x = make_fp8(E4, N, C, 1), w = make_fp8(E4, 2 * WIDTH, C, 2);
+    Tensor x = make_fp8(E4, N, C, 1), w = make_fp8(E4, 2 * WIDTH, C, 2);
     Tensor wide = make(BF, N, 2 * WIDTH), other = make(BF, N, 2 * WIDTH);
     Tensor saved[2], act[2];
     for (int i = 0; i < 2; i++) {
         saved[i] = make((Format){ E4M3, 16 }, N, 2 * WIDTH);
         act[i] = make(E4, N, WIDTH);
         act[i].range = guarded(sizeof(float));
+        act[i].range_kept = &ranges_kept;
     }
     const void *before = tensor_snapshot(other);
-    matmul_accumulation(FAST_ALL);
+    x.fast = true;
     matmul(wide, x, w, NONE);
     swiglu_forward_exact(act[0], saved[0], wide, NO_PRODUCT);
     device_copy(act[1].range, act[0].range, sizeof(float));
-    operand_ranges(RANGES_KEPT);
+    ranges_kept = true;
     swiglu_forward_exact(act[0], saved[0], wide, NO_PRODUCT);
     matmul_swiglu(act[1], saved[1], other, x, w);
-    operand_ranges(RANGES_MEASURED);
-    matmul_accumulation(FAST_FORWARD);
+    ranges_kept = false;
     /* but for what fills the scale up to 16 bytes */
     check_same_bytes("act", tensor_snapshot(act[1]), tensor_snapshot(act[0]), tensor_bytes(act[0]) - 12);
     check_same_bytes("saved", tensor_snapshot(saved[1]), tensor_snapshot(saved[0]), tensor_bytes(saved[0]));
@@ -225,30 +227,30 @@ static void test_swiglu(void **state)
 static void dx_swiglu_case(bool with_act, bool exceeds)
 {
     enum { N = 4624, C = 4112, WIDTH = 1024 };
-    const Tensor dy = make_fp8(E5, N, C, 1), w = make_fp8(E4, C, WIDTH, 2), wide = make_filled(BF, N, 2 * WIDTH, 3, -2, 2);
+    Tensor dy = make_fp8(E5, N, C, 1), w = make_fp8(E4, C, WIDTH, 2), wide = make_filled(BF, N, 2 * WIDTH, 3, -2, 2);
     Tensor saved = make((Format){ E4M3, 16 }, N, 2 * WIDTH), dact = make(BF, N, WIDTH), other = make(BF, N, WIDTH);
     Tensor gradient[2], act[2];
     const float scale = 0.0123f, unknown = 0;
     for (int i = 0; i < 2; i++) {
         gradient[i] = make_operand(E5, N, 2 * WIDTH);
         gradient[i].range = guarded(sizeof(float));
+        gradient[i].range_kept = &ranges_kept;
         act[i] = make_operand(E4, N, WIDTH);
         device_put(act[i].scale, &scale, sizeof scale);
     }
     act[1].data = act[0].data;          /* which nothing writes */
     const void *before = tensor_snapshot(other);
     quantize(saved, wide);
-    matmul_accumulation(FAST_ALL);
+    dy.fast = true;
     matmul_dx(dact, dy, w, false);
     swiglu_backward(gradient[0], columns_of(act[0]), dact, NO_PRODUCT, saved);
     if (exceeds)
         device_put(gradient[0].range, &unknown, sizeof unknown);
     device_copy(gradient[1].range, gradient[0].range, sizeof(float));
-    operand_ranges(RANGES_KEPT);
+    ranges_kept = true;
     swiglu_backward(gradient[0], columns_of(act[0]), dact, NO_PRODUCT, saved);
     matmul_dx_swiglu(gradient[1], with_act ? columns_of(act[1]) : NONE, other, dy, w, saved);
-    operand_ranges(RANGES_MEASURED);
-    matmul_accumulation(FAST_FORWARD);
+    ranges_kept = false;
     check_same_bytes("gradient", tensor_snapshot(gradient[1]), tensor_snapshot(gradient[0]), tensor_bytes(gradient[0]) - 12);
     check_transposed("gradient", gradient[1]);
     if (with_act)

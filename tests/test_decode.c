@@ -249,7 +249,7 @@ static double loss_of(const Config *c, PlanBytes *bytes, size_t others[3])
     model_create(&m, &f, c);
     fsdp_init(&f, &c->model, 3);
     model_step(&m, &f, tokens, tokens, NULL, 0, 0, PASS_FORWARD);
-    const double loss = model_losses(&m).loss;
+    const double loss = take_losses(&m).loss;
     *bytes = m.bytes;
     others[0] = fsdp_grad_bytes(&f), others[1] = fsdp_state_bytes(&f), others[2] = 0;
     for (int u = 0; u < f.num_units; u++)

@@ -119,7 +119,7 @@ static void test_alone(void **state)
     c.device_train_microbatch_size = 1;
     c.strategy.shard_ranks = 1;
     open_model(&m, &f, &c);
-    model_losses(&m);
+    take_losses(&m);
     for (int i = 0; i < ALL; i++) {
         const int k = first_of_kind(i), all = tokens_of(k), skipped = all > T + 1 ? all - T - 1 : 0, n = all - skipped;
         int id[T + 1], tokens[T] = { 0 }, targets[T];
@@ -130,7 +130,7 @@ static void test_alone(void **state)
             targets[t] = t < n - 1 && t >= n - 1 - scored_of(k) ? id[t + 1] : -1;
         }
         model_step(&m, &f, tokens, targets, NULL, 0, 0, PASS_FORWARD);
-        alone[i] = -model_losses(&m).loss;
+        alone[i] = -take_losses(&m).loss;
     }
     model_free(&m, &f);
 }
@@ -185,7 +185,7 @@ static void check_sharded(int shard_ranks, const char *name)
             c.eval_subset_num_batches = -1;
             DownstreamResult d = downstream_evaluate(&c, i, &m, &f, NULL);
             check_scores(&d, i, ALL, name);
-            assert_true(model_losses(&m).loss == 0 && !m.documents);
+            assert_true(take_losses(&m).loss == 0 && !m.documents);
             c.eval_subset_num_batches = 2;          /* of MICRO choices on each rank: questions that are whole in these */
             d = downstream_evaluate(&c, i, &m, &f, NULL);
             check_scores(&d, i, 2 * MICRO * comm_size(), name);

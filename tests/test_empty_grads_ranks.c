@@ -63,7 +63,7 @@ static void add_up(Run *r, int parts)
         model_step(&r->model, &r->fsdp, tokens, targets, NULL, 1.0f / (float)N, 0,
                    i == parts - 1 ? PASS_COMPLETE : PASS_ACCUMULATE);
     }
-    model_losses(&r->model);
+    take_losses(&r->model);
 }
 
 /* All memory of gradients, with the bytes of zeros or NaNs. */

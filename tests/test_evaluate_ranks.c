@@ -129,7 +129,7 @@ static EvalResult one_by_one(int set, int count)
             labels += targets[t] >= 0;
         }
         model_step(&m, &f, tokens, targets, NULL, 0, 0, PASS_FORWARD);
-        loss += model_losses(&m).loss;
+        loss += take_losses(&m).loss;
     }
     model_free(&m, &f);
     return (EvalResult){ sets[set].name, labels ? loss / (double)labels : NAN, labels };

@@ -83,7 +83,7 @@ static void close_run(Run *r)
 static double step_loss(Run *r, int step)
 {
     forward_backward(&r->model, &r->fsdp, &r->config, step, BATCH / comm_size());
-    double loss = model_losses(&r->model).loss / (BATCH * r->config.model.max_sequence_length);
+    double loss = take_losses(&r->model).loss / (BATCH * r->config.model.max_sequence_length);
     comm_sum(&loss, 1);
     return loss;
 }

@@ -152,9 +152,9 @@ static Curve train_kept(Run *r)
         c.norm[s] = optimizer_grad_norm(&r->fsdp);
         optimizer_step(&r->fsdp, &r->config, s + 1, s + 1, 1e-2, 1);
         trace_step_end();
-        model_losses(&r->model);
+        take_losses(&r->model);
         model_step(&r->model, &r->fsdp, tokens, tokens, NULL, 1, 0, PASS_FORWARD);
-        c.loss[s] = model_losses(&r->model).loss;
+        c.loss[s] = take_losses(&r->model).loss;
     }
     end_trace();
     return c;

@@ -143,7 +143,7 @@ static void make_passes(Model *m, Fsdp *f, const Config *c, Result *r)
         fill_tokens(tokens, m->N, pass, c);
         fill_with_nan(m->shared_memory, m->shared_bytes);
         model_step(m, f, tokens, tokens, NULL, 1.0f / (float)m->N, 0, pass);
-        r->loss[pass] = (float)model_losses(m).loss;
+        r->loss[pass] = (float)take_losses(m).loss;
     }
     fill_with_nan(m->shared_memory, m->shared_bytes);
     pass_forward(m, f);

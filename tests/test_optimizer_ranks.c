@@ -73,7 +73,7 @@ static void train(Run *r, long last)
             model_step(&r->model, &r->fsdp, tokens, targets, NULL, 1.0f / (float)(BATCH * T), 0,
                        i == share - 1 ? PASS_COMPLETE : PASS_ACCUMULATE);
         }
-        double loss = model_losses(&r->model).loss / (BATCH * T);
+        double loss = take_losses(&r->model).loss / (BATCH * T);
         comm_sum(&loss, 1);
         r->loss[r->state.step++] = loss;
         r->state.updates++;

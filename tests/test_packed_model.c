@@ -66,7 +66,7 @@ typedef struct { double loss; float *gradient; size_t n; } Result;
 
 static Result result_of(Setup *s)
 {
-    Result r = { .loss = model_losses(&s->model).loss };
+    Result r = { .loss = take_losses(&s->model).loss };
     for (int u = 0; u < s->fsdp.num_units; u++) {
         const size_t count = s->fsdp.shard[u].slice[TRAINED].count;
         if (count == 0)
@@ -147,7 +147,7 @@ static void step_of_one(float *losses, Result *r, SmallModel a, const Batch *b, 
     open_model(&s, a, B, true);
     model_step(&s.model, &s.fsdp, tokens, b->targets, b->begins, 1, 0, PASS_FORWARD);
     device_get(losses, s.model.losses, sizeof(float) * B * T);
-    model_losses(&s.model);
+    take_losses(&s.model);
     model_step(&s.model, &s.fsdp, tokens, targets, b->begins, 1, 0, PASS_COMPLETE);
     *r = result_of(&s);
 }

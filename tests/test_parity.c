@@ -126,7 +126,7 @@ static void check_forward(Setup *s)
 {
     int V = s->config.model.embedding_size, vocab = s->config.model.vocab_size;
     model_step(&s->model, &s->fsdp, s->tokens, s->targets, NULL, 1, 0, PASS_FORWARD);
-    float loss = (float)(model_losses(&s->model).loss / s->labels), *expected_loss = recorded(s, "loss", "F32", 1);
+    float loss = (float)(take_losses(&s->model).loss / s->labels), *expected_loss = recorded(s, "loss", "F32", 1);
     float *expected = recorded(s, "logits", "F32", (size_t)N * vocab);
     float *all = malloc(4 * (size_t)N * V), *found = malloc(4 * (size_t)N * vocab);
     device_get(all, s->model.logits.data, 4 * (size_t)N * V);
@@ -141,7 +141,7 @@ static double mean_loss_and_gradients(Setup *s)
 {
     fsdp_empty_grads(&s->fsdp);
     model_step(&s->model, &s->fsdp, s->tokens, s->targets, NULL, 1 / s->labels, 0, PASS_COMPLETE);
-    return model_losses(&s->model).loss / s->labels;
+    return take_losses(&s->model).loss / s->labels;
 }
 
 /* Every gradient by its Hugging Face name; and none is left over. */

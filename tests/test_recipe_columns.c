@@ -134,9 +134,9 @@ static double forward_loss(const ModelConfig *m, ScalesOf scales)
     for (int i = 0; i < 2 * model.N; i++)
         tokens[i] = test_token(1, i, m->vocab_size);
     model_step(&model, &fsdp, tokens, tokens, NULL, 1, 0, PASS_ACCUMULATE);
-    model_losses(&model);
+    take_losses(&model);
     model_step(&model, &fsdp, tokens + model.N, tokens + model.N, NULL, 1, 0, PASS_FORWARD);
-    const double loss = model_losses(&model).loss;
+    const double loss = take_losses(&model).loss;
     model_free(&model, &fsdp);
     return loss;
 }
@@ -190,7 +190,7 @@ static double evaluated(const ModelConfig *m, const char *recipe, bool columns, 
         tokens[n] = test_token(1, n, m->vocab_size);
     for (int n = 0; n < 2; n++)
         model_step(&model, &fsdp, tokens, tokens, NULL, 0, 0, PASS_FORWARD);
-    const double loss = model_losses(&model).loss;
+    const double loss = take_losses(&model).loss;
     *bytes = model.bytes.total;
     model_free(&model, &fsdp);
     return loss;

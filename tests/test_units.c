@@ -37,7 +37,7 @@ static double pass(Trainer *t)
         targets[n] = n % 16 == 15 ? -1 : tokens[n + 1];
     fsdp_empty_grads(&t->fsdp);
     model_step(&t->model, &t->fsdp, tokens, targets, NULL, 1.0f / 30, 0, PASS_COMPLETE);
-    return model_losses(&t->model).loss;
+    return take_losses(&t->model).loss;
 }
 
 static double train_step(Trainer *t, int step)

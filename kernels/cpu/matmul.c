@@ -8,11 +8,6 @@
 
 #include "kernels/cpu/cpu.h"
 
-void backend_matmul_accumulation(FastAccumulation fast)
-{
-    (void)fast;
-}
-
 /* t as GEMMs read it when the sum runs over its rows: element (r, c) is at x[r * ld + c], or at x[c * ld + r] if turned. */
 typedef struct { const float *x; bool turned; int ld; } Columns;
 

@@ -56,9 +56,6 @@ const char *image_architectures(void);
 /* Whether what hopper.cuh has can be used: its code is for 9.0 alone, and only in programs that were compiled for "90a". */
 bool        runs_on_hopper(void);
 
-/* matmul.c: whether FP8 GEMMs of forward, or those of gradients, add with short accumulators. */
-bool matmul_is_fast(bool gradients);
-
 /* matmul_row.cu: matmul of a single BF16 row with a BF16 w, arguments checked already; false: of others, and nothing is done. */
 bool matmul_row(Tensor y, Tensor x, Tensor w, Tensor add);
 

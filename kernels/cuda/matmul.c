@@ -51,18 +51,6 @@ typedef enum { FORWARD, DX, DW } Kind;
 static const char *const kind_name[] = { [FORWARD] = "matmul", [DX] = "matmul_dx", [DW] = "matmul_dw" };
 
 /* FP8 only: adds products with the tensor cores' 14 fraction bits instead of promoting to F32 now and then. */
-static FastAccumulation fast_kinds = FAST_FORWARD;
-
-void backend_matmul_accumulation(FastAccumulation fast)
-{
-    fast_kinds = fast;
-}
-
-bool matmul_is_fast(bool gradients)
-{
-    return fast_kinds == FAST_ALL || (fast_kinds == FAST_FORWARD && !gradients);
-}
-
 /* What an algorithm is chosen by. Zeroed before it is filled: compared with memcmp. */
 typedef struct {
     Kind  kind;
@@ -80,6 +68,7 @@ typedef struct {
     const void *c;                      /* added; NULL: nothing; may be d */
     void       *d;
     bool        empty;                  /* c, which is d, holds nothing yet: by the algorithm that adds to it, but d is written */
+    bool        fast;                   /* FP8: short accumulators */
 } Operands;
 
 typedef struct {
@@ -385,7 +374,7 @@ static void run(Kind kind, int m, int n, int k, bool trans_a, bool trans_b, DTyp
     Shape s;
     memset(&s, 0, sizeof s);
     s.kind = kind, s.m = m, s.n = n, s.k = k, s.trans_a = trans_a, s.trans_b = trans_b;
-    s.fast = o.scale_a && matmul_is_fast(kind != FORWARD);
+    s.fast = o.scale_a && o.fast;
     s.a = a, s.b = b, s.d = d, s.add = o.c != NULL, s.align = alignment(&o);
     CHECK(m > 0 && n > 0 && k > 0, "%s of m=%d n=%d k=%d", kind_name[kind], m, n, k);
 
@@ -414,7 +403,7 @@ void backend_matmul(Tensor y, Tensor x, Tensor w, Tensor add)
     if (matmul_row(y, x, w, add))
         return;
     run(FORWARD, O, N, C, true, false, w.format.dtype, x.format.dtype, y.format.dtype,
-        (Operands){ .a = w.data, .b = x.data, .scale_a = w.scale, .scale_b = x.scale, .c = add.data, .d = y.data });
+        (Operands){ .a = w.data, .b = x.data, .scale_a = w.scale, .scale_b = x.scale, .c = add.data, .d = y.data, .fast = x.fast });
 }
 
 void backend_matmul_dx(Tensor dx, Tensor dy, Tensor w, bool accumulate)
@@ -425,7 +414,7 @@ void backend_matmul_dx(Tensor dx, Tensor dy, Tensor w, bool accumulate)
         check_fp8(DX, C, O, "inputs", "outputs");
     run(DX, C, N, O, fp8, false, w.format.dtype, dy.format.dtype, dx.format.dtype,
         (Operands){ .a = fp8 ? w.data_t : w.data, .b = dy.data, .scale_a = w.scale, .scale_b = dy.scale,
-                    .c = accumulate ? dx.data : NULL, .d = dx.data });
+                    .c = accumulate ? dx.data : NULL, .d = dx.data, .fast = dy.fast });
 }
 
 void backend_matmul_dw(Tensor dw, Tensor dy, Tensor x)
@@ -438,5 +427,5 @@ void backend_matmul_dw(Tensor dw, Tensor dy, Tensor x)
         check_fp8(DW, C, N, "inputs", "tokens");
     run(DW, C, O, N, fp8, !fp8, x.format.dtype, dy.format.dtype, dw.format.dtype,
         (Operands){ .a = fp8 ? x.data_t : x.data, .b = fp8 ? dy.data_t : dy.data,
-                    .scale_a = x.scale, .scale_b = dy.scale, .c = dw.data, .d = dw.data, .empty = dw.empty });
+                    .scale_a = x.scale, .scale_b = dy.scale, .c = dw.data, .d = dw.data, .empty = dw.empty, .fast = dy.fast });
 }

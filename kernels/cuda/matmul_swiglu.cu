@@ -113,7 +113,7 @@ struct Forward {
 bool fits(FusedMaps *maps, Tensor act, Tensor gate_up, Tensor wide, Tensor x, Tensor w)
 {
     const RowOrder tokens = { 16, { 16, 1, 1 }, { 1, 16, 16 } }, weights = { 64, { 2, 4, 8 }, { 1, 16, 2 } };
-    return runs_on_hopper() && matmul_is_fast(false) && is_fusable(x.data, x, Forward::TOKENS) && is_fusable(w.data, w, E4M3)
+    return runs_on_hopper() && x.fast && is_fusable(x.data, x, Forward::TOKENS) && is_fusable(w.data, w, E4M3)
         && is_fusable(act.data, act, E4M3) && !act.data_t && range_is_kept(act) && wide.format.dtype == BF16
         && gate_up.format.dtype == E4M3 && gate_up.format.group == 16 && (uintptr_t)gate_up.data % 16 == 0
         && act.cols % COLUMNS == 0 && x.rows % 16 == 0 && is_deep_enough<Forward>(x.cols)

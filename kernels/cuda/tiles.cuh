@@ -4,7 +4,7 @@
  * or fp8_amax below), pass 2 turns it into the scale, computes the values again and writes the codes. A Source computes
  * eight neighbours of a row from whatever memory it reads; the passes are the same for all of them.
  *
- * Within a range that is KEPT (operand_ranges) pass 2 comes first and finds the maximum. A third launch is always made, of few
+ * Within a range that is kept (range_is_kept) pass 2 comes first and finds the maximum. A third launch is always made, of few
  * blocks, which return at once unless the maximum exceeded the range: then they encode again. Nothing waits for the device.
  *
  * Pass 2 moves tiles of 128 rows x 64 columns, 4 x 8 elements a thread: codes leave in rows of 64 bytes, transposed ones

@@ -210,7 +210,7 @@ static void embed(Calibration *c)
 /* The mean loss of held-out micro-batches whose last block's output is the stream's from `first` on. */
 static double cross_entropy_of(Calibration *c, int first, long *labels)
 {
-    model_losses(&c->m);
+    model_zero_losses(&c->m);
     *labels = 0;
     for (int i = 0; i < c->held; i++) {
         const int *targets = c->data->targets + (size_t)(c->batches + i) * (size_t)c->m.N;

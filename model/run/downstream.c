@@ -170,7 +170,6 @@ static bool log_probabilities(double *log_probability, const Requests *r, int qu
         cut = agree_any(stop && *stop);
     }
     m->documents = documents;
-    model_losses(m);
     comm_sum(log_probability, r->choices);
     for (int i = 0; i < r->choices; i++)
         log_probability[i] = log_probability[r->choice[i].same];

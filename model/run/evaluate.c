@@ -83,6 +83,7 @@ typedef struct { int B, T, *tokens, *targets; uint8_t *begins; double loss, labe
 
 static void add_batch(Validation *p, const Batch *b, int sequences, Model *m, Fsdp *f)
 {
+    model_zero_losses(m);
     for (int first = 0; first < sequences; first += p->B) {
         watchdog_mark("evaluation", -1);
         micro_batch(p->tokens, p->targets, p->begins, b, first, p->B, p->T);
@@ -128,7 +129,6 @@ EvalResult evaluate(const Config *c, int i, Model *m, Fsdp *f, const volatile si
         e.problem = disagreement(l, e.label);
     if (!e.problem) {
         Validation p = { B, T, xmalloc(sizeof(int) * B * T), xmalloc(sizeof(int) * B * T), xmalloc((size_t)B * T), 0, 0 };
-        model_losses(m);
         e.cut = add_batches(&p, l, c, m, f, stop, &e.problem);
         double total[2] = { p.loss, p.labels };
         comm_sum(total, 2);

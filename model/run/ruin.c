@@ -54,7 +54,7 @@ static bool gives_finite_step(Run *r)
     const int B = r->model.attn.B, T = r->model.attn.T;
     watchdog_mark("forward and backward after the last update", -1);
     fsdp_empty_grads(&r->fsdp);
-    model_losses(&r->model);
+    model_zero_losses(&r->model);
     model_step(&r->model, &r->fsdp, b->tokens, b->targets, b->begins, 1 / ((float)B * (float)T * (float)comm_size()),
                (float)r->config->z_loss, PASS_COMPLETE);
     watchdog_mark_together("reading its loss and gradient norm", -1);

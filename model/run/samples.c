@@ -128,7 +128,6 @@ bool samples_write(Samples *s, Model *m, Fsdp *f, Log *l, long step, const volat
     bool cut = false;
     int *batch = xcalloc((size_t)m->N, sizeof *batch);
     log_pause(l);
-    matmul_accumulation(m->recipe.fast);
     begin(s);
     for (int first = 0; first < s->prompts.count && !cut; first += B)
         while (!cut && pass(s, m, f, first, s->prompts.count - first < B ? s->prompts.count - first : B, batch))
