@@ -14,6 +14,12 @@
 #pragma once
 #include "kernels/tensor.h"
 
+/* From which values an operation that saves a tensor goes on, where saving rounds it to FP8. */
+typedef enum {
+    FROM_SAVED,     /* the rounded ones, so that forward and backward see the same [COAT]                   */
+    FROM_EXACT      /* those before rounding: backward's error is forward's no longer                       */
+} ForwardSource;
+
 /* ---- formats ---------------------------------------------------------------------------------------------- */
 
 /* y = x in y's format. The same memory: nothing happens. FP8: S = max|x| / max(format) per group or tensor,
@@ -70,13 +76,10 @@ void embedding_backward(Tensor dw, const TokenAt *sorted, Tensor dy);
 typedef enum { RMS_NORM, LAYER_NORM } NormKind;
 typedef struct { NormKind kind; float eps; } Norm;
 
-/* x = stream, in x's format (the same memory: nothing); stats of x as stored: row n has mean stats[2n] (0 for RMS_NORM)
- * and rstd stats[2n+1] = 1/sqrt(mean((x-mean)^2) + eps); y = (x - mean) rstd w [+ residual].
+/* x = stream, in x's format (the same memory: nothing); stats of x as stored, or of the stream: row n has mean stats[2n] (0 for
+ * RMS_NORM) and rstd stats[2n+1] = 1/sqrt(mean((x-mean)^2) + eps); y = (x - mean) rstd w [+ residual], of the same x.
  * x, stream, y, residual (N,C); w (1,C) or no tensor, meaning 1; residual may be no tensor. */
-void norm_forward (Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual, Norm norm);
-
-/* The same with y and stats of the stream itself: x is saved, but its rounding touches nothing else. */
-void norm_forward_exact(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual, Norm norm);
+void norm_forward (Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual, Norm norm, ForwardSource from);
 
 /* y again from x and stats as norm_forward left them, without residual; in FP8 with the scale that y has, and y.data or
  * y.data_t may be NULL: not written. */
@@ -90,8 +93,9 @@ void norm_backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x, const
 
 /* ---- linear ----------------------------------------------------------------------------------------------- */
 
-/* FP8 GEMMs whose first input (x of matmul, dy of the others) is `fast` may add with the tensor cores' short accumulators: 8 % faster,
- * each product 1e-3 instead of 1e-4 off (H200). What this leaves to choice is a back end's rounding; the CPU's is exact either way.
+/* FP8 GEMMs whose first input (x of matmul, dy of the others) is `fast` may add with the tensor cores' short accumulators: 8 %
+ * faster, each product 1e-3 instead of 1e-4 off (H200). What this leaves to choice is a back end's rounding; the CPU's is exact
+ * either way.
  *
  * FP8 operands have one scale and are read along the sum: matmul reads data, matmul_dx w.data_t, matmul_dw both data_t. add may be
  * y. A product that is added in place to BF16 may be rounded first, then the sum again. */
@@ -150,16 +154,14 @@ typedef struct {
 } Documents;
 
 /* From projection to attention input: saved = x [+ product], in saved's format (the memory of x: nothing but the product happens);
- * y = rope(norm(clamp(saved))), v only clamped. Rows of x and y are [q (H*D) | k (K*D) | v (K*D)]. rope turns (a, b) = elements
- * (i, i + D/2) of a head at position t by angle(t,i). y may be x, and with it saved, which then ends as y.
+ * y = rope(norm(clamp(saved))), FROM_EXACT of x [+ product] itself; v is only clamped. Rows of x and y are [q (H*D) | k (K*D) |
+ * v (K*D)]. rope turns (a, b) = elements (i, i + D/2) of a head at position t by angle(t,i). y may be x, and with it saved, which
+ * then ends as y.
  * The norms' weights: qnorm (1,H*D), knorm (1,K*D) norm q and k over their full widths [OLMo 2], stats (N,2): rstd of q
  * and of k. Both (1,D): each head by itself, with weights that all heads of q or of k share [Qwen3], stats (N,H+K): rstd of
  * each head of q, then of k. No tensors: no norm, stats NULL. */
-void rope_forward (Tensor y, Tensor saved, float *stats, Tensor x, LowProduct product, Tensor qnorm, Tensor knorm, Attention a);
-
-/* The same with y and stats of x [+ product] itself: it is saved, but that rounding touches nothing else. */
-void rope_forward_exact(Tensor y, Tensor saved, float *stats, Tensor x, LowProduct product, Tensor qnorm, Tensor knorm,
-                        Attention a);
+void rope_forward (Tensor y, Tensor saved, float *stats, Tensor x, LowProduct product, Tensor qnorm, Tensor knorm, Attention a,
+                   ForwardSource from);
 
 /* dx from dy; may be the same memory; otherwise dy is overwritten. dqnorm, dknorm += (shapes as qnorm, knorm; no tensor: not
  * wanted). x: what rope_forward saved; read only if there is a clip or a norm (a clamped element has gradient 0; one
@@ -184,13 +186,11 @@ void attention_cached(Tensor y, Tensor qkv, KvCache cache, Attention a);
 /* ---- MLP -------------------------------------------------------------------------------------------------- */
 
 /* gate_up = wide [+ product], in gate_up's format (the memory of wide: nothing but the product happens); act = silu(gate) * up of
- * gate_up as stored. act (N,F); rows of gate_up and wide (N,2F) are [gate | up]. */
-void swiglu_forward (Tensor act, Tensor gate_up, Tensor wide, LowProduct product);
+ * gate_up as stored, or of wide [+ product]. act (N,F); rows of gate_up and wide (N,2F) are [gate | up]. */
+void swiglu_forward (Tensor act, Tensor gate_up, Tensor wide, LowProduct product, ForwardSource from);
 
-/* The same with act of wide [+ product] itself: it is saved, but that rounding touches nothing else. */
-void swiglu_forward_exact(Tensor act, Tensor gate_up, Tensor wide, LowProduct product);
-
-/* What matmul(wide, x, w) and then swiglu_forward_exact(act, gate_up, wide) do; where one kernel does both, wide is not written.
+/* What matmul(wide, x, w) and then swiglu_forward(act, gate_up, wide, {0}, FROM_EXACT) do; where one kernel does both, wide is not
+ * written.
  * x (N,C), w (2F,C), act (N,F), gate_up and wide (N,2F). */
 void matmul_swiglu(Tensor act, Tensor gate_up, Tensor wide, Tensor x, Tensor w);
 

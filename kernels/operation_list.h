@@ -30,11 +30,8 @@ OP(embedding_backward,   (Tensor dw, const TokenAt *sorted, Tensor dy), (dw, sor
    MEMORY(sorted, (size_t)dy.rows * sizeof *sorted, READS), IN(dy), SUM(dw))
 
 /* ---- normalization */
-OP(norm_forward,         (Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual, Norm norm),
-                         (y, x, stats, stream, w, residual, norm),
-   IN(stream), IN(w), IN(residual), OUT(x), FLOATS(stats, x.rows, 2, WRITES), OUT(y))
-OP(norm_forward_exact,   (Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual, Norm norm),
-                         (y, x, stats, stream, w, residual, norm),
+OP(norm_forward,         (Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual, Norm norm,
+                          ForwardSource from), (y, x, stats, stream, w, residual, norm, from),
    IN(stream), IN(w), IN(residual), OUT(x), FLOATS(stats, x.rows, 2, WRITES), OUT(y))
 OP(norm_again,           (Tensor y, Tensor x, const float *stats, Tensor w), (y, x, stats, w),
    IN(x), FLOATS(stats, x.rows, 2, READS), IN(w), OUT_AS_SCALED(y))
@@ -61,10 +58,7 @@ OP(lora_dw,              (LowRank dm, Tensor low, Tensor x), (dm, low, x),
 
 /* ---- attention */
 OP(rope_forward,         (Tensor y, Tensor saved, float *stats, Tensor x, LowProduct product, Tensor qnorm, Tensor knorm,
-                          Attention a), (y, saved, stats, x, product, qnorm, knorm, a),
-   IN_WITH(x, product), ANGLES(a), IN(qnorm), IN(knorm), OUT(saved), QK_STATS(stats, x, qnorm, a, WRITES), OUT(y))
-OP(rope_forward_exact,   (Tensor y, Tensor saved, float *stats, Tensor x, LowProduct product, Tensor qnorm, Tensor knorm,
-                          Attention a), (y, saved, stats, x, product, qnorm, knorm, a),
+                          Attention a, ForwardSource from), (y, saved, stats, x, product, qnorm, knorm, a, from),
    IN_WITH(x, product), ANGLES(a), IN(qnorm), IN(knorm), OUT(saved), QK_STATS(stats, x, qnorm, a, WRITES), OUT(y))
 OP(rope_backward,        (Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x, const float *stats, Tensor qnorm,
                           Tensor knorm, Attention a), (dx, dqnorm, dknorm, dy, x, stats, qnorm, knorm, a),
@@ -80,9 +74,8 @@ OP(attention_cached,     (Tensor y, Tensor qkv, KvCache cache, Attention a), (y,
    OUT(cached(cache.k, cache.length, qkv.rows)), OUT(cached(cache.v, cache.length, qkv.rows)), OUT(y))
 
 /* ---- MLP */
-OP(swiglu_forward,       (Tensor act, Tensor gate_up, Tensor wide, LowProduct product), (act, gate_up, wide, product),
-   IN_WITH(wide, product), OUT(gate_up), OUT(act))
-OP(swiglu_forward_exact, (Tensor act, Tensor gate_up, Tensor wide, LowProduct product), (act, gate_up, wide, product),
+OP(swiglu_forward,       (Tensor act, Tensor gate_up, Tensor wide, LowProduct product, ForwardSource from),
+                         (act, gate_up, wide, product, from),
    IN_WITH(wide, product), OUT(gate_up), OUT(act))
 OP(matmul_swiglu,        (Tensor act, Tensor gate_up, Tensor wide, Tensor x, Tensor w), (act, gate_up, wide, x, w),
    IN(x), IN(w), OUT(wide), OUT(gate_up), OUT(act))

@@ -34,26 +34,12 @@ static Tensor forward_operand(const Acts *a, Tensor t)
 /* y = [residual +] the norm of the stream, of which x is saved; the recipe says whether forward sees x's rounding. */
 static void norm(const Model *m, Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual)
 {
-    if (m->recipe.forward == FROM_SAVED)
-        norm_forward(y, x, stats, stream, w, residual, m->config->norm);
-    else
-        norm_forward_exact(y, x, stats, stream, w, residual, m->config->norm);
-}
-
-static void swiglu(const Model *m, Tensor act, Tensor gate_up, Tensor wide, LowProduct product)
-{
-    if (m->recipe.forward == FROM_SAVED)
-        swiglu_forward(act, gate_up, wide, product);
-    else
-        swiglu_forward_exact(act, gate_up, wide, product);
+    norm_forward(y, x, stats, stream, w, residual, m->config->norm, m->recipe.forward);
 }
 
 static void rope(const Model *m, const Acts *a, const Unit *w, LowProduct product)
 {
-    if (m->recipe.forward == FROM_SAVED)
-        rope_forward(a->rot, a->qkv, a->qk_stats, a->proj, product, w->qnorm, w->knorm, a->attn);
-    else
-        rope_forward_exact(a->rot, a->qkv, a->qk_stats, a->proj, product, w->qnorm, w->knorm, a->attn);
+    rope_forward(a->rot, a->qkv, a->qk_stats, a->proj, product, w->qnorm, w->knorm, a->attn, m->recipe.forward);
 }
 
 /* The mix of values that each token sees: of the micro-batch, or with a cache also of those before it. */
@@ -120,7 +106,7 @@ static void linear_swiglu(const Model *m, const Unit *w, const Acts *a)
     if (m->recipe.forward == FROM_EXACT && !a->low[LINEAR_GATE_UP].data)
         matmul_swiglu(act, a->gate_up, a->wide, a->h1, w->gate_up);
     else
-        swiglu(m, act, a->gate_up, a->wide, linear_apart(m, LINEAR_GATE_UP, a->wide, a->h1, w, a));
+        swiglu_forward(act, a->gate_up, a->wide, linear_apart(m, LINEAR_GATE_UP, a->wide, a->h1, w, a), m->recipe.forward);
 }
 
 static Tensor dlow(const Model *m, const Acts *a, Linear l)
@@ -290,7 +276,7 @@ void block_backward(const Model *m, const Unit *w, Unit *dw, const Acts *a, bool
     branch_in_dw      (m, LINEAR_GATE_UP, dw, a->dgate_up, a->h1, a, a->x1, a->stats1, w->norm1);
 
     if (a->rot.data != a->qkv.data)
-        rope_forward  (a->rot, a->qkv, a->qk_stats, a->qkv, NO_PRODUCT, w->qnorm, w->knorm, a->attn);
+        rope_forward  (a->rot, a->qkv, a->qk_stats, a->qkv, NO_PRODUCT, w->qnorm, w->knorm, a->attn, FROM_SAVED);
     attention_output_again(a, a->att_op.data_t && is_trained(dw->out));
     dy = branch_out_backward(m, dw->norm0, a->x0, a->stats0, w->norm0);
     linear_dx         (m, LINEAR_OUT, t->datt, dy, w, a, false);

@@ -53,7 +53,7 @@ void head_losses(Model *m, Fsdp *f, float scale, float z_weight, bool backward)
 
     trace_begin("head", head_unit);
     Tensor x = m->unit_acts[last].res0;
-    norm_forward(m->final_h, x, m->final_stats, x, w->norm, NONE, m->config->norm);
+    norm_forward(m->final_h, x, m->final_stats, x, w->norm, NONE, m->config->norm, FROM_SAVED);
     if (fp8 && goes_on) {
         quantize_scale(m->head_w, weight);
         quantize_codes(m->head_w, weight);
@@ -94,7 +94,7 @@ void head_logits(Model *m, Fsdp *f, int row)
         fsdp_gather(f, head_unit, FOR_FORWARD);
     const Unit *hw = fsdp_acquire(f, head_unit);
     Tensor x = tensor_rows(m->unit_acts[last].res0, row, 1), h = tensor_rows(m->final_h, 0, 1);
-    norm_forward(h, x, m->final_stats, x, w->norm, NONE, m->config->norm);
+    norm_forward(h, x, m->final_stats, x, w->norm, NONE, m->config->norm, FROM_SAVED);
     matmul(tensor_rows(m->logits, 0, 1), h, tied ? hw->embed : hw->head, NONE);
     fsdp_release(f, last);
     if (tied)

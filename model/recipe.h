@@ -10,12 +10,6 @@ typedef enum {
     KEEP_BLOCK      /* only each block's input: backward runs the block's forward again (activation checkpointing) */
 } Keep;
 
-/* What forward goes on with where it saves a tensor rounded to FP8. */
-typedef enum {
-    FROM_SAVED,     /* the rounded values, so that forward and backward see the same [COAT]                 */
-    FROM_EXACT      /* the values before rounding: backward's error is forward's no longer                  */
-} ForwardSource;
-
 /* Which FP8 GEMMs may add with short accumulators (matmul in kernels.h). */
 typedef enum { FAST_NONE, FAST_FORWARD, FAST_ALL } FastAccumulation;
 

@@ -42,14 +42,14 @@ static void bench_norm(const Model *m)
     const Norm rms = { RMS_NORM, 1e-5f }, layer = { LAYER_NORM, 1e-5f };
     Tensor x = make_normal(BF16_, N, C, 1), y = make(BF16_, N, C), dx = make_normal(BF16_, N, C, 1);
     Tensor w = make_normal(BF16_, 1, C, 1), dw = make(BF16_, 1, C), stats = make(F32_, N, 2), amax = make(F32_, 1, 1);
-    TIME_BYTES("norm_forward", 4 * n, norm_forward(y, x, stats.data, x, w, NONE, rms));
+    TIME_BYTES("norm_forward", 4 * n, norm_forward(y, x, stats.data, x, w, NONE, rms, FROM_SAVED));
     in_step(ELEMENTWISE, m->micro_batches);
-    TIME_BYTES("norm_forward, residual", 6 * n, norm_forward(y, x, stats.data, x, w, dx, rms));
+    TIME_BYTES("norm_forward, residual", 6 * n, norm_forward(y, x, stats.data, x, w, dx, rms, FROM_SAVED));
     TIME_BYTES("norm_backward, dx +=", 8 * n, norm_backward(dx, NULL, dw, y, x, stats.data, w, rms, true));
     TIME_BYTES("norm_backward", 6 * n, norm_backward(dx, NULL, dw, y, x, stats.data, w, rms, false));
     TIME_BYTES("norm_backward, maximum of dx", 6 * n, norm_backward(dx, amax.data, dw, y, x, stats.data, w, rms, false));
     in_step(ELEMENTWISE, m->micro_batches);
-    TIME_BYTES("norm_forward, LayerNorm, no weight", 4 * n, norm_forward(y, x, stats.data, x, NONE, NONE, layer));
+    TIME_BYTES("norm_forward, LayerNorm, no weight", 4 * n, norm_forward(y, x, stats.data, x, NONE, NONE, layer, FROM_SAVED));
     TIME_BYTES("norm_backward, LayerNorm, no weight, dx +=", 8 * n,
                norm_backward(dx, NULL, NONE, y, x, stats.data, NONE, layer, true));
     release();
@@ -64,12 +64,12 @@ static void bench_rope(const Model *m)
     Tensor x = make_normal(BF16_, N, S, 1), y = make_normal(BF16_, N, S, 1), stats = make(F32_, N, 2);
     Tensor qw = make_normal(BF16_, 1, q, 1), kw = make_normal(BF16_, 1, k, 1);
     Tensor dqw = make(F32_, 1, q), dkw = make(F32_, 1, k);
-    TIME_BYTES("rope_forward in place", 4 * turned, rope_forward(y, y, NULL, y, NO_PRODUCT, NONE, NONE, a));
+    TIME_BYTES("rope_forward in place", 4 * turned, rope_forward(y, y, NULL, y, NO_PRODUCT, NONE, NONE, a, FROM_SAVED));
     in_step(ELEMENTWISE, blocks(m));
     TIME_BYTES("rope_backward in place", 4 * turned, rope_backward(y, NONE, NONE, y, x, NULL, NONE, NONE, a));
-    TIME_BYTES("rope_forward, clip", 4 * n, rope_forward(y, x, NULL, x, NO_PRODUCT, NONE, NONE, clipped));
+    TIME_BYTES("rope_forward, clip", 4 * n, rope_forward(y, x, NULL, x, NO_PRODUCT, NONE, NONE, clipped, FROM_SAVED));
     TIME_BYTES("rope_backward, clip", 6 * n, rope_backward(y, NONE, NONE, y, x, NULL, NONE, NONE, clipped));
-    TIME_BYTES("rope_forward, QK-norm", 4 * n, rope_forward(y, x, stats.data, x, NO_PRODUCT, qw, kw, a));
+    TIME_BYTES("rope_forward, QK-norm", 4 * n, rope_forward(y, x, stats.data, x, NO_PRODUCT, qw, kw, a, FROM_SAVED));
     TIME_BYTES("rope_backward, QK-norm", 6 * turned, rope_backward(y, dqw, dkw, y, x, stats.data, qw, kw, a));
     release();
 }
@@ -85,8 +85,9 @@ static void bench_rope_by_head(const Model *m)
     Tensor x = make_normal(BF16_, N, S, 1), y = make_normal(BF16_, N, S, 1), dx = make(BF16_, N, S);
     Tensor qw = make_normal(BF16_, 1, D, 1), kw = make_normal(BF16_, 1, D, 1), stats = make(F32_, N, H + K);
     Tensor dqw = make(F32_, 1, D), dkw = make(F32_, 1, D);
-    TIME_BYTES("rope_forward, QK-norm by head", 4 * n, rope_forward(y, x, stats.data, x, NO_PRODUCT, qw, kw, a));
-    TIME_BYTES("rope_forward, QK-norm by head, in place", 4 * turned, rope_forward(y, y, stats.data, y, NO_PRODUCT, qw, kw, a));
+    TIME_BYTES("rope_forward, QK-norm by head", 4 * n, rope_forward(y, x, stats.data, x, NO_PRODUCT, qw, kw, a, FROM_SAVED));
+    TIME_BYTES("rope_forward, QK-norm by head, in place", 4 * turned,
+               rope_forward(y, y, stats.data, y, NO_PRODUCT, qw, kw, a, FROM_SAVED));
     TIME_BYTES("rope_backward, QK-norm by head, in place", 6 * turned,
                rope_backward(y, dqw, dkw, y, x, stats.data, qw, kw, a));
     TIME_BYTES("rope_backward, QK-norm by head", 2 * turned + 4 * n, rope_backward(dx, dqw, dkw, y, x, stats.data, qw, kw, a));
@@ -99,7 +100,7 @@ static void bench_swiglu(const Model *m)
     const double n = (double)N * m->F;
     Tensor wide = make_normal(BF16_, N, 2 * m->F, 1), dwide = make(BF16_, N, 2 * m->F);
     Tensor act = make(BF16_, N, m->F), dact = make_normal(BF16_, N, m->F, 1);
-    TIME_BYTES("swiglu_forward", 6 * n, swiglu_forward(act, wide, wide, NO_PRODUCT));
+    TIME_BYTES("swiglu_forward", 6 * n, swiglu_forward(act, wide, wide, NO_PRODUCT, FROM_SAVED));
     TIME_BYTES("swiglu_backward", 10 * n, swiglu_backward(dwide, NONE, dact, NO_PRODUCT, wide));
     TIME_BYTES("swiglu_backward, act again", 12 * n, swiglu_backward(dwide, act, dact, NO_PRODUCT, wide));
     release();
@@ -116,7 +117,7 @@ static void bench_coat(const Model *m)
     Tensor h = make_operand(E4M3_, N, C);
     Tensor h_rows = rows_only(h), h_turned = transpose_only(h), dy = make_operand(E5M2_, N, C), amax = make(F32_, 1, 1);
     TIME_BYTES("coat: norm_forward, x and h", (2 + 1.0625 + 2 + 1) * n,
-               norm_forward_exact(h_rows, x, stats.data, res, w, NONE, rms));
+               norm_forward(h_rows, x, stats.data, res, w, NONE, rms, FROM_EXACT));
     in_step(ELEMENTWISE, 2 * blocks(m));
     TIME_BYTES("coat: norm_again, h transposed", (1.0625 + 1) * n, norm_again(h_turned, x, stats.data, w));
     in_step(ELEMENTWISE, 2 * blocks(m));
@@ -135,7 +136,7 @@ static void bench_coat(const Model *m)
     Tensor act_rows = rows_only(act), act_turned = transpose_only(act), dact = make_normal(BF16_, N, F, 1);
     Tensor dwide = make_operand(E5M2_, N, 2 * F);
     TIME_BYTES("coat: swiglu_forward, gate_up and act", (4 + 2.125 + 4 + 1) * f,
-               swiglu_forward_exact(act_rows, gate_up, wide, NO_PRODUCT));
+               swiglu_forward(act_rows, gate_up, wide, NO_PRODUCT, FROM_EXACT));
     in_step(ELEMENTWISE, blocks(m));
     TIME_BYTES("coat: swiglu_backward, act transposed", (4.125 + 4.125 + 5) * f,
                swiglu_backward(dwide, act_turned, dact, NO_PRODUCT, gate_up));
@@ -147,8 +148,9 @@ static void bench_coat(const Model *m)
                rope_backward(dqkv, NONE, NONE, qkv, qkv, NULL, NONE, NONE, a));
     in_step(ELEMENTWISE, blocks(m));
     TIME_BYTES("coat-lean: rope_forward, qkv saved", 5.0625 * s,
-               rope_forward_exact(qkv, saved, NULL, qkv, NO_PRODUCT, NONE, NONE, a));
-    TIME_BYTES("coat-lean: rope_forward from it", 3.0625 * s, rope_forward(qkv, saved, NULL, saved, NO_PRODUCT, NONE, NONE, a));
+               rope_forward(qkv, saved, NULL, qkv, NO_PRODUCT, NONE, NONE, a, FROM_EXACT));
+    TIME_BYTES("coat-lean: rope_forward from it", 3.0625 * s,
+               rope_forward(qkv, saved, NULL, saved, NO_PRODUCT, NONE, NONE, a, FROM_SAVED));
     release();
 }
 
@@ -161,14 +163,14 @@ static void bench_ranges(const Model *m)
     Tensor res = make_normal(BF16_, N, C, 1), stats = make(F32_, N, 2), w = make_normal(BF16_, 1, C, 1);
     Tensor x = make(E4M3_16, N, C), h = with_range(make(E4M3_, N, C));
     TIME_IN_RANGE("in range: norm_forward, x and h", (2 + 1.0625 + 1) * n,
-                  norm_forward_exact(h, x, stats.data, res, w, NONE, rms));
+                  norm_forward(h, x, stats.data, res, w, NONE, rms, FROM_EXACT));
     TIME_IN_RANGE("in range: quantize attention output", (2 + 1) * n, quantize(h, res));
     release();
     Tensor wide = make_normal(BF16_, N, 2 * F, 1), gate_up = make(E4M3_16, N, 2 * F), dact = make_normal(BF16_, N, F, 1);
     Tensor act = with_range(make_operand(E4M3_, N, F)), dwide = with_range(make_operand(E5M2_, N, 2 * F));
     Tensor act_rows = rows_only(act), act_turned = transpose_only(act);
     TIME_IN_RANGE("in range: swiglu_forward, gate_up and act", (4 + 2.125 + 1) * f,
-                  swiglu_forward_exact(act_rows, gate_up, wide, NO_PRODUCT));
+                  swiglu_forward(act_rows, gate_up, wide, NO_PRODUCT, FROM_EXACT));
     TIME_IN_RANGE("in range: swiglu_backward, act transposed", (4.125 + 5) * f,
                   swiglu_backward(dwide, act_turned, dact, NO_PRODUCT, gate_up));
     release();

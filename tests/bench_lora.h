@@ -58,25 +58,26 @@ static void bench_lora_added(const Model *m)
     Tensor wide = make_normal(BF16_, N, 2 * F, 1), gate_up = make(E4M3_16, N, 2 * F);
     Tensor codes = make(E4M3_, N, F), act = make(BF16_, N, F);
     TIME_BYTES("lora: swiglu_forward adds, gate_up and act", (4 + 2.125 + 4 + 1) * f,
-               swiglu_forward_exact(codes, gate_up, wide, product));
+               swiglu_forward(codes, gate_up, wide, product, FROM_EXACT));
     Tensor dact = make_normal(BF16_, N, F, 1), dwide = make(E5M2_, N, 2 * F), dense = make(BF16_, N, 2 * F);
     const LowProduct back = { make_normal(BF16_, N, 16, 0.01f), { .w = make_normal(BF16_, 16, F, 1), .num_parts = 1 } };
     TIME_BYTES("lora: swiglu_backward adds, FP8 and act", (4.125 + 4.125 + 3) * f,
                swiglu_backward(dwide, codes, dact, back, gate_up));
     Tensor codes_kept = with_range(codes), dwide_kept = with_range(dwide);
-    TIME_IN_RANGE("in range: swiglu_forward adds", (4 + 2.125 + 1) * f, swiglu_forward_exact(codes_kept, gate_up, wide, product));
+    TIME_IN_RANGE("in range: swiglu_forward adds", (4 + 2.125 + 1) * f,
+                  swiglu_forward(codes_kept, gate_up, wide, product, FROM_EXACT));
     TIME_IN_RANGE("in range: swiglu_backward adds, act", (4.125 + 3) * f,
                   swiglu_backward(dwide_kept, codes, dact, back, gate_up));
     TIME_BYTES("lora: swiglu_backward, FP8 and act", (4.125 + 4.125 + 3) * f,
                swiglu_backward(dwide, codes, dact, NO_PRODUCT, gate_up));
     TIME_BYTES("lora: swiglu_backward adds, bf16", 10 * f, swiglu_backward(dense, NONE, dact, back, wide));
-    TIME_BYTES("lora: swiglu_forward adds, bf16", 10 * f, swiglu_forward(act, wide, wide, product));
+    TIME_BYTES("lora: swiglu_forward adds, bf16", 10 * f, swiglu_forward(act, wide, wide, product, FROM_SAVED));
     release();
     const Attention a = attention_of(m);
     Tensor qkv = make_normal(BF16_, N, S, 1), saved = make(E4M3_16, N, S);
     product = make_product(N, 3, (int[]){ q, k, k });
-    TIME_BYTES("lora: rope_forward adds, qkv saved", 5.0625 * s, rope_forward_exact(qkv, saved, NULL, qkv, product, NONE, NONE, a));
-    TIME_BYTES("lora: rope_forward adds, bf16", 4 * s, rope_forward(qkv, qkv, NULL, qkv, product, NONE, NONE, a));
+    TIME_BYTES("lora: rope_forward adds, qkv saved", 5.0625 * s, rope_forward(qkv, saved, NULL, qkv, product, NONE, NONE, a, FROM_EXACT));
+    TIME_BYTES("lora: rope_forward adds, bf16", 4 * s, rope_forward(qkv, qkv, NULL, qkv, product, NONE, NONE, a, FROM_SAVED));
     release();
 }
 

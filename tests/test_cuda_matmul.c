@@ -201,10 +201,10 @@ static void swiglu_case(int C)
     const void *before = tensor_snapshot(other);
     x.fast = true;
     matmul(wide, x, w, NONE);
-    swiglu_forward_exact(act[0], saved[0], wide, NO_PRODUCT);
+    swiglu_forward(act[0], saved[0], wide, NO_PRODUCT, FROM_EXACT);
     device_copy(act[1].range, act[0].range, sizeof(float));
     ranges_kept = true;
-    swiglu_forward_exact(act[0], saved[0], wide, NO_PRODUCT);
+    swiglu_forward(act[0], saved[0], wide, NO_PRODUCT, FROM_EXACT);
     matmul_swiglu(act[1], saved[1], other, x, w);
     ranges_kept = false;
     /* but for what fills the scale up to 16 bytes */

@@ -212,7 +212,7 @@ static void check_norm_again(Tensor y, Tensor x, Tensor stats, Tensor stream, Te
     norm_again(columns_of(halves), x, stats.data, w);
     norm_again(rows_of(halves), x, stats.data, w);
     check_same_bytes("norm_again, one copy", tensor_snapshot(halves), expected, tensor_bytes(y));
-    norm_forward(rows, x, stats.data, stream, w, NONE, norm);
+    norm_forward(rows, x, stats.data, stream, w, NONE, norm, FROM_SAVED);
     check_same_bytes("norm_forward without data_t", tensor_snapshot(rows), expected, tensor_numel(y));
     assert_true(operand_scale(rows) == operand_scale(y));
 }
@@ -227,7 +227,7 @@ static void norm_forward_case(const Shape *s, const NormCase *k)
     Tensor residual = k->residual ? make_filled(H, N, C, 3, -1, 1) : NONE;
     Tensor y = k->residual ? make(H, N, C) : make_operand(E4, N, C);
     double *ref = doubles(n), *bound = doubles(n), *ref_stats = doubles(2 * rows), *bs = doubles(2 * rows);
-    TWICE(norm_forward(y, x, stats.data, stream, w, residual, norm), y, x, stats);
+    TWICE(norm_forward(y, x, stats.data, stream, w, residual, norm, FROM_SAVED), y, x, stats);
     if (k->saved)
         check_saved(name("norm_x", N, C, k->text), x, stream);
     norm_reference(ref, bound, ref_stats, bs, values(x), values(w), values(residual), N, C, norm);
@@ -394,7 +394,7 @@ static void swiglu_case(const Shape *s, bool saved)
     device_put(wide.data, &(uint16_t){ 0xc2c8 }, sizeof(uint16_t));     /* -100: e^100 overflows F32 */
     again.scale = columns.scale = act.scale;
 
-    TWICE(swiglu_forward(act, gate_up, wide, NO_PRODUCT), act, gate_up);
+    TWICE(swiglu_forward(act, gate_up, wide, NO_PRODUCT, FROM_SAVED), act, gate_up);
     if (saved)
         check_saved(name("swiglu_saved", N, width, text), gate_up, wide);
     swiglu_reference(ref, bound, dref, dbound, values(gate_up), values(dact), N, width);

@@ -19,14 +19,14 @@ static struct {
 static bool ranges_kept;
 
 static void run_quantize    (Tensor y) { quantize(y, in.stream); }
-static void run_norm        (Tensor y) { norm_forward(y, in.saved, in.stats.data, in.stream, in.w, NONE, rms); }
-static void run_norm_exact  (Tensor y) { norm_forward_exact(y, in.saved, in.stats.data, in.stream, in.w, NONE, rms); }
-static void run_norm_dense  (Tensor y) { norm_forward(y, in.stream, in.stats.data, in.stream, in.w, NONE, rms); }
-static void run_norm_layer  (Tensor y) { norm_forward_exact(y, in.saved, in.stats.data, in.stream, in.w, NONE, layer); }
+static void run_norm        (Tensor y) { norm_forward(y, in.saved, in.stats.data, in.stream, in.w, NONE, rms, FROM_SAVED); }
+static void run_norm_exact  (Tensor y) { norm_forward(y, in.saved, in.stats.data, in.stream, in.w, NONE, rms, FROM_EXACT); }
+static void run_norm_dense  (Tensor y) { norm_forward(y, in.stream, in.stats.data, in.stream, in.w, NONE, rms, FROM_SAVED); }
+static void run_norm_layer  (Tensor y) { norm_forward(y, in.saved, in.stats.data, in.stream, in.w, NONE, layer, FROM_EXACT); }
 static void run_norm_back   (Tensor y) { norm_backward(y, NULL, NONE, in.dy, in.saved, in.stats0.data, in.w, rms, false); }
-static void run_swiglu      (Tensor y) { swiglu_forward(y, in.gate_up, in.wide, NO_PRODUCT); }
-static void run_swiglu_exact(Tensor y) { swiglu_forward_exact(y, in.gate_up, in.wide, NO_PRODUCT); }
-static void run_swiglu_dense(Tensor y) { swiglu_forward(y, in.wide, in.wide, NO_PRODUCT); }
+static void run_swiglu      (Tensor y) { swiglu_forward(y, in.gate_up, in.wide, NO_PRODUCT, FROM_SAVED); }
+static void run_swiglu_exact(Tensor y) { swiglu_forward(y, in.gate_up, in.wide, NO_PRODUCT, FROM_EXACT); }
+static void run_swiglu_dense(Tensor y) { swiglu_forward(y, in.wide, in.wide, NO_PRODUCT, FROM_SAVED); }
 static void run_swiglu_back (Tensor y) { swiglu_backward(y, NONE, in.dact, NO_PRODUCT, in.gate_up); }
 static void run_swiglu_again(Tensor y) { swiglu_backward(y, columns_of(in.act), in.dact, NO_PRODUCT, in.gate_up); }
 
@@ -50,21 +50,21 @@ static void run_matmul_dx_swiglu(Tensor y)
 static void run_swiglu_added(Tensor y)
 {
     const void *wide = tensor_snapshot(in.wide);
-    swiglu_forward(y, in.gate_up, in.wide, in.product);
+    swiglu_forward(y, in.gate_up, in.wide, in.product, FROM_SAVED);
     tensor_restore(in.wide, wide);
 }
 
 static void run_swiglu_exact_added(Tensor y)
 {
     const void *wide = tensor_snapshot(in.wide);
-    swiglu_forward_exact(y, in.gate_up, in.wide, in.product);
+    swiglu_forward(y, in.gate_up, in.wide, in.product, FROM_EXACT);
     tensor_restore(in.wide, wide);
 }
 
 static void run_swiglu_dense_added(Tensor y)
 {
     const void *wide = tensor_snapshot(in.wide);
-    swiglu_forward(y, in.wide, in.wide, in.product);
+    swiglu_forward(y, in.wide, in.wide, in.product, FROM_SAVED);
     tensor_restore(in.wide, wide);
 }
 
@@ -167,8 +167,8 @@ static void make_inputs(const Shape *s, float size)
     in.dproduct = (LowProduct){ make_filled(H, N, 16, 8, -size, size), m };
     quantize(in.saved, in.stream);
     quantize(in.gate_up, in.wide);
-    swiglu_forward(in.act, in.gate_up, in.wide, NO_PRODUCT);
-    norm_forward(make(H, N, C), in.saved, in.stats0.data, in.stream, in.w, NONE, rms);
+    swiglu_forward(in.act, in.gate_up, in.wide, NO_PRODUCT, FROM_SAVED);
+    norm_forward(make(H, N, C), in.saved, in.stats0.data, in.stream, in.w, NONE, rms, FROM_SAVED);
 }
 
 static float range_of(Tensor y)

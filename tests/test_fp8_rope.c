@@ -129,7 +129,7 @@ static void forward_case(const RopeCase *k, Tensor x, Tensor qw, Tensor kw, Sett
     const size_t n = tensor_numel(x);
     Tensor y = make(H, N, x.cols), stats = make_filled(F, N, s.q_norms + s.k_norms, 0, 0, 0);
     double *ref = doubles(n), *bound = doubles(n), *ref_stats = doubles(tensor_numel(stats)), *bs = doubles(tensor_numel(stats));
-    TWICE(rope_forward(y, x, k->norm ? stats.data : NULL, x, NO_PRODUCT, qw, kw, s.a), y, stats);
+    TWICE(rope_forward(y, x, k->norm ? stats.data : NULL, x, NO_PRODUCT, qw, kw, s.a, FROM_SAVED), y, stats);
     forward_reference(ref, bound, ref_stats, bs, values(x), N, s);
     check_close(name("rope_forward", N, k), y, ref, bound);
     golden_check(label, y, bound);

@@ -91,7 +91,7 @@ static Tensor zeros(int rows, int cols)
 
 static void run_norm(void)
 {
-    norm_forward(now.y, now.x, now.stats, now.x, now.w, now.add, now.norm);
+    norm_forward(now.y, now.x, now.stats, now.x, now.w, now.add, now.norm, FROM_SAVED);
 }
 
 /* k: rstd from a sum of C terms, then four operations. */
@@ -177,7 +177,7 @@ static void test_embedding(void **state)
 
 static void run_swiglu(void)
 {
-    swiglu_forward(now.y, now.x, now.x, NO_PRODUCT);
+    swiglu_forward(now.y, now.x, now.x, NO_PRODUCT, FROM_SAVED);
 }
 
 /* k: five operations and expf. */
@@ -255,7 +255,7 @@ static Attention attention_of(int B, int T, int H, int K, int D)
 
 static void run_rope(void)
 {
-    rope_forward(now.y, now.x, now.qnorm.data ? now.stats : NULL, now.x, NO_PRODUCT, now.qnorm, now.knorm, now.attention);
+    rope_forward(now.y, now.x, now.qnorm.data ? now.stats : NULL, now.x, NO_PRODUCT, now.qnorm, now.knorm, now.attention, FROM_SAVED);
 }
 
 /* Elements near the limit are moved away from it: there the clamp has no derivative. */

@@ -97,7 +97,7 @@ static void norm_forward_case(const FormatRow *f, const Shape *s, const NormCase
     Tensor w = k->weight ? make_filled(f->weight, 1, C, 2, 0.5f, 1.5f) : NONE;
     Tensor residual = k->residual ? make_filled(f->act, N, C, 3, -1, 1) : NONE;
     Tensor y = make(f->act, N, C), stats = make_f32(N, 2);
-    TWICE(norm_forward(y, x, stats.data, stream, w, residual, norm), y, x, stats);
+    TWICE(norm_forward(y, x, stats.data, stream, w, residual, norm, FROM_SAVED), y, x, stats);
     check_same_bytes("the saved norm input", tensor_snapshot(x), tensor_snapshot(stream), tensor_bytes(x));
 
     double *ref = doubles(n), *bound = doubles(n), *ref_stats = doubles(2 * (size_t)N), *bs = doubles(2 * (size_t)N);
@@ -316,7 +316,7 @@ static void swiglu_cases(const FormatRow *f, const Shape *s)
             dbound[gate] = 16 * U24 * fabs(D[i] * u) * sg * (1 + fabs(g)) + 1e-36;
             dbound[up] = 12 * U24 * fabs(dref[up]) + 1e-36;
         }
-    TWICE(swiglu_forward(act, wide, wide, NO_PRODUCT), act);
+    TWICE(swiglu_forward(act, wide, wide, NO_PRODUCT, FROM_SAVED), act);
     check("swiglu_forward", f, s, "", act, ref, bound);
     TWICE(swiglu_backward(dwide, NONE, dact, NO_PRODUCT, wide), dwide);
     check("swiglu_backward", f, s, "", dwide, dref, dbound);

@@ -104,9 +104,9 @@ static void swiglu_added_case(const AddCase *k, const Shape *s)
     Tensor act = k->turned ? make_operand(k->out, s->N, s->C / 2) : make(k->out, s->N, s->C / 2);
     const Added a = add_reference(k, s, wide, product.low, product.m);
     if (k->exact)
-        TWICE(swiglu_forward_exact(act, saved, wide, product), act, saved, wide);
+        TWICE(swiglu_forward(act, saved, wide, product, FROM_EXACT), act, saved, wide);
     else
-        TWICE(swiglu_forward(act, saved, wide, product), act, saved, wide);
+        TWICE(swiglu_forward(act, saved, wide, product, FROM_SAVED), act, saved, wide);
     check_saved(k, s, "swiglu_added_saved", saved, &a);
     check_act(k, s, act, saved, &a);
     release();
@@ -268,9 +268,9 @@ static void rope_added_case(const AddCase *k, const RopeShape *r)
     const Added sums = add_reference(k, s, x, product.low, product.m);
     double *ref = keep(tensor_numel(x) * sizeof *ref), *bound = keep(tensor_numel(x) * sizeof *bound);
     if (k->exact)
-        TWICE(rope_forward_exact(y, saved, NULL, x, product, NONE, NONE, a), y, saved, x);
+        TWICE(rope_forward(y, saved, NULL, x, product, NONE, NONE, a, FROM_EXACT), y, saved, x);
     else
-        TWICE(rope_forward(y, saved, NULL, x, product, NONE, NONE, a), y, saved, x);
+        TWICE(rope_forward(y, saved, NULL, x, product, NONE, NONE, a, FROM_SAVED), y, saved, x);
     if (saved.data != y.data)
         check_saved(k, s, "rope_added_saved", saved, &sums);
     const bool from_saved = !k->exact && saved.data != y.data;
@@ -295,17 +295,17 @@ static void test_rope_apart(void **state)
         Tensor w = make_filled(BF16_, 1, r->width, 4, 0.5f, 1.5f), stats = make_f32(s->N, r->heads + r->kv_heads);
         const LowProduct product = { make_filled(BF16_, s->N, s->parts * s->rank, 2, -1, 1), make_matrix(s, BF16_, 1) };
         quantize(expected, x);
-        rope_forward(z, x, NULL, x, NO_PRODUCT, NONE, NONE, a);
-        TWICE(rope_forward_exact(y, saved, NULL, x, NO_PRODUCT, NONE, NONE, a), y, saved);
+        rope_forward(z, x, NULL, x, NO_PRODUCT, NONE, NONE, a, FROM_SAVED);
+        TWICE(rope_forward(y, saved, NULL, x, NO_PRODUCT, NONE, NONE, a, FROM_EXACT), y, saved);
         check_same_bytes(r->name, tensor_snapshot(saved), tensor_snapshot(expected), tensor_bytes(saved));
         check_same_bytes(r->name, tensor_snapshot(y), tensor_snapshot(z), tensor_bytes(y));
-        rope_forward_exact(x, saved, NULL, x, NO_PRODUCT, NONE, NONE, a);
+        rope_forward(x, saved, NULL, x, NO_PRODUCT, NONE, NONE, a, FROM_EXACT);
         check_same_bytes("in place", tensor_snapshot(x), tensor_snapshot(z), tensor_bytes(z));
         fill(x, 3, -2, 2);
         lora_widen(y, product.low, product.m, x);
         quantize(expected, y);
-        rope_forward_exact(z, expected, stats.data, y, NO_PRODUCT, w, w, a);
-        rope_forward_exact(x, saved, stats.data, x, product, w, w, a);
+        rope_forward(z, expected, stats.data, y, NO_PRODUCT, w, w, a, FROM_EXACT);
+        rope_forward(x, saved, stats.data, x, product, w, w, a, FROM_EXACT);
         check_same_bytes("with norms", tensor_snapshot(x), tensor_snapshot(z), tensor_bytes(z));
         check_same_bytes("with norms", tensor_snapshot(saved), tensor_snapshot(expected), tensor_bytes(saved));
         release();

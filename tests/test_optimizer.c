@@ -262,10 +262,10 @@ static void test_errors(void **state)
     DIES("matmul: the result is an operand", matmul(a, a, make(F, 16, 16), NONE));
     odd = c8, odd.data_t = NULL;
     DIES("matmul_dx: w is e4m3 without the transposed copy", matmul_dx(a, make((Format){ E5M2, 0 }, 8, 24), odd, false));
-    DIES("norm_forward: y is (8, 24)", norm_forward(b, a, stats.data, a, NONE, NONE, norm));
-    DIES("norm_forward: w is (8, 16)", norm_forward(a, a, stats.data, a, a, NONE, norm));
+    DIES("norm_forward: y is (8, 24)", norm_forward(b, a, stats.data, a, NONE, NONE, norm, FROM_SAVED));
+    DIES("norm_forward: w is (8, 16)", norm_forward(a, a, stats.data, a, a, NONE, norm, FROM_SAVED));
     DIES("norm_backward: x is (8, 24)", norm_backward(a, NULL, NONE, a, b, stats.data, NONE, norm, false));
-    DIES("swiglu_forward: gate_up is (8, 24)", swiglu_forward(a, b, b, NO_PRODUCT));
+    DIES("swiglu_forward: gate_up is (8, 24)", swiglu_forward(a, b, b, NO_PRODUCT, FROM_SAVED));
     DIES("embedding_forward: y is (8, 24)", embedding_forward(b, ints.data, c));
     DIES("vocabulary", cross_entropy(a, stats.data, stats.data, ints.data, 17, 1, 0, false));
     DIES("cross_entropy: logits is e4m3", cross_entropy(fp8, stats.data, stats.data, ints.data, 16, 1, 0, false));

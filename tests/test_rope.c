@@ -151,7 +151,7 @@ static void rope_forward_case(Rope *r)
     double *ref = doubles(n), *e = doubles(n), *rstd = doubles(tensor_numel(r->stats));
     float *given = keep(tensor_numel(r->stats) * sizeof *given), *stats = r->k->norm ? r->stats.data : NULL;
     Tensor y = make(r->f->act, r->N, S), in_place = make_filled(r->f->act, r->N, S, 1, -1, 1);
-    TWICE(rope_forward(y, r->x, stats, r->x, NO_PRODUCT, r->qw, r->kw, r->a), y, r->stats);
+    TWICE(rope_forward(y, r->x, stats, r->x, NO_PRODUCT, r->qw, r->kw, r->a, FROM_SAVED), y, r->stats);
     for (int t = 0; t < r->N; t++) {
         double *row = ref + t * S, *er = e + t * S;
         for (int i = 0; i < S; i++)
@@ -163,7 +163,7 @@ static void rope_forward_case(Rope *r)
     check(r->k->forward, r->f, r->s, y, ref, e);
     if (r->k->norm)
         check_stats(r, rstd);
-    TWICE(rope_forward(in_place, in_place, stats, in_place, NO_PRODUCT, r->qw, r->kw, r->a), in_place);
+    TWICE(rope_forward(in_place, in_place, stats, in_place, NO_PRODUCT, r->qw, r->kw, r->a, FROM_SAVED), in_place);
     check_same_bytes("rope in place", tensor_snapshot(in_place), tensor_snapshot(y), tensor_bytes(y));
     for (size_t i = 0; i < tensor_numel(r->stats); i++)
         given[i] = (float)rstd[i];
@@ -239,16 +239,16 @@ static void test_errors(void **state)
     const Format f = { F32, 0 };
     Tensor qkv = make(f, 16, 512), y = make(f, 16, 256), stats = make_f32(16, 6);
     Tensor q = make(f, 1, 256), k = make(f, 1, 128), head = make(f, 1, 64);
-    DIES("rope_forward: qkv is (16, 256); expected (16, 512)", rope_forward(qkv, y, NULL, y, NO_PRODUCT, NONE, NONE, a));
-    DIES("rope_forward: y is (16, 256)", rope_forward(y, qkv, NULL, qkv, NO_PRODUCT, NONE, NONE, a));
-    DIES("knorm is (1, 256); expected (1, 128)", rope_forward(qkv, qkv, stats.data, qkv, NO_PRODUCT, q, q, a));
-    DIES("knorm is (1, 128); expected (1, 64)", rope_forward(qkv, qkv, stats.data, qkv, NO_PRODUCT, head, k, a));
+    DIES("rope_forward: qkv is (16, 256); expected (16, 512)", rope_forward(qkv, y, NULL, y, NO_PRODUCT, NONE, NONE, a, FROM_SAVED));
+    DIES("rope_forward: y is (16, 256)", rope_forward(y, qkv, NULL, qkv, NO_PRODUCT, NONE, NONE, a, FROM_SAVED));
+    DIES("knorm is (1, 256); expected (1, 128)", rope_forward(qkv, qkv, stats.data, qkv, NO_PRODUCT, q, q, a, FROM_SAVED));
+    DIES("knorm is (1, 128); expected (1, 64)", rope_forward(qkv, qkv, stats.data, qkv, NO_PRODUCT, head, k, a, FROM_SAVED));
     DIES("qnorm is (1, 128); expected (1, 256) for q as a whole or (1, 64) for each head",
-         rope_forward(qkv, qkv, stats.data, qkv, NO_PRODUCT, k, k, a));
+         rope_forward(qkv, qkv, stats.data, qkv, NO_PRODUCT, k, k, a, FROM_SAVED));
     DIES("dknorm is (1, 128); expected (1, 64)", rope_backward(qkv, head, k, qkv, qkv, stats.data, head, head, a));
-    DIES("both have a norm", rope_forward(qkv, qkv, stats.data, qkv, NO_PRODUCT, q, NONE, a));
+    DIES("both have a norm", rope_forward(qkv, qkv, stats.data, qkv, NO_PRODUCT, q, NONE, a, FROM_SAVED));
     a.K = 3;
-    DIES("3 key/value heads", rope_forward(qkv, qkv, NULL, qkv, NO_PRODUCT, NONE, NONE, a));
+    DIES("3 key/value heads", rope_forward(qkv, qkv, NULL, qkv, NO_PRODUCT, NONE, NONE, a, FROM_SAVED));
     release();
 }
 

@@ -24,7 +24,7 @@ static void row_stats(float *stats, const float *x, int C, Norm norm)
     stats[1] = (float)(1 / sqrt(variance / C + norm.eps));
 }
 
-void backend_norm_forward(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual, Norm norm)
+void backend_norm_forward(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual, Norm norm, ForwardSource from)
 {
     const int N = stream.rows, C = stream.cols;
     CHECK_TENSOR(stream, N, C);
@@ -33,7 +33,8 @@ void backend_norm_forward(Tensor y, Tensor x, float *stats, Tensor stream, Tenso
     CHECK_OPTIONAL(w, 1, C);
     CHECK_OPTIONAL(residual, N, C);
     backend_quantize(x, stream);
-    const float *input = tensor_values(x, 0), *weight = tensor_values(w, 1), *add = tensor_values(residual, 2);
+    const float *input = tensor_values(from == FROM_EXACT ? stream : x, 0);
+    const float *weight = tensor_values(w, 1), *add = tensor_values(residual, 2);
     float *output = tensor_result(y, 3);
     for (int n = 0; n < N; n++) {
         const size_t row = (size_t)n * (size_t)C;
@@ -45,12 +46,6 @@ void backend_norm_forward(Tensor y, Tensor x, float *stats, Tensor stream, Tenso
         }
     }
     tensor_finish(y, output);
-}
-
-void backend_norm_forward_exact(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual, Norm norm)
-{
-    backend_quantize(x, stream);
-    backend_norm_forward(y, stream, stats, stream, w, residual, norm);
 }
 
 void backend_norm_again(Tensor y, Tensor x, const float *stats, Tensor w)

@@ -97,27 +97,15 @@ static void turn(Tensor y, float *stats, Tensor x, bool by_head, Tensor qnorm, T
     tensor_finish(y, output);
 }
 
-static void forward(bool exact, Tensor y, Tensor saved, float *stats, Tensor x, LowProduct product, Tensor qnorm, Tensor knorm,
-                    Attention a)
+void backend_rope_forward(Tensor y, Tensor saved, float *stats, Tensor x, LowProduct product, Tensor qnorm, Tensor knorm,
+                          Attention a, ForwardSource from)
 {
     const bool by_head = check_rope("rope_forward", x, qnorm, knorm, stats, a);
     check_tensor("rope_forward", "y", y, x.rows, x.cols);
     if (product.low.data)
         backend_lora_widen(x, product.low, product.m, x);
     backend_quantize(saved, x);
-    turn(y, stats, exact ? x : saved, by_head, qnorm, knorm, a);
-}
-
-void backend_rope_forward(Tensor y, Tensor saved, float *stats, Tensor x, LowProduct product, Tensor qnorm, Tensor knorm,
-                          Attention a)
-{
-    forward(false, y, saved, stats, x, product, qnorm, knorm, a);
-}
-
-void backend_rope_forward_exact(Tensor y, Tensor saved, float *stats, Tensor x, LowProduct product, Tensor qnorm, Tensor knorm,
-                                Attention a)
-{
-    forward(true, y, saved, stats, x, product, qnorm, knorm, a);
+    turn(y, stats, from == FROM_EXACT ? x : saved, by_head, qnorm, knorm, a);
 }
 
 void backend_rope_backward(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x, const float *stats,

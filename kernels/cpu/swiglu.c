@@ -32,26 +32,19 @@ static void activate(Tensor act, Tensor x)
     tensor_finish(act, output);
 }
 
-void backend_swiglu_forward(Tensor act, Tensor gate_up, Tensor wide, LowProduct product)
+void backend_swiglu_forward(Tensor act, Tensor gate_up, Tensor wide, LowProduct product, ForwardSource from)
 {
     CHECK_TENSOR(act, act.rows, act.cols);
     CHECK_TENSOR(gate_up, act.rows, 2 * act.cols);
-    save(gate_up, wide, product);
-    activate(act, gate_up);
-}
-
-void backend_swiglu_forward_exact(Tensor act, Tensor gate_up, Tensor wide, LowProduct product)
-{
-    CHECK_TENSOR(act, act.rows, act.cols);
     CHECK_TENSOR(wide, act.rows, 2 * act.cols);
     save(gate_up, wide, product);
-    activate(act, wide);
+    activate(act, from == FROM_EXACT ? wide : gate_up);
 }
 
 void backend_matmul_swiglu(Tensor act, Tensor gate_up, Tensor wide, Tensor x, Tensor w)
 {
     backend_matmul(wide, x, w, (Tensor){ 0 });
-    backend_swiglu_forward_exact(act, gate_up, wide, (LowProduct){ 0 });
+    backend_swiglu_forward(act, gate_up, wide, (LowProduct){ 0 }, FROM_EXACT);
 }
 
 void backend_matmul_dx_swiglu(Tensor dgate_up, Tensor act, Tensor dact, Tensor dy, Tensor w, Tensor gate_up)

@@ -81,6 +81,20 @@ template <typename T> __device__ inline T from_float(float x);      /* rounds to
 template <> __device__ inline float from_float<float>(float x) { return x; }
 template <> __device__ inline bf16 from_float<bf16>(float x) { return __float2bfloat16_rn(x); }
 
+/* 2^x, relative error below 2^-22. */
+__device__ inline float exp2_fast(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* An address in shared memory, as instructions take it. */
+__device__ inline uint32_t shared_address(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
 /* Two, rounded, as one word. */
 __device__ inline uint32_t bf16_pair(float low, float high)
 {

@@ -25,11 +25,6 @@ typedef uint64_t Barrier;       /* in shared memory */
 
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-__device__ inline uint32_t shared_address(const void *p)
-{
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
-
 /* ---- barriers ---------------------------------------------------------------------------------------------- */
 
 /* A phase ends after `arrivals` arrivals and when all announced bytes are there. Phases are told apart by their parity, 0 first. */
@@ -405,14 +400,6 @@ __device__ inline void load_matrices(uint32_t *a, const void *row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(shared_address(row)) : "memory");
-}
-
-/* 2^x, relative error below 2^-22. */
-__device__ inline float exp2_fast(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
 }
 
 #endif

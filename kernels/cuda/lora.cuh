@@ -113,8 +113,3 @@ template <DType D> __device__ inline float2 decode_two(uint32_t word, int i)
     const __half2_raw h = __nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)(word >> 16 * i), FP8_KIND<D>);
     return __half22float2(__half2(h));
 }
-
-__device__ inline unsigned shared_address(const void *p)
-{
-    return (unsigned)__cvta_generic_to_shared(p);
-}

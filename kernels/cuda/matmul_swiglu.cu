@@ -1,4 +1,4 @@
-/* The first product of the MLP with SwiGLU on its registers: what matmul writes in BF16, and swiglu_forward_exact reads again, does
+/* The first product of the MLP with SwiGLU on its registers: what matmul writes in BF16, and swiglu_forward reads again, does
  * not leave the chip. Bytes per element of act: 2.12 + 1 instead of 4 + 4 + 2.12 + 1.
  *
  * A tile's weights are 128 rows of gate and the same rows of up. Of every eight columns of sums a thread has two. So that it has 16
@@ -132,7 +132,7 @@ void backend_matmul_swiglu(Tensor act, Tensor gate_up, Tensor wide, Tensor x, Te
     CHECK_TENSOR(wide, N, 2 * F);
     if (!fits(&maps, act, gate_up, wide, x, w)) {
         backend_matmul(wide, x, w, {});
-        backend_swiglu_forward_exact(act, gate_up, wide, {});
+        backend_swiglu_forward(act, gate_up, wide, {}, FROM_EXACT);
         return;
     }
     check_operand("matmul_swiglu", "act", act, N, F);

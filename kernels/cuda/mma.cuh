@@ -14,11 +14,6 @@
 
 /* ---- instructions ------------------------------------------------------------------------------------------ */
 
-__device__ inline uint32_t shared_address(const void *p)
-{
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
-
 /* Starts to copy 16 bytes, or 4, to shared memory; zeros where nothing is `there`. */
 __device__ inline void copy_16(uint32_t to, const void *from, bool there)
 {
@@ -70,14 +65,6 @@ __device__ inline uint32_t round_tf32(float x)
 {
     uint32_t y;
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
-    return y;
-}
-
-/* 2^x, relative error below 2^-22. */
-__device__ inline float exp2_fast(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 

@@ -67,11 +67,16 @@ void norm_forward_kernel(AnyOut y, AnyOut x, float2 *stats, const TS *stream, An
     }
 }
 
-void backend_norm_forward(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual, Norm norm)
+void backend_norm_forward(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual, Norm norm, ForwardSource from)
 {
     const int N = stream.rows, C = stream.cols;
+    const bool exact = from == FROM_EXACT && format_is_fp8(x.format) && x.data != stream.data;
+    if (from == FROM_EXACT && !exact) {
+        backend_quantize(x, stream);
+        x = stream;
+    }
     if (format_is_fp8(y.format) || format_is_fp8(x.format)) {
-        norm_forward_fp8(y, x, stats, stream, w, residual, norm);
+        norm_forward_fp8(y, x, stats, stream, w, residual, norm, exact);
         return;
     }
     CHECK_DENSE(stream, N, C);

@@ -382,17 +382,7 @@ static void forward(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, T
         });
 }
 
-void norm_forward_fp8(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual, Norm norm)
+void norm_forward_fp8(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual, Norm norm, bool exact)
 {
-    forward<false>(y, x, stats, stream, w, residual, norm);
-}
-
-void backend_norm_forward_exact(Tensor y, Tensor x, float *stats, Tensor stream, Tensor w, Tensor residual, Norm norm)
-{
-    if (format_is_fp8(x.format) && x.data != stream.data)
-        forward<true>(y, x, stats, stream, w, residual, norm);
-    else {
-        backend_quantize(x, stream);
-        backend_norm_forward(y, stream, stats, stream, w, residual, norm);
-    }
+    (exact ? forward<true> : forward<false>)(y, x, stats, stream, w, residual, norm);
 }

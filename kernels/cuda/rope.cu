@@ -365,28 +365,16 @@ static void turn_values(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor k
     LAUNCH_CHECK();
 }
 
-static void forward(bool exact, Tensor y, Tensor saved, float *stats, Tensor x, LowProduct product, Tensor qnorm, Tensor knorm,
-                    Attention a)
+void backend_rope_forward(Tensor y, Tensor saved, float *stats, Tensor x, LowProduct product, Tensor qnorm, Tensor knorm,
+                          Attention a, ForwardSource from)
 {
     check_rope("rope_forward", x, qnorm, knorm, stats, a);
-    if (!qnorm.data && rope_forward_added(exact, y, saved, x, product, a))
+    if (!qnorm.data && rope_forward_added(from == FROM_EXACT, y, saved, x, product, a))
         return;
     if (product.low.data)
         backend_lora_widen(x, product.low, product.m, x);
     backend_quantize(saved, x);
-    turn_values(y, stats, exact ? x : saved, qnorm, knorm, a);
-}
-
-void backend_rope_forward(Tensor y, Tensor saved, float *stats, Tensor x, LowProduct product, Tensor qnorm, Tensor knorm,
-                          Attention a)
-{
-    forward(false, y, saved, stats, x, product, qnorm, knorm, a);
-}
-
-void backend_rope_forward_exact(Tensor y, Tensor saved, float *stats, Tensor x, LowProduct product, Tensor qnorm, Tensor knorm,
-                                Attention a)
-{
-    forward(true, y, saved, stats, x, product, qnorm, knorm, a);
+    turn_values(y, stats, from == FROM_EXACT ? x : saved, qnorm, knorm, a);
 }
 
 static void backward_with_norm(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x, const float *stats,

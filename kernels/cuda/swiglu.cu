@@ -42,11 +42,19 @@ void swiglu_forward_kernel(AnyOut act, AnyOut stored, const T *wide, int F)
     }
 }
 
-void backend_swiglu_forward(Tensor act, Tensor gate_up, Tensor wide, LowProduct product)
+void backend_swiglu_forward(Tensor act, Tensor gate_up, Tensor wide, LowProduct product, ForwardSource from)
 {
     const int N = act.rows, F = act.cols;
+    const bool exact = from == FROM_EXACT && format_is_fp8(act.format) && format_is_fp8(gate_up.format);
+    if (from == FROM_EXACT && !exact) {
+        if (product.low.data)
+            backend_lora_widen(wide, product.low, product.m, wide);
+        backend_quantize(gate_up, wide);
+        gate_up = wide;
+        product = {};
+    }
     if (format_is_fp8(act.format)) {
-        swiglu_forward_fp8(act, gate_up, wide, product);
+        swiglu_forward_fp8(act, gate_up, wide, product, exact);
         return;
     }
     CHECK_DENSE(act, N, F);

@@ -147,21 +147,9 @@ template <bool EXACT> static void forward(Tensor act, Tensor gate_up, Tensor wid
     });
 }
 
-void swiglu_forward_fp8(Tensor act, Tensor gate_up, Tensor wide, LowProduct product)
+void swiglu_forward_fp8(Tensor act, Tensor gate_up, Tensor wide, LowProduct product, bool exact)
 {
-    forward<false>(act, gate_up, wide, product);
-}
-
-void backend_swiglu_forward_exact(Tensor act, Tensor gate_up, Tensor wide, LowProduct product)
-{
-    if (format_is_fp8(act.format) && format_is_fp8(gate_up.format))
-        forward<true>(act, gate_up, wide, product);
-    else {
-        if (product.low.data)
-            backend_lora_widen(wide, product.low, product.m, wide);
-        backend_quantize(gate_up, wide);
-        backend_swiglu_forward(act, wide, wide, {});
-    }
+    (exact ? forward<true> : forward<false>)(act, gate_up, wide, product);
 }
 
 template <bool ACT, class Reader, class ReaderD>
