@@ -114,6 +114,7 @@ static void test_unsupported(void **state)
         { "include_bias", "attention_dropout: 0.1",    "attention_dropout 0.1" },
         { "include_bias", "bias_for_layer_norm: true", "bias_for_layer_norm true" },
         { "include_bias", "scale_logits: true",        "model.scale_logits true" },
+        { "include_bias", "mlp_hidden_size: 100",      "model.mlp_hidden_size 50 16 48 64" },
         { "layer_norm_type", "layer_norm_type: group",    "rms|default|low_precision|amd_compatible layer_norm_type group" },
         { "include_bias", "init_fn: kaiming_normal",   "mitchell|normal|full_megatron init_fn kaiming_normal" },
         { "betas",        "name: lionw",               "lionw adamw8bit" },

@@ -185,7 +185,7 @@ static void check_sharded(int shard_ranks, const char *name)
             c.eval_subset_num_batches = -1;
             DownstreamResult d = downstream_evaluate(&c, i, &m, &f, NULL);
             check_scores(&d, i, ALL, name);
-            assert_true(take_losses(&m).loss == 0 && !m.documents);
+            assert_false(m.documents);
             c.eval_subset_num_batches = 2;          /* of MICRO choices on each rank: questions that are whole in these */
             d = downstream_evaluate(&c, i, &m, &f, NULL);
             check_scores(&d, i, 2 * MICRO * comm_size(), name);

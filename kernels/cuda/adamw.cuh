@@ -76,23 +76,15 @@ __device__ static inline uint4 round_pack(const float (&x)[8], uint64_t sequence
                       __byte_perm(sum[4], sum[5], 0x7632), __byte_perm(sum[6], sum[7], 0x7632));
 }
 
-template <bool ALIGNED>
-__device__ static inline void store_weights(float *w, const float (&x)[8], int left, uint64_t, uint64_t)
+__device__ static inline void store_weights(float *w, const float (&x)[8], uint64_t, uint64_t)
 {
-    store_pack<ALIGNED>(w, x, left);
+    store_pack(w, x, 8);
 }
 
-/* The first is element i; if ALIGNED, that is a multiple of 4, and there are eight. */
-template <bool ALIGNED>
-__device__ static inline void store_weights(bf16 *w, const float (&x)[8], int left, uint64_t sequence, uint64_t i)
+/* The first is element i, a multiple of 4. */
+__device__ static inline void store_weights(bf16 *w, const float (&x)[8], uint64_t sequence, uint64_t i)
 {
-    if (ALIGNED)
-        *(uint4 *)w = round_pack(x, sequence, i);
-    else
-#pragma unroll
-        for (int k = 0; k < 8; k++)
-            if (k < left)
-                w[k] = __ushort_as_bfloat16(bf16_round_stochastic(x[k], random_16_of(sequence, i + k)));
+    *(uint4 *)w = round_pack(x, sequence, i);
 }
 
 static inline Step make_step(AdamW a)

@@ -221,7 +221,7 @@ __device__ static inline void step_group(TW *w, const Moments &t, const Loaded<T
     }
     if (rare)
         keep_weights(wx, x.w, x.grad);
-    store_weights<true>(w + at, wx, EACH, sequence, first + at);
+    store_weights(w + at, wx, sequence, first + at);
     const float inverse[2] = { group_inverse(top[0]), group_inverse(top[1]) };
     *(uint2 *)(t.codes[0] + at) = make_uint2(encode_signed(mx, inverse[0], places.steps, t.least),
                                              encode_signed(mx + 4, inverse[0], places.steps, t.least));

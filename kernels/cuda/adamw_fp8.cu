@@ -216,7 +216,7 @@ void adamw_fp8_kernel(TW *w, Moment m, Moment v, const TG *grad, unsigned n, Qui
             update_two(wx[h] + i, mx[h] + i, vx[h] + i, gp[h][i], gp[h][i + 1], s);
         }
         if (inside)
-            store_weights<true>(w + at + h * HALF, wx[h], 8, s.sequence, first + at + h * HALF);
+            store_weights(w + at + h * HALF, wx[h], s.sequence, first + at + h * HALF);
     }
     store_moment<FM, true>(m, at, mx, inside);
     store_moment<FV, false>(v, at, vx, inside);

@@ -16,7 +16,7 @@ static Grid grid_of(int N, int C)
     return { (unsigned)(ceil_div(N, ROWS) * slices), threads, slices };
 }
 
-template <bool ALIGNED, typename T> __global__ __launch_bounds__(MAX_THREADS)
+template <typename T> __global__ __launch_bounds__(MAX_THREADS)
 void copy_rows_kernel(AnyOut y, const TokenAt *sorted, const T *w, int N, int C, int slices)
 {
     const int first = blockIdx.x / slices * ROWS, c = 8 * (blockIdx.x % slices * blockDim.x + threadIdx.x);
@@ -30,14 +30,14 @@ void copy_rows_kernel(AnyOut y, const TokenAt *sorted, const T *w, int N, int C,
     }
 #pragma unroll
     for (int k = 0; k < ROWS; k++)
-        row[k] = load_pack<ALIGNED>(w + (size_t)entry[k].token * C + c, left[k]);
+        row[k] = load_pack(w + (size_t)entry[k].token * C + c, left[k]);
 #pragma unroll
     for (int k = 0; k < ROWS; k++) {
         float x[8];
 #pragma unroll
         for (int i = 0; i < 8; i++)
             x[i] = row[k][i];
-        store_any<ALIGNED>(y, (size_t)entry[k].position * C + c, x, left[k]);
+        store_any(y, (size_t)entry[k].position * C + c, x, left[k]);
     }
 }
 
@@ -46,14 +46,12 @@ void backend_embedding_forward(Tensor y, const TokenAt *sorted, Tensor w)
     const int N = y.rows, C = w.cols;
     CHECK_DENSE(w, w.rows, C);
     CHECK_DENSE(y, N, C);
+    check_aligned(OPERATION, C, y, w);
     if (N == 0)
         return;
     const Grid g = grid_of(N, C);
-    with_bool(is_aligned(y, C) && is_aligned(w, C), [&](auto aligned) {
-        with_type(w, [&](auto *table) {
-            copy_rows_kernel<decltype(aligned)::value><<<g.blocks, g.threads, 0, device_stream()>>>(
-                any_out(y), sorted, table, N, C, g.slices);
-        });
+    with_type(w, [&](auto *table) {
+        copy_rows_kernel<<<g.blocks, g.threads, 0, device_stream()>>>(any_out(y), sorted, table, N, C, g.slices);
     });
     LAUNCH_CHECK();
 }
@@ -62,7 +60,7 @@ void backend_embedding_forward(Tensor y, const TokenAt *sorted, Tensor w)
 
 /* The rest of a long run, from entry n on: sum += the rows of dy whose token is t, one by one. c: the thread's
  * column. A frequent token is a long chain of sums, which would wait for memory: rows come to L2 32 ahead. */
-template <bool ALIGNED, typename T>
+template <typename T>
 __device__ static inline void add_run(float (&sum)[8], const TokenAt *sorted, const T *dy, int n, int t, int c, int N,
                                       int C)
 {
@@ -84,7 +82,7 @@ __device__ static inline void add_run(float (&sum)[8], const TokenAt *sorted, co
 #pragma unroll
             for (int k = 0; k < EACH; k++) {
                 const size_t position = __shfl_sync(0xffffffffu, now.position, from + k);
-                row[k] = load_pack<ALIGNED>(dy + position * C + c, from + k < count ? C - c : 0);
+                row[k] = load_pack(dy + position * C + c, from + k < count ? C - c : 0);
             }
 #pragma unroll
             for (int k = 0; k < EACH; k++)
@@ -101,7 +99,7 @@ __device__ static inline void add_run(float (&sum)[8], const TokenAt *sorted, co
 
 /* A block has the runs of equal tokens that begin in its entries, the last of which may go on behind. All loads of those
  * entries are in flight at once. */
-template <bool ALIGNED, typename TDW, typename TDY> __global__ __launch_bounds__(MAX_THREADS)
+template <typename TDW, typename TDY> __global__ __launch_bounds__(MAX_THREADS)
 void add_rows_kernel(TDW *dw, const TokenAt *sorted, const TDY *dy, int N, int C, int slices)
 {
     const int first = blockIdx.x / slices * ROWS, c = 8 * (blockIdx.x % slices * blockDim.x + threadIdx.x);
@@ -120,8 +118,8 @@ void add_rows_kernel(TDW *dw, const TokenAt *sorted, const TDY *dy, int N, int C
         token = entry[k].token;
         some |= begins[k];
         ours[k] = some && token >= 0;
-        before[k] = load_pack<ALIGNED>((const TDW *)dw + (size_t)entry[k].token * C + c, begins[k] ? left : 0);
-        row[k] = load_pack<ALIGNED>(dy + (size_t)entry[k].position * C + c, ours[k] ? left : 0);
+        before[k] = load_pack((const TDW *)dw + (size_t)entry[k].token * C + c, begins[k] ? left : 0);
+        row[k] = load_pack(dy + (size_t)entry[k].position * C + c, ours[k] ? left : 0);
     }
     float sum[8] = {};
 #pragma unroll
@@ -130,12 +128,12 @@ void add_rows_kernel(TDW *dw, const TokenAt *sorted, const TDY *dy, int N, int C
         for (int i = 0; i < 8; i++)
             sum[i] = (begins[k] ? before[k][i] : sum[i]) + row[k][i];
         if (ours[k] && entry[k + 1].token != entry[k].token)
-            store_pack<ALIGNED>(dw + (size_t)entry[k].token * C + c, sum, left);
+            store_pack(dw + (size_t)entry[k].token * C + c, sum, left);
     }
     if (!ours[ROWS - 1] || entry[ROWS].token != token)
         return;
-    add_run<ALIGNED>(sum, sorted, dy, first + ROWS, token, c, N, C);
-    store_pack<ALIGNED>(dw + (size_t)token * C + c, sum, left);
+    add_run(sum, sorted, dy, first + ROWS, token, c, N, C);
+    store_pack(dw + (size_t)token * C + c, sum, left);
 }
 
 void backend_embedding_backward(Tensor dw, const TokenAt *sorted, Tensor dy)
@@ -143,17 +141,15 @@ void backend_embedding_backward(Tensor dw, const TokenAt *sorted, Tensor dy)
     const int N = dy.rows, C = dw.cols;
     CHECK_DENSE(dw, dw.rows, C);
     CHECK_DENSE(dy, N, C);
+    check_aligned(OPERATION, C, dw, dy);
     if (dw.empty)       /* most rows have no token */
         backend_device_zero(dw.data, tensor_bytes(dw));
     if (N == 0)
         return;
     const Grid g = grid_of(N, C);
-    with_bool(is_aligned(dw, C) && is_aligned(dy, C), [&](auto aligned) {
-        with_type(dw, [&](auto *out) {
-            with_type(dy, [&](auto *in) {
-                add_rows_kernel<decltype(aligned)::value><<<g.blocks, g.threads, 0, device_stream()>>>(
-                    out, sorted, in, N, C, g.slices);
-            });
+    with_type(dw, [&](auto *out) {
+        with_type(dy, [&](auto *in) {
+            add_rows_kernel<<<g.blocks, g.threads, 0, device_stream()>>>(out, sorted, in, N, C, g.slices);
         });
     });
     LAUNCH_CHECK();

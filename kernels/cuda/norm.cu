@@ -10,7 +10,7 @@
 
 /* NOTE: rows are latency, so several must be in flight on an SM: the BF16 variants are held to 64 registers, 8 rows
  * of 4096. With both kinds of norm in one kernel, or without keep_packed, that spills. */
-template <bool ALIGNED, bool CENTER, typename TS, typename TR>
+template <bool CENTER, typename TS, typename TR>
 __global__ __launch_bounds__(MAX_THREADS, sizeof(TS) + sizeof(TR) == 4 ? 2 : 1)
 void norm_forward_kernel(AnyOut y, AnyOut x, float2 *stats, const TS *stream, AnyIn w, const TR *residual, int C,
                          float eps)
@@ -21,10 +21,10 @@ void norm_forward_kernel(AnyOut y, AnyOut x, float2 *stats, const TS *stream, An
     Pack<TR> add[MAX_PACKS];
 #pragma unroll
     for (int j = 0; j < MAX_PACKS; j++)
-        in[j] = load_pack<ALIGNED>(stream + row + column(j), C - column(j));
+        in[j] = load_pack(stream + row + column(j), C - column(j));
 #pragma unroll
     for (int j = 0; j < MAX_PACKS; j++)
-        add[j] = load_pack<ALIGNED>(residual + row + column(j), residual ? C - column(j) : 0);
+        add[j] = load_pack(residual + row + column(j), residual ? C - column(j) : 0);
 
     float mean = 0, square = 0;
     if (CENTER) {                       /* what lies behind column C is 0 */
@@ -41,7 +41,7 @@ void norm_forward_kernel(AnyOut y, AnyOut x, float2 *stats, const TS *stream, An
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             const float d = as_stored(x, in[j], i) - mean;
-            square += column(j) + (ALIGNED ? 0 : i) < C ? d * d : 0.0f;
+            square += column(j) < C ? d * d : 0.0f;
         }
     const float rstd = 1.0f / sqrtf(block_sum(square, shared) / C + eps);
     keep_packed(in);
@@ -55,15 +55,15 @@ void norm_forward_kernel(AnyOut y, AnyOut x, float2 *stats, const TS *stream, An
         for (int i = 0; i < 8; i++)
             v[i] = as_stored(x, in[j], i);
         if (x.data)
-            store_any<ALIGNED>(x, row + column(j), v, C - column(j));
+            store_any(x, row + column(j), v, C - column(j));
         if (w.data)
-            load_any<ALIGNED>(weight, w, column(j), C - column(j));
+            load_any(weight, w, column(j), C - column(j));
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             v[i] = (v[i] - mean) * rstd * (w.data ? weight[i] : 1.0f);
             v[i] += add[j][i];
         }
-        store_any<ALIGNED>(y, row + column(j), v, C - column(j));
+        store_any(y, row + column(j), v, C - column(j));
     }
 }
 
@@ -92,18 +92,14 @@ void backend_norm_forward(Tensor y, Tensor x, float *stats, Tensor stream, Tenso
     }
     if (!residual.data)
         residual.format = stream.format;        /* the variant with the fewest registers */
-    const bool aligned = is_aligned(y, C) && is_aligned(x, C) && is_aligned(stream, C) && is_aligned(w, C) &&
-                         is_aligned(residual, C);
+    check_aligned(OPERATION, C, y, x, stream, w, residual);
     if (N == 0)
         return;
-    with_bool(aligned, [&](auto is_aligned) {
-        with_bool(norm.kind == LAYER_NORM, [&](auto center) {
-            with_type(stream, [&](auto *in) {
-                with_type(residual, [&](auto *add) {
-                    norm_forward_kernel<decltype(is_aligned)::value, decltype(center)::value>
-                        <<<N, threads, 0, device_stream()>>>(any_out(y), stored, (float2 *)stats, in, any_in(w), add,
-                                                             C, norm.eps);
-                });
+    with_bool(norm.kind == LAYER_NORM, [&](auto center) {
+        with_type(stream, [&](auto *in) {
+            with_type(residual, [&](auto *add) {
+                norm_forward_kernel<decltype(center)::value><<<N, threads, 0, device_stream()>>>(
+                    any_out(y), stored, (float2 *)stats, in, any_in(w), add, C, norm.eps);
             });
         });
     });
@@ -112,7 +108,7 @@ void backend_norm_forward(Tensor y, Tensor x, float *stats, Tensor stream, Tenso
 
 /* ---- y again ------------------------------------------------------------------------------------------------- */
 
-template <bool ALIGNED, typename TX> __global__ __launch_bounds__(MAX_THREADS)
+template <typename TX> __global__ __launch_bounds__(MAX_THREADS)
 void norm_again_kernel(AnyOut y, const TX *x, const float2 *stats, AnyIn w, int C)
 {
     const size_t row = (size_t)blockIdx.x * C;
@@ -120,16 +116,16 @@ void norm_again_kernel(AnyOut y, const TX *x, const float2 *stats, AnyIn w, int 
     Pack<TX> in[MAX_PACKS];
 #pragma unroll
     for (int j = 0; j < MAX_PACKS; j++)
-        in[j] = load_pack<ALIGNED>(x + row + column(j), C - column(j));
+        in[j] = load_pack(x + row + column(j), C - column(j));
 #pragma unroll
     for (int j = 0; j < MAX_PACKS; j++) {
         float v[8], weight[8];
         if (w.data)
-            load_any<ALIGNED>(weight, w, column(j), C - column(j));
+            load_any(weight, w, column(j), C - column(j));
 #pragma unroll
         for (int i = 0; i < 8; i++)
             v[i] = (in[j][i] - s.x) * s.y * (w.data ? weight[i] : 1.0f);
-        store_any<ALIGNED>(y, row + column(j), v, C - column(j));
+        store_any(y, row + column(j), v, C - column(j));
     }
 }
 
@@ -143,14 +139,12 @@ void backend_norm_again(Tensor y, Tensor x, const float *stats, Tensor w)
     CHECK_DENSE(x, N, C);
     CHECK_DENSE(y, N, C);
     CHECK_DENSE_OPTIONAL(w, 1, C);
+    check_aligned(OPERATION, C, y, x, w);
     const int threads = norm_threads(OPERATION, C);
     if (N == 0)
         return;
-    with_bool(is_aligned(y, C) && is_aligned(x, C) && is_aligned(w, C), [&](auto aligned) {
-        with_type(x, [&](auto *in) {
-            norm_again_kernel<decltype(aligned)::value><<<N, threads, 0, device_stream()>>>(
-                any_out(y), in, (const float2 *)stats, any_in(w), C);
-        });
+    with_type(x, [&](auto *in) {
+        norm_again_kernel<<<N, threads, 0, device_stream()>>>(any_out(y), in, (const float2 *)stats, any_in(w), C);
     });
     LAUNCH_CHECK();
 }

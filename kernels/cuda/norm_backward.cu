@@ -24,8 +24,7 @@ template <class Reader> __device__ static inline Values unpack(const Reader &x, 
     return v;
 }
 
-template <typename T, bool ALIGNED>
-__device__ static inline const Pack<T> &unpack(const DenseReader<T, ALIGNED> &, const Pack<T> &raw)
+template <typename T> __device__ static inline const Pack<T> &unpack(const DenseReader<T> &, const Pack<T> &raw)
 {
     return raw;
 }
@@ -37,7 +36,7 @@ __device__ static inline const Pack<T> &unpack(const DenseReader<T, ALIGNED> &, 
  * rows stay packed over their reduction.
  * CENTER: of a LayerNorm. An RMSNorm spares four instructions an element, and they count; its roundings are spelled out: they are
  * those of a LayerNorm with means of 0. */
-template <bool ALIGNED, bool MEASURED, bool CENTER, class Reader, typename TDY, typename TDX>
+template <bool MEASURED, bool CENTER, class Reader, typename TDY, typename TDX>
 __global__ __launch_bounds__(MAX_THREADS)
 void norm_backward_kernel(TDX *dx, float *amax, float *partial, const TDY *dy, Reader x, const float2 *stats, AnyIn w,
                           int N, int C, bool accumulate)
@@ -52,12 +51,12 @@ void norm_backward_kernel(TDX *dx, float *amax, float *partial, const TDY *dy, R
         typename Reader::Raw raw[MAX_PACKS];
 #pragma unroll
         for (int j = 0; j < MAX_PACKS; j++) {
-            d[j] = load_pack<ALIGNED>(dy + row + column(j), C - column(j));
+            d[j] = load_pack(dy + row + column(j), C - column(j));
             raw[j] = x.at(row + column(j), C - column(j));
             if (MEASURED)
-                before[j] = load_pack<ALIGNED>((const TDX *)dx + row + column(j), accumulate ? C - column(j) : 0);
+                before[j] = load_pack((const TDX *)dx + row + column(j), accumulate ? C - column(j) : 0);
         }
-        if (ALIGNED && threadIdx.x == 0 && n + gridDim.x < N) {
+        if (threadIdx.x == 0 && n + gridDim.x < N) {
             const size_t next = row + (size_t)gridDim.x * C;
             prefetch(dy + next, C * sizeof *dy);
             x.bring(next, C);
@@ -69,7 +68,7 @@ void norm_backward_kernel(TDX *dx, float *amax, float *partial, const TDY *dy, R
         for (int j = 0; j < MAX_PACKS; j++) {
             float weight[8];
             if (w.data)
-                load_any<ALIGNED>(weight, w, column(j), C - column(j));
+                load_any(weight, w, column(j), C - column(j));
             const auto &in = unpack(x, raw[j]);
 #pragma unroll
             for (int i = 0; i < 8; i++) {
@@ -83,7 +82,7 @@ void norm_backward_kernel(TDX *dx, float *amax, float *partial, const TDY *dy, R
         if constexpr (!MEASURED)
 #pragma unroll
             for (int j = 0; j < MAX_PACKS; j++)
-                before[j] = load_pack<ALIGNED>((const TDX *)dx + row + column(j), accumulate ? C - column(j) : 0);
+                before[j] = load_pack((const TDX *)dx + row + column(j), accumulate ? C - column(j) : 0);
         block_sums(sums, shared);
         if constexpr (!MEASURED) {
             keep_packed(d);
@@ -96,7 +95,7 @@ void norm_backward_kernel(TDX *dx, float *amax, float *partial, const TDY *dy, R
             if (MEASURED && column(j) >= C)
                 continue;
             if (w.data)
-                load_any<ALIGNED>(weight, w, column(j), MEASURED ? 8 : C - column(j));
+                load_any(weight, w, column(j), MEASURED ? 8 : C - column(j));
             const auto &in = unpack(x, raw[j]);
 #pragma unroll
             for (int i = 0; i < 8; i++) {
@@ -106,13 +105,13 @@ void norm_backward_kernel(TDX *dx, float *amax, float *partial, const TDY *dy, R
             }
             if (MEASURED)
                 m = fmaxf(m, pack_abs_max(out));
-            store_pack<ALIGNED>(dx + row + column(j), out, MEASURED ? 8 : C - column(j));
+            store_pack(dx + row + column(j), out, MEASURED ? 8 : C - column(j));
         }
     }
     if (partial)
 #pragma unroll
         for (int j = 0; j < MAX_PACKS; j++)
-            store_pack<ALIGNED>(partial + (size_t)blockIdx.x * C + column(j), dw[j], C - column(j));
+            store_pack(partial + (size_t)blockIdx.x * C + column(j), dw[j], C - column(j));
     if (MEASURED && amax)       /* of what is stored: rounding keeps the order, so the largest is the largest rounded */
         raise_amax(amax, to_float(from_float<TDX>(m)), shared);
 }
@@ -123,17 +122,16 @@ static void backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x, con
 {
     const int N = dy.rows, C = dy.cols, most = BLOCKS_PER_SM * device_sm_count(), threads = norm_threads("norm_backward", C);
     const bool measured = amax || format_is_fp8(x.format);
-    const bool aligned = is_aligned(dy, C) && is_aligned(x, C) && is_aligned(dx, C) && is_aligned(w, C);
+    check_aligned("norm_backward", C, dy, x, dx, w);
     const int blocks = N > most && (measured || dw.data) ? most : N;
     float *partial = dw.data ? (float *)device_scratch((size_t)blocks * C * sizeof(float), SCRATCH_0) : NULL;
-    CHECK(aligned || !measured, "norm_backward: rows of %d elements; beside FP8, and for max|dx|, 16 bytes move at a time", C);
     if (N == 0)
         return;
-    const auto launch = [&](auto is_aligned, auto is_measured, auto in) {
+    const auto launch = [&](auto is_measured, auto in) {
         with_type(dy, [&](auto *d) {
             with_type(dx, [&](auto *out) {
                 with_bool(norm.kind == LAYER_NORM, [&](auto center) {
-                    norm_backward_kernel<decltype(is_aligned)::value, decltype(is_measured)::value, decltype(center)::value>
+                    norm_backward_kernel<decltype(is_measured)::value, decltype(center)::value>
                         <<<blocks, threads, 0, device_stream()>>>(out, amax, partial, d, in, (const float2 *)stats, any_in(w), N, C,
                                                                   accumulate);
                 });
@@ -141,13 +139,11 @@ static void backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x, con
         });
     };
     if (measured && x.format.dtype == E4M3 && x.format.group == 16)
-        launch(std::true_type(), std::true_type(), group_reader(x, Known<E4M3>()));
+        launch(std::true_type(), group_reader(x, Known<E4M3>()));
     else if (measured)
-        with_reader(x, [&](auto in) { launch(std::true_type(), std::true_type(), in); });
-    else if (aligned)
-        with_dense_reader<true>(x, [&](auto in) { launch(std::true_type(), std::false_type(), in); });
+        with_reader(x, [&](auto in) { launch(std::true_type(), in); });
     else
-        with_dense_reader<false>(x, [&](auto in) { launch(std::false_type(), std::false_type(), in); });
+        with_dense_reader(x, [&](auto in) { launch(std::false_type(), in); });
     LAUNCH_CHECK();
     if (dw.data)
         add_column_sums(dw, partial, blocks, C);
@@ -172,7 +168,7 @@ void backend_norm_backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor 
     /* OLMo-2's gradient of a branch: through F32 scratch memory */
     check_operand(OPERATION, "dx", dx, N, C);
     CHECK(!accumulate && !amax, "norm_backward: dx accumulates, or its maximum is wanted, and is %s", format_name(dx.format));
-    typedef ReaderSource<DenseReader<float, true>> Source;
+    typedef ReaderSource<DenseReader<float>> Source;
     const Tensor wide = tensor_at(device_scratch((size_t)N * C * sizeof(float), SCRATCH_1), Format{ F32, 0, false }, N, C);
     amax = amax_new();
     backward(wide, amax, dw, dy, x, stats, w, norm, false);

@@ -7,23 +7,22 @@
 
 enum { THREADS = 256 };
 
-template <bool ALIGNED, typename TW, typename TM, typename TV, typename TG>
-__device__ static inline void update_pack(TW *w, TM *m, TV *v, const TG *grad, int left, const Step &s,
-                                          uint64_t number)
+template <typename TW, typename TM, typename TV, typename TG>
+__device__ static inline void update_pack(TW *w, TM *m, TV *v, const TG *grad, const Step &s, uint64_t number)
 {
-    const Pack<TW> wp = load_pack<ALIGNED>((const TW *)w, left);
-    const Pack<TM> mp = load_pack<ALIGNED>((const TM *)m, left);
-    const Pack<TV> vp = load_pack<ALIGNED>((const TV *)v, left);
-    const Pack<TG> gp = load_pack<ALIGNED>(grad, left);
+    const Pack<TW> wp = load_pack((const TW *)w, 8);
+    const Pack<TM> mp = load_pack((const TM *)m, 8);
+    const Pack<TV> vp = load_pack((const TV *)v, 8);
+    const Pack<TG> gp = load_pack(grad, 8);
     float wx[8], mx[8], vx[8];
 #pragma unroll
     for (int k = 0; k < 8; k++) {
         wx[k] = wp[k], mx[k] = mp[k], vx[k] = vp[k];
         update(wx[k], mx[k], vx[k], gp[k], s);
     }
-    store_weights<ALIGNED>(w, wx, left, s.sequence, number);
-    store_pack<ALIGNED>(m, mx, left);
-    store_pack<ALIGNED>(v, vx, left);
+    store_weights(w, wx, s.sequence, number);
+    store_pack(m, mx, 8);
+    store_pack(v, vx, 8);
 }
 
 __device__ static inline float4 load_four(const float *p) { return *reinterpret_cast<const float4 *>(p); }
@@ -59,23 +58,18 @@ __device__ static inline void update_four(float *w, TM *m, TV *v, const TG *grad
 }
 
 /* Elements of a thread. */
-template <bool ALIGNED, typename TW> __host__ __device__ constexpr int each()
-{
-    return ALIGNED && sizeof(TW) == sizeof(float) ? 4 : 8;
-}
+template <typename TW> constexpr int EACH = sizeof(TW) == sizeof(float) ? 4 : 8;
 
-template <bool ALIGNED, typename TW, typename TM, typename TV, typename TG> __global__ __launch_bounds__(THREADS)
+template <typename TW, typename TM, typename TV, typename TG> __global__ __launch_bounds__(THREADS)
 void adamw_kernel(TW *w, TM *m, TV *v, const TG *grad, size_t n, Step s, uint64_t first)
 {
-    constexpr int EACH = each<ALIGNED, TW>();
-    const size_t at = EACH * ((size_t)blockIdx.x * THREADS + threadIdx.x);
-    if (ALIGNED && at + EACH <= n) {
-        if constexpr (EACH == 4)
-            update_four(w + at, m + at, v + at, grad + at, s);
-        else
-            update_pack<true>(w + at, m + at, v + at, grad + at, 8, s, first + at);
-    } else if (at < n)
-        update_pack<false>(w + at, m + at, v + at, grad + at, (int)min(n - at, (size_t)EACH), s, first + at);
+    const size_t at = EACH<TW> * ((size_t)blockIdx.x * THREADS + threadIdx.x);
+    if (at >= n)
+        return;
+    if constexpr (EACH<TW> == 4)
+        update_four(w + at, m + at, v + at, grad + at, s);
+    else
+        update_pack(w + at, m + at, v + at, grad + at, s, first + at);
 }
 
 void backend_adamw(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first)
@@ -92,19 +86,15 @@ void backend_adamw(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t 
     if (n == 0)
         return;
     const Step s = make_step(a);
-    const bool aligned = is_aligned(w, 8) && is_aligned(m, 8) && is_aligned(v, 8) && is_aligned(grad, 8)
-                         && first % 4 == 0;
-    with_bool(aligned, [&](auto is_aligned) {
-        with_type(w, [&](auto *wp) {
-            with_type(m, [&](auto *mp) {
-                with_type(v, [&](auto *vp) {
-                    with_type(grad, [&](auto *gp) {
-                        constexpr bool ALIGNED = decltype(is_aligned)::value;
-                        const int EACH = each<ALIGNED, std::remove_pointer_t<decltype(wp)>>();
-                        const unsigned blocks = (unsigned)ceil_div(n, EACH * THREADS);
-                        adamw_kernel<ALIGNED><<<blocks, THREADS, 0, device_stream()>>>(
-                            wp, mp, vp, gp, n, s, first);
-                    });
+    check_aligned(OPERATION, w.cols, w, m, v, grad);
+    CHECK(first % 4 == 0, "adamw: element %llu of the model comes first; multiples of 4 do", (unsigned long long)first);
+    with_type(w, [&](auto *wp) {
+        with_type(m, [&](auto *mp) {
+            with_type(v, [&](auto *vp) {
+                with_type(grad, [&](auto *gp) {
+                    const int each = EACH<std::remove_pointer_t<decltype(wp)>>;
+                    const unsigned blocks = (unsigned)ceil_div(n, each * THREADS);
+                    adamw_kernel<<<blocks, THREADS, 0, device_stream()>>>(wp, mp, vp, gp, n, s, first);
                 });
             });
         });

@@ -17,13 +17,13 @@ template <auto V> struct Known {
     }
 };
 
-template <typename T, bool ALIGNED> struct DenseReader {
+template <typename T> struct DenseReader {
     const T *data;
     int cols;
     typedef Pack<T> Raw;
     __device__ Raw at(size_t i, int left = 8) const
     {
-        return load_pack<ALIGNED>(data + i, left);
+        return load_pack(data + i, left);
     }
     __device__ void values(float (&x)[8], const Raw &raw) const
     {
@@ -95,9 +95,9 @@ template <class Reader> __device__ inline typename Reader::Raw load_or_zero(cons
     return x.at((size_t)row * x.cols + col, x.cols - col);
 }
 
-template <bool ALIGNED = true, typename F> static inline void with_dense_reader(Tensor t, F f)
+template <typename F> static inline void with_dense_reader(Tensor t, F f)
 {
-    with_type(t, [&](auto *data) { f(DenseReader<std::remove_pointer_t<decltype(data)>, ALIGNED>{ data, t.cols }); });
+    with_type(t, [&](auto *data) { f(DenseReader<std::remove_pointer_t<decltype(data)>>{ data, t.cols }); });
 }
 
 /* Of a t in groups of 16. D: DType or Known<a DType>. */

@@ -10,7 +10,7 @@
 enum { PACKS = 4, MAX_THREADS = 512 };
 
 /* stored.data is NULL if gate_up is the memory of wide. */
-template <bool ALIGNED, typename T> __global__ __launch_bounds__(MAX_THREADS)
+template <typename T> __global__ __launch_bounds__(MAX_THREADS)
 void swiglu_forward_kernel(AnyOut act, AnyOut stored, const T *wide, int F)
 {
     const size_t row = (size_t)blockIdx.x * F;
@@ -20,8 +20,8 @@ void swiglu_forward_kernel(AnyOut act, AnyOut stored, const T *wide, int F)
 #pragma unroll
         for (int j = 0; j < PACKS; j++) {
             const int f = first + 8 * j * blockDim.x;
-            g[j] = load_pack<ALIGNED>(gate + f, F - f);
-            u[j] = load_pack<ALIGNED>(up + f, F - f);
+            g[j] = load_pack(gate + f, F - f);
+            u[j] = load_pack(up + f, F - f);
         }
 #pragma unroll
         for (int j = 0; j < PACKS; j++) {
@@ -31,13 +31,13 @@ void swiglu_forward_kernel(AnyOut act, AnyOut stored, const T *wide, int F)
             for (int i = 0; i < 8; i++)
                 gx[i] = as_stored(stored, g[j], i), ux[i] = as_stored(stored, u[j], i);
             if (stored.data) {
-                store_any<ALIGNED>(stored, 2 * row + f, gx, F - f);
-                store_any<ALIGNED>(stored, 2 * row + F + f, ux, F - f);
+                store_any(stored, 2 * row + f, gx, F - f);
+                store_any(stored, 2 * row + F + f, ux, F - f);
             }
 #pragma unroll
             for (int i = 0; i < 8; i++)
                 gx[i] = gx[i] * sigmoid(gx[i]) * ux[i];
-            store_any<ALIGNED>(act, row + f, gx, F - f);
+            store_any(act, row + f, gx, F - f);
         }
     }
 }
@@ -70,18 +70,16 @@ void backend_swiglu_forward(Tensor act, Tensor gate_up, Tensor wide, LowProduct 
         return;
     if (product.low.data)
         backend_lora_widen(wide, product.low, product.m, wide);
-    with_bool(is_aligned(act, F) && is_aligned(gate_up, F) && is_aligned(wide, F), [&](auto aligned) {
-        with_type(wide, [&](auto *in) {
-            const int threads = round_threads((int)ceil_div(F, 8), PACKS, MAX_THREADS);
-            swiglu_forward_kernel<decltype(aligned)::value><<<N, threads, 0, device_stream()>>>(any_out(act), stored,
-                                                                                               in, F);
-        });
+    check_aligned(OPERATION, F, act, gate_up, wide);
+    with_type(wide, [&](auto *in) {
+        const int threads = round_threads((int)ceil_div(F, 8), PACKS, MAX_THREADS);
+        swiglu_forward_kernel<<<N, threads, 0, device_stream()>>>(any_out(act), stored, in, F);
     });
     LAUNCH_CHECK();
 }
 
 /* act.data is NULL if it is not wanted. */
-template <bool ALIGNED, typename TD, typename T> __global__ __launch_bounds__(MAX_THREADS)
+template <typename TD, typename T> __global__ __launch_bounds__(MAX_THREADS)
 void swiglu_backward_kernel(AnyOut dgate_up, AnyOut act, const TD *dact, const T *gate_up, int F)
 {
     enum { EACH = PACKS / 2 };
@@ -93,9 +91,9 @@ void swiglu_backward_kernel(AnyOut dgate_up, AnyOut act, const TD *dact, const T
 #pragma unroll
         for (int j = 0; j < EACH; j++) {
             const int f = first + 8 * j * blockDim.x;
-            g[j] = load_pack<ALIGNED>(gate + f, F - f);
-            u[j] = load_pack<ALIGNED>(up + f, F - f);
-            d[j] = load_pack<ALIGNED>(dact + row + f, F - f);
+            g[j] = load_pack(gate + f, F - f);
+            u[j] = load_pack(up + f, F - f);
+            d[j] = load_pack(dact + row + f, F - f);
         }
 #pragma unroll
         for (int j = 0; j < EACH; j++) {
@@ -108,10 +106,10 @@ void swiglu_backward_kernel(AnyOut dgate_up, AnyOut act, const TD *dact, const T
                 dup[i] = d[j][i] * gs;
                 again[i] = gs * u[j][i];
             }
-            store_any<ALIGNED>(dgate_up, 2 * row + f, dgate, F - f);
-            store_any<ALIGNED>(dgate_up, 2 * row + F + f, dup, F - f);
+            store_any(dgate_up, 2 * row + f, dgate, F - f);
+            store_any(dgate_up, 2 * row + F + f, dup, F - f);
             if (act.data)
-                store_any<ALIGNED>(act, row + f, again, F - f);
+                store_any(act, row + f, again, F - f);
         }
     }
 }
@@ -137,15 +135,11 @@ void backend_swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, LowProduc
           "swiglu_backward: act and dact share memory, not their format");
     if (N == 0)
         return;
-    const bool aligned = is_aligned(dgate_up, F) && is_aligned(act, F) && is_aligned(dact, F) &&
-                         is_aligned(gate_up, F);
-    with_bool(aligned, [&](auto is_aligned) {
-        with_type(dact, [&](auto *d) {
-            with_type(gate_up, [&](auto *in) {
-                swiglu_backward_kernel<decltype(is_aligned)::value>
-                    <<<N, round_threads((int)ceil_div(F, 8), PACKS / 2, MAX_THREADS), 0, device_stream()>>>(
-                        any_out(dgate_up), any_out(act), d, in, F);
-            });
+    check_aligned(OPERATION, F, dgate_up, act, dact, gate_up);
+    with_type(dact, [&](auto *d) {
+        with_type(gate_up, [&](auto *in) {
+            const int threads = round_threads((int)ceil_div(F, 8), PACKS / 2, MAX_THREADS);
+            swiglu_backward_kernel<<<N, threads, 0, device_stream()>>>(any_out(dgate_up), any_out(act), d, in, F);
         });
     });
     LAUNCH_CHECK();

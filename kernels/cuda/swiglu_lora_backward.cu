@@ -157,7 +157,7 @@ bool swiglu_backward_added(Tensor dgate_up, Tensor act, Tensor dact, LowProduct 
     check_operand("swiglu_backward", "dgate_up", dgate_up, N, 2 * F);
     if (tensor_exists(act))
         check_operand("swiglu_backward", "act", act, N, F);
-    const DenseReader<bf16, true> dense = { (const bf16 *)gate_up.data, 2 * F };
+    const DenseReader<bf16> dense = { (const bf16 *)gate_up.data, 2 * F };
     if (gate_up.format.dtype == BF16) {
         check_dense("swiglu_backward", "gate_up", gate_up, N, 2 * F);
         if (dgate_up.format.dtype == BF16)

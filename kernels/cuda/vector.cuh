@@ -4,7 +4,7 @@
  * A thread's unit of work is a Pack, eight neighbours of a row, whatever the format: one 16-byte access for BF16,
  * two for F32. Inputs that carry the traffic are template parameters, so that a thread issues all its loads before
  * it waits for one; outputs and small inputs (norm weights) choose their format by a branch that all threads take
- * alike. ALIGNED is false where rows do not begin at multiples of 16 bytes; then elements move one by one. */
+ * alike. ALIGNED is false for logits and halves of heads that do not begin at multiples of 16 bytes; then elements move one by one. */
 #pragma once
 #include <type_traits>
 
@@ -59,7 +59,7 @@ __device__ inline uint32_t element_bits(const float *p) { return __float_as_uint
 __device__ inline uint32_t element_bits(const bf16 *p) { return __bfloat16_as_ushort(*p); }
 
 /* Elements p[0 .. left), at most eight; the others are 0. If ALIGNED, left is not between 1 and 7. */
-template <bool ALIGNED, typename T> __device__ inline Pack<T> load_pack(const T *p, int left)
+template <bool ALIGNED = true, typename T> __device__ inline Pack<T> load_pack(const T *p, int left)
 {
     Pack<T> pack = {};
     if (ALIGNED) {
@@ -78,7 +78,7 @@ template <bool ALIGNED, typename T> __device__ inline Pack<T> load_pack(const T 
     return pack;
 }
 
-template <bool ALIGNED, typename T> __device__ inline void store_pack(T *p, const float (&x)[8], int left)
+template <bool ALIGNED = true, typename T> __device__ inline void store_pack(T *p, const float (&x)[8], int left)
 {
     if (ALIGNED) {
         const Pack<T> pack = make_pack(x, T());
@@ -111,7 +111,7 @@ struct AnyOut { void *data; bool is_f32; };
 static inline AnyIn  any_in (Tensor t) { return { t.data, t.format.dtype == F32 }; }
 static inline AnyOut any_out(Tensor t) { return { t.data, t.format.dtype == F32 }; }
 
-template <bool ALIGNED> __device__ inline void load_any(float (&x)[8], AnyIn in, size_t at, int left)
+template <bool ALIGNED = true> __device__ inline void load_any(float (&x)[8], AnyIn in, size_t at, int left)
 {
     if (in.is_f32) {
         const Pack<float> p = load_pack<ALIGNED>((const float *)in.data + at, left);
@@ -126,7 +126,7 @@ template <bool ALIGNED> __device__ inline void load_any(float (&x)[8], AnyIn in,
     }
 }
 
-template <bool ALIGNED> __device__ inline void store_any(AnyOut out, size_t at, const float (&x)[8], int left)
+template <bool ALIGNED = true> __device__ inline void store_any(AnyOut out, size_t at, const float (&x)[8], int left)
 {
     if (out.is_f32)
         store_pack<ALIGNED>((float *)out.data + at, x, left);
@@ -201,6 +201,12 @@ static inline int round_threads(int packs, int each, int most)
 static inline bool is_aligned(Tensor t, int cols)
 {
     return !t.data || (cols % 8 == 0 && (uintptr_t)t.data % 16 == 0);
+}
+
+template <class... Tensors> static inline void check_aligned(const char *operation, int cols, Tensors... t)
+{
+    if (!(is_aligned(t, cols) && ...))
+        die("%s: rows of %d elements; widths are multiples of 16, and tensors begin at such bytes", operation, cols);
 }
 
 /* f(pointer to t's elements), F32 or BF16. */

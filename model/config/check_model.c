@@ -62,6 +62,23 @@ static void check_mlp(Reader *r, bool from_hf)
     r->s->mlp_hidden_size = 2L * m->mlp_width;
 }
 
+/* Rows of tensors are read 16 bytes at a time, and FP8 operands are multiplied by sixteens. */
+static void check_widths(const Reader *r)
+{
+    enum { MULTIPLE = 16 };
+    const ModelConfig *m = &r->s->c.model;
+    const struct { const char *key, *what; long width; } list[] = {
+        { "model.d_model", "the residual stream", m->d_model },
+        { "model.mlp_hidden_size", "each half of the MLP", m->mlp_width },
+        { "model.n_heads", "all query heads together", (long)m->n_heads * m->head_dim },
+        { "model.n_kv_heads", "all key heads together", (long)m->n_kv_heads * m->head_dim },
+    };
+    for (int i = 0; i < 4; i++)
+        if (list[i].width % MULTIPLE != 0)
+            die("%s: %s makes %s %ld wide; widths must be multiples of %d, as %ld or %ld", config_where(r, list[i].key), list[i].key,
+                list[i].what, list[i].width, MULTIPLE, list[i].width / MULTIPLE * MULTIPLE, (list[i].width / MULTIPLE + 1) * MULTIPLE);
+}
+
 static void check_vocabulary(Reader *r)
 {
     ModelConfig *m = &r->s->c.model;
@@ -202,6 +219,7 @@ void config_check_model(Reader *r, bool from_hf)
             config_where(r, "model.attention_layer_norm"));
     check_heads(r);
     check_mlp(r, from_hf);
+    check_widths(r);
     check_vocabulary(r);
     check_ranges(r);
     check_rope_scaling(r);
