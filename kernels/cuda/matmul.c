@@ -50,7 +50,6 @@ static const double TUNE_FLOPS = 1e10;      /* below it (some 20 us) the launch 
 typedef enum { FORWARD, DX, DW } Kind;
 static const char *const kind_name[] = { [FORWARD] = "matmul", [DX] = "matmul_dx", [DW] = "matmul_dw" };
 
-/* FP8 only: adds products with the tensor cores' 14 fraction bits instead of promoting to F32 now and then. */
 /* What an algorithm is chosen by. Zeroed before it is filled: compared with memcmp. */
 typedef struct {
     Kind  kind;
@@ -58,7 +57,7 @@ typedef struct {
     int   trans_a, trans_b;
     DType a, b, d;
     int   add;              /* reads C */
-    int   fast;             /* FP8: short accumulators */
+    int   fast;             /* FP8: adds products with the tensor cores' 14 fraction bits instead of promoting to F32 now and then */
     int   align;            /* of all matrices, in bytes, up to 256 */
 } Shape;
 

@@ -71,7 +71,7 @@ static void check_widths(const Reader *r)
         { "model.d_model", "the residual stream", m->d_model },
         { "model.mlp_hidden_size", "each half of the MLP", m->mlp_width },
         { "model.n_heads", "all query heads together", (long)m->n_heads * m->head_dim },
-        { "model.n_kv_heads", "all key heads together", (long)m->n_kv_heads * m->head_dim },
+        { "model.n_kv_heads", "q, k and v together", (m->n_heads + 2L * m->n_kv_heads) * m->head_dim },
     };
     for (int i = 0; i < 4; i++)
         if (list[i].width % MULTIPLE != 0)
