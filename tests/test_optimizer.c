@@ -259,10 +259,10 @@ static void test_errors(void **state)
     DIES("matmul_dw: dw is (8, 16); expected (24, 16)", matmul_dw(a, b, a));
     DIES("matmul_dw: dw is e4m3", matmul_dw(c8, b, a));
     DIES("matmul: no GEMM of e4m3 and f32", matmul(b, fp8, c, NONE));
-    const Tensor square = make(F, 16, 16);
+    const Tensor square = make(F, 16, 16), e5 = make((Format){ E5M2, 0 }, 8, 24);
     DIES("matmul: the result is an operand", matmul(a, a, square, NONE));
     odd = c8, odd.data_t = NULL;
-    DIES("matmul_dx: w is e4m3 without the transposed copy", matmul_dx(a, make((Format){ E5M2, 0 }, 8, 24), odd, false));
+    DIES("matmul_dx: w is e4m3 without the transposed copy", matmul_dx(a, e5, odd, false));
     DIES("norm_forward: y is (8, 24)", norm_forward(b, a, stats.data, a, NONE, NONE, norm, FROM_SAVED));
     DIES("norm_forward: w is (8, 16)", norm_forward(a, a, stats.data, a, a, NONE, norm, FROM_SAVED));
     DIES("norm_backward: x is (8, 24)", norm_backward(a, NULL, NONE, a, b, stats.data, NONE, norm, false));
