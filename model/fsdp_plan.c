@@ -74,8 +74,8 @@ static const Step *find_way(const Fsdp *f, int u, const Param *p)
 
 /* ---- which memory ----------------------------------------------------------------------------------------- */
 
-/* Memory that units share: two layers take turns, of which one is gathered while the other computes; on one rank all have one. The
- * embedding is not needed with the head, unless it is the head. Other units have memory of their own. */
+/* Memory that units share. Layers alternate between two buffers, so that one is gathered while the other computes; on one rank they
+ * have one buffer. Embedding and head share a buffer, unless they are tied. Other units have memory of their own. */
 static int buffer_of(const Fsdp *f, int u, bool own)
 {
     const int last = f->num_units - 1;

@@ -72,7 +72,7 @@ typedef struct UnitKind {
     const ParamRow *params;
     int    num_params;
 
-    /* Its buffers: m->unit_acts[u], of which res0 is where the unit reads the stream. NULL: it reads none. */
+    /* Places its buffers in m->unit_acts[u]; the unit reads the stream in res0. NULL: it reads no stream. */
     void (*plan)(struct Planner *p, struct Model *m, int u);
 
     /* From the stream in unit_acts[u].res0 to unit_acts[u + 1].res0. */

@@ -3,8 +3,8 @@
 
     python3 scripts/convert_olmo.py step1000-unsharded OLMo-1B --tokenizer tokenizer.json
 
-INPUT holds config.yaml and model.safetensors or model.pt, from an unsharded checkpoint or as published. OUTPUT gets config.json
-of an OlmoForCausalLM or Olmo2ForCausalLM, and the weights unchanged, in their type and with all rows of the embedding. model.pt
+INPUT holds config.yaml and model.safetensors or model.pt, from an unsharded checkpoint or as published. OUTPUT gets the config.json
+for OlmoForCausalLM or Olmo2ForCausalLM. It gets the weights unchanged, in their type and with all rows of the embedding. model.pt
 needs the package torch; model.safetensors needs only Python.
 """
 import argparse, base64, io, json, mmap, os, pickle, shutil, struct, sys

@@ -187,7 +187,7 @@ static void test_every_parameter(void **state)
     (void)state;
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
         const ModelConfig m = architecture(a);
-        for (int u = 0; u < m.n_layers + 2; u++) {
+        for (int u = 0; u < unit_count(&m); u++) {
             UnitShape shape;
             HfTensor tensor[HF_TENSORS];
             unit_shape(&shape, &m, u, 1);

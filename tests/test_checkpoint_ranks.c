@@ -35,7 +35,7 @@ static Tensor flat(Format f, size_t n)
 /* The shards that rank `part` of `parts` has of a model made for `world` ranks; nothing but what layout.c reads. */
 static Fsdp make_shards(const ModelConfig *c, Format master, Format m, Format v, int world, int part, int parts)
 {
-    Fsdp f = { .num_units = c->n_layers + 2, .recipe = *recipe_find("bf16"),
+    Fsdp f = { .num_units = unit_count(c), .recipe = *recipe_find("bf16"),
                .optimizer = optimizer_find("adamw") };
     f.recipe.master = master;
     f.recipe.moment1 = m;

@@ -110,7 +110,7 @@ static void test_parts(void **state)
     (void)state;
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
         const ModelConfig m = with_adapters(architecture(a), RANK, 1 << LORA_K | 1 << LORA_V | 1 << LORA_DOWN, BASE_AS_FROZEN);
-        for (int u = 0; u < m.n_layers + 2; u++) {
+        for (int u = 0; u < unit_count(&m); u++) {
             UnitShape s;
             unit_shape(&s, &m, u, 1);
             for (int i = 0; i < s.num_params; i++) {

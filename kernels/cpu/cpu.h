@@ -31,7 +31,7 @@ void    finish_sum(Tensor t, float *values, const double *sum);
 
 /* ---- attention ---------------------------------------------------------------------------------------------- */
 
-/* A row's scores s of so many keys, of which those from `begin` to `last` count, become probabilities; returns lse. */
+/* The scores s of a row become probabilities: those of keys `begin` to `last`, 0 for the other keys. Returns lse. */
 float attention_softmax(float *s, int begin, int last, int keys);
 
 /* ---- scratch memory ---------------------------------------------------------------------------------------- */

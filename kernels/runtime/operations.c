@@ -1,4 +1,4 @@
-/* Who watches operations. */
+/* The watch of operations: who is asked, and when. */
 #include "kernels/runtime/operations.h"
 
 static const Watch *watch;

@@ -128,6 +128,7 @@ struct json_t;
 void value_parse(void *base, const ConfigKey *k, const YamlNode *n);    /* dies: place, expected, found */
 void value_parse_text(void *base, const ConfigKey *k, const char *text, const char *file);    /* a scalar; NULL: null */
 void value_default(void *base, const ConfigKey *k);
+int  value_truth(const char *text);             /* 1: true, 0: false, as YAML 1.1 spells them; -1: neither */
 void value_print(FILE *f, const void *base, const ConfigKey *k, int indent);   /* " 3\n": what follows `key:` */
 char *value_text(const void *base, const ConfigKey *k);                  /* "3": its first line; the caller owns it (text.c) */
 void value_free(void *base, const ConfigKey *k);

@@ -1,6 +1,5 @@
-/* Values of the table's types: from YAML text, checked, into the C object of their row, and back to YAML text.
- * Numbers follow YAML 1.1, as OLMo's files do: 739_328, 1e-5, 5e12 where an integer is meant. What value_print writes
- * value_parse reads back to the same bits. */
+/* Values of the table's types: from YAML text, checked, into the C object of their row. Numbers follow YAML 1.1, as OLMo's files do:
+ * 739_328, 1e-5, 5e12 where an integer is meant. */
 #include "kernels/runtime/error.h"
 #include "model/config/table.h"
 
@@ -50,7 +49,7 @@ static bool parse_integer(uint64_t *out, bool *negative, const char *text)
 }
 
 /* YAML 1.1's spellings; a truth value, or -1. */
-static int parse_truth(const char *text)
+int value_truth(const char *text)
 {
     static const char *const words[] = { "false", "true", "no", "yes", "off", "on" };
     for (int i = 0; text && i < 6; i++)
@@ -87,7 +86,7 @@ static bool same_word(const char *word, const char *text)
 {
     double a, b;
     return strcasecmp(word, text) == 0 || (parse_double(&a, word) && parse_double(&b, text) && a == b) ||
-           (parse_truth(word) >= 0 && parse_truth(word) == parse_truth(text));
+           (value_truth(word) >= 0 && value_truth(word) == value_truth(text));
 }
 
 bool key_listed(const char *choices, const char *text)
@@ -266,7 +265,7 @@ static void parse_word(void *place, const ConfigKey *k, const YamlNode *n)
     int truth;
     switch (k->type & TYPE_MASK) {
     case BOOL:
-        if ((truth = parse_truth(text)) < 0)
+        if ((truth = value_truth(text)) < 0)
             wrong(k, n);
         *(bool *)place = truth;
         break;
@@ -374,130 +373,4 @@ void value_free(void *base, const ConfigKey *k)
         *(NamedPaths **)place = NULL;
         *count = 0;
     }
-}
-
-/* ---- printing --------------------------------------------------------------------------------------------- */
-
-/* The fewest digits that read back to the same value. */
-static void print_double(FILE *f, double x, bool single)
-{
-    char text[64];
-    if (x == floor(x) && fabs(x) < 1e15) {
-        fprintf(f, "%.0f", x);
-        return;
-    }
-    for (int digits = 1; digits <= 17; digits++) {
-        snprintf(text, sizeof text, "%.*g", digits, x);
-        if (single ? strtof(text, NULL) == (float)x : strtod(text, NULL) == x)
-            break;
-    }
-    fputs(text, f);
-}
-
-void value_print_text(FILE *f, const char *text)
-{
-    if (!text) {
-        fputs("null", f);
-        return;
-    }
-    if (*text && strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./-") == strlen(text) &&
-        (isalnum((unsigned char)*text) || *text == '/') && strcasecmp(text, "null") != 0 && parse_truth(text) < 0) {
-        fputs(text, f);
-        return;
-    }
-    fputc('"', f);
-    for (const char *c = text; *c; c++) {
-        if (*c == '"' || *c == '\\')
-            fputc('\\', f);
-        if ((unsigned char)*c < ' ')
-            fprintf(f, "\\x%02x", (unsigned char)*c);
-        else
-            fputc(*c, f);
-    }
-    fputc('"', f);
-}
-
-static void print_paths(FILE *f, char *const *paths, int count, int indent)
-{
-    if (count == 0)
-        fputs(" []", f);
-    for (int i = 0; i < count; i++) {
-        fprintf(f, "\n%*s- ", indent, "");
-        value_print_text(f, paths[i]);
-    }
-}
-
-static void print_choice(FILE *f, const Word *words, int value)
-{
-    while (words->word && words->value != value)
-        words++;
-    fputs(words->word ? words->word : "null", f);
-}
-
-static void print_layer_types(FILE *f, const LayerTypes *types)
-{
-    if (types->count == 0)
-        fputs("null", f);
-    for (int l = 0; l < types->count; l++)
-        fprintf(f, "%s%s_attention", l ? ", " : "[", types->slides[l] ? "sliding" : "full");
-    if (types->count > 0)
-        fputc(']', f);
-}
-
-static void print_duration(FILE *f, const Duration *d)
-{
-    if (d->tokens)
-        fprintf(f, "%ldT", d->tokens);
-    else if (d->epochs > 0) {
-        print_double(f, d->epochs, false);
-        fputs("ep", f);
-    } else if (d->steps)
-        fprintf(f, "%ld", d->steps);
-    else
-        fputs("null", f);
-}
-
-double value_number(const void *base, const ConfigKey *k)
-{
-    const char *place = (const char *)base + k->place;
-    const int type = k->type & TYPE_MASK;
-    return type == INT ? *(const int *)place : type == LONG ? *(const long *)place
-         : type == FLOAT ? *(const float *)place : type == DOUBLE ? *(const double *)place : NAN;
-}
-
-void value_print(FILE *f, const void *base, const ConfigKey *k, int indent)
-{
-    const char *place = (const char *)base + k->place;
-    int type = k->type & TYPE_MASK;
-    double x = value_number(base, k);
-    if (!value_is_list(type))
-        fputc(' ', f);
-    if (x == k->none) {
-        fputs("null\n", f);
-        return;
-    }
-    switch (type) {
-    case INT:      fprintf(f, "%d", *(const int *)place); break;
-    case LONG:     fprintf(f, "%ld", *(const long *)place); break;
-    case U64:      fprintf(f, "%lu", *(const unsigned long *)place); break;
-    case FLOAT:    print_double(f, x, true); break;
-    case DOUBLE:   print_double(f, x, false); break;
-    case BOOL:     fputs(*(const bool *)place ? "true" : "false", f); break;
-    case CHOICE:   print_choice(f, k->words, *(const int *)place); break;
-    case STRING:   value_print_text(f, *(char *const *)place); break;
-    case PATHS: case PATTERNS:
-    case NAMES:    print_paths(f, *(char ***)place, *(const int *)(place + sizeof(char **)), indent); break;
-    case FORMAT:   fputs(format_name(*(const Format *)place), f); break;
-    case DURATION: print_duration(f, (const Duration *)place); break;
-    case LAYER_TYPES: print_layer_types(f, (const LayerTypes *)place); break;
-    case BETAS:
-        fputc('[', f);
-        print_double(f, ((const double *)place)[0], false);
-        fputs(", ", f);
-        print_double(f, ((const double *)place)[1], false);
-        fputc(']', f);
-        break;
-    default:       die("model/config/value.c: a value of type %d cannot be written", type);
-    }
-    fputc('\n', f);
 }
