@@ -3,6 +3,7 @@
  * Dimensions: B sequences of T tokens, N = B*T; C model width; H query heads, K key/value heads of width D;
  * S = (H+2K)*D width of [q|k|v]; F MLP width; V rows of the embedding; L blocks; W ranks. */
 #pragma once
+#include "kernels/runtime/device.h"
 #include "model/overlay.h"
 #include "model/params.h"
 
@@ -37,6 +38,7 @@ typedef struct {
     Tensor dgate_up;   /* (N, 2F) gradient, GEMM operand                       = gate_up     e5m2: see plan_dgate_up   */
     Tensor dqkv_op;    /* (N, S) the same; = dqkv if formats agree                                                     */
     Keep   keep;       /* what of these forward leaves for backward                                                    */
+    size_t own_bytes;  /* of the block's own memory, one piece                                                          */
     Attention attn;    /* the model's, with this block's sliding window and rotary table                               */
     KvCache cache;     /* k, v (P, K*D) of the sequence that decode.h goes on with; NULL unless the run generates      */
 } Acts;
@@ -53,6 +55,15 @@ typedef struct {
     Tensor dlow;       /* (N, 3 rank) gradient of one of a block's `low`                                               */
 } Work;
 
+/* Saved activations of blocks that are on the host while other blocks compute: see offload.h. */
+typedef struct {
+    int    slots;              /* blocks whose saved activations are on the device: L, or fewer; block l has slot l % slots */
+    size_t at, bytes;          /* if fewer: where in the arena the slots begin; of a slot */
+    char  *host;               /* pinned host memory of the blocks that leave; NULL: none does */
+    DeviceMark **left, **fetched;      /* [slots] the block of this slot is on the host; is back */
+    DeviceMark *computed;
+} Offload;
+
 /* blocks: saved activations of all; work: buffers that all blocks share, with the head's; cache: of all blocks. */
 typedef struct { size_t units, blocks, work, head, cache, total; } PlanBytes;
 
@@ -67,6 +78,7 @@ typedef struct Model {
     Acts     *unit_acts;       /* [units]; those that are no block use res0, where they read the stream */
     Acts     *acts;            /* those of the first block on */
     Work      work;
+    Offload   offload;
     float    *final_stats;     /* (N, 2) mean and rstd of the last block's output              */
     Tensor    final_h;         /* (N, C) the head's operand                                    */
     Tensor    logits;          /* (chunk, V): never all N rows                                 */
@@ -90,6 +102,8 @@ typedef struct Model {
     void    (*observe)(void *observer, int unit, const Unit *w);       /* unless NULL: called in forward after each unit but the */
     void     *observer;        /* head, with its weights; if `observed`, memory that blocks share holds its values */
     PlanBytes bytes;           /* of device memory, by purpose                                 */
+    float    *ranges;          /* of FP8 operands, for a step: range_bytes                     */
+    size_t    range_bytes;
     SharedBuffer shared[NUM_BUFFERS];  /* what all blocks and the head share, and where it lies in ... */
     void     *shared_memory;   /* shared_bytes; part of ...                                    */
     size_t    shared_bytes;

@@ -98,6 +98,9 @@ typedef enum { SUM_OFTEN, SUM_ONCE, SUM_ONCE_IF_FITS } GradSum;
  * memory allows, and for each pass in the others. */
 typedef enum { GATHER_OFTEN, GATHER_ONCE, GATHER_ONCE_IF_FITS } Gathering;
 
+/* What of the device's memory is on the host instead: nothing; as much as does not fit the device; all that can be. */
+typedef enum { HOST_NEVER, HOST_AUTO, HOST_ALL } HostUse;
+
 /* How units are spread over ranks (fsdp.h). */
 typedef struct {
     int  shard_ranks;             /* consecutive ranks that share one copy of the model: 1 .. number of ranks */
@@ -188,6 +191,7 @@ typedef struct {
     int      speed_window;                    /* speed_monitor.window_size: steps that tok/s is averaged over */
     long     quant_stats_interval;            /* steps between quantization statistics in metrics.jsonl; 0: never */
     int      profile;                         /* steps to trace, from the third of the run on; 0: none */
+    struct { HostUse activations; } host;     /* offload.h */
     int      loss_chunk;                      /* tokens whose logits exist at once; 0: chosen */
 
     char    *text;                            /* the resolved configuration as YAML; saved with the run */

@@ -105,6 +105,7 @@ typedef struct {
     int  shards, rank;                 /* ranks of a shard group, and the place in it */
     bool sum_once;                     /* gradients are summed over them once per step, not with every micro-batch */
     int  kept;                         /* units whose weights stay once they are gathered or rounded: 0 .. kept - 1 */
+    int  slots;                        /* blocks whose saved activations are on the device (offload.h); 0: all */
 } Placement;
 
 /* Places one rank's part of every unit in the arena; called twice, to measure and to place. */

@@ -8,6 +8,7 @@
 #include "kernels/runtime/watchdog.h"
 #include "kernels/values.h"
 #include "model/head.h"
+#include "model/offload.h"
 #include "model/plan.h"
 #include "model/rope.h"
 
@@ -29,12 +30,14 @@ void model_place(Model *m, Fsdp *f, const Config *c)
     m->memory = device_alloc(m->bytes.total);
     fsdp_place_gathered(f);
     model_place_tensors(m, f, c);
+    offload_place(m);
     fill_rope(m);
 }
 
 void model_free(Model *m, Fsdp *f)
 {
     device_free(m->memory);
+    offload_free(m);
     fsdp_free(f);
     free(m->unit_acts);
     free(m->host_doc_start);

@@ -3,21 +3,32 @@
 
 #include "kernels/runtime/trace.h"
 #include "model/head.h"
+#include "model/offload.h"
 #include "model/units.h"
 
-void pass_forward(Model *m, Fsdp *f)
+/* `saves`: for a backward pass. */
+static void forward(Model *m, Fsdp *f, bool saves)
 {
     for (int u = 0; u < f->num_units - 1; u++) {
         fsdp_gather(f, u, FOR_FORWARD);
         fsdp_gather_ahead(f, u + 1, FOR_FORWARD);
         const Unit *w = fsdp_acquire(f, u);
+        if (saves)
+            offload_before_forward(m, f, u);
         trace_begin("forward", u);
         f->shape[u].kind->forward(m, w, u);
         trace_end();
         if (m->observe)
             m->observe(m->observer, u, w);
+        if (saves)
+            offload_after_forward(m, f, u);
         fsdp_release(f, u);
     }
+}
+
+void pass_forward(Model *m, Fsdp *f)
+{
+    forward(m, f, false);
 }
 
 static int backward_uses(const Model *m, const Fsdp *f, int u)
@@ -39,6 +50,7 @@ static void backward(Model *m, Fsdp *f, bool last)
             fsdp_gather_ahead(f, u - 1, next);
         const Unit *w = uses ? fsdp_acquire(f, u) : NULL;
         Unit *dw = fsdp_grads(f, u);
+        offload_before_backward(m, f, u);
         trace_begin("backward", u);
         f->shape[u].kind->backward(m, w, dw, u, u > first);
         trace_end();
@@ -52,7 +64,7 @@ static void backward(Model *m, Fsdp *f, bool last)
 
 void pass_run(Model *m, Fsdp *f, float scale, float z_weight, Pass pass)
 {
-    pass_forward(m, f);
+    forward(m, f, pass != PASS_FORWARD);
     head_losses(m, f, scale, z_weight, pass != PASS_FORWARD);
     if (pass != PASS_FORWARD)
         backward(m, f, pass == PASS_COMPLETE);

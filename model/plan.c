@@ -16,15 +16,20 @@ static bool has_ranges(const Model *m)
     return m->recipe.scales == OF_STEP && !m->forward_only;
 }
 
-/* One block's activations, with what forward leaves of them. `transposes`: of FP8 operands backward reads the transposes, for
- * gradients of the blocks' matrices; else the rows, for those of adapters. */
-struct Planner { Arena *arena; Model *m; bool transposes; Keep keep; };
+/* arena: what the unit has for itself. ranges: what an operand's scale depends on for a whole step. transposes: backward reads the
+ * transposes of FP8 operands, for gradients of the blocks' matrices; else the rows, for those of adapters. keep: what forward leaves. */
+struct Planner { Arena *arena, *ranges; Model *m; bool transposes; Keep keep; };
+
+static size_t whole_256(size_t bytes)
+{
+    return (bytes + 255) & ~(size_t)255;
+}
 
 /* This many bytes of what all blocks share. */
 static void *shared_bytes(Model *m, Buffer b, size_t bytes)
 {
     SharedBuffer *s = &m->shared[b];
-    const size_t whole = (bytes + 255) & ~(size_t)255;
+    const size_t whole = whole_256(bytes);
     s->bytes = whole > s->bytes ? whole : s->bytes;             /* blocks that keep less may want more of it */
     return (char *)m->shared_memory + s->at;
 }
@@ -61,7 +66,7 @@ static void add_range(const Planner *p, Tensor *t)
 {
     if (!has_ranges(p->m) || !format_is_fp8(t->format) || t->format.group)
         return;
-    t->range = arena_alloc(p->arena, sizeof(float));
+    t->range = arena_alloc(p->ranges, sizeof(float));
     t->range_kept = &p->m->ranges_kept;
 }
 
@@ -334,13 +339,28 @@ static int first_like(const Recipe *r, int l)
     return first;
 }
 
+/* Block l's own memory: the next of the arena, or a slot that other blocks have before and after it. */
+static void plan_own_memory(Planner *p, int l)
+{
+    const Offload *o = &p->m->offload;
+    Acts *a = &p->m->acts[l];
+    Arena *all = p->arena, slot = { all->base, o->at + (size_t)(l % o->slots) * o->bytes };
+    if (o->slots < p->m->L)
+        p->arena = &slot;
+    p->arena->used = whole_256(p->arena->used);
+    const size_t before = p->arena->used;
+    plan_acts(p, a);
+    a->own_bytes = whole_256(p->arena->used - before);
+    p->arena = all;
+}
+
 /* Without a backward pass all blocks that add to the stream in the same way have the memory of the first such. */
 void plan_block(Planner *p, Model *m, int unit)
 {
     const int l = unit - unit_of_layer(m->config, 0), first = first_like(&m->recipe, l);
     p->keep = recipe_keep(&m->recipe, l);
     if (l == first || !m->forward_only)
-        plan_acts(p, &m->acts[l]);
+        plan_own_memory(p, l);
     else
         m->acts[l] = m->acts[first];
 }
@@ -351,10 +371,23 @@ void plan_head_input(Planner *p, Model *m, int unit)
     m->unit_acts[unit].res0 = place_stream(p);
 }
 
+/* The slots, each large enough for any block, if there are fewer than blocks. Sizes are those of the plan before this one. */
+static void plan_slots(Arena *arena, Model *m)
+{
+    Offload *o = &m->offload;
+    o->bytes = 0;
+    for (int l = 0; l < m->L; l++)
+        o->bytes = m->acts[l].own_bytes > o->bytes ? m->acts[l].own_bytes : o->bytes;
+    o->at = whole_256(arena->used);
+    if (o->slots < m->L)
+        arena->used = o->at + (size_t)o->slots * o->bytes;
+}
+
 static void plan_units(Planner *p, const Fsdp *f)
 {
     Model *m = p->m;
     const size_t before = p->arena->used;
+    plan_slots(p->arena, m);
     for (int u = 0; u < f->num_units; u++) {
         if (u == f->num_units - 1)
             m->bytes.blocks = m->forward_only ? 0 : p->arena->used - before;
@@ -389,8 +422,12 @@ static void plan_all(Arena *arena, Model *m, Fsdp *f, const Config *c, Placement
     fsdp_plan(f, arena, c, p);
     m->trains_matrices = trains_matrices(f);
     b->units = arena->used;
+    m->offload.slots = p.slots > 0 && p.slots < m->L && !m->forward_only ? p.slots : m->L;
     m->shared_memory = arena_alloc(arena, m->shared_bytes);
-    plan_units(&(Planner){ arena, m, m->trains_matrices, m->recipe.keep }, f);
+    m->ranges = arena_alloc(arena, m->range_bytes);
+    Arena ranges = { .base = (char *)m->ranges };
+    plan_units(&(Planner){ arena, &ranges, m, m->trains_matrices, m->recipe.keep }, f);
+    m->range_bytes = ranges.used;
     b->work = arena->used - b->units - b->blocks;
     plan_head(arena, m, c);
     plan_attention(arena, m);
@@ -443,5 +480,6 @@ void model_replan(Model *m, Fsdp *f, const Config *c, Placement p)
 
 void model_place_tensors(Model *m, Fsdp *f, const Config *c)
 {
-    plan_all(&(Arena){ .base = m->memory }, m, f, c, (Placement){ f->shards, f->rank, f->sum_once, f->kept });
+    plan_all(&(Arena){ .base = m->memory }, m, f, c, 
+             (Placement){ f->shards, f->rank, f->sum_once, f->kept, m->offload.slots });
 }

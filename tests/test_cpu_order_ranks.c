@@ -7,6 +7,7 @@
 
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/operations.h"
+#include "kernels/runtime/trace.h"
 #include "kernels/values.h"
 #include "model/run/memory.h"
 #include "model/update.h"
@@ -53,10 +54,9 @@ static Cell *find(uintptr_t address)
 
 static void report(const Cell *c, const char *other, Queue theirs, const char *verb)
 {
-    static const char *const names[] = { "compute", "gather", "reduce" };
     if (!*problem)
         snprintf(problem, sizeof problem, "%s on queue %s touches memory that %s on queue %s %s, and no wait is between (%p)",
-                 operation, names[queue], other, names[theirs], verb, (void *)(c->address * CELL));
+                 operation, trace_queue_name(queue), other, trace_queue_name(theirs), verb, (void *)(c->address * CELL));
 }
 
 static void touch(const void *p, size_t bytes, bool writes)
@@ -180,8 +180,10 @@ static void micro_batch(Model *m, Fsdp *f, Pass pass)
     model_step(m, f, tokens, targets, NULL, 1.0f / (float)m->N, 0, pass);
 }
 
+static struct { int keep, recompute; } own = { -1, 0 };      /* of the recipe, instead of its own; -1: not */
+
 /* As train.c goes, with an evaluation in between. */
-static void train(const char *recipe, ModelConfig m, char *trainable, bool bf16_head, Strategy strategy)
+static void train(const char *recipe, ModelConfig m, char *trainable, bool bf16_head, Strategy strategy, HostUse on_host)
 {
     Config c;
     Model model = { 0 };
@@ -190,8 +192,13 @@ static void train(const char *recipe, ModelConfig m, char *trainable, bool bf16_
     if (bf16_head)
         c.recipe.head = (Format){ BF16, 0 };
     c.strategy = strategy;
+    if (own.keep >= 0) {
+        c.recipe.keep = (Keep)own.keep;
+        c.recipe.recompute = own.recompute;
+    }
     c.trainable = &trainable;
     c.num_trainable = trainable != NULL;
+    c.host.activations = on_host;
     comm_device_finish();
     comm_set_mesh(mesh_of_shards(comm_size(), strategy.shard_ranks));
     comm_init();
@@ -230,10 +237,31 @@ static void test_every_strategy(void **state)
         if (runs[r].adapters)
             m = with_adapters(m, 4, ALL_MODULES, runs[r].base);
         for (int ranks = 1; ranks <= comm_size(); ranks *= 2)
-            for (int keep = 0; keep < 2; keep++)        /* the memory of weights is none of gradients' */
+            for (int stays = 0; stays < 2; stays++)      /* the memory of weights is none of gradients' */
                 train(runs[r].recipe, m, runs[r].trainable, runs[r].bf16_head,
-                      (Strategy){ ranks, keep ? GATHER_ONCE : GATHER_OFTEN, (keep + r) % 2 ? SUM_ONCE : SUM_OFTEN });
+                      (Strategy){ ranks, stays ? GATHER_ONCE : GATHER_OFTEN, (stays + r) % 2 ? SUM_ONCE : SUM_OFTEN }, HOST_NEVER);
     }
+}
+
+/* Blocks of all ways to keep activations, more than there are slots. */
+static void test_on_host(void **state)
+{
+    (void)state;
+    static const struct { const char *recipe; SmallModel a; Keep keep; int recompute; bool adapters; } runs[] = {
+        { "bf16", LLAMA_GQA, KEEP_ALL }, { "coat", OLMO2, KEEP_INPUTS }, { "coat-lean", LLAMA, KEEP_BLOCK },
+        { "fp8", QWEN3, KEEP_INPUTS, 2 }, { "coat", LLAMA, KEEP_INPUTS, .adapters = true },
+    };
+    for (int r = 0; r < (int)(sizeof runs / sizeof *runs); r++) {
+        ModelConfig m = architecture(runs[r].a);
+        m.n_layers = 6;
+        if (runs[r].adapters)
+            m = with_adapters(m, 4, ALL_MODULES, BASE_E4M3);
+        own.keep = (int)runs[r].keep;
+        own.recompute = runs[r].recompute;
+        train(runs[r].recipe, m, r == 1 ? "model.layers.[1-5]*" : NULL, false, (Strategy){ comm_size(), GATHER_OFTEN, SUM_OFTEN },
+              HOST_ALL);
+    }
+    own.keep = -1;
 }
 
 /* The watch itself: a gather that the computation does not wait for. */
@@ -260,6 +288,7 @@ int main(int argc, char **argv)
     cells = calloc(CELLS, sizeof *cells);
     start_ranks(&argc, &argv);
     operations_watch(&watch);
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_missing_wait), cmocka_unit_test(test_every_strategy) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_missing_wait), cmocka_unit_test(test_every_strategy),
+                                        cmocka_unit_test(test_on_host) };
     return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
 }

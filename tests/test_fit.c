@@ -7,12 +7,13 @@
 #include "model/model.h"
 #include "model/run/fit.h"
 #include "model/run/memory.h"
+#include "tests/kit.h"
 #include "tests/launch.h"
 
 #define MODEL_7B  NULL
 #define MODEL_13B "--model={d_model: 5120, n_layers: 40, n_heads: 40, mlp_hidden_size: 27648}"
 
-/* Of Llama-2-7B with sequences of 2048, 64 of them per rank and step. */
+/* Of Llama-2-7B with sequences of 2048, 64 of them per rank and step, with all in the device's memory. */
 static Config *plan(int ranks, const char *recipe, const char *memory, const char *more)
 {
     char text[4][64];
@@ -22,7 +23,9 @@ static Config *plan(int ranks, const char *recipe, const char *memory, const cha
     snprintf(text[3], sizeof text[3], "--global_train_batch_size=%d", 64 * ranks);
     char *argv[] = { "train", "configs/Llama-2-7B.yaml", "--dry_run", text[0], text[1], text[2], text[3],
                      "--model.max_sequence_length=2048", "--device_train_microbatch_size=8", (char *)more, NULL };
-    return config_load(more ? 10 : 9, argv, 1, checkpoint_latest);
+    Config *c = config_load(more ? 10 : 9, argv, 1, checkpoint_latest);
+    c->host.activations = HOST_NEVER;
+    return c;
 }
 
 /* The largest batches that stay below 80 GB, which are 74.506 GiB: of which a run was measured, when each buffer had memory of its
@@ -188,13 +191,28 @@ static void test_large_adapters(void **state)
     expect_output("error: block 0 has 3053486080 numbers, those of adapters among them");
 }
 
+/* An error that says how much is missing, before anything is allocated. */
+static void test_host_memory(void **state)
+{
+    (void)state;
+    Config *c = plan(1, "coat", "80", NULL);
+    Model m;
+    Fsdp f;
+    c->host.activations = HOST_ALL;
+    memory_plan(&m, &f, c);
+    m.acts[0].own_bytes = (size_t)1 << 50;
+    DIES("GiB for saved activations and 25.49 for a checkpoint while it is written exceed by 10", memory_check_host(&m, &f, c));
+    model_free(&m, &f);
+    config_free(c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_many_ranks),       /* first: it measures the largest child */
         cmocka_unit_test(test_measured), cmocka_unit_test(test_needed), cmocka_unit_test(test_mode), cmocka_unit_test(test_kept),
         cmocka_unit_test(test_small_device), cmocka_unit_test(test_does_not_fit),
-        cmocka_unit_test(test_large_adapters),
+        cmocka_unit_test(test_large_adapters), cmocka_unit_test(test_host_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -119,8 +119,9 @@ void device_free(void *p)
     free(p);
 }
 
-void *device_host_alloc(size_t bytes)
+void *device_host_alloc(size_t bytes, const char *what)
 {
+    (void)what;
     return xmalloc(bytes);
 }
 

@@ -32,6 +32,7 @@ void cuda_check_launch(const char *file, int line);
 
 cudaStream_t device_stream(void);       /* of the current queue */
 int          device_sm_count(void);
+bool         device_is_pinned(const void *p);    /* in a piece of device_host_alloc's */
 
 /* Scratch memory for use inside one operation: `bytes` or more, 256-byte aligned, contents undefined. A slot only
  * grows, and growing waits for the device; two buffers that one operation needs at once come from two slots. */

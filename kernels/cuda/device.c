@@ -27,7 +27,6 @@ static struct {
     bool merged;
     struct { void *data; size_t bytes; } scratch[SCRATCH_SLOTS];
     struct { char *data; cudaEvent_t event; } stage[STAGES];    /* event: the stage's last copy is done */
-    struct { char *data; size_t bytes; } pinned;                       /* device_host_alloc's */
     unsigned next_stage;
 } dev;
 
@@ -267,7 +266,7 @@ void device_free(void *p)
 
 void backend_device_copy(void *dst, const void *src, size_t bytes)
 {
-    CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, dev.stream));
+    CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, dev.stream));
 }
 
 void backend_device_zero(void *dst, size_t bytes)
@@ -325,39 +324,11 @@ void backend_device_put(void *dst, const void *src, size_t bytes)
     }
 }
 
-/* The system may refuse to pin so much: then it is plain memory, and copies go through the ring. */
-void *device_host_alloc(size_t bytes)
-{
-    CHECK(!dev.pinned.data, "device_host_alloc: there is a piece already");
-    if (cudaMallocHost((void **)&dev.pinned.data, bytes ? bytes : 1) != cudaSuccess) {
-        cudaGetLastError();
-        dev.pinned.data = NULL;
-        return xmalloc(bytes);
-    }
-    dev.pinned.bytes = bytes;
-    return dev.pinned.data;
-}
-
-void device_host_free(void *p)
-{
-    if (p && p == dev.pinned.data) {
-        CUDA_CHECK(cudaFreeHost(p));
-        dev.pinned.data = NULL;
-        dev.pinned.bytes = 0;
-    } else
-        free(p);
-}
-
-static bool is_pinned(const char *p)
-{
-    return p >= dev.pinned.data && p < dev.pinned.data + dev.pinned.bytes;
-}
-
 /* Keeps STAGING_DEPTH chunks in flight, so that the host's memcpy runs beside the transfers. */
 void backend_device_get(void *dst, const void *src, size_t bytes)
 {
-    if (is_pinned(dst)) {
-        CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToHost, dev.stream));
+    if (device_is_pinned(dst)) {
+        CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, dev.stream));
         CUDA_CHECK(cudaStreamSynchronize(dev.stream));
         return;
     }

@@ -38,7 +38,7 @@ bool device_health(DeviceHealth *h);
 
 /* Queues run side by side, each in order. All operations go to the current one, at first QUEUE_COMPUTE; only that one may
  * run operations that need scratch memory. device_merge_queues: all are one from now on, for finding a missing wait. */
-typedef enum { QUEUE_COMPUTE, QUEUE_GATHER, QUEUE_REDUCE, NUM_QUEUES } Queue;
+typedef enum { QUEUE_COMPUTE, QUEUE_GATHER, QUEUE_REDUCE, QUEUE_OFFLOAD, QUEUE_FETCH, NUM_QUEUES } Queue;
 void  device_queue(Queue q);
 Queue device_current_queue(void);
 void  device_merge_queues(bool merge);
@@ -47,12 +47,14 @@ void *device_alloc(size_t bytes);               /* 256-byte aligned, zeroed; nev
 void  device_free (void *p);
 void  device_put  (void *dst, const void *src, size_t bytes);   /* host to device; src may be reused on return */
 void  device_get  (void *dst, const void *src, size_t bytes);   /* device to host; waits for all work of the current queue */
-void  device_copy (void *dst, const void *src, size_t bytes);   /* inside the device; the two may not overlap */
+void  device_copy (void *dst, const void *src, size_t bytes);   /* of device memory and device_host_alloc's; the two may not overlap */
 void  device_zero (void *dst, size_t bytes);
 void  device_sync (void);                       /* waits for all queued work, of all queues */
 
-/* Host memory that device_get fills at the full speed of the bus. Allocating it takes long. One piece at a time. */
-void *device_host_alloc(size_t bytes);
+/* Pinned host memory: copies to and from the device run at the full speed of the bus, next to computation. Allocating it takes long.
+ * If the system pins no such piece: with a name, what it is for, the program ends with a message; with NULL it is plain memory, which
+ * only device_get and device_put take. */
+void *device_host_alloc(size_t bytes, const char *what);
 void  device_host_free (void *p);
 
 /* A point in the current queue. device_wait: what is queued in the current queue from now on runs after it (NULL: nothing to

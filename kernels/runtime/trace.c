@@ -39,6 +39,12 @@ void trace_open(const char *folder, int rank)
     trace.rank = rank;
 }
 
+const char *trace_queue_name(Queue q)
+{
+    static const char *const names[NUM_QUEUES] = { "compute", "gather", "reduce", "offload", "fetch" };
+    return names[q];
+}
+
 static Span *add(const char *name, int part, SpanKind kind)
 {
     if (trace.count == trace.made) {
@@ -135,12 +141,11 @@ static void open_file(void)
     trace.file = fopen(trace.path, "w");
     if (!trace.file)
         die("%s: cannot write: %s", trace.path, strerror(errno));
-    static const char *const name[] = { "compute", "gather", "reduce" };
     fprintf(trace.file, "[{\"ph\": \"M\", \"name\": \"process_name\", \"pid\": %d, \"args\": {\"name\": \"rank %d\"}}", trace.rank,
             trace.rank);
     for (int q = 0; q < NUM_QUEUES; q++)
         fprintf(trace.file, ",\n{\"ph\": \"M\", \"name\": \"thread_name\", \"pid\": %d, \"tid\": %d, \"args\": {\"name\": \"%s\"}}",
-                trace.rank, q, name[q]);
+                trace.rank, q, trace_queue_name((Queue)q));
 }
 
 static void write_span(const char *category, const char *name, int part, int queue, double from, double to)

@@ -8,6 +8,8 @@
 
 #include "kernels/runtime/device.h"
 
+const char *trace_queue_name(Queue q);                     /* "compute" */
+
 void   trace_open (const char *folder, int rank);          /* where traces go; the file appears with the first traced step */
 void   trace_step (long step, bool record);                /* a step begins */
 double trace_step_end(void);       /* milliseconds that the compute queue waited in the step; the device must be idle */

@@ -233,7 +233,7 @@ static void take_snapshot(const Fsdp *f)
     size_t model = layout_bytes(&save.model, save.own), bytes = model + layout_bytes(&save.optimizer, save.own);
     if (bytes > save.capacity) {
         device_host_free(save.snapshot);
-        save.snapshot = device_host_alloc(bytes);
+        save.snapshot = device_host_alloc(bytes, NULL);
         save.capacity = bytes;
     }
     layout_snapshot(save.snapshot, &save.model, save.own, f);

@@ -4,7 +4,7 @@
  * for OLMo-core's full_attn_layers_only), scheduler.t_decay, scheduler.warmup_fraction (OLMo-core's), data.packing,
  * data.long_documents, data.document_boundaries, spikes, loss_chunk, quant_stats_interval, fsdp.grad_sync_mode, profile,
  * timeout_seconds, tokenizer (a path), trainable, lora.*, dry_run, eval_only, generate, max_new_tokens, temperature, top_p,
- * samples.*, ranks, device_memory. Sections stand in the order in which the resolved configuration shows them. */
+ * samples.*, ranks, device_memory, host.*. Sections stand in the order in which the resolved configuration shows them. */
 #include "model/config/table.h"
 
 #include <assert.h>
@@ -48,6 +48,7 @@ static const Word expansions[] = { { "expansion", EXPANSION }, { "expand", EXPAN
                                    { "none", NO_EXPANSION }, { "false", NO_EXPANSION }, { NULL, 0 } };
 static const Word packings[] = { { "concat", PACK_CONCAT }, { "best_fit", PACK_BEST_FIT }, { NULL, 0 } };
 static const Word boundaries[] = { { "eos", BOUNDARIES_EOS }, { "metadata", BOUNDARIES_METADATA }, { NULL, 0 } };
+static const Word host_uses[] = { { "never", HOST_NEVER }, { "auto", HOST_AUTO }, { "all", HOST_ALL }, { NULL, 0 } };
 static const Word token_types[] = { { "uint16", UINT16 }, { "uint32", UINT32 }, { NULL, 0 } };
 
 const ConfigKey config_keys[] = {
@@ -423,6 +424,11 @@ const ConfigKey config_keys[] = {
            X(fsdp.grad_sync_mode),
            "when sharded gradients are summed over ranks; batch: once per step, at the price of whole gradients on every "
            "rank; null: so if they fit"),
+
+    /* ---- the host's memory ---- */
+    WORD  ("host.activations", CHOICE, "auto", host_uses, C(host.activations),
+           "saved activations of blocks wait in host memory between forward and backward, with the same results; auto: of as many "
+           "blocks as exceed device_memory; all: of all but those that are in use"),
 
     /* ---- the log ---- */
     NUMBER("profile", INT, "0", 0, 1000, C(profile),

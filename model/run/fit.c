@@ -39,7 +39,7 @@ static int sequences_of_rank(const Config *c)
 }
 
 /* Memory grows with the micro-batch, so halving finds it. */
-int fit_largest(const Config *c)
+static int largest_with(const Config *c)
 {
     const int T = c->model.max_sequence_length, all = sequences_of_rank(c), most = all < INT32_MAX / T ? all : INT32_MAX / T;
     int fits = 0, first = 1, last = most;
@@ -52,6 +52,15 @@ int fit_largest(const Config *c)
             last = middle - 1;
     }
     return fits;
+}
+
+/* With all on the device, which is faster; if that is none, with what can be on the host there. */
+int fit_largest(const Config *c)
+{
+    Config all = *c;
+    all.host.activations = c->host.activations == HOST_AUTO ? HOST_NEVER : c->host.activations;
+    const int largest = largest_with(&all);
+    return largest > 0 ? largest : largest_with(c);
 }
 
 static void print_largest(const Config *c, int largest)

@@ -1,13 +1,18 @@
 /* The memory plan of a run. */
 #include "model/run/memory.h"
 
+#include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/device.h"
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/host_memory.h"
 #include "model/fsdp_plan.h"
 #include "model/model.h"
+#include "model/offload.h"
 #include "model/run/agree.h"
 #include "model/units.h"
 
@@ -71,7 +76,37 @@ static int most_kept(Model *m, Fsdp *f, const Config *c, Placement p)
     return (int)agree_least(first);
 }
 
-/* The ranks agree on what depends on memory. */
+/* What the plan may take where the rest can be on the host. Without device_memory the CPU back end moves nothing: there the host's
+ * memory is the device's. */
+static double most_planned(const Config *c)
+{
+    if (c->device_memory == 0 && strcmp(device_build(), "cpu") == 0)
+        return INFINITY;
+    const double used = c->dry_run || c->device_memory > 0 ? 0 : (double)device_memory_used(), libraries = memory_allowance(c);
+    return memory_of_device(c) - (used > libraries ? used : libraries);
+}
+
+/* As many slots for saved activations as fit, at least MIN_SLOTS; 0: all blocks have their own. */
+static int most_slots(Model *m, Fsdp *f, const Config *c, Placement p)
+{
+    const double most = most_planned(c);
+    if (m->L <= MIN_SLOTS || c->host.activations == HOST_NEVER || m->forward_only)
+        return 0;
+    if (c->host.activations == HOST_ALL)
+        return MIN_SLOTS;
+    int first = MIN_SLOTS, last = m->L;
+    while (first < last) {
+        p.slots = (first + last + 1) / 2;
+        if (bytes_in(m, f, c, p) <= most)
+            first = p.slots;
+        else
+            last = p.slots - 1;
+    }
+    first = (int)agree_least(first);
+    return first < m->L ? first : 0;
+}
+
+/* The ranks agree on what depends on memory. What is on the host changes no result, so it is chosen after what does. */
 void memory_plan(Model *m, Fsdp *f, const Config *c)
 {
     const Strategy *s = &c->strategy;
@@ -84,6 +119,7 @@ void memory_plan(Model *m, Fsdp *f, const Config *c)
     model_plan(m, f, c, p);
     if (s->grad_sum == SUM_ONCE_IF_FITS)
         p.sum_once = sums_once(m, f, c, p);
+    p.slots = most_slots(m, f, c, p);
     if (s->gathering == GATHER_ONCE_IF_FITS)
         p.kept = most_kept(m, f, c, p);
     model_replan(m, f, c, p);
@@ -121,6 +157,24 @@ static void print_forward_plan(const Model *m, const Fsdp *f, const Config *c, s
         printf(", keys and values of %d tokens %.3f", m->P, gib((double)b->cache));
     printf("; total %.3f of %.1f\n", gib((double)model_planned_bytes(m, f)), gib(memory_of_device(c)));
     print_sharding(m, f);
+}
+
+static void print_host(const Model *m)
+{
+    if (offload_host_bytes(m) > 0)
+        printf("on the host: saved activations of %d of %d blocks, %.3f GiB\n", m->L - m->offload.slots, m->L,
+               gib((double)offload_host_bytes(m)));
+}
+
+/* Of a checkpoint while it is written: master weights, moments, and frozen weights unless only adapters are saved. */
+static size_t memory_of_snapshot(const Fsdp *f, const Config *c)
+{
+    size_t bytes = fsdp_state_bytes(f);
+    for (int u = 0; u < f->num_units; u++) {
+        const Slice *s = f->shard[u].slice;
+        bytes += tensor_bytes(s[TRAINED].stored) + (c->model.lora.rank > 0 ? 0 : tensor_bytes(s[FROZEN].stored));
+    }
+    return bytes;
 }
 
 static void print_optimizer(const Optimizer *o, const Recipe *r)
@@ -163,9 +217,20 @@ void memory_print(const Model *m, const Fsdp *f, const Config *c)
            "  activations %.3f (%.1f kB per token and block), work %.3f, head and loss %.3f; total %.3f of %.1f\n",
            gib((double)master), frozen_text, gib(fsdp_weight_bytes(f)), gib(fsdp_grad_bytes(f)), gib(moments),
            gib((double)b->blocks),
-           (double)b->blocks / m->L / 1e3 / m->N, gib(b->work), gib(b->head), gib(model_planned_bytes(m, f)),
+           (double)b->blocks / m->offload.slots / 1e3 / m->N, gib(b->work), gib(b->head), gib(model_planned_bytes(m, f)),
            gib(memory_of_device(c)));
     print_sharding(m, f);
-    printf("while a checkpoint is written, up to %.3f GiB of host memory besides\n",
-           gib(master + moments + (c->model.lora.rank > 0 ? 0 : frozen)));
+    print_host(m);
+    printf("while a checkpoint is written, up to %.3f GiB of host memory besides\n", gib((double)memory_of_snapshot(f, c)));
+}
+
+void memory_check_host(const Model *m, const Fsdp *f, const Config *c)
+{
+    const double moved = (double)offload_host_bytes(m), snapshot = c->save_folder ? (double)memory_of_snapshot(f, c) : 0;
+    const double left = moved > 0 ? host_memory_left("") / comm_local_size() : INFINITY;
+    if (moved + snapshot > left)
+        die("host memory: %.2f GiB for saved activations and %.2f for a checkpoint while it is written exceed by %.2f GiB the %.2f "
+            "that each of the %d ranks here can take of this host, or of its container (cgroup memory.max). Less goes to the host "
+            "with a smaller device_train_microbatch_size or max_sequence_length, format.keep=block, or more ranks; see --dry_run",
+            gib(moved), gib(snapshot), gib(moved + snapshot - left), gib(left), comm_local_size());
 }

@@ -13,5 +13,8 @@ void memory_plan (Model *m, Fsdp *f, const Config *c);
 double memory_of_device(const Config *c);
 double memory_allowance(const Config *c);
 
+/* Ends the program on all ranks if the host has not the memory for what the plan puts there and for a checkpoint. */
+void memory_check_host(const Model *m, const Fsdp *f, const Config *c);
+
 /* On stdout: the plan. Rank 0 prints. */
 void memory_print(const Model *m, const Fsdp *f, const Config *c);

@@ -241,6 +241,7 @@ static void plan_and_place(Run *r)
     memory_plan(&r->model, &r->fsdp, c);
     memory_print(&r->model, &r->fsdp, c);
     print_groups();
+    memory_check_host(&r->model, &r->fsdp, c);
     model_place(&r->model, &r->fsdp, c);
 }
 

@@ -1,0 +1,130 @@
+/* Pinned host memory, in large pages, on the NUMA node that the GPU is attached to. */
+#include "kernels/cuda/cuda.h"
+
+#include <ctype.h>
+#include <linux/mempolicy.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { MAX_PIECES = 16, LARGE_PAGE = 2 << 20, TOUCHERS = 8 };
+
+static struct { char *at; size_t bytes; } piece[MAX_PIECES];
+
+/* The node of the GPU's PCI address; -1: unknown. */
+static int gpu_node(void)
+{
+    char path[96];
+    int node = -1;
+    snprintf(path, sizeof path, "/sys/bus/pci/devices/%s/numa_node", device_address());
+    for (char *c = path; *c; c++)
+        *c = (char)tolower((unsigned char)*c);
+    FILE *f = fopen(path, "r");
+    if (f) {
+        if (fscanf(f, "%d", &node) != 1)
+            node = -1;
+        fclose(f);
+    }
+    return node;
+}
+
+/* NOTE: containers may forbid this. Then pages are where the thread that touches them first runs. */
+static void prefer_gpu_node(void *p, size_t bytes)
+{
+    const int node = gpu_node(), bits = 8 * (int)sizeof(unsigned long);
+    if (node < 0 || node >= bits)
+        return;
+    const unsigned long mask = 1ul << node;
+    (void)syscall(SYS_mbind, p, bytes, MPOL_PREFERRED, &mask, (unsigned long)bits + 1, 0u);
+}
+
+typedef struct { char *from, *to; } Range;
+
+static void *touch(void *range)
+{
+    const Range *r = range;
+    for (volatile char *p = r->from; p < r->to; p += 4096)
+        *p = 0;
+    return NULL;
+}
+
+/* One thread takes some 10 seconds for 40 GiB. */
+static void touch_all(char *p, size_t bytes)
+{
+    pthread_t thread[TOUCHERS];
+    Range range[TOUCHERS];
+    bool started[TOUCHERS];
+    const size_t each = bytes / TOUCHERS / LARGE_PAGE * LARGE_PAGE;
+    for (int i = 0; i < TOUCHERS; i++) {
+        range[i] = (Range){ p + (size_t)i * each, i == TOUCHERS - 1 ? p + bytes : p + (size_t)(i + 1) * each };
+        started[i] = pthread_create(&thread[i], NULL, touch, &range[i]) == 0;
+        if (!started[i])
+            touch(&range[i]);
+    }
+    for (int i = 0; i < TOUCHERS; i++)
+        if (started[i])
+            pthread_join(thread[i], NULL);
+}
+
+static char *pin(size_t bytes)
+{
+    char *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED)
+        return NULL;
+    madvise(p, bytes, MADV_HUGEPAGE);
+    prefer_gpu_node(p, bytes);
+    touch_all(p, bytes);
+    if (cudaHostRegister(p, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped) == cudaSuccess)
+        return p;
+    cudaGetLastError();
+    munmap(p, bytes);
+    return NULL;
+}
+
+void *device_host_alloc(size_t bytes, const char *what)
+{
+    const size_t whole = (bytes / LARGE_PAGE + 1) * LARGE_PAGE;
+    int i = 0;
+    while (i < MAX_PIECES && piece[i].at)
+        i++;
+    CHECK(i < MAX_PIECES, "device_host_alloc: there are %d pieces already", MAX_PIECES);
+    char *p = pin(whole);
+    if (!p && what)
+        die("the system does not pin %.2f GiB of host memory for %s. ulimit -l, the container or its memory limit may forbid it; "
+            "host.activations=never and the other keys of host.* keep all on the GPU",
+            (double)bytes / (1 << 30), what);
+    if (!p)
+        return xmalloc(bytes);
+    piece[i].at = p;
+    piece[i].bytes = whole;
+    return p;
+}
+
+static int find_piece(const void *p)
+{
+    for (int i = 0; i < MAX_PIECES; i++)
+        if (piece[i].at && (const char *)p >= piece[i].at && (const char *)p < piece[i].at + piece[i].bytes)
+            return i;
+    return -1;
+}
+
+bool device_is_pinned(const void *p)
+{
+    return find_piece(p) >= 0;
+}
+
+void device_host_free(void *p)
+{
+    const int i = find_piece(p);
+    if (i < 0) {
+        free(p);
+        return;
+    }
+    CUDA_CHECK(cudaHostUnregister(p));
+    munmap(p, piece[i].bytes);
+    piece[i].at = NULL;
+}

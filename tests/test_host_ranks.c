@@ -1,0 +1,254 @@
+/* What is on the host: where things are changes no bit; as much is there as the device lacks room for; each piece moves once each way in
+ * a step. On 1, 2 and 4 ranks. (test_cpu_order_ranks: each copy waits for what it needs.) */
+#include <math.h>
+#include <sys/stat.h>
+
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/host_memory.h"
+#include "kernels/runtime/operations.h"
+#include "kernels/values.h"
+#include "model/offload.h"
+#include "model/run/memory.h"
+#include "model/update.h"
+#include "tests/kit.h"
+#include "tests/models.h"
+#include "tests/ranks.h"
+#include "tests/ranks_training.h"
+
+enum { LAYERS = 6, STEPS = 2, MICRO_BATCHES = 2 };
+
+typedef struct { Config config; Model model; Fsdp fsdp; } Run;
+typedef struct { double loss[2 * STEPS], norm[STEPS]; float *weights; size_t count; } Result;
+
+static void configure(Run *r, ModelConfig m, const char *recipe)
+{
+    m.d_model = 128;
+    m.head_dim = 32;
+    m.mlp_width = 160;
+    m.n_layers = LAYERS;
+    *r = (Run){ 0 };
+    model_config(&r->config, &m, recipe, 1);
+    r->config.global_train_batch_size = MICRO_BATCHES * comm_size();
+    r->config.strategy = (Strategy){ comm_size(), GATHER_OFTEN, SUM_OFTEN };
+    divide(comm_size());
+}
+
+static void place(Run *r)
+{
+    memory_plan(&r->model, &r->fsdp, &r->config);
+    model_place(&r->model, &r->fsdp, &r->config);
+    fsdp_init(&r->fsdp, &r->config.model, 5);
+    test_fill_adapters(&r->fsdp, 6);
+}
+
+/* This rank's trained weights. */
+static void take_weights(const Fsdp *f, Result *result)
+{
+    result->count = 0;
+    for (int u = 0; u < f->num_units; u++)
+        result->count += f->shard[u].slice[TRAINED].count;
+    result->weights = calloc(result->count, sizeof *result->weights);
+    assert_non_null(result->weights);
+    size_t at = 0;
+    for (int u = 0; u < f->num_units; u++) {
+        const Tensor t = f->shard[u].slice[TRAINED].stored;
+        char *host = malloc(tensor_bytes(t) + 1);
+        if (t.cols > 0)
+            device_get(host, t.data, tensor_bytes(t));
+        tensor_load(result->weights + at, (Tensor){ .data = host, .format = t.format, .rows = 1, .cols = t.cols }, 0, (size_t)t.cols);
+        at += (size_t)t.cols;
+        free(host);
+    }
+}
+
+/* Steps of micro-batches, each with an evaluation after it, which saves nothing. */
+static Result train(Run *r)
+{
+    Result result = { 0 };
+    int tokens[256];
+    assert_true(r->model.N <= 256);
+    for (int n = 0; n < r->model.N; n++)
+        tokens[n] = test_token(7, (uint64_t)n, r->config.model.vocab_size);
+    for (int s = 0; s < STEPS; s++) {
+        forward_backward(&r->model, &r->fsdp, &r->config, s, MICRO_BATCHES);
+        result.loss[2 * s] = take_losses(&r->model).loss;
+        result.norm[s] = optimizer_grad_norm(&r->fsdp);
+        optimizer_step(&r->fsdp, &r->config, s + 1, s + 1, 1e-2, 1);
+        model_step(&r->model, &r->fsdp, tokens, tokens, NULL, 1, 0, PASS_FORWARD);
+        result.loss[2 * s + 1] = take_losses(&r->model).loss;
+    }
+    take_weights(&r->fsdp, &result);
+    return result;
+}
+
+static void check_equal(Result *a, Result *b)
+{
+    assert_int_equal(a->count, b->count);
+    check_same_bytes("losses", a->loss, b->loss, sizeof a->loss);
+    check_same_bytes("norms", a->norm, b->norm, sizeof a->norm);
+    check_same_bytes("weights", a->weights, b->weights, a->count * sizeof *a->weights);
+    free(a->weights);
+    free(b->weights);
+}
+
+/* ---- activations ----------------------------------------------------------------------------------------------- */
+
+static struct { char *trainable; Keep keep; int recompute; bool adapters; } kinds[] = {
+    { NULL, KEEP_ALL }, { NULL, KEEP_INPUTS }, { NULL, KEEP_BLOCK }, { NULL, KEEP_INPUTS, 2 }, { NULL, KEEP_INPUTS, -3 },
+    { "model.layers.[2-9]*", KEEP_INPUTS }, { "model.layers.1.mlp*", KEEP_BLOCK }, { NULL, KEEP_INPUTS, .adapters = true },
+    { NULL, KEEP_BLOCK, .adapters = true },
+};
+
+static void configure_kind(Run *r, int k, SmallModel a, const char *recipe, HostUse use)
+{
+    ModelConfig m = architecture(a);
+    if (kinds[k].adapters)
+        m = with_adapters(m, 4, ALL_MODULES, strcmp(recipe, "f32") ? BASE_E4M3 : BASE_AS_FROZEN);
+    configure(r, m, recipe);
+    r->config.recipe.keep = kinds[k].keep;
+    r->config.recipe.recompute = kinds[k].recompute;
+    r->config.trainable = &kinds[k].trainable;
+    r->config.num_trainable = kinds[k].trainable != NULL;
+    r->config.host.activations = use;
+}
+
+static void test_activations(void **state)
+{
+    (void)state;
+    static const char *const recipes[] = { "f32", "fp8", "coat", "coat-lean" };
+    static const SmallModel models[] = { LLAMA_GQA, OLMO2, QWEN3, OLMO };
+    for (int k = 0; k < (int)(sizeof kinds / sizeof *kinds); k++)
+        for (int i = 0; i < 4; i++) {
+            Run r;
+            const SmallModel a = models[(i + k) % 4];
+            configure_kind(&r, k, a, recipes[i], HOST_NEVER);
+            place(&r);
+            const size_t bytes = r.model.bytes.total;
+            Result there = train(&r);
+            assert_int_equal(offload_host_bytes(&r.model), 0);
+            model_free(&r.model, &r.fsdp);
+
+            configure_kind(&r, k, a, recipes[i], HOST_ALL);
+            place(&r);
+            assert_int_equal(r.model.offload.slots, MIN_SLOTS);
+            assert_true(offload_host_bytes(&r.model) > 0);
+            assert_true(kinds[k].recompute || r.model.bytes.total < bytes);     /* slots are as large as the largest block */
+            Result moved = train(&r);
+            model_free(&r.model, &r.fsdp);
+            check_equal(&there, &moved);
+        }
+}
+
+/* ---- as much as the device lacks room for ---------------------------------------------------------------------- */
+
+static struct { int count[2]; size_t bytes[2]; const char *host; size_t size; } moved;      /* to the host, and back */
+
+static bool count_copy(void *none, const Operation *o)
+{
+    (void)none;
+    for (int i = 0; i < o->count && strcmp(o->name, "device_copy") == 0; i++)
+        if (o->access[i].at >= moved.host && o->access[i].at < moved.host + moved.size) {
+            const bool back = o->access[i].how & READS;
+            moved.count[back]++;
+            moved.bytes[back] += o->access[i].bytes;
+        }
+    return true;
+}
+
+static void ignore_end(void *none, const Operation *o)
+{
+    (void)none, (void)o;
+}
+
+/* With the device's memory for so many slots, so many stay, and each other block moves once each way in a micro-batch. */
+static void test_auto(void **state)
+{
+    (void)state;
+    static const Watch watch = { count_copy, ignore_end, NULL };
+    for (int slots = LAYERS; slots >= MIN_SLOTS - 1; slots--) {
+        Run r;
+        configure_kind(&r, 1, LLAMA, "coat", HOST_NEVER);
+        r.config.host.activations = HOST_AUTO;
+        Model m;
+        Fsdp f;
+        const Placement p = { comm_size(), comm_rank(), .slots = slots > MIN_SLOTS ? slots : MIN_SLOTS };
+        model_plan(&m, &f, &r.config, p);
+        model_replan(&m, &f, &r.config, p);
+        r.config.device_memory = 1;
+        r.config.device_memory = ((double)model_planned_bytes(&m, &f) + memory_allowance(&r.config) + 0.5) / (1 << 30);
+        if (slots < MIN_SLOTS)
+            r.config.device_memory = 1e-3;      /* nothing fits: as few as can be */
+        model_free(&m, &f);
+        place(&r);
+        const int expected = slots > MIN_SLOTS ? slots : MIN_SLOTS, leave = LAYERS - expected;
+        assert_int_equal(r.model.offload.slots, expected);
+        moved.host = r.model.offload.host;
+        moved.size = offload_host_bytes(&r.model);
+        moved.count[0] = moved.count[1] = 0;
+        moved.bytes[0] = moved.bytes[1] = 0;
+        const Watch *before = operations_watch(&watch);
+        forward_backward(&r.model, &r.fsdp, &r.config, 0, MICRO_BATCHES);
+        operations_watch(before);
+        for (int back = 0; back < 2; back++) {
+            assert_int_equal(moved.count[back], MICRO_BATCHES * leave);
+            assert_int_equal(moved.bytes[back], MICRO_BATCHES * moved.size);
+        }
+        model_free(&r.model, &r.fsdp);
+    }
+}
+
+/* ---- what the host has ----------------------------------------------------------------------------------------- */
+
+static char folder[] = "/tmp/coat-host-XXXXXX";
+
+static void write_text(const char *path, const char *text)
+{
+    char name[256];
+    snprintf(name, sizeof name, "%s/%s", folder, path);
+    for (char *c = name + strlen(folder) + 1; (c = strchr(c, '/')); c++) {
+        *c = '\0';
+        mkdir(name, 0755);
+        *c = '/';
+    }
+    FILE *f = fopen(name, "w");
+    assert_non_null(f);
+    fputs(text, f);
+    fclose(f);
+}
+
+static void test_host_memory(void **state)
+{
+    (void)state;
+    if (comm_rank() > 0)
+        return;
+    assert_non_null(mkdtemp(folder));
+    assert_true(isinf(host_memory_left(folder)));
+    write_text("proc/meminfo", "MemTotal:  9000 kB\nMemAvailable:    4000 kB\n");
+    assert_true(host_memory_left(folder) == 4000 * 1024);
+    write_text("proc/self/cgroup", "0::/a.slice/job\n");
+    write_text("sys/fs/cgroup/a.slice/job/memory.max", "max\n");
+    write_text("sys/fs/cgroup/a.slice/job/memory.current", "1000000\n");
+    assert_true(host_memory_left(folder) == 4000 * 1024);
+    write_text("sys/fs/cgroup/a.slice/memory.max", "3000000\n");          /* the group above it has a limit */
+    write_text("sys/fs/cgroup/a.slice/memory.current", "2000000\n");
+    write_text("sys/fs/cgroup/a.slice/memory.stat", "anon 5\nfile 900\nactive_file 300\ninactive_file 200\n");
+    assert_true(host_memory_left(folder) == 1000500);
+    write_text("sys/fs/cgroup/a.slice/job/memory.max", "1500000\n");
+    assert_true(host_memory_left(folder) == 500000);
+    write_text("proc/self/cgroup", "7:cpu,cpuacct:/x\n4:memory:/\n");      /* version 1 */
+    write_text("sys/fs/cgroup/memory/memory.limit_in_bytes", "800000\n");
+    write_text("sys/fs/cgroup/memory/memory.usage_in_bytes", "700000\n");
+    write_text("sys/fs/cgroup/memory/memory.stat", "total_active_file 10\ntotal_inactive_file 20\n");
+    assert_true(host_memory_left(folder) == 100030);
+    char *command = xasprintf("rm -r %s", folder);
+    assert_int_equal(system(command), 0);
+    free(command);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_activations), cmocka_unit_test(test_auto),
+                                        cmocka_unit_test(test_host_memory) };
+    start_ranks(&argc, &argv);
+    return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
+}
