@@ -200,21 +200,44 @@ static void branch_in_dw(const Model *m, Linear l, const Unit *dw, Tensor dy, Te
     linear_dw(m, l, dw, dy, h, a);
 }
 
-void block_forward(const Model *m, const Unit *w, Acts *a, Acts *next)
+/* From the block's input to the operand of its last layer. */
+static void up_to_act(const Model *m, const Unit *w, Acts *a, bool has_attention)
 {
     LowProduct product;
 
     branch_in        (m, a, a->h0, a->x0, a->stats0, a->res0, w->norm0);
     product = linear_apart(m, LINEAR_QKV, a->proj, a->h0, w, a);
     rope             (m, a, w, product);
-    attend           (m, a);
-    quantize         (a->att, a->mix);
+    if (!has_attention) {
+        attend       (m, a);
+        quantize     (a->att, a->mix);
+    }
     quantize         (rows_only(a->att_op), a->att);
     branch_out       (m, LINEAR_OUT, a->res1, a->att_op, w, a, a->res0, a->branch0, a->x0, a->stats0, w->norm0);
 
     branch_in        (m, a, a->h1, a->x1, a->stats1, a->res1, w->norm1);
     linear_swiglu    (m, w, a);
-    branch_out       (m, LINEAR_DOWN, next->res0, a->act, w, a, a->res1, a->branch1, a->x1, a->stats1, w->norm1);
+}
+
+static void from_act(const Model *m, const Unit *w, Acts *a, Acts *next)
+{
+    branch_out(m, LINEAR_DOWN, next->res0, a->act, w, a, a->res1, a->branch1, a->x1, a->stats1, w->norm1);
+}
+
+void block_forward(const Model *m, const Unit *w, Acts *a, Acts *next)
+{
+    up_to_act(m, w, a, false);
+    from_act(m, w, a, next);
+}
+
+/* Only a norm's backward reads what the last layer writes; an adapter's reads the adapter's first product. */
+void block_recompute(const Model *m, const Unit *w, Acts *a, Acts *next)
+{
+    up_to_act(m, w, a, a->keep == KEEP_ATTENTION);
+    if (m->config->norm_after)
+        from_act(m, w, a, next);
+    else if (a->low[LINEAR_DOWN].data)
+        lora_narrow(a->low[LINEAR_DOWN], a->act, adapter_a(w, LINEAR_DOWN), m->lora_scale);
 }
 
 /* dres = [dres +] the gradient of a norm's input, from that of its output, dh. Where dres_amax is wanted nothing else writes

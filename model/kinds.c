@@ -58,13 +58,13 @@ static void block(Model *m, const Unit *w, int u)
 
 static int block_uses(const Model *m, int u)
 {
-    return m->unit_acts[u].keep == KEEP_BLOCK ? FOR_FORWARD | FOR_BACKWARD : FOR_BACKWARD;
+    return keep_recomputes(m->unit_acts[u].keep) ? FOR_FORWARD | FOR_BACKWARD : FOR_BACKWARD;
 }
 
 static void block_back(Model *m, const Unit *w, Unit *dw, int u, bool goes_on)
 {
-    if (m->unit_acts[u].keep == KEEP_BLOCK)
-        block(m, w, u);
+    if (keep_recomputes(m->unit_acts[u].keep))
+        block_recompute(m, w, &m->unit_acts[u], &m->unit_acts[u + 1]);
     block_backward(m, w, dw, &m->unit_acts[u], goes_on);
 }
 

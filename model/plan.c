@@ -54,7 +54,7 @@ Tensor plan_own(Planner *p, Format f, int cols)
 /* What forward leaves for backward is a block's own, unless backward runs the block again. */
 static bool leaves_own(const Planner *p)
 {
-    return p->keep != KEEP_BLOCK && !p->m->forward_only;
+    return !keep_recomputes(p->keep) && !p->m->forward_only;
 }
 
 static Tensor place(Planner *p, bool is_own, Buffer b, Format f, int cols)
@@ -70,10 +70,10 @@ static void add_range(const Planner *p, Tensor *t)
     t->range_kept = &p->m->ranges_kept;
 }
 
-static float *floats(Planner *p, Buffer b, int per_token)
+static float *floats(Planner *p, bool is_own, Buffer b, int per_token)
 {
     const size_t bytes = sizeof(float) * (size_t)p->m->N * (size_t)per_token;
-    return leaves_own(p) ? arena_alloc(p->arena, bytes) : shared_bytes(p->m, b, bytes);
+    return is_own ? arena_alloc(p->arena, bytes) : shared_bytes(p->m, b, bytes);
 }
 
 /* A GEMM operand; the buffer of its transposed copy follows its own in the list. In FP8 forward reads its rows; what backward reads
@@ -104,7 +104,7 @@ static bool same(Tensor a, Format f)
 static bool stream_is_kept(const Planner *p)
 {
     const Recipe *r = &p->m->recipe;
-    return p->keep == KEEP_BLOCK || format_equal(p->m->config->norm_after ? r->operand : r->saved, r->stream);
+    return keep_recomputes(p->keep) || format_equal(p->m->config->norm_after ? r->operand : r->saved, r->stream);
 }
 
 static Tensor place_stream(Planner *p)
@@ -164,13 +164,14 @@ static void plan_acts(Planner *p, Acts *a)
     const ModelConfig *c = m->config;
     int HD = c->n_heads * c->head_dim, S = HD + 2 * c->n_kv_heads * c->head_dim, F = c->mlp_width;
     bool leaves = leaves_own(p), changed = c->qk_norm || c->clip_qkv > 0;
+    bool leaves_attention = leaves || (p->keep == KEEP_ATTENTION && !m->forward_only);
 
     a->keep = p->keep;
     plan_stream(p, a);
     a->qkv = place(p, leaves, BUFFER_QKV, r->qkv, S);
     a->proj = same(a->qkv, r->stream) ? a->qkv : shared(m, BUFFER_PROJ, r->stream, S);
     a->rot = !same(a->qkv, r->stream) ? a->proj : changed ? shared(m, BUFFER_ROT, r->stream, S) : a->qkv;
-    a->att = place(p, leaves, BUFFER_ATT, r->att, HD);
+    a->att = place(p, leaves_attention, BUFFER_ATT, r->att, HD);
     add_range(p, &a->att);
     a->mix = same(a->att, r->stream) ? a->att : shared(m, BUFFER_MIX, r->stream, HD);
     a->att_op = same(a->mix, r->operand) ? a->mix : att_operand(p, a->att, r->operand);
@@ -178,10 +179,11 @@ static void plan_acts(Planner *p, Acts *a)
     a->wide = same(a->gate_up, r->stream) ? a->gate_up : shared(m, BUFFER_WIDE, r->stream, 2 * F);
     a->act = operand(p, p->keep == KEEP_ALL && !m->forward_only && reads_input(m, LINEAR_DOWN), BUFFER_ACT, r->operand, F);
 
-    a->stats0 = floats(p, BUFFER_STATS0, 2);
-    a->stats1 = floats(p, BUFFER_STATS1, 2);
-    a->qk_stats = c->qk_norm ? floats(p, BUFFER_QK_STATS, c->qk_norm == QK_NORM_HEAD ? c->n_heads + c->n_kv_heads : 2) : NULL;
-    a->lse = floats(p, BUFFER_LSE, c->n_heads);
+    a->stats0 = floats(p, leaves, BUFFER_STATS0, 2);
+    a->stats1 = floats(p, leaves, BUFFER_STATS1, 2);
+    a->qk_stats = !c->qk_norm ? NULL
+                : floats(p, leaves, BUFFER_QK_STATS, c->qk_norm == QK_NORM_HEAD ? c->n_heads + c->n_kv_heads : 2);
+    a->lse = floats(p, leaves_attention, BUFFER_LSE, c->n_heads);
     for (Linear l = 0; l < NUM_LINEARS; l++) {
         const int parts = adapter_parts(c, l).num_parts;
         a->low[l] = parts ? place(p, leaves, BUFFER_LOW_QKV + l, r->stream, parts * c->lora.rank) : (Tensor){ 0 };

@@ -57,7 +57,7 @@ Keep recipe_keep(const Recipe *r, int block)
 
 bool recipe_recomputes(const Recipe *r)
 {
-    return r->keep == KEEP_BLOCK || r->recompute != 0;
+    return keep_recomputes(r->keep) || r->recompute != 0;
 }
 
 Format recipe_forward_weights(const Recipe *r)
@@ -67,7 +67,8 @@ Format recipe_forward_weights(const Recipe *r)
 
 void recipe_print(const Recipe *r)
 {
-    static const char *const keep[] = { [KEEP_ALL] = "all", [KEEP_INPUTS] = "inputs", [KEEP_BLOCK] = "block" };
+    static const char *const keep[] = { [KEEP_ALL] = "all", [KEEP_INPUTS] = "inputs", [KEEP_ATTENTION] = "attention",
+                                        [KEEP_BLOCK] = "block" };
     static const char *const fast[] = { [FAST_NONE] = "none", [FAST_FORWARD] = "forward", [FAST_ALL] = "all" };
     static const char *const forward[] = { [FROM_SAVED] = "saved", [FROM_EXACT] = "exact" };
     static const char *const scales[] = { [OF_MICROBATCH] = "micro-batch", [OF_STEP] = "step" };

@@ -7,8 +7,14 @@
 typedef enum {
     KEEP_ALL,       /* every tensor that backward reads                                                     */
     KEEP_INPUTS,    /* norm outputs and silu(gate)*up are recomputed from norm inputs, gate and up          */
+    KEEP_ATTENTION, /* each block's input and attention's output: backward runs the block again without attention */
     KEEP_BLOCK      /* only each block's input: backward runs the block's forward again (activation checkpointing) */
 } Keep;
+
+static inline bool keep_recomputes(Keep k)
+{
+    return k >= KEEP_ATTENTION;
+}
 
 /* Which FP8 GEMMs may add with short accumulators (matmul in kernels.h). */
 typedef enum { FAST_NONE, FAST_FORWARD, FAST_ALL } FastAccumulation;

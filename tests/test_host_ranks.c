@@ -96,7 +96,7 @@ static void check_equal(Result *a, Result *b)
 static struct { char *trainable; Keep keep; int recompute; bool adapters; } kinds[] = {
     { NULL, KEEP_ALL }, { NULL, KEEP_INPUTS }, { NULL, KEEP_BLOCK }, { NULL, KEEP_INPUTS, 2 }, { NULL, KEEP_INPUTS, -3 },
     { "model.layers.[2-9]*", KEEP_INPUTS }, { "model.layers.1.mlp*", KEEP_BLOCK }, { NULL, KEEP_INPUTS, .adapters = true },
-    { NULL, KEEP_BLOCK, .adapters = true },
+    { NULL, KEEP_BLOCK, .adapters = true }, { NULL, KEEP_ATTENTION }, { NULL, KEEP_ATTENTION, .adapters = true },
 };
 
 static void configure_kind(Run *r, int k, SmallModel a, const char *recipe, HostUse use)

@@ -35,7 +35,8 @@ static void test_table(void **state)
         { "coat-lean", "bf16 e4m3/16 e4m3/16 e4m3 e4m3/16 e4m3 e5m2 e5m2 | inputs exact all step | "
                        "bf16 bf16 e4m3/128+ e4m3/128+ bf16" },
     };
-    static const char *const keep[] = { [KEEP_ALL] = "all", [KEEP_INPUTS] = "inputs", [KEEP_BLOCK] = "block" };
+    static const char *const keep[] = { [KEEP_ALL] = "all", [KEEP_INPUTS] = "inputs", [KEEP_ATTENTION] = "attention",
+                                        [KEEP_BLOCK] = "block" };
     static const char *const fast[] = { [FAST_NONE] = "none", [FAST_FORWARD] = "forward", [FAST_ALL] = "all" };
     static const char *const forward[] = { [FROM_SAVED] = "saved", [FROM_EXACT] = "exact" };
     static const char *const scales[] = { [OF_MICROBATCH] = "micro-batch", [OF_STEP] = "step" };
@@ -156,8 +157,10 @@ static void test_recomputation(void **state)
     for (int i = -1; i < NUM_ADAPTED; i++) {
         const ModelConfig m = i < 0 ? wide(LLAMA_GQA) : adapted_model(i);
         check_same(&m, "bf16", KEEP_ALL, KEEP_INPUTS);
+        check_same(&m, "bf16", KEEP_ALL, KEEP_ATTENTION);
         check_same(&m, "bf16", KEEP_ALL, KEEP_BLOCK);
         check_same(&m, "fp8", KEEP_ALL, KEEP_INPUTS);
+        check_same(&m, "fp8", KEEP_ALL, KEEP_ATTENTION);
         check_same(&m, "fp8", KEEP_ALL, KEEP_BLOCK);
         check_same(&m, "coat-act", KEEP_ALL, KEEP_INPUTS);
         check_same(&m, "coat-lean", KEEP_ALL, KEEP_INPUTS);

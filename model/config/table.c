@@ -89,8 +89,9 @@ const ConfigKey config_keys[] = {
     COLUMN("format.head", ONE_SCALE, C(recipe.head), "the logits' gradient; e5m2: both GEMMs of the head's backward "
            "are in FP8"),
     WORD  ("format.keep", CHOICE | FOLLOWS, "null", WORDS({ "all", KEEP_ALL }, { "inputs", KEEP_INPUTS },
-           { "block", KEEP_BLOCK }), C(recipe.keep),
-           "what forward keeps for backward: all, without what is cheap to recompute, each block's input only"),
+           { "attention", KEEP_ATTENTION }, { "block", KEEP_BLOCK }), C(recipe.keep),
+           "what forward keeps for backward: all; all but what is cheap to recompute; each block's input and attention's output; "
+           "each block's input only"),
     WORD  ("format.recompute", CHOICE | FOLLOWS, "null", WORDS({ "none", 0 }, SHARES), C(recipe.recompute),
            "blocks of which only the input is kept, as if format.keep were block: none, each second, third, fourth or eighth from "
            "the first one, or all but each third or fourth"),
