@@ -191,7 +191,7 @@ typedef struct {
     int      speed_window;                    /* speed_monitor.window_size: steps that tok/s is averaged over */
     long     quant_stats_interval;            /* steps between quantization statistics in metrics.jsonl; 0: never */
     int      profile;                         /* steps to trace, from the third of the run on; 0: none */
-    struct { HostUse activations; } host;     /* offload.h */
+    struct { HostUse activations, base, moments, master; } host;      /* offload.h, fsdp_plan.h */
     int      loss_chunk;                      /* tokens whose logits exist at once; 0: chosen */
 
     char    *text;                            /* the resolved configuration as YAML; saved with the run */

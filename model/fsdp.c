@@ -27,7 +27,9 @@ static void make_copies(const Fsdp *f, int u, int uses)
             to.data = NULL;
         if (fp8 && c->uses & FOR_BACKWARD & ~uses)
             to.data_t = NULL;
-        if (c->step == GATHER) {
+        if (c->step == FETCH)
+            device_copy(to.data, c->from.data, tensor_numel(to) * dtype_size(to.format.dtype));
+        else if (c->step == GATHER) {
             watchdog_mark_together("all-gather", u);
             comm_all_gather(to.data, c->from.data, (size_t)c->from.cols * dtype_size(c->from.format.dtype));
         } else if (c->step == DEQUANTIZE)
@@ -57,15 +59,15 @@ void fsdp_gather(Fsdp *f, int u, int uses)
     uses &= ~b->has;
     if (!uses)
         return;
-    if (f->shards > 1)
-        device_queue(QUEUE_GATHER);         /* alone, a cast beside the GEMMs would only slow them */
+    if (f->overlaps)
+        device_queue(QUEUE_GATHER);         /* where nothing moves, a cast beside the GEMMs would only slow them */
     device_wait(b->released);
     trace_begin("gather", u);
     uses |= AS_STORED & ~b->has;
     make_copies(f, u, uses);
     b->has |= uses | (both & ~f->plan[u].made);
     trace_end();
-    if (f->shards > 1) {
+    if (f->overlaps) {
         b->ready = device_mark(b->ready);
         device_queue(QUEUE_COMPUTE);
     }
@@ -73,7 +75,7 @@ void fsdp_gather(Fsdp *f, int u, int uses)
 
 void fsdp_gather_ahead(Fsdp *f, int u, int uses)
 {
-    if (f->shards > 1)
+    if (f->overlaps)
         fsdp_gather(f, u, uses);
 }
 
@@ -93,7 +95,7 @@ const Unit *fsdp_acquire(Fsdp *f, int u)
 void fsdp_release(Fsdp *f, int u)
 {
     WeightBuffer *b = f->plan[u].weights;
-    if (b && f->shards > 1 && f->placed)
+    if (b && f->overlaps && f->placed)
         b->released = device_mark(b->released);
 }
 
@@ -301,7 +303,7 @@ static void update_scales(Fsdp *f, bool frozen_too)
     device_zero(scales.data, tensor_bytes(scales));
     for (int u = 0; u < f->num_units; u++)
         for (const Copy *c = f->plan[u].copy; c < f->plan[u].copy + f->plan[u].num_copies; c++)
-            if ((c->step == CAST || c->step == CAST_SLICE) && format_is_fp8(c->to.format) && c->param->region != BASE
+            if ((c->step == CAST || c->step == CAST_SLICE || (c->step == ENCODE && frozen_too)) && format_is_fp8(c->to.format) && c->param->region != BASE
                 && (frozen_too || c->param->region == TRAINED))
                 quantize_scale(c->to, c->from);
     if (f->shards > 1)
@@ -323,16 +325,37 @@ static void update_replicated(Fsdp *f)
 static void updated(Fsdp *f, bool frozen_too)
 {
     update_scales(f, frozen_too);
+    for (int u = 0; u < f->num_units && frozen_too; u++)
+        make_copies(f, u, AT_LOAD);
     update_replicated(f);
     for (int u = 0; u < f->num_units; u++)
         if (f->plan[u].weights && (frozen_too || f->plan[u].lifetime != FOR_GOOD))
             f->plan[u].weights->unit = -1;
-    if (f->shards > 1) {
+    if (f->overlaps) {
         f->updated = device_mark(f->updated);
         device_queue(QUEUE_GATHER);
         device_wait(f->updated);
         device_queue(QUEUE_COMPUTE);
     }
+}
+
+/* On ranks that have no element of it too, since the scale is that of all. */
+void fsdp_encode(Fsdp *f, int u, const Param *p, Tensor master)
+{
+    const Tensor w = f->unit[u].tensor[p->id];
+    const Copy *c = f->plan[u].copy, *end = c + f->plan[u].num_copies;
+    while (c < end && (c->step != ENCODE || c->param != p))
+        c++;
+    if (format_is_fp8(w.format)) {
+        const Tensor scale = { .data = w.scale, .format = { F32, 0, false }, .rows = 1, .cols = 4 };
+        device_zero(scale.data, tensor_bytes(scale));
+        if (c < end)
+            quantize_scale(c->to, master);
+        if (f->shards > 1)
+            comm_all_reduce_max(scale, RANKS_SHARD);
+    }
+    if (c < end)
+        quantize_codes(c->to, master);
 }
 
 void fsdp_updated(Fsdp *f)

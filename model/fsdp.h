@@ -40,5 +40,8 @@ void        fsdp_init_adapters(Fsdp *f, const ModelConfig *c, uint64_t seed);   
 /* A step begins: its first micro-batch writes the gradients of all units, in place of what they hold. */
 void        fsdp_empty_grads(Fsdp *f);
 void        fsdp_zero_states(Fsdp *f);                     /* all states of the optimizer are 0, in padding too. Waits */
-void        fsdp_updated(Fsdp *f);                         /* the optimizer changed the master weights */
+/* The optimizer changed this parameter's master weights, which are on the host; `master`: this rank's, on the device. All ranks of a
+ * shard group call, for each parameter that fsdp_encodes. */
+void        fsdp_encode (Fsdp *f, int unit, const Param *p, Tensor master);
+void        fsdp_updated(Fsdp *f);                         /* the optimizer changed all master weights */
 void        fsdp_loaded (Fsdp *f);                         /* all weights are others than before */

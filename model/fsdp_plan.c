@@ -3,6 +3,7 @@
 #include "model/fsdp_plan.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "kernels/collectives.h"
 #include "kernels/runtime/error.h"
@@ -32,7 +33,7 @@ static const struct { Step alone[4], sharded[4]; } ways[NUM_STORED][NUM_COMPUTIN
 };
 
 static const int uses_of[NUM_STEPS] = {
-    [CAST_SLICE] = AS_STORED, [GATHER] = AS_STORED, [REPLICATE] = AT_UPDATE, [TRANSPOSE] = FOR_BACKWARD,
+    [CAST_SLICE] = AS_STORED, [FETCH] = AS_STORED, [GATHER] = AS_STORED, [REPLICATE] = AT_UPDATE, [ENCODE] = AT_LOAD, [TRANSPOSE] = FOR_BACKWARD,
     [CAST] = FOR_FORWARD | FOR_BACKWARD, [DEQUANTIZE] = FOR_FORWARD | FOR_BACKWARD,
 };
 
@@ -60,27 +61,51 @@ static Format buffer_format(const Fsdp *f, int u)
     return f->shape[u].kind->is_layer ? f->recipe.operand : f->recipe.stream;
 }
 
+/* Only operands have another source than what is stored. */
+static Tensor source_of(const Fsdp *f, int u, const Param *p)
+{
+    const Slice *s = &f->shard[u].slice[p->region];
+    return p->is_operand ? s->source : s->stored;
+}
+
+bool fsdp_encodes(const Fsdp *f, int u, const Param *p)
+{
+    return p->region == TRAINED && p->is_operand && fsdp_on_host(f, u, HOST_MASTER);
+}
+
+/* What is on the host is no view. Of frozen weights the slice is fetched and gathered, on one rank from itself; norms and the like
+ * that are trained are copied once per step. */
+static bool goes_as_sharded(const Fsdp *f, int u, const Param *p, const Step *alone)
+{
+    if (f->shards > 1)
+        return true;
+    if (p->region == TRAINED)
+        return fsdp_on_host(f, u, HOST_MASTER) && !p->is_operand && takes(alone, VIEW);
+    return fsdp_on_host(f, u, HOST_BASE);
+}
+
 static const Step *find_way(const Fsdp *f, int u, const Param *p)
 {
     const Format buffer = buffer_format(f, u), computes = p->is_operand ? f->recipe.operand : f->recipe.stream;
     const Stored stored = p->region == BASE && f->base == BASE_NF4 ? GROUPS
-                        : format_equal(f->shard[u].slice[p->region].stored.format, computes) ? SAME
+                        : format_equal(source_of(f, u, p).format, computes) ? SAME
                         : p->region == BASE ? CODES : OTHER;
     const Computing computing = !format_equal(computes, buffer) ? APART : format_is_fp8(buffer) ? FP8 : WIDE;
-    const Step *way = f->shards == 1 ? ways[stored][computing].alone : ways[stored][computing].sharded;
+    const Step *alone = ways[stored][computing].alone;
+    const Step *way = goes_as_sharded(f, u, p, alone) ? ways[stored][computing].sharded : alone;
     CHECK(*way, "no way leads from the stored %s to %s", p->name, format_name(computes));
     return way;
 }
 
 /* ---- which memory ----------------------------------------------------------------------------------------- */
 
-/* Memory that units share. Layers alternate between two buffers, so that one is gathered while the other computes; on one rank they
- * have one buffer. Embedding and head share a buffer, unless they are tied. Other units have memory of their own. */
+/* Memory that units share. Layers alternate between two buffers, so that one is gathered while the other computes; where nothing
+ * overlaps they have one buffer. Embedding and head share a buffer, unless they are tied. Other units have memory of their own. */
 static int buffer_of(const Fsdp *f, int u, bool own)
 {
     const int last = f->num_units - 1;
     if (f->shape[u].kind->is_layer && !own)
-        return 2 + (f->shards > 1 ? u % 2 : 0);
+        return 2 + (f->overlaps ? u % 2 : 0);
     return own || (u > 0 && u < last) ? SHARED_BUFFERS + u : u == last && f->tied ? 1 : 0;
 }
 
@@ -91,7 +116,7 @@ static Lifetime lifetime_of(const Fsdp *f, int u)
     const bool fp8 = format_is_fp8(buffer_format(f, u)), base = f->shape[u].numel[BASE] > 0;
     if (u < f->kept && base && f->base == BASE_E4M3 && f->recipe.operand.dtype == E4M3)
         return FOR_GOOD;
-    return u < f->kept || (f->shards == 1 && !fp8 && !base) ? UNTIL_UPDATE : UNTIL_TURN;
+    return u < f->kept || (f->shards == 1 && !fp8 && !base && !fsdp_on_host(f, u, HOST_BASE)) ? UNTIL_UPDATE : UNTIL_TURN;
 }
 
 /* What the unit needs of a buffer, which is as large as the largest that it serves. */
@@ -100,7 +125,7 @@ static void plan_buffers(Fsdp *f, int u)
     const UnitShape *shape = &f->shape[u];
     UnitPlan *plan = &f->plan[u];
     size_t numel[NUM_REGIONS] = { 0 }, raw = 0;
-    bool rows = false;
+    bool rows = false, transposes_rows = false;
     for (int i = 0; i < shape->num_params; i++) {
         const Region r = shape->param[i].region;
         const Step *way = plan->way[i] = find_way(f, u, &shape->param[i]);
@@ -109,6 +134,7 @@ static void plan_buffers(Fsdp *f, int u)
         numel[r] = is_remade(way) ? shape->computing[r] : shape->numel[r];
         raw = is_remade(way) && takes(way, GATHER) ? shape->numel[r] : raw;
         rows |= !takes(way, VIEW);
+        transposes_rows |= takes(way, GATHER) && takes(way, TRANSPOSE);
     }
     plan->numel = 0;
     for (Region r = 0; r < NUM_REGIONS; r++) {
@@ -128,7 +154,9 @@ static void plan_buffers(Fsdp *f, int u)
     w->raw_bytes = raw > w->raw_bytes ? raw : w->raw_bytes;
     w->has_rows |= rows;
     w->has_transposes = format_is_fp8(w->flat.format) && !f->forward_only;
-    w->takes_turns = rows && w->has_transposes && f->shards == 1 && plan->lifetime == UNTIL_TURN && !recipe_recomputes(&f->recipe);
+    w->transposes_rows |= transposes_rows;
+    w->takes_turns = rows && w->has_transposes && f->shards == 1 && plan->lifetime == UNTIL_TURN && !recipe_recomputes(&f->recipe)
+                     && !w->transposes_rows;
 }
 
 /* ---- placement -------------------------------------------------------------------------------------------- */
@@ -139,22 +167,32 @@ static Tensor flat(Arena *a, Format f, size_t n)
     return n ? tensor_alloc(a, f, 1, (int)n) : (Tensor){ .format = f, .rows = 1 };
 }
 
-static void place_shard(Fsdp *f, Arena *a, int u)
+static Tensor flat_codes(Arena *a, DType dtype, size_t n)
+{
+    return (Tensor){ .format = { dtype, 0, false }, .rows = 1, .cols = (int)n, .data = n ? arena_alloc(a, n) : NULL };
+}
+
+static void place_shard(Fsdp *f, Arena *device, int u)
 {
     const Recipe *r = &f->recipe;
+    const bool master_on_host = fsdp_on_host(f, u, HOST_MASTER);
+    Arena *base = fsdp_on_host(f, u, HOST_BASE) ? &f->host : device, *moments = fsdp_on_host(f, u, HOST_MOMENTS) ? &f->host : device;
     Shard *s = &f->shard[u];
     for (Region i = 0; i < NUM_REGIONS; i++) {
         s->slice[i].count = f->shape[u].numel[i] / f->shards;
         s->slice[i].first = s->slice[i].count * f->rank;
     }
     const size_t n = s->slice[TRAINED].count, codes = s->slice[BASE].count;
-    s->slice[TRAINED].stored = flat(a, r->master, n);
-    s->grad = flat(a, r->grads, n);
+    s->slice[TRAINED].stored = flat(master_on_host ? &f->host : device, r->master, n);
+    s->grad = flat(device, r->grads, n);
     for (int i = 0; i < f->optimizer->num_states; i++)
-        s->state[i] = flat(a, optimizer_format(f->optimizer, i, r), n);
-    s->slice[FROZEN].stored = flat(a, r->frozen, s->slice[FROZEN].count);
-    s->slice[BASE].stored = (Tensor){ .format = { E4M3, 0, false }, .rows = 1, .cols = (int)codes,
-                                      .data = codes ? arena_alloc(a, codes) : NULL };
+        s->state[i] = flat(moments, optimizer_format(f->optimizer, i, r), n);
+    s->slice[FROZEN].stored = flat(base, r->frozen, s->slice[FROZEN].count);
+    s->slice[BASE].stored = flat_codes(base, E4M3, codes);
+    for (Region i = 0; i < NUM_REGIONS; i++)
+        s->slice[i].source = s->slice[i].stored;
+    if (master_on_host)
+        s->slice[TRAINED].source = format_is_fp8(r->operand) ? flat_codes(device, r->operand.dtype, n) : flat(device, r->operand, n);
 }
 
 static void place_buffers(Fsdp *f, Arena *a)
@@ -186,7 +224,7 @@ static void place_small(Fsdp *f, Arena *a)
         for (int i = 0; i < f->shape[u].num_params; i++) {
             const Param *p = &f->shape[u].param[i];
             const Step *way = f->plan[u].way[i];
-            operands[p->region] += is_in_buffer(way) && format_is_fp8(buffer_format(f, u));
+            operands[fsdp_encodes(f, u, p) ? FROZEN : p->region] += is_in_buffer(way) && format_is_fp8(buffer_format(f, u));
             replicated += takes(way, REPLICATE) ? param_align(param_numel(p)) : 0;
         }
     f->scales = flat(a, f32, 4 * (operands[TRAINED] + operands[FROZEN]));
@@ -204,8 +242,9 @@ float *base_scale(const Fsdp *f, int u, const Param *p)
 /* All of a parameter as it is stored: on one rank in its shard, else where it is gathered to be remade. */
 static Tensor stored_whole(const Fsdp *f, int u, const Param *p)
 {
-    Tensor t = f->shard[u].slice[p->region].stored;
-    t.data = (char *)(f->shards == 1 ? t.data : f->plan[u].weights->raw) + p->offset * dtype_size(t.format.dtype);
+    const bool gathered = takes(f->plan[u].way[p - f->shape[u].param], GATHER);
+    Tensor t = source_of(f, u, p);
+    t.data = (char *)(gathered ? f->plan[u].weights->raw : t.data) + p->offset * dtype_size(t.format.dtype);
     t.scale = p->region == BASE ? base_scale(f, u, p) : NULL;
     t.rows = p->rows;
     t.cols = p->cols;
@@ -252,7 +291,8 @@ static void place_weights(Fsdp *f)
                 *w = param_view(p, f->replicated, replicated);
                 replicated += param_align(param_numel(p));
             } else
-                *w = is_in_buffer(way) ? place_in_buffer(f, u, p, takes(way, VIEW), &scales[p->region]) : stored_whole(f, u, p);
+                *w = is_in_buffer(way) ? place_in_buffer(f, u, p, takes(way, VIEW), &scales[fsdp_encodes(f, u, p) ? FROZEN : p->region])
+                   : stored_whole(f, u, p);
         }
     }
 }
@@ -272,7 +312,7 @@ static void add_step(Fsdp *f, int u, const Param *p, Step step)
     if (step == CAST_SLICE || step == REPLICATE) {
         if (n == 0)
             return;
-        from = shard_weights(&f->shard[u], p, first, n);
+        from = slice_view(&f->shard[u].slice[p->region], source_of(f, u, p), p->offset + first, n);
         w.data = (char *)w.data + first * dtype_size(w.format.dtype);
         w.data_t = NULL;
         w.rows = 1;
@@ -288,21 +328,40 @@ static void add_step(Fsdp *f, int u, const Param *p, Step step)
     add_copy(&f->plan[u], step, p, from, w);
 }
 
-/* In place, but for the region BASE, which is gathered as it is stored. */
-static void add_gather(Fsdp *f, int u, Region r)
+/* In place, if the slice was cast to its place; else as it is stored, of the region BASE to where it is remade. What is on the host is
+ * fetched to its place first. */
+static void add_gather(Fsdp *f, int u, Region r, bool casts)
 {
     const Slice *s = &f->shard[u].slice[r];
     const WeightBuffer *w = f->plan[u].weights;
     const size_t size = dtype_size(w->flat.format.dtype);
-    Tensor whole = w->flat, own = s->stored;
+    Tensor whole = w->flat, own = s->source;
     whole.data = (char *)whole.data + f->plan[u].at[r] * size;
-    if (r != BASE) {
-        own = whole;
-        own.data = (char *)own.data + s->first * size;
-        own.cols = (int)s->count;
-    } else if (w->raw)
+    if (r == BASE && w->raw) {
         whole.data = w->raw;
+        whole.format = own.format;
+    }
+    const bool fetches = !casts && r != TRAINED && fsdp_on_host(f, u, HOST_BASE);
+    if (casts || fetches) {
+        own = whole;
+        own.data = (char *)own.data + s->first * dtype_size(own.format.dtype);
+        own.cols = (int)s->count;
+    }
+    if (fetches)
+        add_copy(&f->plan[u], FETCH, NULL, s->source, own);
     add_copy(&f->plan[u], GATHER, NULL, own, whole);
+}
+
+/* From master weights on the host to what operands are gathered or made from. */
+static void add_encode(Fsdp *f, int u, const Param *p)
+{
+    const Slice *s = &f->shard[u].slice[p->region];
+    size_t first, n = shard_part(&f->shard[u], p, &first);
+    if (!fsdp_encodes(f, u, p) || n == 0)
+        return;
+    Tensor to = slice_view(s, s->source, p->offset + first, n);
+    to.scale = f->unit[u].tensor[p->id].scale;
+    add_copy(&f->plan[u], ENCODE, p, shard_weights(&f->shard[u], p, first, n), to);
 }
 
 /* First what each rank does with its slices, and what is gathered of them, region by region; then what is made of the whole. */
@@ -311,17 +370,20 @@ static void list_copies(Fsdp *f, int u)
     const UnitShape *shape = &f->shape[u];
     UnitPlan *plan = &f->plan[u];
     plan->num_copies = plan->made = 0;
+    for (int i = 0; i < shape->num_params; i++)
+        add_encode(f, u, &shape->param[i]);
     for (int whole = 0; whole < 2; whole++)
         for (Region r = 0; r < NUM_REGIONS; r++) {
-            bool gathers = false;
+            bool gathers = false, casts = false;
             for (int i = 0; i < shape->num_params; i++)
                 for (const Step *step = plan->way[i]; shape->param[i].region == r && *step; step++) {
                     gathers |= !whole && *step == GATHER;
+                    casts |= *step == CAST_SLICE;
                     if (whole ? *step > GATHER : *step < GATHER)
                         add_step(f, u, &shape->param[i], *step);
                 }
             if (gathers)
-                add_gather(f, u, r);
+                add_gather(f, u, r, casts);
         }
 }
 
@@ -368,6 +430,9 @@ void fsdp_plan(Fsdp *f, Arena *a, const Config *c, Placement p)
     f->sum_once = p.sum_once;
     f->kept = p.kept;
     f->forward_only = config_forward_only(c);
+    memcpy(f->on_host, p.on_host, sizeof f->on_host);
+    f->overlaps = p.shards > 1 || p.on_host[HOST_BASE] > 0;
+    f->host.used = 0;
     f->first_trained = f->num_units;
     for (int i = 0; i < num_buffers(f); i++) {
         f->weight_buffer[i] = (WeightBuffer){ .ready = f->weight_buffer[i].ready, .released = f->weight_buffer[i].released };
@@ -391,11 +456,82 @@ void fsdp_plan(Fsdp *f, Arena *a, const Config *c, Placement p)
 void fsdp_place_gathered(Fsdp *f)
 {
     f->placed = true;
+    if (f->host.used > 0)
+        f->host.base = device_host_alloc(f->host.used, "weights and the optimizer's states");
     if (f->shards > 1)
         f->gathered.base = comm_alloc(f->gathered.used);
 }
 
 /* ---- asking ----------------------------------------------------------------------------------------------- */
+
+static bool has_trained_operands(const UnitShape *s)
+{
+    for (int i = 0; i < s->num_params; i++)
+        if (s->param[i].region == TRAINED && s->param[i].is_operand)
+            return true;
+    return false;
+}
+
+bool fsdp_on_host(const Fsdp *f, int u, Hosted h)
+{
+    const UnitShape *s = &f->shape[u];
+    if (u >= f->on_host[h])
+        return false;
+    if (h == HOST_MOMENTS)
+        return s->numel[TRAINED] > 0 && f->optimizer->num_states > 0;
+    if (h == HOST_BASE)
+        return s->kind->is_layer && s->numel[FROZEN] + s->numel[BASE] > 0;
+    return s->kind->is_layer && dtype_size(f->recipe.operand.dtype) < dtype_size(f->recipe.master.dtype) && has_trained_operands(s);
+}
+
+size_t fsdp_host_bytes(const Fsdp *f, Hosted h)
+{
+    size_t bytes = 0;
+    if (h == NUM_HOSTED)
+        return f->host.used;
+    for (int u = 0; u < f->num_units; u++) {
+        const Shard *s = &f->shard[u];
+        if (!fsdp_on_host(f, u, h))
+            continue;
+        if (h == HOST_BASE)
+            bytes += tensor_bytes(s->slice[FROZEN].stored) + s->slice[BASE].count;
+        else if (h == HOST_MASTER)
+            bytes += tensor_bytes(s->slice[TRAINED].stored);
+        for (int i = 0; h == HOST_MOMENTS && i < f->optimizer->num_states; i++)
+            bytes += tensor_bytes(s->state[i]);
+    }
+    return bytes;
+}
+
+Placement fsdp_placement(const Fsdp *f)
+{
+    Placement p = { .shards = f->shards, .rank = f->rank, .sum_once = f->sum_once, .kept = f->kept };
+    memcpy(p.on_host, f->on_host, sizeof p.on_host);
+    return p;
+}
+
+/* Of a part: an operand whose master weights are on the host, whole, since its scale is that of all; else PART_OF_UPDATE elements. */
+size_t fsdp_staging_bytes(const Fsdp *f)
+{
+    size_t most = 0, first;
+    for (int u = 0; u < f->num_units; u++)
+        for (int i = 0; i < f->shape[u].num_params; i++) {
+            const Param *p = &f->shape[u].param[i];
+            const bool master = fsdp_on_host(f, u, HOST_MASTER), moments = fsdp_on_host(f, u, HOST_MOMENTS);
+            const size_t all = shard_part(&f->shard[u], p, &first), n = !master && all > PART_OF_UPDATE ? PART_OF_UPDATE : all;
+            Arena part = { 0 };
+            if (p->region != TRAINED || n == 0)
+                continue;
+            if (master)
+                flat(&part, f->recipe.master, n);
+            for (int k = 0; moments && k < f->optimizer->num_states; k++) {
+                const Format format = f->shard[u].state[k].format;
+                flat(&part, format, (n + 255) & ~(size_t)255);
+            }
+            most = part.used > most ? part.used : most;
+        }
+    return STAGES_OF_UPDATE * ((most + 255) & ~(size_t)255);
+}
 
 size_t shard_part(const Shard *s, const Param *p, size_t *first)
 {
@@ -462,6 +598,8 @@ void fsdp_free(Fsdp *f)
     device_unmark(f->reduced);
     if (f->gathered.base)
         comm_free(f->gathered.base);
+    if (f->host.base)
+        device_host_free(f->host.base);
     free(f->tensor), free(f->shape), free(f->shard), free(f->plan), free(f->unit), free(f->dunit);
     free(f->weight_buffer), free(f->grad_buffer);
     *f = (Fsdp){ 0 };

@@ -9,6 +9,8 @@
 typedef struct {
     size_t first, count;
     Tensor stored;                     /* (1, count): master weights; frozen ones; of BASE codes or groups of NF4, byte by byte */
+    Tensor source;                     /* (1, count) what operands are gathered or made from: stored; or, if master weights are on the
+                                          host, what the update makes of them, in the operands' format */
 } Slice;
 
 /* This rank's part of one unit. */
@@ -23,6 +25,8 @@ typedef enum {
     VIEW,               /* nothing is done: it computes as it is stored                          */
     CAST_SLICE,         /* the slice is rounded to its place in the unit's buffer                */
     REPLICATE,          /* the slice is rounded to its place in f->replicated, 0 elsewhere: the sum over ranks is the whole */
+    ENCODE,             /* the slice, on the host, is rounded to `source` when it has changed    */
+    FETCH,              /* the slice comes from the host to its place in the unit's buffer       */
     GATHER,             /* the region comes from all ranks                                       */
     CAST,               /* the whole is rounded: FP8 codes, transposed codes or both in one pass */
     TRANSPOSE,          /* FP8 codes                                                             */
@@ -31,7 +35,7 @@ typedef enum {
 } Step;
 
 /* For what a step is made. Of an FP8 weight forward reads W and backward W^T; other formats have one for both. */
-typedef enum { FOR_FORWARD = 1, FOR_BACKWARD = 2, AS_STORED = 4, AT_UPDATE = 8 } Use;
+typedef enum { FOR_FORWARD = 1, FOR_BACKWARD = 2, AS_STORED = 4, AT_UPDATE = 8, AT_LOAD = 16 } Use;
 
 /* A step: `to` = `from`. What is made for both passes has to.data for forward and to.data_t for backward. */
 typedef struct { Step step; int uses; const Param *param; Tensor from, to; } Copy;
@@ -44,6 +48,7 @@ typedef enum { UNTIL_TURN, UNTIL_UPDATE, FOR_GOOD } Lifetime;
 typedef struct {
     Tensor      flat;                  /* data_t: the transposed copies of FP8 operands; may be data, for one use at a time */
     bool        has_rows, has_transposes, takes_turns; /* flat.data exists; flat.data_t does; they are the same memory */
+    bool        transposes_rows;       /* the transposes are made from the rows, so the two are not the same memory */
     void       *raw;                   /* the gathered region BASE as stored, where that is not what computes */
     size_t      raw_bytes;
     int         unit, has;             /* whose weights, -1: nobody's; for which uses they are there */
@@ -67,6 +72,10 @@ typedef struct {
     WeightBuffer *weights;             /* NULL: the stored weights are the weights */
     GradBuffer *grads;                 /* NULL: gradients are added to the shard's */
 } UnitPlan;
+
+/* What can be on the host: frozen weights of layers; the optimizer's states; master weights of layers that compute in a smaller
+ * format. */
+typedef enum { HOST_BASE, HOST_MOMENTS, HOST_MASTER, NUM_HOSTED } Hosted;
 
 typedef struct {
     int         num_units;
@@ -97,6 +106,10 @@ typedef struct {
     int         kept;                  /* weights of units 0 .. kept - 1 are gathered, or rounded, once per step */
     bool        forward_only;          /* no transposed copies */
     Arena       gathered;              /* memory of the weight buffers, if shards > 1 */
+    int         on_host[NUM_HOSTED];   /* units 0 .. n - 1, as far as they have it */
+    Arena       host;                  /* pinned memory of all that is on the host */
+    bool        overlaps;              /* weights come on a queue of their own, ahead of their use: gathered, or from the host */
+    void       *staging;               /* device memory of fsdp_staging_bytes, for the optimizer's step alone */
     DeviceMark *updated, *reduced;
 } Fsdp;
 
@@ -105,6 +118,7 @@ typedef struct {
     int  shards, rank;                 /* ranks of a shard group, and the place in it */
     bool sum_once;                     /* gradients are summed over them once per step, not with every micro-batch */
     int  kept;                         /* units whose weights stay once they are gathered or rounded: 0 .. kept - 1 */
+    int  on_host[NUM_HOSTED];          /* units 0 .. n - 1 have these on the host, as far as they can */
     int  slots;                        /* blocks whose saved activations are on the device (offload.h); 0: all */
 } Placement;
 
@@ -118,6 +132,13 @@ void        fsdp_free   (Fsdp *f);
 
 /* The part of a parameter that this rank stores: elements *first .. *first + n of what is stored of it; returns n, maybe 0. */
 size_t      shard_part(const Shard *s, const Param *p, size_t *first);
+bool        fsdp_on_host(const Fsdp *f, int unit, Hosted h);
+bool        fsdp_encodes(const Fsdp *f, int unit, const Param *p);         /* the update makes its `source` */
+size_t      fsdp_host_bytes(const Fsdp *f, Hosted h);      /* of this rank; those of NUM_HOSTED are of all */
+Placement   fsdp_placement(const Fsdp *f);                 /* that f was planned with; slots: 0 */
+/* What is on the host comes to the device part by part when the optimizer needs it, in one of three places. */
+enum { STAGES_OF_UPDATE = 3, PART_OF_UPDATE = 32 << 20 };
+size_t      fsdp_staging_bytes(const Fsdp *f);
 /* n elements of t, a flat tensor of this slice, from element `first` of the region on. */
 Tensor      slice_view(const Slice *s, Tensor t, size_t first, size_t n);
 /* n elements of a parameter, of this rank's part, as they are stored, from its `first` on. */

@@ -425,7 +425,8 @@ static void plan_all(Arena *arena, Model *m, Fsdp *f, const Config *c, Placement
     m->trains_matrices = trains_matrices(f);
     b->units = arena->used;
     m->offload.slots = p.slots > 0 && p.slots < m->L && !m->forward_only ? p.slots : m->L;
-    m->shared_memory = arena_alloc(arena, m->shared_bytes);
+    const size_t staging = fsdp_staging_bytes(f);
+    f->staging = m->shared_memory = arena_alloc(arena, m->shared_bytes > staging ? m->shared_bytes : staging);
     m->ranges = arena_alloc(arena, m->range_bytes);
     Arena ranges = { .base = (char *)m->ranges };
     plan_units(&(Planner){ arena, &ranges, m, m->trains_matrices, m->recipe.keep }, f);
@@ -482,6 +483,7 @@ void model_replan(Model *m, Fsdp *f, const Config *c, Placement p)
 
 void model_place_tensors(Model *m, Fsdp *f, const Config *c)
 {
-    plan_all(&(Arena){ .base = m->memory }, m, f, c, 
-             (Placement){ f->shards, f->rank, f->sum_once, f->kept, m->offload.slots });
+    Placement p = fsdp_placement(f);
+    p.slots = m->offload.slots;
+    plan_all(&(Arena){ .base = m->memory }, m, f, c, p);
 }

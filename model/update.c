@@ -1,11 +1,20 @@
-/* The gradient norm, and the optimizer's step over the shards. */
+/* The gradient norm, and the optimizer's step over the shards.
+ *
+ * States and master weights on the host come to the device part by part and go back, next to the step of other parts:
+ *
+ *     fetch queue      part i + 1
+ *     compute queue    part i          the optimizer, and codes of what it made
+ *     offload queue    part i - 1 */
 #include "model/update.h"
 
 #include <math.h>
+#include <stdlib.h>
 
 #include "kernels/random.h"
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/device.h"
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/trace.h"
 
 double optimizer_grad_norm(const Fsdp *f)
 {
@@ -29,34 +38,186 @@ static size_t largest_group(const Fsdp *f, const Shard *s)
     return group;
 }
 
-static void step_unit(const Fsdp *f, int u, const Config *c, StepParams step)
+/* Elements of a parameter that this rank owns and steps at once, from its `first` on, and what they step. n: with the padding after the
+ * parameter, which is 0, where a last group goes on in it. */
+typedef struct {
+    int unit;
+    const Param *param;
+    size_t first, n;
+    Tensor master, state[MAX_STATES];
+    bool master_on_host, states_on_host;
+} Piece;
+
+typedef struct { Piece *part; int count; } Pieces;
+
+static void add_piece(Fsdp *f, Pieces *all, int u, const Param *p, size_t first, size_t n)
 {
-    const UnitShape *shape = &f->shape[u];
     const Shard *s = &f->shard[u];
-    const Slice *own = &s->slice[TRAINED];
-    const size_t group = largest_group(f, s);
-    for (int i = 0; i < shape->num_params; i++) {
-        const Param *p = &shape->param[i];
-        size_t first, n = shard_part(s, p, &first), at = p->offset + first;
-        Tensor state[MAX_STATES] = { 0 };
-        if (n == 0 || p->region != TRAINED)
-            continue;
-        bool decays = p->is_norm ? c->optimizer.decay_norm_and_bias : p->is_embedding ? c->optimizer.decay_embeddings : true;
-        step.weight_decay = decays ? c->optimizer.weight_decay : 0;
-        if (group)      /* a last group that is not full goes on in the padding behind the parameter, which is 0 */
-            n = (n + group - 1) / group * group;
-        for (int k = 0; k < f->optimizer->num_states; k++)
-            state[k] = slice_view(own, s->state[k], at, n);
-        f->optimizer->step(slice_view(own, own->stored, at, n), state, slice_view(own, s->grad, at, n), &step,
-                           shape->first + p->number + first);
+    const size_t at = p->offset + first;
+    Piece *part = &all->part[all->count++];
+    *part = (Piece){ .unit = u, .param = p, .first = first, .n = n, .master_on_host = fsdp_on_host(f, u, HOST_MASTER) && n > 0,
+                    .states_on_host = fsdp_on_host(f, u, HOST_MOMENTS) && n > 0 };
+    if (n == 0)
+        return;
+    part->master = slice_view(&s->slice[TRAINED], s->slice[TRAINED].stored, at, n);
+    for (int k = 0; k < f->optimizer->num_states; k++)
+        part->state[k] = slice_view(&s->slice[TRAINED], s->state[k], at, n);
+}
+
+/* Parameters of which this rank has nothing are among them where their codes have a scale that is that of all ranks. */
+static void add_pieces(Fsdp *f, Pieces *all, int u, const Param *p)
+{
+    const size_t group = largest_group(f, &f->shard[u]);
+    const bool whole = fsdp_on_host(f, u, HOST_MASTER) || !fsdp_on_host(f, u, HOST_MOMENTS);
+    size_t first, n = shard_part(&f->shard[u], p, &first);
+    for (size_t done = 0; done < n || (n == 0 && done == 0 && fsdp_encodes(f, u, p)); done += PART_OF_UPDATE) {
+        size_t count = !whole && n - done > PART_OF_UPDATE ? PART_OF_UPDATE : n - done;
+        if (group)
+            count = (count + group - 1) / group * group;
+        all->part = xrealloc(all->part, sizeof *all->part * ((size_t)all->count + 1));
+        add_piece(f, all, u, p, first + done, count);
+        if (whole)
+            return;
     }
+}
+
+static Pieces list_pieces(Fsdp *f)
+{
+    Pieces all = { 0 };
+    for (int u = 0; u < f->num_units; u++)
+        for (int i = 0; i < f->shape[u].num_params; i++)
+            if (f->shape[u].param[i].region == TRAINED)
+                add_pieces(f, &all, u, &f->shape[u].param[i]);
+    return all;
+}
+
+/* ---- what is on the host ---------------------------------------------------------------------------------------- */
+
+static bool moves(const Piece *p)
+{
+    return p->master_on_host || p->states_on_host;
+}
+
+typedef enum { TO_DEVICE, TO_HOST } Direction;
+
+static void copy(void *device, void *host, size_t bytes, Direction d)
+{
+    if (bytes > 0)
+        device_copy(d == TO_DEVICE ? device : host, d == TO_DEVICE ? host : device, bytes);
+}
+
+/* Copies t, and returns where it is on the device: the next of the stage. */
+static Tensor copy_tensor(Arena *stage, Tensor t, Direction d)
+{
+    const size_t n = tensor_numel(t), data = n * dtype_size(t.format.dtype), scales = format_scale_bytes(t.format, n);
+    Tensor staged = t;
+    staged.data = arena_alloc(stage, data);
+    staged.scale = scales ? arena_alloc(stage, scales) : NULL;
+    copy(staged.data, t.data, data, d);
+    copy(staged.scale, t.scale, scales, d);
+    return staged;
+}
+
+/* The part as it is in its stage; `stage` is one of STAGES_OF_UPDATE. */
+static Piece copy_part(const Fsdp *f, const Piece *p, int stage, Direction d)
+{
+    const size_t bytes = fsdp_staging_bytes(f) / STAGES_OF_UPDATE;
+    Arena arena = { .base = (char *)f->staging + (size_t)stage * bytes };
+    Piece staged = *p;
+    trace_begin(d == TO_DEVICE ? "fetch" : "offload", p->unit);
+    if (p->master_on_host)
+        staged.master = copy_tensor(&arena, p->master, d);
+    for (int k = 0; p->states_on_host && k < f->optimizer->num_states; k++)
+        staged.state[k] = copy_tensor(&arena, p->state[k], d);
+    trace_end();
+    CHECK(arena.used <= bytes, "a part of the update takes %zu bytes of %zu", arena.used, bytes);
+    return staged;
+}
+
+/* ---- the step --------------------------------------------------------------------------------------------------- */
+
+static void step_part(Fsdp *f, const Config *c, StepParams step, const Piece *part)
+{
+    const Shard *s = &f->shard[part->unit];
+    const Param *p = part->param;
+    const bool decays = p->is_norm ? c->optimizer.decay_norm_and_bias : p->is_embedding ? c->optimizer.decay_embeddings : true;
+    step.weight_decay = decays ? c->optimizer.weight_decay : 0;
+    if (part->n > 0)
+        f->optimizer->step(part->master, part->state, slice_view(&s->slice[TRAINED], s->grad, p->offset + part->first, part->n), &step,
+                           f->shape[part->unit].first + p->number + part->first);
+    if (fsdp_encodes(f, part->unit, p)) {
+        Tensor own = part->master;
+        size_t first;
+        own.cols = (int)shard_part(s, p, &first);
+        fsdp_encode(f, part->unit, p, own);
+    }
+}
+
+typedef struct { DeviceMark *fetched[STAGES_OF_UPDATE], *left[STAGES_OF_UPDATE], *computed; Piece staged[STAGES_OF_UPDATE]; } Stages;
+
+static void follow_compute(Stages *s, Queue q)
+{
+    s->computed = device_mark(s->computed);
+    device_queue(q);
+    device_wait(s->computed);
+}
+
+/* At first all stages are free once what is queued now has run. */
+static void fetch_part(const Fsdp *f, Stages *s, const Piece *p, int number)
+{
+    const int stage = number % STAGES_OF_UPDATE;
+    if (number == 0)
+        follow_compute(s, QUEUE_FETCH);
+    device_queue(QUEUE_FETCH);
+    if (number >= STAGES_OF_UPDATE)
+        device_wait(s->left[stage]);
+    s->staged[stage] = copy_part(f, p, stage, TO_DEVICE);
+    s->fetched[stage] = device_mark(s->fetched[stage]);
+    device_queue(QUEUE_COMPUTE);
+}
+
+static void return_part(const Fsdp *f, Stages *s, const Piece *p, int number)
+{
+    const int stage = number % STAGES_OF_UPDATE;
+    follow_compute(s, QUEUE_OFFLOAD);
+    copy_part(f, p, stage, TO_HOST);
+    s->left[stage] = device_mark(s->left[stage]);
+    device_queue(QUEUE_COMPUTE);
+}
+
+/* What is queued after it finds all parts on the host again, and their stages free. */
+static void close_stages(Stages *s, int used)
+{
+    for (int i = 0; i < STAGES_OF_UPDATE; i++) {
+        if (i < used)
+            device_wait(s->left[i]);
+        device_unmark(s->fetched[i]);
+        device_unmark(s->left[i]);
+    }
+    device_unmark(s->computed);
 }
 
 void optimizer_step(Fsdp *f, const Config *c, long step, long update, double lr, double grad_scale)
 {
     const StepParams params = { .lr = lr, .beta1 = c->optimizer.beta1, .beta2 = c->optimizer.beta2, .eps = c->optimizer.eps,
                                 .grad_scale = grad_scale, .update = update, .seed = random_bits(c->seed, step) };
-    for (int u = 0; u < f->num_units; u++)
-        step_unit(f, u, c, params);
+    Pieces all = list_pieces(f);
+    Stages stages = { 0 };
+    int fetched = 0, stepped = 0;               /* parts that move */
+    for (int i = 0, ahead = 0; i < all.count; i++) {
+        for (; ahead < all.count && ahead <= i + 1; ahead++)
+            if (moves(&all.part[ahead]))
+                fetch_part(f, &stages, &all.part[ahead], fetched++);
+        const Piece *p = &all.part[i];
+        if (!moves(p)) {
+            step_part(f, c, params, p);
+            continue;
+        }
+        trace_wait(stages.fetched[stepped % STAGES_OF_UPDATE], "states", p->unit);
+        step_part(f, c, params, &stages.staged[stepped % STAGES_OF_UPDATE]);
+        return_part(f, &stages, p, stepped++);
+    }
+    close_stages(&stages, stepped);
+    free(all.part);
     fsdp_updated(f);
 }

@@ -198,7 +198,7 @@ static void train(const char *recipe, ModelConfig m, char *trainable, bool bf16_
     }
     c.trainable = &trainable;
     c.num_trainable = trainable != NULL;
-    c.host.activations = on_host;
+    c.host.activations = c.host.base = c.host.moments = c.host.master = on_host;
     comm_device_finish();
     comm_set_mesh(mesh_of_shards(comm_size(), strategy.shard_ranks));
     comm_init();
@@ -247,19 +247,22 @@ static void test_every_strategy(void **state)
 static void test_on_host(void **state)
 {
     (void)state;
-    static const struct { const char *recipe; SmallModel a; Keep keep; int recompute; bool adapters; } runs[] = {
+    static const struct { const char *recipe; SmallModel a; Keep keep; int recompute; bool adapters; BaseFormat base; } runs[] = {
         { "bf16", LLAMA_GQA, KEEP_ALL }, { "coat", OLMO2, KEEP_INPUTS }, { "coat-lean", LLAMA, KEEP_BLOCK },
-        { "fp8", QWEN3, KEEP_INPUTS, 2 }, { "coat", LLAMA, KEEP_INPUTS, .adapters = true },
+        { "fp8", QWEN3, KEEP_INPUTS, 2 }, { "coat", LLAMA, KEEP_INPUTS, .adapters = true, .base = BASE_E4M3 },
+        { "coat", LLAMA_GQA, KEEP_ATTENTION, .adapters = true, .base = BASE_NF4 },
+        { "bf16", OLMO2, KEEP_BLOCK, .adapters = true, .base = BASE_E4M3 },
     };
     for (int r = 0; r < (int)(sizeof runs / sizeof *runs); r++) {
         ModelConfig m = architecture(runs[r].a);
         m.n_layers = 6;
         if (runs[r].adapters)
-            m = with_adapters(m, 4, ALL_MODULES, BASE_E4M3);
+            m = with_adapters(m, 4, ALL_MODULES, runs[r].base);
         own.keep = (int)runs[r].keep;
         own.recompute = runs[r].recompute;
-        train(runs[r].recipe, m, r == 1 ? "model.layers.[1-5]*" : NULL, false, (Strategy){ comm_size(), GATHER_OFTEN, SUM_OFTEN },
-              HOST_ALL);
+        for (int ranks = 1; ranks <= comm_size(); ranks *= 2)
+            train(runs[r].recipe, m, r == 1 ? "model.layers.[1-5]*" : NULL, false, (Strategy){ ranks, GATHER_OFTEN, SUM_OFTEN },
+                  HOST_ALL);
     }
     own.keep = -1;
 }

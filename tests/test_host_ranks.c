@@ -81,12 +81,14 @@ static Result train(Run *r)
     return result;
 }
 
-static void check_equal(Result *a, Result *b)
+static void check_equal(const char *row, int number, Result *a, Result *b)
 {
+    char what[64];
+    snprintf(what, sizeof what, "%s, row %d", row, number);
     assert_int_equal(a->count, b->count);
-    check_same_bytes("losses", a->loss, b->loss, sizeof a->loss);
-    check_same_bytes("norms", a->norm, b->norm, sizeof a->norm);
-    check_same_bytes("weights", a->weights, b->weights, a->count * sizeof *a->weights);
+    check_same_bytes(what, a->loss, b->loss, sizeof a->loss);
+    check_same_bytes(what, a->norm, b->norm, sizeof a->norm);
+    check_same_bytes(what, a->weights, b->weights, a->count * sizeof *a->weights);
     free(a->weights);
     free(b->weights);
 }
@@ -135,8 +137,86 @@ static void test_activations(void **state)
             assert_true(kinds[k].recompute || r.model.bytes.total < bytes);     /* slots are as large as the largest block */
             Result moved = train(&r);
             model_free(&r.model, &r.fsdp);
-            check_equal(&there, &moved);
+            check_equal("activations", k, &there, &moved);
         }
+}
+
+/* ---- weights and states ---------------------------------------------------------------------------------------- */
+
+static struct { const char *recipe, *optimizer; char *trainable; SmallModel a; Keep keep; bool adapters; BaseFormat base; } states[] = {
+    { "f32", "adamw", NULL, LLAMA, KEEP_ALL }, { "bf16", "adamw8bit", NULL, OLMO2, KEEP_ALL }, { "fp8", "adamw", NULL, QWEN3, KEEP_BLOCK },
+    { "coat", "adamw", NULL, LLAMA_GQA, KEEP_INPUTS }, { "coat-lean", "adamw", NULL, OLMO, KEEP_BLOCK },
+    { "coat", "adamw8bit", NULL, OLMO3, KEEP_INPUTS }, { "fp8-lm", "adamw", NULL, LLAMA, KEEP_ALL },
+    { "coat", "adamw", "model.layers.[2-4].mlp*", LLAMA, KEEP_INPUTS }, { "bf16", "adamw", "*.self_attn.*", OLMO2, KEEP_ALL },
+    { "bf16", "adamw", NULL, LLAMA_GQA, KEEP_ALL, true, BASE_AS_FROZEN }, { "coat", "adamw", NULL, OLMO2, KEEP_INPUTS, true, BASE_AS_FROZEN },
+    { "bf16", "adamw", NULL, QWEN3, KEEP_BLOCK, true, BASE_E4M3 }, { "coat-lean", "adamw", NULL, LLAMA, KEEP_INPUTS, true, BASE_E4M3 },
+    { "bf16", "adamw", NULL, LLAMA, KEEP_ALL, true, BASE_NF4 }, { "coat", "adamw", NULL, LLAMA_GQA, KEEP_BLOCK, true, BASE_NF4 },
+    { "coat-lean", "adamw", NULL, OLMO3, KEEP_INPUTS, true, BASE_NF4 },
+};
+
+/* Nothing, all, or what exceeds a device that has `share` of what nothing on the host takes. */
+static Result train_states(int i, Strategy s, HostUse use, double memory, Run *r)
+{
+    ModelConfig m = architecture(states[i].a);
+    configure(r, states[i].adapters ? with_adapters(m, 4, ALL_MODULES, states[i].base) : m, states[i].recipe);
+    r->config.strategy = s;
+    r->config.recipe.keep = states[i].keep;
+    r->config.optimizer.name = (char *)states[i].optimizer;
+    r->config.trainable = &states[i].trainable;
+    r->config.num_trainable = states[i].trainable != NULL;
+    r->config.host.base = r->config.host.moments = r->config.host.master = use;
+    r->config.device_memory = memory / (1 << 30);
+    divide(s.shard_ranks);
+    place(r);
+    Result result = train(r);
+    return result;
+}
+
+static int units_on_host(const Fsdp *f, Hosted h)
+{
+    int count = 0;
+    for (int u = 0; u < f->num_units; u++)
+        count += fsdp_on_host(f, u, h);
+    return count;
+}
+
+/* All that can be on the host is there: of layers alone, but for the optimizer's states. */
+static void check_moved(int i, const Run *r)
+{
+    const Fsdp *f = &r->fsdp;
+    const bool frozen = states[i].adapters || states[i].trainable;
+    const bool smaller = strcmp(states[i].recipe, "f32") && !states[i].adapters;
+    int operands = 0;
+    for (int u = 1; u <= LAYERS; u++)
+        for (int p = 0; p < f->shape[u].num_params; p++)
+            if (f->shape[u].param[p].is_operand && f->shape[u].param[p].region == TRAINED) {
+                operands++;
+                break;
+            }
+    const bool narrower = smaller && dtype_size(r->config.recipe.operand.dtype) < dtype_size(r->config.recipe.master.dtype);
+    assert_int_equal(units_on_host(f, HOST_MASTER), narrower ? operands : 0);
+    assert_int_equal(units_on_host(f, HOST_BASE) > 0, frozen);
+    assert_true(units_on_host(f, HOST_MOMENTS) > 0);
+}
+
+static void test_states(void **state)
+{
+    (void)state;
+    for (int i = 0; i < (int)(sizeof states / sizeof *states); i++) {
+        const int ranks = comm_size();
+        const Strategy strategies[] = { { ranks, GATHER_OFTEN, SUM_OFTEN }, { ranks, GATHER_ONCE, SUM_ONCE }, { 1, GATHER_OFTEN, SUM_OFTEN },
+                                        { ranks > 2 ? 2 : 1, GATHER_OFTEN, SUM_ONCE } };
+        const Strategy s = strategies[i % (ranks > 1 ? 4 : 2)];
+        Run r;
+        Result there = train_states(i, s, HOST_NEVER, 0, &r);
+        assert_int_equal(fsdp_host_bytes(&r.fsdp, NUM_HOSTED), 0);
+        model_free(&r.model, &r.fsdp);
+
+        Result moved = train_states(i, s, HOST_ALL, 0, &r);
+        check_moved(i, &r);
+        model_free(&r.model, &r.fsdp);
+        check_equal("states", i, &there, &moved);
+    }
 }
 
 /* ---- as much as the device lacks room for ---------------------------------------------------------------------- */
@@ -247,7 +327,7 @@ static void test_host_memory(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_activations), cmocka_unit_test(test_auto),
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_activations), cmocka_unit_test(test_states), cmocka_unit_test(test_auto),
                                         cmocka_unit_test(test_host_memory) };
     start_ranks(&argc, &argv);
     return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));

@@ -122,7 +122,7 @@ void device_free(void *p)
 void *device_host_alloc(size_t bytes, const char *what)
 {
     (void)what;
-    return xmalloc(bytes);
+    return xcalloc(bytes ? bytes : 1, 1);
 }
 
 void device_host_free(void *p)

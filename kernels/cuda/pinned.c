@@ -98,7 +98,7 @@ void *device_host_alloc(size_t bytes, const char *what)
             "host.activations=never and the other keys of host.* keep all on the GPU",
             (double)bytes / (1 << 30), what);
     if (!p)
-        return xmalloc(bytes);
+        return xcalloc(bytes ? bytes : 1, 1);
     piece[i].at = p;
     piece[i].bytes = whole;
     return p;

@@ -51,7 +51,7 @@ void  device_copy (void *dst, const void *src, size_t bytes);   /* of device mem
 void  device_zero (void *dst, size_t bytes);
 void  device_sync (void);                       /* waits for all queued work, of all queues */
 
-/* Pinned host memory: copies to and from the device run at the full speed of the bus, next to computation. Allocating it takes long.
+/* Pinned host memory, zeroed: copies to and from the device run at the full speed of the bus, next to computation. Allocating it takes long.
  * If the system pins no such piece: with a name, what it is for, the program ends with a message; with NULL it is plain memory, which
  * only device_get and device_put take. */
 void *device_host_alloc(size_t bytes, const char *what);

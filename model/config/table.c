@@ -430,6 +430,13 @@ const ConfigKey config_keys[] = {
     WORD  ("host.activations", CHOICE, "auto", host_uses, C(host.activations),
            "saved activations of blocks wait in host memory between forward and backward, with the same results; auto: of as many "
            "blocks as exceed device_memory; all: of all but those that are in use"),
+    WORD  ("host.base", CHOICE, "auto", host_uses, C(host.base),
+           "frozen weights of blocks, as under adapters, are in host memory and come to the device ahead of each block"),
+    WORD  ("host.moments", CHOICE, "auto", host_uses, C(host.moments),
+           "the optimizer's states are in host memory and come to the device, part by part, for its step"),
+    WORD  ("host.master", CHOICE, "auto", host_uses, C(host.master),
+           "so are the master weights of blocks, where the device computes with a smaller format; auto moves first activations, then "
+           "base, moments and master weights, each only as far as needed"),
 
     /* ---- the log ---- */
     NUMBER("profile", INT, "0", 0, 1000, C(profile),

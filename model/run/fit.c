@@ -58,7 +58,9 @@ static int largest_with(const Config *c)
 int fit_largest(const Config *c)
 {
     Config all = *c;
-    all.host.activations = c->host.activations == HOST_AUTO ? HOST_NEVER : c->host.activations;
+    HostUse *const use[] = { &all.host.activations, &all.host.base, &all.host.moments, &all.host.master };
+    for (int i = 0; i < 4; i++)
+        *use[i] = *use[i] == HOST_AUTO ? HOST_NEVER : *use[i];
     const int largest = largest_with(&all);
     return largest > 0 ? largest : largest_with(c);
 }

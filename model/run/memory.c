@@ -106,6 +106,28 @@ static int most_slots(Model *m, Fsdp *f, const Config *c, Placement p)
     return first < m->L ? first : 0;
 }
 
+static HostUse use_of(const Config *c, Hosted h)
+{
+    return h == HOST_BASE ? c->host.base : h == HOST_MOMENTS ? c->host.moments : c->host.master;
+}
+
+/* The fewest units that have it on the host while all fits; all units if it does not. */
+static int fewest_on_host(Model *m, Fsdp *f, const Config *c, Placement p, Hosted h)
+{
+    const double most = most_planned(c);
+    int first = 0, last = f->num_units;
+    if (use_of(c, h) != HOST_AUTO)
+        return use_of(c, h) == HOST_ALL ? f->num_units : 0;
+    while (first < last) {
+        p.on_host[h] = (first + last) / 2;
+        if (bytes_in(m, f, c, p) <= most)
+            last = p.on_host[h];
+        else
+            first = p.on_host[h] + 1;
+    }
+    return f->num_units - (int)agree_least(f->num_units - first);
+}
+
 /* The ranks agree on what depends on memory. What is on the host changes no result, so it is chosen after what does. */
 void memory_plan(Model *m, Fsdp *f, const Config *c)
 {
@@ -120,6 +142,8 @@ void memory_plan(Model *m, Fsdp *f, const Config *c)
     if (s->grad_sum == SUM_ONCE_IF_FITS)
         p.sum_once = sums_once(m, f, c, p);
     p.slots = most_slots(m, f, c, p);
+    for (Hosted h = 0; h < NUM_HOSTED; h++)
+        p.on_host[h] = fewest_on_host(m, f, c, p, h);
     if (s->gathering == GATHER_ONCE_IF_FITS)
         p.kept = most_kept(m, f, c, p);
     model_replan(m, f, c, p);
@@ -147,6 +171,34 @@ static void print_sharding(const Model *m, const Fsdp *f)
     putchar('\n');
 }
 
+static double memory_of_host(const Model *m, const Fsdp *f)
+{
+    return (double)offload_host_bytes(m) + (double)fsdp_host_bytes(f, NUM_HOSTED);
+}
+
+static void print_host(const Model *m, const Fsdp *f)
+{
+    static const char *const names[NUM_HOSTED] = { "frozen weights", "moments", "master weights" };
+    if (memory_of_host(m, f) == 0)
+        return;
+    printf("on the host, GiB:");
+    const char *comma = "";
+    if (offload_host_bytes(m) > 0) {
+        printf(" activations of %d of %d blocks %.3f", m->L - m->offload.slots, m->L, gib((double)offload_host_bytes(m)));
+        comma = ",";
+    }
+    for (Hosted h = 0; h < NUM_HOSTED; h++) {
+        int units = 0;
+        for (int u = 0; u < f->num_units; u++)
+            units += fsdp_on_host(f, u, h);
+        if (units > 0) {
+            printf("%s %s of %d of %d units %.3f", comma, names[h], units, f->num_units, gib((double)fsdp_host_bytes(f, h)));
+            comma = ",";
+        }
+    }
+    printf("; total %.3f\n", gib(memory_of_host(m, f)));
+}
+
 /* Nothing is trained: what there is besides weights. */
 static void print_forward_plan(const Model *m, const Fsdp *f, const Config *c, size_t stored)
 {
@@ -157,13 +209,7 @@ static void print_forward_plan(const Model *m, const Fsdp *f, const Config *c, s
         printf(", keys and values of %d tokens %.3f", m->P, gib((double)b->cache));
     printf("; total %.3f of %.1f\n", gib((double)model_planned_bytes(m, f)), gib(memory_of_device(c)));
     print_sharding(m, f);
-}
-
-static void print_host(const Model *m)
-{
-    if (offload_host_bytes(m) > 0)
-        printf("on the host: saved activations of %d of %d blocks, %.3f GiB\n", m->L - m->offload.slots, m->L,
-               gib((double)offload_host_bytes(m)));
+    print_host(m, f);
 }
 
 /* Of a checkpoint while it is written: master weights, moments, and frozen weights unless only adapters are saved. */
@@ -220,17 +266,17 @@ void memory_print(const Model *m, const Fsdp *f, const Config *c)
            (double)b->blocks / m->offload.slots / 1e3 / m->N, gib(b->work), gib(b->head), gib(model_planned_bytes(m, f)),
            gib(memory_of_device(c)));
     print_sharding(m, f);
-    print_host(m);
+    print_host(m, f);
     printf("while a checkpoint is written, up to %.3f GiB of host memory besides\n", gib((double)memory_of_snapshot(f, c)));
 }
 
 void memory_check_host(const Model *m, const Fsdp *f, const Config *c)
 {
-    const double moved = (double)offload_host_bytes(m), snapshot = c->save_folder ? (double)memory_of_snapshot(f, c) : 0;
+    const double moved = memory_of_host(m, f), snapshot = c->save_folder ? (double)memory_of_snapshot(f, c) : 0;
     const double left = moved > 0 ? host_memory_left("") / comm_local_size() : INFINITY;
     if (moved + snapshot > left)
-        die("host memory: %.2f GiB for saved activations and %.2f for a checkpoint while it is written exceed by %.2f GiB the %.2f "
+        die("host memory: %.2f GiB for what is on the host and %.2f for a checkpoint while it is written exceed by %.2f GiB the %.2f "
             "that each of the %d ranks here can take of this host, or of its container (cgroup memory.max). Less goes to the host "
-            "with a smaller device_train_microbatch_size or max_sequence_length, format.keep=block, or more ranks; see --dry_run",
+            "with host.*=never, a smaller device_train_microbatch_size, format.keep=block or more ranks; see --dry_run",
             gib(moved), gib(snapshot), gib(moved + snapshot - left), gib(left), comm_local_size());
 }
