@@ -176,10 +176,13 @@ static void fetch_part(const Fsdp *f, Stages *s, const Piece *p, int number)
     device_queue(QUEUE_COMPUTE);
 }
 
+/* After the next part has come: its first scales may share a word with this one's last. Copies go both ways all the same, since the one
+ * after that is on its way. */
 static void return_part(const Fsdp *f, Stages *s, const Piece *p, int number)
 {
     const int stage = number % STAGES_OF_UPDATE;
     follow_compute(s, QUEUE_OFFLOAD);
+    device_wait(s->fetched[(number + 1) % STAGES_OF_UPDATE]);
     copy_part(f, p, stage, TO_HOST);
     s->left[stage] = device_mark(s->left[stage]);
     device_queue(QUEUE_COMPUTE);
