@@ -48,13 +48,13 @@ typedef struct {
     bool master_on_host, states_on_host;
 } Piece;
 
-typedef struct { Piece *part; int count; } Pieces;
+typedef struct { Piece *piece; int count; } Pieces;
 
 static void add_piece(Fsdp *f, Pieces *all, int u, const Param *p, size_t first, size_t n)
 {
     const Shard *s = &f->shard[u];
     const size_t at = p->offset + first;
-    Piece *part = &all->part[all->count++];
+    Piece *part = &all->piece[all->count++];
     *part = (Piece){ .unit = u, .param = p, .first = first, .n = n, .master_on_host = fsdp_on_host(f, u, HOST_MASTER) && n > 0,
                     .states_on_host = fsdp_on_host(f, u, HOST_MOMENTS) && n > 0 };
     if (n == 0)
@@ -74,11 +74,20 @@ static void add_pieces(Fsdp *f, Pieces *all, int u, const Param *p)
         size_t count = !whole && n - done > PART_OF_UPDATE ? PART_OF_UPDATE : n - done;
         if (group)
             count = (count + group - 1) / group * group;
-        all->part = xrealloc(all->part, sizeof *all->part * ((size_t)all->count + 1));
+        all->piece = xrealloc(all->piece, sizeof *all->piece * ((size_t)all->count + 1));
         add_piece(f, all, u, p, first + done, count);
         if (whole)
             return;
     }
+}
+
+/* Large ones first, on all ranks in the same order: a piece comes while one of the same size goes. */
+static int compare_pieces(const void *x, const void *y)
+{
+    const Piece *a = x, *b = y;
+    const size_t n = param_numel(a->param), k = param_numel(b->param);
+    return n != k ? (n < k) - (n > k) : a->unit != b->unit ? a->unit - b->unit : a->param != b->param ? (a->param > b->param) * 2 - 1
+         : (a->first > b->first) - (a->first < b->first);
 }
 
 static Pieces list_pieces(Fsdp *f)
@@ -88,6 +97,8 @@ static Pieces list_pieces(Fsdp *f)
         for (int i = 0; i < f->shape[u].num_params; i++)
             if (f->shape[u].param[i].region == TRAINED)
                 add_pieces(f, &all, u, &f->shape[u].param[i]);
+    if (all.count > 0)
+        qsort(all.piece, (size_t)all.count, sizeof *all.piece, compare_pieces);
     return all;
 }
 
@@ -209,9 +220,9 @@ void optimizer_step(Fsdp *f, const Config *c, long step, long update, double lr,
     int fetched = 0, stepped = 0;               /* parts that move */
     for (int i = 0, ahead = 0; i < all.count; i++) {
         for (; ahead < all.count && ahead <= i + 1; ahead++)
-            if (moves(&all.part[ahead]))
-                fetch_part(f, &stages, &all.part[ahead], fetched++);
-        const Piece *p = &all.part[i];
+            if (moves(&all.piece[ahead]))
+                fetch_part(f, &stages, &all.piece[ahead], fetched++);
+        const Piece *p = &all.piece[i];
         if (!moves(p)) {
             step_part(f, c, params, p);
             continue;
@@ -221,6 +232,6 @@ void optimizer_step(Fsdp *f, const Config *c, long step, long update, double lr,
         return_part(f, &stages, p, stepped++);
     }
     close_stages(&stages, stepped);
-    free(all.part);
+    free(all.piece);
     fsdp_updated(f);
 }

@@ -116,8 +116,6 @@ static int fewest_on_host(Model *m, Fsdp *f, const Config *c, Placement p, Hoste
 {
     const double most = most_planned(c);
     int first = 0, last = f->num_units;
-    if (use_of(c, h) != HOST_AUTO)
-        return use_of(c, h) == HOST_ALL ? f->num_units : 0;
     while (first < last) {
         p.on_host[h] = (first + last) / 2;
         if (bytes_in(m, f, c, p) <= most)
@@ -141,9 +139,12 @@ void memory_plan(Model *m, Fsdp *f, const Config *c)
     model_plan(m, f, c, p);
     if (s->grad_sum == SUM_ONCE_IF_FITS)
         p.sum_once = sums_once(m, f, c, p);
+    for (Hosted h = 0; h < NUM_HOSTED; h++)
+        p.on_host[h] = use_of(c, h) == HOST_ALL ? f->num_units : 0;
     p.slots = most_slots(m, f, c, p);
     for (Hosted h = 0; h < NUM_HOSTED; h++)
-        p.on_host[h] = fewest_on_host(m, f, c, p, h);
+        if (use_of(c, h) == HOST_AUTO)
+            p.on_host[h] = fewest_on_host(m, f, c, p, h);
     if (s->gathering == GATHER_ONCE_IF_FITS)
         p.kept = most_kept(m, f, c, p);
     model_replan(m, f, c, p);
