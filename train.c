@@ -1,8 +1,8 @@
 /* coat.c: mpirun ./train config.yaml [--a.b=c ...]
  *
- * Every rank: read the configuration, place the model in memory, then for each step
- *     forward and backward of each micro-batch, the first of which writes gradients and the others add; sum them over ranks;
- *     clip; update; log; now and then evaluate and save. */
+ * Every rank reads the configuration and places the model in memory. Then for each step:
+ *     forward and backward of each micro-batch, the first of which writes gradients while the others accumulate; sum gradients over
+ *     ranks; clip; update; log; at intervals evaluate and save. */
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
@@ -31,11 +31,11 @@
 #include "model/units.h"
 #include "model/update.h"
 
-enum { FIRST_TIMEOUT = 600 };           /* seconds: the default of timeout_seconds, until that is read */
+enum { FIRST_TIMEOUT = 600 };           /* seconds: default of timeout_seconds, until it is read */
 
 static volatile sig_atomic_t training, asked_to_stop;
 
-/* Until steps are trained, there is nothing to save and no end of a step to come. NOTE: called in a signal handler. */
+/* Before the first step there is nothing to save, so the process ends at once. NOTE: called in a signal handler. */
 static _Noreturn void end_before_training(int number)
 {
     char text[256] = "error: SIG";
@@ -46,7 +46,7 @@ static _Noreturn void end_before_training(int number)
     watchdog_end(text, 128 + number);
 }
 
-/* A second Ctrl-C ends what cannot stop, as a rank that waits for a file server. Batch systems may send theirs twice. */
+/* A second Ctrl-C kills at once: a rank may be stuck in I/O. A second SIGTERM does not: batch systems may send two. */
 static void on_signal(int number)
 {
     if (!training)
@@ -56,10 +56,9 @@ static void on_signal(int number)
         signal(SIGINT, SIG_DFL);
 }
 
-/* This rank's part of the next step, and the labels of all; also whether any rank was asked to stop, so that all stop at the same
- * step. False: before this one, if the run `may_stop` there; or a rank has no such data: *failed, *problem says why on that rank.
- * Ranks that have theirs ask again and again, as in checkpoint_finish: an epoch that is shuffled, a file server that stalls may take
- * minutes. */
+/* Reads this rank's part of the next step, and the labels of all; also whether any rank was asked to stop, so that all stop at the
+ * same step. Returns false if the run `may_stop` and stops before this step, or if a rank has no data: then *failed, and *problem
+ * on that rank. Ranks that are ready poll, as in checkpoint_finish: shuffling an epoch, or a file server, may take minutes. */
 static bool next_batch(Run *r, double *labels, bool may_stop, bool *stop, bool *failed, const char **problem)
 {
     Batch *b = &r->batch;
@@ -87,7 +86,7 @@ static bool next_batch(Run *r, double *labels, bool may_stop, bool *stop, bool *
     return x[2] == 0;
 }
 
-/* Forward and backward of this rank's part of the batch; returns means per label over all ranks. */
+/* Runs forward and backward on this rank's part of the batch; returns means per label over all ranks. */
 static Losses forward_backward(Run *r, const Batch *b, double labels)
 {
     const Config *c = r->config;
@@ -108,15 +107,15 @@ static Losses forward_backward(Run *r, const Batch *b, double labels)
     return (Losses){ x[0], x[1] };
 }
 
-/* One step. Where loss or gradient is not finite, or a spike that the configuration does not let pass, no update is made. */
+/* One step. No update is made if loss or gradient is not finite, or at a spike unless spikes is warn. */
 static StepStats train_step(Run *r, double labels)
 {
     const Config *c = r->config;
     TrainState *s = &r->state;
     trace_step(s->step + 1, s->step - r->first_step >= 2 && s->step - r->first_step < 2 + c->profile);
     if (labels == 0 && comm_rank() == 0)
-        warn("step %ld: no token of the batch has a label: there is no loss, and the gradient is 0; what the optimizer keeps of "
-             "earlier gradients, and weight decay, change the weights all the same (data.label_mask_paths?)", s->step + 1);
+        warn("step %ld: no token of the batch has a label (check data.label_mask_paths): there is no loss, and the gradient is 0; "
+             "the optimizer's moments and weight decay still change the weights", s->step + 1);
     telemetry_watch(r->telemetry, s->step + 1);
     Losses loss = forward_backward(r, &r->batch, fmax(labels, 1));
     watchdog_mark_together("reading the gradient norm", -1);
@@ -126,7 +125,7 @@ static StepStats train_step(Run *r, double labels)
     s->tokens += (long)c->global_train_batch_size * c->model.max_sequence_length;
     s->loader = loader_state(r->loader);
     double max_norm = schedule_max_grad_norm(c, s->step, s->tokens);
-    if (labels == 0)            /* a mean over nothing */
+    if (labels == 0)            /* no mean */
         loss = (Losses){ NAN, NAN };
     StepStats t = { .step = s->step, .tokens = s->tokens, .labels = (long)labels, .loss = loss.loss, .zloss = loss.zloss,
                     .grad_norm = norm, .exposed_ms = exposed, .clip = max_norm > 0 ? fmin(1, max_norm / (norm + 1e-6)) : 1,
@@ -145,7 +144,7 @@ static StepStats train_step(Run *r, double labels)
     return t;
 }
 
-/* Waits until a save that is under way is complete. */
+/* Waits until a save in progress is complete. */
 static void finish_saving(Run *r)
 {
     ruin_prove(r);
@@ -155,7 +154,7 @@ static void finish_saving(Run *r)
     watchdog_set_patient(false);
 }
 
-/* What was fit when the run began and is not now. A run that trains goes on without; one that only evaluates has nothing else. */
+/* An evaluator's data were valid at the start of the run and are not now: training continues without it, eval_only dies. */
 static void leave_out(const Run *r, int i, char *problem)
 {
     if (problem && r->config->eval_only)
@@ -165,7 +164,7 @@ static void leave_out(const Run *r, int i, char *problem)
     free(problem);
 }
 
-/* By evaluator number i. True if the run was asked to stop and this has ended early. */
+/* Runs evaluator i. True: the run was asked to stop, and the evaluation ended early. */
 static bool evaluate_by(Run *r, int i)
 {
     const Config *c = r->config;
@@ -183,21 +182,21 @@ static bool evaluate_by(Run *r, int i)
     return e.cut;
 }
 
-/* `all`, or those whose results for this step an earlier process has not written. True: as above. */
+/* Runs all evaluators, or, unless `all`, those without results of an earlier process for this step. Returns as evaluate_by. */
 static bool evaluate_all(Run *r, bool all)
 {
     bool cut = false;
     log_pause(r->log);
     for (int i = 0; i < r->config->num_eval && !cut; i++) {
-        const bool written = agree_any(!all && comm_rank() == 0 && log_evaluated(r->log, i));   /* rank 0 knows */
+        const bool written = agree_any(!all && comm_rank() == 0 && log_evaluated(r->log, i));   /* rank 0 has the log */
         cut = !written && evaluate_by(r, i);
     }
     log_resume(r->log);
     return cut;
 }
 
-/* As OLMo: save_num_checkpoints_to_keep 0 leaves only those of save_interval_unsharded, which stay for ever, and the newest of
- * save_interval_ephemeral; and where it is not 0, the end of training is saved whatever the intervals are. */
+/* As in OLMo: with save_num_checkpoints_to_keep 0 there are only the permanent checkpoints of save_interval_unsharded and the
+ * newest of save_interval_ephemeral; otherwise the end of training is saved whatever the intervals are. */
 static bool is_saved(const Config *c, long step, bool last)
 {
     const bool some = c->save_num_checkpoints_to_keep != 0;
@@ -205,7 +204,7 @@ static bool is_saved(const Config *c, long step, bool last)
         || is_due(step, c->save_interval_ephemeral) || (some && (last || is_due(step, c->save_interval)));
 }
 
-/* Starts to save; it goes on beside the next steps. */
+/* Starts a save, which overlaps with the next steps. */
 static void save(Run *r)
 {
     if (r->saved_step == r->state.step)
@@ -221,8 +220,8 @@ static void save(Run *r)
     r->unproven = true;
 }
 
-/* What the update of a step has ruined shows in the loss of the next: a checkpoint takes the place of older ones when a later loss
- * is finite, and none is begun on a step that is not. */
+/* A bad update shows in the loss of the next step. So a checkpoint replaces older ones only after a later finite loss, and none is
+ * started at a step that is not finite. */
 static void save_and_publish(Run *r, const StepStats *t)
 {
     if (!t->finite) {
@@ -243,7 +242,7 @@ static bool evaluates_here(const Run *r)
     return is_due(r->state.step, interval) || (interval > 0 && run_is_over(r));
 }
 
-/* Whether there are evaluations to make before the first step: asked for, or those that an earlier process did not come to. */
+/* Whether to evaluate before the first step: eval_on_load, or evaluations that an earlier process did not finish. */
 static bool evaluates_first(const Run *r)
 {
     return r->config->eval_on_load || (r->saved_step == r->state.step && evaluates_here(r));
@@ -254,14 +253,14 @@ static bool samples_here(const Run *r)
     return is_due(r->state.step, r->config->samples.interval) || run_is_over(r);
 }
 
-/* Whether a run that goes on from a checkpoint did not come to its samples there: rank 0 knows what is written. */
+/* Whether samples of the loaded checkpoint's step are missing in the log, which rank 0 has. */
 static bool samples_owed(const Run *r)
 {
     return agree_any(comm_rank() == 0 && r->saved_step == r->state.step && samples_here(r) && !log_sampled(r->log));
 }
 
-/* The data of the next step are not there; what is trained so far is kept. problem: of this rank, NULL: another's. lost: steps in a
- * row that were not finite, of which the last is this one. */
+/* Ends a run whose next step has no data; saves the state. problem: of this rank, NULL: of another. lost: number of steps in a row,
+ * up to this one, that were not finite. */
 static _Noreturn void end_for_data(Run *r, int lost, const char *problem)
 {
     const int speaker = agree_first(problem != NULL);
@@ -275,7 +274,7 @@ static _Noreturn void end_for_data(Run *r, int lost, const char *problem)
     if (speaker == comm_rank())
         die("%s; step %ld has no data, and %s", problem, r->state.step + 1, folder_say_latest(r->config->save_folder));
     while (true)
-        comm_barrier();         /* until that rank ends all */
+        comm_barrier();         /* that rank ends all */
 }
 
 static void train(Run *r)
@@ -285,7 +284,7 @@ static void train(Run *r)
     if (samples_owed(r))
         stop |= samples_write(r->samples, &r->model, &r->fsdp, r->log, r->state.step, &asked_to_stop);
     int lost = 0;               /* steps in a row that were not finite */
-    while (!run_is_over(r) && (!stop || lost > 0)) {        /* who is asked to stop does so at the next step that is finite */
+    while (!run_is_over(r) && (!stop || lost > 0)) {        /* a stop waits for a finite step */
         const TrainState before = r->state;
         double labels;
         const char *problem;
@@ -306,7 +305,7 @@ static void train(Run *r)
         if (t.spike && c->spikes == SPIKES_STOP)
             ruin_end_spike(r, &before);
         save_and_publish(r, &t);
-        if (run_is_over(r))         /* what ends an evaluation must not take the last checkpoint along */
+        if (run_is_over(r))         /* before evaluating: an error there must not lose the checkpoint */
             finish_saving(r);
         if (evaluates_here(r))
             stop |= evaluate_all(r, true);
@@ -320,11 +319,11 @@ static void train(Run *r)
     finish_saving(r);
 }
 
-/* What is printed and kept nowhere else: who asked for it must not take a part for the whole. */
+/* Dies if stdout is incomplete: the output exists nowhere else. */
 static void check_printed(void)
 {
     if (comm_rank() == 0 && (fflush(stdout) != 0 || ferror(stdout)))
-        die("stdout: cannot write all that was asked for; is it closed, or its disk full?");
+        die("stdout: cannot write the whole output (closed pipe? disk full?)");
 }
 
 static void train_or_evaluate(const Config *c)
@@ -356,14 +355,14 @@ static void name_unit(int unit, char text[PART_NAME])
 
 int main(int argc, char **argv)
 {
-    if (export_is_asked(argc, argv)) {      /* no run, and nothing to save before a signal ends it */
+    if (export_is_asked(argc, argv)) {      /* no signal handlers: there is nothing to save */
         comm_start(&argc, &argv);
         export_run(argc, argv);
         comm_finish();
         return 0;
     }
     signal(SIGTERM, on_signal);
-    signal(SIGUSR1, on_signal);         /* this and the next mpirun hands on without killing the ranks a second later */
+    signal(SIGUSR1, on_signal);         /* mpirun forwards SIGUSR1 and 2, but kills ranks a second after SIGTERM */
     signal(SIGUSR2, on_signal);
     signal(SIGINT, on_signal);
     error_hold_warnings(true);
@@ -380,7 +379,7 @@ int main(int argc, char **argv)
     trained_model = &c->model;
     watchdog_set_names(name_unit);
     if (c->dry_run) {
-        watchdog_stop();                /* a plan that takes long makes nobody wait */
+        watchdog_stop();                /* no rank waits for a long plan */
         run_plan(c);
         check_printed();
         config_free(c);

@@ -1,5 +1,4 @@
-/* Documents by their end-of-document token or by metadata: a chat template may end every turn with the token that a model calls
- * eos, so that only metadata tell where a conversation ends. */
+/* Finds documents by eos or by metadata. Metadata are needed if a chat template ends each turn of a conversation with the eos. */
 #include "data/documents.h"
 
 #include "kernels/runtime/error.h"
@@ -10,7 +9,7 @@
 #include <sys/stat.h>
 #include <zlib.h>
 
-enum { TOKENS_A_BEAT = 1 << 22, ROWS_A_BEAT = 1 << 16 };      /* some milliseconds of work */
+enum { TOKENS_A_BEAT = 1 << 22, ROWS_A_BEAT = 1 << 16 };      /* a few milliseconds of work */
 
 static void each_by_eos(const Shard *s, const DataSpec *spec, DocumentFn *take, void *who)
 {
@@ -48,21 +47,20 @@ static gzFile open_metadata(const Shard *s, const DataSpec *spec, const char *pa
     const bool regular = stat(path, &status) == 0 && S_ISREG(status.st_mode);
     gzFile f = regular ? gzopen(path, "rb") : NULL;
     if (!f)
-        die("%s: document_boundaries metadata reads %s for %s: %s. Put it there (rows START,END as `dolma tokens` and "
-            "scripts/make_shards.py write them), or let documents end at model.eos_token_id: %s",
+        die("%s: document_boundaries metadata needs %s for %s: %s. Put it there (rows START,END as written by `dolma tokens` and "
+            "scripts/make_shards.py), or let documents end at model.eos_token_id: %s",
             s->key, path, s->path, regular || errno ? strerror(errno) : "it is no file", documents_by_eos(spec));
     gzbuffer(f, 1 << 18);
     return f;
 }
 
-/* The next row, its line end cut off, of which what has no room is left out. False: there is none, or no whole one that can be
- * read. */
+/* Reads the next row, without its line end, truncated to `size`. False: there is none, or it cannot be read completely. */
 static bool read_row(gzFile f, char *row, int size)
 {
     int length = 0, c, error;
     while ((c = gzgetc(f)) != -1 && c != '\n')
         if (length < size - 1)
-            row[length++] = c ? (char)c : '?';      /* a NUL would end the text: no number has either */
+            row[length++] = c ? (char)c : '?';      /* a NUL would end the text; `?` is invalid, too */
     row[length] = '\0';
     row[strcspn(row, "\r")] = '\0';
     gzerror(f, &error);
@@ -96,10 +94,10 @@ static void each_by_metadata(const Shard *s, const DataSpec *spec, DocumentFn *t
         if (!fits)
             gzclose(f);
         if (!parsed)
-            die("%s:%ld: found '%.60s', expected START,END: the first token of a document of %s and the one behind its last. "
+            die("%s:%ld: found '%.60s', expected START,END: the first token of a document of %s and the one after its last. "
                 "%s: %s", path, line, row, s->path, remedy, documents_by_eos(spec));
         if (!fits)
-            die("%s:%ld: found a document of tokens %llu to %llu, expected one within %llu to %llu, behind the row before and in "
+            die("%s:%ld: found a document of tokens %llu to %llu, expected one within %llu to %llu, after the previous row and in "
                 "%s. %s: %s", path, line, (unsigned long long)start, (unsigned long long)end, (unsigned long long)before,
                 (unsigned long long)s->num_tokens, s->path, remedy, documents_by_eos(spec));
         if (end > start)
@@ -111,7 +109,7 @@ static void each_by_metadata(const Shard *s, const DataSpec *spec, DocumentFn *t
     char *text = xstrdup(error == Z_ERRNO ? strerror(errno) : said);
     gzclose(f);
     if (error != Z_OK)
-        die("%s: cannot read on behind token %llu: %s. Damaged or cut short: fetch it again. %s: %s", path,
+        die("%s: cannot read after token %llu: %s. Damaged or truncated: download it again. %s: %s", path,
             (unsigned long long)before, text, remedy, documents_by_eos(spec));
     free(text);
     free(path);
@@ -125,7 +123,7 @@ void documents_each(const Shard *s, const DataSpec *spec, DocumentFn *take, void
         each_by_eos(s, spec, take, who);
 }
 
-/* ---- in sequences that are cut without regard to them -------------------------------------------------------- */
+/* ---- documents in unpacked sequences -------------------------------------------------------------------------- */
 
 static void add_begin(Begins *b, uint64_t at)
 {
@@ -152,7 +150,7 @@ Begins documents_begins(const Shard *s, const DataSpec *spec)
 
 void documents_mark(uint8_t *begins, const Begins *b, uint64_t first, int T)
 {
-    uint64_t low = 0, high = b->count;          /* the first that is not before `first` */
+    uint64_t low = 0, high = b->count;          /* binary search for the first that is >= `first` */
     while (low < high) {
         const uint64_t middle = low + (high - low) / 2;
         if (b->at[middle] < first)

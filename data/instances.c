@@ -1,6 +1,6 @@
-/* An instance is T consecutive tokens of one file (what is left at the end of a file is not used), or with spec.best_fit the
- * documents of one packed sequence and padding behind them. Instances are numbered through all files, or through the packing,
- * which depends on the files, T and what spec says of documents alone: neither on seeds nor on ranks. */
+/* An instance is T consecutive tokens of one file (the rest at the end of a file is not used), or with spec.best_fit the documents
+ * of one packed sequence, then padding. Instances are numbered through all files, or through the packing. The packing depends only
+ * on the files, T and spec's fields about documents, not on seeds or ranks. */
 #include "data/instances.h"
 
 #include "data/sample.h"
@@ -23,7 +23,7 @@ static void count_instances(Instances *s)
     }
     s->count = s->first[s->num_shards];
     if (unused && s->count > 0 && !s->spec.again)
-        warn("%s: %d of %d files hold less than one sequence of %d tokens and are not used", s->shards[0].key, unused,
+        warn("%s: %d of %d files have less than one sequence of %d tokens and are not used", s->shards[0].key, unused,
              s->num_shards, T);
 }
 
@@ -49,7 +49,7 @@ static void check_count(const Instances *s, int batch)
             needed > 1 ? "global_train_batch_size or " : "");
 }
 
-/* Folders are left out: data may move. Files that are cut without regard to documents have the hash that they always had. */
+/* Folders are left out: data may move. The hash of unpacked files without metadata must never change. */
 static uint64_t hash_files(const Instances *s)
 {
     uint64_t hash = HASH_OF_NOTHING;
@@ -73,7 +73,7 @@ static uint64_t hash_files(const Instances *s)
     return hash;
 }
 
-/* Tokens that metadata leave out are of a corpus that was filtered, or the metadata are of another file. */
+/* Warns if tokens are in no document: the corpus was filtered, or the metadata belong to another file. */
 static void find_begins(Instances *s)
 {
     uint64_t inside = 0;
@@ -83,7 +83,7 @@ static void find_begins(Instances *s)
         inside += s->begins[f].inside;
     }
     if (inside < s->tokens && !s->spec.again)
-        warn("%s: %llu of %llu tokens are in no document by their metadata; packing concat trains on them all the same, best_fit "
+        warn("%s: %llu of %llu tokens are in no document by their metadata; packing concat still trains on them, best_fit "
              "does not", s->shards[0].key, (unsigned long long)(s->tokens - inside), (unsigned long long)s->tokens);
 }
 
@@ -120,7 +120,7 @@ void instances_close(Instances *s)
 
 /* ---- reading -------------------------------------------------------------------------------------------------- */
 
-/* The file that holds an instance, packed: a token: the last one whose first is not behind it. */
+/* The file of an instance (if packed: of a token): the last one whose first is <= number. */
 static int find_shard(const Instances *s, uint64_t number)
 {
     int low = 0, high = s->num_shards;
@@ -134,7 +134,7 @@ static int find_shard(const Instances *s, uint64_t number)
     return low;
 }
 
-/* Tokens and targets of n tokens of a file from `place` on; returns as instance_read. */
+/* Reads n tokens of a file from `place` on, with targets; returns as instance_read. */
 static long read_tokens(Row row, const Instances *s, const Shard *shard, uint64_t place, int n, char *error, size_t size)
 {
     const DataSpec *spec = &s->spec;

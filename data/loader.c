@@ -1,18 +1,17 @@
 /* Steps of training data: shards -> instances -> shuffled order -> this rank's sequences of each step.
  *
- * An instance is what makes a sequence (instances.h). In epoch e they come in the order numpy_shuffle(seed + e), or in their own.
- * Step k is places k*G .. k*G+G-1 of that order, of which rank r of W takes every W-th from the r-th on: what a step trains
- * on does not depend on the number of ranks, and epoch and place are all that a resumed run has to know. The last step of a
- * shuffled epoch of which nothing is dropped is filled up with empty sequences: an epoch has every label once, and the next one
- * begins with a step of its own.
+ * An instance is the content of a sequence (instances.h). Epoch e has the order numpy_shuffle(seed + e), or file order. Step k is
+ * places k*G .. k*G+G-1 of that order; rank r of W takes every W-th of them, starting with the r-th. So the data of a step do not
+ * depend on the number of ranks, and a resumed run only needs epoch and place. Without drop_last the last step of a shuffled epoch
+ * is filled with empty sequences: an epoch has every label once, and the next epoch begins with a new step.
  *
  * A thread fills a ring of batches ahead of the training loop:
  *     EMPTY -fill-> READY -loader_next-> HELD -loader_next-> EMPTY          head - tail = entries READY or HELD
- * (1) The thread alone touches `order`, `ahead` and EMPTY entries; the caller alone READY and HELD ones.
- * (2) loader_seek and loader_limit stop the thread and the next call for a step starts it again, so no batch of the old
- *     place survives, and what a resumed run trains on is the first that is shuffled.
- * (3) The thread neither prints nor calls MPI: an error, also of a file that can no longer be read, travels in its entry, and
- *     loader_problem says it or loader_next dies of it when its step is due, so a run meets it at the same step however far the
+ * (1) Only the thread touches `order`, `ahead` and EMPTY entries; only the caller touches READY and HELD ones.
+ * (2) loader_seek and loader_limit stop the thread, and the next request for a step starts it again. So no batch of the old place
+ *     survives, and a resumed run shuffles its own epoch first.
+ * (3) The thread neither prints nor calls MPI: it stores an error, also of a file that cannot be read any more, in the entry. When
+ *     that step is due, loader_problem returns it, or loader_next dies. So the step of an error does not depend on how far the
  *     thread is ahead. */
 #include "data/loader.h"
 
@@ -34,27 +33,27 @@ enum { ENTRIES = 3 };             /* one held by the caller, two ready */
 
 typedef struct {
     Batch       batch;          /* owns its arrays, sized for a full step */
-    LoaderState next;           /* place behind this step */
+    LoaderState next;           /* place after this step */
     bool        end;            /* no step: the unshuffled pass is over, or the limit reached */
-    char        error[4096];    /* no step: what is wrong with the data; "": nothing */
+    char        error[4096];    /* no step: error of the data; "": none */
 } Entry;
 
 struct Loader {
     Instances instances;
     int       batch, rank, world;
 
-    LoaderState place;          /* of the step that loader_next gives next */
+    LoaderState place;          /* of the step that loader_next returns next */
     bool        held;           /* the caller reads entry tail */
     uint64_t    left;           /* steps until the limit */
 
     uint32_t   *order;          /* (instances) of epoch order_epoch, if it is `ordered`; NULL: not shuffled, or no epoch yet */
     uint64_t    order_epoch;
     bool        ordered;
-    LoaderState ahead;          /* of the step that the thread fills next */
+    LoaderState ahead;          /* place of the step that the thread fills next */
     uint64_t    ahead_left;     /* steps until the limit, from there */
 
     Entry           entries[ENTRIES];
-    uint64_t        head, tail; /* entries filled and given back since the thread was started */
+    uint64_t        head, tail; /* entries filled and returned since the thread was started */
     bool            stop, runs; /* runs: there is a thread */
     pthread_t       thread;
     pthread_mutex_t mutex;      /* guards head, tail, stop */
@@ -72,8 +71,8 @@ static uint64_t step_instances(const Loader *l, LoaderState s)
     return l->instances.spec.drop_last ? 0 : left;
 }
 
-/* Where nothing is left of an epoch, the shuffled order goes on with the next one. NOTE: whether anything is left for a step
- * depends on the batch size, which another run of the same checkpoint may change: states that are saved are not settled. */
+/* At the end of an epoch the shuffled order continues with the next one. NOTE: saved states are not settled, because the end
+ * depends on the batch size, which a resumed run may change. */
 static LoaderState settle(const Loader *l, LoaderState s)
 {
     if (l->instances.spec.shuffle && step_instances(l, s) == 0)
@@ -101,18 +100,18 @@ static bool may_go_on(void *loader)
     return !stop;
 }
 
-/* In large pages where the system has them: a shuffle reads all over it. */
+/* Uses large pages if the system has them: a shuffle accesses it randomly. */
 static uint32_t *allocate_order(uint64_t n)
 {
     const size_t page = 2 << 20, bytes = (n * sizeof(uint32_t) + page - 1) / page * page;
     uint32_t *order = aligned_alloc(page, bytes);
     if (!order)
-        die("out of host memory: %zu bytes asked for, the order of %llu sequences", bytes, (unsigned long long)n);
+        die("out of host memory: cannot allocate %zu bytes for the order of %llu sequences", bytes, (unsigned long long)n);
     madvise(order, bytes, MADV_HUGEPAGE);
     return order;
 }
 
-/* False: told to stop before it was done. */
+/* False: stopped before it was complete. */
 static bool load_order(Loader *l, uint64_t epoch)
 {
     const DataSpec *spec = &l->instances.spec;
@@ -132,7 +131,7 @@ static Row row_of(const Loader *l, const Batch *b, int i)
     return (Row){ b->tokens + at, b->targets + at, b->begins + at };
 }
 
-/* What read_instance reads. */
+/* For read_instance within map_read. */
 typedef struct { const Loader *loader; Entry *entry; uint64_t instance; long labels; } Filling;
 
 static void read_instance(void *what)
@@ -143,7 +142,7 @@ static void read_instance(void *what)
     f->labels = instance_read(row, &f->loader->instances, f->instance, entry->error, sizeof entry->error);
 }
 
-/* The entry's next sequence = an instance. False: the entry has an error. */
+/* Fills the entry's next sequence with an instance. False: the entry has an error. */
 static bool fill_sequence(const Loader *l, Entry *entry, uint64_t instance)
 {
     Batch *b = &entry->batch;
@@ -159,7 +158,7 @@ static bool fill_sequence(const Loader *l, Entry *entry, uint64_t instance)
     return true;
 }
 
-/* False: told to stop before it was done. */
+/* False: stopped before it was complete. */
 static bool fill_entry(Loader *l, Entry *entry)
 {
     const DataSpec *spec = &l->instances.spec;
@@ -271,7 +270,7 @@ Loader *loader_open(const DataSpec *spec, int batch, int rank, int world)
     return l;
 }
 
-/* What open_loader opens. */
+/* For open_loader within error_catch. */
 typedef struct { const DataSpec *spec; int batch, rank, world; Loader *loader; } Opening;
 
 static void open_loader(void *what)
@@ -338,7 +337,7 @@ DataSample loader_sample(const Loader *l)
     return s;
 }
 
-/* Gives back the entry that the caller held. */
+/* Returns the entry that the caller held to the thread. */
 static void let_go(Loader *l)
 {
     if (l->held) {
@@ -365,7 +364,7 @@ bool loader_wait(Loader *l, double seconds)
     return ready;
 }
 
-/* That of the next step, when it is filled. */
+/* Waits for the entry of the next step. */
 static const Entry *next_entry(Loader *l)
 {
     start_thread(l);
@@ -405,8 +404,8 @@ bool loader_next(Loader *l, Batch *b)
 void loader_seek(Loader *l, LoaderState s)
 {
     if (s.instance > loader_instances(l))
-        die("cannot go on at sequence %llu of epoch %llu: data.paths has only %llu sequences of %d tokens. Give the "
-            "data and model.max_sequence_length that the checkpoint was made with",
+        die("cannot continue at sequence %llu of epoch %llu: data.paths has only %llu sequences of %d tokens. Give the "
+            "data and model.max_sequence_length of the checkpoint's run",
             (unsigned long long)s.instance, (unsigned long long)s.epoch, (unsigned long long)loader_instances(l),
             l->instances.spec.sequence_length);
     stop_thread(l);

@@ -13,38 +13,37 @@ typedef struct {
 
 typedef struct { uint64_t epoch, instance; } LoaderState;   /* instance: next one of the epoch, over all ranks */
 
-typedef struct { uint64_t tokens, masks; } DataSample;      /* hashes of some bytes of each file; 0: not known */
+typedef struct { uint64_t tokens, masks; } DataSample;      /* hashes of some bytes of each file; 0: unknown */
 
-/* What best-fit packing has made: documents as they are in the files; pieces of them in sequences, which are more where long ones
- * are split; tokens and targets in the pieces, without padding. */
+/* Result of best-fit packing: documents in the files; pieces in the sequences, more if long documents are split; tokens and targets
+ * in the pieces, without padding. */
 typedef struct { uint64_t documents, pieces, tokens, labels; } PackedData;
 
 typedef struct Loader Loader;
 
 /* Checks every file (missing, empty, truncated, size not a multiple of itemsize: die names file and remedy).
- * `batch`: sequences per step over all ranks, divisible by `world`. Packs documents if
- * spec says so: that reads all tokens, or the metadata, and all label masks. The thread that reads ahead starts when the first step
- * is asked for. */
+ * `batch`: sequences per step over all ranks, divisible by `world`. Packs documents if spec says so, which reads all tokens, or the
+ * metadata, and all label masks. The thread that reads ahead starts with the first request for a step. */
 Loader  *loader_open (const DataSpec *spec, int batch, int rank, int world);
-/* The same, but where it would die it returns NULL and what is wrong, malloc'ed, in *problem, else NULL there. */
+/* The same, but instead of dying it returns NULL and sets *problem to the message, malloc'ed; else *problem is NULL. */
 Loader  *loader_try_open(char **problem, const DataSpec *spec, int batch, int rank, int world);
 uint64_t loader_instances(const Loader *l);        /* per epoch, before dropping the tail */
-uint64_t loader_steps    (const Loader *l, uint64_t instance);      /* of an epoch from there on: 0: of a whole one */
+uint64_t loader_steps    (const Loader *l, uint64_t instance);      /* of an epoch from there on; 0: of a whole epoch */
 PackedData loader_packed (const Loader *l);        /* all 0 unless spec->best_fit */
 uint64_t loader_tokens   (const Loader *l);        /* in all files */
 int      loader_files    (const Loader *l);
-uint64_t loader_fingerprint(const Loader *l);   /* of file names and sizes, T, itemsize, and of documents if they are
-                                                   packed or come from metadata: shows whether data changed */
-DataSample loader_sample(const Loader *l);         /* reads 3 pages of each file, of which one is in memory already */
+uint64_t loader_fingerprint(const Loader *l);   /* hash of file names and sizes, T, itemsize, and of documents if they
+                                                   are packed or come from metadata: shows whether data changed */
+DataSample loader_sample(const Loader *l);         /* reads 3 pages of each file, one of them in memory already */
 bool     loader_next (Loader *l, Batch *b);     /* b is valid until the next call; false: end of
-                                                   an unshuffled pass, or of what loader_limit allows */
-const char *loader_problem(Loader *l);          /* what is wrong with the data of the next step, of which loader_next
-                                                   would die; NULL: nothing. Waits for them */
-bool     loader_wait (Loader *l, double seconds);   /* so long at most; true: loader_next need not wait. The last batch
-                                                       stays valid */
-void     loader_seek (Loader *l, LoaderState s);    /* also takes a limit back */
+                                                   an unshuffled pass, or the limit is reached */
+const char *loader_problem(Loader *l);          /* the error of the next step's data, with which loader_next would
+                                                   die; NULL: none. Waits for the data */
+bool     loader_wait (Loader *l, double seconds);   /* waits at most this long; true: loader_next need not wait. The last
+                                                       batch stays valid */
+void     loader_seek (Loader *l, LoaderState s);    /* also removes a limit */
 
-/* No more than `steps` are asked for from here on: nothing is read or shuffled for later ones. */
+/* At most `steps` will be requested from now on: reads and shuffles nothing for later ones. */
 void     loader_limit(Loader *l, uint64_t steps);
-LoaderState loader_state(const Loader *l);         /* of the step that loader_next would give next */
+LoaderState loader_state(const Loader *l);         /* of the step that loader_next returns next */
 void     loader_close(Loader *l);

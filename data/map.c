@@ -1,5 +1,4 @@
-/* Files in memory, and what happens when one is cut while it is in use: the kernel then answers a read with SIGBUS, which
- * on its own would end the run with a stack of addresses. */
+/* Maps files into memory. A read of a file that was truncated meanwhile causes SIGBUS, which is turned into an error message. */
 #include "data/map.h"
 
 #include "kernels/runtime/error.h"
@@ -23,20 +22,20 @@ typedef struct Map {
 
 static Map *maps;
 
-/* Of this thread: where a read returns to that meets a byte which cannot be had, and with what. NULL: it ends the program. */
+/* For this thread: where to jump if a byte cannot be read, and the message. back NULL: die. */
 static _Thread_local struct { sigjmp_buf *back; char *problem; } reading;
 
 static _Noreturn void fail_at(const Map *m, size_t at)
 {
-    char *problem = xasprintf("%s: %s can no longer be read at byte %zu of %zu: cut since the start, or the disk failed. Restore it "
-                              "and go on with --try_load_latest_save", m->key, m->path, at, m->bytes);
+    char *problem = xasprintf("%s: %s can no longer be read at byte %zu of %zu: truncated since the start, or the disk failed. "
+                              "Restore it and continue with --try_load_latest_save", m->key, m->path, at, m->bytes);
     if (!reading.back)
         die("%s", problem);
     reading.problem = problem;
     siglongjmp(*reading.back, true);
 }
 
-/* NOTE: the signal comes from a read of ours, not from within a library, so that this may do what any function may. */
+/* NOTE: the signal comes from our own read, not from inside a library, so this handler may call any function. */
 static void on_bus_error(int number, siginfo_t *info, void *context)
 {
     (void)context;
@@ -47,7 +46,7 @@ static void on_bus_error(int number, siginfo_t *info, void *context)
     signal(number, SIG_DFL);
 }
 
-/* NOTE: its kind is asked for before it is opened, since who opens a pipe waits for its writer. */
+/* NOTE: checks the file type before opening, because opening a pipe waits for its writer. */
 static int open_regular(size_t *bytes, const char *key, const char *path)
 {
     static const char check[] = "Check the path (a relative one starts where the program was started)";
@@ -57,9 +56,9 @@ static int open_regular(size_t *bytes, const char *key, const char *path)
     if (S_ISDIR(status.st_mode))
         die("%s: %s is a folder. Name its files, for example '%s/*.npy'", key, path, path);
     if (!S_ISREG(status.st_mode))
-        die("%s: %s is not a regular file. Give a file of tokens on a disk, no pipe or device", key, path);
+        die("%s: %s is not a regular file. Give a file of tokens on a disk, not a pipe or device", key, path);
     if (status.st_size == 0)
-        die("%s: %s is empty (0 bytes): a download or a tokenizer that did not finish? Make it again or remove it "
+        die("%s: %s is empty (0 bytes): did a download or a tokenizer not finish? Make it again or remove it "
             "from %s", key, path, key);
     int file = open(path, O_RDONLY | O_CLOEXEC);
     if (file < 0)

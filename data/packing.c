@@ -1,9 +1,9 @@
-/* Best-fit decreasing (as OLMo-core packs, and TRL), in windows of consecutive documents.
+/* Best-fit decreasing (as in OLMo-core and TRL), in windows of consecutive documents.
  *
- * A window bounds the memory and gives the processor's caches what they can hold, and costs next to nothing: each leaves at its end
- * a few sequences that later documents might have filled, of thousands (65,536 conversations of 700 tokens are 11,200 sequences
- * of 4096). The sequences of a window are shuffled, with its number as seed, because they come out by the length of their longest
- * document: so the first of a validation set are like the rest of it. In training all are shuffled once more, in each epoch. */
+ * A window limits memory, fits into caches, and costs almost nothing: at its end only a few of thousands of sequences could have
+ * been filled by later documents (65,536 conversations of 700 tokens are 11,200 sequences of 4096). Packing sorts the sequences of
+ * a window by the length of their longest document. So they are shuffled, with the number of the window as seed: the first
+ * sequences of a validation set are then like the rest. Training shuffles all sequences again in each epoch. */
 #include "data/packing.h"
 
 #include "data/documents.h"
@@ -17,11 +17,10 @@ enum { WINDOW = 1 << 16, NONE = -1 };
 
 /* ---- bins ---------------------------------------------------------------------------------------------------- */
 
-/* Bins by the room that they have left: a list for each room, and a binary tree over the rooms whose nodes say whether any list
- * below them has a bin. */
+/* Bins by the space left in them: a list per space, and a binary tree over spaces; a node tells whether a list below has a bin. */
 typedef struct {
-    int  *newest;               /* (T + 1) the list's bin that was added last, or NONE */
-    int  *next;                 /* (bins) of the same list, added before it            */
+    int  *newest;               /* (T + 1) last bin added to the list, or NONE         */
+    int  *next;                 /* (bins) the bin added to the same list before it     */
     bool *any;                  /* (2 leaves) node i has the children 2i and 2i + 1    */
     int   leaves;               /* 2^k > T                                             */
 } Rooms;
@@ -41,11 +40,11 @@ static void add_bin(Rooms *r, int bin, int room)
     update_tree(r, room);
 }
 
-/* Takes out a bin with at least that room, and no more than it must have; NONE: there is none. *room: what it has. */
+/* Removes the bin with the least space that is >= *room; NONE: there is none. *room: its space. */
 static int take_bin(Rooms *r, int *room)
 {
     int i = r->leaves + *room;
-    if (!r->any[i]) {           /* up to where a right sibling has greater rooms, and down there to the smallest */
+    if (!r->any[i]) {           /* go up to the first right sibling with a bin, then down to its smallest space */
         while (i > 1 && (i % 2 == 1 || !r->any[i + 1]))
             i /= 2;
         if (i == 1)
@@ -102,10 +101,10 @@ int best_fit_decreasing(int *bin, const uint32_t *length, int n, int T)
 
 typedef struct {
     const DataSpec *spec;
-    const Shard *shard;         /* whose documents come */
+    const Shard *shard;         /* the current file */
     uint64_t  before;           /* tokens of the files before it */
     Packing   p;
-    uint64_t  most_pieces, most_sequences;      /* that p has room for */
+    uint64_t  most_pieces, most_sequences;      /* capacity of p */
     uint64_t  windows;
     uint64_t  start[WINDOW];
     uint32_t  length[WINDOW];
@@ -135,7 +134,7 @@ static void reserve(Packer *k)
     }
 }
 
-/* The pieces of the window go behind those of the windows before it, by sequence, and in a sequence in the order of the files. */
+/* Appends the pieces of the window, by sequence, and within a sequence in the order of the files. */
 static void pack_window(Packer *k)
 {
     Packing *p = &k->p;
@@ -147,7 +146,7 @@ static void pack_window(Packer *k)
     numpy_shuffle(k->bins, (uint64_t)bins, k->windows++, NULL, NULL);
     memset(k->at, 0, sizeof k->at);
     for (int i = 0; i < k->count; i++)
-        k->at[k->bin[i]]++;                     /* so many pieces */
+        k->at[k->bin[i]]++;                     /* number of pieces */
     uint32_t next = (uint32_t)p->pieces;
     for (int b = 0; b < bins; b++) {
         const uint32_t bin = k->bins[b], pieces = k->at[bin];
@@ -184,10 +183,10 @@ static void add_piece(Packer *k, uint64_t start, uint64_t length)
     k->start[k->count] = k->before + start;
     k->length[k->count++] = (uint32_t)length;
     p->tokens += length;
-    p->labels += count_labels(k->shard, start + 1, start + length);     /* the first token is nobody's target */
+    p->labels += count_labels(k->shard, start + 1, start + length);     /* the first token is no target */
 }
 
-/* Where a long document is split, the last token of a piece is also the first of the next, whose target would else be lost. */
+/* If a long document is split, pieces overlap by one token, so that no target is lost. */
 static void take_document(void *packer, uint64_t start, uint64_t end)
 {
     Packer *k = packer;
@@ -214,13 +213,13 @@ static void check_packing(const Packing *p, const Shard *shards, int num_shards,
             num_shards > 1 ? " and of all other files" : "", documents_by_eos(spec));
     if (p->labels == 0)
         die("%s: no token of the %llu documents is a target (%s%s): %s", shards[0].key, (unsigned long long)p->documents,
-            shards[0].path, num_shards > 1 ? ", ..." : "", p->lost_labels ? "all lie behind the model.max_sequence_length tokens "
-            "that fit; --data.long_documents=split keeps them" : "look at the label masks and at where documents end");
+            shards[0].path, num_shards > 1 ? ", ..." : "", p->lost_labels ? "all come after the model.max_sequence_length tokens "
+            "that fit; --data.long_documents=split keeps them" : "check the label masks and the ends of documents");
     if (spec->again)
         return;
     if (p->lost_tokens > 0)
-        warn("%s: %llu of %llu documents are longer than a sequence of %d tokens; what is cut off has %llu tokens, %llu of them "
-             "labels. --data.long_documents=split keeps them, so does a larger model.max_sequence_length", shards[0].key,
+        warn("%s: %llu of %llu documents are longer than a sequence of %d tokens; truncation removes %llu tokens, %llu of them "
+             "labels. --data.long_documents=split or a larger model.max_sequence_length keeps them", shards[0].key,
              (unsigned long long)p->long_documents, (unsigned long long)p->documents, spec->sequence_length,
              (unsigned long long)p->lost_tokens, (unsigned long long)p->lost_labels);
     const uint64_t in_documents = p->tokens + p->lost_tokens - (spec->split ? p->pieces - p->documents : 0);

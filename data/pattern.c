@@ -1,5 +1,5 @@
-/* glob of the C library, once ** has become folders. What it sorts by the locale is sorted by bytes here: every rank and host gets
- * the same order. */
+/* Expands ** here and the rest with the C library's glob. Results are sorted by bytes, not by the locale, so that every rank and
+ * host gets the same order. */
 #include "data/pattern.h"
 
 #include <dirent.h>
@@ -11,7 +11,7 @@
 
 #include "kernels/runtime/error.h"
 
-/* A folder, and those that it lies in: a link may lead back to one of them. */
+/* A folder and its parents, to detect links that lead back to one of them. */
 typedef struct Above { const struct Above *next; dev_t device; ino_t number; } Above;
 
 typedef struct { Matches found; int error; } Search;
@@ -40,7 +40,7 @@ static const char *find_folders(const char *pattern)
     return NULL;
 }
 
-/* A name that there is, as the part of a pattern that matches it alone. */
+/* An existing name as a pattern that only matches it. */
 static char *quoted(const char *path)
 {
     char *text = xmalloc(2 * strlen(path) + 1), *end = text;
@@ -53,7 +53,7 @@ static char *quoted(const char *path)
     return text;
 }
 
-/* What `rest` matches in the folder and in all below it; "": every file. `folder` is "" or ends with a slash. */
+/* Adds the matches of `rest` in the folder and all below it; "": every file. `folder` is "" or ends with a slash. */
 static void search_below(Search *s, const char *folder, const char *rest, const Above *above)
 {
     struct stat status;
@@ -146,7 +146,7 @@ Matches pattern_match(const char *pattern, int *error)
         qsort(m->path, (size_t)m->count, sizeof *m->path, by_bytes);
     for (int i = 0; i < m->count; i++)
         if (kept > 0 && strcmp(m->path[kept - 1], m->path[i]) == 0)
-            free(m->path[i]);           /* by two ways, where ** is there twice */
+            free(m->path[i]);           /* found twice, if ** occurs twice */
         else
             m->path[kept++] = m->path[i];
     m->count = kept;

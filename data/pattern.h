@@ -1,4 +1,4 @@
-/* Names with *, ? and [...] -> the files that have such names. */
+/* Finds files by patterns with **, *, ? and [...]. */
 #pragma once
 #include <stdbool.h>
 
@@ -6,9 +6,9 @@ typedef struct { char **path; int count; } Matches;
 
 bool    pattern_is(const char *path);       /* whether it has *, ? or [ */
 
-/* What there is of these names, sorted by bytes, each once, by the rules of Python's glob with recursive=True. ** as a whole part
- * of the path is any number of folders, also none; at the end it is all files in them and below. What begins with a dot matches
- * only where the pattern has that dot. A symbolic link to a folder is a folder, but not one that leads back to where it lies. error: 0,
- * or the errno of a folder that cannot be listed. */
+/* All matches, sorted by bytes, without duplicates, by the rules of Python's glob with recursive=True. ** as a whole part of the
+ * path matches any number of folders, also none; at the end of the pattern all files in them and below. Names with a first dot only
+ * match a pattern with that dot. Symbolic links to folders are followed, except to a parent of the link. error: 0, or the errno of
+ * a folder that cannot be listed. */
 Matches pattern_match(const char *pattern, int *error);
 void    pattern_free (Matches *m);

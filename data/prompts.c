@@ -18,7 +18,7 @@ static void add_token(Prompts *p, const Place *at, size_t i, const json_t *id)
     if (!json_is_integer(id))
         die("%s:%ld: element %zu of the tokens is no integer; expected %s", at->path, at->line, i, expected);
     if (x < 0 || x >= at->vocab)
-        die("%s:%ld: token %lld is not in the vocabulary, which has ids from 0 to %d; is this of another tokenizer?", at->path,
+        die("%s:%ld: token %lld is not in the vocabulary, which has ids from 0 to %d; was another tokenizer used?", at->path,
             at->line, (long long)x, at->vocab - 1);
     p->token[p->start[p->count] + i] = (int)x;
 }

@@ -1,4 +1,4 @@
-/* Prompts: texts as tokens, which a model continues. */
+/* Prompts for a model, as tokens. */
 #pragma once
 #include <stddef.h>
 
@@ -8,9 +8,9 @@ typedef struct {
     int    *token;
 } Prompts;
 
-/* Reads a file of a prompt a line: a JSON object with "tokens", a list of ids, whose other keys do not count, or that list alone;
- * empty lines do not count. Dies of a line that is anything else, of an id that is not in [0, vocab), of a prompt without tokens or
- * of more than `most`, of a file without prompts. */
+/* Reads a file with one prompt per line: a JSON object with "tokens", a list of ids (other keys are ignored), or only that list;
+ * empty lines are ignored. Dies on any other line, an id that is not in [0, vocab), a prompt without tokens or with more than
+ * `most`, or a file without prompts. */
 void prompts_read(Prompts *p, const char *path, int vocab, int most);
 void prompts_free(Prompts *p);
 

@@ -16,7 +16,7 @@ const char *metric_name(Metric m)
     return metric_names[m];
 }
 
-/* A file being read: where it is, what its tokens must keep to, and room that there is so far. */
+/* A file being read: its position, limits of its tokens, and allocated capacities. */
 typedef struct {
     const char *key, *path;
     FILE       *file;
@@ -29,11 +29,11 @@ typedef struct {
 _Noreturn static void bad(const Reader *f, const char *found)
 {
     fclose(f->file);
-    die("%s: %s:%ld: %s; scripts/prepare_eval.py makes these files, for the model's own tokenizer", f->key, f->path, f->line,
+    die("%s: %s:%ld: %s; make the file with scripts/prepare_eval.py, for the model's own tokenizer", f->key, f->path, f->line,
         found);
 }
 
-/* An integer of the object from `low` on. */
+/* An integer >= low of the object. */
 static int number(const Reader *f, const json_t *o, const char *name, int low)
 {
     const json_t *n = json_object_get(o, name);
@@ -67,7 +67,7 @@ static int read_header(Requests *r, const Reader *f, const json_t *o)
     return number(f, o, "questions", 1);
 }
 
-/* Keeps the last max_length + 1 tokens: the last one of all is predicted, not read. */
+/* Keeps the last max_length + 1 tokens: the very last is predicted, not read. */
 static void add_tokens(Requests *r, Reader *f, Choice *c, const json_t *tokens)
 {
     const size_t all = json_array_size(tokens), most = (size_t)f->max_length + 1, skipped = all > most ? all - most : 0;
@@ -107,10 +107,10 @@ static void add_choice(Requests *r, Reader *f, const Question *q, const json_t *
     Choice c = { .scored = number(f, o, "continuation", 1), .characters = number(f, o, "characters", 1),
                  .bytes = number(f, o, "bytes", 1) };
     if (json_array_size(tokens) <= (size_t)c.scored)
-        bad(f, "a choice has no context in front of its continuation");
+        bad(f, "a choice has no context before its continuation");
     if (c.scored > f->max_length) {
         fclose(f->file);
-        die("%s: %s:%ld: a continuation of %d tokens does not fit model.max_sequence_length %d: give a longer one, or leave this "
+        die("%s: %s:%ld: a continuation of %d tokens does not fit model.max_sequence_length %d: increase it, or leave this "
             "task out", f->key, f->path, f->line, c.scored, f->max_length);
     }
     add_tokens(r, f, &c, tokens);

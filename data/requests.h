@@ -1,22 +1,22 @@
-/* A downstream task: questions with choices, as tokens. Files are made by scripts/prepare_eval.py, which says what is in them. */
+/* A downstream task: questions with choices, as tokens. scripts/prepare_eval.py makes the files and describes their format. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
 
-/* The share of questions whose right choice has the highest log-probability, or the highest per character; bits per byte of the
- * right choices, the mean over questions. Continuations begin with a blank, which the latter two do not count; with it they are
- * OLMo-core's "v2". A task has one of the first three as the metric that counts; with bpb its questions have one choice. */
+/* acc: share of questions whose right choice has the highest log-probability; len_norm: the highest per character; bpb: bits per
+ * byte of the right choices, mean over questions. Continuations begin with a blank, which len_norm and bpb do not count;
+ * OLMo-core's "v2" do. A task's own metric is one of the first three; with bpb its questions have one choice. */
 typedef enum { METRIC_ACC, METRIC_LEN_NORM, METRIC_BPB, METRIC_LEN_NORM_V2, METRIC_BPB_V2, NUM_METRICS } Metric;
 
-/* Context and continuation: tokens [first, first + length) of the task, of which the last `scored` are the continuation. */
+/* Context and continuation: tokens [first, first + length) of the task; the last `scored` are the continuation. */
 typedef struct {
     size_t first;
     int    length, scored;
-    int    characters, bytes;      /* of the continuation's text without the blank in front of it */
+    int    characters, bytes;      /* of the continuation's text without its first blank */
     int    same;                   /* the first choice of this question with the same tokens: itself, or an earlier one */
 } Choice;
 
-typedef struct { int first, count, gold; } Question;       /* choices [first, first + count), of which first + gold is right */
+typedef struct { int first, count, gold; } Question;       /* choices [first, first + count); first + gold is right */
 
 typedef struct {
     char     *name;                /* OLMo's label */
@@ -28,8 +28,8 @@ typedef struct {
     int       choices, questions;
 } Requests;
 
-/* Reads a request file. Contexts are cut from the left, so that a choice, all but its last token, fits into `max_length` tokens.
- * `key`: where the configuration names the file. Dies with file and line of what is wrong: missing or cut short, no such JSON, a
+/* Reads a request file. Contexts are truncated from the left, so that a choice without its last token fits into `max_length`
+ * tokens. `key`: the configuration's key for messages. Dies, naming file and line, on a missing or truncated file, wrong JSON, a
  * token >= vocab_size, a continuation without context or longer than max_length. */
 Requests requests_read(const char *key, const char *path, int max_length, int vocab_size);
 void     requests_free(Requests *r);

@@ -1,5 +1,5 @@
-/* A file that was made again with another tokenizer, shuffled or exchanged differs nearly everywhere: three pages show it. Files of
- * a corpus are thousands, maybe on a file server, so that to read them all would take hours. */
+/* Three pages are enough: a file that was tokenized differently, shuffled or replaced differs nearly everywhere. Reading whole
+ * files could take hours: a corpus has thousands, perhaps on a file server. */
 #include "data/sample.h"
 
 #include <sys/mman.h>
@@ -14,7 +14,7 @@ uint64_t hash_bytes(uint64_t hash, const void *data, size_t bytes)
     return hash;
 }
 
-/* Places are multiples of a page. */
+/* Samples start at multiples of a page. */
 uint64_t hash_sample(uint64_t hash, const void *map, size_t bytes)
 {
     const size_t places[] = { 0, bytes / 2 / SAMPLE * SAMPLE, (bytes - 1) / SAMPLE * SAMPLE };

@@ -5,9 +5,9 @@
 
 static const uint64_t HASH_OF_NOTHING = 0xcbf29ce484222325;
 
-/* FNV-1a of what `hash` is of, and of these bytes. */
+/* FNV-1a: extends `hash` by these bytes. */
 uint64_t hash_bytes(uint64_t hash, const void *data, size_t bytes);
 
-/* The same of a file in memory by 4096 bytes each from its start, its middle and its end. They are read from the disk one by one,
- * nothing ahead: of a file whose start is in memory, two pages. */
+/* Extends `hash` by 4096 bytes each from the start, the middle and the end of a mapped file. Reads no other pages from disk: two,
+ * if the start is in memory. */
 uint64_t hash_sample(uint64_t hash, const void *map, size_t bytes);

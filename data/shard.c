@@ -1,8 +1,8 @@
 /* Token files: Dolma shards (headerless little-endian uint16 or uint32, `.npy` in name only) and llm.c's `.bin`.
  *
- * Files are mapped, not read: opening thousands of them costs one page each, the page cache is shared by the ranks of
- * a host, and no file descriptor stays open. Whatever can be known to be wrong is reported here, before the first
- * step; an id beyond the vocabulary that lies deeper in a file is found when it is read. */
+ * Files are mapped, not read: opening thousands of them costs one page each, the ranks of a host share the page cache,
+ * and no file descriptor stays open. Errors are reported here, before the first step, except an id beyond the
+ * vocabulary after a file's first tokens: it is found when it is read. */
 #include "data/shard.h"
 
 #include "data/map.h"
@@ -18,10 +18,10 @@
 
 enum {
     BIN_HEADER_INTS = 256,      /* llm.c: magic, version, number of tokens, zeros */
-    HEAD_TOKENS     = 1000,     /* looked at in every file when it is opened */
-    MASK_BYTES      = 1 << 20,  /* looked at, in every file that may be a label mask */
-    EOS_SAMPLE      = 1 << 20,  /* tokens looked at for the end of documents, over all files */
-    EOS_FILES       = 64,       /* in at most so many files */
+    HEAD_TOKENS     = 1000,     /* checked in every file when it is opened */
+    MASK_BYTES      = 1 << 20,  /* checked in every file that may be a label mask */
+    EOS_SAMPLE      = 1 << 20,  /* tokens searched for the end of documents, over all files */
+    EOS_FILES       = 64,       /* at most this many files are searched */
 };
 
 typedef struct { char **names; int count; } NameList;
@@ -37,7 +37,7 @@ static void name_add(NameList *list, const char *name)
     list->count++;
 }
 
-/* Texts, tables and their compressed forms, which a pattern like part-* catches along with the shards. */
+/* Texts, tables and compressed files, which a pattern like part-* may match together with the shards. */
 static void refuse_foreign_suffix(const char *key, const char *path)
 {
     static const char *const foreign[] = {
@@ -49,7 +49,7 @@ static void refuse_foreign_suffix(const char *key, const char *path)
                 "part-*.npy; turn text into token files with scripts/make_shards.py", key, path, foreign[i]);
 }
 
-/* A path is a file of that very name, or else a pattern. */
+/* A path is a file of exactly that name, or else a pattern. */
 static void expand(NameList *list, const char *key, const char *path)
 {
     struct stat status;
@@ -88,7 +88,7 @@ static void name_list_free(NameList *list)
 
 /* ---- opening one file ---------------------------------------------------------------------------------------- */
 
-/* llm.c's header, if the file has one. Its own idea of dtype and count goes before memmap_dtype. */
+/* Reads llm.c's header, if the file has one. Its dtype overrides memmap_dtype. */
 static bool read_bin_header(Shard *s)
 {
     int32_t header[3];
@@ -107,17 +107,17 @@ static bool read_bin_header(Shard *s)
     s->num_tokens = (uint32_t)header[2];
     size_t expected = header_bytes + s->num_tokens * s->itemsize;
     if (s->num_tokens == 0)
-        die("%s: %s says that it holds 0 tokens: make it again, or leave it out", s->key, s->path);
+        die("%s: the header of %s says 0 tokens: make it again, or leave it out", s->key, s->path);
     if (s->map_bytes != expected)
-        die("%s: %s says that it holds %llu tokens of %d bytes, so it should have %zu bytes, but it has %zu: "
-            "truncated? Fetch or make it again", s->key, s->path, (unsigned long long)s->num_tokens, s->itemsize, expected,
+        die("%s: the header of %s says %llu tokens of %d bytes, so it should have %zu bytes, but it has %zu: "
+            "truncated? Download or make it again", s->key, s->path, (unsigned long long)s->num_tokens, s->itemsize, expected,
             s->map_bytes);
     s->tokens = (const uint8_t *)s->map + header_bytes;
     return true;
 }
 
-/* Tokens of twice the size: every second number is an upper half, that is 0 or, of 4 bytes and large vocabularies, 1 to 3,
- * which no text looks like. (The converse gives ids beyond every vocabulary.) */
+/* Whether tokens have twice the size: then every second number is an upper half, 0 or (4-byte tokens, large vocabularies) 1 to 3,
+ * unlike any text. (Tokens of half the size give ids beyond every vocabulary.) */
 static bool looks_wider(const Shard *s, uint64_t count)
 {
     bool low_halves_differ = false;
@@ -131,8 +131,8 @@ static bool looks_wider(const Shard *s, uint64_t count)
     return low_halves_differ;
 }
 
-/* A label mask among the token files, as in a pattern that takes in all of a folder: bytes of 0 and 1, also where tokens have their
- * upper halves. Long prompts make it begin with many of 0; of a token file the first bytes say that it is none. */
+/* Whether the file is a label mask, matched by a pattern for a whole folder: all bytes are 0 or 1, also those of upper halves of
+ * tokens. A mask may begin with many zeros, for a long prompt; a token file differs in its first bytes. */
 static bool looks_like_mask(const Shard *s)
 {
     const uint8_t *byte = s->tokens;
@@ -146,15 +146,15 @@ static bool looks_like_mask(const Shard *s)
     return in_upper_halves && bytes >= 64;
 }
 
-/* What the first page of a file tells: a foreign format, a wrong dtype, another tokenizer's ids. */
+/* Checks the first page of a file for a foreign format, a wrong dtype, and ids of another tokenizer. */
 static void check_head(const Shard *s, bool has_header, int vocab_size)
 {
     uint64_t count = s->num_tokens < HEAD_TOKENS ? s->num_tokens : HEAD_TOKENS;
     if (!has_header && looks_like_mask(s))
-        die("%s: %s looks like a label mask, not like tokens: its bytes are 0 and 1. Take a narrower pattern, as "
+        die("%s: %s looks like a label mask, not like tokens: its bytes are 0 and 1. Use a narrower pattern, such as "
             "'folder/token_ids_part_*.npy'; masks go into label_mask_paths", s->key, s->path);
     if (!has_header && looks_wider(s, count))
-        die("%s: %s looks like %d-byte tokens: of its first %llu %d-byte numbers every second one is 0 to 3. %s", s->key, s->path,
+        die("%s: %s looks like %d-byte tokens: in its first %llu %d-byte numbers every second one is 0 to 3. %s", s->key, s->path,
             2 * s->itemsize, (unsigned long long)count, s->itemsize,
             s->itemsize == 2 ? "Set data.memmap_dtype to uint32"
                              : "Convert it: numpy.fromfile(file, 'int64').astype('uint32').tofile(...)");
@@ -178,18 +178,18 @@ static Shard shard_open(const char *path, const DataSpec *spec)
     CHECK(s.path, "out of host memory");
     s.map = map_file(&s.map_bytes, s.key, path);
     if (s.map_bytes >= 6 && memcmp(s.map, "\x93NUMPY", 6) == 0)
-        die("%s: %s has a numpy header; token files have none, they are bare numbers as ndarray.tofile "
-            "writes them. Convert it: python3 -c \"import numpy; numpy.load('%s').tofile('tokens.npy')\"",
+        die("%s: %s has a numpy header; token files have none, only the numbers as written by ndarray.tofile. "
+            "Convert it: python3 -c \"import numpy; numpy.load('%s').tofile('tokens.npy')\"",
             s.key, path, path);
     if (s.map_bytes >= 8 && memcmp(s.map, "BIN.TOK\n", 8) == 0)
-        die("%s: %s is a token file of llmq, which is not read. Use headerless uint16 or uint32 tokens "
+        die("%s: %s is a token file of llmq, which is not supported. Use headerless uint16 or uint32 tokens "
             "(scripts/make_shards.py) or llm.c's .bin", s.key, path);
 
     bool has_header = read_bin_header(&s);
     if (!has_header) {
         if (s.map_bytes % s.itemsize)
             die("%s: %s has %zu bytes, which is no multiple of %d, the bytes of a token: truncated, or of "
-                "another type? Fetch it again or set data.memmap_dtype (now %s)", s.key, path, s.map_bytes, s.itemsize,
+                "another type? Download it again or set data.memmap_dtype (now %s)", s.key, path, s.map_bytes, s.itemsize,
                 s.itemsize == 2 ? "uint16" : "uint32");
         s.tokens = s.map;
         s.num_tokens = s.map_bytes / s.itemsize;
@@ -213,19 +213,19 @@ static void open_mask(Shard *s, const DataSpec *spec, const char *path)
             "one byte (0 or 1) for each token", key, path, bytes, s->path, (unsigned long long)s->num_tokens);
 }
 
-/* The first byte that is not 0 must be a 1: masks of other numbers, as of the characters 0 and 1, mean something else. */
+/* Whether any byte is not 0. The first such byte must be 1; masks of other values, such as characters 0 and 1, are wrong. */
 static bool has_label(const Shard *s, const char *key, const char *path)
 {
     uint64_t i = 0;
     while (i < s->num_tokens && s->mask[i] == 0)
         i++;
     if (i < s->num_tokens && s->mask[i] != 1)
-        die("%s: %s: byte %llu is %d; expected 0 or 1, as numpy.array(mask, bool).tofile(...) writes them. Make the mask again",
+        die("%s: %s: byte %llu is %d; expected 0 or 1, as written by numpy.array(mask, bool).tofile(...). Make the mask again",
             key, path, (unsigned long long)i, s->mask[i]);
     return i < s->num_tokens;
 }
 
-/* Masks without any label are what a wrong chat template makes: nothing would be learned, and no loss would say so. */
+/* Dies if no mask has a label, as after a wrong chat template: nothing would be learned, and the loss would not show it. */
 static void check_masks(const Shard *shards, const NameList *masks, const DataSpec *spec)
 {
     int empty = 0, first = 0;
@@ -314,13 +314,13 @@ void shard_describe_bad_id(char *text, size_t size, const Shard *s, uint64_t pla
     bool two_ids = s->itemsize == 4 && id >> 16 < (uint32_t)vocab_size && (id & 0xffff) < (uint32_t)vocab_size;
     snprintf(text, size, "%s: %s: token %llu (counted from 0) is %u, but the vocabulary has %d ids. %s",
              s->key, s->path, (unsigned long long)place, id, vocab_size,
-             two_ids ? "Taken as two 2-byte numbers it fits: is data.memmap_dtype (now uint32) to be uint16?"
+             two_ids ? "As two 2-byte numbers it fits: should data.memmap_dtype (now uint32) be uint16?"
                      : "Was it tokenized for another model? Use that tokenizer's model.vocab_size, check "
                        "data.memmap_dtype, or tokenize again");
 }
 
-/* Ids that end documents in well-known data: 50279 in Dolma v1.5 and v1.6, although tokenizer files and some
- * configs say 0; 100257 with the dolma2 tokenizer. The sample takes the start of files spread over the list. */
+/* known: ids that end documents in well-known data: 50279 in Dolma v1.5 and v1.6, although tokenizer files and some
+ * configurations have 0; 100257 with the dolma2 tokenizer. Samples are the starts of files spread over the list. */
 void shards_check_eos(const Shard *shards, int num, const DataSpec *spec)
 {
     static const int known[] = { 0, 50279, 100257 };
@@ -344,12 +344,12 @@ void shards_check_eos(const Shard *shards, int num, const DataSpec *spec)
     for (int k = 1; k < KNOWN; k++)
         best = others[k] > others[best] ? k : best;
     if (others[best] > 10 * eos)
-        warn("model.eos_token_id is %d, which occurs %llu times in the %llu tokens looked at, while %d occurs %llu "
-             "times: if that is what ends the documents, set model.eos_token_id to %d", spec->eos_token_id,
+        warn("model.eos_token_id is %d, which occurs %llu times in %llu sampled tokens, while %d occurs %llu "
+             "times: if documents end with that, set model.eos_token_id to %d", spec->eos_token_id,
              (unsigned long long)eos, (unsigned long long)seen, known[best], (unsigned long long)others[best],
              known[best]);
     else if (eos == 0)
-        warn("model.eos_token_id is %d, which does not occur in the %llu tokens looked at: the ends of documents are "
+        warn("model.eos_token_id is %d, which does not occur in %llu sampled tokens: the ends of documents are "
              "not marked in %s, or marked with another id", spec->eos_token_id, (unsigned long long)seen,
              shards[0].path);
 }

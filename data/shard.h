@@ -5,7 +5,7 @@
 #include <string.h>
 
 typedef struct {
-    const char    *key;          /* where the configuration names it                                            */
+    const char    *key;          /* the configuration's key for messages                                        */
     char          *path;
     const uint8_t *tokens;       /* (num_tokens) little-endian numbers of itemsize bytes, inside map            */
     const uint8_t *mask;         /* (num_tokens) bool: 0 where a token is not a target; NULL: none              */
@@ -27,19 +27,19 @@ static inline uint32_t token_at(const Shard *s, uint64_t i)
     return id;
 }
 
-/* All files of spec in order, patterns expanded; *num gets their number. Dies on the first file that is not what
- * spec says: missing, empty, of a foreign format, of the wrong size or dtype, without its label mask. */
+/* All files of spec in order, patterns expanded; *num: their number. Dies on the first file that is missing, empty, of a foreign
+ * format, of the wrong size or dtype, or without its label mask. */
 Shard *shards_open (int *num, const DataSpec *spec);
 void   shards_close(Shard *shards, int num);
 
-/* spec->beat, if there is one, with "reading part/3.npy". */
+/* Calls spec->beat, if there is one, with a text such as "reading part/3.npy". */
 void shard_tell(const DataSpec *spec, const char *verb, const char *path);
 
-/* ids[0 .. count-1] = tokens first .. of the shard. Returns the place in ids of the first id >= vocab_size, or -1. */
+/* ids[0 .. count-1] = tokens from `first` on. Returns the index in ids of the first id >= vocab_size, or -1. */
 int shard_read(int *ids, const Shard *s, uint64_t first, int count, int vocab_size);
 
-/* The sentence about an id that shard_read found: file, place, id, vocabulary, remedy. */
+/* The error message for an id found by shard_read: file, place, id, vocabulary, remedy. */
 void shard_describe_bad_id(char *text, size_t size, const Shard *s, uint64_t place, int vocab_size);
 
-/* Warns if spec->eos_token_id does not seem to be what ends the documents. */
+/* Warns if documents do not seem to end with spec->eos_token_id. */
 void shards_check_eos(const Shard *shards, int num, const DataSpec *spec);

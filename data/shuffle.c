@@ -1,11 +1,11 @@
-/* numpy.random.Generator(PCG64(seed)).shuffle(arange(n, dtype=uint32)), bit for bit: the order in which OLMo trains.
+/* numpy.random.Generator(PCG64(seed)).shuffle(arange(n, dtype=uint32)), bit for bit: OLMo's order of the data.
  *
  * Three parts, each as numpy defines it:
- * - SeedSequence hashes the seed into the 256 bits that start the generator (M. E. O'Neill's seed_seq_fe).
+ * - SeedSequence hashes the seed into the generator's 256 initial bits (M. E. O'Neill's seed_seq_fe).
  * - PCG64 is a 128-bit linear congruential generator with the XSL-RR output function (O'Neill, "PCG", 2014).
  *   Its 32-bit numbers are the low and then the high half of each 64-bit number.
- * - Fisher-Yates from the end, the index drawn by masking and rejecting, not by Lemire's multiplication, which
- *   other functions of numpy use. */
+ * - Fisher-Yates from the end. Indices are drawn by masking and rejection, not by Lemire's multiplication as in
+ *   other functions of numpy. */
 #include "data/shuffle.h"
 
 typedef unsigned __int128 Uint128;
@@ -82,8 +82,8 @@ static inline uint32_t pcg64_next32(Pcg64 *g)
     return (uint32_t)x;
 }
 
-/* index: n entries, n <= 2^32. The draws do not depend on the entries, so they run ahead of the swaps by a block,
- * and the entries, which for a large n are nowhere near a cache, are fetched meanwhile. */
+/* index: n entries, n <= 2^32. Indices are drawn a block before the swaps, since they do not depend on the entries; meanwhile
+ * the entries, which for a large n are not in a cache, are prefetched. */
 bool numpy_shuffle(uint32_t *index, uint64_t n, uint64_t seed, bool (*go_on)(void *who), void *who)
 {
     enum { BLOCK = 64, ASK = 1 << 18 };     /* entries */
@@ -105,7 +105,7 @@ bool numpy_shuffle(uint32_t *index, uint64_t n, uint64_t seed, bool (*go_on)(voi
             while (mask >> 1 >= i)      /* the smallest 2^k - 1 that is not below i */
                 mask >>= 1;
             draw[b] = pcg64_next32(&g) & mask;
-            b += draw[b] <= i;          /* rejected, the place is filled again: by no branch, which nothing could predict */
+            b += draw[b] <= i;          /* a rejected draw is overwritten; without a branch, which could not be predicted */
         }
         for (int b = 0; b < count; b++)
             __builtin_prefetch(&index[draw[b]], 1);

@@ -1,4 +1,4 @@
-/* Which data: files, and what is to be made of their tokens. */
+/* Description of data: files, and how sequences are made from their tokens. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -18,15 +18,15 @@ typedef struct {
     bool   mask_padding;       /* targets equal to pad_token_id are masked                                      */
     bool   shuffle;            /* false: file order (evaluation)                                                */
     uint64_t seed;             /* of the shuffle; epoch e uses seed + e                                         */
-    bool   drop_last;          /* what is no full step at the end of an epoch is not used. false: the last step may be
-                                * short, or, if shuffled, is filled up with empty sequences, which have no targets */
+    bool   drop_last;          /* an incomplete step at the end of an epoch is not used. false: the last step may be
+                                * short, or, if shuffled, is filled with empty sequences, which have no targets */
     bool   again;              /* was opened before: no warnings                                                */
     bool   best_fit;           /* whole documents are packed into sequences, no target crosses from one to the next;
-                                * false: files are cut into sequences wherever one is full                      */
-    bool   split;              /* best_fit: what is longer than T becomes several documents; false: is cut off  */
-    bool   metadata;           /* documents are what the metadata beside the files say; false: end behind an eos */
-    void (*beat)(const char *doing);    /* called by whichever thread works, each time that it goes on, with what it
-                                * does; NULL instead of that: it is done for now. NULL: nobody wants to know    */
-    int    max_period, min_period, max_count;   /* OLMo's instance_filter: n-grams of min .. max tokens that occur
-                                * max_count times running mask the labels of the whole instance, packed: document; 0: off */
+                                * false: files are cut into sequences of T tokens                               */
+    bool   split;              /* best_fit: a document longer than T is split; false: it is truncated           */
+    bool   metadata;           /* documents are given by metadata next to the files; false: they end after an eos */
+    void (*beat)(const char *doing);    /* called by the working thread whenever it makes progress, with what it
+                                * does; with NULL: it is done for now. beat NULL: not called                    */
+    int    max_period, min_period, max_count;   /* OLMo's instance_filter: an n-gram of min .. max tokens that occurs
+                                * max_count times in a row masks all labels of the instance (packed: document); 0: off */
 } DataSpec;

@@ -1,12 +1,10 @@
-/* The rows, and who asks them.
+/* The rows, and functions that read them.
  *
- * Our projections that read the same input are one matrix; Hugging Face keeps them apart. As matrices are row-
- * major, each of its tensors is a run of rows of ours: q, k, v in qkv; gate, up in gate_up. The embedding is padded
- * here to `embedding_size` rows and has `vocab_size` rows there; the padding follows the rest, so it is simply left
- * out.
+ * Projections with the same input are one matrix here, but separate tensors in Hugging Face's files. Matrices are row-
+ * major, so each of these tensors is a range of rows of ours: q, k, v in qkv; gate, up in gate_up. Our embedding is
+ * padded to `embedding_size` rows, the file's has `vocab_size` rows; the padding rows are last and are left out.
  *
- * NOTE: post_attention_layernorm is the norm in front of the MLP in Llama, but that of the attention's output in
- * OLMo-2. */
+ * NOTE: post_attention_layernorm is the norm before the MLP in Llama, but that of the attention's output in OLMo-2. */
 #include "model/architecture.h"
 
 #include <stdarg.h>
@@ -44,10 +42,10 @@ static const TensorNames norms_behind[] = {
 
 enum { ANY_ROPE = 1 << ROPE_DEFAULT | 1 << ROPE_LLAMA3 | 1 << ROPE_YARN };
 
-/* In the order in which they are looked at: where two compute the same, as Mistral without a window and Llama do, the first counts
- * unless the configuration names the other. */
+/* In the order of search: if two can compute a model, such as Llama and Mistral without a window, the first is chosen unless the
+ * configuration names the other. */
 static const Architecture built_in[] = {
-    /* transformers 5 checks the heads of this class only */
+    /* heads_divide: transformers 5 checks this only for this class */
     { "LlamaForCausalLM", "llama", "Llama", .norm = RMS_NORM, .norm_affine = true, .tying = true, .heads_divide = true,
       .rope_types = ANY_ROPE, .blocks = "model.layers", .tensors = norms_before,
       .keys = { { "head_dim", 0 }, { "mlp_bias", 0 }, { "rms_norm_eps", 1e-6 }, { "eos_token_id", 2 } } },
@@ -75,7 +73,7 @@ static const Architecture built_in[] = {
       .keys = { { "head_dim", 128 }, { "rms_norm_eps", 1e-6 }, { "num_key_value_heads", 32 }, { "max_position_embeddings", 32768 },
                 { "use_sliding_window", 0 }, { "sliding_window", 4096 }, { "max_window_layers", 28 }, { "layer_types", 0 } } },
 
-    /* without layer_types every fourth block is one of full attention */
+    /* without layer_types every fourth block has full attention */
     { "Olmo3ForCausalLM", "olmo3", "OLMo-3", .norm = RMS_NORM, .norm_affine = true, .norm_after = true, .qk_norm = QK_NORM_WIDTH,
       .tying = true, .windows = WINDOW_BY_LAYER, .rope_types = ANY_ROPE, .full_attn_scaled_only = true, .blocks = "model.layers",
       .tensors = norms_behind,
@@ -83,7 +81,7 @@ static const Architecture built_in[] = {
                 { "eos_token_id", 50279 }, { "pad_token_id", 1 } } },
 };
 
-/* ---- which there are -------------------------------------------------------------------------------------- */
+/* ---- finding a row ---------------------------------------------------------------------------------------- */
 
 enum { BUILT_IN = sizeof built_in / sizeof built_in[0], MAX_ADDED = 16 };
 static const Architecture *added[MAX_ADDED];
@@ -128,7 +126,7 @@ char *architecture_names(void)
 void architecture_add(const Architecture *a)
 {
     if (architecture_find(a->class))
-        die("architecture_add: there is a %s already; give the class a name of its own", a->class);
+        die("architecture_add: class %s exists already; use another name", a->class);
     CHECK(num_added < MAX_ADDED, "more than %d architectures", MAX_ADDED);
     added[num_added++] = a;
 }
@@ -142,9 +140,9 @@ const ClassKey *architecture_key(const Architecture *a, const char *key)
     return NULL;
 }
 
-/* ---- which one a model is --------------------------------------------------------------------------------- */
+/* ---- the row of a model ----------------------------------------------------------------------------------- */
 
-/* Adds a setting that has to change, unless `holds`. */
+/* Adds a setting that must change, unless `holds`. */
 static void need(FILE *f, bool holds, const char *format, ...) __attribute__((format(printf, 3, 4)));
 static void need(FILE *f, bool holds, const char *format, ...)
 {
@@ -157,7 +155,7 @@ static void need(FILE *f, bool holds, const char *format, ...)
     va_end(args);
 }
 
-/* Whether a can give each block the window that c gives it. */
+/* Whether `a` supports the windows of c's blocks. */
 static bool windows_fit(const Architecture *a, const ModelConfig *c)
 {
     int sliding = 0;
@@ -166,7 +164,7 @@ static bool windows_fit(const Architecture *a, const ModelConfig *c)
     return sliding == 0 || a->windows == WINDOW_BY_LAYER || (a->windows == SAME_WINDOW && sliding == c->n_layers);
 }
 
-/* Whether a scales the rotary frequencies of the same blocks. */
+/* Whether `a` scales the rotary frequencies of the same blocks as c. */
 static bool scaling_fits(const Architecture *a, const ModelConfig *c)
 {
     for (int l = 0; l < c->n_layers && c->rope_scaling.type != ROPE_DEFAULT; l++)
@@ -208,7 +206,7 @@ static bool computes(const Architecture *a, const ModelConfig *c)
     return same;
 }
 
-/* place: what the message begins with, as "x.yaml: ". */
+/* place: prefix of the message, such as "x.yaml: ". */
 static _Noreturn void die_of_none(const ModelConfig *c, const char *place)
 {
     char *text;
@@ -219,7 +217,7 @@ static _Noreturn void die_of_none(const ModelConfig *c, const char *place)
         free(differences);
     }
     fclose(f);
-    die("%sno architecture of Hugging Face computes this model, so it cannot be saved. What would have to change for each:%s",
+    die("%sno Hugging Face architecture can compute this model, so it cannot be saved. Each would need other settings:%s",
         place, text);
 }
 
@@ -249,7 +247,7 @@ const Architecture *architecture_choose(const ModelConfig *c, const char *file)
     return a;
 }
 
-/* ---- its tensors ------------------------------------------------------------------------------------------ */
+/* ---- tensors ---------------------------------------------------------------------------------------------- */
 
 static const TensorNames *names_of(const Architecture *a, const char *param)
 {
@@ -259,14 +257,14 @@ static const TensorNames *names_of(const Architecture *a, const char *param)
     die("%s: no Hugging Face name for parameter %s; add a row to its tensors", a->class, param);
 }
 
-/* That of the parameter whose adapter p is: qkv of qkv_a. */
+/* The row of the parameter to which the adapter p belongs: qkv for qkv_a. */
 static const TensorNames *names_of_linear(const Architecture *a, const Param *p)
 {
     static const char *const linear[NUM_LINEARS] = { "qkv", "out", "gate_up", "down" };
     return names_of(a, linear[p->linear]);
 }
 
-/* An adapter's is called "base_model.model.", and the matrix's name with lora_A or lora_B in it [PEFT]. */
+/* An adapter's name is "base_model.model.", then the matrix's name with lora_A or lora_B in it [PEFT]. */
 static void set_name(HfTensor *t, const Architecture *a, const UnitShape *s, const Param *p, const char *name)
 {
     const int length = (int)(strlen(name) - strlen(".weight"));

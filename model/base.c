@@ -1,4 +1,4 @@
-/* How frozen matrices are stored. */
+/* Stores frozen matrices in E4M3 or NF4. */
 #include "model/base.h"
 
 #include "kernels/kernels.h"
@@ -18,7 +18,7 @@ static void store_e4m3(Fsdp *f, int u, const Param *p, Tensor whole)
     quantize_codes(part, whole);
 }
 
-/* All groups of a parameter, of which this rank keeps its own, and the scale that its operand will have. */
+/* Stores this rank's part of a parameter's groups, and the scale of its operand. */
 static void keep_groups(Fsdp *f, int u, const Param *p, const char *groups)
 {
     const Tensor operand = f->unit[u].tensor[p->id];
@@ -52,7 +52,7 @@ static void store_nf4(Fsdp *f, int u, const Param *p, Tensor whole)
 
 void base_store(Fsdp *f, int u, const Param *p, Tensor whole)
 {
-    CHECK(p->region == BASE, "%s is not stored as lora.base says", p->name);
+    CHECK(p->region == BASE, "%s is not in region BASE", p->name);
     if (f->base == BASE_NF4)
         store_nf4(f, u, p, whole);
     else

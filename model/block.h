@@ -1,4 +1,4 @@
-/* One transformer block; block.c is the page that everybody reads. */
+/* Forward and backward of one transformer block. */
 #pragma once
 #include "model/buffers.h"
 

@@ -1,4 +1,4 @@
-/* What a run is: the YAML file (OLMo's keys), overridden by --a.b=c. Plain data; model/config/ fills, checks and prints it. */
+/* The configuration of a run: the YAML file (OLMo's keys) and --a.b=c. Plain data; model/config/ fills, checks and prints it. */
 #pragma once
 #include <math.h>
 
@@ -11,44 +11,44 @@ typedef enum { COSINE_WITH_WARMUP, LINEAR_WITH_WARMUP, INVERSE_SQRT_WITH_WARMUP,
 /* RMSNorm of queries and keys: none, over their full widths, or over each head. */
 typedef enum { QK_NORM_NONE, QK_NORM_WIDTH, QK_NORM_HEAD } QkNorm;
 
-/* How rotary frequencies are changed for longer texts than the model was trained with (rope.c). */
+/* Context extension by changed rotary frequencies (rope.c). */
 typedef enum { ROPE_DEFAULT, ROPE_LLAMA3, ROPE_YARN, NUM_ROPE_TYPES } RopeType;
 
-/* Which blocks see a sliding window: block l if slides[l % count]; count 0: all, if there is a window. */
+/* Which blocks have a sliding window: block l if slides[l % count]; count 0: all, if there is a window. */
 enum { MAX_LAYERS = 10000 };
 typedef struct { int count; bool slides[MAX_LAYERS]; } LayerTypes;
 
-/* The matrices of a block that an adapter can stand beside: PEFT's target_modules. */
+/* The matrices of a block that can have an adapter: PEFT's target_modules. */
 typedef enum { LORA_Q, LORA_K, LORA_V, LORA_O, LORA_GATE, LORA_UP, LORA_DOWN, NUM_LORA_MODULES } LoraModule;
 
-/* How the matrices of blocks are stored where adapters are trained: as other frozen weights, or in E4M3 or NF4. */
+/* Format of the blocks' frozen matrices under adapters: that of other frozen weights, E4M3 or NF4. */
 typedef enum { BASE_AS_FROZEN, BASE_E4M3, BASE_NF4 } BaseFormat;
 
 /* Adapters: y = x W^T + scale (x A^T) B^T with A (rank, in), B (out, rank), W frozen [Hu et al. 2021, arXiv 2106.09685, 4.1]. */
 typedef struct {
-    int        rank;                                                         /* 0: there are none */
+    int        rank;                                                         /* 0: no adapters */
     double     alpha;
     bool       use_rslora;                                                   /* scale alpha/sqrt(rank), not alpha/rank */
     bool       target[NUM_LORA_MODULES];
     BaseFormat base;
-    bool       plain_nf4;                                                    /* BASE_NF4 is without double quantization (nf4.h) */
-    char      *base_path;                                                    /* the folder that the base is read from */
+    bool       plain_nf4;                                                    /* BASE_NF4 without double quantization (nf4.h) */
+    char      *base_path;                                                    /* folder of the base */
 } Lora;
 
 /* The architecture, with its adapters. */
 typedef struct {
     int    d_model, n_layers, n_heads, n_kv_heads, head_dim, mlp_width;       /* C L H K D F (F: one half of mlp_hidden_size) */
     int    max_sequence_length;                                              /* T */
-    int    vocab_size, embedding_size;                                       /* ids that exist; rows V, padded */
+    int    vocab_size, embedding_size;                                       /* number of ids; rows V, padded */
     int    eos_token_id, pad_token_id;                                       /* -1: none */
     Norm   norm;                                                             /* kind and eps of all norms */
-    bool   norm_affine;                                                      /* norms have weights (OLMo-1: not) */
+    bool   norm_affine;                                                      /* norms have weights (not in OLMo-1) */
     bool   norm_after;                                                       /* OLMo-2: norm the branch output, not its input */
     QkNorm qk_norm;                                                          /* OLMo-2: width, Qwen3: head */
     bool   weight_tying;
     float  clip_qkv;                                                         /* 0: off */
-    int    sliding_window;                                                   /* tokens that a query sees; 0: all before it */
-    LayerTypes layer_types;                                                  /* in which blocks */
+    int    sliding_window;                                                   /* tokens that a query attends to; 0: all up to it */
+    LayerTypes layer_types;                                                  /* blocks with the window */
     double rope_theta;
     struct {
         RopeType type;
@@ -60,16 +60,16 @@ typedef struct {
     InitFn init_fn;
     double init_std, init_cutoff_factor;                                     /* cutoff 0: off */
     Lora   lora;
-    const struct Architecture *architecture;                                 /* whose class checkpoints name; NULL: the first that
-                                                                                computes all this (architecture.h) */
+    const struct Architecture *architecture;                                 /* class of checkpoints; NULL: the first that can
+                                                                                compute the model (architecture.h) */
 } ModelConfig;
 
-/* How documents fill sequences: one behind the other, cut where a sequence is full; or whole, each where it fits best. */
+/* How documents fill sequences: one after the other, cut where a sequence is full; or whole, each where it fits best. */
 typedef enum { PACK_CONCAT, PACK_BEST_FIT } PackingKind;
-typedef enum { LONG_TRUNCATE, LONG_SPLIT } LongDocuments;       /* longer than a sequence, where whole ones are packed */
-typedef enum { BOUNDARIES_EOS, BOUNDARIES_METADATA } Boundaries; /* what tells documents apart */
+typedef enum { LONG_TRUNCATE, LONG_SPLIT } LongDocuments;       /* PACK_BEST_FIT: documents longer than a sequence */
+typedef enum { BOUNDARIES_EOS, BOUNDARIES_METADATA } Boundaries; /* what delimits documents */
 
-/* What becomes of a step whose loss or gradient norm is far from those before it (spikes.h). */
+/* What to do at a step with a spike of loss or gradient norm (spikes.h). */
 typedef enum { SPIKES_WARN, SPIKES_SKIP, SPIKES_STOP } OnSpike;
 
 /* A length of training: one of the three is > 0 (max_duration: 100 | 2e9T | 1ep). */
@@ -85,26 +85,26 @@ typedef struct {
 } TokenFiles;
 
 typedef struct {
-    char  *label;                 /* "v3-small-c4_en-validation"; no two are equal: metrics are named so */
-    char  *where;                 /* "x.yaml:9: evaluator 'v3-...'" and how to train without, for messages */
+    char  *label;                 /* "v3-small-c4_en-validation"; unique, part of names of metrics */
+    char  *where;                 /* for messages: "x.yaml:9: evaluator 'v3-...'", and how to train without it */
     bool   downstream;            /* files.paths: one file of questions (data/requests.h) */
     TokenFiles files;
 } EvalSet;
 
-/* When gradients are summed over a shard group: with every micro-batch, once per step, or once where memory allows. */
+/* When gradients are summed over a shard group: with every micro-batch, once per step, or once if memory allows. */
 typedef enum { SUM_OFTEN, SUM_ONCE, SUM_ONCE_IF_FITS } GradSum;
 
-/* When the weights of a shard group are gathered: for each pass that reads them; once per step; once per step in as many units as
- * memory allows, and for each pass in the others. */
+/* When the weights of a shard group are gathered: for each pass; once per step; once per step in as many units as memory allows,
+ * and for each pass in the others. */
 typedef enum { GATHER_OFTEN, GATHER_ONCE, GATHER_ONCE_IF_FITS } Gathering;
 
-/* What of the device's memory is on the host instead: nothing; as much as does not fit the device; all that can be. */
+/* How much of the device's memory is moved to the host: nothing; as much as exceeds the device; as much as possible. */
 typedef enum { HOST_NEVER, HOST_AUTO, HOST_ALL } HostUse;
 
-/* How units are spread over ranks (fsdp.h). */
+/* How units are sharded over ranks (fsdp.h). */
 typedef struct {
     int  shard_ranks;             /* consecutive ranks that share one copy of the model: 1 .. number of ranks */
-    Gathering gathering;          /* on one rank: of the operands that are made of stored weights */
+    Gathering gathering;          /* on one rank: when operands are made from stored weights */
     GradSum grad_sum;
 } Strategy;
 
@@ -112,19 +112,19 @@ typedef struct {
     ModelConfig model;
     Recipe      recipe;           /* resolved: the named row with its overrides */
     Strategy    strategy;
-    char      **trainable;        /* patterns of tensors that are trained (trainable.h); none: all are */
+    char      **trainable;        /* patterns of tensors to train (trainable.h); none: all */
     int         num_trainable;
     char       *run_name;
     uint64_t    seed;
     bool        dry_run;          /* print settings, memory plan and whether it fits, then stop */
-    int         ranks;            /* of a dry run: those that are planned for; else 0 */
-    double      device_memory;    /* GiB of each device that are planned for; 0: what the one here has */
+    int         ranks;            /* dry run: number of ranks to plan for; else 0 */
+    double      device_memory;    /* GiB per device to plan for; 0: the memory of this device */
     bool        eval_only;        /* evaluate, then stop: nothing is trained */
-    bool        observed;         /* without training: what blocks share keeps its values until they are looked at (buffers.h) */
+    bool        observed;         /* without training: shared buffers keep a block's values until its observer ran (buffers.h) */
     char       *generate;         /* a file of prompts to continue, then stop; NULL: none */
     int         max_new_tokens;   /* of a continuation */
-    double      temperature, top_p;           /* by which its tokens are chosen (sampling.h) */
-    bool        stops_at_eos;     /* model.eos_token_id is given: it ends a continuation beside what the folder says */
+    double      temperature, top_p;           /* of sampling (sampling.h) */
+    bool        stops_at_eos;     /* model.eos_token_id is given: it ends a continuation, as do the folder's eos tokens */
 
     struct {
         TokenFiles files;
@@ -138,8 +138,8 @@ typedef struct {
     int      global_train_batch_size;         /* sequences per step over all ranks */
     int      device_train_microbatch_size;    /* sequences per forward pass of a rank */
     Duration max_duration;
-    Duration stop_at;                         /* all 0: not; ends the run early, the schedule unchanged */
-    int      timeout_seconds;                 /* without progress of a rank, after which all end */
+    Duration stop_at;                         /* all 0: not given; ends the run early with the same schedule */
+    int      timeout_seconds;                 /* ends all ranks after this time without progress of a rank */
 
     struct {
         char  *name;                          /* a row of optimizer.h */
@@ -150,12 +150,12 @@ typedef struct {
         ScheduleName name;
         bool     in_tokens;                   /* units: steps | tokens; t_* below are in them */
         long     t_warmup, t_max;             /* t_max 0: max_duration */
-        double   warmup_fraction;             /* of t_max; 0: t_warmup says how long */
+        double   warmup_fraction;             /* of t_max; 0: use t_warmup */
         long     t_decay;                     /* wsd: length of the final linear decay */
         double   alpha_f;                     /* final lr / lr */
         double   warmup_min_lr;               /* lr at step 0; < 0: 0.1 lr, OLMo's default */
-        long     grad_clip_warmup_steps;      /* in units; for that long max_grad_norm is ... */
-        double   grad_clip_warmup_factor;     /* ... multiplied by this */
+        long     grad_clip_warmup_steps;      /* in units; during these max_grad_norm is multiplied by ... */
+        double   grad_clip_warmup_factor;     /* ... this */
     } scheduler;
     double   max_grad_norm;                   /* 0: no clipping */
     OnSpike  spikes;
@@ -163,16 +163,16 @@ typedef struct {
 
     char    *save_folder;
     bool     save_overwrite;
-    long     save_interval;                   /* steps, and at the end; no interval at all: nothing is saved */
+    long     save_interval;                   /* steps, and at the end; without any interval nothing is saved */
     long     save_interval_unsharded;         /* permanent every K steps, never deleted; 0: none */
     long     save_interval_ephemeral;         /* steps; replaced by the next one; 0: none */
     long     save_num_checkpoints_to_keep;    /* of save_interval; -1: all */
     char    *tokenizer;                       /* a folder or file of a tokenizer for the checkpoints; NULL: that of load_path */
     char    *load_path;                       /* a checkpoint or a Hugging Face folder; NULL: none */
-    bool     try_load_latest_save;            /* resume from save_folder/latest if it is there */
-    char    *source;                          /* that, else load_path: where weights come from; NULL: they are random */
+    bool     try_load_latest_save;            /* resume from save_folder/latest if it exists */
+    char    *source;                          /* source of weights: that, else load_path; NULL: random weights */
     bool     continues;                       /* source is the newest checkpoint of save_folder */
-    bool     restore_dataloader;              /* false: the data starts over */
+    bool     restore_dataloader;              /* false: start the data over */
     bool     reset_optimizer_state, reset_trainer_state;
 
     long     eval_interval;                   /* steps; 0: never */
@@ -188,35 +188,35 @@ typedef struct {
     } samples;
 
     long     console_log_interval;            /* steps */
-    int      speed_window;                    /* speed_monitor.window_size: steps that tok/s is averaged over */
+    int      speed_window;                    /* speed_monitor.window_size: steps over which tok/s is averaged */
     long     quant_stats_interval;            /* steps between quantization statistics in metrics.jsonl; 0: never */
     int      profile;                         /* steps to trace, from the third of the run on; 0: none */
     struct { HostUse activations, base, moments, master; } host;      /* offload.h, fsdp_plan.h */
-    int      loss_chunk;                      /* tokens whose logits exist at once; 0: chosen */
+    int      loss_chunk;                      /* tokens whose logits exist at once; 0: automatic */
 
     char    *text;                            /* the resolved configuration as YAML; saved with the run */
-    char    *changes;                         /* what of it is not the default, for people */
+    char    *changes;                         /* settings that are not the defaults, to print */
 } Config;
 
-/* What an adapter's product is multiplied by; 0 without adapters [rslora: Kalajdzievski 2023, arXiv 2312.03732]. */
+/* The factor of an adapter's product; 0 without adapters [rslora: Kalajdzievski 2023, arXiv 2312.03732]. */
 static inline double lora_scale(const Lora *l)
 {
     return l->rank == 0 ? 0 : l->alpha / (l->use_rslora ? sqrt(l->rank) : l->rank);
 }
 
-/* Whether a step is one of those that lie `interval` apart; 0: none is. */
+/* Whether `interval` divides the step; interval 0: never. */
 static inline bool is_due(long step, long interval)
 {
     return interval > 0 && step % interval == 0;
 }
 
-/* Whether the run makes forward passes alone: then gradients, moments and what backward reads have no memory. */
+/* Whether the run only makes forward passes: then gradients, moments and saved activations have no memory. */
 static inline bool config_forward_only(const Config *c)
 {
     return c->eval_only || c->generate;
 }
 
-/* Whether block l sees a sliding window, and whether its rotary frequencies are scaled. */
+/* Whether block l has a sliding window, and whether its rotary frequencies are scaled. */
 static inline bool layer_slides(const ModelConfig *c, int l)
 {
     return c->sliding_window > 0 && (c->layer_types.count == 0 || c->layer_types.slides[l % c->layer_types.count]);

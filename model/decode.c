@@ -1,4 +1,4 @@
-/* The same blocks as in training, on as many rows of their buffers as there are new tokens. */
+/* Runs the blocks of training on only as many rows of their buffers as there are new tokens. */
 #include "model/decode.h"
 
 #include <stdlib.h>
@@ -24,11 +24,11 @@ void decode_begin(Model *m)
         m->acts[l].cache.length = 0;
 }
 
-/* The rows stand at the positions behind those in the caches; their angles begin there in the tables. */
+/* The new rows follow the positions in the caches, so their rotary tables start there. */
 static void append(Model *m, Fsdp *f, const int *tokens, int count)
 {
     const int past = m->acts[0].cache.length, rows = decode_rows(&m->recipe, count);
-    CHECK(rows <= m->P - past, "%d tokens behind %d; the caches have room for %d", count, past, m->P);
+    CHECK(rows <= m->P - past, "%d tokens after %d; the caches have space for %d", count, past, m->P);
     int *padded = xmalloc(sizeof *padded * (size_t)rows);
     for (int i = 0; i < rows; i++)
         padded[i] = tokens[i < count ? i : count - 1];

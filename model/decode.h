@@ -1,13 +1,13 @@
-/* One sequence, some tokens at a time: the blocks' caches hold the keys and values of those before, so that each token goes through
- * the model once [Pope et al. 2022, Efficiently Scaling Transformer Inference]. For a model planned with Config.generate; on all
- * ranks the same calls. */
+/* Incremental decoding of one sequence, some tokens at a time: the blocks cache keys and values of earlier tokens, so each token is
+ * computed once [Pope et al. 2022, Efficiently Scaling Transformer Inference]. Needs a model planned with Config.generate; all
+ * ranks make the same calls. */
 #pragma once
 #include "model/model.h"
 
-void decode_begin (Model *m);                                            /* a new sequence: the caches are empty */
+void decode_begin (Model *m);                                            /* a new sequence: empties the caches */
 
-/* The next `count` tokens of it, in passes of up to m->N; with those before them at most m->P. */
+/* Appends `count` tokens, in passes of up to m->N; at most m->P tokens in all. */
 void decode_append(Model *m, Fsdp *f, const int *tokens, int count);
 
-/* The logits (vocab_size) behind the last token, on the host. Waits. */
+/* The logits (vocab_size) after the last token, on the host. Waits for the device. */
 void decode_logits(Model *m, Fsdp *f, float *logits);

@@ -7,14 +7,13 @@
 
 static const Tensor NONE = { 0 };
 
-/* What no gradient of a logit exceeds, scale * |(1 + 2 z_weight z) p - [target]|, as long as |z| <= 1024. */
+/* An upper bound of a logit's gradient, scale * |(1 + 2 z_weight z) p - [target]|, for |z| <= 1024. */
 static float largest_dlogit(float scale, float z_weight)
 {
     return scale * (1 + 2 * z_weight * 1024);
 }
 
-/* Loss and gradients of a chunk with FP8 operands. The logits are lost to their gradient's transpose. Tokens and columns that pad
- * have no gradient. */
+/* Loss and gradients of a chunk with FP8 operands. The transposed gradient overwrites the logits. Padding has no gradient. */
 static void chunk_backward_fp8(Model *m, int n, Tensor logits, Tensor h, Tensor dweight, float scale, float z_weight, bool goes_on)
 {
     Tensor dlogits = m->dlogits, transposed = dlogits, head_h = m->head_h;
@@ -35,8 +34,8 @@ static void chunk_backward_fp8(Model *m, int n, Tensor logits, Tensor h, Tensor 
     matmul_dw(dweight, transposed, head_h);
 }
 
-/* Final norm, head and loss, a chunk of tokens at a time: all (N, V) logits never exist. With `backward` the chunk's
- * logits become their gradient in place, and work.dh gets dLoss/d(final_h). */
+/* Final norm, head and loss, a chunk of tokens at a time, so that all (N, V) logits never exist together. With `backward` the
+ * gradient overwrites the chunk's logits in place, and work.dh gets dLoss/d(final_h). */
 void head_losses(Model *m, Fsdp *f, float scale, float z_weight, bool backward)
 {
     const bool tied = m->config->weight_tying;
@@ -48,7 +47,7 @@ void head_losses(Model *m, Fsdp *f, float scale, float z_weight, bool backward)
     const Unit *hw = fsdp_acquire(f, head_unit);
     Unit none = { 0 }, *dw = backward ? fsdp_grads(f, head_unit) : &none, *dnorm = backward ? fsdp_grads(f, last) : &none;
     Tensor weight = tied ? hw->embed : hw->head, *dweight = tied ? &dw->embed : &dw->head;
-    const bool goes_on = backward && (f->first_trained < last || dnorm->norm.data);      /* below the head something is trained */
+    const bool goes_on = backward && (f->first_trained < last || dnorm->norm.data);      /* something below the head is trained */
     const bool fp8 = backward && format_is_fp8(m->recipe.head);
 
     trace_begin("head", head_unit);
@@ -72,7 +71,7 @@ void head_losses(Model *m, Fsdp *f, float scale, float z_weight, bool backward)
             if (backward)
                 matmul_dw(*dweight, logits, h);
         }
-        dweight->empty = false;         /* the next chunk adds, and so does the embedding whose table this is */
+        dweight->empty = false;         /* the next chunk accumulates, and so does a tied embedding */
     }
     if (goes_on)
         norm_to_stream_backward(m, dnorm->norm, x, m->final_stats, w->norm, false);

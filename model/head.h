@@ -3,9 +3,9 @@
 #include "model/buffers.h"
 #include "model/fsdp.h"
 
-/* The losses of the stream in the unit's res0 are added to the sums. With `backward` also the gradients of scale * (sum of losses +
- * z_weight * sum of z-losses): of its weights, and of the stream in work.dres if something below is trained. */
+/* Adds the losses of the stream in the unit's res0 to the sums. With `backward` also computes the gradients of scale * (sum of
+ * losses + z_weight * sum of z-losses): of its weights, and, if something below is trained, of the stream in work.dres. */
 void head_losses(Model *m, Fsdp *f, float scale, float z_weight, bool backward);
 
-/* The logits of row `row` of the stream, in the first row of m->logits. */
+/* Computes the logits of row `row` of the stream in the first row of m->logits. */
 void head_logits(Model *m, Fsdp *f, int row);

@@ -1,4 +1,4 @@
-/* The record of a micro-batch, and the lives that follow from it. */
+/* Records the operations of a micro-batch and computes lifetimes of buffers from them. */
 #include "model/lifetimes.h"
 
 #include <stdlib.h>
@@ -12,7 +12,7 @@
 /* An operation's use of a buffer: bytes [from, to) of it. */
 typedef struct {
     const char *operation;
-    int      number;                /* of the operation, from 0 on */
+    int      number;                /* index of the operation */
     Buffer   buffer;
     size_t   from, to;
     unsigned how;
@@ -22,10 +22,10 @@ typedef struct {
     const Model *model;
     Touch *touch;                   /* in order */
     int    count, room, operations;
-    int    seen;                    /* the first of those that no observer has seen */
+    int    seen;                    /* the first touch that no observer has seen */
 } Record;
 
-/* From buffer to buffer; larger than any, and than all else that is planned, also where too large a micro-batch is tried. */
+/* Distance between buffers: larger than any buffer and than the rest of the plan, even for a micro-batch that does not fit. */
 static const size_t WINDOW = (size_t)1 << 56;
 
 void lifetimes_separate(SharedBuffer *s)
@@ -56,7 +56,7 @@ static bool record(void *recorder, const Operation *o)
     return false;
 }
 
-/* An observer may look at all that a block has written. */
+/* An observer may read all that a block has written. */
 static void record_observer(void *recorder, int unit, const Unit *w)
 {
     (void)unit, (void)w;
@@ -73,7 +73,7 @@ static void record_observer(void *recorder, int unit, const Unit *w)
     r->seen = r->count;
 }
 
-/* All that may run in this memory: logits of some rows (decode.h, run/samples.c), an evaluation, a step. */
+/* Everything that may use this memory: logits of some rows (decode.h, run/samples.c), an evaluation, a step. */
 static void run(Model *m, Fsdp *f)
 {
     pass_forward(m, f);
@@ -84,9 +84,9 @@ static void run(Model *m, Fsdp *f)
         pass_run(m, f, 1, 0, PASS_COMPLETE);
 }
 
-/* ---- lives ----------------------------------------------------------------------------------------------------- */
+/* ---- lifetimes ------------------------------------------------------------------------------------------------- */
 
-/* What of a buffer is read later: ranges that do not overlap. */
+/* Parts of a buffer that are read later: ranges that do not overlap. */
 typedef struct { struct { size_t from, to; } *range; int count, room; } Wanted;
 
 static void append(Wanted *w, size_t from, size_t to)
@@ -132,7 +132,7 @@ static _Noreturn void die_of_unwritten(const Record *r, Buffer b, const Wanted *
         (int)b, w->range[0].from, w->range[0].to);
 }
 
-/* The buffers in `held` hold something at the same time. */
+/* The buffers in `held` are live at the same time. */
 static void meet(Model *m, BufferSet held)
 {
     size_t bytes = 0;
@@ -144,7 +144,7 @@ static void meet(Model *m, BufferSet held)
     m->shared_least = bytes > m->shared_least ? bytes : m->shared_least;
 }
 
-/* From the last operation to the first: what is read is wanted from there back to where it is written. */
+/* Liveness analysis, from the last operation to the first: bytes are wanted from a read back to their write. */
 static void follow(const Record *r, Model *m, Wanted *wanted)
 {
     BufferSet held = 0;
@@ -152,7 +152,7 @@ static void follow(const Record *r, Model *m, Wanted *wanted)
         first = i - 1;
         while (first > 0 && r->touch[first - 1].number == r->touch[i - 1].number)
             first--;
-        BufferSet here = held;          /* after it, and whatever it touches */
+        BufferSet here = held;          /* live after the operation, or touched by it */
         for (int j = first; j < i; j++) {
             here |= buffer_bit(r->touch[j].buffer);
             if (r->touch[j].how & WRITES)

@@ -1,9 +1,9 @@
-/* Where buffers that share memory lie. */
+/* Places buffers that share memory. */
 #include "model/overlay.h"
 
 #include <string.h>
 
-/* The lowest place where s fits next to all that were placed and that it meets. */
+/* The lowest offset at which s overlaps no placed buffer that it meets. */
 static size_t lowest_place(const SharedBuffer *s, const Buffer *placed, int count, const SharedBuffer *all)
 {
     size_t at = 0;
@@ -11,13 +11,13 @@ static size_t lowest_place(const SharedBuffer *s, const Buffer *placed, int coun
         const SharedBuffer *p = &all[placed[i]];
         if (s->meets & buffer_bit(placed[i]) && p->at < at + s->bytes && at < p->at + p->bytes) {
             at = p->at + p->bytes;
-            i = -1;             /* from the start: others may be there */
+            i = -1;             /* start over: others may overlap now */
         }
     }
     return at;
 }
 
-/* Lays them in this order; returns the bytes of all, and in *top the place in the order of one that ends there. */
+/* Places buffers in this order; returns the bytes of all. *top: index in `order` of a buffer that ends highest. */
 static size_t place_in_order(SharedBuffer *s, const Buffer *order, int *top)
 {
     size_t end = 0;
@@ -41,7 +41,8 @@ static void move_to_front(Buffer *order, int i)
     order[0] = first;
 }
 
-/* The largest first, as they are the hardest to place; then, as long as there are gaps, the one that lies highest comes first. */
+/* Places the largest first, which are the hardest. As long as the result is above `least`, moves the highest one to the front of
+ * the order and tries again. */
 size_t overlay_place(SharedBuffer *s, size_t least)
 {
     enum { TRIALS = 64 };

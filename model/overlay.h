@@ -1,5 +1,5 @@
-/* Buffers that all blocks and the head share, laid over each other: those that never hold something at the same time have the same
- * memory. lifetimes.h finds out which do. */
+/* Overlays the buffers that all blocks and the head share: those that are never live at the same time may share memory. lifetimes.h
+ * finds which are. */
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -23,9 +23,9 @@ static inline BufferSet buffer_bit(Buffer b)
     return (BufferSet)1 << b;
 }
 
-/* bytes: 0 where there is no such buffer; at: where it begins, from the start of what all share; meets: those that hold something
- * while it does, itself among them. */
+/* bytes: 0: the buffer does not exist; at: its offset in the shared memory; meets: buffers that are live at the same time,
+ * including itself. */
 typedef struct { size_t bytes, at; BufferSet meets; } SharedBuffer;
 
-/* Lays [NUM_BUFFERS] buffers over each other where they do not meet; returns the bytes of all. least: no placement takes less. */
+/* Places [NUM_BUFFERS] buffers so that those that meet do not overlap; returns the bytes of all. least: a lower bound of these. */
 size_t overlay_place(SharedBuffer *s, size_t least);

@@ -1,10 +1,10 @@
-/* Which parameters a model has, unit by unit, and the values they start from. */
+/* The parameters of a model, unit by unit, and the standard deviations of their initial values. */
 #include "model/params.h"
 
 #include <math.h>
 #include <string.h>
 
-/* Rows of the tensors that a linear layer's matrix consists of; their number. */
+/* Rows of each tensor of a linear layer's matrix; returns the number of tensors. */
 static int linear_parts(int rows[MAX_PARTS], const ModelConfig *c, Linear linear)
 {
     const int q = c->n_heads * c->head_dim, k = c->n_kv_heads * c->head_dim, C = c->d_model, F = c->mlp_width;
@@ -58,7 +58,7 @@ static int size_of(Size size, const ModelConfig *c)
     }
 }
 
-/* The rows that p has, and which tensors they are. */
+/* Sets p's rows and parts. */
 static void divide(Param *p, const ParamRow *r, const ModelConfig *c)
 {
     int rows[MAX_PARTS] = { r->rows == SIZE_VOCABULARY ? c->vocab_size : size_of(r->rows, c) };
@@ -74,9 +74,9 @@ static void divide(Param *p, const ParamRow *r, const ModelConfig *c)
 }
 
 /* Standard deviations of initial weights, l = number of the block from 0.
- * mitchell: 1/sqrt(fan in), output projections shrunk by the depth reached [OLMo, init_fn: mitchell].
+ * mitchell: 1/sqrt(fan in), output projections divided by sqrt(2(l + 1)) [OLMo, init_fn: mitchell].
  * full_megatron: init_std; output projections / sqrt(2L), head 1/sqrt(d).  normal: init_std everywhere.
- * Adapters: A of PEFT's variance, that of a uniform distribution between +-1/sqrt(fan in). DIFFERS: ours is normal. */
+ * Adapters: A has PEFT's variance, that of a uniform distribution in +-1/sqrt(fan in). DIFFERS: ours is normal. */
 static double init_std(Init init, const ModelConfig *c, int l, int fan_in)
 {
     const double d = c->d_model, s = c->init_std;
@@ -97,7 +97,7 @@ static double init_std(Init init, const ModelConfig *c, int l, int fan_in)
 
 /* ---- units ------------------------------------------------------------------------------------------------ */
 
-/* The number of the next parameter, counted without adapters, which count by themselves: the others' do not depend on them. */
+/* The number of the next parameter. Adapters are counted separately, so that they do not change numbers of other parameters. */
 static size_t next_number(const UnitShape *u, bool adapter)
 {
     size_t number = 0;
@@ -145,7 +145,7 @@ Nf4 param_nf4(const Param *p, const void *groups, bool plain)
     return x;
 }
 
-/* As many elements of the region as lie together, whoever has them: whole optimizer groups, or a group of NF4. */
+/* Elements of the region that must stay on the same rank: whole optimizer groups, or a group of NF4. */
 static size_t together(const UnitShape *u, Region r)
 {
     return r == BASE && u->config->lora.base == BASE_NF4 ? nf4_group_bytes(u->config->lora.plain_nf4) : PARAM_ALIGN;

@@ -1,18 +1,18 @@
-/* The operations of a micro-batch, all of them and in their order. With a model that is only planned the same calls move no weights
- * and no gradients (fsdp.h), and what is left can be recorded (lifetimes.h). */
+/* Runs all operations of a micro-batch, in order. With a model that is only planned the same calls move no weights and no gradients
+ * (fsdp.h), and the remaining operations can be recorded (lifetimes.h). */
 #pragma once
 #include "model/buffers.h"
 #include "model/fsdp.h"
 
-/* What becomes of a micro-batch. */
+/* The kinds of passes. */
 typedef enum {
-    PASS_FORWARD,       /* its losses are added to the sums                                                     */
-    PASS_ACCUMULATE,    /* and its gradients to those in the Fsdp; more micro-batches of the step follow        */
-    PASS_COMPLETE       /* the same for the last one of a step: then the gradients are summed over ranks, and what is queued
-                         * afterwards sees those sums                                                           */
+    PASS_FORWARD,       /* adds the losses to the sums                                                          */
+    PASS_ACCUMULATE,    /* also accumulates gradients in the Fsdp; more micro-batches of the step follow        */
+    PASS_COMPLETE       /* the same for the last micro-batch of a step: also sums gradients over ranks, and operations that are
+                         * queued later see these sums                                                          */
 } Pass;
 
-/* Of the tokens and targets that are in device memory. The gradients are those of scale * (sum of losses + z_weight * sum of
+/* Runs a micro-batch on the tokens and targets in device memory. Gradients are those of scale * (sum of losses + z_weight * sum of
  * z-losses). */
 void pass_run    (Model *m, Fsdp *f, float scale, float z_weight, Pass pass);
 

@@ -1,8 +1,8 @@
 /* The table of recipes. [COAT, arXiv 2410.19313, fig. 1 and sec. 3-4] for the FP8 rows; fp8-lm: the optimizer of FP8-LM [Peng et
  * al. 2023, arXiv 2310.18313, sec. 2.2]: m in E4M3, v and master weights in 16 bits.
- * DIFFERS: COAT's head is BF16, and its scales are of the micro-batch (--format.head=bf16 --format.scales=microbatch).
- * DIFFERS: FP8-LM's 16 bits are FP16, of the master weights with a scale per tensor, here BF16, whose weights are rounded
- * stochastically; its m has one scale per tensor, here one per group of 128; it keeps and sums gradients in FP8, here BF16. */
+ * DIFFERS: COAT's head is BF16, and its scales are per micro-batch (--format.head=bf16 --format.scales=microbatch).
+ * DIFFERS: FP8-LM's 16-bit formats are FP16, for master weights with a scale per tensor; here they are BF16 with stochastic
+ * rounding of weights. FP8-LM's m has a scale per tensor, here per group of 128. It sums gradients in FP8, here in BF16. */
 #include "model/recipe.h"
 
 #include <stdio.h>
@@ -47,7 +47,7 @@ const Recipe *recipe_find(const char *name)
     return NULL;
 }
 
-/* As OLMo's should_checkpoint_block: block 0 is the first. */
+/* As in OLMo's should_checkpoint_block, block 0 is the first. */
 Keep recipe_keep(const Recipe *r, int block)
 {
     const int n = r->recompute;
@@ -74,7 +74,7 @@ void recipe_print(const Recipe *r)
     static const char *const scales[] = { [OF_MICROBATCH] = "micro-batch", [OF_STEP] = "step" };
     char share[64] = "";
     if (r->recompute)
-        snprintf(share, sizeof share, " (of %s %d blocks the input only)", r->recompute > 0 ? "one in" : "all but one in",
+        snprintf(share, sizeof share, " (only the input in %s %d blocks)", r->recompute > 0 ? "one in" : "all but one in",
                  abs(r->recompute));
     printf("recipe %s: stream %s, saved %s, qkv %s, attention %s, hidden %s, operands %s, gradients %s, head %s,\n"
            "  keep %s%s, forward from %s, fast accumulation %s, scales of the %s,\n"

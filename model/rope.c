@@ -1,10 +1,10 @@
-/* Rotary frequencies and what they become for contexts longer than the model was trained with. */
+/* Rotary frequencies, and their changes for context extension. */
 #include "model/rope.h"
 
 #include <math.h>
 
-/* Wavelengths beyond the original context are stretched by `factor`, short ones stay, those between are interpolated
- * [Llama 3.1]. f: the frequency as trained. */
+/* Frequencies with wavelengths above original length / low_freq_factor are divided by `factor`, those below original length /
+ * high_freq_factor stay, those between are interpolated [Llama 3.1]. f: the original frequency. */
 static double llama3(const ModelConfig *c, double f)
 {
     double lo = c->rope_scaling.low_freq_factor, hi = c->rope_scaling.high_freq_factor;
@@ -17,15 +17,15 @@ static double llama3(const ModelConfig *c, double f)
     return (1 - s) * f / c->rope_scaling.factor + s * f;
 }
 
-/* The pair, as a real number, that turns so many times over the original context. */
+/* The pair, as a real number, with this many rotations over the original context. */
 static double pair_of(const ModelConfig *c, double turns)
 {
     return c->head_dim * log(c->rope_scaling.original_length / (turns * 2 * M_PI)) / (2 * log(c->rope_theta));
 }
 
-/* Pairs that turn more than beta_fast times over the original context stay, those that turn less than beta_slow times are
- * stretched by `factor`, between them goes a ramp over the pairs' numbers [Peng et al. 2023, YaRN, sec. 3.2; its ends are
- * rounded outwards and kept in 0 .. D-1 as in transformers]. */
+/* Pairs with more than beta_fast rotations over the original context stay, those with less than beta_slow are divided by `factor`,
+ * between them is a ramp over the pairs' numbers [Peng et al. 2023, YaRN, sec. 3.2; as in transformers its ends are rounded
+ * outwards and clamped to 0 .. D-1]. */
 static double yarn(const ModelConfig *c, double f, int i)
 {
     double low = fmax(floor(pair_of(c, c->rope_scaling.beta_fast)), 0);

@@ -1,4 +1,4 @@
-/* Softmax, nucleus and draw in double, in an order that the logits alone decide. */
+/* Softmax, nucleus and draw, in double, in an order that depends only on the logits. */
 #include "model/sampling.h"
 
 #include <math.h>
@@ -9,7 +9,7 @@
 
 typedef struct { int token; double weight; } Candidate;
 
-/* Likely ones first; equal ones by number, so that the order is one. */
+/* Likely ones first; equal ones by number, so that the order is unique. */
 static int compare(const void *a, const void *b)
 {
     const Candidate *x = a, *y = b;
@@ -27,7 +27,7 @@ static int most_likely(const float *logits, int vocab)
     return best;
 }
 
-/* How many of the candidates, which are sorted, are the nucleus; *weight: theirs together. */
+/* The number of candidates, which are sorted, in the nucleus; *weight: their sum. */
 static int nucleus(const Candidate *c, int count, double share, double *weight)
 {
     int n = 0;

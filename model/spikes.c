@@ -1,5 +1,4 @@
-/* DIFFERS from OLMo-core after a step that was not finite: there the following ones are left out too, as a comparison with NaN is
- * false. */
+/* DIFFERS: in OLMo-core all steps after one that is not finite are skipped, too, because a comparison with NaN is false. */
 #include "model/spikes.h"
 
 #include <math.h>
@@ -9,7 +8,7 @@
 
 #include "kernels/runtime/error.h"
 
-/* In the order of the series, so that a run that goes on from a checkpoint computes the same bits. */
+/* Sums in the order of the series, so that a resumed run computes the same bits. */
 static double score(double x, const double *series, int count)
 {
     double mean = 0, squares = 0;
@@ -41,7 +40,7 @@ bool spikes_exceed(SpikeScores s)
     return s.loss > SPIKES_LIMIT || s.grad_norm > SPIKES_LIMIT;
 }
 
-/* 17 digits say which double it is. */
+/* 17 digits identify a double. */
 char *spikes_print(const double *series, int count)
 {
     enum { LENGTH = 26 };       /* of -1.2345678901234567e-308, a blank and the end */

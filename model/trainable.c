@@ -1,4 +1,4 @@
-/* Names are those of the tensors in a checkpoint, so that a pattern means the same here as in other programs. */
+/* Patterns match the names of tensors in a checkpoint, so they mean the same as in other programs. */
 #include "model/trainable.h"
 
 #include <fnmatch.h>

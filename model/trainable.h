@@ -1,15 +1,15 @@
-/* Which parameters are trained and which stay as they were loaded: `trainable`, patterns of Hugging Face's names; with adapters
- * they alone are; none are where the run is forward passes alone. */
+/* Which parameters are trained; the others keep their loaded values. `trainable` has patterns of Hugging Face's names. With
+ * adapters only these are trained; in a run with only forward passes none are. */
 #pragma once
 #include "model/architecture.h"
 
-/* All units, each parameter in its region, where trainable_split found nothing; the caller frees them. tensor: the model's
- * (hf_tensors_of). The layout is the caller's: unit_lay_out. */
+/* All units with each parameter in its region; the caller frees them. trainable_split must have found nothing. tensor: the model's
+ * (hf_tensors_of). The caller lays them out: unit_lay_out. */
 UnitShape *trainable_shapes(const Config *c, const HfTensor *tensor, int count);
 
-/* A parameter of ours may be several tensors there. Of which some are trained and some are not: "a is trained and b is frozen",
- * malloc'ed; NULL: of none. */
+/* Our parameter may be several tensors in files. If one has both trained and frozen tensors: "a is trained and b is frozen",
+ * malloc'ed; NULL: none has. */
 char *trainable_split(const Config *c, const HfTensor *tensor, int count);
 
-/* The first pattern that names no tensor (* stands for any characters, ? for one); NULL: each names one. */
+/* The first pattern that matches no tensor (* matches any characters, ? one); NULL: each matches one. */
 const char *trainable_unknown(const Config *c, const HfTensor *tensor, int count);

@@ -29,7 +29,7 @@ double optimizer_grad_norm(const Fsdp *f)
     return sqrt(total);
 }
 
-/* Elements that may not be divided: the largest group of a state that share a scale. */
+/* Elements that must not be divided: the largest group of a state with a common scale. */
 static size_t largest_group(const Fsdp *f, const Shard *s)
 {
     size_t group = 0;

@@ -1,10 +1,10 @@
-/* What happens to the weights between two steps: gradient norm and update. */
+/* The gradient norm, and the update of the weights. */
 #pragma once
 #include "model/fsdp.h"
 
 /* Euclidean norm of the gradients of all units, after fsdp_reduce; not finite if any gradient is not. Waits. */
 double optimizer_grad_norm(const Fsdp *f);
 
-/* One update of every shard by the run's optimizer. `update` counts the updates made, this one included; `step` seeds the random
- * rounding. OLMo's parameter groups: norms and embeddings decay only if the config says so. */
+/* One update of every shard by the run's optimizer. `update`: number of updates so far, including this one; `step` seeds stochastic
+ * rounding. OLMo's parameter groups: norms and embeddings decay only if the configuration says so. */
 void   optimizer_step(Fsdp *f, const Config *c, long step, long update, double lr, double grad_scale);

@@ -104,9 +104,9 @@ static void test_made_up(void **state)
     (void)state;
     const ModelConfig m = made_up_model();
     Trainer t, loaded;
-    DIES("no architecture of Hugging Face computes this model", architecture_of(&m));
+    DIES("no Hugging Face architecture can compute this model", architecture_of(&m));
     architecture_add(&made_up);
-    DIES("there is a MadeUpForCausalLM already", architecture_add(&made_up));
+    DIES("class MadeUpForCausalLM exists already", architecture_add(&made_up));
     assert_ptr_equal(architecture_of(&m), &made_up);
     assert_ptr_equal(architecture_find("MadeUpForCausalLM"), &made_up);
 

@@ -215,22 +215,22 @@ static void test_refusals(void **state)
         { "--calibration=%s",                                         "--calibration is for --dtype=int4: the codes of bf16" },
         { "--dtype=fp8 --calibration=%s",                             "--calibration is for --dtype=int4: the codes of fp8" },
         { "--dtype=int4 --calibration=[]",                            "--calibration names no file of tokens" },
-        { "--dtype=int4 --damping=0.1",                               "--damping says how to calibrate, and there is nothing" },
-        { "--dtype=int4 --order=false",                               "--order says how to calibrate, and there is nothing" },
-        { "--dtype=int4 --data.memmap_dtype=uint32",                  "--data.memmap_dtype says how to calibrate" },
+        { "--dtype=int4 --damping=0.1",                               "--damping is an option of calibration; expected" },
+        { "--dtype=int4 --order=false",                               "--order is an option of calibration; expected" },
+        { "--dtype=int4 --data.memmap_dtype=uint32",                  "--data.memmap_dtype is an option of calibration" },
         { "--dtype=int4 --group=32 --calibration=%s --damping=0",     "--damping=0: damping: expected a number from 1e-09 to 1" },
         { "--dtype=int4 --group=32 --calibration=%s --calibration_length=17", "the model's sequences have up to 16 tokens" },
         { "--dtype=int4 --group=32 --calibration=%s",
-          "the files have 40 sequences of 16 tokens, and 128 to calibrate with and 8 held out are wanted" },
+          "the files have 40 sequences of 16 tokens, but 128 for calibration and 8 held out are needed" },
         { "--dtype=int4 --group=32 --calibration=/nowhere.npy",       "--calibration: cannot open /nowhere.npy" },
-        { "--dtype=int4 --calibration=%s",                            "cannot be divided so: a group is part of a row" },
+        { "--dtype=int4 --calibration=%s",                            "cannot be divided: a group is part of a row" },
     };
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
         DIES(wrong[i].message, run_with(source, text(wrong[i].options, tokens)));
     DIES("but the vocabulary has 90 ids", run_with(source, text("--dtype=int4 --group=32 --calibration=%s", others)));
     assert_false(exists(text("%s/refused", root)) || exists(text("%s/refused.tmp", root)));
     const char *most = "--dtype=int4 --group=32 --calibration=%s --calibration_sequences=%d";
-    DIES("the files have 40 sequences of 16 tokens, and 39 to calibrate with", run_with(source, text(most, tokens, 39)));
+    DIES("the files have 40 sequences of 16 tokens, but 39 for calibration", run_with(source, text(most, tokens, 39)));
     run_with(source, text(most, tokens, 38));
     assert_true(exists(text("%s/refused/config.json", root)));
     release();

@@ -170,7 +170,7 @@ static void test_config_json(void **state)
     }
     ModelConfig odd = architecture(LLAMA);
     odd.qk_norm = QK_NORM_WIDTH;
-    DIES("no architecture of Hugging Face", architecture_of(&odd));
+    DIES("no Hugging Face architecture", architecture_of(&odd));
 }
 
 /* ---- conversions ------------------------------------------------------------------------------------------ */
@@ -337,7 +337,7 @@ static void test_mismatches(void **state)
     expect_mismatch(write_folder(&r, "U8", 90), &m, f32, "stored as U8; expected F32, BF16 or F16");
     shell(text("cd %s/../index && cp %s/model.safetensors a && cp a b && echo '{\"weight_map\": {\"x\": \"a\", \"y\": \"b\"}}' "
                ">model.safetensors.index.json", folder, write_folder(&r, "BF16", 90)));
-    expect_mismatch(text("%s/../index", folder), &m, f32, "index/a; a tensor may be in one file alone. Save the model again");
+    expect_mismatch(text("%s/../index", folder), &m, f32, "index/a; expected it in only one file. Save the model again");
     free(folder);
     close_run(&r);
     release();
@@ -382,7 +382,7 @@ static void test_tied_head(void **state)
     fsdp_init(&r.fsdp, &r.config.model, 3);
     save(&r, 1);
     assert_false(checkpoint_load(write_head(&r, true), &r.config, &r.fsdp, NULL, true));
-    expect_mismatch(write_head(&r, false), &m, f32, "lm_head.weight is another matrix than model.embed_tokens.weight");
+    expect_mismatch(write_head(&r, false), &m, f32, "lm_head.weight differs from model.embed_tokens.weight");
     close_run(&r);
     release();
 }
@@ -399,25 +399,25 @@ static void test_changed_on_purpose(void **state)
     save(&r, 1);
     char *folder = strdup(step_folder(&r, 1));
     other.sliding_window = 7;
-    expect_warning(folder, &other, "sliding_window is 6, the configuration's model.sliding_window is 7, which counts");
+    expect_warning(folder, &other, "sliding_window is 6, the configuration's model.sliding_window is 7 and is used");
     other = m;
     other.layer_types = (LayerTypes){ 2, { false, true } };
-    expect_warning(folder, &other, "layer 0 has a sliding window, the configuration's has none, which counts");
+    expect_warning(folder, &other, "layer 0 has a sliding window, the configuration's has none and is used");
     other = m;
     other.rope_scaling.attention_factor = 1;
     expect_warning(folder, &other, "its attention_factor is 1.13863, the configuration's model.rope_scaling.attention_factor is 1");
     other = m;
     other.rope_scaling.beta_fast = 16;
-    expect_warning(folder, &other, "its beta_fast is 2, the configuration's model.rope_scaling.beta_fast is 16, which counts");
+    expect_warning(folder, &other, "its beta_fast is 2, the configuration's model.rope_scaling.beta_fast is 16 and is used");
     other = m;
     other.layer_types.count = 0;
     other.sliding_window = 0;
     other.rope_scaling.type = ROPE_LLAMA3;
     other.rope_scaling.full_attn_layers_only = false;
-    expect_warning(folder, &other, "rotary frequencies are scaled as yarn does, by the configuration scaled as llama3");
+    expect_warning(folder, &other, "rotary frequencies are scaled as yarn does, in the configuration scaled as llama3");
     other.rope_scaling.type = ROPE_DEFAULT;
     other.max_sequence_length = 99;
-    expect_warning(folder, &other, text("max_position_embeddings is %d, the configuration's model.max_sequence_length is 99: more",
+    expect_warning(folder, &other, text("max_position_embeddings is %d, the configuration's model.max_sequence_length is 99: long",
                                         m.max_sequence_length));
     free(folder);
     close_run(&r);

@@ -171,11 +171,11 @@ static void test_not_loaded(void **state)
     assert_false(exists(text("%s-aborted", step_folder(&r, 30))));          /* the last one stays */
     shell(text("cd %s && rm -r step10 && mv step10-aborted step10", r.config.save_folder));
     DIES("step30: tensor model.layers.0.input_layernorm.weight.exp_avg_sq holds a value", load(&r, step_folder(&r, 30)));
-    DIES("/step20 is there too", load(&r, step_folder(&r, 30)));
+    DIES("/step20 exists, too", load(&r, step_folder(&r, 30)));
     DIES("step10: tensor model.layers.0.input_layernorm.weight holds a value", load(&r, step_folder(&r, 10)));
-    DIES("/step20 is there too", load(&r, step_folder(&r, 10)));
+    DIES("/step20 exists, too", load(&r, step_folder(&r, 10)));
     shell(text("cd %s && rm -r step20 step30 step40 step10/trainer.json step10/optimizer*", r.config.save_folder));
-    DIES("There is no other checkpoint beside it", load(&r, step_folder(&r, 10)));
+    DIES("There is no other checkpoint next to it", load(&r, step_folder(&r, 10)));
     close_run(&r);
     release();
 }

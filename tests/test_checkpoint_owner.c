@@ -263,7 +263,7 @@ static void test_protected(void **state)
     shell(text("chmod 755 %s", root));
     save(&r, 1);
     in_folder(&r, "chmod -R a+rwX . && chmod -R a-w step1");
-    DIES("step1: cannot delete: Permission denied; it is left there", save_beside_protected(&r));
+    DIES("step1: cannot delete: Permission denied; it stays there", save_beside_protected(&r));
     DIES("ALL IS WELL", save_beside_protected(&r));
     expect_latest(&r, "step4");
     in_folder(&r, "test -f step1/trainer.json -a -f step1/model.safetensors -a ! -e step1.tmp -a ! -e step2 -a ! -e step3");

@@ -96,7 +96,7 @@ static void test_options(void **state)
         "--dtype=fp8 --scales=trained --layout=fp8",
     };
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
-        DIES("do not go together; there are --dtype=fp8 alone", run_with(wrong[i]));
+        DIES("cannot be combined; expected --dtype=fp8", run_with(wrong[i]));
     DIES("--block=64: block: expected 128, found '64'", run_with("--dtype=fp8 --block=64"));
     DIES("--group=16: group: expected 32|64|128, found '16'", run_with("--dtype=int4 --group=16"));
     DIES("/nowhere: there is no such folder", run_with("--dtype=int4 --group=64 --layout=compressed-tensors"));
@@ -108,11 +108,11 @@ static void test_shapes(void **state)
     (void)state;
     needs_fork();
     static const struct { int width; const char *options, *message; } odd[] = {
-        { 192, "int4",   "down_proj.weight of 128 x 192 cannot be divided so: a group is part of a row; take --group=64" },
-        { 160, "int4",   "down_proj.weight of 128 x 160 cannot be divided so: a group is part of a row; take --group=32" },
-        { 144, "int4",   "down_proj.weight of 128 x 144 cannot be divided so: a group is part of a row; take --dtype=int8" },
-        { 192, "blocks", "gate_proj.weight of 192 x 128 cannot be divided so: blocks are 128 x 128; take --dtype=fp8 without --b" },
-        { 192, "inverse", "gate_proj.weight of 192 x 128 cannot be divided so: blocks are 128 x 128; take --dtype=fp8 without -" },
+        { 192, "int4",   "down_proj.weight of 128 x 192 cannot be divided: a group is part of a row; use --group=64" },
+        { 160, "int4",   "down_proj.weight of 128 x 160 cannot be divided: a group is part of a row; use --group=32" },
+        { 144, "int4",   "down_proj.weight of 128 x 144 cannot be divided: a group is part of a row; use --dtype=int8" },
+        { 192, "blocks", "gate_proj.weight of 192 x 128 cannot be divided: blocks are 128 x 128; use --dtype=fp8 without --b" },
+        { 192, "inverse", "gate_proj.weight of 192 x 128 cannot be divided: blocks are 128 x 128; use --dtype=fp8 without -" },
     };
     for (size_t i = 0; i < sizeof odd / sizeof odd[0]; i++) {
         Run r;
@@ -140,15 +140,15 @@ static void test_untrained(void **state)
     open_trained(&r, "bf16", LLAMA);
     ExportOptions o = export_options_of(step_folder(&r, 1), NULL, lasting(text("%s/untrained", root)), "fp8");
     o.scales = SCALES_TRAINED;
-    DIES("takes the FP8 operands of a run, but its run multiplied in bf16", export_to(&o, CHECKPOINT_FILE_BYTES));
+    DIES("exports the FP8 operands of a run, but its run multiplied in bf16", export_to(&o, CHECKPOINT_FILE_BYTES));
     shell(text("cd %s && rm trainer.json optimizer-*", o.source));
-    DIES("takes the FP8 operands of a run, but it is no checkpoint of a run", export_to(&o, CHECKPOINT_FILE_BYTES));
+    DIES("exports the FP8 operands of a run, but it is no checkpoint of a run", export_to(&o, CHECKPOINT_FILE_BYTES));
     const float big = 65520;
     put_in_q(&r, 5, &big, 1);
     save(&r, 2);
     o = export_options_of(lasting(step_folder(&r, 2)), NULL, o.target, "int8");
     o.layout = AS_BITSANDBYTES;
-    DIES("holds 65520, more than LLM.int8() can: take --dtype=int8 without --layout", export_to(&o, CHECKPOINT_FILE_BYTES));
+    DIES("holds 65520, more than LLM.int8() can: use --dtype=int8 without --layout", export_to(&o, CHECKPOINT_FILE_BYTES));
     assert_false(exists(o.target));
     close_run(&r);
     release();

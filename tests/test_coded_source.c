@@ -210,7 +210,7 @@ static void test_refusals(void **state)
         { { { "N.weight", "F8_E4M3", 2, { I, O }, bytes_given() }, { "N.weight_scale", "F32", 1, { 1 }, scales } },
           "tensor N.weight is 384 x 256 of F8_E4M3; expected 256 x 384 of F8_E4M3" },
         { { bytes, { "N.SCB", "F32", 1, { 1 }, scales } }, "expected one for each row" },
-        { { packed, { "N.weight_scale", "F32", 2, { O, 12 }, scales } }, "there is no tensor N.weight_shape, without which N" },
+        { { packed, { "N.weight_scale", "F32", 2, { O, 12 }, scales } }, "there is no tensor N.weight_shape, which N.weight" },
         { { packed, { "N.weight_scale", "F32", 2, { O, 11 }, scales }, shape }, "expected as many in each row as divide it" },
         { { packed, { "N.weight_scale", "F32", 2, { O, 12 }, scales }, { "N.weight_shape", "I64", 1, { 2 }, other } },
           "tensor N.weight_shape says 256 x 385; the configured model needs 256 x 384" },
@@ -221,7 +221,7 @@ static void test_refusals(void **state)
         DIES(wrong[i].message, read_all(wrong[i].tensor));
     Given tensor[5];
     give_gptq(tensor, false, 0x88888888);
-    DIES("tensor N.qzeros holds the word 88888888; expected 77777777, of symmetric codes in version 1", read_all(tensor));
+    DIES("tensor N.qzeros has the word 88888888; expected 77777777, as only symmetric codes of version 1", read_all(tensor));
     give_gptq(tensor, false, 0x77777777);
     ((uint32_t *)tensor[3].bytes)[5] = 3;
     DIES("tensor N.g_idx: input 5 is in group 3 of 3", read_all(tensor));

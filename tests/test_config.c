@@ -162,7 +162,7 @@ static void test_activation_checkpointing(void **state)
     assert_false(recipe_recomputes(&c->recipe));
     config_free(c);
     assert_true(try_printed(text, sizeof text, 2, 1, "--activation_checkpointing=whole_layer", "--format.recompute=one_in_two"));
-    try_contains(text, "format.recompute (format.keep is block: all are)");
+    try_contains(text, "format.recompute (format.keep is block: all blocks recompute)");
 }
 
 /* Which ranks share a copy of the model, what they keep, and in what they sum gradients. */

@@ -155,7 +155,7 @@ static void test_refused(void **state)
 {
     (void)state;
     expect_status(train(1, "--eval_only %s --save_folder=null", evaluators), 1);
-    expect_output("there is nothing to evaluate");
+    expect_output("eval_only: there is no model");
     expect_status(train(1, "--eval_only --load_path=%s/run/latest --evaluators=[] --save_folder=null", folder), 1);
     expect_output("there are no evaluators");
     shell("echo 'evaluators: []' >%s/only.yaml", folder);

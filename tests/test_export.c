@@ -274,8 +274,8 @@ static void test_tokenizers(void **state)
         { "pipe",         100, "tokenizer.json: is a pipe, expected a regular file" },
         { "bad.json",     100, "bad.json: tokenizer.json:1: not JSON" },
         { "empty.json",   100, "tokenizer.json has no model.vocab" },
-        { "bpe.json",      99, "its ids go up to 99, but model.vocab_size is 99: give the model at least 100" },
-        { "unigram.json", 100, "its ids go up to 100, but model.vocab_size is 100: give the model at least 101" },
+        { "bpe.json",      99, "its ids go up to 99, but model.vocab_size is 99: increase it to at least 100" },
+        { "unigram.json", 100, "its ids go up to 100, but model.vocab_size is 100: increase it to at least 101" },
     };
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
         DIES(wrong[i].message, companions_take_tokenizer(text("%s/%s", root, wrong[i].name), wrong[i].vocab_size));
@@ -293,8 +293,8 @@ static void test_refusals(void **state)
     save(&r, 1);
     const char *step = lasting(step_folder(&r, 1)), *target = lasting(text("%s/refused", r.config.save_folder));
     const struct { const char *damage, *dtype, *message; } table[] = {
-        { "mkdir ../refused",                                             "BF16", "refused is there already" },
-        { "ln -s nothing ../refused",                                     "BF16", "refused is there already" },
+        { "mkdir ../refused",                                             "BF16", "refused exists already" },
+        { "ln -s nothing ../refused",                                     "BF16", "refused exists already" },
         { "mkdir -p x && mv model.safetensors x",                         "BF16", "the checkpoint is incomplete" },
         { "printf 5 | dd of=model.safetensors conv=notrunc bs=1 seek=9000 2>/dev/null", "BF16", "has the checksum" },
         { "sed -i 's/\"num_hidden_layers\": 2/\"num_hidden_layers\": 3/' config.json", "BF16", "no tensor model.layers.2." },
@@ -308,13 +308,13 @@ static void test_refusals(void **state)
         shell(text("cd %s && rm -rf refused step1 && mv safe step1", r.config.save_folder));
     }
     shell(text("rm -rf %s.tmp && cp -r %s %s.tmp", target, step, target));      /* somebody's, and here the source */
-    DIES("refused.tmp is there, and nothing that an interruption left",
+    DIES("refused.tmp exists and is not from an interrupted export",
          export_folder(text("%s.tmp", target), NULL, target, "BF16", CHECKPOINT_FILE_BYTES));
     expect_files(text("%s.tmp", target), "config.json config.yaml model.safetensors optimizer-00001.safetensors trainer.json");
     shell(text("rm -r %s.tmp && touch %s.tmp", target, target));
-    DIES("refused.tmp is there, and nothing that an interruption left", export_folder(step, NULL, target, "BF16", CHECKPOINT_FILE_BYTES));
+    DIES("refused.tmp exists and is not from an interrupted export", export_folder(step, NULL, target, "BF16", CHECKPOINT_FILE_BYTES));
     DIES("there is no such folder", export_folder(text("%s/no", root), NULL, target, "BF16", CHECKPOINT_FILE_BYTES));
-    DIES("neither a config.json", export_folder(root, NULL, target, "BF16", CHECKPOINT_FILE_BYTES));
+    DIES("no config.json and no checkpoint in it", export_folder(root, NULL, target, "BF16", CHECKPOINT_FILE_BYTES));
     close_run(&r);
     release();
 }
@@ -329,8 +329,8 @@ static void test_values(void **state)
     const char *target = lasting(text("%s/values", r.config.save_folder));
     const float big[] = { 65520, 0x1.ffp127f, NAN };
     static const char *const dtype[] = { "F16", "BF16", "F32" };
-    static const char *const message[] = { "holds 65520, more than F16 can: take --dtype=bf16",
-                                           "more than BF16 can: take --dtype=f32", "holds a value that is not finite" };
+    static const char *const message[] = { "holds 65520, more than F16 can: use --dtype=bf16",
+                                           "more than BF16 can: use --dtype=f32", "holds a value that is not finite" };
     for (int i = 0; i < 3; i++) {
         const float safe = i < 2 ? big[i] : 1;
         device_put(r.fsdp.shard[0].slice[TRAINED].stored.data, &safe, sizeof safe);
@@ -366,11 +366,11 @@ static void test_arguments(void **state)
     DIES("the folder to write is missing", run_with("--export=x", NULL, NULL));
     DIES("'--export' names no folder", run_with("--export", "x", "y"));
     DIES("'--export=' names no folder", run_with("--export=", "x", NULL));
-    DIES("no configuration such as x.yaml", run_with("x.yaml", "--export=x", NULL));
+    DIES("no configuration file such as x.yaml", run_with("x.yaml", "--export=x", NULL));
     DIES("--dtype=fp4: dtype: expected bf16|f16|f32|fp8|int8|int4|nf4, found 'fp4'", run_with("--export=x", "--dtype=fp4", "y"));
-    DIES("'z' is one too many", run_with("--export=x", "y", "z"));
-    DIES("'--export=z' is one too many", run_with("--export=x", "y", "--export=z"));
-    DIES("'--save_folder=z' means nothing here", run_with("--export=x", "y", "--save_folder=z"));
+    DIES("unexpected argument 'z'", run_with("--export=x", "y", "z"));
+    DIES("'--export=z' is given twice", run_with("--export=x", "y", "--export=z"));
+    DIES("'--save_folder=z' is not an option", run_with("--export=x", "y", "--save_folder=z"));
     char *help[] = { "train", "--export=x", "--help" }, *run[] = { "train", "x.yaml", "--exports=y" };
     assert_false(export_is_asked(3, help) || export_is_asked(3, run));
 }
@@ -419,7 +419,7 @@ static void test_interrupted(void **state)
     assert_true(other && flock(fileno(other), LOCK_EX) == 0);
     DIES("another process is writing it", export_folder(step, NULL, target, "F32", CHECKPOINT_FILE_BYTES));
     fclose(other);
-    DIES("an export to there was interrupted",
+    DIES("this is the output of an interrupted export",
          export_folder(text("%s.tmp", target), NULL, text("%s/x", root), "F32", CHECKPOINT_FILE_BYTES));
     shell(text("touch %s.tmp/left-over", target));
     export_folder(step, NULL, target, "F32", CHECKPOINT_FILE_BYTES);

@@ -296,7 +296,7 @@ static void test_error_of_one_rank(void **state)
     make_home(second, "second");
     FILE *p = start_apart(first, second, "--max_duration=4 --save_interval=2 --save_folder=run");
     expect_end(p, clock_seconds());
-    expect_once("error (rank 1): save_folder run as rank 1 sees it on ");
+    expect_once("error (rank 1): save_folder run of rank 1 on ");
     assert_null(strstr(output, "step 1/4"));
     for (int i = 0; i < 2; i++) {       /* nothing is left in either */
         char command[PATH_MAX + 64];
@@ -344,7 +344,7 @@ static void test_checkpoints_differ(void **state)
     expect_status(train(1, "%s --max_duration=2 --save_folder=%s/run", TINY, first), 0);
     FILE *p = start_apart(first, second, "--max_duration=4 --save_folder=run --try_load_latest_save");
     expect_end(p, clock_seconds());
-    expect_once("the ranks have different checkpoints to go on from");
+    expect_once("the ranks have different checkpoints to continue");
 
     /* both have it, with another window of spikes: the ranks would not skip the same steps */
     char command[4 * PATH_MAX], arguments[PATH_MAX];

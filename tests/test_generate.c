@@ -127,7 +127,7 @@ static void test_ends(void **state)
     assert_int_equal(continuations(&cut, 1), 1);
     assert_string_equal(cut.finish, "eos");
     assert_int_equal(cut.count, first + 1);
-    expect_output("lora.rank (tests/golden/olmo3 has no adapters, and new ones add nothing), top_p (without a temperature");
+    expect_output("lora.rank (tests/golden/olmo3 has no adapters, and new ones are zero), top_p (without a temperature");
     expect_status(generate(1, prompt, "--load_path=tests/golden/olmo3 --recipe=f32 --max_new_tokens=20 "
                            "--model.max_sequence_length=%d", (int)json_array_size(json_object_get(o, "prompt")) + 8), 0);
     assert_int_equal(continuations(&cut, 1), 1);
@@ -242,7 +242,7 @@ static void test_errors(void **state)
     (void)state;
     expect_error("[1, 2, 3, 4]\n", "--load_path=tests/golden/llama --model.max_sequence_length=4",
                  "prompts.jsonl:1: a prompt of 4 tokens; expected at most 3");
-    expect_error("[1]\n", "--load_path=tests/golden/llama --eval_only", "generate and eval_only are two runs");
+    expect_error("[1]\n", "--load_path=tests/golden/llama --eval_only", "generate and eval_only are both given");
     expect_error("[1]\n", "--recipe=f32", "there is no model; --load_path=FOLDER names");
     assert_int_not_equal(finish(start_command("%s -n 1 %s/train configs/tiny.yaml --generate=%s --load_path=%s",
                                               setting("LAUNCH", "mpirun --oversubscribe"), setting("BUILD", "build/cpu"), prompts,

@@ -277,16 +277,17 @@ static void test_refused(void **state)
          load(&r, step_folder(&few, LAST_STEP)));
     shell(text("sed -i '1s/layers.1.self_attn.q_proj.lora_B/model.of_one_length.embed_tokens/' %s/%s", step_folder(&few, LAST_STEP),
                adapters));
-    DIES(text("%s: PEFT saved the embedding or the head beside the adapters (", step_folder(&few, LAST_STEP)),
+    DIES(text("%s: PEFT saved the embedding or the head with the adapters (", step_folder(&few, LAST_STEP)),
          load(&few, step_folder(&few, LAST_STEP)));
     DIES("has shape (3, 64), the configured model needs (4, 64)", load(&more, folder));
     DIES("holds adapters, and the configuration has none (lora.rank)", load(&none, folder));
     r.config.model.lora.base_path = "/tmp/nowhere/at-all";
-    DIES(text("%s: the model that its adapters stand beside is not there: /tmp/nowhere/at-all; --lora.base_path=FOLDER says where "
-              "it is now", folder), load(&r, folder));
+    DIES(text("%s: the base model of its adapters is missing: /tmp/nowhere/at-all; give its folder: --lora.base_path=FOLDER",
+              folder), load(&r, folder));
     const char *moved = convert_base(base, "F32");
     r.config.model.lora.base_path = (char *)moved;
-    DIES(text("its adapters were trained beside %s, and are now beside %s", base, moved), load(&r, folder); die("loaded"));
+    DIES(text("its adapters were trained with the base %s, and are now used with %s", base, moved),
+         load(&r, folder); die("loaded"));
     r.config.model.lora.base_path = (char *)base;
     damage(text("%s/model.safetensors", base), "model.layers.0.mlp.up_proj.weight");
     DIES(text("%s/model.safetensors: tensor model.layers.0.mlp.up_proj.weight has the checksum", base), load(&r, folder));
@@ -295,7 +296,7 @@ static void test_refused(void **state)
     shell(text("rm %s", path));
     DIES("the checkpoint is incomplete", load(&r, folder));
     shell(text("rm %s/trainer.json %s/optimizer*", folder, folder));
-    DIES("no adapter_model.safetensors beside its adapter_config.json", load(&r, folder));
+    DIES("no adapter_model.safetensors next to its adapter_config.json", load(&r, folder));
     close_run(&r);
     close_run(&few);
     close_run(&more);

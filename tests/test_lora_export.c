@@ -234,7 +234,7 @@ static void test_codes(void **state)
     ExportOptions o = export_options_of(lasting(step_folder(&r, LAST_STEP)), NULL, lasting(text("%s/none", root)), "fp8");
     o.scales = SCALES_TRAINED;
     if (on_cpu())
-        DIES("takes the FP8 operands of a run, but adapters are merged into it", export_to(&o, CHECKPOINT_FILE_BYTES));
+        DIES("exports the FP8 operands of a run, but merged adapters", export_to(&o, CHECKPOINT_FILE_BYTES));
     close_run(&r);
     release();
 }
@@ -265,9 +265,9 @@ static void test_refused(void **state)
     shell(text("sed -i 's,%s,/tmp/nowhere/at-all,' %s", base, description));
     DIES("base_model_name_or_path of its adapter_config.json is no folder with a config.json: /tmp/nowhere/at-all",
          export_folder(folder, NULL, out, "BF16", CHECKPOINT_FILE_BYTES));
-    DIES(text("and --lora.base_path is no folder with a config.json: %s; --lora.base_path=FOLDER says where that is", folder),
+    DIES(text("but --lora.base_path is no folder with a config.json: %s; give its folder: --lora.base_path=FOLDER", folder),
          export_folder(folder, folder, out, "BF16", CHECKPOINT_FILE_BYTES));
-    DIES("is a whole model, and has no adapters that stand beside another",
+    DIES("is a whole model without adapters, so it has no base",
          export_folder(base, base, out, "BF16", CHECKPOINT_FILE_BYTES));
     shell(text("cp %s.good/adapter_config.json %s", folder, folder));
     rename_tensor(path, "layers.1.mlp.up_proj.lora_B", "layers.7.mlp.up_proj.lora_B");
@@ -277,7 +277,7 @@ static void test_refused(void **state)
     DIES("mlp.up_proj.lora_", export_folder(folder, NULL, out, "BF16", CHECKPOINT_FILE_BYTES));
     DIES(" has no place in the adapters of adapter_config.json", export_folder(folder, NULL, out, "BF16", CHECKPOINT_FILE_BYTES));
     rename_tensor(path, "mlp.up_proj.lora_A", "mlp.up_pro.lm_head");
-    DIES(text("%s: PEFT saved the embedding or the head beside the adapters (base_model.model.model.layers.0.mlp.up_pro.lm_head",
+    DIES(text("%s: PEFT saved the embedding or the head with the adapters (base_model.model.model.layers.0.mlp.up_pro.lm_head",
               folder), export_folder(folder, NULL, out, "BF16", CHECKPOINT_FILE_BYTES));
     shell(text("cp %s.good/adapter_model.safetensors %s", folder, folder));
     shell(text("cp %s.good/adapter_config.json %s && sed -i 's/\"r\": 3/\"r\": 2/' %s", folder, folder, description));
@@ -293,7 +293,7 @@ static void test_refused(void **state)
     shell(text("rm -r %s.tmp; cp %s.good/adapter_model.safetensors %s", out, folder, folder));
 
     export_folder(folder, NULL, out, "BF16", CHECKPOINT_FILE_BYTES);
-    DIES("is there already", export_folder(folder, NULL, out, "BF16", CHECKPOINT_FILE_BYTES));
+    DIES("exists already", export_folder(folder, NULL, out, "BF16", CHECKPOINT_FILE_BYTES));
     close_run(&r);
     release();
 }

@@ -386,7 +386,7 @@ static void test_refused_plain(void **state)
     static const char nested[] = "{\"quant_type\": \"nf4\", \"blocksize\": 64, \"shape\": [48, 344], \"nested_offset\": 0.5}";
     float absmax[258] = { 1, -1 };
     const struct { const char *said, *part; const void *data; size_t bytes; } list[] = {
-        { "scale 1 is -1, which is none", ".absmax", absmax, sizeof absmax },
+        { "scale 1 is -1; expected a finite number", ".absmax", absmax, sizeof absmax },
         { "is 1028 bytes of F32; expected 1032 of F32", ".absmax", absmax, sizeof absmax - sizeof *absmax },
         { "there is a nested_offset, so its scales were quantized", ".quant_state.bitsandbytes__nf4", nested, sizeof nested - 1 },
         { "there is no tensor model.layers.0.mlp.up_proj.weight.absmax", ".absmax", NULL, 0 },

@@ -305,7 +305,7 @@ static void expect_refusal(const char *saved, const char *loaded, const char *wo
     save(&r, 1);
     open_with(&other, loaded, "f32");
     DIES(words, load(&other, step_folder(&r, 1)));
-    DIES(text("Take --optimizer.name=%s, or begin with new states", saved), load(&other, step_folder(&r, 1)));
+    DIES(text("Use --optimizer.name=%s, or start with new states", saved), load(&other, step_folder(&r, 1)));
     TrainState s;
     assert_true(checkpoint_load(step_folder(&r, 1), &other.config, &other.fsdp, &s, false));
     close_run(&r);
@@ -317,10 +317,10 @@ static void test_refusals(void **state)
 {
     (void)state;
     needs_fork();
-    expect_refusal("lion", "adamw", "it has no exp_avg, which optimizer adamw keeps of every weight; the checkpoint was saved with "
-                   "optimizer lion");
-    expect_refusal("adamw", "lion", "it has no momentum, which optimizer lion keeps of every weight; the checkpoint was saved with "
-                   "optimizer adamw");
+    expect_refusal("lion", "adamw", "it has no exp_avg, which optimizer adamw keeps for every weight; the checkpoint was saved "
+                   "with optimizer lion");
+    expect_refusal("adamw", "lion", "it has no momentum, which optimizer lion keeps for every weight; the checkpoint was saved "
+                   "with optimizer adamw");
     expect_refusal("adamw", "momentum", "embed_tokens.weight.exp_avg_sq is no state of optimizer momentum");
 }
 

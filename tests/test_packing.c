@@ -408,7 +408,7 @@ static void test_wrong_metadata(void **state)
         { "0,3\n-1,6\n", ":2: found '-1,6'", "expected START,END" },
         { "0,3\n\n", ":2: found ''", "expected START,END" },
         { "0,3\n3,99999999999999999999\n", ":2: found '3,99999999999999999999'", "expected START,END" },
-        { "0,3\n2,6\n", ":2: found a document of tokens 2 to 6, expected one within 3 to 24", "behind the row before" },
+        { "0,3\n2,6\n", ":2: found a document of tokens 2 to 6, expected one within 3 to 24", "after the previous row" },
         { "0,3\n5,4\n", ":2: found a document of tokens 5 to 4", "--data.document_boundaries=eos" },
         { "0,3\n3,25\n", ":2: found a document of tokens 3 to 25, expected one within 3 to 24", "wrong0.npy" },
         { "", "wrong0.npy name no document", "--data.document_boundaries=eos" },
@@ -421,7 +421,7 @@ static void test_wrong_metadata(void **state)
     DIES("wrong0.csv.gz for ", open_data(&spec));       /* there is none yet */
     DIES("--data.document_boundaries=eos", open_data(&spec));
     spec.key = "evaluator 'v'";
-    DIES("evaluator 'v': document_boundaries metadata reads ", open_data(&spec));
+    DIES("evaluator 'v': document_boundaries metadata needs ", open_data(&spec));
     DIES(": document_boundaries: eos in that data section", open_data(&spec));
     spec.key = NULL;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -439,7 +439,7 @@ static void test_wrong_metadata(void **state)
     write_rows(rows, text);                         /* columns without end are no fault */
     open_data(&spec);
     assert_int_equal(truncate(rows, 60), 0);
-    DIES("wrong0.csv.gz: cannot read on behind token", open_data(&spec));
+    DIES("wrong0.csv.gz: cannot read after token", open_data(&spec));
     unlink(rows);
     assert_int_equal(mkdir(rows, 0777), 0);
     errno = EIO;                                    /* of another call */

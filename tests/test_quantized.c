@@ -9,7 +9,7 @@
 #include "tests/adapted.h"
 #include "tests/exported.h"
 
-#define LOAD "load the 16-bit folder that they were quantized from"
+#define LOAD "load the 16-bit folder from which they were quantized"
 
 static void write_text(const char *path, const char *words)
 {

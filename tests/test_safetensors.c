@@ -45,9 +45,9 @@ static void test_damaged_headers(void **state)
         DIES(bad[i].message, safetensors_open(write_raw(bad[i].header, bad[i].data)));
     write_raw("{}", 0);
     shell(text("truncate -s 5 %s/raw.safetensors", root));
-    DIES("cut short", safetensors_open(text("%s/raw.safetensors", root)));
+    DIES("truncated", safetensors_open(text("%s/raw.safetensors", root)));
     shell(text("echo version https://git-lfs.github.com/spec/v1 >%s/raw.safetensors", root));
-    DIES("raw.safetensors: this is a pointer of Git LFS, not the file that it stands for",
+    DIES("raw.safetensors: this is a Git LFS pointer, not the file itself",
          safetensors_open(text("%s/raw.safetensors", root)));
     DIES("No such file", safetensors_open(text("%s/nothing.safetensors", root)));
 }

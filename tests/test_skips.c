@@ -97,7 +97,7 @@ static void test_ending(void **state)
     static const struct { const char *name, *lost; int asked; const char *checkpoints, *said; } runs[] = {
         { "one",      "8",       0, "step4 step8-aborted ", "step 8: the run ends with a step whose" },
         { "two",      "7 8",     0, "step4 step8-aborted ", "step 8: the run ends with two steps whose" },
-        { "three",    "6 7 8",   0, "step4 step8-aborted ", "step4; what the run ends with is set aside in " },
+        { "three",    "6 7 8",   0, "step4 step8-aborted ", "step4; the state at the end of the run is saved in " },
         { "unproven", "5 6 7",   0, "step7-aborted ",       "there is no checkpoint in " },
         { "asked",    "2 3 4",   1, "step4-aborted ",       "the third step in a row" },
         { "late",     "5 6 7",   5, "step7-aborted ",       "there is no checkpoint in " },

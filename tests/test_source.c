@@ -79,9 +79,9 @@ static void test_nothing_given(void **state)
     static const struct { const char *first, *second, *words; } list[] = {
         { "--seed=1", NULL, "needs --load_path=FOLDER and --data.paths='[shards/*.npy]'" },
         { "--seed=1", "--data.paths=a.npy", "it needs --load_path=FOLDER\n" },
-        { "--seed=1", NULL, "'--seed=1' is no configuration file; it comes first: ./train configs/tiny.yaml --seed=1" },
+        { "--seed=1", NULL, "'--seed=1' is no configuration file, which is the first argument: ./train configs/tiny.yaml" },
         { from, NULL, "command line: no training data: give data.paths" },
-        { from, "--data.paths=a.npy", "sequences of 4096 tokens, of the 131072 that the model knows" },
+        { from, "--data.paths=a.npy", "using sequences of 4096 of the model's 131072 tokens" },
         { from, "--scheduler.t_warmup=5", "--scheduler.t_warmup=0 or --scheduler.warmup_fraction=null" },
     };
     char message[8192], saved[sizeof try_path];
@@ -145,15 +145,15 @@ static void test_what_it_is(void **state)
         { "", "allenai/OLMo-2-7B", "hf download allenai/OLMo-2-7B --local-dir OLMo-2-7B\n  --load_path=OLMo-2-7B" },
         { "", "/no/such/folder", "load_path /no/such/folder: there is no such folder" },
         { "x.gguf", "x.gguf", "gguf_file='x.gguf').save_pretrained" },
-        { "pytorch_model.bin", "pytorch_model.bin", "this is a file of PyTorch" },
-        { "pytorch_model.bin", "", "its weights are files of PyTorch, and only safetensors are read" },
+        { "pytorch_model.bin", "pytorch_model.bin", "this is a PyTorch file" },
+        { "pytorch_model.bin", "", "its weights are PyTorch files; only safetensors can be read" },
         { "pytorch_model.bin.index.json config.json", "", "AutoModelForCausalLM as M" },
         { "consolidated.00.pth", "", "convert_llama_weights_to_hf --input_dir %s " },
         { "consolidated.00.pth", "consolidated.00.pth", "convert_llama_weights_to_hf --input_dir %s " },
         { "model.pt config.yaml", "", "python3 scripts/convert_olmo.py %s OUTPUT" },
         { "model.pt", "model.pt", "python3 scripts/convert_olmo.py %s OUTPUT" },
         { "model.safetensors config.yaml", "", "python3 scripts/convert_olmo.py %s OUTPUT" },
-        { "model.safetensors config.json", "model.safetensors", "this is a file; give the folder that holds it" },
+        { "model.safetensors config.json", "model.safetensors", "this is a file; give the folder with all files of the model" },
         { "config.yaml && mkdir latest && touch latest/config.json", "", "newest checkpoint is --load_path=%s/latest" },
     };
     for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {

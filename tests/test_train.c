@@ -120,7 +120,7 @@ static void test_plan_without_data(void **state)
     assert_int_not_equal(train(1, "--data.paths=[] --save_folder=%s/plan", folder), 0);
     expect_output("no training data");
     assert_int_not_equal(train(1, "--ranks=2 --save_folder=%s/plan", folder), 0);
-    expect_output("ranks is for --dry_run");
+    expect_output("ranks only sets how many ranks --dry_run plans for");
 }
 
 /* A run plans for as much memory as it is told: here for what libraries alone may take. */
@@ -277,7 +277,7 @@ static void test_steps_without_labels(void **state)
             shell("cd %s/gaps && ! cmp -s step%d/model.safetensors step%d/model.safetensors", folder, i - 1, i);
     }
     assert_int_equal(without, 8);
-    expect_output(": no token of the batch has a label: there is no loss, and the gradient is 0; what the optimizer keeps");
+    expect_output(": no token of the batch has a label (check data.label_mask_paths): there is no loss, and the gradient is 0");
     expect_output("  no labels  norm 0 ");
     assert_null(strstr(output, "nan"));
     char path[512];

@@ -27,9 +27,9 @@ static void test_other_choice(void **state)
     open_with(&some, "*.mlp.*", "f32");
     save(&all, 10);
     save(&some, 10);
-    DIES("it has model.embed_tokens.weight.exp_avg, of a weight that is frozen now and was trained there. Take the `trainable` of its "
+    DIES("it has model.embed_tokens.weight.exp_avg: the weight is frozen now, but was trained there. Use the `trainable` of its "
          "config.yaml", load(&some, step_folder(&all, 10)));
-    DIES("it has no model.embed_tokens.weight.exp_avg, of a weight that is trained now and was frozen there. Take the `trainable`",
+    DIES("it has no model.embed_tokens.weight.exp_avg: the weight is trained now, but was frozen there. Use the `trainable`",
          load(&all, step_folder(&some, 10)));
     load(&some, step_folder(&some, 10));
     close_run(&all);
@@ -67,7 +67,7 @@ static void test_configuration(void **state)
         { "--trainable='*.q_proj.weight'", NULL, ": trainable: model.layers.0.self_attn.q_proj.weight is "
           "trained and model.layers.0.self_attn.k_proj.weight is frozen, but they are one matrix here; train both or none" },
         { "--trainable={a: b}", NULL, "trainable: expected a pattern or a list [a, b] of patterns" },
-        { "--format.frozen=e4m3", NULL, "format.frozen cannot be e4m3; take bf16 or f32" },
+        { "--format.frozen=e4m3", NULL, "format.frozen cannot be e4m3; use bf16 or f32" },
     };
     static char text_of[1 << 16];
     needs_fork();

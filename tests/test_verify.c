@@ -101,11 +101,11 @@ static void test_flipped_bits(void **state)
     flip("first/step2/optimizer-00001.safetensors", -1000);
     refuse(4, most_ranks() < 4 ? "" : "--fsdp.sharding_strategy=HYBRID_SHARD --fsdp.hybrid_sharding_num_model_replicas=2",
            "copy/step2/optimizer-00001.safetensors: tensor model.");
-    refuse(2, "--recipe=bf16", " in trainer.json");         /* moments that are converted */
+    refuse(2, "--recipe=bf16", " from trainer.json");         /* moments that are converted */
     flip("first/step2/optimizer-00001.safetensors", -1000);
     flip("first/step2/model.safetensors", -100000);
     refuse(2, "", "copy/step2/model.safetensors: tensor model.");
-    expect_output(" in trainer.json");
+    expect_output(" from trainer.json");
     flip("first/step2/model.safetensors", -100000);
 }
 
@@ -117,7 +117,7 @@ static void test_other_content(void **state)
     refuse(1, "", "was trained on data.paths with other content");
     expect_status(go_on(1, "copy", "--restore_dataloader=false"), 0);
     flip("train.npy", -1);
-    refuse(1, "--data.packing=best_fit", "with documents that were packed or told apart in another way (data.packing, ");
+    refuse(1, "--data.packing=best_fit", "or with another model.max_sequence_length, data.packing, ");
     expect_output("resume: data.packing best_fit, was concat\n");
     flip("train.mask", 1);
     refuse(1, "", "was trained on data.label_mask_paths with other content");
@@ -178,7 +178,7 @@ static void test_other_columns(void **state)
               "copy/step2/trainer.json");
     expect_status(go_on(1, "copy", "--format.fast=forward"), 0);
     expect_output("resume: format.fast forward, was none\n"
-                  "resume: format.scales step, was microbatch: --format.scales=microbatch goes on as before\n");
+                  "resume: format.scales step, was microbatch: --format.scales=microbatch continues as before\n");
     assert_null(strstr(strstr(strstr(output, "resume: ") + 1, "resume: ") + 1, "resume: "));
 }
 

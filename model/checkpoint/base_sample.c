@@ -1,4 +1,4 @@
-/* A base that was trained again in its place differs in nearly every tensor: three pages of each show it. */
+/* Three pages of each tensor are enough: a base that was trained further differs in nearly every tensor. */
 #include "model/checkpoint/base_sample.h"
 
 #include <stdlib.h>
@@ -37,16 +37,16 @@ void base_check(const char *adapters, const char *base_path, uint64_t sample, bo
 {
     json_t *manifest = source_manifest(adapters);
     const uint64_t then = manifest ? manifest_base(manifest, adapters) : 0;
-    /* Names that are no paths of this machine, as PEFT saves them, say nothing. */
+    /* PEFT may save a name that is no path here: then nothing is known. */
     char *trained = adapter_base(adapters), *there = trained ? realpath(trained, NULL) : NULL, *here = realpath(base_path, NULL);
     const bool gone = trained && !there && *trained == '/';
     const bool moved = here && (gone || (there && strcmp(there, here) != 0));
     if (then && then != sample && (goes_on || !moved))
-        die("%s: its adapters were trained beside other weights than those that are in %s now; --lora.base_path=FOLDER says where "
-            "they are (if these are to take their place: take base_sample out of trainer.json)", adapters, base_path);
+        die("%s: its adapters were trained with other base weights than those in %s; give the right folder with "
+            "--lora.base_path=FOLDER (to use these weights anyway, delete base_sample from trainer.json)", adapters, base_path);
     if (moved && then != sample)
-        warn("%s: its adapters were trained beside %s%s, and are now beside %s%s", adapters, there ? there : trained,
-             gone ? ", which is gone" : "", here, then ? ", which has other weights" : "");
+        warn("%s: its adapters were trained with the base %s%s, and are now used with %s%s", adapters, there ? there : trained,
+             gone ? ", which does not exist any more" : "", here, then ? ", which has other weights" : "");
     json_decref(manifest);
     free(trained);
     free(there);

@@ -1,11 +1,11 @@
-/* Whether adapters stand beside the weights that they were trained beside. */
+/* Checks that adapters are used with the base weights of their training. */
 #pragma once
 #include "model/checkpoint/source.h"
 
-/* The sum of the checksums of all tensors' names, types and some bytes, in whatever files and order they are; never 0. */
+/* The sum of checksums of all tensors' names, types and some bytes, independent of files and their order; never 0. */
 uint64_t base_sample(const Source *base);
 
-/* `adapters`: their folder; `base_path`, `sample`: what they are to stand beside now. Dies if those are other weights than their
- * trainer.json says, unless it is another folder for a run that does not go on with their moments: then it warns, as it does of
- * another folder where trainer.json, being PEFT's or old, does not say. */
+/* `adapters`: their folder; `base_path`, `sample`: their base now. Dies if its weights differ from those recorded in trainer.json.
+ * If base_path is another folder than in training, it only warns unless the run continues with the adapters' moments; also if
+ * nothing is recorded (PEFT's or old adapters). */
 void base_check(const char *adapters, const char *base_path, uint64_t sample, bool goes_on);

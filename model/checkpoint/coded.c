@@ -35,9 +35,9 @@ Coded coded_find(const ExportOptions *o)
         if (choices[i].dtype == o->dtype && (o->layout == NOT_GIVEN || (int)choices[i].layout == o->layout)
             && choices[i].block == o->block && choices[i].scales == o->scales)
             return (Coded){ choices[i].kind, o->group == NOT_GIVEN ? BLOCK : (size_t)o->group };
-    die("--export: --dtype=%s%s%s%s%s%s do not go together; there are --dtype=fp8 alone, with --block=128, with --scales=trained "
-        "or with --layout=fp8; --dtype=int8 alone or with --layout=bitsandbytes; --dtype=int4 alone or with --group=32, 64 or 128; "
-        "and --dtype=nf4, bf16, f16 and f32 alone", export_word("dtype", (int)o->dtype),
+    die("--export: --dtype=%s%s%s%s%s%s cannot be combined; expected --dtype=fp8, optionally with one of --block=128, "
+        "--scales=trained, --layout=fp8; --dtype=int8, optionally with --layout=bitsandbytes; --dtype=int4, optionally with "
+        "--group=32, 64 or 128; or --dtype=nf4, bf16, f16 or f32", export_word("dtype", (int)o->dtype),
         o->layout == NOT_GIVEN ? "" : " and --layout=",
         o->layout == NOT_GIVEN ? "" : export_word("layout", o->layout), o->block == NOT_GIVEN ? "" : " and --block",
         o->group == NOT_GIVEN ? "" : " and --group", o->scales == SCALES_COMPUTED ? "" : " and --scales=trained");
@@ -125,7 +125,7 @@ size_t coded_unit(Coded c, size_t cols)
 
 /* ---- config.json ---------------------------------------------------------------------------------------------- */
 
-/* With what every version reads, and nothing else. */
+/* Only keys that every version reads. */
 static json_t *compressed_tensors(const char *format, json_t *weights, json_t *activations)
 {
     return json_pack("{s:s, s:s, s:s, s:[s], s:{s:{s:[s], s:o, s:o}}}", "quant_method", "compressed-tensors", "format", format,

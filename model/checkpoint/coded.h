@@ -1,5 +1,5 @@
-/* Folders of other programs in which the matrices of the blocks are codes and scales: which tensors a matrix becomes, and what
- * config.json says of them. Embedding, head and norms stay in BF16.
+/* Folders for other programs, with the matrices of the blocks as codes and scales: the tensors of a matrix, and the
+ * quantization_config of config.json. Embedding, head and norms stay in BF16.
  *
  *   dtype  layout               tensors of a layer N of O outputs and I inputs
  *   fp8    compressed-tensors   N.weight F8_E4M3 (O,I), N.weight_scale BF16 (O,1); with a block of 128: (O/128, I/128)
@@ -10,7 +10,7 @@
  *   int4   compressed-tensors   N.weight_packed I32 (O, I/8), N.weight_scale BF16 (O, I/group), N.weight_shape I64 (2)
  *   nf4    bitsandbytes         N.weight U8 (O I/2, 1), N.weight.absmax U8 and four more          [kernels/nf4.h]
  *
- * compressed-tensors 0.8 to 0.20 (those of blocks from 0.12 on) and bitsandbytes 0.50 read them. */
+ * Read by compressed-tensors 0.8 to 0.20 (blocks: from 0.12 on) and bitsandbytes 0.50. */
 #pragma once
 #include <jansson.h>
 #include <stdbool.h>
@@ -26,18 +26,19 @@ typedef struct { CodedKind kind; size_t group; } Coded;         /* group: of int
 /* Whether weights of that dtype are codes with scales. */
 bool  coded_knows(ExportType dtype);
 
-/* Dies on options that do not go together, and says which do. */
+/* Dies on options that cannot be combined, and lists those that can. */
 Coded coded_find(const ExportOptions *o);
 
-/* Whether a matrix of that shape cannot be stored so; the options that do for all whose columns are multiples of cols. */
+/* refuses: whether a matrix of that shape cannot be stored this way. instead: options that work for all matrices whose columns are
+ * multiples of cols. */
 bool  coded_refuses(Coded c, size_t rows, size_t cols);
 const char *coded_instead(Coded c, size_t cols);
 
 const char *coded_name(Coded c);                /* for people */
-float coded_most(Coded c);                      /* the largest magnitude of a weight that can be stored so */
+float coded_most(Coded c);                      /* the largest magnitude of a weight that can be stored */
 
-/* A tensor that a matrix becomes: NAME.weight becomes NAME<suffix>. Of each `per` consecutive elements it holds `bytes` bytes;
- * per 0: what coded_whole gives. */
+/* One of the tensors of the matrix NAME.weight, called NAME<suffix>. It has `bytes` bytes for each `per` consecutive elements;
+ * per 0: its content is that of coded_whole. */
 enum { CODED_TENSORS = 6 };
 typedef struct {
     const char *suffix, *dtype;
@@ -47,7 +48,7 @@ typedef struct {
 
 int coded_tensors(CodedTensor to[CODED_TENSORS], Coded c, size_t rows, size_t cols);
 
-/* A matrix is encoded from front to back, a multiple of so many elements at a time but for the last. */
+/* A matrix is encoded from front to back in multiples of this many elements, except the last part. */
 size_t coded_unit(Coded c, size_t cols);
 
 json_t *coded_config(Coded c);                  /* quantization_config of config.json */

@@ -15,7 +15,7 @@
 
 enum { BLOCK = 128, NF4_BLOCKS = NF4_GROUP / NF4_BLOCK, MOST_THREADS = 64 };
 
-/* ---- what has to be known before ------------------------------------------------------------------------------ */
+/* ---- statistics of whole matrices ----------------------------------------------------------------------------- */
 
 bool coded_looks_first(Coded c)
 {
@@ -36,7 +36,7 @@ void coded_look(CodedView *v, Coded c, const float *w, size_t n)
             v->sum[v->blocks % NF4_BLOCKS] += abs_max(w + i, n - i < NF4_BLOCK ? n - i : NF4_BLOCK);
 }
 
-/* As nf4_offset. */
+/* The same as nf4_offset. */
 static float offset_of(const CodedView *v)
 {
     double total = 0;
@@ -59,7 +59,7 @@ static void encode_nf4(void *const out[], float offset, const float *w, size_t n
     }
 }
 
-/* The operand of the trainer [kernels.h, quantize]: a product with 1/S. */
+/* As the trainer quantizes operands [kernels.h, quantize]: multiplies by 1/S. */
 static void encode_operand(uint8_t *codes, float amax, const float *w, size_t n)
 {
     const float inverse = 1 / fp8_scale(amax, E4M3);
@@ -123,7 +123,7 @@ static void encode(void *const out[], Coded c, const CodedView *v, float *w, siz
 
 /* ---- by several threads --------------------------------------------------------------------------------------- */
 
-/* Elements at .. at + n - 1 of what `job` is about. */
+/* Works on elements at .. at + n - 1 of `job`. */
 typedef void PartFn(const void *job, size_t at, size_t n);
 typedef struct { pthread_t thread; PartFn *work; const void *job; size_t at, n; } Part;
 
@@ -134,7 +134,7 @@ static void *do_part(void *part)
     return NULL;
 }
 
-/* Of n elements, whole units each. */
+/* Divides n elements among threads, in whole units. */
 static void in_parts(PartFn *work, const void *job, size_t n, size_t unit)
 {
     const long cores = sysconf(_SC_NPROCESSORS_ONLN);
@@ -195,7 +195,7 @@ void coded_int4_scales(float *scale, Coded c, const float *w, size_t rows, size_
 
 /* ---- whole tensors -------------------------------------------------------------------------------------------- */
 
-/* As bitsandbytes writes it, and spaces, which JSON allows: its length is in the header, which is written before. */
+/* As bitsandbytes writes it, padded with spaces (valid JSON) to the length in the header, which is written earlier. */
 static void nf4_state(char *to, size_t bytes, float offset, size_t rows, size_t cols)
 {
     const int length = snprintf(to, bytes, "{\"quant_type\": \"nf4\", \"blocksize\": %d, \"dtype\": \"bfloat16\", \"shape\": [%zu, "

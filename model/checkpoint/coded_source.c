@@ -12,11 +12,11 @@
 #include "model/checkpoint/convert.h"
 #include "model/checkpoint/nf4_source.h"
 
-enum { BLOCK = 128, PER_WORD = 8, ZERO = 8, ZEROS = 0x77777777 };      /* of GPTQ: codes from 0 to 15, less 8; 8 is stored as 7 */
+enum { BLOCK = 128, PER_WORD = 8, ZERO = 8, ZEROS = 0x77777777 };      /* GPTQ: codes 0 to 15, minus 8; 8 is stored as 7 */
 
 typedef struct Kind Kind;
 
-/* A matrix and its tensors, which are called STEM<suffix>. */
+/* A matrix, whose tensors are called STEM<suffix>. */
 typedef struct {
     const Kind      *kind;
     SafeFile *const *file;
@@ -25,7 +25,7 @@ typedef struct {
     size_t           rows, cols;
 } Matrix;
 
-/* Tensors `codes` of type `dtype`, NULL: any, and `scale` tell that a matrix is of this kind; there may be the others. */
+/* A matrix is of this kind if it has tensors `codes` of type `dtype` (NULL: any) and `scale`; it may have the others. */
 struct Kind {
     const char *codes, *dtype, *scale, *others[5];
     void (*read)(float *to, const Matrix *m, size_t first, size_t n);
@@ -52,7 +52,7 @@ enum { NUM_KINDS = sizeof kinds / sizeof kinds[0] };
 
 /* ---- which tensors there are ---------------------------------------------------------------------------------- */
 
-/* No tensor: it is in none of the files. */
+/* tensor NULL: it is in none of the files. */
 static Found find(const Matrix *m, const char *suffix)
 {
     char *name = xasprintf("%s%s", m->stem, suffix);
@@ -72,7 +72,7 @@ static const Kind *kind_of(const Matrix *m)
     return NULL;
 }
 
-/* `name` without `suffix`, malloc'ed; NULL: it does not end so. */
+/* `name` without `suffix`, malloc'ed; NULL: it does not end with it. */
 static char *stem_of(const char *name, const char *suffix)
 {
     return suffix && text_ends_with(name, suffix) ? xasprintf("%.*s", (int)(strlen(name) - strlen(suffix)), name) : NULL;
@@ -118,7 +118,7 @@ static Found need(const Matrix *m, const char *suffix)
 {
     const Found f = find(m, suffix);
     if (!f.tensor)
-        die("%s%s: there is no tensor %s%s, without which %s.weight cannot be read; copy all files of the folder again",
+        die("%s%s: there is no tensor %s%s, which %s.weight needs; copy all files of the folder again",
             m->file[0]->path, m->count > 1 ? " and the files next to it" : "", m->stem, suffix, m->stem);
     return f;
 }
@@ -185,14 +185,14 @@ static Scales read_scales(const Matrix *m)
     return s;
 }
 
-/* The elements of a row that share a scale from element i of the matrix on, at most n. */
+/* The number of elements from i on that are in the same row and share its scale, at most n. */
 static size_t run_of(const Matrix *m, size_t i, size_t wide, size_t n)
 {
     const size_t col = i % m->cols, end = (col / wide + 1) * wide, run = (end < m->cols ? end : m->cols) - col;
     return run < n ? run : n;
 }
 
-/* NOTE: LLM.int8() multiplies with the F32 next to 1/127 after the row's largest magnitude, SCB [bitsandbytes 0.50]. */
+/* NOTE: LLM.int8() multiplies by the row's largest magnitude, SCB, then by the F32 nearest to 1/127 [bitsandbytes 0.50]. */
 static void read_bytes(float *to, const Matrix *m, size_t first, size_t n)
 {
     const Found codes = need_matrix(m, ".weight", m->kind->dtype, m->rows, m->cols);
@@ -217,7 +217,7 @@ static void read_bytes(float *to, const Matrix *m, size_t first, size_t n)
 
 /* ---- 4 bits --------------------------------------------------------------------------------------------------- */
 
-/* What else would read the folder takes the shape from there. */
+/* Other programs take the shape from there. */
 static void check_shape(const Matrix *m)
 {
     const Found f = need(m, ".weight_shape");
@@ -235,7 +235,7 @@ static int code_in(const uint32_t *word, size_t i)
     return (int)(*word >> 4 * (i % PER_WORD) & 15) - ZERO;
 }
 
-/* Groups are within rows, and rows are whole words, so that both follow one another without a gap. */
+/* A row is a whole number of groups and of words, so there are no gaps between rows. */
 static void read_packed(float *to, const Matrix *m, size_t first, size_t n)
 {
     const Found codes = need_matrix(m, ".weight_packed", "I32", m->rows, m->cols / PER_WORD), scales = need(m, ".weight_scale");
@@ -278,12 +278,12 @@ static void check_zeros(const Matrix *m, size_t groups)
     safetensors_read(f.file, zeros, f.tensor, 0, n * sizeof *zeros);
     for (size_t i = 0; i < n; i++)
         if (zeros[i] != ZEROS)
-            die("%s: tensor %s holds the word %08x; expected %08x, of symmetric codes in version 1 of the format: load the folder "
-                "that this one was quantized from", f.file->path, f.tensor->name, zeros[i], (unsigned)ZEROS);
+            die("%s: tensor %s has the word %08x; expected %08x, as only symmetric codes of version 1 of the format are supported: "
+                "load the folder from which it was quantized", f.file->path, f.tensor->name, zeros[i], (unsigned)ZEROS);
     free(zeros);
 }
 
-/* Words of eight inputs of an output. Of each row of words those of the outputs first / cols .. are read. */
+/* A word has eight inputs of one output. From each row of words those of outputs first / cols .. are read. */
 static void read_gptq(float *to, const Matrix *m, size_t first, size_t n)
 {
     const Found codes = need_matrix(m, ".qweight", "I32", m->cols / PER_WORD, m->rows), scales = need(m, ".scales");

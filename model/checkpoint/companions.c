@@ -1,4 +1,4 @@
-/* Small files, held in rank 0's memory from loading to saving. */
+/* These small files stay in rank 0's memory from loading to saving. */
 #include "model/checkpoint/companions.h"
 
 #include <dirent.h>
@@ -16,18 +16,18 @@
 #include "model/config/files.h"
 
 static const char *const model_files[] = {
-    "config.json",      /* not handed on as it is: companions_complete */
+    "config.json",      /* not written: companions_complete merges it */
     "generation_config.json",
 };
 
-/* What transformers saves for the tokenizers of all classes here, and Mistral's own format. */
+/* The files that transformers saves for tokenizers of all classes here, and Mistral's own format. */
 static const char *const tokenizer_files[] = {
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "vocab.txt", "merges.txt", "chat_template.jinja", "chat_template.json", "tekken.json",
 };
 static const char templates[] = "additional_chat_templates";        /* a folder of *.jinja */
 
-/* Of those, the ones that hold the tokens: a folder has a tokenizer if it has one of them. */
+/* The files with the tokens: a folder has a tokenizer if it has one of them. */
 static const char *const vocabularies[] = { "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json" };
 
 #define COUNT(list) (int)(sizeof list / sizeof list[0])
@@ -59,14 +59,14 @@ static void forget(bool tokenizer)
     num_held = kept;
 }
 
-/* Takes `data`. */
+/* Takes ownership of `data`. */
 static void hold(const char *name, char *data, size_t bytes, bool tokenizer)
 {
     held = xrealloc(held, (size_t)(num_held + 1) * sizeof *held);
     held[num_held++] = (Held){ xstrdup(name), data, bytes, tokenizer };
 }
 
-/* Holds the file, if there is one, as `name`. */
+/* Reads the file, if there is one, as `name`. */
 static void read_file(const char *path, const char *name, bool tokenizer)
 {
     check_regular(path);
@@ -148,7 +148,7 @@ static json_int_t greater(json_int_t a, json_int_t b)
     return a > b ? a : b;
 }
 
-/* The highest id of a tokenizer.json; -1: it says none. Unigram's vocabulary is a list. */
+/* The highest id of a tokenizer.json; -1: it has none. Unigram's vocabulary is a list. */
 static json_int_t highest_id(json_t *tokenizer)
 {
     json_t *vocab = json_object_get(json_object_get(tokenizer, "model"), "vocab"), *value;
@@ -162,7 +162,7 @@ static json_int_t highest_id(json_t *tokenizer)
     return highest;
 }
 
-/* Where there is no tokenizer.json, nothing here can read the tokens. */
+/* Without a tokenizer.json the tokens cannot be checked. */
 static void check_vocabulary(const char *path, int vocab_size)
 {
     const Held *h = find("tokenizer.json");
@@ -175,12 +175,12 @@ static void check_vocabulary(const char *path, int vocab_size)
     const json_int_t highest = highest_id(tokenizer);
     json_decref(tokenizer);
     if (highest < 0)
-        die("tokenizer %s: tokenizer.json has no model.vocab: expected what the library tokenizers writes", path);
+        die("tokenizer %s: tokenizer.json has no model.vocab: expected a file of the library tokenizers", path);
     if (highest >= vocab_size)
-        die("tokenizer %s: its ids go up to %lld, but model.vocab_size is %d: give the model at least %lld, or the tokenizer that "
-            "the data were made with", path, (long long)highest, vocab_size, (long long)highest + 1);
+        die("tokenizer %s: its ids go up to %lld, but model.vocab_size is %d: increase it to at least %lld, or give the tokenizer "
+            "with which the data were made", path, (long long)highest, vocab_size, (long long)highest + 1);
     if (highest < vocab_size / 2)
-        warn("tokenizer %s: its ids go up to %lld, and model.vocab_size is %d: is it the one that the data were made with?", path,
+        warn("tokenizer %s: its ids go up to %lld, but model.vocab_size is %d: were the data made with it?", path,
              (long long)highest, vocab_size);
 }
 
@@ -216,7 +216,7 @@ static bool names(const json_t *eos, const json_t *token)
     return found;
 }
 
-/* The token, then those of eos, which is one or a list. */
+/* A list of the token, then eos, which is one token or a list. */
 static json_t *before(json_t *token, json_t *eos)
 {
     json_t *all = json_pack("[O]", token);
@@ -236,8 +236,8 @@ static char *text_of(const json_t *file)
     return text;
 }
 
-/* generation_config.json says where programs stop, before config.json does: with the token that this run's texts end with, too. A
- * base model's file knows only the base model's. One that names it, or none at all, stays as it is. */
+/* Programs stop at the eos of generation_config.json before that of config.json. If the file, as of a base model, names other
+ * tokens than this run's eos, the eos is added. A file that names it, or no eos, does not change. */
 static void complete_generation(json_t *token)
 {
     Held *h = find("generation_config.json");

@@ -1,24 +1,24 @@
-/* What a Hugging Face folder holds beside the model: the tokenizer, settings for generation. A run that started from one
- * hands it on to its checkpoints, so that they can be used as they are; so does a run whose configuration names a tokenizer. */
+/* The other files of a Hugging Face folder: tokenizer and settings for generation. A run copies them from the loaded folder, or
+ * from the configured tokenizer, to its checkpoints, so that other programs can use these directly. */
 #pragma once
 #include <jansson.h>
 
-/* Reads them from `folder`, whose checkpoint or model is loaded, into memory: it may be gone when the run saves. Of adapters, what
- * that does not hold is `base`'s, the folder of their base; of a model both are the same. Rank 0 acts. */
+/* Reads them from `folder`, from which the model is loaded, into memory: it may not exist any more when the run saves. Files that a
+ * folder of adapters lacks are read from `base`, the folder of their base; for a model both are the same. Rank 0 acts. */
 void companions_read (const char *folder, const char *base);
 
-/* Takes the tokenizer at `path` instead of that of any folder: a folder that holds one, a tokenizer.json or a tokenizer.model.
- * Dies if there is none, or if it has ids that a model of `vocab_size` tokens does not know. Rank 0 acts. */
+/* Uses the tokenizer at `path` instead of that of the folder: a folder with one, a tokenizer.json or a tokenizer.model.
+ * Dies if there is none, or if it has ids >= vocab_size. Rank 0 acts. */
 void companions_take_tokenizer(const char *path, int vocab_size);
 
-/* What training does not change and the configuration does not say: the first token, further tokens that end a text, and the
- * length of texts that the loaded model knows, if it is more than that of the training. config: ours, see hf_config. Its eos
- * joins those of the generation_config.json to write, where programs would not stop at it otherwise. */
+/* Adds values of the loaded config.json that are not in the configuration: the first token, further tokens that end a text, and
+ * the model's sequence length if it is larger than that of training. config: the one of hf_config. Adds its eos to those of the
+ * generation_config.json to write, where programs would not stop at it otherwise. */
 void companions_complete(json_t *config);
 
-/* Where such a config.json is not written, as beside adapters: its eos, if the loaded model's is another one, goes into a
- * generation_config.json, unless there is one. */
+/* For folders without a config.json, as those of adapters: if the eos differs from the loaded model's, creates a
+ * generation_config.json with it, unless there is one. */
 void companions_keep_eos(const json_t *config);
 
-/* Writes into `folder` what was read. Dies if the disk does not take it. */
+/* Writes the files into `folder`. Dies if the disk fails. */
 void companions_write(const char *folder);

@@ -32,11 +32,11 @@ static uint32_t bits_of(float x)
     return bits;
 }
 
-/* Below 2^-14 codes are 2^-24 apart, as floats are from 1/2 on: adding 1/2 rounds to them. */
+/* Below 2^-14 codes are 2^-24 apart, as are floats in [1/2, 1): adding 1/2 rounds to codes. */
 static uint16_t f16_encode(float x)
 {
     const uint32_t bits = bits_of(x), sign = bits >> 16 & 0x8000, a = bits & 0x7fffffff;
-    if (a >= 0x477ff000)            /* half-way from the largest value, 65504, to what would be the next */
+    if (a >= 0x477ff000)            /* 65520: half-way from the largest value, 65504, to 65536 */
         return (uint16_t)(sign | (a > 0x7f800000 ? 0x7fff : 0x7c00));
     if (a < 0x38800000)
         return (uint16_t)(sign | (bits_of(fabsf(x) + 0.5f) - 0x3f000000));
@@ -56,7 +56,7 @@ void convert_decode(float *x, const char *from, const void *raw, size_t n)
             x[i] = bf16_decode(code[i]);
 }
 
-/* In place, codes take half the room of what they come from. */
+/* Works in place: code i overwrites only elements that were read already. */
 size_t convert_encode(void *raw, const char *to, const float *x, size_t n)
 {
     const bool half = strcmp(to, "F16") == 0;

@@ -1,11 +1,11 @@
-/* CRC-32C of large blocks, and of a whole from those of its parts.
+/* CRC-32C of large blocks, and of a whole from the checksums of its parts.
  *
- * A checksum is the remainder of a polynomial over GF(2) modulo P; bit 31 of the number is the coefficient of x^0. To append a
- * byte is to multiply by x^8 and to add, so the remainder of a part with n bytes behind it is its own times x^(8n), and parts add
+ * A checksum is the remainder of a polynomial over GF(2) modulo P; bit 31 of the number is the coefficient of x^0. Appending a
+ * byte multiplies by x^8 and adds. So a part followed by n bytes contributes its remainder times x^(8n); contributions are added
  * by exclusive or, in any order.
  *
- * The CPU's instruction takes 8 bytes, with a latency of 3 cycles and a throughput of one per cycle: three streams at a time,
- * a block each, keep it busy. [V. Gopal et al., Fast CRC Computation for iSCSI Polynomial Using CRC32 Instruction, Intel, 2011] */
+ * The CPU's instruction takes 8 bytes, with a latency of 3 cycles and a throughput of one per cycle: three interleaved streams, a
+ * block each, keep it busy. [V. Gopal et al., Fast CRC Computation for iSCSI Polynomial Using CRC32 Instruction, Intel, 2011] */
 #include "model/checkpoint/crc32c.h"
 
 #include <pthread.h>
@@ -15,7 +15,7 @@
 #define P      0x82f63b78u      /* without x^32 */
 #define X_TO_0 0x80000000u
 
-enum { BLOCK = 1 << 15 };       /* bytes of each of three streams: long beside the cost of joining them, short beside the caches */
+enum { BLOCK = 1 << 15 };       /* bytes per stream: long compared to the cost of joining, small compared to caches */
 
 /* a b mod P */
 static uint32_t multiply(uint32_t a, uint32_t b)

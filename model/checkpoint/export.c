@@ -1,5 +1,4 @@
-/* Streams tensor by tensor: memory holds a piece of one, and of a matrix with an adapter that adapter, whatever the size of the
- * model. */
+/* Streams tensor by tensor: whatever the size of the model, memory holds a piece of one tensor and the adapter of one matrix. */
 #include "model/checkpoint/export.h"
 
 #include <jansson.h>
@@ -25,7 +24,7 @@
 #include "model/config/pointer.h"
 #include "model/units.h"
 
-/* ---- what there is ---------------------------------------------------------------------------------------- */
+/* ---- the source ------------------------------------------------------------------------------------------- */
 
 /* The latest checkpoint, if `source` is the folder of a run. */
 static char *choose(const char *source)
@@ -35,31 +34,31 @@ static char *choose(const char *source)
     if (named)
         return named;
     if (stat(source, &status) != 0 || !S_ISDIR(status.st_mode))
-        die("--export=%s: there is no such folder; expected a checkpoint, the save_folder of a run, or a folder that "
-            "save_pretrained wrote", source);
+        die("--export=%s: there is no such folder; expected a checkpoint, the save_folder of a run, or a folder written by "
+            "save_pretrained", source);
     if (target_is_unfinished(source))
-        die("--export=%s: an export to there was interrupted; name the checkpoint that it began with", source);
+        die("--export=%s: this is the output of an interrupted export; give the checkpoint that it exported", source);
     if (file_is_in(source, "config.json") || adapter_is(source))
         return xstrdup(source);
     char *latest = checkpoint_latest(source);
     if (!latest)
-        die("--export=%s: there is neither a config.json, so it is no checkpoint, nor a checkpoint in it", source);
+        die("--export=%s: no config.json and no checkpoint in it; expected a checkpoint or the save_folder of a run", source);
     return latest;
 }
 
-/* Where the adapters' base is: as `given`, or as their file says. The caller owns it. */
+/* The folder of the adapters' base: `given`, or the one that their file names. The caller owns it. */
 static char *find_base(const char *folder, const char *given)
 {
     char *base = given ? xstrdup(given) : adapter_base(folder);
     if (!base || !file_is_in(base, "config.json"))
-        die("--export=%s: its adapters are added to the weights of the model they stand beside, and %s %s%s; "
-            "--lora.base_path=FOLDER says where that is", folder,
+        die("--export=%s: its adapters are merged into the weights of their base model, but %s %s%s; "
+            "give its folder: --lora.base_path=FOLDER", folder,
             given ? "--lora.base_path" : "base_model_name_or_path of its adapter_config.json",
             base ? "is no folder with a config.json: " : "names none", base ? base : "");
     return base;
 }
 
-/* Also files with the padding rows of the vocabulary are read. */
+/* Files with the padding rows of the vocabulary are accepted, too. */
 static void check(const Entry *e)
 {
     const HfTensor *t = &e->tensor;
@@ -74,7 +73,7 @@ static void check(const Entry *e)
             t->rows, t->cols);
 }
 
-/* Fills in where the tensor is. */
+/* Sets the tensor's file. */
 static void find(const Export *x, Entry *e)
 {
     const bool low = e->tensor.adapter;
@@ -96,7 +95,7 @@ static size_t common_divisor(size_t a, size_t b)
     return b == 0 ? a : common_divisor(b, a % b);
 }
 
-/* That codes can be stored of all matrices. */
+/* Dies if the shape of a matrix does not allow its codes. */
 static void check_shapes(const Export *x)
 {
     size_t cols = 0;
@@ -105,7 +104,7 @@ static void check_shapes(const Export *x)
     for (int i = 0; i < x->num_entries; i++) {
         const HfTensor *t = &x->entry[i].tensor;
         if (x->entry[i].is_coded && coded_refuses(x->coded, t->rows, t->cols))
-            die("%s: matrix %s of %zu x %zu cannot be divided so: %s; take %s", x->base, t->name, t->rows, t->cols,
+            die("%s: matrix %s of %zu x %zu cannot be divided: %s; use %s", x->base, t->name, t->rows, t->cols,
                 x->coded.kind == CODED_INT4 ? "a group is part of a row" : "blocks are 128 x 128",
                 coded_instead(x->coded, cols));
     }
@@ -136,7 +135,7 @@ static const Entry *find_entry(const Entry *list, int count, const char *name)
     return NULL;
 }
 
-/* That of the adapter beside e, which is called `matrix`; NULL: there is none. */
+/* The matrix `matrix` (lora_A or lora_B) of e's adapter; NULL: there is none. */
 static const Entry *find_low(const Export *x, const Entry *e, const char *matrix)
 {
     const int length = (int)(strlen(e->tensor.name) - strlen("weight"));
@@ -155,7 +154,7 @@ static void join(Export *x)
         e->b = find_low(x, e, "lora_B");
         joined += (e->a != NULL) + (e->b != NULL);
     }
-    CHECK(joined == x->num_low, "%d of %d tensors of adapters stand beside a matrix", joined, x->num_low);
+    CHECK(joined == x->num_low, "%d of %d tensors of adapters belong to a matrix", joined, x->num_low);
 }
 
 static void check_left_over(const Export *x, const ModelConfig *m)
@@ -180,7 +179,7 @@ static void check_left_over(const Export *x, const ModelConfig *m)
 
 /* ---- descriptions ----------------------------------------------------------------------------------------- */
 
-/* Numbers in the digits somebody wrote, 1e-05, where these are all there are. */
+/* Prints numbers with 15 digits, such as 1e-05, if all of them are exact then, else with 17. */
 static char *json_text(const json_t *value)
 {
     char *text = json_dumps(value, JSON_INDENT(2) | JSON_REAL_PRECISION(15));
@@ -202,8 +201,8 @@ static void write_json(const Export *x, const char *name, json_t *value)
     free(text);
 }
 
-/* That of the folder, but for the type, and with the class that it was read as. Every transformers reads torch_dtype; 5 writes dtype,
- * which counts if it is there. */
+/* The folder's config.json with the new type, and with the class as which it was read. All versions of transformers read
+ * torch_dtype; 5 writes dtype, which takes precedence. */
 static json_t *config(const Export *x, const Architecture *class)
 {
     char *path = xasprintf("%s/config.json", x->base);
@@ -224,31 +223,31 @@ static json_t *config(const Export *x, const Architecture *class)
     return j;
 }
 
-/* What was trained is an operand in E4M3 of a run that had such operands; its weights alone, without adapters. */
+/* --scales=trained needs a checkpoint of a run with E4M3 operands, without adapters. */
 static void check_trained(const Export *x)
 {
     if (!x->is_coded || x->coded.kind != CODED_FP8_TENSOR)
         return;
     json_t *manifest = source_manifest(x->folder);
     const char *operand = json_string_value(json_object_get(json_object_get(manifest, "format"), "operand"));
-    const char *why = x->lora.rank > 0 ? "adapters are merged into it, and no run multiplied with their sum"
+    const char *why = x->lora.rank > 0 ? "merged adapters are no operand of a run"
                     : !manifest ? "it is no checkpoint of a run"
                     : !operand || strcmp(operand, "e4m3") != 0
-                    ? xasprintf("its run multiplied in %s", operand ? operand : "a format that it does not say")
+                    ? xasprintf("its run multiplied in %s", operand ? operand : "an unknown format")
                     : NULL;
     if (why)
-        die("%s: --scales=trained takes the FP8 operands of a run, but %s; without it each row has a scale", x->folder, why);
+        die("%s: --scales=trained exports the FP8 operands of a run, but %s; leave it out for one scale per row", x->folder, why);
     json_decref(manifest);
 }
 
-/* What there is, and what it is to become. base: NULL, or where that of adapters is. */
+/* Opens the source and lists its tensors. base: NULL, or the folder of the adapters' base. */
 static void open_export(Export *x, const char *base)
 {
     const bool adapter = adapter_is(x->folder);
     ModelConfig m = { 0 };
     double dropout;
     if (base && !adapter)
-        die("--lora.base_path=%s: %s is a whole model, and has no adapters that stand beside another", base, x->folder);
+        die("--lora.base_path=%s: %s is a whole model without adapters, so it has no base; leave it out", base, x->folder);
     x->base = adapter ? find_base(x->folder, base) : x->folder;
     x->source = source_open(x->base);
     config_read_hf(&m, x->base);
@@ -265,7 +264,7 @@ static void open_export(Export *x, const char *base)
     join(x);
     check_left_over(x, &m);
     companions_read(x->folder, x->base);
-    /* now: a run may delete its old checkpoints, whose open files can still be read */
+    /* read now: a run may delete this checkpoint; open files stay readable */
     x->description = config(x, m.architecture);
 }
 
@@ -307,9 +306,9 @@ void export_begin(Export *x, size_t file_limit)
 static void print_result(const Export *x)
 {
     if (x->lora.rank > 0)
-        printf("base %s, which stays as it is, with the adapters of %s merged into it:\n", x->base, x->folder);
+        printf("base %s (unchanged) merged with the adapters of %s:\n", x->base, x->folder);
     if (x->is_coded && x->coded.kind == CODED_INT4 && !x->is_calibrated)
-        printf("int4 without --calibration: codes are the nearest, of the scales with the least error of weights\n");
+        printf("int4 without --calibration: weights are rounded, with the scales that give the least error\n");
     printf("exported %s to %s: %.3g GiB in %d file%s, %s, in %.1f s\n", x->folder, x->target, (double)export_bytes(x) / 0x1p30,
            x->num_files, x->num_files > 1 ? "s" : "", x->is_coded ? coded_name(x->coded) : x->dtype, clock_seconds() - x->start);
 }

@@ -13,16 +13,16 @@
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/merge.h"
 
-enum { CHUNK = 8 << 20 };       /* elements that are in memory at once, or a unit of coded_unit */
+enum { CHUNK = 8 << 20 };       /* elements in memory at once, or a unit of coded_unit if that is more */
 
 static size_t numel(const HfTensor *t)
 {
     return t->rows * t->cols;
 }
 
-/* ---- what is written ------------------------------------------------------------------------------------------ */
+/* ---- output --------------------------------------------------------------------------------------------------- */
 
-/* The tensors that e becomes. */
+/* The exported tensors of e. */
 static int outputs(CodedTensor to[CODED_TENSORS], const Export *x, const Entry *e)
 {
     const HfTensor *t = &e->tensor;
@@ -105,33 +105,33 @@ json_t *export_index(const Export *x)
     return json_pack("{s:{s:I}, s:o}", "metadata", "total_size", (json_int_t)export_bytes(x), "weight_map", map);
 }
 
-/* ---- what is read --------------------------------------------------------------------------------------------- */
+/* ---- input ---------------------------------------------------------------------------------------------------- */
 
-/* value: the first of e's that is not finite in the type asked for. */
+/* value: the first one of e that is not finite in the requested type. */
 static _Noreturn void die_of_value(const Export *x, const Entry *e, float value)
 {
     if (!isfinite(value))
-        die("%s: tensor %s holds a value that is not finite: this model is ruined. %s", e->from->path, e->tensor.name,
+        die("%s: tensor %s holds a value that is not finite, so this model is unusable. %s", e->from->path, e->tensor.name,
             folder_say_others(x->folder));
     if (e->is_coded)
-        die("%s: tensor %s holds %g, more than LLM.int8() can: take --dtype=int8 without --layout", e->from->path, e->tensor.name,
+        die("%s: tensor %s holds %g, more than LLM.int8() can: use --dtype=int8 without --layout", e->from->path, e->tensor.name,
             (double)value);
     die("%s: tensor %s holds %g, more than %s can: %s", e->from->path, e->tensor.name, (double)value, x->dtype,
-        strcmp(x->dtype, "F16") == 0 ? "take --dtype=bf16" : "take --dtype=f32");
+        strcmp(x->dtype, "F16") == 0 ? "use --dtype=bf16" : "use --dtype=f32");
 }
 
 static _Noreturn void die_of_disk(const Export *x, const SafeFile *file)
 {
-    die("%s; the export is not complete. Make room or name a folder elsewhere; %s can be removed, and the next export to there "
-        "replaces it", file->problem, x->temporary);
+    die("%s; the export is incomplete. Free space or export to another folder; %s can be removed, or the next export to the same "
+        "folder replaces it", file->problem, x->temporary);
 }
 
 static void check_sum(const Entry *e, uint32_t sum)
 {
     const SafeTensor *t = e->source;
     if (t->has_sum && t->sum != sum)
-        die("%s: tensor %s has the checksum %08x, and %08x in trainer.json: some of its bytes are not those that were saved. Copy "
-            "the file again or export another checkpoint", e->from->path, t->name, sum, t->sum);
+        die("%s: tensor %s has the checksum %08x, expected %08x from trainer.json: its bytes have changed since they were saved. "
+            "Copy the file again or export another checkpoint", e->from->path, t->name, sum, t->sum);
 }
 
 /* All of an adapter's tensor; the caller frees it. */
@@ -164,12 +164,12 @@ static Merge open_merge(const Export *x, const Entry *e)
 typedef struct {
     const Export *x;
     const Entry  *e;
-    size_t        chunk;        /* elements that are in memory at once */
+    size_t        chunk;        /* elements in memory at once */
     Merge         merge;
     void         *raw;          /* chunk elements of 4 bytes */
     float        *values;       /* chunk */
     uint32_t      sum;
-    const Entry  *viewed;       /* the one that `view` is of; NULL: none */
+    const Entry  *viewed;       /* the entry of `view`; NULL: none */
     CodedView     view;
 } Reading;
 
@@ -214,7 +214,7 @@ static void write_output(const Export *x, const Entry *e, const CodedTensor *t, 
     free(name);
 }
 
-/* How many of n elements of e from `at` on are not padding rows of a vocabulary, which are read for the checksum only. */
+/* How many of n elements of e from `at` on are not in padding rows of the vocabulary; these are only read for the checksum. */
 static size_t kept_of(const Entry *e, size_t at, size_t n)
 {
     const size_t own = numel(&e->tensor);
@@ -245,7 +245,7 @@ static void write_plain(Reading *r, const Entry *e)
 
 /* ---- codes ---------------------------------------------------------------------------------------------------- */
 
-/* Whole units, as many as fit into memory at once. */
+/* Elements of as many whole units as fit into a chunk. */
 static size_t step_of(const Reading *r, const Entry *e)
 {
     const size_t unit = coded_unit(r->x->coded, e->tensor.cols);
@@ -288,7 +288,7 @@ static void look(Reading *r, const Entry *e)
     }
 }
 
-/* What the tensors of e hold of its n elements from `at` on. */
+/* Writes the parts of e's tensors for its n elements from `at` on. */
 static void write_parts(const Export *x, const Entry *e, void *const out[], size_t at, size_t n)
 {
     CodedTensor to[CODED_TENSORS];
@@ -311,7 +311,7 @@ static void write_whole(const Export *x, const Entry *e, const CodedView *v)
     }
 }
 
-/* Room for n elements in each tensor. */
+/* Allocates each tensor's part for n elements. */
 static void open_parts(void *out[CODED_TENSORS], const Export *x, const Entry *e, size_t n)
 {
     CodedTensor to[CODED_TENSORS];
@@ -344,7 +344,7 @@ static void write_coded(Reading *r, const Entry *e)
     write_whole(r->x, e, &r->view);
 }
 
-/* ---- from elsewhere and to there ------------------------------------------------------------------------------- */
+/* ---- calibration ----------------------------------------------------------------------------------------------- */
 
 static Entry *find_entry(const Export *x, const char *name)
 {
@@ -387,7 +387,7 @@ void export_write_int4(Export *x, const char *name, const int8_t *codes, const f
 
 /* ---- all ------------------------------------------------------------------------------------------------------ */
 
-/* The cursor goes back, so that the next message takes this line. */
+/* Ends with \r, so that the next message overwrites this line. */
 void export_say_progress(const char *what, double start, size_t done, size_t all)
 {
     static double said;

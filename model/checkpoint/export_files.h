@@ -1,4 +1,4 @@
-/* The files that an export writes: from a list of tensors with their sources to a folder of safetensors. */
+/* Writes the files of an export: from a list of tensors with their sources to a folder of safetensors. */
 #pragma once
 #include <jansson.h>
 
@@ -6,29 +6,29 @@
 #include "model/checkpoint/coded_encode.h"
 #include "model/checkpoint/source.h"
 
-/* A tensor of the model: where it is, the file that it goes to, and the adapter next to it, if there is one. */
+/* A tensor of the model: its source, its file in the export, and its adapter, if there is one. */
 typedef struct Entry {
     HfTensor            tensor;
     const SafeFile     *from;
-    const SafeTensor   *source;         /* NULL: it is stored as codes and scales, coded_source.h */
+    const SafeTensor   *source;         /* NULL: stored as codes and scales, coded_source.h */
     int                 file;
-    bool                is_coded;       /* to be: a matrix of a block, where the export is of codes */
+    bool                is_coded;       /* exported as codes: a matrix of a block */
     bool                is_written;
-    int                 shares;         /* entries with the same number have one scale, where coded_shares */
+    int                 shares;         /* if coded_shares: entries with the same number have one scale */
     const struct Entry *a, *b;
 } Entry;
 
 typedef struct {
     double      start;
-    char       *folder;         /* that is exported: a model or adapters */
-    char       *base;           /* where the model is: that folder, or that of the adapters' base */
-    char       *target, *temporary;         /* the folder to be, and what is written until then */
+    char       *folder;         /* the source: a model or adapters */
+    char       *base;           /* folder of the model: `folder`, or that of the adapters' base */
+    char       *target, *temporary;         /* the new folder, and its name until it is complete */
     int         begun;          /* of target_begin */
     json_t     *description;    /* config.json */
-    const char *dtype;          /* of what is not coded */
+    const char *dtype;          /* of tensors without codes */
     bool        is_coded;
     Coded       coded;
-    Lora        lora;           /* rank 0: there are no adapters */
+    Lora        lora;           /* rank 0: no adapters */
     Source      source, adapter;
     Entry      *entry, *low;    /* the model's, and those of adapters */
     int         num_entries, num_low, num_files;
@@ -36,22 +36,22 @@ typedef struct {
     SafeFile  **file;
 } Export;
 
-/* Numbers the files: up to file_limit bytes in each, or one tensor. */
+/* Divides the tensors among files: up to file_limit bytes in each, or one tensor. */
 void    export_divide(Export *x, size_t file_limit);
 void    export_create_files(Export *x);
 size_t  export_bytes(const Export *x);
 json_t *export_index(const Export *x);          /* model.safetensors.index.json */
 
-/* All values of the tensor `name`, with its adapter added. Another thread may export at the same time, but not read. */
+/* All values of the tensor `name`, with its adapter added. Another thread may call export_write_int4 meanwhile, but not this. */
 void    export_read(const Export *x, const char *name, float *values);
 
-/* The tensors of the matrix `name` (rows, cols) in int4, from codes, from -8 to 7, and scales (rows, cols / group) that come from
- * elsewhere and have BF16 values. */
+/* Writes the tensors of the matrix `name` (rows, cols) in int4, with given codes, -8 to 7, and scales (rows, cols / group), which
+ * have BF16 values. */
 void    export_write_int4(Export *x, const char *name, const int8_t *codes, const float *scale);
 
-/* All tensors that are not written yet; on disk when it returns. */
+/* Writes all remaining tensors; on disk when it returns. */
 void    export_write(Export *x);
 
-/* On a terminal: "<what> 12 %, 34 s left", if that was not said a moment ago. done: of `all`, since `start`. */
+/* On a terminal prints "<what> 12 %, 34 s left", at most twice a second. done: of `all`, since `start`. */
 void    export_say_progress(const char *what, double start, size_t done, size_t all);
 void    export_end_progress(void);

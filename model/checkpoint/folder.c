@@ -1,5 +1,5 @@
-/* rename() is atomic, and durable once the folder that holds the name is synced; so a checkpoint is written under
- * another name and takes its own when it is complete and on disk. Nothing ever reads a stepN.tmp. */
+/* rename() is atomic, and durable once the folder of the name is synced. So a checkpoint is written under another name and renamed
+ * when it is complete and on disk. Nothing ever reads a stepN.tmp. */
 #include "model/checkpoint/folder.h"
 
 #include <dirent.h>
@@ -18,7 +18,7 @@
 #include "model/config/files.h"
 #include "model/config/pointer.h"
 
-static const char mark[] = ".unfinished";   /* in a step<N>.tmp or .old of ours, and in a step<N> that is about to be one */
+static const char mark[] = ".unfinished";   /* in our step<N>.tmp and .old, and in a step<N> before it is renamed to one */
 static char *unfinished;                    /* by folder_prepare */
 static bool no_links;                       /* found by folder_try */
 
@@ -36,7 +36,7 @@ char *folder_latest(const char *save_folder)
 {
     char *latest = xasprintf("%s/latest", save_folder), *name = pointer_read(latest);
     if (!name && file_exists(latest))
-        die("%s is no link to a checkpoint, as in a copy that followed links; delete it, and begin with --load_path=%s/stepN",
+        die("%s is no link to a checkpoint (a copy that followed links?); delete it, and start with --load_path=%s/stepN",
             latest, save_folder);
     free(latest);
     return name;
@@ -79,7 +79,7 @@ long folder_foreign_step(const char *save_folder)
 
 /* ---- names, links, the disk --------------------------------------------------------------------------------- */
 
-/* The first of path, path2, path3, ... that is not there. */
+/* The first of path, path2, path3, ... that does not exist. */
 static char *free_name(const char *path)
 {
     char *name = xstrdup(path);
@@ -151,7 +151,7 @@ static void take_mark(const char *folder)
 
 /* ---- deleting ----------------------------------------------------------------------------------------------- */
 
-/* errno says why. Told once, not at each save. */
+/* Warns with errno's reason; once per path, not at each save. */
 static void leave(const char *path)
 {
     static char **told;
@@ -162,7 +162,7 @@ static void leave(const char *path)
             return;
     told = xrealloc(told, sizeof *told * (size_t)(count + 1));
     told[count++] = xstrdup(path);
-    warn("%s: cannot delete: %s; it is left there, and the run goes on", path, strerror(error));
+    warn("%s: cannot delete: %s; it stays there, and the run continues", path, strerror(error));
 }
 
 static int remove_entry(const char *path, const struct stat *status, int type, struct FTW *where)
@@ -172,7 +172,7 @@ static int remove_entry(const char *path, const struct stat *status, int type, s
     return last ? 0 : remove(path);
 }
 
-/* The mark goes last: what an interruption leaves has it. */
+/* The mark is deleted last, so that the remains of an interruption have it. */
 void folder_remove_tree(const char *path)
 {
     if (!file_exists(path))
@@ -188,7 +188,7 @@ void folder_remove_tree(const char *path)
         leave(path);
 }
 
-/* Removes every step<N><suffix> that has our mark, or is empty; with `only_if_replaced`, only those next to a step<N>. */
+/* Removes every step<N><suffix> that has our mark, or is empty; with `only_if_replaced`, only if there is a step<N>. */
 static void remove_marked(const char *save_folder, const char *suffix, bool only_if_replaced)
 {
     char **path = NULL;
@@ -222,8 +222,8 @@ void folder_clean(const char *save_folder)
     remove_marked(save_folder, ".old", true);
 }
 
-/* Of save_folder the entry `name`, which is a step<N> or begins so. Under the other name first: a half-deleted checkpoint must not
- * look like one. `must`: nor may one that cannot be deleted. */
+/* Deletes the entry `name` of save_folder, which starts with step<N>. Renames it first: a half-deleted checkpoint must not look
+ * complete. `must`: dies if it cannot be deleted. */
 static void remove_named(const char *save_folder, const char *name, bool must)
 {
     char *path = xasprintf("%s/%s", save_folder, name);
@@ -261,7 +261,7 @@ void folder_remove_later(const char *save_folder, long step)
     free(steps);
 }
 
-/* All step<N>-aborted, but not what somebody gave such a name. */
+/* All our step<N>-aborted, not other folders of that name. */
 static void remove_aborted(const char *save_folder)
 {
     long *steps;
@@ -274,7 +274,7 @@ static void remove_aborted(const char *save_folder)
     free(steps);
 }
 
-/* `latest` last: what an interruption leaves is a run that can be continued, or nothing. */
+/* `latest` is deleted last: an interruption leaves a run that can be continued, or nothing. */
 void folder_clear(const char *save_folder)
 {
     char *latest = xasprintf("%s/latest", save_folder), *name = pointer_read(latest);
@@ -304,12 +304,12 @@ void folder_try(const char *save_folder)
     if (made)
         folder_sync(path[0]);
     if (made && rename(path[0], path[1]) != 0)
-        die("save_folder %s: cannot rename a folder in it: %s; a checkpoint takes its name when it is complete: give a "
+        die("save_folder %s: cannot rename a folder in it: %s; complete checkpoints are renamed, so give a "
             "--save_folder on another file system", save_folder, strerror(errno));
     folder_sync(save_folder);
     no_links = !full && symlink(names[1], path[2]) != 0;
     if (no_links)
-        warn("save_folder %s: no symbolic links can be made there (%s): `latest` is a file that names the newest checkpoint",
+        warn("save_folder %s: cannot create symbolic links there (%s): `latest` is a file that names the newest checkpoint",
              save_folder, strerror(errno));
     for (int i = 0; i < 3; i++) {
         folder_remove_tree(path[i]);
@@ -348,7 +348,7 @@ void folder_point_latest(const char *save_folder, const char *target)
     free(line);
 }
 
-/* A mark that stays says nothing. */
+/* If the mark cannot be deleted it has no effect in a step<N>. */
 static void point_latest_to_step(const char *save_folder, long step)
 {
     char *path = step_path(save_folder, step, "");
@@ -373,7 +373,7 @@ void folder_publish(const char *save_folder, long step)
     folder_sync(save_folder);
     point_latest_to_step(save_folder, step);
     if (foreign)
-        warn("%s was no checkpoint of this run; it is %s now", path, old);
+        warn("%s was no checkpoint of this run; it was renamed to %s", path, old);
     else if (old)
         folder_remove_tree(old);
     remove_marked(save_folder, ".old", true);
@@ -392,7 +392,7 @@ char *folder_set_aside(const char *save_folder, long step)
     return path;
 }
 
-/* ---- what messages say -------------------------------------------------------------------------------------- */
+/* ---- texts for messages ------------------------------------------------------------------------------------- */
 
 char *folder_say_latest(const char *save_folder)
 {
@@ -408,7 +408,7 @@ char *folder_say_others(const char *checkpoint)
     long step, *steps, best = -1;
     int end = 0;
     if (slash && sscanf(slash, "/step%ld%n", &step, &end) == 1) {
-        if (slash[end])         /* step6-aborted: step6 is another */
+        if (slash[end])         /* step6-aborted: step6 is an alternative */
             step = LONG_MAX;
         *slash = '\0';
         for (int i = file_steps(&steps, path, "") - 1; i >= 0; i--)
@@ -417,8 +417,8 @@ char *folder_say_others(const char *checkpoint)
         free(steps);
     }
     if (best >= 0)
-        text = xasprintf("%s/step%ld is there too: --load_path of it goes back to it, in the same save_folder with "
+        text = xasprintf("%s/step%ld exists, too: to go back to it, give it as --load_path; in the same save_folder with "
                          "--save_overwrite and without --try_load_latest_save", path, best);
     free(path);
-    return text ? text : xstrdup("There is no other checkpoint beside it: get these files again, or begin anew");
+    return text ? text : xstrdup("There is no other checkpoint next to it: get these files again, or start a new run");
 }

@@ -1,48 +1,46 @@
-/* The folders of checkpoints on disk: stepN, stepN.tmp while it is written, stepN.old while it is replaced, `latest`. What else has
- * such a name is not touched: stepN.tmp and stepN.old of ours hold an empty file .unfinished, and take another number at their end
- * where the name is taken.
- * Rank 0 acts; errors die and name the path, but what cannot be deleted is told once and left. Strings returned are malloc'ed. */
+/* The folders of checkpoints on disk: stepN, stepN.tmp while it is written, stepN.old while it is replaced, `latest`. Other folders
+ * with such a name are not touched: our stepN.tmp and stepN.old contain an empty file .unfinished. A number follows a taken name.
+ * Rank 0 acts. Errors die and name the path; for files that cannot be deleted it warns once. Returned strings are malloc'ed. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
 
-bool  folder_holds(const char *name);                 /* whether it can be the name of a file in a folder: no path */
+bool  folder_holds(const char *name);                 /* whether it is a valid name of a file in a folder, not a path */
 
-/* The real path of what `latest` points to, or else of the step<N> of the largest N; NULL: there is none. */
+/* The real path of the target of `latest`, or else of the step<N> of the largest N; NULL: there is none. */
 char *folder_newest(const char *save_folder);
-/* N of a step<N> that this program has not made; -1: there is none. */
+/* N of a step<N> that was not made by this program; -1: there is none. */
 long  folder_foreign_step(const char *save_folder);
 
-/* Tries in save_folder all that a save does, and dies of what it cannot do without. Where there are no symbolic links, it warns,
- * and `latest` is a file. */
+/* Tries all file operations of a save in save_folder; dies if a necessary one fails. Without symbolic links it warns, and `latest`
+ * will be a file. */
 void  folder_try(const char *save_folder);
 
-void  folder_clean(const char *save_folder);          /* removes what an interrupted save left behind */
+void  folder_clean(const char *save_folder);          /* removes the remains of an interrupted save */
 
-/* The same; the path of a step<N>.tmp that is not there. prepare: makes it. */
+/* choose: the same; returns the path of a new step<N>.tmp. prepare: creates it. */
 char *folder_choose (const char *save_folder, long step);
 void  folder_prepare(const char *temporary);
 
-/* What folder_prepare made last becomes step<N>, what was there is deleted, and `latest` points to it; all of it durable. A crash
- * in between leaves the old step<N>, or it as step<N>.old, or the new one. */
+/* Renames the folder of the last folder_prepare to step<N>, deletes an old step<N>, and points `latest` to it, all durable. A crash
+ * in between leaves the old step<N>, also as step<N>.old, or the new one. */
 void  folder_publish(const char *save_folder, long step);
 
-/* The same becomes step<N>-aborted, which nothing goes on from unless it is named; others that were saved as that are deleted.
- * Returns its path. Durable. */
+/* Renames it to step<N>-aborted, which is only loaded if it is named; deletes older aborted states. Returns its path. Durable. */
 char *folder_set_aside(const char *save_folder, long step);
 
 /* target: "step<N>", or the absolute path of a checkpoint elsewhere. Durable too. */
 void  folder_point_latest(const char *save_folder, const char *target);
-/* Deletes it, unless nothing in it can be deleted. Of a link the link, of any checkpoint the folder alone. */
+/* Deletes a checkpoint, unless nothing in it can be deleted; of a link only the link. */
 void  folder_remove_step(const char *save_folder, long step);
-void  folder_remove_later(const char *save_folder, long step);          /* all beyond it, the last one first */
+void  folder_remove_later(const char *save_folder, long step);          /* all later ones, the last one first */
 void  folder_clear(const char *save_folder);          /* removes all checkpoints and `latest` */
-char *folder_latest(const char *save_folder);         /* what `latest` says: "step100"; NULL: there is none */
-char *folder_latest_path(const char *save_folder);    /* the path of that */
+char *folder_latest(const char *save_folder);         /* the target of `latest`: "step100"; NULL: there is none */
+char *folder_latest_path(const char *save_folder);    /* the same as a path */
 char *folder_say_latest(const char *save_folder);     /* "the last checkpoint is runs/x/step100", or that there is none */
-char *folder_say_others(const char *checkpoint);      /* what to go on from instead: the one before it, or another beside it */
+char *folder_say_others(const char *checkpoint);      /* which checkpoint to load instead: the one before it, or another one */
 
-void  folder_remove_tree(const char *path);           /* whatever it is; a link alone */
+void  folder_remove_tree(const char *path);           /* a file, link or folder; links are not followed */
 void  folder_write(const char *path, const char *data, size_t bytes);       /* a whole file, on disk when it returns */
-void  folder_sync(const char *path);                  /* the names in it are durable, where the file system can */
-bool  folder_fsync(int fd);                           /* fsync; true also where the file system has none. errno is set */
+void  folder_sync(const char *path);                  /* makes the names in it durable, if the file system can */
+bool  folder_fsync(int fd);                           /* fsync; true also if the file system has none. Sets errno */

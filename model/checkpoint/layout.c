@@ -1,17 +1,16 @@
-/* Which bytes of which file are which elements of which unit.
+/* Maps elements of units to bytes of files.
  *
- * The files describe the model, not the run: a unit's padding and the vocabulary's padding rows are left out, and
- * nothing depends on the number of ranks. A rank owns a run of elements of each unit; it copies the intersection of
- * that run with each tensor to or from the file offset where it belongs. Ranks that hold the same run share the
- * writing of it. Reading goes in chunks of bounded size. Writing goes in two halves, of which training waits for the
- * first only: all that this rank writes is copied to one piece of host memory, in the order of the pieces, and from
- * there to the files.
+ * The files describe the model, not the run: they have neither a unit's padding nor the vocabulary's padding rows, and
+ * do not depend on the number of ranks. A rank owns a range of elements of each unit; it copies the intersection of
+ * that range with each tensor to or from the tensor's offset in the file. Ranks with the same range share the
+ * writing. Reading uses chunks of bounded size. Writing has two steps: first all parts of this rank are copied to one
+ * piece of host memory, in the order of the pieces; then from there to the files. Training waits only for the first.
  *
- * States of 8 bits are copied as they are: codes, and the scales of the groups that a tensor touches. A group on the
- * border of two tensors is written with both; its owner writes the same scales twice.
+ * 8-bit states are copied unchanged: codes, and the scales of all groups of a tensor. A group on the border of two
+ * tensors is stored with both; its owner writes the same scales twice.
  *
- * A rank sums the bytes that it writes or reads anyway. Each byte of a tensor is written by one rank, and read by one of
- * every shard group: the exclusive or of what their parts add is the checksum of the tensor. */
+ * Each byte of a tensor is written by one rank, and read by one rank of every shard group. So each rank computes the
+ * checksum of its own part, and the exclusive or of the shifted parts is the checksum of the tensor. */
 #include "model/checkpoint/layout.h"
 
 #include <stdio.h>
@@ -44,7 +43,7 @@ static const char *dtype_in_file(DType d)
     return name[d];
 }
 
-/* `piece` of t: its kind and state, and where it is. */
+/* Adds `piece`, which has its kind, state and position, for the tensor t. */
 static Piece *add_piece(Layout *l, Piece piece, const HfTensor *t, const char *suffix)
 {
     l->piece = xrealloc(l->piece, (size_t)(l->num_pieces + 1) * sizeof *l->piece);
@@ -112,7 +111,7 @@ static void add_tensor(Layout *l, LayoutKind kind, const Fsdp *f, const HfTensor
         add_states(l, piece, t, f);
 }
 
-/* Numbers the files: a unit goes into the next one if it does not fit. */
+/* Assigns units to files: a unit that does not fit starts the next file. */
 static void divide(Layout *l, int num_units, size_t limit)
 {
     size_t *bytes = xcalloc((size_t)num_units, sizeof *bytes), filled = 0;
@@ -176,8 +175,8 @@ void layout_free(Layout *l)
 
 /* ---- device memory ---------------------------------------------------------------------------------------- */
 
-/* The elements of a piece's region that this rank has, counted as the piece counts them. Of region BASE it has none in the files'
- * formats. */
+/* The elements of the piece's region that this rank has, in units of the piece's `per`. None for region BASE, which is stored in
+ * another format. */
 static Range held_by(const Piece *p, const Shard *s)
 {
     const Slice *own = &s->slice[p->region];
@@ -189,14 +188,14 @@ static const Tensor *tensor_of(const Piece *p, const Shard *s)
     return p->kind == PIECE_WEIGHT ? &s->slice[p->region].stored : &s->state[p->state];
 }
 
-/* Where this rank has element i, counted as the piece counts, of the piece's region. */
+/* The address of element i of the piece's region on this rank, in units of `per`. */
 static char *address_of(const Piece *p, const Shard *s, size_t i)
 {
     const Tensor *t = tensor_of(p, s);
     return (char *)(p->kind == PIECE_SCALE ? t->scale : t->data) + (i - held_by(p, s).first) * p->bytes;
 }
 
-/* This rank's part of a weight or a state, from and to the border of a group. */
+/* This rank's part of a weight or a state, extended to whole groups. */
 static Tensor part_of(const Piece *p, const Shard *s)
 {
     const Tensor *t = tensor_of(p, s);
@@ -206,7 +205,7 @@ static Tensor part_of(const Piece *p, const Shard *s)
     return r.end > r.first ? slice_view(&s->slice[p->region], *t, r.first, r.end - r.first) : (Tensor){ 0 };
 }
 
-/* Pieces first .. end - 1 of this rank. The flag lies where gradient norms are summed up at other times: memory may be full. */
+/* Checks pieces first .. end - 1 of this rank. Uses the memory of gradient norms for the flag: memory may be full. */
 static bool has_not_finite(const Layout *l, const Fsdp *f, int first, int end)
 {
     int found = 0, *flag = (int *)f->square_sum;
@@ -214,7 +213,7 @@ static bool has_not_finite(const Layout *l, const Fsdp *f, int first, int end)
     for (int i = first; i < end; i++) {
         const Piece *p = &l->piece[i];
         if (p->kind == PIECE_SCALE)
-            continue;               /* with its state */
+            continue;               /* checked with its state */
         const Tensor t = part_of(p, &f->shard[p->unit]);
         if (t.data)
             find_not_finite(flag, t, p->kind == PIECE_STATE && f->optimizer->is_adam && p->state == 1);
@@ -235,13 +234,13 @@ const char *layout_not_finite(const Layout *l, const Fsdp *f)
 
 /* ---- checksums -------------------------------------------------------------------------------------------- */
 
-/* What elements `own` of a piece, at `data`, add to the checksum of its tensor, which has `count` of `size` bytes. */
+/* The contribution of elements `own` of a piece, at `data`, to the checksum of its tensor of `count` elements of `size` bytes. */
 static uint32_t part_sum(const Piece *p, Range own, const void *data, size_t count, size_t size)
 {
     return crc32c_shift(crc32c(0, data, (own.end - own.first) * size), (p->first + count - own.end) * size);
 }
 
-/* The parts of the group's ranks become the whole. */
+/* Combines the parts of the group's ranks. */
 static void sum_over(Layout *l, Ranks g)
 {
     const size_t n = (size_t)l->num_pieces;
@@ -260,7 +259,7 @@ void layout_sum(Layout *l)
 
 /* ---- writing ---------------------------------------------------------------------------------------------- */
 
-/* Its shard of each region, divided among the ranks that have the same. */
+/* This rank's part of its shard of each region, which is divided among the ranks with the same shard. */
 Range *layout_ranges(const Fsdp *f)
 {
     const size_t W = (size_t)comm_size(), rank = (size_t)comm_rank(), n = (size_t)f->num_units * NUM_REGIONS;
@@ -359,15 +358,15 @@ static void check_piece(const Piece *p, const SafeFile *file, const SafeTensor *
     if (p->kind == PIECE_WEIGHT && !convert_knows(t->dtype))
         die("%s: tensor %s is stored as %s; expected F32, BF16 or F16", file->path, t->name, t->dtype);
     if (strcmp(t->dtype, p->dtype) != 0 && (!convert_knows(t->dtype) || !convert_knows(p->dtype)))
-        die("%s: tensor %s is stored as %s, the recipe and the optimizer keep it as %s; load with those it was saved with, or "
-            "start a run of its own with new moments: --load_path of this folder, --reset_optimizer_state and another "
+        die("%s: tensor %s is stored as %s, but the recipe and the optimizer need %s; use those of the saved run, or "
+            "start a new run with new moments: --load_path of this folder, --reset_optimizer_state and another "
             "--save_folder", file->path, t->name, t->dtype, p->dtype);
     bool fits = t->dims == p->dims && (t->shape[0] == p->shape[0] || t->shape[0] == p->max_rows)
              && (p->dims == 1 || t->shape[1] == p->shape[1]);
     if (!fits)
         die("%s: tensor %s has shape %s, the configured model needs %s; the configuration must describe the model in "
             "that folder%s", file->path, t->name, shape_text(found, t->dims, t->shape), shape_text(expected, p->dims, p->shape),
-            text_ends_with(file->path, "/adapter_model.safetensors") ? ", and its base must be the one it was trained beside" : "");
+            text_ends_with(file->path, "/adapter_model.safetensors") ? ", and its base must be the one of its training" : "");
 }
 
 static size_t numel(const SafeTensor *t)
@@ -397,7 +396,7 @@ void layout_fetch(PieceReader *r, void *to, const char *dtype, size_t at, size_t
         convert_encode(to, dtype, to, n);
 }
 
-/* values: CHUNK bytes, as r->raw. Returns what this rank's part adds to the tensor's checksum, 0 where nobody asks for it. */
+/* values: CHUNK bytes, as r->raw. Returns the contribution of this rank's part to the tensor's checksum; 0 if there is none. */
 static uint32_t read_piece(PieceReader *r, const Shard *s, void *values)
 {
     const Piece *p = r->piece;
@@ -413,7 +412,7 @@ static uint32_t read_piece(PieceReader *r, const Shard *s, void *values)
     return t ? crc32c_shift(r->sum, (p->first + count - own.end) * ((t->end - t->begin) / count)) : 0;
 }
 
-/* Frozen weights have no other copy that would keep the bits. dtype: of the file. */
+/* Whether loading rounds a frozen weight, which has no exact copy then. dtype: of the file. */
 static bool is_rounded(const Piece *p, const char *dtype)
 {
     return p->region == FROZEN && strcmp(p->dtype, "BF16") == 0 && strcmp(dtype, "BF16") != 0;
@@ -424,7 +423,7 @@ Found layout_need(const Piece *p, SafeFile *const *source, int count)
     const Found f = safetensors_find_in(source, count, p->name);
     if (!f.tensor)
         die("%s%s: there is no tensor %s, which the configured model needs", source[0]->path,
-            count > 1 ? " and the files beside it" : "", p->name);
+            count > 1 ? " and the files next to it" : "", p->name);
     check_piece(p, f.file, f.tensor);
     return f;
 }
@@ -442,8 +441,8 @@ void layout_check_sums(Layout *l, SafeFile *const *source, int count)
         const Found f = safetensors_find_in(source, count, l->piece[i].name);
         const SafeTensor *t = f.tensor;
         if (t && t->has_sum && t->sum != l->sum[i])
-            die("%s: tensor %s has the checksum %08x, and %08x in trainer.json: some of its bytes are not those that were saved. "
-                "Copy the file again or load another checkpoint (if it was changed on purpose: take crc32c out of trainer.json)",
+            die("%s: tensor %s has the checksum %08x, expected %08x from trainer.json: its bytes have changed since they were "
+                "saved. Copy the file again or load another checkpoint (if you edited it, delete crc32c from trainer.json)",
                 f.file->path, t->name, l->sum[i], t->sum);
     }
 }
@@ -458,9 +457,9 @@ void layout_read(Layout *l, Fsdp *f, SafeFile *const *source, int count)
             continue;
         PieceReader r = { p, source, count, layout_find(p, source, count), raw, 0 };
         const char *dtype = r.from.tensor ? r.from.tensor->dtype : "codes and scales";
-        if (is_rounded(p, dtype) && !rounded && f->first_trained < f->num_units)    /* else as computing rounds them anyway */
+        if (is_rounded(p, dtype) && !rounded && f->first_trained < f->num_units)    /* otherwise computing rounds them anyway */
             warn("%s: tensors that are not trained are stored as %s there and rounded to bf16 here; --format.frozen=f32 keeps "
-                 "them as they are", r.from.file->path, dtype);
+                 "them exact", r.from.file->path, dtype);
         rounded |= is_rounded(p, dtype);
         l->sum[i] = read_piece(&r, &f->shard[p->unit], values);
     }

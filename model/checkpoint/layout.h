@@ -1,4 +1,4 @@
-/* The tensors of a checkpoint, and the copies between files, host memory and the units in device memory. */
+/* The tensors of a checkpoint, and copies between files, host memory and the units in device memory. */
 #pragma once
 #include "model/fsdp.h"
 #include "model/checkpoint/safetensors.h"
@@ -14,12 +14,12 @@ typedef struct {
     int         unit, param;   /* index into UnitShape.param */
     Region      region;
     const char *dtype;         /* safetensors' name */
-    size_t      per;           /* weights of the unit that an element stands for: 1, or a group with its scales    */
-    size_t      bytes;         /* of an element: all scales of a group                                             */
+    size_t      per;           /* weights of the unit per element: 1, or the size of a group for its scales        */
+    size_t      bytes;         /* of an element; for scales all of a group                                         */
     size_t      first, count;  /* elements */
     int         dims;
     size_t      shape[2];
-    size_t      max_rows;      /* >= shape[0]: a file may also hold the padding rows of the vocabulary              */
+    size_t      max_rows;      /* >= shape[0]: a file may include the padding rows of the vocabulary                */
     int         file;          /* index into Layout.file */
 } Piece;
 
@@ -27,57 +27,56 @@ typedef struct {
     int        num_pieces, num_files;
     Piece     *piece;
     SafeFile **file;           /* described and laid out; NULL without a folder */
-    uint32_t  *sum;            /* [num_pieces]: CRC-32C of a tensor's bytes in a file: this rank's part, or over ranks the whole */
+    uint32_t  *sum;            /* [num_pieces]: CRC-32C of a tensor's bytes in a file: of this rank's part, or combined */
 } Layout;
 
-/* Depends on the architecture, the recipe and the optimizer alone: the same on every rank, for any number of ranks. `folder`:
- * where the files will be; NULL: only the pieces. A file holds whole units, up to `file_limit` bytes; adapters are one. Weights of
- * region BASE have pieces, but cannot be saved. */
+/* Depends only on the architecture, the recipe and the optimizer: the same on every rank, for any number of ranks. `folder`: that
+ * of the files; NULL: only the pieces. A file has whole units, up to `file_limit` bytes; adapters are one file. Weights of region
+ * BASE have pieces, but cannot be saved. */
 Layout layout_make(const char *folder, LayoutKind kind, const Fsdp *f, size_t file_limit);
 void   layout_free(Layout *l);
 
-/* What this rank writes: elements [first, end) of each region of each unit: [unit * NUM_REGIONS + region]. All ranks call;
- * malloc'ed. */
+/* The parts that this rank writes: elements [first, end) of each region of each unit, at [unit * NUM_REGIONS + region]. All ranks
+ * call; malloc'ed. */
 typedef struct { size_t first, end; } Range;
 Range *layout_ranges  (const Fsdp *f);
 size_t layout_bytes   (const Layout *l, const Range *own);
 
-/* The first tensor of which some rank has a value that is not finite or, in AdamW's v, below 0; NULL: there is none. All ranks
- * call and get the same name, which lives with the layout. Waits for the device. */
+/* The first tensor with a value, on any rank, that is not finite or, in AdamW's v, below 0; NULL: there is none. All ranks call and
+ * get the same name, valid as long as the layout. Waits for the device. */
 const char *layout_not_finite(const Layout *l, const Fsdp *f);
 
-/* Copies them to host memory of layout_bytes(). */
+/* Copies those parts to host memory of layout_bytes(). */
 void   layout_snapshot(void *snapshot, const Layout *l, const Range *own, const Fsdp *f);
 
-/* Writes a snapshot into the files, which rank 0 has created; on disk when it returns, and this rank's part in l->sum. Touches
- * neither device nor MPI and ends nothing: another thread may do it. NULL, or why it failed, naming the file; lives with the
- * layout. */
+/* Writes a snapshot into the files, which rank 0 has created, and this rank's part into l->sum; on disk when it returns. Uses
+ * neither the device nor MPI and never dies, so another thread may call it. Returns NULL, or the error, naming the file; valid as
+ * long as the layout. */
 const char *layout_write(Layout *l, const Range *own, const void *snapshot);
 
-/* l->sum over all ranks, which call when all have written. */
+/* Combines l->sum of all ranks, which call when all have written. */
 void   layout_sum(Layout *l);
 
 /* Reads this rank's part of every piece from the `count` files of `source`, converting F32, BF16, F16 and codes with scales
- * [coded_source.h] as needed; those of region BASE, which stored_base_read has read before, are left alone but for their checksums.
- * The ranks of a shard group, which together read everything, all call.
- * Dies naming a tensor that is missing, has another shape, has a type that cannot be converted, or other bytes than its checksum
- * says. */
+ * [coded_source.h] as needed. For region BASE, which stored_base_read has read before, only checks checksums.
+ * All ranks of a shard group call; together they read everything.
+ * Dies naming a tensor that is missing, has a wrong shape, a type that cannot be converted, or a wrong checksum. */
 void   layout_read(Layout *l, Fsdp *f, SafeFile *const *source, int count);
 
-/* The parts of that, for who reads pieces in another way. need: the piece's tensor in the files; dies as layout_read. check_sums: the
- * same, of l->sum, where each rank has what its part adds; all of a shard group call. */
+/* Parts of layout_read for other readers. need: the piece's tensor in the files; dies as layout_read. check_sums: combines l->sum,
+ * each rank's contribution, and checks it; all ranks of a shard group call. */
 Found  layout_need(const Piece *p, SafeFile *const *source, int count);
 void   layout_check_sums(Layout *l, SafeFile *const *source, int count);
 
-/* A weight being read. find: the same as need; of codes and scales the tensor is NULL, and the file that of the codes. fetch: elements
- * [at, at + n) as type `dtype`, to room for as many floats. */
+/* A weight being read. find: the same as need; for codes and scales the tensor is NULL, and the file that of the codes. fetch:
+ * reads elements [at, at + n) as type `dtype`; `to` has space for n floats. */
 typedef struct {
     const Piece *piece;
     SafeFile *const *source;
     int      count;
     Found    from;
-    void    *raw;              /* room for the elements as they are in the file */
-    uint32_t sum;              /* of the bytes that were fetched, where a checksum is asked for */
+    void    *raw;              /* space for the elements in the file's type */
+    uint32_t sum;              /* of the fetched bytes, if the tensor has a checksum */
 } PieceReader;
 Found  layout_find(const Piece *p, SafeFile *const *source, int count);
 void   layout_fetch(PieceReader *r, void *to, const char *dtype, size_t at, size_t n);

@@ -1,7 +1,7 @@
-/* Loading a run, and which checkpoints there are; save.c writes them.
+/* Loads a run, and finds checkpoints; save.c writes them.
  *
- * A checkpoint is complete if its manifest, trainer.json, is there and every file that it lists has the size that it
- * says. Nothing incomplete is taken for one. */
+ * A checkpoint is complete if it has its manifest, trainer.json, and every file in it has the listed size. Incomplete
+ * checkpoints are never loaded. */
 #include "model/checkpoint/checkpoint.h"
 
 #include <inttypes.h>
@@ -46,7 +46,7 @@ static bool has_piece(const Layout *l, const char *name)
     return false;
 }
 
-/* The first tensor that is no piece of the layout and may not be ignored, in `path`; NULL: there is none. */
+/* The first tensor that is no piece of the layout and cannot be ignored, and its file in *path; NULL: there is none. */
 static const char *left_over(const Layout *l, const Source *s, const char *folder, const ModelConfig *c, const char **path)
 {
     for (int i = 0; i < s->count; i++)
@@ -66,11 +66,11 @@ static void check_finite(const char *folder, const Layout *l, const Fsdp *f)
 {
     const char *name = layout_not_finite(l, f);
     if (name)
-        die("%s: tensor %s holds a value that is not finite (or, in exp_avg_sq, is negative): this model is ruined. %s", folder,
-            name, folder_say_others(folder));
+        die("%s: tensor %s holds a value that is not finite (or, in exp_avg_sq, is negative), so this model is unusable. %s",
+            folder, name, folder_say_others(folder));
 }
 
-/* The model's weights, or adapters. A tensor that nobody asked for means that the model is another one. */
+/* Loads the model's weights, or adapters. An unknown tensor means that the folder has another model. */
 static void load_weights(const char *folder, Source s, LayoutKind kind, const Config *c, Fsdp *f)
 {
     source_refuse_quantized(&s);
@@ -89,33 +89,33 @@ static void load_weights(const char *folder, Source s, LayoutKind kind, const Co
     source_close(&s);
 }
 
-/* Its configuration says which optimizer a run had; before there was a choice it did not. */
+/* The optimizer is in the run's configuration; old ones without the key had adamw. */
 static _Noreturn void die_of_states(const char *folder, const char *problem)
 {
     const char *said = config_trained_with(folder, "optimizer.name"), *saved = said ? said : "adamw";
-    die("%s: %s; the checkpoint was saved with optimizer %s. Take --optimizer.name=%s, or begin with new states: --load_path of "
+    die("%s: %s; the checkpoint was saved with optimizer %s. Use --optimizer.name=%s, or start with new states: --load_path of "
         "this folder, --reset_optimizer_state and another --save_folder", folder, problem, saved, saved);
 }
 
-/* A weight that is trained has states, one that is frozen has none. `state`: the name of one that every trained weight has. */
+/* Dies unless exactly the trained weights have states. `state`: the name of one that every trained weight has. */
 static void check_trained(const char *folder, const Layout *l, const Source *s, const char *state)
 {
-    static const char remedy[] = "Take the `trainable` of its config.yaml, or begin with new states: --load_path of this folder, "
+    static const char remedy[] = "Use the `trainable` of its config.yaml, or start with new states: --load_path of this folder, "
                                  "--reset_optimizer_state and another --save_folder";
     char suffix[64];
     snprintf(suffix, sizeof suffix, ".%s", state);
     for (int i = 0; i < l->num_pieces; i++)
         if (text_ends_with(l->piece[i].name, suffix) && !safetensors_find_in(s->file, s->count, l->piece[i].name).tensor)
-            die("%s: it has no %s, of a weight that is trained now and was frozen there. %s", folder, l->piece[i].name, remedy);
+            die("%s: it has no %s: the weight is trained now, but was frozen there. %s", folder, l->piece[i].name, remedy);
     for (int i = 0; i < s->count; i++)
         for (int t = 0; t < s->file[i]->count; t++) {
             const char *name = s->file[i]->tensor[t].name;
             if (text_ends_with(name, suffix) && !has_piece(l, name))
-                die("%s: it has %s, of a weight that is frozen now and was trained there. %s", folder, name, remedy);
+                die("%s: it has %s: the weight is frozen now, but was trained there. %s", folder, name, remedy);
         }
 }
 
-/* The weights fit; so what does not fit here are the states of another optimizer, or of other weights. */
+/* The weights are loaded already, so states that do not fit are those of another optimizer, or of other trained weights. */
 static void load_optimizer(const char *folder, Source s, const Config *c, Fsdp *f)
 {
     const Optimizer *o = f->optimizer;
@@ -124,13 +124,13 @@ static void load_optimizer(const char *folder, Source s, const Config *c, Fsdp *
         char suffix[64];
         snprintf(suffix, sizeof suffix, ".%s", name);
         if (!safetensors_find_ending(s.file, s.count, suffix).tensor)
-            die_of_states(folder, xasprintf("it has no %s, which optimizer %s keeps of every weight", name, o->name));
+            die_of_states(folder, xasprintf("it has no %s, which optimizer %s keeps for every weight", name, o->name));
     }
     StoredStates stored = stored_states(f, s.file, s.count);
     Layout l = layout_make(NULL, LAYOUT_OPTIMIZER, f, 0);
     if (o->num_states > 0)
         check_trained(folder, &l, &s, o->state[0].name);
-    fsdp_zero_states(f);            /* files hold no padding */
+    fsdp_zero_states(f);            /* files have no padding */
     stored_states_read(&stored, f, s.file, s.count);
     const char *path, *name = left_over(&stored.layout, &s, folder, &c->model, &path);
     if (name)
@@ -141,7 +141,7 @@ static void load_optimizer(const char *folder, Source s, const Config *c, Fsdp *
     source_close(&s);
 }
 
-/* Whether the types of blocks are others than the folder says, where both have windows; and how frequencies are scaled. */
+/* Warns if the folder's types of blocks differ, where both have windows, or the scaling of frequencies. */
 static void compare_blocks(const char *folder, const ModelConfig *t, const ModelConfig *c)
 {
     static const char *const rope[] = { "not scaled", "scaled as llama3 does", "scaled as yarn does" };
@@ -149,16 +149,15 @@ static void compare_blocks(const char *folder, const ModelConfig *t, const Model
     while (l < c->n_layers && l < t->n_layers && layer_slides(t, l) == layer_slides(c, l))
         l++;
     if (l < c->n_layers && l < t->n_layers && t->sliding_window > 0 && c->sliding_window > 0)
-        warn("%s/config.json: layer %d has %s sliding window, the configuration's has %s, which counts", folder, l,
+        warn("%s/config.json: layer %d has %s sliding window, the configuration's has %s and is used", folder, l,
              layer_slides(t, l) ? "a" : "no", layer_slides(c, l) ? "one" : "none");
     if (t->rope_scaling.type != c->rope_scaling.type && t->rope_scaling.factor == c->rope_scaling.factor)
-        warn("%s/config.json: rotary frequencies are %s, by the configuration %s, which counts", folder, rope[t->rope_scaling.type],
-             rope[c->rope_scaling.type]);
+        warn("%s/config.json: rotary frequencies are %s, in the configuration %s, which is used", folder,
+             rope[t->rope_scaling.type], rope[c->rope_scaling.type]);
 }
 
-/* What shapes do not show: a class or activation that this program does not have, which config_read_hf refuses; other heads, which
- * make another function of the same matrices. Rotation, windows, eps and clip may have been changed on purpose, as for longer
- * texts. */
+/* Checks what shapes do not show: an unsupported class or activation, which config_read_hf refuses; other heads, which make another
+ * function of the same matrices. Rotation, windows, eps and clip only warn: they may be changed on purpose, as for longer texts. */
 static void check_description(const char *folder, const ModelConfig *c)
 {
     ModelConfig t = *c;
@@ -191,16 +190,16 @@ static void check_description(const char *folder, const ModelConfig *c)
         if (keys[i].refuse)
             die("%s/config.json: %s is %g, but %s is %g: another model with matrices of the same shapes", folder,
                 keys[i].theirs, keys[i].x, keys[i].ours, keys[i].y);
-        warn("%s/config.json: %s is %g, the configuration's %s is %g, which counts", folder, keys[i].theirs, keys[i].x,
+        warn("%s/config.json: %s is %g, the configuration's %s is %g and is used", folder, keys[i].theirs, keys[i].x,
              keys[i].ours, keys[i].y);
     }
     compare_blocks(folder, &t, c);
     if (c->max_sequence_length > t.max_sequence_length && c->rope_scaling.type == ROPE_DEFAULT)
-        warn("%s/config.json: max_position_embeddings is %d, the configuration's model.max_sequence_length is %d: more than the "
-             "model was trained for, and without model.rope_scaling", folder, t.max_sequence_length, c->max_sequence_length);
+        warn("%s/config.json: max_position_embeddings is %d, the configuration's model.max_sequence_length is %d: longer than in "
+             "the model's training, but model.rope_scaling is not set", folder, t.max_sequence_length, c->max_sequence_length);
 }
 
-/* Files need not hold padding. */
+/* Files need not have padding. */
 static void zero_weights(Fsdp *f)
 {
     for (int u = 0; u < f->num_units; u++)
@@ -209,11 +208,11 @@ static void zero_weights(Fsdp *f)
                 device_zero(f->shard[u].slice[r].stored.data, tensor_bytes(f->shard[u].slice[r].stored));
 }
 
-/* Where the weights are that the adapters in `folder` stand beside. */
+/* The folder of the base of the adapters in `folder`. */
 static const char *base_of(const char *folder, const Lora *l)
 {
     if (!l->base_path || !file_exists(l->base_path))
-        die("%s: the model that its adapters stand beside is not there%s%s; --lora.base_path=FOLDER says where it is now", folder,
+        die("%s: the base model of its adapters is missing%s%s; give its folder: --lora.base_path=FOLDER", folder,
             l->base_path ? ": " : "", l->base_path ? l->base_path : "");
     return l->base_path;
 }
@@ -226,7 +225,7 @@ static void agree(const char *kind, const char *folder, uint64_t hash)
     watchdog_mark(OPENING, -1);
 }
 
-/* Of trainer.json, which has the checksums of all tensors: another copy of the folder has another one, or none. */
+/* Dies if ranks see different copies of the folder: trainer.json, which has the checksums of all tensors, would differ. */
 static void agree_on_manifest(const char *folder, bool adapter, json_t *manifest)
 {
     char *text = manifest ? json_dumps(manifest, JSON_SORT_KEYS) : xstrdup(adapter ? "adapters" : "a model");
@@ -234,8 +233,7 @@ static void agree_on_manifest(const char *folder, bool adapter, json_t *manifest
     free(text);
 }
 
-/* Each rank reads its own part of the files, so that of what it reads another rank can say nothing: three pages of each tensor,
- * which all read, show another copy. */
+/* Ranks read different parts of files and might not notice different copies, so three pages of each tensor must agree. */
 static Source agreed(Source s, const char *folder)
 {
     agree("weights or moments", folder, base_sample(&s));
@@ -250,7 +248,7 @@ bool checkpoint_load(const char *folder, const Config *c, Fsdp *f, TrainState *s
     if (adapter && lora->rank == 0)
         die("%s holds adapters, and the configuration has none (lora.rank)", folder);
     const char *weights = adapter ? base_of(folder, lora) : folder;
-    json_t *manifest = lora->rank > 0 && !adapter ? NULL : source_manifest(folder);     /* a new adapter goes on with nothing */
+    json_t *manifest = lora->rank > 0 && !adapter ? NULL : source_manifest(folder);     /* new adapters continue nothing */
     agree_on_manifest(folder, adapter, manifest);
     Source model = agreed(source_open(weights), weights);
     const uint64_t base = lora->rank > 0 ? base_sample(&model) : 0;
@@ -276,9 +274,9 @@ bool checkpoint_load(const char *folder, const Config *c, Fsdp *f, TrainState *s
     return ours;
 }
 
-/* ---- which checkpoints there are -------------------------------------------------------------------------- */
+/* ---- finding checkpoints ---------------------------------------------------------------------------------- */
 
-/* Like source_manifest, but an incomplete checkpoint is no reason to die: there may be another. `problem`: what it lacks. */
+/* Like source_manifest, but does not die on an incomplete checkpoint: there may be another. `problem`: what is missing. */
 static bool is_checkpoint(const char *folder, char *problem, size_t size)
 {
     char *path = xasprintf("%s/trainer.json", folder);
@@ -297,7 +295,7 @@ static bool is_checkpoint(const char *folder, char *problem, size_t size)
     return complete;
 }
 
-/* The complete step<N><suffix> of the highest N, or NULL; in `problem` what another of ours lacks. */
+/* The complete step<N><suffix> of the highest N, or NULL; `problem`: what is missing in an incomplete one. */
 static char *highest(const char *save_folder, const char *suffix, char *problem, size_t size)
 {
     long *steps;
@@ -313,7 +311,7 @@ static char *highest(const char *save_folder, const char *suffix, char *problem,
     return found;
 }
 
-/* NOTE: whoever asks for the latest does not want to begin anew because a disk or a file server does not answer. */
+/* NOTE: a run that asks for the latest checkpoint must not start anew because a disk or a file server does not answer. */
 char *checkpoint_latest(const char *save_folder)
 {
     enum { MOST_OLD = 9 };          /* stepN.old, stepN.old2, ... */
@@ -334,24 +332,24 @@ char *checkpoint_latest(const char *save_folder)
         found = highest(save_folder, suffix, other, sizeof other);
     }
     if (!found && *other)
-        die("save_folder %s has no complete checkpoint (%s); mend it, or begin anew with another --save_folder, or here with "
-            "--save_overwrite and without --try_load_latest_save", save_folder, other);
+        die("save_folder %s has no complete checkpoint (%s); repair it, or start a new run with another --save_folder, or here "
+            "with --save_overwrite and without --try_load_latest_save", save_folder, other);
     if (name)
         warn("%s/latest points to %s, which is no complete checkpoint%s%s; %s%s", save_folder, name, *problem ? ": " : "", problem,
-             found ? "taking " : "there is no other", found ? found : "");
+             found ? "using " : "there is no other", found ? found : "");
     free(name);
     return found;
 }
 
-/* By rotation only what trainer.json says was saved for it, in this save_folder: neither a link nor what somebody copied there. */
+/* Whether rotation may delete it: it is no link and, by its config.yaml, was saved in this save_folder, not copied there. */
 static bool may_go(const Config *c, const char *path)
 {
     struct stat status;
     return lstat(path, &status) == 0 && S_ISDIR(status.st_mode) && saved_as_in(path, c->save_folder) != 0;
 }
 
-/* Checkpoints beyond `latest` belong to a run that was resumed from an earlier step; they are left alone until this
- * run comes to them. What a checkpoint was saved as counts, and what it would be saved as now only if that keeps it. */
+/* Checkpoints later than `latest` belong to a run that was resumed from an earlier step; they stay until this run reaches
+ * them. A checkpoint's SavedAs decides; the current settings can only keep more. */
 void checkpoint_prune(const Config *c)
 {
     char *latest = folder_latest(c->save_folder);

@@ -1,4 +1,4 @@
-/* Reading the manifest. It comes from a disk that may have failed, or from an editor. */
+/* Reads the manifest, and checks all values: the disk may have failed, or somebody edited the file. */
 #include "model/checkpoint/manifest.h"
 
 #include <errno.h>
@@ -46,7 +46,7 @@ static const ConfigKey counts[] = {
     COUNT("loader.epoch", U64, loader.epoch), COUNT("loader.instance", U64, loader.instance),
 };
 
-/* `key` of `object`, which the manifest calls `name`. */
+/* `key` of `object`; errors call it `name`. */
 static uint64_t hexadecimal(const json_t *object, const char *key, const char *name, const char *path)
 {
     const json_t *value = json_object_get(object, key);
@@ -75,7 +75,7 @@ uint64_t manifest_base(const json_t *manifest, const char *folder)
     return base;
 }
 
-/* Samples of the data and spikes are younger than the other keys: old checkpoints have none. */
+/* Old checkpoints have neither data_sample nor spikes. */
 void manifest_state(TrainState *s, const json_t *manifest, const char *folder)
 {
     char *path = xasprintf("%s/trainer.json", folder);

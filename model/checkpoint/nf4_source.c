@@ -1,4 +1,4 @@
-/* Tensors in NF4 as bitsandbytes saves them [bitsandbytes 0.49, QuantState.as_dict]. */
+/* Tensors in NF4 as saved by bitsandbytes [bitsandbytes 0.49, QuantState.as_dict]. */
 #include "model/checkpoint/nf4_source.h"
 
 #include <jansson.h>
@@ -14,9 +14,9 @@
 
 _Static_assert(offsetof(Nf4Group, codes) == 0 && offsetof(Nf4PlainGroup, codes) == 0, "codes come first in both");
 
-enum { BLOCKS = NF4_GROUP / NF4_BLOCK, CHUNK = 1024, MAX_STATE = 65536 };        /* CHUNK: groups that are read at once */
+enum { BLOCKS = NF4_GROUP / NF4_BLOCK, CHUNK = 1024, MAX_STATE = 65536 };        /* CHUNK: groups read at once */
 
-/* NAME followed by `suffix`; no tensor if it is in none of the files. */
+/* The tensor NAME<suffix>; tensor NULL: it is in none of the files. */
 static Found find(SafeFile *const *file, int count, const char *name, const char *suffix)
 {
     char *full = xasprintf("%s%s", name, suffix);
@@ -30,8 +30,8 @@ static Found need(SafeFile *const *file, int count, const char *name, const char
 {
     const Found f = find(file, count, name, suffix);
     if (!f.tensor)
-        die("%s%s: there is no tensor %s%s, without which %s cannot be read; copy all files of the folder again", file[0]->path,
-            count > 1 ? " and the files beside it" : "", name, suffix, name);
+        die("%s%s: there is no tensor %s%s, which %s needs; copy all files of the folder again", file[0]->path,
+            count > 1 ? " and the files next to it" : "", name, suffix, name);
     if ((dtype && strcmp(f.tensor->dtype, dtype) != 0) || f.tensor->end - f.tensor->begin != bytes)
         die("%s: tensor %s is %zu bytes of %s; expected %zu of %s: the configuration must describe the model in that folder",
             f.file->path, f.tensor->name, f.tensor->end - f.tensor->begin, f.tensor->dtype, bytes, dtype ? dtype : "any type");
@@ -46,7 +46,7 @@ static void check_map(SafeFile *const *file, int count, const char *name, const 
     safetensors_read(f.file, found, f.tensor, 0, bytes);
     for (int i = 0; i < n; i++)
         if (found[i] != map[i])
-            die("%s: tensor %s: value %d is %.9g; expected %.9g, as bitsandbytes has it on a GPU (on a CPU it makes the lowest "
+            die("%s: tensor %s: value %d is %.9g; expected %.9g, as bitsandbytes writes on a GPU (on a CPU the lowest value is "
                 "-1): quantize the model on a GPU, or " FROM_16_BIT, f.file->path, f.tensor->name, i, found[i], map[i]);
 }
 
@@ -55,7 +55,7 @@ static bool is_integer(const json_t *value, long long expected)
     return json_is_integer(value) && json_integer_value(value) == expected;
 }
 
-/* Dies unless the state says what we read; returns the offset, of `nested` scales. */
+/* Dies unless the state describes a supported format; returns the offset of `nested` scales. */
 static float check_state(const json_t *state, const char *where, size_t rows, size_t cols, bool nested)
 {
     const json_t *type = json_object_get(state, "quant_type"), *shape = json_object_get(state, "shape");
@@ -80,7 +80,7 @@ static float check_state(const json_t *state, const char *where, size_t rows, si
     return (float)json_number_value(offset);
 }
 
-/* The state of NAME, as nf4 or as fp4; no tensor if there is none. */
+/* The state of NAME, nf4's or fp4's; tensor NULL: there is none. */
 static Found find_state(SafeFile *const *file, int count, const char *name)
 {
     const Found f = find(file, count, name, ".quant_state.bitsandbytes__nf4");
@@ -111,10 +111,10 @@ bool nf4_source_has(SafeFile *const *file, int count, const char *name)
     return find_state(file, count, name).tensor != NULL;
 }
 
-/* Of one of those structs: where it lies, and how many bytes it has. */
+/* A field of one of those structs: offset and bytes. */
 typedef struct { size_t at, size; } Field;
 
-/* That field of each group of `stride` bytes, from f, where they lie behind one another and the last may be short. */
+/* Reads that field of each group of `stride` bytes from f, where the fields are contiguous and the last may be short. */
 static void read_field(void *to, size_t stride, Field field, Found f, size_t first, size_t groups)
 {
     char *buffer = xmalloc(CHUNK * field.size);
@@ -129,7 +129,7 @@ static void read_field(void *to, size_t stride, Field field, Found f, size_t fir
     free(buffer);
 }
 
-/* What both kinds have: a state that is as expected, the offset in which it returns, the map, and the codes. */
+/* The common part of both kinds: checks state and map, and reads the codes. Returns the offset. */
 static float read_codes(void *to, bool nested, SafeFile *const *file, int count, const char *name, size_t rows, size_t cols,
                         size_t first, size_t groups)
 {
@@ -138,7 +138,7 @@ static float read_codes(void *to, bool nested, SafeFile *const *file, int count,
     const float offset = read_state(file, count, name, rows, cols, nested);
     check_map(file, count, name, ".quant_map", nf4_map(), 16);
     memset(to, 0, groups * stride);
-    const Found codes = need(file, count, name, "", NULL, (rows * cols + 1) / 2);       /* as a type that the user chose */
+    const Found codes = need(file, count, name, "", NULL, (rows * cols + 1) / 2);       /* any type: bnb_4bit_quant_storage */
     read_field(to, stride, (Field){ offsetof(Nf4Group, codes), NF4_GROUP / 2 }, codes, first, groups);
     return offset;
 }
@@ -170,7 +170,7 @@ void nf4_source_read_plain(Nf4PlainGroup *to, SafeFile *const *file, int count, 
     for (size_t i = 0; i < groups * BLOCKS; i++) {
         const float x = to[i / BLOCKS].absmax[i % BLOCKS];
         if (!isfinite(x) || x < 0)
-            die("%s: tensor %s: scale %zu is %g, which is none; copy the folder again", absmax.file->path, absmax.tensor->name,
-                first * BLOCKS + i, (double)x);
+            die("%s: tensor %s: scale %zu is %g; expected a finite number >= 0; copy the folder again", absmax.file->path,
+                absmax.tensor->name, first * BLOCKS + i, (double)x);
     }
 }

@@ -1,13 +1,13 @@
 /* safetensors [huggingface.co/docs/safetensors]: u64 length N of the header, little endian; N bytes of JSON, padded
  * with spaces to a multiple of 8: {"name": {"dtype", "shape", "data_offsets": [begin, end)}, ...}, offsets from the
- * end of the header; then the data, which the tensors cover without holes. "__metadata__" holds strings and is
+ * end of the header; then the data, which the tensors cover without holes. "__metadata__" has strings and is
  * skipped.
  *
- * Offsets and shapes come from a file that may be damaged, so each is checked before it is used; sizes are compared
- * by division, where a product could overflow.
+ * The file may be damaged, so offsets and shapes are checked before use; sizes are compared by division, because a
+ * product could overflow.
  *
- * Data may be written by a thread that is not allowed to end the program: what writes it returns whether it could,
- * and keeps the reason in the SafeFile. */
+ * Data may be written by a thread, which must not end the program: functions that write return false on an error and
+ * store the reason in the SafeFile. */
 #include "model/checkpoint/safetensors.h"
 
 #include <errno.h>
@@ -27,7 +27,7 @@
 #include "model/checkpoint/folder.h"
 
 enum { MAX_HEADER = 100000000 };      /* of the reference implementation */
-static const size_t SYNCED = 256 << 20; /* bytes that go to the disk at once */
+static const size_t SYNCED = 256 << 20; /* bytes written between two fsyncs */
 
 size_t safetensors_dtype_size(const char *dtype)
 {
@@ -51,14 +51,14 @@ static void read_all(const SafeFile *f, void *dst, size_t bytes, size_t at)
         if (n < 0)
             die("%s: cannot read %zu bytes at offset %zu: %s", f->path, bytes, at, strerror(errno));
         if (n == 0)
-            die("%s: ends at byte %zu, where %zu more were expected; copy the file again", f->path, at, bytes);
+            die("%s: ends at byte %zu, %zu more bytes were expected; copy the file again", f->path, at, bytes);
         dst = (char *)dst + n;
         at += (size_t)n;
         bytes -= (size_t)n;
     }
 }
 
-/* Keeps errno's reason why something could not be done with the file. */
+/* Stores the error, with errno's reason, in f->problem. */
 static bool give_up(SafeFile *f, const char *what)
 {
     char reason[256];
@@ -93,7 +93,7 @@ static bool write_all(SafeFile *f, const void *src, size_t bytes, size_t at)
 static size_t json_size(const SafeFile *f, const char *name, const json_t *value)
 {
     if (!json_is_integer(value) || json_integer_value(value) < 0)
-        die("%s: tensor %s: the header has a size or offset that is no whole number >= 0", f->path, name);
+        die("%s: tensor %s: the header has a size or offset that is not an integer >= 0", f->path, name);
     return (size_t)json_integer_value(value);
 }
 
@@ -144,7 +144,7 @@ static int by_begin(const void *a, const void *b)
     return x->begin > y->begin ? 1 : -1;
 }
 
-/* No holes, no overlaps, and as many bytes as there are. */
+/* Dies on holes, overlaps, or another number of bytes than the file has. */
 static void check_cover(SafeFile *f)
 {
     qsort(f->tensor, (size_t)f->count, sizeof *f->tensor, by_begin);
@@ -157,7 +157,7 @@ static void check_cover(SafeFile *f)
         at = t->end;
     }
     if (at != f->bytes)
-        die("%s: the header describes %zu bytes of data, the file has %zu; it is cut short or damaged: copy it again",
+        die("%s: the header describes %zu bytes of data, the file has %zu; it is truncated or damaged: copy it again",
             f->path, at, f->bytes);
 }
 
@@ -195,9 +195,9 @@ SafeFile *safetensors_open(const char *path)
             length = length << 8 | raw[i];
     }
     if (file_bytes >= sizeof raw && memcmp(raw, "version ", sizeof raw) == 0)
-        die("%s: this is a pointer of Git LFS, not the file that it stands for; fetch that: git lfs pull", path);
+        die("%s: this is a Git LFS pointer, not the file itself; get the file with git lfs pull", path);
     if (file_bytes < sizeof raw || length < 2 || length > MAX_HEADER || length > file_bytes - sizeof raw)
-        die("%s: no safetensors file, or cut short: %zu bytes, header of %llu", path, file_bytes,
+        die("%s: no safetensors file, or truncated: %zu bytes, header of %llu", path, file_bytes,
             (unsigned long long)length);
     f->data = sizeof raw + length;
     f->bytes = file_bytes - f->data;
@@ -262,7 +262,7 @@ void safetensors_add(SafeFile *f, const char *name, const char *dtype, int dims,
     }
 }
 
-/* Gives the tensors whose elements have `size` bytes their places, in the order in which they were added. */
+/* Places the tensors whose elements have `size` bytes, in the order in which they were added. */
 static void place_size(SafeFile *f, SafeTensor *placed, int *count, size_t size)
 {
     for (int i = 0; i < f->count; i++) {
@@ -311,7 +311,7 @@ void safetensors_lay_out(SafeFile *f)
     json_decref(header);
 }
 
-/* The writing thread goes on, with this file. */
+/* Tells the watchdog that the writing thread makes progress. */
 static void beat(const SafeFile *f)
 {
     char doing[96];
@@ -339,7 +339,7 @@ void safetensors_create(SafeFile *f)
         die("%s: cannot extend to %zu bytes: %s", f->path, f->data + f->bytes, strerror(errno));
 }
 
-/* What only fills the page cache would leave minutes of work to the last fsync, in which nothing shows that it goes on. */
+/* Syncs regularly: otherwise the last fsync could take minutes without a beat for the watchdog. */
 bool safetensors_write(SafeFile *f, const SafeTensor *t, size_t at, const void *src, size_t bytes)
 {
     CHECK(at + bytes <= t->end - t->begin, "%s: bytes %zu to %zu of %s", f->path, at, at + bytes, t->name);
@@ -355,7 +355,7 @@ bool safetensors_write(SafeFile *f, const SafeTensor *t, size_t at, const void *
     return true;
 }
 
-/* A full disk may show only here. */
+/* Some file systems report a full disk only here. */
 bool safetensors_sync(SafeFile *f)
 {
     beat(f);

@@ -1,15 +1,15 @@
-/* Saving a run while it goes on.
+/* Saves a run while it continues.
  *
  *   IDLE -checkpoint_begin-> WRITING -checkpoint_poll or checkpoint_finish-> IDLE
  *
- * checkpoint_begin copies what this rank writes to host memory, and training goes on while a thread per rank takes
- * it to the disk; the host memory is allocated by the first save and kept. Every rank knows without asking whether a
- * save is under way. The thread calls neither MPI nor the device, and ends nothing: it leaves behind why it failed,
- * and the main thread speaks. When all ranks have written, rank 0 publishes.
+ * checkpoint_begin copies this rank's part to host memory, and training continues while a thread per rank writes it
+ * to disk; the host memory is allocated by the first save and reused. Every rank knows without communication whether
+ * a save is in progress. The thread calls neither MPI nor the device and never dies: it stores its error, which the
+ * main thread reports. When all ranks have written, rank 0 publishes.
  *
  * The manifest is the last file written into stepN.tmp; stepN.tmp becomes stepN when all of it is on disk. So a crash
- * at any moment leaves the last complete checkpoint. What is not finite is never begun, and what turns out to be of no use can
- * be dropped until it is published. */
+ * at any moment leaves the last complete checkpoint. Non-finite state is never saved, and a save can be dropped until
+ * it is published. */
 #include "model/checkpoint/checkpoint.h"
 
 #include <inttypes.h>
@@ -35,19 +35,19 @@
 #include "model/config/table.h"
 
 static struct {
-    const Config *config;      /* NULL: no save is under way */
+    const Config *config;      /* NULL: no save in progress */
     TrainState  state;
     char       *folder;        /* stepN.tmp */
-    Layout      model;         /* or adapters, where there are any: never their base */
+    Layout      model;         /* or, if there are any, only the adapters */
     Layout      optimizer;
     Range      *own;
     char       *snapshot;      /* this rank's part of `model`, then of `optimizer` */
     size_t      capacity;      /* of snapshot, bytes */
     pthread_t   writer;
-    atomic_bool written;       /* the writer has ended and set the next two */
-    bool        aside;         /* a state that nothing goes on from */
+    atomic_bool written;       /* the writer has ended and set problem and seconds */
+    bool        aside;         /* to be saved as step<N>-aborted */
     const char *problem;       /* NULL: it is on disk */
-    double      seconds;       /* that it took */
+    double      seconds;       /* of the writer */
     double      paused;        /* seconds that training waited */
 } save;
 
@@ -139,7 +139,7 @@ static json_t *manifest(json_t *files)
     return o;
 }
 
-/* The base by a path that holds wherever the folder is read. */
+/* With the base as an absolute path, which is valid from any current directory. */
 static void write_adapter_config(const Config *c)
 {
     Config absolute = *c;
@@ -152,7 +152,7 @@ static void write_adapter_config(const Config *c)
     free(base);
 }
 
-/* Everything but the tensors; returns the bytes of those. */
+/* Writes all files but the tensors; returns the bytes of the tensors. */
 static size_t write_descriptions(void)
 {
     const Config *c = save.config;
@@ -160,7 +160,7 @@ static size_t write_descriptions(void)
     size_t bytes = list_files(files, &save.model) + list_files(files, &save.optimizer);
     json_t *config = hf_config(&c->model, c->recipe.master.dtype);
     companions_complete(config);
-    if (c->model.lora.rank > 0) {           /* a config.json beside it would make a model of the folder */
+    if (c->model.lora.rank > 0) {           /* with a config.json the folder would be a model */
         companions_keep_eos(config);
         json_decref(config);
         write_adapter_config(c);
@@ -204,10 +204,10 @@ static bool all_written(void)
     double x[3] = { !written, failed, written ? save.seconds : 0 };
     comm_max(x, 3);
     if (failed)
-        die("%s; the checkpoint of step %ld is lost, earlier ones are as they were. Make room or choose another "
+        die("%s; the checkpoint of step %ld is lost, earlier ones are unchanged. Free space or choose another "
             "save_folder, and continue with --try_load_latest_save", save.problem, save.state.step);
     if (x[1] > 0)
-        comm_barrier();         /* until the rank that failed has spoken, and ends this one too */
+        comm_barrier();         /* the rank that failed reports, then ends all */
     if (x[0] > 0)
         return false;
     save.seconds = x[2];
@@ -251,7 +251,7 @@ static void die_if_not_finite(const Fsdp *f)
             folder_say_latest(save.config->save_folder));
 }
 
-/* The path of the folder to write, on all ranks: rank 0 knows which names are taken. */
+/* The path of the folder to write, on all ranks; rank 0 chooses a free name. */
 static char *choose_folder(const char *save_folder, long step)
 {
     char name[64] = "", *path = comm_rank() == 0 ? folder_choose(save_folder, step) : NULL;
@@ -262,7 +262,7 @@ static char *choose_folder(const char *save_folder, long step)
     return xasprintf("%s/%s", save_folder, name);
 }
 
-/* aside: also what is not finite. */
+/* aside: also saves values that are not finite. */
 static void begin(const Config *c, const Fsdp *f, const TrainState *s, size_t file_limit, bool aside)
 {
     double start = clock_seconds();
@@ -297,7 +297,7 @@ static void close_save(void)
     save.config = NULL;
 }
 
-/* What is set aside takes no older one's place. Returns the path that it has, malloc'ed. */
+/* An aborted state replaces no checkpoint. Returns the final path, malloc'ed. */
 static char *publish(void)
 {
     const Config *c = save.config;
@@ -331,8 +331,7 @@ bool checkpoint_poll(void)
     return true;
 }
 
-/* Ranks ask each other again and again: one that has written waits for no other in a collective, which would look the same
- * whether that one writes or hangs. */
+/* Polls instead of blocking in a collective, in which the watchdog could not tell a rank that still writes from one that hangs. */
 static void wait_for_writers(void)
 {
     watchdog_wait_for(WORKER_SAVE);
@@ -357,7 +356,7 @@ void checkpoint_drop(void)
         return;
     wait_for_writers();
     close_save();
-    comm_barrier();             /* NFS keeps a file that its host has open under another name, and so the folder */
+    comm_barrier();             /* NFS renames a deleted file that is still open, which keeps the folder */
     if (comm_rank() == 0)
         folder_clean(c->save_folder);
 }

@@ -31,7 +31,7 @@ static bool is_file(const char *path)
     return stat(path, &status) == 0 && S_ISREG(status.st_mode);
 }
 
-/* trainer.json, which the caller owns; NULL: there is none that can be read. */
+/* trainer.json, owned by the caller; NULL: there is none, or it cannot be read. */
 static json_t *manifest_of(const char *folder)
 {
     char *path = xasprintf("%s/trainer.json", folder);
@@ -62,7 +62,7 @@ bool saved_as_ours(const char *folder)
     return ours;
 }
 
-/* What read_yaml reads within error_catch: the file may be anybody's. */
+/* For read_yaml within error_catch: the file may be invalid. */
 typedef struct { const char *path; YamlNode *root; } Reading;
 
 static void read_yaml(void *what)
@@ -79,7 +79,7 @@ int saved_as_in(const char *folder, const char *save_folder)
         free(error_catch(read_yaml, &r));
     const YamlNode *n = r.root ? yaml_find(r.root, "save_folder") : NULL;
     int in = n && n->text ? strcmp(n->text, save_folder) == 0 || file_is_same(n->text, save_folder) : -1;
-    if (in == 1 && n->text[0] != '/')           /* runs/a of another project has the same name */
+    if (in == 1 && n->text[0] != '/')           /* another project may have the same runs/a */
         in = -1;
     yaml_free(r.root);
     free(path);

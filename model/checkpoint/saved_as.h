@@ -1,13 +1,13 @@
-/* What becomes of a checkpoint when later ones are saved: the settings of its time say so, and its trainer.json keeps it. */
+/* How long a checkpoint is kept: decided by the settings when it was saved, and stored in its trainer.json. */
 #pragma once
 #include "model/config.h"
 
 typedef enum {
-    SAVED_UNKNOWN,          /* by a program that did not say; or it is no checkpoint of ours */
-    SAVED_PERMANENT,        /* stays: of save_interval_unsharded, or when all were kept */
+    SAVED_UNKNOWN,          /* not stored, or not our checkpoint */
+    SAVED_PERMANENT,        /* kept: of save_interval_unsharded, or all are kept */
     SAVED_INTERVAL,         /* one of save_num_checkpoints_to_keep */
-    SAVED_EPHEMERAL,        /* the next one takes its place */
-    SAVED_ABORTED,          /* set aside */
+    SAVED_EPHEMERAL,        /* the next one replaces it */
+    SAVED_ABORTED,          /* step<N>-aborted */
     NUM_SAVED_AS
 } SavedAs;
 
@@ -18,6 +18,6 @@ const char *saved_as_name(SavedAs s);           /* in trainer.json */
 /* Whether the folder is a checkpoint that this program made, also a damaged one. */
 bool        saved_as_ours(const char *folder);
 
-/* Whether a checkpoint's config.yaml names that save_folder: 1, another one: 0, none, or one of the same name from wherever the run was
- * started: -1. */
+/* Whether a checkpoint's config.yaml names that save_folder: 1: yes; 0: another one; -1: none, or a relative path, which may be
+ * that of another project. */
 int         saved_as_in(const char *folder, const char *save_folder);

@@ -1,4 +1,4 @@
-/* The files of a folder: which they are, and the checksums that its manifest lists. */
+/* The files of a folder, and the checksums in its manifest. */
 #include "model/checkpoint/source.h"
 
 #include <inttypes.h>
@@ -56,7 +56,7 @@ void source_close(Source *s)
     free(s->file);
 }
 
-/* The checksums that a manifest lists; those of other folders, and of old checkpoints, list none. */
+/* Takes the checksums from a manifest; other folders and old checkpoints have none. */
 static void expect_sums(const Source *s, const json_t *manifest, const char *folder)
 {
     const json_t *sums = json_object_get(manifest, "crc32c");
@@ -70,19 +70,19 @@ static void expect_sums(const Source *s, const json_t *manifest, const char *fol
         }
 }
 
-/* Which of two counts the index might say, but another program may take the other. */
+/* Dies if a tensor is in two files: the index may name one, but other programs might read the other. */
 static void refuse_twice(const Source *s)
 {
     for (int i = 1; i < s->count; i++)
         for (int k = 0; k < s->file[i]->count; k++) {
             const Found first = safetensors_find_in(s->file, i, s->file[i]->tensor[k].name);
             if (first.tensor)
-                die("%s: tensor %s is also in %s; a tensor may be in one file alone. Save the model again", s->file[i]->path,
+                die("%s: tensor %s is also in %s; expected it in only one file. Save the model again", s->file[i]->path,
                     first.tensor->name, first.file->path);
         }
 }
 
-/* model.safetensors, or what model.safetensors.index.json lists. */
+/* model.safetensors, or the files of model.safetensors.index.json. */
 static Source open_model(const char *folder)
 {
     Source s = { 0 };
@@ -120,7 +120,7 @@ Source source_open(const char *folder)
     return s;
 }
 
-/* A name as PEFT's own state dictionaries have it, with the adapter's name in it, becomes that of its files. */
+/* Removes the adapter's name, which is in PEFT's state dictionaries but not in its files. */
 static void drop_adapter_name(char *name)
 {
     static const char usual[] = ".default.weight";
@@ -133,7 +133,7 @@ Source source_open_adapter(const char *folder)
     json_t *manifest = source_manifest(folder);
     Source s = { 0 };
     if (!file_is_in(folder, "adapter_model.safetensors"))
-        die("%s: no adapter_model.safetensors beside its adapter_config.json; adapters in other formats can be converted with "
+        die("%s: no adapter_model.safetensors next to its adapter_config.json; adapters in other formats can be converted with "
             "PEFT's save_pretrained", folder);
     add_source(&s, folder, "adapter_model.safetensors");
     for (int i = 0; i < s.file[0]->count; i++)
@@ -170,7 +170,7 @@ void source_refuse_quantized(const Source *s)
         }
 }
 
-/* ---- tensors without a place ------------------------------------------------------------------------------ */
+/* ---- unknown tensors -------------------------------------------------------------------------------------- */
 
 static bool says_tied(const char *folder)
 {
@@ -180,8 +180,7 @@ static bool says_tied(const char *folder)
     return tied;
 }
 
-/* Whether the two are stored with the same bytes. Ranks share the reading: each compares its chunks, and one that finds a
- * difference ends all. */
+/* Whether the two have the same bytes. Each rank compares its share of the chunks; one that finds a difference ends all. */
 static bool same_bytes(Found a, Found b)
 {
     enum { CHUNK = 8 << 20 };
@@ -199,16 +198,15 @@ static bool same_bytes(Found a, Found b)
     return same;
 }
 
-/* With a head of its own such a folder is one model to transformers 5, which computes with that head, and another to earlier
- * versions, which compute with the embedding. */
+/* If the head differs, transformers 5 computes with that head, earlier versions with the embedding: two different models. */
 static void check_tied_head(const Source *s, const char *folder)
 {
     const Found embed = safetensors_find_in(s->file, s->count, "model.embed_tokens.weight");
     const Found head = safetensors_find_in(s->file, s->count, "lm_head.weight");
     if (embed.tensor && head.tensor && !same_bytes(embed, head))
-        die("%s: lm_head.weight is another matrix than model.embed_tokens.weight, although %s/config.json says "
-            "tie_word_embeddings; say false there to keep this head, or take lm_head.weight out of the file to have the embedding "
-            "as the head", head.file->path, folder);
+        die("%s: lm_head.weight differs from model.embed_tokens.weight, although %s/config.json has tie_word_embeddings true; set "
+            "it to false to use this head, or remove lm_head.weight from the file to use the embedding as the head",
+            head.file->path, folder);
 }
 
 bool source_may_have(const Source *s, const char *name, const char *folder, const ModelConfig *c)
@@ -225,7 +223,7 @@ bool source_may_have(const Source *s, const char *name, const char *folder, cons
 void source_refuse_embedding(const char *folder, const char *name)
 {
     if (text_ends_with(name, ".embed_tokens.weight") || text_ends_with(name, ".lm_head.weight"))
-        die("%s: PEFT saved the embedding or the head beside the adapters (%s), and only adapters are read there. Merge all of "
-            "it into the base and take the result:\n  python3 -c \"from peft import AutoPeftModelForCausalLM as M; "
+        die("%s: PEFT saved the embedding or the head with the adapters (%s); only adapters can be read. Merge them "
+            "into the base and use the result:\n  python3 -c \"from peft import AutoPeftModelForCausalLM as M; "
             "M.from_pretrained('%s').merge_and_unload().save_pretrained('OUTPUT')\"", folder, name, folder);
 }

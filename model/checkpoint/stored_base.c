@@ -1,6 +1,5 @@
-/* A matrix is put into device memory as its tensors are in the files: in BF16 if all of them are, else in F32, which has all values
- * of F16 too. What bitsandbytes has stored in NF4 is taken as it is where that is the base's format, else as values, as all that is
- * stored as codes and scales. */
+/* A matrix is copied to device memory in BF16 if all its tensors in the files are BF16, else in F32, which has all values of F16.
+ * bitsandbytes' NF4 is copied unchanged if the base's format is NF4. Otherwise codes and scales are decoded. */
 #include "model/checkpoint/stored_base.h"
 
 #include <stdlib.h>
@@ -47,11 +46,11 @@ static void check_finite(const Reading *r, Tensor part, const SafeFile *file, co
     find_not_finite(flag, part, false);
     device_get(&found, flag, sizeof found);
     if (found)
-        die("%s: tensor %s holds a value that is not finite: this model is ruined. Get the file again, or take another model",
+        die("%s: tensor %s holds a value that is not finite, so this model is unusable. Get the file again, or use another model",
             file->path, name);
 }
 
-/* part: where the tensor of piece i goes. The first rank of a group sums the bytes that all read. */
+/* part: destination of piece i. All ranks of a group read the same bytes; only the first computes their checksum. */
 static void read_tensor(const Reading *r, int i, Tensor part)
 {
     const Piece *p = &r->l->piece[i];
@@ -66,7 +65,7 @@ static void read_tensor(const Reading *r, int i, Tensor part)
     check_finite(r, part, reader.from.file, p->name);
 }
 
-/* Whether bitsandbytes has stored it as it is to be: all of its tensors or none. */
+/* Whether bitsandbytes stored the matrix in the base's format; dies if only some of its tensors are. */
 static bool is_quantized(const Reading *r, int unit, const Param *p)
 {
     if (r->f->base != BASE_NF4)
@@ -77,7 +76,7 @@ static bool is_quantized(const Reading *r, int unit, const Param *p)
             *(nf4_source_has(r->source, r->count, r->l->piece[i].name) ? &quantized : &plain) = r->l->piece[i].name;
     if (quantized && plain)
         die("%s%s: %s is stored in 4 bits and %s is not, but they are one matrix here: quantize both, or load the 16-bit folder",
-            r->source[0]->path, r->count > 1 ? " and the files beside it" : "", quantized, plain);
+            r->source[0]->path, r->count > 1 ? " and the files next to it" : "", quantized, plain);
     return quantized != NULL;
 }
 
@@ -101,7 +100,7 @@ static void read_quantized(const Reading *r, int unit, const Param *p)
     free(groups);
 }
 
-/* memory: of the device, for the matrix in its format. */
+/* memory: device memory for the matrix in its format. */
 static void read_matrix(const Reading *r, int unit, const Param *p, void *memory)
 {
     if (is_quantized(r, unit, p)) {

@@ -1,6 +1,6 @@
-/* A chunk of a rank's shard at a time: what the files have of it is copied to the host, tensor by tensor, in the files' format, and
- * stored anew in the run's. Groups begin at multiples of their size in the unit's region and chunks at multiples of PARAM_ALIGN, so
- * no group is cut. The conversion is that of kernels/values.h, on all cores. */
+/* Works on a chunk of a rank's shard at a time: reads it to the host, tensor by tensor, in the files' format, and encodes it in the
+ * run's. Groups start at multiples of their size in the unit's region and chunks at multiples of PARAM_ALIGN, so no group is
+ * split. The conversion is that of kernels/values.h, on all cores. */
 #include "model/checkpoint/stored_states.h"
 
 #include <pthread.h>
@@ -22,7 +22,7 @@ enum { CHUNK = 1 << 22, MAX_SLICES = 16 };       /* elements, a multiple of PARA
 
 /* ---- formats ---------------------------------------------------------------------------------------------- */
 
-/* The map of U8 codes is that of the optimizer which keeps a state of that name so. */
+/* The map of U8 codes: that of the optimizer with such a state of that name. */
 static DType dynamic_map(const char *state, DType otherwise)
 {
     const Optimizer *o;
@@ -52,8 +52,8 @@ static void lay_out(StoredStates *s, const Fsdp *f)
     s->layout = layout_make(NULL, LAYOUT_OPTIMIZER, &there, 0);
 }
 
-/* Finds the size of the groups that the numbers of scales were made with. Of small tensors several sizes have these numbers: then
- * it is the run's, if all else is as there, and otherwise the smallest, by which each element has the same scale. */
+/* Finds the size of groups from the numbers of scales. With small tensors several sizes fit: then it is the run's if all else
+ * agrees, and otherwise the smallest, which gives each element the same scale. */
 static void choose_group(StoredStates *s, int state, Format ours, const Fsdp *f, SafeFile *const *source, int count)
 {
     Format *own = &s->optimizer.state[state].own;
@@ -66,10 +66,10 @@ static void choose_group(StoredStates *s, int state, Format ours, const Fsdp *f,
             return;
     }
     die("%s%s: the scales of %s fit no size of groups: these are the states of another model", source[0]->path,
-        count > 1 ? " and the files beside it" : "", s->optimizer.state[state].name);
+        count > 1 ? " and the files next to it" : "", s->optimizer.state[state].name);
 }
 
-/* What the file's type and that of the scales say; `ours` if that is no format of states. */
+/* The format with the file's type and that of the scales; `ours` if there is no such format of states. */
 static Format format_of(const char *state, Format ours, SafeFile *const *source, int count)
 {
     char suffix[64];
@@ -131,7 +131,7 @@ static void free_host(Tensor t)
     free(t.scale);
 }
 
-/* Elements, or groups' scales, [from, to) of a piece's region, as far as the piece and its tensor go. */
+/* The part of elements, or groups' scales, [from, to) of a piece's region that is in the piece and its tensor. */
 static Range part_of(const Piece *p, const SafeTensor *t, size_t from, size_t to)
 {
     const size_t end = p->first + t->shape[0] * (t->dims == 2 ? t->shape[1] : 1);
@@ -139,7 +139,7 @@ static Range part_of(const Piece *p, const SafeTensor *t, size_t from, size_t to
     return r.first < r.end ? r : (Range){ 0, 0 };
 }
 
-/* Into x: elements [first, first + n) of the unit's region, and their scales; what no tensor has is padding, 0. */
+/* Reads elements [first, first + n) of the unit's region, and their scales, into x; padding, which no tensor has, is 0. */
 static void read_chunk(const Reading *r, Tensor x, int unit, int state, size_t first, size_t n)
 {
     Layout *l = &r->s->layout;
@@ -184,7 +184,7 @@ static int num_slices(void)
     return own < 1 ? 1 : own > MAX_SLICES ? MAX_SLICES : own;
 }
 
-/* here = there, n elements by way of x. An expanded one takes some 0.1 microseconds: of a 7B model all take a core half an hour. */
+/* here = there, n elements via x. An expanded one takes about 0.1 us: a 7B model takes half an hour on one core. */
 static void convert(Tensor here, Tensor there, float *x, size_t n)
 {
     const size_t count = (size_t)num_slices(), blocks = n / PARAM_ALIGN;
@@ -192,7 +192,7 @@ static void convert(Tensor here, Tensor there, float *x, size_t n)
     pthread_t thread[MAX_SLICES];
     bool runs[MAX_SLICES] = { false };
     slice[0] = (Conversion){ there, here, x, 0, PARAM_ALIGN };
-    convert_slice(&slice[0]);           /* alone: the first use of a format fills its tables */
+    convert_slice(&slice[0]);           /* before the threads: the first use of a format fills its tables */
     for (size_t i = 0; i < count; i++) {
         const size_t first = blocks * i / count * PARAM_ALIGN, end = blocks * (i + 1) / count * PARAM_ALIGN;
         slice[i] = (Conversion){ there, here, x, first, end - first };
@@ -205,7 +205,7 @@ static void convert(Tensor here, Tensor there, float *x, size_t n)
             pthread_join(thread[i], NULL);
 }
 
-/* `there`, `here` and x: room for a chunk in the files' format, in the shard's and in F32. */
+/* `there`, `here` and x: space for a chunk in the files' format, in the shard's and in F32. */
 static void read_state(const Reading *r, const Shard *shard, int unit, int state, Tensor there, Tensor here, float *x)
 {
     const Tensor dst = shard->state[state];
@@ -234,7 +234,7 @@ static void check_pieces(const Reading *r)
     }
 }
 
-/* l->sum becomes what this rank's part adds to the checksum of each tensor. */
+/* l->sum becomes this rank's contribution to the checksum of each tensor. */
 static void shift_sums(const Reading *r, const Fsdp *f)
 {
     Layout *l = &r->s->layout;

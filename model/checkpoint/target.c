@@ -13,7 +13,7 @@
 #include "model/checkpoint/folder.h"
 #include "model/config/files.h"
 
-/* A lock of a folder that is being filled: it goes with its holder, however that ends. */
+/* Locks a folder that is being written; the lock ends with the process. */
 static int lock(const char *path)
 {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -22,7 +22,7 @@ static int lock(const char *path)
     return fd;
 }
 
-/* The empty file by which a <path>.tmp of target_begin differs from other folders of that name. */
+/* The empty file that marks a <path>.tmp of target_begin. */
 static const char UNFINISHED[] = "unfinished";
 
 bool target_is_unfinished(const char *path)
@@ -30,11 +30,11 @@ bool target_is_unfinished(const char *path)
     return file_is_in(path, UNFINISHED);
 }
 
-/* Whatever else has that name, somebody may need. */
+/* Dies on any other folder of that name: somebody may need it. */
 static void remove_unfinished(const char *temporary)
 {
     if (file_exists(temporary) && !target_is_unfinished(temporary) && rmdir(temporary) != 0)
-        die("%s is there, and nothing that an interruption left: move it, or name another folder", temporary);
+        die("%s exists and is not from an interrupted export: move it, or give another folder", temporary);
     folder_remove_tree(temporary);
 }
 
@@ -42,7 +42,7 @@ int target_begin(const char *path)
 {
     char *temporary = xasprintf("%s.tmp", path), *mark = xasprintf("%s/%s", temporary, UNFINISHED);
     if (file_exists(path))
-        die("%s is there already, and nothing is written over: name a folder that is not there yet", path);
+        die("%s exists already and is not overwritten: give a new folder", path);
     int old = lock(temporary);
     remove_unfinished(temporary);
     if (mkdir(temporary, 0777) != 0)

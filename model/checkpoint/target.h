@@ -1,11 +1,10 @@
-/* A folder that somebody names, which appears when it is complete. */
+/* An output folder that only appears when it is complete. */
 #pragma once
 #include <stdbool.h>
 
-/* begin: makes a <path>.tmp with an empty file `unfinished`, in place
- * of what was left by who was interrupted; dies if there is a `path`, a <path>.tmp that is none of these, or if another process
- * fills it. complete: it becomes `path`, durable. `begun`: what begin returned. is_unfinished: whether `path` is such a
- * <path>.tmp. */
+/* begin: creates <path>.tmp with an empty file `unfinished`, replacing the remains of an interruption. Dies if `path` exists, if
+ * <path>.tmp is something else, or if another process is writing it. complete: renames it to `path`, durable. `begun`: the result
+ * of begin. is_unfinished: whether `path` is such a <path>.tmp. */
 int   target_begin(const char *path);
 void  target_complete(const char *path, int begun);
 bool  target_is_unfinished(const char *path);

@@ -8,7 +8,7 @@
 #include "kernels/runtime/error.h"
 #include "model/checkpoint/convert.h"
 
-#define ZERO_SCALE 0x1p-7f              /* BF16's epsilon, which llm-compressor takes, too */
+#define ZERO_SCALE 0x1p-7f              /* BF16's epsilon, as in llm-compressor */
 
 static float largest(const float *w, size_t n)
 {
@@ -43,7 +43,7 @@ void codes_fp8(uint8_t *codes, float *scale, const float *w, size_t rows, size_t
 
 /* ---- integers ----------------------------------------------------------------------------------------------- */
 
-/* To the nearest, ties to even, of |x| < 2^22. NOTE: rintf is a call where the processor is not known to have an instruction. */
+/* Rounds to nearest, ties to even, for |x| < 2^22. NOTE: rintf is a slow call unless the target has an instruction for it. */
 static inline float nearest(float x)
 {
     const float shift = 0x1.8p23f;
@@ -68,7 +68,7 @@ void codes_int8_llm(int8_t *codes, float *most, float *w, size_t rows, size_t co
 {
     for (size_t r = 0; r < rows; r++, w += cols, codes += cols) {
         convert_encode(w, "F16", w, cols);
-        for (size_t i = cols; i-- > 0;)         /* from the end: a value takes the place of two that were decoded */
+        for (size_t i = cols; i-- > 0;)         /* from the end: a float overwrites two codes that were decoded already */
             convert_decode(&w[i], "F16", (const uint16_t *)w + i, 1);
         most[r] = largest(w, cols);
         const float factor = most[r] > 0 ? 127 / most[r] : 0;
@@ -96,7 +96,7 @@ void codes_int4_pack(uint32_t *packed, const int8_t *codes, size_t n)
 
 /* ---- the scale of a group of 4-bit codes ---------------------------------------------------------------------- */
 
-enum { STEPS = 80, PIECE = 32 };        /* scales tried; elements whose errors are added before a sum is compared */
+enum { STEPS = 80, PIECE = 32 };        /* scales tried; elements added between two comparisons of a sum */
 
 static inline int32_t bits_of(float x)
 {
@@ -112,8 +112,8 @@ static inline float float_of(int32_t bits)
     return x;
 }
 
-/* x^1.2 of 2^-100 < x < 2^100, within 3e-5 of it, enough to compare sums. x = 2^e m, 1 <= m < 2; log2 x = e + log2 m; of
- * p = 1.2 log2 x = whole + f, 2^p = 2^whole 2^f. log2 m and 2^f are polynomials of nearly the least largest error. */
+/* x^1.2 for 2^-100 < x < 2^100, relative error below 3e-5, enough to compare sums. x = 2^e m, 1 <= m < 2; log2 x = e + log2 m;
+ * p = 1.2 log2 x = whole + f, 2^p = 2^whole 2^f. log2 m and 2^f are nearly minimax polynomials. */
 static inline float power(float x)
 {
     const int32_t bits = bits_of(x);
@@ -125,7 +125,7 @@ static inline float power(float x)
          * (1.0000036f + f * (0.69296955f + f * (0.24162132f + f * (0.05171774f + f * 0.01368398f))));
 }
 
-/* |x - code|^2.4. NOTE: with comparisons of floats, or powf, the compiler does not vectorize a loop of these. */
+/* |x - code|^2.4. NOTE: with float comparisons or powf the compiler does not vectorize loops of this. */
 static inline float error_of(float x)
 {
     int32_t code = (int32_t)nearest(x);
@@ -135,7 +135,7 @@ static inline float error_of(float x)
     return power(e * e + 0x1p-99f);
 }
 
-/* The sum of |w / scale - code|^2.4, or something larger than `enough` once it is. */
+/* The sum of |w / scale - code|^2.4; stops early with a partial sum above `enough`. */
 static inline __attribute__((always_inline)) float sum_of_errors(const float *restrict w, size_t n, float inverse, float enough)
 {
     float sum = 0;
@@ -149,7 +149,7 @@ static inline __attribute__((always_inline)) float sum_of_errors(const float *re
     return sum;
 }
 
-/* Smaller scales clip `top`, the largest of the group, by more: the search ends where its error is already the least sum so far. */
+/* Smaller scales clip `top`, the largest of the group, more: the search ends when its error alone exceeds the least sum so far. */
 static inline __attribute__((always_inline)) float best_scale(const float *w, size_t group)
 {
     const float most = largest(w, group), first = scale_of(most, 7.5f, true);

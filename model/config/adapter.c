@@ -16,7 +16,7 @@
 
 /* ---- modules ---------------------------------------------------------------------------------------------- */
 
-/* Their names in a block, in all architectures. */
+/* Names within a block, the same in all architectures. */
 static const char *const modules[NUM_LORA_MODULES] = {
     [LORA_Q] = "self_attn.q_proj", [LORA_K] = "self_attn.k_proj", [LORA_V] = "self_attn.v_proj", [LORA_O] = "self_attn.o_proj",
     [LORA_GATE] = "mlp.gate_proj", [LORA_UP] = "mlp.up_proj", [LORA_DOWN] = "mlp.down_proj",
@@ -27,7 +27,7 @@ const char *adapter_module_name(LoraModule module)
     return strchr(modules[module], '.') + 1;
 }
 
-/* PEFT's rule: the path of a module, or its end after a dot. */
+/* PEFT's rule: a name matches the path of a module, or the end of the path after a dot. */
 static bool is_end(const char *name, const char *path)
 {
     const size_t n = strlen(name), m = strlen(path);
@@ -89,7 +89,7 @@ char *adapter_base(const char *folder)
     return base;
 }
 
-/* What changes the model in ways that are not computed here, unless it is null, false or empty. */
+/* Settings that are not supported, unless null, false or empty. */
 static const struct { const char *key, *why; } refused[] = {
     { "use_dora",                "DoRA's magnitudes are not computed" },
     { "use_qalora",              "QALoRA's pooled inputs are not computed" },
@@ -97,27 +97,27 @@ static const struct { const char *key, *why; } refused[] = {
     { "fan_in_fan_out",          "the matrices are (out, in)" },
     { "rank_pattern",            "all adapters have the rank r" },
     { "alpha_pattern",           "all adapters have the same lora_alpha" },
-    { "modules_to_save",         "only adapters are trained beside the base" },
-    { "trainable_token_indices", "only adapters are trained beside the base" },
+    { "modules_to_save",         "only adapters are trained, no tensors of the base" },
+    { "trainable_token_indices", "only adapters are trained, no tensors of the base" },
     { "target_parameters",       "adapters are added to linear layers" },
     { "exclude_modules",         "only target_modules say where adapters are" },
     { "layers_to_transform",     "all blocks have the same adapters" },
     { "layer_replication",       "each block is computed once" },
-    { "alora_invocation_tokens", "adapters count for all tokens" },
+    { "alora_invocation_tokens", "adapters apply to all tokens" },
     { "use_bdlora",              "adapters have no blocks" },
     { "arrow_config",            "there is one set of adapters" },
-    { "kasa_config",             "the base stays as it is" },
-    { "monteclora_config",       "adapters are numbers, no distributions" },
+    { "kasa_config",             "the base does not change" },
+    { "monteclora_config",       "adapters are numbers, not distributions" },
 };
 
-/* PiSSA, OLoRA, CorDA and LoftQ also change the base: beside the published one their adapters mean something else. */
+/* PiSSA, OLoRA, CorDA and LoftQ also change the base: with the published base their adapters are wrong. */
 static void check_start(const File *f)
 {
     const json_t *value = json_object_get(f->json, "init_lora_weights");
     if (value && !json_is_null(value) && !json_is_boolean(value)
         && !(json_is_string(value) && text_is_among(json_string_value(value), "gaussian|eva|orthogonal")))
-        value_wrong_json(f->path, "init_lora_weights", "a way to begin that leaves the base as it is (true, false, \"gaussian\", "
-                         "\"eva\", \"orthogonal\"; PEFT converts others when it saves)", value);
+        value_wrong_json(f->path, "init_lora_weights", "an initialization that does not change the base (true, false, "
+                         "\"gaussian\", \"eva\", \"orthogonal\"; PEFT converts others when it saves)", value);
 }
 
 static void refuse_others(const File *f)
@@ -134,7 +134,7 @@ static void refuse_others(const File *f)
     check_start(f);
 }
 
-/* Marks what a name of target_modules means in seen[module][block]: all blocks, or the one whose number is in it. */
+/* Marks in seen[module][block] what a name of target_modules matches: in all blocks, or in the one whose number is in it. */
 static bool mark(bool *seen, const char *name, const ModelConfig *m)
 {
     const LoraModule all = adapter_module(name);
@@ -174,7 +174,7 @@ static void read_modules(Lora *l, const File *f, const ModelConfig *m)
         for (int b = 0; b < m->n_layers; b++)
             blocks += text || seen[(size_t)k * m->n_layers + b];
         if (blocks > 0 && blocks < m->n_layers)
-            die("%s: %s: %s of %d of %d blocks has an adapter; all blocks have the same ones here", f->path, key,
+            die("%s: %s: %s has an adapter in %d of %d blocks; only the same adapters in all blocks are supported", f->path, key,
                 adapter_module_name((LoraModule)k), blocks, m->n_layers);
         l->target[k] = blocks > 0;
     }
@@ -196,7 +196,7 @@ void adapter_read(Lora *l, double *dropout, const char *folder, const ModelConfi
     read_value(l, &f, "r", "lora.rank");
     read_value(l, &f, "lora_alpha", "lora.alpha");
     l->use_rslora = false;
-    if (rslora && !json_is_null(rslora))                    /* older than the key */
+    if (rslora && !json_is_null(rslora))                    /* old files lack the key */
         read_value(l, &f, "use_rslora", "lora.use_rslora");
     read_modules(l, &f, m);
     if (chance && !json_is_null(chance) && !json_is_number(chance))
@@ -219,7 +219,7 @@ static json_t *module_names(const Lora *l)
 char *adapter_config_text(const Config *c)
 {
     const Lora *l = &c->model.lora;
-    const bool whole = l->alpha == floor(l->alpha);         /* PEFT's is an integer, vLLM's too */
+    const bool whole = l->alpha == floor(l->alpha);         /* PEFT and vLLM expect an integer */
     json_t *j = json_pack("{s:s, s:s, s:s?, s:n, s:b, s:i, s:o, s:f, s:o, s:s, s:b, s:b, s:b, s:b, s:{}, s:{}}",
                           "peft_type", "LORA", "task_type", "CAUSAL_LM", "base_model_name_or_path", l->base_path, "revision",
                           "inference_mode", true, "r", l->rank,

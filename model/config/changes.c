@@ -1,4 +1,4 @@
-/* What a run prints of its settings: those that are not the defaults. All are in its folder. */
+/* The settings that a run prints: those that differ from the defaults. Its folder has all. */
 #include "model/config/table.h"
 
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 
 enum { COLUMNS = 100 };
 
-/* Text in lines of COLUMNS. */
+/* Text wrapped at COLUMNS. */
 typedef struct { FILE *f; int column; } Lines;
 
 static void add(Lines *l, const char *name, const char *value)
@@ -19,7 +19,7 @@ static void add(Lines *l, const char *name, const char *value)
     l->column = (fits ? l->column : 0) + 2 + n;
 }
 
-/* There may be hundreds of shards. */
+/* Only the first: there may be hundreds of shards. */
 static char *list_text(const char *place)
 {
     char *const *text = *(char *const *const *)place;
@@ -36,7 +36,7 @@ static char *value_of(const void *base, const ConfigKey *k)
     return value_text(base, k);
 }
 
-/* A default of null means that the value follows from others, and then so it does unless it was given or loaded. */
+/* A default of null means that the value follows from other keys; then it only differs if it was given or loaded. */
 static bool can_differ(const Reader *r, const ConfigKey *k, bool from_hf)
 {
     const int type = k->type & TYPE_MASK;

@@ -1,4 +1,4 @@
-/* The same of data: which files, what tells their documents apart, and how these fill sequences. */
+/* Checks of data: files, boundaries of documents, and packing. */
 #include "model/config/table.h"
 
 #include <stdlib.h>
@@ -39,7 +39,7 @@ const YamlNode *config_find_path(const YamlNode *n, const char *path)
     return NULL;
 }
 
-/* `command`, the path after the scheme, `to`: fetches a file. The last row is any other store. */
+/* A file is fetched by: `command`, its path after the scheme, `to`. The last row is for any other store. */
 static const struct { const char *scheme, *command, *to; } stores[] = {
     { "s3://",    "aws s3 cp s3://", " ." },
     { "r2://",    "aws s3 cp --endpoint-url https://ACCOUNT.r2.cloudflarestorage.com s3://", " ." },
@@ -64,22 +64,22 @@ static void refuse_remote(Reader *r, const char *key, char **paths, int count)
     while (strncmp(paths[first], stores[store].scheme, strlen(stores[store].scheme)) != 0)
         store++;
     const YamlNode *n = config_find_path(yaml_find(r->root, key), paths[first]);
-    die("%s: %s: '%s'%s remote, and only local files are read. Fetch what you want to train on, for example\n"
-        "  %s%s%s\nthen give the files you have: --%s='folder/*.npy'", n ? yaml_place(n) : config_where(r, key), key,
+    die("%s: %s: '%s'%s remote; only local files are read. Download the training data, for example\n"
+        "  %s%s%s\nthen give the local files: --%s='folder/*.npy'", n ? yaml_place(n) : config_where(r, key), key,
         paths[first], remote > 1 ? " and others are" : " is", stores[store].command,
         paths[first] + strlen(stores[store].scheme), stores[store].to, key);
 }
 
 /* ---- documents ---------------------------------------------------------------------------------------------- */
 
-/* `key` at `place` has documents, which end at an eos. */
+/* `key` at `place` needs documents that end with an eos. */
 static void need_eos(const Config *c, const char *place, const char *key)
 {
     if (c->model.eos_token_id < 0)
         die("%s: %s needs model.eos_token_id: it ends a document", place, key);
 }
 
-/* Tokenizers of Llama's kind have no padding of their own, and often the eos named as it. */
+/* Llama's tokenizers have no padding token; pad_token_id is often set to the eos. */
 static void check_padding(Reader *r)
 {
     const ModelConfig *m = &r->s->c.model;
@@ -88,7 +88,7 @@ static void check_padding(Reader *r)
     if (m->pad_token_id < 0)
         die("%s: data.generate_attention_mask needs model.pad_token_id", config_where(r, "data.generate_attention_mask"));
     if (m->pad_token_id == m->eos_token_id)
-        warn("%s: data.generate_attention_mask takes every pad_token_id out of the targets, and the eos is the same token (%d): "
+        warn("%s: data.generate_attention_mask removes pad_token_id from the targets, and the eos is the same token (%d): "
              "the model does not learn to end a text. Label masks and best_fit packing need no such mask",
              config_where(r, "data.generate_attention_mask"), m->pad_token_id);
 }
@@ -109,7 +109,7 @@ static void check_documents(Reader *r)
         config_note(r, "data.long_documents (only best_fit packing has it)");
     if (!by_eos && !c->data.generate_doc_lengths) {
         config_note(r, "data.document_boundaries (only best_fit packing and data.generate_doc_lengths ask for documents)");
-        c->data.files.boundaries = BOUNDARIES_EOS;      /* so that nobody looks for metadata */
+        c->data.files.boundaries = BOUNDARIES_EOS;      /* metadata is not needed */
     }
 }
 
@@ -131,7 +131,7 @@ void config_check_data(Reader *r)
             "data.datasets"));
     const char *key = r->s->num_datasets > 0 ? "data.datasets" : "data.paths";
     use_datasets(r->s);
-    if (c->data.files.num_paths == 0 && !c->dry_run && !config_forward_only(c))      /* these need none */
+    if (c->data.files.num_paths == 0 && !c->dry_run && !config_forward_only(c))      /* others need data */
         die("%s: no training data: give data.paths, a list of token shards, as in --data.paths='[shards/*.npy]'",
             config_where(r, "data.paths"));
     refuse_remote(r, key, c->data.files.paths, c->data.files.num_paths);

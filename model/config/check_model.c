@@ -1,5 +1,5 @@
-/* What the table cannot say about one key of the model: values that follow from others, and combinations that cannot work.
- * Every message names the place of a key that takes part and says which values would do. */
+/* Checks of the model beyond single keys: values that follow from others, and combinations that cannot work. Every message names
+ * the place of a key that is involved and gives values that would work. */
 #include "model/config/table.h"
 
 #include <math.h>
@@ -21,12 +21,12 @@ void config_settle_heads(ModelConfig *m, const Reader *r, const char *path)
         die("%s: %s %d is not a multiple of %s %d; a divisor of %s is needed", r ? config_where(r, kv) : path, heads, m->n_heads, kv,
             m->n_kv_heads, heads);
     if (m->head_dim == 0 && m->d_model % m->n_heads != 0)
-        die("%s: %s %d is not a multiple of %s %d; take %s %d or %ld, or give %s", place, width, m->d_model, heads, m->n_heads, width,
+        die("%s: %s %d is not a multiple of %s %d; use %s %d or %ld, or give %s", place, width, m->d_model, heads, m->n_heads, width,
             m->d_model / m->n_heads * m->n_heads, (m->d_model / m->n_heads + 1L) * m->n_heads, dim);
     if (m->head_dim == 0)
         m->head_dim = m->d_model / m->n_heads;
     if (m->head_dim % 2 != 0)
-        die("%s: %s %d: heads are that wide; rotary positions turn pairs, so it must be even",
+        die("%s: %s %d: the width of a head must be even, because rotary positions rotate pairs",
             r && config_given(r, dim) ? config_where(r, dim) : place, dim, m->head_dim);
 }
 
@@ -86,7 +86,7 @@ static void check_vocabulary(Reader *r)
     if (m->embedding_size == 0)
         m->embedding_size = rounded;
     if (m->vocab_size > m->embedding_size)
-        die("%s: model.vocab_size %d does not fit model.embedding_size %d; take %d (a multiple of 128) or "
+        die("%s: model.vocab_size %d does not fit model.embedding_size %d; use %d (a multiple of 128) or "
             "leave it out",
             config_where(r, "model.embedding_size"), m->vocab_size, m->embedding_size, rounded);
     const struct { const char *name; int id; } token[] = {
@@ -107,10 +107,10 @@ void config_check_rope(const ModelConfig *m, const char *place)
         die("%s: rope_scaling.beta_fast %g must be above beta_slow %g", place, m->rope_scaling.beta_fast,
             m->rope_scaling.beta_slow);
     if (m->rope_scaling.type == ROPE_YARN && m->rope_theta <= 1)
-        die("%s: rope_theta %g: YaRN needs frequencies that differ, so a rope_theta above 1", place, m->rope_theta);
+        die("%s: rope_theta %g: YaRN needs a rope_theta above 1, as all frequencies are equal at 1", place, m->rope_theta);
 }
 
-/* Which keys of rope_scaling count follows from its type, and that from a factor: Llama 3.1's was the first. */
+/* rope_type decides which keys of rope_scaling apply. Without it a factor means llama3, which was the first type. */
 static void check_rope_scaling(Reader *r)
 {
     ModelConfig *m = &r->s->c.model;
@@ -129,7 +129,7 @@ static void check_rope_scaling(Reader *r)
 
 /* ---- windows: which blocks have one ---- */
 
-/* The shortest list that, repeated, is the blocks' types; empty if that follows from sliding_window. */
+/* The shortest list whose repetition gives the types of all blocks; empty if they follow from sliding_window. */
 static void shorten(LayerTypes *types, int n_layers)
 {
     LayerTypes all = { .count = n_layers };
@@ -174,7 +174,7 @@ static void check_windows(Reader *r)
         config_note(r, "model.sliding_window (model.layer_types has no sliding_attention)");
 }
 
-/* Its class must be one that computes the model; without a name any that does. */
+/* A named class must compute this model; without a name the first class that does is chosen. */
 static void check_architecture(Reader *r)
 {
     ModelConfig *m = &r->s->c.model;
@@ -185,8 +185,8 @@ static void check_architecture(Reader *r)
             architecture_names());
     char *differences = named ? architecture_differences(named, m) : strdup("");
     if (*differences && config_given(r, "model.architecture"))
-        die("%s: a %s does not compute this model; it would with %s", config_where(r, "model.architecture"), class, differences);
-    if (*differences) {                          /* a loaded model that was changed */
+        die("%s: %s cannot compute this model; it could with %s", config_where(r, "model.architecture"), class, differences);
+    if (*differences) {                          /* a loaded model was changed */
         free(r->s->architecture);
         r->s->architecture = NULL;
         named = NULL;
@@ -196,7 +196,7 @@ static void check_architecture(Reader *r)
     m->architecture = architecture_choose(m, config_where(r, "model"));
 }
 
-/* Values that follow from others keep to the ranges of the table, too: the resolved configuration gives them. */
+/* Derived values must be in the ranges of the table, too: the resolved configuration contains them. */
 static void check_ranges(Reader *r)
 {
     for (const ConfigKey *k = config_keys; k->name; k++) {
@@ -205,7 +205,7 @@ static void check_ranges(Reader *r)
         if (strncmp(k->name, "model.", strlen("model.")) != 0 || isnan(x) || x == k->none || (x >= k->min && x <= k->max))
             continue;
         value_expected(expected, sizeof expected, k);
-        die("%s: %s would be %.10g, by the keys that it follows from; expected %s", config_where(r, "model"), k->name, x, expected);
+        die("%s: %s would be %.10g, derived from other keys; expected %s", config_where(r, "model"), k->name, x, expected);
     }
 }
 
@@ -237,7 +237,7 @@ void config_check_trainable(Reader *r)
     const char *split = tensor ? trainable_split(c, tensor, count) : NULL;
     if (unknown && c->model.weight_tying && strncmp(unknown, "lm_head", strlen("lm_head")) == 0)
         die("%s: trainable: the head is the embedding here (model.weight_tying): train model.embed_tokens.weight%s", place,
-            c->load_path ? "" : ", or untie them with --model.weight_tying=false");     /* what is loaded has no other head */
+            c->load_path ? "" : ", or untie them with --model.weight_tying=false");     /* a loaded model has no other head */
     if (unknown)
         die("%s: trainable: '%s' names no tensor of this model; names are those of a checkpoint, as "
             "model.layers.0.self_attn.q_proj.weight, and * matches any characters", place, unknown);

@@ -1,4 +1,4 @@
-/* The same of the run: batches, schedule, folders, ranks. */
+/* Checks of the run: batches, schedule, folders, ranks. */
 #include "model/config/table.h"
 
 #include <limits.h>
@@ -34,9 +34,9 @@ static void check_batch(Reader *r)
         place, batch, world, world == 1 ? "" : "s", share, micro, smaller, batches);
 }
 
-/* Gradients are summed in F32 where OLMo's precision says so, and where a sum has many terms: in BF16 it loses those below 2^-9
- * of it: of the worst tensor's gradient from 512 micro-batches 5 %, from 2048 half. There are two sums, one over the micro-batches
- * of a rank and one over ranks, which rounds with every rank. Each loses for itself: 16 times 32 terms a third of what 512 lose. */
+/* Gradients are summed in F32 if fsdp.precision is mixed, or if a sum has many terms: a BF16 sum loses terms below 2^-9 of it. The
+ * worst tensor loses 5 % of its gradient with 512 micro-batches, half with 2048. There are two sums, over the micro-batches of a
+ * rank and over ranks, both with a rounding per term; their losses are separate: 16 x 32 terms lose a third of what 512 lose. */
 static void choose_grads(Reader *r)
 {
     enum { MOST = 128 };
@@ -48,11 +48,11 @@ static void choose_grads(Reader *r)
         if (mixed || n > MOST)
             *grads = (Format){ F32, 0, false };
     } else if (grads->dtype == BF16 && n > MOST)
-        warn("%s: gradients of %d %s are summed in bf16, which loses part of them beyond %d", config_where(r, "format.grads"), n,
-             own < n ? "ranks" : "micro-batches a step", MOST);
+        warn("%s: gradients of %d %s are summed in bf16, which loses part of them with more than %d",
+             config_where(r, "format.grads"), n, own < n ? "ranks" : "micro-batches a step", MOST);
 }
 
-/* The length of training in the scheduler's units; 0: epochs, whose length only the data know. */
+/* The length of training in the scheduler's units; 0: epochs, whose length depends on the data. */
 static double duration_in_units(const Config *c)
 {
     double tokens_per_step = (double)c->global_train_batch_size * c->model.max_sequence_length;
@@ -61,7 +61,7 @@ static double duration_in_units(const Config *c)
     return c->max_duration.steps * (c->scheduler.in_tokens ? tokens_per_step : 1);
 }
 
-/* Tokens of a micro-batch are counted by int, with room to round them up, and so are sequences of all ranks. */
+/* The tokens of a micro-batch, also when rounded up, must fit an int; so must the sequences of all ranks. */
 static void check_micro_batch(Reader *r)
 {
     const Config *c = &r->s->c;
@@ -80,7 +80,7 @@ static void check_schedule(Reader *r)
     c->scheduler.in_tokens = r->s->scheduler_units == UNITS_TOKENS;
     const bool share = c->scheduler.warmup_fraction > 0;
     if (share && config_given(r, "scheduler.t_warmup") && c->scheduler.t_warmup > 0)
-        die("%s: scheduler.t_warmup and scheduler.warmup_fraction both say how long the warmup is; take one of them back: "
+        die("%s: scheduler.t_warmup and scheduler.warmup_fraction both set the length of the warmup; unset one of them: "
             "--scheduler.t_warmup=0 or --scheduler.warmup_fraction=null", config_where(r, "scheduler.warmup_fraction"));
     if (share)
         c->scheduler.t_warmup = 0;
@@ -160,7 +160,7 @@ static void check_run_name(const Reader *r)
         die("%s: run_name is empty", config_where(r, "run_name"));
     char *path = xasprintf("/%s/", name);
     if (strstr(path, "/../"))
-        die("%s: run_name %s leads out of the folder runs; take --save_folder", config_where(r, "run_name"), name);
+        die("%s: run_name %s leads out of the folder runs; use --save_folder", config_where(r, "run_name"), name);
     free(path);
 }
 
@@ -178,7 +178,7 @@ void config_check_run(Reader *r)
     check_folders(r);
     c->z_loss = r->s->softmax_auxiliary_loss ? r->s->auxiliary_loss_multiplier : 0;
     if (c->eval_subset_num_batches == 0)
-        die("%s: eval_subset_num_batches 0 evaluates nothing: take -1 for all batches, or eval_interval null",
+        die("%s: eval_subset_num_batches 0 evaluates nothing: use -1 for all batches, or eval_interval null",
             config_where(r, "eval_subset_num_batches"));
     if (c->device_eval_batch_size == 0)
         c->device_eval_batch_size = c->device_train_microbatch_size;

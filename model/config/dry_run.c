@@ -1,5 +1,5 @@
-/* Runs that train nothing. A dry run plans memory for ranks that were not started, on devices that need not be here, without data;
- * it reads the configuration of evaluators. eval_only reads the data of evaluators and no other, generate reads no data. */
+/* Runs that train nothing. A dry run plans memory without data, also for ranks that were not started and devices that are not here;
+ * it reads the configuration of evaluators. eval_only reads only the data of evaluators, generate reads none. */
 #include "model/config/table.h"
 
 #include "kernels/runtime/error.h"
@@ -15,7 +15,7 @@ void config_choose_ranks(Reader *r)
     Config *c = &r->s->c;
     if (!c->dry_run) {
         if (config_given(r, "ranks"))
-            die("%s: ranks is for --dry_run, which plans without what it plans for; mpirun -n starts ranks",
+            die("%s: ranks only sets how many ranks --dry_run plans for; start ranks with mpirun -n",
                 config_where(r, "ranks"));
         return;
     }
@@ -25,22 +25,22 @@ void config_choose_ranks(Reader *r)
     }
     const char *place = config_where(r, "ranks");
     if (r->world > 1 && r->world != c->ranks)
-        die("%s: ranks: %d were started already; a dry run of %d needs no mpirun", place, r->world, c->ranks);
+        die("%s: ranks: mpirun started %d; to plan for %d, start ./train --dry_run without mpirun", place, r->world, c->ranks);
     if (r->world != c->ranks && !r->s->fsdp.replicas
         && (r->s->fsdp.strategy == HYBRID_SHARD || r->s->fsdp.strategy == HYBRID_SHARD_ZERO2))
-        die("%s: ranks: on how many hosts those would be decides what HYBRID_SHARD shards: give that number as "
+        die("%s: ranks: HYBRID_SHARD has one group per host, and the number of hosts is unknown; give it as "
             "--fsdp.hybrid_sharding_num_model_replicas", place);
     r->world = c->ranks;
 }
 
-/* One sequence at a time, of which the last token's logits are looked at. */
+/* One sequence at a time; only the logits of its last token are read. */
 void config_check_generation(Reader *r)
 {
     Config *c = &r->s->c;
     if (!c->generate)
         return;
     if (c->eval_only)
-        die("%s: generate and eval_only are two runs", config_where(r, "generate"));
+        die("%s: generate and eval_only are both given; use one of them", config_where(r, "generate"));
     c->device_train_microbatch_size = c->device_eval_batch_size = c->loss_chunk = 1;
     c->stops_at_eos = config_given(r, "model.eos_token_id");
     if (c->temperature == 0 && c->top_p < 1)

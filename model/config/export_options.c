@@ -17,36 +17,35 @@
 
 const ConfigKey export_keys[] = {
     OTHER("export", NULL, source,
-          "a checkpoint, the save_folder of a run, whose latest one is taken, or a folder that save_pretrained wrote"),
+          "checkpoint to export, or save_folder of a run (its latest checkpoint), or a folder written by save_pretrained"),
     OTHER("lora.base_path", "null", base_path,
-          "the folder of the model that adapters stand next to and are merged into; default: where they say"),
+          "folder of the base model into which adapters are merged; default: the folder that they name"),
     WORD ("dtype", "bf16", dtype,
-          "what weights are stored as. fp8, int8, int4 and nf4: the matrices of the blocks as codes and scales, all else in bf16. "
-          "int4 without --calibration rounds them, with the scales that give the least error of the weights",
+          "format of the weights. fp8, int8, int4 and nf4: codes and scales for the matrices of the blocks, bf16 for all else. "
+          "int4 without --calibration rounds weights, with the scales that give the least error",
           { "bf16", EXPORT_BF16 }, { "f16", EXPORT_F16 }, { "f32", EXPORT_F32 }, { "fp8", EXPORT_FP8 }, { "int8", EXPORT_INT8 },
           { "int4", EXPORT_INT4 }, { "nf4", EXPORT_NF4 }),
     WORD ("layout", "null", layout,
-          "whose names and tensors codes and scales have; default: bitsandbytes for nf4, else compressed-tensors. fp8: DeepSeek's "
-          "folder, for dtype fp8; bitsandbytes: LLM.int8(), for dtype int8",
+          "naming and layout of codes and scales; default: bitsandbytes for nf4, else compressed-tensors. fp8: DeepSeek's, "
+          "for dtype fp8; bitsandbytes: LLM.int8(), for dtype int8",
           { "compressed-tensors", AS_COMPRESSED_TENSORS }, { "fp8", AS_FP8 }, { "bitsandbytes", AS_BITSANDBYTES }),
-    WORD ("block", "null", block, "dtype fp8: a scale for each 128 x 128 elements; default: for each row", { "128", 128 }),
+    WORD ("block", "null", block, "dtype fp8: one scale per 128 x 128 elements; default: one per row", { "128", 128 }),
     WORD ("group", "null", group, "dtype int4: elements of a row that share a scale; default: 128",
           { "32", 32 }, { "64", 64 }, { "128", 128 }),
     WORD ("scales", "computed", scales,
-          "dtype fp8: trained takes the operands that the run multiplies with, bit for bit: one scale for q, k and v, one for gate "
-          "and up",
+          "dtype fp8: trained exports the run's GEMM operands bit for bit, with one scale for q, k and v and one for gate and up",
           { "computed", SCALES_COMPUTED }, { "trained", SCALES_TRAINED }),
     NUMBER("calibration", PATHS, "[]", NAN, 0, 0, calibration,
-           "dtype int4: files of tokens, as data.paths; codes are those that change the layers' outputs on them least (GPTQ)"),
-    WORD ("data.memmap_dtype", "null", token_bytes, "of those files; default: as the run that is exported had it, else uint16",
+           "dtype int4: files of tokens, as data.paths; GPTQ chooses codes that change the layers' outputs on them least"),
+    WORD ("data.memmap_dtype", "null", token_bytes, "token type of --calibration; default: as in the exported run, else uint16",
           { "uint16", UINT16 }, { "uint32", UINT32 }),
     NUMBER("calibration_sequences", INT, "128", NAN, 1, 1e6, sequences,
-           "sequences that are calibrated with; a sixteenth more are held out"),
-    NUMBER("calibration_length", INT, "null", 0, 2, 1e6, length, "their tokens; default: as many as the model takes, up to 2048"),
+           "sequences used for calibration; 1/16 more are held out"),
+    NUMBER("calibration_length", INT, "null", 0, 2, 1e6, length, "tokens of each; default: the model's length, up to 2048"),
     NUMBER("damping", DOUBLE, "0.01", NAN, 1e-9, 1, damping,
-           "what is added to the diagonal of a layer's Hessian, of its mean; ten times as much where that is not enough"),
+           "fraction of the Hessian's mean diagonal that is added to the diagonal; ten times as much if that is not enough"),
     NUMBER("order", BOOL, "true", NAN, 0, 0, ordered,
-           "columns are taken by the size of their inputs, the largest first; it does not show in the folder"),
+           "quantize columns in the order of the size of their inputs, largest first; the exported layout is the same"),
     { .name = NULL }
 };
 
@@ -75,7 +74,7 @@ static const ConfigKey *key_of(const char *argument)
 
 static_assert(offsetof(ExportOptions, num_calibration) == offsetof(ExportOptions, calibration) + sizeof(char **), "PATHS");
 
-/* What says how to calibrate goes with files, and these with what is calibrated. */
+/* Options of calibration need --calibration, and that needs dtype int4. */
 static void check_calibration(const ExportOptions *o, const YamlNode *root)
 {
     static const char *const how[] = { "data.memmap_dtype", "calibration_sequences", "calibration_length", "damping", "order" };
@@ -85,7 +84,7 @@ static void check_calibration(const ExportOptions *o, const YamlNode *root)
         die("--calibration is for --dtype=int4: the codes of %s follow from the weights only", export_word("dtype", (int)o->dtype));
     for (size_t i = 0; i < sizeof how / sizeof how[0]; i++)
         if (yaml_find(root, how[i]) && o->num_calibration == 0)
-            die("--%s says how to calibrate, and there is nothing to do it with; expected --calibration='[FILE, ...]', too",
+            die("--%s is an option of calibration; expected --calibration='[FILE, ...]', too",
                 how[i]);
 }
 
@@ -93,9 +92,9 @@ static void read_argument(ExportOptions *o, YamlNode *root, const char *argument
 {
     const ConfigKey *k = key_of(argument);
     if (!k)
-        die("--export: '%s' means nothing here; %s", argument, usage);
+        die("--export: '%s' is not an option of an export; %s", argument, usage);
     if (yaml_find(root, k->name))
-        die("--export: '%s' is one too many; %s", argument, usage);
+        die("--export: '%s' is given twice; %s", argument, usage);
     const char *value = argument + strcspn(argument, "=");
     if ((k->type & TYPE_MASK) == STRING && (!*value || !value[1]))
         die("'%s' names no folder; %s", argument, usage);
@@ -116,11 +115,11 @@ void export_options_read(ExportOptions *o, int argc, char **argv)
     for (int i = 1; i < argc; i++) {
         const char *a = argv[i];
         if (text_ends_with(a, ".yaml") || text_ends_with(a, ".yml"))
-            die("--export takes no configuration such as %s: the checkpoint says all; %s", a, usage);
+            die("--export takes no configuration file such as %s, it uses the checkpoint's; %s", a, usage);
         if (*a == '-' || !*a)
             read_argument(o, root, a);
         else if (o->target)
-            die("--export: '%s' is one too many; %s", a, usage);
+            die("--export: unexpected argument '%s'; %s", a, usage);
         else
             o->target = xstrdup(a);
     }

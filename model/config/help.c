@@ -1,4 +1,4 @@
-/* What the table of keys tells people: usage, --help, the table in configs/README.md, and the key they probably meant. */
+/* Texts made from the table of keys: usage, --help, the table in configs/README.md, and suggestions for misspelled keys. */
 #include "model/config/table.h"
 
 #include <limits.h>
@@ -9,7 +9,7 @@
 #include "model/config/export_options.h"
 #include "model/version.h"
 
-/* "wandb.*" for wandb itself and all below it. */
+/* "wandb.*" matches wandb itself and all keys below it. */
 static bool is_section_of(const char *pattern, const char *name)
 {
     size_t n = strlen(pattern);
@@ -48,11 +48,11 @@ const char *config_default(const char *name)
 
 /* ---- the nearest key -------------------------------------------------------------------------------------- */
 
-/* Insertions, deletions and replacements of one character and swaps of two neighbours that turn a into b. */
+/* Number of insertions, deletions, replacements and swaps of two neighbours that make a equal to b. */
 static int edit_distance(const char *a, const char *b)
 {
     enum { LONGEST = 128 };
-    int rows[3][LONGEST + 1] = { { 0 } };                    /* of i - 2, i - 1 and i, in turn */
+    int rows[3][LONGEST + 1] = { { 0 } };                    /* row i is in rows[i % 3] */
     int m = (int)strlen(a), n = (int)strlen(b);
     if (m > LONGEST || n > LONGEST)
         return INT_MAX / 2;
@@ -81,14 +81,14 @@ static const char *last_part(const char *name)
     return dot ? dot + 1 : name;
 }
 
-/* `lr` for learning_rate. */
+/* `lr` matches learning_rate. */
 static bool are_initials(const char *letters, const char *words)
 {
     const char *end = strchr(words, '_');
     return *letters == *words && (end ? are_initials(letters + 1, end + 1) : !letters[1]);
 }
 
-/* The whole name misspelled, or the right last part in the wrong section, which costs one edit. */
+/* The distance of the whole names, or that of the last parts if only the section is wrong, which costs one more. */
 static int name_distance(const char *name, const char *candidate)
 {
     if (strlen(last_part(name)) > 1 && are_initials(last_part(name), last_part(candidate)))
@@ -108,11 +108,11 @@ const char *config_suggest(const char *name)
         if (in_evaluators && !config_is_evaluator(k->name))
             continue;
         for (size_t end = first + strcspn(k->name + first, ".["); k->name[end - 1] != '*';
-             end += 1 + strcspn(k->name + end + 1, ".[")) {   /* "a", "a.b", "a.b.c": its sections, the key */
+             end += 1 + strcspn(k->name + end + 1, ".[")) {   /* "a", "a.b", "a.b.c": sections, then the key */
             char candidate[128];
             snprintf(candidate, sizeof candidate, "%.*s", (int)end, k->name);
             int distance = name_distance(name, candidate);
-            bool around = strncmp(name, candidate, end) == 0 && name[end] == '.';   /* `name` lies in it already */
+            bool around = strncmp(name, candidate, end) == 0 && name[end] == '.';   /* candidate is a section of `name` */
             if (distance < best_distance && !around) {
                 best_distance = distance;
                 strcpy(best, candidate);
@@ -132,10 +132,10 @@ void config_print_usage(FILE *f)
           "       mpirun -n RANKS ./train CONFIG.yaml [--key=value ...]  a rank per GPU\n\n"
           "  ./train --load_path=FOLDER --data.paths='[shards/*.npy]'        fine-tune a model that save_pretrained wrote\n"
           "  ./train configs/OLMo-1B.yaml --data.paths='[shards/*.npy]' --max_duration=1000\n"
-          "  ./train configs/OLMo-1B.yaml --dry_run --ranks=8 --device_memory=80    does it fit 8 GPUs of 80 GiB?\n"
+          "  ./train configs/OLMo-1B.yaml --dry_run --ranks=8 --device_memory=80    whether it fits 8 GPUs of 80 GiB\n"
           "  ./train --export=runs/x/latest --dtype=bf16 FOLDER    a checkpoint for transformers, vLLM, llama.cpp; fp8, int4\n\n"
           "--help lists all keys, --help=data those of a section, --help=data.paths explains one;\n"
-          "--version says what this is and what it was built for.\n", f);
+          "--version prints the version and the back end.\n", f);
 }
 
 void config_print_version(FILE *f)
@@ -151,7 +151,7 @@ static void print_key(FILE *f, const ConfigKey *k)
         return;
     }
     if ((k->type & TYPE_MASK) == UNUSED) {
-        fprintf(f, "  %s: read, without effect%s%s\n", k->name, k->help ? ": " : "", k->help ? k->help : "");
+        fprintf(f, "  %s: accepted, without effect%s%s\n", k->name, k->help ? ": " : "", k->help ? k->help : "");
         return;
     }
     value_expected(expected, sizeof expected, k);
@@ -168,10 +168,10 @@ static void print_all(FILE *f)
     fputs("usage: mpirun -n <ranks> ./train config.yaml [--key=value ...]\n"
           "       ./train --export=<checkpoint> [--dtype=bf16|f16|f32|fp8|int8|int4|nf4] [...] <folder>\n"
           "       ./train --help | --help=<key or section> | --help=markdown | --version\n\n"
-          "Trains a Llama, Mistral, OLMo or Qwen3 model as the file says; --key=value changes a setting, as in\n"
+          "Trains a Llama, Mistral, OLMo or Qwen3 model as described by the file; --key=value changes a setting, as in\n"
           "--max_duration=100, --data.paths=[a.npy,b.npy], --save_overwrite. --export writes a checkpoint (stepN, or the\n"
-          "latest of a save_folder) as a folder for other programs: weights in one type, adapters merged into them,\n"
-          "config.json, tokenizer; nothing of the training; --help=export lists its options. Keys and values are those of\n"
+          "latest of a save_folder) as a folder for other programs: weights in one type with adapters merged, config.json\n"
+          "and tokenizer, without states of the training; --help=export lists its options. Keys and values are those of\n"
           "OLMo's files:\n\n", f);
     for (const ConfigKey *k = config_keys; k->name; k++)
         if ((k->type & TYPE_MASK) < FIXED)
@@ -180,14 +180,14 @@ static void print_all(FILE *f)
     for (const ConfigKey *k = config_keys; k->name; k++)
         if ((k->type & TYPE_MASK) == FIXED)
             fprintf(f, "  %s: %s (%s)\n", k->name, k->choices, k->help);
-    fputs("\nRead and named in a warning, without effect:\n ", f);
+    fputs("\nAccepted with a warning, without effect:\n ", f);
     for (const ConfigKey *k = config_keys; k->name; k++)
         if ((k->type & TYPE_MASK) == UNUSED)
             fprintf(f, " %s", k->name);
     fputs("\n", f);
 }
 
-/* Names the key spelled most like it, or those that hold the word, as `warmup`. */
+/* Suggests the most similar key, or the keys that contain the word, such as `warmup`. */
 static _Noreturn void unknown_key(const char *name)
 {
     char near[512] = "";
@@ -215,7 +215,7 @@ void config_print_help(FILE *f, const char *name)
     const size_t length = strlen(name);
     int found = 0;
     for (const ConfigKey *k = config_keys; k->name; k++)
-        if (strncmp(k->name, name, length) == 0 && strchr(".[", k->name[length])) {     /* also the end of the name */
+        if (strncmp(k->name, name, length) == 0 && strchr(".[", k->name[length])) {     /* strchr also finds the final zero */
             print_key(f, k);
             found++;
         }

@@ -1,5 +1,5 @@
-/* config.json by the table of hf_keys.c. transformers 4 has rope_theta and rope_scaling, 5 rope_parameters; both read what is
- * written here. */
+/* config.json, read and written by the table of hf_keys.c. transformers 4 has rope_theta and rope_scaling, 5 rope_parameters; both
+ * read the files written here. */
 #include "model/config/hf.h"
 
 #include <math.h>
@@ -15,12 +15,12 @@
 
 static const char *const rope_types[NUM_ROPE_TYPES] = { "default", "llama3", "yarn" };
 
-/* The row of config_keys, its place counted in the ModelConfig. */
+/* The row of config_keys, with `place` as an offset in the ModelConfig. */
 static ConfigKey row_of(const HfKey *k)
 {
     ConfigKey row = *config_key(k->what);
     row.place -= offsetof(Settings, c.model);
-    if (strcmp(k->what, "model.mlp_hidden_size") == 0) {        /* both halves there, one here */
+    if (strcmp(k->what, "model.mlp_hidden_size") == 0) {        /* both halves in our key, one in config.json */
         row.type = INT;
         row.min /= 2;
         row.max /= 2;
@@ -44,7 +44,7 @@ static _Noreturn void wrong(const Source *s, const char *key, const char *expect
     value_wrong_json(s->path, key, expected, found);
 }
 
-/* The value at `key` of `from`, checked; null is what it is in our configuration, if it is anything there. */
+/* Reads and checks the value of k->key in `from`. null means the same as in our configuration, if it is allowed there. */
 static void read_value(ModelConfig *m, const Source *s, const json_t *from, const HfKey *k)
 {
     const ConfigKey row = row_of(k);
@@ -76,11 +76,11 @@ static void read_token(ModelConfig *m, const Source *s, const HfKey *k)
         wrong(s, k->key, "a token id, a list of them or null", value);
     const json_int_t id = value ? json_integer_value(value) : -1;
     if (id >= m->vocab_size)
-        warn("%s: %s %lld is beyond vocab_size %d, so there is none", s->path, k->key, (long long)id, m->vocab_size);
+        warn("%s: %s %lld is outside vocab_size %d and is ignored", s->path, k->key, (long long)id, m->vocab_size);
     value_set(m, &row, id >= 0 && id < m->vocab_size ? (double)id : -1);
 }
 
-/* Whether the value is `only`, or one of those that it lists. */
+/* Whether the value is `only`, or an element of it. */
 static bool is_among(const json_t *value, const json_t *only)
 {
     bool found = json_is_number(only) && json_is_number(value) ? json_number_value(value) == json_number_value(only)
@@ -104,7 +104,7 @@ static void refuse_others(const Source *s, const json_t *from, const HfKey *k)
             k->why ? k->why : "");
 }
 
-/* Names, ", " between them, or NULL, of what `from` has and no row: keys of a class, or of the rotation where `type` is one. */
+/* Keys of `from` without a row, separated by ", ", or NULL. type: -1 for the keys of a class, else a RopeType. */
 static char *unknown_keys(const Source *s, json_t *from, int type)
 {
     char *text;
@@ -160,7 +160,8 @@ static double read_theta(const Source *s, const json_t *rope)
     return m.rope_theta;
 }
 
-/* With a description per layer type: that of full attention. The other must be the same unscaled, for a class that knows that. */
+/* Returns the rope_parameters of full attention. Those of sliding attention must be the same, unscaled; only classes with
+ * full_attn_scaled_only support this. */
 static json_t *full_attention(const Source *s, json_t *full, const json_t *sliding)
 {
     if (!s->class->full_attn_scaled_only)
@@ -172,8 +173,8 @@ static json_t *full_attention(const Source *s, json_t *full, const json_t *slidi
     return full;
 }
 
-/* A class that has them by layer type takes a rope_scaling for that of full attention. NOTE: transformers 5.0 to 5.12 read
- * rope_parameters without layer types as for all layers, and later versions overlook them. */
+/* In a class with rope_parameters by layer type, rope_scaling is that of full attention. NOTE: transformers 5.0 to 5.12 apply
+ * rope_parameters without layer types to all layers; later versions ignore them. */
 static json_t *find_rope(const Source *s)
 {
     json_t *new = get(s->json, "rope_parameters"), *old = get(s->json, "rope_scaling"), *either = value_is_nothing(old) ? new : old;
@@ -187,15 +188,16 @@ static json_t *find_rope(const Source *s)
     }
     const ClassKey *theta = architecture_key(s->class, "rope_theta");
     if (s->class->full_attn_scaled_only && either == old && read_theta(s, old) != read_theta(s, NULL))
-        die("%s: rope_scaling has the rope_theta %g, but outside of it is %g; transformers 5 takes one for layers of full "
-            "attention and one for the others, which is not supported: make them equal", s->path, read_theta(s, old), read_theta(s, NULL));
+        die("%s: rope_theta is %g in rope_scaling, but %g outside of it; transformers 5 uses one for layers of full "
+            "attention and one for the others, which is not supported: make them equal", s->path, read_theta(s, old),
+            read_theta(s, NULL));
     if (s->class->full_attn_scaled_only && either && either == new
         && (rope_type(s, new) != ROPE_DEFAULT || (theta && read_theta(s, new) != theta->otherwise)))
-        die("%s: rope_parameters of a %s are read by layer type alone, as versions of transformers differ in what they make of "
+        die("%s: rope_parameters of a %s are only read by layer type, because versions of transformers disagree about "
             "others: give {\"full_attention\": {...}, \"sliding_attention\": {...}}", s->path, s->class->class);
     if (s->class->full_attn_scaled_only && theta && read_theta(s, either) != theta->otherwise)
-        warn("%s: rope_theta %g is taken for all layers, as in transformers 4; transformers 5 takes %g for those with a sliding "
-             "window, unless rope_parameters say it by layer type", s->path, read_theta(s, either), theta->otherwise);
+        warn("%s: rope_theta %g is used for all layers, as in transformers 4; transformers 5 uses %g for those with a sliding "
+             "window, unless rope_parameters has layer types", s->path, read_theta(s, either), theta->otherwise);
     return either;
 }
 
@@ -219,8 +221,8 @@ static void read_rope(ModelConfig *m, const Source *s)
     }
     const json_t *length = get(s->json, "original_max_position_embeddings");
     if (m->rope_scaling.type != ROPE_DEFAULT && length && json_number_value(length) != m->rope_scaling.original_length)
-        die("%s: original_max_position_embeddings is %g, and in the description of the rotation %d; transformers 4 and 5 differ in "
-            "which they take: make them equal", s->path, json_number_value(length), m->rope_scaling.original_length);
+        die("%s: original_max_position_embeddings is %g, but %d in the parameters of the rotation; transformers 4 and 5 differ in "
+            "which they use: make them equal", s->path, json_number_value(length), m->rope_scaling.original_length);
     warn_of_unknown(s, rope, m->rope_scaling.type);
 }
 
@@ -235,7 +237,7 @@ static int class_number(const Source *s, const char *key)
     return value ? (int)json_integer_value(value) : k ? (int)k->otherwise : 0;
 }
 
-/* Without a list of them the blocks from max_window_layers on slide; where the class says so, all but every n-th. */
+/* Without layer_types the blocks from max_window_layers on slide, in some classes except every n-th. */
 static void read_layer_types(ModelConfig *m, const Source *s)
 {
     const json_t *types = get(s->json, "layer_types");
@@ -270,13 +272,13 @@ static void read_windows(ModelConfig *m, const Source *s)
 
 /* ---- the file --------------------------------------------------------------------------------------------- */
 
-/* A class that becomes another with a list of layer types does so here, too. */
+/* Some classes are another class if layer_types are given. */
 static const Architecture *with_layers(const Source *s, const Architecture *a)
 {
     return a && a->with_layer_types && get(s->json, "layer_types") ? architecture_find(a->with_layer_types) : a;
 }
 
-/* NOTE: transformers goes by model_type, vLLM by architectures. */
+/* NOTE: transformers chooses by model_type, vLLM by architectures. */
 static void choose_class(Source *s)
 {
     const json_t *list = get(s->json, "architectures");
@@ -288,8 +290,8 @@ static void choose_class(Source *s)
         die("%s: architecture %s (model_type %s) is not supported, only %s", s->path, class ? class : "missing",
             type ? type : "missing", architecture_names());
     if (type && with_layers(s, architecture_of_type(type)) != s->class)
-        die("%s: its model_type %s is not that of its architectures, which is %s; which of them is wrong? Programs differ in which "
-            "they go by", s->path, type, s->class->model_type);
+        die("%s: model_type is %s, but that of its architectures is %s; correct one of them, as programs differ in which they use",
+            s->path, type, s->class->model_type);
 }
 
 static void open_source(Source *s, const char *folder)
@@ -298,7 +300,7 @@ static void open_source(Source *s, const char *folder)
     s->json = file_json(folder, "config.json", 0);
     if (!s->json)
         die("%s: there is no such file; load_path must be a folder written by save_pretrained or a checkpoint stepN", s->path);
-    s->generation = file_try_json(folder, "generation_config.json");    /* which not every folder has */
+    s->generation = file_try_json(folder, "generation_config.json");    /* not every folder has it */
     choose_class(s);
 }
 
@@ -341,7 +343,7 @@ void config_read_hf(ModelConfig *m, const char *folder)
 
 /* ---- writing ---------------------------------------------------------------------------------------------- */
 
-/* The decimal number somebody wrote, not the float next to it: 1e-05, not 9.99999974e-06. */
+/* The decimal number, not the nearest float: 1e-05, not 9.99999974e-06. */
 static json_t *decimal(float x)
 {
     char text[32];
@@ -361,7 +363,7 @@ static json_t *value_json(const ModelConfig *c, const HfKey *k)
     }
 }
 
-/* rope_type and what belongs to it. */
+/* rope_type and its parameters. */
 static json_t *scaling_json(const ModelConfig *c, RopeType type)
 {
     json_t *j = json_pack("{s:s}", "rope_type", rope_types[type]);
@@ -405,7 +407,7 @@ static json_t *blocks_json(const ModelConfig *c, const char *key)
     return list;
 }
 
-/* Of a list of what is supported the first. */
+/* The value, or the first of a list of supported values. */
 static json_t *literal_json(const char *text)
 {
     json_t *value = json_loads(text, JSON_DECODE_ANY, NULL), *first = json_incref(json_array_get(value, 0));
@@ -415,14 +417,14 @@ static json_t *literal_json(const char *text)
     return first;
 }
 
-/* NULL: this class is written without the key. */
+/* NULL: this class does not write the key. */
 static json_t *key_json(const ModelConfig *c, const Architecture *a, const HfKey *k)
 {
-    /* OLMo's classes know no head_dim of their own, but take one that is given */
+    /* OLMo's classes declare no head_dim, but use one that is given */
     bool implied = strcmp(k->key, "head_dim") == 0 && c->head_dim * c->n_heads == c->d_model;
     if ((implied && !architecture_key(a, k->key)) || !hf_key_is_of(k, a))
         return NULL;
-    /* OLMo-3 has a window, if for no layer */
+    /* OLMo-3 always has a window, even if no layer uses it */
     if (strcmp(k->key, "sliding_window") == 0 && c->sliding_window == 0 && a->windows == WINDOW_BY_LAYER &&
         !architecture_key(a, "use_sliding_window"))
         return json_integer((json_int_t)architecture_key(a, k->key)->otherwise);

@@ -1,21 +1,21 @@
-/* One table of the keys, in the order in which they are written. What a key has in common with one of ours (type, range, place in
- * the ModelConfig) is that row of config_keys; which classes have it, and with which default, say the rows of architecture.c.
+/* All keys in one table, in the order of writing. Type, range and place in the ModelConfig come from the row of config_keys that is
+ * named; rows of architecture.c say which classes have a key, and with which default.
  *
- * tests/golden/config_keys.json has all keys that transformers 4 and 5 declare or read for these classes, and what each changes
- * there; tests/test_config_keys.c compares.
+ * tests/golden/config_keys.json lists all keys that transformers 4 and 5 declare or read for these classes, and their effects;
+ * tests/test_config_keys.c compares.
  *
- * NOTE: transformers gives the row of pad_token_id in the embedding no gradient. Here it is trained as any other, if it is used. */
+ * NOTE: in transformers the embedding's row of pad_token_id gets no gradient. Here it is trained like any other, if it is used. */
 #include "model/config/hf_keys.h"
 
 #include <math.h>
 #include <string.h>
 
-#define OF_TRANSFORMERS "it is read by transformers; take it out of config.json if the model was trained without"
+#define OF_TRANSFORMERS "transformers reads it; remove it from config.json if the model was trained without it"
 
 const HfKey hf_keys[] = {
     { "hidden_act",              HF_ONLY,     "[\"silu\", \"swish\"]" },
     { "attention_bias",          HF_ONLY,     "false" },
-    { "attention_dropout",       HF_ONLY,     "0.0", .why = "training has no dropout: say 0.0 there to train without" },
+    { "attention_dropout",       HF_ONLY,     "0.0", .why = "training has no dropout: set it to 0.0 to train without" },
     { "initializer_range",       HF_WRITTEN,  "model.init_std" },
     { "use_cache",               HF_LITERAL,  "true" },
     { "hidden_size",             HF_VALUE,    "model.d_model", NAN },
@@ -39,14 +39,14 @@ const HfKey hf_keys[] = {
     { "use_sliding_window",      HF_BLOCKS | HF_LISTED },
     { "sliding_window",          HF_VALUE | HF_LISTED,    "model.sliding_window" },
     { "sliding_window",          HF_REFUSED | HF_UNLISTED, "null",
-      .why = "transformers generates with it, but computes without; take it out of config.json" },
+      .why = "transformers uses it in generation, but not in the model; remove it from config.json" },
     { "max_window_layers",       HF_BLOCKS | HF_LISTED },
     { "layer_types",             HF_BLOCKS | HF_LISTED },
     { "layer_types",             HF_REFUSED | HF_UNLISTED, "[\"full_attention\"]" },
     { "rope_parameters",         HF_ROTATION },
     { "original_max_position_embeddings", HF_ROTATION },
 
-    /* which no class here declares, but transformers reads of any */
+    /* keys that no class here declares, but transformers reads for all */
     { "is_causal",               HF_REFUSED,  "true" },
     { "is_encoder_decoder",      HF_REFUSED,  "false" },
     { "attention_chunk_size",    HF_REFUSED,  "null", .why = OF_TRANSFORMERS },
@@ -57,11 +57,11 @@ const HfKey hf_keys[] = {
     { "decoder",                 HF_REFUSED,  "null", .why = "only models of text are read" },
     { "generator",               HF_REFUSED,  "null", .why = "only models of text are read" },
     { "text_encoder",            HF_REFUSED,  "null", .why = "only models of text are read" },
-    { "transformers_weights",    HF_REFUSED,  "null", .why = "weights are read from model.safetensors, or what its index lists" },
-    { "configuration_files",     HF_REFUSED,  "null", .why = "copy the one that is meant to config.json" },
-    { "quantization_config",     HF_IGNORED },       /* but see quantized.h */
+    { "transformers_weights",    HF_REFUSED,  "null", .why = "weights are read from model.safetensors, or the files of its index" },
+    { "configuration_files",     HF_REFUSED,  "null", .why = "copy the right one to config.json" },
+    { "quantization_config",     HF_IGNORED },       /* checked by quantized.h */
 
-    /* what the file is, and the types of weights, which files say themselves */
+    /* what the file is, and types of weights, which are read from the weights' files */
     { "architectures", HF_IGNORED }, { "model_type", HF_IGNORED }, { "transformers_version", HF_IGNORED },
     { "name_or_path", HF_IGNORED }, { "dtype", HF_IGNORED }, { "torch_dtype", HF_IGNORED }, { "use_bfloat16", HF_IGNORED },
     { "tokenizer_class", HF_IGNORED }, { "prefix", HF_IGNORED }, { "unsloth_version", HF_IGNORED }, { "unsloth_fixed", HF_IGNORED },
@@ -72,13 +72,13 @@ const HfKey hf_keys[] = {
     { "output_attentions", HF_IGNORED }, { "output_hidden_states", HF_IGNORED }, { "return_dict", HF_IGNORED },
     { "use_return_dict", HF_IGNORED }, { "tie_last_hidden_states", HF_IGNORED },
 
-    /* of encoders, decoders of two parts and classifiers */
+    /* keys of encoders, encoder-decoders and classifiers */
     { "is_decoder", HF_IGNORED }, { "add_cross_attention", HF_IGNORED }, { "cross_attention_hidden_size", HF_IGNORED },
     { "tie_encoder_decoder", HF_IGNORED }, { "decoder_start_token_id", HF_IGNORED }, { "sep_token_id", HF_IGNORED },
     { "id2label", HF_IGNORED }, { "label2id", HF_IGNORED }, { "num_labels", HF_IGNORED }, { "problem_type", HF_IGNORED },
     { "finetuning_task", HF_IGNORED }, { "task_specific_params", HF_IGNORED }, { "tf_legacy_loss", HF_IGNORED },
 
-    /* settings of generation, which go into generation_config.json today */
+    /* settings of generation, which are in generation_config.json today */
     { "assistant_confidence_threshold", HF_IGNORED }, { "assistant_lookbehind", HF_IGNORED }, { "bad_words_ids", HF_IGNORED },
     { "begin_suppress_tokens", HF_IGNORED }, { "diversity_penalty", HF_IGNORED }, { "do_sample", HF_IGNORED },
     { "early_stopping", HF_IGNORED }, { "encoder_no_repeat_ngram_size", HF_IGNORED }, { "encoder_repetition_penalty", HF_IGNORED },

@@ -1,4 +1,4 @@
-/* Values of JSON files, by rows like those of the table of keys: the same types and ranges, and the same words about them. */
+/* Values of JSON files, described by ConfigKey rows: the same types, ranges and messages as for keys of the configuration. */
 #include "model/config/table.h"
 
 #include <jansson.h>

@@ -1,7 +1,7 @@
-/* From the command line to a Config, in layers: the table's defaults < what load_path says (without model.d_model and
- * model.n_layers its config.json; to evaluate a checkpoint its run's config.yaml) < the recipe's columns < the YAML file < the
- * command line. Then what follows from them; at last everything is written out again as YAML (text.c).
- * The keys are rows of table.c; nothing here knows them but what reads evaluators and load_path. */
+/* From the command line to a Config, in layers: the table's defaults < load_path (its config.json, unless model.d_model or
+ * model.n_layers is given; to evaluate a checkpoint also its run's config.yaml) < the recipe's columns < the YAML file < the
+ * command line. Then derived values; finally the whole configuration is written as YAML (text.c).
+ * The keys are rows of table.c; only the functions that read evaluators and load_path know single keys. */
 #include "model/config/load.h"
 
 #include <stdarg.h>
@@ -57,7 +57,7 @@ static void note_unused(Reader *r, const ConfigKey *k, const YamlNode *n, const 
         return;
     fflush(r->notes);
     if (config_is_evaluator(name) && strstr(r->notes_text, name))
-        return;                                            /* another evaluator had it */
+        return;                                            /* already noted for another evaluator */
     if (k->help)
         config_note(r, "%s (%s)", name, k->help);
     else
@@ -72,8 +72,8 @@ static _Noreturn void unknown(const YamlNode *n, const char *name)
     die("%s: unknown key '%s'; ./train --help lists all", yaml_place(n), name);
 }
 
-/* Null for a section: --model.rope_scaling=null takes away what a loaded model says. At the top level there is nothing else to
- * take away, and `model: null` leaves the whole model to load_path. */
+/* Null for a section: --model.rope_scaling=null resets the values of a loaded model. A section of the top level is left as it is:
+ * `model: null` takes the whole model from load_path. */
 static void forget_section(void *base, const char *name)
 {
     const size_t length = strlen(name);
@@ -84,21 +84,21 @@ static void forget_section(void *base, const char *name)
             value_default(base, k);
 }
 
-/* A dot stands between keys, and [ for an element, on the command line and in the table alone. */
+/* A dot between keys, or [ before an element, is only allowed on the command line and in the table. */
 static void check_key(const YamlNode *n)
 {
     if (strchr(n->key, '['))
         die("%s: '%s': an element of a list cannot be changed on its own; give the whole list, as in "
             "--evaluators='[{label: val, data: {paths: [val.npy]}}]'", yaml_place(n), n->key);
     if (strchr(n->key, '.'))
-        die("%s: '%s' is written with a dot, as on the command line; in a file it is a section and, indented below it, a key",
+        die("%s: '%s': dots are only for the command line; in a file write a section with the key indented below it",
             yaml_place(n), n->key);
 }
 
 void config_apply(Reader *r, YamlNode *n, const char *name, void *base)
 {
     if (!is_section(name)) {
-        char below[512];                /* a text may have the name of a section without effect: tokenizer */
+        char below[512];                /* `tokenizer` is a text, or a section without effect */
         snprintf(below, sizeof below, "%s.*", name);
         const ConfigKey *k = n->kind == YAML_MAP && config_key(below) ? config_key(below) : config_key(name);
         if (!k)
@@ -130,11 +130,11 @@ void config_apply(Reader *r, YamlNode *n, const char *name, void *base)
     }
 }
 
-/* What says where the model comes from, and what is read of the other keys. */
+/* Keys that decide where the model comes from, and which other keys are read. */
 static const char FIRST[] = "dry_run|eval_only|generate|run_name|save_folder|try_load_latest_save|load_path|lora";
 
-/* Every key is read once, when what lies below it is there: those of FIRST, then the others over what load_path says, and at last
- * format.* over the columns of the recipe (recipe.c). Evaluators are a list. */
+/* Every key is read once, after the layers below it: those of FIRST, then the others on top of load_path, and last format.* on top
+ * of the recipe's columns (recipe.c). Evaluators are a list. */
 static void read_keys(Reader *r, bool first)
 {
     for (int i = 0; i < r->root->num_children; i++) {
@@ -163,7 +163,7 @@ static void set_defaults(void *base, bool evaluators)
             value_default(base, k);
 }
 
-/* The checkpoint that the run goes on with counts before load_path, which may be gone by then. */
+/* The checkpoint that the run continues comes before load_path, which may not exist any more. */
 static void find_source(Reader *r, char *(*latest_of)(const char *save_folder))
 {
     Config *c = &r->s->c;
@@ -179,7 +179,7 @@ static void find_source(Reader *r, char *(*latest_of)(const char *save_folder))
     watchdog_mark("reading the configuration", -1);
 }
 
-/* Takes the architecture from the config.json of the source, or of the model that its adapters stand beside; false if there is no
+/* Reads the architecture from the config.json of the source, or of the base model if the source has adapters; false: no
  * load_path. */
 static bool read_hf(Reader *r)
 {
@@ -198,7 +198,7 @@ static bool read_hf(Reader *r)
 
 /* ---- evaluators ------------------------------------------------------------------------------------------- */
 
-/* Takes the paths, of which there are some, and label masks out of the hands of the evaluator e that `n` is. */
+/* Adds a set with the paths (at least one) and label masks of the evaluator e, defined at `n`; takes ownership of both. */
 static void add_eval_set(Settings *s, const YamlNode *n, Evaluator *e, const char *label, char ***paths, int *count)
 {
     Config *c = &s->c;
@@ -250,14 +250,14 @@ static void read_evaluator(Reader *r, YamlNode *n, FILE *downstream, FILE *remot
     if (!e.label)
         die("%s: this evaluator has no label", yaml_place(n));
     if (e.files.num_label_mask_paths > 0 && e.files.num_paths == 0)
-        die("%s: evaluator '%s' has label_mask_paths, which are parallel to data.paths, but no such paths; give each dataset an "
-            "evaluator of its own, with a label, paths and label_mask_paths", yaml_place(n), e.label);
+        die("%s: evaluator '%s' has label_mask_paths, which are parallel to data.paths, but no data.paths; give each dataset its "
+            "own evaluator, with a label, paths and label_mask_paths", yaml_place(n), e.label);
     const bool asks = e.type == EVALUATOR_DOWNSTREAM;
     if (asks && e.files.num_paths == 0)
         fprintf(downstream, " %s", e.label);
     else if (asks && (e.files.num_paths > 1 || e.files.num_label_mask_paths > 0))
-        die("%s: evaluator '%s' has %d files; a downstream task is one alone, which scripts/prepare_eval.py makes", yaml_place(n),
-            e.label, e.files.num_paths + e.files.num_label_mask_paths);
+        die("%s: evaluator '%s' has %d files; expected one file per downstream task, made by scripts/prepare_eval.py",
+            yaml_place(n), e.label, e.files.num_paths + e.files.num_label_mask_paths);
     else if (e.files.num_paths == 0 && e.num_datasets == 0)
         die("%s: evaluator '%s' has no data: give data.paths or data.datasets", yaml_place(n), e.label);
     else if (e.files.num_paths > 0 && any_remote(e.files.paths, e.files.num_paths))
@@ -300,7 +300,7 @@ static void read_evaluators(Reader *r)
 
 /* ---- the whole -------------------------------------------------------------------------------------------- */
 
-/* Where a run that has a load_path says all else about itself without a file. */
+/* The file's name in messages if a run has only a command line. */
 #define COMMAND_LINE "the command line"
 
 static bool is_question(const char *argument)
@@ -308,7 +308,7 @@ static bool is_question(const char *argument)
     return strncmp(argument, "--help", 6) == 0 || strcmp(argument, "-h") == 0 || strcmp(argument, "--version") == 0;
 }
 
-/* Every rank finds the same wrong key, rank 0 prints. */
+/* All ranks run this, so that all die on a wrong key; rank 0 prints. */
 static Config *answer(const char *argument)
 {
     const char *name = strncmp(argument, "--help=", 7) == 0 && argument[7] ? argument + 7 : NULL;

@@ -1,4 +1,4 @@
-/* Adapters: the keys lora.*, the folder of adapters that a run goes on with, and the base that they stand beside. */
+/* Adapters: the keys lora.*, the folder of adapters that a run continues, and their base model. */
 #include "model/config/table.h"
 
 #include <stdlib.h>
@@ -12,11 +12,12 @@
 
 static _Noreturn void say_no_base(const char *source)
 {
-    die("%s/adapter_config.json: base_model_name_or_path names no model; say where the base of these adapters is: "
+    die("%s/adapter_config.json: base_model_name_or_path names no model; give the folder of the base model: "
         "--lora.base_path=FOLDER", source);
 }
 
-/* What is configured counts, then what the adapters' file says. Of a run that goes on load_path may be what it began with. */
+/* The configured folder comes first, then the one in the adapters' file. If a run continues, load_path may be the base of the
+ * adapters that it saved. */
 void config_find_base(Reader *r)
 {
     Config *c = &r->s->c;
@@ -42,8 +43,8 @@ void config_find_base(Reader *r)
     free(where);
 }
 
-/* Adapters want ten times the rate of full training, by QLoRA's [Dettmers et al. 2023, arXiv 2305.14314, table 9] and others'
- * settings; a run without a file that was given none has this. */
+/* Adapters need ten times the learning rate of full training [Dettmers et al. 2023, arXiv 2305.14314, table 9]. This is the
+ * default of a run without a file. */
 void config_choose_adapter_rate(Reader *r)
 {
     const char *source = r->s->c.source;
@@ -72,7 +73,7 @@ static void read_targets(Reader *r)
         die("%s: lora.target_modules is empty; all-linear names all seven", config_where(r, "lora.target_modules"));
 }
 
-/* As the resolved configuration has them. */
+/* In the form of the resolved configuration. */
 static void write_targets(Settings *s)
 {
     const Lora *l = &s->c.model.lora;
@@ -90,11 +91,11 @@ static void write_targets(Settings *s)
 static void must_agree(const Reader *r, const char *source, const char *key, bool same)
 {
     if (config_given(r, key) && !same)
-        die("%s: %s is another one than that of the adapters in %s; --%s=null takes it from there", config_where(r, key), key,
+        die("%s: %s differs from that of the adapters in %s; --%s=null takes it from there", config_where(r, key), key,
             source, key);
 }
 
-/* What the folder says counts, and what was given besides may not contradict it. */
+/* Takes the settings of the folder; keys that were given must not contradict them. */
 static void take_adapter(Reader *r, const char *source)
 {
     Lora *l = &r->s->c.model.lora, there = *l;
@@ -127,12 +128,12 @@ static void check_rank(const Reader *r, const char *source)
         if (m->lora.target[k] && m->lora.rank > most)
             die("%s: lora.rank %d is above %d, the rank of %s, which is %d x %d; %s", file ? file : config_where(r, "lora.rank"),
                 m->lora.rank, most, adapter_module_name((LoraModule)k), out[k], in[k],
-                file ? "such adapters are only merged, by --export" : "take a smaller one");
+                file ? "such adapters can only be merged, by --export" : "use a smaller one");
     }
     free(file);
 }
 
-/* Without adapters, what is said about them says nothing. */
+/* Without adapters the keys lora.* have no effect. */
 static void note_idle(Reader *r)
 {
     const Settings *s = r->s;
@@ -149,8 +150,8 @@ static void note_idle(Reader *r)
     value_free(r->s, config_key("lora.base_path"));
 }
 
-/* In which format the base is stored. Where nothing is trained all that is not in E4M3 or NF4 is as rounded as in training, so that
- * adapters give what they gave there: recipe_forward_weights may say otherwise. */
+/* Settles the format of the base. Runs that train nothing round weights that are not E4M3 or NF4 as training did, so that adapters
+ * give the same results; recipe_forward_weights might choose another format. */
 static void settle_base(Reader *r)
 {
     Settings *s = r->s;
@@ -162,32 +163,32 @@ static void settle_base(Reader *r)
     s->c.model.lora.base = s->lora_base == NOT_GIVEN ? BASE_AS_FROZEN : (BaseFormat)s->lora_base;
     s->c.model.lora.plain_nf4 = s->lora_base == BASE_NF4 && !nested;
     if (bf16 && given && frozen->dtype != BF16)
-        die("%s: lora.base bf16 and format.frozen %s both say how frozen weights are stored; leave one of them out",
+        die("%s: lora.base bf16 and format.frozen %s both set the format of frozen weights; leave one of them out",
             config_where(r, "lora.base"), format_name(*frozen));
     if (bf16 || (config_forward_only(&s->c) && !given && s->c.recipe.stream.dtype == BF16))
         *frozen = (Format){ BF16, 0, false };
 }
 
-/* New adapters stand beside the model of load_path. */
+/* The base of new adapters is the model of load_path. */
 static void settle_base_path(Reader *r, const char *source)
 {
     Config *c = &r->s->c;
     Lora *l = &c->model.lora;
     if (l->base_path && (!source || strcmp(l->base_path, source) != 0))
-        die("%s: lora.base_path is the base of adapters that load_path names; new ones have it as load_path: --load_path=%s "
+        die("%s: lora.base_path is only for adapters in load_path; for new adapters give their base as load_path: --load_path=%s "
             "--lora.base_path=null", config_where(r, "lora.base_path"), l->base_path);
     if (!source && !c->dry_run)
-        warn("adapters beside random weights learn nothing of use: the base is missing (load_path?)");
+        warn("LoRA on randomly initialized weights learns nothing useful: is load_path missing?");
     if (source && !l->base_path)
         l->base_path = xstrdup(source);
 }
 
-/* Files made for training all weights have a tenth of what adapters want. */
+/* Files for full training have a tenth of the rate that adapters need. */
 static void check_rate(Reader *r)
 {
     const Config *c = &r->s->c;
     if (!config_forward_only(c) && c->optimizer.lr < 5e-5)
-        warn("%s: a rate of %g hardly moves adapters, which want about ten times that of full training: "
+        warn("%s: a learning rate of %g is low for adapters, which need about ten times that of full training: "
              "--optimizer.learning_rate=2e-4", config_where(r, "optimizer.learning_rate"), c->optimizer.lr);
 }
 
@@ -202,9 +203,9 @@ void config_check_lora(Reader *r)
         return;
     }
     if (!continued && config_forward_only(c))
-        config_note(r, "lora.rank (%s has no adapters, and new ones add nothing)", source ? source : "the model");
+        config_note(r, "lora.rank (%s has no adapters, and new ones are zero)", source ? source : "the model");
     if (l->rank > 0 && !continued && c->continues)
-        die("%s: lora.rank: %s, which the run would go on with, has no adapters; begin with it in another save_folder: "
+        die("%s: lora.rank: the run would continue %s, which has no adapters; start from it in another save_folder: "
             "--load_path=%s --try_load_latest_save=false --save_folder=...", config_where(r, "lora.rank"), source, source);
     if (l->alpha == 0 && !continued)
         l->alpha = l->rank;
@@ -214,7 +215,7 @@ void config_check_lora(Reader *r)
     else
         settle_base_path(r, source);
     if (c->num_trainable > 0)
-        die("%s: trainable: with adapters (lora.rank %d) nothing else is trained; leave one of them out: --trainable=[] or "
+        die("%s: trainable: with adapters (lora.rank %d) no other tensor is trained; leave one of them out: --trainable=[] or "
             "--lora.rank=null", config_where(r, "trainable"), l->rank);
     write_targets(r->s);
     check_rank(r, continued ? source : NULL);

@@ -9,7 +9,7 @@
 
 #include "kernels/runtime/error.h"
 
-/* One line that ends, of at most PATH_MAX bytes, and nothing after it. */
+/* One complete line of at most PATH_MAX bytes, with nothing after it. */
 static char *read_line(const char *path)
 {
     char text[PATH_MAX + 2];

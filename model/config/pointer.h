@@ -1,14 +1,14 @@
-/* What save_folder/latest is where a file system has no symbolic links: a file of one line, which is what the link would say. */
+/* save_folder/latest on a file system without symbolic links: a file of one line, the target of the link. */
 #pragma once
 
-/* What the link or such a file at `path` says; NULL: there is nothing, or something else. malloc'ed. */
+/* The target written in the link or such a file at `path`; NULL: it is neither. malloc'ed. */
 char *pointer_read(const char *path);
 
-/* The path of what a pointer, link or file, leads to: what it says, from the folder on that it is in. NULL as above. malloc'ed. */
+/* The same target as a path: relative targets start at the pointer's folder. NULL as above. malloc'ed. */
 char *pointer_target(const char *path);
 
-/* The same of such a file of the name `latest` that leads to a folder, as who opens a path follows a link; NULL for all else. */
+/* The same for a file (not a link) named `latest` that points to a folder; NULL for all else. */
 char *pointer_follow(const char *path);
 
-/* The path of what it leads to takes the place of such a file's; NULL stays. */
+/* Replaces the path of such a file by its target's; others, and NULL, stay. */
 void  pointer_replace(char **path);

@@ -1,4 +1,4 @@
-/* What tells that weights are quantized, and how, as tables: settings that programs write, and tensors that they save. */
+/* Tables to detect quantized weights and their method: settings written by other programs, and tensors saved by them. */
 #include "model/config/quantized.h"
 
 #include <stdio.h>
@@ -10,14 +10,14 @@
 #include "model/config/files.h"
 #include "model/config/table.h"
 
-#define LOAD_16_BIT "which is not read; load the 16-bit folder that they were quantized from"
+#define LOAD_16_BIT "which is not supported; load the 16-bit folder from which they were quantized"
 
-/* What of those programs that are read: values that a key has to have, where it is there; "null" among them: it need not be. The
- * tensors say all else. A * stands for all members. */
+/* The methods that can be read, and the values that their keys must have; "null" among them: the key may be missing. All else
+ * follows from the tensors. A * matches all members. */
 #define FORMATS "float-quantized|int-quantized|naive-quantized|pack-quantized"
 #define WEIGHTS "config_groups.*.weights."
 static const struct { const char *method, *key, *values; } readable[] = {
-    { "bitsandbytes",       "bnb_4bit_quant_type",      "null|nf4|fp4" },       /* the second is refused by its tensors */
+    { "bitsandbytes",       "bnb_4bit_quant_type",      "null|nf4|fp4" },       /* fp4 is refused because of its tensors */
     { "fp8",                "fmt",                      "null|e4m3|float8_e4m3fn" },
     { "fp8",                "weight_block_size",        "null|[128,128]" },
     { "gptq",               "bits",                     "4" },
@@ -35,14 +35,14 @@ static const struct { const char *method, *key, *values; } readable[] = {
     { "compressed-tensors", "kv_cache_scheme",          "null" },
 };
 
-/* Values of quant_method, and who is meant. Others are named as they are. */
+/* Values of quant_method and their names in messages. Others are printed unchanged. */
 static const struct { const char *method, *name; } methods[] = {
     { "gptq", "GPTQ" }, { "awq", "AWQ" }, { "aqlm", "AQLM" }, { "hqq", "HQQ" }, { "eetq", "EETQ" }, { "quip", "QuIP" },
     { "fp8", "FP8 with a scale per block or tensor" }, { "fbgemm_fp8", "FP8 of FBGEMM" }, { "mxfp4", "MXFP4" },
     { "modelopt", "NVIDIA Model Optimizer" },
 };
 
-/* Ends of names that only quantized weights have next to them or in their place. */
+/* Ends of names of tensors that only accompany or replace quantized weights. */
 static const struct { const char *end, *name; } tensors[] = {
     { ".SCB", "LLM.int8() of bitsandbytes" },           { ".weight_format", "LLM.int8() of bitsandbytes" },
     { ".weight_scale_inv", "FP8 with a scale per block" },      { ".weight_scale", "FP8 or INT8 with scales" },
@@ -57,13 +57,13 @@ static const struct { const char *end, *name; } tensors[] = {
     { ".weight._scale", "Quanto" },                     { "_blocks", "MXFP4" },
 };
 
-/* safetensors' types in which no weight is stored that is not quantized, with the name of the tensor's kind. */
+/* safetensors' types that only quantized weights have, and their names in messages. */
 static const struct { const char *dtype, *name; } types[] = {
     { "I8", "INT8" }, { "I32", "packed integers" }, { "F8_E4M3", "FP8" }, { "F8_E5M2", "FP8" },
     { "F8_E8M0", "FP8" }, { "F4", "FP4" },
 };
 
-/* What other programs write next to config.json, and the object in it. */
+/* Files that other programs write next to config.json, and the object with the settings in it. */
 static const struct { const char *file, *object, *method; } others[] = {
     { "quantize_config.json", NULL, "gptq" }, { "quant_config.json", NULL, "awq" },
     { "hf_quant_config.json", "quantization", "modelopt" },
@@ -74,7 +74,7 @@ static bool is_4_bit(const json_t *settings)
     return json_is_true(json_object_get(settings, "load_in_4bit"));
 }
 
-/* ", 4 bits", ", float-quantized" and the like. */
+/* Such as ", 4 bits", ", float-quantized". */
 static void print_details(FILE *f, const json_t *settings)
 {
     static const char *const bits[] = { "bits", "w_bit", "nbits", "num_bits" };
@@ -87,7 +87,7 @@ static void print_details(FILE *f, const json_t *settings)
             fprintf(f, ", %.64s", json_string_value(json_object_get(settings, words[i])));
 }
 
-/* Whether what `path` leads to from `at`, over all members where it has a *, is one of the values. */
+/* Whether the value at `path` below `at` is one of the values; a * in the path: those of all members. */
 static bool holds(json_t *at, const char *path, const char *values)
 {
     char name[64];
@@ -111,7 +111,7 @@ static bool holds(json_t *at, const char *path, const char *values)
     return found;
 }
 
-/* Whether weights are read that this says of; *key: what is in the way, NULL: the method is. */
+/* Whether weights with these settings can be read; if not, *key: the key that is not supported, NULL: the method is not. */
 static bool reads(json_t *settings, const char *method, const char **key)
 {
     bool known = false;
@@ -128,7 +128,7 @@ static bool reads(json_t *settings, const char *method, const char **key)
     return known;
 }
 
-/* Dies unless they are read. method: of who wrote them, if they do not say. */
+/* Dies unless they can be read. method: used if the settings name none. */
 static void check(const char *folder, const char *file, json_t *settings, const char *method)
 {
     const char *said = json_string_value(json_object_get(settings, "quant_method")), *name, *key;
@@ -155,7 +155,7 @@ void quantized_refuse(const json_t *config, const char *folder)
         json_t *settings = json_object_get(config, keys[i]);
         const bool bitsandbytes = is_4_bit(settings) || json_is_true(json_object_get(settings, "load_in_8bit"));
         if (settings && !json_is_null(settings) && !json_is_object(settings))
-            die("%s/config.json: %s: expected an object; take it out if the weights are not quantized", folder, keys[i]);
+            die("%s/config.json: %s: expected an object; remove it if the weights are not quantized", folder, keys[i]);
         if (json_is_string(json_object_get(settings, "quant_method")) || bitsandbytes || (i == 1 && json_object_size(settings) > 0))
             check(folder, "config.json", settings, bitsandbytes ? "bitsandbytes" : "compressed-tensors");
     }

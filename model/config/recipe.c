@@ -1,5 +1,5 @@
-/* The recipe: a row of the table, chosen by name or by COAT's blocks, and what is changed in it; and the optimizer, which reads its
- * columns of moments. As in check_model.c, every message names the place of a key that takes part and says which values would do. */
+/* The recipe: a row of the table, chosen by name or by COAT's sections, and changes to it; and the optimizer, which reads the
+ * columns of moments. As in check_model.c, every message names the place of a key that is involved and values that would work. */
 #include "model/config/table.h"
 
 #include <stdlib.h>
@@ -12,7 +12,7 @@
 
 /* ---- the optimizer ---------------------------------------------------------------------------------------- */
 
-/* Keys that other optimizers have. */
+/* Keys that this optimizer does not read. */
 static void note_unread(Reader *r, const Optimizer *o)
 {
     const bool m = optimizer_reads(o, MOMENT1), v = optimizer_reads(o, MOMENT2);
@@ -54,7 +54,7 @@ static const Recipe *find_recipe(Reader *r, const char *name, const char *key)
         known);
 }
 
-/* COAT gives three bits per direction; here activations, weights and outputs share one format. */
+/* COAT has three formats per direction; here activations, weights and outputs share one. */
 static int same_bits(Reader *r, const int bit[3], const char *names)
 {
     int chosen = NOT_GIVEN;
@@ -68,7 +68,7 @@ static int same_bits(Reader *r, const int bit[3], const char *names)
     return chosen;
 }
 
-/* dtype: E4M3, E5M2 or NOT_GIVEN; group: 0 if not given. */
+/* dtype: E4M3, E5M2 or NOT_GIVEN; group: 0: not given. */
 static void set_format(Format *f, int dtype, int group)
 {
     if (!format_is_fp8(*f))
@@ -79,8 +79,8 @@ static void set_format(Format *f, int dtype, int group)
         f->group = group;
 }
 
-/* NOTE: COAT's published *-COAT-Both files say `expand`, which COAT's optimizer does not know: it turns expansion on
- * for `expansion` and `true` only, so those runs had it off although the file reads as if it were on. */
+/* NOTE: COAT's published *-COAT-Both files have `expand`, which COAT's optimizer does not know: only `expansion` and `true`
+ * enable expansion, so those runs had none although the file looks as if they had. */
 static void apply_blocks(Reader *r, bool model, bool optimizer)
 {
     Settings *s = r->s;
@@ -103,12 +103,12 @@ static void apply_blocks(Reader *r, bool model, bool optimizer)
         if (expansion[i] != NOT_GIVEN)
             moment[i]->expand = expansion[i] != NO_EXPANSION;
     if (expansion[0] == EXPAND || expansion[1] == EXPAND)
-        warn("%s: `expand` is read as on; COAT's own program takes only `expansion` and `true` as on, so its run of "
+        warn("%s: `expand` enables expansion; in COAT's own program only `expansion` and `true` do, so its run of "
              "this file had no expansion (--format.moment1=e4m3/128 --format.moment2=e4m3/128)",
              config_where(r, "quantize_optimizer.first_order_expansion"));
 }
 
-/* The column at `name`, whose groups must divide `size`; 0: it has one scale. `block`: COAT's key for their size. */
+/* Checks a column whose groups must divide `size`; 0: it has one scale. `block`: COAT's key of the size of groups. */
 static void check_groups(Reader *r, const char *name, const char *block, Format f, int size)
 {
     bool moment = strncmp(name, "format.moment", strlen("format.moment")) == 0;
@@ -121,32 +121,32 @@ static void check_groups(Reader *r, const char *name, const char *block, Format 
     if (f.expand && !moment)
         die("%s: %s cannot be %s: only moments are expanded, leave out the +", place, name, format_name(f));
     if (f.group && !size)
-        die("%s: %s cannot be %s: a GEMM operand has one scale, take e4m3 or e5m2", place, name, format_name(f));
+        die("%s: %s cannot be %s: a GEMM operand has one scale, use e4m3 or e5m2", place, name, format_name(f));
     if (f.group && size % f.group != 0)
-        die("%s: %s is %s, but %s of %d cannot be cut into groups of %d; take a divisor of it, or bf16", place, name,
+        die("%s: %s is %s, but %s of %d cannot be split into groups of %d; use a divisor of it, or bf16", place, name,
             format_name(f), moment ? "a block" : "a row", size, f.group);
     if (moment && format_is_fp8(f) && !f.group)
         die("%s: %s cannot be %s: FP8 moments have a scale per group, as in %s/128", place, name, format_name(f),
             format_name(f));
     if (f.group && !knows_group(f.group, moment))
-        die("%s: %s cannot be %s: the CUDA kernels have groups of %d; other groups train on the CPU (make BACKEND=cpu)", place,
+        die("%s: %s cannot be %s: the CUDA kernels only support groups of %d; the CPU back end all (make BACKEND=cpu)", place,
             name, format_name(f), moment ? 128 : 16);
     free(recipe);
 }
 
-/* NOTE: a group's scale without k is BF16, rounded up: a maximum that falls by less than 2^-8 in a step does not fall.
- * With beta2 = 0.99 stationary gradients leave v 1.2 times too large, with 0.999 five times: updates of half the size.
- * A BF16 v is rounded to nearest: it does not fall at all where 1 - beta2 is less than half its last place, 2^-8 to 2^-9 of it. */
+/* NOTE: without expansion (k) a group's scale is BF16, rounded up: an amax that falls by less than 2^-8 in a step does not fall.
+ * With stationary gradients v is 1.2 times too large with beta2 = 0.99, five times with 0.999, which halves updates.
+ * A BF16 v is rounded to nearest: it never falls if 1 - beta2 is less than half its last place, which is 2^-8 to 2^-9 of v. */
 static void check_coarseness(Reader *r)
 {
     const Format v = r->s->c.recipe.moment2;
     const double beta2 = r->s->c.optimizer.beta2;
     const char *place = config_where(r, "optimizer.betas");
     if (format_is_fp8(v) && !v.expand && beta2 > 0.98)
-        warn("%s: FP8 moments without expansion are too coarse for a beta2 of %g: updates are too small. Take 0.95, or "
+        warn("%s: FP8 moments without expansion are too coarse for a beta2 of %g: updates are too small. Use 0.95, or "
              "--format.moment2=e4m3/128+", place, beta2);
     if (v.dtype == BF16 && 1 - beta2 < 0x1p-8)
-        warn("%s: a v in bf16 is too coarse for a beta2 of %g: it does not fall where it should. Take 0.95, or "
+        warn("%s: a v in bf16 is too coarse for a beta2 of %g: it does not decay. Use 0.95, or "
              "--format.moment2=f32", place, beta2);
 }
 
@@ -174,7 +174,7 @@ static void check_columns(Reader *r)
     };
     for (int i = 0; i < 4; i++)
         if (format_has_scales(wide[i].format))
-            die("%s: %s cannot be %s; take bf16 or f32", config_where(r, wide[i].name), wide[i].name,
+            die("%s: %s cannot be %s; use bf16 or f32", config_where(r, wide[i].name), wide[i].name,
                 format_name(wide[i].format));
     const char *model = "quantize_model.group_size";
     check_groups(r, "format.saved", model, c->saved, m->d_model);
@@ -185,17 +185,17 @@ static void check_columns(Reader *r)
     check_groups(r, "format.gradient", NULL, c->gradient, 0);
     const char *given = config_given(r, "format.gradient") ? "format.gradient" : "format.operand";
     if (format_is_fp8(c->operand) != format_is_fp8(c->gradient))
-        die("%s: format.operand is %s and format.gradient %s; no GPU multiplies FP8 by anything else: make both FP8 or neither",
+        die("%s: format.operand is %s and format.gradient %s; GPUs multiply FP8 only by FP8: make both FP8 or neither",
             config_where(r, given), format_name(c->operand), format_name(c->gradient));
     check_groups(r, "format.head", NULL, c->head, 0);
     if (config_given(r, "format.head") && !format_is_fp8(c->head) && !format_equal(c->head, c->stream))
-        die("%s: format.head is %s and format.stream %s; the head's GEMMs are in FP8 or in the stream's format: take e5m2 or %s",
+        die("%s: format.head is %s and format.stream %s; the head's GEMMs are in FP8 or in the stream's format: use e5m2 or %s",
             config_where(r, "format.head"), format_name(c->head), format_name(c->stream), format_name(c->stream));
     check_moments(r);
 }
 
-/* One of COAT's blocks has keys but does not choose the recipe, so they change nothing; a block that says `none` has
- * said so itself. method: QuantizeMethod or NOT_GIVEN. */
+/* Whether a section of COAT's has keys without effect, because it does not choose the recipe and its method is not `none`.
+ * method: QuantizeMethod or NOT_GIVEN. */
 static bool block_is_idle(Reader *r, const char *name, int method, bool in_force)
 {
     const YamlNode *n = yaml_find(r->root, name);
@@ -226,7 +226,7 @@ static bool says_nothing(const Settings *s)
     return s->quantize_model.method == QUANTIZE_NOTHING || s->quantize_optimizer.method == QUANTIZE_NOTHING;
 }
 
-/* By the first of these that holds. */
+/* The first row that holds decides. */
 static void choose_recipe(Reader *r, bool model, bool optimizer)
 {
     Settings *s = r->s;
@@ -247,7 +247,7 @@ static void choose_recipe(Reader *r, bool model, bool optimizer)
     while (!rows[i].holds)
         i++;
     if (!rows[i].recipe)
-        die("%s: fp8linear together with an FP8 optimizer has no recipe; take --recipe=fp8 and set "
+        die("%s: fp8linear together with an FP8 optimizer has no recipe; use --recipe=fp8 and set "
             "--format.moment1=e4m3/128 --format.moment2=e4m3/128", config_where(r, rows[i].key));
     s->c.recipe = *find_recipe(r, rows[i].recipe, rows[i].key);
     if (i > 0)
@@ -273,7 +273,7 @@ void config_check_recipe(Reader *r)
     if (columns)
         config_apply(r, columns, "format", s);
     if (s->c.recipe.recompute && s->c.recipe.keep == KEEP_BLOCK)
-        config_note(r, "%s (format.keep is block: all are)", config_given(r, "format.recompute") ? "format.recompute"
+        config_note(r, "%s (format.keep is block: all blocks recompute)", config_given(r, "format.recompute") ? "format.recompute"
                     : "activation_checkpointing");
     if (config_forward_only(&s->c) && !config_given(r, "format.frozen"))
         s->c.recipe.frozen = recipe_forward_weights(&s->c.recipe);

@@ -1,5 +1,5 @@
-/* Where a run's model comes from: a run without a configuration file, what follows from the model of load_path, and what a
- * load_path that cannot be read is, with the command that makes a folder of it. */
+/* The source of a run's model: runs without a configuration file, settings that follow from the model of load_path, and messages
+ * about a load_path that cannot be read, with the command that converts it. */
 #include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
@@ -15,13 +15,13 @@
 #include "model/config/pointer.h"
 #include "model/config/table.h"
 
-enum { USUAL_LENGTH = 4096 };       /* tokens of a sequence, where a model knows more and nobody said how many */
+enum { USUAL_LENGTH = 4096 };       /* tokens of a sequence if none are given and the model allows more */
 
 /* ---- without a file --------------------------------------------------------------------------------------- */
 
 static const char WITHOUT_FILE[] = "a run without a configuration file";
 
-/* As Alpaca's, Vicuna's and Tulu's recipes have it, but for the batch: 32 full sequences hold some 128 conversations. */
+/* As Alpaca, Vicuna and Tulu were trained, except for the batch: 32 full sequences hold about 128 conversations. */
 YamlNode *config_without_file(void)
 {
     return yaml_parse("{max_duration: 1ep, global_train_batch_size: 32, device_train_microbatch_size: 1, max_grad_norm: 1.0,\n"
@@ -41,14 +41,14 @@ void config_check_command_line(const Reader *r, const char *first)
         return;
     config_check_has_model(r, first);
     const bool data = config_given(r, "data.paths") || config_given(r, "data.datasets") || config_given(r, "dry_run");
-    die("'%s' is no configuration file; it comes first: ./train configs/tiny.yaml %s. A run without one fine-tunes a model "
-        "that save_pretrained wrote: it needs --load_path=FOLDER%s", first, first,
+    die("'%s' is no configuration file, which is the first argument: ./train configs/tiny.yaml %s. A run without one fine-tunes a "
+        "model written by save_pretrained: it needs --load_path=FOLDER%s", first, first,
         data ? "" : " and --data.paths='[shards/*.npy]'");
 }
 
 /* ---- what follows from the model -------------------------------------------------------------------------- */
 
-/* The configuration of the run that saved this checkpoint; NULL: it is none. The caller owns it. */
+/* The configuration of the run that saved this checkpoint; NULL: not a checkpoint. The caller owns it. */
 static YamlNode *configuration_of(const char *folder)
 {
     if (!file_is_in(folder, "trainer.json") || !file_is_in(folder, "config.yaml"))
@@ -60,7 +60,7 @@ static YamlNode *configuration_of(const char *folder)
     return root;
 }
 
-/* What that configuration says of `key`; NULL: there is none, or it does not say. The caller owns it. */
+/* The value of `key` in that configuration; NULL: there is none. The caller owns it. */
 char *config_trained_with(const char *folder, const char *key)
 {
     YamlNode *root = configuration_of(folder);
@@ -70,7 +70,7 @@ char *config_trained_with(const char *folder, const char *key)
     return text;
 }
 
-/* 0: not known. */
+/* 0: unknown. */
 static int trained_length(const char *folder)
 {
     const ConfigKey *k = config_key("model.max_sequence_length");
@@ -86,21 +86,21 @@ static bool recipe_is_given(const Reader *r)
         || config_given(r, "quantize_optimizer");
 }
 
-/* Whether the user says something of `key`, be it null. */
+/* Whether the user gives `key`, even as null. */
 static bool is_asked(const Reader *r, const char *key)
 {
     const YamlNode *n = yaml_find(r->root, key);
     return n && strcmp(n->file, WITHOUT_FILE) != 0;
 }
 
-/* What only training reads of a recipe's columns. `frozen` is how evaluation stores all weights: it has to hold those in f32. */
+/* Columns of a recipe that only training reads. Evaluation stores all weights in `frozen`, so an f32 there must be kept. */
 static bool is_unread(const char *name, const char *text)
 {
     return text_is_among(name, "format.grads|format.moment1|format.moment2")
         || (strcmp(name, "format.frozen") == 0 && text && strcmp(text, "f32") != 0);
 }
 
-/* Lays n, what a run's configuration says of `name`, below what the user says. */
+/* Puts n, the value of `name` in a run's configuration, below the user's settings. */
 static void take(Reader *r, const char *name, const YamlNode *n)
 {
     for (int i = 0; n->kind == YAML_MAP && i < n->num_children; i++) {
@@ -112,8 +112,8 @@ static void take(Reader *r, const char *name, const YamlNode *n)
         yaml_put(r->root, name, yaml_copy(n, NULL));
 }
 
-/* An evaluation should give the numbers that the checkpoint's run had. They depend on the run's recipe with its columns, on how many
- * sequences share scales, and on whether a document sees those before it: these settings are the run's. */
+/* An evaluation reproduces the numbers of the checkpoint's run. So the recipe and its columns, the number of sequences that share
+ * scales, and the masking of documents are taken from the run unless they are given. */
 static void settle_evaluation(Reader *r, const char *folder)
 {
     const bool recipe = !recipe_is_given(r), batches = !is_asked(r, "device_train_microbatch_size");
@@ -146,8 +146,8 @@ void config_settle_source(Reader *r)
         m->max_sequence_length = trained;
     else if (known > USUAL_LENGTH) {
         m->max_sequence_length = USUAL_LENGTH;
-        warn("%s: sequences of %d tokens, of the %d that the model knows: longer ones take more memory and "
-             "--model.max_sequence_length=...", folder, USUAL_LENGTH, known);
+        warn("%s: using sequences of %d of the model's %d tokens; for longer ones, which take more memory, set "
+             "--model.max_sequence_length", folder, USUAL_LENGTH, known);
     }
 }
 
@@ -159,11 +159,11 @@ void config_check_load_path(const Reader *r)
     if (path && !*path)
         die("%s: load_path is empty; give a folder, '.' for the current one", config_where(r, "load_path"));
     if (path && strstr(path, "://"))
-        die("%s: load_path '%s' is remote; fetch the folder first (hf download, aws s3 cp --recursive) and give its local path",
+        die("%s: load_path '%s' is remote; download the folder (hf download, aws s3 cp --recursive) and give its local path",
             config_where(r, "load_path"), path);
 }
 
-/* owner/name, of letters, digits, dots, dashes and underlines. */
+/* owner/name of letters, digits, dots, dashes and underscores. */
 static bool may_be_hub_name(const char *path)
 {
     int slashes = 0;
@@ -181,7 +181,7 @@ static const char *name_of(const char *path)
     return slash ? slash + 1 : path;
 }
 
-/* The folder that a file lies in; the caller owns it. */
+/* The folder of a file; the caller owns it. */
 static char *folder_of(const char *path)
 {
     const char *slash = strrchr(path, '/');
@@ -204,7 +204,7 @@ static _Noreturn void say_olmo(const char *where, const char *folder)
 /* `more`: further arguments of from_pretrained. */
 static _Noreturn void say_transformers(const char *where, const char *what, const char *folder, const char *more)
 {
-    die("%s: %s, and only safetensors are read. Save it anew with transformers and load the result:\n"
+    die("%s: %s; only safetensors can be read. Save it again with transformers and load the result:\n"
         "  python3 -c \"from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
         "[X.from_pretrained('%s'%s).save_pretrained('OUTPUT') for X in (M, T)]\"", where, what, folder, more);
 }
@@ -215,19 +215,19 @@ static _Noreturn void say_file(const char *where, const char *path, const char *
     if (text_ends_with(path, ".gguf"))
         say_transformers(where, "this is a GGUF file", folder, more);
     if (text_ends_with(path, ".bin"))
-        say_transformers(where, "this is a file of PyTorch", folder, "");
+        say_transformers(where, "this is a PyTorch file", folder, "");
     if (text_ends_with(path, ".pth"))
         say_meta(where, folder);
     if (text_ends_with(path, ".pt"))
         say_olmo(where, folder);
-    die("%s: this is a file; give the folder that holds it and the model's other files: --%s=%s", where, key, folder);
+    die("%s: this is a file; give the folder with all files of the model: --%s=%s", where, key, folder);
 }
 
-/* Returns if it is none that is known. `key`: what says where it is. */
+/* Dies if the folder has a known other format. `key`: the key that names the folder. */
 static void say_format(const char *where, const char *key, const char *folder)
 {
     if (file_is_in(folder, "pytorch_model.bin") || file_is_in(folder, "pytorch_model.bin.index.json"))
-        say_transformers(where, "its weights are files of PyTorch", folder, "");
+        say_transformers(where, "its weights are PyTorch files", folder, "");
     if (file_is_in(folder, "consolidated.00.pth"))
         say_meta(where, folder);
     if (file_is_in(folder, "model.pt"))
@@ -241,15 +241,15 @@ static void say_format(const char *where, const char *key, const char *folder)
     free(pointer);
 }
 
-/* `key`: what says where it is. */
+/* `key`: the key that names the folder. */
 static void check_folder(const char *where, const char *key, const char *folder)
 {
     struct stat status;
     if (stat(folder, &status) != 0 && may_be_hub_name(folder))
-        die("%s: there is no such folder; if that is a name on the Hugging Face hub, fetch it and give the folder:\n"
+        die("%s: there is no such folder; if this is a name on the Hugging Face hub, download it and give the folder:\n"
             "  hf download %s --local-dir %s\n  --%s=%s", where, folder, name_of(folder), key, name_of(folder));
     if (stat(folder, &status) != 0)
-        die("%s: %s; --%s=FOLDER says where it is", where, errno == ENOENT ? "there is no such folder" : strerror(errno), key);
+        die("%s: %s; give its folder: --%s=FOLDER", where, errno == ENOENT ? "there is no such folder" : strerror(errno), key);
     if (!S_ISDIR(status.st_mode))
         say_file(where, folder, key);
 }
@@ -269,7 +269,7 @@ static void check_adapter(const char *where, const char *folder)
     if (file_is_in(folder, "adapter_model.safetensors"))
         return;
     if (file_is_in(folder, "adapter_model.bin"))
-        die("%s: its adapters are a file of PyTorch, and only safetensors are read. Save them anew with PEFT and load the result:\n"
+        die("%s: its adapters are a PyTorch file; only safetensors can be read. Save them again with PEFT and load the result:\n"
             "  python3 -c \"from peft import AutoPeftModelForCausalLM as M; M.from_pretrained('%s').save_pretrained('OUTPUT')\"",
             where, folder);
     die("%s: there is an adapter_config.json, but no adapter_model.safetensors; fetch or copy the folder again", where);
@@ -293,6 +293,6 @@ void config_check_base(const char *where, const char *base_path)
         die("%s: that is a folder of adapters; their base must be a whole model: --lora.base_path=FOLDER", where);
     check_model(where, "lora.base_path", base_path);
     if (!file_is_in(base_path, "config.json"))
-        die("%s: there is no config.json; expected a checkpoint stepN or a folder that save_pretrained wrote: "
+        die("%s: there is no config.json; expected a checkpoint stepN or a folder written by save_pretrained: "
             "--lora.base_path=FOLDER", where);
 }

@@ -1,10 +1,10 @@
-/* The table of keys. Names, units and defaults are OLMo's (olmo/config.py) wherever OLMo has the key; where a default
- * of OLMo could not run here (dropout, biases) the key has the value that can. Keys of ours: recipe, format.*,
- * model.architecture, model.head_dim, model.sliding_window, model.layer_types and model.rope_scaling.* (Hugging Face's names, but
- * for OLMo-core's full_attn_layers_only), scheduler.t_decay, scheduler.warmup_fraction (OLMo-core's), data.packing,
+/* The table of keys. A key that OLMo has keeps OLMo's name, unit and default (olmo/config.py). If OLMo's default is not
+ * supported here (dropout, biases), the default is the supported value. Our own keys: recipe, format.*,
+ * model.architecture, model.head_dim, model.sliding_window, model.layer_types and model.rope_scaling.* (Hugging Face's names;
+ * full_attn_layers_only is OLMo-core's), scheduler.t_decay, scheduler.warmup_fraction (OLMo-core's), data.packing,
  * data.long_documents, data.document_boundaries, spikes, loss_chunk, quant_stats_interval, fsdp.grad_sync_mode, profile,
  * timeout_seconds, tokenizer (a path), trainable, lora.*, dry_run, eval_only, generate, max_new_tokens, temperature, top_p,
- * samples.*, ranks, device_memory, host.*. Sections stand in the order in which the resolved configuration shows them. */
+ * samples.*, ranks, device_memory, host.*. The resolved configuration lists sections in this order. */
 #include "model/config/table.h"
 
 #include <assert.h>
@@ -55,30 +55,31 @@ const ConfigKey config_keys[] = {
     OTHER ("run_name", STRING, "run", C(run_name), "name of the run"),
     NUMBER("seed", U64, "6198", 0, LONGS, C(seed), "seed of initial weights and stochastic rounding"),
     OTHER ("dry_run", BOOL, "false", C(dry_run),
-           "print the memory plan and whether it fits, then stop, with 0 either way; needs no data, and with device_memory no GPU"),
+           "print the memory plan and whether it fits, then stop with exit status 0; needs no data, and no GPU if device_memory is "
+           "given"),
     OTHER ("eval_only", BOOL, "false", C(eval_only),
-           "print what the evaluators say of load_path, then stop; needs no data and writes nothing but, into a save_folder that "
-           "is given, eval.jsonl. Without a model section batch sizes, data.generate_doc_lengths and, unless a recipe is given, "
-           "recipe and format are those of the checkpoint's run; else the recipe is bf16"),
+           "evaluate load_path, print the results, then stop; needs no training data and writes only eval.jsonl, if save_folder is "
+           "given. Without a model section, batch sizes and data.generate_doc_lengths are those of the checkpoint's run, and so "
+           "are recipe and format unless a recipe is given; otherwise the recipe is bf16"),
     OTHER ("generate", STRING, "null", C(generate),
-           "a file of prompts, {\"tokens\": [...]} a line: print their continuations by load_path, then stop; needs no data and "
-           "writes no files; recipe bf16 unless one is given"),
+           "print load_path's continuations of the prompts in this file (a line each: {\"tokens\": [...]}), then stop; needs no "
+           "data and writes no files; recipe bf16 unless one is given"),
     NUMBER("max_new_tokens", INT, "128", 1, 1 << 24, C(max_new_tokens),
-           "generate: tokens of a continuation, if no end of text ends it"),
+           "generate: maximum length of a continuation in tokens; an end of text ends it earlier"),
     NUMBER("temperature", DOUBLE, "0", 0, 1e3, C(temperature),
-           "generate: logits are divided by it; 0: always the most likely token; draws follow from `seed`"),
+           "generate: divides the logits; 0: always the most likely token; random draws depend on `seed`"),
     NUMBER("top_p", DOUBLE, "1", TINY, 1, C(top_p),
-           "generate: draw from the fewest most likely tokens that have this probability together"),
-    OPTION("ranks", INT, "null", 0, 1, MANY, C(ranks), "dry_run: ranks to plan for; default: those that were started"),
+           "generate: draw from the smallest set of most likely tokens whose probabilities sum to this"),
+    OPTION("ranks", INT, "null", 0, 1, MANY, C(ranks), "dry_run: number of ranks to plan for; default: the started ranks"),
     OPTION("device_memory", DOUBLE, "null", 0, TINY, 1e6, C(device_memory),
-           "memory of each device in GiB (2^30 bytes), as nvidia-smi counts it, that may be planned for, whatever others use; "
-           "default: that of the device here, as far as others leave it. dry_run: also of devices that are not here"),
+           "memory per device that the plan may use, in GiB (2^30 bytes, as in nvidia-smi), even if other processes use some of "
+           "it; default: what they leave free on this device. dry_run: also for devices that are not in this machine"),
 
     /* ---- numbers ---- */
-    OTHER ("recipe", STRING, "null", X(recipe), "in which formats everything is stored; default: by `precision` or "
-           "COAT's quantize_* blocks, else coat"),
+    OTHER ("recipe", STRING, "null", X(recipe), "storage formats of all tensors; default: from `precision` or "
+           "COAT's quantize_* sections, else coat"),
     WORD  ("precision", CHOICE | SPENT, "null", WORDS({ "amp_bf16", AMP_BF16 }, { "fp32", FP32 }), X(precision),
-           "OLMo's name of recipe bf16 or f32"),
+           "OLMo's name for recipe bf16 or f32"),
     COLUMN("format.stream", WIDE, C(recipe.stream), "residual stream"),
     COLUMN("format.saved", GROUPS, C(recipe.saved), "norm inputs kept for backward"),
     COLUMN("format.qkv", GROUPS, C(recipe.qkv), "q, k, v kept for backward"),
@@ -86,33 +87,34 @@ const ConfigKey config_keys[] = {
     COLUMN("format.hidden", GROUPS, C(recipe.hidden), "gate and up kept for backward"),
     COLUMN("format.operand", ONE_SCALE, C(recipe.operand), "GEMM operands: activations and weights"),
     COLUMN("format.gradient", ONE_SCALE, C(recipe.gradient), "GEMM operands: gradients"),
-    COLUMN("format.head", ONE_SCALE, C(recipe.head), "the logits' gradient; e5m2: both GEMMs of the head's backward "
+    COLUMN("format.head", ONE_SCALE, C(recipe.head), "gradient of the logits; e5m2: both GEMMs of the head's backward "
            "are in FP8"),
     WORD  ("format.keep", CHOICE | FOLLOWS, "null", WORDS({ "all", KEEP_ALL }, { "inputs", KEEP_INPUTS },
            { "attention", KEEP_ATTENTION }, { "block", KEEP_BLOCK }), C(recipe.keep),
-           "what forward keeps for backward: all; all but what is cheap to recompute; each block's input and attention's output; "
-           "each block's input only"),
+           "what forward saves for backward. all: everything; inputs: not what is cheap to recompute; attention: only each block's "
+           "input and attention's output; block: only each block's input"),
     WORD  ("format.recompute", CHOICE | FOLLOWS, "null", WORDS({ "none", 0 }, SHARES), C(recipe.recompute),
-           "blocks of which only the input is kept, as if format.keep were block: none, each second, third, fourth or eighth from "
-           "the first one, or all but each third or fourth"),
+           "blocks that save only their input, as with format.keep=block: none; every second, third, fourth or eighth, starting "
+           "with the first; or all but every third or fourth"),
     WORD  ("format.forward", CHOICE | FOLLOWS, "null", WORDS({ "saved", FROM_SAVED }, { "exact", FROM_EXACT }),
            C(recipe.forward),
-           "what forward goes on with where it saves FP8: the rounded values, as COAT does, or those before rounding"),
+           "values that forward continues with after saving FP8. saved: the rounded ones, as in COAT; exact: those before "
+           "rounding"),
     WORD  ("format.fast", CHOICE | FOLLOWS, "null", WORDS({ "none", FAST_NONE }, { "forward", FAST_FORWARD },
            { "all", FAST_ALL }), C(recipe.fast), "FP8 GEMMs that may add with short accumulators"),
     WORD  ("format.scales", CHOICE | FOLLOWS, "null", WORDS({ "microbatch", OF_MICROBATCH }, { "step", OF_STEP }),
            C(recipe.scales),
-           "an FP8 GEMM operand has a scale of its own micro-batch, or one of the step: headroom over the first "
-           "micro-batch's maximum, which saves passes over memory"),
+           "how long the scale of an FP8 GEMM operand is valid. microbatch: each micro-batch has its own; step: one scale with "
+           "headroom over the first micro-batch's amax, which saves passes over memory"),
     COLUMN("format.master", WIDE, C(recipe.master), "weights that the optimizer updates"),
     COLUMN("format.grads", WIDE, C(recipe.grads), "accumulated weight gradients; "
-           "f32 unless given where more than 128 micro-batches of a rank, or ranks, are summed"),
+           "default: the recipe's, but f32 if more than 128 micro-batches of a rank, or more than 128 ranks, are summed"),
     COLUMN("format.moment1", MOMENT, C(recipe.moment1), "AdamW's m"),
     COLUMN("format.moment2", MOMENT, C(recipe.moment2), "AdamW's v"),
-    COLUMN("format.frozen", WIDE, C(recipe.frozen), "weights that are not trained: their only copy"),
+    COLUMN("format.frozen", WIDE, C(recipe.frozen), "frozen weights, which have no other copy"),
     WORD  ("quantize_model.use_quantize_model", CHOICE | SPENT, "null", WORDS({ "coat_real", QUANTIZE_COAT },
            { "fp8linear", QUANTIZE_LINEAR }, { "none", QUANTIZE_NOTHING }, { "false", QUANTIZE_NOTHING }),
-           X(quantize_model.method), "COAT's block for activations: recipes coat, coat-act, fp8"),
+           X(quantize_model.method), "COAT's section for activations: recipe coat, coat-act or fp8"),
     WORD  ("quantize_model.fabit", CHOICE | SPENT, "null", fp8_formats, X(quantize_model.forward[0]), "activations"),
     WORD  ("quantize_model.fwbit", CHOICE | SPENT, "null", fp8_formats, X(quantize_model.forward[1]), "weights"),
     WORD  ("quantize_model.fobit", CHOICE | SPENT, "null", fp8_formats, X(quantize_model.forward[2]), "outputs"),
@@ -125,50 +127,49 @@ const ConfigKey config_keys[] = {
     NO_USE("quantize_model.*", NULL, NULL),
     WORD  ("quantize_optimizer.use_quantize_optimizer", CHOICE | SPENT, "null",
            WORDS({ "coat_fp8_adamw", QUANTIZE_COAT }, { "none", QUANTIZE_NOTHING }, { "false", QUANTIZE_NOTHING }),
-           X(quantize_optimizer.method), "COAT's block for the optimizer: recipes coat, coat-opt"),
+           X(quantize_optimizer.method), "COAT's section for the optimizer: recipe coat or coat-opt"),
     OPTION("quantize_optimizer.qgroup_size", INT | SPENT, "null", 0, 1, 4096, X(quantize_optimizer.group_size),
            "elements that share a scale in the moments"),
     WORD  ("quantize_optimizer.first_order_bit", CHOICE | SPENT, "null", fp8_formats, X(quantize_optimizer.bit[0]),
-           "m"),
+           "format of m"),
     WORD  ("quantize_optimizer.second_order_bit", CHOICE | SPENT, "null", fp8_formats, X(quantize_optimizer.bit[1]),
-           "v"),
+           "format of v"),
     WORD  ("quantize_optimizer.first_order_expansion", CHOICE | SPENT, "null", expansions,
            X(quantize_optimizer.expansion[0]), "dynamic range expansion of m"),
     WORD  ("quantize_optimizer.second_order_expansion", CHOICE | SPENT, "null", expansions,
-           X(quantize_optimizer.expansion[1]), "of v"),
+           X(quantize_optimizer.expansion[1]), "dynamic range expansion of v"),
     ONLY  ("quantize_optimizer.expand_min", "16|null", "the expansion exponent is a multiple of 1/16"),
     WORD  ("activation_checkpointing", CHOICE | SPENT, "null", WORDS({ "whole_layer", CHECKPOINT_BLOCKS },
            { "true", CHECKPOINT_BLOCKS }, { "fine_grained", CHECKPOINT_FINE_GRAINED }, { "false", CHECKPOINT_NOTHING },
            SHARES), X(activation_checkpointing),
            "whole_layer: format.keep=block; fine_grained: format.keep=inputs; one_in_two to three_in_four: format.recompute"),
 
-    OTHER ("trainable", PATTERNS, "[]", C(trainable), "Hugging Face names of the tensors that are trained, * for any characters "
-           "(model.layers.*.mlp.*); the others stay as they were loaded, in format.frozen; []: all are trained"),
+    OTHER ("trainable", PATTERNS, "[]", C(trainable), "Hugging Face names of the tensors to train; * matches any characters "
+           "(model.layers.*.mlp.*). All others keep their loaded values, in format.frozen; []: all are trained"),
 
     /* ---- adapters ---- */
-    OPTION("lora.rank", INT, "null", 0, 1, MANY, C(model.lora.rank), "adapters of this rank are trained, all else is frozen; "
-           "null: those of load_path if that is a folder of adapters (adapter_config.json), which says the next three as well; "
-           "else none"),
+    OPTION("lora.rank", INT, "null", 0, 1, MANY, C(model.lora.rank), "train adapters of this rank and freeze all else; "
+           "null: if load_path is a folder of adapters, its adapter_config.json sets rank, alpha, use_rslora and target_modules; "
+           "else no adapters"),
     OPTION("lora.alpha", DOUBLE, "null", 0, TINY, 1e6, C(model.lora.alpha),
-           "what they add is multiplied by alpha / rank; default rank"),
-    OTHER ("lora.use_rslora", BOOL, "false", C(model.lora.use_rslora), "multiplied by alpha / sqrt(rank)"),
-    OTHER ("lora.target_modules", NAMES, "all-linear", X(lora_modules), "the matrices of a block that have an adapter: q_proj, "
+           "the output of adapters is multiplied by alpha / rank; default rank"),
+    OTHER ("lora.use_rslora", BOOL, "false", C(model.lora.use_rslora), "multiply by alpha / sqrt(rank) instead"),
+    OTHER ("lora.target_modules", NAMES, "all-linear", X(lora_modules), "matrices of a block that have an adapter: q_proj, "
            "k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj; all-linear: all of these"),
     WORD  ("lora.base", CHOICE, "null", WORDS({ "bf16", BASE_AS_FROZEN }, { "e4m3", BASE_E4M3 }, { "nf4", BASE_NF4 }), X(lora_base),
-           "how the frozen matrices of blocks are stored: e4m3: a byte each, the operand of FP8 recipes; nf4: half a byte, as "
-           "QLoRA; null: as load_path's adapters were trained, else nf4 if bitsandbytes stored them in 4 bits, else in "
-           "format.frozen"),
-    OTHER ("lora.base_path", STRING | FOLLOWS, "null", C(model.lora.base_path), "the model that load_path's adapters stand beside, "
-           "if not the one that they name; of new adapters it is load_path itself"),
+           "format of the blocks' frozen matrices. e4m3: one byte per weight, the operand of FP8 recipes; nf4: half a byte, as in "
+           "QLoRA; null: as load_path's adapters were trained, else nf4 if bitsandbytes stored them in 4 bits, else format.frozen"),
+    OTHER ("lora.base_path", STRING | FOLLOWS, "null", C(model.lora.base_path), "folder of the base model of load_path's adapters; "
+           "default: the folder that they name. The base of new adapters is load_path itself"),
     ONLY  ("lora.dropout", "0|0.0|null", "there is no dropout"),
     ONLY  ("lora.lora_dropout", "0|0.0|null", "there is no dropout"),
     ONLY  ("lora.use_dora", "false|null", "DoRA's magnitudes are not computed"),
     ONLY  ("lora.bias", "none|null", "linear layers have no bias"),
-    ONLY  ("lora.modules_to_save", "null", "only adapters are trained beside the base; `trainable` without lora trains tensors"),
+    ONLY  ("lora.modules_to_save", "null", "with lora only adapters are trained; `trainable` without lora trains tensors"),
 
     /* ---- architecture ---- */
     OTHER ("model.architecture", STRING, "null", X(architecture),
-           "Hugging Face class that checkpoints name; default: the first that computes this model"),
+           "Hugging Face class in config.json of checkpoints; default: the first class that computes this model"),
     NUMBER("model.d_model", INT, NULL, 1, MANY, C(model.d_model), "width of the residual stream"),
     NUMBER("model.n_layers", INT, NULL, 1, MAX_LAYERS, C(model.n_layers), "number of blocks"),
     NUMBER("model.n_heads", INT, NULL, 1, 10000, C(model.n_heads), "query heads"),
@@ -179,58 +180,59 @@ const ConfigKey config_keys[] = {
     OPTION("model.mlp_hidden_size", LONG, "null", 0, 2, MANY - 1, X(mlp_hidden_size),
            "both halves of SwiGLU: twice Hugging Face's intermediate_size"),
     NUMBER("model.mlp_ratio", DOUBLE | SPENT, "4", TINY, 1e6, X(mlp_ratio),
-           "mlp_hidden_size / d_model, if that is not given"),
+           "mlp_hidden_size / d_model, if mlp_hidden_size is not given"),
     NUMBER("model.max_sequence_length", INT, "1024", 2, 1 << 24, C(model.max_sequence_length),
-           "tokens of a sequence; without a model section those that load_path's model knows, at most 4096"),
-    NUMBER("model.vocab_size", INT, NULL, 2, VOCAB, C(model.vocab_size), "token ids that exist"),
+           "tokens of a sequence; without a model section that of load_path's model, at most 4096"),
+    NUMBER("model.vocab_size", INT, NULL, 2, VOCAB, C(model.vocab_size), "number of token ids"),
     OPTION("model.embedding_size", INT, "null", 0, 2, MANY, C(model.embedding_size),
            "rows of the embedding; default vocab_size rounded up to a multiple of 128"),
-    OPTION("model.eos_token_id", INT, "null", -1, 0, MANY, C(model.eos_token_id), "ends a document and, if it is given, what generate continues"),
-    OPTION("model.pad_token_id", INT, "null", -1, 0, MANY, C(model.pad_token_id), "padding"),
+    OPTION("model.eos_token_id", INT, "null", -1, 0, MANY, C(model.eos_token_id),
+           "token that ends a document; if it is given, generate stops at it, too"),
+    OPTION("model.pad_token_id", INT, "null", -1, 0, MANY, C(model.pad_token_id), "padding token"),
     OTHER ("model.weight_tying", BOOL, "true", C(model.weight_tying), "the head is the embedding"),
     WORD  ("model.layer_norm_type", CHOICE, "default", WORDS({ "rms", NORM_RMS }, { "default", NORM_DEFAULT },
            { "low_precision", NORM_LOW_PRECISION }, { "amd_compatible", NORM_AMD_COMPATIBLE }), X(layer_norm_type),
            "rms: RMSNorm, others: LayerNorm"),
     NUMBER("model.layer_norm_eps", FLOAT, "1e-5", 0, 1, C(model.norm.eps), "added to the variance"),
-    OTHER ("model.layer_norm_with_affine", BOOL, "true", C(model.norm_affine), "norms have weights (OLMo-1: not)"),
+    OTHER ("model.layer_norm_with_affine", BOOL, "true", C(model.norm_affine), "norms have weights (not in OLMo-1)"),
     OTHER ("model.norm_after", BOOL, "false", C(model.norm_after),
            "norm each branch's output, not its input (OLMo-2)"),
     WORD  ("model.attention_layer_norm", CHOICE, "false", WORDS({ "false", QK_NORM_NONE }, { "true", QK_NORM_WIDTH },
            { "head", QK_NORM_HEAD }), C(model.qk_norm),
            "RMSNorm of q and k over their full widths (OLMo-2) or over each head (Qwen3)"),
     OTHER ("model.attention_layer_norm_with_affine", BOOL, "true", X(attention_layer_norm_with_affine),
-           "those have weights; must be true where they are used"),
+           "the norms of q and k have weights; must be true if there are such norms"),
     OPTION("model.clip_qkv", FLOAT, "null", 0, TINY, 1e9, C(model.clip_qkv), "clamp q, k, v to +- this"),
     OPTION("model.sliding_window", INT, "null", 0, 1, MANY, C(model.sliding_window),
-           "tokens that a query sees, itself included; default: all before it"),
+           "tokens that a query attends to, itself included; default: all up to it"),
     OTHER ("model.layer_types", LAYER_TYPES, "null", C(model.layer_types),
-           "which layers have the window, repeated over them; default: all"),
+           "which layers have the window; a shorter list repeats; default: all"),
     NUMBER("model.rope_theta", DOUBLE, "10000", 1, 1e12, C(model.rope_theta), "base of the rotary embedding"),
     WORD  ("model.rope_scaling.rope_type", CHOICE, "null", WORDS({ "default", ROPE_DEFAULT }, { "llama3", ROPE_LLAMA3 },
            { "yarn", ROPE_YARN }), X(rope_type),
-           "for longer texts than before: Llama 3.1's or YaRN; default: llama3 if there is a factor"),
+           "context extension as in Llama 3.1 or YaRN; default: llama3 if there is a factor"),
     OPTION("model.rope_scaling.factor", DOUBLE, "null", 0, 1, 1e6, C(model.rope_scaling.factor),
-           "slow-down of low frequencies"),
+           "divisor of low frequencies"),
     NUMBER("model.rope_scaling.low_freq_factor", DOUBLE, "1", TINY, 1e6, C(model.rope_scaling.low_freq_factor),
-           "llama3: as Llama 3.1"),
+           "llama3: frequencies with fewer rotations than this in the original length are divided by factor"),
     NUMBER("model.rope_scaling.high_freq_factor", DOUBLE, "4", TINY, 1e6, C(model.rope_scaling.high_freq_factor),
-           "llama3: as Llama 3.1"),
+           "llama3: frequencies with more rotations than this in the original length are unchanged"),
     NUMBER("model.rope_scaling.original_max_position_embeddings", INT, "8192", 1, MANY,
-           C(model.rope_scaling.original_length), "tokens of a sequence before"),
+           C(model.rope_scaling.original_length), "tokens of a sequence before the extension: the original length"),
     NUMBER("model.rope_scaling.beta_fast", DOUBLE, "32", TINY, 1e6, C(model.rope_scaling.beta_fast),
-           "yarn: what turned more often in those tokens stays as it is"),
+           "yarn: frequencies with more rotations than this in the original length are unchanged"),
     NUMBER("model.rope_scaling.beta_slow", DOUBLE, "1", TINY, 1e6, C(model.rope_scaling.beta_slow),
-           "yarn: what turned less often is slowed down by `factor`"),
+           "yarn: frequencies with fewer rotations than this in the original length are divided by factor"),
     OPTION("model.rope_scaling.attention_factor", DOUBLE, "null", 0, TINY, 1e6, C(model.rope_scaling.attention_factor),
-           "yarn: times q and k; default 0.1 ln(factor) + 1"),
+           "yarn: multiplies q and k; default 0.1 ln(factor) + 1"),
     OTHER ("model.rope_scaling.full_attn_layers_only", BOOL, "false", C(model.rope_scaling.full_attn_layers_only),
            "layers with a sliding window are not scaled (OLMo-3)"),
     WORD  ("model.init_fn", CHOICE, "normal", WORDS({ "mitchell", INIT_MITCHELL }, { "normal", INIT_NORMAL },
-           { "full_megatron", INIT_FULL_MEGATRON }), C(model.init_fn), "initial weights"),
+           { "full_megatron", INIT_FULL_MEGATRON }), C(model.init_fn), "distribution of initial weights"),
     NUMBER("model.init_std", DOUBLE, "0.02", TINY, 1e3, C(model.init_std),
-           "their standard deviation (not for mitchell)"),
+           "standard deviation of initial weights (not for mitchell)"),
     OPTION("model.init_cutoff_factor", DOUBLE, "null", 0, TINY, 1e3, C(model.init_cutoff_factor),
-           "truncate them at this many standard deviations"),
+           "truncate initial weights at this many standard deviations"),
     ONLY  ("model.activation_type", "swiglu", "the MLP is SwiGLU"),
     ONLY  ("model.block_type", "sequential|llama", "attention, then MLP"),
     ONLY  ("model.rope", "true", "positions are rotary"),
@@ -253,29 +255,31 @@ const ConfigKey config_keys[] = {
 
     /* ---- data ---- */
     OTHER ("data.paths", PATHS, "[]", C(data.files.paths),
-           "token shards or patterns, in order; ** is any number of folders"),
+           "token shards in order, or patterns of their names; ** matches any number of folders"),
     OTHER ("data.datasets", DATASETS | SPENT, "null", X(datasets),
            "name: [paths], instead of data.paths; sorted by name"),
     OTHER ("data.label_mask_paths", PATHS, "[]", C(data.files.label_mask_paths),
-           "one bool per token, parallel to paths: false is not learned"),
+           "files with one bool per token, parallel to paths; a token with false is no target"),
     WORD  ("data.memmap_dtype", CHOICE, "uint16", token_types, X(memmap_dtype),
-           "type of a token in headerless shards; without a model section uint32 if load_path's model has more than 65536 ids"),
-    OPTION("data.seed", U64 | FOLLOWS, "null", NAN, 0, LONGS, C(data.seed), "of the order of the data; default `seed`"),
-    WORD  ("data.packing", CHOICE, "concat", packings, C(data.files.packing), "concat: documents one after the other, cut where a "
-           "sequence is full, as OLMo; best_fit: whole ones, each where it fits best, attention inside them"),
+           "type of a token in headerless shards; default without a model section: uint32 if load_path's model has more than 65536 "
+           "ids"),
+    OPTION("data.seed", U64 | FOLLOWS, "null", NAN, 0, LONGS, C(data.seed), "seed of the order of the data; default `seed`"),
+    WORD  ("data.packing", CHOICE, "concat", packings, C(data.files.packing),
+           "how documents fill sequences. concat: one after the other, "
+           "cut where a sequence is full, as in OLMo; best_fit: whole documents where they fit best, attention stays inside them"),
     WORD  ("data.long_documents", CHOICE, "truncate", WORDS({ "truncate", LONG_TRUNCATE }, { "split", LONG_SPLIT }),
-           C(data.long_documents), "best_fit: what becomes of those longer than a sequence"),
+           C(data.long_documents), "best_fit: what to do with documents longer than a sequence"),
     WORD  ("data.document_boundaries", CHOICE, "eos", boundaries, C(data.files.boundaries),
-           "what ends a document: eos_token_id, or the rows START,END of X.csv.gz beside X.npy"),
+           "what delimits documents. eos: eos_token_id; metadata: the rows START,END of X.csv.gz next to X.npy"),
     OTHER ("data.generate_doc_lengths", BOOL, "false", C(data.generate_doc_lengths),
            "attention stays inside documents"),
     OTHER ("data.generate_attention_mask", BOOL, "false", C(data.mask_padding), "pad_token_id is never a target"),
     NUMBER("data.instance_filter.repetition_max_period", INT, "13", 1, 1024, C(data.instance_filter.max_period),
-           "longest repeated n-gram that is looked for"),
+           "length of the longest n-gram that is searched for repetitions"),
     NUMBER("data.instance_filter.repetition_min_period", INT, "1", 1, 1024, C(data.instance_filter.min_period),
-           "shortest"),
+           "length of the shortest one"),
     OPTION("data.instance_filter.repetition_max_count", INT, "null", 0, 1, MANY, C(data.instance_filter.max_count),
-           "so many mask the sequence; default 32 if there is an instance_filter section, else no filter"),
+           "mask a sequence with this many repetitions; default 32 if there is an instance_filter section, else no filter"),
     ONLY  ("data.custom_dataset", "null", "data are token shards"),
     NO_USE("data.pad_direction", "right", NULL),
     NO_USE("data.drop_last", "true", "always"),
@@ -292,20 +296,22 @@ const ConfigKey config_keys[] = {
            "sequences per forward pass of a rank"),
     OTHER ("max_duration", DURATION, "10000", C(max_duration),
            "length of the training: 100 (steps), 2e9T (tokens), 1ep"),
-    OTHER ("stop_at", DURATION, "null", C(stop_at), "stop here already, the schedule unchanged"),
-    NUMBER("timeout_seconds", INT, "600", 1, 1000000, C(timeout_seconds), "all end if a rank, or a thread that it waits for, makes "
-           "no progress for so long: a cluster's file server may stall for minutes; three times that for single operations on "
-           "files; a process that died is noticed in two seconds whatever this is"),
-    OTHER ("optimizer.name", STRING, "adamw", C(optimizer.name), "adamw; adamw8bit: with m and v of 8 bits whatever the recipe, "
-           "as bitsandbytes has them"),
+    OTHER ("stop_at", DURATION, "null", C(stop_at), "stop here; the schedule still ends at max_duration"),
+    NUMBER("timeout_seconds", INT, "600", 1, 1000000, C(timeout_seconds),
+           "end all ranks if one of them, or a thread that it waits for, makes no progress for this long (a cluster's file server "
+           "may stall for minutes); three times this for single operations on files. A dead process is noticed within two seconds "
+           "in any case"),
+    OTHER ("optimizer.name", STRING, "adamw", C(optimizer.name),
+           "adamw, or adamw8bit: m and v in 8 bits as in bitsandbytes, whatever the recipe"),
     NUMBER("optimizer.learning_rate", DOUBLE, "1e-4", 0, 1e3, C(optimizer.lr), "highest learning rate"),
     OTHER ("optimizer.betas", BETAS, "[0.9, 0.95]", C(optimizer.beta1), "decay of m and v"),
     NUMBER("optimizer.eps", DOUBLE, "1e-5", 1e-15, 1, C(optimizer.eps), "added to sqrt(v)"),
-    NUMBER("optimizer.weight_decay", DOUBLE, "0.01", 0, 1e3, C(optimizer.weight_decay), "times the learning rate"),
+    NUMBER("optimizer.weight_decay", DOUBLE, "0.01", 0, 1e3, C(optimizer.weight_decay),
+           "decay of weights, times the learning rate"),
     OTHER ("optimizer.decay_norm_and_bias", BOOL, "false", C(optimizer.decay_norm_and_bias),
            "decay norm weights too"),
     OTHER ("optimizer.decay_embeddings", BOOL, "false", C(optimizer.decay_embeddings), "decay the embedding too"),
-    ONLY  ("optimizer.no_decay_norm_and_bias", "null", "say decay_norm_and_bias and decay_embeddings instead"),
+    ONLY  ("optimizer.no_decay_norm_and_bias", "null", "use decay_norm_and_bias and decay_embeddings instead"),
     ONLY  ("optimizer.selective_updates", "false|null", "every parameter is updated"),
     NO_USE("optimizer.metrics_log_interval", NULL, NULL),
     NO_USE("optimizer.record_update_metrics", "false", NULL),
@@ -314,57 +320,60 @@ const ConfigKey config_keys[] = {
            { "constant", CONSTANT }, { "constant_with_warmup", CONSTANT_WITH_WARMUP }, { "wsd", WSD }),
            C(scheduler.name), "shape of the learning rate; wsd: warm up, stay, decay"),
     WORD  ("scheduler.units", CHOICE, "steps", WORDS({ "steps", UNITS_STEPS }, { "tokens", UNITS_TOKENS }),
-           X(scheduler_units), "of the lengths below"),
+           X(scheduler_units), "unit of the lengths below"),
     NUMBER("scheduler.t_warmup", LONG, "100", 0, LONGS, C(scheduler.t_warmup), "length of the warmup"),
     OPTION("scheduler.warmup_fraction", DOUBLE, "null", 0, TINY, 1, C(scheduler.warmup_fraction),
-           "the same as a share of t_max, instead of t_warmup"),
+           "length of the warmup as a fraction of t_max, instead of t_warmup"),
     OPTION("scheduler.t_max", LONG, "null", 0, 1, LONGS, C(scheduler.t_max),
            "end of the decay; default max_duration"),
     OPTION("scheduler.t_decay", LONG, "null", 0, 1, LONGS, C(scheduler.t_decay), "wsd: length of the final decay"),
     NUMBER("scheduler.alpha_f", DOUBLE, "0.1", 0, 1e3, C(scheduler.alpha_f), "final / highest learning rate"),
     OPTION("scheduler.warmup_min_lr", DOUBLE, "null", -1, 0, 1e3, C(scheduler.warmup_min_lr),
-           "where the warmup starts; default a tenth of learning_rate"),
+           "learning rate at the start of the warmup; default a tenth of learning_rate"),
     OPTION("scheduler.grad_clip_warmup_steps", LONG, "null", 0, 1, LONGS, C(scheduler.grad_clip_warmup_steps),
-           "so long (in `units`) max_grad_norm is multiplied by ..."),
+           "length (in `units`) during which max_grad_norm is multiplied by grad_clip_warmup_factor"),
     OPTION("scheduler.grad_clip_warmup_factor", DOUBLE, "null", 1, TINY, 1e9, C(scheduler.grad_clip_warmup_factor),
-           "... this"),
+           "see grad_clip_warmup_steps"),
     OPTION("max_grad_norm", DOUBLE, "null", 0, TINY, 1e9, C(max_grad_norm), "clip gradients to this global norm"),
     ONLY  ("max_grad_norm_ratio", "null", "gradients are clipped by max_grad_norm"),
     WORD  ("spikes", CHOICE, "warn", WORDS({ "warn", SPIKES_WARN }, { "skip", SPIKES_SKIP }, { "stop", SPIKES_STOP }),
-           C(spikes), "a step whose loss or gradient norm is more than 6 standard deviations above the mean of the last 128: "
-           "say so; also make no update of it, as OLMo-core's SkipStepOptimizer; or end the run and keep the state before it"),
-    OTHER ("softmax_auxiliary_loss", BOOL, "false", X(softmax_auxiliary_loss), "z-loss: adds ..."),
+           C(spikes), "what to do at a step whose loss or gradient norm is more than 6 standard deviations above the mean of the "
+           "last 128. warn: print it; skip: also make no update, as OLMo-core's SkipStepOptimizer; stop: end the run and keep the "
+           "state before the step"),
+    OTHER ("softmax_auxiliary_loss", BOOL, "false", X(softmax_auxiliary_loss),
+           "add the z-loss, auxiliary_loss_multiplier * log(Z)^2"),
     OPTION("auxiliary_loss_multiplier", DOUBLE, "1e-4", 0, 0, 1e3, X(auxiliary_loss_multiplier),
-           "... this times log(Z)^2"),
-    NUMBER("loss_chunk", INT, "0", 0, MANY, C(loss_chunk), "tokens whose logits exist at once; 0: chosen"),
+           "factor of the z-loss"),
+    NUMBER("loss_chunk", INT, "0", 0, MANY, C(loss_chunk), "tokens whose logits exist at once; 0: automatic"),
 
     /* ---- saving and loading ---- */
     OTHER ("save_folder", STRING, "null", C(save_folder),
-           "where checkpoints and metrics go; default runs/<run_name>"),
+           "folder of checkpoints and metrics; default runs/<run_name>"),
     OTHER ("save_overwrite", BOOL, "false", C(save_overwrite),
-           "replace the run in save_folder: its checkpoints are deleted; with load_path one of them: go back to it, and only "
-           "those beyond it are deleted"),
+           "replace the run in save_folder: delete its checkpoints. If load_path is one of them: go back to it and delete only the "
+           "later ones"),
     OPTION("save_interval", LONG, "1000", 0, 0, LONGS, C(save_interval),
            "steps between checkpoints; null: only one at the end"),
     OPTION("save_num_checkpoints_to_keep", LONG, "-1", -1, -1, LONGS, C(save_num_checkpoints_to_keep),
-           "of these; -1: all; 0: none, not at the end either"),
+           "newest checkpoints of save_interval to keep; -1: all; 0: save none, not even at the end"),
     OPTION("save_interval_unsharded", LONG, "null", 0, 1, LONGS, C(save_interval_unsharded),
            "steps between checkpoints that are never deleted"),
     OPTION("save_interval_ephemeral", LONG, "null", 0, 1, LONGS, C(save_interval_ephemeral),
-           "steps between checkpoints of which only the newest stays"),
+           "steps between checkpoints that the next one replaces"),
     OTHER ("load_path", STRING, "null", C(load_path),
            "a checkpoint to continue, or a Hugging Face folder to start from"),
     OTHER ("tokenizer", STRING, "null", C(tokenizer),
-           "a folder with a tokenizer, or its tokenizer.json, that checkpoints hold; default: that of load_path. OLMo's section of "
-           "this name is read, without effect"),
+           "folder with a tokenizer, or its tokenizer.json, to copy into checkpoints; default: that of load_path. OLMo's section "
+           "of this name is accepted and ignored"),
     OTHER ("try_load_latest_save", BOOL, "false", C(try_load_latest_save),
-           "continue save_folder/latest if it is there"),
+           "continue save_folder/latest if it exists"),
     OTHER ("restore_dataloader", BOOL, "true", C(restore_dataloader),
-           "false: the data of load_path, or other data than before, start over"),
+           "continue the data where load_path stopped; false: start them over, also with other data"),
     OTHER ("reset_optimizer_state", BOOL, "false", C(reset_optimizer_state), "do not load the moments of load_path"),
-    OTHER ("reset_trainer_state", BOOL, "false", C(reset_trainer_state), "start at step 0 with what load_path brings"),
-    ONLY  ("fast_forward_batches", "null|0", "set data.seed to skip what led to a loss spike"),
-    ONLY  ("epoch", "null|0", "the epoch follows from the data; set data.seed for another order"),
+    OTHER ("reset_trainer_state", BOOL, "false", C(reset_trainer_state),
+           "start at step 0 with the weights and moments of load_path"),
+    ONLY  ("fast_forward_batches", "null|0", "change data.seed to avoid the data that led to a loss spike"),
+    ONLY  ("epoch", "null|0", "the epoch follows from the data; change data.seed for another order"),
     ONLY  ("stop_after", "null", "use stop_at"),
     ONLY  ("time_limit", "null", "a run that gets SIGTERM or SIGUSR2 saves and ends: timeout --preserve-status -s USR2 47h "
            "mpirun ... (SIGTERM to mpirun kills the ranks a second later)"),
@@ -372,23 +381,25 @@ const ConfigKey config_keys[] = {
 
     /* ---- evaluation ---- */
     OPTION("eval_interval", LONG, "1000", 0, 0, LONGS, C(eval_interval),
-           "steps between evaluations, of which one is at the end; null: never"),
+           "steps between evaluations; there is always one at the end; null: never"),
     OTHER ("eval_on_load", BOOL, "false", C(eval_on_load), "evaluate before the first step, too"),
     OPTION("device_eval_batch_size", INT, "null", 0, 1, MANY, C(device_eval_batch_size),
-           "sequences of a batch on each rank, in passes of device_train_microbatch_size, the default"),
+           "sequences of an evaluation batch on each rank, computed device_train_microbatch_size at a time; default: that number"),
     OPTION("eval_subset_num_batches", LONG, "-1", -1, -1, LONGS, C(eval_subset_num_batches),
            "batches of each rank per set; -1: all"),
     OTHER ("evaluators[].label", STRING, NULL, E(label), "name of the set if it has `paths`"),
     WORD  ("evaluators[].type", CHOICE, "lm", WORDS({ "lm", EVALUATOR_LM }, { "downstream", EVALUATOR_DOWNSTREAM }),
-           E(type), "lm: loss on validation shards; downstream: questions with choices, run if `paths` names their file"),
+           E(type), "lm: loss on validation shards; downstream: questions with choices, skipped unless `paths` names their file"),
     OTHER ("evaluators[].data.paths", PATHS, "[]", E(files.paths),
-           "validation shards; of downstream one file of scripts/prepare_eval.py"),
-    OTHER ("evaluators[].data.datasets", DATASETS, "null", E(datasets), "name: [paths]; a set per name"),
+           "validation shards; for downstream one file written by scripts/prepare_eval.py"),
+    OTHER ("evaluators[].data.datasets", DATASETS, "null", E(datasets), "name: [paths]; one set per name"),
     WORD  ("evaluators[].data.memmap_dtype", CHOICE, "null", token_types, E(files.itemsize),
            "default data.memmap_dtype"),
-    OTHER ("evaluators[].data.label_mask_paths", PATHS, "[]", E(files.label_mask_paths), "as data.label_mask_paths, parallel to paths"),
+    OTHER ("evaluators[].data.label_mask_paths", PATHS, "[]", E(files.label_mask_paths),
+           "as data.label_mask_paths, parallel to paths"),
     WORD  ("evaluators[].data.packing", CHOICE, "null", packings, E(files.packing), "default data.packing"),
-    WORD  ("evaluators[].data.document_boundaries", CHOICE, "null", boundaries, E(files.boundaries), "default data.document_boundaries"),
+    WORD  ("evaluators[].data.document_boundaries", CHOICE, "null", boundaries, E(files.boundaries),
+           "default data.document_boundaries"),
     NO_USE("evaluators[].data.num_workers", NULL, NULL),
     NO_USE("evaluators[].data.drop_last", NULL, NULL),
     NO_USE("evaluators[].data.pin_memory", NULL, NULL),
@@ -396,57 +407,60 @@ const ConfigKey config_keys[] = {
     NO_USE("evaluators[].data.prefetch_factor", NULL, NULL),
     NO_USE("evaluators[].data.pad_direction", "right", NULL),
     NO_USE("evaluators[].data.timeout", NULL, NULL),
-    NO_USE("evaluators[].device_eval_batch_size", NULL, "device_eval_batch_size counts"),
-    NO_USE("evaluators[].subset_num_batches", NULL, "eval_subset_num_batches counts"),
+    NO_USE("evaluators[].device_eval_batch_size", NULL, "the key device_eval_batch_size applies to all sets"),
+    NO_USE("evaluators[].subset_num_batches", NULL, "the key eval_subset_num_batches applies to all sets"),
 
     OTHER ("samples.prompts", STRING, "null", C(samples.prompts),
-           "a file of prompts as of `generate`, whose greedy continuations go to the log"),
-    NUMBER("samples.interval", LONG, "1000", 1, LONGS, C(samples.interval), "steps between these, of which one is at the end"),
+           "file of prompts, as for `generate`; their greedy continuations are logged"),
+    NUMBER("samples.interval", LONG, "1000", 1, LONGS, C(samples.interval),
+           "steps between samples; there are always some at the end"),
     NUMBER("samples.max_new_tokens", INT, "64", 1, 1 << 24, C(samples.max_new_tokens),
-           "tokens of each, if model.eos_token_id does not end it; a token takes a forward pass over micro-batches with all prompts"),
+           "maximum tokens of a continuation; model.eos_token_id ends it earlier. Each token takes a forward pass over all "
+           "prompts"),
 
     /* ---- ranks ---- */
     WORD  ("distributed_strategy", CHOICE | SPENT, "null", WORDS({ "fsdp", FSDP }, { "ddp", DDP },
-           { "single", SINGLE }), X(fsdp.distributed), "ddp and single: as fsdp.sharding_strategy NO_SHARD"),
+           { "single", SINGLE }), X(fsdp.distributed), "ddp and single: fsdp.sharding_strategy NO_SHARD"),
     WORD  ("fsdp.sharding_strategy", CHOICE, "FULL_SHARD", WORDS({ "FULL_SHARD", FULL_SHARD },
            { "SHARD_GRAD_OP", SHARD_GRAD_OP }, { "NO_SHARD", NO_SHARD }, { "HYBRID_SHARD", HYBRID_SHARD },
            { "_HYBRID_SHARD_ZERO2", HYBRID_SHARD_ZERO2 }), X(fsdp.strategy),
-           "what is cut over the ranks: weights, gradients and moments; not the weights in use; nothing; the first two "
-           "inside groups of ranks that are replicas of each other. FULL_SHARD and HYBRID_SHARD, too, gather weights only once per "
-           "step in as many blocks as fit while 3 GiB of the memory stay free (device_memory). So do FP8 codes of weights and their "
-           "transposes on one GPU: made once per step where they fit, with SHARD_GRAD_OP always"),
+           "what is sharded over the ranks. FULL_SHARD: weights, gradients and moments; SHARD_GRAD_OP: the same, but weights stay "
+           "gathered during a step; NO_SHARD: nothing; HYBRID_SHARD and _HYBRID_SHARD_ZERO2: as the first two, inside groups of "
+           "ranks that are replicas of each other. FULL_SHARD and HYBRID_SHARD gather the weights of as many blocks as fit only "
+           "once per step, with 3 GiB of memory left free (device_memory). On one GPU the FP8 codes of weights and their "
+           "transposes are made once per step in as many blocks as fit, with SHARD_GRAD_OP in all"),
     OPTION("fsdp.hybrid_sharding_num_model_replicas", INT, "null", 0, 1, MANY, X(fsdp.replicas),
-           "groups of HYBRID_SHARD; null: one per host"),
+           "number of HYBRID_SHARD's groups; null: one per host"),
     WORD  ("fsdp.precision", CHOICE | SPENT, "null", WORDS({ "pure", FSDP_PURE }, { "mixed", FSDP_MIXED }),
            X(fsdp.precision),
-           "mixed: several ranks accumulate and sum gradients in f32, unless format.grads says otherwise; else in the "
-           "recipe's format"),
+           "format in which several ranks accumulate and sum gradients. mixed: f32, unless format.grads is given; pure: the "
+           "recipe's"),
     WORD  ("fsdp.grad_sync_mode", CHOICE, "null", WORDS({ "micro_batch", SUM_OFTEN }, { "batch", SUM_ONCE }),
            X(fsdp.grad_sync_mode),
-           "when sharded gradients are summed over ranks; batch: once per step, at the price of whole gradients on every "
-           "rank; null: so if they fit"),
+           "when sharded gradients are summed over ranks. micro_batch: in each micro-batch; batch: once per step, which stores "
+           "whole gradients on every rank; null: batch if they fit"),
 
     /* ---- the host's memory ---- */
     WORD  ("host.activations", CHOICE, "auto", host_uses, C(host.activations),
-           "saved activations of blocks wait in host memory between forward and backward, with the same results; auto: of as many "
-           "blocks as exceed device_memory; all: of all but those that are in use"),
+           "keep saved activations in host memory between forward and backward; results are the same. auto: those of as many "
+           "blocks as exceed device_memory; all: those of all blocks that are not in use"),
     WORD  ("host.base", CHOICE, "auto", host_uses, C(host.base),
-           "frozen weights of blocks, as under adapters, are in host memory and come to the device ahead of each block"),
+           "keep frozen weights of blocks, as under adapters, in host memory; they are copied to the device before each block"),
     WORD  ("host.moments", CHOICE, "auto", host_uses, C(host.moments),
-           "the optimizer's states are in host memory and come to the device, part by part, for its step"),
+           "keep the optimizer's states in host memory; they are copied to the device, part by part, for its step"),
     WORD  ("host.master", CHOICE, "auto", host_uses, C(host.master),
-           "so are the master weights of blocks, where the device computes with a smaller format; auto moves first activations, then "
+           "the same for master weights of blocks, if the device computes in a smaller format. auto moves activations first, then "
            "base, moments and master weights, each only as far as needed"),
 
     /* ---- the log ---- */
     NUMBER("profile", INT, "0", 0, 1000, C(profile),
-           "steps, from the third on, of which each operation's device time goes into trace-rank*.json in save_folder (for "
-           "Perfetto)"),
+           "number of steps, from the third on, to profile: device times of all operations go to trace-rank*.json in save_folder "
+           "(for Perfetto)"),
     NUMBER("console_log_interval", LONG, "1", 1, LONGS, C(console_log_interval),
            "steps between lines on the terminal"),
-    NUMBER("speed_monitor.window_size", INT, "20", 1, 1000000, C(speed_window), "steps that tok/s is averaged over"),
+    NUMBER("speed_monitor.window_size", INT, "20", 1, 1000000, C(speed_window), "steps over which tok/s is averaged"),
     OPTION("quant_stats_interval", LONG, "null", 0, 0, LONGS, C(quant_stats_interval),
-           "steps between statistics of what FP8 does to activations and moments; null: never"),
+           "steps between statistics of the FP8 errors of activations and moments; null: never"),
 
     /* ---- what PyTorch, its clusters and W&B need ---- */
     NO_USE("fsdp.wrapping_strategy", "by_block", "each block is a unit, so are the embedding and the head"),
@@ -460,7 +474,7 @@ const ConfigKey config_keys[] = {
     NO_USE("fused_loss", NULL, NULL),
     NO_USE("gen1_gc_interval", NULL, NULL),
     NO_USE("remote_save_folder", NULL, "nothing is uploaded"),
-    NO_USE("save_num_unsharded_checkpoints_to_keep", "-1", "those of save_interval_unsharded are all kept"),
+    NO_USE("save_num_unsharded_checkpoints_to_keep", "-1", "checkpoints of save_interval_unsharded are all kept"),
     NO_USE("force_save_unsharded", "false", NULL),
     NO_USE("no_pre_train_checkpoint", NULL, NULL),
     NO_USE("sharded_checkpointer", NULL, NULL),

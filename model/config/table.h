@@ -6,13 +6,13 @@
 
 #include <stdio.h>
 
-/* A word and what it stands for; several may stand for the same. */
+/* A word and its value; several words may have the same value. */
 typedef struct { const char *word; int value; } Word;
 
-/* The type of a value, that is of the C object it is stored in. */
+/* The type of a value: that of the C object in which it is stored. */
 typedef enum {
     INT, LONG, U64, DOUBLE, FLOAT, BOOL,
-    CHOICE,          /* int or an enum: what one of the `words` stands for                              */
+    CHOICE,          /* int or an enum: the value of one of the `words`                                 */
     STRING,          /* char *                                                                          */
     PATHS,           /* char **paths, int count: a list or a single path                                */
     PATTERNS,        /* the same of patterns, char **patterns, int count                                */
@@ -25,28 +25,28 @@ typedef enum {
     FIXED,           /* nothing: only the `choices` are accepted, `help` says why                       */
     UNUSED,          /* nothing: any value; named in the one warning unless null or one of `choices`    */
     TYPE_MASK = 31,
-    SPENT = 32,      /* flag: its effect is in other keys by the time the configuration is written      */
-    FOLLOWS = 64     /* flag: null means that the value follows from another key, as a column from the recipe */
+    SPENT = 32,      /* flag: the written configuration expresses its effect by other keys              */
+    FOLLOWS = 64     /* flag: null: the value follows from another key, as a column from the recipe     */
 } Type;
 
 typedef struct {
     const char *name;          /* "optimizer.learning_rate"; "wandb.*": the whole section; "evaluators[].label" */
     int         type;          /* Type, perhaps with SPENT or FOLLOWS                                    */
     const char *fallback;      /* default as YAML; NULL: the key must be given                           */
-    double      none;          /* numbers and choices: what null is stored as; NAN: null is an error     */
+    double      none;          /* numbers and choices: the value stored for null; NAN: null is an error  */
     double      min, max;      /* numbers: the range, both ends included                                 */
-    const char *choices;       /* FIXED and UNUSED: "a|b|c"; FORMAT: what may be given, in words         */
-    size_t      place;         /* of the value in Settings (in Evaluator for evaluators[])               */
+    const char *choices;       /* FIXED and UNUSED: "a|b|c"; FORMAT: description of the allowed formats  */
+    size_t      place;         /* offset of the value in Settings (in Evaluator for evaluators[])        */
     const char *help;
     const Word *words;         /* CHOICE; ends with word == NULL                                         */
 } ConfigKey;
 
-#define LONGS 9e18             /* the most that a LONG, a U64 or a Duration may be */
-#define TINY  1e-30            /* the least that a number may be that must be above 0 */
+#define LONGS 9e18             /* maximum of a LONG, a U64 or a Duration */
+#define TINY  1e-30            /* minimum of a number that must be above 0 */
 
 typedef struct { char *name, **paths; int num_paths; } NamedPaths;
 
-/* What the words of the table stand for, where it is no enum of Config. Fields that are null unless given are int. */
+/* Values of the table's words that are no enum of Config. Fields that are null unless given are int. */
 enum { NOT_GIVEN = -1 };
 typedef enum { AMP_BF16, FP32 } Precision;
 typedef enum { CHECKPOINT_NOTHING, CHECKPOINT_BLOCKS, CHECKPOINT_FINE_GRAINED = 100 } Checkpointing;      /* or Recipe.recompute */
@@ -60,7 +60,7 @@ typedef enum { QUANTIZE_COAT, QUANTIZE_LINEAR, QUANTIZE_NOTHING } QuantizeMethod
 typedef enum { EXPANSION, EXPAND, NO_EXPANSION } Expansion;            /* EXPAND: on here, off in COAT (recipe.c) */
 typedef enum { EVALUATOR_LM, EVALUATOR_DOWNSTREAM } EvaluatorType;
 
-/* What the rows fill: the Config, which must come first, and what only helps to compute it. */
+/* What the rows fill: the Config, which must come first, and values that only help to compute it. */
 typedef struct {
     Config  c;
     char   *recipe;
@@ -109,35 +109,35 @@ typedef struct {
 
 #define EVALUATOR_PREFIX "evaluators[]."
 
-extern const ConfigKey config_keys[];      /* ends with name == NULL; keys of a section stand together */
+extern const ConfigKey config_keys[];      /* ends with name == NULL; keys of a section are adjacent */
 
-const ConfigKey *config_key(const char *name);              /* the row of that name or of its section.*; NULL */
+const ConfigKey *config_key(const char *name);              /* the row of that name or of its section.*, or NULL */
 const char *config_default(const char *name);               /* a YamlDefault */
-const char *config_suggest(const char *name);               /* the key or section spelled most like it, or NULL */
-const char *config_column(const ConfigKey *k);              /* the name of a column of the recipe, without `format.`; else NULL */
+const char *config_suggest(const char *name);               /* the key or section with the most similar name, or NULL */
+const char *config_column(const ConfigKey *k);              /* name of the recipe's column, without `format.`, or NULL */
 bool        config_is_evaluator(const char *name);          /* a key of an evaluator: evaluators[].* */
 bool        key_listed(const char *choices, const char *text);   /* is text (NULL: null) one of the choices? */
 void        config_print_usage(FILE *f);                    /* ./train */
 void        config_print_version(FILE *f);                  /* ./train --version */
-void        config_print_help(FILE *f, const char *name);   /* --help=name: a key, a section; NULL: all. Dies: no such key */
+void        config_print_help(FILE *f, const char *name);   /* --help=name: a key or a section; NULL: all. Dies if there is none */
 void        config_print_markdown(FILE *f);                 /* ./train --help=markdown: the table in configs/README.md */
 
 struct json_t;
 
 /* One value. `base`: the Settings or Evaluator that holds it. */
-void value_parse(void *base, const ConfigKey *k, const YamlNode *n);    /* dies: place, expected, found */
+void value_parse(void *base, const ConfigKey *k, const YamlNode *n);    /* dies naming place, expected, found */
 void value_parse_text(void *base, const ConfigKey *k, const char *text, const char *file);    /* a scalar; NULL: null */
 void value_default(void *base, const ConfigKey *k);
 int  value_truth(const char *text);             /* 1: true, 0: false, as YAML 1.1 spells them; -1: neither */
-void value_print(FILE *f, const void *base, const ConfigKey *k, int indent);   /* " 3\n": what follows `key:` */
+void value_print(FILE *f, const void *base, const ConfigKey *k, int indent);   /* " 3\n": the text after `key:` */
 char *value_text(const void *base, const ConfigKey *k);                  /* "3": its first line; the caller owns it (text.c) */
 void value_free(void *base, const ConfigKey *k);
-bool value_is_list(int type);                                            /* of texts: PATHS, PATTERNS or NAMES */
+bool value_is_list(int type);                                            /* PATHS, PATTERNS or NAMES */
 void value_expected(char *out, size_t size, const ConfigKey *k);        /* "an integer from 1 to 8" */
 double value_number(const void *base, const ConfigKey *k);              /* of an INT, LONG, FLOAT or DOUBLE, else NAN */
 void value_print_text(FILE *f, const char *text);                       /* a YAML scalar, quoted where it must be */
 void value_parse_json(void *base, const ConfigKey *k, const struct json_t *value, const char *path, const char *key);
-                                                                        /* of a file; dies: path, key, expected, found */
+                                                                        /* of a file; dies naming path, key, expected, found */
 void value_set(void *base, const ConfigKey *k, double x);               /* a number or a truth value, unchecked */
 bool value_is_nothing(const struct json_t *value);                        /* null, false or empty */
 _Noreturn void value_wrong_json(const char *path, const char *key, const char *expected, const struct json_t *found);
@@ -148,55 +148,55 @@ typedef struct {
     YamlNode   *root;                /* the file with its overrides */
     const char *file;
     int         world;
-    FILE       *notes;               /* what has no effect here: becomes the one warning */
+    FILE       *notes;               /* settings without effect: become one warning */
     char       *notes_text;          /* of that stream, after fflush */
     int         num_notes;
 } Reader;
 
-bool        config_given(const Reader *r, const char *name);            /* not absent, not null */
-const char *config_where(const Reader *r, const char *name);            /* its place, else the file */
-const YamlNode *config_find_path(const YamlNode *n, const char *path);  /* its place at n or below; NULL: not there */
+bool        config_given(const Reader *r, const char *name);            /* present and not null */
+const char *config_where(const Reader *r, const char *name);            /* its place, or the file */
+const YamlNode *config_find_path(const YamlNode *n, const char *path);  /* the node at or below n that has it, or NULL */
 void        config_note (Reader *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* Dies of texts at n or below, of key `name`, that config.yaml and metrics.jsonl could not hold, or not as they are: those that are
- * no UTF-8, and those that would be evaluated once more. */
+/* Dies if a text of key `name`, at or below n, cannot be written unchanged to config.yaml and metrics.jsonl: if it is not UTF-8,
+ * or would be resolved (`${...}`) again when it is read. */
 void        config_check_texts(const YamlNode *n, const char *name);
 void        config_apply(Reader *r, YamlNode *n, const char *name, void *base);   /* a value or a section */
 
-/* Whether a key names data that a dry run, eval_only or generate does not read. choose_ranks: the ranks that a dry run plans for
- * become the world. */
+/* Whether a key names data that a dry run, eval_only or generate does not read. choose_ranks: sets the world to the ranks that a
+ * dry run plans for. */
 bool config_is_unread(const Config *c, const char *name);
 void config_choose_ranks(Reader *r);
 
-/* Settings of a run that is given no file, but load_path: full fine-tuning of that model. The caller owns it. */
+/* Settings of a run without a file, but with load_path: full fine-tuning of that model. The caller owns it. */
 YamlNode *config_without_file(void);
 
-/* The steps that follow the reading of the values; each derives what was left open and dies on what cannot work. */
+/* The steps after values are read; each derives missing values and dies on combinations that cannot work. */
 void config_choose_save_folder(Config *c);           /* runs/<run_name>, if none is given and one is needed */
-void config_check_load_path(const Reader *r);        /* that it is no address and not empty (source.c, as the next three) */
-void config_check_has_model(const Reader *r, const char *place);  /* load_path, of a run that uses a model and describes none */
-void config_check_command_line(const Reader *r, const char *first);      /* of a run without a file, `first` its first argument */
-void config_settle_source(Reader *r);                                    /* what follows from the model read from Config.source */
+void config_check_load_path(const Reader *r);        /* that it is no URL and not empty (source.c, as the next three) */
+void config_check_has_model(const Reader *r, const char *place);  /* generate and eval_only need a load_path */
+void config_check_command_line(const Reader *r, const char *first);      /* of a run without a file; `first`: its first argument */
+void config_settle_source(Reader *r);                                    /* settings that follow from the model of Config.source */
 char *config_trained_with(const char *folder, const char *key);          /* see source.c */
-void config_check_base(const char *where, const char *base_path);        /* that adapters can stand beside it (source.c) */
+void config_check_base(const char *where, const char *base_path);        /* that it can be the base of adapters (source.c) */
 
-/* Adapters (lora.c). find_base: fills lora.base_path if Config.source holds adapters, and dies if that is no model. check_lora: with a
- * checked model and recipe; fills ModelConfig.lora. */
+/* Adapters (lora.c). find_base: if Config.source holds adapters, fills lora.base_path and dies if that is no model. check_lora:
+ * fills ModelConfig.lora; model and recipe must be checked already. */
 void config_find_base(Reader *r);
 void config_choose_adapter_rate(Reader *r);           /* of a run without a file */
 void config_check_lora(Reader *r);
 
 void config_check_model (Reader *r, bool from_hf);
-void config_check_rope  (const ModelConfig *m, const char *place);         /* of config.json, too, as the next two */
-void config_settle_heads(ModelConfig *m, const Reader *r, const char *path);     /* r NULL: path says them, in its own words */
+void config_check_rope  (const ModelConfig *m, const char *place);         /* of config.json, too; so the next two */
+void config_settle_heads(ModelConfig *m, const Reader *r, const char *path);     /* r NULL: errors name path and its keys */
 void config_settle_windows(ModelConfig *m, const char *place);             /* equal windows become equal LayerTypes */
 void config_check_optimizer(Reader *r);
-void config_check_recipe(Reader *r);             /* with an optimizer that was checked */
+void config_check_recipe(Reader *r);             /* the optimizer must be checked already */
 void config_check_trainable(Reader *r);
 void config_check_data  (Reader *r);
-void config_check_eval_documents(const Config *c, const EvalSet *set);       /* when data are checked */
-void config_check_generation(Reader *r);         /* that of a run that generates (dry_run.c) */
+void config_check_eval_documents(const Config *c, const EvalSet *set);       /* data must be checked already */
+void config_check_generation(Reader *r);         /* settings of `generate` (dry_run.c) */
 void config_check_run   (Reader *r);
 void config_write_text(Settings *s);                 /* fills Config.text (text.c, as the next two) */
-Settings config_followed(const Settings *s);         /* s with the values that keys of type FOLLOWS have if they are null */
+Settings config_followed(const Settings *s);         /* s with FOLLOWS keys set to their values for null */
 struct json_t *config_columns(const Config *c);      /* name: value of each column of the run; the caller owns it */
-char *config_changes(const Reader *r, bool from_hf); /* Config.changes; the caller owns it. Before the text is written */
+char *config_changes(const Reader *r, bool from_hf); /* Config.changes; the caller owns it. Call before write_text */

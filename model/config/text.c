@@ -1,4 +1,4 @@
-/* Texts of a configuration: of its values, which may be in it, and all of it as YAML. */
+/* Texts of a configuration: values as text, texts that are allowed in it, and the whole as YAML. */
 #include "model/config/table.h"
 
 #include <jansson.h>
@@ -37,10 +37,10 @@ static void check_text(const YamlNode *n, const char *name, const char *text)
 {
     json_t *json = json_string(text);
     if (!json)
-        die("%s: %s: its text is not UTF-8, so neither YAML nor JSON can hold it; take another name", yaml_place(n), name);
+        die("%s: %s: its text is not UTF-8, which YAML and JSON need; use another name", yaml_place(n), name);
     json_decref(json);
     if (strstr(text, "${") || strncmp(text, "~/", 2) == 0)
-        die("%s: %s: '%s' would be evaluated again where the run's config.yaml is read; take a name without ${ and ~/",
+        die("%s: %s: '%s' would be evaluated again when the run's config.yaml is read; use a name without ${ and ~/",
             yaml_place(n), name, text);
 }
 
@@ -110,8 +110,8 @@ Settings config_followed(const Settings *s)
     return follows;
 }
 
-/* What follows from another key stays null, so that a run of this file with another --recipe has that recipe's columns; the
- * value follows it. follows: s with those values. */
+/* A value that follows from another key is printed as null, then as a comment: with another --recipe this file has that recipe's
+ * columns. follows: s with those values. */
 static void print_value(FILE *f, const Settings *s, const Settings *follows, const ConfigKey *k, int indent)
 {
     if (!(k->type & FOLLOWS)) {

@@ -1,5 +1,5 @@
-/* Values of the table's types: from YAML text, checked, into the C object of their row. Numbers follow YAML 1.1, as OLMo's files do:
- * 739_328, 1e-5, 5e12 where an integer is meant. */
+/* Values of the table's types: YAML text is checked and stored in the C object of its row. Numbers follow YAML 1.1, as in OLMo's
+ * files: 739_328, 1e-5, 5e12 for an integer. */
 #include "kernels/runtime/error.h"
 #include "model/config/table.h"
 
@@ -11,7 +11,7 @@
 
 /* ---- scalars from text ------------------------------------------------------------------------------------ */
 
-enum { MAX_DIGITS = 128 };           /* and signs, points, exponents; longer numbers are none */
+enum { MAX_DIGITS = 128 };           /* with signs, points, exponents; longer texts are no numbers */
 
 static bool parse_double(double *out, const char *text)
 {
@@ -48,7 +48,7 @@ static bool parse_integer(uint64_t *out, bool *negative, const char *text)
     return true;
 }
 
-/* YAML 1.1's spellings; a truth value, or -1. */
+/* YAML 1.1's spellings. */
 int value_truth(const char *text)
 {
     static const char *const words[] = { "false", "true", "no", "yes", "off", "on" };
@@ -81,7 +81,7 @@ static bool parse_duration(Duration *out, const char *text)
     return true;
 }
 
-/* Numbers and truth values are compared as such: 0 is 0.0, No is false. */
+/* Numbers and truth values are compared by value: 0 equals 0.0, No equals false. */
 static bool same_word(const char *word, const char *text)
 {
     double a, b;
@@ -167,7 +167,7 @@ static _Noreturn void wrong(const ConfigKey *k, const YamlNode *n)
     if (n->kind == YAML_MAP && strcmp(k->name, "recipe") == 0)
         die("%s: recipe is a name; its columns are changed by format.*, as in --format.moment1=e5m2/128",
             yaml_place(n));
-    const bool without_most = k->max >= LONGS || (k->type & TYPE_MASK) == DURATION;     /* the table need not name this one */
+    const bool without_most = k->max >= LONGS || (k->type & TYPE_MASK) == DURATION;     /* `expected` leaves this maximum out */
     die("%s: %s: expected %s%s, found '%s'", yaml_place(n), k->name, expected, without_most ? ", at most 9e+18" : "", found);
 }
 
@@ -219,7 +219,7 @@ static void parse_betas(double *betas, const ConfigKey *k, const YamlNode *n)
             wrong(k, n->child[i]);
 }
 
-/* Whether a layer slides. */
+/* Value: whether a layer slides. */
 static const Word layer_types[] = { { "full_attention", false }, { "sliding_attention", true }, { NULL, 0 } };
 
 static void parse_layer_types(LayerTypes *types, const ConfigKey *k, const YamlNode *n)
@@ -343,7 +343,7 @@ void value_default(void *base, const ConfigKey *k)
     } else if (type != FIXED && type != UNUSED && k->fallback && strcmp(k->fallback, "[]") != 0) {
         bool null = strcmp(k->fallback, "null") == 0;
         if (null && type > FLOAT)
-            return;                                  /* memory that was zeroed already says "nothing" */
+            return;                                  /* zeroed memory is null already */
         value_parse_text(base, k, null ? NULL : k->fallback, "model/config/table.c");
     }
 }

@@ -1,4 +1,4 @@
-/* Values of the table's types as YAML text: what value_print writes value_parse (value.c) reads back to the same bits. */
+/* Values of the table's types as YAML text: value_parse (value.c) reads the text of value_print back to the same bits. */
 #include "kernels/runtime/error.h"
 #include "model/config/table.h"
 

@@ -1,6 +1,6 @@
-/* libfyaml's document turned into a tree of our own: only what a configuration needs (scalars, lists, maps, lines),
- * so that overrides are a merge and errors can say where any value came from. Anchors and merge keys are resolved by
- * libfyaml. Scalars stay text: what 1e-5 or 739_328 means is decided by whoever knows the type that is wanted. */
+/* Converts libfyaml's document to our own tree, which has only what a configuration needs: scalars, lists, maps, lines. Overrides
+ * are a merge of trees, and errors can name the place of any value. libfyaml resolves anchors and merge keys. Scalars stay text:
+ * value.c, which knows the type, interprets 1e-5 or 739_328. */
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/text.h"
 #include "model/config/yaml.h"
@@ -97,17 +97,17 @@ static int line_of(struct fy_node *n, int otherwise)
     return mark ? mark->line + 1 : otherwise;
 }
 
-/* A scalar's text, which C ends at its first zero byte; NULL for none. */
+/* A scalar's text, which must not contain a zero byte; NULL for none. */
 static const char *text_of(struct fy_node *n, const char *file, int line)
 {
     size_t length = 0;
     const char *text = n ? fy_node_get_scalar(n, &length) : NULL;
     if (text && memchr(text, '\0', length))
-        die(line ? "%s:%d: a text holds a zero byte" : "%s: a text holds a zero byte", file, line);
+        die(line ? "%s:%d: a text has a zero byte" : "%s: a text has a zero byte", file, line);
     return n ? fy_node_get_scalar0(n) : NULL;
 }
 
-/* `line`: of the key or of the enclosing value; a scalar knows its own, an item of a list gets its first line. */
+/* `line`: that of the key; for an item of a list that of its scalar, or of the list. */
 static YamlNode *convert(struct fy_node *n, const char *key, const char *file, int line)
 {
     void *position = NULL;
@@ -136,7 +136,7 @@ static YamlNode *convert(struct fy_node *n, const char *key, const char *file, i
     return map;
 }
 
-/* Reads `path`, or `text` if that is given; errors are told under `name`, in libfyaml's words. */
+/* Reads `path`, or `text` if it is given. Errors name `name` and have libfyaml's text. */
 static YamlNode *parse(const char *path, const char *text, const char *name)
 {
     char *message;
@@ -161,7 +161,7 @@ static YamlNode *parse(const char *path, const char *text, const char *name)
     if (!document)
         die("%s: is empty or no YAML", name);
     if (second)
-        die("%s: holds several documents; a configuration is one: remove the lines --- and what is not wanted", name);
+        die("%s: has several documents, expected one: remove the lines --- and the other documents", name);
     YamlNode *tree = convert(fy_document_root(document), NULL, name, text ? 0 : 1);
     fy_parse_document_destroy(parser, document);
     fy_parser_destroy(parser);
@@ -171,7 +171,7 @@ static YamlNode *parse(const char *path, const char *text, const char *name)
     return tree;
 }
 
-/* To libfyaml a byte that is no UTF-8, or a zero, ends the file where it is in a comment or begins a value. */
+/* Needed because libfyaml ends the file at a byte that is not UTF-8, or zero, in a comment or at the start of a value. */
 static void check_lines(FILE *file, const char *path)
 {
     char *line = NULL;
@@ -213,7 +213,7 @@ YamlNode *yaml_parse(const char *text, const char *name)
 
 /* ---- overrides -------------------------------------------------------------------------------------------- */
 
-/* `from` goes over `to`: maps key by key, anything else as a whole. `from` is used up. */
+/* `from` replaces `to`, key by key if both are maps. Takes ownership of `from`. */
 static void merge(YamlNode *to, YamlNode *from)
 {
     if (to->kind == YAML_MAP && from->kind == YAML_MAP) {
@@ -265,14 +265,14 @@ void yaml_put(YamlNode *root, const char *name, YamlNode *n)
 void yaml_override(YamlNode *root, const char *argument)
 {
     if (*argument != '-' && (text_ends_with(argument, ".yaml") || text_ends_with(argument, ".yml")))
-        die("unexpected argument '%s'; there is one configuration file, which comes first: ./train %s --key=value ...", argument,
+        die("unexpected argument '%s'; the only configuration file is the first argument: ./train %s --key=value ...", argument,
             argument);
     if (strncmp(argument, "--", 2) != 0 || !argument[2] || argument[2] == '=')
         die("unexpected argument '%s'; settings are changed by --key=value, as in --max_duration=100", argument);
     const char *equals = strchr(argument, '=');
     const char *value = equals ? equals + 1 : "true";
     if (!*value)
-        die("%s: there is no value, as if a variable of the shell were not set; %snull takes the default", argument, argument);
+        die("%s: the value is empty (an unset shell variable?); %snull takes the default", argument, argument);
     char *name = xstrdup(argument + 2);
     name[strcspn(name, "=")] = '\0';
     for (char *c = name; *c; c++)

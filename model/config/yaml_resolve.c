@@ -1,6 +1,6 @@
-/* OmegaConf's interpolations, as far as OLMo's and COAT's files use them. Innermost first: the text inside ${...} is
- * expanded, then looked up or handed to the resolver it names. Evaluated when a value is used, so that ${run_name}
- * sees an override and an environment variable that only an unused key wants may be missing. */
+/* The interpolations of OmegaConf that OLMo's and COAT's files use, innermost first: the text inside ${...} is expanded, then
+ * looked up or passed to the resolver that it names. They are evaluated when a value is used: ${run_name} includes overrides, and
+ * an environment variable of an unused key may be missing. */
 #include "data/pattern.h"
 #include "kernels/runtime/error.h"
 #include "model/config/files.h"
@@ -17,7 +17,7 @@ enum { MAX_ARGUMENTS = 16, MAX_DEPTH = 16 };
 
 typedef struct {
     const YamlNode *root;
-    const YamlNode *at;              /* the value being resolved: for messages and as the place of what comes out */
+    const YamlNode *at;              /* the value being resolved, and the place of its result in messages */
     YamlDefault    *default_of;
     int             depth;           /* of references to references */
 } Scope;
@@ -34,7 +34,7 @@ static int exists(const char *path)
     return strstr(path, "://") || access(path, F_OK) == 0;
 }
 
-/* A copy with $HOME for a ~ before the first slash, which a shell does not expand after --key=. */
+/* A copy with ~/ replaced by $HOME/: a shell does not expand it after --key=. */
 static char *expand_home(const YamlNode *at, const char *text)
 {
     const bool at_home = strncmp(text, "~/", 2) == 0;
@@ -57,7 +57,7 @@ static YamlNode *from_environment(const Scope *s, char **arg, int count)
     return scalar(s, value ? value : arg[1]);
 }
 
-/* As OLMo's, which does not create what is not there. */
+/* As in OLMo, missing paths are not created. */
 static YamlNode *choose_path(const Scope *s, char **arg, int count)
 {
     char list[2048] = "";
@@ -150,7 +150,7 @@ static YamlNode *reference(Scope *s, const char *name)
     return out;
 }
 
-/* The value of what stands between ${ and }; destroys `inner`. */
+/* The value of ${inner}; destroys `inner`. */
 static YamlNode *evaluate(Scope *s, char *inner)
 {
     char *arg[MAX_ARGUMENTS], *list = strchr(inner, ':');
@@ -190,7 +190,7 @@ static const char *closing_brace(const Scope *s, const char *open)
     die("%s: '%s' lacks a closing }", yaml_place(s->at), open);
 }
 
-/* Expands to text: for the parts of a longer text and inside ${...}. */
+/* Expands a part of a longer text, or the text inside ${...}, to text. */
 static char *expand_text(Scope *s, const char *text, size_t length)
 {
     char *part = xcalloc(length + 1, 1);

@@ -1,18 +1,18 @@
-/* What ranks know of each other, and agree on. All ranks call each of these. */
+/* Communication of ranks about problems, and agreement on inputs. All ranks call each of these. */
 #pragma once
 #include "data/prompts.h"
 #include "model/config.h"
 
-bool   agree_any  (bool own);           /* whether it is so on any rank                          */
-double agree_least(double own);         /* of all ranks                                          */
-int    agree_first(bool own);           /* the first rank where it is so, -1: there is none      */
+bool   agree_any  (bool own);           /* whether it is true on any rank                        */
+double agree_least(double own);         /* the minimum over all ranks                            */
+int    agree_first(bool own);           /* the first rank where it is true; -1: there is none    */
 
-/* own: what is wrong on this rank, NULL: nothing. Returns what is wrong on the first rank where anything is, which it names, on all
- * ranks, malloc'ed; NULL: nothing is. */
+/* own: the problem of this rank, NULL: none. Returns, on all ranks, the problem of the first rank that has one, with its number,
+ * malloc'ed; NULL: there is none. */
 char  *agree_problem(const char *own);
 
-/* Dies unless all have this configuration, and load from the same folder. */
+/* Dies unless all ranks have the same configuration and load from the same folder. */
 void   agree_on_run(const Config *c);
 
-/* prompts_read by rank 0, with room for a token after each prompt in m->max_sequence_length; the same prompts on all ranks. */
+/* Rank 0 calls prompts_read, with space for a token after each prompt in m->max_sequence_length, and broadcasts the prompts. */
 void   agree_on_prompts(Prompts *p, const char *path, const ModelConfig *m);

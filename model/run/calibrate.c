@@ -18,25 +18,25 @@
 #include "model/run/weights_ahead.h"
 #include "model/units.h"
 
-enum { TOKENS = 8192 };         /* of a micro-batch: so many that GEMMs are busy */
+enum { TOKENS = 8192 };         /* of a micro-batch: enough for efficient GEMMs */
 
-/* A layer of the block on the device: its matrix, scales and, on the host, scales again; what its inputs add up to. */
+/* A layer of the block on the device: its matrix w, scales (also on the host), and h, the sum of xT x over its inputs. */
 typedef struct { Tensor w, h; float *scale, *host_scale; int8_t *codes; } Layer;
 
-/* The residual stream of all micro-batches, (N, C) each: in device memory, if that leaves the most of it to others. */
+/* The residual stream of all micro-batches, (N, C) each: in device memory if it takes at most a quarter of it. */
 typedef struct { char *data; size_t bytes; bool on_device; } Stream;
 
 typedef struct {
     Export                *x;
     const ExportOptions   *options;
     const CalibrationData *data;
-    ModelConfig  model;                 /* all of it, adapters merged */
-    Config       config;                /* of a model that has one block of it */
+    ModelConfig  model;                 /* the whole model, adapters merged */
+    Config       config;                /* of a model with one of its blocks */
     Model        m;
     Fsdp         f;
-    int          batches, held;         /* micro-batches that calibrate; that are held out */
-    Stream       stream;                /* of batches + held with codes, then held without */
-    Tensor       next;                  /* (N, C): what the block gives */
+    int          batches, held;         /* micro-batches for calibration; held out */
+    Stream       stream;                /* batches + held with codes, then held without */
+    Tensor       next;                  /* (N, C): output of the block */
     Layer        layer[NUM_LINEARS];
     void        *layers;                /* their memory */
     WeightsAhead ahead;
@@ -53,7 +53,7 @@ static int micro_batch(const CalibrationData *d)
     return B < 1 ? 1 : B;
 }
 
-/* With the window of that block, whose rotary frequencies follow from it. */
+/* Sets the window of that block; its rotary frequencies follow. */
 static void describe_block(Calibration *c, int block)
 {
     ModelConfig *m = &c->config.model;
@@ -110,7 +110,7 @@ static void close_block(Calibration *c)
 
 /* ---- weights ---------------------------------------------------------------------------------------------------- */
 
-/* A tensor of a unit of the model becomes part of unit `to` of the model of one block and, if it is of a matrix, of that layer. */
+/* Copies a tensor of the model to unit `to` of the model of one block and, if it belongs to a matrix, to its Layer. */
 static void put_weight(Calibration *c, int to, Weight *w)
 {
     const HfTensor *t = &w->tensor;
@@ -129,7 +129,7 @@ static void put_weight(Calibration *c, int to, Weight *w)
     device_put((uint16_t *)stored.data + hf_first(u, t), w->values, n * sizeof(uint16_t));
 }
 
-/* Those that are being read become unit `to`; then `next` is read, unless it is after the last unit. */
+/* Copies the weights being read to unit `to`; then starts to read unit `next`, if there is one. */
 static void put_unit(Calibration *c, int to, int next)
 {
     weights_wait(&c->ahead);
@@ -177,7 +177,7 @@ static void stream_set(const Stream *s, int batch, Tensor from)
     (s->on_device ? device_copy : device_get)(s->data + (size_t)batch * s->bytes, from.data, s->bytes);
 }
 
-/* A micro-batch of the stream through the block: what it gives is in c->next. */
+/* Runs the block on a micro-batch of the stream; the output is in c->next. */
 static void forward(Calibration *c, const Unit *w, int batch)
 {
     Acts next = { .res0 = c->next };
@@ -207,7 +207,7 @@ static void embed(Calibration *c)
     fsdp_release(&c->f, 0);
 }
 
-/* The mean loss of held-out micro-batches whose last block's output is the stream's from `first` on. */
+/* The mean loss of held-out micro-batches. Their output of the last block is in the stream from `first` on. */
 static double cross_entropy_of(Calibration *c, int first, long *labels)
 {
     model_zero_losses(&c->m);
@@ -223,7 +223,7 @@ static double cross_entropy_of(Calibration *c, int first, long *labels)
     return model_losses(&c->m).loss / (double)*labels;
 }
 
-/* Behind the last block. A tied head is the embedding, which is read once more. */
+/* After the last block. A tied head is the embedding, which is read again. */
 static void measure_losses(Calibration *c)
 {
     CalibrationLosses *l = &c->losses;
@@ -245,7 +245,7 @@ static void add_inputs(Calibration *c)
         matmul_dw(c->layer[l].h, input[l], input[l]);
 }
 
-/* Of the tensors that are parts of the matrix p. */
+/* Writes the tensors that are parts of the matrix p. */
 static void write_codes(Calibration *c, int block, const Param *p, const Layer *l)
 {
     UnitShape shape;
@@ -261,7 +261,7 @@ static void write_codes(Calibration *c, int block, const Param *p, const Layer *
     free(codes);
 }
 
-/* The mean of the squared error of a layer's output, which has damping in it, next to that of rounding. */
+/* Prints the mean squared error of a layer's output, with damping included, and that of rounding. */
 static void print_result(const Calibration *c, int block, const Param *p, const GptqResult *r)
 {
     const double outputs = (double)c->data->sequences * (double)c->data->length * (double)p->rows;
@@ -274,7 +274,7 @@ static void print_result(const Calibration *c, int block, const Param *p, const 
         printf("  %s %.3g | %.3g", p->name, r->error / outputs, r->rounded / outputs);
 }
 
-/* The block's weights become the values of its codes. */
+/* Chooses the codes; the block's weights become the values of its codes. */
 static void choose_codes(Calibration *c, int block, const Unit *w)
 {
     printf("block %d:", block);

@@ -1,16 +1,16 @@
-/* Codes of 4 bits that are calibrated: GPTQ [kernels/gptq.h] of all matrices of the blocks.
+/* Calibrated 4-bit codes: GPTQ [kernels/gptq.h] for all matrices of the blocks.
  *
- * Of a model there is one block on the device at a time, and the residual stream of all tokens in front of it. The block's forward
- * gives the sums of xT x over the inputs of its four layers; these get their codes; and forward with what these stand for gives the
- * stream in front of the next block, which so sees the errors of all before it. The layers of a block are calibrated together, with
- * inputs from its weights as they were [as llm-compressor does; GPTQ's code takes one after the other: no difference to measure on
- * a small model]. Sequences that are held out go along, once more without codes: their cross entropy is measured both ways. */
+ * The device has one block at a time, and the residual stream of all tokens before it. The block's forward gives the sums of xT x
+ * over the inputs of its four layers. GPTQ chooses their codes. A second forward, with the values of the codes, computes the
+ * stream before the next block, which therefore includes the errors of all earlier blocks. All layers of a block are calibrated
+ * together, with inputs from its original weights [as in llm-compressor; GPTQ's code calibrates one after the other: no measurable
+ * difference on a small model]. Held-out sequences are computed with and without codes to measure their cross entropy. */
 #pragma once
 #include "model/checkpoint/export_files.h"
 #include "model/run/calibration_data.h"
 
-/* Mean losses of the tokens that were held out, `labels`, with the weights as they were and with the values of the codes. */
+/* Mean losses of the held-out tokens, whose number is `labels`, with the original weights and with the values of the codes. */
 typedef struct { double before, after; long labels; } CalibrationLosses;
 
-/* Gives x, which was begun, the codes and scales of all its matrices. On the device. */
+/* Writes the codes and scales of all matrices of x, after export_begin. Uses the device. */
 CalibrationLosses calibrate(Export *x, const ExportOptions *o, const CalibrationData *d);

@@ -7,10 +7,10 @@
 #include "kernels/runtime/error.h"
 #include "model/config/hf.h"
 
-enum { LONGEST = 2048, HELD_OUT = 16 };         /* tokens of a sequence that nobody chose; of so many sequences one more */
+enum { LONGEST = 2048, HELD_OUT = 16 };         /* default tokens of a sequence, at most; one of 16 more is held out */
 static const char key[] = "--calibration";
 
-/* As the run had them that trained what is exported; the default of data.memmap_dtype. */
+/* The option, else data.memmap_dtype of the exported run, else its default. */
 static int token_bytes(const ExportOptions *o, const Export *x)
 {
     char *trained = o->token_bytes == NOT_GIVEN ? config_trained_with(x->folder, "data.memmap_dtype") : NULL;
@@ -46,9 +46,9 @@ CalibrationData calibration_read(const ExportOptions *o, const Export *x)
     const int all = d.sequences + d.held;
     Loader *l = loader_open(&spec, 1, 0, 1);
     if (loader_instances(l) < (uint64_t)all)
-        die("%s: the files have %llu sequences of %d tokens, and %d to calibrate with and %d held out are wanted; take more files, "
-            "fewer --calibration_sequences or a smaller --calibration_length", key, (unsigned long long)loader_instances(l), d.length,
-            d.sequences, d.held);
+        die("%s: the files have %llu sequences of %d tokens, but %d for calibration and %d held out are needed; give more files, "
+            "fewer --calibration_sequences or a smaller --calibration_length", key, (unsigned long long)loader_instances(l),
+            d.length, d.sequences, d.held);
     d.tokens = xmalloc(sizeof *d.tokens * (size_t)all * (size_t)d.length);
     d.targets = xmalloc(sizeof *d.targets * (size_t)all * (size_t)d.length);
     d.files = loader_files(l);

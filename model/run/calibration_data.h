@@ -1,15 +1,15 @@
-/* The tokens that an export calibrates with. */
+/* The tokens for the calibration of an export. */
 #pragma once
 #include "model/checkpoint/export_files.h"
 #include "model/config/export_options.h"
 
 typedef struct {
-    int  sequences, held, length;       /* of calibration; held out, which follow those; tokens of each */
+    int  sequences, held, length;       /* sequences for calibration; then held-out ones; tokens of each */
     int *tokens, *targets;              /* (sequences + held, length); target: the next token, -1 at the end */
     int  files;
 } CalibrationData;
 
-/* Sequences of the files of the options, at random places, the same each time. Dies if there are too few, and on ids that the
- * vocabulary of the model of x does not have. */
+/* Reads random sequences, always the same, from the files of the options. Dies if there are too few, and on ids that are not in the
+ * vocabulary of x's model. */
 CalibrationData calibration_read(const ExportOptions *o, const Export *x);
 void            calibration_free(CalibrationData *d);

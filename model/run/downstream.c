@@ -1,6 +1,6 @@
-/* A choice is scored by the log-probabilities of its continuation's tokens behind its context. Choices are laid one behind the
- * other into sequences, each a document of its own; sequences are dealt to the ranks, a micro-batch to each in turn. Every rank
- * runs the same number of passes, because units are gathered together: one that has no sequences left runs masked ones. */
+/* A choice is scored by the log-probabilities of its continuation's tokens given its context. Sequences are filled with choices,
+ * each a document of its own. Ranks get micro-batches of sequences in round-robin order. All ranks run the same number of passes,
+ * because gathering units is collective: a rank without sequences runs masked ones. */
 #include "model/run/downstream.h"
 
 #include <math.h>
@@ -16,7 +16,7 @@
 /* A micro-batch (B, T) on the host. */
 typedef struct { int B, T, *tokens, *targets; uint8_t *begins; float *losses; } Rows;
 
-/* Of all that is asked and scored. */
+/* A hash of all questions and of how they are scored. */
 static uint64_t task_hash(const Requests *r)
 {
     uint64_t h = hash_bytes(hash_bytes(HASH_OF_NOTHING, r->name, strlen(r->name)), r->token, sizeof *r->token * r->tokens);
@@ -32,7 +32,7 @@ static uint64_t task_hash(const Requests *r)
     return hash_bytes(h, &r->metric, sizeof r->metric);
 }
 
-/* What read_requests reads within error_catch. */
+/* For read_requests within error_catch. */
 typedef struct { const Config *config; int task; Requests requests; } Reading;
 
 static void read_requests(void *what)
@@ -42,7 +42,7 @@ static void read_requests(void *what)
     r->requests = requests_read(set->where, set->files.paths[0], r->config->model.max_sequence_length, r->config->model.vocab_size);
 }
 
-/* Of all ranks; *problem is what is wrong with the file of any, NULL: nothing. */
+/* Reads the file on all ranks; *problem: that of any rank's file, NULL: none. */
 static Requests open_task(char **problem, const Config *c, int i)
 {
     Reading r = { c, i, { 0 } };
@@ -69,7 +69,7 @@ void downstream_check(const Config *c, int i)
     requests_free(&r);
 }
 
-/* In OLMo a choice is a sequence of a batch. At least one question is asked. */
+/* The number of questions to ask, at least one: in OLMo a choice is a sequence of a batch. */
 static int questions_asked(const Config *c, const Requests *r)
 {
     const double most = (double)c->eval_subset_num_batches * c->device_eval_batch_size * comm_size();
@@ -81,7 +81,7 @@ static int questions_asked(const Config *c, const Requests *r)
     return n;
 }
 
-/* What the model reads of a choice: all but its last token. 0: the same was read before. */
+/* The number of tokens that the model reads of a choice: all but the last. 0: an earlier choice is the same. */
 static int tokens_read(const Requests *r, int choice)
 {
     return r->choice[choice].same == choice ? r->choice[choice].length - 1 : 0;
@@ -103,7 +103,7 @@ int downstream_pack(int **first, const Requests *r, int questions, int T)
     return sequences;
 }
 
-/* Row b of the micro-batch: these choices, and padding as one more document. */
+/* Fills row b of the micro-batch with these choices, and padding as one more document. */
 static void lay(Rows *rows, int b, const Requests *r, int first, int end)
 {
     const size_t row = (size_t)b * (size_t)rows->T;
@@ -138,7 +138,7 @@ static void read_scores(double *log_probability, const Rows *rows, int b, const 
     }
 }
 
-/* The micro-batch of sequences from number `s` on, of which there may be none left. */
+/* Runs the micro-batch of sequences from number `s` on; there may be none left. */
 static void run_rows(Model *m, Fsdp *f, Rows *rows, const Requests *r, const int *first, int sequences, long s,
                      double *log_probability)
 {
@@ -154,7 +154,7 @@ static void run_rows(Model *m, Fsdp *f, Rows *rows, const Requests *r, const int
         read_scores(log_probability, rows, b, r, first[s + b], first[s + b + 1]);
 }
 
-/* Of every choice, on all ranks; false: a rank was asked to stop. */
+/* Computes that of every choice, on all ranks; false: a rank was asked to stop. */
 static bool log_probabilities(double *log_probability, const Requests *r, int questions, Model *m, Fsdp *f,
                               const volatile sig_atomic_t *stop)
 {
@@ -181,7 +181,7 @@ static bool log_probabilities(double *log_probability, const Requests *r, int qu
     return !cut;
 }
 
-/* The choice with the highest log-probability, divided by what `per` says. */
+/* The choice with the highest log-probability, normalized as `per` says. */
 static int best_choice(const Choice *c, const double *p, int count, Metric per)
 {
     int best = 0;
@@ -204,7 +204,7 @@ static bool all_known(const double *p, int count)
     return true;
 }
 
-/* What a ruined model says is no number, and no choice of its is right or wrong. */
+/* A diverged model gives NAN, and so is the score then: no choice is right or wrong. */
 void downstream_score(double score[NUM_METRICS], const Requests *r, int questions, const double *log_probability)
 {
     static const Metric choosing[] = { METRIC_ACC, METRIC_LEN_NORM, METRIC_LEN_NORM_V2 };

@@ -1,11 +1,11 @@
-/* Multiple choice and bits per byte of answers: OLMo's downstream evaluators. */
+/* OLMo's downstream evaluators: multiple choice, and bits per byte of answers. */
 #pragma once
 #include <signal.h>
 
 #include "data/requests.h"
 #include "model/model.h"
 
-/* Of a task whose metric is bpb only that and bpb_v2 have a meaning. problem: as EvalResult's. */
+/* If the task's metric is bpb, only the scores of bpb and bpb_v2 are valid. problem: as in EvalResult. */
 typedef struct {
     const char *label;
     Metric metric;
@@ -15,17 +15,17 @@ typedef struct {
     char  *problem;
 } DownstreamResult;
 
-/* Dies if the request file of c->eval[i] is missing or unfit. */
+/* Dies if the request file of c->eval[i] is missing or invalid. */
 void downstream_check(const Config *c, int i);
 
-/* All questions of c->eval[i], or those that are whole in the first eval_subset_num_batches batches of choices. The sequences of a
- * micro-batch hold several choices each, which attention keeps apart. All ranks call. Cut: as in evaluate. */
+/* Asks all questions of c->eval[i], or those that are completely in the first eval_subset_num_batches batches of choices. A
+ * sequence has several choices, which attention masks from each other. All ranks call. cut: as in evaluate. */
 DownstreamResult downstream_evaluate(const Config *c, int i, Model *m, Fsdp *f, const volatile sig_atomic_t *stop);
 
-/* The scores of the first `questions` questions by each choice's log-probability, natural logarithm. Of equal choices the first is
- * chosen, as torch.argmax does. */
+/* The scores of the first `questions` questions from each choice's log-probability (natural logarithm). The first of equal choices
+ * is chosen, as by torch.argmax. */
 void downstream_score(double score[NUM_METRICS], const Requests *r, int questions, const double *log_probability);
 
-/* Sequences of up to T tokens for the choices of these questions, in their order: sequence s holds the choices first[s] to
- * first[s + 1] - 1 of which each is the first of its kind. Returns their number; the caller frees *first. */
+/* Packs the choices of these questions, in their order, into sequences of up to T tokens: sequence s has choices first[s] to
+ * first[s + 1] - 1, without repetitions of earlier choices. Returns the number of sequences; the caller frees *first. */
 int downstream_pack(int **first, const Requests *r, int questions, int T);

@@ -1,5 +1,4 @@
-/* Every rank runs the same number of forward passes, because units are gathered together: a rank that has no sequences
- * left runs masked ones. */
+/* All ranks run the same number of passes, because gathering units is collective: a rank without sequences runs masked ones. */
 #include "model/run/evaluate.h"
 
 #include <math.h>
@@ -15,7 +14,7 @@
 #include "model/run/downstream.h"
 #include "model/run/open_data.h"
 
-/* Sequences [first, first + B) of the batch as a full micro-batch; what lies behind its end is masked. */
+/* Sequences [first, first + B) of the batch as a full micro-batch; those after its end are masked. */
 static void micro_batch(int *tokens, int *targets, uint8_t *begins, const Batch *b, int first, int B, int T)
 {
     int n = b->sequences - first;
@@ -31,7 +30,7 @@ static void micro_batch(int *tokens, int *targets, uint8_t *begins, const Batch 
     }
 }
 
-/* What take_sample takes within error_catch. */
+/* For take_sample within error_catch. */
 typedef struct { const Loader *loader; DataSample sample; } Sampled;
 
 static void take_sample(void *what)
@@ -40,8 +39,7 @@ static void take_sample(void *what)
     s->sample = loader_sample(s->loader);
 }
 
-/* What is not the same on all ranks: which sequences there are, or some of their tokens; or what cannot be read. malloc'ed; NULL:
- * nothing. */
+/* Describes a difference between ranks in sequences or sampled tokens, or an error of reading them; malloc'ed. NULL: none. */
 static char *disagreement(const Loader *l, const char *label)
 {
     Sampled s = { l, { 0 } };
@@ -78,7 +76,7 @@ void evaluate_check(const Config *c)
             check_set(c, i);
 }
 
-/* A batch as it is given to the model, (B, T) each, and sums over those so far. */
+/* A micro-batch on the host, (B, T) each, and sums over all batches so far. */
 typedef struct { int B, T, *tokens, *targets; uint8_t *begins; double loss, labels; } Validation;
 
 static void add_batch(Validation *p, const Batch *b, int sequences, Model *m, Fsdp *f)
@@ -94,7 +92,7 @@ static void add_batch(Validation *p, const Batch *b, int sequences, Model *m, Fs
     p->labels += b->labels;
 }
 
-/* Until the data end, or any rank is asked to stop: true; or meets what is wrong with its data: *problem. */
+/* Evaluates until the data end; or a rank is asked to stop: returns true; or a rank has a problem with its data: sets *problem. */
 static bool add_batches(Validation *p, Loader *l, const Config *c, Model *m, Fsdp *f, const volatile sig_atomic_t *stop,
                         char **problem)
 {

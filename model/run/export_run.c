@@ -8,7 +8,7 @@
 #include "model/config/export_options.h"
 #include "model/run/calibrate.h"
 
-/* Nothing is created before all is known to be there. */
+/* Checks all inputs before it creates anything. */
 static void export_calibrated(const ExportOptions *o)
 {
     Export x = export_open(o);
@@ -24,7 +24,7 @@ void export_run(int argc, char **argv)
 {
     ExportOptions o;
     if (comm_size() > 1)
-        die("--export is the work of one process, not of %d: start it without mpirun", comm_size());
+        die("--export runs in one process, not in %d: start it without mpirun", comm_size());
     export_options_read(&o, argc, argv);
     if (o.num_calibration > 0)
         export_calibrated(&o);

@@ -1,12 +1,12 @@
-/* Whether a run fits the devices that it is meant for. All ranks call. */
+/* Whether a run fits its devices. All ranks call. */
 #pragma once
 #include "model/config.h"
 
-/* Bytes of a device that a rank of this dry run takes: its plan, and what libraries take beyond it. */
+/* Bytes of device memory that a rank of this dry run needs: its plan, and the allowance for libraries. */
 double fit_needed(const Config *c);
 
-/* The largest micro-batch that fits, in sequences, of those up to all that a rank has in a step; 0: not even one does. */
+/* The largest micro-batch that fits, in sequences, at most a rank's sequences of a step; 0: not even one fits. */
 int    fit_largest(const Config *c);
 
-/* On stdout, the last lines of a dry run. Rank 0 prints. */
+/* Prints the last lines of a dry run on stdout, on rank 0. */
 void   fit_print(const Config *c);

@@ -3,14 +3,14 @@
 #include "kernels/runtime/device.h"
 #include "model/units.h"
 
-/* Keys that a token of block l sees, on average over a sequence of T: half of T, with a window w the ramp to it and then w. */
+/* Mean number of keys per query in block l, over a sequence of T: T/2; with a window w a ramp up to w, then w. */
 static double mean_keys(const ModelConfig *c, int l)
 {
     const double T = c->max_sequence_length, w = layer_slides(c, l) && c->sliding_window < T ? c->sliding_window : T;
     return w * (1 - w / (2 * T));
 }
 
-/* Weights of a unit's matrices: all, and those that are trained. `trains`: whether anything in it is. */
+/* Numbers of weights in a unit's matrices: all, and trained ones. `trains`: whether any parameter is trained. */
 typedef struct { double all, trained; bool trains; } UnitWeights;
 
 static UnitWeights weights_of(const UnitShape *shape)
@@ -26,8 +26,8 @@ static UnitWeights weights_of(const UnitShape *shape)
     return w;
 }
 
-/* A weight takes 2 FLOPs forward, 2 for the gradient of its input, 2 for its own if it is trained; attention 2 products of the keys
- * forward and twice as many backward. Backward ends at the first unit that trains something. */
+/* A weight takes 2 FLOPs forward, 2 for the gradient of its input, 2 for its own gradient if it is trained. Attention takes 2
+ * products with the keys forward and 4 backward. Backward ends at the first unit with a trained parameter. */
 TokenFlops token_flops(const Config *c, const UnitShape *shape)
 {
     const ModelConfig *m = &c->model;

@@ -1,8 +1,8 @@
-/* What a token costs, and how many a device could train at most. `shape`: of all units, what is trained among it. */
+/* The cost of a token, and the peak speed of a device. `shape`: that of all units, which says what is trained. */
 #pragma once
 #include "model/params.h"
 
-/* FLOPs of forward and backward per token: GEMMs, and causal attention of T tokens with its windows. head_forward: of `head`. */
+/* FLOPs of forward and backward per token: GEMMs, and causal attention of T tokens with windows. head_forward: part of `head`. */
 typedef struct { double linear, head, head_forward, attention; } TokenFlops;
 TokenFlops token_flops(const Config *c, const UnitShape *shape);
 

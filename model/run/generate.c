@@ -1,4 +1,4 @@
-/* One prompt after the other; all ranks run the same passes, and rank 0 chooses the tokens. */
+/* Continues one prompt after the other. All ranks run the same passes; rank 0 chooses the tokens. */
 #include "model/run/generate.h"
 
 #include <jansson.h>
@@ -23,7 +23,7 @@
 enum { MOST_STOPS = 64 };
 
 typedef struct {
-    Config  config;            /* with the sequence length that these prompts take */
+    Config  config;            /* with the sequence length that these prompts need */
     Model   model;
     Fsdp    fsdp;
     Prompts prompts;
@@ -44,7 +44,7 @@ static bool is_stop(const Generator *g, int token)
     return false;
 }
 
-/* "eos_token_id" of a file, a number or a list; false if it has none. */
+/* Reads "eos_token_id" of a file, a number or a list; false if it has none. */
 static bool read_stops(Generator *g, const char *folder, const char *file)
 {
     json_t *o = file_json(folder, file, 0), *eos = json_object_get(o, "eos_token_id");
@@ -54,15 +54,15 @@ static bool read_stops(Generator *g, const char *folder, const char *file)
     for (size_t i = 0; i < n; i++) {
         const json_t *token = json_is_array(eos) ? json_array_get(eos, i) : eos;
         if (!json_is_integer(token))
-            die("%s/%s: eos_token_id is no integer, nor a list of integers", folder, file);
+            die("%s/%s: eos_token_id: expected an integer or a list of integers", folder, file);
         g->stop[g->stops++] = (int)json_integer_value(token);
     }
     json_decref(o);
     return n > 0;
 }
 
-/* As transformers' generate: generation_config.json counts, if it says so. What the folder of adapters does not say, that of their
- * base does. A model.eos_token_id that is given is one more. Rank 0 reads, so that all end at the same token. */
+/* As in transformers' generate, generation_config.json comes before config.json. If a folder of adapters has neither eos, that of
+ * their base is used. A given model.eos_token_id is added. Rank 0 reads, so that all ranks end at the same token. */
 static void find_stops(Generator *g, const char *folder)
 {
     const char *base = adapter_is(folder) ? g->config.model.lora.base_path : folder;
@@ -77,7 +77,7 @@ static void find_stops(Generator *g, const char *folder)
 
 /* ---- opening ----------------------------------------------------------------------------------------------- */
 
-/* Caches and rotary tables as long as these prompts with their continuations can become. */
+/* Limits caches and rotary tables to the longest prompt with its continuation. */
 static void set_length(Generator *g)
 {
     ModelConfig *m = &g->config.model;
@@ -85,7 +85,7 @@ static void set_length(Generator *g)
     if (wanted < m->max_sequence_length)
         m->max_sequence_length = (int)wanted;
     else if (wanted > m->max_sequence_length)
-        warn("%s: a prompt and max_new_tokens %d are more than model.max_sequence_length %d, where its continuation ends",
+        warn("%s: a prompt and max_new_tokens %d are more than model.max_sequence_length %d, which limits its continuation",
              g->config.generate, g->config.max_new_tokens, m->max_sequence_length);
 }
 
@@ -94,7 +94,7 @@ static void open_generator(Generator *g, const Config *c)
     *g = (Generator){ .config = *c };
     const char *folder = c->source;
     if (!folder)
-        die("generate: there is no model; --load_path names a checkpoint or a Hugging Face folder");
+        die("generate: there is no model; give a checkpoint or a Hugging Face folder: --load_path=FOLDER");
     agree_on_run(c);
     if (!c->continues)
         config_check_source(NULL, folder);
@@ -126,7 +126,7 @@ static int next_token(Generator *g, int prompt, int position)
     decode_logits(&g->model, &g->fsdp, g->logits);
     int token = sample_token(g->logits, c->model.vocab_size, &s, ((uint64_t)prompt << 32) + (uint64_t)position);
     if (token < 0)
-        die("prompt %d: a logit behind token %d is not finite: the model is ruined, or recipe %s cannot hold its numbers", prompt,
+        die("prompt %d: a logit after token %d is not finite: the model has diverged, or its values overflow in recipe %s", prompt,
             position, c->recipe.name);
     comm_broadcast(&token, sizeof token, 0);
     return token;
@@ -171,8 +171,8 @@ static void print_continuation(const Generator *g, int prompt, int count)
 
 /* ---- speed ------------------------------------------------------------------------------------------------- */
 
-/* Of one pass over all weights that a token reads, by what does nothing but look for numbers that are not finite. Of an embedding
- * that is not also the head a token reads one row: its unit, 0, is left out. */
+/* The time of one pass over all weights that a token reads, measured with a kernel that only searches for non-finite values. An
+ * untied embedding, unit 0, is left out: a token reads only one row. */
 static double reading_seconds(const Fsdp *f, bool tied)
 {
     DeviceMark *from = NULL, *to = NULL;
@@ -185,7 +185,7 @@ static double reading_seconds(const Fsdp *f, bool tied)
             if (s[FROZEN].count > 0)
                 find_not_finite((int *)f->square_sum, s[FROZEN].stored, false);
             if (s[BASE].count > 0)
-                find_not_finite((int *)f->square_sum, base, false);     /* codes as if they were floats: only the time counts */
+                find_not_finite((int *)f->square_sum, base, false);     /* codes read as floats, to measure the time */
         }
         to = device_mark(to);
     }
@@ -205,7 +205,7 @@ static void print_speed(const Generator *g)
     if (g->decoded == 0)
         return;
     const double seconds = g->decode_seconds / (double)g->decoded;
-    fprintf(stderr, "continuations: %ld tokens behind the first ones, %.3f ms each", g->decoded, 1e3 * seconds);
+    fprintf(stderr, "continuations: %ld tokens after the first ones, %.3f ms each", g->decoded, 1e3 * seconds);
     if (comm_size() == 1)
         fprintf(stderr, ", %.2f times a pass that only reads the weights (%.3f ms)", seconds / reading, 1e3 * reading);
     fputc('\n', stderr);

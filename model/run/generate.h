@@ -2,6 +2,6 @@
 #pragma once
 #include "model/config.h"
 
-/* All ranks call, with connected devices. Prints a line of JSON on stdout for each prompt, in their order: {"prompt": number from
- * 0, "tokens": the new ones, "finish": "eos", which is then their last, or "length"}; and on stderr how long a token took. */
+/* All ranks call, with connected devices. Prints a line of JSON on stdout for each prompt, in order: {"prompt": number from 0,
+ * "tokens": the new ones, "finish": "eos" (then the last token) or "length"}; and on stderr the time per token. */
 void generate(const Config *c);

@@ -1,5 +1,5 @@
 /* One thread per rank adds readings to a window; the training thread takes the window and starts a new one. A driver that does
- * not answer holds up the first alone. */
+ * not answer only blocks the reading thread. */
 #include "model/run/health.h"
 
 #include <errno.h>
@@ -18,33 +18,33 @@
 #include "kernels/runtime/error.h"
 #include "model/run/agree.h"
 
-/* Readings since the ranks last put theirs together: sums, and the extremes and faults among them. */
+/* Readings since the last line: sums, and all faults. */
 typedef struct {
     int      n, slowed;
     double   power, temperature, sm_clock, memory_clock, power_capped;
     unsigned faults;
 } Window;
 
-/* What the ranks put together. */
+/* Values combined over ranks. */
 enum { SUM_RANKS, SUM_POWER, SUM_LIMIT, SUM_ENERGY, SUM_TEMPERATURE, SUM_SM_CLOCK, SUM_MEMORY_CLOCK, SUM_CAPPED, SUM_SLOWED,
        SUM_CORRECTED, SUM_UNCORRECTED, SUM_AT_FAULT, NUM_SUMS };
 enum { MAX_POWER, MAX_TEMPERATURE, MAX_SLOWNESS, MAX_SECONDS, NUM_MAXIMA };
 
 struct Health {
     Log     *log;
-    long     interval, next;                /* steps: between lines at least, and of the next line at the earliest */
+    long     interval, next;                /* minimum steps between lines; first step of the next line */
     double   seconds;
-    bool     reads;                         /* this rank's device tells something */
+    bool     reads;                         /* this rank's device gives readings */
     pthread_t       thread;
     pthread_mutex_t mutex;                  /* of all up to `stop` */
     pthread_cond_t  wake;
     Window       window;
-    DeviceHealth now;                       /* the last reading, and when it was */
+    DeviceHealth now;                       /* the last reading, and its time */
     double       at;
     bool         stop;
     double   sum[NUM_SUMS], max[NUM_MAXIMA];        /* of this rank, at the last line */
     double   first_energy, energy, energy_at;       /* this rank's counter at the start, and at the last line */
-    double   named_errors;                          /* uncorrectable ones that a message has told */
+    double   named_errors;                          /* uncorrectable errors in the last message */
     unsigned named;
     long     tokens, step;                  /* at the last line, and its time */
     double   time;
@@ -110,11 +110,11 @@ static const struct { const char *what, *advice; } faults[NUM_FAULTS] = {
     [FAULT_POWER_BRAKE] = { "its clock is halved or worse by the power brake of its server", "Look at the power supplies" },
     [FAULT_SLOWDOWN] = { "its clock is halved or worse by its hardware", "Look at its cooling and power" },
     [FAULT_ECC] = { "its memory has had errors that could not be corrected", "See nvidia-smi -q -d ECC, and dmesg for Xid" },
-    [FAULT_REMAP_PENDING] = { "rows of its memory wait for being replaced by spare ones", "Reset it before the next run" },
+    [FAULT_REMAP_PENDING] = { "its next reset will replace faulty rows of its memory", "Reset it before the next run" },
     [FAULT_REMAP_FAILED] = { "a row of its memory is faulty and has no spare one", "Replace it" },
 };
 
-/* Every rank speaks for its own GPU, and once for each fault; errors that are added are another. */
+/* Every rank warns about its own GPU, once for each fault, and again if uncorrectable errors increase. */
 static void name_faults(Health *h, unsigned seen, const DeviceHealth *d)
 {
     if (d->ecc_uncorrected > h->named_errors) {
@@ -137,15 +137,15 @@ static void name_faults(Health *h, unsigned seen, const DeviceHealth *d)
     h->named |= seen;
 }
 
-/* ---- the ranks together ------------------------------------------------------------------------------------- */
+/* ---- over ranks --------------------------------------------------------------------------------------------- */
 
-/* What no reading tells would make the others' maximum unknown too. */
+/* NAN would make the maximum over ranks unknown, too. */
 static double known(double x)
 {
     return isnan(x) ? -INFINITY : x;
 }
 
-/* This rank's part: of the readings since the last line, or, where there are none yet, what it was then. */
+/* Updates this rank's part from the readings since the last line; without readings it stays. */
 static void take_window(Health *h)
 {
     pthread_mutex_lock(&h->mutex);
@@ -216,7 +216,7 @@ void health_step(Health *h, long step, long tokens)
     comm_max(max, NUM_MAXIMA);
     if (h->log && sum[SUM_RANKS] > 0)
         write_line(h->log, step, sum, max, (double)(tokens - h->tokens) / max[MAX_SECONDS]);
-    /* Two readings later; the ranks agree, since they all know the slowest one's time. */
+    /* Two readings later. All ranks compute the same from the slowest one's time. */
     const double steps = 2 * h->seconds * (double)(step - h->step) / max[MAX_SECONDS];
     h->next = step + h->interval * (long)fmax(1, ceil(steps / (double)h->interval));
     h->next -= h->next % h->interval;
@@ -245,7 +245,7 @@ Health *health_open(Log *log, long interval, long step, long tokens, double seco
     return h;
 }
 
-/* NOTE: a driver that does not answer any more must not keep a run from ending: what its thread uses is left to the system. */
+/* NOTE: a driver that does not answer must not keep a run from ending: then the thread and its memory are left to the system. */
 void health_close(Health *h)
 {
     if (!h)

@@ -25,9 +25,9 @@ struct Log {
     double *time;              /* ring of speed_window + 1 step ends, seconds */
     long    steps;             /* logged by this process */
     double  start, paused;     /* paused: when log_pause was called */
-    double *loss;              /* of every step of this process, where it was finite */
+    double *loss;              /* finite losses of this process's steps */
     long    losses, capacity, first_step;
-    char   *from;              /* of a run that only evaluates: the folder that it loads; else NULL */
+    char   *from;              /* eval_only: the loaded folder; else NULL */
 };
 
 /* The metric's name of an evaluator's loss or perplexity. */
@@ -41,7 +41,7 @@ static char *downstream_name(const char *label, Metric m)
     return xasprintf("eval/downstream/%s_%s", label, metric_name(m));
 }
 
-/* A metric that each of its results has. */
+/* The name of a metric that each result of this set has. */
 static char *result_name(const EvalSet *set)
 {
     return set->downstream ? downstream_name(set->label, METRIC_BPB) : eval_name(set->label, "CrossEntropyLoss");
@@ -182,7 +182,7 @@ void log_step(Log *l, const StepStats *s)
     double t = clock_seconds();
     l->steps++;
     long past = l->steps < window ? l->steps : window;
-    if (past == l->steps && past > 1)       /* a process's first step also chooses algorithms and grows buffers */
+    if (past == l->steps && past > 1)       /* leave out the first step, which also chooses algorithms and grows buffers */
         past--;
     double before = l->time[(l->steps - past) % (window + 1)];
     l->time[l->steps % (window + 1)] = t;
@@ -234,7 +234,7 @@ void log_eval(Log *l, long step, const EvalResult *r)
     fflush(stdout);
 }
 
-/* On the terminal the metric that counts, and bits per byte. */
+/* Prints the task's own metric, and bits per byte. */
 void log_downstream(Log *l, long step, const DownstreamResult *r)
 {
     if (!l)

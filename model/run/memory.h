@@ -1,20 +1,19 @@
-/* What a run's memory is used for: the choices that the plan leaves open, and the plan in words. */
+/* Decides how a run uses its memory, where the configuration leaves choices open, and prints the plan. */
 #pragma once
 #include "model/plan.h"
 
-/* Plans this rank's part of the run. Where the configuration leaves it open when gradients are summed over ranks, they are summed
- * once per step if the whole gradients leave 3 GiB of the device free. Then, where it is open when
- * weights are gathered (on one rank: rounded or transposed), those of as many units stay as leave as much free, besides what other
- * programs use. All ranks call.
- * A dry run is planned for the ranks and the memory that it was given. */
+/* Plans this rank's part of the run. If grad_sync_mode is not given, gradients are summed over ranks once per step if the whole
+ * gradients leave 3 GiB of the device free. Then, unless the sharding strategy decides it, the gathered weights (on one rank:
+ * rounded or transposed) of as many units are kept for the whole step as leave 3 GiB free, apart from memory of other programs. All
+ * ranks call. A dry run uses the ranks and the memory that it was given. */
 void memory_plan (Model *m, Fsdp *f, const Config *c);
 
-/* Bytes of the device that the plan is for, and how many of them a GPU has in use beyond the plan. */
+/* Bytes of the device that may be planned, and the part that a GPU uses beyond the plan. */
 double memory_of_device(const Config *c);
 double memory_allowance(const Config *c);
 
-/* Ends the program on all ranks if the host has not the memory for what the plan puts there and for a checkpoint. */
+/* Dies on all ranks if the host lacks memory for the plan's part on the host and for a checkpoint. */
 void memory_check_host(const Model *m, const Fsdp *f, const Config *c);
 
-/* On stdout: the plan. Rank 0 prints. */
+/* Prints the plan on stdout, on rank 0. */
 void memory_print(const Model *m, const Fsdp *f, const Config *c);

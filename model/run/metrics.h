@@ -1,4 +1,4 @@
-/* A file of JSON objects, one a line, of which those of a step begin with "step". */
+/* A file of JSON objects, one per line; those of a step have "step" as their first key. */
 #pragma once
 #include <jansson.h>
 #include <stdbool.h>
@@ -6,12 +6,12 @@
 
 typedef struct {
     char   *path;
-    FILE   *file;          /* NULL: there is none, and nothing is written */
-    json_t *there;         /* all that an earlier process has written of the last step that stays */
+    FILE   *file;          /* NULL: nothing is written */
+    json_t *there;         /* all values that an earlier process wrote for step `last` */
 } Metrics;
 
-/* Opens folder/name for appending. Lines of steps up to `last` stay, -1: none; those that say no step stay as well. locks: dies if
- * another process has locked it. */
+/* Opens folder/name for appending. Lines of steps up to `last` stay, -1: none; lines without a step stay, too. locks: locks it, and
+ * dies if another process has locked it. */
 Metrics metrics_open (const char *folder, const char *name, long last, bool locks);
-void    metrics_write(Metrics *m, json_t *object);         /* with the "time" in seconds of Unix; frees the object */
+void    metrics_write(Metrics *m, json_t *object);         /* adds the Unix "time" in seconds; frees the object */
 void    metrics_close(Metrics *m);

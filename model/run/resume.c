@@ -1,4 +1,4 @@
-/* Two configurations as they were written out, key by key; of columns of a recipe what they are. */
+/* Compares two written configurations key by key, and columns of a recipe by value. */
 #include "model/run/resume.h"
 
 #include <jansson.h>
@@ -10,8 +10,8 @@
 #include "model/config/files.h"
 #include "model/config/table.h"
 
-/* Keys, or sections with a dot behind them. Of the model the weights say all but this; what else shapes do not show is compared
- * with config.json when they are loaded. Of adapters all but how their base is stored is the file's or refused. */
+/* Keys, or sections with a final dot. Only these keys of the model: the weights' shapes show the others, or loading compares them
+ * with config.json. Only lora.base of adapters: the other keys come from their file. */
 static const char *const compared[] = {
     "seed", "recipe", "format.", "trainable", "lora.base", "model.max_sequence_length", "model.eos_token_id", "model.pad_token_id",
     "data.", "global_train_batch_size", "device_train_microbatch_size", "max_duration", "optimizer.", "scheduler.",
@@ -36,14 +36,14 @@ static int elements(const YamlNode *n)
     return n->kind == YAML_LIST ? n->num_children : 1;
 }
 
-/* Of element i, where a value is a list of one. */
+/* The text of element i; a value is a list of one. */
 static const char *text_of(const YamlNode *n, int i)
 {
     const YamlNode *e = n->kind == YAML_SCALAR ? n : i < n->num_children ? n->child[i] : NULL;
     return e && e->kind == YAML_SCALAR && e->text ? e->text : e && e->kind != YAML_SCALAR ? "..." : "null";
 }
 
-/* Of lists the first element that differs. */
+/* Prints a change; for lists the first element that differs. */
 static void print_change(const char *key, const YamlNode *now, const YamlNode *then)
 {
     const int n = elements(now), m = elements(then), most = n > m ? n : m;
@@ -61,7 +61,7 @@ static void print_change(const char *key, const YamlNode *now, const YamlNode *t
                i < m ? text_of(then, i) : "none", n, m);
 }
 
-/* As it would have been written out. */
+/* The default as a written configuration has it. */
 static YamlNode *default_of(const ConfigKey *k)
 {
     Settings *s = xcalloc(1, sizeof *s);
@@ -74,8 +74,8 @@ static YamlNode *default_of(const ConfigKey *k)
     return n;
 }
 
-/* A column of the same recipe, by what it is and not by what is written: its row may have been another one in the program that
- * saved the checkpoint. columns: of that run; what it does not say is not compared. asked: it is given now. */
+/* Compares a column of the same recipe by its value: the recipe's row may have changed since the checkpoint was saved. columns:
+ * those of that run; missing ones are not compared. asked: the column is given now. */
 static void compare_column(const ConfigKey *k, const Config *c, const json_t *columns, bool asked)
 {
     const char *was = json_string_value(json_object_get(columns, config_column(k)));
@@ -83,7 +83,7 @@ static void compare_column(const ConfigKey *k, const Config *c, const json_t *co
     if (was && strcmp(is, was) != 0 && asked)
         printf("resume: %s %s, was %s\n", k->name, is, was);
     else if (was && strcmp(is, was) != 0)
-        printf("resume: %s %s, was %s: --%s=%s goes on as before\n", k->name, is, was, k->name, was);
+        printf("resume: %s %s, was %s: --%s=%s continues as before\n", k->name, is, was, k->name, was);
     free(is);
 }
 
@@ -93,7 +93,7 @@ static void compare(const Config *c, const YamlNode *now, const YamlNode *then, 
     const bool same = recipe && strcmp(text_of(recipe, 0), c->recipe.name) == 0;
     for (const ConfigKey *k = config_keys; k->name; k++) {
         const YamlNode *a = is_compared(k) ? yaml_find(now, k->name) : NULL, *b = yaml_find(then, k->name);
-        YamlNode *usual = a && !b && k->fallback ? default_of(k) : NULL;        /* of a key younger than that run */
+        YamlNode *usual = a && !b && k->fallback ? default_of(k) : NULL;        /* that run had no such key yet */
         if (a && same && config_column(k))
             compare_column(k, c, columns, a->text);
         else if (a && (b || usual))

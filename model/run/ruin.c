@@ -1,5 +1,4 @@
-/* An update that leads to infinity does so one step before it shows: loss and gradient of step N are finite, and what its update
- * leaves gives no finite loss any more. */
+/* A bad update shows one step later: loss and gradient of step N are finite, but with the new weights the loss is not. */
 #include "model/run/ruin.h"
 
 #include <math.h>
@@ -24,12 +23,12 @@ void ruin_warn(Run *r, const StepStats *t)
              "steps%s", t->step, t->loss, t->scores.loss, t->grad_norm, t->scores.grad_norm, r->state.spikes.count,
              t->skipped ? "; no update was made" : "");
     if (diverged && (!r->diverged || run_is_over(r)))
-        warn("step %ld: the loss is %.4g, of a model that knows nothing it is %.4g: this one has diverged. %s", t->step, t->loss,
+        warn("step %ld: the loss is %.4g, that of an untrained model is %.4g: this model has diverged. %s", t->step, t->loss,
              guess, remedy);
     r->diverged = diverged;
 }
 
-/* What is there to go on from when the run ends. malloc'ed. */
+/* Saves the state, and describes what a next run can load. malloc'ed. */
 static char *leave(Run *r)
 {
     const Config *c = r->config;
@@ -41,13 +40,13 @@ static char *leave(Run *r)
     checkpoint_finish();
     char *aside = keeps ? checkpoint_set_aside(c, &r->fsdp, &r->state, CHECKPOINT_FILE_BYTES) : NULL;
     char *latest = folder_say_latest(c->save_folder);
-    char *text = aside ? xasprintf("%s; what the run ends with is set aside in %s", latest, aside) : xasprintf("%s", latest);
+    char *text = aside ? xasprintf("%s; the state at the end of the run is saved in %s", latest, aside) : xasprintf("%s", latest);
     free(aside);
     free(latest);
     return text;
 }
 
-/* Of the first micro-batch, with the weights as they are now: at the end of an epoch the last ones may be empty. */
+/* Tests the current weights on the first micro-batch; later ones may be empty at the end of an epoch. */
 static bool gives_finite_step(Run *r)
 {
     const Batch *b = &r->batch;
@@ -66,10 +65,9 @@ static bool gives_finite_step(Run *r)
 void ruin_prove(Run *r)
 {
     if (r->unproven && r->batch.sequences > 0 && !gives_finite_step(r)) {
-        warn("step %ld: the loss or gradient of the model that its update leaves is not finite: the run ends", r->state.step);
+        warn("step %ld: after its update the loss or gradient is not finite: the run ends", r->state.step);
         char *left = leave(r);
-        die("step %ld: the loss or gradient of the model that its update leaves is not finite; %s. %s", r->state.step, left,
-            remedy);
+        die("step %ld: after its update the loss or gradient is not finite; %s. %s", r->state.step, left, remedy);
     }
     r->unproven = false;
 }
@@ -79,10 +77,10 @@ void ruin_end(Run *r, int steps)
     const bool all = r->state.step - r->first_step == steps;
     const char *what = steps == 1 ? "the run ends with a step" : steps == 2 ? "the run ends with two steps"
                      : "the third step in a row";
-    warn("step %ld: %s whose loss or gradient is not finite", r->state.step, what);     /* in case the disk is full now */
+    warn("step %ld: %s whose loss or gradient is not finite", r->state.step, what);     /* now, as the disk may be full */
     char *left = leave(r);
     die("step %ld: %s whose loss or gradient is not finite; %s. %s", r->state.step, what, left,
-        all ? "No step of this run was finite: look at what it has loaded and at its data" : remedy);
+        all ? "No step of this run was finite: check the loaded model and the data" : remedy);
 }
 
 void ruin_end_spike(Run *r, const TrainState *before)
@@ -91,5 +89,5 @@ void ruin_end_spike(Run *r, const TrainState *before)
     r->state = *before;
     r->unproven = false;            /* the loss of a spike is finite */
     char *left = leave(r);
-    die("step %ld: a spike ends the run (spikes=stop); %s. %s, or go on with --spikes=skip", step, left, remedy);
+    die("step %ld: a spike ends the run (spikes=stop); %s. %s, or continue with --spikes=skip", step, left, remedy);
 }

@@ -1,17 +1,16 @@
-/* A model that an update may have ruined: what is proven before it takes the place of an older one, what the user is told, and how
- * a run ends that can't go on. */
+/* Divergence: warnings, the test of a model before its checkpoint replaces older ones, and the end of a diverged run. */
 #pragma once
 #include "model/run/run.h"
 
-/* Tells of a spike, and of a loss beyond what a model that knows nothing would have. */
+/* Warns about a spike, and about a loss far above that of an untrained model. */
 void ruin_warn(Run *r, const StepStats *t);
 
-/* If the last save is not proven, forward and backward of the step's first micro-batch must be finite once more; else the run ends
- * as with ruin_end. The gradients are gone then. All ranks call. */
+/* If no finite loss followed the last save, runs forward and backward of the step's first micro-batch again, which overwrites the
+ * gradients. If it is not finite the run ends as with ruin_end. All ranks call. */
 void ruin_prove(Run *r);
 
-/* The last `steps` steps were not finite. What is proven is published, the state goes beside (unless the run keeps no checkpoints),
- * and all ranks end with an error. */
+/* The last `steps` steps were not finite. Publishes a save that a finite loss followed, saves the state as step<N>-aborted (unless
+ * the run keeps no checkpoints), and ends all ranks with an error. */
 _Noreturn void ruin_end(Run *r, int steps);
 
 /* The same for a spike that ends the run, with the state before it. */

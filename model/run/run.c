@@ -1,5 +1,4 @@
-/* Opening a run: data, folder, memory, initial or loaded weights. Everything that can be wrong is found before the
- * first step. */
+/* Opens a run: data, folder, memory, initial or loaded weights. All checks are made before the first step. */
 #include "model/run/run.h"
 
 #include <math.h>
@@ -27,7 +26,7 @@
 static void check_countable(const char *key, double n)
 {
     if (n > LONGS)
-        die("%s: the run would end after %g steps or tokens, but not more than %g can be counted; take a shorter one", key, n,
+        die("%s: the run would end after %g steps or tokens, more than the maximum %g; use a shorter one", key, n,
             LONGS);
 }
 
@@ -37,15 +36,15 @@ static long steps_later(const Run *r, const char *key, double more)
     return r->state.step + (long)more;
 }
 
-/* `key`: the configuration's name of d. Steps are 0 if it is not given. Of tokens and epochs, what is left counts: steps done
- * may have had another batch size. */
+/* `key`: the configuration's name of d. Steps are 0 if it is not given. Remaining tokens or epochs are converted to steps: earlier
+ * steps may have had another batch size. */
 static RunLength run_length(const Run *r, const char *key, const Duration *d)
 {
     const Config *c = r->config;
     const long per_step = (long)c->global_train_batch_size * c->model.max_sequence_length;
     RunLength n = { .steps = d->steps };
     if (d->tokens > 0 && d->tokens < per_step)
-        warn("%s: %ld tokens are less than one step, which has %ld (global_train_batch_size %d sequences of %d): taken as one step",
+        warn("%s: %ld tokens are less than one step, which has %ld (global_train_batch_size %d sequences of %d): running one step",
              key, d->tokens, per_step, c->global_train_batch_size, c->model.max_sequence_length);
     if (d->tokens > 0) {
         const long left = d->tokens > r->state.tokens ? d->tokens - r->state.tokens : 0;
@@ -78,12 +77,12 @@ bool run_is_over(const Run *r)
     return r->state.step >= r->last_step;
 }
 
-/* What a checkpoint was trained on, if that is not what is configured now; NULL: it is. */
+/* Describes the data of a checkpoint if they differ from the configured data; NULL: they do not. */
 static const char *other_data(const TrainState *then, const TrainState *now)
 {
     if (then->fingerprint != now->fingerprint)
-        return "other data files, or with another model.max_sequence_length, or with documents that were packed or told apart in "
-               "another way (data.packing, long_documents, document_boundaries), than configured now";
+        return "other data files than configured now, or with another model.max_sequence_length, data.packing, long_documents or "
+               "document_boundaries";
     if (then->sample.tokens && then->sample.tokens != now->sample.tokens)
         return "data.paths with other content than now, in files of the same names and sizes";
     if (then->sample.masks && then->sample.masks != now->sample.masks)
@@ -91,8 +90,7 @@ static const char *other_data(const TrainState *then, const TrainState *now)
     return NULL;
 }
 
-/* Weights: from a checkpoint or a Hugging Face folder, else random. What load_path brings can be reset; a run that is continued
- * keeps all it had. */
+/* Loads weights from a checkpoint or a Hugging Face folder, or initializes them. reset_* only apply to load_path. */
 static void load_or_initialize(Run *r)
 {
     const Config *c = r->config;
@@ -106,7 +104,7 @@ static void load_or_initialize(Run *r)
     if (!folder) {
         fsdp_init(&r->fsdp, &c->model, c->seed);
         if (c->num_trainable > 0)
-            warn("nothing is loaded: what `trainable` does not name stays as random as it begins (load_path?)");
+            warn("nothing is loaded, so tensors that `trainable` does not name keep their random values: is load_path missing?");
         if (comm_rank() == 0)
             printf("initialized with seed %llu\n", (unsigned long long)c->seed);
         return;
@@ -122,8 +120,8 @@ static void load_or_initialize(Run *r)
         if (c->restore_dataloader && other && comm_rank() == 0)
             resume_print(c, folder);
         if (c->restore_dataloader && other)
-            die("%s was trained on %s; --restore_dataloader=false goes on with these, --reset_trainer_state (with another "
-                "--save_folder) begins a run at step 0", folder, other);
+            die("%s was trained on %s; --restore_dataloader=false continues with these data, --reset_trainer_state (with another "
+                "--save_folder) starts a run at step 0", folder, other);
         if (!c->restore_dataloader && (resets || other))
             s.loader = (LoaderState){ 0 };
         s.fingerprint = r->state.fingerprint;
@@ -142,7 +140,7 @@ static void load_or_initialize(Run *r)
         printf("loaded %s, beginning at step 0\n", folder);
 }
 
-/* Padded, each document (or piece of a long one) would be a sequence. */
+/* Compared to padding, where each document (or piece of a long one) would be a sequence. */
 static void print_packing(const Loader *l, int T)
 {
     const PackedData p = loader_packed(l);
@@ -171,7 +169,7 @@ static void print_data(const Run *r)
     fflush(stdout);
 }
 
-/* HYBRID_SHARD makes one for each host that it finds. */
+/* With HYBRID_SHARD the number of hosts decides them. */
 static void print_groups(void)
 {
     const int in_group = comm_group_size(RANKS_SHARD), groups = comm_size() / in_group;
@@ -194,10 +192,10 @@ void run_check_device(const Config *c)
     const Recipe *r = &c->recipe;
     const bool operand = format_is_fp8(r->operand), head = format_is_fp8(r->head) && !config_forward_only(c);
     if ((operand || head) && !device_has_fp8())
-        die("recipe %s multiplies %s (%s), which this %s cannot: FP8 takes compute capability 8.9 or later (L40S, "
-            "RTX 40, H100 and later ones). %s", r->name, format_name(operand ? r->operand : r->head),
+        die("recipe %s multiplies %s (%s), which this %s cannot: FP8 needs compute capability 8.9 or later (L40S, "
+            "RTX 40, H100 and newer). %s", r->name, format_name(operand ? r->operand : r->head),
             operand ? "format.operand" : "format.head", device_name(),
-            operand ? "--recipe=bf16 runs here, and so does --recipe=coat-opt: FP8 in the optimizer alone"
+            operand ? "--recipe=bf16 runs here, and so does --recipe=coat-opt: FP8 only in the optimizer"
                     : xasprintf("--format.head=%s runs here", format_name(r->stream)));
 }
 
@@ -222,7 +220,7 @@ void run_plan(const Config *c)
     if (c->source && !c->continues)
         config_check_source(NULL, c->source);
     if (c->device_memory == 0 && device_count() == 0)
-        die("dry_run: no GPU is here to ask for its memory; say how much yours have, in GiB: --device_memory=80");
+        die("dry_run: there is no GPU here, so give the memory of yours in GiB: --device_memory=80");
     if (c->device_memory == 0)
         device_init(comm_local_rank());
     print_settings(c, c->device_memory == 0 ? device_name() : "devices elsewhere");
@@ -245,13 +243,13 @@ static void plan_and_place(Run *r)
     model_place(&r->model, &r->fsdp, c);
 }
 
-/* The rest of run_open without data to train on, a run to continue, or a folder that anything but results go to. */
+/* The rest of run_open for eval_only: no training data, no run to continue, and only results in the folder. */
 static void open_to_evaluate(Run *r)
 {
     const Config *c = r->config;
     const char *folder = c->source;
     if (!folder)
-        die("eval_only: there is nothing to evaluate; --load_path names a checkpoint or a Hugging Face folder");
+        die("eval_only: there is no model; give a checkpoint or a Hugging Face folder: --load_path=FOLDER");
     if (c->save_folder && comm_rank() == 0)
         save_folder_make(c->save_folder);
     plan_and_place(r);

@@ -14,9 +14,9 @@
 struct Samples {
     const Config *config;
     Prompts prompts;
-    int    *text;              /* (prompts, T): prompts with what follows them */
+    int    *text;              /* (prompts, T): prompts with their continuations */
     int    *length;            /* of each */
-    bool   *over;              /* no more is added */
+    bool   *over;              /* complete */
     float  *logits;
 };
 
@@ -59,7 +59,7 @@ static void begin(Samples *s)
     }
 }
 
-/* Adds a token to text i from its row's logits. One that is not finite ends it: training sees that for itself. */
+/* Adds a token to text i. token < 0 (a logit was not finite) ends the text; training itself detects such a model. */
 static void add_token(Samples *s, int i, const int token)
 {
     const Config *c = s->config;
@@ -70,8 +70,8 @@ static void add_token(Samples *s, int i, const int token)
                || s->length[i] == c->model.max_sequence_length;
 }
 
-/* The texts first .. first + count - 1, at most attn.B, which are sequences of a micro-batch. What stands behind a text's end is
- * not seen by it. Returns whether any got a token. */
+/* Adds a token to texts first .. first + count - 1, at most attn.B, as sequences of a micro-batch; attention is causal, so tokens
+ * after a text's end have no effect. Returns whether any text got a token. */
 static bool pass(Samples *s, Model *m, Fsdp *f, int first, int count, int *batch)
 {
     static const Sampling greedy = { .temperature = 0, .top_p = 1 };

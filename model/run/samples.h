@@ -1,4 +1,4 @@
-/* `samples`: how the model being trained continues fixed prompts, greedily, in the log. */
+/* `samples`: logs greedy continuations of fixed prompts during training. */
 #pragma once
 #include <signal.h>
 
@@ -7,12 +7,12 @@
 
 typedef struct Samples Samples;
 
-/* Reads the prompts, which must have room for a token more in model.max_sequence_length. NULL: none are configured, and every call
- * does nothing. All ranks call all three. */
+/* Reads the prompts, which must be shorter than model.max_sequence_length. NULL: none are configured, and every call does nothing.
+ * All ranks call all three. */
 Samples *samples_open (const Config *c);
 
 /* Writes a line {"step": ..., "samples": [{"prompt": tokens, "tokens": new ones}, ...]} to metrics.jsonl, and a line for each
- * prompt to stdout. Every token is a forward pass of micro-batches with these prompts: no cache, and no memory beside
- * training's. Once *stop is not 0 on any rank it ends early, writes nothing and returns true on all. */
+ * prompt to stdout. Every token takes a forward pass over all prompts in micro-batches: there is no cache, and no additional
+ * memory. If *stop is set on any rank it ends early, writes nothing and returns true on all. */
 bool     samples_write(Samples *s, Model *m, Fsdp *f, Log *l, long step, const volatile sig_atomic_t *stop);
 void     samples_close(Samples *s);

@@ -35,9 +35,9 @@ void save_folder_make(const char *path)
     free(p);
 }
 
-/* ---- what is there ------------------------------------------------------------------------------------------ */
+/* ---- existing content --------------------------------------------------------------------------------------- */
 
-/* An empty log is left by a run that found the disk full. Checkpoints alone are what somebody copied there, or exported. */
+/* An empty log does not count: a run on a full disk leaves one. Checkpoints count, too. */
 static bool holds_run(const char *folder)
 {
     static const char *const signs[] = { "config.yaml", "metrics.jsonl", "latest" };
@@ -79,7 +79,7 @@ static bool is_latest(const char *folder, const char *path)
     return same;
 }
 
-/* Whether `path` names an entry of the folder, or what one of its checkpoints is a link to. */
+/* Whether `path` is an entry of the folder, or the target of a link among its checkpoints. */
 static bool is_entry(const char *folder, const char *path)
 {
     size_t n = strlen(path);
@@ -97,61 +97,61 @@ static bool is_entry(const char *folder, const char *path)
     return found;
 }
 
-/* Whether a run goes on with the state in it, and does not only begin with its weights. */
+/* Whether the run continues the source's state, not only its weights. */
 static bool goes_on(const Config *c)
 {
     return file_is_in(c->source, "trainer.json") && !c->reset_trainer_state && (c->model.lora.rank == 0 || adapter_is(c->source));
 }
 
-/* ---- whether the run may ------------------------------------------------------------------------------------ */
+/* ---- checks ------------------------------------------------------------------------------------------------- */
 
-/* That its name says; -1: none. */
+/* N of a path that ends with step<N>; -1: it does not. */
 static long step_of(const char *folder)
 {
     long step;
     return sscanf(strrchr(folder, '/'), "/step%ld", &step) == 1 ? step : -1;
 }
 
-/* Going back in a run takes back what came later. */
+/* Going back in a run deletes its later checkpoints, so it needs save_overwrite. */
 static void check_rewind(const Config *c)
 {
     char *last = folder_newest(c->save_folder), *here = realpath(c->source, NULL);
     const bool later = last && here && strcmp(last, here) != 0 && (step_of(last) < 0 || step_of(last) > step_of(here));
     if (later && !c->save_overwrite)
-        die("save_folder %s holds a run that went on from %s to %s: --save_overwrite goes back to it, --save_folder=... goes "
-            "elsewhere", c->save_folder, c->source, last);
+        die("save_folder %s has a run that continued from %s to %s: --save_overwrite goes back and deletes later checkpoints, "
+            "--save_folder=... uses another folder", c->save_folder, c->source, last);
     free(last);
     free(here);
 }
 
-/* A run writes files and deletes checkpoints in its folder, and adapters are nothing without their base. */
+/* The base of adapters must not be in the folder, where a run overwrites files and deletes checkpoints. */
 static void check_base(const Config *c)
 {
     const Lora *l = &c->model.lora;
     if (l->rank > 0 && l->base_path && (file_is_same(l->base_path, c->save_folder) || lies_in(l->base_path, c->save_folder)))
-        die("%s, the base of the adapters (lora.rank %d), is or lies in save_folder %s, where a run writes over files and deletes "
+        die("%s, the base of the adapters (lora.rank %d), is in save_folder %s, where a run overwrites files and deletes "
             "checkpoints: give the adapters a save_folder of their own", l->base_path, l->rank, c->save_folder);
 }
 
-/* A folder that holds a run is continued only when asked to, and never written over by accident. */
+/* A run in the folder is only continued or overwritten on request. */
 static void check_folder(const Config *c, bool resumes)
 {
-    free(folder_latest(c->save_folder));        /* which dies if it is none */
+    free(folder_latest(c->save_folder));        /* dies if `latest` is something else */
     const long foreign = folder_foreign_step(c->save_folder);
     if (foreign >= 0)
-        die("save_folder %s: step%ld is no checkpoint, and would be replaced or deleted as one is: move it away, or give "
+        die("save_folder %s: step%ld is no checkpoint, and the run might replace or delete it: move it, or give "
             "another --save_folder", c->save_folder, foreign);
     if (c->source && !resumes && file_is_in(c->source, "trainer.json") && is_entry(c->save_folder, c->source))
-        die("load_path %s is a checkpoint in save_folder %s, and what begins with its weights alone (reset_trainer_state, new "
+        die("load_path %s is a checkpoint in save_folder %s, but a run that only uses its weights (reset_trainer_state, new "
             "adapters) is another run: give it a save_folder of its own", c->source, c->save_folder);
     if (resumes && !c->continues)
         check_rewind(c);
     if (holds_run(c->save_folder) && !resumes && !c->try_load_latest_save && !c->save_overwrite)
-        die("save_folder %s holds a run already: --try_load_latest_save continues it, --save_overwrite writes over it, "
-            "--save_folder=... goes elsewhere", c->save_folder);
+        die("save_folder %s has a run already: --try_load_latest_save continues it, --save_overwrite replaces it, "
+            "--save_folder=... uses another folder", c->save_folder);
 }
 
-/* What rank 0 says, on all ranks. */
+/* Rank 0's answer, on all ranks. */
 static bool agree(bool answer)
 {
     comm_broadcast(&answer, sizeof answer, 0);
@@ -169,7 +169,7 @@ bool save_folder_prepare(const Config *c)
         check_folder(c, resumes);
     }
     resumes = agree(resumes);
-    save_folder_make(c->save_folder);           /* a host that remembers its absence asks the file server again */
+    save_folder_make(c->save_folder);           /* other hosts may have cached that it does not exist */
     shared_folder_check(c->save_folder);
     return resumes;
 }
@@ -187,7 +187,7 @@ bool save_folder_has(const Config *c, long step)
     return agree(has);
 }
 
-/* ---- when it begins ----------------------------------------------------------------------------------------- */
+/* ---- start of the run --------------------------------------------------------------------------------------- */
 
 static void point_latest(const Config *c, long step)
 {
@@ -209,17 +209,17 @@ static void write_config(const Config *c)
     free(temporary);
 }
 
-/* Checkpoints of a run that this one replaces must go, or --try_load_latest_save would continue that one. */
+/* Deletes checkpoints of a run that this one replaces, or --try_load_latest_save would continue that one. */
 void save_folder_begin(const Config *c, bool resumes, long step, bool saved)
 {
     if (comm_rank() != 0)
         return;
     watchdog_mark("tidying save_folder and writing config.yaml", -1);
-    folder_clean(c->save_folder);               /* on a full disk, room for what follows */
+    folder_clean(c->save_folder);               /* frees space on a full disk */
     folder_try(c->save_folder);
     if (c->save_overwrite && !resumes)
         folder_clear(c->save_folder);
-    if (saved)              /* an interruption before the next save must not lead back to what came after this step */
+    if (saved)              /* after an interruption before the next save, continue from here, not from a later step */
         point_latest(c, step);
     if (resumes && c->save_overwrite && !c->try_load_latest_save)
         folder_remove_later(c->save_folder, step);

@@ -1,20 +1,19 @@
-/* The save_folder of a run that begins or goes on: whether it may, and what of it stays. */
+/* The save_folder at the start of a run: whether the run may use it, and what is kept. */
 #pragma once
 #include "model/config.h"
 
-/* Makes the folder and those that it lies in. */
+/* Creates the folder and its parents. */
 void save_folder_make(const char *path);
 
-/* Makes it, for all ranks alike, and returns whether the run goes on with the one that it holds: with what try_load_latest_save found
- * wherever that is; any other checkpoint is one of that run if it is an entry of the folder or its config.yaml names the folder. Dies
- * if another run is there that nobody said to overwrite or go on with, or what a run here would write over or delete. All ranks call. */
+/* Creates it, and returns, on all ranks, whether the run continues the run in it: if try_load_latest_save found a checkpoint, or if
+ * the loaded checkpoint is an entry of the folder or its config.yaml names the folder. Dies if there is another run that was not to
+ * be overwritten or continued, or something that a run might overwrite or delete. All ranks call. */
 bool save_folder_prepare(const Config *c);
 
-/* Of a run that goes on from a checkpoint, which is at that step: whether it need not be saved again, as what was set aside must. All
- * ranks call. */
+/* Whether the folder has the loaded checkpoint, of that step, as step<N>, so that it need not be saved again; step<N>-aborted must.
+ * All ranks call. */
 bool save_folder_has(const Config *c, long step);
 
-/* When everything that can be wrong is known to be right: a run that did not begin leaves nothing to trip over. Tries whether it
- * can save, deletes what this run takes the place of, and writes config.yaml. resumes: what save_folder_prepare said; saved:
- * what save_folder_has said. Rank 0 acts. */
+/* Called after all checks, so that a run that does not start leaves no files. Tries the operations of a save, deletes the run that
+ * this one replaces, and writes config.yaml. resumes: result of save_folder_prepare; saved: of save_folder_has. Rank 0 acts. */
 void save_folder_begin(const Config *c, bool resumes, long step, bool saved);

@@ -1,6 +1,6 @@
-/* Rank 0 makes a file of a random name, and the others try to make it too. That is refused where the folder is the same, by the
- * server of a network file system itself: a look could be answered by what the host remembers from before. The ranks of a host
- * take turns, since the file of one would be in the way of another that is as far from rank 0's folder. */
+/* Rank 0 creates a file of a random name, and all other ranks try to create it, too. In a shared folder the file server refuses
+ * that (EEXIST); a mere lookup could be answered from the host's cache. The ranks of a host do this one after the other, because in
+ * a wrong folder they would find each other's files. */
 #include "model/run/shared_folder.h"
 
 #include <errno.h>
@@ -16,13 +16,13 @@
 #include "kernels/runtime/error.h"
 #include "model/run/agree.h"
 
-/* What all ranks know of rank 0's file. */
+/* Rank 0's file, as broadcast to all ranks. */
 typedef struct {
     uint64_t number;
     char host[64];
 } Sign;
 
-/* 0: it was not there, and is not now; EEXIST: it is there; or another error. */
+/* 0: it did not exist (it is deleted again); EEXIST: it exists; or another error. */
 static int try_to_make(const char *path)
 {
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
@@ -46,7 +46,7 @@ static char *make_sign(const char *folder, Sign *s)
     return path;
 }
 
-/* try_to_make on all ranks but rank 0, of which it is EEXIST; one rank of a host at a time. All ranks call. */
+/* try_to_make on all ranks but rank 0, one rank of a host at a time; EEXIST on rank 0. All ranks call. */
 static int try_in_turn(const char *path)
 {
     double turns = comm_local_size();
@@ -70,7 +70,7 @@ void shared_folder_check(const char *folder)
     if (!path)
         path = xasprintf("%s/.sign-%016llx", folder, (unsigned long long)s.number);
     const int found = try_in_turn(path);
-    const int first = agree_first(found != EEXIST);     /* the first rank that is apart speaks */
+    const int first = agree_first(found != EEXIST);     /* the first rank with another folder reports */
     if (comm_rank() == 0)
         unlink(path);
     free(path);
@@ -78,8 +78,8 @@ void shared_folder_check(const char *folder)
         return;
     gethostname(host, sizeof host - 1);
     if (comm_rank() == first)
-        die("save_folder %s as rank %d sees it on %s is not rank 0's on %s%s%s: it must be one folder, of a file system that all "
-            "hosts share, where every rank can write", folder, comm_rank(), host, s.host, found ? ": " : "",
+        die("save_folder %s of rank %d on %s is not the same folder as rank 0's on %s%s%s: it must be on a file system that all "
+            "hosts share, and writable for every rank", folder, comm_rank(), host, s.host, found ? ": " : "",
             found ? strerror(found) : "");
     comm_barrier();             /* until that rank ends all */
 }

@@ -1,15 +1,16 @@
-/* Samples of device memory, decoded on the host and compared with what they were rounded from.
+/* Samples of device memory, decoded on the host and compared with their values before rounding (their source).
  *
- * An activation is measured when its block has run. Some memory is used again inside a block, so not everything can
- * be compared with its source. x0 of a pre-norm block (with the block's input, fetched before it ran), x1 of OLMo-2
- * (the branch output), gate_up (wide, unless an adapter's part is added to that while it is read; the step's first
- * micro-batch, which is measured here, always writes it), att (mix) and att_op (att) are; the norm outputs h0, h1 and act are computed again in double from norm input, gate and up
- * as stored; other x0 and x1, h of OLMo-2 and qkv have a source only where it has memory of its own. Without it there is no error,
- * and underflow is the share of all codes that are 0.
+ * An activation is measured after its block has run. A block reuses some memory, so not every source still exists:
+ *   always: x0 of a pre-norm block (source: the block's input, fetched before it ran), x1 of OLMo-2 (the branch
+ *     output), att (mix), att_op (att), and gate_up (wide) unless an adapter's part is added to wide while it is
+ *     read; wide is always written in the step's first micro-batch, which is measured here;
+ *   recomputed in double from the stored norm input, gate and up: the norm outputs h0 and h1, and act;
+ *   only if the source has memory of its own: other x0 and x1, h of OLMo-2 and qkv.
+ * Without a source there is no error, and underflow is the share of all codes that are 0.
  *
- * Adam's moments are measured before the optimizer runs: the next m and v follow in double from those stored and the
- * gradient, and are rounded by the code of the CPU back end. What becomes of other optimizers' states only they know:
- * these are measured as they are, without a source. */
+ * Adam's moments are measured before the optimizer runs: the next m and v are computed in double from the stored ones
+ * and the gradient, and rounded by the code of the CPU back end. States of other optimizers are measured without a
+ * source. */
 #include "model/run/telemetry.h"
 
 #include <jansson.h>
@@ -25,7 +26,7 @@
 
 enum { ROWS = 64, GROUPS = 64, FORMATS = 4, BINS = 256 };
 
-/* What moments could be stored in. */
+/* Formats of moments to compare. */
 static const Format formats[FORMATS] = { { E4M3, MOMENT_GROUP, .bf16_scale = true }, { E4M3, MOMENT_GROUP, true },
                                          { E5M2, MOMENT_GROUP, .bf16_scale = true }, { E5M2, MOMENT_GROUP, true } };
 static const char *const format_names[FORMATS] = { "e4m3", "e4m3+", "e5m2", "e5m2+" };
@@ -38,13 +39,13 @@ struct Telemetry {
     Model      *model;
     const Fsdp *fsdp;
     Log        *log;
-    json_t     *line;                   /* being written; NULL: this step has none                                */
-    double     *input;                  /* (rows, C) of the block that runs next                                  */
+    json_t     *line;                   /* the line of this step; NULL: none                                      */
+    double     *input;                  /* (rows, C): input of the next block                                     */
     struct {
         Histogram histogram[2];         /* of m and v                                                             */
         Stats     moment[2][FORMATS];   /* m and v in each format                                                 */
         Stats     update[FORMATS][FORMATS];         /* by m's format and v's                                      */
-    } all;                              /* what is averaged over the model                                        */
+    } all;                              /* over the whole model                                                   */
 };
 
 static void set(Telemetry *t, const char *kind, const char *where, const char *statistic, double value)
@@ -79,7 +80,7 @@ static double *first_rows(const Telemetry *t, Tensor x)
     return sample_values(x, 0, sample_rows(t->model) * (size_t)x.cols);
 }
 
-/* Takes `exact`, which may be NULL. lost: the codes have been written over, but not their scale. */
+/* Takes ownership of `exact`, which may be NULL. lost: the codes were overwritten, but not their scale. */
 static void activation(Telemetry *t, const char *kind, int block, Tensor stored, double *exact, bool lost)
 {
     if (format_is_fp8(stored.format)) {
@@ -96,7 +97,7 @@ static void activation(Telemetry *t, const char *kind, int block, Tensor stored,
     free(exact);
 }
 
-/* (x - mean) rstd w of x as stored. */
+/* (x - mean) rstd w of the stored x. */
 static double *norm_output(const Telemetry *t, Tensor x, const float *stats, Tensor w)
 {
     size_t rows = sample_rows(t->model), C = (size_t)x.cols;
@@ -110,7 +111,7 @@ static double *norm_output(const Telemetry *t, Tensor x, const float *stats, Ten
     return y;
 }
 
-/* silu(gate) * up of gate and up as stored. */
+/* silu(gate) * up of the stored gate and up. */
 static double *swiglu_output(const Telemetry *t, Tensor gate_up)
 {
     size_t rows = sample_rows(t->model), F = (size_t)gate_up.cols / 2;
@@ -162,7 +163,7 @@ static void observe(void *observer, int unit, const Unit *w)
 
 /* ---- optimizer ---------------------------------------------------------------------------------------------- */
 
-/* One sample's next moments, exactly, and the direction that follows from them. */
+/* The next moments of a sample before rounding, and the direction of the update. */
 typedef struct {
     size_t n;
     double *moment[2], *update;
@@ -174,7 +175,7 @@ static double direction(const Next *x, double m, double v)
     return m / x->correction[0] / (sqrt(v / x->correction[1]) + x->eps);
 }
 
-/* Hyperparameters are floats, as the kernel has them. */
+/* Hyperparameters are floats, as in the kernel. */
 static Next next_moments(const Telemetry *t, const Shard *s, size_t first, size_t n, long update, double grad_scale)
 {
     const Config *c = t->config;
@@ -218,7 +219,7 @@ static void add_histogram(Histogram *h, Sample s, const double *x)
     }
 }
 
-/* All formats for m and v. The histograms are those of the recipe's type, E4M3 unless it is E5M2. */
+/* Compares all formats for m and v. The histograms are for the recipe's type, or E4M3 if it is not FP8. */
 static void compare_formats(Telemetry *t, const Next *x, Format m, Format v)
 {
     Sample q[2][FORMATS];
@@ -237,8 +238,8 @@ static void compare_formats(Telemetry *t, const Next *x, Format m, Format v)
         sample_free(&q[0][f]), sample_free(&q[1][f]);
 }
 
-/* Elements of a parameter's sample: what this rank has of it, up to GROUPS, in whole groups; 0 for norms, and for what is
- * frozen and has neither states nor gradient. */
+/* Elements of a parameter's sample: up to GROUPS whole groups of this rank's part; 0 for norms and frozen parameters, which have
+ * neither states nor gradient. */
 static size_t sample_size(const Shard *s, const Param *p, size_t *first)
 {
     size_t group = MOMENT_GROUP, in_param, n = shard_part(s, p, &in_param);
@@ -251,7 +252,7 @@ static size_t sample_size(const Shard *s, const Param *p, size_t *first)
     return (n < most ? n : most) / group * group;
 }
 
-/* A unit in names of metrics. */
+/* The name of a unit in metrics. */
 static const char *unit_label(const UnitShape *shape, char number[16])
 {
     snprintf(number, 16, "%d", shape->number);
